@@ -1,0 +1,28 @@
+"""The only module that reads this host's clocks.
+
+None of these readings decides about data: the database's clock does that. They serve ids, durations,
+waits and logs. A test bans every other reading of a host clock in the package.
+"""
+
+import time
+from datetime import UTC, datetime, timedelta
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+MICROSECOND = timedelta(microseconds=1)
+
+monotonic = time.monotonic
+"""Seconds for waits and durations."""
+
+
+def wall_microseconds() -> int:
+    """Microseconds since 1970; SQLite, which has no clock of its own, is given this one."""
+    return time.time_ns() // 1000
+
+
+def from_microseconds(microseconds: int) -> datetime:
+    return EPOCH + timedelta(microseconds=microseconds)
+
+
+def to_microseconds(instant: datetime) -> int:
+    """Exact integer arithmetic: a float of seconds would lose microseconds from the year 2255 on."""
+    return (instant - EPOCH) // MICROSECOND

@@ -1,0 +1,83 @@
+"""When a session ends by itself. Pure functions; the engines compute the same in SQL where a row is written.
+
+The deadline is the earliest of the term's end, the last heartbeat plus the lease, and the last activity plus the idle
+limit. From that instant on the session is over for everybody, whether or not anybody has recorded it yet.
+"""
+
+from datetime import datetime, timedelta
+
+import msgspec
+
+from tenure.model import CloseReason, Limits, Open, Session, State
+
+MICROSECONDS = 1_000_000
+HEARTBEATS_PER_LEASE = 12
+
+
+def earliest(
+    term_ends_at: datetime,
+    last_heartbeat_at: datetime,
+    lease_microseconds: int | None,
+    last_activity_at: datetime,
+    idle_microseconds: int | None,
+) -> tuple[datetime, CloseReason]:
+    """The deadline and the reason it will have. On a tie the term wins over the lease, the lease over the idle limit."""
+    deadline_at, reason = term_ends_at, CloseReason.EXPIRED
+    if lease_microseconds is not None:
+        lease_ends_at = last_heartbeat_at + timedelta(microseconds=lease_microseconds)
+        if lease_ends_at < deadline_at:
+            deadline_at, reason = lease_ends_at, CloseReason.LEASE_EXPIRED
+    if idle_microseconds is not None:
+        idle_ends_at = last_activity_at + timedelta(microseconds=idle_microseconds)
+        if idle_ends_at < deadline_at:
+            deadline_at, reason = idle_ends_at, CloseReason.IDLE_TIMEOUT
+    return deadline_at, reason
+
+
+def as_recorded(session: Session, now: datetime) -> Session:
+    """The session as it reads at `now`: one that has lapsed reads exactly as it will be recorded."""
+    if session.closed_at is not None or session.deadline_at > now:
+        return session
+    return msgspec.structs.replace(
+        session,
+        state=State.CLOSED,
+        closed_at=session.deadline_at,
+        close_reason=session.lapse_reason,
+        modified_at=session.deadline_at,
+    )
+
+
+def heartbeat_microseconds(lease_microseconds: int | None, configured: int) -> int | None:
+    """How often the client is told to say that it is there: a twelfth of the lease in whole seconds, at least one."""
+    if lease_microseconds is None:
+        return None
+    return configured or max(lease_microseconds // HEARTBEATS_PER_LEASE // MICROSECONDS, 1) * MICROSECONDS
+
+
+def opened(wish: Open, limits: Limits, started_at: datetime) -> Session:
+    """The session that `wish` opened at `started_at` where the key was free; must equal the row the engine wrote."""
+    lease = wish.lease_microseconds
+    heartbeat = wish.heartbeat_microseconds
+    if lease is None:
+        lease, heartbeat = limits.lease_microseconds, limits.heartbeat_microseconds
+    idle = wish.idle_microseconds if wish.idle_microseconds is not None else limits.idle_microseconds
+    term_ends_at = started_at + limits.term
+    deadline_at, lapse_reason = earliest(term_ends_at, started_at, lease, started_at, idle)
+    return Session(
+        session_id=wish.session_id,
+        tenant_object_id=wish.tenant_object_id,
+        user_object_id=wish.user_object_id,
+        capacity_id=wish.capacity_id,
+        kind=wish.kind,
+        state=State.CREATED,
+        started_at=started_at,
+        term_ends_at=term_ends_at,
+        deadline_at=deadline_at,
+        lapse_reason=lapse_reason,
+        lease_microseconds=lease,
+        idle_microseconds=idle,
+        heartbeat_microseconds=heartbeat,
+        last_heartbeat_at=started_at,
+        last_activity_at=started_at,
+        modified_at=started_at,
+    )

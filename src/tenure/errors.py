@@ -1,0 +1,131 @@
+"""Everything that can go wrong and that a caller is told about.
+
+TenureError
+├── ConfigurationError            the start is refused
+├── Problem                       answered as application/problem+json
+│   ├── Invalid                   400  the request is wrong, field by field
+│   ├── NotFound                  404
+│   ├── MethodNotAllowed          405
+│   ├── TenantMismatch            409  the live session belongs to another tenant
+│   ├── TooLarge                  413
+│   ├── UnsupportedMediaType      415
+│   ├── Internal                  500  a defect; the log has the details
+│   └── Unavailable               503  try again, the same request will work
+│       ├── DatabaseUnavailable
+│       ├── Overloaded
+│       └── Draining
+
+`code` and the slug of `type` are stable: clients may branch on them.
+"""
+
+from typing import ClassVar
+
+import msgspec
+
+
+class TenureError(Exception):
+    pass
+
+
+class ConfigurationError(TenureError):
+    """A setting is wrong. The message names the field and what is allowed."""
+
+
+class FieldError(msgspec.Struct, frozen=True):
+    field: str
+    message: str
+
+
+class Problem(TenureError):
+    status: ClassVar[int]
+    slug: ClassVar[str]
+    title: ClassVar[str]
+    retry_after_seconds: ClassVar[int | None] = None
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(detail)
+        self.detail = detail
+
+    @property
+    def code(self) -> str:
+        return self.slug.replace("-", "_").upper()
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {} if self.retry_after_seconds is None else {"Retry-After": str(self.retry_after_seconds)}
+
+
+class Invalid(Problem):
+    status = 400
+    slug = "invalid"
+    title = "The request is not valid"
+
+    def __init__(self, *errors: FieldError) -> None:
+        super().__init__("; ".join(f"{error.field}: {error.message}" for error in errors))
+        self.errors = errors
+
+
+class NotFound(Problem):
+    status = 404
+    slug = "not-found"
+    title = "There is no such thing"
+
+
+class MethodNotAllowed(Problem):
+    status = 405
+    slug = "method-not-allowed"
+    title = "This address does not take that method"
+
+    def __init__(self, detail: str, allow: str) -> None:
+        super().__init__(detail)
+        self.allow = allow
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Allow": self.allow}
+
+
+class TenantMismatch(Problem):
+    status = 409
+    slug = "tenant-mismatch"
+    title = "The live session belongs to another tenant"
+
+
+class TooLarge(Problem):
+    status = 413
+    slug = "too-large"
+    title = "The body is too large"
+
+
+class UnsupportedMediaType(Problem):
+    status = 415
+    slug = "unsupported-media-type"
+    title = "The body is of a type this address does not take"
+
+
+class Internal(Problem):
+    status = 500
+    slug = "internal"
+    title = "Something went wrong on our side"
+
+
+class Unavailable(Problem):
+    status = 503
+    slug = "unavailable"
+    title = "Not available at the moment"
+    retry_after_seconds = 1
+
+
+class DatabaseUnavailable(Unavailable):
+    slug = "database-unavailable"
+    title = "The database cannot be reached"
+
+
+class Overloaded(Unavailable):
+    slug = "overloaded"
+    title = "Too many requests are waiting"
+
+
+class Draining(Unavailable):
+    slug = "draining"
+    title = "This instance is stopping"

@@ -1,0 +1,29 @@
+"""The engines, one module each: only what differs between databases, and nothing above knows their names."""
+
+from sqlalchemy import make_url
+from sqlalchemy.exc import ArgumentError
+
+from tenure.errors import ConfigurationError
+from tenure.store.store import Store
+
+
+def open_store(database: str, pool_size: int) -> Store:
+    """The store behind a database URL. Nothing is connected yet."""
+    try:
+        url = make_url(database)
+    except ArgumentError as error:
+        raise ConfigurationError("database: must be a URL such as sqlite:///tenure.db") from error
+    # Imported here: nobody should pay for, or need to install, the driver of another engine.
+    match url.get_backend_name():
+        case "sqlite":
+            from tenure.store.engines.sqlite import SqliteStore  # noqa: PLC0415
+
+            return SqliteStore(url, readers=pool_size - 1)
+        case "postgresql":
+            from tenure.store.engines.postgres import PostgresStore  # noqa: PLC0415
+
+            return PostgresStore(url, pool_size)
+        case _:
+            from tenure.store.engines.sqlserver import SqlServerStore  # noqa: PLC0415
+
+            return SqlServerStore(url, pool_size)

@@ -1,0 +1,63 @@
+"""Applies the migrations. Engines call this inside a transaction that holds their migration lock."""
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, inspect, text
+
+SCHEMA_TABLE = "tenure_schema"
+FOLDER = Path(__file__).parent / "migrations"
+
+
+def required_revision() -> str:
+    """The migration this version of Tenure needs. Later ones only add, so any later one will do as well."""
+    return max(path.name.partition("_")[0] for path in (FOLDER / "versions").glob("0*.py"))
+
+
+def is_sufficient(revision: str | None) -> bool:
+    return revision is not None and revision >= required_revision()
+
+
+def current_revision(connection: Connection) -> str | None:
+    if not inspect(connection).has_table(SCHEMA_TABLE):
+        return None
+    revision: str | None = connection.execute(text(f"SELECT version_num FROM {SCHEMA_TABLE}")).scalar()  # noqa: S608
+    return revision
+
+
+def upgrade(connection: Connection) -> Sequence[str]:
+    """Returns the revisions applied. A schema newer than this version is left alone."""
+    before = current_revision(connection)
+    if is_sufficient(before):
+        return []
+    config = _config()
+    config.attributes["connection"] = connection
+    command.upgrade(config, "head")
+    return _pending(before)
+
+
+def script(before: str | None, dialect_name: str) -> str:
+    """The SQL that `upgrade` would run on a database at `before`."""
+    if is_sufficient(before):
+        return ""
+    output = io.StringIO()
+    config = _config()
+    config.attributes.update(dialect_name=dialect_name, output_buffer=output, starting_rev=before)
+    command.upgrade(config, f"{before or 'base'}:head", sql=True)
+    return output.getvalue()
+
+
+def _pending(before: str | None) -> Sequence[str]:
+    scripts = ScriptDirectory.from_config(_config())
+    revisions = [script.revision for script in scripts.walk_revisions("base", "head")]
+    return sorted(revision for revision in revisions if before is None or revision > before)
+
+
+def _config() -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(FOLDER).replace("%", "%%"))
+    return config

@@ -1,0 +1,74 @@
+"""The one place where a database operation is tried again, and where a driver's error becomes ours.
+
+An engine says what an error means (`Cause`) or nothing, if it is a defect. Every operation of the store may be
+repeated, so each cause is worth another try, within one bound on tries and one on time: a caller is answered within
+two seconds whatever the database does.
+"""
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from enum import StrEnum
+from typing import TypeVar
+
+import structlog
+
+from tenure.errors import DatabaseUnavailable
+
+T = TypeVar("T")
+log = structlog.get_logger()
+
+TRIES = 3
+PATIENCE_SECONDS = 1.7
+PAUSE_SECONDS = 0.02
+
+
+class Cause(StrEnum):
+    CONNECTION = "connection"
+    DEADLOCK = "deadlock"
+    LOCK_TIMEOUT = "lock_timeout"
+    TIMEOUT = "timeout"
+    SCHEMA = "schema"
+
+
+class Retries:
+    def __init__(self, cause_of: Callable[[BaseException], Cause | None]) -> None:
+        self._cause_of = cause_of
+        self.counts: Counter[Cause] = Counter()
+
+    async def run(self, operation: Callable[[], Awaitable[T]], patience_seconds: float = PATIENCE_SECONDS) -> T:
+        try:
+            async with asyncio.timeout(patience_seconds):
+                return await self._tries(operation)
+        except TimeoutError as error:
+            raise DatabaseUnavailable(f"the database did not answer within {patience_seconds:g} seconds") from error
+
+    async def _tries(self, operation: Callable[[], Awaitable[T]]) -> T:
+        for number in range(1, TRIES + 1):
+            try:
+                return await operation()
+            except Exception as error:
+                cause = self._cause_of(error)
+                if cause is None:
+                    raise
+                self.counts[cause] += 1
+                if number == TRIES or cause is Cause.SCHEMA:
+                    log.warning("store.unavailable", cause=cause.value, error=_one_line(error))
+                    raise DatabaseUnavailable(_SENTENCES[cause]) from error
+            # Those that collided must not collide again.
+            await asyncio.sleep(PAUSE_SECONDS * number * (0.5 + random.random()))  # noqa: S311
+        raise AssertionError("unreachable")
+
+
+_SENTENCES = {
+    Cause.CONNECTION: "the database cannot be reached",
+    Cause.DEADLOCK: "the database was too busy with other requests for the same sessions",
+    Cause.LOCK_TIMEOUT: "the database was too busy with other requests for the same sessions",
+    Cause.TIMEOUT: "the database took too long to answer",
+    Cause.SCHEMA: "the database is not set up yet",
+}
+
+
+def _one_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]

@@ -1,0 +1,107 @@
+"""The tables as they are after the last migration. A test compares them with what the migrations made.
+
+Rules of the `sessions` table, each of which something relies on:
+
+- *live* is `closed_at IS NULL`, in every index. Whether a live row has lapsed only its deadline and the clock can say.
+- No index contains deadline, heartbeat, activity or state: PostgreSQL can then renew a session without touching any
+  index (a HOT update), for which `fillfactor` leaves room on the page.
+- `check_at` is when the sweep must look at a row, NULL once there is nothing left to do. It moves lazily, and
+  `check_at <= deadline_at` always. Its index does not say `closed_at IS NULL`, so that no look-up of a key can be
+  planned on it.
+- `lapse_reason` says which limit `deadline_at` stands for and is written whenever that is.
+"""
+
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    Column,
+    Index,
+    Integer,
+    MetaData,
+    PrimaryKeyConstraint,
+    SmallInteger,
+    String,
+    Table,
+    text,
+)
+
+from tenure.store.types import Id, Instant
+
+metadata = MetaData()
+
+installation = Table(
+    "installation",
+    metadata,
+    # One row, made by the first migration. Its key makes a second one impossible.
+    Column("only_row", SmallInteger, primary_key=True, autoincrement=False),
+    Column("installation_id", Id, nullable=False),
+    Column("created_at", Instant, nullable=False),
+    # No session write may be stamped before this instant: a usage window that is cut never changes.
+    Column("last_cut_at", Instant, nullable=False),
+    CheckConstraint("only_row = 1", name="installation_is_one"),
+)
+
+sessions = Table(
+    "sessions",
+    metadata,
+    Column("session_id", Id, nullable=False),
+    Column("tenant_object_id", Id, nullable=False),
+    Column("user_object_id", Id, nullable=False),
+    Column("capacity_id", Id, nullable=False),
+    Column("previous_session_id", Id),
+    Column("started_at", Instant, nullable=False),
+    Column("term_ends_at", Instant, nullable=False),
+    Column("deadline_at", Instant, nullable=False),
+    Column("check_at", Instant),
+    Column("last_heartbeat_at", Instant, nullable=False),
+    Column("last_activity_at", Instant, nullable=False),
+    Column("modified_at", Instant, nullable=False),
+    Column("closed_at", Instant),
+    Column("lease_microseconds", BigInteger),
+    Column("idle_microseconds", BigInteger),
+    Column("heartbeat_microseconds", BigInteger),
+    Column("kind", SmallInteger, nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("lapse_reason", String(16), nullable=False),
+    Column("close_reason", String(16)),
+    # The number of the newest stream; 0 until one was attached. The counters are NULL until then.
+    Column("attachment", Integer, nullable=False, server_default="0"),
+    Column("stream_bytes_received", BigInteger),
+    Column("stream_chunks", BigInteger),
+    Column("stream_messages_sent", BigInteger),
+    Column("stream_partials_sent", BigInteger),
+    Column("stream_finals_sent", BigInteger),
+    Column("stream_errors_sent", BigInteger),
+    Column("stream_audio_duration_ms", BigInteger),
+    PrimaryKeyConstraint("session_id", name="sessions_pkey"),
+    CheckConstraint("closed_at > started_at", name="sessions_end_after_start"),
+    CheckConstraint("kind BETWEEN 1 AND 3", name="sessions_kind"),
+    CheckConstraint(
+        "(closed_at IS NULL AND close_reason IS NULL AND state IN ('created', 'active')) OR "
+        "(closed_at IS NOT NULL AND close_reason IS NOT NULL AND state IN ('closing', 'closed'))",
+        name="sessions_closed_is_whole",
+    ),
+    CheckConstraint("check_at <= deadline_at AND deadline_at <= term_ends_at", name="sessions_deadline"),
+    postgresql_with={"fillfactor": 85},
+)
+
+LIVE = text("closed_at IS NULL")
+CLOSED = text("closed_at IS NOT NULL")
+UNSWEPT = text("check_at IS NOT NULL")
+
+sessions_live_key = Index(
+    "sessions_live_key",
+    sessions.c.capacity_id,
+    sessions.c.user_object_id,
+    unique=True,
+    postgresql_where=LIVE,
+    sqlite_where=LIVE,
+    mssql_where=LIVE,
+)
+sessions_check_at = Index(
+    "sessions_check_at", sessions.c.check_at, postgresql_where=UNSWEPT, sqlite_where=UNSWEPT, mssql_where=UNSWEPT
+)
+sessions_closed_at = Index(
+    "sessions_closed_at", sessions.c.closed_at, postgresql_where=CLOSED, sqlite_where=CLOSED, mssql_where=CLOSED
+)
+sessions_started_at = Index("sessions_started_at", sessions.c.started_at, sessions.c.session_id)

@@ -1,0 +1,59 @@
+"""Two column types that read the same on every engine: ids as canonical strings, instants as aware datetimes.
+
+SQLite has neither type: there an id is its text and an instant whole microseconds since 1970, both of which sort and
+compare as they should.
+"""
+
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import BigInteger, Dialect, String, Uuid
+from sqlalchemy.dialects.mssql import DATETIME2
+from sqlalchemy.dialects.postgresql import TIMESTAMP
+from sqlalchemy.types import TypeDecorator, TypeEngine
+
+from tenure.clock import from_microseconds, to_microseconds
+from tenure.ids import id_text
+
+ID_LENGTH = 36
+
+
+class Id(TypeDecorator[str]):
+    impl = Uuid(as_uuid=False)
+    cache_ok = True
+
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+        if dialect.name == "sqlite":
+            return dialect.type_descriptor(String(ID_LENGTH))
+        return dialect.type_descriptor(Uuid(as_uuid=False))
+
+    def process_result_value(self, value: Any | None, dialect: Dialect) -> str | None:
+        if value is None or dialect.name == "sqlite":
+            return value
+        return id_text(value)
+
+
+class Instant(TypeDecorator[datetime]):
+    impl = TIMESTAMP(timezone=True)
+    cache_ok = True
+
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+        if dialect.name == "sqlite":
+            return dialect.type_descriptor(BigInteger())
+        if dialect.name == "mssql":
+            return dialect.type_descriptor(DATETIME2(6))
+        return dialect.type_descriptor(TIMESTAMP(timezone=True))
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> Any:
+        if value is None or dialect.name == "postgresql":
+            return value
+        if dialect.name == "sqlite":
+            return to_microseconds(value)
+        return value.astimezone(UTC).replace(tzinfo=None)
+
+    def process_result_value(self, value: Any | None, dialect: Dialect) -> datetime | None:
+        if value is None:
+            return None
+        if dialect.name == "sqlite":
+            return from_microseconds(value)
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
