@@ -11,8 +11,11 @@ TenureError
 │   ├── UnsupportedMediaType      415
 │   ├── Internal                  500  a defect; the log has the details
 │   └── Unavailable               503  try again, the same request will work
-│       ├── DatabaseUnavailable
+│       ├── DatabaseUnavailable   it cannot be reached, or does not answer
+│       │   └── DatabaseBusy      it answers, but others hold what this request needs
 │       ├── Overloaded
+│       ├── SchemaTooOld
+│       ├── Starting
 │       └── Draining
 
 `code` and the slug of `type` are stable: clients may branch on them.
@@ -121,9 +124,23 @@ class DatabaseUnavailable(Unavailable):
     title = "The database cannot be reached"
 
 
+class DatabaseBusy(DatabaseUnavailable):
+    title = "The database is busy with other requests for the same sessions"
+
+
 class Overloaded(Unavailable):
     slug = "overloaded"
     title = "Too many requests are waiting"
+
+
+class SchemaTooOld(Unavailable):
+    slug = "schema-too-old"
+    title = "The database lacks what this version needs"
+
+
+class Starting(Unavailable):
+    slug = "starting"
+    title = "This instance is starting"
 
 
 class Draining(Unavailable):

@@ -64,7 +64,9 @@ class JobConfig(_Section):
 
 
 class UsageConfig(_Section):
-    factors: dict[Literal["1", "2", "3"], Factor] = {"1": Decimal(1), "2": Decimal(2), "3": Decimal(3)}
+    factors: dict[Literal["1", "2", "3"], Factor] = msgspec.field(
+        default_factory=lambda: {"1": Decimal(1), "2": Decimal(2), "3": Decimal(3)}
+    )
     format: Literal["tenure", "cloudevents"] = "tenure"
 
 

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import structlog
 
-from tenure.errors import DatabaseUnavailable
+from tenure.errors import DatabaseBusy, DatabaseUnavailable
 
 T = TypeVar("T")
 log = structlog.get_logger()
@@ -55,12 +55,13 @@ class Retries:
                 self.counts[cause] += 1
                 if number == TRIES or cause is Cause.SCHEMA:
                     log.warning("store.unavailable", cause=cause.value, error=_one_line(error))
-                    raise DatabaseUnavailable(_SENTENCES[cause]) from error
+                    raise _EXCEPTIONS.get(cause, DatabaseUnavailable)(_SENTENCES[cause]) from error
             # Those that collided must not collide again.
             await asyncio.sleep(PAUSE_SECONDS * number * (0.5 + random.random()))  # noqa: S311
         raise AssertionError("unreachable")
 
 
+_EXCEPTIONS = {Cause.DEADLOCK: DatabaseBusy, Cause.LOCK_TIMEOUT: DatabaseBusy}
 _SENTENCES = {
     Cause.CONNECTION: "the database cannot be reached",
     Cause.DEADLOCK: "the database was too busy with other requests for the same sessions",

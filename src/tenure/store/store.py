@@ -40,6 +40,8 @@ class Lane(StrEnum):
 
 
 class Store(Protocol):
+    dialect_name: str
+    """As the migrations know it."""
     batches_in_flight: int
     """How many batches of one lane the engine can make use of at once."""
 

@@ -75,6 +75,7 @@ END = "SELECT * FROM tenure_end_1($1, $2)"
 
 
 class PostgresStore:
+    dialect_name = "postgresql"
     batches_in_flight = 2
 
     def __init__(self, url: URL, pool_size: int) -> None:

@@ -49,6 +49,7 @@ READERS_MAX = 4
 
 
 class SqliteStore:
+    dialect_name = "sqlite"
     batches_in_flight = 1
 
     def __init__(self, url: URL, readers: int, clock: Callable[[], int] = wall_microseconds) -> None:

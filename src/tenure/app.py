@@ -1,0 +1,71 @@
+"""Builds an instance: the only module that knows all the others."""
+
+import asyncio
+from collections.abc import MutableMapping
+from typing import Any
+
+import structlog
+
+from tenure.config import Config
+from tenure.errors import DatabaseUnavailable
+from tenure.http.openapi import DocumentRoutes
+from tenure.http.operations import OperationRoutes
+from tenure.http.routing import Receive, Router, Send
+from tenure.http.sessions import SessionRoutes
+from tenure.readiness import Readiness
+from tenure.sessions.counters import Counters
+from tenure.sessions.opening import Opener
+from tenure.sessions.sessions import Sessions
+from tenure.store.engines import open_store
+
+log = structlog.get_logger()
+
+MIGRATION_RETRY_SECONDS = 0.5
+
+
+class Instance:
+    """One running service process, as an ASGI application. It answers at once; it is ready once the schema is."""
+
+    def __init__(self, config: Config) -> None:
+        self._store = open_store(config.database, config.pool_size)
+        counters = Counters()
+        sessions = Sessions(self._store, Opener(self._store, config.sessions, counters), counters)
+        self.readiness = Readiness(self._store)
+        routes = [
+            *SessionRoutes(sessions, config.prefix).routes(),
+            *OperationRoutes(sessions, self.readiness).routes(),
+        ]
+        self.router = Router([*routes, *DocumentRoutes(routes, config.prefix).routes()], config.prefix)
+        self._starting: asyncio.Task[None] | None = None
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            await self.router(scope, receive, send)
+        else:
+            await send({"type": "websocket.close", "code": 1000})
+
+    async def start(self) -> None:
+        self._starting = asyncio.create_task(self._start())
+
+    async def stop(self) -> None:
+        if self._starting is not None:
+            self._starting.cancel()
+            await asyncio.gather(self._starting, return_exceptions=True)
+        await self._store.close()
+
+    async def _start(self) -> None:
+        """Waits for a database that is not there yet: whoever starts both need not mind the order."""
+        while True:
+            try:
+                for revision in await self._store.migrate():
+                    log.info("schema.migrated", revision=revision)
+            except DatabaseUnavailable as error:
+                log.warning("schema.waiting", error=error.detail)
+                await asyncio.sleep(MIGRATION_RETRY_SECONDS)
+            except Exception:
+                log.exception("schema.failed")
+                await asyncio.sleep(MIGRATION_RETRY_SECONDS * 10)
+            else:
+                self.readiness.started = True
+                log.info("instance.ready")
+                return

@@ -1,0 +1,90 @@
+"""`tenure`: one command a verb. What each does lives in the parts; here are flags, words and exit codes."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tenure.config import Config, load
+from tenure.errors import ConfigurationError, DatabaseUnavailable
+
+app = typer.Typer(
+    help="Sessions by the seat, the tier and the minute.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+WRONG_SETTING = 2
+FAILED = 1
+
+DatabaseFlag = Annotated[str | None, typer.Option(help="sqlite:///file, postgresql://… or mssql://…")]
+ConfigFlag = Annotated[Path | None, typer.Option(help="The configuration file; tenure.toml if it is there.")]
+
+
+def main() -> None:
+    try:
+        app()
+    except ConfigurationError as error:
+        _say(f"tenure: {error}")
+        sys.exit(WRONG_SETTING)
+    except DatabaseUnavailable as error:
+        _say(f"tenure: {error.detail}")
+        sys.exit(FAILED)
+
+
+@app.command()
+def serve(
+    host: Annotated[str | None, typer.Option(help="The address to listen on. [127.0.0.1]")] = None,
+    port: Annotated[str | None, typer.Option(help="The port to listen on. [8080]")] = None,
+    database: DatabaseFlag = None,
+    workers: Annotated[str | None, typer.Option(help="Processes, each an instance of its own. [1]")] = None,
+    prefix: Annotated[str | None, typer.Option(help="Serve the API below this path, as /api/v3.")] = None,
+    insecure: Annotated[bool | None, typer.Option("--insecure", help="Listen on any address without keys.")] = None,
+    config: ConfigFlag = None,
+) -> None:
+    """Start the service. It migrates the database by itself."""
+    from tenure.logs import configure_logs  # noqa: PLC0415 - other commands need no server
+    from tenure.serving import serve as run  # noqa: PLC0415
+
+    settings = _load(
+        config,
+        host=host,
+        port=_number(port),
+        database=database,
+        workers=_number(workers),
+        prefix=prefix,
+        insecure=insecure,
+    )
+    configure_logs()
+    run(settings)
+
+
+@app.command()
+def migrate(
+    database: DatabaseFlag = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the SQL and change nothing.")] = False,
+    config: ConfigFlag = None,
+) -> None:
+    """Bring the database's schema up to date."""
+    from tenure.migrating import migrate as run  # noqa: PLC0415
+
+    settings = _load(config, database=database)
+    typer.echo(run(settings, dry_run=dry_run))
+
+
+def _load(file: Path | None, **flags: Any) -> Config:
+    given = {name: value for name, value in flags.items() if value is not None}
+    named = os.environ.get("TENURE_CONFIG")
+    return load(given, os.environ, file or (Path(named) if named else None))
+
+
+def _number(text: str | None) -> int | str | None:
+    """Flags are checked with all other settings, so that every way of giving one is refused in the same words."""
+    return int(text) if text is not None and text.removeprefix("-").isdigit() else text
+
+
+def _say(message: str) -> None:
+    typer.echo(message, err=True)

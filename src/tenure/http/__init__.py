@@ -1,0 +1,1 @@
+"""The HTTP API: thin translations between requests and the parts below."""

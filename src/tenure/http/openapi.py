@@ -1,0 +1,158 @@
+"""The OpenAPI 3.1 document, made from the routes and their structs, and the page that shows it."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tenure import __version__
+from tenure.errors import MethodNotAllowed, Problem
+from tenure.http.problems import MEDIA_TYPE, ProblemDetails
+from tenure.http.routing import HTML, Answer, Call, Route
+
+REFERENCE = "#/components/schemas/{name}"
+PAGE = Path(__file__).with_name("docs.html")
+
+
+class DocumentRoutes:
+    def __init__(self, routes: Sequence[Route], prefix: str) -> None:
+        self._document = msgspec.json.encode(document(routes, prefix))
+        self._page = PAGE.read_bytes()
+
+    def routes(self) -> Sequence[Route]:
+        return [
+            Route(
+                method="GET",
+                path=path,
+                handler=handler,
+                tag="documents",
+                summary=summary,
+                answers={200: None},
+                listed=False,
+            )
+            for path, handler, summary in (
+                ("/openapi.json", self.openapi, "The OpenAPI document"),
+                ("/docs", self.docs, "The document as a page"),
+            )
+        ]
+
+    async def openapi(self, _call: Call) -> Answer:
+        return Answer(self._document)
+
+    async def docs(self, _call: Call) -> Answer:
+        return Answer(self._page, headers=HTML)
+
+
+def document(routes: Sequence[Route], prefix: str) -> dict[str, Any]:
+    listed = [route for route in routes if route.listed]
+    shapes = {ProblemDetails, *(shape for route in listed for shape in _shapes(route))}
+    _, components = msgspec.json.schema_components(sorted(shapes, key=lambda shape: shape.__name__), ref_template=REFERENCE)
+    paths: dict[str, dict[str, Any]] = {}
+    for route in listed:
+        item = paths.setdefault(route.path, {})
+        item[route.method.lower()] = _operation(route)
+        if route.stays and prefix:
+            item["servers"] = [{"url": "/"}]
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Tenure",
+            "version": __version__,
+            "description": "Sessions by the seat, the tier and the minute.",
+        },
+        "servers": [{"url": prefix or "/"}],
+        "paths": paths,
+        "components": {"schemas": components},
+    }
+
+
+def _shapes(route: Route) -> Iterable[type[msgspec.Struct]]:
+    yield from (shape for shape in (route.body, *route.answers.values()) if shape is not None)
+
+
+def _operation(route: Route) -> dict[str, Any]:
+    operation: dict[str, Any] = {
+        "operationId": f"{route.method.lower()}{route.path.replace('/', '_').replace('{', '').replace('}', '')}",
+        "tags": [route.tag],
+        "summary": route.summary,
+        "parameters": [*_path_parameters(route), *_query_parameters(route)],
+        "responses": {**_answers(route), **_refusals(route)},
+    }
+    if route.description:
+        operation["description"] = route.description
+    if route.body is not None:
+        operation["requestBody"] = {"required": True, "content": _content("application/json", route.body)}
+    return operation
+
+
+def _content(media_type: str, shape: type[msgspec.Struct]) -> dict[str, Any]:
+    return {media_type: {"schema": {"$ref": REFERENCE.format(name=shape.__name__)}}}
+
+
+def _path_parameters(route: Route) -> Iterable[dict[str, Any]]:
+    for part in route.path.split("/"):
+        if part.startswith("{"):
+            yield {
+                "name": part.strip("{}"),
+                "in": "path",
+                "required": True,
+                "schema": {"type": "string", "format": "uuid"},
+            }
+
+
+def _query_parameters(route: Route) -> Iterable[dict[str, Any]]:
+    if route.query is None:
+        return
+    for field in msgspec.structs.fields(route.query):
+        (schema,), components = msgspec.json.schema_components([field.type], ref_template=REFERENCE)
+        schema = _without_null(_inlined(schema, components))
+        yield {"name": field.encode_name, "in": "query", "required": field.required, "schema": schema}
+
+
+def _inlined(schema: dict[str, Any], components: Mapping[str, Any]) -> dict[str, Any]:
+    if "$ref" in schema:
+        return dict(components[schema["$ref"].rpartition("/")[2]])
+    if "anyOf" in schema:
+        return schema | {"anyOf": [_inlined(inner, components) for inner in schema["anyOf"]]}
+    return schema
+
+
+def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
+    """A query cannot carry a null: a parameter is there or it is not."""
+    choices = [inner for inner in schema.get("anyOf", ()) if inner != {"type": "null"}]
+    if len(choices) == 1:
+        return choices[0]
+    if isinstance(schema.get("enum"), list):
+        return schema | {"enum": [value for value in schema["enum"] if value is not None]}
+    return schema
+
+
+def _answers(route: Route) -> dict[str, Any]:
+    return {
+        str(status): {
+            "description": {200: "It is so.", 201: "It was made."}[status],
+            **({"content": _content("application/json", shape)} if shape else {}),
+            **({"headers": {"Location": _header("Where it can be read.")}} if status == 201 else {}),  # noqa: PLR2004
+        }
+        for status, shape in route.answers.items()
+    }
+
+
+def _refusals(route: Route) -> dict[str, Any]:
+    return {
+        str(problem.status): {
+            "description": f"{problem.title} (`{problem.slug}`).",
+            "content": _content(MEDIA_TYPE, ProblemDetails),
+            **({"headers": {"Retry-After": _header("Seconds to wait.")}} if problem.retry_after_seconds else {}),
+        }
+        for problem in _problems(route)
+    }
+
+
+def _problems(route: Route) -> Sequence[type[Problem]]:
+    return [*route.refusals, MethodNotAllowed]
+
+
+def _header(description: str) -> dict[str, Any]:
+    return {"description": description, "schema": {"type": "string"}}

@@ -1,0 +1,148 @@
+"""Routes as data, and the small ASGI application that serves them.
+
+A route names its method, path, structs, answers and refusals. From that one table come the dispatch, the checks of body and
+query, the OpenAPI document and the test that every route is documented.
+
+Why not a framework: opening a session costs Tenure less than any of them costs per request, so the busiest route would
+have to be served beside it, twice. This way there is one lane.
+"""
+
+import re
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from typing import Any
+
+import msgspec
+import structlog
+
+from tenure.errors import Internal, MethodNotAllowed, NotFound, Problem
+from tenure.http.problems import MEDIA_TYPE, details
+from tenure.http.requests import decoder_for, parse_query, read_body
+
+log = structlog.get_logger()
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Headers = Sequence[tuple[bytes, bytes]]
+
+VERSION = "/v1"
+JSON: Headers = ((b"content-type", b"application/json"),)
+HTML: Headers = ((b"content-type", b"text/html; charset=utf-8"),)
+PROBLEM: Headers = ((b"content-type", MEDIA_TYPE.encode()),)
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Call(msgspec.Struct):
+    """A request after its checks: what the route's own structs made of it."""
+
+    path: Mapping[str, str] = {}
+    query: Any = None
+    body: Any = None
+
+
+class Answer(msgspec.Struct):
+    """What goes back. `content` of bytes goes out as it is, anything else as JSON."""
+
+    content: Any
+    status: int = 200
+    headers: Headers = JSON
+
+
+class Route(msgspec.Struct, frozen=True, kw_only=True):
+    method: str
+    path: str
+    handler: Callable[[Call], Awaitable[Answer]]
+    summary: str
+    tag: str
+    description: str = ""
+    query: type[msgspec.Struct] | None = None
+    body: type[msgspec.Struct] | None = None
+    answers: Mapping[int, type[msgspec.Struct] | None]
+    refusals: Sequence[type[Problem]] = ()
+    stays: bool = False
+    """Answers at its own path only, whatever prefix the rest of the API has."""
+    listed: bool = True
+    """Stands in the OpenAPI document."""
+
+
+class Router:
+    def __init__(self, routes: Sequence[Route], prefix: str) -> None:
+        self.routes = routes
+        self._prefix = prefix
+        self._stays = {route.path for route in routes if route.stays}
+        self._endpoints = [_Endpoint(route) for route in routes]
+        self._exact = {(e.route.method, e.route.path): e for e in self._endpoints if "{" not in e.route.path}
+        self.in_flight = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.in_flight += 1
+        try:
+            answer = await self._answer(scope, receive)
+            content = answer.content
+            body = content if type(content) is bytes else _encode(content)
+            length = (b"content-length", b"%d" % len(body))
+            await send({"type": "http.response.start", "status": answer.status, "headers": [*answer.headers, length]})
+            await send({"type": "http.response.body", "body": body})
+        finally:
+            self.in_flight -= 1
+
+    async def _answer(self, scope: Scope, receive: Receive) -> Answer:
+        try:
+            endpoint, parameters = self._find(scope["method"], scope["path"])
+            return await endpoint.call(scope, receive, parameters)
+        except Problem as problem:
+            return refusal(problem)
+        except Exception:
+            # The details stay here: no stack trace leaves the process.
+            log.exception("http.failed", method=scope["method"], path=scope["path"])
+            return refusal(Internal("an unexpected error; the log has the details"))
+
+    def _find(self, method: str, path: str) -> tuple["_Endpoint", Mapping[str, str]]:
+        if path not in self._stays:
+            path = self._within(path)
+        found = self._exact.get((method, path))
+        if found is not None:
+            return found, {}
+        matches = [(endpoint, match) for endpoint in self._endpoints if (match := endpoint.match(path))]
+        if not matches:
+            raise NotFound("there is nothing at this address")
+        for endpoint, match in matches:
+            if endpoint.route.method == method:
+                return endpoint, match.groupdict()
+        allowed = sorted({endpoint.route.method for endpoint, _ in matches})
+        raise MethodNotAllowed(f"this address takes {' and '.join(allowed)}", ", ".join(allowed))
+
+    def _within(self, path: str) -> str:
+        """The path as the routes have it: below the prefix, with or without the version."""
+        if self._prefix:
+            if not path.startswith(self._prefix + "/"):
+                raise NotFound("there is nothing at this address")
+            path = path.removeprefix(self._prefix)
+        inner = path.removeprefix(VERSION) if path.startswith(VERSION + "/") else path
+        return "" if inner in self._stays else inner
+
+
+class _Endpoint:
+    """A route with everything that can be prepared for it."""
+
+    def __init__(self, route: Route) -> None:
+        self.route = route
+        pattern = re.sub(r"\\{(\w+)\\}", r"(?P<\1>[^/]+)", re.escape(route.path))
+        self.match = re.compile(pattern).fullmatch
+        self._decode = decoder_for(route.body) if route.body is not None else None
+
+    async def call(self, scope: Scope, receive: Receive, parameters: Mapping[str, str]) -> Answer:
+        query = None
+        if self.route.query is not None or scope["query_string"]:
+            query = parse_query(scope["query_string"], self.route.query)
+        body = None
+        if self._decode is not None:
+            body = self._decode(await read_body(scope, receive))
+        return await self.route.handler(Call(parameters, query, body))
+
+
+def refusal(problem: Problem) -> Answer:
+    headers = [(name.lower().encode(), value.encode()) for name, value in problem.headers.items()]
+    return Answer(details(problem), problem.status, [*PROBLEM, *headers])

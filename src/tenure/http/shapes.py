@@ -1,0 +1,174 @@
+"""The JSON that goes in and out. The OpenAPI document is made from these structs, and both lanes use them."""
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from tenure.model import CloseReason, Opened, Outcome, Session, SessionCounts, State, StreamCounters
+
+UUID_PATTERN = "^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$"
+MICROSECONDS = 1_000_000
+
+Uuid = Annotated[
+    str,
+    Meta(pattern=UUID_PATTERN, extra_json_schema={"format": "uuid"}, extra={"must": "must be a UUID"}),
+]
+KindNumber = Annotated[Literal[1, 2, 3], Meta(extra={"must": "must be 1, 2 or 3"})]
+Instant = Annotated[
+    str,
+    Meta(
+        extra_json_schema={"format": "date-time"},
+        examples=["2026-01-02T03:04:05.000000Z"],
+    ),
+]
+
+
+class OpenBody(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
+    user_object_id: Uuid
+    tenant_object_id: Uuid
+    capacity_id: Uuid
+    session_kind: KindNumber
+    lease_seconds: (
+        Annotated[int, Meta(ge=5, le=86_400, extra={"must": "must be a whole number from 5 to 86400"})] | None
+    ) = None
+    idle_seconds: (
+        Annotated[int, Meta(ge=5, le=2_592_000, extra={"must": "must be a whole number from 5 to 2592000"})] | None
+    ) = None
+
+
+class SessionAnswer(msgspec.Struct, frozen=True, rename="camel"):
+    session_id: Uuid
+    user_object_id: Uuid
+    tenant_object_id: Uuid
+    capacity_id: Uuid
+    session_kind: KindNumber
+    session_start_utc: Instant
+    session_end_utc: Instant
+    is_active: bool
+    state: State
+    lease_expires_at: Instant
+    heartbeat_interval: float | int | None
+    last_heartbeat: Instant
+    last_activity: Instant
+    close_reason: CloseReason | None
+    previous_session_id: Uuid | None
+    created_utc: Instant
+    modified_utc: Instant
+    stream: StreamCounters | None
+
+
+class OpenAnswer(SessionAnswer, frozen=True, rename="camel", kw_only=True):
+    status: Literal["created", "existing", "upgraded"]
+    was_created: bool
+    was_upgraded: bool
+
+
+class SessionList(msgspec.Struct, frozen=True, rename="camel"):
+    sessions: list[SessionAnswer]
+    count: int
+    next_cursor: str | None
+
+
+class MetricsAnswer(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
+    active_sessions: int
+    total_sessions: int
+    active_by_kind: dict[str, int]
+    active_by_state: dict[str, int]
+    opened: int
+    upgraded: int
+    closed_by_reason: dict[str, int]
+    total_bytes_received: int = 0
+    total_chunks: int = 0
+    total_messages_sent: int = 0
+    total_partials_sent: int = 0
+    total_finals_sent: int = 0
+    total_errors_sent: int = 0
+    total_audio_duration_ms: int = 0
+
+
+class HealthAnswer(msgspec.Struct, frozen=True, rename="camel"):
+    status: Literal["ok"]
+    version: str
+    active_sessions: int
+
+
+class LivenessAnswer(msgspec.Struct, frozen=True):
+    status: Literal["ok"]
+
+
+class ReadinessAnswer(msgspec.Struct, frozen=True):
+    status: Literal["ready"]
+    leases: list[dict[str, Any]]
+
+
+def instant_text(instant: datetime) -> str:
+    """ISO 8601 in UTC with six decimals, always: an instant with no microseconds is no exception."""
+    return instant.isoformat(timespec="microseconds")[:26] + "Z"
+
+
+def seconds_number(microseconds: int | None) -> float | int | None:
+    """A number of seconds that is whole where it can be."""
+    if microseconds is None:
+        return None
+    whole, rest = divmod(microseconds, MICROSECONDS)
+    return microseconds / MICROSECONDS if rest else whole
+
+
+def _session_values(session: Session) -> tuple[Any, ...]:
+    started = instant_text(session.started_at)
+    closed_at = session.closed_at
+    # A session that was just opened has five equal instants; formatting is the dearest part of an answer.
+    untouched = session.modified_at is session.started_at
+    return (
+        session.session_id,
+        session.user_object_id,
+        session.tenant_object_id,
+        session.capacity_id,
+        session.kind,
+        started,
+        instant_text(session.term_ends_at if closed_at is None else closed_at),
+        closed_at is None,
+        session.state,
+        instant_text(session.deadline_at),
+        seconds_number(session.heartbeat_microseconds),
+        started if untouched else instant_text(session.last_heartbeat_at),
+        started if untouched else instant_text(session.last_activity_at),
+        session.close_reason,
+        session.previous_session_id,
+        started,
+        started if untouched else instant_text(session.modified_at),
+        session.stream,
+    )
+
+
+def session_answer(session: Session) -> SessionAnswer:
+    return SessionAnswer(*_session_values(session))
+
+
+def open_answer(answer: Opened) -> OpenAnswer:
+    if answer.session is None:
+        raise ValueError(f"an open that ended as {answer.outcome} has no session to show")
+    outcome = answer.outcome
+    return OpenAnswer(
+        *_session_values(answer.session),
+        status=outcome.value,  # type: ignore[arg-type]
+        was_created=outcome is not Outcome.EXISTING,
+        was_upgraded=outcome is Outcome.UPGRADED,
+    )
+
+
+def metrics_answer(counts: SessionCounts, opened: dict[tuple[str, int], int], closed: dict[str, int]) -> MetricsAnswer:
+    def total(outcome: Outcome) -> int:
+        return sum(count for (name, _), count in opened.items() if name == outcome)
+
+    return MetricsAnswer(
+        active_sessions=counts.active,
+        total_sessions=counts.total,
+        active_by_kind={str(kind): count for kind, count in counts.active_by_kind.items()},
+        active_by_state=counts.active_by_state,
+        opened=total(Outcome.CREATED) + total(Outcome.UPGRADED),
+        upgraded=total(Outcome.UPGRADED),
+        closed_by_reason={reason.value: closed.get(reason, 0) for reason in CloseReason},
+    )

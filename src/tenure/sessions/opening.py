@@ -1,0 +1,133 @@
+"""Opening sessions: from one wish to one answer, through the lanes of the store.
+
+A wish starts in lane CREATE. `reopen` sends it to the other lane, `again` back to the first: somebody else changed the
+key between two looks. Each such round means that another request got its answer, so a bounded number of them is enough.
+
+Within a batch a key stands once. Of several wishes for the same key the highest kind goes to the database, and the
+others are told what it found: as if they had come just after.
+"""
+
+from collections.abc import Sequence
+from datetime import timedelta
+from functools import partial
+from typing import Protocol
+
+import structlog
+
+from tenure.config import SessionsConfig
+from tenure.deadlines import MICROSECONDS, heartbeat_microseconds
+from tenure.errors import DatabaseBusy, TenantMismatch
+from tenure.ids import new_id
+from tenure.model import Limits, Open, Opened, Outcome
+from tenure.sessions.coalescer import Coalescer
+from tenure.sessions.counters import Counters
+from tenure.store.store import Lane, Store
+
+log = structlog.get_logger()
+
+ROUNDS_MAX = 12
+
+
+class OpenRequest(Protocol):
+    """What the API takes; `OpenBody` is one."""
+
+    @property
+    def user_object_id(self) -> str: ...
+    @property
+    def tenant_object_id(self) -> str: ...
+    @property
+    def capacity_id(self) -> str: ...
+    @property
+    def session_kind(self) -> int: ...
+    @property
+    def lease_seconds(self) -> int | None: ...
+    @property
+    def idle_seconds(self) -> int | None: ...
+
+
+class Opener:
+    def __init__(self, store: Store, config: SessionsConfig, counters: Counters) -> None:
+        self._store = store
+        self._limits = limits_from(config)
+        self._heartbeat = round(config.heartbeat_seconds * MICROSECONDS)
+        self._counters = counters
+        self.lanes = {
+            lane: Coalescer[Open, Opened](partial(self._run, lane), store.batches_in_flight) for lane in Lane
+        }
+
+    def wish(self, request: OpenRequest) -> Open:
+        lease = request.lease_seconds and request.lease_seconds * MICROSECONDS
+        return Open(
+            new_id(),
+            request.tenant_object_id.lower(),
+            request.user_object_id.lower(),
+            request.capacity_id.lower(),
+            request.session_kind,
+            lease,
+            request.idle_seconds and request.idle_seconds * MICROSECONDS,
+            heartbeat_microseconds(lease, self._heartbeat),
+        )
+
+    async def open(self, wish: Open) -> Opened:
+        """Created, existing or upgraded, with its session; anything else is raised."""
+        lane = Lane.CREATE
+        for _ in range(ROUNDS_MAX):
+            answer = await self.lanes[lane].ask(wish)
+            if answer.outcome is Outcome.REOPEN:
+                lane = Lane.REOPEN
+            elif answer.outcome is Outcome.AGAIN:
+                lane = Lane.CREATE
+            elif answer.outcome is Outcome.TENANT_MISMATCH:
+                raise TenantMismatch("this user holds a live session of another tenant on this capacity")
+            else:
+                self._counters.count_opening(answer)
+                return answer
+        raise DatabaseBusy(f"the session was changed by others {ROUNDS_MAX} times in a row")
+
+    async def _run(self, lane: Lane, wishes: Sequence[Open]) -> Sequence[Opened]:
+        leaders = _leaders(wishes)
+        answers = await self._store.open_sessions(lane, leaders, self._limits)
+        found = {leader.key: (leader, _own(leader, answer)) for leader, answer in zip(leaders, answers, strict=True)}
+        return [_follow(wish, *found[wish.key]) for wish in wishes]
+
+
+def limits_from(config: SessionsConfig) -> Limits:
+    """The limits of sessions that ask for none of their own."""
+    lease = round(config.lease_seconds * MICROSECONDS) or None
+    return Limits(
+        term=timedelta(days=config.term_days),
+        lease_microseconds=lease,
+        idle_microseconds=round(config.idle_seconds * MICROSECONDS) or None,
+        heartbeat_microseconds=heartbeat_microseconds(lease, round(config.heartbeat_seconds * MICROSECONDS)),
+    )
+
+
+def _leaders(wishes: Sequence[Open]) -> list[Open]:
+    """One wish a key, the highest kind and of those the first, in the order of keys: unsorted batches deadlock."""
+    best: dict[tuple[str, str], Open] = {}
+    for wish in wishes:
+        other = best.setdefault(wish.key, wish)
+        if wish.kind > other.kind:
+            best[wish.key] = wish
+    return [best[key] for key in sorted(best)]
+
+
+def _own(wish: Open, answer: Opened) -> Opened:
+    """A session that bears the id this wish brought was opened by it, in a try whose answer was lost."""
+    session = answer.session
+    if answer.outcome is not Outcome.EXISTING or session is None or session.session_id != wish.session_id:
+        return answer
+    outcome = Outcome.CREATED if session.previous_session_id is None else Outcome.UPGRADED
+    return Opened(outcome, session)
+
+
+def _follow(wish: Open, leader: Open, answer: Opened) -> Opened:
+    if wish is leader:
+        return answer
+    session = answer.session
+    if session is None:
+        same = answer.outcome is not Outcome.TENANT_MISMATCH or wish.tenant_object_id == leader.tenant_object_id
+        return answer if same else Opened(Outcome.AGAIN)
+    if session.tenant_object_id != wish.tenant_object_id:
+        return Opened(Outcome.TENANT_MISMATCH)
+    return Opened(Outcome.EXISTING, session)
