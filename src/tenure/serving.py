@@ -22,6 +22,7 @@ from tenure.app import Instance
 from tenure.clock import monotonic
 from tenure.config import Config
 from tenure.errors import ConfigurationError
+from tenure.http.protocol import protocol_for
 from tenure.logs import configure_logs
 
 log = structlog.get_logger()
@@ -76,7 +77,7 @@ class _Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 instance,  # type: ignore[arg-type]
-                http="httptools",
+                http=protocol_for(instance.router),
                 ws="none",
                 lifespan="off",
                 access_log=False,
@@ -84,6 +85,7 @@ class _Server(uvicorn.Server):
                 server_header=False,
                 date_header=False,
                 backlog=BACKLOG,
+                proxy_headers=False,
                 timeout_keep_alive=KEEP_ALIVE_SECONDS,
                 timeout_graceful_shutdown=int(DRAIN_SECONDS),
             )

@@ -1,7 +1,7 @@
 """Reading what a caller sent, by the same rules for every route: a wrong field is named, an unknown one is wrong."""
 
 import difflib
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl
 
@@ -17,27 +17,26 @@ JSON = b"application/json"
 
 
 async def read_body(scope: Mapping[str, Any], receive: Callable[[], Awaitable[Any]]) -> bytes:
-    content_type, length = b"", 0
-    for name, value in scope["headers"]:
-        if name == b"content-type":
-            content_type = value
-        elif name == b"content-length":
-            length = int(value)
-    if content_type != JSON and content_type.partition(b";")[0].strip().lower() != JSON:
-        raise UnsupportedMediaType("the body must be application/json")
-    if length > BODY_MAX_BYTES:
-        raise _too_large()
-    message = await receive()
-    body: bytes = message.get("body", b"")
-    while message.get("more_body"):
+    check_media_type(scope["headers"])
+    body = bytearray()
+    more = True
+    while more:
         message = await receive()
         body += message.get("body", b"")
+        more = message.get("more_body", False)
         if len(body) > BODY_MAX_BYTES:
-            raise _too_large()
-    return body
+            raise too_large()
+    return bytes(body)
 
 
-def _too_large() -> TooLarge:
+def check_media_type(headers: Iterable[tuple[bytes, bytes]]) -> None:
+    for name, value in headers:
+        if name == b"content-type" and (value == JSON or value.partition(b";")[0].strip().lower() == JSON):
+            return
+    raise UnsupportedMediaType("the body must be application/json")
+
+
+def too_large() -> TooLarge:
     return TooLarge(f"the body may have at most {BODY_MAX_BYTES} bytes")
 
 

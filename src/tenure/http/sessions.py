@@ -1,6 +1,6 @@
 """The session routes."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Literal
 from urllib.parse import urlencode
 
@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from tenure.errors import Invalid, NotFound, TenantMismatch, TooLarge, Unavailable, UnsupportedMediaType
 from tenure.http.cursors import CURSOR_MAX, cursor_of, position_of
-from tenure.http.routing import JSON, Answer, Call, Route
+from tenure.http.routing import JSON, Answer, Call, Route, failure
 from tenure.http.shapes import (
     MetricsAnswer,
     OpenAnswer,
@@ -22,7 +22,7 @@ from tenure.http.shapes import (
     session_answer,
 )
 from tenure.ids import canonical_id
-from tenure.model import CloseReason, Outcome, Position, SessionFilter, State
+from tenure.model import CloseReason, Opened, Outcome, Position, SessionFilter, State
 from tenure.sessions.sessions import Sessions
 
 LIMIT_MAX = 500
@@ -52,6 +52,7 @@ class SessionRoutes:
                 method="PUT",
                 path="/sessions",
                 handler=self.open,
+                hot=self.open_hot,
                 tag="sessions",
                 summary="Open a session, or get the live one",
                 description="One live session per user and capacity. Repeating the request gives the same session.",
@@ -102,7 +103,15 @@ class SessionRoutes:
         ]
 
     async def open(self, call: Call) -> Answer:
-        opened = await self._opener.open(self._opener.wish(call.body))
+        return self._opened(await self._opener.open(self._opener.wish(call.body)))
+
+    def open_hot(self, body: OpenBody, respond: Callable[[Answer], None]) -> None:
+        def done(result: Opened | Exception) -> None:
+            respond(self._opened(result) if isinstance(result, Opened) else failure(result))
+
+        self._opener.open_soon(self._opener.wish(body), done)
+
+    def _opened(self, opened: Opened) -> Answer:
         answer = open_answer(opened)
         if opened.outcome is Outcome.EXISTING:
             return Answer(answer)

@@ -14,6 +14,7 @@ What can go wrong with a batch:
 import asyncio
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from itertools import islice
 from typing import Generic, TypeVar
 
@@ -26,26 +27,31 @@ Answer = TypeVar("Answer")
 WAITING_MAX = 10_000
 
 
+Done = Callable[[Answer | Exception], None]
+
+
 class Coalescer(Generic[Item, Answer]):
     def __init__(self, run: Callable[[Sequence[Item]], Awaitable[Sequence[Answer]]], in_flight: int) -> None:
         self._run = run
         self._places = in_flight
-        self._waiting: deque[tuple[Item, asyncio.Future[Answer]]] = deque()
+        self._waiting: deque[tuple[Item, Done[Answer]]] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
         self._scheduled = False
         self.batch_sizes: Counter[int] = Counter()
 
-    def ask(self, item: Item) -> asyncio.Future[Answer]:
-        """The answer to `item`, once the transaction that gave it is committed."""
+    def submit(self, item: Item, done: Done[Answer]) -> None:
+        """`done` gets the answer once the transaction that gave it is committed, or what went wrong. It must not raise."""
         if len(self._waiting) >= WAITING_MAX:
             raise Overloaded(f"{WAITING_MAX} requests are waiting for the database already")
-        loop = asyncio.get_running_loop()
-        answer: asyncio.Future[Answer] = loop.create_future()
-        self._waiting.append((item, answer))
+        self._waiting.append((item, done))
         if self._places and not self._scheduled:
             self._scheduled = True
-            loop.call_soon(self._dispatch)
-        return answer
+            asyncio.get_running_loop().call_soon(self._dispatch)
+
+    async def ask(self, item: Item) -> Answer:
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self.submit(item, partial(_settle, future))
+        return await future
 
     def _dispatch(self) -> None:
         self._scheduled = False
@@ -64,33 +70,38 @@ class Coalescer(Generic[Item, Answer]):
         self._places += 1
         self._dispatch()
 
-    async def _carry_out(self, batch: Sequence[tuple[Item, asyncio.Future[Answer]]]) -> None:
+    async def _carry_out(self, batch: Sequence[tuple[Item, Done[Answer]]]) -> None:
         try:
             answers = await self._run([item for item, _ in batch])
         except DatabaseUnavailable as error:
-            self._fail(batch, error)
+            _tell(batch, error)
             if not isinstance(error, DatabaseBusy):
-                self._fail_waiting(error)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to one member and is raised there
+                waiting = list(self._waiting)
+                self._waiting.clear()
+                _tell(waiting, error)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to one member and is told there
             if len(batch) == 1:
-                self._fail(batch, error)
+                _tell(batch, error)
             else:
                 for member in batch:
                     await self._carry_out([member])
-        except BaseException as error:
-            self._fail(batch, DatabaseUnavailable("this instance is stopping"))
-            raise error
+        except BaseException:
+            _tell(batch, DatabaseUnavailable("this instance is stopping"))
+            raise
         else:
-            for (_, future), answer in zip(batch, answers, strict=True):
-                if not future.done():
-                    future.set_result(answer)
+            for (_, done), answer in zip(batch, answers, strict=True):
+                done(answer)
 
-    def _fail_waiting(self, error: Exception) -> None:
-        waiting = list(self._waiting)
-        self._waiting.clear()
-        self._fail(waiting, error)
 
-    def _fail(self, batch: Sequence[tuple[Item, asyncio.Future[Answer]]], error: Exception) -> None:
-        for _, future in batch:
-            if not future.done():
-                future.set_exception(error)
+def _tell(batch: Sequence[tuple[Item, Done[Answer]]], error: Exception) -> None:
+    for _, done in batch:
+        done(error)
+
+
+def _settle(future: asyncio.Future[Answer], result: Answer | Exception) -> None:
+    if future.done():
+        return
+    if isinstance(result, Exception):
+        future.set_exception(result)
+    else:
+        future.set_result(result)

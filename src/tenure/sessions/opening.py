@@ -7,7 +7,8 @@ Within a batch a key stands once. Of several wishes for the same key the highest
 others are told what it found: as if they had come just after.
 """
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Protocol
@@ -51,7 +52,8 @@ class Opener:
         self._limits = limits_from(config)
         self._heartbeat = round(config.heartbeat_seconds * MICROSECONDS)
         self._counters = counters
-        self.lanes = {
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._lanes = {
             lane: Coalescer[Open, Opened](partial(self._run, lane), store.batches_in_flight) for lane in Lane
         }
 
@@ -70,13 +72,40 @@ class Opener:
 
     async def open(self, wish: Open) -> Opened:
         """Created, existing or upgraded, with its session; anything else is raised."""
-        lane = Lane.CREATE
+        return await self._finish(wish, await self._lanes[Lane.CREATE].ask(wish))
+
+    def open_soon(self, wish: Open, done: Callable[[Opened | Exception], None]) -> None:
+        """The same as `open`, without a task unless a second round is needed."""
+        self._lanes[Lane.CREATE].submit(wish, partial(self._first_round, wish, done))
+
+    def _first_round(
+        self, wish: Open, done: Callable[[Opened | Exception], None], answer: Opened | Exception
+    ) -> None:
+        if isinstance(answer, Opened):
+            if answer.session is None:
+                task = asyncio.get_running_loop().create_task(self._further_rounds(wish, answer, done))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+                return
+            self._counters.count_opening(answer)
+        done(answer)
+
+    async def _further_rounds(
+        self, wish: Open, answer: Opened, done: Callable[[Opened | Exception], None]
+    ) -> None:
+        result: Opened | Exception
+        try:
+            result = await self._finish(wish, answer)
+        except Exception as error:  # noqa: BLE001 - told to the caller, who knows what to do with it
+            result = error
+        done(result)
+
+    async def _finish(self, wish: Open, answer: Opened) -> Opened:
         for _ in range(ROUNDS_MAX):
-            answer = await self.lanes[lane].ask(wish)
             if answer.outcome is Outcome.REOPEN:
-                lane = Lane.REOPEN
+                answer = await self._lanes[Lane.REOPEN].ask(wish)
             elif answer.outcome is Outcome.AGAIN:
-                lane = Lane.CREATE
+                answer = await self._lanes[Lane.CREATE].ask(wish)
             elif answer.outcome is Outcome.TENANT_MISMATCH:
                 raise TenantMismatch("this user holds a live session of another tenant on this capacity")
             else:

@@ -98,9 +98,9 @@ class PostgresStore:
             [wish.tenant_object_id for wish in wishes],
             [wish.kind for wish in wishes],
             [wish.session_id for wish in wishes],
-            [wish.lease_microseconds for wish in wishes],
-            [wish.heartbeat_microseconds for wish in wishes],
-            [wish.idle_microseconds for wish in wishes],
+            _unless_empty([wish.lease_microseconds for wish in wishes]),
+            _unless_empty([wish.heartbeat_microseconds for wish in wishes]),
+            _unless_empty([wish.idle_microseconds for wish in wishes]),
             limits.term // MICROSECOND,
             limits.lease_microseconds,
             limits.heartbeat_microseconds,
@@ -231,6 +231,11 @@ def _answers(lines: Sequence[asyncpg.Record], wishes: Sequence[Open], limits: Li
 
 
 _AGAIN = Opened(Outcome.AGAIN)
+
+
+def _unless_empty(values: Sequence[int | None]) -> Sequence[int | None] | None:
+    """`unnest` fills up a missing array with NULLs, which is cheaper than sending them."""
+    return values if any(values) else None
 
 
 def _answer(line: asyncpg.Record, wish: Open, limits: Limits, lapsed: Session | None) -> Opened:
