@@ -54,29 +54,51 @@ def heartbeat_microseconds(lease_microseconds: int | None, configured: int) -> i
     return configured or max(lease_microseconds // HEARTBEATS_PER_LEASE // MICROSECONDS, 1) * MICROSECONDS
 
 
-def opened(wish: Open, limits: Limits, started_at: datetime) -> Session:
-    """The session that `wish` opened at `started_at` where the key was free; must equal the row the engine wrote."""
-    lease = wish.lease_microseconds
-    heartbeat = wish.heartbeat_microseconds
-    if lease is None:
-        lease, heartbeat = limits.lease_microseconds, limits.heartbeat_microseconds
-    idle = wish.idle_microseconds if wish.idle_microseconds is not None else limits.idle_microseconds
+class Span(msgspec.Struct, frozen=True):
+    """The limits of a session that begins at a given instant, and what follows from them."""
+
+    lease_microseconds: int | None
+    idle_microseconds: int | None
+    heartbeat_microseconds: int | None
+    term_ends_at: datetime
+    deadline_at: datetime
+    lapse_reason: str
+
+
+def span_of(limits: Limits, started_at: datetime) -> Span:
+    lease, idle = limits.lease_microseconds, limits.idle_microseconds
     term_ends_at = started_at + limits.term
     deadline_at, lapse_reason = earliest(term_ends_at, started_at, lease, started_at, idle)
+    return Span(lease, idle, limits.heartbeat_microseconds, term_ends_at, deadline_at, lapse_reason.value)
+
+
+def own_limits(wish: Open, limits: Limits) -> Limits:
+    """What the wish asks for itself goes before what it would be given."""
+    lease, heartbeat, idle = wish.lease_microseconds, wish.heartbeat_microseconds, wish.idle_microseconds
+    if lease is None:
+        lease, heartbeat = limits.lease_microseconds, limits.heartbeat_microseconds
+    return Limits(limits.term, lease, limits.idle_microseconds if idle is None else idle, heartbeat)
+
+
+def opened(wish: Open, limits: Limits, started_at: datetime, span: Span | None = None) -> Session:
+    """The session that `wish` opened at `started_at` where the key was free; must equal the row the engine wrote.
+    `span` is that of `limits`, for a caller who opens many at once: most wishes have no limits of their own."""
+    if span is None or wish.lease_microseconds is not None or wish.idle_microseconds is not None:
+        span = span_of(own_limits(wish, limits), started_at)
     return Session(
         session_id=wish.session_id,
         tenant_object_id=wish.tenant_object_id,
         user_object_id=wish.user_object_id,
         capacity_id=wish.capacity_id,
         kind=wish.kind,
-        state=State.CREATED,
+        state="created",
         started_at=started_at,
-        term_ends_at=term_ends_at,
-        deadline_at=deadline_at,
-        lapse_reason=lapse_reason,
-        lease_microseconds=lease,
-        idle_microseconds=idle,
-        heartbeat_microseconds=heartbeat,
+        term_ends_at=span.term_ends_at,
+        deadline_at=span.deadline_at,
+        lapse_reason=span.lapse_reason,
+        lease_microseconds=span.lease_microseconds,
+        idle_microseconds=span.idle_microseconds,
+        heartbeat_microseconds=span.heartbeat_microseconds,
         last_heartbeat_at=started_at,
         last_activity_at=started_at,
         modified_at=started_at,

@@ -89,6 +89,7 @@ class Limits(msgspec.Struct, frozen=True):
     lease_microseconds: int | None = None
     idle_microseconds: int | None = None
     heartbeat_microseconds: int | None = None
+    """How often the client is told to say that it is there; goes with the lease."""
 
 
 class Open(msgspec.Struct, frozen=True):

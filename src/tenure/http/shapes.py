@@ -1,7 +1,7 @@
 """The JSON that goes in and out. The OpenAPI document is made from these structs, and both lanes use them."""
 
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import msgspec
 from msgspec import Meta
@@ -16,13 +16,7 @@ Uuid = Annotated[
     Meta(pattern=UUID_PATTERN, extra_json_schema={"format": "uuid"}, extra={"must": "must be a UUID"}),
 ]
 KindNumber = Annotated[Literal[1, 2, 3], Meta(extra={"must": "must be 1, 2 or 3"})]
-Instant = Annotated[
-    str,
-    Meta(
-        extra_json_schema={"format": "date-time"},
-        examples=["2026-01-02T03:04:05.000000Z"],
-    ),
-]
+Instant = Annotated[datetime, Meta(extra_json_schema={"format": "date-time"}, examples=["2026-01-02T03:04:05.000000Z"])]
 
 
 class OpenBody(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
@@ -103,9 +97,10 @@ class ReadinessAnswer(msgspec.Struct, frozen=True):
     leases: list[dict[str, Any]]
 
 
-def instant_text(instant: datetime) -> str:
-    """ISO 8601 in UTC with six decimals, always: an instant with no microseconds is no exception."""
-    return instant.isoformat(timespec="microseconds")[:26] + "Z"
+def instant(value: datetime) -> datetime:
+    """ISO 8601 in UTC with six decimals, always. msgspec writes just that, ten times as fast as `isoformat`, except that
+    it leaves out six zeros: one instant in a million is written here."""
+    return value if value.microsecond else cast("Any", value.isoformat(timespec="microseconds")[:26] + "Z")
 
 
 def seconds_number(microseconds: int | None) -> float | int | None:
@@ -117,28 +112,26 @@ def seconds_number(microseconds: int | None) -> float | int | None:
 
 
 def _session_values(session: Session) -> tuple[Any, ...]:
-    started = instant_text(session.started_at)
+    started_at = instant(session.started_at)
     closed_at = session.closed_at
-    # A session that was just opened has five equal instants; formatting is the dearest part of an answer.
-    untouched = session.modified_at is session.started_at
     return (
         session.session_id,
         session.user_object_id,
         session.tenant_object_id,
         session.capacity_id,
         session.kind,
-        started,
-        instant_text(session.term_ends_at if closed_at is None else closed_at),
+        started_at,
+        instant(session.term_ends_at if closed_at is None else closed_at),
         closed_at is None,
         session.state,
-        instant_text(session.deadline_at),
+        instant(session.deadline_at),
         seconds_number(session.heartbeat_microseconds),
-        started if untouched else instant_text(session.last_heartbeat_at),
-        started if untouched else instant_text(session.last_activity_at),
+        instant(session.last_heartbeat_at),
+        instant(session.last_activity_at),
         session.close_reason,
         session.previous_session_id,
-        started,
-        started if untouched else instant_text(session.modified_at),
+        started_at,
+        instant(session.modified_at),
         session.stream,
     )
 

@@ -3,7 +3,7 @@
 A wish starts in lane CREATE. `reopen` sends it to the other lane, `again` back to the first: somebody else changed the
 key between two looks. Each such round means that another request got its answer, so a bounded number of them is enough.
 
-Within a batch a key stands once. Of several wishes for the same key the highest kind goes to the database, and the
+Within a batch a key stands once, and keys are in order, since unsorted batches deadlock. Of several wishes for the same key the highest kind goes to the database, and the
 others are told what it found: as if they had come just after.
 """
 
@@ -114,8 +114,12 @@ class Opener:
         raise DatabaseBusy(f"the session was changed by others {ROUNDS_MAX} times in a row")
 
     async def _run(self, lane: Lane, wishes: Sequence[Open]) -> Sequence[Opened]:
-        leaders = _leaders(wishes)
+        best = _leaders(wishes)
+        leaders = [best[key] for key in sorted(best)]
         answers = await self._store.open_sessions(lane, leaders, self._limits)
+        if len(leaders) == len(wishes):
+            own = {leader.session_id: _own(leader, answer) for leader, answer in zip(leaders, answers, strict=True)}
+            return [own[wish.session_id] for wish in wishes]
         found = {leader.key: (leader, _own(leader, answer)) for leader, answer in zip(leaders, answers, strict=True)}
         return [_follow(wish, *found[wish.key]) for wish in wishes]
 
@@ -131,14 +135,15 @@ def limits_from(config: SessionsConfig) -> Limits:
     )
 
 
-def _leaders(wishes: Sequence[Open]) -> list[Open]:
-    """One wish a key, the highest kind and of those the first, in the order of keys: unsorted batches deadlock."""
+def _leaders(wishes: Sequence[Open]) -> dict[tuple[str, str], Open]:
+    """One wish a key: the highest kind, and of those the first."""
     best: dict[tuple[str, str], Open] = {}
     for wish in wishes:
-        other = best.setdefault(wish.key, wish)
-        if wish.kind > other.kind:
-            best[wish.key] = wish
-    return [best[key] for key in sorted(best)]
+        key = wish.key
+        other = best.get(key)
+        if other is None or wish.kind > other.kind:
+            best[key] = wish
+    return best
 
 
 def _own(wish: Open, answer: Opened) -> Opened:
