@@ -21,7 +21,7 @@ def earliest(
     last_activity_at: datetime,
     idle_microseconds: int | None,
 ) -> tuple[datetime, CloseReason]:
-    """The deadline and the reason it will have. On a tie the term wins over the lease, the lease over the idle limit."""
+    """The deadline and its reason. On a tie the term wins over the lease, the lease over the idle limit."""
     deadline_at, reason = term_ends_at, CloseReason.EXPIRED
     if lease_microseconds is not None:
         lease_ends_at = last_heartbeat_at + timedelta(microseconds=lease_microseconds)
@@ -82,7 +82,8 @@ def own_limits(wish: Open, limits: Limits) -> Limits:
 
 def opened(wish: Open, limits: Limits, started_at: datetime, span: Span | None = None) -> Session:
     """The session that `wish` opened at `started_at` where the key was free; must equal the row the engine wrote.
-    `span` is that of `limits`, for a caller who opens many at once: most wishes have no limits of their own."""
+    `span` is that of `limits`, for a caller who opens many at once: most wishes have no limits of their own.
+    """
     if span is None or wish.lease_microseconds is not None or wish.idle_microseconds is not None:
         span = span_of(own_limits(wish, limits), started_at)
     return Session(

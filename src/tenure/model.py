@@ -94,7 +94,8 @@ class Limits(msgspec.Struct, frozen=True):
 
 class Open(msgspec.Struct, frozen=True):
     """One wish for a session. `session_id` is the id the session gets if this wish opens it, so that a
-    repetition after a lost answer recognises its own work. Limits of None were not asked for."""
+    repetition after a lost answer recognises its own work. Limits of None were not asked for.
+    """
 
     session_id: str
     tenant_object_id: str
@@ -124,7 +125,8 @@ class Outcome(StrEnum):
 
 class Opened(msgspec.Struct, frozen=True):
     """The answer to an open. `session` is there for created, existing and upgraded; `lapsed` is the session that
-    was found over and recorded on the way."""
+    was found over and recorded on the way.
+    """
 
     outcome: Outcome
     session: Session | None = None

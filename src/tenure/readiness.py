@@ -19,4 +19,6 @@ class Readiness:
             raise Starting("this instance is starting")
         revision = await self._store.schema_revision()
         if not migrate.is_sufficient(revision):
-            raise SchemaTooOld(f"the schema is at {revision or 'nothing'}; this version needs {migrate.required_revision()}")
+            raise SchemaTooOld(
+                f"the schema is at {revision or 'nothing'}; this version needs {migrate.required_revision()}"
+            )

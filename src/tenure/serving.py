@@ -76,7 +76,7 @@ class _Server(uvicorn.Server):
     def __init__(self, instance: Instance) -> None:
         super().__init__(
             uvicorn.Config(
-                instance,  # type: ignore[arg-type]
+                instance,
                 http=protocol_for(instance.router),
                 ws="none",
                 lifespan="off",
@@ -119,15 +119,21 @@ class _Server(uvicorn.Server):
         ends_at = monotonic() + DRAIN_SECONDS
         await asyncio.sleep(DRAIN_LINGER_SECONDS)
         while self._instance.router.in_flight and monotonic() < ends_at:
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.05)  # noqa: ASYNC110 - the hot lane cannot afford to signal
         self.should_exit = True
 
 
 def _follow_parent(loop: asyncio.AbstractEventLoop) -> None:
     """A worker whose supervisor was killed must not live on unseen."""
     parent = multiprocessing.parent_process()
-    if parent is not None:
-        loop.add_reader(parent.sentinel, lambda: (loop.remove_reader(parent.sentinel), os.kill(os.getpid(), signal.SIGTERM)))
+    if parent is None:
+        return
+
+    def stop() -> None:
+        loop.remove_reader(parent.sentinel)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    loop.add_reader(parent.sentinel, stop)
 
 
 class Supervisor:
@@ -177,7 +183,7 @@ class Supervisor:
 
 def _run_worker(config: Config, port: int) -> None:
     configure_logs()
-    # Its own listener on the same port: the kernel spreads connections, where a shared one lets the first awake take all.
+    # A listener of its own on the same port: of a shared one, the first worker awake takes all waiting connections.
     run_instance(config, listen(config.host, port, shared=True))
 
 

@@ -38,9 +38,7 @@ class Setting(NamedTuple):
         return ".".join(self.path)
 
 
-def load(
-    flags: Mapping[str, Any], environment: Mapping[str, str], file: Path | None = None
-) -> Config:
+def load(flags: Mapping[str, Any], environment: Mapping[str, str], file: Path | None = None) -> Config:
     """The checked configuration. `flags` holds only what was given; `file` of None means `tenure.toml` if it is there."""
     settings = [*_from_file(file), *_from_environment(environment), *_from_flags(flags)]
     sources: dict[str, str] = {}
@@ -155,7 +153,10 @@ _SECTIONS: dict[tuple[str, ...], type[msgspec.Struct]] = {
     for field in msgspec.structs.fields(Config)
     if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct)
 }
-_NAMED_SECTIONS: dict[tuple[str, ...], type[msgspec.Struct]] = {("jobs",): JobConfig, ("gateways",): GatewayConfig}
+_NAMED_SECTIONS: dict[tuple[str, ...], type[msgspec.Struct]] = {
+    ("jobs",): JobConfig,
+    ("gateways",): GatewayConfig,
+}
 
 
 def _unknown(path: tuple[str, ...], allowed: Iterable[str], sources: Mapping[str, str]) -> ConfigurationError:
@@ -180,7 +181,7 @@ def _without_decimals(value: Any, path: tuple[str, ...]) -> Any:
 
 
 def _explained(error: msgspec.ValidationError, sources: Mapping[str, str]) -> ConfigurationError:
-    """msgspec says `Expected … - at `$.port``; a person wants the field first and what is allowed."""
+    """Msgspec says `Expected … - at `$.port``; a person wants the field first and what is allowed."""
     message, _, where = str(error).partition(" - at `$.")
     name = where.rstrip("`").replace("[...]", "") if where else ""
     matches = [known for known in sources if known == name or known.startswith(name)]
@@ -211,7 +212,11 @@ def _must_of(info: msgspec.inspect.Type) -> str | None:
         return "must be true or false"
     if isinstance(info, msgspec.inspect.StrType):
         return "must be text"
-    for inner in (getattr(info, "item_type", None), getattr(info, "value_type", None), *getattr(info, "types", ())):
+    for inner in (
+        getattr(info, "item_type", None),
+        getattr(info, "value_type", None),
+        *getattr(info, "types", ()),
+    ):
         found = _must_of(inner) if inner is not None else None
         if found:
             return found

@@ -16,20 +16,16 @@ JOBS = {"expire-sessions": 10.0, "emit-usage": 60.0, "prune": 3600.0, "watch": 3
 FORMATS = ("tenure", "cloudevents")
 
 Seconds = Annotated[float, Meta(ge=1, extra={"must": "must be a number of seconds, 1 or more"})]
-Port = Annotated[int, Meta(ge=0, le=65535, extra={"must": "must be a whole number from 0 to 65535 (0 picks a free port)"})]
+Port = Annotated[
+    int, Meta(ge=0, le=65535, extra={"must": "must be a whole number from 0 to 65535 (0 picks a free port)"})
+]
 Count = Annotated[int, Meta(ge=1, extra={"must": "must be a whole number, 1 or more"})]
 Pause = Annotated[float, Meta(ge=0, extra={"must": "must be a number of seconds, 0 or more"})]
 Status = Annotated[int, Meta(ge=100, le=599, extra={"must": "must be an HTTP status"})]
-Factor = Annotated[
-    Decimal, Meta(extra={"must": "must be a number from 0 to 1000000 with at most six decimals"})
-]
+Factor = Annotated[Decimal, Meta(extra={"must": "must be a number from 0 to 1000000 with at most six decimals"})]
 
 
-class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    pass
-
-
-class SessionsConfig(_Section):
+class SessionsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Limits of new sessions. 0 means none unless the request asks, for the heartbeat a twelfth of the lease."""
 
     term_days: Annotated[
@@ -40,7 +36,7 @@ class SessionsConfig(_Section):
     heartbeat_seconds: Pause = 0.0
 
 
-class StreamsConfig(_Section):
+class StreamsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     max_per_instance: Count = 1000
     max_message_bytes: Count = 1_048_576
     handler: str = "echo"
@@ -48,14 +44,14 @@ class StreamsConfig(_Section):
     idle_seconds: Seconds = 300.0
 
 
-class LeasesConfig(_Section):
+class LeasesConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     duration_seconds: Seconds = 60.0
     renew_seconds: Seconds = 20.0
     acquire_seconds: Seconds = 30.0
     refresh_seconds: Seconds = 1.0
 
 
-class JobConfig(_Section):
+class JobConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """None stands for the job's own default."""
 
     interval_seconds: Seconds | None = None
@@ -63,14 +59,14 @@ class JobConfig(_Section):
     paused: bool = False
 
 
-class UsageConfig(_Section):
+class UsageConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     factors: dict[Literal["1", "2", "3"], Factor] = msgspec.field(
         default_factory=lambda: {"1": Decimal(1), "2": Decimal(2), "3": Decimal(3)}
     )
     format: Literal["tenure", "cloudevents"] = "tenure"
 
 
-class GatewayConfig(_Section):
+class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Where submissions go. Secrets never appear in a log, an answer or an error."""
 
     url: str
@@ -84,13 +80,13 @@ class GatewayConfig(_Section):
     concurrency: Count = 16
 
 
-class OidcConfig(_Section):
+class OidcConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     issuer: str
     audience: str
     jwks_url: str
 
 
-class Config(_Section):
+class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     database: str = "sqlite:///tenure.db"
     host: str = "127.0.0.1"
     port: Port = 8080

@@ -47,7 +47,9 @@ class DocumentRoutes:
 def document(routes: Sequence[Route], prefix: str) -> dict[str, Any]:
     listed = [route for route in routes if route.listed]
     shapes = {ProblemDetails, *(shape for route in listed for shape in _shapes(route))}
-    _, components = msgspec.json.schema_components(sorted(shapes, key=lambda shape: shape.__name__), ref_template=REFERENCE)
+    _, components = msgspec.json.schema_components(
+        sorted(shapes, key=lambda shape: shape.__name__), ref_template=REFERENCE
+    )
     paths: dict[str, dict[str, Any]] = {}
     for route in listed:
         item = paths.setdefault(route.path, {})
@@ -120,7 +122,7 @@ def _inlined(schema: dict[str, Any], components: Mapping[str, Any]) -> dict[str,
 
 def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
     """A query cannot carry a null: a parameter is there or it is not."""
-    choices = [inner for inner in schema.get("anyOf", ()) if inner != {"type": "null"}]
+    choices: list[dict[str, Any]] = [inner for inner in schema.get("anyOf", ()) if inner != {"type": "null"}]
     if len(choices) == 1:
         return choices[0]
     if isinstance(schema.get("enum"), list):

@@ -1,7 +1,7 @@
 """HTTP/1.1 with a hot lane: uvicorn's own protocol, but for requests of a hot route.
 
-A hot request gets no ASGI scope, no task and no queue of messages: its body is decoded where it ends, the route is handed
-a callback, and the answer goes out in one write. Measured per request on one core: 37 µs for an empty application
+A hot request gets no ASGI scope, no task and no queue of messages: its body is decoded where it ends, the route is
+handed a callback, and the answer goes out in one write. Measured per request on one core: 37 µs for an empty application
 through ASGI, 8 µs this way.
 
 Whatever is not plain (pipelining, `Expect`, HTTP/1.0, an upgrade, a query) takes the ordinary lane, which serves
@@ -25,7 +25,7 @@ _STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".en
 
 
 def protocol_for(router: Router) -> type[HttpToolsProtocol]:
-    """uvicorn makes its protocols itself, so what they need is bound to the class."""
+    """Uvicorn makes its protocols itself, so what they need is bound to the class."""
 
     class BoundProtocol(HotProtocol):
         hot_routes = router.hot_routes()
@@ -46,8 +46,9 @@ class HotProtocol(HttpToolsProtocol):
             self.cycle = _HotCycle(self, start)  # type: ignore[assignment]
 
     def _is_plain(self) -> bool:
+        cycle: Any = self.cycle
         return (
-            (self.cycle is None or self.cycle.response_complete)
+            (cycle is None or cycle.response_complete)
             and not self.expect_100_continue
             and not self.parser.should_upgrade()
             and self.parser.get_http_version() == "1.1"
@@ -55,9 +56,19 @@ class HotProtocol(HttpToolsProtocol):
 
 
 class _HotCycle:
-    """Stands where uvicorn keeps its own cycle, and is its own `message_event`: uvicorn sets that as the body arrives."""
+    """Stands where uvicorn keeps its own cycle and is its own `message_event`, which uvicorn sets as the body arrives."""
 
-    __slots__ = ("_protocol", "_start", "_started", "body", "disconnected", "keep_alive", "message_event", "more_body", "response_complete")  # fmt: skip
+    __slots__ = (
+        "_protocol",
+        "_start",
+        "_started",
+        "body",
+        "disconnected",
+        "keep_alive",
+        "message_event",
+        "more_body",
+        "response_complete",
+    )
 
     def __init__(self, protocol: HotProtocol, start: Callable[[bytes, Respond], None]) -> None:
         self._protocol = protocol

@@ -56,7 +56,10 @@ def decoder_for(shape: type[T]) -> Callable[[bytes], T]:
 def parse_query(query_string: bytes, shape: type[msgspec.Struct] | None) -> Any:
     try:
         pairs = parse_qsl(
-            query_string.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=PARAMETERS_MAX
+            query_string.decode("ascii"),
+            keep_blank_values=True,
+            errors="strict",
+            max_num_fields=PARAMETERS_MAX,
         )
     except ValueError as error:
         raise Invalid(FieldError("query", "must be a well-formed query of at most 50 parameters")) from error

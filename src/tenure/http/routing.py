@@ -1,7 +1,7 @@
 """Routes as data, and the small ASGI application that serves them.
 
-A route names its method, path, structs, answers and refusals. From that one table come the dispatch, the checks of body and
-query, the OpenAPI document and the test that every route is documented.
+A route names its method, path, structs, answers and refusals. From that one table come the dispatch, the checks of body
+and query, the OpenAPI document and the test that every route is documented.
 
 Why not a framework: opening a session costs Tenure less than any of them costs per request, so the busiest route would
 have to be served beside it, twice. This way there is one lane.
@@ -85,7 +85,10 @@ class Router:
     def hot_routes(self) -> Mapping[tuple[bytes, bytes], Callable[[bytes, Callable[[Answer], None]], None]]:
         """Every address of every hot route, as it stands in the request line."""
         return {
-            (endpoint.route.method.encode(), f"{self._prefix}{version}{endpoint.route.path}".encode()): endpoint.start_hot
+            (
+                endpoint.route.method.encode(),
+                f"{self._prefix}{version}{endpoint.route.path}".encode(),
+            ): endpoint.start_hot
             for endpoint in self._endpoints
             if endpoint.route.hot is not None
             for version in ("", VERSION)
@@ -159,7 +162,7 @@ class _Endpoint:
 
 
 def failure(error: Exception) -> Answer:
-    """What a caller is told about any exception. The details of a defect stay here: no stack trace leaves the process."""
+    """What a caller is told about any exception. No stack trace leaves the process."""
     if isinstance(error, Problem):
         return refusal(error)
     log.error("http.failed", exc_info=error)

@@ -37,7 +37,9 @@ class SessionQuery(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_f
     active: Annotated[Literal["true", "false"], Meta(extra={"must": "must be true or false"})] | None = None
     close_reason: Annotated[CloseReason, Meta(extra={"must": f"must be {', '.join(CloseReason)}"})] | None = None
     limit: Annotated[int, Meta(ge=1, le=LIMIT_MAX, extra={"must": "must be a whole number from 1 to 500"})] = 100
-    cursor: Annotated[str, Meta(max_length=CURSOR_MAX, extra={"must": "must be the nextCursor of an answer"})] | None = None
+    cursor: (
+        Annotated[str, Meta(max_length=CURSOR_MAX, extra={"must": "must be the nextCursor of an answer"})] | None
+    ) = None
 
 
 class SessionRoutes:
@@ -66,7 +68,7 @@ class SessionRoutes:
                 handler=self.list,
                 tag="sessions",
                 summary="List sessions, newest start first",
-                description="All states unless filtered. A lapsed session reads, and is filtered, as it will be recorded.",
+                description="All states unless filtered. A lapsed session reads and is filtered as it will be recorded.",
                 query=SessionQuery,
                 answers={200: SessionList},
                 refusals=(Invalid, Unavailable),

@@ -98,8 +98,9 @@ class ReadinessAnswer(msgspec.Struct, frozen=True):
 
 
 def instant(value: datetime) -> datetime:
-    """ISO 8601 in UTC with six decimals, always. msgspec writes just that, ten times as fast as `isoformat`, except that
-    it leaves out six zeros: one instant in a million is written here."""
+    """ISO 8601 in UTC with six decimals, always. msgspec writes just that, ten times as fast as `isoformat`, but that
+    it leaves out six zeros: one instant in a million is written here.
+    """
     return value if value.microsecond else cast("Any", value.isoformat(timespec="microseconds")[:26] + "Z")
 
 

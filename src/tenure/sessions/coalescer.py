@@ -1,7 +1,7 @@
 """Many requests, one transaction.
 
-A request does not get its own transaction. While one batch is at the database the next gathers; when a place in flight
-frees, up to `BATCH_MAX` waiting items go as one call. There is no linger timer: a lone item leaves with the next turn of
+A request does not get its own transaction. While one batch is at the database the next gathers; when a place in
+flight frees, up to `BATCH_MAX` waiting items go as one call. There is no linger timer: a lone item leaves with the next turn of
 the event loop, together with whatever else arrived in this one. Callers are answered after the commit.
 
 What can go wrong with a batch:
@@ -40,7 +40,7 @@ class Coalescer(Generic[Item, Answer]):
         self.batch_sizes: Counter[int] = Counter()
 
     def submit(self, item: Item, done: Done[Answer]) -> None:
-        """`done` gets the answer once the transaction that gave it is committed, or what went wrong. It must not raise."""
+        """`done` gets the answer once its transaction is committed, or what went wrong. It must not raise."""
         if len(self._waiting) >= WAITING_MAX:
             raise Overloaded(f"{WAITING_MAX} requests are waiting for the database already")
         self._waiting.append((item, done))

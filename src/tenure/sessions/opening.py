@@ -3,8 +3,8 @@
 A wish starts in lane CREATE. `reopen` sends it to the other lane, `again` back to the first: somebody else changed the
 key between two looks. Each such round means that another request got its answer, so a bounded number of them is enough.
 
-Within a batch a key stands once, and keys are in order, since unsorted batches deadlock. Of several wishes for the same key the highest kind goes to the database, and the
-others are told what it found: as if they had come just after.
+Within a batch a key stands once, and the keys are in order, since unsorted batches deadlock. Of several wishes for the
+same key the highest kind goes to the database, and the others are told what it found: as if they had come just after.
 """
 
 import asyncio
@@ -78,9 +78,7 @@ class Opener:
         """The same as `open`, without a task unless a second round is needed."""
         self._lanes[Lane.CREATE].submit(wish, partial(self._first_round, wish, done))
 
-    def _first_round(
-        self, wish: Open, done: Callable[[Opened | Exception], None], answer: Opened | Exception
-    ) -> None:
+    def _first_round(self, wish: Open, done: Callable[[Opened | Exception], None], answer: Opened | Exception) -> None:
         if isinstance(answer, Opened):
             if answer.session is None:
                 task = asyncio.get_running_loop().create_task(self._further_rounds(wish, answer, done))
@@ -90,9 +88,7 @@ class Opener:
             self._counters.count_opening(answer)
         done(answer)
 
-    async def _further_rounds(
-        self, wish: Open, answer: Opened, done: Callable[[Opened | Exception], None]
-    ) -> None:
+    async def _further_rounds(self, wish: Open, answer: Opened, done: Callable[[Opened | Exception], None]) -> None:
         result: Opened | Exception
         try:
             result = await self._finish(wish, answer)

@@ -11,6 +11,7 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     Row,
+    RowMapping,
     Select,
     Update,
     and_,
@@ -38,9 +39,9 @@ def session_from_row(row: Row[Any]) -> Session:
     return session_from_values(row._mapping)  # noqa: SLF001 - the public way to a row's names
 
 
-def session_from_values(values: Mapping[str, Any]) -> Session:
+def session_from_values(values: RowMapping | Mapping[str, Any]) -> Session:
     """A session from a whole row of the table, by column name."""
-    counters = [values[column.name] for column in COUNTERS]
+    counters: list[Any] = [values[column.name] for column in COUNTERS]
     stream = None if counters[0] is None else StreamCounters(*counters)
     return Session(stream=stream, **{column.name: values[column.name] for column in FACTS})
 
@@ -68,9 +69,7 @@ def list_sessions(
     return [as_recorded(session_from_row(row), now) for row in rows]
 
 
-def list_statement(
-    criteria: SessionFilter, after: Position | None, limit: int, now: datetime
-) -> Select[Any]:
+def list_statement(criteria: SessionFilter, after: Position | None, limit: int, now: datetime) -> Select[Any]:
     statement = select(*COLUMNS).where(*_conditions(criteria, now))
     if after is not None:
         # The first condition says nothing new, but it is what an index can be searched by.
@@ -117,8 +116,8 @@ def count_sessions(connection: Connection) -> SessionCounts:
 
 def count_statement(now: datetime) -> Select[Any]:
     live = and_(sessions.c.closed_at.is_(None), sessions.c.deadline_at > now)
-    return select(sessions.c.kind, sessions.c.state, func.count()).where(live).group_by(
-        sessions.c.kind, sessions.c.state
+    return (
+        select(sessions.c.kind, sessions.c.state, func.count()).where(live).group_by(sessions.c.kind, sessions.c.state)
     )
 
 

@@ -53,9 +53,7 @@ class Store(Protocol):
 
     async def get_session(self, session_id: str) -> Session | None: ...
 
-    async def list_sessions(
-        self, criteria: SessionFilter, after: Position | None, limit: int
-    ) -> Sequence[Session]:
+    async def list_sessions(self, criteria: SessionFilter, after: Position | None, limit: int) -> Sequence[Session]:
         """Newest start first, beginning after `after`."""
 
     async def count_sessions(self) -> SessionCounts: ...
@@ -64,6 +62,6 @@ class Store(Protocol):
         """The newest migration the database has seen; None if it has seen none. Also how readiness is probed."""
 
     async def migrate(self) -> Sequence[str]:
-        """Brings the schema up to date and returns the revisions applied; any number of instances may call it at once."""
+        """Brings the schema up to date and returns the revisions applied. Instances may call it all at once."""
 
     async def close(self) -> None: ...

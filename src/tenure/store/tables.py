@@ -99,9 +99,17 @@ sessions_live_key = Index(
     mssql_where=LIVE,
 )
 sessions_check_at = Index(
-    "sessions_check_at", sessions.c.check_at, postgresql_where=UNSWEPT, sqlite_where=UNSWEPT, mssql_where=UNSWEPT
+    "sessions_check_at",
+    sessions.c.check_at,
+    postgresql_where=UNSWEPT,
+    sqlite_where=UNSWEPT,
+    mssql_where=UNSWEPT,
 )
 sessions_closed_at = Index(
-    "sessions_closed_at", sessions.c.closed_at, postgresql_where=CLOSED, sqlite_where=CLOSED, mssql_where=CLOSED
+    "sessions_closed_at",
+    sessions.c.closed_at,
+    postgresql_where=CLOSED,
+    sqlite_where=CLOSED,
+    mssql_where=CLOSED,
 )
 sessions_started_at = Index("sessions_started_at", sessions.c.started_at, sessions.c.session_id)

@@ -41,7 +41,7 @@ class Instant(TypeDecorator[datetime]):
         if dialect.name == "sqlite":
             return dialect.type_descriptor(BigInteger())
         if dialect.name == "mssql":
-            return dialect.type_descriptor(DATETIME2(6))
+            return dialect.type_descriptor(DATETIME2(6))  # type: ignore[no-untyped-call]
         return dialect.type_descriptor(TIMESTAMP(timezone=True))
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> Any:
@@ -56,4 +56,5 @@ class Instant(TypeDecorator[datetime]):
             return None
         if dialect.name == "sqlite":
             return from_microseconds(value)
-        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+        instant: datetime = value
+        return instant.replace(tzinfo=UTC) if instant.tzinfo is None else instant.astimezone(UTC)

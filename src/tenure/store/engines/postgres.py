@@ -120,9 +120,7 @@ class PostgresStore:
     async def get_session(self, session_id: str) -> Session | None:
         return await self._read(lambda connection: sessions.get_session(connection, session_id))
 
-    async def list_sessions(
-        self, criteria: SessionFilter, after: Position | None, limit: int
-    ) -> Sequence[Session]:
+    async def list_sessions(self, criteria: SessionFilter, after: Position | None, limit: int) -> Sequence[Session]:
         return await self._read(lambda connection: sessions.list_sessions(connection, criteria, after, limit))
 
     async def count_sessions(self) -> SessionCounts:
@@ -288,7 +286,10 @@ def _found(line: asyncpg.Record, wish: Open) -> Session:
 
 def _session(record: asyncpg.Record) -> Session:
     return sessions.session_from_values(
-        {name: id_text(value) if name.endswith("_id") and value is not None else value for name, value in record.items()}
+        {
+            name: id_text(value) if name.endswith("_id") and value is not None else value
+            for name, value in record.items()
+        }
     )
 
 

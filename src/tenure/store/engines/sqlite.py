@@ -79,9 +79,7 @@ class SqliteStore:
     async def get_session(self, session_id: str) -> Session | None:
         return await self._read(lambda connection: sessions.get_session(connection, session_id))
 
-    async def list_sessions(
-        self, criteria: SessionFilter, after: Position | None, limit: int
-    ) -> Sequence[Session]:
+    async def list_sessions(self, criteria: SessionFilter, after: Position | None, limit: int) -> Sequence[Session]:
         return await self._read(lambda connection: sessions.list_sessions(connection, criteria, after, limit))
 
     async def count_sessions(self) -> SessionCounts:
@@ -138,7 +136,7 @@ def _immediate(connection: Connection, work: Callable[[Connection], T]) -> T:
 
 def _write_now(connection: Connection) -> datetime:
     """The clock of a session write: never before the last cut, even if the host's clock was stepped back."""
-    last_cut_at = connection.execute(select(tables.installation.c.last_cut_at)).scalar_one()
+    last_cut_at: datetime = connection.execute(select(tables.installation.c.last_cut_at)).scalar_one()
     return max(sessions.read_now(connection), last_cut_at)
 
 
@@ -192,7 +190,8 @@ def _live_of(connection: Connection, wishes: Sequence[Open]) -> dict[tuple[str, 
 
 def _ends_after(connection: Connection, now: datetime) -> dict[tuple[str, str], datetime]:
     """Ends that lie after the clock, because it was stepped back or a session had to last its one microsecond.
-    A new session of the same key begins no earlier."""
+    A new session of the same key begins no earlier.
+    """
     ended = tables.sessions.c
     rows = connection.execute(
         select(ended.capacity_id, ended.user_object_id, func.max(ended.closed_at))
@@ -221,9 +220,7 @@ def _end(connection: Connection, now: datetime, session_id: str, reason: CloseRe
 
 
 def _close(connection: Connection, session: Session, closed_at: datetime, reason: str) -> Session:
-    closed = replace(
-        session, state=State.CLOSED, closed_at=closed_at, close_reason=str(reason), modified_at=closed_at
-    )
+    closed = replace(session, state=State.CLOSED, closed_at=closed_at, close_reason=str(reason), modified_at=closed_at)
     connection.execute(sessions.close_statement(closed))
     return closed
 

