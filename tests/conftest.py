@@ -1,5 +1,5 @@
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,8 @@ from tests.support.databases import (
 )
 from tests.support.instances import RunningInstance
 from tenure.store.engines import open_store
+
+MakeDatabase = Callable[[], Awaitable[Database]]
 
 ENGINES = ["sqlite", "postgresql"]
 if "TENURE_TEST_MSSQL_URL" in os.environ:
@@ -34,19 +36,36 @@ async def template(postgres: PostgresServer) -> str:
 
 
 @pytest.fixture
-async def sqlite_database(tmp_path: Path) -> AsyncIterator[Database]:
-    store, clock = sqlite_store(tmp_path / "tenure.db")
-    await store.migrate()
-    yield Database(f"sqlite:///{tmp_path / 'tenure.db'}", store, clock)
-    await store.close()
+def make_sqlite(tmp_path: Path) -> MakeDatabase:
+    async def make() -> Database:
+        store, clock = sqlite_store(tmp_path / "tenure.db")
+        await store.migrate()
+        return Database(f"sqlite:///{tmp_path / 'tenure.db'}", store, clock)
+
+    return make
 
 
 @pytest.fixture
-async def postgres_database(postgres: PostgresServer, template: str) -> AsyncIterator[Database]:
-    url = postgres.url(await postgres.create_database(template))
-    store = open_store(url, POOL_SIZE)
-    yield Database(url, store, PostgresClock(url))
-    await store.close()
+def make_postgresql(postgres: PostgresServer, template: str) -> MakeDatabase:
+    async def make() -> Database:
+        url = postgres.url(await postgres.create_database(template))
+        return Database(url, open_store(url, POOL_SIZE), PostgresClock(url))
+
+    return make
+
+
+@pytest.fixture
+async def sqlite_database(make_sqlite: MakeDatabase) -> AsyncIterator[Database]:
+    database = await make_sqlite()
+    yield database
+    await database.close()
+
+
+@pytest.fixture
+async def postgres_database(make_postgresql: MakeDatabase) -> AsyncIterator[Database]:
+    database = await make_postgresql()
+    yield database
+    await database.close()
 
 
 @pytest.fixture(params=ENGINES)
@@ -54,6 +73,29 @@ def database(request: pytest.FixtureRequest) -> Database:
     """One database an engine, migrated and empty."""
     name = {"postgresql": "postgres"}.get(request.param, request.param)
     return request.getfixturevalue(f"{name}_database")  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+async def empty_sqlite_database(tmp_path: Path) -> AsyncIterator[Database]:
+    store, clock = sqlite_store(tmp_path / "empty.db")
+    database = Database(f"sqlite:///{tmp_path / 'empty.db'}", store, clock)
+    yield database
+    await database.close()
+
+
+@pytest.fixture
+async def empty_postgres_database(postgres: PostgresServer) -> AsyncIterator[Database]:
+    url = postgres.url(await postgres.create_database())
+    database = Database(url, open_store(url, POOL_SIZE), PostgresClock(url))
+    yield database
+    await database.close()
+
+
+@pytest.fixture(params=ENGINES)
+def empty_database(request: pytest.FixtureRequest) -> Database:
+    """One database an engine, with nothing in it."""
+    name = {"postgresql": "postgres"}.get(request.param, request.param)
+    return request.getfixturevalue(f"empty_{name}_database")  # type: ignore[no-any-return]
 
 
 @pytest.fixture

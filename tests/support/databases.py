@@ -3,6 +3,7 @@
 import itertools
 import os
 import shutil
+import sqlite3
 import subprocess
 import tempfile
 import warnings
@@ -15,7 +16,7 @@ from typing import Any
 import asyncpg
 from sqlalchemy import make_url
 
-from tenure.clock import to_microseconds, wall_microseconds
+from tenure.clock import from_microseconds, to_microseconds, wall_microseconds
 from tenure.store import Store
 from tenure.store.engines import open_store
 from tenure.store.engines.sqlite import SqliteStore
@@ -106,6 +107,9 @@ class Clock:
     async def release(self) -> None:
         self._now = None
 
+    async def close(self) -> None:
+        pass
+
 
 class SqliteClock(Clock):
     def microseconds(self) -> int:
@@ -113,26 +117,34 @@ class SqliteClock(Clock):
 
 
 class PostgresClock(Clock):
+    """Replaces `tenure_now`, the one place where PostgreSQL's clock is read, by a function that looks into a table."""
+
     def __init__(self, url: str) -> None:
         super().__init__()
         self._url = url
+        self._connection: asyncpg.Connection | None = None
 
     async def set(self, now: datetime) -> None:
         await super().set(now)
-        await self._replace(f"SELECT timestamptz ''{now.astimezone(UTC).isoformat()}''")
+        await (await self._connected()).execute("UPDATE test_clock SET now = $1", now)
 
     async def release(self) -> None:
         await super().release()
-        await self._replace("SELECT clock_timestamp()")
+        await (await self._connected()).execute("UPDATE test_clock SET now = NULL")
 
-    async def _replace(self, body: str) -> None:
-        connection = await asyncpg.connect(self._url)
-        try:
-            await connection.execute(
-                f"CREATE OR REPLACE FUNCTION tenure_now() RETURNS timestamptz LANGUAGE sql VOLATILE AS '{body}'"
+    async def close(self) -> None:
+        if self._connection is not None:
+            await self._connection.close()
+
+    async def _connected(self) -> asyncpg.Connection:
+        if self._connection is None:
+            self._connection = await asyncpg.connect(self._url)
+            await self._connection.execute("CREATE TABLE test_clock (now timestamptz); INSERT INTO test_clock VALUES (NULL)")
+            await self._connection.execute(
+                "CREATE OR REPLACE FUNCTION tenure_now() RETURNS timestamptz LANGUAGE sql VOLATILE "
+                "AS 'SELECT coalesce((SELECT now FROM test_clock), clock_timestamp())'"
             )
-        finally:
-            await connection.close()
+        return self._connection
 
 
 class Database:
@@ -147,28 +159,41 @@ class Database:
     def engine(self) -> str:
         return make_url(self.url).get_backend_name()
 
+    async def close(self) -> None:
+        await self.store.close()
+        await self.clock.close()
+
     def another_store(self) -> Store:
+        """A second instance's store. On SQLite it runs on the host's clock."""
         return open_store(self.url, POOL_SIZE)
 
+    async def rows(self, statement: str) -> list[dict[str, Any]]:
+        """What plain SQL sees, or does."""
+        if self.engine == "sqlite":
+            return self._sqlite_rows(statement)
+        connection = await asyncpg.connect(self.url)
+        try:
+            return [dict(row) for row in await connection.fetch(statement)]
+        finally:
+            await connection.close()
 
-def sqlite_store(path: Path) -> tuple[SqliteStore, SqliteClock]:
-    clock = SqliteClock()
-    return SqliteStore(make_url(f"sqlite:///{path}"), readers=3, clock=clock.microseconds), clock
+    async def execute(self, statement: str) -> None:
+        await self.rows(statement)
 
+    async def last_cut_at(self) -> datetime:
+        (row,) = await self.rows("SELECT last_cut_at FROM installation")
+        value = row["last_cut_at"]
+        return from_microseconds(value) if isinstance(value, int) else value
 
-async def rows(database: Database, statement: str) -> list[dict[str, Any]]:
-    """What plain SQL sees."""
-    if database.engine == "sqlite":
-        import sqlite3  # noqa: PLC0415
-
-        connection = sqlite3.connect(str(make_url(database.url).database))
+    def _sqlite_rows(self, statement: str) -> list[dict[str, Any]]:
+        connection = sqlite3.connect(str(make_url(self.url).database), isolation_level=None, timeout=10)
         connection.row_factory = sqlite3.Row
         try:
             return [dict(row) for row in connection.execute(statement)]
         finally:
             connection.close()
-    postgres = await asyncpg.connect(database.url)
-    try:
-        return [dict(row) for row in await postgres.fetch(statement)]
-    finally:
-        await postgres.close()
+
+
+def sqlite_store(path: Path) -> tuple[SqliteStore, SqliteClock]:
+    clock = SqliteClock()
+    return SqliteStore(make_url(f"sqlite:///{path}"), readers=3, clock=clock.microseconds), clock

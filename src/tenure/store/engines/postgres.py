@@ -22,7 +22,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from tenure.clock import MICROSECOND
-from tenure.deadlines import opened, span_of
+from tenure.deadlines import as_recorded, opened, span_of
 from tenure.ids import id_text
 from tenure.model import (
     CloseReason,
@@ -221,7 +221,8 @@ def _answers(lines: Sequence[asyncpg.Record], wishes: Sequence[Open], limits: Li
             if outcome == "created":
                 return _created_or(answers, wishes, limits, line[5])
         elif outcome == "lapsed":
-            lapsed[position] = _found(line, wishes[position - 1])
+            session = _found(line, wishes[position - 1])
+            lapsed[position] = as_recorded(session, session.deadline_at)
         else:
             answers[position - 1] = _answer(line, wishes[position - 1], limits, lapsed.get(position))
     return [answer or _AGAIN for answer in answers]
@@ -265,7 +266,7 @@ def _found(line: asyncpg.Record, wish: Open) -> Session:
     previous = line[14]
     return Session(
         session_id=str(line[2]),
-        tenant_object_id=wish.tenant_object_id,
+        tenant_object_id=str(line[16]),
         user_object_id=wish.user_object_id,
         capacity_id=wish.capacity_id,
         kind=line[3],

@@ -33,7 +33,8 @@ CREATE TYPE tenure_opened_1 AS (
     "position" int, outcome text, session_id uuid, kind smallint, state text,
     started_at timestamptz, term_ends_at timestamptz, deadline_at timestamptz, lapse_reason text,
     lease_microseconds bigint, idle_microseconds bigint, heartbeat_microseconds bigint,
-    last_heartbeat_at timestamptz, last_activity_at timestamptz, previous_session_id uuid, modified_at timestamptz
+    last_heartbeat_at timestamptz, last_activity_at timestamptz, previous_session_id uuid, modified_at timestamptz,
+    tenant_object_id uuid
 );
 
 -- statement-break
@@ -72,7 +73,8 @@ BEGIN
                    s.session_id, s.kind, s.state,
                    s.started_at, s.term_ends_at, s.deadline_at, s.lapse_reason,
                    s.lease_microseconds, s.idle_microseconds, s.heartbeat_microseconds,
-                   s.last_heartbeat_at, s.last_activity_at, s.previous_session_id, s.modified_at)::tenure_opened_1
+                   s.last_heartbeat_at, s.last_activity_at, s.previous_session_id, s.modified_at,
+                   s.tenant_object_id)::tenure_opened_1
           FROM unnest(p_capacity, p_user, p_tenant, p_kind) WITH ORDINALITY
                AS w(capacity_id, user_object_id, tenant_object_id, kind, position)
           -- OFFSET 0 keeps the planner, which may have seen the table while it was empty, from scanning it instead.
@@ -158,7 +160,7 @@ BEGIN
         -- Somebody else inserted the key meanwhile: to be looked at again.
         RETURN QUERY
         SELECT (ROW(w.position, 'again', NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-                    NULL)::tenure_opened_1).*
+                    NULL, NULL)::tenure_opened_1).*
           FROM unnest(p_session) WITH ORDINALITY AS w(session_id, position)
          WHERE NOT w.session_id = ANY (coalesce(v_opened, '{}'))
            AND NOT w.position = ANY (coalesce(v_named, '{}'));
@@ -226,7 +228,8 @@ BEGIN
         v_line := ROW(v_wish.position, NULL, v_old.session_id, v_old.kind, v_old.state,
                       v_old.started_at, v_old.term_ends_at, v_old.deadline_at, v_old.lapse_reason,
                       v_old.lease_microseconds, v_old.idle_microseconds, v_old.heartbeat_microseconds,
-                      v_old.last_heartbeat_at, v_old.last_activity_at, v_old.previous_session_id, v_old.modified_at);
+                      v_old.last_heartbeat_at, v_old.last_activity_at, v_old.previous_session_id, v_old.modified_at,
+                      v_old.tenant_object_id);
         IF v_live AND v_old.tenant_object_id <> v_wish.tenant_object_id THEN
             v_line.outcome := 'tenant-mismatch';
             RETURN NEXT v_line;
@@ -265,6 +268,7 @@ BEGIN
             v_line.started_at := v_now;
         END IF;
         v_line.session_id := v_wish.session_id;
+        v_line.tenant_object_id := v_wish.tenant_object_id;
         v_line.kind := v_wish.kind;
         v_line.state := 'created';
         v_line.term_ends_at := v_line.started_at + p_term * interval '1 microsecond';

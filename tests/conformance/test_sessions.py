@@ -1,0 +1,172 @@
+"""Reading and ending sessions, on every engine."""
+
+from datetime import timedelta
+
+import pytest
+
+from tenure.model import CloseReason, Outcome, Position, Session, SessionFilter, State
+from tests.support.databases import Database
+from tests.support.wishes import NOON, SECOND, again, open_one, some_id, wish
+
+SECONDS = timedelta(seconds=1)
+MICROSECOND = timedelta(microseconds=1)
+
+
+@pytest.fixture(autouse=True)
+async def noon(database: Database) -> None:
+    await database.clock.set(NOON)
+
+
+async def opened(database: Database, **given: object) -> Session:
+    answer = await open_one(database.store, wish(**given))
+    assert answer.outcome is Outcome.CREATED
+    assert answer.session is not None
+    return answer.session
+
+
+async def ids(database: Database, **criteria: object) -> list[str]:
+    found = await database.store.list_sessions(SessionFilter(**criteria), None, 100)  # type: ignore[arg-type]
+    return [session.session_id for session in found]
+
+
+async def test_get_session__knows_no_unknown_one(database: Database) -> None:
+    assert await database.store.get_session(some_id()) is None
+
+
+async def test_get_session__reads_a_lapsed_one_as_it_will_be_recorded(database: Database) -> None:
+    session = await opened(database, lease_microseconds=10 * SECOND)
+    await database.clock.set(NOON + 15 * SECONDS)
+    unrecorded = await database.store.get_session(session.session_id)
+    await database.store.end_session(session.session_id, CloseReason.TERMINATED)
+    assert unrecorded == await database.store.get_session(session.session_id)
+    assert unrecorded is not None
+    assert (unrecorded.closed_at, unrecorded.close_reason) == (NOON + 10 * SECONDS, CloseReason.LEASE_EXPIRED)
+
+
+async def test_end_session__ends_a_live_one_now(database: Database) -> None:
+    session = await opened(database)
+    now = NOON + 3 * SECONDS
+    await database.clock.set(now)
+    ended = await database.store.end_session(session.session_id, CloseReason.TERMINATED)
+    assert ended is not None
+    assert ended.recorded
+    assert (ended.session.state, ended.session.closed_at, ended.session.close_reason, ended.session.modified_at) == (
+        State.CLOSED,
+        now,
+        CloseReason.TERMINATED,
+        now,
+    )
+    assert ended.session == await database.store.get_session(session.session_id)
+
+
+async def test_end_session__keeps_the_end_it_has(database: Database) -> None:
+    session = await opened(database)
+    first = await database.store.end_session(session.session_id, CloseReason.TERMINATED)
+    await database.clock.set(NOON + 60 * SECONDS)
+    second = await database.store.end_session(session.session_id, CloseReason.STOPPED)
+    assert first is not None
+    assert second is not None
+    assert (second.session, second.recorded) == (first.session, False)
+
+
+async def test_end_session__leaves_a_lapse_its_reason_and_instant(database: Database) -> None:
+    session = await opened(database, idle_microseconds=5 * SECOND)
+    await database.clock.set(NOON + 60 * SECONDS)
+    ended = await database.store.end_session(session.session_id, CloseReason.TERMINATED)
+    assert ended is not None
+    assert (ended.session.close_reason, ended.session.closed_at) == (CloseReason.IDLE_TIMEOUT, NOON + 5 * SECONDS)
+
+
+async def test_end_session__in_the_instant_of_the_start_lasts_a_microsecond(database: Database) -> None:
+    session = await opened(database)
+    ended = await database.store.end_session(session.session_id, CloseReason.TERMINATED)
+    assert ended is not None
+    assert ended.session.closed_at == NOON + MICROSECOND
+
+
+async def test_end_session__knows_no_unknown_one(database: Database) -> None:
+    assert await database.store.end_session(some_id(), CloseReason.TERMINATED) is None
+
+
+async def test_end_session__frees_the_key(database: Database) -> None:
+    one = wish()
+    await open_one(database.store, one)
+    await database.store.end_session(one.session_id, CloseReason.TERMINATED)
+    await database.clock.set(NOON + SECONDS)
+    assert (await open_one(database.store, again(one))).outcome is Outcome.CREATED
+
+
+async def test_list_sessions__shows_the_newest_start_first(database: Database) -> None:
+    expected = []
+    for second in (3, 1, 2):
+        await database.clock.set(NOON + second * SECONDS)
+        expected.append((second, (await opened(database)).session_id))
+    assert await ids(database) == [session_id for _, session_id in sorted(expected, reverse=True)]
+
+
+async def test_list_sessions__pages_without_gap_or_repetition_among_equal_starts(database: Database) -> None:
+    created = {(await opened(database)).session_id for _ in range(7)}
+    seen: list[str] = []
+    after = None
+    while page := await database.store.list_sessions(SessionFilter(), after, 2):
+        seen += [session.session_id for session in page]
+        after = Position(page[-1].started_at, page[-1].session_id)
+    assert sorted(seen) == sorted(created)
+
+
+async def test_list_sessions__goes_on_where_it_was_while_rows_come_and_go(database: Database) -> None:
+    old = []
+    for second in range(4):
+        await database.clock.set(NOON + second * SECONDS)
+        old.append((await opened(database)).session_id)
+    page = await database.store.list_sessions(SessionFilter(), None, 2)
+    await database.clock.set(NOON + 60 * SECONDS)
+    await opened(database)
+    await database.store.end_session(old[1], CloseReason.TERMINATED)
+    rest = await database.store.list_sessions(
+        SessionFilter(), Position(page[-1].started_at, page[-1].session_id), 10
+    )
+    assert [session.session_id for session in rest] == [old[1], old[0]]
+
+
+@pytest.mark.parametrize("name", ["tenant", "user", "capacity"])
+async def test_list_sessions__filters_by_id(database: Database, name: str) -> None:
+    wanted = await opened(database)
+    await opened(database)
+    column = {"tenant": "tenant_object_id", "user": "user_object_id", "capacity": "capacity_id"}[name]
+    assert await ids(database, **{name: getattr(wanted, column)}) == [wanted.session_id]
+
+
+async def test_list_sessions__filters_by_kind(database: Database) -> None:
+    wanted = await opened(database, kind=2)
+    await opened(database, kind=3)
+    assert await ids(database, kind=2) == [wanted.session_id]
+
+
+async def test_list_sessions__filters_a_lapsed_one_as_it_will_be_recorded(database: Database) -> None:
+    live = await opened(database)
+    ended = await opened(database)
+    lapsed = await opened(database, lease_microseconds=10 * SECOND)
+    await database.store.end_session(ended.session_id, CloseReason.TERMINATED)
+    await database.clock.set(NOON + 10 * SECONDS)
+    over = {ended.session_id, lapsed.session_id}
+    assert await ids(database, active=True) == [live.session_id]
+    assert set(await ids(database, active=False)) == over
+    assert await ids(database, state="created") == [live.session_id]
+    assert set(await ids(database, state="closed")) == over
+    assert await ids(database, close_reason="LEASE_EXPIRED") == [lapsed.session_id]
+    assert await ids(database, close_reason="TERMINATED") == [ended.session_id]
+    assert await ids(database, state="created", close_reason="LEASE_EXPIRED") == []
+
+
+async def test_count_sessions__counts_the_live_by_kind_and_state_and_all(database: Database) -> None:
+    for kind in (1, 2, 2):
+        await opened(database, kind=kind)
+    await opened(database, kind=3, lease_microseconds=10 * SECOND)
+    ended = await opened(database, kind=1)
+    await database.store.end_session(ended.session_id, CloseReason.TERMINATED)
+    await database.clock.set(NOON + 10 * SECONDS)
+    counts = await database.store.count_sessions()
+    assert (counts.total, counts.active) == (5, 3)
+    assert counts.active_by_kind == {1: 1, 2: 2, 3: 0}
+    assert counts.active_by_state == {"created": 3, "active": 0}

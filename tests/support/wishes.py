@@ -1,0 +1,48 @@
+"""Wishes for sessions, with a value of its own in every column."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import uuid4
+
+from tenure.ids import new_id
+from tenure.model import Limits, Open, Opened, Outcome
+from tenure.store import Store
+from tenure.store.store import Lane
+
+LIMITS = Limits(timedelta(days=30))
+NOON = datetime(2041, 3, 1, 12, 0, 0, 123456, tzinfo=UTC)
+"""Later than any real installation, since nothing is stamped before the last cut, and a new one is cut as it is made."""
+SECOND = 1_000_000
+
+
+def some_id() -> str:
+    return str(uuid4())
+
+
+def wish(**given: Any) -> Open:
+    """A wish for a new key unless `given` names one."""
+    values: dict[str, Any] = {
+        "session_id": new_id(),
+        "tenant_object_id": some_id(),
+        "user_object_id": some_id(),
+        "capacity_id": some_id(),
+        "kind": 1,
+    }
+    return Open(**{**values, **given})
+
+
+def again(old: Open, **given: Any) -> Open:
+    """Another request for the same key."""
+    same = {name: getattr(old, name) for name in ("tenant_object_id", "user_object_id", "capacity_id", "kind")}
+    return wish(**{**same, **given})
+
+
+async def open_one(store: Store, one: Open, limits: Limits = LIMITS) -> Opened:
+    """Through as many lanes as it takes."""
+    lane = Lane.CREATE
+    for _ in range(5):
+        (answer,) = await store.open_sessions(lane, [one], limits)
+        if answer.outcome not in (Outcome.REOPEN, Outcome.AGAIN):
+            return answer
+        lane = Lane.REOPEN if answer.outcome is Outcome.REOPEN else Lane.CREATE
+    raise AssertionError(f"no answer after 5 rounds, last {answer.outcome}")
