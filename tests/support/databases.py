@@ -7,19 +7,22 @@ import sqlite3
 import subprocess
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import asyncpg
-from sqlalchemy import make_url
+from sqlalchemy import Connection, create_engine, make_url
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from tenure.clock import from_microseconds, to_microseconds, wall_microseconds
 from tenure.store import Store
 from tenure.store.engines import open_store
 from tenure.store.engines.sqlite import SqliteStore
+
+T = TypeVar("T")
 
 POOL_SIZE = 8
 TEMPLATE = "tenure_template"
@@ -184,6 +187,22 @@ class Database:
         (row,) = await self.rows("SELECT last_cut_at FROM installation")
         value = row["last_cut_at"]
         return from_microseconds(value) if isinstance(value, int) else value
+
+    async def run_sync(self, work: Callable[[Connection], T]) -> T:
+        """`work` on a SQLAlchemy connection of its own."""
+        if self.engine == "sqlite":
+            engine = create_engine(self.url)
+            try:
+                with engine.connect() as connection:
+                    return work(connection)
+            finally:
+                engine.dispose()
+        async_engine = create_async_engine("postgresql+asyncpg://", async_creator=lambda: asyncpg.connect(self.url))
+        try:
+            async with async_engine.connect() as async_connection:
+                return await async_connection.run_sync(work)
+        finally:
+            await async_engine.dispose()
 
     def _sqlite_rows(self, statement: str) -> list[dict[str, Any]]:
         connection = sqlite3.connect(str(make_url(self.url).database), isolation_level=None, timeout=10)

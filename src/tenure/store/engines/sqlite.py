@@ -16,7 +16,7 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from msgspec.structs import replace
-from sqlalchemy import URL, Connection, create_engine, event, func, insert, select, text
+from sqlalchemy import URL, Connection, Select, create_engine, event, func, insert, select, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import QueuePool
 
@@ -192,13 +192,17 @@ def _ends_after(connection: Connection, now: datetime) -> dict[tuple[str, str], 
     """Ends that lie after the clock, because it was stepped back or a session had to last its one microsecond.
     A new session of the same key begins no earlier.
     """
+    rows = connection.execute(_ends_after_statement(now))
+    return {(capacity_id, user_object_id): closed_at for capacity_id, user_object_id, closed_at in rows}
+
+
+def _ends_after_statement(now: datetime) -> Select[Any]:
     ended = tables.sessions.c
-    rows = connection.execute(
+    return (
         select(ended.capacity_id, ended.user_object_id, func.max(ended.closed_at))
         .where(ended.closed_at > now)
         .group_by(ended.capacity_id, ended.user_object_id)
     )
-    return {(capacity_id, user_object_id): closed_at for capacity_id, user_object_id, closed_at in rows}
 
 
 def _row(session: Session) -> dict[str, Any]:
