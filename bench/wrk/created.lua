@@ -1,18 +1,19 @@
--- A new user with every request, so that every request creates.
+-- A new user with every request, so that every request creates a session.
 local random, format = math.random, string.format
-local counter = 0
 
+local threads = 0
 function setup(thread)
-  counter = counter + 1
-  thread:set("seed", os.time() * 1000 + counter)
+  threads = threads + 1
+  thread:set("seed", os.time() * 1000 + threads)
 end
 
-function init(args)
+function init()
   math.randomseed(seed)
-  capacity = args[1] or "00000000-0000-4000-8000-000000000001"
-  head = '{"userObjectId":"'
-  tail = '","tenantObjectId":"00000000-0000-4000-8000-0000000000aa","capacityId":"' .. capacity .. '","sessionKind":1}'
 end
+
+local head = '{"userObjectId":"'
+local tail = '","tenantObjectId":"00000000-0000-4000-8000-0000000000aa",'
+  .. '"capacityId":"00000000-0000-4000-8000-000000000001","sessionKind":1}'
 
 function request()
   local user = format("%08x-%04x-4%03x-8%03x-%06x%06x", random(0, 4294967295), random(0, 65535), random(0, 4095),
@@ -20,7 +21,8 @@ function request()
   return wrk.format("PUT", "/sessions", { ["Content-Type"] = "application/json" }, head .. user .. tail)
 end
 
-function done(summary, latency, requests)
-  io.write(format("RESULT %d %d %.3f %.3f %d\n", summary.requests, summary.duration, latency:percentile(50) / 1000,
-    latency:percentile(99) / 1000, summary.errors.status + summary.errors.connect + summary.errors.read + summary.errors.timeout))
+function done(summary, latency)
+  local errors = summary.errors
+  io.write(format("RESULT %d %d %d %d %d\n", summary.requests, summary.duration, latency:percentile(50),
+    latency:percentile(99), errors.status + errors.connect + errors.read + errors.write + errors.timeout))
 end

@@ -1,0 +1,17 @@
+"""Every bar, one after the other."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+BARS = ("created", "existing", "lone_client", "sqlite_created", "growth", "memory")
+
+
+def main() -> None:
+    for bar in BARS:
+        print(f"== {bar}", flush=True)
+        subprocess.run([sys.executable, str(Path(__file__).with_name(f"{bar}.py"))], check=True)
+
+
+if __name__ == "__main__":
+    main()

