@@ -133,13 +133,17 @@ def wrk(address: str, script: str, seconds: int = SECONDS, connections: int = CO
     if shutil.which("wrk") is None:
         sys.exit("the bars need wrk; Debian has it as a package of that name")
     threads = str(min(2, connections))
-    command = ["wrk", "-t", threads, "-c", str(connections), "-d", str(seconds), "-s", str(FOLDER / "wrk" / f"{script}.lua")]
-    output = subprocess.run([*command, address], check=True, capture_output=True, text=True).stdout
-    requests, duration, p50, p99, errors = map(int, re.search(r"RESULT (\d+) (\d+) (\d+) (\d+) (\d+)", output).groups())  # type: ignore[union-attr]
+    command = ["wrk", "-t", threads, "-c", str(connections), "-d", str(seconds)]
+    command += ["-s", str(FOLDER / "wrk" / f"{script}.lua"), address]
+    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    numbers = output.partition("RESULT ")[2].split()
+    requests, duration, p50, p99, errors = map(int, numbers)
     return Load(requests / duration * 1e6, p50 / 1000, p99 / 1000, errors)
 
 
-def in_turns(subject: Callable[[], Load], yardstick: Callable[[], float], pairs: int = PAIRS) -> tuple[float, list[Load]]:
+def in_turns(
+    subject: Callable[[], Load], yardstick: Callable[[], float], pairs: int = PAIRS
+) -> tuple[float, list[Load]]:
     """The median of the ratios of alternating pairs, and the loads."""
     ratios, loads = [], []
     for number in range(1, pairs + 1):
@@ -154,9 +158,10 @@ def in_turns(subject: Callable[[], Load], yardstick: Callable[[], float], pairs:
     return statistics.median(ratios), loads
 
 
-def verdict(name: str, value: float, bar: float, unit: str = "×", *, at_most: bool = False) -> bool:
+def verdict(name: str, value: float, bar: float, unit: str = "times", *, at_most: bool = False) -> bool:
     good = value <= bar if at_most else value >= bar
-    print(f"{'ok  ' if good else 'SHORT'} {name}: {value:.2f} {unit} (bar: {'at most' if at_most else 'at least'} {bar:g} {unit})")
+    limit = f"at most {bar:g}" if at_most else f"at least {bar:g}"
+    print(f"{'ok   ' if good else 'SHORT'} {name}: {value:.2f} {unit} (bar: {limit})")
     return good
 
 

@@ -8,11 +8,12 @@ import uuid
 from pathlib import Path
 
 import asyncpg
+
 from bench import EXISTING, Postgres, median, postgres, service, verdict, wrk
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from tests.support.plans import explain, hot_statements, prepare  # noqa: E402 - the statements that the tests assert
-from tests.support.rows import fill_postgres  # noqa: E402
+from tests.support.plans import explain, hot_statements, prepare
+from tests.support.rows import fill_postgres
 
 SMALL, LARGE = 10_000, 2_000_000
 ROUNDS = 5
@@ -43,7 +44,7 @@ def _values() -> dict[str, str]:
 
 
 async def buffers(url: str) -> dict[str, int]:
-    """Buffers that each hot statement touches for one wish, and the indexes it uses; the second run, when all is warm."""
+    """Buffers that each hot statement touches for one wish, when all is warm."""
     touched = {}
     for name, statement in hot_statements().items():
         connection = await asyncpg.connect(url)

@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from urllib.parse import urlsplit
 
 import asyncpg
+
 from bench import PAIRS, median, postgres, service, verdict
 
 REQUESTS = 600

@@ -3,6 +3,7 @@
 import argparse
 
 import psutil
+
 from bench import postgres, service, verdict, wrk
 
 REQUESTS = 1_000_000

@@ -123,9 +123,7 @@ async def test_list_sessions__goes_on_where_it_was_while_rows_come_and_go(databa
     await database.clock.set(NOON + 60 * SECONDS)
     await opened(database)
     await database.store.end_session(old[1], CloseReason.TERMINATED)
-    rest = await database.store.list_sessions(
-        SessionFilter(), Position(page[-1].started_at, page[-1].session_id), 10
-    )
+    rest = await database.store.list_sessions(SessionFilter(), Position(page[-1].started_at, page[-1].session_id), 10)
     assert [session.session_id for session in rest] == [old[1], old[0]]
 
 

@@ -1,4 +1,4 @@
-"""Hot statements use the index they were written for: on an empty table, where plans are made, and on a million rows."""
+"""Hot statements use the index they were written for: on an empty table, where plans are made, and on a million."""
 
 import re
 from collections.abc import AsyncIterator
@@ -11,7 +11,7 @@ from sqlalchemy.dialects import sqlite
 from tenure.model import Position, SessionFilter
 from tenure.store import sessions
 from tenure.store.engines import sqlite as sqlite_engine
-from tests.support.databases import Database, PostgresServer
+from tests.support.databases import Database, PostgresServer, sqlite_store
 from tests.support.plans import explain, hot_statements, prepare
 from tests.support.rows import fill_postgres, fill_sqlite
 from tests.support.wishes import NOON, some_id
@@ -64,7 +64,10 @@ SQLITE_STATEMENTS = {
         sqlite_engine._ends_after_statement(NOON),
         "SEARCH sessions USING INDEX sessions_closed_at (closed_at>?)",
     ),
-    "get": (sessions.get_statement(some_id()), "SEARCH sessions USING INDEX sqlite_autoindex_sessions_1 (session_id=?)"),
+    "get": (
+        sessions.get_statement(some_id()),
+        "SEARCH sessions USING INDEX sqlite_autoindex_sessions_1 (session_id=?)",
+    ),
     "list": (
         sessions.list_statement(SessionFilter(), Position(NOON, some_id()), 100, NOON),
         "SEARCH sessions USING INDEX sessions_started_at (started_at<?)",
@@ -73,9 +76,9 @@ SQLITE_STATEMENTS = {
 
 
 @pytest.fixture(scope="module", params=[0, pytest.param(MILLION, marks=pytest.mark.slow)], ids=["empty", "million"])
-async def sqlite_file(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Database]:
-    from tests.support.databases import sqlite_store  # noqa: PLC0415
-
+async def sqlite_file(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Database]:
     path = tmp_path_factory.mktemp("plans") / "tenure.db"
     store, clock = sqlite_store(path)
     await store.migrate()

@@ -8,8 +8,8 @@ import subprocess
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from datetime import UTC, datetime
+from contextlib import contextmanager, suppress
+from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -87,10 +87,8 @@ def postgres_server(version: int = 18) -> Iterator[PostgresServer]:
     try:
         yield server
     finally:
-        try:
+        with suppress(subprocess.CalledProcessError):  # a test has stopped it already
             server.stop()
-        except subprocess.CalledProcessError:
-            pass  # a test has stopped it already
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -142,7 +140,8 @@ class PostgresClock(Clock):
     async def _connected(self) -> asyncpg.Connection:
         if self._connection is None:
             self._connection = await asyncpg.connect(self._url)
-            await self._connection.execute("CREATE TABLE test_clock (now timestamptz); INSERT INTO test_clock VALUES (NULL)")
+            await self._connection.execute("CREATE TABLE test_clock (now timestamptz)")
+            await self._connection.execute("INSERT INTO test_clock VALUES (NULL)")
             await self._connection.execute(
                 "CREATE OR REPLACE FUNCTION tenure_now() RETURNS timestamptz LANGUAGE sql VOLATILE "
                 "AS 'SELECT coalesce((SELECT now FROM test_clock), clock_timestamp())'"

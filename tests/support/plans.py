@@ -68,7 +68,9 @@ async def prepare(connection: asyncpg.Connection, statement: HotStatement) -> No
     await connection.execute(f"PREPARE hot ({types}) AS {statement.text}")
 
 
-async def explain(connection: asyncpg.Connection, values: dict[str, str], statement: HotStatement, options: str = "") -> str:
+async def explain(
+    connection: asyncpg.Connection, values: dict[str, str], statement: HotStatement, options: str = ""
+) -> str:
     """The plan for `values`, literals by the names of the function's parameters; NULL where there is none."""
     arguments = ", ".join(values.get(word, "NULL") for word in statement.parameters)
     lines: list[Any] = await connection.fetch(f"EXPLAIN ({options or 'COSTS OFF'}) EXECUTE hot ({arguments})")

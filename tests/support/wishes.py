@@ -11,7 +11,7 @@ from tenure.store.store import Lane
 
 LIMITS = Limits(timedelta(days=30))
 NOON = datetime(2041, 3, 1, 12, 0, 0, 123456, tzinfo=UTC)
-"""Later than any real installation, since nothing is stamped before the last cut, and a new one is cut as it is made."""
+"""Later than any real installation: nothing is stamped before the last cut, and a new one is cut as it is made."""
 SECOND = 1_000_000
 
 

@@ -17,9 +17,10 @@ def _readings(tree: ast.AST) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module == "time":
             yield from (f"from time import {name.name}" for name in node.names)
-        if isinstance(node, ast.Attribute) and node.attr in READINGS and isinstance(node.value, ast.Name):
-            if node.value.id in ("time", "datetime", "date"):
-                yield f"{node.value.id}.{node.attr}"
+        if isinstance(node, ast.Attribute) and node.attr in READINGS:
+            owner = ast.unparse(node.value).rpartition(".")[2]
+            if owner in ("time", "datetime", "date"):
+                yield f"{owner}.{node.attr}"
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))

@@ -18,7 +18,8 @@ def test_no_engine_is_named_above_the_store() -> None:
         (path.name, node.value)
         for path in above
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        if isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
         and any(name == node.value.lower() for name in ENGINE_NAMES)
     ]
     assert named == []

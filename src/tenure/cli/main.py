@@ -3,7 +3,7 @@
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -46,18 +46,10 @@ def serve(
     config: ConfigFlag = None,
 ) -> None:
     """Start the service. It migrates the database by itself."""
+    settings = _load(config, host=host, port=port, database=database, workers=workers, prefix=prefix, insecure=insecure)
     from tenure.logs import configure_logs  # noqa: PLC0415 - other commands need no server
     from tenure.serving import serve as run  # noqa: PLC0415
 
-    settings = _load(
-        config,
-        host=host,
-        port=_number(port),
-        database=database,
-        workers=_number(workers),
-        prefix=prefix,
-        insecure=insecure,
-    )
     configure_logs()
     run(settings)
 
@@ -69,21 +61,16 @@ def migrate(
     config: ConfigFlag = None,
 ) -> None:
     """Bring the database's schema up to date."""
+    # It listens nowhere, so the host that `serve --insecure` is told must not stop it.
+    settings = _load(config, database=database, insecure=True)
     from tenure.migrating import migrate as run  # noqa: PLC0415
 
-    settings = _load(config, database=database)
     typer.echo(run(settings, dry_run=dry_run))
 
 
-def _load(file: Path | None, **flags: Any) -> Config:
-    given = {name: value for name, value in flags.items() if value is not None}
-    named = os.environ.get("TENURE_CONFIG")
-    return load(given, os.environ, file or (Path(named) if named else None))
-
-
-def _number(text: str | None) -> int | str | None:
-    """Flags are checked with all other settings, so that every way of giving one is refused in the same words."""
-    return int(text) if text is not None and text.removeprefix("-").isdigit() else text
+def _load(file: Path | None, **flags: str | bool | None) -> Config:
+    """Flags are taken as typed and checked with all other settings, so that each is refused in the same words."""
+    return load({name: value for name, value in flags.items() if value is not None}, os.environ, file)
 
 
 def _say(message: str) -> None:

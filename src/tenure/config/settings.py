@@ -1,106 +1,148 @@
-"""Every setting, its type, its default and what is allowed: the one place that says so.
+"""Every setting, its type and its default: the one place that says so.
 
 `docs/configuration.md` lists the same, and a test compares the two.
 """
 
 import ipaddress
+from collections.abc import Callable
 from decimal import Decimal
-from typing import Annotated, Literal
+from typing import Any
 
 import msgspec
-from msgspec import Meta
+from msgspec.structs import replace
 
-JOBS = {"expire-sessions": 10.0, "emit-usage": 60.0, "prune": 3600.0, "watch": 30.0}
-"""The built-in jobs and their default intervals in seconds."""
+from tenure.config.urls import HIDDEN, origin, without_password
+from tenure.config.values import (
+    JOBS,
+    Bytes,
+    Count,
+    DatabaseUrl,
+    Days,
+    Factor,
+    Format,
+    GatewayName,
+    Handler,
+    HeaderName,
+    HeaderValue,
+    Host,
+    HttpUrl,
+    JobName,
+    Kind,
+    Pauses,
+    PoolSize,
+    Port,
+    Prefix,
+    Seconds,
+    SecondsOrNone,
+    Statuses,
+    Switch,
+    Text,
+    Workers,
+)
 
-FORMATS = ("tenure", "cloudevents")
-
-Seconds = Annotated[float, Meta(ge=1, extra={"must": "must be a number of seconds, 1 or more"})]
-Port = Annotated[
-    int, Meta(ge=0, le=65535, extra={"must": "must be a whole number from 0 to 65535 (0 picks a free port)"})
-]
-Count = Annotated[int, Meta(ge=1, extra={"must": "must be a whole number, 1 or more"})]
-Pause = Annotated[float, Meta(ge=0, extra={"must": "must be a number of seconds, 0 or more"})]
-Status = Annotated[int, Meta(ge=100, le=599, extra={"must": "must be an HTTP status"})]
-Factor = Annotated[Decimal, Meta(extra={"must": "must be a number from 0 to 1000000 with at most six decimals"})]
+SECRETS: dict[str, Callable[[Any], object]] = {
+    "database": without_password,
+    "url": origin,
+    "secret": lambda secret: secret and HIDDEN,
+    "previous_secret": lambda secret: secret and HIDDEN,
+    "headers": lambda headers: dict.fromkeys(headers, HIDDEN),
+}
+"""How settings that contain a secret are shown."""
 
 
-class SessionsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Settings that show no secrets: sooner or later a configuration is printed, logged or part of a traceback."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        return [(name, _shown(name, getattr(self, name))) for name in self.__struct_fields__]
+
+
+class SessionsConfig(Section, frozen=True, kw_only=True):
     """Limits of new sessions. 0 means none unless the request asks, for the heartbeat a twelfth of the lease."""
 
-    term_days: Annotated[
-        float, Meta(gt=0, le=36500, extra={"must": "must be a number of days above 0, at most 36500"})
-    ] = 30.0
-    lease_seconds: Pause = 0.0
-    idle_seconds: Pause = 0.0
-    heartbeat_seconds: Pause = 0.0
+    term_days: Days = 30.0
+    lease_seconds: SecondsOrNone = 0.0
+    idle_seconds: SecondsOrNone = 0.0
+    heartbeat_seconds: SecondsOrNone = 0.0
 
 
-class StreamsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class StreamsConfig(Section, frozen=True, kw_only=True):
     max_per_instance: Count = 1000
-    max_message_bytes: Count = 1_048_576
-    handler: str = "echo"
+    max_message_bytes: Bytes = 1_048_576
+    handler: Handler = "echo"
     lease_seconds: Seconds = 60.0
     idle_seconds: Seconds = 300.0
 
 
-class LeasesConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class LeasesConfig(Section, frozen=True, kw_only=True):
     duration_seconds: Seconds = 60.0
     renew_seconds: Seconds = 20.0
     acquire_seconds: Seconds = 30.0
     refresh_seconds: Seconds = 1.0
 
 
-class JobConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """None stands for the job's own default."""
+class JobConfig(Section, frozen=True, kw_only=True):
+    """No interval stands for the job's own; `Config.job` fills in those of the built-in jobs."""
 
     interval_seconds: Seconds | None = None
     lock_timeout_seconds: Seconds = 120.0
-    paused: bool = False
+    paused: Switch = False
 
 
-class UsageConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    factors: dict[Literal["1", "2", "3"], Factor] = msgspec.field(
+class UsageConfig(Section, frozen=True, kw_only=True):
+    factors: dict[Kind, Factor] = msgspec.field(
         default_factory=lambda: {"1": Decimal(1), "2": Decimal(2), "3": Decimal(3)}
     )
-    format: Literal["tenure", "cloudevents"] = "tenure"
+    format: Format = "tenure"
 
 
-class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Where submissions go. Secrets never appear in a log, an answer or an error."""
+class GatewayConfig(Section, frozen=True, kw_only=True):
+    """Where submissions go."""
 
-    url: str
-    secret: str | None = None
-    previous_secret: str | None = None
+    url: HttpUrl
+    secret: Text | None = None
+    previous_secret: Text | None = None
     timeout_seconds: Seconds = 30.0
-    schedule: tuple[Pause, ...] = (5.0, 30.0, 120.0, 600.0, 3600.0, 21600.0)
+    schedule: Pauses = (5.0, 30.0, 120.0, 600.0, 3600.0, 21600.0)
     max_attempts: Count = 20
-    already_have: tuple[Status, ...] = (409,)
-    headers: dict[str, str] = {}
+    already_have: Statuses = (409,)
+    headers: dict[HeaderName, HeaderValue] = {}
     concurrency: Count = 16
 
 
-class OidcConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    issuer: str
-    audience: str
-    jwks_url: str
+class OidcConfig(Section, frozen=True, kw_only=True):
+    issuer: HttpUrl
+    audience: Text
+    jwks_url: HttpUrl
 
 
-class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    database: str = "sqlite:///tenure.db"
-    host: str = "127.0.0.1"
+class Config(Section, frozen=True, kw_only=True):
+    database: DatabaseUrl = "sqlite:///tenure.db"
+    host: Host = "127.0.0.1"
     port: Port = 8080
-    workers: Annotated[int, Meta(ge=1, le=256, extra={"must": "must be a whole number from 1 to 256"})] = 1
-    prefix: str = ""
-    insecure: bool = False
-    pool_size: Annotated[int, Meta(ge=4, le=1000, extra={"must": "must be a whole number from 4 to 1000"})] = 10
+    workers: Workers = 1
+    prefix: Prefix = ""
+    insecure: Switch = False
+    pool_size: PoolSize = 10
     sessions: SessionsConfig = SessionsConfig()
     streams: StreamsConfig = StreamsConfig()
     leases: LeasesConfig = LeasesConfig()
-    jobs: dict[str, JobConfig] = {}
+    jobs: dict[JobName, JobConfig] = {}
     usage: UsageConfig = UsageConfig()
-    gateways: dict[str, GatewayConfig] = {}
+    gateways: dict[GatewayName, GatewayConfig] = {}
     oidc: OidcConfig | None = None
+
+    def job(self, name: str) -> JobConfig:
+        """A job's settings, configured or not. A job of an application may be left without an interval."""
+        given = self.jobs.get(name, JobConfig())
+        return given if given.interval_seconds is not None else replace(given, interval_seconds=JOBS.get(name))
+
+
+def _shown(name: str, value: Any) -> Any:
+    return SECRETS[name](value) if name in SECRETS else value
 
 
 def is_loopback(host: str) -> bool:

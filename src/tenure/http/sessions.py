@@ -68,7 +68,7 @@ class SessionRoutes:
                 handler=self.list,
                 tag="sessions",
                 summary="List sessions, newest start first",
-                description="All states unless filtered. A lapsed session reads and is filtered as it will be recorded.",
+                description="All states unless filtered. A lapsed one reads and is filtered as it will be recorded.",
                 query=SessionQuery,
                 answers={200: SessionList},
                 refusals=(Invalid, Unavailable),

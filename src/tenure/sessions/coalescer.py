@@ -1,8 +1,8 @@
 """Many requests, one transaction.
 
 A request does not get its own transaction. While one batch is at the database the next gathers; when a place in
-flight frees, up to `BATCH_MAX` waiting items go as one call. There is no linger timer: a lone item leaves with the next turn of
-the event loop, together with whatever else arrived in this one. Callers are answered after the commit.
+flight frees, up to `BATCH_MAX` waiting items go as one call. There is no linger timer: a lone item leaves with the
+next turn of the event loop, together with whatever else arrived in this one. Callers are answered after the commit.
 
 What can go wrong with a batch:
 

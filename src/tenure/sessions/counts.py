@@ -8,13 +8,14 @@ import asyncio
 import structlog
 
 from tenure.clock import monotonic
-from tenure.errors import DatabaseUnavailable
+from tenure.errors import DatabaseUnavailable, Starting
 from tenure.model import SessionCounts
 from tenure.store.store import Store
 
 log = structlog.get_logger()
 
 FRESH_SECONDS = 10.0
+FIRST_SECONDS = 1.5
 
 
 class CachedCounts:
@@ -33,10 +34,16 @@ class CachedCounts:
     async def last(self) -> SessionCounts:
         """The last count, and a new one under way if that is stale; waits only where there was none yet."""
         if self._counts is None:
-            return await self.fresh()
+            return await self._first()
         if monotonic() - self._counted_at >= FRESH_SECONDS:
             self._count()
         return self._counts
+
+    async def _first(self) -> SessionCounts:
+        try:
+            return await asyncio.wait_for(asyncio.shield(self._count()), FIRST_SECONDS)
+        except TimeoutError as error:
+            raise Starting("the sessions are still being counted") from error
 
     def _count(self) -> asyncio.Task[SessionCounts]:
         if self._counting is None:

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import structlog
 
+from tenure.clock import monotonic
 from tenure.errors import DatabaseBusy, DatabaseUnavailable
 
 T = TypeVar("T")
@@ -22,6 +23,7 @@ log = structlog.get_logger()
 TRIES = 3
 PATIENCE_SECONDS = 1.7
 PAUSE_SECONDS = 0.02
+QUIET_SECONDS = 1.0
 
 
 class Cause(StrEnum):
@@ -35,6 +37,7 @@ class Cause(StrEnum):
 class Retries:
     def __init__(self, cause_of: Callable[[BaseException], Cause | None]) -> None:
         self._cause_of = cause_of
+        self._quiet_until = 0.0
         self.counts: Counter[Cause] = Counter()
 
     async def run(self, operation: Callable[[], Awaitable[T]], patience_seconds: float = PATIENCE_SECONDS) -> T:
@@ -54,11 +57,18 @@ class Retries:
                     raise
                 self.counts[cause] += 1
                 if number == TRIES or cause is Cause.SCHEMA:
-                    log.warning("store.unavailable", cause=cause.value, error=_one_line(error))
+                    self._say(cause, error)
                     raise _EXCEPTIONS.get(cause, DatabaseUnavailable)(_SENTENCES[cause]) from error
             # Those that collided must not collide again.
             await asyncio.sleep(PAUSE_SECONDS * number * (0.5 + random.random()))  # noqa: S311
         raise AssertionError("unreachable")
+
+    def _say(self, cause: Cause, error: Exception) -> None:
+        """Once a second: a database that is away fails hundreds of operations in one."""
+        now = monotonic()
+        if now >= self._quiet_until:
+            self._quiet_until = now + QUIET_SECONDS
+            log.warning("store.unavailable", cause=cause.value, error=_one_line(error), counts=dict(self.counts))
 
 
 _EXCEPTIONS = {Cause.DEADLOCK: DatabaseBusy, Cause.LOCK_TIMEOUT: DatabaseBusy}

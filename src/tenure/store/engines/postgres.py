@@ -46,6 +46,7 @@ HOT_CONNECTIONS = 4
 CONNECT_SECONDS = 1.0
 TCP_USER_TIMEOUT_MS = 2000
 MIGRATION_SECONDS = 600
+LONG_READ_SECONDS = 30
 MIGRATION_LOCK = 7305808868231127650
 
 SETTINGS = {
@@ -56,7 +57,8 @@ SETTINGS = {
     "jit": "off",
 }
 TRANSACTION_TIMEOUT = "2000ms"
-"""Ends a transaction whose last message never arrives, which the other timeouts do not. PostgreSQL 17 and later."""
+"""Ends a transaction whose last message never arrives, which the other timeouts do not."""
+TRANSACTION_TIMEOUT_SINCE = 17
 
 HOT_SETTINGS = {
     # The generic plan of a hot statement is made once per connection, maybe while the table is still empty. It must be
@@ -124,17 +126,14 @@ class PostgresStore:
         return await self._read(lambda connection: sessions.list_sessions(connection, criteria, after, limit))
 
     async def count_sessions(self) -> SessionCounts:
-        return await self._read(sessions.count_sessions)
+        return await self._read_long(sessions.count_sessions)
 
     async def schema_revision(self) -> str | None:
         return await self._read(migrate.current_revision)
 
     async def migrate(self) -> Sequence[str]:
         def locked(connection: Connection) -> Sequence[str]:
-            connection.execute(text("SET LOCAL statement_timeout = 0"))
-            connection.execute(text("SET LOCAL lock_timeout = 0"))
-            if connection.dialect.server_version_info >= (17,):  # type: ignore[operator]
-                connection.execute(text("SET LOCAL transaction_timeout = 0"))
+            _allow(connection, MIGRATION_SECONDS)
             connection.execute(text(f"SELECT pg_advisory_xact_lock({MIGRATION_LOCK})"))
             return migrate.upgrade(connection)
 
@@ -159,6 +158,19 @@ class PostgresStore:
 
         return await self._retries.run(run)
 
+    async def _read_long(self, read: Callable[[Connection], T]) -> T:
+        """For reads that grow with the table. They hold no lock that a writer waits for."""
+
+        def unhurried(connection: Connection) -> T:
+            _allow(connection, LONG_READ_SECONDS)
+            return read(connection)
+
+        async def run() -> T:
+            async with self._engine.begin() as connection:
+                return await connection.run_sync(unhurried)
+
+        return await self._retries.run(run, LONG_READ_SECONDS)
+
     async def _connect(self) -> asyncpg.Connection:
         return await connect(self._dsn, SETTINGS)
 
@@ -179,12 +191,19 @@ class HotConnections:
             connection = self._free.pop() if self._free else await self._connect()
             try:
                 lines: Sequence[asyncpg.Record] = await connection.fetch(statement, *arguments)
-            except BaseException:
+            except BaseException as error:
                 # Whether it is broken, cancelled or in doubt: its transaction must not outlive it here.
                 connection.terminate()
+                if not isinstance(error, asyncpg.PostgresError):
+                    self._drop_free()
                 raise
             self._free.append(connection)
             return lines
+
+    def _drop_free(self) -> None:
+        """A server that went away took all connections with it: no try may be wasted on the others."""
+        while self._free:
+            self._free.pop().terminate()
 
     async def close(self) -> None:
         while self._free:
@@ -197,10 +216,19 @@ async def connect(dsn: str, settings: dict[str, str]) -> asyncpg.Connection:
     )
     _detect_dead_peers(connection)
     wanted = dict(settings)
-    if connection.get_server_version().major >= 17:  # noqa: PLR2004
+    if connection.get_server_version().major >= TRANSACTION_TIMEOUT_SINCE:
         wanted["transaction_timeout"] = TRANSACTION_TIMEOUT
     await connection.execute(";".join(f"SET {name} = '{value}'" for name, value in wanted.items()))
     return connection
+
+
+def _allow(connection: Connection, seconds: int) -> None:
+    """Gives this transaction more time than the settings of its connection do."""
+    names = ["statement_timeout", "lock_timeout"]
+    if connection.dialect.server_version_info >= (TRANSACTION_TIMEOUT_SINCE,):  # type: ignore[operator]
+        names.append("transaction_timeout")
+    for name in names:
+        connection.execute(text(f"SET LOCAL {name} = '{seconds}s'"))
 
 
 def _detect_dead_peers(connection: asyncpg.Connection) -> None:
