@@ -2,5 +2,6 @@
 
 from tenure.config.load import load
 from tenure.config.settings import Config, GatewayConfig, JobConfig, SessionsConfig
+from tenure.config.values import JOBS
 
-__all__ = ["Config", "GatewayConfig", "JobConfig", "SessionsConfig", "load"]
+__all__ = ["JOBS", "Config", "GatewayConfig", "JobConfig", "SessionsConfig", "load"]

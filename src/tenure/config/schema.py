@@ -62,14 +62,14 @@ def variable(path: SettingPath) -> str:
 
 
 def suggestion(path: SettingPath, siblings: Iterable[str]) -> SettingPath | None:
-    """The setting that was meant: one of this name in another section, or the most similar one here, or anywhere."""
+    """The setting that was meant: one of this name in another section, or the most similar one here, or of all."""
     known = {_joined(other): other for other in _paths(Config)}
     elsewhere = {other[-1]: other for other in reversed(known.values()) if other[0] not in NAMED}
     if exact := known.get(_joined(path)) or elsewhere.get(path[-1]):
         return exact
     if near := near_miss(path[-1], siblings):
         return (*path[:-1], near)
-    return known.get(near_miss(_joined(path), known) or "")
+    return known.get(near_miss(path[0], known) or "") if len(path) == 1 else None
 
 
 def _joined(path: SettingPath) -> str:

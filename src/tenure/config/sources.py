@@ -97,13 +97,13 @@ def _path(name: str, in_file: Any) -> SettingPath:
     path: SettingPath = ()
     for part in name.removeprefix(PREFIX).lower().split(SEPARATOR):
         names = in_file if isinstance(in_file, Mapping) else {}
-        spelled = next((known for known in names if as_in_variables(known) == part), None)
+        spelled = next((known for known in names if _as_in_variables(known) == part), None)
         path = (*path, spelled or _with_dashes(path, part))
         in_file = names.get(spelled)
     return path
 
 
-def as_in_variables(name: str) -> str:
+def _as_in_variables(name: str) -> str:
     return name.replace("-", "_").lower()
 
 

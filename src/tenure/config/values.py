@@ -15,7 +15,6 @@ from tenure.config.urls import SCHEMES, SQLITE, is_database_url, is_http_url
 JOBS = {"expire-sessions": 10.0, "emit-usage": 60.0, "prune": 3600.0, "watch": 30.0}
 """The built-in jobs and their default intervals in seconds."""
 HANDLERS = ("echo", "discard")
-FORMATS = ("tenure", "cloudevents")
 RESERVED_HEADERS = frozenset(
     {
         "connection",
@@ -54,15 +53,16 @@ def near_miss(name: str, names: Iterable[str], similarity: float = SIMILAR) -> s
 def _misspelt(name: str, built_in: Iterable[str], group: str) -> str | None:
     """The built-in name that was meant, unless an application brings one of exactly this name."""
     near = near_miss(name, built_in, MISSPELT)
-    return None if near == name or name in entry_points(group=group).names else near
+    if near is None or near == name or name in entry_points(group=group).names:
+        return None
+    return near
 
 
 def _meant_database(url: str) -> str | None:
-    scheme = url.partition(":")[0].lower()
-    if scheme == "sqlite":
-        return None if url.startswith(SQLITE) else SQLITE
-    near = near_miss(scheme, SCHEMES)
-    return None if near is None or url.startswith(f"{near}://") else f"{near}://"
+    """How the URL should begin. A driver in the scheme is none of the user's business."""
+    scheme = near_miss(re.split("[:+]", url)[0].lower(), SCHEMES)
+    beginning = SQLITE if scheme == "sqlite" else f"{scheme}://"
+    return None if scheme is None or url.startswith(beginning) else beginning
 
 
 def _is_factor(factor: Decimal) -> bool:
@@ -103,7 +103,8 @@ Statuses = Annotated[tuple[Annotated[int, Meta(ge=200, le=599)], ...], Rule("a l
 Kind = Annotated[Literal["1", "2", "3"], Rule("1, 2 or 3")]
 Factor = Annotated[Decimal, Rule("a number from 0 to 1000000 with at most six decimals", _is_factor)]
 Format = Annotated[
-    Literal["tenure", "cloudevents"], Rule("tenure or cloudevents", meant=partial(near_miss, names=FORMATS))
+    Literal["tenure", "cloudevents"],
+    Rule("tenure or cloudevents", meant=partial(near_miss, names=("tenure", "cloudevents"))),
 ]
 
 DatabaseUrl = Annotated[
