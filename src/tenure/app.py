@@ -8,7 +8,7 @@ from typing import Any
 import structlog
 
 from tenure.config import Config
-from tenure.errors import DatabaseUnavailable
+from tenure.errors import ConfigurationError, DatabaseUnavailable
 from tenure.http.openapi import DocumentRoutes
 from tenure.http.operations import OperationRoutes
 from tenure.http.routing import Receive, Router, Send
@@ -53,8 +53,10 @@ class Instance:
         else:
             await send({"type": "websocket.close", "code": 1000})
 
-    async def start(self) -> None:
+    def start(self) -> asyncio.Task[None]:
+        """Ends once the instance is ready; raises if a setting turns out to be wrong."""
         self._starting = asyncio.create_task(self._start())
+        return self._starting
 
     async def stop(self) -> None:
         if self._starting is not None:
@@ -68,6 +70,8 @@ class Instance:
             try:
                 for revision in await self._store.migrate():
                     log.info("schema.migrated", revision=revision)
+            except ConfigurationError:
+                raise
             except DatabaseUnavailable as error:
                 log.warning("schema.waiting", error=error.detail)
                 await asyncio.sleep(MIGRATION_RETRY_SECONDS)

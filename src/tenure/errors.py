@@ -33,6 +33,8 @@ class TenureError(Exception):
 class ConfigurationError(TenureError):
     """A setting is wrong. The message names the field and what is allowed."""
 
+    exit_code: ClassVar[int] = 2
+
 
 class FieldError(msgspec.Struct, frozen=True):
     field: str

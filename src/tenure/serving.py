@@ -96,12 +96,19 @@ class _Server(uvicorn.Server):
     async def run(self, listener: socket.socket) -> None:  # type: ignore[override]
         self._loop = asyncio.get_running_loop()
         _follow_parent(self._loop)
-        await self._instance.start()
+        starting = self._instance.start()
+        starting.add_done_callback(self._check_start)
         try:
             await self.serve(sockets=[listener])
         finally:
             await self._instance.stop()
             log.info("instance.stopped")
+        if not starting.cancelled():
+            starting.result()
+
+    def _check_start(self, starting: asyncio.Task[None]) -> None:
+        if not starting.cancelled() and starting.exception() is not None:
+            self.should_exit = True
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         del frame
@@ -144,6 +151,7 @@ class Supervisor:
         self._config = config
         self._context = multiprocessing.get_context("spawn")
         self._stopping = False
+        self._misconfigured = False
         # Held but never listened on: it keeps the port ours while workers come and go.
         listen(config.host, config.port).close()
         self._reserved = listen(config.host, config.port, shared=True)
@@ -160,6 +168,8 @@ class Supervisor:
             worker.terminate()
         for worker in workers:
             worker.join()
+        if self._misconfigured:
+            sys.exit(ConfigurationError.exit_code)
 
     def _spawn(self) -> multiprocessing.process.BaseProcess:
         worker = self._context.Process(target=_run_worker, args=(self._config, self._port))
@@ -171,6 +181,8 @@ class Supervisor:
     ) -> list[multiprocessing.process.BaseProcess]:
         wait([worker.sentinel for worker in workers], timeout=RESTART_PAUSE_SECONDS)
         alive = [worker for worker in workers if worker.is_alive()]
+        self._misconfigured = any(worker.exitcode == ConfigurationError.exit_code for worker in workers)
+        self._stopping = self._stopping or self._misconfigured
         if self._stopping or len(alive) == len(workers):
             return alive
         log.warning("supervisor.worker_died", count=len(workers) - len(alive))
@@ -185,7 +197,11 @@ class Supervisor:
 def _run_worker(config: Config, port: int) -> None:
     configure_logs()
     # A listener of its own on the same port: of a shared one, the first worker awake takes all waiting connections.
-    run_instance(config, listen(config.host, port, shared=True))
+    try:
+        run_instance(config, listen(config.host, port, shared=True))
+    except ConfigurationError as error:
+        sys.stderr.write(f"tenure: {error}\n")
+        sys.exit(ConfigurationError.exit_code)
 
 
 def _announce(listener: socket.socket) -> None:

@@ -79,6 +79,15 @@ def test_a_wrong_setting_stops_the_start(tmp_path: Path, arguments: list[str], w
     assert all(word in line for word in words), line
 
 
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_setting_that_only_the_driver_knows_to_be_wrong_stops_the_start_too(tmp_path: Path, workers: str) -> None:
+    url = "postgresql://u:secret@127.0.0.1:1/db?sslmode=bogus"
+    result = tenure("serve", "--port", "0", "--workers", workers, "--database", url, cwd=tmp_path)
+    assert result.returncode == 2
+    assert "tenure: database: `sslmode` parameter must be one of" in result.stderr
+    assert "secret" not in result.stderr
+
+
 def _commands() -> dict[str, Any]:
     group = typer.main.get_command(app)
     assert isinstance(group, TyperGroup)

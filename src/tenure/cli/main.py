@@ -17,7 +17,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-WRONG_SETTING = 2
 FAILED = 1
 
 DatabaseFlag = Annotated[str | None, typer.Option(help="sqlite:///file, postgresql://… or mssql://…")]
@@ -29,7 +28,7 @@ def main() -> None:
         app()
     except ConfigurationError as error:
         _say(f"tenure: {error}")
-        sys.exit(WRONG_SETTING)
+        sys.exit(error.exit_code)
     except DatabaseUnavailable as error:
         _say(f"tenure: {error.detail}")
         sys.exit(FAILED)

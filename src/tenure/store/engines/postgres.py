@@ -23,6 +23,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from tenure.clock import MICROSECOND
 from tenure.deadlines import as_recorded, opened, span_of
+from tenure.errors import ConfigurationError
 from tenure.ids import id_text
 from tenure.model import (
     CloseReason,
@@ -211,9 +212,12 @@ class HotConnections:
 
 
 async def connect(dsn: str, settings: dict[str, str]) -> asyncpg.Connection:
-    connection = await asyncpg.connect(
-        dsn, timeout=CONNECT_SECONDS, server_settings={"application_name": "tenure", "timezone": "UTC"}
-    )
+    try:
+        connection = await asyncpg.connect(
+            dsn, timeout=CONNECT_SECONDS, server_settings={"application_name": "tenure", "timezone": "UTC"}
+        )
+    except asyncpg.ClientConfigurationError as error:
+        raise ConfigurationError(f"database: {error}") from error
     _detect_dead_peers(connection)
     wanted = dict(settings)
     if connection.get_server_version().major >= TRANSACTION_TIMEOUT_SINCE:
