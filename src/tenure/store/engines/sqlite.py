@@ -127,10 +127,12 @@ def _immediate(connection: Connection, work: Callable[[Connection], T]) -> T:
     connection.exec_driver_sql("BEGIN IMMEDIATE")
     try:
         result = work(connection)
+        connection.exec_driver_sql("COMMIT")
     except BaseException:
-        connection.exec_driver_sql("ROLLBACK")
+        # A full disk has ended the transaction already.
+        if connection.connection.dbapi_connection.in_transaction:  # type: ignore[union-attr]
+            connection.exec_driver_sql("ROLLBACK")
         raise
-    connection.exec_driver_sql("COMMIT")
     return result
 
 
