@@ -7,7 +7,7 @@ import pytest
 
 from tenure.errors import DatabaseBusy, DatabaseUnavailable, Overloaded
 from tenure.sessions import coalescer
-from tenure.sessions.coalescer import Coalescer
+from tenure.sessions.coalescer import WORTH_ANOTHER, Coalescer
 from tenure.store.store import BATCH_MAX
 
 
@@ -59,6 +59,32 @@ async def test_the_next_batch_gathers_while_places_are_taken() -> None:
     gate.open()
     await asyncio.gather(*first, *rest)
     assert gate.batches == [[1], [2, 3, 4]]
+
+
+async def test_a_few_wait_for_the_batch_in_flight_but_many_go_beside_it() -> None:
+    gate = Gate()
+    subject = Coalescer(gate.run, 2)
+    tasks = [*await ask_all(subject, [1]), *await ask_all(subject, range(2, WORTH_ANOTHER + 1))]
+    assert len(gate.batches) == 1
+    tasks += await ask_all(subject, [0])
+    assert [len(batch) for batch in gate.batches] == [1, WORTH_ANOTHER]
+    gate.open()
+    await asyncio.gather(*tasks)
+
+
+async def test_nobody_waits_behind_a_batch_that_is_stuck() -> None:
+    stuck = asyncio.Event()
+
+    async def run(items: Sequence[int]) -> Sequence[int]:
+        if 1 in items:
+            await stuck.wait()
+        return items
+
+    subject = Coalescer(run, 2)
+    (first,) = await ask_all(subject, [1])
+    assert [await asyncio.wait_for(subject.ask(item), 1) for item in (2, 3, 4)] == [2, 3, 4]
+    stuck.set()
+    assert await first == 1
 
 
 async def test_a_batch_has_a_limit() -> None:

@@ -1,8 +1,11 @@
 """Many requests, one transaction.
 
-A request does not get its own transaction. While one batch is at the database the next gathers; when a place in
-flight frees, up to `BATCH_MAX` waiting items go as one call. There is no linger timer: a lone item leaves with the
-next turn of the event loop, together with whatever else arrived in this one. Callers are answered after the commit.
+A request does not get its own transaction. While one batch is at the database the next gathers, up to `BATCH_MAX`
+items, and goes as one call. There is no linger timer: a lone item leaves with the next turn of the event loop, together
+with whatever else arrived in this one. Callers are answered after the commit.
+
+A second batch leaves beside the first only if it is worth a transaction of its own, or if the first is overdue: larger
+batches cost the database a quarter less per item, but nobody may wait behind one that is stuck at a lock.
 
 What can go wrong with a batch:
 
@@ -25,6 +28,8 @@ Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
 WAITING_MAX = 10_000
+WORTH_ANOTHER = 32
+OVERDUE_SECONDS = 0.01
 
 
 Done = Callable[[Answer | Exception], None]
@@ -35,7 +40,8 @@ class Coalescer(Generic[Item, Answer]):
         self._run = run
         self._places = in_flight
         self._waiting: deque[tuple[Item, Done[Answer]]] = deque()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._in_flight: set[asyncio.Task[None]] = set()
+        self._overdue: set[asyncio.Task[None]] = set()
         self._scheduled = False
         self.batch_sizes: Counter[int] = Counter()
 
@@ -44,7 +50,7 @@ class Coalescer(Generic[Item, Answer]):
         if len(self._waiting) >= WAITING_MAX:
             raise Overloaded(f"{WAITING_MAX} requests are waiting for the database already")
         self._waiting.append((item, done))
-        if self._places and not self._scheduled:
+        if not self._scheduled and self._has_place():
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._dispatch)
 
@@ -53,21 +59,35 @@ class Coalescer(Generic[Item, Answer]):
         self.submit(item, partial(_settle, future))
         return await future
 
+    def _has_place(self) -> bool:
+        if len(self._in_flight) >= self._places:
+            return False
+        return len(self._in_flight) == len(self._overdue) or len(self._waiting) >= WORTH_ANOTHER
+
     def _dispatch(self) -> None:
         self._scheduled = False
-        while self._places and self._waiting:
+        while self._waiting and self._has_place():
             batch = list(islice(self._waiting, BATCH_MAX))
             for _ in batch:
                 self._waiting.popleft()
-            self._places -= 1
-            self.batch_sizes[len(batch)] += 1
-            task = asyncio.get_running_loop().create_task(self._carry_out(batch))
-            self._tasks.add(task)
-            task.add_done_callback(self._landed)
+            self._send(batch)
 
-    def _landed(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        self._places += 1
+    def _send(self, batch: Sequence[tuple[Item, Done[Answer]]]) -> None:
+        loop = asyncio.get_running_loop()
+        self.batch_sizes[len(batch)] += 1
+        task = loop.create_task(self._carry_out(batch))
+        self._in_flight.add(task)
+        timer = loop.call_later(OVERDUE_SECONDS, self._let_others_pass, task)
+        task.add_done_callback(partial(self._landed, timer))
+
+    def _let_others_pass(self, task: asyncio.Task[None]) -> None:
+        self._overdue.add(task)
+        self._dispatch()
+
+    def _landed(self, timer: asyncio.TimerHandle, task: asyncio.Task[None]) -> None:
+        timer.cancel()
+        self._in_flight.discard(task)
+        self._overdue.discard(task)
         self._dispatch()
 
     async def _carry_out(self, batch: Sequence[tuple[Item, Done[Answer]]]) -> None:
