@@ -4,17 +4,20 @@ import logging
 import sys
 
 import structlog
+from structlog.tracebacks import ExceptionDictTransformer
 
 
 def configure_logs() -> None:
     readable = sys.stderr.isatty()
     renderer: structlog.types.Processor = (
-        structlog.dev.ConsoleRenderer() if readable else structlog.processors.JSONRenderer()
+        structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+        if readable
+        else structlog.processors.JSONRenderer()
     )
     processors: list[structlog.types.Processor] = [
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
-        *([] if readable else [structlog.processors.dict_tracebacks]),
+        *([] if readable else [structlog.processors.ExceptionRenderer(ExceptionDictTransformer(show_locals=False))]),
         renderer,
     ]
     structlog.configure(

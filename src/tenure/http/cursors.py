@@ -2,6 +2,7 @@
 
 import base64
 import binascii
+from datetime import UTC
 
 import msgspec
 
@@ -20,7 +21,9 @@ def cursor_of(position: Position) -> str:
 def position_of(cursor: str) -> Position:
     try:
         position = _decode(base64.b64decode(cursor.encode() + b"=" * (-len(cursor) % 4), altchars=b"-_", validate=True))
-    except (msgspec.DecodeError, binascii.Error, ValueError, UnicodeError):
+        # Once in UTC, a forged instant may lie beyond the calendar.
+        position.started_at.astimezone(UTC)
+    except (msgspec.DecodeError, binascii.Error, ValueError, UnicodeError, OverflowError):
         position = None
     if position is None or canonical_id(position.session_id) is None or position.started_at.tzinfo is None:
         raise Invalid(FieldError("cursor", "must be the nextCursor of an earlier answer"))

@@ -12,8 +12,10 @@ from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Any, TypeAlias
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from tenure.errors import FieldError, Invalid
 from tenure.http.requests import BODY_MAX_BYTES, check_media_type, too_large
 from tenure.http.routing import Answer, Router, encode, failure, refusal
 
@@ -38,7 +40,49 @@ class HotProtocol(HttpToolsProtocol):
     hot_routes: HotRoutes
     counter: Router
 
+    def data_received(self, data: bytes) -> None:
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            if self._should_upgrade():
+                self.handle_websocket_upgrade()
+            else:
+                self._start_over(data[upgrade.args[0] :])
+        except httptools.HttpParserError:
+            self.send_400_response("")
+
+    def _start_over(self, rest: bytes) -> None:
+        """Parses a request that offers an upgrade (Java's client offers h2c by itself) as if it did not: the parser
+        has taken its body for something else.
+        """
+        lines = [b"%s %s HTTP/1.1" % (self.parser.get_method(), self.url)]
+        for name, value in self.headers:
+            if name == b"connection":
+                tokens = [token for token in value.split(b",") if token.strip().lower() != b"upgrade"]
+                lines.append(b"connection: " + b",".join(tokens))
+            elif name != b"upgrade":
+                lines.append(name + b": " + value)
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self.data_received(b"\r\n".join([*lines, b"", b""]) + rest)
+
+    def _offers_upgrade(self) -> bool:
+        return self.parser.should_upgrade() and self._get_upgrade() is not None and not self._should_upgrade()
+
+    def on_message_complete(self) -> None:
+        if not self._offers_upgrade():
+            super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        del msg
+        problem = refusal(Invalid(FieldError("request", "must be valid HTTP/1.1")))
+        self.transport.write(response(problem, keep_alive=False))
+        self.transport.close()
+
     def on_headers_complete(self) -> None:
+        if self._offers_upgrade():
+            return
         start = self.hot_routes.get((self.parser.get_method(), self.url))
         if start is None or not self._is_plain():
             super().on_headers_complete()
@@ -53,6 +97,18 @@ class HotProtocol(HttpToolsProtocol):
             and not self.parser.should_upgrade()
             and self.parser.get_http_version() == "1.1"
         )
+
+
+def response(answer: Answer, keep_alive: bool) -> bytes:
+    content = encode(answer.content)
+    lines = [_STATUS_LINES[answer.status]]
+    for name, value in answer.headers:
+        lines += (name, b": ", value, b"\r\n")
+    if not keep_alive:
+        lines.append(b"connection: close\r\n")
+    lines.append(b"content-length: %d\r\n\r\n" % len(content))
+    lines.append(content)
+    return b"".join(lines)
 
 
 class _HotCycle:
@@ -88,9 +144,9 @@ class _HotCycle:
         elif self._started or self.response_complete or self.disconnected:
             return
         elif len(self.body) > BODY_MAX_BYTES:
-            # What is still to come will not be read, so the connection cannot be used again.
+            # What is still to come is thrown away: to close now would reset the connection under a client that is
+            # still sending, and take the answer with it.
             self._started = True
-            self.keep_alive = False
             self._respond(refusal(too_large()))
         elif not self.more_body:
             self._started = True
@@ -107,16 +163,8 @@ class _HotCycle:
         self._end()
         if self.disconnected:
             return
-        content = encode(answer.content)
-        lines = [_STATUS_LINES[answer.status]]
-        for name, value in answer.headers:
-            lines += (name, b": ", value, b"\r\n")
-        if not self.keep_alive:
-            lines.append(b"connection: close\r\n")
-        lines.append(b"content-length: %d\r\n\r\n" % len(content))
-        lines.append(content)
         transport: Any = self._protocol.transport
-        transport.write(b"".join(lines))
+        transport.write(response(answer, self.keep_alive))
         if not self.keep_alive:
             transport.close()
         self._protocol.on_response_complete()

@@ -1,7 +1,9 @@
 """Reading what a caller sent, by the same rules for every route: a wrong field is named, an unknown one is wrong."""
 
 import difflib
+import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from itertools import islice
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl
 
@@ -13,27 +15,36 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 BODY_MAX_BYTES = 64 * 1024
 PARAMETERS_MAX = 50
+UNKNOWN_MAX = 20
+"""Unknown fields named in one answer: 64 KiB of them would make an answer of a megabyte."""
 JSON = b"application/json"
 
 
 async def read_body(scope: Mapping[str, Any], receive: Callable[[], Awaitable[Any]]) -> bytes:
-    check_media_type(scope["headers"])
     body = bytearray()
     more = True
     while more:
         message = await receive()
+        if message["type"] == "http.disconnect":
+            # What has arrived may well read as a whole request, but its sender never finished it.
+            raise Invalid(FieldError("body", "ended before it was complete"))
         body += message.get("body", b"")
         more = message.get("more_body", False)
         if len(body) > BODY_MAX_BYTES:
             raise too_large()
+    check_media_type(scope["headers"])
     return bytes(body)
 
 
 def check_media_type(headers: Iterable[tuple[bytes, bytes]]) -> None:
+    found = False
     for name, value in headers:
-        if name == b"content-type" and (value == JSON or value.partition(b";")[0].strip().lower() == JSON):
-            return
-    raise UnsupportedMediaType("the body must be application/json")
+        if name == b"content-type":
+            found = value == JSON or value.partition(b";")[0].strip().lower() == JSON
+            if not found:
+                break
+    if not found:
+        raise UnsupportedMediaType("the body must be application/json")
 
 
 def too_large() -> TooLarge:
@@ -48,7 +59,7 @@ def decoder_for(shape: type[T]) -> Callable[[bytes], T]:
         try:
             return decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise _invalid_body(body, shape) from error
+            return _second_look(body, shape, error)
 
     return read
 
@@ -71,35 +82,62 @@ def parse_query(query_string: bytes, shape: type[msgspec.Struct] | None) -> Any:
     if shape is None:
         shape = _Nothing
     try:
-        return msgspec.convert(content, shape, strict=False)
+        return msgspec.convert(_numbered(content, shape), shape)
     except msgspec.ValidationError as error:
-        raise Invalid(*_field_errors(content, shape, strict=False)) from error
+        raise Invalid(*_field_errors(_numbered(content, shape), shape)) from error
+
+
+def _numbered(content: dict[str, str], shape: type[msgspec.Struct]) -> dict[str, Any]:
+    """A query is all text, and only plain digits are a number: lax msgspec takes `1e2` for 100 and `null` for none."""
+    numbers = {field.encode_name for field in msgspec.structs.fields(shape) if _is_number(field.type)}
+    return {
+        name: int(text) if name in numbers and _DIGITS(text) else text  # more digits are out of every range
+        for name, text in content.items()
+    }
+
+
+_DIGITS = re.compile(r"0|[1-9][0-9]{0,17}", re.ASCII).fullmatch
+
+
+def _is_number(kind: Any) -> bool:
+    info = msgspec.inspect.type_info(kind)
+    return isinstance(info.type if isinstance(info, msgspec.inspect.Metadata) else info, msgspec.inspect.IntType)
 
 
 class _Nothing(msgspec.Struct, forbid_unknown_fields=True):
     pass
 
 
-def _invalid_body(body: bytes, shape: type[msgspec.Struct]) -> Invalid:
+def _second_look(body: bytes, shape: type[T], error: Exception) -> T:
+    """Names what is wrong with a body, unless it was only a whole number with a decimal point: in JSON 60.0 is 60."""
     try:
         content = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return Invalid(FieldError("body", "must be valid JSON"))
+        raise Invalid(FieldError("body", "must be valid JSON")) from error
     if not isinstance(content, dict):
-        return Invalid(FieldError("body", "must be a JSON object"))
-    return Invalid(*_field_errors(content, shape, strict=True))
+        raise Invalid(FieldError("body", "must be a JSON object")) from error
+    content = {name: _whole(value) for name, value in content.items()}
+    try:
+        return msgspec.convert(content, shape)
+    except msgspec.ValidationError as wrong:
+        raise Invalid(*_field_errors(content, shape)) from wrong
 
 
-def _field_errors(content: dict[str, Any], shape: type[msgspec.Struct], *, strict: bool) -> list[FieldError]:
+def _whole(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _field_errors(content: dict[str, Any], shape: type[msgspec.Struct]) -> list[FieldError]:
     fields = {field.encode_name: field for field in msgspec.structs.fields(shape)}
-    errors = [FieldError(name[:64], _unknown(name, fields)) for name in content if name not in fields]
+    unknown = islice((name for name in content if name not in fields), UNKNOWN_MAX)
+    errors = [FieldError(name[:64], _unknown(name, fields)) for name in unknown]
     for name, field in fields.items():
         if name not in content:
             if field.required:
                 errors.append(FieldError(name, "is missing"))
             continue
         try:
-            msgspec.convert(content[name], field.type, strict=strict)
+            msgspec.convert(content[name], field.type)
         except msgspec.ValidationError as error:
             errors.append(FieldError(name, _must(msgspec.inspect.type_info(field.type)) or str(error)))
     return errors

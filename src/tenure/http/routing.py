@@ -119,12 +119,14 @@ class Router:
         if found is not None:
             return found, {}
         matches = [(endpoint, match) for endpoint in self._endpoints if (match := endpoint.match(path))]
+        # `/sessions/metrics` is not a session: an address that is spelled out hides those that would match it.
+        matches = [found for found in matches if found[0].route.path == path] or matches
         if not matches:
             raise NotFound("there is nothing at this address")
         for endpoint, match in matches:
-            if endpoint.route.method == method:
+            if method in endpoint.methods:
                 return endpoint, match.groupdict()
-        allowed = sorted({endpoint.route.method for endpoint, _ in matches})
+        allowed = sorted({method for endpoint, _ in matches for method in endpoint.methods})
         raise MethodNotAllowed(f"this address takes {' and '.join(allowed)}", ", ".join(allowed))
 
     def _within(self, path: str) -> str:
@@ -142,6 +144,8 @@ class _Endpoint:
 
     def __init__(self, route: Route) -> None:
         self.route = route
+        # HEAD is GET without the body, which the server leaves out.
+        self.methods = ("GET", "HEAD") if route.method == "GET" else (route.method,)
         pattern = re.sub(r"\\{(\w+)\\}", r"(?P<\1>[^/]+)", re.escape(route.path))
         self.match = re.compile(pattern).fullmatch
         self._decode = decoder_for(route.body) if route.body is not None else None

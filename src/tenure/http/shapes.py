@@ -13,7 +13,8 @@ MICROSECONDS = 1_000_000
 
 Uuid = Annotated[
     str,
-    Meta(pattern=UUID_PATTERN, extra_json_schema={"format": "uuid"}, extra={"must": "must be a UUID"}),
+    # The length, because `$` also matches before a newline at the end.
+    Meta(pattern=UUID_PATTERN, max_length=36, extra_json_schema={"format": "uuid"}, extra={"must": "must be a UUID"}),
 ]
 KindNumber = Annotated[Literal[1, 2, 3], Meta(extra={"must": "must be 1, 2 or 3"})]
 Instant = Annotated[datetime, Meta(extra_json_schema={"format": "date-time"}, examples=["2026-01-02T03:04:05.000000Z"])]

@@ -1,0 +1,82 @@
+"""Two ways to a service: a real process that all tests share, and one inside the test whose clock can be moved.
+
+The shared ones are started once, one an engine. Their tests use random keys, so they never meet. What has nothing to do
+with the database is asked of one engine only: `any_service`, `any_client`, `any_local`.
+"""
+
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from tests.http.client import Client
+from tests.http.local import LocalService
+from tests.support.databases import Database, PostgresServer
+from tests.support.instances import RunningInstance
+
+ENGINES = ["sqlite", "postgresql"]
+
+
+def _running(url: str, folders: pytest.TempPathFactory) -> Iterator[RunningInstance]:
+    instance = RunningInstance(url, folders.mktemp("http"))
+    try:
+        yield instance.wait_until_ready()
+    finally:
+        instance.stop()
+
+
+@pytest.fixture(scope="package")
+def sqlite_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningInstance]:
+    yield from _running(f"sqlite:///{tmp_path_factory.mktemp('http-sqlite') / 'tenure.db'}", tmp_path_factory)
+
+
+@pytest.fixture(scope="package")
+async def postgresql_url(postgres: PostgresServer, template: str) -> str:
+    return postgres.url(await postgres.create_database(template))
+
+
+@pytest.fixture(scope="package")
+def postgresql_service(postgresql_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningInstance]:
+    yield from _running(postgresql_url, tmp_path_factory)
+
+
+@pytest.fixture(scope="package", params=ENGINES)
+def service(request: pytest.FixtureRequest) -> RunningInstance:
+    return request.getfixturevalue(f"{request.param}_service")  # type: ignore[no-any-return]
+
+
+@pytest.fixture(scope="package")
+def client(service: RunningInstance) -> Iterator[Client]:
+    client = Client(service.address)
+    yield client
+    client.http.close()
+
+
+@pytest.fixture(scope="package")
+def any_service(sqlite_service: RunningInstance) -> RunningInstance:
+    return sqlite_service
+
+
+@pytest.fixture(scope="package")
+def any_client(any_service: RunningInstance) -> Iterator[Client]:
+    client = Client(any_service.address)
+    yield client
+    client.http.close()
+
+
+@pytest.fixture
+async def local(database: Database, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LocalService]:
+    """An instance in this process, on the test's own database and its clock."""
+    service = LocalService.on(database, monkeypatch)
+    await service.start()
+    await service.until_ready()
+    yield service
+    await service.stop()
+
+
+@pytest.fixture
+async def any_local(sqlite_database: Database, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LocalService]:
+    service = LocalService.on(sqlite_database, monkeypatch)
+    await service.start()
+    await service.until_ready()
+    yield service
+    await service.stop()

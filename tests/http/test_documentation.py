@@ -1,0 +1,164 @@
+"""`docs/api.md` and `docs/errors.md` cannot lie: they name everything there is, and their examples are run."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import msgspec
+import pytest
+
+from tenure.errors import Problem
+from tests.http.client import Client, Json
+from tests.http.local import LocalService
+
+DOCS = Path(__file__).parents[2] / "docs"
+API = (DOCS / "api.md").read_text(encoding="utf-8")
+ERRORS = (DOCS / "errors.md").read_text(encoding="utf-8")
+ADDRESS = "http://127.0.0.1:8080"
+
+
+def problems(base: type[Problem] = Problem) -> Iterator[type[Problem]]:
+    for problem in base.__subclasses__():
+        yield problem
+        yield from problems(problem)
+
+
+CODES = {problem.slug: Problem.code.fget(problem) for problem in problems()}  # type: ignore[attr-defined]
+
+
+async def test_every_route_is_documented(any_local: LocalService) -> None:
+    routes = [f"{route.method} {route.path}" for route in any_local.instance.router.routes]
+    assert [route for route in routes if f"\n## {route}\n" not in API or f"`{route}`" not in API] == []
+
+
+async def test_every_documented_route_exists(any_local: LocalService) -> None:
+    routes = {f"{route.method} {route.path}" for route in any_local.instance.router.routes}
+    assert set(re.findall(r"^## ([A-Z]+ /.*)$", API, re.MULTILINE)) - routes == set()
+
+
+def test_every_field_and_parameter_is_documented(any_client: Client) -> None:
+    document = any_client.http.get("/openapi.json").json()
+    schemas = document["components"]["schemas"]
+    names = {name for schema in schemas.values() for name in schema.get("properties", ())}
+    parameters = {p["name"] for item in document["paths"].values() for o in item.values() for p in o["parameters"]}
+    assert [name for name in sorted(names | parameters) if not re.search(rf"\b{name}\b", API + ERRORS)] == []
+
+
+@pytest.mark.parametrize("slug", sorted(CODES))
+def test_every_problem_is_documented(slug: str) -> None:
+    row = rf"^\| \d+ \| `{CODES[slug]}` \| \[`urn:tenure:{slug}`\]\(#{slug}\) \|"
+    assert re.search(row, ERRORS, re.MULTILINE), row
+    assert f"\n## {slug}\n" in ERRORS
+
+
+@pytest.mark.parametrize("problem", list(problems()))
+def test_every_problem_has_its_documented_status(problem: type[Problem]) -> None:
+    assert f"| {problem.status} | `{CODES[problem.slug]}` |" in ERRORS
+
+
+def test_every_documented_problem_exists() -> None:
+    assert set(re.findall(r"urn:tenure:([a-z-]+)", ERRORS)) - set(CODES) == set()
+
+
+@pytest.mark.parametrize("text", [API, ERRORS], ids=["api.md", "errors.md"])
+def test_every_link_leads_somewhere(text: str) -> None:
+    anchors = {"api.md": _anchors(API), "errors.md": _anchors(ERRORS), "": _anchors(text)}
+    wrong = [
+        f"{file}#{anchor}"
+        for file, anchor in re.findall(r"\]\(([a-z.]*)#?([^)]*)\)", text)
+        if file not in anchors or (anchor and anchor not in anchors[file])
+    ]
+    assert wrong == []
+
+
+def _anchors(text: str) -> set[str]:
+    """The anchors of a document's headings, as the usual renderers make them."""
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+# The examples.
+
+
+class Example(NamedTuple):
+    command: str
+    status: int
+    headers: Json
+    body: Any
+
+
+def examples(text: str) -> list[Example]:
+    return [_example(block) for block in re.findall(r"^```console\n\$ (.*?)^```$", text, re.MULTILINE | re.DOTALL)]
+
+
+def _example(block: str) -> Example:
+    command, _, answer = block.partition("\nHTTP/1.1 ")
+    head, _, body = answer.partition("\n\n")
+    status, *headers = head.splitlines()
+    named = dict(header.split(": ", 1) for header in headers)
+    return Example(command, int(status.split()[0]), named, msgspec.json.decode(body) if body else None)
+
+
+def test_there_are_examples() -> None:
+    assert (len(examples(API)) >= 9, len(examples(ERRORS)) >= 4) == (True, True)
+
+
+@pytest.mark.parametrize("text", [API, ERRORS], ids=["api.md", "errors.md"])
+async def test_the_examples_are_true(any_local: LocalService, text: str) -> None:
+    """Runs them one after the other; ids, instants and cursors of the text stand for those of this run."""
+    known: dict[str, str] = {}
+    for example in examples(text):
+        answer = await _run(any_local, _translated(example.command, known))
+        assert answer.status_code == example.status, f"{example.command}\n{answer.text}"
+        if example.body is not None:
+            _learn(example.body, answer.json(), known)
+            expected = _translated(msgspec.json.encode(example.body).decode(), known)
+            assert answer.json() == msgspec.json.decode(expected), example.command
+        for name, value in example.headers.items():
+            assert _shape(answer.headers[name]) == _shape(value), example.command
+
+
+async def _run(local: LocalService, command: str) -> httpx.Response:
+    words = iter(shlex.split(command.replace("\\\n", " "))[1:])
+    method, headers, content, target = "GET", {}, None, ""
+    for word in words:
+        if word == "-X":
+            method = next(words)
+        elif word == "-H":
+            name, _, value = next(words).partition(": ")
+            headers[name] = value
+        elif word == "-d":
+            content = next(words)
+        elif word == "-I":
+            method = "HEAD"
+        elif word != "-i":
+            target = word.removeprefix(ADDRESS)
+    return await local.http.request(method, target, headers=headers, content=content)
+
+
+VARYING = re.compile(
+    r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z"
+)
+
+
+def _learn(documented: Any, actual: Any, known: dict[str, str]) -> None:
+    """Pairs what differs from run to run, wherever both say something of that kind."""
+    if isinstance(documented, dict) and isinstance(actual, dict):
+        for name, value in documented.items():
+            _learn(value, actual.get(name), known)
+    elif isinstance(documented, list) and isinstance(actual, list):
+        for one, other in zip(documented, actual, strict=False):
+            _learn(one, other, known)
+    elif isinstance(documented, str) and isinstance(actual, str) and VARYING.fullmatch(documented):
+        known.setdefault(documented, actual)
+
+
+def _translated(text: str, known: dict[str, str]) -> str:
+    return VARYING.sub(lambda found: known.get(found.group(), found.group()), text)
+
+
+def _shape(header: str) -> str:
+    return re.sub(r"cursor=[\w-]+", "cursor=…", VARYING.sub("…", header))

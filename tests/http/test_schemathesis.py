@@ -1,0 +1,48 @@
+"""Schemathesis reads `/openapi.json` and tries to prove that the service does something else.
+
+Two things are told to it: a cursor that was really given out, since no schema can say which those are; and not to
+expect that a deleted session is gone, since a session that was ended can still be read.
+"""
+
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from tenure.http.cursors import cursor_of
+from tenure.model import Position
+from tests.support.instances import RunningInstance
+
+EXAMPLES = 40
+BOUND_SECONDS = 90
+"""What it takes on a machine that is busy with other things; alone it is a tenth."""
+
+CURSOR = cursor_of(Position(datetime(9999, 1, 1, tzinfo=UTC), "00000000-0000-7000-8000-000000000000"))
+SETTINGS = f"""
+[[operations]]
+include-name = "GET /sessions"
+parameters = {{ "query.cursor" = "{CURSOR}" }}
+"""
+
+
+@pytest.mark.slow
+def test_finds_nothing(service: RunningInstance, tmp_path: Path) -> None:
+    (tmp_path / "settings.toml").write_text(SETTINGS)
+    process = subprocess.run(
+        [
+            *(sys.executable, "-m", "schemathesis.cli", "--config-file", "settings.toml", "run"),
+            *("--checks", "all", "--exclude-checks", "use_after_free"),
+            *("--max-examples", str(EXAMPLES), "--continue-on-failure", "--request-timeout", "10", "--no-color"),
+            f"{service.address}/openapi.json",
+        ],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=BOUND_SECONDS,
+        check=False,
+    )
+    assert process.returncode == 0, f"{process.stdout}\n{process.stderr}"
+    assert "No issues found" in process.stdout, process.stdout
+    assert "http.failed" not in service.log()
