@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tenure.store.engines import open_store
 from tests.support.databases import (
     POOL_SIZE,
     TEMPLATE,
@@ -14,7 +15,7 @@ from tests.support.databases import (
     sqlite_store,
 )
 from tests.support.instances import RunningInstance
-from tenure.store.engines import open_store
+from tests.support.sqlserver import empty_mssql_database, mssql_database  # noqa: F401
 
 MakeDatabase = Callable[[], Awaitable[Database]]
 

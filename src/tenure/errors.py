@@ -2,6 +2,7 @@
 
 TenureError
 ├── ConfigurationError            the start is refused
+├── IdTaken                       the id that a caller brought is in the database already
 ├── Problem                       answered as application/problem+json
 │   ├── Invalid                   400  the request is wrong, field by field
 │   ├── NotFound                  404
@@ -34,6 +35,10 @@ class ConfigurationError(TenureError):
     """A setting is wrong. The message names the field and what is allowed."""
 
     exit_code: ClassVar[int] = 2
+
+
+class IdTaken(TenureError):
+    """Somebody has used this id. A wish was carried out without an answer, and its session has ended since."""
 
 
 class FieldError(msgspec.Struct, frozen=True):

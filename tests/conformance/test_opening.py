@@ -5,6 +5,7 @@ from datetime import timedelta
 import pytest
 
 from tenure.deadlines import opened
+from tenure.errors import IdTaken
 from tenure.model import CloseReason, Limits, Open, Opened, Outcome, Session
 from tenure.store.store import BATCH_MAX, Lane
 from tests.support.databases import Database
@@ -199,6 +200,16 @@ async def test_open_sessions__finds_its_own_session_after_a_lost_answer(database
     first = await open_one(database.store, one)
     (second,) = await database.store.open_sessions(Lane.CREATE, [one], LIMITS)
     assert session_of(second).session_id == session_of(first).session_id
+
+
+async def test_open_sessions__knows_an_id_whose_session_has_ended_before_its_lost_answer_was_repeated(
+    database: Database,
+) -> None:
+    one = wish()
+    await open_one(database.store, one)
+    await database.store.end_session(one.session_id, CloseReason.TERMINATED)
+    with pytest.raises(IdTaken):
+        await open_one(database.store, one)
 
 
 async def test_open_sessions__never_stamps_before_the_last_cut(database: Database) -> None:

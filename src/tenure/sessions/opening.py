@@ -13,18 +13,16 @@ from datetime import timedelta
 from functools import partial
 from typing import Protocol
 
-import structlog
+from msgspec.structs import replace
 
 from tenure.config import SessionsConfig
 from tenure.deadlines import MICROSECONDS, heartbeat_microseconds
-from tenure.errors import DatabaseBusy, TenantMismatch
+from tenure.errors import DatabaseBusy, IdTaken, TenantMismatch
 from tenure.ids import new_id
 from tenure.model import Limits, Open, Opened, Outcome
 from tenure.sessions.coalescer import Coalescer
 from tenure.sessions.counters import Counters
 from tenure.store.store import Lane, Store
-
-log = structlog.get_logger()
 
 ROUNDS_MAX = 12
 
@@ -101,6 +99,8 @@ class Opener:
             if answer.outcome is Outcome.REOPEN:
                 answer = await self._lanes[Lane.REOPEN].ask(wish)
             elif answer.outcome is Outcome.AGAIN:
+                # This round has certainly opened nothing, so the next may bring an id of its own.
+                wish = replace(wish, session_id=new_id())
                 answer = await self._lanes[Lane.CREATE].ask(wish)
             elif answer.outcome is Outcome.TENANT_MISMATCH:
                 raise TenantMismatch("this user holds a live session of another tenant on this capacity")
@@ -112,7 +112,12 @@ class Opener:
     async def _run(self, lane: Lane, wishes: Sequence[Open]) -> Sequence[Opened]:
         best = _leaders(wishes)
         leaders = [best[key] for key in sorted(best)]
-        answers = await self._store.open_sessions(lane, leaders, self._limits)
+        try:
+            answers = await self._store.open_sessions(lane, leaders, self._limits)
+        except IdTaken:
+            if len(wishes) > 1:
+                raise  # the members are run one by one, and one of them will come back here
+            return [Opened(Outcome.AGAIN)]
         if len(leaders) == len(wishes):
             own = {leader.session_id: _own(leader, answer) for leader, answer in zip(leaders, answers, strict=True)}
             return [own[wish.session_id] for wish in wishes]

@@ -1,8 +1,8 @@
 """The one place where a database operation is tried again, and where a driver's error becomes ours.
 
 An engine says what an error means (`Cause`) or nothing, if it is a defect. Every operation of the store may be
-repeated, so each cause is worth another try, within one bound on tries and one on time: a caller is answered within
-two seconds whatever the database does.
+repeated, so each cause but a duplicate is worth another try, within one bound on tries and one on time: a caller is
+answered within two seconds whatever the database does.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from typing import TypeVar
 import structlog
 
 from tenure.clock import monotonic
-from tenure.errors import DatabaseBusy, DatabaseUnavailable
+from tenure.errors import DatabaseBusy, DatabaseUnavailable, IdTaken
 
 T = TypeVar("T")
 log = structlog.get_logger()
@@ -32,6 +32,7 @@ class Cause(StrEnum):
     LOCK_TIMEOUT = "lock_timeout"
     TIMEOUT = "timeout"
     SCHEMA = "schema"
+    DUPLICATE = "duplicate"
 
 
 class Retries:
@@ -55,6 +56,8 @@ class Retries:
                 cause = self._cause_of(error)
                 if cause is None:
                     raise
+                if cause is Cause.DUPLICATE:
+                    raise IdTaken("this id is in the database already") from error
                 self.counts[cause] += 1
                 if number == TRIES or cause is Cause.SCHEMA:
                     self._say(cause, error)

@@ -46,7 +46,10 @@ class Store(Protocol):
     """How many batches of one lane the engine can make use of at once."""
 
     async def open_sessions(self, lane: Lane, wishes: Sequence[Open], limits: Limits) -> Sequence[Opened]:
-        """Answers in the order of `wishes`, at most BATCH_MAX of them, no key twice, in ascending order of key."""
+        """Answers in the order of `wishes`, at most BATCH_MAX of them, no key twice, in ascending order of key.
+
+        `IdTaken` if a wish was carried out before, without an answer, and its session has ended since.
+        """
 
     async def end_session(self, session_id: str, reason: CloseReason) -> Ended | None:
         """Ends it with `reason`, or with its lapse reason if it was over already. None if there is no such session."""

@@ -93,6 +93,8 @@ sessions_live_key = Index(
     postgresql_where=LIVE,
     sqlite_where=LIVE,
     mssql_where=LIVE,
+    # SQL Server otherwise looks up the row to check an IS NULL filter, and locks rows in the order of keys.
+    mssql_include=["closed_at"],
 )
 sessions_check_at = Index(
     "sessions_check_at",
@@ -107,5 +109,6 @@ sessions_closed_at = Index(
     postgresql_where=CLOSED,
     sqlite_where=CLOSED,
     mssql_where=CLOSED,
+    mssql_include=["capacity_id", "user_object_id"],
 )
 sessions_started_at = Index("sessions_started_at", sessions.c.started_at, sessions.c.session_id)

@@ -327,6 +327,7 @@ def _session(record: asyncpg.Record) -> Session:
 
 
 _CAUSES = {
+    "23505": Cause.DUPLICATE,
     "40P01": Cause.DEADLOCK,
     "40001": Cause.DEADLOCK,
     "55P03": Cause.LOCK_TIMEOUT,

@@ -233,6 +233,9 @@ def _close(connection: Connection, session: Session, closed_at: datetime, reason
 
 def cause_of(error: BaseException) -> Cause | None:
     original = error.orig if isinstance(error, DBAPIError) else error
+    if isinstance(original, sqlite3.IntegrityError):
+        unique = (sqlite3.SQLITE_CONSTRAINT_UNIQUE, sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY)
+        return Cause.DUPLICATE if original.sqlite_errorcode in unique else None
     if not isinstance(original, sqlite3.OperationalError):
         return None
     if original.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):

@@ -11,7 +11,7 @@ The procedures are in `migrations/sqlserver`, each with its version in its name.
    this locks the gap it would go into: there is no race for a free key and nothing that must be looked at again;
 3. the session rows in the order of their ids, with the same hints: then nobody else can be about to end a session that
    we call `existing`. The hints are needed although reads take locks of their own: those are not kept, and where row
-   versions are read (READ_COMMITTED_SNAPSHOT, always so on Azure) there are none;
+   versions are read (READ_COMMITTED_SNAPSHOT, the default on Azure) there are none;
 4. the clock; then the writes, which need no lock that is not held already.
 
 So two batches wait for each other in one direction only, and one procedure serves both lanes. A closed key that is
@@ -29,6 +29,7 @@ import platform
 import re
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -73,9 +74,12 @@ STATEMENT_SECONDS = 2
 """ODBC counts in whole seconds. The bound of the retries is shorter: callers do not wait for this one."""
 LOCK_MILLISECONDS = 1000
 MIGRATION_SECONDS = 600
+MIGRATION_LOCK_MILLISECONDS = 5000
+"""Whatever waits to change a table holds up all who come after it, so it gives way and tries again."""
 LONG_READ_SECONDS = 30
 CLOSE_SECONDS = 3
 SPARE_THREADS = 4
+MESSAGES_MAX = 8
 
 CONNECTION_KEYWORDS = {
     "APP": "tenure",
@@ -87,9 +91,10 @@ CONNECTION_KEYWORDS = {
 }
 
 SET_UP = f"SET XACT_ABORT ON; SET LOCK_TIMEOUT {LOCK_MILLISECONDS};"
-BEGIN_MIGRATION = f"""
+BEGIN_MIGRATION = text(f"""
+SET NOCOUNT ON;
 SET XACT_ABORT ON;
-SET LOCK_TIMEOUT -1;
+SET LOCK_TIMEOUT {MIGRATION_LOCK_MILLISECONDS};
 BEGIN TRANSACTION;
 DECLARE @granted int;
 EXEC @granted = sys.sp_getapplock
@@ -97,21 +102,24 @@ EXEC @granted = sys.sp_getapplock
     @LockTimeout = {LOCK_MILLISECONDS};
 IF @granted < 0
     THROW 51222, N'tenure: the migration lock was not granted in time', 1;
-"""
-END_MIGRATION = f"COMMIT TRANSACTION; {SET_UP}"
+SELECT @granted AS granted;
+""").execution_options(answers=True)
+END_MIGRATION = f"COMMIT TRANSACTION; SET NOCOUNT OFF; {SET_UP}"
 
 _IMPLIED = ("user_object_id", "capacity_id", "closed_at", "close_reason")
 """What a wish knows, and what a live session has not."""
 _OLD = tuple(each for each in sessions.FACTS if each.name not in _IMPLIED)
 OPEN = (
-    text("{CALL dbo.tenure_open_1 (:request)}")
+    text("EXEC dbo.tenure_open_1 @request = :request;")
     .bindparams(bindparam("request", type_=String()))
     .columns(position=Integer, outcome=String, opened_at=Instant, **{each.name: each.type for each in _OLD})
+    .execution_options(answers=True)
 )
 END = (
-    text("{CALL dbo.tenure_end_1 (:session_id, :reason)}")
+    text("EXEC dbo.tenure_end_1 @session_id = :session_id, @reason = :reason;")
     .bindparams(bindparam("session_id", type_=Id()), bindparam("reason", type_=String(16)))
     .columns(recorded=Boolean, **{each.name: each.type for each in sessions.COLUMNS})
+    .execution_options(answers=True)
 )
 
 
@@ -131,7 +139,10 @@ class SqlServerStore:
             pool_timeout=CONNECT_SECONDS,
             connect_args={"timeout": CONNECT_SECONDS, "executor": self._threads, "after_created": self._set_up},
         )
+        event.listen(self._engine.sync_engine, "handle_error", _refuse_what_no_driver_takes)
         event.listen(self._engine.sync_engine, "handle_error", _drop_what_is_in_doubt)
+        event.listen(self._engine.sync_engine, "before_cursor_execute", _with_exact_instants, retval=True)
+        event.listen(self._engine.sync_engine, "after_cursor_execute", _wait_for_the_answer)
         self._retries = Retries(cause_of)
         self._under_way: set[asyncio.Task[Any]] = set()
 
@@ -163,7 +174,7 @@ class SqlServerStore:
         return await self._retries.run(self._migrate_in_turn, MIGRATION_SECONDS)
 
     async def _migrate_in_turn(self) -> Sequence[str]:
-        """Waits for other instances in short steps: a thread that waits can neither be stopped nor be left behind."""
+        """Waits for others in short steps: a thread that waits can neither be stopped nor be left behind."""
         while True:
             try:
                 return await self._finish(self._on_connection(_upgrade, MIGRATION_SECONDS))
@@ -211,17 +222,18 @@ class SqlServerStore:
 
 def connection_url(url: URL) -> URL:
     """The URL as SQLAlchemy wants it; what it says about the driver and the connection goes before our own."""
-    given = {name.lower(): name for name in url.query}
-    if "odbc_connect" not in given and "dsn" not in given and not (url.host and url.database):
-        raise ConfigurationError("database: must name host and database, as mssql://user:password@host/tenure does")
-    wanted = {name: value for name, value in CONNECTION_KEYWORDS.items() if name.lower() not in given}
-    if not given.keys() & {"odbc_connect", "dsn", "driver"}:
-        wanted["driver"] = driver()
-    elif pyodbc is None:
+    if pyodbc is None:
         raise ConfigurationError(_MISSING)
+    given = {name.lower() for name in url.query}
     if "odbc_connect" in given:
         return url.set(drivername="mssql+aioodbc")
-    return url.set(drivername="mssql+aioodbc").update_query_dict(wanted)
+    if "dsn" not in given and not (url.host and url.database):
+        raise ConfigurationError("database: must name host and database, as mssql://user:password@host/tenure does")
+    query = {"driver" if name.lower() == "driver" else name: value for name, value in url.query.items()}
+    query |= {name: value for name, value in CONNECTION_KEYWORDS.items() if name.lower() not in given}
+    if not given & {"dsn", "driver"}:
+        query["driver"] = driver()
+    return url.set(drivername="mssql+aioodbc", query=query)
 
 
 _MISSING = "database: SQL Server needs the extra tenure[mssql] and unixODBC (package libodbc2 or unixODBC)"
@@ -230,8 +242,6 @@ _NO_DRIVER = "database: there is no ODBC driver for SQL Server; install mssql-py
 
 def driver() -> str:
     """The newest of Microsoft's drivers that the system knows by name, or the path of the one that pip installed."""
-    if pyodbc is None:
-        raise ConfigurationError(_MISSING)
     known = [name for name in pyodbc.drivers() if re.fullmatch(r"ODBC Driver \d+ for SQL Server", name)]
     installed = sorted(known, key=lambda name: int(name.split()[2])) or _drivers_from_pip()
     if not installed:
@@ -265,7 +275,7 @@ _LINUXES = {"alpine": {"alpine"}, "rhel": {"rhel", "fedora", "centos"}, "suse": 
 
 def _upgrade(connection: Connection) -> Sequence[str]:
     try:
-        connection.exec_driver_sql(BEGIN_MIGRATION)
+        connection.execute(BEGIN_MIGRATION).one()
         applied = migrate.upgrade(connection)
         connection.exec_driver_sql(END_MIGRATION)
     except BaseException:
@@ -277,16 +287,14 @@ def _upgrade(connection: Connection) -> Sequence[str]:
 
 def _request(wishes: Sequence[Open], limits: Limits) -> str:
     """One parameter for everything: pyodbc asks the server for the type of each that is None."""
-    return json.dumps(
-        {
-            "term": limits.term // MICROSECOND,
-            "lease": limits.lease_microseconds,
-            "heartbeat": limits.heartbeat_microseconds,
-            "idle": limits.idle_microseconds,
-            "wishes": [_wish(position, wish) for position, wish in enumerate(wishes)],
-        },
-        separators=(",", ":"),
-    )
+    given = {
+        "term": limits.term // MICROSECOND,
+        "lease": limits.lease_microseconds,
+        "heartbeat": limits.heartbeat_microseconds,
+        "idle": limits.idle_microseconds,
+        "wishes": [_wish(position, wish) for position, wish in enumerate(wishes)],
+    }
+    return json.dumps({name: value for name, value in given.items() if value is not None}, separators=(",", ":"))
 
 
 def _wish(position: int, wish: Open) -> Sequence[str | int | None]:
@@ -337,10 +345,8 @@ def _old(line: Row[Any], wish: Open) -> Session:
 
 _NUMBERS = {
     1205: Cause.DEADLOCK,
-    # The locks on free keys leave no room for a duplicate, but a wish that was carried out without an answer and
-    # whose session has ended since brings its id again.
-    2601: Cause.DEADLOCK,
-    2627: Cause.DEADLOCK,
+    2601: Cause.DUPLICATE,
+    2627: Cause.DUPLICATE,
     1222: Cause.LOCK_TIMEOUT,
     51222: Cause.LOCK_TIMEOUT,
     # Waits for memory or for a worker.
@@ -360,7 +366,8 @@ _STATES = {
     "HY008": Cause.TIMEOUT,
     **dict.fromkeys(("01000", "01002", "28000", "HY010", "HYT01"), Cause.CONNECTION),
 }
-_NUMBER = re.compile(r"\((-?\d+)\) \(SQL\w+\)")
+_RECORD = re.compile(r"\((?P<number>-?\d+)\) \((?P<function>SQL\w+)\)")
+"""How the first record of a diagnosis ends; those after it only say what became of the statement."""
 
 
 def cause_of(error: BaseException) -> Cause | None:
@@ -370,13 +377,45 @@ def cause_of(error: BaseException) -> Cause | None:
         return Cause.CONNECTION
     match getattr(original, "args", ()):
         case (str(state), str(message), *_):
-            found = _NUMBER.search(message)
-            return _cause_of_odbc(state, int(found[1]) if found else 0)
+            return _cause_of_odbc(state, _RECORD.search(message))
     return None
 
 
-def _cause_of_odbc(state: str, number: int) -> Cause | None:
-    return _NUMBERS.get(number) or _STATES.get(state) or (Cause.CONNECTION if state.startswith("08") else None)
+def _cause_of_odbc(state: str, record: re.Match[str] | None) -> Cause | None:
+    number, function = (int(record["number"]), record["function"]) if record else (0, "")
+    if number in _NUMBERS:
+        return _NUMBERS[number]
+    if state.startswith("08") or (state == "HYT00" and function == "SQLDriverConnect"):
+        return Cause.CONNECTION
+    return _STATES.get(state)
+
+
+def _with_exact_instants(
+    _connection: Connection, _cursor: Any, statement: str, parameters: Any, _context: Any, executemany: bool
+) -> tuple[str, Any]:
+    """As text: as a datetime, pyodbc sends as many decimals as the driver admits to, which may be none."""
+    if executemany:
+        return statement, parameters
+    return statement, tuple(
+        value.isoformat(timespec="microseconds") if isinstance(value, datetime) else value for value in parameters
+    )
+
+
+def _wait_for_the_answer(
+    _connection: Connection, cursor: Any, _statement: str, _parameters: Any, context: Any, _executemany: bool
+) -> None:
+    """A message of the server counts as a result without rows, and hides the rows or the error that come after it."""
+    for _ in range(MESSAGES_MAX):
+        if cursor.description is not None or not context.execution_options.get("answers"):
+            return
+        cursor.nextset()
+
+
+def _refuse_what_no_driver_takes(context: ExceptionContext) -> None:
+    """A driver or data source that the driver manager does not know will not come by waiting for it."""
+    state, message = (*map(str, context.original_exception.args[:2]), "", "")[:2]
+    if state.startswith("IM") or "Can't open lib" in message:
+        raise ConfigurationError(f"database: {message}")
 
 
 def _drop_what_is_in_doubt(context: ExceptionContext) -> None:

@@ -87,7 +87,20 @@ def _create_indexes() -> None:
     def where(condition: sa.TextClause) -> dict[str, Any]:
         return {f"{dialect}_where": condition for dialect in ("postgresql", "sqlite", "mssql")}
 
-    op.create_index("sessions_live_key", "sessions", ["capacity_id", "user_object_id"], unique=True, **where(LIVE))
+    op.create_index(
+        "sessions_live_key",
+        "sessions",
+        ["capacity_id", "user_object_id"],
+        unique=True,
+        mssql_include=["closed_at"],
+        **where(LIVE),
+    )
     op.create_index("sessions_check_at", "sessions", ["check_at"], **where(UNSWEPT))
-    op.create_index("sessions_closed_at", "sessions", ["closed_at"], **where(CLOSED))
+    op.create_index(
+        "sessions_closed_at",
+        "sessions",
+        ["closed_at"],
+        mssql_include=["capacity_id", "user_object_id"],
+        **where(CLOSED),
+    )
     op.create_index("sessions_started_at", "sessions", ["started_at", "session_id"])

@@ -1,0 +1,105 @@
+"""The shared reads and the migration, as SQL Server will see them."""
+
+import inspect
+import itertools
+import re
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from sqlalchemy.dialects.mssql import aioodbc
+
+from tenure.deadlines import opened
+from tenure.model import Position, SessionFilter
+from tenure.store import migrate, sessions
+from tenure.store.engines.sqlserver import BEGIN_MIGRATION, END, OPEN
+from tests.sqlserver import tsql
+from tests.support.wishes import LIMITS, NOON, wish
+
+AT = datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC)
+AFTER = Position(AT, "00000000-0000-0000-0000-00000000000a")
+EVERYTHING = SessionFilter(
+    tenant="00000000-0000-0000-0000-00000000000b",
+    user="00000000-0000-0000-0000-00000000000c",
+    capacity="00000000-0000-0000-0000-00000000000d",
+    kind=2,
+    state="closed",
+    active=False,
+    close_reason="EXPIRED",
+)
+ARGUMENTS: dict[str, list[tuple[Any, ...]]] = {
+    "get_statement": [("00000000-0000-0000-0000-00000000000e",)],
+    "whole_statement": [("00000000-0000-0000-0000-00000000000e",)],
+    "list_statement": list(itertools.product([SessionFilter(), EVERYTHING], [None, AFTER], [7], [AT])),
+    "count_statement": [(AT,)],
+    "close_statement": [(opened(wish(), LIMITS, NOON),)],
+}
+STATEMENTS = [name for name, _ in inspect.getmembers(sessions, inspect.isfunction) if name.endswith("_statement")]
+
+
+def rendered(statement: Any) -> str:
+    return str(
+        statement.compile(dialect=aioodbc.dialect(paramstyle="qmark"), compile_kwargs={"render_postcompile": True})
+    )
+
+
+def script() -> list[str]:
+    """The migrations in batches, without comments."""
+    return [tsql.code(batch) for batch in re.split(r"^GO$", migrate.script(None, "mssql"), flags=re.MULTILINE)]
+
+
+@pytest.mark.parametrize("name", STATEMENTS)
+def test_every_shared_statement_compiles(name: str) -> None:
+    for arguments in ARGUMENTS[name]:
+        assert "sessions" in rendered(getattr(sessions, name)(*arguments))
+
+
+def test_reads_the_clock_of_the_database_by_the_name_it_has_there() -> None:
+    assert "dbo.tenure_now()" in rendered(sessions.get_statement("00000000-0000-0000-0000-00000000000e"))
+
+
+def test_limits_a_page_in_the_words_of_sql_server() -> None:
+    assert "TOP 7" in rendered(sessions.list_statement(EVERYTHING, AFTER, 7, AT))
+
+
+@pytest.mark.parametrize(("statement", "procedure"), [(OPEN, "tenure_open_1"), (END, "tenure_end_1")])
+def test_a_call_is_one_statement_with_parameters(statement: Any, procedure: str) -> None:
+    assert re.fullmatch(rf"EXEC dbo\.{procedure} (@\w+ = \?, )*@\w+ = \?;", rendered(statement))
+
+
+@pytest.mark.parametrize("statement", [OPEN, END, BEGIN_MIGRATION])
+def test_an_answer_is_waited_for_behind_messages(statement: Any) -> None:
+    assert statement.get_execution_options()["answers"]
+
+
+def test_the_answer_has_every_column_that_is_read_from_it() -> None:
+    answer = tsql.code(tsql.routines()["tenure_open_1"]).rpartition("COMMIT TRANSACTION;")[2].partition(" FROM ")[0]
+    columns = [column.split(".")[-1].split(" AS ")[-1].strip() for column in answer.partition("SELECT")[2].split(",")]
+    assert {column.name for column in OPEN.selected_columns} <= set(columns), columns
+
+
+def test_the_migration_creates_every_routine_in_a_batch_of_its_own() -> None:
+    creating = [batch for batch in script() if re.search(r"CREATE (FUNCTION|PROCEDURE)", batch)]
+    assert len(creating) == len(tsql.routines())
+    assert [batch[:40] for batch in creating if not re.match(r"CREATE (FUNCTION|PROCEDURE) dbo\.", batch)] == []
+
+
+def test_the_migration_keeps_microseconds_and_ids_and_short_texts_as_they_should_be() -> None:
+    tables = " ".join(batch for batch in script() if batch.startswith("CREATE TABLE"))
+    types = set(
+        re.findall(r"\b(?:DATETIME|DATETIME2|DATETIMEOFFSET|N?VARCHAR|N?CHAR|UNIQUEIDENTIFIER)\b(?:\(\w+\))?", tables)
+    )
+    assert types == {"DATETIME2(6)", "UNIQUEIDENTIFIER", "VARCHAR(16)", "VARCHAR(32)"}
+
+
+@pytest.mark.parametrize(
+    ("index", "condition"),
+    [
+        ("sessions_live_key", "closed_at IS NULL"),
+        ("sessions_closed_at", "closed_at IS NOT NULL"),
+        ("sessions_check_at", "check_at IS NOT NULL"),
+    ],
+)
+def test_the_migration_filters_the_indexes_that_the_procedures_name(index: str, condition: str) -> None:
+    (created,) = [batch for batch in script() if f"INDEX {index} " in batch]
+    assert created.rstrip(";").endswith(f"WHERE {condition}")

@@ -1,0 +1,67 @@
+"""Every T-SQL text of the package, found by looking for it, so that a new one cannot be forgotten."""
+
+import re
+from pathlib import Path
+
+from sqlalchemy import TextClause
+from sqlalchemy.sql.selectable import TextualSelect
+
+from tenure.store import migrate
+from tenure.store.engines import sqlserver
+from tenure.store.migrations.dialects import BREAK
+
+FOLDER = migrate.FOLDER / "sqlserver"
+_STATEMENT = re.compile(r"\b(SELECT|INSERT|UPDATE|DELETE|MERGE|EXEC|CALL|BEGIN|COMMIT|ROLLBACK|SET|THROW|CREATE)\b")
+_NAME = re.compile(r"CREATE (?:FUNCTION|PROCEDURE) dbo\.(\w+)")
+_PARAMETER = re.compile(r"(?<![:\w]):(\w+)")
+_COMMENT = re.compile(r"--[^\n]*")
+
+
+def routines() -> dict[str, str]:
+    """The functions and procedures of the migrations, by name."""
+    found = {}
+    for path in sorted(FOLDER.glob("*.sql")):
+        for statement in path.read_text(encoding="utf-8").split(BREAK):
+            name = _NAME.search(statement)
+            found[name[1] if name else f"{path.name}: {statement.strip()[:40]}"] = statement.strip()
+    return found
+
+
+def constants() -> dict[str, str]:
+    """The statements of the engine's module, by the name they have there."""
+    found = {name: _text(value) for name, value in vars(sqlserver).items() if not name.startswith("__")}
+    return {name: text for name, text in found.items() if text and _STATEMENT.search(text)}
+
+
+def batches() -> dict[str, str]:
+    """All that a server is ever given to read."""
+    return routines() | constants()
+
+
+def code(text: str) -> str:
+    """Without comments, and with single blanks, so that a line break hides nothing."""
+    return " ".join(_COMMENT.sub("", text).split())
+
+
+def source() -> str:
+    return Path(sqlserver.__file__).read_text(encoding="utf-8")
+
+
+def without_parameters(text: str) -> str:
+    """With variables instead of SQLAlchemy's parameters, which no parser of T-SQL knows."""
+    return _PARAMETER.sub(r"@\1", text)
+
+
+def looks_like_sql(text: str) -> bool:
+    return bool(_STATEMENT.search(text))
+
+
+def _text(value: object) -> str:
+    match value:
+        case str():
+            return value
+        case TextClause():
+            return without_parameters(value.text)
+        case TextualSelect():
+            return _text(value.element)
+    return ""

@@ -1,0 +1,123 @@
+"""A SQL Server for the conformance tests, where TENURE_TEST_MSSQL_URL names a database that tests may empty."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import closing
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+import pytest
+from sqlalchemy import Connection, make_url
+from sqlalchemy.dialects.mssql import aioodbc
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from tenure.store.engines import open_store
+from tenure.store.engines.sqlserver import connection_url
+from tenure.store.migrate import SCHEMA_TABLE
+from tenure.store.tables import metadata
+from tests.support.databases import POOL_SIZE, Clock, Database
+
+T = TypeVar("T")
+
+URL_VARIABLE = "TENURE_TEST_MSSQL_URL"
+MARK = "test"
+"""Must be part of the database's name: a URL pasted by mistake must not cost anybody their sessions."""
+
+
+@pytest.fixture
+async def mssql_database(empty_mssql_database: Database) -> Database:
+    await empty_mssql_database.store.migrate()
+    return empty_mssql_database
+
+
+@pytest.fixture
+async def empty_mssql_database() -> AsyncIterator[Database]:
+    url = os.environ[URL_VARIABLE]
+    await asyncio.to_thread(drop_everything, url)
+    database = SqlServerDatabase(url, open_store(url, POOL_SIZE), SqlServerClock(url))
+    yield database
+    await database.close()
+
+
+class SqlServerDatabase(Database):
+    async def rows(self, statement: str) -> list[dict[str, Any]]:
+        return await asyncio.to_thread(execute, self.url, statement)
+
+    async def last_cut_at(self) -> datetime:
+        return (await super().last_cut_at()).replace(tzinfo=UTC)
+
+    async def run_sync(self, work: Callable[[Connection], T]) -> T:
+        engine = create_async_engine(connection_url(make_url(self.url)))
+        try:
+            async with engine.connect() as connection:
+                return await connection.run_sync(work)
+        finally:
+            await engine.dispose()
+
+
+class SqlServerClock(Clock):
+    """Replaces `tenure_now`, the one place where the clock is read, by a function that looks into a table."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__()
+        self._url = url
+        self._connection: Any = None
+
+    async def set(self, now: datetime) -> None:
+        await super().set(now)
+        await asyncio.to_thread(
+            self._write, now.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="microseconds")
+        )
+
+    async def release(self) -> None:
+        await super().release()
+        await asyncio.to_thread(self._write, None)
+
+    async def close(self) -> None:
+        if self._connection is not None:
+            await asyncio.to_thread(self._connection.close)
+
+    def _write(self, now: str | None) -> None:
+        if self._connection is None:
+            self._connection = connect(self._url)
+            for statement in CLOCK:
+                self._connection.execute(statement)
+        self._connection.execute(f"UPDATE dbo.{CLOCK_TABLE} SET now = ?", now)
+
+
+CLOCK_TABLE = "test_clock"
+CLOCK = (
+    f"CREATE TABLE dbo.{CLOCK_TABLE} (now datetime2(6))",
+    f"INSERT INTO dbo.{CLOCK_TABLE} VALUES (NULL)",
+    "DROP FUNCTION dbo.tenure_now",
+    f"""CREATE FUNCTION dbo.tenure_now() RETURNS datetime2(6) AS
+    BEGIN RETURN COALESCE((SELECT c.now FROM dbo.{CLOCK_TABLE} AS c), SYSUTCDATETIME()); END;""",
+)
+ROUTINES = "SELECT name, type FROM sys.objects WHERE name LIKE 'tenure[_]%' AND type IN ('FN', 'IF', 'TF', 'P')"
+
+
+def drop_everything(url: str) -> None:
+    name = make_url(url).database or ""
+    if MARK not in name:
+        raise AssertionError(f"{URL_VARIABLE} names database {name!r}; tests only empty one with {MARK!r} in its name")
+    with closing(connect(url)) as connection:
+        for routine, kind in connection.execute(ROUTINES).fetchall():
+            connection.execute(f"DROP {'PROCEDURE' if kind.strip() == 'P' else 'FUNCTION'} dbo.{routine}")
+        for table in [*reversed(metadata.sorted_tables), SCHEMA_TABLE, CLOCK_TABLE]:
+            connection.execute(f"DROP TABLE IF EXISTS dbo.{table}")
+
+
+def execute(url: str, statement: str) -> list[dict[str, Any]]:
+    """What plain SQL sees, or nothing if it returns no rows."""
+    with closing(connect(url)) as connection:
+        cursor = connection.execute(statement)
+        names = [column[0] for column in cursor.description or ()]
+        return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()] if names else []
+
+
+def connect(url: str) -> Any:
+    import pyodbc  # noqa: PLC0415 - needs a library that only this engine needs
+
+    _, options = aioodbc.dialect().create_connect_args(connection_url(make_url(url)))
+    return pyodbc.connect(options["dsn"], autocommit=True, timeout=10)
