@@ -1,4 +1,4 @@
-"""What sessions must do, in plain Python: the model that the engines are compared with. It knows no SQL and no races."""
+"""What sessions must do, in plain Python: what the engines are compared with. It knows no SQL and no races."""
 
 from collections.abc import Iterable
 from datetime import datetime, timedelta
@@ -43,9 +43,7 @@ class SessionModel:
 
     def _upgrade(self, wish: Open, old: Session, now: datetime) -> Opened:
         self._close(old, now, CloseReason.UPGRADED)
-        inherited = Limits(
-            self._limits.term, old.lease_microseconds, old.idle_microseconds, old.heartbeat_microseconds
-        )
+        inherited = Limits(self._limits.term, old.lease_microseconds, old.idle_microseconds, old.heartbeat_microseconds)
         new = replace(opened(wish, inherited, now), previous_session_id=old.session_id)
         return self._begin(Outcome.UPGRADED, new)
 

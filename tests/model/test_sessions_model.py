@@ -8,7 +8,15 @@ from itertools import pairwise
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
 
 from tenure.model import CloseReason, Limits, Open, Outcome, SessionFilter
 from tests.model.sessions import SessionModel
@@ -98,7 +106,7 @@ class SessionMachine(RuleBasedStateMachine):
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def bound(request: pytest.FixtureRequest) -> Iterator[type[SessionMachine]]:
-    """hypothesis runs synchronously, so its database lives on a loop of its own."""
+    """A state machine runs synchronously, so its database lives on a loop of its own."""
     with asyncio.Runner() as runner:
         database = runner.run(request.getfixturevalue(f"make_{request.param}")())
 

@@ -29,7 +29,7 @@ MEANINGS = {
         odbc("40001", f"{SERVER}Transaction (Process ID 57) was deadlocked on lock resources. (1205) (SQLExecDirectW)"),
     ),
     "duplicate in an index": (
-        Cause.DEADLOCK,
+        Cause.DUPLICATE,
         odbc(
             "23000",
             f"{SERVER}Cannot insert duplicate key row in object 'dbo.sessions' with unique index 'sessions_live_key'. "
@@ -38,7 +38,7 @@ MEANINGS = {
         ),
     ),
     "duplicate primary key": (
-        Cause.DEADLOCK,
+        Cause.DUPLICATE,
         odbc("23000", f"{SERVER}Violation of PRIMARY KEY constraint 'sessions_pkey'. (2627) (SQLExecDirectW)"),
     ),
     "lock timeout": (
