@@ -6,13 +6,12 @@ moment so that a load balancer can see it, and ends. A second signal ends it at 
 
 import asyncio
 import multiprocessing
-import multiprocessing.process
-import os
 import signal
 import socket
 import sys
-from collections.abc import Sequence
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from multiprocessing.synchronize import Event
 from types import FrameType
 
 import structlog
@@ -31,19 +30,21 @@ DRAIN_SECONDS = 10.0
 DRAIN_LINGER_SECONDS = 0.5
 KEEP_ALIVE_SECONDS = 75
 BACKLOG = 2048
-RESTART_PAUSE_SECONDS = 1.0
+RESTART_PAUSE_SECONDS = 0.5
+TICK_SECONDS = 0.1
 
 
 def serve(config: Config) -> None:
     if config.workers == 1:
-        listener = listen(config.host, config.port)
+        listener = bind(config.host, config.port)
+        listener.listen(BACKLOG)
         _announce(listener)
         run_instance(config, listener)
     else:
         Supervisor(config).run()
 
 
-def listen(host: str, port: int, *, shared: bool = False) -> socket.socket:
+def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # Named, because asyncio turns Nagle off only where it knows the protocol: 40 ms an answer without uvloop.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -57,12 +58,12 @@ def listen(host: str, port: int, *, shared: bool = False) -> socket.socket:
     return listener
 
 
-def run_instance(config: Config, listener: socket.socket) -> None:
+def run_instance(config: Config, listener: socket.socket, supervisor: Connection | None = None) -> None:
     # A broken setting must be told before anything listens.
     instance = Instance(config)
     server = _Server(instance)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(server.run(listener))
+        runner.run(server.run(listener, supervisor))
 
 
 def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
@@ -94,9 +95,10 @@ class _Server(uvicorn.Server):
         self._instance = instance
         self._draining: asyncio.Task[None] | None = None
 
-    async def run(self, listener: socket.socket) -> None:  # type: ignore[override]
+    async def run(self, listener: socket.socket, supervisor: Connection | None) -> None:  # type: ignore[override]
         self._loop = asyncio.get_running_loop()
-        _follow_parent(self._loop)
+        if supervisor is not None:
+            self._loop.add_reader(supervisor.fileno(), self._leave_with, supervisor)
         starting = self._instance.start()
         starting.add_done_callback(self._check_start)
         try:
@@ -115,6 +117,12 @@ class _Server(uvicorn.Server):
         del frame
         self._loop.call_soon_threadsafe(self._begin_to_drain, signal.Signals(sig).name)
 
+    def _leave_with(self, supervisor: Connection) -> None:
+        """The supervisor has closed its end of the pipe: it is stopping, or it is dead."""
+        self._loop.remove_reader(supervisor.fileno())
+        if self._draining is None:
+            self._begin_to_drain("supervisor")
+
     def _begin_to_drain(self, reason: str) -> None:
         if self._draining is not None:
             self.should_exit = self.force_exit = True
@@ -132,77 +140,88 @@ class _Server(uvicorn.Server):
         self.should_exit = True
 
 
-def _follow_parent(loop: asyncio.AbstractEventLoop) -> None:
-    """A worker whose supervisor was killed must not live on unseen."""
-    parent = multiprocessing.parent_process()
-    if parent is None:
-        return
-
-    def stop() -> None:
-        loop.remove_reader(parent.sentinel)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    loop.add_reader(parent.sentinel, stop)
-
-
 class Supervisor:
-    """One process per worker. A worker that dies is replaced; a stop is passed on and waited for."""
+    """One process per worker. A worker that dies is replaced; a stop is passed on and waited for.
+
+    Each worker holds one end of a pipe, and stops when the other end is closed: on purpose, or by our own death.
+    """
 
     def __init__(self, config: Config) -> None:
         self._config = config
         self._context = multiprocessing.get_context("spawn")
-        self._stopping = False
+        self._workers: dict[BaseProcess, Connection] = {}
+        self._listening = self._context.Event()
+        self._signals = 0
         self._misconfigured = False
+        bind(config.host, config.port).close()
         # Held but never listened on: it keeps the port ours while workers come and go.
-        listen(config.host, config.port).close()
-        self._reserved = listen(config.host, config.port, shared=True)
-        self._port: int = self._reserved.getsockname()[1]
+        self._reserved = bind(config.host, config.port, shared=True)
 
     def run(self) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
-        workers = [self._spawn() for _ in range(self._config.workers)]
-        _announce(self._reserved)
+        for _ in range(self._config.workers):
+            self._spawn()
+        announced = False
         while not self._stopping:
-            workers = self._replace_dead(workers)
-        for worker in workers:
-            worker.terminate()
-        for worker in workers:
-            worker.join()
+            wait([worker.sentinel for worker in self._workers], timeout=TICK_SECONDS)
+            self._replace_dead()
+            if not announced and self._listening.is_set():
+                _announce(self._reserved)
+                announced = True
+        self._stop_workers()
         if self._misconfigured:
             sys.exit(ConfigurationError.exit_code)
 
-    def _spawn(self) -> multiprocessing.process.BaseProcess:
-        worker = self._context.Process(target=_run_worker, args=(self._config, self._port))
-        worker.start()
-        return worker
+    @property
+    def _stopping(self) -> bool:
+        return self._signals > 0 or self._misconfigured
 
-    def _replace_dead(
-        self, workers: Sequence[multiprocessing.process.BaseProcess]
-    ) -> list[multiprocessing.process.BaseProcess]:
-        wait([worker.sentinel for worker in workers], timeout=RESTART_PAUSE_SECONDS)
-        alive = [worker for worker in workers if worker.is_alive()]
-        self._misconfigured = any(worker.exitcode == ConfigurationError.exit_code for worker in workers)
-        self._stopping = self._stopping or self._misconfigured
-        if self._stopping or len(alive) == len(workers):
-            return alive
-        log.warning("supervisor.worker_died", count=len(workers) - len(alive))
+    def _spawn(self) -> None:
+        theirs, ours = self._context.Pipe(duplex=False)
+        port = self._reserved.getsockname()[1]
+        worker = self._context.Process(target=_run_worker, args=(self._config, port, theirs, self._listening))
+        worker.start()
+        theirs.close()
+        self._workers[worker] = ours
+
+    def _replace_dead(self) -> None:
+        dead = [worker for worker in self._workers if not worker.is_alive()]
+        self._misconfigured = any(worker.exitcode == ConfigurationError.exit_code for worker in dead)
+        if not dead or self._stopping:
+            return
+        log.warning("supervisor.worker_died", exit_codes=[worker.exitcode for worker in dead])
+        # A worker that dies at once must not be started a hundred times a second.
         signal.sigtimedwait([], RESTART_PAUSE_SECONDS)
-        return alive + [self._spawn() for _ in range(len(workers) - len(alive))]
+        for worker in dead:
+            self._workers.pop(worker).close()
+            self._spawn()
+
+    def _stop_workers(self) -> None:
+        for pipe in self._workers.values():
+            pipe.close()
+        while alive := [worker for worker in self._workers if worker.is_alive()]:
+            wait([worker.sentinel for worker in alive], timeout=TICK_SECONDS)
+            if self._signals > 1:
+                for worker in alive:
+                    worker.kill()
 
     def _stop(self, sig: int, frame: FrameType | None) -> None:
         del sig, frame
-        self._stopping = True
+        self._signals += 1
 
 
-def _run_worker(config: Config, port: int) -> None:
+def _run_worker(config: Config, port: int, supervisor: Connection, listening: Event) -> None:
     configure_logs()
-    # A listener of its own on the same port: of a shared one, the first worker awake takes all waiting connections.
     try:
-        run_instance(config, listen(config.host, port, shared=True))
+        # A listener of its own on the same port: of a shared one, the first worker awake takes all waiting connections.
+        listener = bind(config.host, port, shared=True)
+        listener.listen(BACKLOG)
+        listening.set()
+        run_instance(config, listener, supervisor)
     except ConfigurationError as error:
         sys.stderr.write(f"tenure: {error}\n")
-        sys.exit(ConfigurationError.exit_code)
+        sys.exit(error.exit_code)
 
 
 def _announce(listener: socket.socket) -> None:

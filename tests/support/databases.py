@@ -46,6 +46,10 @@ class PostgresServer:
         socket_folder = self._server.get_postmaster_info().socket_dir
         return f"postgresql://postgres@/{database}?host={socket_folder}"
 
+    @property
+    def pid(self) -> int:
+        return int((self._folder / "postmaster.pid").read_text().split()[0])
+
     def control(self, *arguments: str) -> None:
         """Runs `pg_ctl` as the user the server runs as; PostgreSQL refuses root."""
         command = [str(self.binaries / "pg_ctl"), "-w", "-D", str(self._folder), *arguments]

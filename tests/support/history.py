@@ -56,7 +56,7 @@ def broken_promises(exchanges: Sequence[Exchange], table: Sequence[Lived], also:
     ends = [exchange for exchange in exchanges if exchange.method == "DELETE"]
     checks: Iterable[Iterator[str]] = (
         _unexpected_statuses(exchanges, also),
-        _overlaps(table),
+        overlaps(table),
         _wrong_successions(table),
         _untrue_answers(opens, table),
         _wrong_openers(opens, table),
@@ -72,7 +72,7 @@ def _unexpected_statuses(exchanges: Sequence[Exchange], also: Sequence[int]) -> 
             yield f"status {exchange.status}: {exchange}"
 
 
-def _overlaps(table: Sequence[Lived]) -> Iterator[str]:
+def overlaps(table: Sequence[Lived]) -> Iterator[str]:
     """One live session at every instant, and each ends after it starts."""
     for session in table:
         if session.ended_at <= session.started_at:
@@ -116,7 +116,7 @@ def _untrue_answers(opens: Sequence[Exchange], table: Sequence[Lived]) -> Iterat
 
 
 def _wrong_openers(opens: Sequence[Exchange], table: Sequence[Lived]) -> Iterator[str]:
-    """Each session was reported as created or upgraded once, to a request for just that. A lost answer may be the one."""
+    """Each session was reported as opened once, to a request for just that. A lost answer may have been the one."""
     reports: defaultdict[str, list[Exchange]] = defaultdict(list)
     for exchange in _answered(opens):
         if exchange.answer["wasCreated"]:
@@ -162,7 +162,7 @@ def _asked_within(opens: Sequence[Exchange], start: int, end: int) -> list[int]:
 
 
 def _asked_around(opens: Sequence[Exchange], start: int, end: int) -> list[int]:
-    """Kinds of the requests that may have been carried out between the two; a lost one at any time after it was sent."""
+    """Kinds of requests that may have been carried out between the two; a lost one at any time after it was sent."""
     return [one.kind for one in opens if one.sent_at <= end and (one.received_at >= start or one.status not in OPENED)]
 
 

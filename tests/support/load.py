@@ -6,8 +6,9 @@ be compared with what the table says.
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 from uuid import UUID
@@ -18,7 +19,9 @@ from tenure.clock import wall_microseconds
 
 ANSWER_SECONDS = 15
 PAUSE_SECONDS = 0.02
-REPEATS_MAX = 500
+REPEAT_SECONDS = 20
+END_SHARE = 0.2
+TENANT = str(UUID(int=1))
 
 Key = tuple[str, str]
 """Capacity and user: at most one session of a key is live."""
@@ -29,7 +32,7 @@ class Exchange(msgspec.Struct, kw_only=True):
 
     method: str
     path: str
-    key: Key
+    key: Key = ("", "")
     kind: int = 0
     sent_at: int = 0
     received_at: int = 0
@@ -42,7 +45,53 @@ class Exchange(msgspec.Struct, kw_only=True):
         return (self.received_at - self.sent_at) / 1_000_000
 
 
-class Connection(asyncio.Protocol):
+class Client:
+    """Sends one request after the other to an instance, and connects anew where that is needed."""
+
+    def __init__(self, address: str, exchanges: list[Exchange]) -> None:
+        self._host, _, port = urlsplit(address).netloc.rpartition(":")
+        self._port = int(port)
+        self._connection: _Connection | None = None
+        self._exchanges = exchanges
+
+    async def open(self, key: Key, kind: int) -> Exchange:
+        exchange = Exchange(method="PUT", path="/sessions", key=key, kind=kind)
+        return await self._exchange(exchange, open_body(key, kind))
+
+    async def end(self, key: Key, session_id: str) -> Exchange:
+        return await self._exchange(Exchange(method="DELETE", path=f"/sessions/{session_id}", key=key), b"")
+
+    async def get(self, path: str) -> Exchange:
+        return await self._exchange(Exchange(method="GET", path=path), b"")
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.transport.abort()
+            self._connection = None
+
+    async def _exchange(self, exchange: Exchange, body: bytes) -> Exchange:
+        self._exchanges.append(exchange)
+        exchange.sent_at = wall_microseconds()
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                connection = await self._connected()
+                exchange.status, exchange.headers, content = await connection.send(exchange.method, exchange.path, body)
+        except (OSError, TimeoutError):
+            exchange.received_at = wall_microseconds()
+            self.close()
+            return exchange
+        exchange.received_at = wall_microseconds()
+        exchange.answer = msgspec.json.decode(content)
+        return exchange
+
+    async def _connected(self) -> "_Connection":
+        if self._connection is None or self._connection.is_lost:
+            loop = asyncio.get_running_loop()
+            _, self._connection = await loop.create_connection(_Connection, self._host, self._port)
+        return self._connection
+
+
+class _Connection(asyncio.Protocol):
     """One request at a time."""
 
     def __init__(self) -> None:
@@ -52,11 +101,8 @@ class Connection(asyncio.Protocol):
         self.is_lost = False
 
     async def send(self, method: str, path: str, body: bytes) -> tuple[int, dict[bytes, bytes], bytes]:
-        if self.is_lost:
-            raise ConnectionResetError
         self._answer = asyncio.get_running_loop().create_future()
-        head = f"{method} {path} HTTP/1.1\r\nhost: tenure\r\ncontent-length: {len(body)}\r\n"
-        self.transport.write(f"{head}content-type: application/json\r\n\r\n".encode() + body)
+        self.transport.write(request_bytes(method, path, body))
         return await self._answer
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -68,7 +114,7 @@ class Connection(asyncio.Protocol):
         if not separator:
             return
         status_line, *lines = head.split(b"\r\n")
-        headers = dict(line.lower().split(b": ", 1) for line in lines)
+        headers = dict(line.split(b": ", 1) for line in lines)
         if len(body) < int(headers[b"content-length"]):
             return
         self._received.clear()
@@ -81,57 +127,24 @@ class Connection(asyncio.Protocol):
             self._answer.set_exception(exc or ConnectionResetError())
 
 
-class Client:
-    """Sends one request after the other to an instance, and connects anew where that is needed."""
+def open_body(key: Key, kind: int) -> bytes:
+    return msgspec.json.encode(
+        {"capacityId": key[0], "userObjectId": key[1], "tenantObjectId": TENANT, "sessionKind": kind}
+    )
 
-    def __init__(self, address: str, exchanges: list[Exchange]) -> None:
-        parts = urlsplit(address)
-        self._host, self._port = parts.hostname, parts.port
-        self._connection: Connection | None = None
-        self._exchanges = exchanges
 
-    async def open(self, key: Key, kind: int, tenant: str = str(UUID(int=1))) -> Exchange:
-        body = {"capacityId": key[0], "userObjectId": key[1], "tenantObjectId": tenant, "sessionKind": kind}
-        exchange = Exchange(method="PUT", path="/sessions", key=key, kind=kind)
-        return await self._exchange(exchange, msgspec.json.encode(body))
-
-    async def end(self, key: Key, session_id: str) -> Exchange:
-        return await self._exchange(Exchange(method="DELETE", path=f"/sessions/{session_id}", key=key), b"")
-
-    async def get(self, path: str) -> Exchange:
-        return await self._exchange(Exchange(method="GET", path=path, key=("", "")), b"")
-
-    def close(self) -> None:
-        if self._connection is not None:
-            self._connection.transport.abort()
-
-    async def _exchange(self, exchange: Exchange, body: bytes) -> Exchange:
-        self._exchanges.append(exchange)
-        exchange.sent_at = wall_microseconds()
-        try:
-            async with asyncio.timeout(ANSWER_SECONDS):
-                connection = await self._connected()
-                exchange.status, exchange.headers, content = await connection.send(exchange.method, exchange.path, body)
-        except (OSError, TimeoutError):
-            self.close()
-            self._connection = None
-            exchange.received_at = wall_microseconds()
-            return exchange
-        exchange.received_at = wall_microseconds()
-        exchange.answer = msgspec.json.decode(content)
-        return exchange
-
-    async def _connected(self) -> Connection:
-        if self._connection is None or self._connection.is_lost:
-            loop = asyncio.get_running_loop()
-            _, self._connection = await loop.create_connection(Connection, self._host, self._port)
-        return self._connection
+def request_bytes(method: str, path: str, body: bytes) -> bytes:
+    head = f"{method} {path} HTTP/1.1\r\nhost: tenure\r\ncontent-type: application/json\r\n"
+    return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
 
 
 @asynccontextmanager
-async def clients(addresses: Iterable[str], each: int, exchanges: list[Exchange]) -> AsyncIterator[list[Client]]:
+async def clients(
+    addresses: Iterable[str], each: int, exchanges: list[Exchange] | None = None
+) -> AsyncIterator[list[Client]]:
     """`each` clients per instance, in turn one of each instance."""
-    made = [Client(address, exchanges) for _ in range(each) for address in addresses]
+    noted = [] if exchanges is None else exchanges
+    made = [Client(address, noted) for _ in range(each) for address in addresses]
     try:
         yield made
     finally:
@@ -139,42 +152,60 @@ async def clients(addresses: Iterable[str], each: int, exchanges: list[Exchange]
             client.close()
 
 
+async def repeated(
+    ask: Callable[[], Awaitable[Exchange]], enough: Callable[[Exchange], bool], seconds: float
+) -> Exchange:
+    """Asks until the answer is `enough`, as a good client does that was told to come again."""
+    async with asyncio.timeout(seconds):
+        while True:
+            exchange = await ask()
+            if enough(exchange):
+                return exchange
+            await asyncio.sleep(PAUSE_SECONDS)
+
+
 class Crowd:
     """Asks for every key many times at once, with mixed kinds, and ends some of the sessions meanwhile.
 
-    The requests for a key stand next to each other in the queue that all clients take from, so those for a key are
-    under way on all instances at the same time.
+    The requests for a key stand next to each other in the queue that all clients take from, so that they are under way
+    on all instances at the same time.
     """
 
-    def __init__(self, keys: Sequence[Key], requests_per_key: int, end_share: float, seed: int) -> None:
+    def __init__(
+        self,
+        seed: int,
+        *,
+        keys: int,
+        requests_per_key: int,
+        end_share: float = END_SHARE / 2,
+        repeat_on: Collection[int] = (),
+    ) -> None:
+        """`repeat_on`: statuses that a client takes as a reason to ask again; 0 stands for a lost connection."""
         self._random = random.Random(seed)
-        self._requests = [
-            (key, self._random.choices((1, 2, 3), (5, 3, 2))[0]) for key in keys for _ in range(requests_per_key)
-        ]
+        self._requests = iter(
+            [
+                (key, self._random.choices((1, 2, 3), (5, 3, 2))[0])
+                for key in some_keys(keys, seed)
+                for _ in range(requests_per_key)
+            ]
+        )
         self._end_share = end_share
-        self._next = iter(self._requests)
-        self.repeat_on: Sequence[int] = ()
-        """What a client takes for a reason to ask again: 0 stands for a lost connection."""
+        self._repeat_on = repeat_on
 
-    async def ask(self, crowd: Sequence[Client]) -> None:
+    async def ask(self, members: Sequence[Client]) -> None:
         async with asyncio.TaskGroup() as tasks:
-            for client in crowd:
-                tasks.create_task(self._work(client))
+            for member in members:
+                tasks.create_task(self._ask(member))
 
-    async def _work(self, client: Client) -> None:
-        for key, kind in self._next:
-            opened = await self._until_answered(lambda key=key, kind=kind: client.open(key, kind))
+    async def _ask(self, member: Client) -> None:
+        for key, kind in self._requests:
+            opened = await repeated(partial(member.open, key, kind), self._is_answer, REPEAT_SECONDS)
             if opened.status in (200, 201) and self._random.random() < self._end_share:
                 session_id = opened.answer["sessionId"]
-                await self._until_answered(lambda key=key, session_id=session_id: client.end(key, session_id))
+                await repeated(partial(member.end, key, session_id), self._is_answer, REPEAT_SECONDS)
 
-    async def _until_answered(self, ask: Callable[[], Any]) -> Exchange:
-        for _ in range(REPEATS_MAX):
-            exchange: Exchange = await ask()
-            if exchange.status not in self.repeat_on:
-                return exchange
-            await asyncio.sleep(PAUSE_SECONDS)
-        raise AssertionError(f"not answered after {REPEATS_MAX} repeats, last: {exchange}")
+    def _is_answer(self, exchange: Exchange) -> bool:
+        return exchange.status not in self._repeat_on
 
 
 def some_keys(count: int, seed: int) -> list[Key]:
@@ -184,3 +215,30 @@ def some_keys(count: int, seed: int) -> list[Key]:
 
 def _some_id(source: random.Random) -> str:
     return str(UUID(int=source.getrandbits(128), version=4))
+
+
+@asynccontextmanager
+async def steady_load(
+    addresses: Iterable[str], each: int, *, keys: Sequence[Key], seed: int
+) -> AsyncIterator[list[Exchange]]:
+    """Clients that open and end sessions of `keys` until the block is left. A refused one goes on with another key."""
+    exchanges: list[Exchange] = []
+    source = random.Random(seed)
+    enough = asyncio.Event()
+
+    async def work(client: Client) -> None:
+        while not enough.is_set():
+            key = source.choice(keys)
+            opened = await client.open(key, source.choice((1, 2, 3)))
+            if opened.status not in (200, 201):
+                await asyncio.sleep(PAUSE_SECONDS)
+            elif source.random() < END_SHARE:
+                await client.end(key, opened.answer["sessionId"])
+
+    async with clients(addresses, each, exchanges) as members, asyncio.TaskGroup() as tasks:
+        for member in members:
+            tasks.create_task(work(member))
+        try:
+            yield exchanges
+        finally:
+            enough.set()

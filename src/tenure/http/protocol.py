@@ -161,9 +161,10 @@ class _HotCycle:
 
     def _respond(self, answer: Answer) -> None:
         self._end()
-        if self.disconnected:
-            return
         transport: Any = self._protocol.transport
+        # Garbage behind this request may have closed the connection while its answer was on the way.
+        if self.disconnected or transport.is_closing():
+            return
         transport.write(response(answer, self.keep_alive))
         if not self.keep_alive:
             transport.close()

@@ -1,7 +1,8 @@
 """Opening sessions: from one wish to one answer, through the lanes of the store.
 
-A wish starts in lane CREATE. `reopen` sends it to the other lane, `again` back to the first: somebody else changed the
-key between two looks. Each such round means that another request got its answer, so a bounded number of them is enough.
+A wish starts in lane CREATE. `reopen` sends it to the other lane, and there once more while somebody holds its row;
+`again` sends it back: somebody else changed the key between two looks. Each such round means that another request got
+its answer, and time bounds their number.
 
 Within a batch a key stands once, and the keys are in order, since unsorted batches deadlock. Of several wishes for the
 same key the highest kind goes to the database, and the others are told what it found: as if they had come just after.
@@ -24,7 +25,11 @@ from tenure.sessions.coalescer import Coalescer
 from tenure.sessions.counters import Counters
 from tenure.store.store import Lane, Store
 
-ROUNDS_MAX = 12
+ROUNDS_SECONDS = 1.7
+SHORTEST_PAUSE_SECONDS = 0.001
+LONGEST_PAUSE_SECONDS = 0.02
+
+Done = Callable[[Opened | Exception], None]
 
 
 class OpenRequest(Protocol):
@@ -70,44 +75,51 @@ class Opener:
 
     async def open(self, wish: Open) -> Opened:
         """Created, existing or upgraded, with its session; anything else is raised."""
-        return await self._finish(wish, await self._lanes[Lane.CREATE].ask(wish))
+        since = asyncio.get_running_loop().time()
+        return await self._finish(wish, await self._lanes[Lane.CREATE].ask(wish, since), since)
 
-    def open_soon(self, wish: Open, done: Callable[[Opened | Exception], None]) -> None:
+    def open_soon(self, wish: Open, done: Done) -> None:
         """The same as `open`, without a task unless a second round is needed."""
-        self._lanes[Lane.CREATE].submit(wish, partial(self._first_round, wish, done))
+        since = asyncio.get_running_loop().time()
+        self._lanes[Lane.CREATE].submit(wish, partial(self._first_round, wish, done, since), since)
 
-    def _first_round(self, wish: Open, done: Callable[[Opened | Exception], None], answer: Opened | Exception) -> None:
+    def _first_round(self, wish: Open, done: Done, since: float, answer: Opened | Exception) -> None:
         if isinstance(answer, Opened):
             if answer.session is None:
-                task = asyncio.get_running_loop().create_task(self._further_rounds(wish, answer, done))
+                task = asyncio.get_running_loop().create_task(self._further_rounds(wish, done, since, answer))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
                 return
             self._counters.count_opening(answer)
         done(answer)
 
-    async def _further_rounds(self, wish: Open, answer: Opened, done: Callable[[Opened | Exception], None]) -> None:
+    async def _further_rounds(self, wish: Open, done: Done, since: float, answer: Opened) -> None:
         result: Opened | Exception
         try:
-            result = await self._finish(wish, answer)
+            result = await self._finish(wish, answer, since)
         except Exception as error:  # noqa: BLE001 - told to the caller, who knows what to do with it
             result = error
         done(result)
 
-    async def _finish(self, wish: Open, answer: Opened) -> Opened:
-        for _ in range(ROUNDS_MAX):
+    async def _finish(self, wish: Open, answer: Opened, since: float) -> Opened:
+        """As many rounds as it takes, within the time that anyone should wait."""
+        loop, pause = asyncio.get_running_loop(), 0.0
+        while answer.session is None:
+            if answer.outcome is Outcome.TENANT_MISMATCH:
+                raise TenantMismatch("this user holds a live session of another tenant on this capacity")
+            if loop.time() - since > ROUNDS_SECONDS:
+                raise DatabaseBusy(f"others held or changed this session for {ROUNDS_SECONDS:g} seconds")
             if answer.outcome is Outcome.REOPEN:
-                answer = await self._lanes[Lane.REOPEN].ask(wish)
-            elif answer.outcome is Outcome.AGAIN:
+                # From the second time on the row is held by somebody, mostly for a millisecond.
+                await asyncio.sleep(pause)
+                pause = min(pause * 2 or SHORTEST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
+                answer = await self._lanes[Lane.REOPEN].ask(wish, since)
+            else:
                 # This round has certainly opened nothing, so the next may bring an id of its own.
                 wish = replace(wish, session_id=new_id())
-                answer = await self._lanes[Lane.CREATE].ask(wish)
-            elif answer.outcome is Outcome.TENANT_MISMATCH:
-                raise TenantMismatch("this user holds a live session of another tenant on this capacity")
-            else:
-                self._counters.count_opening(answer)
-                return answer
-        raise DatabaseBusy(f"the session was changed by others {ROUNDS_MAX} times in a row")
+                answer = await self._lanes[Lane.CREATE].ask(wish, since)
+        self._counters.count_opening(answer)
+        return answer
 
     async def _run(self, lane: Lane, wishes: Sequence[Open]) -> Sequence[Opened]:
         best = _leaders(wishes)

@@ -8,9 +8,9 @@ answered within two seconds whatever the database does.
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from enum import StrEnum
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import structlog
 
@@ -39,16 +39,30 @@ class Retries:
     def __init__(self, cause_of: Callable[[BaseException], Cause | None]) -> None:
         self._cause_of = cause_of
         self._quiet_until = 0.0
+        self._running: set[asyncio.Task[Any]] = set()
         self.counts: Counter[Cause] = Counter()
 
-    async def run(self, operation: Callable[[], Awaitable[T]], patience_seconds: float = PATIENCE_SECONDS) -> T:
-        try:
-            async with asyncio.timeout(patience_seconds):
-                return await self._tries(operation)
-        except TimeoutError as error:
-            raise DatabaseUnavailable(f"the database did not answer within {patience_seconds:g} seconds") from error
+    async def run(
+        self, operation: Callable[[], Coroutine[Any, Any, T]], patience_seconds: float = PATIENCE_SECONDS
+    ) -> T:
+        """The result of `operation`, or `DatabaseUnavailable` when patience ends.
 
-    async def _tries(self, operation: Callable[[], Awaitable[T]]) -> T:
+        What is given up is cancelled and left to end by itself: to close a connection to a frozen server takes time.
+        """
+        task = asyncio.ensure_future(self._tries(operation))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        try:
+            await asyncio.wait({task}, timeout=patience_seconds)
+        finally:
+            given_up = not task.done()
+            if given_up:
+                task.cancel()
+        if given_up:
+            raise DatabaseUnavailable(f"the database did not answer within {patience_seconds:g} seconds")
+        return task.result()
+
+    async def _tries(self, operation: Callable[[], Coroutine[Any, Any, T]]) -> T:
         for number in range(1, TRIES + 1):
             try:
                 return await operation()

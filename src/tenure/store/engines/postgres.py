@@ -43,7 +43,9 @@ from tenure.store.store import Lane
 
 T = TypeVar("T")
 
-HOT_CONNECTIONS = 4
+OPENING_CONNECTIONS = 4
+ENDING_CONNECTIONS = 2
+CLOSE_SECONDS = 0.5
 CONNECT_SECONDS = 1.0
 TCP_USER_TIMEOUT_MS = 2000
 MIGRATION_SECONDS = 600
@@ -88,11 +90,15 @@ class PostgresStore:
 
     def __init__(self, url: URL, pool_size: int) -> None:
         self._dsn = url.set(drivername="postgresql").render_as_string(hide_password=False)
-        self._hot = HotConnections(self._connect_hot, min(HOT_CONNECTIONS, pool_size // 2))
+        openings = min(OPENING_CONNECTIONS, pool_size // 2)
+        endings = min(ENDING_CONNECTIONS, pool_size // 4)
+        self._openings = HotConnections(self._connect_hot, openings)
+        # Apart: those who wait for a row that somebody holds must leave the others a connection.
+        self._endings = HotConnections(self._connect_hot, endings)
         self._engine = create_async_engine(
             "postgresql+asyncpg://",
             async_creator=self._connect,
-            pool_size=pool_size - min(HOT_CONNECTIONS, pool_size // 2),
+            pool_size=pool_size - openings - endings,
             max_overflow=0,
             pool_timeout=CONNECT_SECONDS,
         )
@@ -100,6 +106,7 @@ class PostgresStore:
 
     async def open_sessions(self, lane: Lane, wishes: Sequence[Open], limits: Limits) -> Sequence[Opened]:
         lines = await self._call(
+            self._openings,
             OPEN[lane],
             _array([wish.capacity_id for wish in wishes]),
             _array([wish.user_object_id for wish in wishes]),
@@ -117,7 +124,7 @@ class PostgresStore:
         return _answers(lines, wishes, limits)
 
     async def end_session(self, session_id: str, reason: CloseReason) -> Ended | None:
-        lines = await self._call(END, session_id, reason.value)
+        lines = await self._call(self._endings, END, session_id, reason.value)
         return Ended(_session(lines[0]["session"]), lines[0]["recorded"]) if lines else None
 
     async def get_session(self, session_id: str) -> Session | None:
@@ -145,11 +152,15 @@ class PostgresStore:
         return await self._retries.run(run, MIGRATION_SECONDS)
 
     async def close(self) -> None:
-        await self._hot.close()
-        await self._engine.dispose()
+        """Says goodbye if the server listens, and goes anyway."""
+        goodbyes = (self._openings.close(), self._endings.close(), self._engine.dispose())
+        tasks = [asyncio.ensure_future(goodbye) for goodbye in goodbyes]
+        await asyncio.wait(tasks, timeout=CLOSE_SECONDS)
+        for task in tasks:
+            task.cancel()
 
-    async def _call(self, statement: str, *arguments: Any) -> Sequence[asyncpg.Record]:
-        return await self._retries.run(lambda: self._hot.fetch(statement, arguments))
+    async def _call(self, connections: "HotConnections", statement: str, *arguments: Any) -> Sequence[asyncpg.Record]:
+        return await self._retries.run(lambda: connections.fetch(statement, arguments))
 
     async def _read(self, read: Callable[[Connection], T]) -> T:
         async def run() -> T:
@@ -207,8 +218,10 @@ class HotConnections:
             self._free.pop().terminate()
 
     async def close(self) -> None:
-        while self._free:
-            await self._free.pop().close(timeout=1)
+        closing, self._free = self._free, []
+        await asyncio.gather(
+            *(connection.close(timeout=CLOSE_SECONDS) for connection in closing), return_exceptions=True
+        )
 
 
 async def connect(dsn: str, settings: dict[str, str]) -> asyncpg.Connection:
@@ -222,7 +235,11 @@ async def connect(dsn: str, settings: dict[str, str]) -> asyncpg.Connection:
     wanted = dict(settings)
     if connection.get_server_version().major >= TRANSACTION_TIMEOUT_SINCE:
         wanted["transaction_timeout"] = TRANSACTION_TIMEOUT
-    await connection.execute(";".join(f"SET {name} = '{value}'" for name, value in wanted.items()))
+    try:
+        await connection.execute(";".join(f"SET {name} = '{value}'" for name, value in wanted.items()))
+    except BaseException:
+        connection.terminate()
+        raise
     return connection
 
 

@@ -20,7 +20,7 @@ from sqlalchemy import URL, Connection, Select, create_engine, event, func, inse
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import QueuePool
 
-from tenure.clock import MICROSECOND, wall_microseconds
+from tenure.clock import MICROSECOND, monotonic, wall_microseconds
 from tenure.deadlines import opened
 from tenure.errors import ConfigurationError
 from tenure.model import (
@@ -44,6 +44,7 @@ T = TypeVar("T")
 
 BUSY_SECONDS = 1.2
 """How long a writer waits for another instance's transaction. A stopped one keeps the file: then the answer is 503."""
+POLL_SECONDS = 0.003
 MIGRATION_SECONDS = 60
 READERS_MAX = 4
 
@@ -61,7 +62,7 @@ class SqliteStore:
             poolclass=QueuePool,
             pool_size=min(readers, READERS_MAX) + 1,
             max_overflow=0,
-            connect_args={"timeout": BUSY_SECONDS, "check_same_thread": False, "isolation_level": None},
+            connect_args={"timeout": POLL_SECONDS, "check_same_thread": False, "isolation_level": None},
         )
         event.listen(self._engine, "connect", self._set_up)
         self._writer = ThreadPoolExecutor(1, "tenure-sqlite-writer")
@@ -124,7 +125,7 @@ class SqliteStore:
 
 def _immediate(connection: Connection, work: Callable[[Connection], T]) -> T:
     """`work` under the file's write lock, committed, or rolled back as a whole."""
-    connection.exec_driver_sql("BEGIN IMMEDIATE")
+    _take_the_file(connection)
     try:
         result = work(connection)
         connection.exec_driver_sql("COMMIT")
@@ -134,6 +135,21 @@ def _immediate(connection: Connection, work: Callable[[Connection], T]) -> T:
             connection.exec_driver_sql("ROLLBACK")
         raise
     return result
+
+
+def _take_the_file(connection: Connection) -> None:
+    """Asks again every few milliseconds. SQLite's own patience sleeps longer and longer, up to a tenth of a second, and
+    then never meets the moment between two writes of a busy neighbour.
+    """
+    ends_at = monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
+        except DBAPIError as error:
+            if cause_of(error) is not Cause.LOCK_TIMEOUT or monotonic() >= ends_at:
+                raise
+        else:
+            return
 
 
 def _write_now(connection: Connection) -> datetime:

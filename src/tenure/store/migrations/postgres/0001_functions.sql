@@ -175,7 +175,9 @@ $$;
 -- statement-break
 
 -- Opens, lane REOPEN: end what has lapsed or is of a lower kind, and insert only for what was ended. It never inserts a
--- key that it does not hold, so it never waits for lane CREATE. A wish without a live row is answered by `again`.
+-- key that it does not hold, so it never waits for lane CREATE. Nor does it wait for a row that somebody else holds: its
+-- wish is answered by `reopen`, to come again, and the others of the batch go on. A wish without a live row is answered
+-- by `again`.
 CREATE FUNCTION tenure_open_reopen_1(
     p_capacity uuid[], p_user uuid[], p_tenant uuid[], p_kind smallint[], p_session uuid[],
     p_lease bigint[], p_heartbeat bigint[], p_idle bigint[],
@@ -207,8 +209,7 @@ BEGIN
                              AND n.closed_at IS NULL
                           OFFSET 0) AS f))
            AND s.state IN ('created', 'active')
-         ORDER BY s.session_id
-           FOR UPDATE
+           FOR UPDATE SKIP LOCKED
         -- plan end
     );
     -- The locks are ours, so the clock can be read: no end that we write lies before what others were told.
@@ -223,7 +224,14 @@ BEGIN
         SELECT * INTO v_old FROM sessions s
          WHERE s.capacity_id = v_wish.capacity_id AND s.user_object_id = v_wish.user_object_id AND s.closed_at IS NULL;
         -- plan end
-        CONTINUE WHEN NOT FOUND OR NOT v_old.session_id = ANY (v_locked);
+        CONTINUE WHEN NOT FOUND;
+        IF NOT v_old.session_id = ANY (v_locked) THEN
+            v_line := NULL;
+            v_line.position := v_wish.position;
+            v_line.outcome := 'reopen';
+            RETURN NEXT v_line;
+            CONTINUE;
+        END IF;
         v_live := v_old.deadline_at > v_now;
         v_line := ROW(v_wish.position, NULL, v_old.session_id, v_old.kind, v_old.state,
                       v_old.started_at, v_old.term_ends_at, v_old.deadline_at, v_old.lapse_reason,

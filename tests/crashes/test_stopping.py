@@ -1,0 +1,144 @@
+"""How instances end: asked to, asked twice, or without being asked; alone and as workers of a supervisor."""
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import psutil
+import pytest
+
+from tests.support.databases import Database
+from tests.support.history import broken_promises, lived
+from tests.support.instances import RunningInstance
+from tests.support.load import Exchange, clients, some_keys, steady_load
+from tests.support.locks import Holder, holding
+from tests.support.processes import eventually, family
+
+Start = Callable[..., RunningInstance]
+
+LINGER_SECONDS = 0.8
+"""Longer than an instance goes on answering while it has nothing to do, shorter than any lock is waited for."""
+
+
+async def test_finishes_what_it_has_begun(postgres_database: Database, start: Start) -> None:
+    instance = start(postgres_database.url).wait_until_ready()
+    async with waiting_upgrade(postgres_database, instance) as (upgrade, holder):
+        instance.send(signal.SIGTERM)
+        await asyncio.sleep(LINGER_SECONDS)
+        await holder.rollback()
+        assert (await upgrade).status == 201
+    assert await exit_code(instance, 3) == 0
+
+
+async def test_is_not_ready_while_it_finishes(postgres_database: Database, start: Start) -> None:
+    instance = start(postgres_database.url).wait_until_ready()
+    async with waiting_upgrade(postgres_database, instance), clients([instance.address], 1) as (client,):
+        instance.send(signal.SIGTERM)
+        await eventually(lambda: "instance.draining" in instance.log(), 1, "draining")
+        ready = await client.get("/readyz")
+    assert (ready.status, ready.answer["code"]) == (503, "DRAINING")
+
+
+async def test_a_second_signal_ends_it_at_once(postgres_database: Database, start: Start) -> None:
+    instance = start(postgres_database.url).wait_until_ready()
+    async with waiting_upgrade(postgres_database, instance):
+        instance.send(signal.SIGTERM)
+        await eventually(lambda: "instance.draining" in instance.log(), 1, "draining")
+        instance.send(signal.SIGTERM)
+        await exit_code(instance, 1)
+
+
+@pytest.mark.slow
+async def test_stops_under_load_without_costing_a_session(postgres_database: Database, start: Start, seed: int) -> None:
+    instance = start(postgres_database.url).wait_until_ready()
+    async with steady_load([instance.address], 8, keys=some_keys(50, seed), seed=seed) as exchanges:
+        await eventually(lambda: len(exchanges) > 100, 10, "the load is under way")
+        instance.send(signal.SIGTERM)
+        assert await exit_code(instance, 15) == 0
+    assert broken_promises(exchanges, await lived(postgres_database), also=[0]) == [], f"seed {seed}"
+
+
+async def test_listens_before_it_says_so(sqlite_database: Database, start: Start) -> None:
+    instance = start(sqlite_database.url)
+    async with clients([instance.address], 1) as (client,):
+        assert (await client.get("/healthz")).status == 200
+
+
+# Workers
+
+
+@pytest.mark.slow
+async def test_a_killed_worker_is_replaced(sqlite_database: Database, start: Start) -> None:
+    supervisor = start(sqlite_database.url, "--workers", "2")
+    await all_ready(supervisor, 2)
+    victim = workers(supervisor)[0]
+    victim.kill()
+    await all_ready(supervisor, 3)
+    assert len(workers(supervisor)) == 2
+    assert victim not in workers(supervisor)
+
+
+@pytest.mark.slow
+async def test_a_stopped_supervisor_stops_its_workers(sqlite_database: Database, start: Start) -> None:
+    supervisor = start(sqlite_database.url, "--workers", "2")
+    await all_ready(supervisor, 2)
+    own = workers(supervisor)
+    supervisor.send(signal.SIGTERM)
+    assert await exit_code(supervisor, 5) == 0
+    assert [worker for worker in own if worker.is_running()] == []
+
+
+@pytest.mark.slow
+async def test_a_killed_supervisor_leaves_no_worker_behind(sqlite_database: Database, start: Start) -> None:
+    supervisor = start(sqlite_database.url, "--workers", "2")
+    await all_ready(supervisor, 2)
+    own = workers(supervisor)
+    supervisor.kill()
+    await eventually(lambda: not any(worker.is_running() for worker in own), 5, "the workers have ended")
+
+
+@pytest.mark.slow
+async def test_workers_finish_what_they_have_begun_when_everybody_is_told_to_stop(
+    postgres_database: Database, start: Start
+) -> None:
+    """As Ctrl-C does, which goes to the whole group, and a service manager, which stops every process of a service."""
+    supervisor = start(postgres_database.url, "--workers", "2")
+    await all_ready(supervisor, 2)
+    async with waiting_upgrade(postgres_database, supervisor) as (upgrade, holder):
+        for process in family(supervisor.process.pid):
+            process.send_signal(signal.SIGTERM)
+        await asyncio.sleep(LINGER_SECONDS)
+        await holder.rollback()
+        assert (await upgrade).status == 201
+    assert await exit_code(supervisor, 5) == 0
+
+
+@asynccontextmanager
+async def waiting_upgrade(
+    database: Database, instance: RunningInstance
+) -> AsyncIterator[tuple["asyncio.Task[Exchange]", Holder]]:
+    """A request that is under way for as long as the row it needs is held."""
+    key = some_keys(1, 0)[0]
+    async with clients([instance.address], 1) as (client,), holding(database) as holder:
+        opened = await client.open(key, 1)
+        await holder.lock_session(opened.answer["sessionId"])
+        upgrade = asyncio.create_task(client.open(key, 2))
+        await asyncio.sleep(0.1)  # it comes again and again until the row is free
+        yield upgrade, holder
+        await holder.rollback()
+        await upgrade
+
+
+async def exit_code(instance: RunningInstance, seconds: float) -> int | None:
+    await eventually(lambda: instance.process.poll() is not None, seconds, f"ended\n{instance.log()}")
+    return instance.process.poll()
+
+
+async def all_ready(supervisor: RunningInstance, count: int) -> None:
+    """Until `count` workers have become ready since the start."""
+    await eventually(lambda: supervisor.log().count("instance.ready") == count, 15, f"ready\n{supervisor.log()}")
+
+
+def workers(supervisor: RunningInstance) -> list[psutil.Process]:
+    return [process for process in family(supervisor.process.pid)[1:] if "spawn_main" in " ".join(process.cmdline())]

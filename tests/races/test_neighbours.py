@@ -1,0 +1,127 @@
+"""Requests share connections, batches and a file. One that is in trouble must not take its neighbours along."""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import pytest
+
+from tenure.model import CloseReason
+from tenure.store import Store
+from tests.support.databases import Database
+from tests.support.instances import RunningInstance
+from tests.support.load import Client, Exchange, clients, open_body, request_bytes, some_keys
+from tests.support.locks import elsewhere, holding, holding_the_file
+from tests.support.wishes import open_one, wish
+
+Start = Callable[..., RunningInstance]
+
+HELD_UP_SECONDS = 3
+GATHERING_SECONDS = 0.2
+"""How long requests are given to arrive and wait for each other while the file is held."""
+
+
+async def test_a_client_that_sends_garbage_costs_nobody_else_an_answer(sqlite_database: Database, start: Start) -> None:
+    """Two requests at once and then garbage: the connection is closed before the first of them can be answered."""
+    instance = start(sqlite_database.url).wait_until_ready()
+    ahead, first, second, *keys = some_keys(33, 0)
+    requests = b"".join(request_bytes("PUT", "/sessions", open_body(key, 1)) for key in (first, second))
+    async with clients([instance.address], 31) as (busy, *members):
+        with holding_the_file(sqlite_database):
+            opening = [asyncio.create_task(busy.open(ahead, 1))]
+            await asyncio.sleep(GATHERING_SECONDS)
+            reader, writer = await asyncio.open_connection("127.0.0.1", instance.port)
+            writer.write(requests + b"GARBAGE\r\n\r\n")
+            assert b" 400 " in await reader.readline()
+            opening += [asyncio.create_task(member.open(key, 1)) for member, key in zip(members, keys, strict=True)]
+            await asyncio.sleep(GATHERING_SECONDS)
+        _, unanswered = await asyncio.wait(opening, timeout=HELD_UP_SECONDS)
+        for task in unanswered:
+            task.cancel()
+        writer.close()
+    assert len(unanswered) == 0, instance.log()
+
+
+async def test_a_client_that_goes_away_costs_nobody_else_an_answer(sqlite_database: Database, start: Start) -> None:
+    instance = start(sqlite_database.url).wait_until_ready()
+    keys = some_keys(60, 0)
+    async with clients([instance.address], 60) as members:
+        opening = [asyncio.create_task(member.open(key, 1)) for member, key in zip(members, keys, strict=True)]
+        await asyncio.sleep(0.002)
+        for member in members[::2]:
+            member.close()
+        answers = await asyncio.gather(*opening)
+    assert {one.status for one in answers[1::2]} == {201}
+
+
+async def test_a_held_row_fails_only_those_who_need_it(postgres_database: Database, start: Start) -> None:
+    """Upgrades of many keys go as one batch; somebody outside holds the session of one of them."""
+    instance = start(postgres_database.url).wait_until_ready()
+    keys = some_keys(30, 0)
+    async with clients([instance.address], 30) as members, holding(postgres_database) as holder:
+        opened = await asyncio.gather(*(member.open(key, 1) for member, key in zip(members, keys, strict=True)))
+        await holder.lock_session(opened[15].answer["sessionId"])
+        upgrades = await asyncio.gather(*(member.open(key, 2) for member, key in zip(members, keys, strict=True)))
+    assert {one.status for one in (*upgrades[:15], *upgrades[16:])} == {201}
+    assert longest(upgrades) < HELD_UP_SECONDS
+
+
+@pytest.mark.slow
+async def test_those_who_wait_for_a_held_row_leave_others_a_connection(
+    postgres_database: Database, start: Start
+) -> None:
+    instance = start(postgres_database.url).wait_until_ready()
+    held, *keys = some_keys(5, 0)
+    async with (
+        clients([instance.address], 12) as waiting,
+        clients([instance.address], 4) as others,
+        holding(postgres_database) as holder,
+    ):
+        session_id = (await waiting[0].open(held, 1)).answer["sessionId"]
+        await holder.lock_session(session_id)
+        enough = asyncio.Event()
+        ending = [asyncio.create_task(_end_until(enough, client, session_id)) for client in waiting]
+        await holder.somebody_waits()
+        answers = [
+            await asyncio.gather(*(c.open(key, 1) for c, key in zip(others, keys, strict=True))) for _ in range(3)
+        ]
+        enough.set()
+        await holder.rollback()
+        await asyncio.gather(*ending)
+    statuses = [one.status for several in answers for one in several]
+    assert set(statuses) <= {200, 201}, statuses
+    assert max(longest(several) for several in answers) < 1
+
+
+async def _end_until(enough: asyncio.Event, client: Client, session_id: str) -> None:
+    while not enough.is_set():
+        await client.end(("", ""), session_id)
+
+
+@pytest.mark.slow
+async def test_everybody_gets_a_turn_at_the_file(sqlite_database: Database) -> None:
+    """Two instances that write without a pause. Whoever sleeps too long while the other writes is never served."""
+    enough = asyncio.Event()
+    async with elsewhere(sqlite_database) as other:
+        writing = [_write_until(enough, store) for _ in range(8) for store in (sqlite_database.store, other)]
+        stop = asyncio.get_running_loop().call_later(4, enough.set)
+        writers = await asyncio.gather(*writing)
+        stop.cancel()
+    assert max(after - before for instants in writers for before, after in pairwise(instants)) < 1
+
+
+async def _write_until(enough: asyncio.Event, store: Store) -> list[float]:
+    """The instants between which each write was done, in seconds."""
+    instants = [time.monotonic()]
+    while not enough.is_set():
+        one = wish()
+        await open_one(store, one)
+        instants.append(time.monotonic())
+        await store.end_session(one.session_id, CloseReason.TERMINATED)
+        instants.append(time.monotonic())
+    return instants
+
+
+def longest(exchanges: Sequence[Exchange]) -> float:
+    return max(one.seconds for one in exchanges)

@@ -1,0 +1,25 @@
+"""Ten instances on a database that nobody has set up yet."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.support.databases import Database
+from tests.support.instances import RunningInstance
+
+INSTANCES = 10
+
+
+@pytest.mark.slow
+async def test_ten_instances_at_once_set_the_database_up_once(
+    empty_database: Database, start: Callable[[str], RunningInstance]
+) -> None:
+    with ThreadPoolExecutor(INSTANCES) as threads:
+        instances = list(threads.map(start, [empty_database.url] * INSTANCES))
+    logs = "".join(instance.wait_until_ready().log() for instance in instances)
+    for instance in instances:
+        instance.kill()
+    assert logs.count("schema.migrated") == 1, logs
+    assert logs.count("schema.failed") == 0, logs
+    assert len(await empty_database.rows("SELECT * FROM installation")) == 1

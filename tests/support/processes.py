@@ -1,0 +1,42 @@
+"""Processes and their families: stopped, continued, waited for."""
+
+import asyncio
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+import psutil
+
+POLL_SECONDS = 0.01
+
+
+def family(pid: int) -> list[psutil.Process]:
+    """The process and all its descendants, the eldest first."""
+    eldest = psutil.Process(pid)
+    return [eldest, *eldest.children(recursive=True)]
+
+
+@contextmanager
+def frozen(pid: int) -> Iterator[None]:
+    """SIGSTOP for the whole family, so that nothing of it answers, and SIGCONT afterwards."""
+    stopped = family(pid)
+    for process in stopped:
+        with suppress(psutil.NoSuchProcess):
+            process.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for process in stopped:
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(signal.SIGCONT)
+
+
+async def eventually(condition: Callable[[], object], seconds: float, told: str) -> float:
+    """Waits until `condition` holds and returns how long that took."""
+    began = time.monotonic()
+    while not condition():
+        if time.monotonic() - began > seconds:
+            raise AssertionError(f"not within {seconds} s: {told}")
+        await asyncio.sleep(POLL_SECONDS)
+    return time.monotonic() - began
