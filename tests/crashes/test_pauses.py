@@ -41,7 +41,8 @@ async def test_a_paused_instance_holds_nobody_up_on_postgresql(
     assert [one for one in ours if not is_served(one)] == [], f"seed {seed}"
     assert max(one.seconds for one in ours) < HELD_UP_SECONDS, f"seed {seed}"
     exchanges = [*theirs, *ours]
-    assert broken_promises(exchanges, await lived(postgres_database), also=[UNAVAILABLE]) == [], f"seed {seed}"
+    broken = broken_promises(exchanges, await lived(postgres_database), also=[UNAVAILABLE])
+    assert broken == [], f"seed {seed}\n{paused.log()}"
 
 
 async def pause(instance: RunningInstance, after_seconds: float) -> None:

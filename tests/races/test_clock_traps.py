@@ -24,9 +24,9 @@ from tests.support.wishes import LIMITS, NOON, again, open_one, wish
 
 TERMINATED = CloseReason.TERMINATED
 BRIEF = 300_000
+"""Microseconds: a lease that runs out while somebody holds the row."""
 ROUNDS_SECONDS = 0.05
 """Long enough for an open to find the row held, several times."""
-"""Microseconds: a lease that runs out while somebody waits for a lock."""
 
 
 async def live(database: Database, one: Open) -> Session:

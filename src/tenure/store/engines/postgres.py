@@ -81,7 +81,8 @@ OPEN = {
     Lane.CREATE: f"SELECT * FROM tenure_open_create_1({_WISHES})",  # noqa: S608 - no input in it
     Lane.REOPEN: f"SELECT * FROM tenure_open_reopen_1({_WISHES})",  # noqa: S608
 }
-END = "SELECT * FROM tenure_end_1($1, $2)"
+# Column by column: for a composite, asyncpg asks every new connection a dozen questions about its type.
+END = "SELECT e.recorded, (e.session).* FROM tenure_end_1($1, $2) AS e"
 
 
 class PostgresStore:
@@ -125,7 +126,7 @@ class PostgresStore:
 
     async def end_session(self, session_id: str, reason: CloseReason) -> Ended | None:
         lines = await self._call(self._endings, END, session_id, reason.value)
-        return Ended(_session(lines[0]["session"]), lines[0]["recorded"]) if lines else None
+        return Ended(_session(lines[0]), lines[0]["recorded"]) if lines else None
 
     async def get_session(self, session_id: str) -> Session | None:
         return await self._read(lambda connection: sessions.get_session(connection, session_id))
@@ -371,6 +372,9 @@ def cause_of(error: BaseException) -> Cause | None:
     state = getattr(original, "sqlstate", None)
     if state is not None:
         return _CAUSES.get(state, Cause.CONNECTION if state.startswith("08") else None)
-    if isinstance(original, OSError | TimeoutError | asyncpg.InterfaceError | PoolTimeout):
+    # asyncpg's internal error is a connection that lost count of its own state, after a pause for example.
+    if isinstance(
+        original, OSError | TimeoutError | asyncpg.InterfaceError | asyncpg.InternalClientError | PoolTimeout
+    ):
         return Cause.CONNECTION
     return None
