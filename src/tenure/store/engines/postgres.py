@@ -365,6 +365,16 @@ _CAUSES = {
 }
 
 
+_CONNECTION_ERRORS = (
+    OSError,
+    TimeoutError,
+    PoolTimeout,
+    asyncpg.InterfaceError,
+    # A connection that lost count of its own state, after a pause for example.
+    asyncpg.InternalClientError,
+)
+
+
 def cause_of(error: BaseException) -> Cause | None:
     if isinstance(error, DBAPIError) and error.connection_invalidated:
         return Cause.CONNECTION
