@@ -18,7 +18,6 @@ import structlog
 import uvicorn
 
 from tenure.app import Instance
-from tenure.clock import monotonic
 from tenure.config import Config
 from tenure.errors import ConfigurationError
 from tenure.http.protocol import protocol_for
@@ -132,11 +131,8 @@ class _Server(uvicorn.Server):
         self._draining = asyncio.create_task(self._drain())
 
     async def _drain(self) -> None:
-        ends_at = monotonic() + DRAIN_SECONDS
+        # For a moment a load balancer can see it. Then uvicorn takes no more connections and lets requests finish.
         await asyncio.sleep(DRAIN_LINGER_SECONDS)
-        # The hot lane only counts: an event for the last one would be paid for by all.
-        while self._instance.router.in_flight and monotonic() < ends_at:  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
         self.should_exit = True
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from tenure.app import Instance
 from tenure.config import Config
-from tenure.serving import _Server, listen
+from tenure.serving import _Server, bind
 from tests.http.client import TIMEOUT_SECONDS, Json, RawAnswer, wish
 from tests.support.databases import Clock, Database
 
@@ -23,7 +23,7 @@ class LocalService:
         self.instance = Instance(config)
         self.clock = clock
         self._server = _Server(self.instance)
-        self._listener = listen("127.0.0.1", 0)
+        self._listener = bind("127.0.0.1", 0)
         # Without it, and without uvloop, an answer in two writes takes 40 ms.
         self._listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.port: int = self._listener.getsockname()[1]

@@ -8,14 +8,14 @@ import asyncio
 import structlog
 
 from tenure.clock import monotonic
-from tenure.errors import DatabaseUnavailable, Starting
+from tenure.errors import DatabaseUnavailable
 from tenure.model import SessionCounts
 from tenure.store.store import Store
 
 log = structlog.get_logger()
 
 FRESH_SECONDS = 10.0
-FIRST_SECONDS = 1.5
+PATIENCE_SECONDS = 1.7
 
 
 class CachedCounts:
@@ -29,21 +29,22 @@ class CachedCounts:
         """At most ten seconds old."""
         if self._counts is not None and monotonic() - self._counted_at < FRESH_SECONDS:
             return self._counts
-        return await asyncio.shield(self._count())
+        return await self._counted_soon()
 
     async def last(self) -> SessionCounts:
         """The last count, and a new one under way if that is stale; waits only where there was none yet."""
         if self._counts is None:
-            return await self._first()
+            return await self._counted_soon()
         if monotonic() - self._counted_at >= FRESH_SECONDS:
             self._count()
         return self._counts
 
-    async def _first(self) -> SessionCounts:
+    async def _counted_soon(self) -> SessionCounts:
+        """The count under way goes on when its caller gives up, and serves the next one."""
         try:
-            return await asyncio.wait_for(asyncio.shield(self._count()), FIRST_SECONDS)
+            return await asyncio.wait_for(asyncio.shield(self._count()), PATIENCE_SECONDS)
         except TimeoutError as error:
-            raise Starting("the sessions are still being counted") from error
+            raise DatabaseUnavailable("the sessions are still being counted") from error
 
     def _count(self) -> asyncio.Task[SessionCounts]:
         if self._counting is None:
