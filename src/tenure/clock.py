@@ -13,6 +13,9 @@ MICROSECOND = timedelta(microseconds=1)
 monotonic = time.monotonic
 """Seconds for waits and durations."""
 
+pause = time.sleep
+"""For threads; on the event loop it would stop everything."""
+
 
 def wall_microseconds() -> int:
     """Microseconds since 1970; SQLite, which has no clock of its own, is given this one."""
