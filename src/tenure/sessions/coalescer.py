@@ -17,7 +17,7 @@ What can go wrong:
 """
 
 import asyncio
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from itertools import chain, islice
@@ -70,7 +70,6 @@ class Coalescer(Generic[Item, Answer]):
         self._overdue: set[asyncio.Task[None]] = set()
         self._scheduled = False
         self._patrolling = False
-        self.batch_sizes: Counter[int] = Counter()
 
     def submit(self, item: Item, done: Done[Answer], since: float | None = None) -> None:
         """`done` gets the answer once its transaction is committed, or what went wrong.
@@ -108,7 +107,6 @@ class Coalescer(Generic[Item, Answer]):
 
     def _send(self, batch: Sequence[_Member[Item, Answer]]) -> None:
         loop = asyncio.get_running_loop()
-        self.batch_sizes[len(batch)] += 1
         task = loop.create_task(self._carry_out(batch))
         self._in_flight[task] = batch
         timer = loop.call_later(OVERDUE_SECONDS, self._let_others_pass, task)
