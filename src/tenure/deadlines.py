@@ -8,7 +8,8 @@ from datetime import datetime, timedelta
 
 import msgspec
 
-from tenure.model import CloseReason, Limits, Open, Session, State
+from tenure.clock import MICROSECOND
+from tenure.model import Attach, CloseReason, Closing, Limits, Open, Session, State, StreamCounters
 
 MICROSECONDS = 1_000_000
 HEARTBEATS_PER_LEASE = 12
@@ -40,10 +41,68 @@ def as_recorded(session: Session, now: datetime) -> Session:
         return session
     return msgspec.structs.replace(
         session,
-        state=State.CLOSED,
+        state=State.CLOSED.value,
         closed_at=session.deadline_at,
         close_reason=session.lapse_reason,
         modified_at=session.deadline_at,
+    )
+
+
+def end_now(session: Session, now: datetime, reason: str) -> Session:
+    """The session ended at `now` for `reason`, or as its deadline demands. Each lasts at least a microsecond."""
+    if session.deadline_at <= now:
+        return as_recorded(session, now)
+    closed_at = min(session.deadline_at, max(now, session.started_at + MICROSECOND))
+    return msgspec.structs.replace(
+        session, state=State.CLOSED.value, closed_at=closed_at, close_reason=reason, modified_at=closed_at
+    )
+
+
+def renewed(session: Session, now: datetime, *, active: bool) -> Session:
+    """A live session after a heartbeat at `now`. A clock that was stepped back shortens nothing."""
+    last_heartbeat_at = max(session.last_heartbeat_at, now)
+    last_activity_at = max(session.last_activity_at, now) if active else session.last_activity_at
+    deadline_at, reason = earliest(
+        session.term_ends_at,
+        last_heartbeat_at,
+        session.lease_microseconds,
+        last_activity_at,
+        session.idle_microseconds,
+    )
+    return msgspec.structs.replace(
+        session,
+        last_heartbeat_at=last_heartbeat_at,
+        last_activity_at=last_activity_at,
+        state=State.ACTIVE.value if active else session.state,
+        deadline_at=deadline_at,
+        lapse_reason=reason.value,
+        modified_at=max(session.modified_at, now),
+    )
+
+
+def attached(session: Session, now: datetime, attach: Attach) -> Session:
+    """A live session after a stream was attached: it has a lease, and an idle limit that begins now if it is new."""
+    lease, heartbeat = session.lease_microseconds, session.heartbeat_microseconds
+    if lease is None:
+        lease, heartbeat = attach.lease_microseconds, attach.heartbeat_microseconds
+    idle, last_activity_at = session.idle_microseconds, session.last_activity_at
+    if idle is None:
+        idle, last_activity_at = attach.idle_microseconds, max(last_activity_at, now)
+    limited = msgspec.structs.replace(
+        session,
+        lease_microseconds=lease,
+        heartbeat_microseconds=heartbeat,
+        idle_microseconds=idle,
+        last_activity_at=last_activity_at,
+        stream=session.stream or StreamCounters(0, 0, 0, 0, 0, 0, 0),
+    )
+    return renewed(limited, now, active=False)
+
+
+def closing_of(session: Session) -> Closing:
+    """What is told of a session whose end was recorded on the way to something else."""
+    return Closing(
+        session.session_id, session.close_reason or session.lapse_reason, session.closed_at or session.deadline_at
     )
 
 

@@ -5,12 +5,16 @@ TenureError
 ├── IdTaken                       the id that a caller brought is in the database already
 ├── Problem                       answered as application/problem+json
 │   ├── Invalid                   400  the request is wrong, field by field
+│   ├── CapacityOfAnotherTenant   403
 │   ├── NotFound                  404
 │   ├── MethodNotAllowed          405
 │   ├── TenantMismatch            409  the live session belongs to another tenant
+│   ├── SessionOver               410  with its close reason
 │   ├── TooLarge                  413
 │   ├── UnsupportedMediaType      415
+│   ├── SessionLimit              429  the capacity's seats are taken
 │   ├── Internal                  500  a defect; the log has the details
+│   ├── NotInstalled              501  an extra is missing on this instance
 │   └── Unavailable               503  try again, the same request will work
 │       ├── DatabaseUnavailable   it cannot be reached, or does not answer
 │       │   └── DatabaseBusy      it answers, but others hold what this request needs
@@ -75,6 +79,12 @@ class Invalid(Problem):
         self.errors = errors
 
 
+class CapacityOfAnotherTenant(Problem):
+    status = 403
+    slug = "capacity-of-another-tenant"
+    title = "The capacity belongs to another tenant"
+
+
 class NotFound(Problem):
     status = 404
     slug = "not-found"
@@ -101,6 +111,16 @@ class TenantMismatch(Problem):
     title = "The live session belongs to another tenant"
 
 
+class SessionOver(Problem):
+    status = 410
+    slug = "session-over"
+    title = "The session is over"
+
+    def __init__(self, close_reason: str) -> None:
+        super().__init__(f"the session is over: {close_reason}")
+        self.close_reason = close_reason
+
+
 class TooLarge(Problem):
     status = 413
     slug = "too-large"
@@ -113,10 +133,23 @@ class UnsupportedMediaType(Problem):
     title = "The body is of a type this address does not take"
 
 
+class SessionLimit(Problem):
+    status = 429
+    slug = "session-limit"
+    title = "All seats are taken"
+    retry_after_seconds = 5
+
+
 class Internal(Problem):
     status = 500
     slug = "internal"
     title = "Something went wrong on our side"
+
+
+class NotInstalled(Problem):
+    status = 501
+    slug = "not-installed"
+    title = "This instance lacks what the request needs"
 
 
 class Unavailable(Problem):

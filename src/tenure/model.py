@@ -3,6 +3,7 @@
 Durations are whole microseconds, instants are aware datetimes in UTC, ids are canonical strings.
 """
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from enum import IntEnum, StrEnum
 
@@ -112,25 +113,36 @@ class Open(msgspec.Struct, frozen=True):
         return (self.capacity_id, self.user_object_id)
 
 
+class Closing(msgspec.Struct, frozen=True):
+    """A session whose end was recorded on the way to something else: it had lapsed, or its seat was taken."""
+
+    session_id: str
+    reason: str
+    ended_at: datetime
+
+
 class Outcome(StrEnum):
-    """What became of an open. The last two are for the lanes only, no caller ever sees them."""
+    """What became of an open. The last three are for the lanes only, no caller ever sees them."""
 
     CREATED = "created"
     EXISTING = "existing"
     UPGRADED = "upgraded"
     TENANT_MISMATCH = "tenant-mismatch"
+    CAPACITY_OF_ANOTHER_TENANT = "capacity-of-another-tenant"
+    SESSION_LIMIT = "session-limit"
     REOPEN = "reopen"
+    LIMITED = "limited"
     AGAIN = "again"
 
 
 class Opened(msgspec.Struct, frozen=True):
-    """The answer to an open. `session` is there for created, existing and upgraded; `lapsed` is the session that
-    was found over and recorded on the way.
+    """The answer to an open. `session` is there for created, existing and upgraded; what else was closed in the same
+    transaction stands with one of its answers, whatever that is.
     """
 
     outcome: Outcome
     session: Session | None = None
-    lapsed: Session | None = None
+    closings: Sequence[Closing] = ()
 
 
 class SessionFilter(msgspec.Struct, frozen=True, kw_only=True):
@@ -160,8 +172,113 @@ class SessionCounts(msgspec.Struct, frozen=True):
         return sum(self.active_by_kind.values())
 
 
-class Ended(msgspec.Struct, frozen=True):
-    """A session after somebody asked for its end; `recorded` if this very request wrote it down."""
+class Found(StrEnum):
+    """What a write found under a session's id."""
 
-    session: Session
-    recorded: bool
+    LIVE = "live"
+    OVER = "over"
+    UNKNOWN = "unknown"
+    REPLACED = "replaced"
+    """Live, but a newer stream has taken over."""
+    HELD = "held"
+    """Somebody else is writing it at this moment: to be asked again."""
+
+
+class End(msgspec.Struct, frozen=True):
+    session_id: str
+    reason: str
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """The answer to an end; `recorded` if this very request wrote it down."""
+
+    found: Found
+    session: Session | None = None
+    recorded: bool = False
+
+
+class Heartbeat(msgspec.Struct, frozen=True):
+    session_id: str
+    active: bool
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """The answer to a heartbeat: how long the session lives now, or why it is over."""
+
+    found: Found
+    state: str | None = None
+    deadline_at: datetime | None = None
+    heartbeat_microseconds: int | None = None
+    close_reason: str | None = None
+    closing: Closing | None = None
+
+
+class Swept(msgspec.Struct, frozen=True):
+    """One batch of the sweep. `looked_at` counts those that were not over yet, too."""
+
+    closings: Sequence[Closing]
+    looked_at: int
+
+
+class WhenFull(StrEnum):
+    REJECT = "reject"
+    EVICT_OLDEST = "evictOldest"
+
+
+class Seats(msgspec.Struct, frozen=True):
+    """What can be set of a capacity. No limit and no tenant: as if it had never been set."""
+
+    max_sessions: int | None = None
+    when_full: str = WhenFull.REJECT.value
+    tenant_object_id: str | None = None
+
+
+class Capacity(msgspec.Struct, frozen=True, kw_only=True):
+    capacity_id: str
+    seats: Seats
+    active_sessions: int
+    created_at: datetime
+    modified_at: datetime
+
+
+class Attach(msgspec.Struct, frozen=True):
+    """A stream that wants to be the session's. The limits are for a session that has none of its own."""
+
+    session_id: str
+    lease_microseconds: int
+    idle_microseconds: int
+    heartbeat_microseconds: int
+
+
+class Attached(msgspec.Struct, frozen=True):
+    """`attachment` is the stream's number; the newest of a session takes over. `now` is the database's."""
+
+    found: Found
+    session: Session | None = None
+    attachment: int = 0
+    now: datetime | None = None
+    closing: Closing | None = None
+
+
+class StreamUpdate(msgspec.Struct, frozen=True):
+    """What the instance that holds a stream has to say about it.
+
+    `counted` is what was counted since the last save; `save` numbers the saves of one attachment, so that a repetition
+    after a lost answer adds nothing twice. `end` stamps the end and leaves the session `closing`; `finished` closes it.
+    """
+
+    session_id: str
+    attachment: int
+    save: int
+    active: bool
+    counted: StreamCounters
+    end: str | None = None
+    finished: bool = False
+
+
+class StreamUpdated(msgspec.Struct, frozen=True):
+    found: Found
+    session: Session | None = None
+    now: datetime | None = None
+    recorded: bool = False
+    """This update wrote down the session's end, by its own reason or because it had lapsed."""

@@ -21,6 +21,7 @@ from tenure.app import Instance
 from tenure.config import Config
 from tenure.errors import ConfigurationError
 from tenure.http.protocol import protocol_for
+from tenure.http.websockets import websocket_protocol_for
 from tenure.logs import configure_logs
 
 log = structlog.get_logger()
@@ -60,7 +61,7 @@ def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
 def run_instance(config: Config, listener: socket.socket, supervisor: Connection | None = None) -> None:
     # A broken setting must be told before anything listens.
     instance = Instance(config)
-    server = _Server(instance)
+    server = _Server(instance, config.streams.max_message_bytes)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(server.run(listener, supervisor))
 
@@ -74,12 +75,13 @@ def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
 
 
 class _Server(uvicorn.Server):
-    def __init__(self, instance: Instance) -> None:
+    def __init__(self, instance: Instance, message_max_bytes: int) -> None:
+        streams = instance.stream_routes
         super().__init__(
             uvicorn.Config(
                 instance,
                 http=protocol_for(instance.router),
-                ws="none",
+                ws=websocket_protocol_for(streams.find, streams.serve, message_max_bytes),
                 lifespan="off",
                 access_log=False,
                 log_config=None,
@@ -132,7 +134,7 @@ class _Server(uvicorn.Server):
 
     async def _drain(self) -> None:
         # For a moment a load balancer can see it. Then uvicorn takes no more connections and lets requests finish.
-        await asyncio.sleep(DRAIN_LINGER_SECONDS)
+        await asyncio.gather(asyncio.sleep(DRAIN_LINGER_SECONDS), self._instance.streams.stop())
         self.should_exit = True
 
 

@@ -17,6 +17,7 @@ NAMES = {
     "gateways": ("usages", "crm-events"),
     "factors": ("1", "2", "3"),
     "headers": ("authorization", "x-api-key"),
+    "options": ("grammar", "model_folder"),
 }
 ALWAYS_IN_FILE: dict[SettingPath, str] = {
     **{("gateways", name, "url"): "http://127.0.0.1/" for name in NAMES["gateways"]},
@@ -90,6 +91,8 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "audience": st.sampled_from(["tenure", "1.0"]),
     "authorization": st.sampled_from(["Bearer x", "5"]),
     "x-api-key": st.sampled_from(["k", "false"]),
+    "grammar": st.sampled_from(["digits", "1"]),
+    "model_folder": st.sampled_from(["/models/en", "null"]),
     **dict.fromkeys(
         NAMES["factors"],
         st.decimals(0, 1_000_000, places=6, allow_nan=False) | st.integers(0, 1_000_000).map(Decimal),
@@ -169,8 +172,8 @@ def test_what_is_given_nowhere_has_its_default(in_variables: dict[SettingPath, A
 
 
 def is_always_there(path: SettingPath) -> bool:
-    """A job that is configured nowhere has no section, a header no value."""
-    return path[0] != "jobs" and path[-2:-1] != ("headers",)
+    """A job that is configured nowhere has no section, a header or an option no value."""
+    return path[0] != "jobs" and path[-2:-1] not in (("headers",), ("options",))
 
 
 def as_loaded(value: Any) -> Any:

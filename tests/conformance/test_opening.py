@@ -6,10 +6,10 @@ import pytest
 
 from tenure.deadlines import opened
 from tenure.errors import IdTaken
-from tenure.model import CloseReason, Limits, Open, Opened, Outcome, Session
+from tenure.model import CloseReason, Closing, Limits, Open, Opened, Outcome, Session
 from tenure.store.store import BATCH_MAX, Lane
 from tests.support.databases import Database
-from tests.support.wishes import LIMITS, NOON, SECOND, again, open_one, some_id, wish
+from tests.support.wishes import LIMITS, NOON, SECOND, again, end_one, open_one, some_id, wish
 
 SECONDS = timedelta(seconds=1)
 
@@ -124,8 +124,7 @@ async def test_open_sessions__records_a_lapsed_session_and_opens_a_new_one(datab
     other = again(one, kind=1, tenant_object_id=some_id())
     answer = await open_one(database.store, other)
     assert (answer.outcome, session_of(answer)) == (Outcome.CREATED, opened(other, LIMITS, NOON + 10 * SECONDS))
-    assert answer.lapsed is not None
-    assert answer.lapsed.session_id == one.session_id
+    assert answer.closings == [Closing(one.session_id, "LEASE_EXPIRED", NOON + 10 * SECONDS)]
     await database.clock.set(NOON)  # what is recorded does not depend on the clock any more
     old = await database.store.get_session(one.session_id)
     assert old is not None
@@ -151,7 +150,7 @@ async def test_open_sessions__does_not_start_before_the_last_session_of_the_key_
     one = wish()
     await open_one(database.store, one)
     await database.clock.set(NOON + 60 * SECONDS)
-    await database.store.end_session(one.session_id, CloseReason.TERMINATED)
+    await end_one(database.store, one.session_id, CloseReason.TERMINATED)
     await database.clock.set(NOON + 30 * SECONDS)  # the clock is stepped back
     new = again(one)
     session = session_of(await open_one(database.store, new))
@@ -207,7 +206,7 @@ async def test_open_sessions__knows_an_id_whose_session_has_ended_before_its_los
 ) -> None:
     one = wish()
     await open_one(database.store, one)
-    await database.store.end_session(one.session_id, CloseReason.TERMINATED)
+    await end_one(database.store, one.session_id, CloseReason.TERMINATED)
     with pytest.raises(IdTaken):
         await open_one(database.store, one)
 

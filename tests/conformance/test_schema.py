@@ -2,12 +2,17 @@
 
 import asyncio
 
+import pytest
+
 from tenure.store import migrate
 from tests.support.databases import Database
+from tests.support.rows import fill_postgres, fill_sqlite
+
+REVISIONS = ["0001", "0002"]
 
 
 async def test_schema_revision__is_what_this_version_needs(database: Database) -> None:
-    assert await database.store.schema_revision() == migrate.required_revision()
+    assert await database.store.schema_revision() == migrate.required_revision() == REVISIONS[-1]
 
 
 async def test_migrate__does_nothing_twice(database: Database) -> None:
@@ -20,8 +25,27 @@ async def test_migrate__is_done_by_one_of_ten_at_once(empty_database: Database) 
     applied = await asyncio.gather(*(store.migrate() for store in stores))
     for store in stores:
         await store.close()
-    assert sorted(applied) == [[]] * 9 + [[migrate.required_revision()]]
+    assert sorted(applied) == [[]] * 9 + [REVISIONS]
     assert await empty_database.store.schema_revision() == migrate.required_revision()
+
+
+async def test_migrate__brings_an_older_schema_up_to_date_with_what_is_in_it(
+    empty_database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    upgrade = migrate.command.upgrade
+    with monkeypatch.context() as older:
+        older.setattr(migrate.command, "upgrade", lambda config, _head: upgrade(config, REVISIONS[0]))
+        await empty_database.store.migrate()
+    assert await empty_database.store.schema_revision() == REVISIONS[0]
+    rows = 4
+    if empty_database.engine == "sqlite":
+        await fill_sqlite(empty_database, rows)
+    elif empty_database.engine == "postgresql":
+        await fill_postgres(empty_database.url, rows)
+    else:
+        rows = 0  # nothing here fills that one by hand
+    assert await empty_database.store.migrate() == REVISIONS[1:]
+    assert (await empty_database.store.count_sessions()).total == rows
 
 
 async def test_close__can_be_called_on_a_store_that_was_never_used(database: Database) -> None:

@@ -1,12 +1,12 @@
-"""Reading and ending sessions, on every engine."""
+"""Reading sessions, on every engine."""
 
 from datetime import timedelta
 
 import pytest
 
-from tenure.model import CloseReason, Outcome, Position, Session, SessionFilter, State
+from tenure.model import CloseReason, Outcome, Position, Session, SessionFilter
 from tests.support.databases import Database
-from tests.support.wishes import NOON, SECOND, again, open_one, some_id, wish
+from tests.support.wishes import NOON, SECOND, end_one, open_one, some_id, wish
 
 SECONDS = timedelta(seconds=1)
 MICROSECOND = timedelta(microseconds=1)
@@ -37,63 +37,10 @@ async def test_get_session__reads_a_lapsed_one_as_it_will_be_recorded(database: 
     session = await opened(database, lease_microseconds=10 * SECOND)
     await database.clock.set(NOON + 15 * SECONDS)
     unrecorded = await database.store.get_session(session.session_id)
-    await database.store.end_session(session.session_id, CloseReason.TERMINATED)
+    await end_one(database.store, session.session_id, CloseReason.TERMINATED)
     assert unrecorded == await database.store.get_session(session.session_id)
     assert unrecorded is not None
     assert (unrecorded.closed_at, unrecorded.close_reason) == (NOON + 10 * SECONDS, CloseReason.LEASE_EXPIRED)
-
-
-async def test_end_session__ends_a_live_one_now(database: Database) -> None:
-    session = await opened(database)
-    now = NOON + 3 * SECONDS
-    await database.clock.set(now)
-    ended = await database.store.end_session(session.session_id, CloseReason.TERMINATED)
-    assert ended is not None
-    assert ended.recorded
-    assert (ended.session.state, ended.session.closed_at, ended.session.close_reason, ended.session.modified_at) == (
-        State.CLOSED,
-        now,
-        CloseReason.TERMINATED,
-        now,
-    )
-    assert ended.session == await database.store.get_session(session.session_id)
-
-
-async def test_end_session__keeps_the_end_it_has(database: Database) -> None:
-    session = await opened(database)
-    first = await database.store.end_session(session.session_id, CloseReason.TERMINATED)
-    await database.clock.set(NOON + 60 * SECONDS)
-    second = await database.store.end_session(session.session_id, CloseReason.STOPPED)
-    assert first is not None
-    assert second is not None
-    assert (second.session, second.recorded) == (first.session, False)
-
-
-async def test_end_session__leaves_a_lapse_its_reason_and_instant(database: Database) -> None:
-    session = await opened(database, idle_microseconds=5 * SECOND)
-    await database.clock.set(NOON + 60 * SECONDS)
-    ended = await database.store.end_session(session.session_id, CloseReason.TERMINATED)
-    assert ended is not None
-    assert (ended.session.close_reason, ended.session.closed_at) == (CloseReason.IDLE_TIMEOUT, NOON + 5 * SECONDS)
-
-
-async def test_end_session__in_the_instant_of_the_start_lasts_a_microsecond(database: Database) -> None:
-    session = await opened(database)
-    ended = await database.store.end_session(session.session_id, CloseReason.TERMINATED)
-    assert ended is not None
-    assert ended.session.closed_at == NOON + MICROSECOND
-
-
-async def test_end_session__knows_no_unknown_one(database: Database) -> None:
-    assert await database.store.end_session(some_id(), CloseReason.TERMINATED) is None
-
-
-async def test_end_session__frees_the_key(database: Database) -> None:
-    one = wish()
-    await open_one(database.store, one)
-    await database.store.end_session(one.session_id, CloseReason.TERMINATED)
-    await database.clock.set(NOON + SECONDS)
-    assert (await open_one(database.store, again(one))).outcome is Outcome.CREATED
 
 
 async def test_list_sessions__shows_the_newest_start_first(database: Database) -> None:
@@ -122,7 +69,7 @@ async def test_list_sessions__goes_on_where_it_was_while_rows_come_and_go(databa
     page = await database.store.list_sessions(SessionFilter(), None, 2)
     await database.clock.set(NOON + 60 * SECONDS)
     await opened(database)
-    await database.store.end_session(old[1], CloseReason.TERMINATED)
+    await end_one(database.store, old[1], CloseReason.TERMINATED)
     rest = await database.store.list_sessions(SessionFilter(), Position(page[-1].started_at, page[-1].session_id), 10)
     assert [session.session_id for session in rest] == [old[1], old[0]]
 
@@ -145,7 +92,7 @@ async def test_list_sessions__filters_a_lapsed_one_as_it_will_be_recorded(databa
     live = await opened(database)
     ended = await opened(database)
     lapsed = await opened(database, lease_microseconds=10 * SECOND)
-    await database.store.end_session(ended.session_id, CloseReason.TERMINATED)
+    await end_one(database.store, ended.session_id, CloseReason.TERMINATED)
     await database.clock.set(NOON + 10 * SECONDS)
     over = {ended.session_id, lapsed.session_id}
     assert await ids(database, active=True) == [live.session_id]
@@ -162,7 +109,7 @@ async def test_count_sessions__counts_the_live_by_kind_and_state_and_all(databas
         await opened(database, kind=kind)
     await opened(database, kind=3, lease_microseconds=10 * SECOND)
     ended = await opened(database, kind=1)
-    await database.store.end_session(ended.session_id, CloseReason.TERMINATED)
+    await end_one(database.store, ended.session_id, CloseReason.TERMINATED)
     await database.clock.set(NOON + 10 * SECONDS)
     counts = await database.store.count_sessions()
     assert (counts.total, counts.active) == (5, 3)

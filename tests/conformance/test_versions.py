@@ -5,7 +5,7 @@ import pytest
 from tenure.model import CloseReason, Outcome
 from tenure.store.engines import open_store
 from tests.support.databases import POOL_SIZE, postgres_server
-from tests.support.wishes import again, open_one, wish
+from tests.support.wishes import again, end_one, open_one, wish
 
 
 @pytest.mark.slow
@@ -16,7 +16,7 @@ async def test_an_older_postgres_serves_all_lanes() -> None:
         one = wish(kind=1)
         higher = again(one, kind=2)
         outcomes = [(await open_one(store, each)).outcome for each in (one, again(one), higher)]
-        ended = await store.end_session(higher.session_id, CloseReason.TERMINATED)
+        ended = await end_one(store, higher.session_id, CloseReason.TERMINATED)
         counts = await store.count_sessions()
         await store.close()
     assert outcomes == [Outcome.CREATED, Outcome.EXISTING, Outcome.UPGRADED]

@@ -10,7 +10,7 @@ import asyncpg
 import pytest
 
 from tenure.clock import wall_microseconds
-from tenure.store.engines.postgres import SETTINGS, connect
+from tenure.store.engines.postgres.connections import SETTINGS, connect
 from tests.support.databases import Database, PostgresServer
 from tests.support.history import broken_promises, lived
 from tests.support.instances import RunningInstance

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from tenure.store.engines.postgres import SETTINGS, connect
+from tenure.store.engines.postgres.connections import SETTINGS, connect
 from tests.support.databases import Database
 from tests.support.history import broken_promises, lived
 from tests.support.instances import RunningInstance

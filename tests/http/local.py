@@ -22,7 +22,7 @@ class LocalService:
     def __init__(self, config: Config, clock: Clock) -> None:
         self.instance = Instance(config)
         self.clock = clock
-        self._server = _Server(self.instance)
+        self._server = _Server(self.instance, config.streams.max_message_bytes)
         self._listener = bind("127.0.0.1", 0)
         # Without it, and without uvloop, an answer in two writes takes 40 ms.
         self._listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -51,7 +51,7 @@ class LocalService:
         for server in self._server.servers:
             server.close()
         for connection in list(self._server.server_state.connections):
-            connection.transport.close()
+            connection.shutdown()
         await eventually(lambda: not self._server.server_state.connections)
         await self.instance.stop()
 

@@ -1,65 +1,326 @@
-"""What sessions must do, in plain Python: what the engines are compared with. It knows no SQL and no races."""
+"""What sessions must do, in plain Python: what the engines are compared with. It knows no SQL, no locks and no races.
 
-from collections.abc import Iterable
+Where an engine may choose, the model is told what it chose and says whether it may: a count of seats may write down any
+lapse of its capacity that it comes across, but need not.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
+from typing import Any
 
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 
-from tenure.deadlines import as_recorded, opened
-from tenure.model import CloseReason, Limits, Open, Opened, Outcome, Session, State
+from tenure.model import (
+    Attach,
+    Attached,
+    Capacity,
+    CloseReason,
+    Closing,
+    Found,
+    Heartbeat,
+    Kept,
+    Limits,
+    Open,
+    Opened,
+    Outcome,
+    Seats,
+    Session,
+    SessionCounts,
+    State,
+    StreamCounters,
+    StreamUpdate,
+    StreamUpdated,
+    Swept,
+    WhenFull,
+)
 
 MICROSECOND = timedelta(microseconds=1)
+NOTHING = StreamCounters(0, 0, 0, 0, 0, 0, 0)
+
+
+def with_deadline(session: Session) -> Session:
+    """The earliest of term, lease and idle limit; on a tie in that order."""
+    limits = [(session.term_ends_at, 0, CloseReason.EXPIRED)]
+    if session.lease_microseconds is not None:
+        lease = session.last_heartbeat_at + session.lease_microseconds * MICROSECOND
+        limits.append((lease, 1, CloseReason.LEASE_EXPIRED))
+    if session.idle_microseconds is not None:
+        idle = session.last_activity_at + session.idle_microseconds * MICROSECOND
+        limits.append((idle, 2, CloseReason.IDLE_TIMEOUT))
+    deadline_at, _, reason = min(limits)
+    return replace(session, deadline_at=deadline_at, lapse_reason=reason.value)
+
+
+def as_read(session: Session, now: datetime) -> Session:
+    if session.closed_at is None and session.deadline_at <= now:
+        return closed(session, session.deadline_at, session.lapse_reason)
+    return session
+
+
+def closed(session: Session, closed_at: datetime, reason: str) -> Session:
+    return replace(session, state="closed", closed_at=closed_at, close_reason=str(reason), modified_at=closed_at)
 
 
 class SessionModel:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self.recorded: dict[str, Session] = {}
+        self.check_at: dict[str, datetime | None] = {}
+        self.attachments: dict[str, int] = {}
+        self.saves: Counter[tuple[str, int]] = Counter()
+        self.capacities: dict[str, Capacity] = {}
 
-    def open(self, wish: Open, now: datetime) -> Opened:
-        old = self._unended(wish.key)
-        now = max([now, *(s.closed_at for s in self._of(wish.key) if s.closed_at is not None)])
-        if old is None:
-            return self._begin(Outcome.CREATED, opened(wish, self._limits, now))
-        if old.deadline_at <= now:
-            lapsed = self._close(old, old.deadline_at, old.lapse_reason)
-            return self._begin(Outcome.CREATED, opened(wish, self._limits, now), lapsed)
-        if old.tenant_object_id != wish.tenant_object_id:
-            return Opened(Outcome.TENANT_MISMATCH)
-        if old.kind >= wish.kind:
-            return Opened(Outcome.EXISTING, old)
-        return self._upgrade(wish, old, max(now, old.started_at + MICROSECOND))
+    # Opening
 
-    def end(self, session_id: str, reason: CloseReason, now: datetime) -> Session:
-        session = self.recorded[session_id]
-        if session.closed_at is not None:
-            return session
-        if session.deadline_at <= now:
-            return self._close(session, session.deadline_at, session.lapse_reason)
-        return self._close(session, min(session.deadline_at, max(now, session.started_at + MICROSECOND)), reason)
+    def open(self, wish: Open, now: datetime, closings: Sequence[Closing]) -> Opened:
+        """`closings` is what the engine says it closed on the way."""
+        own = self._unended(wish.key)
+        if own is not None and own.deadline_at > now:
+            if own.tenant_object_id != wish.tenant_object_id:
+                return Opened(Outcome.TENANT_MISMATCH)
+            if own.kind >= wish.kind:
+                return Opened(Outcome.EXISTING, own)
+        seats = self._seats(wish.capacity_id)
+        if seats.tenant_object_id not in (None, wish.tenant_object_id):
+            return Opened(Outcome.CAPACITY_OF_ANOTHER_TENANT)
+        if own is not None and own.deadline_at > now:
+            return self._upgrade(wish, own, max(now, own.started_at + MICROSECOND))
+        if seats == replace(Seats(), when_full=seats.when_full):
+            return self._open_freely(wish, own, now)
+        return self._open_seated(wish, own, now, seats, closings)
 
-    def read(self, now: datetime) -> dict[str, Session]:
-        return {session_id: as_recorded(session, now) for session_id, session in self.recorded.items()}
+    def _open_freely(self, wish: Open, own: Session | None, now: datetime) -> Opened:
+        told = [] if own is None else [self._lapse(own)]
+        return self._begin(wish, self._after_ends(now, wish.key), told)
+
+    def _open_seated(
+        self, wish: Open, own: Session | None, now: datetime, seats: Seats, closings: Sequence[Closing]
+    ) -> Opened:
+        told = [] if own is None else [self._lapse(own)]
+        lapsed = {s.session_id: s for s in self._unended_on(wish.capacity_id) if s.deadline_at <= now}
+        told += [self._lapse(lapsed[one.session_id]) for one in closings if one.session_id in lapsed]
+        live = [s for s in self._unended_on(wish.capacity_id) if s.deadline_at > now]
+        if seats.max_sessions is not None and len(live) >= seats.max_sessions:
+            if seats.when_full == WhenFull.REJECT or seats.max_sessions == 0:
+                return Opened(Outcome.SESSION_LIMIT, None, told)
+            told += [self._evict(victim, now) for victim in _oldest(live, len(live) - seats.max_sessions + 1)]
+        return self._begin(wish, self._after_ends(now, (wish.capacity_id,)), told)
+
+    def _evict(self, session: Session, now: datetime) -> Closing:
+        ended_at = min(session.deadline_at, max(now, session.started_at + MICROSECOND))
+        return self._close(session, ended_at, CloseReason.EVICTED)
 
     def _upgrade(self, wish: Open, old: Session, now: datetime) -> Opened:
         self._close(old, now, CloseReason.UPGRADED)
         inherited = Limits(self._limits.term, old.lease_microseconds, old.idle_microseconds, old.heartbeat_microseconds)
-        new = replace(opened(wish, inherited, now), previous_session_id=old.session_id)
-        return self._begin(Outcome.UPGRADED, new)
+        new = replace(_begun(wish, inherited, now), previous_session_id=old.session_id)
+        self._add(new)
+        return Opened(Outcome.UPGRADED, new)
 
-    def _begin(self, outcome: Outcome, session: Session, lapsed: Session | None = None) -> Opened:
+    def _begin(self, wish: Open, now: datetime, told: Sequence[Closing]) -> Opened:
+        session = _begun(wish, self._limits, now)
+        self._add(session)
+        return Opened(Outcome.CREATED, session, told)
+
+    def _add(self, session: Session) -> None:
         self.recorded[session.session_id] = session
-        return Opened(outcome, session, lapsed)
+        self.check_at[session.session_id] = session.deadline_at
+        self.attachments[session.session_id] = 0
 
-    def _close(self, session: Session, closed_at: datetime, reason: str) -> Session:
-        closed = replace(
-            session, state=State.CLOSED, closed_at=closed_at, close_reason=str(reason), modified_at=closed_at
+    # Keeping and ending
+
+    def heartbeat(self, heartbeat: Heartbeat, now: datetime) -> Kept:
+        session = self.recorded.get(heartbeat.session_id)
+        if session is None:
+            return Kept(Found.UNKNOWN)
+        closing = self._lapse(session) if session.closed_at is None and session.deadline_at <= now else None
+        if session.closed_at is None and closing is None:
+            self._renew(session, now, active=heartbeat.active)
+        session = self.recorded[session.session_id]
+        found = Found.LIVE if session.closed_at is None else Found.OVER
+        return Kept(
+            found, session.state, session.deadline_at, session.heartbeat_microseconds, session.close_reason, closing
         )
-        self.recorded[session.session_id] = closed
-        return closed
 
-    def _of(self, key: tuple[str, str]) -> Iterable[Session]:
-        return [s for s in self.recorded.values() if (s.capacity_id, s.user_object_id) == key]
+    def end(self, session_id: str, reason: CloseReason, now: datetime) -> Session:
+        session = self.recorded[session_id]
+        if session.closed_at is None:
+            if session.deadline_at <= now:
+                self._lapse(session)
+            else:
+                self._close(session, max(now, session.started_at + MICROSECOND), reason)
+        return self.recorded[session_id]
+
+    def sweep(self, now: datetime) -> Swept:
+        due = [session_id for session_id, at in self.check_at.items() if at is not None and at <= now]
+        told = []
+        for session_id in due:
+            session = self.recorded[session_id]
+            if session.deadline_at > now:
+                self.check_at[session_id] = session.deadline_at
+            elif session.closed_at is None:
+                told.append(self._lapse(session))
+            else:
+                self.recorded[session_id] = replace(session, state="closed")
+                self.check_at[session_id] = None
+        return Swept(told, len(due))
+
+    def _renew(self, session: Session, now: datetime, *, active: bool) -> None:
+        changes: dict[str, Any] = {"last_heartbeat_at": max(session.last_heartbeat_at, now)}
+        if active:
+            changes |= {"state": "active", "last_activity_at": max(session.last_activity_at, now)}
+        changes["modified_at"] = max(session.modified_at, now)
+        self.recorded[session.session_id] = with_deadline(replace(session, **changes))
+
+    # Streams
+
+    def attach(self, attach: Attach, now: datetime) -> Attached:
+        session = self.recorded[attach.session_id]
+        closing = self._lapse(session) if session.closed_at is None and session.deadline_at <= now else None
+        if session.closed_at is not None or closing is not None:
+            return self._attached(Found.OVER, attach, now, closing)
+        changes: dict[str, Any] = {"stream": session.stream or NOTHING}
+        if session.lease_microseconds is None:
+            changes |= {
+                "lease_microseconds": attach.lease_microseconds,
+                "heartbeat_microseconds": attach.heartbeat_microseconds,
+            }
+        if session.idle_microseconds is None:
+            changes |= {
+                "idle_microseconds": attach.idle_microseconds,
+                "last_activity_at": max(session.last_activity_at, now),
+            }
+        self._renew(replace(session, **changes), now, active=False)
+        check_at = self.check_at[attach.session_id]
+        self.check_at[attach.session_id] = check_at and min(check_at, self.recorded[attach.session_id].deadline_at)
+        self.attachments[attach.session_id] += 1
+        return self._attached(Found.LIVE, attach, now, None)
+
+    def _attached(self, found: Found, attach: Attach, now: datetime, closing: Closing | None) -> Attached:
+        session_id = attach.session_id
+        return Attached(found, self.recorded[session_id], self.attachments[session_id], now, closing)
+
+    def update_stream(self, said: StreamUpdate, now: datetime) -> StreamUpdated:
+        session_id = said.session_id
+        session = self.recorded[session_id]
+        is_current = self.attachments[session_id] == said.attachment
+        was_open = session.closed_at is None
+        stream = (session_id, said.attachment)
+        if said.save > self.saves[stream]:
+            session = replace(session, stream=_sum(session.stream or NOTHING, said.counted))
+            self.saves[stream] = said.save
+        self._hear(session, said, now, is_current=is_current)
+        session = self.recorded[session_id]
+        if session.closed_at is not None:
+            return StreamUpdated(Found.OVER, session, now, recorded=was_open)
+        return StreamUpdated(Found.LIVE if is_current else Found.REPLACED, session, now)
+
+    def _hear(self, session: Session, said: StreamUpdate, now: datetime, *, is_current: bool) -> None:
+        heard = replace(session, modified_at=max(session.modified_at, now))
+        if session.closed_at is None and session.deadline_at <= now:
+            self._lapse(session)
+        elif not is_current:
+            self.recorded[session.session_id] = heard
+        elif session.closed_at is not None:
+            self._settle(heard, finished=said.finished or heard.state == State.CLOSED)
+        elif said.end is None:
+            self._renew(session, now, active=said.active)
+        else:
+            ended_at = max(now, session.started_at + MICROSECOND)
+            activity = max(session.last_activity_at, now) if said.active else session.last_activity_at
+            ended = replace(heard, closed_at=ended_at, close_reason=said.end, last_activity_at=activity)
+            self._settle(ended, finished=said.finished)
+
+    def _settle(self, session: Session, *, finished: bool) -> None:
+        self.recorded[session.session_id] = replace(session, state="closed" if finished else "closing")
+        if finished:
+            self.check_at[session.session_id] = None
+
+    # Capacities and reads
+
+    def put_capacity(self, capacity_id: str, seats: Seats, now: datetime) -> Capacity:
+        old = self.capacities.get(capacity_id)
+        self.capacities[capacity_id] = Capacity(
+            capacity_id=capacity_id,
+            seats=seats,
+            active_sessions=0,
+            created_at=now if old is None else old.created_at,
+            modified_at=now if old is None else max(now, old.modified_at),
+        )
+        return self.read_capacities(now)[capacity_id]
+
+    def delete_capacity(self, capacity_id: str, now: datetime) -> Capacity | None:
+        old = self.read_capacities(now).get(capacity_id)
+        self.capacities.pop(capacity_id, None)
+        return old
+
+    def read(self, now: datetime) -> dict[str, Session]:
+        return {session_id: as_read(session, now) for session_id, session in self.recorded.items()}
+
+    def read_capacities(self, now: datetime) -> Mapping[str, Capacity]:
+        live = [s.capacity_id for s in self.read(now).values() if s.closed_at is None]
+        return {one: replace(capacity, active_sessions=live.count(one)) for one, capacity in self.capacities.items()}
+
+    def count(self, now: datetime) -> SessionCounts:
+        live = [s for s in self.read(now).values() if s.closed_at is None]
+        by_kind = {kind: sum(s.kind == kind for s in live) for kind in (1, 2, 3)}
+        by_state = {state: sum(s.state == state for s in live) for state in ("created", "active")}
+        return SessionCounts(len(self.recorded), by_kind, by_state)
+
+    def _lapse(self, session: Session) -> Closing:
+        return self._close(session, session.deadline_at, session.lapse_reason)
+
+    def _close(self, session: Session, closed_at: datetime, reason: str) -> Closing:
+        self.recorded[session.session_id] = closed(session, closed_at, reason)
+        self.check_at[session.session_id] = None
+        return Closing(session.session_id, str(reason), closed_at)
+
+    def _seats(self, capacity_id: str) -> Seats:
+        capacity = self.capacities.get(capacity_id)
+        return Seats() if capacity is None else capacity.seats
+
+    def _after_ends(self, now: datetime, key: tuple[str, ...]) -> datetime:
+        """No earlier than the last end of the key, or of the capacity."""
+        ends = [s.closed_at for s in self.recorded.values() if (s.capacity_id, s.user_object_id)[: len(key)] == key]
+        return max([now, *(end for end in ends if end is not None)])
+
+    def _unended_on(self, capacity_id: str) -> Iterable[Session]:
+        return [s for s in self.recorded.values() if s.capacity_id == capacity_id and s.closed_at is None]
 
     def _unended(self, key: tuple[str, str]) -> Session | None:
-        return next((session for session in self._of(key) if session.closed_at is None), None)
+        return next((s for s in self._unended_on(key[0]) if s.user_object_id == key[1]), None)
+
+
+def _begun(wish: Open, limits: Limits, now: datetime) -> Session:
+    lease, heartbeat = wish.lease_microseconds, wish.heartbeat_microseconds
+    if lease is None:
+        lease, heartbeat = limits.lease_microseconds, limits.heartbeat_microseconds
+    return with_deadline(
+        Session(
+            session_id=wish.session_id,
+            tenant_object_id=wish.tenant_object_id,
+            user_object_id=wish.user_object_id,
+            capacity_id=wish.capacity_id,
+            kind=wish.kind,
+            state="created",
+            started_at=now,
+            term_ends_at=now + limits.term,
+            deadline_at=now,
+            lapse_reason="",
+            lease_microseconds=lease,
+            idle_microseconds=limits.idle_microseconds if wish.idle_microseconds is None else wish.idle_microseconds,
+            heartbeat_microseconds=heartbeat,
+            last_heartbeat_at=now,
+            last_activity_at=now,
+            modified_at=now,
+        )
+    )
+
+
+def _oldest(live: Iterable[Session], count: int) -> Sequence[Session]:
+    return sorted(live, key=lambda s: (s.last_activity_at, s.session_id))[:count]
+
+
+def _sum(one: StreamCounters, other: StreamCounters) -> StreamCounters:
+    return StreamCounters(*(mine + yours for mine, yours in zip(astuple(one), astuple(other), strict=True)))

@@ -1,9 +1,11 @@
 """The store and the model side by side, with a clock that runs, stands and is stepped back."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
-from itertools import pairwise
+from itertools import pairwise, product
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -11,57 +13,141 @@ from hypothesis import strategies as st
 from hypothesis.stateful import (
     Bundle,
     RuleBasedStateMachine,
-    consumes,
     initialize,
     invariant,
+    multiple,
+    precondition,
     rule,
     run_state_machine_as_test,
 )
+from msgspec.structs import replace
 
-from tenure.model import CloseReason, Limits, Open, Outcome, SessionFilter
+from tenure.clock import from_microseconds
+from tenure.model import CloseReason, Heartbeat, Limits, Open, Opened, Outcome, Seats, SessionFilter, Swept
 from tests.model.sessions import SessionModel
 from tests.support.databases import Database
-from tests.support.wishes import NOON, SECOND, open_one, some_id, wish
+from tests.support.keeping import COUNTED, EVICTING, attach, attach_one, keep_one, stream_update, update_one
+from tests.support.wishes import NOON, SECOND, end_one, open_one, some_id, wish
 
 LIMITS = Limits(timedelta(seconds=100))
+ALL = 10_000
 lengths = st.none() | st.sampled_from([5 * SECOND, 20 * SECOND, 100 * SECOND, 150 * SECOND])
-users = st.integers(0, 2)
+users = st.integers(0, 3)
 tenants = st.sampled_from([0, 0, 0, 1])
-steps = st.sampled_from([0, 1, 4 * SECOND, 5 * SECOND, 20 * SECOND, 100 * SECOND])
+capacities = st.sampled_from([0, 0, 0, 0, 1])
+steps = st.sampled_from([1, SECOND, 4 * SECOND, 4 * SECOND, 5 * SECOND, 5 * SECOND, 20 * SECOND, 80 * SECOND])
+seats = st.tuples(
+    st.none() | st.integers(0, 3) | st.integers(1, 3),
+    st.sampled_from(["reject", EVICTING]),
+    st.none() | st.none() | tenants,
+)
+counters = st.sampled_from([COUNTED, replace(COUNTED, chunks=0, errors_sent=1)])
 
 
 class SessionMachine(RuleBasedStateMachine):
-    """Bound to a database by the test. Every run has a capacity of its own, so that runs need not clean up."""
+    """Bound to a database by the test. Every run begins with empty tables."""
 
     database: Database
-    run: Callable[..., object]
+    run: Callable[..., Any]
 
     sessions = Bundle("sessions")
 
-    @initialize()
-    def begin(self) -> None:
+    @initialize(target=sessions, lease=lengths, idle=lengths, rules=st.none() | seats)
+    def begin(self, lease: int | None, idle: int | None, rules: tuple[int | None, str, int | None] | None) -> Any:
+        """With three sessions, since most of what there is to do takes one."""
         self.now: datetime = NOON
-        self.capacity = some_id()
-        self.users = [some_id() for _ in range(3)]
+        self.capacities = [some_id() for _ in range(2)]
+        self.users = [some_id() for _ in range(4)]
         self.tenants = [some_id() for _ in range(2)]
         self.model = SessionModel(LIMITS)
+        for table in ("sessions", "capacities"):
+            self.run(self.database.execute(f"DELETE FROM {table}"))
         self._set_clock()
+        opened = [self.open(user, 0, 0, 1 + user, lease, idle) for user in range(3)]
+        if rules is not None:
+            self.put_capacity(0, rules)
+        return multiple(*opened)
 
-    @rule(target=sessions, user=users, tenant=tenants, kind=st.integers(1, 3), lease=lengths, idle=lengths)
-    def open(self, user: int, tenant: int, kind: int, lease: int | None, idle: int | None) -> str | None:
-        one = self._wish(user, tenant, kind, lease, idle)
-        expected = self.model.open(one, self.now)
-        answer = self.run(open_one(self.database.store, one, LIMITS))
-        assert answer == expected
-        return one.session_id if expected.outcome in (Outcome.CREATED, Outcome.UPGRADED) else None
+    @property
+    def store(self) -> Any:
+        return self.database.store
 
-    @rule(session=consumes(sessions), reason=st.sampled_from([CloseReason.TERMINATED, CloseReason.STOPPED]))
-    def end(self, session: str | None, reason: CloseReason) -> None:
-        if session is None:
-            return
+    @rule(
+        target=sessions,
+        user=users,
+        tenant=tenants,
+        capacity=capacities,
+        kind=st.integers(1, 3),
+        lease=lengths,
+        idle=lengths,
+    )
+    def open(self, user: int, tenant: int, capacity: int, kind: int, lease: int | None, idle: int | None) -> Any:
+        one = self._wish(user, tenant, capacity, kind, lease, idle)
+        answer = self.run(open_one(self.store, one, LIMITS))
+        expected = self.model.open(one, self.now, answer.closings)
+        assert _comparable(answer) == _comparable(expected)
+        return one.session_id if expected.outcome in (Outcome.CREATED, Outcome.UPGRADED) else multiple()
+
+    @rule(session=sessions, active=st.booleans())
+    def heartbeat(self, session: str, active: bool) -> None:
+        expected = self.model.heartbeat(Heartbeat(session, active), self.now)
+        assert self.run(keep_one(self.store, session, active=active)) == expected
+
+    @rule(session=sessions, reason=st.sampled_from([CloseReason.TERMINATED, CloseReason.STOPPED]))
+    def end(self, session: str, reason: CloseReason) -> None:
         expected = self.model.end(session, reason, self.now)
-        ended = self.run(self.database.store.end_session(session, reason))
-        assert ended.session == expected  # type: ignore[attr-defined]
+        assert self.run(end_one(self.store, session, reason)).session == expected
+
+    @precondition(lambda self: any(at is not None and at <= self.now for at in self.model.check_at.values()))
+    @rule()
+    def sweep(self) -> None:
+        expected = self.model.sweep(self.now)
+        assert _counted(self.run(self.store.expire_sessions(ALL))) == _counted(expected)
+
+    @rule(session=sessions, lease=lengths.filter(bool), idle=lengths.filter(bool))
+    def attach(self, session: str, lease: int, idle: int) -> None:
+        asked = attach(session, lease=lease, idle=idle, every=max(lease // 12, SECOND))
+        expected = self.model.attach(asked, self.now)
+        limits = {"lease": lease, "idle": idle, "every": asked.heartbeat_microseconds}
+        assert self.run(attach_one(self.store, session, **limits)) == expected
+
+    @rule(
+        session=sessions,
+        age=st.sampled_from([0, 0, 0, 1]),
+        repeated=st.booleans(),
+        active=st.booleans(),
+        end=st.none() | st.sampled_from(["STOPPED", "FAILED", "IDLE_TIMEOUT"]),
+        finished=st.booleans(),
+        counted=counters,
+    )
+    def update_stream(
+        self, session: str, age: int, repeated: bool, active: bool, end: str | None, finished: bool, counted: Any
+    ) -> None:
+        attachment = self.model.attachments[session] - age
+        if attachment < 1:
+            self.attach(session, 20 * SECOND, 100 * SECOND)
+            attachment = self.model.attachments[session]
+        if attachment < 1:
+            return
+        saves = self.model.saves[session, attachment]
+        save = saves + (not repeated or not saves)
+        said = {"attachment": attachment, "save": int(save), "active": active, "end": end, "counted": counted}
+        said["finished"] = finished and end is not None
+        expected = self.model.update_stream(stream_update(session, **said), self.now)
+        assert self.run(update_one(self.store, session, **said)) == expected
+
+    @rule(capacity=capacities, rules=seats)
+    def put_capacity(self, capacity: int, rules: tuple[int | None, str, int | None]) -> None:
+        limit, when_full, tenant = rules
+        put = Seats(limit, when_full, None if tenant is None else self.tenants[tenant])
+        expected = self.model.put_capacity(self.capacities[capacity], put, self.now)
+        assert self.run(self.store.put_capacity(self.capacities[capacity], put)) == expected
+
+    @precondition(lambda self: self.model.capacities)
+    @rule(capacity=capacities)
+    def delete_capacity(self, capacity: int) -> None:
+        expected = self.model.delete_capacity(self.capacities[capacity], self.now)
+        assert self.run(self.store.delete_capacity(self.capacities[capacity])) == expected
 
     @rule(microseconds=steps)
     def wait(self, microseconds: int) -> None:
@@ -75,25 +161,35 @@ class SessionMachine(RuleBasedStateMachine):
 
     @invariant()
     def reads_as_the_model_says(self) -> None:
-        criteria = SessionFilter(capacity=self.capacity)
-        found = self.run(self.database.store.list_sessions(criteria, None, 1000))
-        assert {session.session_id: session for session in found} == self.model.read(self.now)  # type: ignore[attr-defined]
+        found = self.run(self.store.list_sessions(SessionFilter(), None, ALL))
+        assert {session.session_id: session for session in found} == self.model.read(self.now)
+
+    @invariant()
+    def counts_as_the_model_does(self) -> None:
+        assert self.run(self.store.count_sessions()) == self.model.count(self.now)
+        found = self.run(self.store.list_capacities(None, None, ALL))
+        assert {capacity.capacity_id: capacity for capacity in found} == self.model.read_capacities(self.now)
+
+    @invariant()
+    def the_sweep_will_look_in_time(self) -> None:
+        found = self.run(self.database.rows("SELECT session_id, check_at FROM sessions"))
+        assert {str(row["session_id"]): _instant(row["check_at"]) for row in found} == self.model.check_at
 
     @invariant()
     def sessions_of_a_key_never_overlap(self) -> None:
-        for user in self.users:
+        for user, capacity in product(self.users, self.capacities):
             spans = sorted(
                 (session.started_at, session.closed_at or session.term_ends_at)
                 for session in self.model.recorded.values()
-                if session.user_object_id == user
+                if (session.user_object_id, session.capacity_id) == (user, capacity)
             )
             assert all(end <= start for (_, end), (start, _) in pairwise(spans))
 
-    def _wish(self, user: int, tenant: int, kind: int, lease: int | None, idle: int | None) -> Open:
+    def _wish(self, user: int, tenant: int, capacity: int, kind: int, lease: int | None, idle: int | None) -> Open:
         return wish(
             user_object_id=self.users[user],
             tenant_object_id=self.tenants[tenant],
-            capacity_id=self.capacity,
+            capacity_id=self.capacities[capacity],
             kind=kind,
             lease_microseconds=lease,
             heartbeat_microseconds=lease and max(lease // 12, SECOND),
@@ -102,6 +198,18 @@ class SessionMachine(RuleBasedStateMachine):
 
     def _set_clock(self) -> None:
         self.run(self.database.clock.set(self.now))
+
+
+def _comparable(answer: Opened) -> object:
+    return answer.outcome, answer.session, Counter(answer.closings)
+
+
+def _counted(swept: Swept) -> object:
+    return swept.looked_at, Counter(swept.closings)
+
+
+def _instant(value: Any) -> datetime | None:
+    return from_microseconds(value) if isinstance(value, int) else value
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -120,13 +228,61 @@ def bound(request: pytest.FixtureRequest) -> Iterator[type[SessionMachine]]:
 
 
 def test_the_store_does_what_the_model_does(bound: type[SessionMachine]) -> None:
+    _run(bound, examples=10)
+
+
+@pytest.mark.slow
+def test_the_store_does_what_the_model_does_for_longer(bound: type[SessionMachine]) -> None:
+    _run(bound, examples=80)
+
+
+def _run(bound: type[SessionMachine], examples: int) -> None:
     run_state_machine_as_test(
         bound,
         settings=settings(
-            max_examples=30,
-            stateful_step_count=20,
+            max_examples=examples,
+            stateful_step_count=40,
             deadline=None,
             suppress_health_check=list(HealthCheck),
             print_blob=True,
         ),
     )
+
+
+# Hypothesis goes where it likes; these go everywhere.
+
+LENGTHS = (10, 20, 30)
+
+
+@pytest.mark.parametrize("term", LENGTHS)
+async def test_lease_idle_limit_and_term_end_a_session_in_every_order(database: Database, term: int) -> None:
+    """Sessions with every lease and idle limit there is, one without heartbeats, one idle, one active; read every five
+    seconds, kept alive at some of them, and swept only in the end.
+    """
+    limits = Limits(timedelta(seconds=term))
+    model = SessionModel(limits)
+    await database.clock.set(NOON)
+    kept: dict[str, list[str]] = {"silent": [], "idle": [], "active": []}
+    for lease, idle, habit in product((None, *LENGTHS), (None, *LENGTHS), kept):
+        one = wish(
+            lease_microseconds=lease and lease * SECOND,
+            heartbeat_microseconds=lease and SECOND,
+            idle_microseconds=idle and idle * SECOND,
+        )
+        answer = await open_one(database.store, one, limits)
+        assert _comparable(answer) == _comparable(model.open(one, NOON, ()))
+        kept[habit].append(one.session_id)
+    for second in range(5, 45, 5):
+        await _keep(database, model, NOON + timedelta(seconds=second), kept)
+    assert _counted(await database.store.expire_sessions(ALL)) == _counted(model.sweep(NOON + timedelta(seconds=40)))
+    found = await database.store.list_sessions(SessionFilter(active=False), None, ALL)
+    assert {session.session_id: session for session in found} == model.recorded
+
+
+async def _keep(database: Database, model: SessionModel, now: datetime, kept: dict[str, list[str]]) -> None:
+    await database.clock.set(now)
+    found = await database.store.list_sessions(SessionFilter(), None, ALL)
+    assert {session.session_id: session for session in found} == model.read(now)
+    heartbeats = [Heartbeat(one, habit == "active") for habit in ("idle", "active") for one in kept[habit]]
+    answers = await database.store.heartbeat(heartbeats)
+    assert answers == [model.heartbeat(heartbeat, now) for heartbeat in heartbeats]

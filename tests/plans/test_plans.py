@@ -1,29 +1,45 @@
 """Hot statements use the index they were written for: on an empty table, where plans are made, and on a million."""
 
+import asyncio
 import re
 from collections.abc import AsyncIterator
+from typing import Any
 
 import asyncpg
 import pytest
-from sqlalchemy import Dialect
+from sqlalchemy import Connection, Dialect, event
 from sqlalchemy.dialects import sqlite
 
-from tenure.model import Position, SessionFilter
-from tenure.store import sessions
-from tenure.store.engines import sqlite as sqlite_engine
-from tests.support.databases import Database, PostgresServer, sqlite_store
+from tenure.model import End, Heartbeat, Position, Seats, SessionFilter
+from tenure.store import Store, sessions
+from tenure.store.engines import open_store
+from tenure.store.engines.sqlite import opening
+from tests.support.databases import POOL_SIZE, Database, PostgresServer, sqlite_store
+from tests.support.keeping import COUNTED, EVICTING, attach, stream_update
 from tests.support.plans import explain, hot_statements, prepare
 from tests.support.rows import fill_postgres, fill_sqlite
-from tests.support.wishes import NOON, some_id
+from tests.support.wishes import NOON, SECOND, again, open_one, some_id, wish
 
 MILLION = 1_000_000
 
 POSTGRES_INDEXES = {
-    "tenure_open_create_1: look": ["sessions_live_key"],
-    "tenure_open_create_1: insert": [],
-    "tenure_open_create_1: ended since": ["sessions_closed_at"],
-    "tenure_open_reopen_1: lock": ["sessions_live_key", "sessions_pkey"],
-    "tenure_open_reopen_1: decide": ["sessions_live_key"],
+    "tenure_insert_1: insert": [],
+    "tenure_open_create_2: look": ["sessions_live_key"],
+    "tenure_open_create_2: limited": ["capacities_pkey"],
+    "tenure_open_create_2: ended since": ["sessions_closed_at"],
+    "tenure_open_reopen_2: lock": ["sessions_live_key", "sessions_pkey"],
+    "tenure_open_reopen_2: decide": ["sessions_live_key"],
+    "tenure_open_limited_1: seats": ["capacities_pkey"],
+    "tenure_open_limited_1: lock": ["sessions_live_key", "sessions_pkey"],
+    "tenure_open_limited_1: own": ["sessions_live_key"],
+    "tenure_open_limited_1: count": ["sessions_live_key"],
+    "tenure_heartbeat_1: lock": ["sessions_pkey"],
+    "tenure_heartbeat_1: renew": ["sessions_pkey"],
+    "tenure_end_2: lock": ["sessions_pkey"],
+    "tenure_expire_1: due": ["sessions_check_at"],
+    "tenure_expire_1: sweep": ["sessions_pkey"],
+    "tenure_attach_1: lock": ["sessions_pkey"],
+    "tenure_update_streams_1: lock": ["sessions_pkey"],
 }
 """What each hot statement reads through. A table scan has no place in any of them."""
 
@@ -58,10 +74,62 @@ async def test_postgres_searches_the_intended_index(connection: asyncpg.Connecti
     assert plan.count("Index Cond") == len(POSTGRES_INDEXES[name]), plan
 
 
+READS_MAX = 5_000
+"""Index entries and rows that all the calls below may read together. A scan of a million would be seen."""
+
+
+async def test_postgres_reads_what_a_call_is_about_and_not_the_table(postgres_url: str) -> None:
+    """Also the statements that are not hot enough to be listed above."""
+    store = open_store(postgres_url, POOL_SIZE)
+    before = await _tuples_read(postgres_url)
+    await call_everything(store)
+    await store.close()
+    assert await _tuples_read(postgres_url) - before < READS_MAX
+
+
+async def call_everything(store: Store) -> None:
+    """Every write there is, on a few sessions of their own: limited, evicting, lapsed, streamed."""
+    capacity_id = some_id()
+    await store.put_capacity(capacity_id, Seats(8, EVICTING))
+    wishes = [wish(capacity_id=capacity_id, lease_microseconds=1 + 60 * SECOND * (n % 2)) for n in range(20)]
+    for one in (*wishes, wishes[-1], again(wishes[-2], kind=2), wish()):
+        await open_one(store, one)
+    ids = [one.session_id for one in wishes]
+    await store.heartbeat([Heartbeat(session_id, True) for session_id in ids])
+    await store.attach_streams([attach(session_id) for session_id in ids])
+    await store.update_streams([stream_update(session_id, counted=COUNTED) for session_id in ids])
+    await store.expire_sessions(100)
+    await store.end_sessions([End(session_id, "STOPPED") for session_id in ids])
+    await store.get_capacity(capacity_id)
+    await store.list_capacities(None, None, 100)
+    await store.delete_capacity(capacity_id)
+
+
+async def _tuples_read(url: str) -> int:
+    """By everybody whose connection is closed: PostgreSQL counts at the end of a session at the latest."""
+    connection = await asyncpg.connect(url)
+    try:
+        async with asyncio.timeout(5):
+            while await connection.fetchval(_STILL_CONNECTED):  # noqa: ASYNC110 - the server does not signal it
+                await asyncio.sleep(0.02)
+        return int(await connection.fetchval(_TUPLES_READ))
+    finally:
+        await connection.close()
+
+
+_STILL_CONNECTED = (
+    "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'tenure'"
+)
+_TUPLES_READ = (
+    "SELECT (SELECT sum(seq_tup_read) FROM pg_stat_user_tables WHERE relname IN ('sessions', 'capacities')) "
+    "+ (SELECT sum(idx_tup_read) FROM pg_stat_user_indexes)"
+)
+
+
 SQLITE_STATEMENTS = {
-    "look": (sqlite_engine._LIVE_OF, "SEARCH s USING INDEX sessions_live_key (capacity_id=? AND user_object_id=?)"),
+    "look": (opening.LIVE_OF, "SEARCH s USING INDEX sessions_live_key (capacity_id=? AND user_object_id=?)"),
     "ended since": (
-        sqlite_engine._ends_after_statement(NOON),
+        opening.ends_after_statement(NOON),
         "SEARCH sessions USING INDEX sessions_closed_at (closed_at>?)",
     ),
     "get": (
@@ -99,3 +167,36 @@ async def test_sqlite_searches_the_intended_index(sqlite_file: Database, name: s
     plan = [row["detail"] for row in await sqlite_file.rows(f"EXPLAIN QUERY PLAN {text}")]
     assert expected in plan
     assert not any(line.startswith("SCAN s") for line in plan), plan
+
+
+async def test_sqlite_never_scans_the_sessions(sqlite_file: Database) -> None:
+    """Every statement of every write, as it was sent."""
+    sent: dict[str, object] = {}
+
+    def note(_connection: Any, _cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
+        sent[statement] = parameters
+
+    engine = sqlite_file.store._engine  # type: ignore[attr-defined]
+    event.listen(engine, "before_cursor_execute", note)
+    await call_everything(sqlite_file.store)
+    event.remove(engine, "before_cursor_execute", note)
+    with engine.connect() as connection:
+        plans = {statement: _plan(connection, statement, sent[statement]) for statement in sent if _reads(statement)}
+    scans = {statement: plan for statement, plan in plans.items() if any(_is_scan(line) for line in plan)}
+    assert scans == {}
+    due = next(plan for statement, plan in plans.items() if "check_at <=" in statement)
+    assert due == ["SEARCH sessions USING INDEX sessions_check_at (check_at<?)"]
+    assert len(plans) > 10
+
+
+def _plan(connection: Connection, statement: str, parameters: Any) -> list[str]:
+    one = parameters[0] if isinstance(parameters, list) else parameters
+    return [row[3] for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", one)]
+
+
+def _reads(statement: str) -> bool:
+    return "sessions" in statement and statement.lstrip().startswith(("SELECT", "UPDATE", "DELETE"))
+
+
+def _is_scan(line: str) -> bool:
+    return line in ("SCAN s", "SCAN sessions") or line.startswith(("SCAN s USING", "SCAN sessions USING"))

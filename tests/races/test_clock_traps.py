@@ -20,13 +20,13 @@ from tenure.store.store import Lane
 from tests.support.databases import Database
 from tests.support.history import lived, overlaps
 from tests.support.locks import elsewhere, holding, holding_the_file
-from tests.support.wishes import LIMITS, NOON, again, open_one, wish
+from tests.support.wishes import LIMITS, NOON, again, end_one, open_one, wish
 
 TERMINATED = CloseReason.TERMINATED
 BRIEF = 300_000
 """Microseconds: a lease that runs out while somebody holds the row."""
 ROUNDS_SECONDS = 0.05
-"""Long enough for an open to find the row held, several times."""
+"""Long enough for a write to find the row held, several times."""
 
 
 async def live(database: Database, one: Open) -> Session:
@@ -68,8 +68,8 @@ async def test_an_end_that_waited_is_stamped_after_the_wait(postgres_database: D
     await live(postgres_database, one)
     async with holding(postgres_database) as holder:
         await holder.lock_session(one.session_id)
-        end = asyncio.create_task(postgres_database.store.end_session(one.session_id, TERMINATED))
-        await holder.somebody_waits()
+        end = asyncio.create_task(end_one(postgres_database.store, one.session_id, TERMINATED))
+        await asyncio.sleep(ROUNDS_SECONDS)
         released_at = await holder.now()
         await holder.rollback()
     ended = await end
@@ -97,8 +97,8 @@ async def test_a_session_that_lapsed_during_the_wait_is_not_terminated(postgres_
     session = await live(postgres_database, one)
     async with holding(postgres_database) as holder:
         await holder.lock_session(one.session_id)
-        end = asyncio.create_task(postgres_database.store.end_session(one.session_id, TERMINATED))
-        await holder.somebody_waits()
+        end = asyncio.create_task(end_one(postgres_database.store, one.session_id, TERMINATED))
+        await asyncio.sleep(ROUNDS_SECONDS)
         await holder.wait_until(session.deadline_at)
         await holder.rollback()
     ended = await end
@@ -125,8 +125,8 @@ async def test_a_session_that_ended_during_the_wait_keeps_its_end(postgres_datab
     await live(postgres_database, one)
     async with holding(postgres_database) as holder:
         ended_at = await holder.end_session(one.session_id)
-        end = asyncio.create_task(postgres_database.store.end_session(one.session_id, CloseReason.STOPPED))
-        await holder.somebody_waits()
+        end = asyncio.create_task(end_one(postgres_database.store, one.session_id, CloseReason.STOPPED))
+        await asyncio.sleep(ROUNDS_SECONDS)
         await holder.commit()
     ended = await end
     assert ended is not None
@@ -140,7 +140,7 @@ async def test_a_write_that_waited_for_the_file_is_stamped_after_the_wait(sqlite
         begins = asyncio.Event()
         tell = partial(asyncio.get_running_loop().call_soon_threadsafe, begins.set)
         event.listen(sqlite_database.store._engine, "before_cursor_execute", lambda *_: tell())  # type: ignore[attr-defined]
-        end = asyncio.create_task(sqlite_database.store.end_session(one.session_id, TERMINATED))
+        end = asyncio.create_task(end_one(sqlite_database.store, one.session_id, TERMINATED))
         await begins.wait()
         released_at = from_microseconds(wall_microseconds())
         release()
@@ -208,7 +208,7 @@ async def test_an_open_starts_after_a_session_that_came_and_went_while_it_waited
         await holder.somebody_waits()
         meanwhile = again(second)
         await open_one(other, meanwhile)
-        ended = await other.end_session(meanwhile.session_id, TERMINATED)
+        ended = await end_one(other, meanwhile.session_id, TERMINATED)
         await holder.rollback()
     answers = await batch
     assert [answer.outcome for answer in answers] == [Outcome.CREATED, Outcome.CREATED]
@@ -277,7 +277,7 @@ async def _upgrade(database: Database, old: Open) -> object:
 
 
 async def _end(database: Database, old: Open) -> object:
-    return await database.store.end_session(old.session_id, TERMINATED)
+    return await end_one(database.store, old.session_id, TERMINATED)
 
 
 @pytest.mark.parametrize("write", [_create, _upgrade, _end])
@@ -308,7 +308,7 @@ async def test_sessions_of_a_key_never_overlap_whatever_the_clock_does(database:
         now += timedelta(microseconds=source.choice([-3_600_000_000, -1, 0, 0, 0, 1, 1_000_000]))
         await database.clock.set(now)
         if source.random() < 0.5:
-            await database.store.end_session(current.session_id, TERMINATED)
+            await end_one(database.store, current.session_id, TERMINATED)
         current = await live(database, again(one, kind=source.choice([1, 2, 3])))
     table = await lived(database)
     assert list(overlaps(table)) == []
@@ -320,7 +320,7 @@ async def test_a_session_opened_and_ended_again_and_again_in_one_instant_always_
     one = wish()
     for _ in range(3):
         session = await live(database, one := again(one))
-        await database.store.end_session(session.session_id, TERMINATED)
+        await end_one(database.store, session.session_id, TERMINATED)
     table = await lived(database)
     assert [session.ended_at - session.started_at for session in table] == [1, 1, 1]
     assert all(before.ended_at <= after.started_at for before, after in pairwise(table))

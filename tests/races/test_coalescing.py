@@ -17,7 +17,7 @@ from tenure.store import Store
 from tenure.store.store import BATCH_MAX, Lane
 from tests.support.databases import Database
 from tests.support.locks import elsewhere
-from tests.support.wishes import LIMITS, NOON, again, open_one, some_id, wish
+from tests.support.wishes import LIMITS, NOON, again, end_one, open_one, some_id, wish
 
 ANSWERED_WITHIN_SECONDS = 3
 
@@ -182,7 +182,7 @@ async def _open_often(opener: Opener, one: Open, live: set[str]) -> list[Opened 
 async def _end_all(store: Store, live: set[str]) -> None:
     while True:
         for session_id in list(live):
-            await store.end_session(session_id, CloseReason.TERMINATED)
+            await end_one(store, session_id, CloseReason.TERMINATED)
             live.discard(session_id)
         await asyncio.sleep(0)
 
@@ -296,7 +296,7 @@ async def test_a_session_that_was_ended_before_its_lost_answer_was_repeated_cost
 
     async def end_it() -> bool:
         async with elsewhere(postgres_database) as other:
-            ended = await other.end_session(mine.session_id, CloseReason.TERMINATED)
+            ended = await end_one(other, mine.session_id, CloseReason.TERMINATED)
         return ended is not None
 
     lose_answers(postgres_database.store, end_it)

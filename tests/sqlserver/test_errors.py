@@ -8,7 +8,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from tenure.errors import ConfigurationError
-from tenure.store.engines.sqlserver import _drop_what_is_in_doubt, _refuse_what_no_driver_takes, cause_of
+from tenure.store.engines.sqlserver.errors import cause_of, drop_what_is_in_doubt, refuse_what_no_driver_takes
 from tenure.store.retries import Cause
 
 SERVER = "[Microsoft][ODBC Driver 18 for SQL Server][SQL Server]"
@@ -87,7 +87,7 @@ MEANINGS = {
     "no such table": (Cause.SCHEMA, odbc("42S02", f"{SERVER}Invalid object name 'sessions'. (208) (SQLExecDirectW)")),
     "no such procedure": (
         Cause.SCHEMA,
-        odbc("42000", f"{SERVER}Could not find stored procedure 'dbo.tenure_open_1'. (2812) (SQLExecDirectW)"),
+        odbc("42000", f"{SERVER}Could not find stored procedure 'dbo.tenure_open_2'. (2812) (SQLExecDirectW)"),
     ),
     "no such function": (
         Cause.SCHEMA,
@@ -117,7 +117,7 @@ def test_knows_what_an_error_means(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name, (_, error) in MEANINGS.items() if isinstance(error, OdbcError)])
 def test_knows_it_also_from_inside_sqlalchemy(name: str) -> None:
     cause, error = MEANINGS[name]
-    assert cause_of(DBAPIError("EXEC dbo.tenure_open_1 @request = ?;", None, error)) is cause
+    assert cause_of(DBAPIError("EXEC dbo.tenure_open_2 @request = ?;", None, error)) is cause
 
 
 def test_does_not_take_a_number_in_the_text_for_the_number_of_the_error() -> None:
@@ -140,7 +140,7 @@ def test_does_not_take_a_number_in_the_text_for_the_number_of_the_error() -> Non
 def test_drops_a_connection_that_may_have_kept_a_transaction(name: str, this_one: bool, all_of_them: bool) -> None:
     """Left to itself, SQLAlchemy would drop all of them after a lock timeout, and keep this one after most others."""
     context: Any = SimpleNamespace(original_exception=MEANINGS[name][1])
-    _drop_what_is_in_doubt(context)
+    drop_what_is_in_doubt(context)
     assert (context.is_disconnect, context.is_disconnect and context.invalidate_pool_on_disconnect) == (
         this_one,
         all_of_them,
@@ -158,10 +158,10 @@ def test_drops_a_connection_that_may_have_kept_a_transaction(name: str, this_one
 def test_refuses_a_setting_that_only_the_driver_manager_can_judge(error: OdbcError) -> None:
     context: Any = SimpleNamespace(original_exception=error)
     with pytest.raises(ConfigurationError, match="database: "):
-        _refuse_what_no_driver_takes(context)
+        refuse_what_no_driver_takes(context)
 
 
 @pytest.mark.parametrize("name", MEANINGS)
 def test_refuses_no_setting_for_another_error(name: str) -> None:
     context: Any = SimpleNamespace(original_exception=MEANINGS[name][1])
-    _refuse_what_no_driver_takes(context)
+    refuse_what_no_driver_takes(context)

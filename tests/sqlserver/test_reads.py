@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 from sqlalchemy.dialects.mssql import aioodbc
+from sqlalchemy.sql.selectable import TextualSelect
 
 from tenure.deadlines import opened
 from tenure.model import Position, SessionFilter
-from tenure.store import migrate, sessions
-from tenure.store.engines.sqlserver import BEGIN_MIGRATION, END, OPEN
+from tenure.store import capacities, migrate, sessions, tables
+from tenure.store.engines.sqlserver import calls
 from tests.sqlserver import tsql
 from tests.support.wishes import LIMITS, NOON, wish
 
@@ -62,20 +63,39 @@ def test_limits_a_page_in_the_words_of_sql_server() -> None:
     assert "TOP 7" in rendered(sessions.list_statement(EVERYTHING, AFTER, 7, AT))
 
 
-@pytest.mark.parametrize(("statement", "procedure"), [(OPEN, "tenure_open_1"), (END, "tenure_end_1")])
-def test_a_call_is_one_statement_with_parameters(statement: Any, procedure: str) -> None:
-    assert re.fullmatch(rf"EXEC dbo\.{procedure} (@\w+ = \?, )*@\w+ = \?;", rendered(statement))
+def test_counts_the_seats_of_a_capacity_by_one_instant() -> None:
+    statement = capacities.with_live(AT).order_by(tables.capacities.c.capacity_id).limit(7)
+    assert re.search(r"SELECT TOP 7 .*\(SELECT count\(\*\) .*\) AS active_sessions", tsql.code(rendered(statement)))
 
 
-@pytest.mark.parametrize("statement", [OPEN, END, BEGIN_MIGRATION])
+CALLS = {name: value for name, value in vars(calls).items() if isinstance(value, TextualSelect)}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_is_one_statement_with_parameters(name: str) -> None:
+    assert re.fullmatch(r"EXEC dbo\.tenure_\w+_\d (@\w+ = \?, )*@\w+ = \?;", rendered(CALLS[name]))
+
+
+@pytest.mark.parametrize("statement", [*CALLS.values(), calls.BEGIN_MIGRATION], ids=[*CALLS, "BEGIN_MIGRATION"])
 def test_an_answer_is_waited_for_behind_messages(statement: Any) -> None:
     assert statement.get_execution_options()["answers"]
 
 
-def test_the_answer_has_every_column_that_is_read_from_it() -> None:
-    answer = tsql.code(tsql.routines()["tenure_open_1"]).rpartition("COMMIT TRANSACTION;")[2].partition(" FROM ")[0]
-    columns = [column.split(".")[-1].split(" AS ")[-1].strip() for column in answer.partition("SELECT")[2].split(",")]
-    assert {column.name for column in OPEN.selected_columns} <= set(columns), columns
+@pytest.mark.parametrize("name", CALLS)
+def test_an_answer_has_every_column_that_is_read_from_it(name: str) -> None:
+    procedure = rendered(CALLS[name]).split()[1].removeprefix("dbo.")
+    answer = tsql.code(tsql.routines()[procedure]).rpartition("COMMIT TRANSACTION;")[2]
+    listed = re.split(r" FROM |;", answer.partition("SELECT")[2])[0]
+    columns = {column.split(".")[-1].split(" AS ")[-1].strip() for column in listed.split(",")}
+    if "*" in columns:
+        columns |= {column.name for column in tables.sessions.c}
+    assert {column.name for column in CALLS[name].selected_columns} <= columns
+
+
+def test_lets_alembic_count_the_rows_that_it_changes() -> None:
+    """Without a count of the row that bears the revision, Alembic takes every migration but the first for failed."""
+    before_the_answer = tsql.code(tsql.constants()["BEGIN_MIGRATION"]).rpartition("SELECT")[0]
+    assert re.findall(r"SET NOCOUNT (ON|OFF);", before_the_answer)[-1] == "OFF"
 
 
 def test_the_migration_creates_every_routine_in_a_batch_of_its_own() -> None:

@@ -7,18 +7,38 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from sqlalchemy import make_url
 
-from tenure.deadlines import as_recorded, opened
+from tenure.deadlines import opened
 from tenure.errors import ConfigurationError, DatabaseUnavailable
-from tenure.model import Limits, Open, Opened, Outcome, Session
-from tenure.store.engines import sqlserver
-from tenure.store.engines.sqlserver import SqlServerStore, connection_url
+from tenure.model import (
+    Attach,
+    Attached,
+    Closing,
+    Ended,
+    Found,
+    Kept,
+    Limits,
+    Open,
+    Opened,
+    Outcome,
+    Seats,
+    Session,
+    StreamCounters,
+    StreamUpdate,
+    StreamUpdated,
+    Swept,
+)
+from tenure.store import sessions
+from tenure.store.engines.sqlserver import calls, connections, rows
+from tenure.store.engines.sqlserver.connections import connection_url
+from tenure.store.engines.sqlserver.store import SqlServerStore
 from tests.support.wishes import LIMITS, NOON, SECOND, again, some_id, wish
 
 LATER = NOON + timedelta(minutes=1)
 URL = "mssql://user:secret@host:1433/tenure"
-needs_odbc = pytest.mark.skipif(sqlserver.pyodbc is None, reason="unixODBC is not installed")
+needs_odbc = pytest.mark.skipif(connections.pyodbc is None, reason="unixODBC is not installed")
 
 
 def line(position: int | None, outcome: str, **columns: Any) -> Any:
@@ -26,12 +46,12 @@ def line(position: int | None, outcome: str, **columns: Any) -> Any:
 
 
 def found(position: int, outcome: str, session: Session) -> Any:
-    names = {column.name for column in sqlserver.OPEN.selected_columns} - {"position", "outcome", "opened_at"}
-    return line(position, outcome, **{name: getattr(session, name) for name in names})
+    names = {column.name for column in calls.OPEN.selected_columns} - {"position", "outcome", "opened_at"}
+    return line(position, outcome, **{name: getattr(session, name, None) for name in names})
 
 
 def answer_to(one: Open, *lines: Any, limits: Limits = LIMITS) -> Opened:
-    (answer,) = sqlserver._answers([*lines, line(None, "created")], [one], limits)
+    (answer,) = rows.openings([*lines, line(None, "created")], [one], limits)
     return answer
 
 
@@ -64,11 +84,30 @@ def test_nothing_is_told_about_the_session_of_another_tenant() -> None:
     )
 
 
-def test_a_lapsed_session_is_handed_on_as_recorded_with_its_own_tenant() -> None:
+def test_a_lapsed_session_is_told_with_its_reason_and_its_deadline_as_its_end() -> None:
     old = old_of(wish(lease_microseconds=SECOND))
     one = wish(user_object_id=old.user_object_id, capacity_id=old.capacity_id)
-    expected = Opened(Outcome.CREATED, opened(one, LIMITS, LATER), as_recorded(old, LATER))
+    closing = Closing(old.session_id, "LEASE_EXPIRED", old.deadline_at)
+    expected = Opened(Outcome.CREATED, opened(one, LIMITS, LATER), [closing])
     assert answer_to(one, found(0, "lapsed", old)) == expected
+
+
+@pytest.mark.parametrize("outcome", ["limited", "session-limit", "capacity-of-another-tenant", "again"])
+def test_a_wish_that_was_not_opened_is_told_why(outcome: str) -> None:
+    assert answer_to(wish(), line(0, outcome)) == Opened(Outcome(outcome))
+
+
+def test_what_was_closed_on_the_way_stands_with_its_answer() -> None:
+    one, two = wish(), wish()
+    closed = line(1, "closing", session_id=some_id(), lapse_reason="EVICTED")
+    refused, seated = rows.openings([line(0, "session-limit"), line(1, "created"), closed], [one, two], LIMITS)
+    assert refused == Opened(Outcome.SESSION_LIMIT)
+    expected = Opened(Outcome.CREATED, opened(two, LIMITS, LATER), [Closing(closed.session_id, "EVICTED", LATER)])
+    assert seated == expected
+
+
+def test_a_wish_that_a_lane_without_a_common_instant_does_not_name_comes_again() -> None:
+    assert rows.openings([], [wish()], LIMITS) == [Opened(Outcome.AGAIN)]
 
 
 def test_an_upgrade_inherits_what_the_wish_does_not_bring() -> None:
@@ -89,7 +128,7 @@ def test_a_request_is_one_parameter_with_everything_in_it() -> None:
     one = wish(kind=2, lease_microseconds=7, heartbeat_microseconds=8, idle_microseconds=9)
     limits = Limits(timedelta(days=30), 4, 5, 6)
     ids = [one.capacity_id, one.user_object_id, one.tenant_object_id]
-    assert json.loads(sqlserver._request([one], limits)) == {
+    assert json.loads(rows.wishes_text([one], limits)) == {
         "term": 2_592_000_000_000,
         "lease": 4,
         "idle": 5,
@@ -99,11 +138,90 @@ def test_a_request_is_one_parameter_with_everything_in_it() -> None:
 
 
 def test_a_request_leaves_out_limits_that_are_not_set() -> None:
-    assert json.loads(sqlserver._request([], LIMITS)).keys() == {"term", "wishes"}
+    assert json.loads(rows.wishes_text([], LIMITS)).keys() == {"term", "wishes"}
+
+
+def test_requests_about_sessions_are_lists_with_their_positions() -> None:
+    counted = StreamCounters(1, 2, 3, 4, 5, 6, 7)
+    update = StreamUpdate("a", 8, 9, True, counted, end=None, finished=False)
+    assert json.loads(rows.numbered([rows.attach_values(Attach("a", 7, 8, 9))])) == [[0, "a", 7, 9, 8]]
+    assert json.loads(rows.numbered([rows.update_values(update)])) == [[0, "a", 8, 9, 1, None, 0, 1, 2, 3, 4, 5, 6, 7]]
+
+
+def test_a_capacity_leaves_out_what_is_not_set() -> None:
+    assert json.loads(rows.seats_text("a", Seats())) == {"capacity": "a", "whenFull": "reject"}
+    assert json.loads(rows.seats_text("a", Seats(0, "evictOldest", "b"))) == {
+        "capacity": "a",
+        "maxSessions": 0,
+        "whenFull": "evictOldest",
+        "tenant": "b",
+    }
+
+
+def whole(session: Session, **columns: Any) -> Any:
+    """A line with a whole row of the table in it."""
+    values = {column.name: getattr(session, column.name, None) for column in sessions.COLUMNS} | columns
+    return SimpleNamespace(_mapping=values, **values)
+
+
+def closed_of(one: Open) -> Session:
+    return replace(old_of(one), state="closed", closed_at=LATER, close_reason="STOPPED", modified_at=LATER)
+
+
+def test_a_heartbeat_that_recorded_a_lapse_says_so() -> None:
+    over = SimpleNamespace(
+        position=1,
+        found="over",
+        state="closed",
+        deadline_at=NOON,
+        heartbeat_microseconds=None,
+        close_reason="LEASE_EXPIRED",
+        recorded=True,
+    )
+    closing = Closing("b", "LEASE_EXPIRED", NOON)
+    assert rows.kept([over], ["a", "b"]) == [
+        Kept(Found.UNKNOWN),
+        Kept(Found.OVER, "closed", NOON, None, "LEASE_EXPIRED", closing),
+    ]
+
+
+def test_an_end_that_comes_back_live_was_held() -> None:
+    one, two = wish(), wish()
+    lines = [whole(old_of(one), position=0, recorded=False), whole(closed_of(two), position=2, recorded=True)]
+    assert rows.ended(lines, 3) == [
+        Ended(Found.HELD),
+        Ended(Found.UNKNOWN),
+        Ended(Found.OVER, closed_of(two), recorded=True),
+    ]
+
+
+def test_a_sweep_counts_what_it_looked_at() -> None:
+    over = SimpleNamespace(session_id="a", reason="EXPIRED", ended_at=NOON, looked_at=None)
+    count = SimpleNamespace(session_id=None, reason=None, ended_at=None, looked_at=7)
+    assert rows.swept([over, count]) == Swept([Closing("a", "EXPIRED", NOON)], 7)
+
+
+def test_an_attached_stream_gets_its_own_number() -> None:
+    session = old_of(wish())
+    told = whole(session, position=1, found="live", attached=3, now=LATER, recorded=False)
+    assert rows.attached([told], 2) == [Attached(Found.UNKNOWN), Attached(Found.LIVE, session, 3, LATER)]
+
+
+def test_an_attach_that_recorded_a_lapse_says_so() -> None:
+    session = closed_of(wish(lease_microseconds=SECOND))
+    (told,) = rows.attached([whole(session, position=0, found="over", attached=3, now=LATER, recorded=True)], 1)
+    assert told.closing == Closing(session.session_id, "LEASE_EXPIRED", session.deadline_at)
+
+
+def test_a_stream_learns_what_its_session_has_become() -> None:
+    session = closed_of(wish())
+    told = whole(session, position=1, found="over", now=LATER, recorded=True)
+    expected = [StreamUpdated(Found.UNKNOWN), StreamUpdated(Found.OVER, session, LATER, recorded=True)]
+    assert rows.streams_updated([told], 2) == expected
 
 
 def test_instants_travel_as_text_with_all_their_decimals() -> None:
-    sent = sqlserver._with_exact_instants(None, None, "?", (NOON.replace(tzinfo=None), "x", 7), None, False)
+    sent = connections.with_exact_instants(None, None, "?", (NOON.replace(tzinfo=None), "x", 7), None, False)
     assert sent == ("?", ("2041-03-01T12:00:00.123456", "x", 7))
 
 
@@ -125,24 +243,24 @@ class Cursor:
 def test_finds_the_answer_behind_messages(answers: bool, left: int) -> None:
     cursor = Cursor(messages=2)
     context = SimpleNamespace(execution_options={"answers": answers})
-    sqlserver._wait_for_the_answer(None, cursor, "", (), context, False)
+    connections.wait_for_the_answer(None, cursor, "", (), context, False)
     assert cursor.messages == left
 
 
 @pytest.mark.parametrize("url", ["mssql://host", "mssql:///tenure", "mssql://"])
 def test_refuses_a_url_without_host_or_database(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sqlserver, "pyodbc", SimpleNamespace(drivers=list))
+    monkeypatch.setattr(connections, "pyodbc", SimpleNamespace(drivers=list))
     with pytest.raises(ConfigurationError, match="must name host and database"):
         connection_url(make_url(url))
 
 
 def test_takes_the_driver_that_the_url_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sqlserver, "pyodbc", SimpleNamespace(drivers=list))
+    monkeypatch.setattr(connections, "pyodbc", SimpleNamespace(drivers=list))
     assert connection_url(make_url(f"{URL}?Driver=FreeTDS")).query["driver"] == "FreeTDS"
 
 
 def test_leaves_what_the_url_says_about_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sqlserver, "pyodbc", SimpleNamespace(drivers=list))
+    monkeypatch.setattr(connections, "pyodbc", SimpleNamespace(drivers=list))
     query = connection_url(make_url(f"{URL}?driver=x&keepalive=30&Encrypt=strict")).query
     assert (query["keepalive"], query["Encrypt"], query.get("KeepAlive")) == ("30", "strict", None)
 
@@ -154,31 +272,31 @@ def test_prefers_the_newest_driver_of_the_system(monkeypatch: pytest.MonkeyPatch
         "ODBC Driver 18 for SQL Server",
         "ODBC Driver 9 for SQL Server",
     ]
-    monkeypatch.setattr(sqlserver, "pyodbc", SimpleNamespace(drivers=lambda: names))
-    assert sqlserver.driver() == "ODBC Driver 18 for SQL Server"
+    monkeypatch.setattr(connections, "pyodbc", SimpleNamespace(drivers=lambda: names))
+    assert connections.driver() == "ODBC Driver 18 for SQL Server"
 
 
 def test_finds_the_driver_that_pip_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     package = SimpleNamespace(get_libs_dir=lambda: str(tmp_path))
     monkeypatch.setitem(__import__("sys").modules, "mssql_python_odbc", package)
-    monkeypatch.setattr(sqlserver, "pyodbc", SimpleNamespace(drivers=list))
-    monkeypatch.setattr(sqlserver, "_linux", lambda: "rhel")
-    monkeypatch.setattr(sqlserver.platform, "machine", lambda: "aarch64")
+    monkeypatch.setattr(connections, "pyodbc", SimpleNamespace(drivers=list))
+    monkeypatch.setattr(connections, "_linux", lambda: "rhel")
+    monkeypatch.setattr(connections.platform, "machine", lambda: "aarch64")
     library = tmp_path / "linux" / "rhel" / "arm64" / "lib" / "libmsodbcsql-18.6.so.2.1"
     library.parent.mkdir(parents=True)
     library.touch()
-    assert sqlserver.driver() == str(library)
+    assert connections.driver() == str(library)
 
 
 def test_says_what_is_missing_without_any_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sqlserver, "pyodbc", SimpleNamespace(drivers=list))
-    monkeypatch.setattr(sqlserver, "_drivers_from_pip", list)
+    monkeypatch.setattr(connections, "pyodbc", SimpleNamespace(drivers=list))
+    monkeypatch.setattr(connections, "_drivers_from_pip", list)
     with pytest.raises(ConfigurationError, match="no ODBC driver"):
-        sqlserver.driver()
+        connections.driver()
 
 
 def test_says_what_is_missing_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sqlserver, "pyodbc", None)
+    monkeypatch.setattr(connections, "pyodbc", None)
     with pytest.raises(ConfigurationError, match="extra"):
         connection_url(make_url(URL))
 

@@ -7,13 +7,15 @@ from collections.abc import Iterator
 import pytest
 from sqlfluff.core import FluffConfig, Linter
 
-from tenure.store.store import BATCH_MAX
+from tenure.store.store import BATCH_MAX, SWEEP_MAX
 from tests.sqlserver import tsql
 
 BATCHES = tsql.batches()
 CALLS = {name: text for name, text in tsql.constants().items() if text.startswith("EXEC")}
 TRANSACTIONS = {name: text for name, text in BATCHES.items() if "BEGIN TRANSACTION" in text}
-SESSION_WRITES = {name: text for name, text in TRANSACTIONS.items() if "dbo.sessions" in text}
+WRITES = {name: text for name, text in TRANSACTIONS.items() if "COMMIT TRANSACTION" in text}
+SESSION_WRITES = {name: text for name, text in WRITES.items() if "dbo.sessions" in text}
+CAPACITY_WRITES = {name: text for name, text in WRITES.items() if "tenure_hold_off_all_writers" in text}
 
 RULES = [
     "AL01", "AL02", "AL05", "AM01", "AM02", "AM05", "AM06", "CP01", "CV03", "CV05", "RF01", "RF02", "ST01",
@@ -27,12 +29,39 @@ NEWER_THAN_2019 = (
     "IS DISTINCT FROM", "IS NOT DISTINCT FROM", "APPROX_PERCENTILE_CONT", "STRING_AGG_DISTINCT",
 )  # fmt: skip
 
-READ = re.compile(r"(?:FROM|JOIN) dbo\.sessions AS \w+(?: WITH \((?P<hints>(?:[^()]|\([^()]*\))*)\))?")
-WRITE = re.compile(r"UPDATE s SET|UPDATE dbo\.sessions|INSERT INTO dbo\.sessions")
-CHECKED_LOCK = re.compile(r"EXEC (@\w+) = sys\.sp_getapplock [^;]*@LockOwner = 'Transaction'[^;]*; IF \1 < 0 THROW ")
-LOCKED = "UPDLOCK, HOLDLOCK"
-PASSED_OVER = "READCOMMITTEDLOCK, READPAST"
-"""The one read inside a transaction that takes no lock: nobody else can be writing what it looks for."""
+READ = re.compile(
+    r"(?:FROM|JOIN) dbo\.(?:sessions|capacities) AS (?P<alias>\w+)(?: WITH \((?P<hints>(?:[^()]|\([^()]*\))*)\))?"
+)
+WRITE = re.compile(r"UPDATE s SET|UPDATE dbo\.|INSERT INTO dbo\.|DELETE FROM dbo\.")
+
+WAITS = "UPDLOCK, HOLDLOCK, ROWLOCK"
+TAKES_ROWS = "UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK"
+TAKES_KEYS = "XLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK"
+COUNTS = "READCOMMITTEDLOCK, INDEX (sessions_live_key)"
+"""Takes no lock that it keeps, but waits for what is being written: nobody who writes it waits for us."""
+READS_RULES = "READCOMMITTEDLOCK, INDEX (capacities_pkey)"
+"""Keeps no lock: whoever changes rules holds the cut lock alone."""
+PASSES_OVER = "READCOMMITTEDLOCK, READPAST, FORCESEEK, INDEX (sessions_closed_at)"
+"""Takes no lock: nobody else can be writing what it looks for."""
+
+TAKING = {TAKES_ROWS, TAKES_KEYS}
+HINTS = {
+    "tenure_open_1": {WAITS, PASSES_OVER},
+    "tenure_open_2": {WAITS, PASSES_OVER, READS_RULES},
+    "tenure_open_limited_1": {WAITS, PASSES_OVER, COUNTS, TAKES_ROWS, TAKES_KEYS},
+    "tenure_end_1": {WAITS},
+    "tenure_end_2": TAKING,
+    "tenure_heartbeat_1": TAKING,
+    "tenure_expire_1": TAKING,
+    "tenure_attach_1": TAKING,
+    "tenure_update_streams_1": TAKING,
+    "tenure_put_capacity_1": {WAITS},
+    "tenure_delete_capacity_1": {WAITS},
+}
+"""How each procedure reads what it decides on, and no other way: a new one must be put here, and thought about."""
+WAITERS = {name: text for name, text in SESSION_WRITES.items() if WAITS in text}
+TAKERS = {name: text for name, text in SESSION_WRITES.items() if name not in WAITERS}
+INDEXED = ("session_id", "capacity_id", "user_object_id", "started_at", "check_at", "closed_at")
 
 
 def inside(text: str) -> str:
@@ -61,14 +90,15 @@ def test_has_no_lint(name: str) -> None:
     assert [f"{each.line_no}: {each.rule_code()} {each.desc()}" for each in linted.get_violations()] == []
 
 
-def test_finds_every_statement_of_the_module() -> None:
+def test_finds_every_statement_of_the_engine() -> None:
     known = " ".join(tsql.constants().values())
     strays = [
         (line, text)
-        for line, text in literals(ast.parse(tsql.source()))
+        for source in tsql.sources()
+        for line, text in literals(ast.parse(source))
         if tsql.looks_like_sql(text) and tsql.without_parameters(text).strip() not in known
     ]
-    assert strays == [], "a statement must be a constant of the module, or no test reads it"
+    assert strays == [], "a statement must be a constant of its module, or no test reads it"
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -93,33 +123,91 @@ def test_a_transaction_is_undone_by_any_error_and_waits_for_no_lock_without_a_li
     assert re.search(r"SET LOCK_TIMEOUT -?\d+;", before)
 
 
-@pytest.mark.parametrize("name", SESSION_WRITES)
+@pytest.mark.parametrize("name", WRITES)
 def test_a_write_begins_and_commits_in_one_batch_and_answers_afterwards(name: str) -> None:
-    text = tsql.code(SESSION_WRITES[name])
+    text = tsql.code(WRITES[name])
     assert text.count("BEGIN TRANSACTION;") == text.count("COMMIT TRANSACTION;") == 1
     assert "SELECT" in text.rpartition("COMMIT TRANSACTION;")[2], "locks must not be held until the client has read"
 
 
-@pytest.mark.parametrize("name", SESSION_WRITES)
+@pytest.mark.parametrize("name", WRITES)
 def test_a_write_counts_no_rows(name: str) -> None:
     """A count would come before the answer, and the driver would take it for the answer."""
-    assert "SET NOCOUNT ON;" in tsql.code(SESSION_WRITES[name]).partition("BEGIN TRANSACTION;")[0]
+    assert "SET NOCOUNT ON;" in tsql.code(WRITES[name]).partition("BEGIN TRANSACTION;")[0]
 
 
-@pytest.mark.parametrize("name", SESSION_WRITES)
+@pytest.mark.parametrize("name", WRITES)
 def test_locks_what_it_decides_on(name: str) -> None:
-    reads = [read["hints"] or "" for read in READ.finditer(inside(SESSION_WRITES[name]))]
-    targets = len(re.findall(r"UPDATE s SET", inside(SESSION_WRITES[name])))
-    unlocked = [hints for hints in reads if not hints.startswith((LOCKED, PASSED_OVER))]
-    assert sum(hints.startswith(LOCKED) for hints in reads) >= 2, reads
-    assert len(unlocked) == targets, unlocked
-    assert sum(hints.startswith(PASSED_OVER) for hints in reads) <= 1, reads
+    hints = [read["hints"] for read in READ.finditer(inside(WRITES[name])) if read["hints"]]
+    odd = [each for each in hints if not each.startswith(tuple(HINTS[name]))]
+    assert odd == []
+    assert {known for known in HINTS[name] if not any(each.startswith(known) for each in hints)} == set()
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_reads_without_a_hint_only_what_it_writes_and_holds(name: str) -> None:
+    unlocked = [
+        statement
+        for statement in tsql.statements(inside(WRITES[name]))
+        for read in READ.finditer(statement)
+        if not read["hints"] and not re.search(rf"\bUPDATE {read['alias']} SET\b", statement)
+    ]
+    assert unlocked == []
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_comes_to_a_row_from_its_own_list(name: str) -> None:
+    """Left to the optimizer, an UPDATE may scan the table and wait for rows of others, in any order."""
+    free = [
+        statement
+        for statement in tsql.statements(inside(WRITES[name]))
+        if re.search(r"FROM @\w+ AS \w+ INNER JOIN dbo\.", statement)
+        and not statement.endswith("OPTION (FORCE ORDER, LOOP JOIN, MAXDOP 1)")
+    ]
+    assert free == []
+
+
+@pytest.mark.parametrize("name", WAITERS)
+def test_whoever_waits_locks_capacities_then_keys_then_rows(name: str) -> None:
+    indexes = re.findall(rf"{WAITS}, INDEX \((\w+)\)", inside(WAITERS[name]))
+    order = ["capacities_pkey", "sessions_live_key", "sessions_pkey"]
+    assert indexes == (order if "limited" in name else order[1:])
+
+
+@pytest.mark.parametrize("name", [name for name in WAITERS if "open" in name])
+def test_whoever_waits_for_several_does_it_in_their_order(name: str) -> None:
+    waiting = [statement for statement in tsql.statements(inside(WAITERS[name])) if WAITS in statement]
+    assert [statement for statement in waiting if not re.search(r"SELECT TOP \(1000\) .* ORDER BY ", statement)] == []
+
+
+@pytest.mark.parametrize("name", WAITERS)
+def test_whoever_waits_is_done_with_it_before_it_takes_what_is_free(name: str) -> None:
+    text = inside(WAITERS[name])
+    free = [text.find(hints) for hints in (COUNTS, TAKES_ROWS, TAKES_KEYS) if hints in text]
+    assert text.rfind(WAITS) < min(free, default=len(text))
+
+
+@pytest.mark.parametrize("name", TAKERS)
+def test_whoever_holds_rows_waits_for_none(name: str) -> None:
+    hints = [read["hints"] or "READPAST" for read in READ.finditer(inside(TAKERS[name]))]
+    assert [each for each in hints if "READPAST" not in each or "HOLDLOCK" in each] == []
 
 
 @pytest.mark.parametrize("name", SESSION_WRITES)
-def test_locks_keys_before_rows(name: str) -> None:
+def test_what_ends_sessions_has_locked_their_keys(name: str) -> None:
     text = inside(SESSION_WRITES[name])
-    assert 0 <= text.find("INDEX (sessions_live_key)") < text.find("INDEX (sessions_pkey)")
+    assert 0 <= text.find("INDEX (sessions_live_key)") < text.find("closed_at = ")
+
+
+@pytest.mark.parametrize("name", ["tenure_heartbeat_1", "tenure_update_streams_1"])
+def test_what_keeps_a_session_alive_touches_no_index(name: str) -> None:
+    renewals = [
+        set(re.findall(r"\bs\.(\w+) = ", statement.partition(" FROM ")[0]))
+        for statement in tsql.statements(inside(TAKERS[name]))
+        if "s.last_heartbeat_at = " in statement
+    ]
+    assert len(renewals) == 1
+    assert renewals[0].isdisjoint(INDEXED)
 
 
 @pytest.mark.parametrize("name", SESSION_WRITES)
@@ -127,14 +215,35 @@ def test_holds_off_the_cut_before_anything_else(name: str) -> None:
     assert inside(SESSION_WRITES[name]).strip().startswith("EXEC dbo.tenure_hold_off_the_cut;")
 
 
+@pytest.mark.parametrize("name", CAPACITY_WRITES)
+def test_changes_a_capacity_while_nobody_opens(name: str) -> None:
+    assert inside(CAPACITY_WRITES[name]).strip().startswith("EXEC dbo.tenure_hold_off_all_writers_1;")
+
+
+def test_all_that_changes_the_rules_of_a_capacity_is_known() -> None:
+    rules = re.compile(
+        r"INSERT INTO dbo\.capacities|UPDATE dbo\.capacities|DELETE FROM dbo\.capacities|\w\.max_sessions = \S"
+    )
+    changing = {name for name, text in WRITES.items() if rules.search(inside(text))}
+    assert changing == set(CAPACITY_WRITES)
+
+
+def test_holds_up_all_writers_only_for_a_moment() -> None:
+    alone = re.search(
+        r"N'tenure\.cut', @LockMode = 'Exclusive', .*@LockTimeout = (\d+)",
+        tsql.code(BATCHES["tenure_hold_off_all_writers_1"]),
+    )
+    assert alone
+    assert int(alone[1]) <= 200
+
+
 @pytest.mark.parametrize("name", SESSION_WRITES)
 def test_reads_the_clock_after_the_last_lock_and_before_the_first_write(name: str) -> None:
     text = inside(SESSION_WRITES[name])
-    writes = [
-        match.start() for match in re.finditer(r"UPDATE s SET|UPDATE dbo\.sessions|INSERT INTO dbo\.sessions", text)
-    ]
-    assert text.count("dbo.tenure_write_now()") == 1
-    assert text.rfind(LOCKED) < text.find("dbo.tenure_write_now()") < min(writes)
+    first_write = min(match.start() for match in WRITE.finditer(text))
+    last_lock = max(text.rfind(hints) for hints in (WAITS, TAKES_ROWS, TAKES_KEYS, COUNTS))
+    assert last_lock < text.rfind("SET @now = dbo.tenure_write_now()") < first_write
+    assert text.count("@now = dbo.") == 1
 
 
 @pytest.mark.parametrize("name", [name for name, text in BATCHES.items() if "sp_getapplock" in text])
@@ -159,8 +268,12 @@ def test_uses_nothing_newer_than_2019(name: str) -> None:
 
 @pytest.mark.parametrize("name", BATCHES)
 def test_says_nothing_before_its_answer(name: str) -> None:
-    """PRINT, and the warning that a join hint inside FROM gives, would come before the rows."""
-    assert re.findall(r"\bPRINT\b|\b(?:LOOP|HASH|MERGE) JOIN dbo", tsql.code(BATCHES[name])) == []
+    """PRINT, and what is said about a join hint inside FROM or about NULLs in a sum, would come before the rows."""
+    chatter = re.compile(
+        r"\bPRINT\b|\b(?:LOOP|HASH|MERGE) JOIN dbo|\bCOUNT\((?!\*)"
+        r"|\bSUM\((?!CASE WHEN [^)]* ELSE 0 END\)|\w\.short\) OVER)"
+    )
+    assert chatter.findall(tsql.code(BATCHES[name])) == []
 
 
 @pytest.mark.parametrize("name", BATCHES)
@@ -173,3 +286,11 @@ def test_no_row_limit_cuts_a_full_batch_short() -> None:
     limits = [int(limit) for text in BATCHES.values() for limit in re.findall(r"TOP \((\d+)\)", text)]
     assert limits
     assert min(limits) >= BATCH_MAX
+
+
+def test_evicts_no_more_at_once_than_can_be_told_and_looks_at_enough_for_that() -> None:
+    text = tsql.code(BATCHES["tenure_open_limited_1"])
+    assert f"@closings_left int = {SWEEP_MAX}," in text
+    candidates = re.search(r"CROSS APPLY \( SELECT TOP \((\d+)\) s\.session_id", text)
+    assert candidates
+    assert int(candidates[1]) >= 2 * SWEEP_MAX

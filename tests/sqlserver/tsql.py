@@ -1,7 +1,10 @@
 """Every T-SQL text of the package, found by looking for it, so that a new one cannot be forgotten."""
 
+import importlib
+import pkgutil
 import re
 from pathlib import Path
+from types import ModuleType
 
 from sqlalchemy import TextClause
 from sqlalchemy.sql.selectable import TextualSelect
@@ -27,9 +30,18 @@ def routines() -> dict[str, str]:
     return found
 
 
+def modules() -> list[ModuleType]:
+    """All of the engine's."""
+    return [
+        importlib.import_module(f"{sqlserver.__name__}.{each.name}")
+        for each in pkgutil.iter_modules(sqlserver.__path__)
+    ]
+
+
 def constants() -> dict[str, str]:
-    """The statements of the engine's module, by the name they have there."""
-    found = {name: _text(value) for name, value in vars(sqlserver).items() if not name.startswith("__")}
+    """The statements of the engine's modules, by the names they have there."""
+    values = {name: value for module in modules() for name, value in vars(module).items() if not name.startswith("__")}
+    found = {name: _text(value) for name, value in values.items()}
     return {name: text for name, text in found.items() if text and _STATEMENT.search(text)}
 
 
@@ -43,8 +55,13 @@ def code(text: str) -> str:
     return " ".join(_COMMENT.sub("", text).split())
 
 
-def source() -> str:
-    return Path(sqlserver.__file__).read_text(encoding="utf-8")
+def statements(text: str) -> list[str]:
+    """One by one, without comments."""
+    return [each.strip() for each in code(text).split(";") if each.strip()]
+
+
+def sources() -> list[str]:
+    return [Path(str(module.__file__)).read_text(encoding="utf-8") for module in modules()]
 
 
 def without_parameters(text: str) -> str:

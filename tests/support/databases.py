@@ -20,7 +20,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from tenure.clock import from_microseconds, to_microseconds, wall_microseconds
 from tenure.store import Store
 from tenure.store.engines import open_store
-from tenure.store.engines.sqlite import SqliteStore
+from tenure.store.engines.sqlite.store import SqliteStore
 
 T = TypeVar("T")
 

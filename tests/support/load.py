@@ -64,6 +64,11 @@ class Client:
     async def get(self, path: str) -> Exchange:
         return await self._exchange(Exchange(method="GET", path=path), b"")
 
+    async def send(self, method: str, path: str, body: Any = None, key: Key = ("", "")) -> Exchange:
+        return await self._exchange(
+            Exchange(method=method, path=path, key=key), b"" if body is None else msgspec.json.encode(body)
+        )
+
     def close(self) -> None:
         if self._connection is not None:
             self._connection.transport.abort()

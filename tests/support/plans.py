@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import asyncpg
 
 from tenure.store import migrations
-from tenure.store.engines.postgres import HOT_SETTINGS
+from tenure.store.engines.postgres.connections import HOT_SETTINGS
 
-FUNCTIONS = Path(next(iter(migrations.__path__))) / "postgres" / "0001_functions.sql"
+FOLDER = Path(next(iter(migrations.__path__))) / "postgres"
 TYPES = {
     "p_capacity": "uuid[]",
     "p_user": "uuid[]",
@@ -28,10 +28,17 @@ TYPES = {
     "p_default_lease": "bigint",
     "p_default_heartbeat": "bigint",
     "p_default_idle": "bigint",
+    "p_positions": "int[]",
+    "p_active": "boolean[]",
+    "p_limit": "int",
+    "p_now": "timestamptz",
     "v_now": "timestamptz",
-    "v_named": "int[]",
+    "v_probe": "timestamptz",
+    "v_locked": "uuid[]",
+    "v_due": "uuid[]",
     "v_wish.capacity_id": "uuid",
     "v_wish.user_object_id": "uuid",
+    "v_capacity.capacity_id": "uuid",
 }
 
 
@@ -42,18 +49,32 @@ class HotStatement(NamedTuple):
 
 
 def hot_statements() -> dict[str, HotStatement]:
-    """By function and name, as `tenure_open_create_1: look`."""
+    """By function and name, as `tenure_open_create_2: look`; of each function its newest version."""
     found = {}
-    for function in re.split(r"(?=CREATE FUNCTION )", FUNCTIONS.read_text(encoding="utf-8"))[1:]:
-        title = function.split("(", 1)[0].removeprefix("CREATE FUNCTION ")
+    for title, function in _newest_functions().items():
         for name, body in re.findall(r"-- plan: ([\w ]+)\n(.*?)-- plan end", function, re.DOTALL):
             statement = _statement(f"{title}: {name}", body)
             found[statement.name] = statement
     return found
 
 
+def _newest_functions() -> dict[str, str]:
+    """By their names. The older versions are there for instances that have not been upgraded yet."""
+    text = "\n".join(path.read_text(encoding="utf-8") for path in sorted(FOLDER.glob("*.sql")))
+    functions = {part.split("(", 1)[0]: part for part in re.split(r"CREATE FUNCTION ", text)[1:]}
+    newest: dict[str, str] = {}
+    for title in sorted(functions, key=_version):
+        newest[title.rstrip("0123456789")] = title
+    return {title: functions[title] for title in newest.values()}
+
+
+def _version(title: str) -> int:
+    number = re.search(r"\d*$", title)
+    return int(number.group() or 0) if number else 0
+
+
 def _statement(name: str, body: str) -> HotStatement:
-    text = body.strip().rstrip(";").replace("INTO v_old ", "")
+    text = re.sub(r"\bINTO v_\w+(, v_\w+)*\s", "", body.strip().rstrip(";")).replace("PERFORM", "SELECT")
     parameters = [word for word in TYPES if re.search(rf"\b{re.escape(word)}\b", text)]
     for number, word in enumerate(parameters, start=1):
         text = re.sub(rf"\b{re.escape(word)}\b", f"${number}", text)

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import closing
 from datetime import UTC, datetime
 from typing import Any, TypeVar
+from uuid import UUID
 
 import pytest
 from sqlalchemy import Connection, make_url
@@ -13,7 +14,7 @@ from sqlalchemy.dialects.mssql import aioodbc
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from tenure.store.engines import open_store
-from tenure.store.engines.sqlserver import connection_url
+from tenure.store.engines.sqlserver.connections import connection_url
 from tenure.store.migrate import SCHEMA_TABLE
 from tenure.store.tables import metadata
 from tests.support.databases import POOL_SIZE, Clock, Database
@@ -43,9 +44,6 @@ async def empty_mssql_database() -> AsyncIterator[Database]:
 class SqlServerDatabase(Database):
     async def rows(self, statement: str) -> list[dict[str, Any]]:
         return await asyncio.to_thread(execute, self.url, statement)
-
-    async def last_cut_at(self) -> datetime:
-        return (await super().last_cut_at()).replace(tzinfo=UTC)
 
     async def run_sync(self, work: Callable[[Connection], T]) -> T:
         engine = create_async_engine(connection_url(make_url(self.url)))
@@ -113,11 +111,19 @@ def execute(url: str, statement: str) -> list[dict[str, Any]]:
     with closing(connect(url)) as connection:
         cursor = connection.execute(statement)
         names = [column[0] for column in cursor.description or ()]
-        return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()] if names else []
+        return [dict(zip(names, map(_aware, row), strict=True)) for row in cursor.fetchall()] if names else []
+
+
+def _aware(value: Any) -> Any:
+    """Instants as the other engines give them: a datetime2 knows no zone, and ours are all in UTC."""
+    return value.replace(tzinfo=UTC) if isinstance(value, datetime) else value
 
 
 def connect(url: str) -> Any:
     import pyodbc  # noqa: PLC0415 - needs a library that only this engine needs
 
     _, options = aioodbc.dialect().create_connect_args(connection_url(make_url(url)))
-    return pyodbc.connect(options["dsn"], autocommit=True, timeout=10)
+    connection = pyodbc.connect(options["dsn"], autocommit=True, timeout=10)
+    # Ids as the other engines give them: pyodbc writes them in capitals.
+    connection.add_output_converter(pyodbc.SQL_GUID, lambda value: UUID(bytes_le=value))
+    return connection

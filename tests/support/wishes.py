@@ -6,7 +6,7 @@ from typing import Any
 from uuid import uuid4
 
 from tenure.ids import new_id
-from tenure.model import Limits, Open, Opened, Outcome
+from tenure.model import CloseReason, End, Ended, Found, Limits, Open, Opened, Outcome
 from tenure.store import Store
 from tenure.store.store import Lane
 
@@ -44,9 +44,19 @@ async def open_one(store: Store, one: Open, limits: Limits = LIMITS) -> Opened:
     lane = Lane.CREATE
     for _ in range(ROUNDS_MAX):
         (answer,) = await store.open_sessions(lane, [one], limits)
-        if answer.outcome not in (Outcome.REOPEN, Outcome.AGAIN):
+        if answer.outcome not in (Outcome.REOPEN, Outcome.LIMITED, Outcome.AGAIN):
             return answer
-        if (lane, answer.outcome) == (Lane.REOPEN, Outcome.REOPEN):
+        if lane.value == answer.outcome.value:
             await asyncio.sleep(0.005)  # somebody holds the row
-        lane = Lane.REOPEN if answer.outcome is Outcome.REOPEN else Lane.CREATE
+        lane = Lane.CREATE if answer.outcome is Outcome.AGAIN else Lane(answer.outcome.value)
     raise AssertionError(f"no answer after {ROUNDS_MAX} rounds, last {answer.outcome}")
+
+
+async def end_one(store: Store, session_id: str, reason: CloseReason) -> Ended | None:
+    """As often as somebody holds the row; None if there is no such session."""
+    for _ in range(ROUNDS_MAX):
+        (ended,) = await store.end_sessions([End(session_id, reason.value)])
+        if ended.found is not Found.HELD:
+            return None if ended.found is Found.UNKNOWN else ended
+        await asyncio.sleep(0.005)
+    raise AssertionError(f"the row of {session_id} was held for {ROUNDS_MAX} rounds")

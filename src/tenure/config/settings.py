@@ -28,6 +28,7 @@ from tenure.config.values import (
     HttpUrl,
     JobName,
     Kind,
+    OptionName,
     Pauses,
     PoolSize,
     Port,
@@ -73,6 +74,7 @@ class StreamsConfig(Section, frozen=True, kw_only=True):
     max_per_instance: Count = 1000
     max_message_bytes: Bytes = 1_048_576
     handler: Handler = "echo"
+    options: dict[OptionName, Text] = {}
     lease_seconds: Seconds = 60.0
     idle_seconds: Seconds = 300.0
 

@@ -146,6 +146,7 @@ JobName = Annotated[
 GatewayName = Annotated[
     str, Rule("lower-case letters and digits with single dashes or underscores between them", _NAME.fullmatch)
 ]
+OptionName = Annotated[str, Rule("a lower-case name such as grammar", re.compile(r"[a-z][a-z0-9_]*").fullmatch)]
 HeaderName = Annotated[str, Rule("that of a header which Tenure does not set itself", _is_header_name)]
 HeaderValue = Annotated[
     str,

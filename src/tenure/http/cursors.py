@@ -3,6 +3,8 @@
 import base64
 import binascii
 from datetime import UTC
+from urllib.parse import urlencode
+from uuid import UUID
 
 import msgspec
 
@@ -11,7 +13,6 @@ from tenure.ids import canonical_id
 from tenure.model import Position
 
 _decode = msgspec.msgpack.Decoder(Position).decode
-CURSOR_MAX = 200
 
 
 def cursor_of(position: Position) -> str:
@@ -20,11 +21,37 @@ def cursor_of(position: Position) -> str:
 
 def position_of(cursor: str) -> Position:
     try:
-        position = _decode(base64.b64decode(cursor.encode() + b"=" * (-len(cursor) % 4), altchars=b"-_", validate=True))
+        position = _decode(_bytes(cursor))
         # Once in UTC, a forged instant may lie beyond the calendar.
         position.started_at.astimezone(UTC)
     except (msgspec.DecodeError, binascii.Error, ValueError, UnicodeError, OverflowError):
         position = None
     if position is None or canonical_id(position.session_id) is None or position.started_at.tzinfo is None:
-        raise Invalid(FieldError("cursor", "must be the nextCursor of an earlier answer"))
+        raise _forged()
     return position
+
+
+def cursor_of_id(last: str) -> str:
+    """For a list in the order of its ids."""
+    return base64.urlsafe_b64encode(UUID(last).bytes).rstrip(b"=").decode()
+
+
+def id_of(cursor: str) -> str:
+    try:
+        return str(UUID(bytes=_bytes(cursor)))
+    except (binascii.Error, ValueError, UnicodeError) as error:
+        raise _forged() from error
+
+
+def next_link(path: str, query: msgspec.Struct, cursor: str) -> bytes:
+    """The `Link` header of a page that is not the last."""
+    given = {name: value for name, value in msgspec.to_builtins(query).items() if value is not None}
+    return f'<{path}?{urlencode({**given, "cursor": cursor})}>; rel="next"'.encode()
+
+
+def _bytes(cursor: str) -> bytes:
+    return base64.b64decode(cursor.encode() + b"=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
+
+
+def _forged() -> Invalid:
+    return Invalid(FieldError("cursor", "must be the nextCursor of an earlier answer"))

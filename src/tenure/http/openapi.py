@@ -84,7 +84,14 @@ def _operation(route: Route) -> dict[str, Any]:
     if route.description:
         operation["description"] = route.description
     if route.body is not None:
-        operation["requestBody"] = {"required": True, "content": _content("application/json", route.body)}
+        operation["requestBody"] = {
+            "required": route.body_required,
+            "content": _content("application/json", route.body),
+        }
+    if route.raw_body is not None:
+        binary = {"schema": {"type": "string", "format": "binary"}}
+        content = {media_type.decode(): binary for media_type in route.raw_body.media_types}
+        operation["requestBody"] = {"required": True, "content": content}
     return operation
 
 

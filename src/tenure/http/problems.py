@@ -2,12 +2,12 @@
 
 import msgspec
 
-from tenure.errors import FieldError, Invalid, Problem
+from tenure.errors import FieldError, Invalid, Problem, SessionOver
 
 MEDIA_TYPE = "application/problem+json"
 
 
-class ProblemDetails(msgspec.Struct, frozen=True, omit_defaults=True):
+class ProblemDetails(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
     type: str
     title: str
     status: int
@@ -15,6 +15,7 @@ class ProblemDetails(msgspec.Struct, frozen=True, omit_defaults=True):
     error: str
     code: str
     errors: tuple[FieldError, ...] = ()
+    close_reason: str | None = None
 
 
 def details(problem: Problem) -> ProblemDetails:
@@ -26,4 +27,5 @@ def details(problem: Problem) -> ProblemDetails:
         error=problem.detail,
         code=problem.code,
         errors=problem.errors if isinstance(problem, Invalid) else (),
+        close_reason=problem.close_reason if isinstance(problem, SessionOver) else None,
     )

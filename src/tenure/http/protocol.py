@@ -8,36 +8,35 @@ Whatever is not plain (pipelining, `Expect`, HTTP/1.0, an upgrade, a query) take
 the same route; a test sends the same requests down both and compares.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
-from typing import Any, TypeAlias
+from typing import Any, ClassVar
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from tenure.errors import FieldError, Invalid
-from tenure.http.requests import BODY_MAX_BYTES, check_media_type, too_large
-from tenure.http.routing import Answer, Router, encode, failure, refusal
-
-Respond: TypeAlias = Callable[[Answer], None]
-HotRoutes: TypeAlias = Mapping[tuple[bytes, bytes], Callable[[bytes, Respond], None]]
-"""By method and path: takes the body and calls back, once, with the answer."""
+from tenure.http.requests import BODY_MAX_BYTES, too_large
+from tenure.http.routing import Answer, HotRoute, Router, encode, failure, refusal
 
 _STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
 
 
 def protocol_for(router: Router) -> type[HttpToolsProtocol]:
     """Uvicorn makes its protocols itself, so what they need is bound to the class."""
+    routes = router.hot_routes()
 
     class BoundProtocol(HotProtocol):
-        hot_routes = router.hot_routes()
+        hot_exact: ClassVar = {(route.method, route.path): route for route in routes if route.path is not None}
+        hot_by_id: ClassVar = [route for route in routes if route.path is None]
         counter = router
 
     return BoundProtocol
 
 
 class HotProtocol(HttpToolsProtocol):
-    hot_routes: HotRoutes
+    hot_exact: ClassVar[Mapping[tuple[bytes, bytes], HotRoute]]
+    hot_by_id: ClassVar[Sequence[HotRoute]]
     counter: Router
 
     def data_received(self, data: bytes) -> None:
@@ -47,6 +46,8 @@ class HotProtocol(HttpToolsProtocol):
         except httptools.HttpParserUpgrade as upgrade:
             if self._should_upgrade():
                 self.handle_websocket_upgrade()
+                if rest := data[upgrade.args[0] :]:
+                    self.transport.get_protocol().data_received(rest)  # type: ignore[attr-defined]
             else:
                 self._start_over(data[upgrade.args[0] :])
         except httptools.HttpParserError:
@@ -83,11 +84,20 @@ class HotProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if self._offers_upgrade():
             return
-        start = self.hot_routes.get((self.parser.get_method(), self.url))
-        if start is None or not self._is_plain():
+        route = self._hot_route(self.parser.get_method())
+        if route is None or not self._is_plain():
             super().on_headers_complete()
         else:
-            self.cycle = _HotCycle(self, start)  # type: ignore[assignment]
+            self.cycle = _HotCycle(self, route)  # type: ignore[assignment]
+
+    def _hot_route(self, method: bytes) -> HotRoute | None:
+        exact = self.hot_exact.get((method, self.url))
+        if exact is not None:
+            return exact
+        for route in self.hot_by_id:
+            if route.method == method and route.matches(self.url):
+                return route
+        return None
 
     def _is_plain(self) -> bool:
         cycle: Any = self.cycle
@@ -116,8 +126,9 @@ class _HotCycle:
 
     __slots__ = (
         "_protocol",
-        "_start",
+        "_route",
         "_started",
+        "_url",
         "body",
         "disconnected",
         "keep_alive",
@@ -126,9 +137,10 @@ class _HotCycle:
         "response_complete",
     )
 
-    def __init__(self, protocol: HotProtocol, start: Callable[[bytes, Respond], None]) -> None:
+    def __init__(self, protocol: HotProtocol, route: HotRoute) -> None:
         self._protocol = protocol
-        self._start = start
+        self._route = route
+        self._url = protocol.url
         self._started = False
         self.body = bytearray()
         self.more_body = True
@@ -154,8 +166,7 @@ class _HotCycle:
 
     def _begin(self) -> None:
         try:
-            check_media_type(self._protocol.headers)
-            self._start(bytes(self.body), self._respond)
+            self._route.start(self._url, self._protocol.headers, bytes(self.body), self._respond)
         except Exception as error:  # noqa: BLE001 - the caller gets a problem, the log the details
             self._respond(failure(error))
 

@@ -2,7 +2,7 @@
 
 import difflib
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl
@@ -17,10 +17,10 @@ BODY_MAX_BYTES = 64 * 1024
 PARAMETERS_MAX = 50
 UNKNOWN_MAX = 20
 """Unknown fields named in one answer: 64 KiB of them would make an answer of a megabyte."""
-JSON = b"application/json"
+JSON = (b"application/json",)
 
 
-async def read_body(scope: Mapping[str, Any], receive: Callable[[], Awaitable[Any]]) -> bytes:
+async def read_body(receive: Callable[[], Awaitable[Any]], max_bytes: int = BODY_MAX_BYTES) -> bytes:
     body = bytearray()
     more = True
     while more:
@@ -30,25 +30,24 @@ async def read_body(scope: Mapping[str, Any], receive: Callable[[], Awaitable[An
             raise Invalid(FieldError("body", "ended before it was complete"))
         body += message.get("body", b"")
         more = message.get("more_body", False)
-        if len(body) > BODY_MAX_BYTES:
-            raise too_large()
-    check_media_type(scope["headers"])
+        if len(body) > max_bytes:
+            raise too_large(max_bytes)
     return bytes(body)
 
 
-def check_media_type(headers: Iterable[tuple[bytes, bytes]]) -> None:
+def check_media_type(headers: Iterable[tuple[bytes, bytes]], allowed: Sequence[bytes] = JSON) -> None:
     found = False
     for name, value in headers:
         if name == b"content-type":
-            found = value == JSON or value.partition(b";")[0].strip().lower() == JSON
+            found = value in allowed or value.partition(b";")[0].strip().lower() in allowed
             if not found:
                 break
     if not found:
-        raise UnsupportedMediaType("the body must be application/json")
+        raise UnsupportedMediaType(f"the body must be {allowed[0].decode()}")
 
 
-def too_large() -> TooLarge:
-    return TooLarge(f"the body may have at most {BODY_MAX_BYTES} bytes")
+def too_large(max_bytes: int = BODY_MAX_BYTES) -> TooLarge:
+    return TooLarge(f"the body may have at most {max_bytes} bytes")
 
 
 def decoder_for(shape: type[T]) -> Callable[[bytes], T]:

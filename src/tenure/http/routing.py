@@ -16,7 +16,7 @@ import structlog
 
 from tenure.errors import Internal, MethodNotAllowed, NotFound, Problem
 from tenure.http.problems import MEDIA_TYPE, details
-from tenure.http.requests import decoder_for, parse_query, read_body
+from tenure.http.requests import check_media_type, decoder_for, parse_query, read_body
 
 log = structlog.get_logger()
 
@@ -27,6 +27,7 @@ Send = Callable[[Message], Awaitable[None]]
 Headers = Sequence[tuple[bytes, bytes]]
 
 VERSION = "/v1"
+ID_LENGTH = 36
 JSON: Headers = ((b"content-type", b"application/json"),)
 HTML: Headers = ((b"content-type", b"text/html; charset=utf-8"),)
 PROBLEM: Headers = ((b"content-type", MEDIA_TYPE.encode()),)
@@ -54,6 +55,16 @@ class Answer(msgspec.Struct):
     headers: Headers = JSON
 
 
+Respond = Callable[[Answer], None]
+
+
+class RawBody(msgspec.Struct, frozen=True):
+    """A body that is taken as it is."""
+
+    media_types: tuple[bytes, ...]
+    max_bytes: int
+
+
 class Route(msgspec.Struct, frozen=True, kw_only=True):
     method: str
     path: str
@@ -63,14 +74,17 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     description: str = ""
     query: type[msgspec.Struct] | None = None
     body: type[msgspec.Struct] | None = None
+    body_required: bool = True
+    """If not, no body and no media type mean a body with nothing in it."""
+    raw_body: RawBody | None = None
     answers: Mapping[int, type[msgspec.Struct] | None]
     refusals: Sequence[type[Problem]] = ()
     stays: bool = False
     """Answers at its own path only, whatever prefix the rest of the API has."""
     listed: bool = True
     """Stands in the OpenAPI document."""
-    hot: Callable[[Any, Callable[[Answer], None]], None] | None = None
-    """The same as `handler`, for the hot lane: takes the checked body and calls back with the answer."""
+    hot: Callable[[Call, Respond], None] | None = None
+    """The same as `handler`, for the hot lane: calls back with the answer. Its path names one id at most."""
 
 
 class Router:
@@ -82,17 +96,14 @@ class Router:
         self._exact = {(e.route.method, e.route.path): e for e in self._endpoints if "{" not in e.route.path}
         self.in_flight = 0
 
-    def hot_routes(self) -> Mapping[tuple[bytes, bytes], Callable[[bytes, Callable[[Answer], None]], None]]:
+    def hot_routes(self) -> Sequence["HotRoute"]:
         """Every address of every hot route, as it stands in the request line."""
-        return {
-            (
-                endpoint.route.method.encode(),
-                f"{self._prefix}{version}{endpoint.route.path}".encode(),
-            ): endpoint.start_hot
+        return [
+            HotRoute(endpoint, f"{self._prefix}{version}{endpoint.route.path}")
             for endpoint in self._endpoints
             if endpoint.route.hot is not None
             for version in ("", VERSION)
-        }
+        ]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.in_flight += 1
@@ -156,13 +167,49 @@ class _Endpoint:
             query = parse_query(scope["query_string"], self.route.query)
         body = None
         if self._decode is not None:
-            body = self._decode(await read_body(scope, receive))
+            body = self.decode(scope["headers"], await read_body(receive))
+        elif self.route.raw_body is not None:
+            raw = self.route.raw_body
+            body = await read_body(receive, raw.max_bytes)
+            check_media_type(scope["headers"], raw.media_types)
         return await self.route.handler(Call(parameters, query, body))
 
-    def start_hot(self, body: bytes, respond: Callable[[Answer], None]) -> None:
-        if self.route.hot is None or self._decode is None:
-            raise TypeError(f"{self.route.path} is not a hot route")
-        self.route.hot(self._decode(body), respond)
+    def decode(self, headers: Headers, body: bytes) -> Any:
+        if self._decode is None or self.route.body is None:
+            raise TypeError(f"{self.route.path} takes no body")
+        if not body and not self.route.body_required:
+            return self.route.body()
+        check_media_type(headers)
+        return self._decode(body)
+
+
+class HotRoute:
+    """One address of a hot route."""
+
+    def __init__(self, endpoint: _Endpoint, path: str) -> None:
+        self.method = endpoint.route.method.encode()
+        self._decode = endpoint.decode
+        self._hot = endpoint.route.hot
+        before, brace, rest = path.partition("{")
+        self._parameter, _, after = rest.partition("}")
+        self._before, self._after = before.encode(), after.encode()
+        self._length = len(before) + (ID_LENGTH if brace else 0) + len(after)
+
+    @property
+    def path(self) -> bytes | None:
+        """As it stands, unless it names an id."""
+        return None if self._parameter else self._before
+
+    def matches(self, url: bytes) -> bool:
+        return len(url) == self._length and url.startswith(self._before) and url.endswith(self._after)
+
+    def start(self, url: bytes, headers: Headers, body: bytes, respond: Respond) -> None:
+        if self._hot is None:
+            raise TypeError(f"{url!r} is not a hot route")
+        path = {}
+        if self._parameter:
+            path = {self._parameter: url[len(self._before) : len(self._before) + ID_LENGTH].decode("latin-1")}
+        self._hot(Call(path, None, self._decode(headers, body)), respond)
 
 
 def failure(error: Exception) -> Answer:

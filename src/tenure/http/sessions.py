@@ -1,31 +1,47 @@
 """The session routes."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Literal
-from urllib.parse import urlencode
 
 import msgspec
 from msgspec import Meta
 
-from tenure.errors import Invalid, NotFound, TenantMismatch, TooLarge, Unavailable, UnsupportedMediaType
-from tenure.http.cursors import CURSOR_MAX, cursor_of, position_of
-from tenure.http.routing import JSON, Answer, Call, Route, failure
+from tenure.errors import (
+    CapacityOfAnotherTenant,
+    Invalid,
+    NotFound,
+    SessionLimit,
+    SessionOver,
+    TenantMismatch,
+    TooLarge,
+    Unavailable,
+    UnsupportedMediaType,
+)
+from tenure.http.cursors import cursor_of, next_link, position_of
+from tenure.http.routing import JSON, Answer, Call, Respond, Route, failure, refusal
 from tenure.http.shapes import (
+    Cursor,
+    HeartbeatAnswer,
+    HeartbeatBody,
+    HeartbeatsAnswer,
+    HeartbeatsBody,
     MetricsAnswer,
     OpenAnswer,
     OpenBody,
+    PageLimit,
     SessionAnswer,
     SessionList,
     Uuid,
+    heartbeat_answer,
+    heartbeat_of_many,
     metrics_answer,
     open_answer,
     session_answer,
 )
 from tenure.ids import canonical_id
-from tenure.model import CloseReason, Opened, Outcome, Position, SessionFilter, State
+from tenure.model import CloseReason, Heartbeat, Kept, Opened, Outcome, Position, SessionFilter, State
+from tenure.sessions import keeping
 from tenure.sessions.sessions import Sessions
-
-LIMIT_MAX = 500
 
 
 class SessionQuery(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
@@ -36,10 +52,8 @@ class SessionQuery(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_f
     state: Annotated[State, Meta(extra={"must": f"must be {', '.join(State)}"})] | None = None
     active: Annotated[Literal["true", "false"], Meta(extra={"must": "must be true or false"})] | None = None
     close_reason: Annotated[CloseReason, Meta(extra={"must": f"must be {', '.join(CloseReason)}"})] | None = None
-    limit: Annotated[int, Meta(ge=1, le=LIMIT_MAX, extra={"must": "must be a whole number from 1 to 500"})] = 100
-    cursor: (
-        Annotated[str, Meta(max_length=CURSOR_MAX, extra={"must": "must be the nextCursor of an answer"})] | None
-    ) = None
+    limit: PageLimit = 100
+    cursor: Cursor | None = None
 
 
 class SessionRoutes:
@@ -60,7 +74,39 @@ class SessionRoutes:
                 description="One live session per user and capacity. Repeating the request gives the same session.",
                 body=OpenBody,
                 answers={200: OpenAnswer, 201: OpenAnswer},
-                refusals=(Invalid, TenantMismatch, TooLarge, UnsupportedMediaType, Unavailable),
+                refusals=(
+                    Invalid,
+                    CapacityOfAnotherTenant,
+                    TenantMismatch,
+                    TooLarge,
+                    UnsupportedMediaType,
+                    SessionLimit,
+                    Unavailable,
+                ),
+            ),
+            Route(
+                method="POST",
+                path="/sessions/{sessionId}/heartbeat",
+                handler=self.heartbeat,
+                hot=self.heartbeat_hot,
+                tag="sessions",
+                summary="Say that a session's client is still there",
+                description="Renews the lease; with `active`, the idle limit too. The body may be left out.",
+                body=HeartbeatBody,
+                body_required=False,
+                answers={200: HeartbeatAnswer},
+                refusals=(Invalid, NotFound, SessionOver, TooLarge, UnsupportedMediaType, Unavailable),
+            ),
+            Route(
+                method="POST",
+                path="/sessions/heartbeats",
+                handler=self.heartbeats,
+                tag="sessions",
+                summary="Say so for up to 1000 sessions at once",
+                description="For proxies that hold many. Answers for each, in the order asked.",
+                body=HeartbeatsBody,
+                answers={200: HeartbeatsAnswer},
+                refusals=(Invalid, TooLarge, UnsupportedMediaType, Unavailable),
             ),
             Route(
                 method="GET",
@@ -107,11 +153,11 @@ class SessionRoutes:
     async def open(self, call: Call) -> Answer:
         return self._opened(await self._opener.open(self._opener.wish(call.body)))
 
-    def open_hot(self, body: OpenBody, respond: Callable[[Answer], None]) -> None:
+    def open_hot(self, call: Call, respond: Respond) -> None:
         def done(result: Opened | Exception) -> None:
             respond(self._opened(result) if isinstance(result, Opened) else failure(result))
 
-        self._opener.open_soon(self._opener.wish(body), done)
+        self._opener.open_soon(self._opener.wish(call.body), done)
 
     def _opened(self, opened: Opened) -> Answer:
         answer = open_answer(opened)
@@ -120,11 +166,29 @@ class SessionRoutes:
         location = f"{self._path}/{answer.session_id}"
         return Answer(answer, 201, [*JSON, (b"location", location.encode())])
 
+    async def heartbeat(self, call: Call) -> Answer:
+        heartbeat = Heartbeat(_session_id(call), call.body.active)
+        return _kept(heartbeat, await self._sessions.keeper.heartbeat(heartbeat))
+
+    def heartbeat_hot(self, call: Call, respond: Respond) -> None:
+        heartbeat = Heartbeat(_session_id(call), call.body.active)
+
+        def done(result: Kept | Exception) -> None:
+            respond(_kept(heartbeat, result) if isinstance(result, Kept) else failure(result))
+
+        self._sessions.keeper.heartbeat_soon(heartbeat, done)
+
+    async def heartbeats(self, call: Call) -> Answer:
+        body: HeartbeatsBody = call.body
+        asked = [session_id.lower() for session_id in body.session_ids]
+        kept = await self._sessions.keeper.heartbeats(asked, active=body.active)
+        return Answer(HeartbeatsAnswer(list(map(heartbeat_of_many, asked, kept)), len(asked)))
+
     async def get(self, call: Call) -> Answer:
         return Answer(session_answer(await self._sessions.get(_session_id(call))))
 
     async def end(self, call: Call) -> Answer:
-        return Answer(session_answer(await self._sessions.end(_session_id(call), CloseReason.TERMINATED)))
+        return Answer(session_answer(await self._sessions.ender.end(_session_id(call), CloseReason.TERMINATED)))
 
     async def list(self, call: Call) -> Answer:
         query: SessionQuery = call.query
@@ -136,16 +200,11 @@ class SessionRoutes:
         headers = list(JSON)
         if len(found) > len(page):
             cursor = cursor_of(Position(page[-1].started_at, page[-1].session_id))
-            headers.append((b"link", self._next_link(query, cursor)))
+            headers.append((b"link", next_link(self._path, query, cursor)))
         return Answer(SessionList([session_answer(session) for session in page], len(page), cursor), 200, headers)
 
     async def metrics(self, _call: Call) -> Answer:
-        counters = self._sessions.counters
-        return Answer(metrics_answer(await self._sessions.counts.fresh(), counters.opened, counters.closed))
-
-    def _next_link(self, query: SessionQuery, cursor: str) -> bytes:
-        given = {name: value for name, value in msgspec.to_builtins(query).items() if value is not None}
-        return f'<{self._path}?{urlencode({**given, "cursor": cursor})}>; rel="next"'.encode()
+        return Answer(metrics_answer(await self._sessions.counts.fresh(), self._sessions.counters))
 
 
 def _filter(query: SessionQuery) -> SessionFilter:
@@ -158,6 +217,11 @@ def _filter(query: SessionQuery) -> SessionFilter:
         active=query.active and query.active == "true",
         close_reason=query.close_reason,
     )
+
+
+def _kept(heartbeat: Heartbeat, kept: Kept) -> Answer:
+    problem = keeping.refusal(heartbeat.session_id, kept)
+    return Answer(heartbeat_answer(heartbeat.session_id, kept)) if problem is None else refusal(problem)
 
 
 def _session_id(call: Call) -> str:

@@ -6,10 +6,27 @@ from typing import Annotated, Any, Literal, cast
 import msgspec
 from msgspec import Meta
 
-from tenure.model import CloseReason, Opened, Outcome, Session, SessionCounts, State, StreamCounters
+from tenure.model import (
+    Capacity,
+    CloseReason,
+    Found,
+    Kept,
+    Opened,
+    Outcome,
+    Session,
+    SessionCounts,
+    State,
+    StreamCounters,
+    WhenFull,
+)
+from tenure.sessions.counters import Counters
 
 UUID_PATTERN = "^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$"
 MICROSECONDS = 1_000_000
+LIMIT_MAX = 500
+CURSOR_MAX = 200
+HEARTBEATS_MAX = 1000
+SEATS_MAX = 2_147_483_647
 
 Uuid = Annotated[
     str,
@@ -18,6 +35,16 @@ Uuid = Annotated[
 ]
 KindNumber = Annotated[Literal[1, 2, 3], Meta(extra={"must": "must be 1, 2 or 3"})]
 Instant = Annotated[datetime, Meta(extra_json_schema={"format": "date-time"}, examples=["2026-01-02T03:04:05.000000Z"])]
+PageLimit = Annotated[int, Meta(ge=1, le=LIMIT_MAX, extra={"must": "must be a whole number from 1 to 500"})]
+Cursor = Annotated[str, Meta(max_length=CURSOR_MAX, extra={"must": "must be the nextCursor of an answer"})]
+IdCursor = Annotated[
+    str,
+    Meta(
+        pattern="^[A-Za-z0-9_-]{22}$",
+        max_length=22,
+        extra={"must": "must be the nextCursor of an answer"},
+    ),
+]
 
 
 class OpenBody(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
@@ -74,13 +101,77 @@ class MetricsAnswer(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     opened: int
     upgraded: int
     closed_by_reason: dict[str, int]
-    total_bytes_received: int = 0
-    total_chunks: int = 0
-    total_messages_sent: int = 0
-    total_partials_sent: int = 0
-    total_finals_sent: int = 0
-    total_errors_sent: int = 0
-    total_audio_duration_ms: int = 0
+    total_bytes_received: int
+    total_chunks: int
+    total_messages_sent: int
+    total_partials_sent: int
+    total_finals_sent: int
+    total_errors_sent: int
+    total_audio_duration_ms: int
+
+
+class HeartbeatBody(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
+    active: Annotated[bool, Meta(extra={"must": "must be true or false"})] = False
+
+
+class HeartbeatsBody(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
+    session_ids: Annotated[
+        list[Uuid],
+        Meta(min_length=1, max_length=HEARTBEATS_MAX, extra={"must": "must be a list of 1 to 1000 UUIDs"}),
+    ]
+    active: Annotated[bool, Meta(extra={"must": "must be true or false"})] = False
+
+
+class HeartbeatAnswer(msgspec.Struct, frozen=True, rename="camel"):
+    session_id: Uuid
+    lease_expires_at: Instant
+    heartbeat_interval: float | int | None
+    acknowledged: Literal[True]
+    state: State
+
+
+class HeartbeatOfMany(msgspec.Struct, frozen=True, rename="camel"):
+    """Acknowledged with its deadline, or refused with the status that a single heartbeat would have had."""
+
+    session_id: Uuid
+    acknowledged: bool
+    lease_expires_at: Instant | msgspec.UnsetType = msgspec.UNSET
+    heartbeat_interval: float | int | msgspec.UnsetType | None = msgspec.UNSET
+    state: State | msgspec.UnsetType = msgspec.UNSET
+    status: Literal[404, 410] | msgspec.UnsetType = msgspec.UNSET
+    close_reason: CloseReason | msgspec.UnsetType = msgspec.UNSET
+
+
+class HeartbeatsAnswer(msgspec.Struct, frozen=True, rename="camel"):
+    heartbeats: list[HeartbeatOfMany]
+    count: int
+
+
+class CapacityBody(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
+    max_sessions: (
+        Annotated[
+            int, Meta(ge=0, le=SEATS_MAX, extra={"must": f"must be null or a whole number from 0 to {SEATS_MAX}"})
+        ]
+        | None
+    ) = None
+    when_full: Annotated[WhenFull, Meta(extra={"must": "must be reject or evictOldest"})] = WhenFull.REJECT
+    tenant_object_id: Uuid | None = None
+
+
+class CapacityAnswer(msgspec.Struct, frozen=True, rename="camel"):
+    capacity_id: Uuid
+    max_sessions: int | None
+    when_full: WhenFull
+    tenant_object_id: Uuid | None
+    active_sessions: int
+    created_at: Instant
+    modified_at: Instant
+
+
+class CapacityList(msgspec.Struct, frozen=True, rename="camel"):
+    capacities: list[CapacityAnswer]
+    count: int
+    next_cursor: str | None
 
 
 class HealthAnswer(msgspec.Struct, frozen=True, rename="camel"):
@@ -154,9 +245,47 @@ def open_answer(answer: Opened) -> OpenAnswer:
     )
 
 
-def metrics_answer(counts: SessionCounts, opened: dict[tuple[str, int], int], closed: dict[str, int]) -> MetricsAnswer:
+def heartbeat_answer(session_id: str, kept: Kept) -> HeartbeatAnswer:
+    if kept.deadline_at is None:
+        raise ValueError(f"a heartbeat that found {kept.found} has no deadline to show")
+    return HeartbeatAnswer(
+        session_id,
+        instant(kept.deadline_at),
+        seconds_number(kept.heartbeat_microseconds),
+        acknowledged=True,
+        state=kept.state,  # type: ignore[arg-type]
+    )
+
+
+def heartbeat_of_many(session_id: str, kept: Kept) -> HeartbeatOfMany:
+    if kept.found is Found.LIVE and kept.deadline_at is not None:
+        return HeartbeatOfMany(
+            session_id,
+            True,
+            instant(kept.deadline_at),
+            seconds_number(kept.heartbeat_microseconds),
+            kept.state,  # type: ignore[arg-type]
+        )
+    if kept.found is Found.OVER:
+        return HeartbeatOfMany(session_id, False, status=410, close_reason=kept.close_reason)  # type: ignore[arg-type]
+    return HeartbeatOfMany(session_id, False, status=404)
+
+
+def capacity_answer(capacity: Capacity) -> CapacityAnswer:
+    return CapacityAnswer(
+        capacity.capacity_id,
+        capacity.seats.max_sessions,
+        WhenFull(capacity.seats.when_full),
+        capacity.seats.tenant_object_id,
+        capacity.active_sessions,
+        instant(capacity.created_at),
+        instant(capacity.modified_at),
+    )
+
+
+def metrics_answer(counts: SessionCounts, counters: Counters) -> MetricsAnswer:
     def total(outcome: Outcome) -> int:
-        return sum(count for (name, _), count in opened.items() if name == outcome)
+        return sum(count for (name, _), count in counters.opened.items() if name == outcome)
 
     return MetricsAnswer(
         active_sessions=counts.active,
@@ -165,5 +294,6 @@ def metrics_answer(counts: SessionCounts, opened: dict[tuple[str, int], int], cl
         active_by_state=counts.active_by_state,
         opened=total(Outcome.CREATED) + total(Outcome.UPGRADED),
         upgraded=total(Outcome.UPGRADED),
-        closed_by_reason={reason.value: closed.get(reason, 0) for reason in CloseReason},
+        closed_by_reason={reason.value: counters.closed.get(reason, 0) for reason in CloseReason},
+        **{f"total_{name}": counters.streamed[name] for name in StreamCounters.__struct_fields__},
     )

@@ -1,8 +1,8 @@
 """Opening sessions: from one wish to one answer, through the lanes of the store.
 
-A wish starts in lane CREATE. `reopen` sends it to the other lane, and there once more while somebody holds its row;
-`again` sends it back: somebody else changed the key between two looks. Each such round means that another request got
-its answer, and time bounds their number.
+A wish starts in lane CREATE. `reopen` and `limited` send it to the lane of that name, and there once more while
+somebody holds a row; `again` sends it back: somebody else changed the key between two looks. Each such round means that
+another request got its answer, and time bounds their number.
 
 Within a batch a key stands once, and the keys are in order, since unsorted batches deadlock. Of several wishes for the
 same key the highest kind goes to the database, and the others are told what it found: as if they had come just after.
@@ -18,16 +18,13 @@ from msgspec.structs import replace
 
 from tenure.config import SessionsConfig
 from tenure.deadlines import MICROSECONDS, heartbeat_microseconds
-from tenure.errors import DatabaseBusy, IdTaken, TenantMismatch
+from tenure.errors import CapacityOfAnotherTenant, IdTaken, SessionLimit, TenantMismatch
 from tenure.ids import new_id
 from tenure.model import Limits, Open, Opened, Outcome
 from tenure.sessions.coalescer import Coalescer
 from tenure.sessions.counters import Counters
+from tenure.sessions.rounds import Pauses
 from tenure.store.store import Lane, Store
-
-ROUNDS_SECONDS = 1.7
-SHORTEST_PAUSE_SECONDS = 0.001
-LONGEST_PAUSE_SECONDS = 0.02
 
 Done = Callable[[Opened | Exception], None]
 
@@ -103,18 +100,17 @@ class Opener:
 
     async def _finish(self, wish: Open, answer: Opened, since: float) -> Opened:
         """As many rounds as it takes, within the time that anyone should wait."""
-        loop, pause = asyncio.get_running_loop(), 0.0
+        pauses = Pauses(since)
         while answer.session is None:
-            if answer.outcome is Outcome.TENANT_MISMATCH:
-                raise TenantMismatch("this user holds a live session of another tenant on this capacity")
-            if loop.time() - since > ROUNDS_SECONDS:
-                raise DatabaseBusy(f"others held or changed this session for {ROUNDS_SECONDS:g} seconds")
-            if answer.outcome is Outcome.REOPEN:
-                # From the second time on the row is held by somebody, mostly for a millisecond.
-                await asyncio.sleep(pause)
-                pause = min(pause * 2 or SHORTEST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
-                answer = await self._lanes[Lane.REOPEN].ask(wish, since)
+            if answer.outcome in _REFUSALS:
+                problem, detail = _REFUSALS[answer.outcome]
+                raise problem(detail)
+            if answer.outcome in _LANES:
+                # From the second time on a row is held by somebody, mostly for a millisecond.
+                await pauses.pause()
+                answer = await self._lanes[_LANES[answer.outcome]].ask(wish, since)
             else:
+                pauses.check()
                 # This round has certainly opened nothing, so the next may bring an id of its own.
                 wish = replace(wish, session_id=new_id())
                 answer = await self._lanes[Lane.CREATE].ask(wish, since)
@@ -130,11 +126,22 @@ class Opener:
             if len(wishes) > 1:
                 raise  # the members are run one by one, and one of them will come back here
             return [Opened(Outcome.AGAIN)]
+        for answer in answers:
+            if answer.closings:
+                self._counters.count_closings(answer.closings)
         if len(leaders) == len(wishes):
             own = {leader.session_id: _own(leader, answer) for leader, answer in zip(leaders, answers, strict=True)}
             return [own[wish.session_id] for wish in wishes]
         found = {leader.key: (leader, _own(leader, answer)) for leader, answer in zip(leaders, answers, strict=True)}
         return [_follow(wish, *found[wish.key]) for wish in wishes]
+
+
+_LANES = {Outcome.REOPEN: Lane.REOPEN, Outcome.LIMITED: Lane.LIMITED}
+_REFUSALS = {
+    Outcome.TENANT_MISMATCH: (TenantMismatch, "this user holds a live session of another tenant on this capacity"),
+    Outcome.CAPACITY_OF_ANOTHER_TENANT: (CapacityOfAnotherTenant, "only its own tenant can open sessions on it"),
+    Outcome.SESSION_LIMIT: (SessionLimit, "all seats of this capacity are taken"),
+}
 
 
 def limits_from(config: SessionsConfig) -> Limits:
@@ -168,12 +175,15 @@ def _own(wish: Open, answer: Opened) -> Opened:
     return Opened(outcome, session)
 
 
+_ABOUT_THE_TENANT = (Outcome.TENANT_MISMATCH, Outcome.CAPACITY_OF_ANOTHER_TENANT)
+
+
 def _follow(wish: Open, leader: Open, answer: Opened) -> Opened:
     if wish is leader:
         return answer
     session = answer.session
     if session is None:
-        same = answer.outcome is not Outcome.TENANT_MISMATCH or wish.tenant_object_id == leader.tenant_object_id
+        same = answer.outcome not in _ABOUT_THE_TENANT or wish.tenant_object_id == leader.tenant_object_id
         return answer if same else Opened(Outcome.AGAIN)
     if session.tenant_object_id != wish.tenant_object_id:
         return Opened(Outcome.TENANT_MISMATCH)

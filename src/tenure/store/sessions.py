@@ -28,9 +28,8 @@ from tenure.store.clock import database_now
 from tenure.store.tables import sessions
 
 COUNTERS = tuple(column for column in sessions.c if column.name.startswith("stream_"))
-FACTS = tuple(
-    column for column in sessions.c if column.name not in ("check_at", "attachment") and column not in COUNTERS
-)
+_INNER = ("check_at", "attachment", "attachment_saves", "replaced_saves")
+FACTS = tuple(column for column in sessions.c if column.name not in _INNER and column not in COUNTERS)
 COLUMNS = (*FACTS, *COUNTERS)
 """What a session is read from: all but what only the engines need."""
 

@@ -12,20 +12,31 @@ from enum import StrEnum
 from typing import Protocol
 
 from tenure.model import (
-    CloseReason,
+    Attach,
+    Attached,
+    Capacity,
+    End,
     Ended,
+    Heartbeat,
+    Kept,
     Limits,
     Open,
     Opened,
     Position,
+    Seats,
     Session,
     SessionCounts,
     SessionFilter,
+    StreamUpdate,
+    StreamUpdated,
+    Swept,
 )
 
 BATCH_MAX = 128
-"""Opens in one transaction. The answer to a write must fit a socket buffer: nothing ends a transaction whose client
+"""Requests in one transaction. The answer to a write must fit a socket buffer: nothing ends a transaction whose client
 does not read."""
+SWEEP_MAX = 500
+"""Sessions in one batch of the sweep, or evicted in one transaction. Of each only its end is told."""
 
 
 class Lane(StrEnum):
@@ -33,10 +44,12 @@ class Lane(StrEnum):
 
     CREATE finds what is live and inserts where there is nothing.
     REOPEN closes what has lapsed or is of a lower kind, and inserts only for what it closed.
+    LIMITED does both for capacities that are limited or bound to a tenant, one batch of a capacity at a time.
     """
 
     CREATE = "create"
     REOPEN = "reopen"
+    LIMITED = "limited"
 
 
 class Store(Protocol):
@@ -51,8 +64,34 @@ class Store(Protocol):
         `IdTaken` if a wish was carried out before, without an answer, and its session has ended since.
         """
 
-    async def end_session(self, session_id: str, reason: CloseReason) -> Ended | None:
-        """Ends it with `reason`, or with its lapse reason if it was over already. None if there is no such session."""
+    async def heartbeat(self, heartbeats: Sequence[Heartbeat]) -> Sequence[Kept]:
+        """Renews what is live, records what has lapsed. At most BATCH_MAX, no session twice, as in all that follow."""
+
+    async def end_sessions(self, ends: Sequence[End]) -> Sequence[Ended]:
+        """Ends each with its reason, or with its lapse reason if it was over already."""
+
+    async def expire_sessions(self, limit: int) -> Swept:
+        """Records up to `limit` sessions that have lapsed, and finishes what a dead instance left `closing`.
+
+        Costs what is due, not what exists. Any number of instances may do it at once.
+        """
+
+    async def attach_streams(self, attaches: Sequence[Attach]) -> Sequence[Attached]:
+        """Makes each stream its session's newest, and sees to it that the session has a lease and an idle limit."""
+
+    async def update_streams(self, updates: Sequence[StreamUpdate]) -> Sequence[StreamUpdated]:
+        """Keeps sessions with a stream alive, saves what was counted, ends what has ended: all by the same clock."""
+
+    async def put_capacity(self, capacity_id: str, seats: Seats) -> Capacity:
+        """No open that is answered later escapes the new limit. Evicts nobody."""
+
+    async def get_capacity(self, capacity_id: str) -> Capacity | None: ...
+
+    async def list_capacities(self, tenant: str | None, after: str | None, limit: int) -> Sequence[Capacity]:
+        """By id, beginning after `after`."""
+
+    async def delete_capacity(self, capacity_id: str) -> Capacity | None:
+        """What it was; None if it was never set."""
 
     async def get_session(self, session_id: str) -> Session | None: ...
 

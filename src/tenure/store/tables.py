@@ -73,12 +73,31 @@ sessions = Table(
     Column("stream_finals_sent", BigInteger),
     Column("stream_errors_sent", BigInteger),
     Column("stream_audio_duration_ms", BigInteger),
+    # The numbers of the last saves of the newest stream and of the one before: a repetition adds nothing twice.
+    Column("attachment_saves", Integer, nullable=False, server_default="0"),
+    Column("replaced_saves", Integer, nullable=False, server_default="0"),
     PrimaryKeyConstraint("session_id", name="sessions_pkey"),
     # Three short ones: PostgreSQL parses each again with every statement that writes.
     CheckConstraint("closed_at > started_at", name="sessions_end_after_start"),
     CheckConstraint("kind BETWEEN 1 AND 3", name="sessions_kind"),
     CheckConstraint("check_at <= deadline_at", name="sessions_check_in_time"),
     postgresql_with={"fillfactor": 85},
+)
+
+capacities = Table(
+    "capacities",
+    metadata,
+    Column("capacity_id", Id, nullable=False),
+    Column("tenant_object_id", Id),
+    Column("created_at", Instant, nullable=False),
+    Column("modified_at", Instant, nullable=False),
+    Column("max_sessions", Integer),
+    # Seats known free since the last count. Opens lower it, closes never touch it, a change of the capacity sets it to
+    # 0: so it can only be too low, and a batch counts only if it asks for more.
+    Column("slack", Integer, nullable=False),
+    Column("when_full", String(16), nullable=False),
+    PrimaryKeyConstraint("capacity_id", name="capacities_pkey"),
+    CheckConstraint("slack >= 0", name="capacities_slack"),
 )
 
 LIVE = text("closed_at IS NULL")

@@ -16,14 +16,14 @@ def open_store(database: str, pool_size: int) -> Store:
     # Imported here: nobody should pay for, or need to install, the driver of another engine.
     match url.get_backend_name():
         case "sqlite":
-            from tenure.store.engines.sqlite import SqliteStore  # noqa: PLC0415
+            from tenure.store.engines.sqlite.store import SqliteStore  # noqa: PLC0415
 
             return SqliteStore(url, readers=pool_size - 1)
         case "postgresql":
-            from tenure.store.engines.postgres import PostgresStore  # noqa: PLC0415
+            from tenure.store.engines.postgres.store import PostgresStore  # noqa: PLC0415
 
             return PostgresStore(url, pool_size)
         case _:
-            from tenure.store.engines.sqlserver import SqlServerStore  # noqa: PLC0415
+            from tenure.store.engines.sqlserver.store import SqlServerStore  # noqa: PLC0415
 
             return SqlServerStore(url, pool_size)

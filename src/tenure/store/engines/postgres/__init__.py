@@ -1,0 +1,1 @@
+"""PostgreSQL, from version 14 on."""

@@ -1,0 +1,158 @@
+"""Between records of asyncpg and the model; arguments and answers of the functions in `migrations/postgres`."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+import asyncpg
+
+from tenure.deadlines import opened, span_of
+from tenure.ids import id_text
+from tenure.model import (
+    Attached,
+    Closing,
+    Ended,
+    Found,
+    Kept,
+    Limits,
+    Open,
+    Opened,
+    Outcome,
+    Session,
+    StreamCounters,
+    StreamUpdated,
+)
+from tenure.store import sessions
+
+SESSION_COLUMNS = ", ".join(f"(e.session).{column.name}" for column in sessions.COLUMNS)
+"""Column by column: for a composite, asyncpg asks every new connection a dozen questions about its type."""
+
+
+def array(values: Sequence[str]) -> str:
+    """An array as text, for values that need no quotes. asyncpg's own encoding costs more than the rest of the call."""
+    return f"{{{','.join(values)}}}"
+
+
+def numbers(values: Sequence[int | None]) -> str | None:
+    """`unnest` fills up a missing array with NULLs, which is cheaper than sending them."""
+    if not any(values):
+        return None
+    return array(["NULL" if value is None else str(value) for value in values])
+
+
+def flags(values: Sequence[bool]) -> str:
+    return array(["t" if value else "f" for value in values])
+
+
+def openings(lines: Sequence[asyncpg.Record], wishes: Sequence[Open], limits: Limits) -> Sequence[Opened]:
+    answers: list[Opened | None] = [None] * len(wishes)
+    closings: dict[int, list[Closing]] = {}
+    for line in lines:
+        position, outcome = line[0], line[1]
+        if position is None:
+            if outcome == "created":
+                return _created_or(answers, wishes, limits, line[5])
+        elif outcome == "closing":
+            closings.setdefault(position, []).append(Closing(str(line[2]), line[8], line[7]))
+        else:
+            answers[position - 1] = _opening(line, wishes[position - 1], limits)
+    found = [answer or _AGAIN for answer in answers]
+    for position, closed in closings.items():
+        found[position - 1] = Opened(found[position - 1].outcome, found[position - 1].session, closed)
+    return found
+
+
+_AGAIN = Opened(Outcome.AGAIN)
+
+
+def _created_or(
+    answers: Sequence[Opened | None], wishes: Sequence[Open], limits: Limits, started_at: datetime
+) -> Sequence[Opened]:
+    span = span_of(limits, started_at)
+    return [
+        answer or Opened(Outcome.CREATED, opened(wish, limits, started_at, span))
+        for answer, wish in zip(answers, wishes, strict=True)
+    ]
+
+
+def _opening(line: asyncpg.Record, wish: Open, limits: Limits) -> Opened:
+    outcome = Outcome(line[1])
+    if outcome not in (Outcome.CREATED, Outcome.EXISTING, Outcome.UPGRADED):
+        return Opened(outcome)
+    if line[3] is None:
+        return Opened(outcome, opened(wish, limits, line[5]))
+    return Opened(outcome, _found(line, wish))
+
+
+def _found(line: asyncpg.Record, wish: Open) -> Session:
+    previous = line[14]
+    return Session(
+        session_id=str(line[2]),
+        tenant_object_id=str(line[16]),
+        user_object_id=wish.user_object_id,
+        capacity_id=wish.capacity_id,
+        kind=line[3],
+        state=line[4],
+        started_at=line[5],
+        term_ends_at=line[6],
+        deadline_at=line[7],
+        lapse_reason=line[8],
+        lease_microseconds=line[9],
+        idle_microseconds=line[10],
+        heartbeat_microseconds=line[11],
+        last_heartbeat_at=line[12],
+        last_activity_at=line[13],
+        previous_session_id=None if previous is None else str(previous),
+        modified_at=line[15],
+        stream=None if line[17] is None else StreamCounters(*line[17]),
+    )
+
+
+def session(record: asyncpg.Record) -> Session:
+    return sessions.session_from_values(plain(record))
+
+
+def kept(lines: Sequence[asyncpg.Record], session_ids: Sequence[str]) -> Sequence[Kept]:
+    answers = [_UNKNOWN] * len(session_ids)
+    for position, found, state, deadline_at, heartbeat, close_reason, recorded in lines:
+        closing = Closing(session_ids[position - 1], close_reason, deadline_at) if recorded else None
+        answers[position - 1] = Kept(Found(found), state, deadline_at, heartbeat, close_reason, closing)
+    return answers
+
+
+_UNKNOWN = Kept(Found.UNKNOWN)
+
+
+def ended(lines: Sequence[asyncpg.Record], count: int) -> Sequence[Ended]:
+    answers = [Ended(Found.UNKNOWN)] * count
+    for line in lines:
+        held = line["session_id"] is None
+        answers[line["position"] - 1] = (
+            Ended(Found.HELD) if held else Ended(Found.OVER, session(line), line["recorded"])
+        )
+    return answers
+
+
+def attached(lines: Sequence[asyncpg.Record], count: int) -> Sequence[Attached]:
+    answers = [Attached(Found.UNKNOWN)] * count
+    for line in lines:
+        one = session(line)
+        closing = Closing(one.session_id, one.lapse_reason, one.deadline_at) if line["recorded"] else None
+        answers[line["position"] - 1] = Attached(Found(line["found"]), one, line["attachment"], line["now"], closing)
+    return answers
+
+
+def streams_updated(lines: Sequence[asyncpg.Record], count: int) -> Sequence[StreamUpdated]:
+    answers = [StreamUpdated(Found.UNKNOWN)] * count
+    for line in lines:
+        answers[line["position"] - 1] = StreamUpdated(
+            Found(line["found"]), session(line), line["now"], line["recorded"]
+        )
+    return answers
+
+
+def plain(record: asyncpg.Record) -> dict[str, Any]:
+    """With ids as canonical strings."""
+    return {
+        name: id_text(value) if name.endswith("_id") and value is not None else value for name, value in record.items()
+    }

@@ -1,0 +1,1 @@
+"""SQL Server 2019 and Azure SQL."""

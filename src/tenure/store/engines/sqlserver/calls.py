@@ -1,0 +1,114 @@
+"""The calls that this engine makes: one statement each, with what comes back.
+
+What a call is about travels as one JSON text: pyodbc would ask the server for the type of each parameter that is None.
+"""
+
+from typing import Any
+
+from sqlalchemy import Integer, String, TextClause, bindparam, text
+from sqlalchemy.sql.selectable import TextualSelect
+from sqlalchemy.types import BigInteger, Boolean
+
+from tenure.store import capacities, sessions
+from tenure.store.engines.sqlserver.connections import LOCK_MILLISECONDS, SET_UP
+from tenure.store.types import Id, Instant
+
+MIGRATION_LOCK_MILLISECONDS = 5000
+"""Whatever waits to change a table holds up all who come after it, so it gives way and tries again."""
+
+_IMPLIED = ("user_object_id", "capacity_id", "closed_at", "close_reason")
+"""What a wish knows, and what a live session has not."""
+OLD_SESSION = tuple(each for each in sessions.COLUMNS if each.name not in _IMPLIED)
+"""What an open tells of the session that was there before."""
+
+
+def _with_request(statement: str) -> TextClause:
+    return text(statement).bindparams(bindparam("request", type_=String()))
+
+
+def _answered(statement: TextClause, *table_columns: Any, **columns: Any) -> TextualSelect:
+    named = {column.name: column.type for column in table_columns}
+    return statement.columns(**columns, **named).execution_options(answers=True)
+
+
+OPEN = _answered(
+    _with_request("EXEC dbo.tenure_open_2 @request = :request;"),
+    *OLD_SESSION,
+    position=Integer,
+    outcome=String,
+    opened_at=Instant,
+)
+OPEN_LIMITED = _answered(
+    _with_request("EXEC dbo.tenure_open_limited_1 @request = :request;"),
+    *OLD_SESSION,
+    position=Integer,
+    outcome=String,
+    opened_at=Instant,
+)
+HEARTBEAT = _answered(
+    _with_request("EXEC dbo.tenure_heartbeat_1 @request = :request;"),
+    position=Integer,
+    found=String,
+    state=String,
+    deadline_at=Instant,
+    heartbeat_microseconds=BigInteger,
+    close_reason=String,
+    recorded=Boolean,
+)
+END = _answered(
+    _with_request("EXEC dbo.tenure_end_2 @request = :request;"),
+    *sessions.COLUMNS,
+    position=Integer,
+    recorded=Boolean,
+)
+EXPIRE = _answered(
+    text("EXEC dbo.tenure_expire_1 @limit = :limit;").bindparams(bindparam("limit", type_=Integer())),
+    session_id=Id,
+    reason=String,
+    ended_at=Instant,
+    looked_at=Integer,
+)
+ATTACH = _answered(
+    _with_request("EXEC dbo.tenure_attach_1 @request = :request;"),
+    *sessions.COLUMNS,
+    position=Integer,
+    found=String,
+    now=Instant,
+    recorded=Boolean,
+    attached=Integer,
+)
+UPDATE_STREAMS = _answered(
+    _with_request("EXEC dbo.tenure_update_streams_1 @request = :request;"),
+    *sessions.COLUMNS,
+    position=Integer,
+    found=String,
+    now=Instant,
+    recorded=Boolean,
+)
+PUT_CAPACITY = _answered(
+    _with_request("EXEC dbo.tenure_put_capacity_1 @request = :request;"),
+    *capacities.COLUMNS,
+)
+DELETE_CAPACITY = _answered(
+    text("EXEC dbo.tenure_delete_capacity_1 @capacity_id = :capacity_id;").bindparams(
+        bindparam("capacity_id", type_=Id())
+    ),
+    *capacities.COLUMNS,
+)
+
+# Alembic counts the rows of its own table that a migration changes, so they are counted again from the end of this on.
+BEGIN_MIGRATION = text(f"""
+SET NOCOUNT ON;
+SET XACT_ABORT ON;
+SET LOCK_TIMEOUT {MIGRATION_LOCK_MILLISECONDS};
+BEGIN TRANSACTION;
+DECLARE @granted int;
+EXEC @granted = sys.sp_getapplock
+    @Resource = N'tenure.migration', @LockMode = 'Exclusive', @LockOwner = 'Transaction',
+    @LockTimeout = {LOCK_MILLISECONDS};
+IF @granted < 0
+    THROW 51222, N'tenure: the migration lock was not granted in time', 1;
+SET NOCOUNT OFF;
+SELECT @granted AS granted;
+""").execution_options(answers=True)
+END_MIGRATION = f"COMMIT TRANSACTION; {SET_UP}"

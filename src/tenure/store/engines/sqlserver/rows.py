@@ -1,0 +1,198 @@
+"""Between the model and the procedures in `migrations/sqlserver`: requests as JSON, answers from rows."""
+
+import json
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Any
+
+from msgspec.structs import astuple, replace
+from sqlalchemy import Row
+
+from tenure.clock import MICROSECOND
+from tenure.deadlines import opened, own_limits, span_of
+from tenure.model import (
+    Attach,
+    Attached,
+    Closing,
+    Ended,
+    Found,
+    Kept,
+    Limits,
+    Open,
+    Opened,
+    Outcome,
+    Seats,
+    Session,
+    StreamUpdate,
+    StreamUpdated,
+    Swept,
+)
+from tenure.store import sessions
+from tenure.store.engines.sqlserver.calls import OLD_SESSION
+
+Value = str | int | None
+Lines = Sequence[Row[Any]]
+
+
+def numbered(entries: Iterable[Sequence[Value]]) -> str:
+    """A list of lists, each with its position first."""
+    return _json([(position, *entry) for position, entry in enumerate(entries)])
+
+
+def wishes_text(wishes: Sequence[Open], limits: Limits) -> str:
+    given = {
+        "term": limits.term // MICROSECOND,
+        "lease": limits.lease_microseconds,
+        "heartbeat": limits.heartbeat_microseconds,
+        "idle": limits.idle_microseconds,
+        "wishes": [(position, *_wish(wish)) for position, wish in enumerate(wishes)],
+    }
+    return _set_ones(given)
+
+
+def _wish(wish: Open) -> Sequence[Value]:
+    return (
+        wish.capacity_id,
+        wish.user_object_id,
+        wish.tenant_object_id,
+        wish.kind,
+        wish.session_id,
+        wish.lease_microseconds,
+        wish.heartbeat_microseconds,
+        wish.idle_microseconds,
+    )
+
+
+def attach_values(attach: Attach) -> Sequence[Value]:
+    return (attach.session_id, attach.lease_microseconds, attach.heartbeat_microseconds, attach.idle_microseconds)
+
+
+def update_values(update: StreamUpdate) -> Sequence[Value]:
+    return (
+        update.session_id,
+        update.attachment,
+        update.save,
+        int(update.active),
+        update.end,
+        int(update.finished),
+        *astuple(update.counted),
+    )
+
+
+def seats_text(capacity_id: str, seats: Seats) -> str:
+    return _set_ones(
+        {
+            "capacity": capacity_id,
+            "tenant": seats.tenant_object_id,
+            "maxSessions": seats.max_sessions,
+            "whenFull": seats.when_full,
+        }
+    )
+
+
+def _set_ones(given: dict[str, Any]) -> str:
+    return _json({name: value for name, value in given.items() if value is not None})
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))
+
+
+def openings(lines: Lines, wishes: Sequence[Open], limits: Limits) -> Sequence[Opened]:
+    """A wish without a line was opened at the instant of the line without a position."""
+    answers: list[Opened | None] = [None] * len(wishes)
+    closings: dict[int, list[Closing]] = {}
+    common: datetime | None = None
+    for line in lines:
+        if line.position is None:
+            common = line.opened_at
+        elif line.outcome == "closing":
+            closings.setdefault(line.position, []).append(
+                Closing(line.session_id, line.lapse_reason, line.opened_at),
+            )
+        else:
+            answers[line.position] = _opening(line, wishes[line.position], limits)
+    found = _created_or(answers, wishes, limits, common)
+    for position, closed in closings.items():
+        found[position] = replace(found[position], closings=closed)
+    return found
+
+
+def _created_or(
+    answers: Sequence[Opened | None], wishes: Sequence[Open], limits: Limits, opened_at: datetime | None
+) -> list[Opened]:
+    if opened_at is None:
+        return [answer or Opened(Outcome.AGAIN) for answer in answers]
+    span = span_of(limits, opened_at)
+    return [
+        answer or Opened(Outcome.CREATED, opened(wish, limits, opened_at, span))
+        for answer, wish in zip(answers, wishes, strict=True)
+    ]
+
+
+def _opening(line: Row[Any], wish: Open, limits: Limits) -> Opened:
+    match line.outcome:
+        case "created":
+            return Opened(Outcome.CREATED, opened(wish, limits, line.opened_at))
+        case "lapsed":
+            closing = Closing(line.session_id, line.lapse_reason, line.deadline_at)
+            return Opened(Outcome.CREATED, opened(wish, limits, line.opened_at), [closing])
+        case "existing":
+            return Opened(Outcome.EXISTING, _old(line, wish))
+        case "upgraded":
+            return Opened(Outcome.UPGRADED, _upgraded(line, wish, limits))
+    return Opened(Outcome(line.outcome))
+
+
+def _upgraded(line: Row[Any], wish: Open, limits: Limits) -> Session:
+    inherited = Limits(limits.term, line.lease_microseconds, line.idle_microseconds, line.heartbeat_microseconds)
+    new = opened(wish, own_limits(wish, inherited), line.opened_at)
+    return replace(new, previous_session_id=line.session_id)
+
+
+def _old(line: Row[Any], wish: Open) -> Session:
+    implied = {"capacity_id": wish.capacity_id, "user_object_id": wish.user_object_id}
+    found = {each.name: getattr(line, each.name) for each in OLD_SESSION}
+    return sessions.session_from_values({"closed_at": None, "close_reason": None, **implied, **found})
+
+
+def kept(lines: Lines, session_ids: Sequence[str]) -> Sequence[Kept]:
+    answers = [Kept(Found.UNKNOWN)] * len(session_ids)
+    for line in lines:
+        closing = Closing(session_ids[line.position], line.close_reason, line.deadline_at) if line.recorded else None
+        answers[line.position] = Kept(
+            Found(line.found), line.state, line.deadline_at, line.heartbeat_microseconds, line.close_reason, closing
+        )
+    return answers
+
+
+def ended(lines: Lines, count: int) -> Sequence[Ended]:
+    answers = [Ended(Found.UNKNOWN)] * count
+    for line in lines:
+        held = line.closed_at is None
+        answers[line.position] = (
+            Ended(Found.HELD) if held else Ended(Found.OVER, sessions.session_from_row(line), line.recorded)
+        )
+    return answers
+
+
+def swept(lines: Lines) -> Swept:
+    closings = [Closing(line.session_id, line.reason, line.ended_at) for line in lines if line.session_id is not None]
+    return Swept(closings, sum(line.looked_at or 0 for line in lines))
+
+
+def attached(lines: Lines, count: int) -> Sequence[Attached]:
+    answers = [Attached(Found.UNKNOWN)] * count
+    for line in lines:
+        session = sessions.session_from_row(line)
+        closing = Closing(session.session_id, session.lapse_reason, session.deadline_at) if line.recorded else None
+        answers[line.position] = Attached(Found(line.found), session, line.attached, line.now, closing)
+    return answers
+
+
+def streams_updated(lines: Lines, count: int) -> Sequence[StreamUpdated]:
+    answers = [StreamUpdated(Found.UNKNOWN)] * count
+    for line in lines:
+        session = sessions.session_from_row(line)
+        answers[line.position] = StreamUpdated(Found(line.found), session, line.now, line.recorded)
+    return answers

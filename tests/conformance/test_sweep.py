@@ -1,0 +1,127 @@
+"""The sweep, on every engine."""
+
+from datetime import timedelta
+
+import pytest
+
+from tenure.model import CloseReason, Closing, Session, Swept
+from tests.support.databases import Database
+from tests.support.keeping import COUNTED, attach_one, keep_one, update_one
+from tests.support.wishes import NOON, SECOND, end_one, open_one, wish
+
+SECONDS = timedelta(seconds=1)
+ALL = 500
+
+
+@pytest.fixture(autouse=True)
+async def noon(database: Database) -> None:
+    await database.clock.set(NOON)
+
+
+async def opened(database: Database, **given: object) -> Session:
+    answer = await open_one(database.store, wish(**given))
+    assert answer.session is not None
+    return answer.session
+
+
+async def recorded(database: Database, session_id: str) -> Session:
+    """As it stands in the table, whatever the clock says."""
+    await database.clock.set(NOON)
+    session = await database.store.get_session(session_id)
+    assert session is not None
+    return session
+
+
+@pytest.mark.parametrize(
+    ("limits", "reason", "ends_after"),
+    [
+        ({"lease_microseconds": 10 * SECOND, "idle_microseconds": 20 * SECOND}, "LEASE_EXPIRED", timedelta(seconds=10)),
+        ({"lease_microseconds": 30 * SECOND, "idle_microseconds": 20 * SECOND}, "IDLE_TIMEOUT", timedelta(seconds=20)),
+        ({}, "EXPIRED", timedelta(days=30)),
+    ],
+)
+async def test_expire_sessions__records_the_deadline_as_the_end(
+    database: Database, limits: dict[str, int], reason: str, ends_after: timedelta
+) -> None:
+    one = await opened(database, **limits)
+    await database.clock.set(NOON + timedelta(days=31))
+    swept = await database.store.expire_sessions(ALL)
+    assert swept == Swept([Closing(one.session_id, reason, NOON + ends_after)], 1)
+    after = await recorded(database, one.session_id)
+    assert (after.state, after.close_reason) == ("closed", reason)
+    assert after.closed_at == after.modified_at == after.deadline_at == NOON + ends_after
+
+
+async def test_expire_sessions__reads_the_same_before_and_after(database: Database) -> None:
+    one = await opened(database, lease_microseconds=10 * SECOND)
+    await database.clock.set(NOON + 15 * SECONDS)
+    before = await database.store.get_session(one.session_id)
+    await database.store.expire_sessions(ALL)
+    assert await database.store.get_session(one.session_id) == before
+
+
+async def test_expire_sessions__leaves_what_lives(database: Database) -> None:
+    one = await opened(database, lease_microseconds=10 * SECOND)
+    await database.clock.set(NOON + 10 * SECONDS - timedelta(microseconds=1))
+    assert await database.store.expire_sessions(ALL) == Swept([], 0)
+    assert (await recorded(database, one.session_id)).closed_at is None
+
+
+async def test_expire_sessions__looks_once_a_lease_at_what_was_kept_alive(database: Database) -> None:
+    one = await opened(database, lease_microseconds=10 * SECOND)
+    await database.clock.set(NOON + 9 * SECONDS)
+    await keep_one(database.store, one.session_id)
+    await database.clock.set(NOON + 11 * SECONDS)
+    assert await database.store.expire_sessions(ALL) == Swept([], 1)
+    assert await database.store.expire_sessions(ALL) == Swept([], 0)
+    await database.clock.set(NOON + 19 * SECONDS)
+    swept = await database.store.expire_sessions(ALL)
+    assert swept == Swept([Closing(one.session_id, "LEASE_EXPIRED", NOON + 19 * SECONDS)], 1)
+
+
+async def test_expire_sessions__records_each_lapse_once(database: Database) -> None:
+    await opened(database, lease_microseconds=10 * SECOND)
+    await database.clock.set(NOON + 60 * SECONDS)
+    assert len((await database.store.expire_sessions(ALL)).closings) == 1
+    assert await database.store.expire_sessions(ALL) == Swept([], 0)
+
+
+async def test_expire_sessions__has_nothing_to_do_with_what_has_ended(database: Database) -> None:
+    one = await opened(database, lease_microseconds=10 * SECOND)
+    await end_one(database.store, one.session_id, CloseReason.STOPPED)
+    await database.clock.set(NOON + 60 * SECONDS)
+    assert await database.store.expire_sessions(ALL) == Swept([], 0)
+    assert (await recorded(database, one.session_id)).close_reason == CloseReason.STOPPED
+
+
+async def test_expire_sessions__takes_what_is_longest_due_and_no_more_than_asked(database: Database) -> None:
+    leases = [30, 10, 20]
+    ids = {lease: (await opened(database, lease_microseconds=lease * SECOND)).session_id for lease in leases}
+    await database.clock.set(NOON + 60 * SECONDS)
+    first, second = await database.store.expire_sessions(2), await database.store.expire_sessions(2)
+    assert {closing.session_id for closing in first.closings} == {ids[10], ids[20]}
+    assert ([closing.session_id for closing in second.closings], second.looked_at) == ([ids[30]], 1)
+
+
+async def test_expire_sessions__finishes_what_a_dead_instance_left_closing(database: Database) -> None:
+    one = await opened(database, lease_microseconds=10 * SECOND, idle_microseconds=20 * SECOND)
+    await attach_one(database.store, one.session_id)
+    await database.clock.set(NOON + 3 * SECONDS)
+    ended = await update_one(database.store, one.session_id, end="FAILED", counted=COUNTED)
+    assert ended.session is not None
+    assert ended.session.state == "closing"
+    await database.clock.set(NOON + 10 * SECONDS)
+    assert await database.store.expire_sessions(ALL) == Swept([], 1)
+    after = await recorded(database, one.session_id)
+    assert (after.state, after.close_reason, after.closed_at) == ("closed", "FAILED", NOON + 3 * SECONDS)
+    assert (after.modified_at, after.stream) == (NOON + 3 * SECONDS, COUNTED)
+
+
+async def test_expire_sessions__does_not_report_an_end_again_that_its_stream_has_stamped(database: Database) -> None:
+    """Whoever wrote the reason has told of it, also where a lapse would have had the same one."""
+    one = await opened(database, lease_microseconds=20 * SECOND, idle_microseconds=10 * SECOND)
+    await attach_one(database.store, one.session_id)
+    await database.clock.set(NOON + 3 * SECONDS)
+    await update_one(database.store, one.session_id, end="IDLE_TIMEOUT")
+    await database.clock.set(NOON + 30 * SECONDS)
+    assert await database.store.expire_sessions(ALL) == Swept([], 1)

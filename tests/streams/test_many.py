@@ -1,0 +1,141 @@
+"""A thousand streams at once, and ten thousand one after the other: nothing is mixed up, nothing is left."""
+
+import asyncio
+import gc
+from collections import Counter
+
+import psutil
+import pytest
+
+from tenure.http import websockets
+from tests.streams.conftest import ServeLocally
+from tests.support.databases import Database
+from tests.support.instances import RunningInstance
+from tests.support.processes import eventually as eventually_in
+from tests.support.streams import Client, Json, Streaming, streaming
+
+pytestmark = pytest.mark.slow
+
+AT_ONCE = 1000
+CYCLES = 10_000
+LANES = 100
+WARM_UP = 2_000
+MEMORY_TOLERANCE = 8 * 1_048_576
+"""Between two looks at a process that has nothing to do: allocators keep what they had."""
+CHUNK = b"x" * 320
+
+
+async def feed(client: Client, chunks: int) -> None:
+    for _ in range(chunks):
+        await client.say(CHUNK)
+        assert await client.receive() == CHUNK
+
+
+async def all_closed(clients: Streaming, ids: list[str]) -> list[Json]:
+    """Those sessions in this order, once none is open any more."""
+    for _ in range(100):
+        shown = {session["sessionId"]: session for session in await listed(clients)}
+        if all(session["state"] == "closed" for session in shown.values()):
+            return [shown[session_id] for session_id in ids]
+        await asyncio.sleep(0.2)
+    raise AssertionError(f"still open: {Counter(session['state'] for session in shown.values())}")
+
+
+async def listed(clients: Streaming) -> list[Json]:
+    sessions: list[Json] = []
+    page: Json = {"nextCursor": None}
+    while not sessions or page["nextCursor"] is not None:
+        cursor = {} if page["nextCursor"] is None else {"cursor": page["nextCursor"]}
+        page = (await clients.http.get("/sessions", params={"limit": 500, **cursor})).json()
+        sessions += page["sessions"]
+    return sessions
+
+
+async def test_a_thousand_streams_half_of_them_cut(start: type[RunningInstance], database: Database) -> None:
+    instance = start(database.url).wait_until_ready()  # type: ignore[call-arg]
+    async with streaming(instance.port) as clients:
+        opened = [await asyncio.gather(*(clients.open() for _ in range(LANES))) for _ in range(AT_ONCE // LANES)]
+        streams = [each for some in opened for each in some]
+        await asyncio.gather(*(feed(client, 1 + number % 3) for number, (client, _) in enumerate(streams)))
+        assert (await clients.metrics())["opened"] == AT_ONCE
+        stopped, cut = streams[0::2], streams[1::2]
+        ends = await asyncio.gather(*(client.stop() for client, _ in stopped))
+        for client, _ in cut:
+            client.vanish()
+        assert Counter((end["reason"], code) for end, code in ends) == {("STOPPED", 1000): AT_ONCE // 2}
+        sessions = await all_closed(clients, [session["sessionId"] for _, session in streams])
+        expected = [("STOPPED", "DISCONNECTED")[number % 2] for number in range(AT_ONCE)]
+        assert [session["closeReason"] for session in sessions] == expected
+        chunks = [1 + number % 3 for number in range(AT_ONCE)]
+        assert [session["stream"]["chunks"] for session in sessions] == chunks
+        assert [session["stream"]["messagesSent"] for session in sessions] == chunks
+        assert [session["stream"]["audioDurationMs"] for session in sessions] == [10 * each for each in chunks]
+        metrics = await clients.metrics()
+        assert (metrics["totalChunks"], metrics["totalBytesReceived"]) == (sum(chunks), 320 * sum(chunks))
+        assert (metrics["closedByReason"]["STOPPED"], metrics["closedByReason"]["DISCONNECTED"]) == (500, 500)
+
+
+async def cycle(port: int, number: int) -> None:
+    """Opened, fed and stopped, or cut."""
+    client = await Client.connect(port, "/sessions/stream")
+    await client.open()
+    await client.say(CHUNK)
+    assert await client.receive() == CHUNK
+    if number % 2:
+        client.vanish()
+    else:
+        assert (await client.stop())[1] == 1000
+
+
+async def cycles(port: int, count: int) -> None:
+    numbers = iter(range(count))
+
+    async def lane() -> None:
+        for number in numbers:
+            await cycle(port, number)
+
+    await asyncio.gather(*(lane() for _ in range(LANES)))
+
+
+async def test_ten_thousand_streams_leave_no_socket_and_no_memory(
+    start: type[RunningInstance], postgres_database: Database
+) -> None:
+    instance = start(postgres_database.url).wait_until_ready()  # type: ignore[call-arg]
+    process = psutil.Process(instance.process.pid)
+
+    async def settled() -> int:
+        await eventually_in(lambda: not established(process), 10, "no connection is left")
+        return int(process.memory_info().rss)
+
+    await cycles(instance.port, WARM_UP)
+    before = await settled()
+    files = process.num_fds()
+    await cycles(instance.port, CYCLES - WARM_UP)
+    after = await settled()
+    assert after - before < MEMORY_TOLERANCE, f"{(after - before) / 1_048_576:.1f} MiB more than {before} bytes"
+    assert process.num_fds() <= files
+    assert process.num_threads() < 50
+    (states,) = await postgres_database.rows("SELECT count(*) AS n FROM sessions WHERE state <> 'closed'")
+    assert states["n"] == 0
+    assert "error" not in instance.log(), instance.log()
+
+
+def established(process: psutil.Process) -> list[object]:
+    return [one for one in process.net_connections("tcp") if one.status != psutil.CONN_LISTEN]
+
+
+async def test_streams_leave_no_task_and_no_object(serve: ServeLocally, sqlite_database: Database) -> None:
+    service = await serve(sqlite_database)
+    await cycles(service.clients.port, LANES)
+    await service.settled()
+    tasks, sockets = len(asyncio.all_tasks()), len(_sockets())
+    await cycles(service.clients.port, 5 * LANES)
+    await service.settled()
+    assert len(asyncio.all_tasks()) <= tasks, asyncio.all_tasks()
+    # The keep-alive may still hold the last one it looked at.
+    assert len(_sockets()) <= sockets + 1
+
+
+def _sockets() -> list[websockets.WebSocketProtocol]:
+    gc.collect()
+    return [each for each in gc.get_objects() if isinstance(each, websockets.WebSocketProtocol)]

@@ -1,0 +1,309 @@
+"""Streams as a test needs them: a WebSocket client that does only what it is told, and a service inside the test."""
+
+import asyncio
+import base64
+import os
+import socket
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Self, TypeAlias, TypeVar
+from uuid import uuid4
+
+import httpx
+import msgspec
+from websockets.frames import Frame, Opcode
+
+from tenure.app import Instance
+from tenure.config import Config
+from tenure.serving import _Server, bind
+
+Json: TypeAlias = dict[str, Any]
+Message: TypeAlias = bytes | str
+T = TypeVar("T")
+
+PATIENCE_SECONDS = 15.0
+POLL_SECONDS = 0.01
+FULL_SECONDS = 0.3
+CUT = 1006
+"""What a connection counts as that ended without a close frame."""
+STOP = '{"type": "stop"}'
+
+
+def wish(**fields: Any) -> Json:
+    """The body of a PUT for a key that nobody else uses."""
+    ids = {name: str(uuid4()) for name in ("userObjectId", "tenantObjectId", "capacityId")}
+    return {**ids, "sessionKind": 1, **fields}
+
+
+def key_of(session: Json) -> Json:
+    """What a wish for the same key has to say."""
+    return {name: session[name] for name in ("userObjectId", "tenantObjectId", "capacityId", "sessionKind")}
+
+
+class Refused(Exception):
+    """The handshake was answered by an ordinary response."""
+
+    def __init__(self, status: int, head: str, body: bytes) -> None:
+        super().__init__(f"{status}: {body!r}")
+        self.status = status
+        self.head = head
+        self.body = body
+
+
+class Client:
+    """Sends the frames it is told to, even broken ones. It answers pings unless told not to, and can vanish."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, head: str) -> None:
+        self._reader = reader
+        self.writer = writer
+        self.head = head
+        self.answers_pings = True
+        self.pongs = 0
+        self.close_code: int | None = None
+
+    @classmethod
+    async def connect(cls, port: int, path: str, *headers: str, at_once: bytes = b"") -> Self:
+        """`at_once` follows the handshake in the same packet."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(handshake(path, *headers) + at_once)
+        head = (await _soon(reader.readuntil(b"\r\n\r\n"))).decode()
+        status = int(head.split()[1])
+        if status != 101:
+            body = await _soon(reader.read())
+            writer.close()
+            raise Refused(status, head, body)
+        return cls(reader, writer, head)
+
+    # What it says
+
+    async def say(self, message: Message) -> None:
+        opcode = Opcode.TEXT if isinstance(message, str) else Opcode.BINARY
+        await self.send_frame(opcode, message.encode() if isinstance(message, str) else message)
+
+    async def open(self, **fields: Any) -> Json:
+        """Asks for a session that must come about; the answer."""
+        await self.say(as_text({"type": "open", **wish(**fields)}))
+        return await self.greeted()
+
+    async def send_frame(self, opcode: Opcode, data: bytes, *, fin: bool = True) -> None:
+        await self.send_raw(frame(opcode, data, fin=fin))
+
+    async def send_raw(self, data: bytes) -> None:
+        self.writer.write(data)
+        await self.writer.drain()
+
+    async def fill(self, most: int) -> int:
+        """Sends until nothing moves for a moment; how many bytes were taken."""
+        sent, piece = 0, frame(Opcode.BINARY, b"x" * 50_000)
+        while sent < most:
+            self.writer.write(piece)
+            try:
+                await asyncio.wait_for(self.writer.drain(), FULL_SECONDS)
+            except TimeoutError:
+                return sent
+            sent += len(piece)
+        return sent
+
+    def read_nothing(self) -> None:
+        self.writer.transport.pause_reading()  # type: ignore[attr-defined]
+
+    # What it hears
+
+    async def receive(self) -> Message | None:
+        """The next message; None once the connection is over, `close_code` says how."""
+        while True:
+            opcode, data = await _soon(self._next())
+            if opcode is Opcode.TEXT:
+                return data.decode()
+            if opcode is Opcode.BINARY:
+                return data
+            if opcode is Opcode.PING and self.answers_pings:
+                self.writer.write(frame(Opcode.PONG, data))
+            if opcode is Opcode.PONG:
+                self.pongs += 1
+            if opcode is Opcode.CLOSE:
+                self.close_code = struct.unpack("!H", data[:2])[0] if data else CUT
+                return None
+
+    async def told(self) -> Json:
+        message = await self.receive()
+        assert isinstance(message, str), f"expected a message, got {message!r}, close code {self.close_code}"
+        return read(message)
+
+    async def greeted(self) -> Json:
+        answer = await self.told()
+        assert answer["type"] == "session_start", answer
+        return answer
+
+    async def ending(self) -> tuple[Sequence[Message], int]:
+        """All that is still said, and the close code; says goodbye as a good client does."""
+        messages: list[Message] = []
+        while (message := await self.receive()) is not None:
+            messages.append(message)
+        if self.close_code != CUT:
+            self.writer.write(frame(Opcode.CLOSE, struct.pack("!H", 1000)))
+        self.writer.close()
+        return messages, self.close_code or CUT
+
+    async def last_words(self) -> tuple[Json, int]:
+        """The last message, and the close code."""
+        messages, code = await self.ending()
+        assert messages, f"closed with {code} and without a word"
+        return read(messages[-1]), code
+
+    async def stop(self) -> tuple[Json, int]:
+        await self.say(STOP)
+        return await self.last_words()
+
+    async def _next(self) -> tuple[Opcode, bytes]:
+        try:
+            first, length = await self._reader.readexactly(2)
+            if length == 126:
+                (length,) = struct.unpack("!H", await self._reader.readexactly(2))
+            elif length == 127:
+                (length,) = struct.unpack("!Q", await self._reader.readexactly(8))
+            return Opcode(first & 0x0F), await self._reader.readexactly(length)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return Opcode.CLOSE, struct.pack("!H", CUT)
+
+    # How it leaves
+
+    def vanish(self) -> None:
+        """Cuts the connection without a goodbye: the peer gets a reset."""
+        self.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.writer.transport.abort()
+
+
+def handshake(path: str, *headers: str) -> bytes:
+    nonce = base64.b64encode(os.urandom(16)).decode()
+    lines = [f"GET {path} HTTP/1.1", "Host: tenure", "Connection: Upgrade", "Upgrade: websocket"]
+    lines += [f"Sec-WebSocket-Key: {nonce}", "Sec-WebSocket-Version: 13", *headers, "", ""]
+    return "\r\n".join(lines).encode()
+
+
+def frame(opcode: Opcode, data: bytes, *, fin: bool = True) -> bytes:
+    return Frame(opcode, data, fin).serialize(mask=True)
+
+
+def as_text(content: Json) -> str:
+    return msgspec.json.encode(content).decode()
+
+
+def read(message: Message) -> Json:
+    return msgspec.json.decode(message)  # type: ignore[no-any-return]
+
+
+async def _soon(waiting: Awaitable[T]) -> T:
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        return await waiting
+
+
+class Streaming:
+    """The clients of one port."""
+
+    def __init__(self, port: int, prefix: str = "") -> None:
+        self.port = port
+        self.prefix = prefix
+        self.http = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}{prefix}", timeout=PATIENCE_SECONDS)
+        self._clients: list[Client] = []
+
+    async def connect(self, path: str, *headers: str, at_once: bytes = b"") -> Client:
+        client = await Client.connect(self.port, self.prefix + path, *headers, at_once=at_once)
+        self._clients.append(client)
+        return client
+
+    async def open(self, **fields: Any) -> tuple[Client, Json]:
+        """A stream and its session."""
+        client = await self.connect("/sessions/stream")
+        return client, await client.open(**fields)
+
+    async def attach(self, session_id: str) -> tuple[Client, Json]:
+        client = await self.connect(f"/sessions/{session_id}/stream")
+        return client, await client.greeted()
+
+    async def put(self, **fields: Any) -> Json:
+        answer = await self.http.put("/sessions", json=wish(**fields))
+        assert answer.status_code in (200, 201), answer.text
+        return answer.json()  # type: ignore[no-any-return]
+
+    async def get(self, session_id: str) -> Json:
+        answer = await self.http.get(f"/sessions/{session_id}")
+        assert answer.status_code == 200, answer.text
+        return answer.json()  # type: ignore[no-any-return]
+
+    async def metrics(self) -> Json:
+        return (await self.http.get("/sessions/metrics")).json()  # type: ignore[no-any-return]
+
+    async def until(self, session_id: str, holds: Callable[[Json], object], seconds: float = PATIENCE_SECONDS) -> Json:
+        """The session as soon as this holds."""
+        session = await self.get(session_id)
+        try:
+            async with asyncio.timeout(seconds):
+                while not holds(session):
+                    await asyncio.sleep(POLL_SECONDS)
+                    session = await self.get(session_id)
+        except TimeoutError:
+            raise AssertionError(f"not within {seconds} s; the session is {session}") from None
+        return session
+
+    async def until_closed(self, session_id: str, seconds: float = PATIENCE_SECONDS) -> Json:
+        return await self.until(session_id, lambda session: session["state"] == "closed", seconds)
+
+    async def aclose(self) -> None:
+        for client in self._clients:
+            client.writer.transport.abort()
+        await self.http.aclose()
+
+
+@asynccontextmanager
+async def streaming(port: int, prefix: str = "") -> AsyncIterator[Streaming]:
+    clients = Streaming(port, prefix)
+    try:
+        yield clients
+    finally:
+        await clients.aclose()
+
+
+class LocalService:
+    """An instance in the test's own process, served over a real socket."""
+
+    def __init__(self, config: Config) -> None:
+        self.instance = Instance(config)
+        self._server = _Server(self.instance, config.streams.max_message_bytes)
+        self._listener = bind("127.0.0.1", 0)
+        self.clients = Streaming(self._listener.getsockname()[1], config.prefix)
+
+    @property
+    def connections(self) -> int:
+        return len(self._server.server_state.connections)
+
+    async def start(self) -> None:
+        """Without uvicorn's `serve`, which would take the signal handlers of the whole test run."""
+        self._server.config.load()
+        self._server.lifespan = self._server.config.lifespan_class(self._server.config)
+        await self._server.startup(sockets=[self._listener])
+        await self.instance.start()
+
+    async def settled(self) -> None:
+        """Until all streams are over."""
+        await eventually(lambda: not self.connections and not self.instance.streams._places, "no stream is left")
+        await asyncio.sleep(0)
+
+    async def stop(self) -> None:
+        await self.clients.aclose()
+        for server in self._server.servers:
+            server.close()
+        await self.instance.stop()
+        for connection in list(self._server.server_state.connections):
+            connection.shutdown()
+        await eventually(lambda: not self.connections, "all connections closed")
+
+
+async def eventually(holds: Callable[[], object], told: str, seconds: float = PATIENCE_SECONDS) -> None:
+    try:
+        async with asyncio.timeout(seconds):
+            while not holds():  # noqa: ASYNC110 - what is waited for belongs to the service, which must not know
+                await asyncio.sleep(POLL_SECONDS)
+    except TimeoutError:
+        raise AssertionError(f"not within {seconds} s: {told}") from None

@@ -1,0 +1,20 @@
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tenure.transcription.handler import TranscriptionHandler
+from tests.transcription import stand_ins
+
+MakeHandler = Callable[[type], TranscriptionHandler]
+
+
+@pytest.fixture
+def with_stand_in(monkeypatch: pytest.MonkeyPatch) -> MakeHandler:
+    """Makes handlers with a recogniser of these tests, in a process of its own like any other."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+
+    def make(recognizer: type) -> TranscriptionHandler:
+        return TranscriptionHandler(recognizer=f"{stand_ins.__name__}:{recognizer.__name__}")
+
+    return make
