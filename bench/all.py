@@ -4,7 +4,18 @@ import subprocess
 import sys
 from pathlib import Path
 
-BARS = ("created", "existing", "lone_client", "sqlite_created", "growth", "memory")
+BARS = (
+    "created",
+    "existing",
+    "lone_client",
+    "sqlite_created",
+    "growth",
+    "memory",
+    "heartbeats",
+    "limits",
+    "sweep",
+    "streams",
+)
 
 
 def main() -> None:

@@ -1,0 +1,22 @@
+-- The heartbeat of one of ten thousand sessions.
+local random, format = math.random, string.format
+
+local threads = 0
+function setup(thread)
+  threads = threads + 1
+  thread:set("seed", os.time() * 1000 + threads)
+end
+
+function init()
+  math.randomseed(seed)
+end
+
+function request()
+  return wrk.format("POST", format("/sessions/00000000-0000-7000-8000-%012x/heartbeat", random(1, 10000)))
+end
+
+function done(summary, latency)
+  local errors = summary.errors
+  io.write(format("RESULT %d %d %d %d %d\n", summary.requests, summary.duration, latency:percentile(50),
+    latency:percentile(99), errors.status + errors.connect + errors.read + errors.write + errors.timeout))
+end
