@@ -228,7 +228,7 @@ def bound(request: pytest.FixtureRequest) -> Iterator[type[SessionMachine]]:
 
 
 def test_the_store_does_what_the_model_does(bound: type[SessionMachine]) -> None:
-    _run(bound, examples=10)
+    _run(bound, examples=6)
 
 
 @pytest.mark.slow

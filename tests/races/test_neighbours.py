@@ -15,6 +15,8 @@ from tests.support.load import Client, Exchange, clients, open_body, request_byt
 from tests.support.locks import elsewhere, holding, holding_the_file
 from tests.support.wishes import end_one, open_one, wish
 
+pytestmark = pytest.mark.slow
+
 Start = Callable[..., RunningInstance]
 
 HELD_UP_SECONDS = 3
@@ -67,7 +69,6 @@ async def test_a_held_row_fails_only_those_who_need_it(postgres_database: Databa
     assert longest(upgrades) < HELD_UP_SECONDS
 
 
-@pytest.mark.slow
 async def test_those_who_wait_for_a_held_row_leave_others_a_connection(
     postgres_database: Database, start: Start
 ) -> None:
@@ -100,7 +101,6 @@ async def _end_until(enough: asyncio.Event, client: Client, session_id: str) -> 
         await client.end(("", ""), session_id)
 
 
-@pytest.mark.slow
 async def test_everybody_gets_a_turn_at_the_file(sqlite_database: Database) -> None:
     """Two instances that write without a pause. Whoever sleeps too long while the other writes is never served."""
     enough = asyncio.Event()

@@ -84,6 +84,7 @@ def test_is_tsql(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", BATCHES)
+@pytest.mark.slow
 def test_has_no_lint(name: str) -> None:
     config = FluffConfig(overrides={"dialect": "tsql", "rules": ",".join(RULES)})
     linted = Linter(config=config).lint_string(BATCHES[name])

@@ -11,6 +11,8 @@ import pytest
 from tests.support.instances import RunningInstance
 from tests.transcription.speech import errors, speak, wav
 
+pytestmark = pytest.mark.slow
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "transcribe.py"
 SAID = "four two nine one five"
 RUN_SECONDS = 60

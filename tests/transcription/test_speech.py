@@ -13,6 +13,8 @@ from tenure.transcription.recognizers import Pocketsphinx
 from tests.transcription.outputs import NO_SESSION, Recorder
 from tests.transcription.speech import PAUSE, errors, speak
 
+pytestmark = pytest.mark.slow
+
 DIGITS = str(recognizers.GRAMMARS / "digits.gram")
 SAID = ("four two nine one five", "eight three six zero one two", "two two zero five eight", "six one three nine")
 CHUNK_BYTES = 3200
