@@ -38,7 +38,8 @@ def _values() -> dict[str, str]:
 
     return {
         "p_capacity": ids(), "p_user": ids(), "p_tenant": ids(), "p_session": ids(), "p_kind": "'{1}'",
-        "p_term": "2592000000000", "v_now": "now()",
+        "p_term": "2592000000000", "v_now": "now()", "v_probe": "now()", "p_now": "now()", "p_active": "'{f}'",
+        "p_limit": "500", "v_locked": ids(), "v_due": ids(), "v_capacity.capacity_id": f"'{uuid.uuid4()}'",
         "v_wish.capacity_id": f"'{uuid.uuid4()}'", "v_wish.user_object_id": f"'{uuid.uuid4()}'",
     }  # fmt: skip
 

@@ -13,6 +13,8 @@ from typer.core import TyperGroup
 from tenure.cli.main import app
 from tests.support.databases import Database
 
+pytestmark = pytest.mark.slow
+
 DOCUMENT = Path(__file__).parents[2] / "docs" / "commands.md"
 
 

@@ -15,6 +15,8 @@ from tests.support.load import Exchange, clients, some_keys, steady_load
 from tests.support.locks import Holder, holding
 from tests.support.processes import eventually, family
 
+pytestmark = pytest.mark.slow
+
 Start = Callable[..., RunningInstance]
 
 LINGER_SECONDS = 0.8
@@ -49,7 +51,6 @@ async def test_a_second_signal_ends_it_at_once(postgres_database: Database, star
         await exit_code(instance, 1)
 
 
-@pytest.mark.slow
 async def test_stops_under_load_without_costing_a_session(postgres_database: Database, start: Start, seed: int) -> None:
     instance = start(postgres_database.url).wait_until_ready()
     async with steady_load([instance.address], 8, keys=some_keys(50, seed), seed=seed) as exchanges:
@@ -68,7 +69,6 @@ async def test_listens_before_it_says_so(sqlite_database: Database, start: Start
 # Workers
 
 
-@pytest.mark.slow
 async def test_a_killed_worker_is_replaced(sqlite_database: Database, start: Start) -> None:
     supervisor = start(sqlite_database.url, "--workers", "2")
     await all_ready(supervisor, 2)
@@ -79,7 +79,6 @@ async def test_a_killed_worker_is_replaced(sqlite_database: Database, start: Sta
     assert victim not in workers(supervisor)
 
 
-@pytest.mark.slow
 async def test_a_stopped_supervisor_stops_its_workers(sqlite_database: Database, start: Start) -> None:
     supervisor = start(sqlite_database.url, "--workers", "2")
     await all_ready(supervisor, 2)
@@ -89,7 +88,6 @@ async def test_a_stopped_supervisor_stops_its_workers(sqlite_database: Database,
     assert [worker for worker in own if worker.is_running()] == []
 
 
-@pytest.mark.slow
 async def test_a_killed_supervisor_leaves_no_worker_behind(sqlite_database: Database, start: Start) -> None:
     supervisor = start(sqlite_database.url, "--workers", "2")
     await all_ready(supervisor, 2)
@@ -98,7 +96,6 @@ async def test_a_killed_supervisor_leaves_no_worker_behind(sqlite_database: Data
     await eventually(lambda: not any(worker.is_running() for worker in own), 5, "the workers have ended")
 
 
-@pytest.mark.slow
 async def test_workers_finish_what_they_have_begun_when_everybody_is_told_to_stop(
     postgres_database: Database, start: Start
 ) -> None:

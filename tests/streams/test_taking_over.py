@@ -14,6 +14,8 @@ from tests.streams.conftest import ServeLocally
 from tests.support.databases import Database
 from tests.support.streams import STOP, Client, LocalService, Streaming, eventually, read
 
+pytestmark = pytest.mark.slow
+
 MEBIBYTE = 1_048_576
 WITHIN_SECONDS = 1.8
 """A keep-alive of a second, a tick, and a machine with other things to do."""
