@@ -30,6 +30,7 @@ DRAIN_SECONDS = 10.0
 DRAIN_LINGER_SECONDS = 0.5
 KEEP_ALIVE_SECONDS = 75
 BACKLOG = 2048
+FILES_WANTED = 65_536
 RESTART_PAUSE_SECONDS = 0.5
 TICK_SECONDS = 0.1
 
@@ -61,9 +62,22 @@ def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
 def run_instance(config: Config, listener: socket.socket, supervisor: Connection | None = None) -> None:
     # A broken setting must be told before anything listens.
     instance = Instance(config)
+    allow_many_connections()
     server = _Server(instance, config.streams.max_message_bytes)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(server.run(listener, supervisor))
+
+
+def allow_many_connections() -> None:
+    """Most systems give a process 1024 files, too few for a thousand streams, and let it have more if it asks."""
+    try:
+        import resource  # noqa: PLC0415 - there is none on every platform
+    except ImportError:
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = FILES_WANTED if hard == resource.RLIM_INFINITY else min(FILES_WANTED, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
