@@ -2,8 +2,6 @@
 
 import asyncio
 import gc
-from collections.abc import MutableMapping
-from typing import Any
 
 import structlog
 from msgspec.structs import replace
@@ -13,7 +11,7 @@ from tenure.errors import ConfigurationError, DatabaseUnavailable
 from tenure.http.capacities import CapacityRoutes
 from tenure.http.openapi import DocumentRoutes
 from tenure.http.operations import OperationRoutes
-from tenure.http.routing import Receive, Router, Send
+from tenure.http.routing import Router
 from tenure.http.sessions import SessionRoutes
 from tenure.http.streams import StreamRoutes
 from tenure.http.transcriptions import TranscriptionRoutes
@@ -66,7 +64,7 @@ def _settle_memory() -> None:
 
 
 class Instance:
-    """One running service process, as an ASGI application. It answers at once; it is ready once the schema is."""
+    """One running service process. Its router answers at once; it is ready once the schema is."""
 
     def __init__(self, config: Config) -> None:
         make_handler = handler_factory(config.streams.handler, config.streams.options)
@@ -87,12 +85,6 @@ class Instance:
         self.router = Router([*routes, *DocumentRoutes(routes, config.prefix).routes()], config.prefix)
         self._starting: asyncio.Task[None] | None = None
         self._background: list[asyncio.Task[None]] = []
-
-    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            await self.router(scope, receive, send)
-        else:
-            await send({"type": "websocket.close", "code": 1000})
 
     def start(self) -> asyncio.Task[None]:
         """Ends once the instance is ready; raises if a setting turns out to be wrong."""

@@ -93,7 +93,7 @@ class _Server(uvicorn.Server):
         streams = instance.stream_routes
         super().__init__(
             uvicorn.Config(
-                instance,
+                instance.router,
                 http=protocol_for(instance.router),
                 ws=websocket_protocol_for(streams.find, streams.serve, message_max_bytes),
                 lifespan="off",

@@ -178,18 +178,18 @@ JSON_TYPE = (b"content-type", b"application/json")
 @pytest.mark.parametrize("size", [1, 10, 1000])
 async def test_the_body_may_come_in_any_number_of_messages(local: LocalService, size: int) -> None:
     scope = http_scope("PUT", "/sessions", b"", JSON_TYPE)
-    answer = await call(local.instance, scope, *_cut(msgspec.json.encode(wish()), size), LAST)
+    answer = await call(local.instance.router, scope, *_cut(msgspec.json.encode(wish()), size), LAST)
     assert (answer.status, answer.complete) == (201, True)
 
 
 async def test_a_message_without_a_body_is_an_empty_one(local: LocalService) -> None:
-    answer = await call(local.instance, http_scope("PUT", "/sessions", b"", JSON_TYPE), LAST)
+    answer = await call(local.instance.router, http_scope("PUT", "/sessions", b"", JSON_TYPE), LAST)
     assert (answer.status, answer.json()["detail"]) == (400, "body: must be valid JSON")
 
 
 async def test_a_disconnect_is_not_the_end_of_a_body(local: LocalService) -> None:
     body = wish()
     scope = http_scope("PUT", "/sessions", b"", JSON_TYPE)
-    await call(local.instance, scope, *_cut(msgspec.json.encode(body), 1000), {"type": "http.disconnect"})
+    await call(local.instance.router, scope, *_cut(msgspec.json.encode(body), 1000), {"type": "http.disconnect"})
     answer = await local.http.get("/sessions", params={"tenant": body["tenantObjectId"]})
     assert answer.json()["count"] == 0

@@ -1,13 +1,12 @@
 """Ending sessions on request."""
 
-import asyncio
 from collections.abc import Sequence
 
 from tenure.errors import NotFound
 from tenure.model import CloseReason, End, Ended, Session
 from tenure.sessions.coalescer import Coalescer
 from tenure.sessions.counters import Counters
-from tenure.sessions.rounds import until_free
+from tenure.sessions.rounds import ask_until_free
 from tenure.store.store import Store
 
 
@@ -19,10 +18,7 @@ class Ender:
 
     async def end(self, session_id: str, reason: CloseReason) -> Session:
         """The session as it ended, whoever ended it."""
-        since = asyncio.get_running_loop().time()
-        end = End(session_id, reason.value)
-        first = await self._coalescer.ask(end, since)
-        ended = await until_free(first, lambda: self._coalescer.ask(end, since), since)
+        ended = await ask_until_free(self._coalescer, End(session_id, reason.value))
         if ended.session is None:
             raise NotFound(f"there is no session {session_id}")
         return ended.session

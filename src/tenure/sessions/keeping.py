@@ -8,7 +8,7 @@ from tenure.errors import NotFound, SessionOver
 from tenure.model import Found, Heartbeat, Kept
 from tenure.sessions.coalescer import Coalescer
 from tenure.sessions.counters import Counters
-from tenure.sessions.rounds import Pauses, until_free
+from tenure.sessions.rounds import Later, Pauses, ask_until_free, until_free
 from tenure.store.store import BATCH_MAX, Store
 
 Done = Callable[[Kept | Exception], None]
@@ -18,13 +18,12 @@ class Keeper:
     def __init__(self, store: Store, counters: Counters) -> None:
         self._store = store
         self._counters = counters
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._later = Later[Kept]()
         self._coalescer = Coalescer[Heartbeat, Kept](self._run, store.batches_in_flight)
 
     async def heartbeat(self, heartbeat: Heartbeat) -> Kept:
         """Live, over or unknown."""
-        since = asyncio.get_running_loop().time()
-        return await self._finish(heartbeat, await self._coalescer.ask(heartbeat, since), since)
+        return await ask_until_free(self._coalescer, heartbeat)
 
     def heartbeat_soon(self, heartbeat: Heartbeat, done: Done) -> None:
         """The same as `heartbeat`, without a task unless a second round is needed."""
@@ -54,22 +53,9 @@ class Keeper:
 
     def _first_round(self, heartbeat: Heartbeat, done: Done, since: float, answer: Kept | Exception) -> None:
         if isinstance(answer, Kept) and answer.found is Found.HELD:
-            task = asyncio.get_running_loop().create_task(self._further_rounds(heartbeat, done, since, answer))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._later.tell(until_free(self._coalescer, heartbeat, answer, since), done)
         else:
             done(answer)
-
-    async def _further_rounds(self, heartbeat: Heartbeat, done: Done, since: float, answer: Kept) -> None:
-        result: Kept | Exception
-        try:
-            result = await self._finish(heartbeat, answer, since)
-        except Exception as error:  # noqa: BLE001 - told to the caller, who knows what to do with it
-            result = error
-        done(result)
-
-    async def _finish(self, heartbeat: Heartbeat, answer: Kept, since: float) -> Kept:
-        return await until_free(answer, lambda: self._coalescer.ask(heartbeat, since), since)
 
     async def _run(self, heartbeats: Sequence[Heartbeat]) -> Sequence[Kept]:
         """One heartbeat a session: of several at the same moment one is as good as all, if it says the most."""

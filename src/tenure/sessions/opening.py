@@ -23,7 +23,7 @@ from tenure.ids import new_id
 from tenure.model import Limits, Open, Opened, Outcome
 from tenure.sessions.coalescer import Coalescer
 from tenure.sessions.counters import Counters
-from tenure.sessions.rounds import Pauses
+from tenure.sessions.rounds import Later, Pauses
 from tenure.store.store import Lane, Store
 
 Done = Callable[[Opened | Exception], None]
@@ -52,7 +52,7 @@ class Opener:
         self._limits = limits_from(config)
         self._heartbeat = round(config.heartbeat_seconds * MICROSECONDS)
         self._counters = counters
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._later = Later[Opened]()
         self._lanes = {
             lane: Coalescer[Open, Opened](partial(self._run, lane), store.batches_in_flight) for lane in Lane
         }
@@ -83,20 +83,10 @@ class Opener:
     def _first_round(self, wish: Open, done: Done, since: float, answer: Opened | Exception) -> None:
         if isinstance(answer, Opened):
             if answer.session is None:
-                task = asyncio.get_running_loop().create_task(self._further_rounds(wish, done, since, answer))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+                self._later.tell(self._finish(wish, answer, since), done)
                 return
             self._counters.count_opening(answer)
         done(answer)
-
-    async def _further_rounds(self, wish: Open, done: Done, since: float, answer: Opened) -> None:
-        result: Opened | Exception
-        try:
-            result = await self._finish(wish, answer, since)
-        except Exception as error:  # noqa: BLE001 - told to the caller, who knows what to do with it
-            result = error
-        done(result)
 
     async def _finish(self, wish: Open, answer: Opened, since: float) -> Opened:
         """As many rounds as it takes, within the time that anyone should wait."""

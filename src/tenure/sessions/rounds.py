@@ -5,11 +5,12 @@ held, and asks again after a pause. Rows are held for a millisecond mostly, and 
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any, Generic, Protocol, TypeVar
 
 from tenure.errors import DatabaseBusy
 from tenure.model import Found
+from tenure.sessions.coalescer import Coalescer
 
 ROUNDS_SECONDS = 1.7
 SHORTEST_PAUSE_SECONDS = 0.001
@@ -21,6 +22,8 @@ class Answer(Protocol):
     def found(self) -> Found: ...
 
 
+T = TypeVar("T")
+Item = TypeVar("Item")
 A = TypeVar("A", bound=Answer)
 
 
@@ -41,10 +44,36 @@ class Pauses:
             raise DatabaseBusy(f"others held or changed this session for {ROUNDS_SECONDS:g} seconds")
 
 
-async def until_free(answer: A, ask: Callable[[], Awaitable[A]], since: float) -> A:
-    """The first answer that is not HELD, beginning with `answer`, which was given already."""
+async def ask_until_free(coalescer: Coalescer[Item, A], item: Item) -> A:
+    """The first answer that is not HELD."""
+    since = asyncio.get_running_loop().time()
+    return await until_free(coalescer, item, await coalescer.ask(item, since), since)
+
+
+async def until_free(coalescer: Coalescer[Item, A], item: Item, answer: A, since: float) -> A:
+    """The same, beginning with `answer`, which was given already."""
     pauses = Pauses(since)
     while answer.found is Found.HELD:
         await pauses.pause()
-        answer = await ask()
+        answer = await coalescer.ask(item, since)
     return answer
+
+
+class Later(Generic[T]):
+    """Further rounds of callers who left a callback: most need none, and should not pay for a task."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def tell(self, finishing: Coroutine[Any, Any, T], done: Callable[[T | Exception], None]) -> None:
+        task = asyncio.get_running_loop().create_task(self._tell(finishing, done))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _tell(self, finishing: Coroutine[Any, Any, T], done: Callable[[T | Exception], None]) -> None:
+        result: T | Exception
+        try:
+            result = await finishing
+        except Exception as error:  # noqa: BLE001 - told to the caller, who knows what to do with it
+            result = error
+        done(result)

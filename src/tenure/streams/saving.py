@@ -1,6 +1,5 @@
 """The streams of this instance and the database: many of them, one transaction."""
 
-import asyncio
 from collections.abc import Sequence
 
 from tenure.deadlines import closing_of
@@ -8,7 +7,7 @@ from tenure.errors import NotFound, SessionOver
 from tenure.model import Attach, Attached, Found, StreamUpdate, StreamUpdated
 from tenure.sessions.coalescer import Coalescer
 from tenure.sessions.counters import Counters
-from tenure.sessions.rounds import until_free
+from tenure.sessions.rounds import ask_until_free
 from tenure.store.store import Store
 
 
@@ -21,9 +20,7 @@ class StreamStore:
 
     async def attach(self, attach: Attach) -> Attached:
         """A live session and the stream's number; anything else is raised."""
-        since = asyncio.get_running_loop().time()
-        first = await self._attaches.ask(attach, since)
-        attached = await until_free(first, lambda: self._attaches.ask(attach, since), since)
+        attached = await ask_until_free(self._attaches, attach)
         if attached.found is Found.UNKNOWN or attached.session is None:
             raise NotFound(f"there is no session {attach.session_id}")
         if attached.found is Found.OVER:
@@ -31,9 +28,7 @@ class StreamStore:
         return attached
 
     async def update(self, update: StreamUpdate) -> StreamUpdated:
-        since = asyncio.get_running_loop().time()
-        first = await self._updates.ask(update, since)
-        return await until_free(first, lambda: self._updates.ask(update, since), since)
+        return await ask_until_free(self._updates, update)
 
     async def _attach(self, attaches: Sequence[Attach]) -> Sequence[Attached]:
         """Of several streams for one session one is attached; the others come again, one after the other."""
