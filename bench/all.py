@@ -14,6 +14,7 @@ BARS = (
     "heartbeats",
     "limits",
     "sweep",
+    "ensemble",
     "streams",
 )
 

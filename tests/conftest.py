@@ -1,4 +1,5 @@
 import os
+import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from tests.support.databases import (
     postgres_server,
     sqlite_store,
 )
-from tests.support.instances import RunningInstance
+from tests.support.instances import RunningInstance, stop_all
 from tests.support.sqlserver import empty_mssql_database, mssql_database  # noqa: F401
 
 MakeDatabase = Callable[[], Awaitable[Database]]
@@ -36,23 +37,39 @@ async def template(postgres: PostgresServer) -> str:
     return TEMPLATE
 
 
+@pytest.fixture(scope="session")
+async def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Migrated once, copied for every test."""
+    path = tmp_path_factory.mktemp("template") / "tenure.db"
+    store, _ = sqlite_store(path)
+    await store.migrate()
+    await store.close()
+    return path
+
+
 @pytest.fixture
-def make_sqlite(tmp_path: Path) -> MakeDatabase:
+def make_sqlite(sqlite_template: Path, tmp_path: Path) -> MakeDatabase:
     async def make() -> Database:
-        store, clock = sqlite_store(tmp_path / "tenure.db")
-        await store.migrate()
-        return Database(f"sqlite:///{tmp_path / 'tenure.db'}", store, clock)
+        path = tmp_path / "tenure.db"
+        shutil.copyfile(sqlite_template, path)
+        store, clock = sqlite_store(path)
+        return Database(f"sqlite:///{path}", store, clock)
 
     return make
 
 
 @pytest.fixture
-def make_postgresql(postgres: PostgresServer, template: str) -> MakeDatabase:
+async def make_postgresql(postgres: PostgresServer, template: str) -> AsyncIterator[MakeDatabase]:
+    made: list[str] = []
+
     async def make() -> Database:
-        url = postgres.url(await postgres.create_database(template))
+        made.append(await postgres.create_database(template))
+        url = postgres.url(made[-1])
         return Database(url, open_store(url, POOL_SIZE), PostgresClock(url))
 
-    return make
+    yield make
+    for name in made:
+        await postgres.drop_database(name)
 
 
 @pytest.fixture
@@ -86,10 +103,12 @@ async def empty_sqlite_database(tmp_path: Path) -> AsyncIterator[Database]:
 
 @pytest.fixture
 async def empty_postgres_database(postgres: PostgresServer) -> AsyncIterator[Database]:
-    url = postgres.url(await postgres.create_database())
+    name = await postgres.create_database()
+    url = postgres.url(name)
     database = Database(url, open_store(url, POOL_SIZE), PostgresClock(url))
     yield database
     await database.close()
+    await postgres.drop_database(name)
 
 
 @pytest.fixture(params=ENGINES)
@@ -110,5 +129,4 @@ def start(tmp_path: Path) -> Iterator[type[RunningInstance]]:
         return instance
 
     yield _start  # type: ignore[misc]
-    for instance in running:
-        instance.stop()
+    stop_all(running)

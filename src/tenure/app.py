@@ -2,24 +2,30 @@
 
 import asyncio
 import gc
+from collections.abc import Mapping
 
 import structlog
 from msgspec.structs import replace
 
-from tenure.config import Config, SessionsConfig
+from tenure.config import JOBS, Config, SessionsConfig
+from tenure.ensemble import Ensemble
 from tenure.errors import ConfigurationError, DatabaseUnavailable
 from tenure.http.capacities import CapacityRoutes
+from tenure.http.jobs import JobRoutes
+from tenure.http.leases import LeaseRoutes
 from tenure.http.openapi import DocumentRoutes
 from tenure.http.operations import OperationRoutes
 from tenure.http.routing import Router
 from tenure.http.sessions import SessionRoutes
 from tenure.http.streams import StreamRoutes
 from tenure.http.transcriptions import TranscriptionRoutes
+from tenure.jobs.expire_sessions import ExpireSessions
+from tenure.jobs.jobs import Job, jobs_of_applications
+from tenure.jobs.prune import Prune
 from tenure.readiness import Readiness
 from tenure.sessions.counters import Counters
 from tenure.sessions.opening import Opener
 from tenure.sessions.sessions import Sessions
-from tenure.sessions.sweeping import Sweep
 from tenure.store.engines import open_store
 from tenure.streams.handlers import HandlerFactory, handler_factory
 from tenure.streams.streams import Streams
@@ -30,15 +36,8 @@ MIGRATION_RETRY_SECONDS = 0.5
 GARBAGE_THRESHOLD = 20_000
 
 
-SWEEP = "expire-sessions"
+SUBMISSION_EXECUTOR = "submission-executor"
 TRANSCRIPTION = "transcription"
-
-
-def _interval(config: Config, job: str) -> float:
-    seconds = config.job(job).interval_seconds
-    if seconds is None:
-        raise ConfigurationError(f"jobs.{job}.interval_seconds: must be set")
-    return seconds
 
 
 def streaming(config: Config) -> SessionsConfig:
@@ -63,6 +62,21 @@ def _settle_memory() -> None:
     gc.set_threshold(GARBAGE_THRESHOLD)
 
 
+def _add_jobs(ensemble: Ensemble, config: Config, built_in: Mapping[str, Job]) -> None:
+    jobs = {**jobs_of_applications(), **built_in}
+    for name, job in jobs.items():
+        given = config.job(name)
+        ensemble.add_job(
+            name,
+            job.run,
+            interval_seconds=given.interval_seconds or job.interval_seconds,
+            lock_timeout_seconds=given.lock_timeout_seconds,
+            paused=given.paused,
+        )
+    for name in config.jobs.keys() - jobs.keys() - JOBS.keys():
+        log.warning("job.unknown", job=name)
+
+
 class Instance:
     """One running service process. Its router answers at once; it is ready once the schema is."""
 
@@ -74,12 +88,20 @@ class Instance:
         stream_opener = Opener(self._store, streaming(config), counters)
         self.stream_routes = StreamRoutes(self.streams, stream_opener, config.prefix)
         sessions = Sessions(self._store, Opener(self._store, config.sessions, counters), counters)
-        self.readiness = Readiness(self._store)
-        self._sweep = None if config.job(SWEEP).paused else Sweep(self._store, counters, _interval(config, SWEEP))
+        self.ensemble = Ensemble(self._store, timing=config.leases)
+        self.ensemble.lead(SUBMISSION_EXECUTOR)
+        _add_jobs(
+            self.ensemble,
+            config,
+            {"expire-sessions": ExpireSessions(self._store, counters), "prune": Prune(self._store)},
+        )
+        self.readiness = Readiness(self._store, self.ensemble)
         routes = [
             *SessionRoutes(sessions, config.prefix).routes(),
             *CapacityRoutes(self._store, config.prefix).routes(),
             *TranscriptionRoutes(self.streams, stream_opener, sessions.keeper, _transcription_factory(config)).routes(),
+            *LeaseRoutes(self._store, config.prefix).routes(),
+            *JobRoutes(self._store, config.prefix).routes(),
             *OperationRoutes(sessions, self.readiness).routes(),
         ]
         self.router = Router([*routes, *DocumentRoutes(routes, config.prefix).routes()], config.prefix)
@@ -92,12 +114,17 @@ class Instance:
         return self._starting
 
     async def stop(self) -> None:
-        await self.streams.stop()
+        await asyncio.gather(self.give_up(), self.streams.stop())
         tasks = [*self._background, *([self._starting] if self._starting is not None else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._store.close()
+
+    async def give_up(self) -> None:
+        """What only one instance may do, another one is to do from now on."""
+        if self.readiness.started:
+            await self.ensemble.stop()
 
     async def _start(self) -> None:
         """Waits for a database that is not there yet: whoever starts both need not mind the order."""
@@ -105,6 +132,7 @@ class Instance:
             try:
                 for revision in await self._store.migrate():
                     log.info("schema.migrated", revision=revision)
+                await self.ensemble.start()
             except ConfigurationError:
                 raise
             except DatabaseUnavailable as error:
@@ -117,7 +145,5 @@ class Instance:
                 _settle_memory()
                 self.readiness.started = True
                 self._background.append(asyncio.create_task(self.streams.keep_alive()))
-                if self._sweep is not None:
-                    self._background.append(asyncio.create_task(self._sweep.run()))
                 log.info("instance.ready")
                 return

@@ -6,12 +6,21 @@ waits and logs. A test bans every other reading of a host clock in the package.
 
 import time
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
 
 monotonic = time.monotonic
 """Seconds for waits and durations."""
+
+
+def boottime() -> float:
+    """Seconds that run on while the host is suspended, where it can tell: how long a lease may be trusted."""
+    return _BOOTTIME()
+
+
+_BOOTTIME = partial(time.clock_gettime, time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic
 
 pause = time.sleep
 """For threads; on the event loop it would stop everything."""

@@ -3,6 +3,7 @@
 TenureError
 ├── ConfigurationError            the start is refused
 ├── IdTaken                       the id that a caller brought is in the database already
+├── LeaseLost                     a write showed a fence that no longer holds; nothing was written
 ├── Problem                       answered as application/problem+json
 │   ├── Invalid                   400  the request is wrong, field by field
 │   ├── CapacityOfAnotherTenant   403
@@ -43,6 +44,12 @@ class ConfigurationError(TenureError):
 
 class IdTaken(TenureError):
     """Somebody has used this id. A wish was carried out without an answer, and its session has ended since."""
+
+
+class LeaseLost(TenureError):
+    """The lease is not held by this holder in this epoch. The one expected outcome that is an exception, so that nobody
+    can overlook it: stop, and write nothing more.
+    """
 
 
 class FieldError(msgspec.Struct, frozen=True):

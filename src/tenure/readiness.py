@@ -1,13 +1,18 @@
 """Whether this instance should get requests: started, not stopping, database within reach, schema new enough."""
 
+from collections.abc import Sequence
+
+from tenure.ensemble import Ensemble
 from tenure.errors import Draining, SchemaTooOld, Starting
+from tenure.model import Lease
 from tenure.store import migrate
 from tenure.store.store import Store
 
 
 class Readiness:
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, ensemble: Ensemble) -> None:
         self._store = store
+        self._ensemble = ensemble
         self.started = False
         self.draining = False
 
@@ -22,3 +27,12 @@ class Readiness:
             raise SchemaTooOld(
                 f"the schema is at {revision or 'nothing'}; this version needs {migrate.required_revision()}"
             )
+
+    async def leases(self) -> Sequence[Lease]:
+        """Those that this instance has a part in: what it leads or could lead, and the locks of jobs."""
+        board = await self._store.read_board(self._ensemble.lease_names)
+        return [*board.leases, *(posting.lock for posting in board.postings if posting.lock is not None)]
+
+    def leads(self, lease: Lease) -> bool:
+        """Holds it, and may still trust that it does."""
+        return lease.held and lease.holder == self._ensemble.holder and self._ensemble.trusts(lease.name)

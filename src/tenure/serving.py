@@ -148,7 +148,8 @@ class _Server(uvicorn.Server):
 
     async def _drain(self) -> None:
         # For a moment a load balancer can see it. Then uvicorn takes no more connections and lets requests finish.
-        await asyncio.gather(asyncio.sleep(DRAIN_LINGER_SECONDS), self._instance.streams.stop())
+        stopping = (self._instance.give_up(), self._instance.streams.stop())
+        await asyncio.gather(asyncio.sleep(DRAIN_LINGER_SECONDS), *stopping)
         self.should_exit = True
 
 

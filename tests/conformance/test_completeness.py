@@ -20,5 +20,6 @@ def _tests() -> list[str]:
 
 
 def test_every_store_method_is_tested_on_every_engine() -> None:
-    missing = {name for name in _methods() if not any(test.startswith(f"test_{name}__") for test in _tests())}
+    tests = _tests()
+    missing = {name for name in _methods() if not any(test.startswith(f"test_{name}__") for test in tests)}
     assert missing == set(), "name a conformance test test_<method>__<behaviour>"

@@ -7,6 +7,7 @@ import pytest
 from tenure.model import CloseReason, Closing, Session, Swept
 from tests.support.databases import Database
 from tests.support.keeping import COUNTED, attach_one, keep_one, update_one
+from tests.support.leases import sweep_some
 from tests.support.wishes import NOON, SECOND, end_one, open_one, wish
 
 SECONDS = timedelta(seconds=1)
@@ -45,7 +46,7 @@ async def test_expire_sessions__records_the_deadline_as_the_end(
 ) -> None:
     one = await opened(database, **limits)
     await database.clock.set(NOON + timedelta(days=31))
-    swept = await database.store.expire_sessions(ALL)
+    swept = await sweep_some(database.store, ALL)
     assert swept == Swept([Closing(one.session_id, reason, NOON + ends_after)], 1)
     after = await recorded(database, one.session_id)
     assert (after.state, after.close_reason) == ("closed", reason)
@@ -56,14 +57,14 @@ async def test_expire_sessions__reads_the_same_before_and_after(database: Databa
     one = await opened(database, lease_microseconds=10 * SECOND)
     await database.clock.set(NOON + 15 * SECONDS)
     before = await database.store.get_session(one.session_id)
-    await database.store.expire_sessions(ALL)
+    await sweep_some(database.store, ALL)
     assert await database.store.get_session(one.session_id) == before
 
 
 async def test_expire_sessions__leaves_what_lives(database: Database) -> None:
     one = await opened(database, lease_microseconds=10 * SECOND)
     await database.clock.set(NOON + 10 * SECONDS - timedelta(microseconds=1))
-    assert await database.store.expire_sessions(ALL) == Swept([], 0)
+    assert await sweep_some(database.store, ALL) == Swept([], 0)
     assert (await recorded(database, one.session_id)).closed_at is None
 
 
@@ -72,25 +73,25 @@ async def test_expire_sessions__looks_once_a_lease_at_what_was_kept_alive(databa
     await database.clock.set(NOON + 9 * SECONDS)
     await keep_one(database.store, one.session_id)
     await database.clock.set(NOON + 11 * SECONDS)
-    assert await database.store.expire_sessions(ALL) == Swept([], 1)
-    assert await database.store.expire_sessions(ALL) == Swept([], 0)
+    assert await sweep_some(database.store, ALL) == Swept([], 1)
+    assert await sweep_some(database.store, ALL) == Swept([], 0)
     await database.clock.set(NOON + 19 * SECONDS)
-    swept = await database.store.expire_sessions(ALL)
+    swept = await sweep_some(database.store, ALL)
     assert swept == Swept([Closing(one.session_id, "LEASE_EXPIRED", NOON + 19 * SECONDS)], 1)
 
 
 async def test_expire_sessions__records_each_lapse_once(database: Database) -> None:
     await opened(database, lease_microseconds=10 * SECOND)
     await database.clock.set(NOON + 60 * SECONDS)
-    assert len((await database.store.expire_sessions(ALL)).closings) == 1
-    assert await database.store.expire_sessions(ALL) == Swept([], 0)
+    assert len((await sweep_some(database.store, ALL)).closings) == 1
+    assert await sweep_some(database.store, ALL) == Swept([], 0)
 
 
 async def test_expire_sessions__has_nothing_to_do_with_what_has_ended(database: Database) -> None:
     one = await opened(database, lease_microseconds=10 * SECOND)
     await end_one(database.store, one.session_id, CloseReason.STOPPED)
     await database.clock.set(NOON + 60 * SECONDS)
-    assert await database.store.expire_sessions(ALL) == Swept([], 0)
+    assert await sweep_some(database.store, ALL) == Swept([], 0)
     assert (await recorded(database, one.session_id)).close_reason == CloseReason.STOPPED
 
 
@@ -98,7 +99,7 @@ async def test_expire_sessions__takes_what_is_longest_due_and_no_more_than_asked
     leases = [30, 10, 20]
     ids = {lease: (await opened(database, lease_microseconds=lease * SECOND)).session_id for lease in leases}
     await database.clock.set(NOON + 60 * SECONDS)
-    first, second = await database.store.expire_sessions(2), await database.store.expire_sessions(2)
+    first, second = await sweep_some(database.store, 2), await sweep_some(database.store, 2)
     assert {closing.session_id for closing in first.closings} == {ids[10], ids[20]}
     assert ([closing.session_id for closing in second.closings], second.looked_at) == ([ids[30]], 1)
 
@@ -111,7 +112,7 @@ async def test_expire_sessions__finishes_what_a_dead_instance_left_closing(datab
     assert ended.session is not None
     assert ended.session.state == "closing"
     await database.clock.set(NOON + 10 * SECONDS)
-    assert await database.store.expire_sessions(ALL) == Swept([], 1)
+    assert await sweep_some(database.store, ALL) == Swept([], 1)
     after = await recorded(database, one.session_id)
     assert (after.state, after.close_reason, after.closed_at) == ("closed", "FAILED", NOON + 3 * SECONDS)
     assert (after.modified_at, after.stream) == (NOON + 3 * SECONDS, COUNTED)
@@ -124,4 +125,4 @@ async def test_expire_sessions__does_not_report_an_end_again_that_its_stream_has
     await database.clock.set(NOON + 3 * SECONDS)
     await update_one(database.store, one.session_id, end="IDLE_TIMEOUT")
     await database.clock.set(NOON + 30 * SECONDS)
-    assert await database.store.expire_sessions(ALL) == Swept([], 1)
+    assert await sweep_some(database.store, ALL) == Swept([], 1)

@@ -36,7 +36,7 @@ def same_key(session: Json, **fields: Any) -> Json:
 
 class Client:
     def __init__(self, address: str, prefix: str = "") -> None:
-        self.http = httpx.Client(base_url=address, timeout=TIMEOUT_SECONDS)
+        self.http = httpx.Client(base_url=address, timeout=TIMEOUT_SECONDS, verify=False)
         self._sessions = f"{prefix}/sessions"
 
     def put(self, body: Json) -> httpx.Response:

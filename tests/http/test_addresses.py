@@ -11,6 +11,9 @@ ADDRESSES = {
     "/sessions": {"GET", "PUT"},
     "/sessions/metrics": {"GET"},
     "/sessions/01890000-0000-7000-8000-000000000000": {"GET", "DELETE"},
+    "/leases": {"GET"},
+    "/jobs": {"GET"},
+    "/jobs/prune/runs": {"GET"},
     "/health": {"GET"},
     "/healthz": {"GET"},
     "/readyz": {"GET"},
@@ -35,7 +38,9 @@ def test_a_refused_method_is_told_which_ones_are_taken(any_client: Client, path:
     assert set(allow) - {"HEAD"} == ADDRESSES[path]
 
 
-@pytest.mark.parametrize("path", ["/sessions", "/health", "/healthz", "/readyz", "/openapi.json", "/docs"])
+@pytest.mark.parametrize(
+    "path", ["/sessions", "/leases", "/jobs", "/health", "/healthz", "/readyz", "/openapi.json", "/docs"]
+)
 def test_head_is_get_without_the_body(any_client: Client, path: str) -> None:
     head, get = any_client.http.head(path), any_client.http.get(path)
     assert (head.status_code, head.headers["Content-Type"], head.content) == (
@@ -82,7 +87,7 @@ def test_there_is_nothing_elsewhere(any_client: Client, method: str, path: str) 
     assert (answer.status_code, answer.json()["code"]) == (404, "NOT_FOUND")
 
 
-@pytest.mark.parametrize("path", ["/sessions", "/sessions/metrics", "/health"])
+@pytest.mark.parametrize("path", ["/sessions", "/sessions/metrics", "/leases", "/jobs", "/jobs/prune/runs", "/health"])
 def test_the_same_routes_answer_under_v1(any_client: Client, path: str) -> None:
     assert any_client.http.get(f"/v1{path}").status_code == 200
 

@@ -99,7 +99,7 @@ def test_every_operation_has_a_summary_a_tag_and_a_good_answer(document: Json) -
     lacking = [
         (method, path)
         for method, path, operation in operations(document)
-        if not (operation["summary"] and operation["tags"] and {"200", "201"} & set(operation["responses"]))
+        if not (operation["summary"] and operation["tags"] and {"200", "201", "202"} & set(operation["responses"]))
     ]
     assert lacking == []
 
@@ -120,6 +120,12 @@ def test_every_parameter_of_a_path_is_declared(document: Json) -> None:
         if set(re.findall(r"{(\w+)}", path)) != {p["name"] for p in operation["parameters"] if p["in"] == "path"}
     ]
     assert wrong == []
+
+
+def test_ids_in_paths_are_uuids_and_names_are_not(document: Json) -> None:
+    parameters = [p for *_, operation in operations(document) for p in operation["parameters"] if p["in"] == "path"]
+    forms = {(p["name"], p["schema"].get("format")) for p in parameters}
+    assert forms == {("sessionId", "uuid"), ("capacityId", "uuid"), ("name", None)}
 
 
 def test_refusals_are_problems(document: Json) -> None:

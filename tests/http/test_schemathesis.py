@@ -1,6 +1,6 @@
 """Schemathesis reads `/openapi.json` and tries to prove that the service does something else.
 
-Three things are told to it: a cursor that was really given out, since no schema can say which those are; not to expect
+Three things are told to it: cursors as they are given out, since no schema can say which those are; not to expect
 that a deleted session is gone, since a session that was ended can still be read; and that what its schema allows may
 still be refused: a heartbeat of a session that is over, and bytes that are no WAV file.
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tenure.http.cursors import cursor_of
+from tenure.http.cursors import cursor_of, cursor_of_text
 from tenure.model import Position
 from tests.support.instances import RunningInstance
 
@@ -25,6 +25,18 @@ SETTINGS = f"""
 [[operations]]
 include-name = "GET /sessions"
 parameters = {{ "query.cursor" = "{CURSOR}" }}
+
+[[operations]]
+include-name = "GET /leases"
+parameters = {{ "query.cursor" = "{cursor_of_text("a-lease")}" }}
+
+[[operations]]
+include-name = "GET /jobs"
+parameters = {{ "query.cursor" = "{cursor_of_text("a-job")}" }}
+
+[[operations]]
+include-name = "GET /jobs/{{name}}/runs"
+parameters = {{ "query.cursor" = "{cursor_of_text("99")}" }}
 
 [[operations]]
 include-name = "POST /sessions/{{sessionId}}/heartbeat"

@@ -86,14 +86,24 @@ async def test_without_a_database_every_request_is_told_to_come_again(early: Loc
         await early.http.delete("/sessions/00000000-0000-0000-0000-000000000000"),
         await early.http.get("/sessions/metrics"),
         await early.http.get("/health"),
+        *[await early.http.get(path) for path in ("/leases", "/jobs", "/jobs/prune/runs")],
+        *[await early.http.post(f"/jobs/prune/{command}") for command in ("run", "pause", "resume")],
+        await early.http.post("/leases/submission-executor/resign"),
     ]
     told = {(answer.status_code, answer.json()["code"], answer.headers["Retry-After"]) for answer in answers}
     assert told == {(503, "DATABASE_UNAVAILABLE", "1")}
 
 
 async def test_without_a_database_wrong_requests_are_still_refused(early: LocalService) -> None:
-    answers = [await early.put({}), await early.http.get("/nothing"), await early.http.post("/sessions")]
-    assert [answer.status_code for answer in answers] == [400, 404, 405]
+    answers = [
+        await early.put({}),
+        await early.http.get("/nothing"),
+        await early.http.post("/sessions"),
+        await early.http.get("/leases?limit=501"),
+        await early.http.get("/jobs?cursor=!"),
+        await early.http.post("/jobs/prune/run?now=true"),
+    ]
+    assert [answer.status_code for answer in answers] == [400, 404, 405, 400, 400, 400]
 
 
 async def test_the_same_request_works_once_the_database_is_there(early: LocalService, absent: Absent) -> None:

@@ -27,6 +27,7 @@ from tenure.model import CloseReason, Heartbeat, Limits, Open, Opened, Outcome, 
 from tests.model.sessions import SessionModel
 from tests.support.databases import Database
 from tests.support.keeping import COUNTED, EVICTING, attach, attach_one, keep_one, stream_update, update_one
+from tests.support.leases import sweep_some
 from tests.support.wishes import NOON, SECOND, end_one, open_one, some_id, wish
 
 LIMITS = Limits(timedelta(seconds=100))
@@ -102,7 +103,7 @@ class SessionMachine(RuleBasedStateMachine):
     @rule()
     def sweep(self) -> None:
         expected = self.model.sweep(self.now)
-        assert _counted(self.run(self.store.expire_sessions(ALL))) == _counted(expected)
+        assert _counted(self.run(sweep_some(self.store, ALL))) == _counted(expected)
 
     @rule(session=sessions, lease=lengths.filter(bool), idle=lengths.filter(bool))
     def attach(self, session: str, lease: int, idle: int) -> None:
@@ -274,7 +275,7 @@ async def test_lease_idle_limit_and_term_end_a_session_in_every_order(database: 
         kept[habit].append(one.session_id)
     for second in range(5, 45, 5):
         await _keep(database, model, NOON + timedelta(seconds=second), kept)
-    assert _counted(await database.store.expire_sessions(ALL)) == _counted(model.sweep(NOON + timedelta(seconds=40)))
+    assert _counted(await sweep_some(database.store, ALL)) == _counted(model.sweep(NOON + timedelta(seconds=40)))
     found = await database.store.list_sessions(SessionFilter(active=False), None, ALL)
     assert {session.session_id: session for session in found} == model.recorded
 

@@ -8,12 +8,13 @@ import pytest
 
 from tenure.clock import from_microseconds
 from tenure.errors import DatabaseBusy
-from tenure.model import Closing, Found, Heartbeat, Open, Outcome, Seats, Session
+from tenure.model import Closing, Fence, Found, Heartbeat, Open, Outcome, Seats, Session
 from tenure.sessions.counters import Counters
 from tenure.sessions.keeping import Keeper
 from tests.support.databases import Database
 from tests.support.instances import RunningInstance
 from tests.support.keeping import attach_one, keep_one, update_one
+from tests.support.leases import held, sweep_some
 from tests.support.load import Client, clients
 from tests.support.locks import elsewhere, holding
 from tests.support.processes import eventually
@@ -165,6 +166,7 @@ async def test_a_heartbeat_after_its_seat_was_given_away_is_too_late(postgres_da
 @pytest.mark.parametrize("taker", ["seat", "key", "sweep", "end", "eviction"])
 async def test_of_a_heartbeat_and_whoever_acts_on_a_lapse_only_one_has_its_way(database: Database, taker: str) -> None:
     """At the very instant of the deadline, again and again: what was recorded stays, what was renewed lives."""
+    fence = await held(database.store)
     for number in range(12):
         await database.clock.set(NOON)
         capacity = some_id()
@@ -174,7 +176,7 @@ async def test_of_a_heartbeat_and_whoever_acts_on_a_lapse_only_one_has_its_way(d
         early = timedelta(microseconds=number % 2 or taker == "eviction")
         await database.clock.set(NOON + 10 * SECONDS - early)
         kept, _ = await asyncio.gather(
-            keep_one(database.store, one.session_id, active=True), _take(database, taker, one)
+            keep_one(database.store, one.session_id, active=True), _take(database, taker, one, fence)
         )
         session = await recorded(database, one.session_id)
         if kept.found is Found.OVER:
@@ -185,11 +187,11 @@ async def test_of_a_heartbeat_and_whoever_acts_on_a_lapse_only_one_has_its_way(d
             assert (kept.found, session.close_reason) == (Found.OVER, "LEASE_EXPIRED"), f"round {number}"
 
 
-async def _take(database: Database, taker: str, one: Open) -> object:
+async def _take(database: Database, taker: str, one: Open, fence: Fence) -> object:
     if taker == "key":
         return await open_one(database.store, again(one))
     if taker == "sweep":
-        return await database.store.expire_sessions(9)
+        return await database.store.expire_sessions(fence, 9)
     if taker == "end":
         return await keep_one(database.store, one.session_id)
     return await open_one(database.store, wish(capacity_id=one.capacity_id))
@@ -267,7 +269,8 @@ async def test_sweeps_at_once_record_every_lapse_exactly_once(database: Database
     await database.clock.set(NOON + 60 * SECONDS)
     # On SQLite another store would run on the host's clock.
     stores = [database.store] if database.engine == "sqlite" else [database.another_store() for _ in range(4)]
-    swept = await asyncio.gather(*(store.expire_sessions(20) for store in stores for _ in range(60)))
+    fence = await held(database.store)
+    swept = await asyncio.gather(*(store.expire_sessions(fence, 20) for store in stores for _ in range(60)))
     for store in stores:
         if store is not database.store:
             await store.close()
@@ -280,9 +283,9 @@ async def test_a_sweep_leaves_rows_that_others_hold_and_takes_them_later(postgre
     async with holding(postgres_database) as holder:
         await holder.lock_session(held.session_id)
         await holder.wait_until(free.deadline_at)
-        during = await postgres_database.store.expire_sessions(9)
+        during = await sweep_some(postgres_database.store, 9)
         await holder.rollback()
-    after = await postgres_database.store.expire_sessions(9)
+    after = await sweep_some(postgres_database.store, 9)
     assert [closing.session_id for closing in during.closings] == [free.session_id]
     assert [closing.session_id for closing in after.closings] == [held.session_id]
 
@@ -294,7 +297,7 @@ async def test_a_sweep_closes_nothing_that_was_renewed_since_it_looked(postgres_
         await holder.hold_the_cut()
         heartbeat = asyncio.create_task(keep_one(other, one.session_id))
         await holder.somebody_waits()
-        sweep = asyncio.create_task(postgres_database.store.expire_sessions(9))
+        sweep = asyncio.create_task(sweep_some(postgres_database.store, 9))
         await holder.somebody_waits(2)
         await holder.rollback()
         assert (await heartbeat).found is Found.LIVE
@@ -312,7 +315,7 @@ async def test_what_a_dead_instance_left_closing_is_finished_by_any_other(databa
     await database.clock.set(NOON + SECONDS)
     await update_one(database.store, one.session_id, end="FAILED")
     await database.clock.set(NOON + 60 * SECONDS)
-    await database.store.expire_sessions(9)
+    await sweep_some(database.store, 9)
     session = await recorded(database, one.session_id)
     assert (session.state, session.close_reason, session.closed_at) == ("closed", "FAILED", NOON + SECONDS)
 
@@ -322,5 +325,5 @@ async def test_a_deadline_that_a_stream_brought_nearer_is_swept_in_time(database
     one = await live(database, wish())
     await attach_one(database.store, one.session_id)
     await database.clock.set(NOON + 60 * SECONDS)
-    swept = await database.store.expire_sessions(9)
+    swept = await sweep_some(database.store, 9)
     assert swept.closings == [Closing(one.session_id, "LEASE_EXPIRED", NOON + 60 * SECONDS)]

@@ -15,7 +15,7 @@ from tests.races.test_one_session import Killer, started
 from tests.support.databases import Database
 from tests.support.instances import RunningInstance
 from tests.support.keeping import evicting
-from tests.support.load import TENANT, Exchange, clients
+from tests.support.load import TENANT, Exchange, clients, repeated
 from tests.support.locks import elsewhere, holding
 from tests.support.seats import LEASE_SECONDS, Users, most_at_once, open_body, spans
 from tests.support.wishes import LIMITS, NOON, SECOND, again, end_one, open_one, some_id, wish
@@ -80,8 +80,8 @@ async def all_seats_can_be_had(
     running: list[RunningInstance], database: Database, capacity_id: str, when_full: str
 ) -> None:
     """Once the leases of those who were killed or walked away have run out."""
-    await asyncio.sleep(LEASE_SECONDS)  # the database's clock is not ours to move
     async with clients([instance.address for instance in running], 1) as members:
+        await repeated(lambda: members[0].get(f"/capacities/{capacity_id}"), _is_deserted, LEASE_SECONDS + 1)
         opened = [
             await members[number % len(members)].send("PUT", "/sessions", open_body(capacity_id, some_id()))
             for number in range(LIMIT + 10)
@@ -91,6 +91,10 @@ async def all_seats_can_be_had(
     assert [exchange.status for exchange in opened] == [201] * LIMIT + [refused] * 10
     assert capacity.answer["activeSessions"] == LIMIT
     assert most_at_once(await spans(database, capacity_id)) == LIMIT
+
+
+def _is_deserted(capacity: Exchange) -> bool:
+    return capacity.status == 200 and capacity.answer["activeSessions"] == 0
 
 
 # At the store

@@ -53,6 +53,10 @@ MEANINGS = {
         Cause.LOCK_TIMEOUT,
         odbc("42000", f"{SERVER}tenure: the cut lock was not granted in time (51222) (SQLExecDirectW)"),
     ),
+    "lease lost": (
+        Cause.LEASE_LOST,
+        odbc("42000", f"{SERVER}tenure: one does not hold the lease leader in epoch 7 (51001) (SQLExecDirectW)"),
+    ),
     "lock timeout after a message": (
         Cause.LOCK_TIMEOUT,
         odbc("42000", f"{SERVER}tenure: the migration lock was not granted in time (51222) (SQLMoreResults)"),
@@ -131,6 +135,7 @@ def test_does_not_take_a_number_in_the_text_for_the_number_of_the_error() -> Non
         ("deadlock", False, False),
         ("lock timeout", False, False),
         ("cut lock not granted", False, False),
+        ("lease lost", False, False),
         ("query timeout", True, False),
         ("no such table", True, False),
         ("a defect", True, False),

@@ -12,8 +12,9 @@ from sqlalchemy.sql.selectable import TextualSelect
 
 from tenure.deadlines import opened
 from tenure.model import Position, SessionFilter
-from tenure.store import capacities, migrate, sessions, tables
+from tenure.store import capacities, leases, migrate, sessions, tables
 from tenure.store.engines.sqlserver import calls
+from tenure.store.types import Id
 from tests.sqlserver import tsql
 from tests.support.wishes import LIMITS, NOON, wish
 
@@ -68,6 +69,67 @@ def test_counts_the_seats_of_a_capacity_by_one_instant() -> None:
     assert re.search(r"SELECT TOP 7 .*\(SELECT count\(\*\) .*\) AS active_sessions", tsql.code(rendered(statement)))
 
 
+class Asked:
+    """A connection that notes what it is asked, and has one row of nothing to say."""
+
+    def __init__(self) -> None:
+        self.statements: list[Any] = []
+
+    def execute(self, statement: Any) -> "Asked":
+        self.statements.append(statement)
+        return self
+
+    def mappings(self) -> list[Any]:
+        return []
+
+    def one_or_none(self) -> object:
+        return ()
+
+
+READS_OF_LEASES = {
+    "list_leases": (leases.list_leases, ("leader", 7)),
+    "list_jobs": (leases.list_jobs, ("tidy", 7)),
+    "list_runs": (leases.list_runs, ("tidy", 9, 7)),
+    "read_board": (leases.read_board, (["leader", "other"],)),
+}
+
+
+def asked(name: str) -> Any:
+    """The last statement of a read."""
+    connection: Any = Asked()
+    read, arguments = READS_OF_LEASES[name]
+    read(connection, *arguments)
+    return connection.statements[-1]
+
+
+@pytest.mark.parametrize("name", ["list_leases", "list_jobs", "list_runs"])
+def test_a_page_of_leases_or_jobs_is_limited_in_the_words_of_sql_server(name: str) -> None:
+    assert re.match(r"SELECT TOP 7 .* ORDER BY \w+\.\w+( DESC)?$", tsql.code(rendered(asked(name))))
+
+
+def test_the_board_is_one_statement_whose_halves_have_the_same_types() -> None:
+    board = tsql.code(rendered(asked("read_board")))
+    assert board.count("UNION ALL") == 1
+    nothing = re.findall(r"CAST\(NULL AS (\w+)", board.partition("UNION ALL")[2])
+    assert len(nothing) == len(tables.jobs.c)
+    assert (nothing[0], nothing[-2], nothing[-1]) == ("VARCHAR", "NVARCHAR", "BIT")
+
+
+@pytest.mark.parametrize(
+    "statement", [*map(asked, READS_OF_LEASES), calls.RENEW_LEASE, calls.BEGIN_RUN, calls.FINISH_RUN]
+)
+def test_texts_travel_as_what_their_columns_are(statement: Any) -> None:
+    """As NVARCHAR, a name would have its column converted."""
+    dialect = aioodbc.dialect(paramstyle="qmark")
+    types = [
+        parameter.type.dialect_impl(dialect)
+        for parameter in statement.compile(dialect=dialect).bind_names
+        if parameter.type.python_type is str and not isinstance(parameter.type, Id)
+    ]
+    assert types
+    assert [each for each in types if not str(each).startswith("VARCHAR")] == []
+
+
 CALLS = {name: value for name, value in vars(calls).items() if isinstance(value, TextualSelect)}
 
 
@@ -85,7 +147,7 @@ def test_an_answer_is_waited_for_behind_messages(statement: Any) -> None:
 def test_an_answer_has_every_column_that_is_read_from_it(name: str) -> None:
     procedure = rendered(CALLS[name]).split()[1].removeprefix("dbo.")
     answer = tsql.code(tsql.routines()[procedure]).rpartition("COMMIT TRANSACTION;")[2]
-    listed = re.split(r" FROM |;", answer.partition("SELECT")[2])[0]
+    listed = re.split(r" FROM | WHERE |;", answer.partition("SELECT")[2])[0]
     columns = {column.split(".")[-1].split(" AS ")[-1].strip() for column in listed.split(",")}
     if "*" in columns:
         columns |= {column.name for column in tables.sessions.c}
@@ -109,7 +171,13 @@ def test_the_migration_keeps_microseconds_and_ids_and_short_texts_as_they_should
     types = set(
         re.findall(r"\b(?:DATETIME|DATETIME2|DATETIMEOFFSET|N?VARCHAR|N?CHAR|UNIQUEIDENTIFIER)\b(?:\(\w+\))?", tables)
     )
-    assert types == {"DATETIME2(6)", "UNIQUEIDENTIFIER", "VARCHAR(16)", "VARCHAR(32)"}
+    assert types == {"DATETIME2(6)", "UNIQUEIDENTIFIER", "VARCHAR(16)", "VARCHAR(32)", "VARCHAR(200)", "NVARCHAR(1000)"}
+
+
+def test_the_migration_tells_capitals_from_small_letters_in_names() -> None:
+    made = " ".join(batch for batch in script() if batch.startswith("CREATE TABLE"))
+    names = re.findall(r"VARCHAR\(200\)( COLLATE \w+)?", made)
+    assert set(names) == {" COLLATE Latin1_General_100_BIN2"}
 
 
 @pytest.mark.parametrize(

@@ -13,16 +13,22 @@ from sqlalchemy import make_url
 from tenure.deadlines import opened
 from tenure.errors import ConfigurationError, DatabaseUnavailable
 from tenure.model import (
+    ERROR_MAX,
     Attach,
     Attached,
+    BeginFound,
+    Begun,
     Closing,
     Ended,
+    Fence,
     Found,
+    JobSettings,
     Kept,
     Limits,
     Open,
     Opened,
     Outcome,
+    RunOutcome,
     Seats,
     Session,
     StreamCounters,
@@ -220,6 +226,90 @@ def test_a_stream_learns_what_its_session_has_become() -> None:
     assert rows.streams_updated([told], 2) == expected
 
 
+def lease_line(**columns: Any) -> Any:
+    instants = {"acquired_at": NOON, "renewed_at": NOON, "expires_at": LATER}
+    values = {
+        "name": "leader",
+        "holder": "one",
+        "epoch": 7,
+        "released": False,
+        "resigned": False,
+        **instants,
+        **columns,
+    }
+    return SimpleNamespace(_mapping=values, **values)
+
+
+@pytest.mark.parametrize(
+    ("columns", "held"),
+    [({"now": NOON}, True), ({"now": LATER}, False), ({"now": NOON, "released": True}, False)],
+    ids=["in time", "run out", "given up"],
+)
+def test_a_lease_is_held_by_the_clock_that_came_with_it(columns: dict[str, Any], held: bool) -> None:
+    assert rows.lease(lease_line(**columns)).held is held
+
+
+def test_an_acquired_lease_says_whether_it_was_taken_and_from_whom() -> None:
+    told = rows.acquired(lease_line(now=NOON, taken=True, reclaimed=True))
+    assert (told.taken, told.reclaimed, told.lease.fence) == (True, True, Fence("leader", "one", 7))
+
+
+def run_line(found: str, **columns: Any) -> Any:
+    instants = {"started_at": NOON, "expires_at": LATER, "tick_at": NOON}
+    counts = {"lock_timeout_microseconds": 60 * SECOND, "failures_in_a_row": 2}
+    return SimpleNamespace(found=found, epoch=7, **instants, **counts, **columns)
+
+
+def test_a_run_that_was_begun_names_the_one_that_was_abandoned() -> None:
+    told = rows.begun(run_line("begun", reclaimed_epoch=6, reclaimed_holder="two"), "tidy", "one")
+    assert told == Begun(
+        BeginFound.BEGUN,
+        fence=Fence("job:tidy", "one", 7),
+        started_at=NOON,
+        expires_at=LATER,
+        tick_at=NOON,
+        lock_timeout_microseconds=60 * SECOND,
+        failures_in_a_row=2,
+        reclaimed=Fence("job:tidy", "two", 6),
+    )
+
+
+def test_a_run_that_was_begun_in_good_order_names_no_other() -> None:
+    assert rows.begun(run_line("begun", reclaimed_epoch=None, reclaimed_holder=None), "tidy", "one").reclaimed is None
+
+
+@pytest.mark.parametrize("found", [BeginFound.HELD, BeginFound.IDLE])
+def test_a_run_that_was_not_begun_has_no_fence(found: BeginFound) -> None:
+    told = rows.begun(run_line(found.value, reclaimed_epoch=6, reclaimed_holder="two"), "tidy", "one")
+    assert told == Begun(found)
+
+
+def test_a_finished_run_is_told_without_an_error_if_there_was_none() -> None:
+    fence = Fence("job:tidy", "one", 7)
+    assert json.loads(rows.finish_text(fence, RunOutcome.SUCCEEDED, None, 0)) == {
+        "name": "job:tidy",
+        "holder": "one",
+        "epoch": 7,
+        "outcome": "succeeded",
+        "retry": 0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("error", "kept"),
+    [("x" * ERROR_MAX, "x" * ERROR_MAX), ("x" + "🎟" * ERROR_MAX, "x" + "🎟" * (ERROR_MAX // 2 - 1)), ("\ud83c", "?")],
+    ids=["just fits", "characters of two halves", "half a character"],
+)
+def test_an_error_fits_its_column_and_ends_with_a_whole_character(error: str, kept: str) -> None:
+    text = rows.finish_text(Fence("job:tidy", "one", 7), RunOutcome.FAILED, error, SECOND)
+    assert json.loads(text)["error"] == kept
+
+
+def test_jobs_are_told_with_their_timing() -> None:
+    job = JobSettings("tidy", 10 * SECOND, 20 * SECOND, paused=True)
+    assert json.loads(rows.numbered([rows.job_values(job)])) == [[0, "tidy", 10 * SECOND, 20 * SECOND, 1]]
+
+
 def test_instants_travel_as_text_with_all_their_decimals() -> None:
     sent = connections.with_exact_instants(None, None, "?", (NOON.replace(tzinfo=None), "x", 7), None, False)
     assert sent == ("?", ("2041-03-01T12:00:00.123456", "x", 7))
@@ -306,6 +396,16 @@ async def test_has_more_threads_than_connections_can_block() -> None:
     store = SqlServerStore(make_url(f"{URL}?driver=x"), 10)
     assert store._threads._max_workers > 2 * 10
     await store.close()
+
+
+@needs_odbc
+@pytest.mark.parametrize(("pool_size", "own"), [(4, False), (7, True), (100, True)])
+async def test_renewals_have_connections_of_their_own_within_the_pool(pool_size: int, own: bool) -> None:
+    store = SqlServerStore(make_url(f"{URL}?driver=x"), pool_size)
+    sizes = {id(engine): engine.sync_engine.pool.size() for engine in (store._engine, store._renewals)}
+    await store.close()
+    assert (len(sizes) == 2) is own
+    assert sum(sizes.values()) == pool_size
 
 
 @needs_odbc

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import pytest
 from sqlfluff.core import FluffConfig, Linter
 
+from tenure.model import JOB_LOCK, NAME_MAX
+from tenure.store.engines.sqlserver import errors
 from tenure.store.store import BATCH_MAX, SWEEP_MAX
 from tests.sqlserver import tsql
 
@@ -15,6 +17,8 @@ CALLS = {name: text for name, text in tsql.constants().items() if text.startswit
 TRANSACTIONS = {name: text for name, text in BATCHES.items() if "BEGIN TRANSACTION" in text}
 WRITES = {name: text for name, text in TRANSACTIONS.items() if "COMMIT TRANSACTION" in text}
 SESSION_WRITES = {name: text for name, text in WRITES.items() if "dbo.sessions" in text}
+LEASE_WRITES = {name: text for name, text in WRITES.items() if "dbo.leases" in text}
+FENCED = {name: text for name, text in WRITES.items() if "dbo.tenure_check_fence" in text}
 CAPACITY_WRITES = {name: text for name, text in WRITES.items() if "tenure_hold_off_all_writers" in text}
 
 RULES = [
@@ -30,9 +34,12 @@ NEWER_THAN_2019 = (
 )  # fmt: skip
 
 READ = re.compile(
-    r"(?:FROM|JOIN) dbo\.(?:sessions|capacities) AS (?P<alias>\w+)(?: WITH \((?P<hints>(?:[^()]|\([^()]*\))*)\))?"
+    r"(?:FROM|JOIN) dbo\.(?P<table>sessions|capacities|leases|lease_history|jobs|job_runs) AS (?P<alias>\w+)"
+    r"(?: WITH \((?P<hints>(?:[^()]|\([^()]*\))*)\))?"
 )
-WRITE = re.compile(r"UPDATE s SET|UPDATE dbo\.|INSERT INTO dbo\.|DELETE FROM dbo\.")
+WRITE = re.compile(
+    r"UPDATE [sj] SET|UPDATE dbo\.|INSERT INTO dbo\.|DELETE FROM dbo\.|EXEC dbo\.tenure_(?:begin|end)_epoch_1"
+)
 
 WAITS = "UPDLOCK, HOLDLOCK, ROWLOCK"
 TAKES_ROWS = "UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK"
@@ -43,6 +50,14 @@ READS_RULES = "READCOMMITTEDLOCK, INDEX (capacities_pkey)"
 """Keeps no lock: whoever changes rules holds the cut lock alone."""
 PASSES_OVER = "READCOMMITTEDLOCK, READPAST, FORCESEEK, INDEX (sessions_closed_at)"
 """Takes no lock: nobody else can be writing what it looks for."""
+FENCE = "REPEATABLEREAD, ROWLOCK, INDEX (leases_pkey)"
+"""Shared, and kept until the end of the transaction."""
+ALONE = "XLOCK, REPEATABLEREAD, ROWLOCK, INDEX (leases_pkey)"
+"""Waits for fences, and then reads what is there, not a version from before the wait. To end or to prolong an epoch
+nobody needs the gap of a name without a row."""
+READS_RUN = "READCOMMITTEDLOCK, INDEX (job_runs_pkey)"
+READS_JOB = "READCOMMITTEDLOCK, INDEX (jobs_pkey)"
+"""Keep no lock: while the lock is held, nobody but its holder writes the run, and nobody what is read of the job."""
 
 TAKING = {TAKES_ROWS, TAKES_KEYS}
 HINTS = {
@@ -57,6 +72,16 @@ HINTS = {
     "tenure_update_streams_1": TAKING,
     "tenure_put_capacity_1": {WAITS},
     "tenure_delete_capacity_1": {WAITS},
+    "tenure_acquire_lease_1": {WAITS, ALONE},
+    "tenure_renew_lease_1": {ALONE},
+    "tenure_release_lease_1": {ALONE},
+    "tenure_resign_lease_1": {ALONE},
+    "tenure_register_jobs_1": {WAITS},
+    "tenure_begin_run_1": {WAITS, ALONE, READS_RUN, READS_JOB},
+    "tenure_finish_run_1": {WAITS, ALONE},
+    "tenure_command_job_1": {WAITS},
+    "tenure_prune_1": {TAKES_ROWS},
+    "tenure_expire_2": set(),
 }
 """How each procedure reads what it decides on, and no other way: a new one must be put here, and thought about."""
 WAITERS = {name: text for name, text in SESSION_WRITES.items() if WAITS in text}
@@ -151,7 +176,7 @@ def test_reads_without_a_hint_only_what_it_writes_and_holds(name: str) -> None:
         statement
         for statement in tsql.statements(inside(WRITES[name]))
         for read in READ.finditer(statement)
-        if not read["hints"] and not re.search(rf"\bUPDATE {read['alias']} SET\b", statement)
+        if not read["hints"] and not re.search(rf"\b(?:UPDATE {read['alias']} SET|DELETE {read['alias']})\b", statement)
     ]
     assert unlocked == []
 
@@ -245,6 +270,84 @@ def test_reads_the_clock_after_the_last_lock_and_before_the_first_write(name: st
     last_lock = max(text.rfind(hints) for hints in (WAITS, TAKES_ROWS, TAKES_KEYS, COUNTS))
     assert last_lock < text.rfind("SET @now = dbo.tenure_write_now()") < first_write
     assert text.count("@now = dbo.") == 1
+
+
+@pytest.mark.parametrize("name", LEASE_WRITES)
+def test_locks_the_lease_before_its_job_and_its_runs(name: str) -> None:
+    locked = [
+        read["table"]
+        for read in READ.finditer(inside(LEASE_WRITES[name]))
+        if (read["hints"] or "").startswith(("UPDLOCK", "XLOCK"))
+    ]
+    assert locked == sorted(locked, key=["leases", "jobs", "job_runs"].index)
+    assert locked[0] == "leases"
+
+
+@pytest.mark.parametrize("name", sorted({*LEASE_WRITES, "tenure_register_jobs_1", "tenure_command_job_1"}))
+def test_reads_the_clock_of_leases_after_the_last_lock_and_before_the_first_write(name: str) -> None:
+    text = inside(WRITES[name])
+    first_write = min(match.start() for match in WRITE.finditer(text))
+    last_lock = max(text.rfind(hints) for hints in (WAITS, ALONE))
+    assert last_lock < text.rfind("SET @now = dbo.tenure_now()") < first_write
+
+
+@pytest.mark.parametrize("name", ["tenure_acquire_lease_1", "tenure_begin_run_1"])
+def test_begins_an_epoch_when_no_fence_of_the_last_is_held_any_more(name: str) -> None:
+    text = inside(LEASE_WRITES[name])
+    assert 0 <= text.find(WAITS) < text.find(ALONE) < text.find("EXEC dbo.tenure_begin_epoch_1")
+
+
+@pytest.mark.parametrize("name", FENCED)
+def test_shows_its_fence_before_anything_else(name: str) -> None:
+    fence = "EXEC dbo.tenure_check_fence_1 @name = @name, @holder = @holder, @epoch = @epoch;"
+    assert inside(FENCED[name]).strip().startswith(fence)
+
+
+def test_all_that_a_job_writes_shows_its_fence() -> None:
+    assert set(FENCED) == {"tenure_prune_1", "tenure_expire_2"}
+
+
+def test_a_fence_keeps_the_lease_and_looks_at_the_clock_afterwards() -> None:
+    text = tsql.code(BATCHES["tenure_check_fence_1"])
+    assert [read["hints"] for read in READ.finditer(text)] == [FENCE]
+    assert text.find(FENCE) < text.find("dbo.tenure_now()")
+
+
+def test_a_fence_leaves_the_transaction_to_its_caller_unless_the_lease_is_lost() -> None:
+    text = tsql.code(BATCHES["tenure_check_fence_1"])
+    assert re.findall(r"BEGIN TRANSACTION|COMMIT|ROLLBACK", text) == []
+    assert "SET XACT_ABORT ON;" in text
+
+
+@pytest.mark.parametrize("name", [name for name, text in BATCHES.items() if re.search(r"\bTHROW\b", tsql.code(text))])
+def test_throws_only_what_is_understood(name: str) -> None:
+    thrown = [int(number) for number in re.findall(r"\bTHROW (\d+)", tsql.code(BATCHES[name]))]
+    assert thrown
+    assert [number for number in thrown if number not in errors.NUMBERS] == []
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_compares_names_with_columns_only(name: str) -> None:
+    """Two variables are compared as the database's collation has it, which may not tell capitals from small letters."""
+    compared = re.compile(r"\b(?:IF|WHEN|WHERE|AND|OR|CASE) @(?:name|holder|held_by|job|reclaimed_holder)\b")
+    assert compared.findall(tsql.code(BATCHES[name])) == []
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_names_have_the_type_of_their_columns(name: str) -> None:
+    """Any other would have the column converted instead, row by row."""
+    types = re.findall(
+        r"(?<![\w.])(@?)(?:name|holder|held_by|job|reclaimed_holder) (n?varchar\(\w+\))( COLLATE \w+)?(?! '\$)",
+        tsql.code(BATCHES[name]),
+    )
+    column = (f"varchar({NAME_MAX})", " COLLATE Latin1_General_100_BIN2")
+    lock = f"varchar({NAME_MAX + len(JOB_LOCK)})"
+    odd = [
+        (kind, collation)
+        for variable, kind, collation in types
+        if (kind not in (column[0], lock) if variable else (kind, collation) != column)
+    ]
+    assert odd == []
 
 
 @pytest.mark.parametrize("name", [name for name, text in BATCHES.items() if "sp_getapplock" in text])

@@ -109,15 +109,20 @@ async def test_ten_thousand_streams_leave_no_socket_and_no_memory(
 
     await cycles(instance.port, WARM_UP)
     before = await settled()
-    files = process.num_fds()
+    files = open_files(process)
     await cycles(instance.port, CYCLES - WARM_UP)
     after = await settled()
     assert after - before < MEMORY_TOLERANCE, f"{(after - before) / 1_048_576:.1f} MiB more than {before} bytes"
-    assert process.num_fds() <= files
+    assert open_files(process) <= files
     assert process.num_threads() < 50
     (states,) = await postgres_database.rows("SELECT count(*) AS n FROM sessions WHERE state <> 'closed'")
     assert states["n"] == 0
     assert "error" not in instance.log(), instance.log()
+
+
+def open_files(process: psutil.Process) -> int:
+    """But for the database's, on a Unix socket: the pool opens another connection whenever it needs one."""
+    return int(process.num_fds()) - len(process.net_connections("unix"))
 
 
 def established(process: psutil.Process) -> list[object]:

@@ -1,5 +1,6 @@
 """A real database for every test: SQLite in a file, PostgreSQL from a server that pip installed."""
 
+import asyncio
 import itertools
 import os
 import shutil
@@ -26,6 +27,8 @@ T = TypeVar("T")
 
 POOL_SIZE = 8
 TEMPLATE = "tenure_template"
+MEMORY = Path("/dev/shm")
+ROOM_BYTES = 4 * 1024**3
 _numbers = itertools.count(1)
 
 
@@ -75,10 +78,16 @@ class PostgresServer:
         await self.execute(f"CREATE DATABASE {name}" + (f" TEMPLATE {template}" if template else ""))
         return name
 
+    async def drop_database(self, name: str) -> None:
+        """Whoever is still connected to it. A folder that keeps hundreds of them takes long to remove."""
+        await self.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
     async def create_template(self) -> None:
         """Migrated once, copied for every test."""
         # What a stopped or killed server has written is still there: only the machine's own end could lose it.
         await self.execute("ALTER SYSTEM SET fsync = off")
+        # Its folder may be in memory.
+        await self.execute("ALTER SYSTEM SET max_wal_size = '256MB'")
         await self.execute("SELECT pg_reload_conf()")
         await self.execute(f"CREATE DATABASE {TEMPLATE}")
         store = open_store(self.url(TEMPLATE), POOL_SIZE)
@@ -86,10 +95,15 @@ class PostgresServer:
         await store.close()
 
 
+def _memory() -> Path | None:
+    """Where there is room in it: each database is hundreds of files, which would keep a disk busy most of the time."""
+    return MEMORY if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= ROOM_BYTES else None
+
+
 @contextmanager
 def postgres_server(version: int = 18) -> Iterator[PostgresServer]:
     # A short path: a Unix socket's has at most 107 characters.
-    folder = Path(tempfile.mkdtemp(prefix="tpg"))
+    folder = Path(tempfile.mkdtemp(prefix="tpg", dir=_memory()))
     server = PostgresServer(folder / "data", version)
     try:
         yield server
@@ -142,7 +156,7 @@ class PostgresClock(Clock):
 
     async def close(self) -> None:
         if self._connection is not None:
-            await self._connection.close()
+            self._connection.terminate()
 
     async def _connected(self) -> asyncpg.Connection:
         if self._connection is None:
@@ -163,6 +177,8 @@ class Database:
         self.url = url
         self.store = store
         self.clock = clock
+        self._connection: asyncpg.Connection | None = None
+        self._one_at_a_time = asyncio.Lock()
 
     @property
     def engine(self) -> str:
@@ -171,6 +187,8 @@ class Database:
     async def close(self) -> None:
         await self.store.close()
         await self.clock.close()
+        if self._connection is not None:
+            self._connection.terminate()
 
     def another_store(self) -> Store:
         """A second instance's store. On SQLite it runs on the host's clock."""
@@ -180,11 +198,10 @@ class Database:
         """What plain SQL sees, or does."""
         if self.engine == "sqlite":
             return self._sqlite_rows(statement)
-        connection = await asyncpg.connect(self.url)
-        try:
-            return [dict(row) for row in await connection.fetch(statement)]
-        finally:
-            await connection.close()
+        async with self._one_at_a_time:
+            if self._connection is None or self._connection.is_closed():
+                self._connection = await asyncpg.connect(self.url)
+            return [dict(row) for row in await self._connection.fetch(statement)]
 
     async def execute(self, statement: str) -> None:
         await self.rows(statement)

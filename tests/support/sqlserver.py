@@ -9,12 +9,12 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 import pytest
-from sqlalchemy import Connection, make_url
+from sqlalchemy import Connection, event, make_url
 from sqlalchemy.dialects.mssql import aioodbc
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from tenure.store.engines import open_store
-from tenure.store.engines.sqlserver.connections import connection_url
+from tenure.store.engines.sqlserver.connections import connection_url, with_exact_instants
 from tenure.store.migrate import SCHEMA_TABLE
 from tenure.store.tables import metadata
 from tests.support.databases import POOL_SIZE, Clock, Database
@@ -47,6 +47,7 @@ class SqlServerDatabase(Database):
 
     async def run_sync(self, work: Callable[[Connection], T]) -> T:
         engine = create_async_engine(connection_url(make_url(self.url)))
+        event.listen(engine.sync_engine, "before_cursor_execute", with_exact_instants, retval=True)
         try:
             async with engine.connect() as connection:
                 return await connection.run_sync(work)

@@ -1,7 +1,7 @@
 """The configuration: one frozen record, checked once at the start."""
 
 from tenure.config.load import load
-from tenure.config.settings import Config, GatewayConfig, JobConfig, SessionsConfig, StreamsConfig
+from tenure.config.settings import Config, GatewayConfig, JobConfig, LeasesConfig, SessionsConfig, StreamsConfig
 from tenure.config.values import JOBS
 
-__all__ = ["JOBS", "Config", "GatewayConfig", "JobConfig", "SessionsConfig", "StreamsConfig", "load"]
+__all__ = ["JOBS", "Config", "GatewayConfig", "JobConfig", "LeasesConfig", "SessionsConfig", "StreamsConfig", "load"]

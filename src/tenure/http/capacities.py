@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import msgspec
 
 from tenure.errors import Invalid, NotFound, TooLarge, Unavailable, UnsupportedMediaType
-from tenure.http.cursors import cursor_of_id, id_of, next_link
-from tenure.http.routing import JSON, Answer, Call, Route
+from tenure.http.cursors import cursor_of_id, id_of
+from tenure.http.pages import page
+from tenure.http.routing import Answer, Call, Route
 from tenure.http.shapes import (
     CapacityAnswer,
     CapacityBody,
@@ -92,15 +93,12 @@ class CapacityRoutes:
         query: CapacityQuery = call.query
         after = None if query.cursor is None else id_of(query.cursor)
         tenant = query.tenant and query.tenant.lower()
-        # One more than asked for: whether it is there says whether there is a next page.
         found = await self._store.list_capacities(tenant, after, query.limit + 1)
-        page = found[: query.limit]
-        cursor = None
-        headers = list(JSON)
-        if len(found) > len(page):
-            cursor = cursor_of_id(page[-1].capacity_id)
-            headers.append((b"link", next_link(self._path, query, cursor)))
-        return Answer(CapacityList(list(map(capacity_answer, page)), len(page), cursor), 200, headers)
+        return page(found, query, self._path, lambda capacity: cursor_of_id(capacity.capacity_id), _listed)
+
+
+def _listed(capacities: Sequence[Capacity], count: int, cursor: str | None) -> CapacityList:
+    return CapacityList([capacity_answer(capacity) for capacity in capacities], count, cursor)
 
 
 def _answer(call: Call, capacity: Capacity | None) -> Answer:

@@ -12,6 +12,8 @@ from tenure.errors import FieldError, Invalid
 from tenure.ids import canonical_id
 from tenure.model import Position
 
+DIGITS_MAX = 18
+
 _decode = msgspec.msgpack.Decoder(Position).decode
 
 
@@ -41,6 +43,28 @@ def id_of(cursor: str) -> str:
         return str(UUID(bytes=_bytes(cursor)))
     except (binascii.Error, ValueError, UnicodeError) as error:
         raise _forged() from error
+
+
+def cursor_of_text(last: str) -> str:
+    """For a list in the order of names or numbers."""
+    return base64.urlsafe_b64encode(last.encode()).rstrip(b"=").decode()
+
+
+def text_of(cursor: str) -> str:
+    try:
+        text = _bytes(cursor).decode("ascii")
+    except (binascii.Error, ValueError, UnicodeError) as error:
+        raise _forged() from error
+    if not text or not text.isprintable():
+        raise _forged()
+    return text
+
+
+def number_of(cursor: str) -> int:
+    text = text_of(cursor)
+    if not text.isdecimal() or len(text) > DIGITS_MAX:
+        raise _forged()
+    return int(text)
 
 
 def next_link(path: str, query: msgspec.Struct, cursor: str) -> bytes:

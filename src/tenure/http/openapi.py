@@ -102,12 +102,9 @@ def _content(media_type: str, shape: type[msgspec.Struct]) -> dict[str, Any]:
 def _path_parameters(route: Route) -> Iterable[dict[str, Any]]:
     for part in route.path.split("/"):
         if part.startswith("{"):
-            yield {
-                "name": part.strip("{}"),
-                "in": "path",
-                "required": True,
-                "schema": {"type": "string", "format": "uuid"},
-            }
+            name = part.strip("{}")
+            schema = {"type": "string", "format": "uuid"} if name.endswith("Id") else {"type": "string", "minLength": 1}
+            yield {"name": name, "in": "path", "required": True, "schema": schema}
 
 
 def _query_parameters(route: Route) -> Iterable[dict[str, Any]]:
@@ -140,7 +137,7 @@ def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
 def _answers(route: Route) -> dict[str, Any]:
     return {
         str(status): {
-            "description": {200: "It is so.", 201: "It was made."}[status],
+            "description": {200: "It is so.", 201: "It was made.", 202: "It will be so."}[status],
             **({"content": _content("application/json", shape)} if shape else {}),
             **({"headers": {"Location": _header("Where it can be read.")}} if status == 201 else {}),  # noqa: PLR2004
         }

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from tenure import __version__
 from tenure.errors import Invalid, Unavailable
 from tenure.http.routing import Answer, Call, Route
-from tenure.http.shapes import HealthAnswer, LivenessAnswer, ReadinessAnswer
+from tenure.http.shapes import HealthAnswer, LivenessAnswer, ReadinessAnswer, lease_with_role
 from tenure.readiness import Readiness
 from tenure.sessions.sessions import Sessions
 
@@ -34,7 +34,10 @@ class OperationRoutes:
                 handler=self.readiness,
                 tag="operations",
                 summary="Should this instance get requests?",
-                description="503 while starting, draining, cut off from the database, or if the schema is too old.",
+                description=(
+                    "503 while starting, draining, cut off from the database, or if the schema is too old. "
+                    "Says who leads, and whether this instance does: leaders and followers are ready alike."
+                ),
                 answers={200: ReadinessAnswer},
                 refusals=(Invalid, Unavailable),
                 stays=True,
@@ -56,7 +59,8 @@ class OperationRoutes:
 
     async def readiness(self, _call: Call) -> Answer:
         await self._readiness.check()
-        return Answer(ReadinessAnswer("ready", []))
+        leases = await self._readiness.leases()
+        return Answer(ReadinessAnswer("ready", [lease_with_role(each, self._readiness.leads(each)) for each in leases]))
 
     async def health(self, _call: Call) -> Answer:
         return Answer(HealthAnswer("ok", __version__, (await self._sessions.counts.last()).active))

@@ -9,7 +9,8 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-from tenure.errors import FieldError, Invalid, TooLarge, UnsupportedMediaType
+from tenure.errors import FieldError, Invalid, NotFound, TooLarge, UnsupportedMediaType
+from tenure.model import NAME_MAX
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -44,6 +45,13 @@ def check_media_type(headers: Iterable[tuple[bytes, bytes]], allowed: Sequence[b
                 break
     if not found:
         raise UnsupportedMediaType(f"the body must be {allowed[0].decode()}")
+
+
+def name_of(text: str) -> str:
+    """A name in a path, if it can be one: databases differ in what they make of others."""
+    if not (text.isascii() and text.isprintable() and len(text) <= NAME_MAX):
+        raise NotFound("nothing has such a name")
+    return text
 
 
 def too_large(max_bytes: int = BODY_MAX_BYTES) -> TooLarge:

@@ -17,7 +17,8 @@ from tenure.errors import (
     Unavailable,
     UnsupportedMediaType,
 )
-from tenure.http.cursors import cursor_of, next_link, position_of
+from tenure.http.cursors import cursor_of, position_of
+from tenure.http.pages import page
 from tenure.http.routing import JSON, Answer, Call, Respond, Route, failure, refusal
 from tenure.http.shapes import (
     Cursor,
@@ -39,7 +40,7 @@ from tenure.http.shapes import (
     session_answer,
 )
 from tenure.ids import canonical_id
-from tenure.model import CloseReason, Heartbeat, Kept, Opened, Outcome, Position, SessionFilter, State
+from tenure.model import CloseReason, Heartbeat, Kept, Opened, Outcome, Position, Session, SessionFilter, State
 from tenure.sessions import keeping
 from tenure.sessions.sessions import Sessions
 
@@ -193,18 +194,19 @@ class SessionRoutes:
     async def list(self, call: Call) -> Answer:
         query: SessionQuery = call.query
         after = None if query.cursor is None else position_of(query.cursor)
-        # One more than asked for: whether it is there says whether there is a next page.
         found = await self._sessions.list(_filter(query), after, query.limit + 1)
-        page = found[: query.limit]
-        cursor = None
-        headers = list(JSON)
-        if len(found) > len(page):
-            cursor = cursor_of(Position(page[-1].started_at, page[-1].session_id))
-            headers.append((b"link", next_link(self._path, query, cursor)))
-        return Answer(SessionList([session_answer(session) for session in page], len(page), cursor), 200, headers)
+        return page(found, query, self._path, _cursor_after, _listed)
 
     async def metrics(self, _call: Call) -> Answer:
         return Answer(metrics_answer(await self._sessions.counts.fresh(), self._sessions.counters))
+
+
+def _cursor_after(session: Session) -> str:
+    return cursor_of(Position(session.started_at, session.session_id))
+
+
+def _listed(sessions: Sequence[Session], count: int, cursor: str | None) -> SessionList:
+    return SessionList([session_answer(session) for session in sessions], count, cursor)
 
 
 def _filter(query: SessionQuery) -> SessionFilter:

@@ -10,9 +10,13 @@ from tenure.model import (
     Capacity,
     CloseReason,
     Found,
+    Job,
+    JobRun,
     Kept,
+    Lease,
     Opened,
     Outcome,
+    RunOutcome,
     Session,
     SessionCounts,
     State,
@@ -24,7 +28,7 @@ from tenure.sessions.counters import Counters
 UUID_PATTERN = "^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$"
 MICROSECONDS = 1_000_000
 LIMIT_MAX = 500
-CURSOR_MAX = 200
+CURSOR_MAX = 300
 HEARTBEATS_MAX = 1000
 SEATS_MAX = 2_147_483_647
 
@@ -174,6 +178,62 @@ class CapacityList(msgspec.Struct, frozen=True, rename="camel"):
     next_cursor: str | None
 
 
+class LeaseAnswer(msgspec.Struct, frozen=True, rename="camel"):
+    name: str
+    holder: str
+    epoch: int
+    held: bool
+    acquired_at: Instant
+    renewed_at: Instant
+    expires_at: Instant
+
+
+class LeaseWithRole(LeaseAnswer, frozen=True, rename="camel", kw_only=True):
+    role: Literal["leader", "follower"]
+
+
+class LeaseList(msgspec.Struct, frozen=True, rename="camel"):
+    leases: list[LeaseAnswer]
+    count: int
+    next_cursor: str | None
+
+
+class JobAnswer(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
+    name: str
+    interval_seconds: float | int
+    lock_timeout_seconds: float | int
+    next_run_at: Instant
+    retry_at: Instant | None
+    last_start_at: Instant | None
+    last_success_at: Instant | None
+    last_duration_seconds: float | int | None
+    run_count: int
+    failures_in_a_row: int
+    last_error: str | None
+    paused: bool
+
+
+class JobList(msgspec.Struct, frozen=True, rename="camel"):
+    jobs: list[JobAnswer]
+    count: int
+    next_cursor: str | None
+
+
+class RunAnswer(msgspec.Struct, frozen=True, rename="camel"):
+    started_at: Instant
+    ended_at: Instant | None
+    holder: str
+    epoch: int
+    outcome: RunOutcome | None
+    error: str | None
+
+
+class RunList(msgspec.Struct, frozen=True, rename="camel"):
+    runs: list[RunAnswer]
+    count: int
+    next_cursor: str | None
+
+
 class HealthAnswer(msgspec.Struct, frozen=True, rename="camel"):
     status: Literal["ok"]
     version: str
@@ -186,7 +246,7 @@ class LivenessAnswer(msgspec.Struct, frozen=True):
 
 class ReadinessAnswer(msgspec.Struct, frozen=True):
     status: Literal["ready"]
-    leases: list[dict[str, Any]]
+    leases: list[LeaseWithRole]
 
 
 def instant(value: datetime) -> datetime:
@@ -281,6 +341,42 @@ def capacity_answer(capacity: Capacity) -> CapacityAnswer:
         instant(capacity.created_at),
         instant(capacity.modified_at),
     )
+
+
+def _lease_values(lease: Lease) -> tuple[Any, ...]:
+    instants = (instant(lease.acquired_at), instant(lease.renewed_at), instant(lease.expires_at))
+    return (lease.name, lease.holder, lease.epoch, lease.held, *instants)
+
+
+def lease_answer(lease: Lease) -> LeaseAnswer:
+    return LeaseAnswer(*_lease_values(lease))
+
+
+def lease_with_role(lease: Lease, leads: bool) -> LeaseWithRole:
+    return LeaseWithRole(*_lease_values(lease), role="leader" if leads else "follower")
+
+
+def job_answer(job: Job) -> JobAnswer:
+    return JobAnswer(
+        name=job.name,
+        interval_seconds=seconds_number(job.interval_microseconds) or 0,
+        lock_timeout_seconds=seconds_number(job.lock_timeout_microseconds) or 0,
+        next_run_at=instant(job.next_run_at),
+        retry_at=job.retry_at and instant(job.retry_at),
+        last_start_at=job.last_start_at and instant(job.last_start_at),
+        last_success_at=job.last_success_at and instant(job.last_success_at),
+        last_duration_seconds=seconds_number(job.last_duration_microseconds),
+        run_count=job.run_count,
+        failures_in_a_row=job.failures_in_a_row,
+        last_error=job.last_error,
+        paused=job.paused,
+    )
+
+
+def run_answer(run: JobRun) -> RunAnswer:
+    ended_at = run.ended_at and instant(run.ended_at)
+    outcome = run.outcome and RunOutcome(run.outcome)
+    return RunAnswer(instant(run.started_at), ended_at, run.holder, run.epoch, outcome or None, run.error)
 
 
 def metrics_answer(counts: SessionCounts, counters: Counters) -> MetricsAnswer:

@@ -9,6 +9,9 @@ from alembic.config import Config
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, inspect, text
 
+from tenure.errors import ConfigurationError
+from tenure.store.tables import metadata
+
 SCHEMA_TABLE = "tenure_schema"
 FOLDER = Path(__file__).parent / "migrations"
 
@@ -34,10 +37,22 @@ def upgrade(connection: Connection) -> Sequence[str]:
     before = current_revision(connection)
     if is_sufficient(before):
         return []
+    if before is None:
+        _check_room(connection)
     config = _config()
     config.attributes["connection"] = connection
     command.upgrade(config, "head")
     return _pending(before)
+
+
+def _check_room(connection: Connection) -> None:
+    """That the first migration finds a schema, and no names of ours in it."""
+    found = inspect(connection)
+    if connection.dialect.name == "postgresql" and found.default_schema_name is None:
+        raise ConfigurationError("database: there is no schema in its search_path; create it first")
+    taken = sorted(set(found.get_table_names()) & set(metadata.tables))
+    if taken:
+        raise ConfigurationError(f"database: somebody else's tables are called {', '.join(taken)}; see docs/library.md")
 
 
 def script(before: str | None, dialect_name: str) -> str:

@@ -1,8 +1,8 @@
 """The one place where a database operation is tried again, and where a driver's error becomes ours.
 
 An engine says what an error means (`Cause`) or nothing, if it is a defect. Every operation of the store may be
-repeated, so each cause but a duplicate is worth another try, within one bound on tries and one on time: a caller is
-answered within two seconds whatever the database does.
+repeated, so each cause but a duplicate and a lost lease is worth another try, within one bound on tries and one on
+time: a caller is answered within two seconds whatever the database does.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import structlog
 
 from tenure.clock import monotonic
-from tenure.errors import DatabaseBusy, DatabaseUnavailable, IdTaken
+from tenure.errors import DatabaseBusy, DatabaseUnavailable, IdTaken, LeaseLost
 
 T = TypeVar("T")
 log = structlog.get_logger()
@@ -33,6 +33,7 @@ class Cause(StrEnum):
     TIMEOUT = "timeout"
     SCHEMA = "schema"
     DUPLICATE = "duplicate"
+    LEASE_LOST = "lease_lost"
 
 
 class Retries:
@@ -72,6 +73,8 @@ class Retries:
                     raise
                 if cause is Cause.DUPLICATE:
                     raise IdTaken("this id is in the database already") from error
+                if cause is Cause.LEASE_LOST:
+                    raise LeaseLost(_one_line(error)) from error
                 self.counts[cause] += 1
                 if number == TRIES or cause is Cause.SCHEMA:
                     self._say(cause, error)

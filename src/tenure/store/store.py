@@ -5,24 +5,41 @@ out; each can be repeated, and the repetition finds its own work.
 
 An engine module implements the writes, since *when* in a transaction the clock is read and what is locked before is
 where the engines differ and where the promises are kept: lock, look, read the clock, write. The reads are shared.
+
+What only a leader or a job's run may write takes its `Fence` as the first argument. It is checked in the same
+transaction, under a lock that the next acquire waits for: if the lease is not held by this holder in this epoch at
+that moment, the method raises `LeaseLost` and nothing is written. A test calls each such method with fences that do
+not hold.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from datetime import timedelta
 from enum import StrEnum
 from typing import Protocol
 
 from tenure.model import (
+    Acquired,
     Attach,
     Attached,
+    Begun,
+    Board,
     Capacity,
     End,
     Ended,
+    Fence,
     Heartbeat,
+    Job,
+    JobCommand,
+    JobRun,
+    JobSettings,
     Kept,
+    Lease,
     Limits,
     Open,
     Opened,
     Position,
+    Pruned,
+    RunOutcome,
     Seats,
     Session,
     SessionCounts,
@@ -37,6 +54,9 @@ BATCH_MAX = 128
 does not read."""
 SWEEP_MAX = 500
 """Sessions in one batch of the sweep, or evicted in one transaction. Of each only its end is told."""
+PRUNE_MAX = 1000
+LEASE_HISTORY_KEPT = timedelta(days=30)
+JOB_RUNS_KEPT = timedelta(days=7)
 
 
 class Lane(StrEnum):
@@ -70,10 +90,10 @@ class Store(Protocol):
     async def end_sessions(self, ends: Sequence[End]) -> Sequence[Ended]:
         """Ends each with its reason, or with its lapse reason if it was over already."""
 
-    async def expire_sessions(self, limit: int) -> Swept:
+    async def expire_sessions(self, fence: Fence, limit: int) -> Swept:
         """Records up to `limit` sessions that have lapsed, and finishes what a dead instance left `closing`.
 
-        Costs what is due, not what exists. Any number of instances may do it at once.
+        Costs what is due, not what exists.
         """
 
     async def attach_streams(self, attaches: Sequence[Attach]) -> Sequence[Attached]:
@@ -99,6 +119,50 @@ class Store(Protocol):
         """Newest start first, beginning after `after`."""
 
     async def count_sessions(self) -> SessionCounts: ...
+
+    async def acquire_lease(self, name: str, holder: str, attempt: str, duration_microseconds: int) -> Acquired:
+        """Takes the lease if it is free, with the next epoch. `attempt` is a new id for each try, kept if repeated."""
+
+    async def renew_lease(self, fence: Fence, duration_microseconds: int) -> Lease: ...
+
+    async def release_lease(self, fence: Fence) -> Lease:
+        """Ends it now."""
+
+    async def resign_lease(self, name: str) -> Lease | None:
+        """Ends it now, whoever holds it; None if nobody ever did."""
+
+    async def list_leases(self, after: str | None, limit: int) -> Sequence[Lease]:
+        """Those that were ever held, by name, beginning after `after`."""
+
+    async def read_board(self, names: Sequence[str]) -> Board:
+        """All jobs with their locks, and the leases of these names: one statement."""
+
+    def listen(self, wake: Callable[[], None]) -> None:
+        """Has `wake` called when somebody has ended a lease or asked for a job's run, as far as the engine can tell.
+
+        Only a hint that the board is worth a look now: it may come late, twice or never.
+        """
+
+    async def register_jobs(self, jobs: Sequence[JobSettings]) -> None:
+        """Makes rows for new jobs; a changed interval or lock timeout takes effect at once."""
+
+    async def begin_run(self, job: str, holder: str, attempt: str) -> Begun:
+        """Takes the job's lock and notes the run, if the job is due and its lock is free."""
+
+    async def finish_run(self, fence: Fence, outcome: RunOutcome, error: str | None, retry_microseconds: int) -> None:
+        """Notes how the run ended, when the job is to run next or again, and releases its lock."""
+
+    async def command_job(self, job: str, command: JobCommand) -> Job | None:
+        """None if there is no such job."""
+
+    async def list_jobs(self, after: str | None, limit: int) -> Sequence[Job]:
+        """By name, beginning after `after`."""
+
+    async def list_runs(self, job: str, before: int | None, limit: int) -> Sequence[JobRun] | None:
+        """Newest first, beginning before the epoch `before`; None if there is no such job."""
+
+    async def prune(self, fence: Fence, limit: int) -> Pruned:
+        """Deletes up to `limit` rows each of what was kept long enough."""
 
     async def schema_revision(self) -> str | None:
         """The newest migration the database has seen; None if it has seen none. Also how readiness is probed."""

@@ -13,6 +13,7 @@ Rules of the `sessions` table, each of which something relies on:
 
 from sqlalchemy import (
     BigInteger,
+    Boolean,
     CheckConstraint,
     Column,
     Index,
@@ -22,10 +23,12 @@ from sqlalchemy import (
     SmallInteger,
     String,
     Table,
+    Unicode,
     text,
 )
 
-from tenure.store.types import Id, Instant
+from tenure.model import ERROR_MAX
+from tenure.store.types import Id, Instant, Name
 
 metadata = MetaData()
 
@@ -100,6 +103,74 @@ capacities = Table(
     CheckConstraint("slack >= 0", name="capacities_slack"),
 )
 
+leases = Table(
+    "leases",
+    metadata,
+    Column("name", Name, nullable=False),
+    Column("holder", Name, nullable=False),
+    # Only grows. A row is never deleted: it is what makes an epoch the next one. Epoch 0 was never held.
+    Column("epoch", BigInteger, nullable=False),
+    # Which try to acquire it succeeded, so that its repetition after a lost answer finds its own work.
+    Column("attempt", Id, nullable=False),
+    Column("acquired_at", Instant, nullable=False),
+    Column("renewed_at", Instant, nullable=False),
+    Column("expires_at", Instant, nullable=False),
+    # Given up rather than run out. Not told by `expires_at` alone: the clock may have been stepped back since.
+    Column("released", Boolean, nullable=False),
+    # Given up on somebody's request, of which its holder may not know yet.
+    Column("resigned", Boolean, nullable=False),
+    PrimaryKeyConstraint("name", name="leases_pkey"),
+)
+
+lease_history = Table(
+    "lease_history",
+    metadata,
+    Column("name", Name, nullable=False),
+    Column("epoch", BigInteger, nullable=False),
+    Column("holder", Name, nullable=False),
+    Column("acquired_at", Instant, nullable=False),
+    Column("ended_at", Instant),
+    Column("how", String(16)),
+    PrimaryKeyConstraint("name", "epoch", name="lease_history_pkey"),
+)
+
+jobs = Table(
+    "jobs",
+    metadata,
+    Column("name", Name, nullable=False),
+    Column("interval_microseconds", BigInteger, nullable=False),
+    Column("lock_timeout_microseconds", BigInteger, nullable=False),
+    # The oldest tick that was not run, on the grid of the interval.
+    Column("next_run_at", Instant, nullable=False),
+    Column("retry_at", Instant),
+    Column("requested_at", Instant),
+    Column("last_start_at", Instant),
+    Column("last_success_at", Instant),
+    Column("last_duration_microseconds", BigInteger),
+    Column("run_count", BigInteger, nullable=False),
+    Column("failures_in_a_row", Integer, nullable=False),
+    Column("last_error", Unicode(ERROR_MAX)),
+    Column("paused", Boolean, nullable=False),
+    PrimaryKeyConstraint("name", name="jobs_pkey"),
+)
+
+job_runs = Table(
+    "job_runs",
+    metadata,
+    Column("job", Name, nullable=False),
+    # Of the job's lock: one epoch, one run.
+    Column("epoch", BigInteger, nullable=False),
+    Column("holder", Name, nullable=False),
+    # The tick it is for, and the request it answers, if any.
+    Column("tick_at", Instant),
+    Column("requested_at", Instant),
+    Column("started_at", Instant, nullable=False),
+    Column("ended_at", Instant),
+    Column("outcome", String(16)),
+    Column("error", Unicode(ERROR_MAX)),
+    PrimaryKeyConstraint("job", "epoch", name="job_runs_pkey"),
+)
+
 LIVE = text("closed_at IS NULL")
 CLOSED = text("closed_at IS NOT NULL")
 UNSWEPT = text("check_at IS NOT NULL")
@@ -131,3 +202,4 @@ sessions_closed_at = Index(
     mssql_include=["capacity_id", "user_object_id"],
 )
 sessions_started_at = Index("sessions_started_at", sessions.c.started_at, sessions.c.session_id)
+job_runs_started_at = Index("job_runs_started_at", job_runs.c.started_at)

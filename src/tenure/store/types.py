@@ -8,14 +8,18 @@ from datetime import UTC, datetime
 from typing import Any
 
 from sqlalchemy import BigInteger, Dialect, String, Uuid
-from sqlalchemy.dialects.mssql import DATETIME2
+from sqlalchemy.dialects.mssql import DATETIME2, VARCHAR
 from sqlalchemy.dialects.postgresql import TIMESTAMP
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
 from tenure.clock import from_microseconds, to_microseconds
 from tenure.ids import id_text
+from tenure.model import NAME_MAX
 
 ID_LENGTH = 36
+
+Name = String(NAME_MAX).with_variant(VARCHAR(NAME_MAX, collation="Latin1_General_100_BIN2"), "mssql")
+"""Of leases, jobs and holders. SQL Server, too, is to tell capitals from small letters."""
 
 
 class Id(TypeDecorator[str]):

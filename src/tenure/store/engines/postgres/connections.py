@@ -3,13 +3,17 @@
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import asyncpg
 from sqlalchemy import Connection, text
 
 from tenure.errors import ConfigurationError
+from tenure.store.engines.postgres.errors import LEASE_LOST
 
+OPENINGS_MAX = 4
+KEEPINGS_MAX = 2
+ROOMY = 7
 CLOSE_SECONDS = 0.5
 CONNECT_SECONDS = 1.0
 TCP_USER_TIMEOUT_MS = 2000
@@ -36,6 +40,24 @@ HOT_SETTINGS = {
 }
 
 
+class Shares(NamedTuple):
+    """How the connections of an instance are shared out; together they are never more than `pool_size`."""
+
+    openings: int
+    keepings: int
+    watching: int
+    renewals: int
+    reads: int
+
+
+def share_out(pool_size: int) -> Shares:
+    """Renewals have a connection of their own, but in the smallest pools, where they share that of the board."""
+    renewals = 1 if pool_size >= ROOMY else 0
+    openings = min(OPENINGS_MAX, (pool_size - 1 - renewals) // 2)
+    keepings = min(KEEPINGS_MAX, pool_size // 4)
+    return Shares(openings, keepings, 1, renewals, pool_size - openings - keepings - 1 - renewals)
+
+
 class HotConnections:
     """A few connections that go straight from one statement to the next. One that fails in any way is dropped."""
 
@@ -50,13 +72,19 @@ class HotConnections:
             try:
                 lines: Sequence[asyncpg.Record] = await connection.fetch(statement, *arguments)
             except BaseException as error:
-                # Whether it is broken, cancelled or in doubt: its transaction must not outlive it here.
-                connection.terminate()
-                if not isinstance(error, asyncpg.PostgresError):
-                    self._drop_free()
+                self._part_with(connection, error)
                 raise
             self._free.append(connection)
             return lines
+
+    def _part_with(self, connection: asyncpg.Connection, error: BaseException) -> None:
+        """Whether it is broken, cancelled or in doubt: its transaction must not outlive it here."""
+        if getattr(error, "sqlstate", None) == LEASE_LOST:
+            self._free.append(connection)
+            return
+        connection.terminate()
+        if not isinstance(error, asyncpg.PostgresError):
+            self._drop_free()
 
     def _drop_free(self) -> None:
         """A server that went away took all connections with it: no try may be wasted on the others."""

@@ -6,12 +6,17 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from tenure.store.retries import Cause
 
+LEASE_LOST = "TL001"
+"""Raised by our own functions: no fault of the connection."""
+
 _CAUSES = {
+    LEASE_LOST: Cause.LEASE_LOST,
     "23505": Cause.DUPLICATE,
     "40P01": Cause.DEADLOCK,
     "40001": Cause.DEADLOCK,
     "55P03": Cause.LOCK_TIMEOUT,
     "57014": Cause.TIMEOUT,
+    "25006": Cause.CONNECTION,  # read only: a server that another one has taken over from
     "25P03": Cause.CONNECTION,
     "25P04": Cause.TIMEOUT,
     "53300": Cause.CONNECTION,
@@ -44,9 +49,4 @@ def cause_of(error: BaseException) -> Cause | None:
     state = getattr(original, "sqlstate", None)
     if state is not None:
         return _CAUSES.get(state, Cause.CONNECTION if state.startswith("08") else None)
-    # asyncpg's internal error is a connection that lost count of its own state, after a pause for example.
-    if isinstance(
-        original, OSError | TimeoutError | asyncpg.InterfaceError | asyncpg.InternalClientError | PoolTimeout
-    ):
-        return Cause.CONNECTION
-    return None
+    return Cause.CONNECTION if isinstance(original, _CONNECTION_ERRORS) else None

@@ -9,11 +9,16 @@ import asyncpg
 from tenure.deadlines import opened, span_of
 from tenure.ids import id_text
 from tenure.model import (
+    JOB_LOCK,
     Attached,
+    BeginFound,
+    Begun,
     Closing,
     Ended,
+    Fence,
     Found,
     Kept,
+    Lease,
     Limits,
     Open,
     Opened,
@@ -22,7 +27,7 @@ from tenure.model import (
     StreamCounters,
     StreamUpdated,
 )
-from tenure.store import sessions
+from tenure.store import leases, sessions
 
 SESSION_COLUMNS = ", ".join(f"(e.session).{column.name}" for column in sessions.COLUMNS)
 """Column by column: for a composite, asyncpg asks every new connection a dozen questions about its type."""
@@ -149,6 +154,28 @@ def streams_updated(lines: Sequence[asyncpg.Record], count: int) -> Sequence[Str
             Found(line["found"]), session(line), line["now"], line["recorded"]
         )
     return answers
+
+
+def lease(line: asyncpg.Record) -> Lease:
+    return leases.lease_from_values(line, line["now"])
+
+
+def begun(line: asyncpg.Record, job: str, holder: str) -> Begun:
+    found = BeginFound(line["found"])
+    if found is not BeginFound.BEGUN:
+        return Begun(found)
+    name = JOB_LOCK + job
+    reclaimed = line["reclaimed_epoch"] and Fence(name, line["reclaimed_holder"], line["reclaimed_epoch"])
+    return Begun(
+        found,
+        fence=Fence(name, holder, line["epoch"]),
+        started_at=line["started_at"],
+        expires_at=line["expires_at"],
+        tick_at=line["tick_at"],
+        lock_timeout_microseconds=line["lock_timeout_microseconds"],
+        failures_in_a_row=line["failures_in_a_row"],
+        reclaimed=reclaimed,
+    )
 
 
 def plain(record: asyncpg.Record) -> dict[str, Any]:

@@ -14,23 +14,36 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import asyncpg
+from msgspec.structs import astuple
 from sqlalchemy import URL, Connection, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from tenure.clock import MICROSECOND
 from tenure.model import (
+    Acquired,
     Attach,
     Attached,
+    BeginFound,
+    Begun,
+    Board,
     Capacity,
     Closing,
     End,
     Ended,
+    Fence,
     Heartbeat,
+    Job,
+    JobCommand,
+    JobRun,
+    JobSettings,
     Kept,
+    Lease,
     Limits,
     Open,
     Opened,
     Position,
+    Pruned,
+    RunOutcome,
     Seats,
     Session,
     SessionCounts,
@@ -40,8 +53,8 @@ from tenure.model import (
     StreamUpdated,
     Swept,
 )
-from tenure.store import capacities, migrate, sessions
-from tenure.store.engines.postgres import rows
+from tenure.store import capacities, leases, migrate, sessions
+from tenure.store.engines.postgres import rows, statements
 from tenure.store.engines.postgres.connections import (
     CLOSE_SECONDS,
     CONNECT_SECONDS,
@@ -50,47 +63,18 @@ from tenure.store.engines.postgres.connections import (
     HotConnections,
     allow,
     connect,
+    share_out,
 )
 from tenure.store.engines.postgres.errors import cause_of
 from tenure.store.retries import Retries
-from tenure.store.store import Lane
+from tenure.store.store import JOB_RUNS_KEPT, LEASE_HISTORY_KEPT, Lane
 
 T = TypeVar("T")
 
-OPENING_CONNECTIONS = 4
-KEEPING_CONNECTIONS = 3
 MIGRATION_SECONDS = 600
 LONG_READ_SECONDS = 30
+CHANNEL = "tenure"
 MIGRATION_LOCK = 7305808868231127650
-
-_WISHES = (
-    "$1::text::uuid[], $2::text::uuid[], $3::text::uuid[], $4::text::smallint[], $5::text::uuid[], "
-    "$6::text::bigint[], $7::text::bigint[], $8::text::bigint[], $9, $10, $11, $12"
-)
-# No input in any of these: S608 is about the arguments, which are parameters.
-OPEN = {
-    Lane.CREATE: f"SELECT * FROM tenure_open_create_2({_WISHES})",  # noqa: S608
-    Lane.REOPEN: f"SELECT * FROM tenure_open_reopen_2({_WISHES})",  # noqa: S608
-    Lane.LIMITED: f"SELECT * FROM tenure_open_limited_1({_WISHES})",  # noqa: S608
-}
-HEARTBEAT = "SELECT * FROM tenure_heartbeat_1($1::text::uuid[], $2::text::boolean[])"
-END = (
-    f"SELECT e.position, e.recorded, {rows.SESSION_COLUMNS} FROM tenure_end_2($1::text::uuid[], $2::text::text[]) AS e"  # noqa: S608
-)
-EXPIRE = "SELECT * FROM tenure_expire_1($1)"
-ATTACH = f"""
-SELECT e.position, e.found, e.now, e.recorded, (e.session).attachment, {rows.SESSION_COLUMNS}
-  FROM tenure_attach_1($1::text::uuid[], $2::text::bigint[], $3::text::bigint[], $4::text::bigint[]) AS e
-"""  # noqa: S608
-UPDATE_STREAMS = f"""
-SELECT e.position, e.found, e.now, e.recorded, {rows.SESSION_COLUMNS}
-  FROM tenure_update_streams_1(
-       $1::text::uuid[], $2::text::int[], $3::text::int[], $4::text::boolean[], $5::text[], $6::text::boolean[],
-       $7::text::bigint[], $8::text::bigint[], $9::text::bigint[], $10::text::bigint[], $11::text::bigint[],
-       $12::text::bigint[], $13::text::bigint[]) AS e
-"""  # noqa: S608
-PUT_CAPACITY = "SELECT * FROM tenure_put_capacity_1($1, $2, $3, $4)"
-DELETE_CAPACITY = "SELECT * FROM tenure_delete_capacity_1($1)"
 
 
 class PostgresStore:
@@ -99,14 +83,16 @@ class PostgresStore:
 
     def __init__(self, url: URL, pool_size: int) -> None:
         self._dsn = url.set(drivername="postgresql").render_as_string(hide_password=False)
-        openings = min(OPENING_CONNECTIONS, pool_size // 2)
-        keepings = min(KEEPING_CONNECTIONS, pool_size // 3)
-        self._openings = HotConnections(self._connect_hot, openings)
-        self._keepings = HotConnections(self._connect_hot, keepings)
+        shares = share_out(pool_size)
+        self._openings = HotConnections(self._connect_hot, shares.openings)
+        self._keepings = HotConnections(self._connect_hot, shares.keepings)
+        self._watching = HotConnections(self._connect_listening, shares.watching)
+        self._renewals = HotConnections(self._connect_hot, shares.renewals) if shares.renewals else self._watching
+        self._wakes: list[Callable[[], None]] = []
         self._engine = create_async_engine(
             "postgresql+asyncpg://",
             async_creator=self._connect,
-            pool_size=pool_size - openings - keepings,
+            pool_size=shares.reads,
             max_overflow=0,
             pool_timeout=CONNECT_SECONDS,
         )
@@ -115,7 +101,7 @@ class PostgresStore:
     async def open_sessions(self, lane: Lane, wishes: Sequence[Open], limits: Limits) -> Sequence[Opened]:
         lines = await self._call(
             self._openings,
-            OPEN[lane],
+            statements.OPEN[lane],
             rows.array([wish.capacity_id for wish in wishes]),
             rows.array([wish.user_object_id for wish in wishes]),
             rows.array([wish.tenant_object_id for wish in wishes]),
@@ -134,19 +120,21 @@ class PostgresStore:
     async def heartbeat(self, heartbeats: Sequence[Heartbeat]) -> Sequence[Kept]:
         session_ids = [heartbeat.session_id for heartbeat in heartbeats]
         active = rows.flags([heartbeat.active for heartbeat in heartbeats])
-        return rows.kept(await self._keep(HEARTBEAT, rows.array(session_ids), active), session_ids)
+        return rows.kept(await self._keep(statements.HEARTBEAT, rows.array(session_ids), active), session_ids)
 
     async def end_sessions(self, ends: Sequence[End]) -> Sequence[Ended]:
         reasons = rows.array([end.reason for end in ends])
-        return rows.ended(await self._keep(END, rows.array([end.session_id for end in ends]), reasons), len(ends))
+        return rows.ended(
+            await self._keep(statements.END, rows.array([end.session_id for end in ends]), reasons), len(ends)
+        )
 
-    async def expire_sessions(self, limit: int) -> Swept:
-        *over, (_, _, _, looked_at) = await self._keep(EXPIRE, limit)
+    async def expire_sessions(self, fence: Fence, limit: int) -> Swept:
+        *over, (_, _, _, looked_at) = await self._keep(statements.EXPIRE, *astuple(fence), limit)
         return Swept([Closing(str(session_id), reason, at) for session_id, reason, at, _ in over], looked_at)
 
     async def attach_streams(self, attaches: Sequence[Attach]) -> Sequence[Attached]:
         lines = await self._keep(
-            ATTACH,
+            statements.ATTACH,
             rows.array([attach.session_id for attach in attaches]),
             rows.numbers([attach.lease_microseconds for attach in attaches]),
             rows.numbers([attach.heartbeat_microseconds for attach in attaches]),
@@ -156,7 +144,7 @@ class PostgresStore:
 
     async def update_streams(self, updates: Sequence[StreamUpdate]) -> Sequence[StreamUpdated]:
         lines = await self._keep(
-            UPDATE_STREAMS,
+            statements.UPDATE_STREAMS,
             rows.array([update.session_id for update in updates]),
             rows.array([str(update.attachment) for update in updates]),
             rows.array([str(update.save) for update in updates]),
@@ -171,7 +159,9 @@ class PostgresStore:
         return rows.streams_updated(lines, len(updates))
 
     async def put_capacity(self, capacity_id: str, seats: Seats) -> Capacity:
-        lines = await self._keep(PUT_CAPACITY, capacity_id, seats.max_sessions, seats.when_full, seats.tenant_object_id)
+        lines = await self._keep(
+            statements.PUT_CAPACITY, capacity_id, seats.max_sessions, seats.when_full, seats.tenant_object_id
+        )
         return await self._counted(lines[0])
 
     async def get_capacity(self, capacity_id: str) -> Capacity | None:
@@ -181,7 +171,7 @@ class PostgresStore:
         return await self._read_long(lambda connection: capacities.list_capacities(connection, tenant, after, limit))
 
     async def delete_capacity(self, capacity_id: str) -> Capacity | None:
-        lines = await self._keep(DELETE_CAPACITY, capacity_id)
+        lines = await self._keep(statements.DELETE_CAPACITY, capacity_id)
         return await self._counted(lines[0]) if lines else None
 
     async def _counted(self, record: asyncpg.Record) -> Capacity:
@@ -197,6 +187,64 @@ class PostgresStore:
 
     async def count_sessions(self) -> SessionCounts:
         return await self._read_long(sessions.count_sessions)
+
+    async def acquire_lease(self, name: str, holder: str, attempt: str, duration_microseconds: int) -> Acquired:
+        (line,) = await self._watch(statements.ACQUIRE, name, holder, attempt, duration_microseconds)
+        return Acquired(rows.lease(line), line["taken"], line["reclaimed"])
+
+    async def renew_lease(self, fence: Fence, duration_microseconds: int) -> Lease:
+        (line,) = await self._call(self._renewals, statements.RENEW, *astuple(fence), duration_microseconds)
+        return rows.lease(line)
+
+    async def release_lease(self, fence: Fence) -> Lease:
+        (line,) = await self._call(self._renewals, statements.RELEASE, *astuple(fence))
+        return rows.lease(line)
+
+    async def resign_lease(self, name: str) -> Lease | None:
+        await self._keep(statements.MARK_RESIGNED, name)
+        lines = await self._keep(statements.RESIGN, name)
+        return rows.lease(lines[0]) if lines else None
+
+    async def list_leases(self, after: str | None, limit: int) -> Sequence[Lease]:
+        return await self._read(lambda connection: leases.list_leases(connection, after, limit))
+
+    async def read_board(self, names: Sequence[str]) -> Board:
+        """Over the connection that listens, so that a dead one is noticed, and replaced, at the next look."""
+        return leases.board_from_values(await self._watch(statements.BOARD, names))
+
+    def listen(self, wake: Callable[[], None]) -> None:
+        self._wakes.append(wake)
+
+    async def register_jobs(self, jobs: Sequence[JobSettings]) -> None:
+        await self._watch(
+            statements.REGISTER_JOBS,
+            [job.name for job in jobs],
+            [job.interval_microseconds for job in jobs],
+            [job.lock_timeout_microseconds for job in jobs],
+            [job.paused for job in jobs],
+        )
+
+    async def begin_run(self, job: str, holder: str, attempt: str) -> Begun:
+        lines = await self._watch(statements.BEGIN_RUN, job, holder, attempt)
+        return rows.begun(lines[0], job, holder) if lines else Begun(BeginFound.HELD)
+
+    async def finish_run(self, fence: Fence, outcome: RunOutcome, error: str | None, retry_microseconds: int) -> None:
+        await self._watch(statements.FINISH_RUN, *astuple(fence), outcome.value, error, retry_microseconds)
+
+    async def command_job(self, job: str, command: JobCommand) -> Job | None:
+        lines = await self._keep(statements.COMMAND_JOB, job, command.value)
+        return leases.job_from_values(lines[0]) if lines else None
+
+    async def list_jobs(self, after: str | None, limit: int) -> Sequence[Job]:
+        return await self._read(lambda connection: leases.list_jobs(connection, after, limit))
+
+    async def list_runs(self, job: str, before: int | None, limit: int) -> Sequence[JobRun] | None:
+        return await self._read(lambda connection: leases.list_runs(connection, job, before, limit))
+
+    async def prune(self, fence: Fence, limit: int) -> Pruned:
+        kept = (LEASE_HISTORY_KEPT // MICROSECOND, JOB_RUNS_KEPT // MICROSECOND)
+        (line,) = await self._keep(statements.PRUNE, *astuple(fence), limit, *kept)
+        return Pruned(*line)
 
     async def schema_revision(self) -> str | None:
         return await self._read(migrate.current_revision)
@@ -215,7 +263,8 @@ class PostgresStore:
 
     async def close(self) -> None:
         """Says goodbye if the server listens, and goes anyway."""
-        goodbyes = (self._openings.close(), self._keepings.close(), self._engine.dispose())
+        hot = {self._openings, self._keepings, self._watching, self._renewals}
+        goodbyes = (*(connections.close() for connections in hot), self._engine.dispose())
         tasks = [asyncio.ensure_future(goodbye) for goodbye in goodbyes]
         await asyncio.wait(tasks, timeout=CLOSE_SECONDS)
         for task in tasks:
@@ -224,7 +273,10 @@ class PostgresStore:
     async def _keep(self, statement: str, *arguments: Any) -> Sequence[asyncpg.Record]:
         return await self._call(self._keepings, statement, *arguments)
 
-    async def _call(self, connections: "HotConnections", statement: str, *arguments: Any) -> Sequence[asyncpg.Record]:
+    async def _watch(self, statement: str, *arguments: Any) -> Sequence[asyncpg.Record]:
+        return await self._call(self._watching, statement, *arguments)
+
+    async def _call(self, connections: HotConnections, statement: str, *arguments: Any) -> Sequence[asyncpg.Record]:
         return await self._retries.run(lambda: connections.fetch(statement, arguments))
 
     async def _read(self, read: Callable[[Connection], T]) -> T:
@@ -253,3 +305,14 @@ class PostgresStore:
 
     async def _connect_hot(self) -> asyncpg.Connection:
         return await connect(self._dsn, SETTINGS | HOT_SETTINGS)
+
+    async def _connect_listening(self) -> asyncpg.Connection:
+        connection = await self._connect_hot()
+        await connection.add_listener(CHANNEL, self._heard)
+        # The next look, which makes a new connection, is then at once.
+        connection.add_termination_listener(self._heard)
+        return connection
+
+    def _heard(self, *_notification: object) -> None:
+        for wake in self._wakes:
+            wake()

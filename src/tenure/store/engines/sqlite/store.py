@@ -4,7 +4,8 @@ All writes of an instance go through one thread with one connection, a call a tr
 file's only write lock before anything is looked at, so nothing that was read can change before the commit, and the
 clock is read under that lock. Other instances on the same file wait their turn, for a bounded time.
 
-Reads use connections of their own: in WAL mode they neither wait for the writer nor hold it up.
+Reads use connections of their own: in WAL mode they neither wait for the writer nor hold it up. Leases and jobs have a
+thread and a connection of their own: a renewal waits for the file, but not behind everything else this instance writes.
 """
 
 import asyncio
@@ -21,17 +22,28 @@ from sqlalchemy.pool import QueuePool
 from tenure.clock import wall_microseconds
 from tenure.errors import ConfigurationError
 from tenure.model import (
+    Acquired,
     Attach,
     Attached,
+    Begun,
+    Board,
     Capacity,
     End,
     Ended,
+    Fence,
     Heartbeat,
+    Job,
+    JobCommand,
+    JobRun,
+    JobSettings,
     Kept,
+    Lease,
     Limits,
     Open,
     Opened,
     Position,
+    Pruned,
+    RunOutcome,
     Seats,
     Session,
     SessionCounts,
@@ -41,7 +53,8 @@ from tenure.model import (
     Swept,
 )
 from tenure.store import capacities, migrate, sessions
-from tenure.store.engines.sqlite import keeping, opening, seats, streams
+from tenure.store import leases as reads
+from tenure.store.engines.sqlite import jobs, keeping, leases, opening, seats, streams
 from tenure.store.engines.sqlite.files import POLL_SECONDS, cause_of, immediate, write_now
 from tenure.store.retries import Retries
 from tenure.store.store import Lane
@@ -69,12 +82,13 @@ class SqliteStore:
         self._engine = create_engine(
             URL.create("sqlite", database=url.database),
             poolclass=QueuePool,
-            pool_size=min(readers, READERS_MAX) + 1,
+            pool_size=min(readers, READERS_MAX) + 2,
             max_overflow=0,
             connect_args={"timeout": POLL_SECONDS, "check_same_thread": False, "isolation_level": None},
         )
         event.listen(self._engine, "connect", self._set_up)
         self._writer = ThreadPoolExecutor(1, "tenure-sqlite-writer")
+        self._lease_writer = ThreadPoolExecutor(1, "tenure-sqlite-leases")
         self._readers = ThreadPoolExecutor(min(readers, READERS_MAX), "tenure-sqlite-reader")
         self._retries = Retries(cause_of)
 
@@ -89,8 +103,12 @@ class SqliteStore:
     async def end_sessions(self, ends: Sequence[End]) -> Sequence[Ended]:
         return await self._write(lambda connection, now: keeping.end_sessions(connection, now, ends))
 
-    async def expire_sessions(self, limit: int) -> Swept:
-        return await self._write(lambda connection, now: keeping.expire_sessions(connection, now, limit))
+    async def expire_sessions(self, fence: Fence, limit: int) -> Swept:
+        def expire(connection: Connection, now: datetime) -> Swept:
+            leases.check_fence(connection, fence)
+            return keeping.expire_sessions(connection, now, limit)
+
+        return await self._write(expire)
 
     async def attach_streams(self, attaches: Sequence[Attach]) -> Sequence[Attached]:
         return await self._write(lambda connection, now: streams.attach_streams(connection, now, attaches))
@@ -119,6 +137,54 @@ class SqliteStore:
     async def count_sessions(self) -> SessionCounts:
         return await self._read(sessions.count_sessions)
 
+    async def acquire_lease(self, name: str, holder: str, attempt: str, duration_microseconds: int) -> Acquired:
+        return await self._write_lease(
+            lambda connection, now: leases.acquire_lease(connection, now, name, holder, attempt, duration_microseconds)
+        )
+
+    async def renew_lease(self, fence: Fence, duration_microseconds: int) -> Lease:
+        return await self._write_lease(
+            lambda connection, now: leases.renew_lease(connection, now, fence, duration_microseconds)
+        )
+
+    async def release_lease(self, fence: Fence) -> Lease:
+        return await self._write_lease(lambda connection, now: leases.release_lease(connection, now, fence))
+
+    async def resign_lease(self, name: str) -> Lease | None:
+        return await self._write_lease(lambda connection, now: leases.resign_lease(connection, now, name))
+
+    async def list_leases(self, after: str | None, limit: int) -> Sequence[Lease]:
+        return await self._read(lambda connection: reads.list_leases(connection, after, limit))
+
+    async def read_board(self, names: Sequence[str]) -> Board:
+        return await self._read(lambda connection: reads.read_board(connection, names))
+
+    def listen(self, wake: Callable[[], None]) -> None:
+        """SQLite tells nobody anything."""
+
+    async def register_jobs(self, settings: Sequence[JobSettings]) -> None:
+        await self._write_lease(lambda connection, now: jobs.register_jobs(connection, now, settings))
+
+    async def begin_run(self, job: str, holder: str, attempt: str) -> Begun:
+        return await self._write_lease(lambda connection, now: jobs.begin_run(connection, now, job, holder, attempt))
+
+    async def finish_run(self, fence: Fence, outcome: RunOutcome, error: str | None, retry_microseconds: int) -> None:
+        await self._write_lease(
+            lambda connection, now: jobs.finish_run(connection, now, fence, outcome, error, retry_microseconds)
+        )
+
+    async def command_job(self, job: str, command: JobCommand) -> Job | None:
+        return await self._write_lease(lambda connection, now: jobs.command_job(connection, now, job, command))
+
+    async def list_jobs(self, after: str | None, limit: int) -> Sequence[Job]:
+        return await self._read(lambda connection: reads.list_jobs(connection, after, limit))
+
+    async def list_runs(self, job: str, before: int | None, limit: int) -> Sequence[JobRun] | None:
+        return await self._read(lambda connection: reads.list_runs(connection, job, before, limit))
+
+    async def prune(self, fence: Fence, limit: int) -> Pruned:
+        return await self._write_lease(lambda connection, _now: jobs.prune(connection, fence, limit))
+
     async def schema_revision(self) -> str | None:
         return await self._read(migrate.current_revision)
 
@@ -129,7 +195,7 @@ class SqliteStore:
         )
 
     async def close(self) -> None:
-        for executor in (self._writer, self._readers):
+        for executor in (self._writer, self._lease_writer, self._readers):
             executor.shutdown(wait=True, cancel_futures=True)
         self._engine.dispose()
 
@@ -138,6 +204,14 @@ class SqliteStore:
             return immediate(connection, lambda held: work(held, write_now(held)))
 
         return await self._retries.run(lambda: self._on(self._writer, transaction))
+
+    async def _write_lease(self, work: Callable[[Connection, datetime], T]) -> T:
+        """By the clock as it is: a lease knows no cut."""
+
+        def transaction(connection: Connection) -> T:
+            return immediate(connection, lambda held: work(held, leases.lease_now(held)))
+
+        return await self._retries.run(lambda: self._on(self._lease_writer, transaction))
 
     async def _read(self, work: Callable[[Connection], T]) -> T:
         return await self._retries.run(lambda: self._on(self._readers, work))

@@ -1,6 +1,7 @@
 """The calls that this engine makes: one statement each, with what comes back.
 
-What a call is about travels as one JSON text: pyodbc would ask the server for the type of each parameter that is None.
+What is a list, or may be missing in part, travels as one JSON text: pyodbc would ask the server for the type of each
+parameter that is None.
 """
 
 from typing import Any
@@ -9,9 +10,10 @@ from sqlalchemy import Integer, String, TextClause, bindparam, text
 from sqlalchemy.sql.selectable import TextualSelect
 from sqlalchemy.types import BigInteger, Boolean
 
-from tenure.store import capacities, sessions
+from tenure.store import capacities, leases, sessions
 from tenure.store.engines.sqlserver.connections import LOCK_MILLISECONDS, SET_UP
-from tenure.store.types import Id, Instant
+from tenure.store.tables import jobs
+from tenure.store.types import Id, Instant, Name
 
 MIGRATION_LOCK_MILLISECONDS = 5000
 """Whatever waits to change a table holds up all who come after it, so it gives way and tries again."""
@@ -24,6 +26,27 @@ OLD_SESSION = tuple(each for each in sessions.COLUMNS if each.name not in _IMPLI
 
 def _with_request(statement: str) -> TextClause:
     return text(statement).bindparams(bindparam("request", type_=String()))
+
+
+def _with_parameters(statement: str) -> TextClause:
+    """Of the types that the procedures have: a name must meet its column without being converted."""
+    given = text(statement)
+    return given.bindparams(*(bindparam(name, type_=_PARAMETERS[name]) for name in given.compile().params))
+
+
+_PARAMETERS: dict[str, Any] = {
+    "name": Name,
+    "holder": Name,
+    "job": Name,
+    "epoch": BigInteger(),
+    "attempt": Id(),
+    "duration": BigInteger(),
+    "command": String(),
+    "limit": Integer(),
+    "history": BigInteger(),
+    "runs": BigInteger(),
+    "capacity_id": Id(),
+}
 
 
 def _answered(statement: TextClause, *table_columns: Any, **columns: Any) -> TextualSelect:
@@ -62,7 +85,7 @@ END = _answered(
     recorded=Boolean,
 )
 EXPIRE = _answered(
-    text("EXEC dbo.tenure_expire_1 @limit = :limit;").bindparams(bindparam("limit", type_=Integer())),
+    _with_parameters("EXEC dbo.tenure_expire_2 @name = :name, @holder = :holder, @epoch = :epoch, @limit = :limit;"),
     session_id=Id,
     reason=String,
     ended_at=Instant,
@@ -90,10 +113,66 @@ PUT_CAPACITY = _answered(
     *capacities.COLUMNS,
 )
 DELETE_CAPACITY = _answered(
-    text("EXEC dbo.tenure_delete_capacity_1 @capacity_id = :capacity_id;").bindparams(
-        bindparam("capacity_id", type_=Id())
-    ),
+    _with_parameters("EXEC dbo.tenure_delete_capacity_1 @capacity_id = :capacity_id;"),
     *capacities.COLUMNS,
+)
+ACQUIRE_LEASE = _answered(
+    _with_parameters(
+        "EXEC dbo.tenure_acquire_lease_1 @name = :name, @holder = :holder, @attempt = :attempt, @duration = :duration;"
+    ),
+    *leases.LEASE_COLUMNS,
+    taken=Boolean,
+    reclaimed=Boolean,
+    now=Instant,
+)
+RENEW_LEASE = _answered(
+    _with_parameters(
+        "EXEC dbo.tenure_renew_lease_1 @name = :name, @holder = :holder, @epoch = :epoch, @duration = :duration;"
+    ),
+    *leases.LEASE_COLUMNS,
+    now=Instant,
+)
+RELEASE_LEASE = _answered(
+    _with_parameters("EXEC dbo.tenure_release_lease_1 @name = :name, @holder = :holder, @epoch = :epoch;"),
+    *leases.LEASE_COLUMNS,
+    now=Instant,
+)
+RESIGN_LEASE = _answered(
+    _with_parameters("EXEC dbo.tenure_resign_lease_1 @name = :name;"),
+    *leases.LEASE_COLUMNS,
+    now=Instant,
+)
+REGISTER_JOBS = _answered(
+    _with_request("EXEC dbo.tenure_register_jobs_1 @request = :request;"),
+    now=Instant,
+)
+BEGIN_RUN = _answered(
+    _with_parameters("EXEC dbo.tenure_begin_run_1 @job = :job, @holder = :holder, @attempt = :attempt;"),
+    found=String,
+    epoch=BigInteger,
+    started_at=Instant,
+    expires_at=Instant,
+    tick_at=Instant,
+    lock_timeout_microseconds=BigInteger,
+    failures_in_a_row=Integer,
+    reclaimed_epoch=BigInteger,
+    reclaimed_holder=Name,
+)
+FINISH_RUN = _answered(
+    _with_request("EXEC dbo.tenure_finish_run_1 @request = :request;"),
+    now=Instant,
+)
+COMMAND_JOB = _answered(
+    _with_parameters("EXEC dbo.tenure_command_job_1 @job = :job, @command = :command;"),
+    *jobs.c,
+)
+PRUNE = _answered(
+    _with_parameters(
+        "EXEC dbo.tenure_prune_1 @name = :name, @holder = :holder, @epoch = :epoch, @limit = :limit, "
+        "@history = :history, @runs = :runs;"
+    ),
+    lease_history=Integer,
+    job_runs=Integer,
 )
 
 # Alembic counts the rows of its own table that a migration changes, so they are counted again from the end of this on.

@@ -9,7 +9,9 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from tenure.errors import ConfigurationError
 from tenure.store.retries import Cause
 
-_NUMBERS = {
+NUMBERS = {
+    # Thrown by our own procedures, as 51222 is.
+    51001: Cause.LEASE_LOST,
     1205: Cause.DEADLOCK,
     2601: Cause.DUPLICATE,
     2627: Cause.DUPLICATE,
@@ -27,6 +29,7 @@ _NUMBERS = {
     **dict.fromkeys((10928, 10929, 17142, 17187, 18401, 18451, 18456), Cause.CONNECTION),
     **dict.fromkeys((40197, 40501, 40613, 49918, 49919, 49920), Cause.CONNECTION),
 }
+_UNDONE = (Cause.DEADLOCK, Cause.LOCK_TIMEOUT, Cause.LEASE_LOST)
 _STATES = {
     "HYT00": Cause.TIMEOUT,
     "HY008": Cause.TIMEOUT,
@@ -49,8 +52,8 @@ def cause_of(error: BaseException) -> Cause | None:
 
 def _cause_of_odbc(state: str, record: re.Match[str] | None) -> Cause | None:
     number, function = (int(record["number"]), record["function"]) if record else (0, "")
-    if number in _NUMBERS:
-        return _NUMBERS[number]
+    if number in NUMBERS:
+        return NUMBERS[number]
     if state.startswith("08") or (state == "HYT00" and function == "SQLDriverConnect"):
         return Cause.CONNECTION
     return _STATES.get(state)
@@ -64,9 +67,10 @@ def refuse_what_no_driver_takes(context: ExceptionContext) -> None:
 
 
 def drop_what_is_in_doubt(context: ExceptionContext) -> None:
-    """After a deadlock or a lock timeout the server has rolled back. Any other error may have left a transaction and
-    its locks behind, which end with the connection. Only a broken line says something about the other connections.
+    """After a deadlock, a lock timeout or a lost lease the server has rolled back. Any other error may have left a
+    transaction and its locks behind, which end with the connection. Only a broken line says something about the other
+    connections.
     """
     cause = cause_of(context.original_exception)
-    context.is_disconnect = cause not in (Cause.DEADLOCK, Cause.LOCK_TIMEOUT)
+    context.is_disconnect = cause not in _UNDONE
     context.invalidate_pool_on_disconnect = cause is Cause.CONNECTION

@@ -5,29 +5,39 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
-from msgspec.structs import astuple, replace
+from msgspec.structs import asdict, astuple, replace
 from sqlalchemy import Row
 
 from tenure.clock import MICROSECOND
 from tenure.deadlines import opened, own_limits, span_of
 from tenure.model import (
+    ERROR_MAX,
+    JOB_LOCK,
+    Acquired,
     Attach,
     Attached,
+    BeginFound,
+    Begun,
     Closing,
     Ended,
+    Fence,
     Found,
+    Job,
+    JobSettings,
     Kept,
+    Lease,
     Limits,
     Open,
     Opened,
     Outcome,
+    RunOutcome,
     Seats,
     Session,
     StreamUpdate,
     StreamUpdated,
     Swept,
 )
-from tenure.store import sessions
+from tenure.store import leases, sessions
 from tenure.store.engines.sqlserver.calls import OLD_SESSION
 
 Value = str | int | None
@@ -88,6 +98,20 @@ def seats_text(capacity_id: str, seats: Seats) -> str:
             "whenFull": seats.when_full,
         }
     )
+
+
+def job_values(job: JobSettings) -> Sequence[Value]:
+    return (job.name, job.interval_microseconds, job.lock_timeout_microseconds, int(job.paused))
+
+
+def finish_text(fence: Fence, outcome: RunOutcome, error: str | None, retry_microseconds: int) -> str:
+    given = {"outcome": outcome, "error": _fitting(error), "retry": retry_microseconds}
+    return _set_ones(asdict(fence) | given)
+
+
+def _fitting(error: str | None) -> str | None:
+    """SQL Server counts half of a character beyond the first 65,536 as one."""
+    return error and error.encode("utf-16-le", "replace")[: 2 * ERROR_MAX].decode("utf-16-le", "ignore")
 
 
 def _set_ones(given: dict[str, Any]) -> str:
@@ -196,3 +220,32 @@ def streams_updated(lines: Lines, count: int) -> Sequence[StreamUpdated]:
         session = sessions.session_from_row(line)
         answers[line.position] = StreamUpdated(Found(line.found), session, line.now, line.recorded)
     return answers
+
+
+def lease(line: Row[Any]) -> Lease:
+    return leases.lease_from_values(line._mapping, line.now)  # noqa: SLF001 - the public way to a row's names
+
+
+def acquired(line: Row[Any]) -> Acquired:
+    return Acquired(lease(line), line.taken, line.reclaimed)
+
+
+def job(line: Row[Any]) -> Job:
+    return leases.job_from_values(line._mapping)  # noqa: SLF001 - the public way to a row's names
+
+
+def begun(line: Row[Any], job_name: str, holder: str) -> Begun:
+    found = BeginFound(line.found)
+    if found is not BeginFound.BEGUN:
+        return Begun(found)
+    name = JOB_LOCK + job_name
+    return Begun(
+        found,
+        fence=Fence(name, holder, line.epoch),
+        started_at=line.started_at,
+        expires_at=line.expires_at,
+        tick_at=line.tick_at,
+        lock_timeout_microseconds=line.lock_timeout_microseconds,
+        failures_in_a_row=line.failures_in_a_row,
+        reclaimed=line.reclaimed_epoch and Fence(name, line.reclaimed_holder, line.reclaimed_epoch),
+    )

@@ -30,6 +30,25 @@ So those who wait do it in one direction only, and one procedure serves the lane
 is inserted again reuses its index entry; should a server ask for the gap behind it too, which another batch may hold,
 one of the two is told to go (error 1205) and goes again.
 
+**Leases.** A lease is locked before anything else: before its job, its runs, the cut lock and sessions. No procedure
+locks two of them.
+
+- A fence reads the row `WITH (REPEATABLEREAD)`: a shared lock, kept until the end of the transaction, also where row
+  versions are read. Fences do not wait for each other; whoever begins or ends an epoch waits for all of them.
+- Whoever wants to begin one looks under `UPDLOCK, HOLDLOCK`, which admits fences but none of his kind, and on a name
+  without a row locks the gap. If the lease is free he then takes the row alone, by `XLOCK, REPEATABLEREAD`. A renewal,
+  a release and the end of a run take it so from the start. Nobody who holds a fence asks for more, so none of this
+  goes in circles.
+- Only then comes the clock. What ran out while somebody waited for fences is over, and an epoch begins after all that
+  was written under fences of the one before.
+
+SQL Server has no lock on a row that admits a fence and a renewal at once. So a renewal waits for the writes under the
+lease's fence that are under way, and for no more: fences that come later queue behind it. Our own are short: the sweep
+and the pruning take what nobody holds, and wait at most for the cut lock (one second). While an application keeps a
+transaction with a fence open, its lease cannot be renewed. It may then run out, but nobody takes it until that
+transaction has ended. Renewals have connections of their own, two of them, so that neither busy lanes nor a lease with
+a long write holds up the next; only in the smallest pools they share those of all others.
+
 ODBC calls cannot be called back. Whoever stops waiting leaves the statement to end by itself, at the latest by its
 timeout, on a connection that nobody else gets until then; hence threads of our own, more than there are connections.
 """
@@ -39,22 +58,36 @@ from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from msgspec.structs import asdict
 from sqlalchemy import URL, Connection, Row
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.sql.selectable import TextualSelect
 
+from tenure.clock import MICROSECOND
 from tenure.model import (
+    Acquired,
     Attach,
     Attached,
+    Begun,
+    Board,
     Capacity,
     End,
     Ended,
+    Fence,
     Heartbeat,
+    Job,
+    JobCommand,
+    JobRun,
+    JobSettings,
     Kept,
+    Lease,
     Limits,
     Open,
     Opened,
     Position,
+    Pruned,
+    RunOutcome,
     Seats,
     Session,
     SessionCounts,
@@ -63,12 +96,12 @@ from tenure.model import (
     StreamUpdated,
     Swept,
 )
-from tenure.store import capacities, migrate, sessions
+from tenure.store import capacities, leases, migrate, sessions
 from tenure.store.engines.sqlserver import calls, rows
 from tenure.store.engines.sqlserver.connections import create_engine
 from tenure.store.engines.sqlserver.errors import cause_of
 from tenure.store.retries import PATIENCE_SECONDS, Cause, Retries
-from tenure.store.store import Lane
+from tenure.store.store import JOB_RUNS_KEPT, LEASE_HISTORY_KEPT, Lane
 
 T = TypeVar("T")
 
@@ -78,6 +111,9 @@ MIGRATION_SECONDS = 600
 LONG_READ_SECONDS = 30
 CLOSE_SECONDS = 3
 SPARE_THREADS = 4
+RENEWALS = 2
+ROOMY = 7
+"""From this pool size on, renewals have connections of their own."""
 
 
 class SqlServerStore:
@@ -86,7 +122,9 @@ class SqlServerStore:
 
     def __init__(self, url: URL, pool_size: int) -> None:
         self._threads = ThreadPoolExecutor(2 * pool_size + SPARE_THREADS, "tenure-sqlserver")
-        self._engine = create_engine(url, pool_size, self._threads)
+        renewals = RENEWALS if pool_size >= ROOMY else 0
+        self._engine = create_engine(url, pool_size - renewals, self._threads)
+        self._renewals = create_engine(url, renewals, self._threads) if renewals else self._engine
         self._retries = Retries(cause_of)
         self._under_way: set[asyncio.Task[Any]] = set()
 
@@ -104,8 +142,8 @@ class SqlServerStore:
         request = rows.numbered((end.session_id, end.reason) for end in ends)
         return rows.ended(await self._call(calls.END, request=request), len(ends))
 
-    async def expire_sessions(self, limit: int) -> Swept:
-        return rows.swept(await self._call(calls.EXPIRE, limit=limit))
+    async def expire_sessions(self, fence: Fence, limit: int) -> Swept:
+        return rows.swept(await self._call(calls.EXPIRE, **asdict(fence), limit=limit))
 
     async def attach_streams(self, attaches: Sequence[Attach]) -> Sequence[Attached]:
         request = rows.numbered(map(rows.attach_values, attaches))
@@ -142,6 +180,60 @@ class SqlServerStore:
     async def count_sessions(self) -> SessionCounts:
         return await self._read_long(sessions.count_sessions)
 
+    async def acquire_lease(self, name: str, holder: str, attempt: str, duration_microseconds: int) -> Acquired:
+        (line,) = await self._call(
+            calls.ACQUIRE_LEASE, name=name, holder=holder, attempt=attempt, duration=duration_microseconds
+        )
+        return rows.acquired(line)
+
+    async def renew_lease(self, fence: Fence, duration_microseconds: int) -> Lease:
+        parameters = asdict(fence) | {"duration": duration_microseconds}
+        return await self._keep(lambda connection: connection.execute(calls.RENEW_LEASE, parameters).one())
+
+    async def release_lease(self, fence: Fence) -> Lease:
+        return await self._keep(lambda connection: connection.execute(calls.RELEASE_LEASE, asdict(fence)).one())
+
+    async def _keep(self, work: Callable[[Connection], Row[Any]]) -> Lease:
+        return rows.lease(await self._run(work, engine=self._renewals))
+
+    async def resign_lease(self, name: str) -> Lease | None:
+        lines = await self._call(calls.RESIGN_LEASE, name=name)
+        return rows.lease(lines[0]) if lines else None
+
+    async def list_leases(self, after: str | None, limit: int) -> Sequence[Lease]:
+        return await self._run(lambda connection: leases.list_leases(connection, after, limit))
+
+    async def read_board(self, names: Sequence[str]) -> Board:
+        return await self._run(lambda connection: leases.read_board(connection, names))
+
+    def listen(self, wake: Callable[[], None]) -> None:
+        """SQL Server calls nobody; the next look at the board finds what has changed."""
+
+    async def register_jobs(self, jobs: Sequence[JobSettings]) -> None:
+        await self._call(calls.REGISTER_JOBS, request=rows.numbered(map(rows.job_values, jobs)))
+
+    async def begin_run(self, job: str, holder: str, attempt: str) -> Begun:
+        (line,) = await self._call(calls.BEGIN_RUN, job=job, holder=holder, attempt=attempt)
+        return rows.begun(line, job, holder)
+
+    async def finish_run(self, fence: Fence, outcome: RunOutcome, error: str | None, retry_microseconds: int) -> None:
+        await self._call(calls.FINISH_RUN, request=rows.finish_text(fence, outcome, error, retry_microseconds))
+
+    async def command_job(self, job: str, command: JobCommand) -> Job | None:
+        lines = await self._call(calls.COMMAND_JOB, job=job, command=command.value)
+        return rows.job(lines[0]) if lines else None
+
+    async def list_jobs(self, after: str | None, limit: int) -> Sequence[Job]:
+        return await self._run(lambda connection: leases.list_jobs(connection, after, limit))
+
+    async def list_runs(self, job: str, before: int | None, limit: int) -> Sequence[JobRun] | None:
+        return await self._run(lambda connection: leases.list_runs(connection, job, before, limit))
+
+    async def prune(self, fence: Fence, limit: int) -> Pruned:
+        kept = {"history": LEASE_HISTORY_KEPT // MICROSECOND, "runs": JOB_RUNS_KEPT // MICROSECOND}
+        (line,) = await self._call(calls.PRUNE, **asdict(fence), limit=limit, **kept)
+        return Pruned(line.lease_history, line.job_runs)
+
     async def schema_revision(self) -> str | None:
         return await self._run(migrate.current_revision)
 
@@ -160,7 +252,8 @@ class SqlServerStore:
     async def close(self) -> None:
         if self._under_way:
             await asyncio.wait(self._under_way, timeout=CLOSE_SECONDS)
-        await self._engine.dispose()
+        for engine in {self._engine, self._renewals}:
+            await engine.dispose()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _call(self, call: TextualSelect, **parameters: str | int) -> Sequence[Row[Any]]:
@@ -175,13 +268,16 @@ class SqlServerStore:
         work: Callable[[Connection], T],
         statement_seconds: int = STATEMENT_SECONDS,
         patience_seconds: float = PATIENCE_SECONDS,
+        engine: AsyncEngine | None = None,
     ) -> T:
         return await self._retries.run(
-            lambda: self._finish(self._on_connection(work, statement_seconds)), patience_seconds
+            lambda: self._finish(self._on_connection(work, statement_seconds, engine)), patience_seconds
         )
 
-    async def _on_connection(self, work: Callable[[Connection], T], statement_seconds: int) -> T:
-        async with self._engine.connect() as connection:
+    async def _on_connection(
+        self, work: Callable[[Connection], T], statement_seconds: int, engine: AsyncEngine | None = None
+    ) -> T:
+        async with (engine or self._engine).connect() as connection:
             raw: Any = (await connection.get_raw_connection()).driver_connection
             raw._conn.timeout = statement_seconds  # noqa: SLF001 - aioodbc shows it, but does not let it be set
             return await connection.run_sync(work)

@@ -1,0 +1,59 @@
+"""The calls of the functions in `migrations/postgres`, one statement each.
+
+No input is put into any of them: what S608 warns of are lists of columns, and arguments are parameters.
+"""
+
+from tenure.store.engines.postgres import rows
+from tenure.store.leases import LEASE_COLUMNS
+from tenure.store.store import Lane
+from tenure.store.tables import jobs
+
+_WISHES = (
+    "$1::text::uuid[], $2::text::uuid[], $3::text::uuid[], $4::text::smallint[], $5::text::uuid[], "
+    "$6::text::bigint[], $7::text::bigint[], $8::text::bigint[], $9, $10, $11, $12"
+)
+OPEN = {
+    Lane.CREATE: f"SELECT * FROM tenure_open_create_2({_WISHES})",  # noqa: S608
+    Lane.REOPEN: f"SELECT * FROM tenure_open_reopen_2({_WISHES})",  # noqa: S608
+    Lane.LIMITED: f"SELECT * FROM tenure_open_limited_1({_WISHES})",  # noqa: S608
+}
+HEARTBEAT = "SELECT * FROM tenure_heartbeat_1($1::text::uuid[], $2::text::boolean[])"
+END = (
+    f"SELECT e.position, e.recorded, {rows.SESSION_COLUMNS} FROM tenure_end_2($1::text::uuid[], $2::text::text[]) AS e"  # noqa: S608
+)
+EXPIRE = "SELECT * FROM tenure_expire_1($1)"
+ATTACH = f"""
+SELECT e.position, e.found, e.now, e.recorded, (e.session).attachment, {rows.SESSION_COLUMNS}
+  FROM tenure_attach_1($1::text::uuid[], $2::text::bigint[], $3::text::bigint[], $4::text::bigint[]) AS e
+"""  # noqa: S608
+UPDATE_STREAMS = f"""
+SELECT e.position, e.found, e.now, e.recorded, {rows.SESSION_COLUMNS}
+  FROM tenure_update_streams_1(
+       $1::text::uuid[], $2::text::int[], $3::text::int[], $4::text::boolean[], $5::text[], $6::text::boolean[],
+       $7::text::bigint[], $8::text::bigint[], $9::text::bigint[], $10::text::bigint[], $11::text::bigint[],
+       $12::text::bigint[], $13::text::bigint[]) AS e
+"""  # noqa: S608
+PUT_CAPACITY = "SELECT * FROM tenure_put_capacity_1($1, $2, $3, $4)"
+DELETE_CAPACITY = "SELECT * FROM tenure_delete_capacity_1($1)"
+
+_FENCE = "$1, $2, $3"
+EXPIRE = f"SELECT * FROM tenure_expire_2({_FENCE}, $4)"  # noqa: S608
+ACQUIRE = "SELECT * FROM tenure_acquire_lease_1($1, $2, $3, $4)"
+RENEW = f"SELECT * FROM tenure_renew_lease_1({_FENCE}, $4)"  # noqa: S608
+RELEASE = f"SELECT * FROM tenure_release_lease_1({_FENCE})"  # noqa: S608
+MARK_RESIGNED = "SELECT tenure_mark_resigned_1($1)"
+RESIGN = "SELECT * FROM tenure_resign_lease_1($1)"
+REGISTER_JOBS = "SELECT tenure_register_jobs_1($1, $2, $3, $4)"
+BEGIN_RUN = "SELECT * FROM tenure_begin_run_1($1, $2, $3)"
+FINISH_RUN = f"SELECT tenure_finish_run_1({_FENCE}, $4, $5, $6)"
+COMMAND_JOB = "SELECT * FROM tenure_command_job_1($1, $2)"
+PRUNE = f"SELECT * FROM tenure_prune_1({_FENCE}, $4, $5, $6)"  # noqa: S608
+
+_LOCK = ", ".join(f"l.{column.name} AS lease_{column.name}" for column in LEASE_COLUMNS)
+BOARD = f"""
+SELECT tenure_now() AS now, {", ".join(f"j.{column.name}" for column in jobs.c)}, {_LOCK}
+  FROM jobs j LEFT JOIN leases l ON l.name = 'job:' || j.name
+ UNION ALL
+SELECT tenure_now(), {", ".join("NULL" for _ in jobs.c)}, {_LOCK}
+  FROM leases l WHERE l.name = ANY ($1::text[])
+"""  # noqa: S608

@@ -1,0 +1,202 @@
+"""Jobs and their runs, under the file's write lock."""
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import Connection, delete, insert, select, tuple_, update
+
+from tenure.clock import MICROSECOND
+from tenure.errors import LeaseLost
+from tenure.model import (
+    JOB_LOCK,
+    BeginFound,
+    Begun,
+    Fence,
+    Job,
+    JobCommand,
+    JobSettings,
+    Lease,
+    Pruned,
+    RunOutcome,
+)
+from tenure.schedule import due_in, grid_after, next_run_after
+from tenure.store.engines.sqlite.leases import begin_epoch, check_fence, end_epoch, find_lease, is_attempt, lease_now
+from tenure.store.leases import job_from_values
+from tenure.store.store import JOB_RUNS_KEPT, LEASE_HISTORY_KEPT
+from tenure.store.tables import job_runs, jobs, lease_history
+
+NOTHING = timedelta(0)
+
+
+def find_job(connection: Connection, name: str) -> Job | None:
+    row = connection.execute(select(jobs).where(jobs.c.name == name)).mappings().one_or_none()
+    return None if row is None else job_from_values(row)
+
+
+def _write(connection: Connection, name: str, **values: Any) -> None:
+    connection.execute(update(jobs).where(jobs.c.name == name).values(**values))
+
+
+def register_jobs(connection: Connection, now: datetime, settings: Sequence[JobSettings]) -> None:
+    for given in settings:
+        known = find_job(connection, given.name)
+        next_tick = grid_after(given.interval_microseconds, now)
+        timing = {
+            "interval_microseconds": given.interval_microseconds,
+            "lock_timeout_microseconds": given.lock_timeout_microseconds,
+        }
+        if known is None:
+            connection.execute(
+                insert(jobs).values(
+                    name=given.name,
+                    next_run_at=next_tick,
+                    run_count=0,
+                    failures_in_a_row=0,
+                    paused=given.paused,
+                    **timing,
+                )
+            )
+        elif known.interval_microseconds == given.interval_microseconds:
+            _write(connection, given.name, **timing)
+        else:
+            _write(connection, given.name, next_run_at=min(known.next_run_at, next_tick), **timing)
+
+
+def begin_run(connection: Connection, now: datetime, name: str, holder: str, attempt: str) -> Begun:
+    job = find_job(connection, name)
+    lock = find_lease(connection, JOB_LOCK + name, now)
+    if job is None:
+        return Begun(BeginFound.IDLE)
+    if lock is not None and lock.held:
+        mine = is_attempt(connection, lock.name, attempt)
+        return _as_begun(connection, job, lock, None) if mine else Begun(BeginFound.HELD)
+    waits = due_in(job, now)
+    if waits is None or waits > NOTHING:
+        return Begun(BeginFound.IDLE)
+    reclaimed = _abandon_open_run(connection, name, lock)
+    wanted = Fence(JOB_LOCK + name, holder, 0)
+    taken = begin_epoch(connection, now, lock, wanted, attempt, job.lock_timeout_microseconds)
+    connection.execute(
+        insert(job_runs).values(
+            job=name,
+            epoch=taken.epoch,
+            holder=holder,
+            tick_at=job.next_run_at if job.next_run_at <= now else None,
+            requested_at=job.requested_at,
+            started_at=now,
+        )
+    )
+    _note_start(connection, now, job, reclaimed)
+    return _as_begun(connection, job, taken, reclaimed)
+
+
+def _abandon_open_run(connection: Connection, name: str, lock: Lease | None) -> Fence | None:
+    """Its holder died, or its lock was taken from it."""
+    if lock is None:
+        return None
+    run = job_runs.c
+    done = connection.execute(
+        update(job_runs)
+        .where(run.job == name, run.epoch == lock.epoch, run.ended_at.is_(None))
+        .values(
+            ended_at=lock.expires_at,
+            outcome=RunOutcome.ABANDONED.value,
+            error="its lock was taken from it" if lock.released else "its lock ran out",
+        )
+    )
+    return lock.fence if done.rowcount else None
+
+
+def _note_start(connection: Connection, now: datetime, job: Job, reclaimed: Fence | None) -> None:
+    values: dict[str, Any] = {"last_start_at": now, "run_count": job.run_count + 1}
+    if reclaimed is not None:
+        values["failures_in_a_row"] = job.failures_in_a_row + 1
+        values["last_error"] = f"abandoned by {reclaimed.holder}"
+    _write(connection, job.name, **values)
+
+
+def _as_begun(connection: Connection, job: Job, lock: Lease, reclaimed: Fence | None) -> Begun:
+    run = connection.execute(
+        select(job_runs).where(job_runs.c.job == job.name, job_runs.c.epoch == lock.epoch)
+    ).one_or_none()
+    if run is None:
+        return Begun(BeginFound.HELD)
+    return Begun(
+        BeginFound.BEGUN,
+        fence=lock.fence,
+        started_at=run.started_at,
+        expires_at=lock.expires_at,
+        tick_at=run.tick_at,
+        lock_timeout_microseconds=job.lock_timeout_microseconds,
+        failures_in_a_row=job.failures_in_a_row + (reclaimed is not None),
+        reclaimed=reclaimed,
+    )
+
+
+def finish_run(
+    connection: Connection,
+    now: datetime,
+    fence: Fence,
+    outcome: RunOutcome,
+    error: str | None,
+    retry_microseconds: int,
+) -> None:
+    run_row = (job_runs.c.job == fence.job, job_runs.c.epoch == fence.epoch)
+    run = connection.execute(select(job_runs).where(*run_row)).one_or_none()
+    lock = find_lease(connection, fence.name, now)
+    if run is not None and run.ended_at is not None and lock is not None and lock.fence == fence and lock.released:
+        return  # carried out before, and the answer was lost
+    lock = check_fence(connection, fence)
+    job = find_job(connection, fence.job)
+    if run is None or job is None:
+        raise LeaseLost(f"{fence.name} in epoch {fence.epoch} is no run's lock")
+    connection.execute(update(job_runs).where(*run_row).values(ended_at=now, outcome=outcome.value, error=error))
+    changes = _after_run(job, run, now, outcome, error, retry_microseconds)
+    _write(connection, job.name, last_duration_microseconds=(now - run.started_at) // MICROSECOND, **changes)
+    end_epoch(connection, now, lock, "released")
+
+
+def _after_run(
+    job: Job, run: Any, now: datetime, outcome: RunOutcome, error: str | None, retry_microseconds: int
+) -> dict[str, Any]:
+    if outcome is RunOutcome.ABANDONED:
+        return {"retry_at": None}
+    answered = {"requested_at": None} if job.requested_at == run.requested_at else {}
+    if outcome is RunOutcome.FAILED:
+        retry_at = now + timedelta(microseconds=retry_microseconds)
+        return {**answered, "retry_at": retry_at, "failures_in_a_row": job.failures_in_a_row + 1, "last_error": error}
+    return {
+        **answered,
+        "retry_at": None,
+        "next_run_at": next_run_after(job, run.started_at),
+        "last_success_at": now,
+        "failures_in_a_row": 0,
+        "last_error": None,
+    }
+
+
+def command_job(connection: Connection, now: datetime, name: str, command: JobCommand) -> Job | None:
+    changes: dict[JobCommand, dict[str, Any]] = {
+        JobCommand.RUN: {"requested_at": now, "retry_at": None},
+        JobCommand.PAUSE: {"requested_at": None, "paused": True},
+        JobCommand.RESUME: {"paused": False},
+    }
+    _write(connection, name, **changes[command])
+    return find_job(connection, name)
+
+
+def prune(connection: Connection, fence: Fence, limit: int) -> Pruned:
+    check_fence(connection, fence)
+    now = lease_now(connection)
+    history, run = lease_history.c, job_runs.c
+    old_history = select(history.name, history.epoch).where(history.ended_at < now - LEASE_HISTORY_KEPT).limit(limit)
+    old_runs = (
+        select(run.job, run.epoch)
+        .where(run.started_at < now - JOB_RUNS_KEPT, run.ended_at.is_not(None))
+        .order_by(run.started_at)
+    )
+    return Pruned(
+        connection.execute(delete(lease_history).where(tuple_(history.name, history.epoch).in_(old_history))).rowcount,
+        connection.execute(delete(job_runs).where(tuple_(run.job, run.epoch).in_(old_runs.limit(limit)))).rowcount,
+    )

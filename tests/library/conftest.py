@@ -1,0 +1,30 @@
+"""Processes of an application that uses Tenure's leases and jobs and nothing else, as ensembles in one process."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import Any, Protocol
+
+import pytest
+
+from tenure.config import LeasesConfig
+from tenure.ensemble import Ensemble
+from tests.support.databases import Database
+
+QUICK = LeasesConfig(duration_seconds=60.0, renew_seconds=0.02, acquire_seconds=0.05, refresh_seconds=0.05)
+
+
+class Join(Protocol):
+    def __call__(self, prepare: Callable[[Ensemble], object] = ..., **given: Any) -> Awaitable[Ensemble]: ...
+
+
+@pytest.fixture
+async def join(empty_database: Database) -> AsyncIterator[Join]:
+    """Has one more ensemble take part, on a database that was empty before the first."""
+    async with AsyncExitStack() as stack:
+
+        async def _join(prepare: Callable[[Ensemble], object] = lambda _ensemble: None, **given: Any) -> Ensemble:
+            ensemble = Ensemble(empty_database.url, **{"timing": QUICK, **given})
+            prepare(ensemble)
+            return await stack.enter_async_context(ensemble)
+
+        yield _join

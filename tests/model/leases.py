@@ -1,0 +1,230 @@
+"""What leases and jobs must do, in plain Python: what the engines are compared with. It knows no SQL and no races.
+
+It shares no arithmetic with the code: the grid is computed here again, in another way.
+"""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any, NamedTuple
+
+from msgspec.structs import replace
+
+from tenure.errors import LeaseLost
+from tenure.model import Acquired, BeginFound, Begun, Fence, Job, JobCommand, JobRun, JobSettings, Lease, RunOutcome
+
+MICROSECOND = timedelta(microseconds=1)
+GRID_BEGINS = datetime(1970, 1, 1, tzinfo=UTC)
+IDLE = Begun(BeginFound.IDLE)
+HELD = Begun(BeginFound.HELD)
+
+
+def tick_after(interval_microseconds: int, instant: datetime) -> datetime:
+    interval = interval_microseconds * MICROSECOND
+    return instant - (instant - GRID_BEGINS) % interval + interval
+
+
+class Stay(NamedTuple):
+    """A line of the history."""
+
+    holder: str
+    acquired_at: datetime
+    ended_at: datetime | None = None
+    how: str | None = None
+
+
+class Purpose(NamedTuple):
+    """What a run is for, which its row does not show."""
+
+    tick_at: datetime | None
+    requested_at: datetime | None
+
+
+class LeaseModel:
+    def __init__(self) -> None:
+        self._leases: dict[str, Lease] = {}
+        self._attempts: dict[str, str] = {}
+        self.history: dict[tuple[str, int], Stay] = {}
+        self.jobs: dict[str, Job] = {}
+        self.runs: dict[tuple[str, int], JobRun] = {}
+        self.purposes: dict[tuple[str, int], Purpose] = {}
+
+    # Leases
+
+    def read(self, now: datetime) -> Mapping[str, Lease]:
+        return {name: self._seen(name, now) for name in self._leases}
+
+    def acquire(self, name: str, holder: str, attempt: str, duration: int, now: datetime) -> Acquired:
+        old = self._leases.get(name)
+        if old is not None and self._seen(name, now).held:
+            return Acquired(self._seen(name, now), taken=self._attempts[name] == attempt)
+        self._begin_epoch(name, holder, attempt, duration, now)
+        return Acquired(self._seen(name, now), taken=True, reclaimed=old is not None and not old.released)
+
+    def renew(self, fence: Fence, duration: int, now: datetime) -> Lease:
+        self.check(fence, now)
+        return self._change(fence.name, now, renewed_at=now, expires_at=now + duration * MICROSECOND)
+
+    def release(self, fence: Fence, now: datetime) -> Lease:
+        lease = self._leases.get(fence.name)
+        if lease is not None and lease.fence == fence and lease.released:
+            return self._seen(fence.name, now)
+        self.check(fence, now)
+        return self._end_epoch(fence.name, "released", now)
+
+    def resign(self, name: str, now: datetime) -> Lease | None:
+        if name not in self._leases:
+            return None
+        return self._end_epoch(name, "resigned", now) if self._seen(name, now).held else self._seen(name, now)
+
+    def check(self, fence: Fence, now: datetime) -> None:
+        lease = self.read(now).get(fence.name)
+        if lease is None or lease.fence != fence or not lease.held:
+            raise LeaseLost
+
+    def _seen(self, name: str, now: datetime) -> Lease:
+        lease = self._leases[name]
+        return replace(lease, held=not lease.released and now < lease.expires_at)
+
+    def _change(self, name: str, now: datetime, **changes: Any) -> Lease:
+        self._leases[name] = replace(self._leases[name], **changes)
+        return self._seen(name, now)
+
+    def _begin_epoch(self, name: str, holder: str, attempt: str, duration: int, now: datetime) -> None:
+        old = self._leases.get(name)
+        epoch = 1 if old is None else old.epoch + 1
+        self._leases[name] = Lease(
+            name=name,
+            holder=holder,
+            epoch=epoch,
+            held=True,
+            acquired_at=now,
+            renewed_at=now,
+            expires_at=now + duration * MICROSECOND,
+        )
+        self._attempts[name] = attempt
+        if not name.startswith("job:"):
+            if old is not None:
+                self._note_end(old, old.expires_at, "expired")
+            self.history[name, epoch] = Stay(holder, now)
+
+    def _end_epoch(self, name: str, how: str, now: datetime) -> Lease:
+        self._note_end(self._leases[name], now, how)
+        return self._change(name, now, expires_at=now, released=True, resigned=how == "resigned")
+
+    def _note_end(self, lease: Lease, ended_at: datetime, how: str) -> None:
+        line = self.history.get((lease.name, lease.epoch))
+        if line is not None and line.ended_at is None:
+            self.history[lease.name, lease.epoch] = line._replace(ended_at=ended_at, how=how)
+
+    # Jobs
+
+    def register(self, settings: JobSettings, now: datetime) -> None:
+        name, interval, lock_timeout, paused = settings.name, *_timing(settings), settings.paused
+        next_run_at = tick_after(interval, now)
+        old = self.jobs.get(name)
+        if old is not None:
+            paused = old.paused
+            nearer = min(old.next_run_at, next_run_at)
+            next_run_at = old.next_run_at if interval == old.interval_microseconds else nearer
+        blank = Job(
+            name=name,
+            interval_microseconds=0,
+            lock_timeout_microseconds=0,
+            next_run_at=now,
+            run_count=0,
+            failures_in_a_row=0,
+            paused=False,
+        )
+        self.jobs[name] = replace(
+            old or blank,
+            interval_microseconds=interval,
+            lock_timeout_microseconds=lock_timeout,
+            next_run_at=next_run_at,
+            paused=paused,
+        )
+
+    def begin(self, name: str, holder: str, attempt: str, now: datetime) -> Begun:
+        lock = self.read(now).get(f"job:{name}")
+        if lock is not None and lock.held:
+            return self._begun(name, None) if self._attempts[lock.name] == attempt else HELD
+        if not self._is_due(name, now):
+            return IDLE
+        reclaimed = None if lock is None else self._abandon(name, lock)
+        job = self.jobs[name]
+        self._begin_epoch(f"job:{name}", holder, attempt, job.lock_timeout_microseconds, now)
+        epoch = self._leases[f"job:{name}"].epoch
+        self.runs[name, epoch] = JobRun(job=name, epoch=epoch, holder=holder, started_at=now)
+        tick_at = job.next_run_at if job.next_run_at <= now else None
+        self.purposes[name, epoch] = Purpose(tick_at, job.requested_at)
+        self.jobs[name] = replace(self.jobs[name], last_start_at=now, run_count=job.run_count + 1)
+        return self._begun(name, reclaimed)
+
+    def _is_due(self, name: str, now: datetime) -> bool:
+        job = self.jobs[name]
+        if job.retry_at is not None and now < job.retry_at:
+            return False
+        return job.requested_at is not None or (not job.paused and job.next_run_at <= now)
+
+    def _abandon(self, name: str, lock: Lease) -> Fence | None:
+        run = self.runs.get((name, lock.epoch))
+        if run is None or run.ended_at is not None:
+            return None
+        why = "its lock was taken from it" if lock.released else "its lock ran out"
+        self.runs[name, lock.epoch] = replace(run, ended_at=lock.expires_at, outcome="abandoned", error=why)
+        failures = self.jobs[name].failures_in_a_row + 1
+        self.jobs[name] = replace(self.jobs[name], failures_in_a_row=failures, last_error=f"abandoned by {run.holder}")
+        return lock.fence
+
+    def _begun(self, name: str, reclaimed: Fence | None) -> Begun:
+        lock, job = self._leases[f"job:{name}"], self.jobs[name]
+        return Begun(
+            BeginFound.BEGUN,
+            lock.fence,
+            started_at=self.runs[name, lock.epoch].started_at,
+            expires_at=lock.expires_at,
+            tick_at=self.purposes[name, lock.epoch].tick_at,
+            lock_timeout_microseconds=job.lock_timeout_microseconds,
+            failures_in_a_row=job.failures_in_a_row,
+            reclaimed=reclaimed,
+        )
+
+    def finish(self, fence: Fence, outcome: RunOutcome, error: str | None, pause: int, now: datetime) -> None:
+        lock, key = self._leases.get(fence.name), (fence.job, fence.epoch)
+        run = self.runs.get(key)
+        was_done = run is not None and run.ended_at is not None
+        if lock is not None and lock.fence == fence and lock.released and was_done:
+            return
+        self.check(fence, now)
+        if run is None:
+            raise LeaseLost
+        self.runs[key] = replace(run, ended_at=now, outcome=outcome.value, error=error)
+        self._after(run, self.purposes[key], outcome, error, pause, now)
+        self._end_epoch(fence.name, "released", now)
+
+    def _after(
+        self, run: JobRun, purpose: Purpose, outcome: RunOutcome, error: str | None, pause: int, now: datetime
+    ) -> None:
+        job = replace(self.jobs[run.job], retry_at=None)
+        changes: dict[str, Any] = {"last_duration_microseconds": (now - run.started_at) // MICROSECOND}
+        if outcome is not RunOutcome.ABANDONED and job.requested_at == purpose.requested_at:
+            changes["requested_at"] = None
+        if outcome is RunOutcome.FAILED:
+            failures = job.failures_in_a_row + 1
+            changes |= {"retry_at": now + pause * MICROSECOND, "failures_in_a_row": failures, "last_error": error}
+        if outcome is RunOutcome.SUCCEEDED:
+            next_run_at = max(job.next_run_at, tick_after(job.interval_microseconds, run.started_at))
+            changes |= {"next_run_at": next_run_at, "last_success_at": now, "failures_in_a_row": 0, "last_error": None}
+        self.jobs[run.job] = replace(job, **changes)
+
+    def command(self, name: str, command: JobCommand, now: datetime) -> Job:
+        changes: dict[JobCommand, dict[str, Any]] = {
+            JobCommand.RUN: {"requested_at": now, "retry_at": None},
+            JobCommand.PAUSE: {"requested_at": None, "paused": True},
+            JobCommand.RESUME: {"paused": False},
+        }
+        self.jobs[name] = replace(self.jobs[name], **changes[command])
+        return self.jobs[name]
+
+
+def _timing(settings: JobSettings) -> tuple[int, int]:
+    return settings.interval_microseconds, settings.lock_timeout_microseconds

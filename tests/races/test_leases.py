@@ -1,0 +1,518 @@
+"""Everybody wants the same lease at the same instant: one has it, and nobody writes in another's time."""
+
+import asyncio
+import json
+import random
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from datetime import datetime, timedelta
+from itertools import cycle, pairwise
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+from tenure.clock import MICROSECOND, to_microseconds
+from tenure.errors import DatabaseUnavailable, LeaseLost
+from tenure.model import BeginFound, Fence, Lease, RunOutcome
+from tenure.store import Store
+from tenure.store.engines.postgres.errors import LEASE_LOST
+from tests.support.databases import Database
+from tests.support.lease_contest import Deed
+from tests.support.leases import acquire, begin, begun, every, sibling, table, taken
+from tests.support.locks import holding, holding_the_file
+from tests.support.wishes import NOON, SECOND
+
+SECONDS = timedelta(seconds=1)
+ROOT = Path(__file__).parents[2]
+BRIEF = 300_000
+"""Microseconds: a lease that runs out while somebody holds its row."""
+
+
+@pytest.fixture
+def seed() -> int:
+    return random.SystemRandom().getrandbits(32)
+
+
+@asynccontextmanager
+async def several(database: Database, count: int) -> AsyncIterator[Sequence[Store]]:
+    """Stores of as many instances, with connections of their own, by one clock."""
+    stores = [sibling(database) for _ in range(count)]
+    try:
+        yield stores
+    finally:
+        for store in stores:
+            await store.close()
+
+
+# Who has it
+
+
+@pytest.mark.parametrize("rounds", [60, pytest.param(2000, marks=pytest.mark.slow)])
+async def test_of_many_who_acquire_at_once_one_wins_every_round(database: Database, rounds: int) -> None:
+    """Whether it was never held, was released, or has run out at this very instant."""
+    await database.clock.set(NOON)
+    async with several(database, 5) as stores:
+        for number in range(rounds // (1 if database.engine == "postgresql" else 5)):
+            found = await asyncio.gather(*(acquire(store, "leader", f"holder {n}") for n, store in enumerate(stores)))
+            winners = [one.lease for one in found if one.taken]
+            assert len(winners) == 1, f"round {number}: {found}"
+            assert {one.lease.fence for one in found} == {winners[0].fence}, f"round {number}: {found}"
+            assert winners[0].epoch == number + 1
+            if number % 2:
+                await stores[number % 5].release_lease(winners[0].fence)
+            else:
+                await database.clock.set(winners[0].expires_at)
+
+
+@pytest.mark.parametrize("early", [0, 1])
+@pytest.mark.parametrize("rounds", [30, pytest.param(1000, marks=pytest.mark.slow)])
+async def test_at_the_instant_it_runs_out_a_renewal_is_too_late_and_just_before_an_acquire_is_too_early(
+    database: Database, early: int, rounds: int
+) -> None:
+    await database.clock.set(NOON)
+    async with several(database, 4) as (owner, *others):
+        for number in range(rounds // (1 if database.engine == "postgresql" else 5)):
+            fence = await taken(owner, "leader", "owner")
+            lease = (await owner.list_leases(None, 1))[0]
+            await database.clock.set(lease.expires_at - early * MICROSECOND)
+            renewed, *found = await asyncio.gather(
+                renews(owner, fence), *(acquire(other, "leader", f"holder {n}") for n, other in enumerate(others))
+            )
+            winners = [one.lease for one in found if one.taken]
+            assert (renewed, len(winners)) == (bool(early), 1 - early), f"round {number}: {found}"
+            await owner.resign_lease("leader")
+
+
+async def renews(store: Store, fence: Fence, length: int = 60 * SECOND) -> bool:
+    try:
+        await store.renew_lease(fence, length)
+    except LeaseLost:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("rounds", [60, pytest.param(1000, marks=pytest.mark.slow)])
+async def test_of_a_renewal_and_those_who_acquire_as_it_runs_out_one_at_most_has_it(
+    postgres_database: Database, rounds: int, seed: int
+) -> None:
+    """By the running clock, sooner or later than the lease runs out."""
+    chance, outcomes = random.Random(seed), Counter[tuple[bool, int]]()
+    async with several(postgres_database, 4) as (owner, *others):
+        for _ in range(rounds):
+            fence = await taken(owner, "leader", "owner", 6_000)
+            await asyncio.sleep(0.004 * chance.random())
+            renewed, *found = await asyncio.gather(
+                renews(owner, fence), *(acquire(other, "leader", f"holder {n}") for n, other in enumerate(others))
+            )
+            outcomes[renewed, sum(one.taken for one in found)] += 1
+            await owner.resign_lease("leader")
+    told = f"seed {seed}: {outcomes}"
+    assert set(outcomes) <= {(True, 0), (False, 1), (False, 0)}, told
+    assert outcomes[True, 0], f"never in time: {told}"
+    assert outcomes[False, 1], f"never too late: {told}"
+
+
+@pytest.mark.parametrize("rounds", [30, pytest.param(300, marks=pytest.mark.slow)])
+async def test_of_many_who_begin_a_run_at_once_one_does_every_tick(database: Database, rounds: int) -> None:
+    await database.clock.set(NOON)
+    await database.store.register_jobs([every(60 * SECOND)])
+    async with several(database, 5) as stores:
+        for number in range(rounds // (1 if database.engine == "postgresql" else 5)):
+            tick_at = (await database.store.list_jobs(None, 1))[0].next_run_at
+            await database.clock.set(tick_at)
+            found = await asyncio.gather(*(begin(store, "tidy", f"holder {n}") for n, store in enumerate(stores)))
+            (run,) = [one for one in found if one.found is BeginFound.BEGUN]
+            assert (run.tick_at, run.reclaimed) == (tick_at, None), f"round {number}"
+            assert {one.found for one in found} == {BeginFound.BEGUN, BeginFound.HELD}
+            assert run.fence is not None
+            await stores[number % 5].finish_run(run.fence, RunOutcome.SUCCEEDED, None, 0)
+
+
+# Free for all, with real processes and by the running clock
+
+
+PROCESSES = 3
+
+
+@pytest.mark.slow
+async def test_processes_that_contest_a_lease_hold_it_one_after_the_other(database: Database, seed: int) -> None:
+    """Taken, renewed, released, run out, again and again: by its history nobody's time overlaps another's."""
+    tasks, epochs = (3, 3000) if database.engine == "postgresql" else (1, 1000)
+    told = await asyncio.gather(*(contest(database.url, n, tasks, epochs, seed) for n in range(PROCESSES)))
+    deeds = [Deed(*deed) for part in told for deed in part]
+    counts = Counter(deed.what for deed in deeds)
+    assert broken_promises(await table(database, "lease_history"), deeds) == [], f"seed {seed}, {counts}"
+    assert counts["taken"] > epochs / 2, f"too few to prove anything: {counts}"
+    assert min(counts["renewed"], counts["released"]) > epochs / 20, f"too few to prove anything: {counts}"
+    assert len({deed.holder for deed in deeds if deed.what == "taken"}) == PROCESSES * tasks
+
+
+async def contest(url: str, number: int, tasks: int, epochs: int, seed: int) -> list[list[object]]:
+    numbers = (str(value) for value in (tasks, epochs, seed + 100 * number))
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "tests.support.lease_contest", url, f"process {number}", *numbers),
+        cwd=ROOT,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    output, _ = await process.communicate()
+    assert process.returncode == 0
+    *_log, told = output.splitlines()
+    return json.loads(told)  # type: ignore[no-any-return]
+
+
+def broken_promises(history: Sequence[object], deeds: Sequence[Deed]) -> list[str]:
+    stays = [_Stay(row) for row in history]
+    broken = [
+        f"epochs are not in a row: {one} {next_}" for one, next_ in pairwise(stays) if next_.epoch != one.epoch + 1
+    ]
+    broken += [f"overlap: {one} {next_}" for one, next_ in pairwise(stays) if one.ended > next_.acquired]
+    winners = Counter(deed.epoch for deed in deeds if deed.what == "taken")
+    broken += [f"epoch {epoch} was won {count} times" for epoch, count in winners.items() if count > 1]
+    by_epoch = {stay.epoch: stay for stay in stays}
+    for deed in deeds:
+        stay = by_epoch[deed.epoch]
+        if deed.holder != stay.holder or not stay.acquired <= deed.at <= stay.ended:
+            broken.append(f"{deed} in the time of {stay}")
+    return broken
+
+
+class _Stay:
+    def __init__(self, row: object) -> None:
+        values: dict[str, object] = dict(row)  # type: ignore[call-overload]
+        self.epoch, self.holder = values["epoch"], values["holder"]
+        self.acquired = to_microseconds(values["acquired_at"])  # type: ignore[arg-type]
+        ended_at = values["ended_at"]
+        self.ended = to_microseconds(ended_at) if isinstance(ended_at, datetime) else sys.maxsize
+
+    def __repr__(self) -> str:
+        return f"{self.holder} in epoch {self.epoch} from {self.acquired} to {self.ended}"
+
+
+# What waits for what, on PostgreSQL
+
+
+CHECK = "SELECT tenure_check_fence_1($1, $2, $3)"
+
+
+async def fenced(connection: asyncpg.Connection, fence: Fence) -> None:
+    await connection.execute(CHECK, fence.name, fence.holder, fence.epoch)
+
+
+async def test_an_acquire_waits_for_a_fenced_write_that_is_under_way(postgres_database: Database) -> None:
+    fence = await taken(postgres_database.store, "leader", "one", BRIEF)
+    (lease,) = await postgres_database.store.list_leases(None, 1)
+    async with holding(postgres_database) as writer:
+        await fenced(writer._connection, fence)
+        await writer.wait_until(lease.expires_at)
+        next_one = asyncio.create_task(acquire(postgres_database.store, "leader", "two"))
+        await writer.somebody_waits()
+        written_at = await writer.now()
+        await writer.commit()
+        acquired = await next_one
+    assert acquired.taken
+    assert acquired.lease.acquired_at > written_at, "it began before the write of the epoch before was committed"
+
+
+async def test_an_end_on_request_waits_for_a_fenced_write_that_is_under_way(postgres_database: Database) -> None:
+    fence = await taken(postgres_database.store, "leader", "one")
+    async with holding(postgres_database) as writer:
+        await fenced(writer._connection, fence)
+        end = asyncio.create_task(postgres_database.store.resign_lease("leader"))
+        await writer.somebody_waits()
+        written_at = await writer.now()
+        await writer.commit()
+        ended = await end
+    assert ended is not None
+    assert ended.expires_at > written_at
+
+
+async def test_the_next_run_waits_for_a_fenced_write_of_the_one_before(postgres_database: Database) -> None:
+    await postgres_database.clock.set(NOON)
+    await postgres_database.store.register_jobs([every(60 * SECOND)])
+    await postgres_database.clock.set(NOON + 60 * SECONDS)
+    fence = await begun(postgres_database.store, "tidy", "one")
+    async with holding(postgres_database) as writer:
+        await fenced(writer._connection, fence)
+        await postgres_database.clock.set(NOON + 180 * SECONDS)
+        next_run = asyncio.create_task(begin(postgres_database.store, "tidy", "two"))
+        await writer.somebody_waits()
+        await writer.commit()
+        assert (await next_run).reclaimed == fence
+
+
+async def test_a_renewal_does_not_wait_for_fenced_writes_nor_they_for_each_other(postgres_database: Database) -> None:
+    fence = await taken(postgres_database.store, "leader", "one")
+    async with holding(postgres_database) as writer, holding(postgres_database) as another:
+        await fenced(writer._connection, fence)
+        await asyncio.wait_for(fenced(another._connection, fence), 0.8)
+        await asyncio.wait_for(postgres_database.store.renew_lease(fence, 60 * SECOND), 0.8)
+        await asyncio.wait_for(fenced(another._connection, fence), 0.8)
+        await asyncio.wait_for(postgres_database.store.prune(fence, 9), 0.8)
+
+
+async def test_an_acquire_waits_for_a_fenced_write_although_the_lease_was_renewed_since(
+    postgres_database: Database,
+) -> None:
+    """The write has locked a version of the row that is not the newest any more."""
+    fence = await taken(postgres_database.store, "leader", "one")
+    async with holding(postgres_database) as writer:
+        await fenced(writer._connection, fence)
+        lease = await postgres_database.store.renew_lease(fence, 1)
+        await writer.wait_until(lease.expires_at)
+        next_one = asyncio.create_task(acquire(postgres_database.store, "leader", "two"))
+        await writer.somebody_waits()
+        await writer.commit()
+        assert (await next_one).taken
+
+
+async def test_a_fenced_write_that_waited_for_the_next_acquire_is_refused(postgres_database: Database) -> None:
+    """By the row it sees when it begins, and by the clock, its lease still holds."""
+    fence = await taken(postgres_database.store, "leader", "one")
+    async with holding(postgres_database) as next_one:
+        await next_one._connection.execute("SELECT tenure_resign_lease_1('leader')")
+        await next_one._connection.execute(
+            "SELECT tenure_acquire_lease_1('leader', 'one', gen_random_uuid(), 60000000)"
+        )
+        write = asyncio.create_task(postgres_database.store.prune(fence, 9))
+        await next_one.somebody_waits()
+        await next_one.commit()
+        with pytest.raises(LeaseLost):
+            await write
+
+
+async def test_a_fenced_write_goes_on_where_the_acquire_it_waited_for_came_to_nothing(
+    postgres_database: Database,
+) -> None:
+    fence = await taken(postgres_database.store, "leader", "one")
+    async with holding(postgres_database) as next_one:
+        await next_one._connection.execute("SELECT tenure_resign_lease_1('leader')")
+        write = asyncio.create_task(postgres_database.store.prune(fence, 9))
+        await next_one.somebody_waits()
+        await next_one.rollback()
+        await write
+
+
+@pytest.mark.parametrize("what", ["fenced write", "renewal", "release"])
+async def test_what_ran_out_during_the_wait_is_lost(postgres_database: Database, what: str) -> None:
+    """The clock is read once the row is locked."""
+    store = postgres_database.store
+    fence = await taken(store, "leader", "one", BRIEF)
+    (lease,) = await store.list_leases(None, 1)
+    calls = {
+        "fenced write": lambda: store.prune(fence, 9),
+        "renewal": lambda: store.renew_lease(fence, 60 * SECOND),
+        "release": lambda: store.release_lease(fence),
+    }
+    async with holding(postgres_database) as holder:
+        await holder._connection.execute("SELECT FROM leases WHERE name = 'leader' FOR UPDATE")
+        late = asyncio.ensure_future(calls[what]())
+        await holder.somebody_waits()
+        await holder.wait_until(lease.expires_at)
+        await holder.rollback()
+        with pytest.raises(LeaseLost):
+            await late
+
+
+async def test_an_acquire_that_waited_for_a_renewal_finds_the_lease_held(postgres_database: Database) -> None:
+    """It had run out by the row that was there when the acquire began."""
+    await postgres_database.clock.set(NOON)
+    fence = await taken(postgres_database.store, "leader", "one")
+    await postgres_database.clock.set(NOON + 60 * SECONDS - MICROSECOND)
+    async with holding(postgres_database) as renewal:
+        await renewal._connection.execute(
+            "SELECT tenure_renew_lease_1($1, $2, $3, 60000000)", fence.name, fence.holder, fence.epoch
+        )
+        await postgres_database.clock.set(NOON + 60 * SECONDS)
+        next_one = asyncio.create_task(acquire(postgres_database.store, "leader", "two"))
+        await renewal.somebody_waits()
+        await renewal.commit()
+        assert not (await next_one).taken
+
+
+async def test_a_first_acquire_that_waited_for_another_finds_the_lease_held(postgres_database: Database) -> None:
+    """There is no row yet that either of them could lock."""
+    async with holding(postgres_database) as first:
+        await first._connection.execute("SELECT tenure_acquire_lease_1('leader', 'one', gen_random_uuid(), 60000000)")
+        second = asyncio.create_task(acquire(postgres_database.store, "leader", "two"))
+        await first.somebody_waits()
+        await first.commit()
+        acquired = await second
+    assert (acquired.taken, acquired.lease.holder, acquired.lease.epoch) == (False, "one", 1)
+
+
+async def test_on_sqlite_an_acquire_waits_for_whoever_writes_and_is_stamped_after(sqlite_database: Database) -> None:
+    fence = await taken(sqlite_database.store, "leader", "one", BRIEF)
+    (lease,) = await sqlite_database.store.list_leases(None, 1)
+    with holding_the_file(sqlite_database) as let_go:
+        next_one = asyncio.create_task(acquire(sqlite_database.store, "leader", "two"))
+        renewal = asyncio.create_task(renews(sqlite_database.another_store(), fence))
+        await asyncio.sleep(0.6)  # no signal: both poll the file, and meanwhile the lease runs out
+        assert not next_one.done()
+        let_go()
+    acquired = await next_one
+    assert (acquired.taken, await renewal) == (True, False)
+    assert acquired.lease.acquired_at >= lease.expires_at
+
+
+# Fenced writes without a gap
+
+
+class Relay:
+    """Fenced writes of which the next has always begun before the one before is committed, while the fence holds."""
+
+    def __init__(self, database: Database, fence: Fence) -> None:
+        self._database, self._fence = database, fence
+        self._under_way: asyncpg.transaction.Transaction | None = None
+        self.enough = False
+
+    async def run(self) -> None:
+        connections = [await asyncpg.connect(self._database.url) for _ in range(2)]
+        for connection in cycle(connections):
+            await self._hand_over(connection)
+            if self.enough:
+                break
+        for connection in connections:
+            connection.terminate()
+
+    async def _hand_over(self, connection: asyncpg.Connection) -> None:
+        next_one = asyncio.create_task(self._begin(connection))
+        # It may well have to wait, for somebody who waits for the one under way.
+        await asyncio.wait({next_one}, timeout=0.02)
+        if self._under_way is not None:
+            await self._under_way.commit()
+        self._under_way = await next_one
+        await asyncio.sleep(0.005)
+
+    async def _begin(self, connection: asyncpg.Connection) -> asyncpg.transaction.Transaction | None:
+        transaction = connection.transaction()
+        await transaction.start()
+        try:
+            await fenced(connection, self._fence)
+        except asyncpg.PostgresError:
+            await transaction.rollback()
+            return None
+        return transaction
+
+
+@asynccontextmanager
+async def overlapping_writes(database: Database, fence: Fence) -> AsyncIterator[None]:
+    relay = Relay(database, fence)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(relay.run())
+        await asyncio.sleep(0.05)
+        yield
+        relay.enough = True
+
+
+async def test_an_acquire_is_not_kept_waiting_by_fenced_writes_that_overlap(postgres_database: Database) -> None:
+    fence = await taken(postgres_database.store, "leader", "one", BRIEF)
+    (lease,) = await postgres_database.store.list_leases(None, 1)
+    async with overlapping_writes(postgres_database, fence), holding(postgres_database) as clock:
+        await clock.wait_until(lease.expires_at)
+        assert (await acquire(postgres_database.store, "leader", "two")).taken
+
+
+async def test_an_end_on_request_is_not_kept_waiting_by_fenced_writes_that_overlap(postgres_database: Database) -> None:
+    """Whoever joins those who share the row's lock must not pass the one who waits for it alone."""
+    fence = await taken(postgres_database.store, "leader", "one")
+    async with overlapping_writes(postgres_database, fence):
+        try:
+            resigned = await postgres_database.store.resign_lease("leader")
+        except DatabaseUnavailable as error:
+            resigned = None
+            told = str(error)
+    assert resigned is not None, told
+
+
+# Writes in flight while the lease changes hands
+
+
+class Flight:
+    """Writers that show the newest fence they know, each in a transaction that takes its time, and one who keeps
+    beginning new epochs. A write of an old epoch that becomes visible after the next acquire was answered is a breach.
+    """
+
+    def __init__(self, database: Database, stores: Sequence[Store], seed: int) -> None:
+        self._database, self._stores = database, stores
+        self._random = random.Random(seed)
+        self._fence: Fence | None = None
+        self._enough = False
+        self.seen_at_acquire: dict[int, int] = {}
+        self.refused = 0
+
+    async def fly(self, seconds: float, writers: int) -> None:
+        await self._database.execute("CREATE TABLE test_writes (epoch bigint)")
+        await self._begin_epoch(0)
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(writers):
+                tasks.create_task(self._write())
+            tasks.create_task(self._change_hands())
+            tasks.create_task(self._renew())
+            await asyncio.sleep(seconds)
+            self._enough = True
+
+    async def _change_hands(self) -> None:
+        number = 0
+        while not self._enough:
+            number += 1
+            await asyncio.sleep(0.008 * self._random.random())
+            if self._random.random() < 0.7:
+                await self._stores[0].resign_lease("leader")
+            await self._begin_epoch(number)
+
+    async def _begin_epoch(self, number: int) -> None:
+        store = self._stores[number % len(self._stores)]
+        acquired = await acquire(store, "leader", f"holder {number}", 15_000)
+        if acquired.taken:
+            self.seen_at_acquire[acquired.lease.epoch] = await self.visible_before(acquired.lease)
+            self._fence = acquired.lease.fence
+
+    async def visible_before(self, lease: Lease) -> int:
+        (row,) = await self._database.rows(f"SELECT count(*) AS n FROM test_writes WHERE epoch < {lease.epoch}")
+        return int(row["n"])
+
+    async def _renew(self) -> None:
+        while not self._enough:
+            await asyncio.sleep(0.002)
+            if self._fence is not None:
+                await renews(self._stores[1], self._fence, self._random.randrange(1, 15_000))
+
+    async def _write(self) -> None:
+        connection = await asyncpg.connect(self._database.url)
+        while not self._enough:
+            fence = self._fence
+            assert fence is not None
+            try:
+                async with connection.transaction():
+                    await fenced(connection, fence)
+                    await asyncio.sleep(0.003 * self._random.random())
+                    await connection.execute("INSERT INTO test_writes VALUES ($1)", fence.epoch)
+            except asyncpg.PostgresError as error:
+                if error.sqlstate != LEASE_LOST:
+                    raise
+                self.refused += 1
+                await asyncio.sleep(0.002)
+        await connection.close()
+
+
+@pytest.mark.parametrize("seconds", [1.0, pytest.param(5.0, marks=pytest.mark.slow)])
+async def test_no_write_of_an_old_epoch_is_committed_after_the_next_acquire(
+    postgres_database: Database, seconds: float, seed: int
+) -> None:
+    async with several(postgres_database, 3) as stores:
+        flight = Flight(postgres_database, stores, seed)
+        await flight.fly(seconds, writers=6)
+    rows = await postgres_database.rows("SELECT epoch, count(*) AS n FROM test_writes GROUP BY epoch ORDER BY epoch")
+    written = {row["epoch"]: row["n"] for row in rows}
+    late = {
+        epoch: sum(n for one, n in written.items() if one < epoch) - seen
+        for epoch, seen in flight.seen_at_acquire.items()
+    }
+    told = f"seed {seed}: {len(late)} epochs, {sum(written.values())} writes, {flight.refused} refused"
+    assert {epoch: n for epoch, n in late.items() if n} == {}, told
+    assert len(written) > 5 * seconds, f"too few to prove anything: {told}"
+    assert flight.refused > seconds, f"too few to prove anything: {told}"

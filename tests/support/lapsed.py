@@ -1,0 +1,24 @@
+"""Sessions whose deadline has passed and which nobody has recorded yet: work for a sweep."""
+
+from tests.support.databases import Database
+from tests.support.rows import fill_postgres, fill_sqlite
+
+AGO = "- interval '40 days'"
+INSTANTS = (
+    "started_at",
+    "term_ends_at",
+    "deadline_at",
+    "check_at",
+    "last_heartbeat_at",
+    "last_activity_at",
+    "modified_at",
+)
+
+
+async def lapsed_sessions(database: Database, count: int) -> None:
+    if database.engine == "sqlite":
+        await fill_sqlite(database, 2 * count)
+        return
+    await fill_postgres(database.url, 2 * count)
+    earlier = ", ".join(f"{column} = {column} {AGO}" for column in INSTANTS)
+    await database.execute(f"UPDATE sessions SET {earlier} WHERE state = 'created'")

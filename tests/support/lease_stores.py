@@ -1,0 +1,216 @@
+"""Leases and jobs in memory, as far as their users need them: a store that fails, hangs and loses answers as told."""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+from typing import TypeVar
+
+import pytest
+from msgspec.structs import replace
+
+from tenure.errors import DatabaseUnavailable, LeaseLost
+from tenure.model import (
+    JOB_LOCK,
+    Acquired,
+    BeginFound,
+    Begun,
+    Board,
+    Fence,
+    Job,
+    JobSettings,
+    Lease,
+    Posting,
+    RunOutcome,
+)
+from tests.support.wishes import NOON, SECOND
+
+T = TypeVar("T")
+Trouble = Callable[[], Exception]
+
+CLOCKS = ("tenure.leases.held", "tenure.leases.leadership", "tenure.jobs.runner", "tenure.leases.acquiring")
+LOCK_TIMEOUT = 120 * SECOND
+
+
+def away() -> Exception:
+    return DatabaseUnavailable("the database cannot be reached")
+
+
+class HostClock:
+    """This host's clock for trust, which stands still until a test moves it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.seconds = 1000.0
+        for module in CLOCKS:
+            monkeypatch.setattr(f"{module}.boottime", lambda: self.seconds)
+
+    def move(self, seconds: float) -> None:
+        self.seconds += seconds
+
+
+class Finish:
+    """What a run's end was noted as."""
+
+    def __init__(self, fence: Fence, outcome: RunOutcome, error: str | None, retry_microseconds: int) -> None:
+        self.fence = fence
+        self.outcome = outcome
+        self.error = error
+        self.retry_microseconds = retry_microseconds
+
+
+class LeaseStore:
+    def __init__(self) -> None:
+        self.now: datetime = NOON
+        """The database's clock."""
+        self.leases: dict[str, Lease] = {}
+        self.jobs: dict[str, Job] = {}
+        self.failures_in_a_row = 0
+        self.is_due = True
+        self.finishes: list[Finish] = []
+        self.asked: list[str] = []
+        """Which methods were called, in order."""
+        self.before: dict[str, list[Trouble]] = defaultdict(list)
+        """Raised instead of the next calls of a method, one by one."""
+        self.after: dict[str, list[Trouble]] = defaultdict(list)
+        """Raised after the next calls were carried out: their answers are lost."""
+        self.is_away: Trouble | None = None
+        """Raised for every call as long as it is there."""
+        self._may_answer: dict[str, asyncio.Event] = defaultdict(_set_event)
+
+    def hold_back(self, method: str) -> asyncio.Event:
+        """From now on the method's calls are carried out and their answers wait for the event."""
+        self._may_answer[method] = asyncio.Event()
+        return self._may_answer[method]
+
+    async def acquire_lease(self, name: str, holder: str, attempt: str, duration_microseconds: int) -> Acquired:
+        del attempt
+        return await self._do("acquire_lease", lambda: self._acquire(name, holder, duration_microseconds))
+
+    async def renew_lease(self, fence: Fence, duration_microseconds: int) -> Lease:
+        return await self._do("renew_lease", lambda: self._renew(fence, duration_microseconds))
+
+    async def release_lease(self, fence: Fence) -> Lease:
+        return await self._do("release_lease", lambda: self._end(fence, resigned=False))
+
+    async def read_board(self, names: Sequence[str]) -> Board:
+        return await self._do("read_board", lambda: self.board(*names))
+
+    def listen(self, wake: Callable[[], None]) -> None:
+        """Never tells anything."""
+
+    async def register_jobs(self, jobs: Sequence[JobSettings]) -> None:
+        for job in jobs:
+            self.jobs[job.name] = Job(
+                name=job.name,
+                interval_microseconds=job.interval_microseconds,
+                lock_timeout_microseconds=job.lock_timeout_microseconds,
+                next_run_at=self.now,
+                run_count=0,
+                failures_in_a_row=0,
+                paused=job.paused,
+            )
+
+    async def begin_run(self, job: str, holder: str, attempt: str) -> Begun:
+        del attempt
+        return await self._do("begin_run", lambda: self._begin(job, holder))
+
+    async def finish_run(self, fence: Fence, outcome: RunOutcome, error: str | None, retry_microseconds: int) -> None:
+        def finish() -> None:
+            if self.leases[fence.name].fence != fence or not self.leases[fence.name].released:
+                self._end(fence, resigned=False)
+                self.finishes.append(Finish(fence, outcome, error, retry_microseconds))
+
+        await self._do("finish_run", finish)
+
+    # What tests look at and arrange.
+
+    def board(self, *names: str) -> Board:
+        leases = [self._seen(self.leases[name]) for name in names if name in self.leases]
+        return Board(leases, [Posting(job, self._lock(job.name), self.now) for job in self.jobs.values()])
+
+    def resign(self, name: str) -> None:
+        self._end(self.leases[name].fence, resigned=True)
+
+    def steal(self, name: str) -> None:
+        """As if it had run out, and another holder had acquired it."""
+        lease = self.leases[name]
+        self.leases[name] = replace(lease, holder="thief", epoch=lease.epoch + 1)
+
+    def is_held(self, name: str) -> bool:
+        return name in self.leases and self._seen(self.leases[name]).held
+
+    async def _do(self, method: str, work: Callable[[], T]) -> T:
+        self.asked.append(method)
+        if self.is_away is not None:
+            raise self.is_away()
+        if self.before[method]:
+            trouble = self.before[method].pop(0)
+            raise trouble()
+        answer = work()
+        await self._may_answer[method].wait()
+        if self.after[method]:
+            trouble = self.after[method].pop(0)
+            raise trouble()
+        return answer
+
+    def _lock(self, job: str) -> Lease | None:
+        lock = self.leases.get(JOB_LOCK + job)
+        return lock and self._seen(lock)
+
+    def _seen(self, lease: Lease) -> Lease:
+        return replace(lease, held=not lease.released and lease.expires_at > self.now)
+
+    def _acquire(self, name: str, holder: str, duration_microseconds: int) -> Acquired:
+        old = self.leases.get(name)
+        if old is not None and self._seen(old).held:
+            return Acquired(self._seen(old), taken=False)
+        self.leases[name] = Lease(
+            name=name,
+            holder=holder,
+            epoch=1 if old is None else old.epoch + 1,
+            held=True,
+            acquired_at=self.now,
+            renewed_at=self.now,
+            expires_at=self.now + timedelta(microseconds=duration_microseconds),
+        )
+        return Acquired(self.leases[name], taken=True)
+
+    def _renew(self, fence: Fence, duration_microseconds: int) -> Lease:
+        lease = self._checked(fence)
+        expires_at = self.now + timedelta(microseconds=duration_microseconds)
+        self.leases[fence.name] = replace(lease, renewed_at=self.now, expires_at=expires_at)
+        return self.leases[fence.name]
+
+    def _end(self, fence: Fence, *, resigned: bool) -> Lease:
+        lease = self._checked(fence)
+        self.leases[fence.name] = replace(lease, expires_at=self.now, held=False, released=True, resigned=resigned)
+        return self.leases[fence.name]
+
+    def _checked(self, fence: Fence) -> Lease:
+        lease = self.leases.get(fence.name)
+        if lease is None or lease.fence != fence or not self._seen(lease).held:
+            raise LeaseLost(f"{fence.holder} does not hold the lease {fence.name} in epoch {fence.epoch}")
+        return lease
+
+    def _begin(self, job: str, holder: str) -> Begun:
+        if not self.is_due:
+            return Begun(BeginFound.IDLE)
+        timeout = self.jobs[job].lock_timeout_microseconds if job in self.jobs else LOCK_TIMEOUT
+        acquired = self._acquire(JOB_LOCK + job, holder, timeout)
+        if not acquired.taken:
+            return Begun(BeginFound.HELD)
+        return Begun(
+            BeginFound.BEGUN,
+            acquired.lease.fence,
+            self.now,
+            acquired.lease.expires_at,
+            self.now,
+            timeout,
+            self.failures_in_a_row,
+        )
+
+
+def _set_event() -> asyncio.Event:
+    event = asyncio.Event()
+    event.set()
+    return event
