@@ -54,6 +54,7 @@ async def pause(instance: RunningInstance, after_seconds: float) -> None:
         instance.send(signal.SIGCONT)
 
 
+@pytest.mark.slow
 async def test_a_transaction_whose_owner_stands_still_is_ended_in_time(postgres_database: Database) -> None:
     """Work that needs several round trips, as writes outside the hot lane do, by an instance that was stopped in it."""
     one = wish(kind=1)

@@ -3,6 +3,8 @@
 import asyncio
 from datetime import datetime
 
+import pytest
+
 from tenure.clock import EPOCH
 from tenure.ensemble import Ensemble
 from tenure.jobs.jobs import ActiveRun
@@ -43,6 +45,7 @@ class Reports:
                 await self.ran.wait()
 
 
+@pytest.mark.slow
 async def test_one_of_all_runs_a_job_at_a_time_and_once_for_each_tick(join: Join) -> None:
     reports = Reports()
     for _ in range(3):
@@ -61,6 +64,7 @@ async def test_ticks_lie_on_the_grid(join: Join) -> None:
     assert off == []
 
 
+@pytest.mark.slow
 async def test_an_ensemble_that_ends_leaves_its_job_to_the_others(join: Join, empty_database: Database) -> None:
     reports = Reports()
     staying = await join(reports.add_to)
@@ -73,6 +77,7 @@ async def test_an_ensemble_that_ends_leaves_its_job_to_the_others(join: Join, em
     assert set(reports.holders[before:]) == {staying.holder}
 
 
+@pytest.mark.slow
 async def test_a_job_that_is_paused_from_the_first_is_not_run(join: Join, empty_database: Database) -> None:
     reports = Reports()
     other = Reports()
@@ -102,6 +107,7 @@ async def test_a_job_that_always_fails_does_not_keep_others_from_running(join: J
     await other.after(5)
 
 
+@pytest.mark.slow
 async def test_a_run_is_cancelled_when_the_ensemble_ends(empty_database: Database) -> None:
     began, cancelled = asyncio.Event(), asyncio.Event()
 

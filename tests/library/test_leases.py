@@ -112,6 +112,7 @@ async def test_who_waits_in_vain_gets_nothing_when_the_wait_is_over(join: Join) 
     await lease.release()
 
 
+@pytest.mark.slow
 async def test_who_waits_gets_what_its_holder_let_run_out(join: Join) -> None:
     one, other = await join(), await join()
     lease = await one.try_acquire("import", duration_seconds=0.2)
@@ -145,6 +146,7 @@ async def test_a_try_that_was_cancelled_leaves_no_lease_behind() -> None:
 # Keeping.
 
 
+@pytest.mark.slow
 async def test_is_renewed_for_as_long_as_it_is_used(join: Join) -> None:
     ensemble, other = await join(), await join()
     lease = await ensemble.try_acquire("import", duration_seconds=1.0)

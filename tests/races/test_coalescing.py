@@ -151,6 +151,7 @@ async def test_a_wish_for_the_other_lane_goes_there_and_again_back_to_the_first(
     assert [lane for lane, _ in store.calls] == [Lane.CREATE, Lane.CREATE, Lane.REOPEN, Lane.CREATE]
 
 
+@pytest.mark.slow
 async def test_a_wish_that_never_finds_rest_is_told_that_the_database_is_busy() -> None:
     _, opener = scripted(lambda _one: Opened(Outcome.AGAIN))
     with pytest.raises(DatabaseBusy):

@@ -236,6 +236,7 @@ async def test_a_heartbeat_is_answered_although_another_of_its_batch_is_held_up(
     assert (await waiting).found is Found.LIVE
 
 
+@pytest.mark.slow
 async def test_a_heartbeat_whose_row_is_held_for_long_is_told_to_come_again(postgres_database: Database) -> None:
     one = await live(postgres_database, wish(lease_microseconds=60 * SECOND))
     counters = Counters()

@@ -109,6 +109,7 @@ async def test_runs_of_several_processes_never_overlap_and_miss_no_tick(
     assert {run.outcome for run in over} == {RunOutcome.SUCCEEDED}, shown
 
 
+@pytest.mark.slow
 async def test_a_job_does_not_drift_in_a_thousand_ticks(postgres_database: Database) -> None:
     assert await ticks_run(postgres_database, 1000) == grid(1000)
 

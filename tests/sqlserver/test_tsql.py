@@ -102,6 +102,7 @@ def literals(tree: ast.Module) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BATCHES)
 def test_is_tsql(name: str) -> None:
     parsed = Linter(config=FluffConfig(overrides={"dialect": "tsql"})).parse_string(BATCHES[name])

@@ -177,6 +177,7 @@ async def test_answers_a_ping(any_clients: Streaming) -> None:
     assert got[1] == b"are you there?"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fast_pings")
 async def test_cuts_off_a_client_that_answers_no_ping(serve: ServeLocally, sqlite_database: Database) -> None:
     clients = (await serve(sqlite_database)).clients
@@ -187,6 +188,7 @@ async def test_cuts_off_a_client_that_answers_no_ping(serve: ServeLocally, sqlit
     assert over["closeReason"] == "DISCONNECTED"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fast_pings")
 async def test_keeps_a_client_that_answers_pings(serve: ServeLocally, sqlite_database: Database) -> None:
     clients = (await serve(sqlite_database)).clients
@@ -196,6 +198,7 @@ async def test_keeps_a_client_that_answers_pings(serve: ServeLocally, sqlite_dat
     assert (await clients.get(session["sessionId"]))["isActive"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fast_pings")
 async def test_keeps_a_client_that_is_in_the_middle_of_a_long_frame(
     serve: ServeLocally, sqlite_database: Database
@@ -209,6 +212,7 @@ async def test_keeps_a_client_that_is_in_the_middle_of_a_long_frame(
     assert await client.receive() == b"x" * 1000
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fast_pings")
 async def test_keeps_a_client_whose_reading_it_has_paused(serve: ServeLocally, sqlite_database: Database) -> None:
     go_on = asyncio.Event()
@@ -229,6 +233,7 @@ async def test_keeps_a_client_whose_reading_it_has_paused(serve: ServeLocally, s
 # Back-pressure
 
 
+@pytest.mark.slow
 async def test_stops_reading_while_the_handler_is_slow(serve: ServeLocally, sqlite_database: Database) -> None:
     class Stuck(DiscardHandler):
         async def chunk(self, message: Message) -> None:

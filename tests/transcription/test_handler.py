@@ -128,6 +128,7 @@ async def test_leaves_no_process_behind_however_it_ended(with_stand_in: MakeHand
     assert psutil.Process().children() == before
 
 
+@pytest.mark.slow
 async def test_a_recogniser_that_still_computes_is_killed_at_the_end(
     with_stand_in: MakeHandler, output: Recorder
 ) -> None:
