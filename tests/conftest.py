@@ -25,6 +25,13 @@ if "TENURE_TEST_MSSQL_URL" in os.environ:
     ENGINES.append("mssql")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Slow tests, which watch clocks and races, run one after the other on one worker; the others share the rest."""
+    for item in items:
+        if item.get_closest_marker("slow") is not None:
+            item.add_marker(pytest.mark.xdist_group("slow"))
+
+
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresServer]:
     with postgres_server() as server:

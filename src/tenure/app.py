@@ -2,7 +2,7 @@
 
 import asyncio
 import gc
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import structlog
 from msgspec.structs import replace
@@ -77,6 +77,12 @@ def _add_jobs(ensemble: Ensemble, config: Config, built_in: Mapping[str, Job]) -
         log.warning("job.unknown", job=name)
 
 
+async def _cancel(tasks: Sequence[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
 class Instance:
     """One running service process. Its router answers at once; it is ready once the schema is."""
 
@@ -114,17 +120,15 @@ class Instance:
         return self._starting
 
     async def stop(self) -> None:
+        # First of all it must not go on to start what is being stopped here.
+        await _cancel([self._starting] if self._starting is not None else [])
         await asyncio.gather(self.give_up(), self.streams.stop())
-        tasks = [*self._background, *([self._starting] if self._starting is not None else [])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await _cancel(self._background)
         await self._store.close()
 
     async def give_up(self) -> None:
         """What only one instance may do, another one is to do from now on."""
-        if self.readiness.started:
-            await self.ensemble.stop()
+        await self.ensemble.stop()
 
     async def _start(self) -> None:
         """Waits for a database that is not there yet: whoever starts both need not mind the order."""

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 import msgspec
 
 from tenure.clock import MICROSECOND
-from tenure.model import Attach, CloseReason, Closing, Limits, Open, Session, State, StreamCounters
+from tenure.model.sessions import Attach, CloseReason, Closing, Limits, Open, Session, State, StreamCounters
 
 MICROSECONDS = 1_000_000
 HEARTBEATS_PER_LEASE = 12

@@ -22,7 +22,7 @@ from tenure.leases.held import MICROSECONDS
 from tenure.leases.keeping import KeptLease
 from tenure.leases.leadership import Leadership, Work, hold
 from tenure.leases.watch import Watch
-from tenure.model import JOB_LOCK, NAME_MAX, JobSettings
+from tenure.model.leases import JOB_LOCK, NAME_MAX, JobSettings
 from tenure.store.engines import open_store
 from tenure.store.store import Store
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from tenure.ensemble import Ensemble
 from tenure.errors import Draining, SchemaTooOld, Starting
-from tenure.model import Lease
+from tenure.model.leases import Lease
 from tenure.store import migrate
 from tenure.store.store import Store
 

@@ -8,7 +8,7 @@ start; one that fails keeps its tick and is tried again after a pause that grows
 from datetime import datetime, timedelta
 
 from tenure.clock import from_microseconds, to_microseconds
-from tenure.model import Job
+from tenure.model.leases import Job
 
 RETRY_FIRST_SECONDS = 1
 RETRY_MAX_SECONDS = 60

@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from tenure.model import Capacity, CloseReason, Seats
+from tenure.model.sessions import Capacity, CloseReason, Seats
 from tests.support.databases import Database
 from tests.support.keeping import EVICTING, attach_one, update_one
 from tests.support.wishes import NOON, SECOND, end_one, open_one, some_id, wish

@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from tenure.model import CloseReason, End, Ended, Found, Outcome, Session, State
+from tenure.model.sessions import CloseReason, End, Ended, Found, Outcome, Session, State
 from tenure.store.store import BATCH_MAX
 from tests.support.databases import Database
 from tests.support.keeping import attach_one, update_one

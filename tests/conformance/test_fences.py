@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from tenure.errors import LeaseLost
-from tenure.model import Fence, RunOutcome
+from tenure.model.leases import Fence, RunOutcome
 from tenure.store import Store
 from tenure.store.engines.postgres.store import PostgresStore
 from tenure.store.engines.sqlite.store import SqliteStore

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from tenure.errors import LeaseLost
 from tenure.ids import new_id
-from tenure.model import ERROR_MAX, BeginFound, Begun, Fence, Job, JobCommand, JobRun, JobSettings, RunOutcome
+from tenure.model.leases import ERROR_MAX, BeginFound, Begun, Fence, Job, JobCommand, JobRun, JobSettings, RunOutcome
 from tenure.schedule import grid_after
 from tests.support.databases import Database
 from tests.support.leases import MICROSECOND, TIMEOUT, all_tables, begin, begun, every, held, sibling, table, taken

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, update
 
 from tenure.errors import LeaseLost
 from tenure.ids import new_id
-from tenure.model import Acquired, Board, Fence, Lease, Posting
+from tenure.model.leases import Acquired, Board, Fence, Lease, Posting
 from tenure.store.tables import installation
 from tests.support.databases import Database
 from tests.support.leases import (

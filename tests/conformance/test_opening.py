@@ -6,7 +6,7 @@ import pytest
 
 from tenure.deadlines import opened
 from tenure.errors import IdTaken
-from tenure.model import CloseReason, Closing, Limits, Open, Opened, Outcome, Session
+from tenure.model.sessions import CloseReason, Closing, Limits, Open, Opened, Outcome, Session
 from tenure.store.store import BATCH_MAX, Lane
 from tests.support.databases import Database
 from tests.support.wishes import LIMITS, NOON, SECOND, again, end_one, open_one, some_id, wish

@@ -4,7 +4,7 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from tenure.model import Pruned
+from tenure.model.leases import Pruned
 from tests.support.databases import Database
 from tests.support.leases import MICROSECOND, all_tables, held, put_row, table
 from tests.support.wishes import NOON

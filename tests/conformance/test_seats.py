@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 
 from tenure.deadlines import opened
-from tenure.model import CloseReason, Closing, Open, Opened, Outcome, Seats, Session
+from tenure.model.sessions import CloseReason, Closing, Open, Opened, Outcome, Seats, Session
 from tenure.store.store import BATCH_MAX, Lane
 from tests.support.databases import Database
 from tests.support.keeping import attach_one, evicting, keep_one, update_one

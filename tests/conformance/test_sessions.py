@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from tenure.model import CloseReason, Outcome, Position, Session, SessionFilter
+from tenure.model.sessions import CloseReason, Outcome, Position, Session, SessionFilter
 from tests.support.databases import Database
 from tests.support.wishes import NOON, SECOND, end_one, open_one, some_id, wish
 

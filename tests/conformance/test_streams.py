@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 import pytest
 
 from tenure.clock import from_microseconds
-from tenure.model import (
+from tenure.model.sessions import (
     Attached,
     CloseReason,
     Closing,

@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from tenure.model import CloseReason, Closing, Session, Swept
+from tenure.model.sessions import CloseReason, Closing, Session, Swept
 from tests.support.databases import Database
 from tests.support.keeping import COUNTED, attach_one, keep_one, update_one
 from tests.support.leases import sweep_some

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tenure.model import CloseReason, Outcome
+from tenure.model.sessions import CloseReason, Outcome
 from tenure.store.engines import open_store
 from tests.support.databases import POOL_SIZE, postgres_server
 from tests.support.wishes import again, end_one, open_one, wish

@@ -9,7 +9,7 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from tenure.model import JobCommand, RunOutcome
+from tenure.model.leases import JobCommand, RunOutcome
 from tests.http.client import TIMEOUT_SECONDS, Client, Json
 from tests.http.local import LocalService
 from tests.http.test_leases import FORGED

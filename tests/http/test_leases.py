@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from tenure.errors import LeaseLost
-from tenure.model import JobCommand
+from tenure.model.leases import JobCommand
 from tests.http.client import Client, Json
 from tests.http.local import LocalService
 from tests.support.databases import Database

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tenure.http.cursors import cursor_of, cursor_of_text
-from tenure.model import Position
+from tenure.model.sessions import Position
 from tests.support.instances import RunningInstance
 
 EXAMPLES = 40

@@ -128,7 +128,7 @@ async def test_a_full_queue_refuses_and_says_when_to_come_again(
     any_local: LocalService, sqlite_database: Database, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     gate = Gate(sqlite_database, monkeypatch)
-    monkeypatch.setattr("tenure.sessions.coalescer.WAITING_MAX", 1)
+    monkeypatch.setattr("tenure.coalescer.WAITING_MAX", 1)
     first = asyncio.create_task(any_local.put(wish()))
     await gate.reached.wait()
     waiting = asyncio.create_task(any_local.put(wish()))

@@ -275,8 +275,8 @@ async def test_a_cancellation_from_outside_counts_even_if_the_lease_is_lost_too(
 ) -> None:
     async def use(lease: KeptLease) -> None:
         async with lease:
-            await empty_database.store.resign_lease("import")
             try:
+                await empty_database.store.resign_lease("import")
                 await asyncio.sleep(BOUND_SECONDS)
             except asyncio.CancelledError:
                 using.cancel()

@@ -10,7 +10,18 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from tenure.errors import LeaseLost
-from tenure.model import Acquired, BeginFound, Begun, Fence, Job, JobCommand, JobRun, JobSettings, Lease, RunOutcome
+from tenure.model.leases import (
+    Acquired,
+    BeginFound,
+    Begun,
+    Fence,
+    Job,
+    JobCommand,
+    JobRun,
+    JobSettings,
+    Lease,
+    RunOutcome,
+)
 
 MICROSECOND = timedelta(microseconds=1)
 GRID_BEGINS = datetime(1970, 1, 1, tzinfo=UTC)

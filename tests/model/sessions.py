@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec.structs import astuple, replace
 
-from tenure.model import (
+from tenure.model.sessions import (
     Attach,
     Attached,
     Capacity,

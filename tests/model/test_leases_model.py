@@ -25,7 +25,7 @@ from hypothesis.stateful import (
 
 from tenure.errors import LeaseLost
 from tenure.ids import new_id
-from tenure.model import Acquired, BeginFound, Begun, Fence, JobCommand, JobSettings, Pruned, RunOutcome
+from tenure.model.leases import Acquired, BeginFound, Begun, Fence, JobCommand, JobSettings, Pruned, RunOutcome
 from tests.model.leases import GRID_BEGINS, HELD, IDLE, LeaseModel
 from tests.support.databases import Database
 from tests.support.leases import table

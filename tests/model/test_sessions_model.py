@@ -23,7 +23,7 @@ from hypothesis.stateful import (
 from msgspec.structs import replace
 
 from tenure.clock import from_microseconds
-from tenure.model import CloseReason, Heartbeat, Limits, Open, Opened, Outcome, Seats, SessionFilter, Swept
+from tenure.model.sessions import CloseReason, Heartbeat, Limits, Open, Opened, Outcome, Seats, SessionFilter, Swept
 from tests.model.sessions import SessionModel
 from tests.support.databases import Database
 from tests.support.keeping import COUNTED, EVICTING, attach, attach_one, keep_one, stream_update, update_one

@@ -10,7 +10,8 @@ import pytest
 from sqlalchemy import Connection, Dialect, event
 from sqlalchemy.dialects import sqlite
 
-from tenure.model import End, Heartbeat, JobCommand, Position, RunOutcome, Seats, SessionFilter
+from tenure.model.leases import JobCommand, RunOutcome
+from tenure.model.sessions import End, Heartbeat, Position, Seats, SessionFilter
 from tenure.store import Store, sessions
 from tenure.store.engines import open_store
 from tenure.store.engines.sqlite import opening

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tenure.errors import LeaseLost
-from tenure.model import BeginFound, Fence, JobCommand, RunOutcome
+from tenure.model.leases import BeginFound, Fence, JobCommand, RunOutcome
 from tenure.schedule import grid_after
 from tenure.store import Store
 from tests.support.databases import Database

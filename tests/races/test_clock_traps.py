@@ -15,7 +15,7 @@ import pytest
 from sqlalchemy import event
 
 from tenure.clock import from_microseconds, wall_microseconds
-from tenure.model import CloseReason, Open, Opened, Outcome, Session
+from tenure.model.sessions import CloseReason, Open, Opened, Outcome, Session
 from tenure.store.store import Lane
 from tests.support.databases import Database
 from tests.support.history import lived, overlaps

@@ -6,11 +6,11 @@ from contextlib import AsyncExitStack, suppress
 
 import pytest
 
+from tenure.coalescer import WAITING_MAX, Coalescer
 from tenure.config import SessionsConfig
 from tenure.deadlines import opened
 from tenure.errors import DatabaseBusy, DatabaseUnavailable, Overloaded, TenantMismatch
-from tenure.model import CloseReason, Limits, Open, Opened, Outcome
-from tenure.sessions.coalescer import WAITING_MAX, Coalescer
+from tenure.model.sessions import CloseReason, Limits, Open, Opened, Outcome
 from tenure.sessions.counters import Counters
 from tenure.sessions.opening import Opener
 from tenure.store import Store

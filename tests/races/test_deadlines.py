@@ -8,7 +8,8 @@ import pytest
 
 from tenure.clock import from_microseconds
 from tenure.errors import DatabaseBusy
-from tenure.model import Closing, Fence, Found, Heartbeat, Open, Outcome, Seats, Session
+from tenure.model.leases import Fence
+from tenure.model.sessions import Closing, Found, Heartbeat, Open, Outcome, Seats, Session
 from tenure.sessions.counters import Counters
 from tenure.sessions.keeping import Keeper
 from tests.support.databases import Database

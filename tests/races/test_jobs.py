@@ -15,7 +15,7 @@ from tenure.ensemble import Ensemble
 from tenure.jobs import runner as runner_module
 from tenure.jobs.jobs import ActiveRun
 from tenure.leases import cancelling
-from tenure.model import JobCommand, JobRun, RunOutcome
+from tenure.model.leases import JobCommand, JobRun, RunOutcome
 from tests.support.applications import installed
 from tests.support.asking import ask
 from tests.support.databases import Database

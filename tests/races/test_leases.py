@@ -16,7 +16,7 @@ import pytest
 
 from tenure.clock import MICROSECOND, to_microseconds
 from tenure.errors import DatabaseUnavailable, LeaseLost
-from tenure.model import BeginFound, Fence, Lease, RunOutcome
+from tenure.model.leases import BeginFound, Fence, Lease, RunOutcome
 from tenure.store import Store
 from tenure.store.engines.postgres.errors import LEASE_LOST
 from tests.support.databases import Database

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from tenure.model import CloseReason
+from tenure.model.sessions import CloseReason
 from tenure.store import Store
 from tests.support.databases import Database
 from tests.support.instances import RunningInstance

@@ -8,7 +8,7 @@ from datetime import timedelta
 
 import pytest
 
-from tenure.model import CloseReason, Open, Outcome, Seats
+from tenure.model.sessions import CloseReason, Open, Outcome, Seats
 from tenure.store import Store
 from tenure.store.store import Lane
 from tests.races.test_one_session import Killer, started

@@ -11,7 +11,7 @@ from sqlalchemy.dialects.mssql import aioodbc
 from sqlalchemy.sql.selectable import TextualSelect
 
 from tenure.deadlines import opened
-from tenure.model import Position, SessionFilter
+from tenure.model.sessions import Position, SessionFilter
 from tenure.store import capacities, leases, migrate, sessions, tables
 from tenure.store.engines.sqlserver import calls
 from tenure.store.types import Id

@@ -12,23 +12,18 @@ from sqlalchemy import make_url
 
 from tenure.deadlines import opened
 from tenure.errors import ConfigurationError, DatabaseUnavailable
-from tenure.model import (
-    ERROR_MAX,
+from tenure.model.leases import ERROR_MAX, BeginFound, Begun, Fence, JobSettings, RunOutcome
+from tenure.model.sessions import (
     Attach,
     Attached,
-    BeginFound,
-    Begun,
     Closing,
     Ended,
-    Fence,
     Found,
-    JobSettings,
     Kept,
     Limits,
     Open,
     Opened,
     Outcome,
-    RunOutcome,
     Seats,
     Session,
     StreamCounters,

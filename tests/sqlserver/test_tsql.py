@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from sqlfluff.core import FluffConfig, Linter
 
-from tenure.model import JOB_LOCK, NAME_MAX
+from tenure.model.leases import JOB_LOCK, NAME_MAX
 from tenure.store.engines.sqlserver import errors
 from tenure.store.store import BATCH_MAX, SWEEP_MAX
 from tests.sqlserver import tsql

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tenure.model import StreamUpdate, StreamUpdated
+from tenure.model.sessions import StreamUpdate, StreamUpdated
 from tenure.store import Store
 
 Trouble = Callable[[], Exception]

@@ -7,7 +7,7 @@ import pytest
 
 import tenure.http.websockets
 import tenure.streams.stream
-from tenure.model import Attached
+from tenure.model.sessions import Attached
 from tenure.streams.handlers import Message
 from tenure.streams.sockets import CloseCode
 from tests.streams.conftest import ServeLocally

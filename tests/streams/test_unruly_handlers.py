@@ -12,7 +12,7 @@ import pytest
 
 import tenure.http.websockets
 import tenure.streams.stream
-from tenure.model import Session
+from tenure.model.sessions import Session
 from tenure.streams.handlers import DiscardHandler, EchoHandler, Message, Output
 from tests.streams.conftest import ServeLocally
 from tests.support.databases import Database

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from tenure.model import (
+from tenure.model.sessions import (
     Attach,
     Attached,
     Found,

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from tenure.clock import to_microseconds
 from tenure.errors import DatabaseUnavailable, LeaseLost
 from tenure.ids import new_id
-from tenure.model import Lease
+from tenure.model.leases import Lease
 from tenure.store import Store
 from tenure.store.engines import open_store
 

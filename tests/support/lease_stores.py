@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from tenure.errors import DatabaseUnavailable, LeaseLost
-from tenure.model import (
+from tenure.model.leases import (
     JOB_LOCK,
     Acquired,
     BeginFound,

@@ -7,7 +7,8 @@ from typing import Any
 from sqlalchemy import Connection, insert, make_url, select
 
 from tenure.ids import new_id
-from tenure.model import JOB_LOCK, Acquired, Begun, Fence, JobSettings, Swept
+from tenure.model.leases import JOB_LOCK, Acquired, Begun, Fence, JobSettings
+from tenure.model.sessions import Swept
 from tenure.store import Store
 from tenure.store.engines.sqlite.store import SqliteStore
 from tenure.store.tables import metadata

@@ -9,7 +9,7 @@ from datetime import datetime
 import asyncpg
 from sqlalchemy import make_url
 
-from tenure.model import Open
+from tenure.model.sessions import Open
 from tenure.store import Store
 from tests.support.databases import Database
 

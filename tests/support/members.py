@@ -24,7 +24,7 @@ from tenure.errors import LeaseLost
 from tenure.jobs.jobs import ActiveRun
 from tenure.leases.held import HeldLease
 from tenure.logs import configure_logs
-from tenure.model import Fence
+from tenure.model.leases import Fence
 from tenure.store.engines import open_store
 from tenure.store.engines.postgres.connections import SETTINGS, connect
 from tenure.store.store import Store

@@ -6,7 +6,7 @@ from typing import Any
 from uuid import uuid4
 
 from tenure.ids import new_id
-from tenure.model import CloseReason, End, Ended, Found, Limits, Open, Opened, Outcome
+from tenure.model.sessions import CloseReason, End, Ended, Found, Limits, Open, Opened, Outcome
 from tenure.store import Store
 from tenure.store.store import Lane
 

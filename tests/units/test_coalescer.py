@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 import pytest
 
+from tenure import coalescer
+from tenure.coalescer import WORTH_ANOTHER, Coalescer
 from tenure.errors import DatabaseBusy, DatabaseUnavailable, Overloaded
-from tenure.sessions import coalescer
-from tenure.sessions.coalescer import WORTH_ANOTHER, Coalescer
 from tenure.store.store import BATCH_MAX
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tenure.deadlines import as_recorded, earliest, heartbeat_microseconds, opened
-from tenure.model import CloseReason, Limits, State
+from tenure.model.sessions import CloseReason, Limits, State
 from tests.support.wishes import NOON, SECOND, wish
 
 TERM = timedelta(days=30)

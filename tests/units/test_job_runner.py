@@ -13,7 +13,7 @@ from tenure.errors import LeaseLost
 from tenure.jobs.jobs import ActiveRun
 from tenure.jobs.runner import JobRunner, renew_seconds
 from tenure.leases.counters import LeaseCounters
-from tenure.model import JobSettings, RunOutcome
+from tenure.model.leases import JobSettings, RunOutcome
 from tests.support.lease_stores import HostClock, LeaseStore, away
 from tests.support.wishes import SECOND
 

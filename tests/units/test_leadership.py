@@ -12,7 +12,7 @@ from tenure.errors import DatabaseUnavailable, LeaseLost
 from tenure.leases.counters import LeaseCounters
 from tenure.leases.held import HeldLease
 from tenure.leases.leadership import Leadership
-from tenure.model import Board
+from tenure.model.leases import Board
 from tests.support.lease_stores import HostClock, LeaseStore, away
 
 NAME = "executor"

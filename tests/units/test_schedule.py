@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tenure.clock import EPOCH, MICROSECOND
-from tenure.model import Job
+from tenure.model.leases import Job
 from tenure.schedule import due_in, grid_after, next_run_after, retry_pause_microseconds
 from tests.support.wishes import NOON, SECOND
 

@@ -9,7 +9,7 @@ import pytest
 from tenure.clock import monotonic
 from tenure.errors import DatabaseUnavailable
 from tenure.leases.watch import Watch
-from tenure.model import Board
+from tenure.model.leases import Board
 from tests.support.lease_stores import LeaseStore, away
 
 LONG = 3600.0

@@ -18,7 +18,7 @@ from tenure.http.shapes import (
     capacity_answer,
 )
 from tenure.ids import canonical_id
-from tenure.model import Capacity, Seats
+from tenure.model.sessions import Capacity, Seats
 from tenure.store import Store
 
 

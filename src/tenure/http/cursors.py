@@ -10,7 +10,7 @@ import msgspec
 
 from tenure.errors import FieldError, Invalid
 from tenure.ids import canonical_id
-from tenure.model import Position
+from tenure.model.sessions import Position
 
 DIGITS_MAX = 18
 

@@ -20,7 +20,7 @@ from tenure.http.shapes import (
     job_answer,
     run_answer,
 )
-from tenure.model import Job, JobCommand, JobRun
+from tenure.model.leases import Job, JobCommand, JobRun
 from tenure.store import Store
 
 T = TypeVar("T")

@@ -10,7 +10,7 @@ from tenure.http.pages import page
 from tenure.http.requests import name_of
 from tenure.http.routing import Answer, Call, Route
 from tenure.http.shapes import Cursor, LeaseAnswer, LeaseList, PageLimit, lease_answer
-from tenure.model import Lease
+from tenure.model.leases import Lease
 from tenure.store import Store
 
 

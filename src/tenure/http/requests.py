@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from tenure.errors import FieldError, Invalid, NotFound, TooLarge, UnsupportedMediaType
-from tenure.model import NAME_MAX
+from tenure.model.leases import NAME_MAX
 
 T = TypeVar("T", bound=msgspec.Struct)
 

@@ -40,7 +40,7 @@ from tenure.http.shapes import (
     session_answer,
 )
 from tenure.ids import canonical_id
-from tenure.model import CloseReason, Heartbeat, Kept, Opened, Outcome, Position, Session, SessionFilter, State
+from tenure.model.sessions import CloseReason, Heartbeat, Kept, Opened, Outcome, Position, Session, SessionFilter, State
 from tenure.sessions import keeping
 from tenure.sessions.sessions import Sessions
 

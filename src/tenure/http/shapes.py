@@ -6,17 +6,14 @@ from typing import Annotated, Any, Literal, cast
 import msgspec
 from msgspec import Meta
 
-from tenure.model import (
+from tenure.model.leases import Job, JobRun, Lease, RunOutcome
+from tenure.model.sessions import (
     Capacity,
     CloseReason,
     Found,
-    Job,
-    JobRun,
     Kept,
-    Lease,
     Opened,
     Outcome,
-    RunOutcome,
     Session,
     SessionCounts,
     State,

@@ -21,7 +21,7 @@ from tenure.http.requests import decoder_for
 from tenure.http.routing import VERSION
 from tenure.http.shapes import OpenBody, open_answer
 from tenure.ids import canonical_id
-from tenure.model import Opened, Outcome
+from tenure.model.sessions import Opened, Outcome
 from tenure.sessions.opening import Opener
 from tenure.streams.handlers import Message
 from tenure.streams.output import as_json

@@ -26,7 +26,7 @@ from tenure.errors import (
 )
 from tenure.http.routing import JSON, Answer, Call, RawBody, Route
 from tenure.http.shapes import OpenBody, Uuid
-from tenure.model import CloseReason, Heartbeat, Outcome, Session
+from tenure.model.sessions import CloseReason, Heartbeat, Outcome, Session
 from tenure.sessions.keeping import Keeper
 from tenure.sessions.opening import Opener
 from tenure.streams.handlers import HandlerFactory, Message

@@ -18,7 +18,7 @@ import msgspec
 
 from tenure.errors import ConfigurationError
 from tenure.leases.held import HeldLease
-from tenure.model import Fence
+from tenure.model.leases import Fence
 
 GROUP = "tenure.jobs"
 

@@ -31,7 +31,7 @@ from tenure.leases.counters import LeaseCounters
 from tenure.leases.held import MICROSECONDS, HeldLease
 from tenure.leases.keeping import keep
 from tenure.leases.patience import Patience
-from tenure.model import ERROR_MAX, BeginFound, Begun, Board, Fence, JobSettings, Posting, RunOutcome
+from tenure.model.leases import ERROR_MAX, BeginFound, Begun, Board, Fence, JobSettings, Posting, RunOutcome
 from tenure.schedule import due_in, retry_pause_microseconds
 from tenure.store.store import Store
 

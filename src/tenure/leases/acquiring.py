@@ -9,7 +9,7 @@ from tenure.config import LeasesConfig
 from tenure.ids import new_id
 from tenure.leases.held import LATEST_RENEWAL, MICROSECONDS, HeldLease
 from tenure.leases.keeping import KeptLease
-from tenure.model import Acquired, Board
+from tenure.model.leases import Acquired, Board
 from tenure.store.store import Store
 
 

@@ -5,7 +5,7 @@ import math
 
 from tenure.clock import boottime
 from tenure.errors import LeaseLost
-from tenure.model import Fence, Lease
+from tenure.model.leases import Fence, Lease
 from tenure.store.store import Store
 
 TRUSTED = 0.9

@@ -10,7 +10,7 @@ import structlog
 
 from tenure.errors import DatabaseUnavailable, LeaseLost
 from tenure.leases.held import HeldLease
-from tenure.model import Fence, Lease
+from tenure.model.leases import Fence, Lease
 
 log = structlog.get_logger()
 

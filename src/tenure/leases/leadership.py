@@ -41,7 +41,7 @@ from tenure.leases.cancelling import cancel
 from tenure.leases.counters import LeaseCounters
 from tenure.leases.held import LATEST_RENEWAL, MICROSECONDS, HeldLease
 from tenure.leases.patience import Patience
-from tenure.model import Board, Lease
+from tenure.model.leases import Board, Lease
 from tenure.store.store import Store
 
 log = structlog.get_logger()

@@ -1,7 +1,7 @@
 """How long to let a lease lie that was given up on request: its holder has to hear of it first."""
 
 from tenure.clock import monotonic
-from tenure.model import Lease
+from tenure.model.leases import Lease
 
 SINKS_IN = 1.5
 """Refreshes after which every holder that can look at the board has seen that its lease was resigned."""

@@ -12,7 +12,7 @@ import structlog
 
 from tenure.clock import monotonic
 from tenure.errors import DatabaseUnavailable
-from tenure.model import Board
+from tenure.model.leases import Board
 from tenure.store.store import Store
 
 log = structlog.get_logger()

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import structlog
 
 from tenure.deadlines import closing_of
-from tenure.model import Closing, Ended, Opened, Outcome
+from tenure.model.sessions import Closing, Ended, Opened, Outcome
 
 log = structlog.get_logger()
 

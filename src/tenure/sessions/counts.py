@@ -9,7 +9,7 @@ import structlog
 
 from tenure.clock import monotonic
 from tenure.errors import DatabaseUnavailable
-from tenure.model import SessionCounts
+from tenure.model.sessions import SessionCounts
 from tenure.store.store import Store
 
 log = structlog.get_logger()

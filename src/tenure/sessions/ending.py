@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
+from tenure.coalescer import Coalescer
 from tenure.errors import NotFound
-from tenure.model import CloseReason, End, Ended, Session
-from tenure.sessions.coalescer import Coalescer
+from tenure.model.sessions import CloseReason, End, Ended, Session
 from tenure.sessions.counters import Counters
 from tenure.sessions.rounds import ask_until_free
 from tenure.store.store import Store

@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from tenure.coalescer import Coalescer
 from tenure.errors import NotFound, SessionOver
-from tenure.model import Found, Heartbeat, Kept
-from tenure.sessions.coalescer import Coalescer
+from tenure.model.sessions import Found, Heartbeat, Kept
 from tenure.sessions.counters import Counters
 from tenure.sessions.rounds import Later, Pauses, ask_until_free, until_free
 from tenure.store.store import BATCH_MAX, Store

@@ -16,12 +16,12 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
+from tenure.coalescer import Coalescer
 from tenure.config import SessionsConfig
 from tenure.deadlines import MICROSECONDS, heartbeat_microseconds
 from tenure.errors import CapacityOfAnotherTenant, IdTaken, SessionLimit, TenantMismatch
 from tenure.ids import new_id
-from tenure.model import Limits, Open, Opened, Outcome
-from tenure.sessions.coalescer import Coalescer
+from tenure.model.sessions import Limits, Open, Opened, Outcome
 from tenure.sessions.counters import Counters
 from tenure.sessions.rounds import Later, Pauses
 from tenure.store.store import Lane, Store

@@ -8,9 +8,9 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, Generic, Protocol, TypeVar
 
+from tenure.coalescer import Coalescer
 from tenure.errors import DatabaseBusy
-from tenure.model import Found
-from tenure.sessions.coalescer import Coalescer
+from tenure.model.sessions import Found
 
 ROUNDS_SECONDS = 1.7
 SHORTEST_PAUSE_SECONDS = 0.001

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from tenure.errors import NotFound
-from tenure.model import Position, Session, SessionFilter
+from tenure.model.sessions import Position, Session, SessionFilter
 from tenure.sessions.counters import Counters
 from tenure.sessions.counts import CachedCounts
 from tenure.sessions.ending import Ender

@@ -6,7 +6,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, RowMapping, Select, and_, func, select
 
-from tenure.model import Capacity, Seats
+from tenure.model.sessions import Capacity, Seats
 from tenure.store.sessions import read_now
 from tenure.store.tables import capacities, sessions
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from sqlalchemy import Connection, RowMapping, cast, literal, null, select, union_all
 
-from tenure.model import JOB_LOCK, Board, Job, JobRun, Lease, Posting
+from tenure.model.leases import JOB_LOCK, Board, Job, JobRun, Lease, Posting
 from tenure.store.clock import database_now
 from tenure.store.tables import job_runs, jobs, leases
 from tenure.store.types import Name

@@ -23,7 +23,7 @@ from sqlalchemy import (
 )
 
 from tenure.deadlines import as_recorded
-from tenure.model import Position, Session, SessionCounts, SessionFilter, State, StreamCounters
+from tenure.model.sessions import Position, Session, SessionCounts, SessionFilter, State, StreamCounters
 from tenure.store.clock import database_now
 from tenure.store.tables import sessions
 

@@ -17,29 +17,31 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import Protocol
 
-from tenure.model import (
+from tenure.model.leases import (
     Acquired,
-    Attach,
-    Attached,
     Begun,
     Board,
-    Capacity,
-    End,
-    Ended,
     Fence,
-    Heartbeat,
     Job,
     JobCommand,
     JobRun,
     JobSettings,
-    Kept,
     Lease,
+    Pruned,
+    RunOutcome,
+)
+from tenure.model.sessions import (
+    Attach,
+    Attached,
+    Capacity,
+    End,
+    Ended,
+    Heartbeat,
+    Kept,
     Limits,
     Open,
     Opened,
     Position,
-    Pruned,
-    RunOutcome,
     Seats,
     Session,
     SessionCounts,

@@ -27,7 +27,7 @@ from sqlalchemy import (
     text,
 )
 
-from tenure.model import ERROR_MAX
+from tenure.model.leases import ERROR_MAX
 from tenure.store.types import Id, Instant, Name
 
 metadata = MetaData()

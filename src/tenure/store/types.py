@@ -14,7 +14,7 @@ from sqlalchemy.types import TypeDecorator, TypeEngine
 
 from tenure.clock import from_microseconds, to_microseconds
 from tenure.ids import id_text
-from tenure.model import NAME_MAX
+from tenure.model.leases import NAME_MAX
 
 ID_LENGTH = 36
 

@@ -14,7 +14,7 @@ from importlib.metadata import entry_points
 from typing import Protocol, TypeAlias
 
 from tenure.errors import ConfigurationError
-from tenure.model import Session
+from tenure.model.sessions import Session
 
 GROUP = "tenure.stream_handlers"
 

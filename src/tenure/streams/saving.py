@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
+from tenure.coalescer import Coalescer
 from tenure.deadlines import closing_of
 from tenure.errors import NotFound, SessionOver
-from tenure.model import Attach, Attached, Found, StreamUpdate, StreamUpdated
-from tenure.sessions.coalescer import Coalescer
+from tenure.model.sessions import Attach, Attached, Found, StreamUpdate, StreamUpdated
 from tenure.sessions.counters import Counters
 from tenure.sessions.rounds import ask_until_free
 from tenure.store.store import Store

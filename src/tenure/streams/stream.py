@@ -28,7 +28,7 @@ import structlog
 from tenure.clock import monotonic
 from tenure.deadlines import MICROSECONDS
 from tenure.errors import Unavailable
-from tenure.model import Attached, CloseReason, Found, Session, StreamUpdate, StreamUpdated
+from tenure.model.sessions import Attached, CloseReason, Found, Session, StreamUpdate, StreamUpdated
 from tenure.streams.handlers import HandlerFactory, Message, StreamHandler
 from tenure.streams.output import SocketOutput, as_json
 from tenure.streams.saving import StreamStore

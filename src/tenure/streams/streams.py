@@ -10,7 +10,7 @@ from tenure.clock import monotonic
 from tenure.config import SessionsConfig, StreamsConfig
 from tenure.deadlines import MICROSECONDS, heartbeat_microseconds
 from tenure.errors import Draining, SessionLimit
-from tenure.model import Attach, Attached
+from tenure.model.sessions import Attach, Attached
 from tenure.sessions.counters import Counters
 from tenure.store.store import Store
 from tenure.streams.handlers import HandlerFactory

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from tenure.model import StreamCounters
+from tenure.model.sessions import StreamCounters
 from tenure.streams.handlers import Message
 
 BYTES_PER_MS = 32

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from tenure.model import Session
+from tenure.model.sessions import Session
 from tenure.streams.handlers import Message, Output
 from tenure.transcription.decoding import PIECE_BYTES, Decoding
 from tenure.transcription.recognizers import check_options

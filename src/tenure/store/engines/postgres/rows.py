@@ -8,17 +8,13 @@ import asyncpg
 
 from tenure.deadlines import opened, span_of
 from tenure.ids import id_text
-from tenure.model import (
-    JOB_LOCK,
+from tenure.model.leases import JOB_LOCK, BeginFound, Begun, Fence, Lease
+from tenure.model.sessions import (
     Attached,
-    BeginFound,
-    Begun,
     Closing,
     Ended,
-    Fence,
     Found,
     Kept,
-    Lease,
     Limits,
     Open,
     Opened,

@@ -8,7 +8,7 @@ from sqlalchemy import Connection, delete, insert, select, tuple_, update
 
 from tenure.clock import MICROSECOND
 from tenure.errors import LeaseLost
-from tenure.model import (
+from tenure.model.leases import (
     JOB_LOCK,
     BeginFound,
     Begun,

@@ -6,7 +6,7 @@ from datetime import datetime
 from sqlalchemy import Connection, bindparam, select, update
 
 from tenure.deadlines import as_recorded, closing_of, end_now, renewed
-from tenure.model import End, Ended, Found, Heartbeat, Kept, Session, State, Swept
+from tenure.model.sessions import End, Ended, Found, Heartbeat, Kept, Session, State, Swept
 from tenure.store import sessions, tables
 from tenure.store.engines.sqlite.writing import close, renew, sessions_by_id
 

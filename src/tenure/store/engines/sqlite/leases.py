@@ -7,7 +7,7 @@ from sqlalchemy import Connection, insert, select, update
 
 from tenure.clock import from_microseconds
 from tenure.errors import LeaseLost
-from tenure.model import JOB_LOCK, Acquired, Fence, Lease
+from tenure.model.leases import JOB_LOCK, Acquired, Fence, Lease
 from tenure.store.leases import LEASE_COLUMNS, lease_from_values
 from tenure.store.tables import lease_history, leases
 

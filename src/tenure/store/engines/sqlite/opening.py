@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Select, func, select, text
 
 from tenure.clock import to_microseconds
 from tenure.deadlines import as_recorded, closing_of, end_now, opened, span_of
-from tenure.model import CloseReason, Closing, Limits, Open, Opened, Outcome, Session
+from tenure.model.sessions import CloseReason, Closing, Limits, Open, Opened, Outcome, Session
 from tenure.store import sessions, tables
 from tenure.store.engines.sqlite.seats import SeatsOf, seats_of
 from tenure.store.engines.sqlite.writing import close

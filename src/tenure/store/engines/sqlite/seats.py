@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, delete, func, insert, select, update
 
 from tenure.deadlines import as_recorded, closing_of, end_now
-from tenure.model import Capacity, CloseReason, Closing, Open, Outcome, Seats, WhenFull
+from tenure.model.sessions import Capacity, CloseReason, Closing, Open, Outcome, Seats, WhenFull
 from tenure.store import capacities, sessions, tables
 from tenure.store.engines.sqlite.writing import close
 

@@ -21,29 +21,31 @@ from sqlalchemy.pool import QueuePool
 
 from tenure.clock import wall_microseconds
 from tenure.errors import ConfigurationError
-from tenure.model import (
+from tenure.model.leases import (
     Acquired,
-    Attach,
-    Attached,
     Begun,
     Board,
-    Capacity,
-    End,
-    Ended,
     Fence,
-    Heartbeat,
     Job,
     JobCommand,
     JobRun,
     JobSettings,
-    Kept,
     Lease,
+    Pruned,
+    RunOutcome,
+)
+from tenure.model.sessions import (
+    Attach,
+    Attached,
+    Capacity,
+    End,
+    Ended,
+    Heartbeat,
+    Kept,
     Limits,
     Open,
     Opened,
     Position,
-    Pruned,
-    RunOutcome,
     Seats,
     Session,
     SessionCounts,

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, func, literal, update
 
 from tenure.clock import MICROSECOND
 from tenure.deadlines import as_recorded, attached, closing_of, renewed
-from tenure.model import Attach, Attached, Found, Session, State, StreamCounters, StreamUpdate, StreamUpdated
+from tenure.model.sessions import Attach, Attached, Found, Session, State, StreamCounters, StreamUpdate, StreamUpdated
 from tenure.store import sessions, tables
 from tenure.store.engines.sqlite.writing import close, counters, renew, rows_by_id
 from tenure.store.types import Instant

@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import Connection, text
 
 from tenure.clock import to_microseconds
-from tenure.model import Session, StreamCounters
+from tenure.model.sessions import Session, StreamCounters
 from tenure.store import sessions
 
 _BY_ID = text(

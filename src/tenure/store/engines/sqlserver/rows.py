@@ -10,27 +10,29 @@ from sqlalchemy import Row
 
 from tenure.clock import MICROSECOND
 from tenure.deadlines import opened, own_limits, span_of
-from tenure.model import (
+from tenure.model.leases import (
     ERROR_MAX,
     JOB_LOCK,
     Acquired,
-    Attach,
-    Attached,
     BeginFound,
     Begun,
-    Closing,
-    Ended,
     Fence,
-    Found,
     Job,
     JobSettings,
-    Kept,
     Lease,
+    RunOutcome,
+)
+from tenure.model.sessions import (
+    Attach,
+    Attached,
+    Closing,
+    Ended,
+    Found,
+    Kept,
     Limits,
     Open,
     Opened,
     Outcome,
-    RunOutcome,
     Seats,
     Session,
     StreamUpdate,

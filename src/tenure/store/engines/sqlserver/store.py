@@ -65,29 +65,31 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.sql.selectable import TextualSelect
 
 from tenure.clock import MICROSECOND
-from tenure.model import (
+from tenure.model.leases import (
     Acquired,
-    Attach,
-    Attached,
     Begun,
     Board,
-    Capacity,
-    End,
-    Ended,
     Fence,
-    Heartbeat,
     Job,
     JobCommand,
     JobRun,
     JobSettings,
-    Kept,
     Lease,
+    Pruned,
+    RunOutcome,
+)
+from tenure.model.sessions import (
+    Attach,
+    Attached,
+    Capacity,
+    End,
+    Ended,
+    Heartbeat,
+    Kept,
     Limits,
     Open,
     Opened,
     Position,
-    Pruned,
-    RunOutcome,
     Seats,
     Session,
     SessionCounts,
