@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from tenure.cli.receiver import receiver
 from tenure.config import Config, load
 from tenure.errors import ConfigurationError, DatabaseUnavailable
 
@@ -65,6 +66,9 @@ def migrate(
     from tenure.migrating import migrate as run  # noqa: PLC0415
 
     typer.echo(run(settings, dry_run=dry_run))
+
+
+app.command()(receiver)
 
 
 def _load(file: Path | None, **flags: str | bool | None) -> Config:

@@ -1,0 +1,42 @@
+"""What a body says about usage, added up exactly."""
+
+import re
+from collections.abc import Iterable
+from decimal import Context, Decimal, Inexact
+from typing import NamedTuple
+
+import msgspec
+
+_NUMBER = re.compile(rb"-?[0-9]{1,30}(\.[0-9]{1,30})?([eE][+-]?[0-9]{1,2})?")
+_EXACT = Context(prec=1000, traps=[Inexact])
+"""Numbers of that form span 260 digits; a sum that had to be rounded would raise rather than be wrong."""
+
+
+class Usage(NamedTuple):
+    records: int
+    total: Decimal
+
+
+class _Record(msgspec.Struct):
+    usage: msgspec.Raw
+
+
+_RECORDS = msgspec.json.Decoder(list[_Record])
+
+
+def usage_in(body: bytes) -> Usage | None:
+    """Of a JSON array of records that each have a number as `usage`; None for any other body."""
+    try:
+        numbers = [bytes(record.usage) for record in _RECORDS.decode(body)]
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    if not all(_NUMBER.fullmatch(number) for number in numbers):
+        return None
+    return Usage(len(numbers), exact_sum(Decimal(number.decode()) for number in numbers))
+
+
+def exact_sum(amounts: Iterable[Decimal]) -> Decimal:
+    total = Decimal(0)
+    for amount in amounts:
+        total = _EXACT.add(total, amount)
+    return total

@@ -1,0 +1,1 @@
+"""Submissions: accepted anywhere, sent by one, lost never."""
