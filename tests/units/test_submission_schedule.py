@@ -1,0 +1,91 @@
+"""The schedule in memory, against a plain list."""
+
+from uuid import UUID
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tenure.submissions.schedule import Entry, Schedule
+
+NOW = 2_000_000_000_000_000
+ALL = 1_000
+
+entries = st.lists(
+    st.builds(
+        Entry,
+        st.uuids().map(str),
+        st.sampled_from(["crm", "usages"]),
+        st.integers(NOW - 1000, NOW + 1000),
+    ),
+    unique_by=lambda entry: entry.submission_id,
+    max_size=50,
+)
+
+
+def some_entry(number: int, due: int = NOW, gateway: str = "crm") -> Entry:
+    return Entry(str(UUID(int=number)), gateway, due)
+
+
+def loaded(*given_entries: Entry) -> Schedule:
+    schedule = Schedule()
+    schedule.load(given_entries)
+    return schedule
+
+
+@given(entries, entries)
+def test_gives_out_what_is_due_of_a_gateway_oldest_first(first: list[Entry], later: list[Entry]) -> None:
+    schedule = loaded(*first)
+    for entry in later:
+        schedule.add(entry)
+    due = sorted((e.due_microseconds, UUID(e.submission_id).int) for e in {*first, *later} if e.gateway == "crm")
+    expected = list(dict.fromkeys(str(UUID(int=number)) for at, number in due if at <= NOW))
+    assert schedule.take("crm", NOW, ALL) == expected
+
+
+@given(entries)
+def test_knows_what_it_was_given_until_it_is_forgotten(given_entries: list[Entry]) -> None:
+    schedule = loaded(*given_entries)
+    assert len(schedule) == len(given_entries)
+    for entry in given_entries:
+        assert entry.submission_id in schedule
+        schedule.forget(entry.submission_id)
+        assert entry.submission_id not in schedule
+    assert schedule.take("crm", NOW + ALL, ALL) == []
+
+
+def test_is_due_on_the_microsecond() -> None:
+    schedule = loaded(some_entry(1))
+    assert (schedule.take("crm", NOW - 1, ALL), schedule.take("crm", NOW, ALL)) == ([], [some_entry(1).submission_id])
+
+
+def test_gives_out_no_more_than_is_wanted() -> None:
+    schedule = loaded(*(some_entry(number) for number in range(5)))
+    assert [len(schedule.take("crm", NOW, 3)) for _ in range(3)] == [3, 2, 0]
+
+
+def test_gives_out_once_what_it_was_told_twice() -> None:
+    schedule = loaded(some_entry(1), some_entry(1, NOW - 5))
+    assert schedule.take("crm", NOW, ALL) == [some_entry(1).submission_id]
+
+
+def test_what_is_taken_is_known_and_may_come_again() -> None:
+    schedule = loaded(some_entry(1))
+    schedule.take("crm", NOW, ALL)
+    assert some_entry(1).submission_id in schedule
+    schedule.add(some_entry(1, NOW + 5))
+    assert schedule.take("crm", NOW + 5, ALL) == [some_entry(1).submission_id]
+
+
+def test_tells_when_the_next_one_is_due() -> None:
+    schedule = loaded(some_entry(1, NOW + 7), some_entry(2, NOW + 3), some_entry(3, NOW + 1, "usages"))
+    assert (schedule.next_due("crm"), schedule.next_due("usages"), schedule.next_due("none")) == (
+        NOW + 3,
+        NOW + 1,
+        None,
+    )
+
+
+def test_a_gateway_without_entries_is_none() -> None:
+    schedule = loaded(some_entry(1), some_entry(2, NOW, "usages"))
+    schedule.take("usages", NOW, ALL)
+    assert schedule.gateways() == ["crm"]
