@@ -7,7 +7,7 @@ from tenure.jobs.jobs import ActiveRun
 from tenure.sessions.counters import Counters
 from tenure.store.store import SWEEP_MAX, Store
 
-PAUSE = 0.25
+PAUSE = 0.15
 """Of the time a batch took: what the sweep leaves to others before the next one."""
 
 

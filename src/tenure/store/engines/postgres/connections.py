@@ -12,8 +12,10 @@ from tenure.errors import ConfigurationError
 from tenure.store.engines.postgres.errors import LEASE_LOST
 
 OPENINGS_MAX = 4
-KEEPINGS_MAX = 2
+KEEPINGS_MAX = 3
+READS = 2
 ROOMY = 7
+LARGE = 10
 CLOSE_SECONDS = 0.5
 CONNECT_SECONDS = 1.0
 TCP_USER_TIMEOUT_MS = 2000
@@ -43,19 +45,20 @@ HOT_SETTINGS = {
 class Shares(NamedTuple):
     """How the connections of an instance are shared out; together they are never more than `pool_size`."""
 
+    hot: int
     openings: int
     keepings: int
-    watching: int
+    """Of the hot ones, at most: each leaves one to the other."""
     renewals: int
     reads: int
 
 
 def share_out(pool_size: int) -> Shares:
-    """Renewals have a connection of their own, but in the smallest pools, where they share that of the board."""
+    """One is for the board. Renewals have one of their own, but in the smallest pools, where they share that one."""
     renewals = 1 if pool_size >= ROOMY else 0
-    openings = min(OPENINGS_MAX, (pool_size - 1 - renewals) // 2)
-    keepings = min(KEEPINGS_MAX, pool_size // 4)
-    return Shares(openings, keepings, 1, renewals, pool_size - openings - keepings - 1 - renewals)
+    reads = READS if pool_size >= LARGE else 1
+    hot = pool_size - 1 - renewals - reads
+    return Shares(hot, min(OPENINGS_MAX, hot - 1), min(KEEPINGS_MAX, hot - 1), renewals, reads)
 
 
 class HotConnections:
@@ -96,6 +99,18 @@ class HotConnections:
         await asyncio.gather(
             *(connection.close(timeout=CLOSE_SECONDS) for connection in closing), return_exceptions=True
         )
+
+
+class SomeOf:
+    """At most so many of the hot connections at a time."""
+
+    def __init__(self, connections: HotConnections, limit: int) -> None:
+        self._connections = connections
+        self._room = asyncio.Semaphore(limit)
+
+    async def fetch(self, statement: str, arguments: Sequence[Any]) -> Sequence[asyncpg.Record]:
+        async with self._room:
+            return await self._connections.fetch(statement, arguments)
 
 
 async def connect(dsn: str, settings: dict[str, str]) -> asyncpg.Connection:

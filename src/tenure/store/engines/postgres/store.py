@@ -63,6 +63,7 @@ from tenure.store.engines.postgres.connections import (
     HOT_SETTINGS,
     SETTINGS,
     HotConnections,
+    SomeOf,
     allow,
     connect,
     share_out,
@@ -86,9 +87,10 @@ class PostgresStore:
     def __init__(self, url: URL, pool_size: int) -> None:
         self._dsn = url.set(drivername="postgresql").render_as_string(hide_password=False)
         shares = share_out(pool_size)
-        self._openings = HotConnections(self._connect_hot, shares.openings)
-        self._keepings = HotConnections(self._connect_hot, shares.keepings)
-        self._watching = HotConnections(self._connect_listening, shares.watching)
+        self._hot = HotConnections(self._connect_hot, shares.hot)
+        self._openings = SomeOf(self._hot, shares.openings)
+        self._keepings = SomeOf(self._hot, shares.keepings)
+        self._watching = HotConnections(self._connect_listening, 1)
         self._renewals = HotConnections(self._connect_hot, shares.renewals) if shares.renewals else self._watching
         self._wakes: list[Callable[[], None]] = []
         self._engine = create_async_engine(
@@ -265,7 +267,7 @@ class PostgresStore:
 
     async def close(self) -> None:
         """Says goodbye if the server listens, and goes anyway."""
-        hot = {self._openings, self._keepings, self._watching, self._renewals}
+        hot = {self._hot, self._watching, self._renewals}
         goodbyes = (*(connections.close() for connections in hot), self._engine.dispose())
         tasks = [asyncio.ensure_future(goodbye) for goodbye in goodbyes]
         await asyncio.wait(tasks, timeout=CLOSE_SECONDS)
@@ -278,7 +280,9 @@ class PostgresStore:
     async def _watch(self, statement: str, *arguments: Any) -> Sequence[asyncpg.Record]:
         return await self._call(self._watching, statement, *arguments)
 
-    async def _call(self, connections: HotConnections, statement: str, *arguments: Any) -> Sequence[asyncpg.Record]:
+    async def _call(
+        self, connections: HotConnections | SomeOf, statement: str, *arguments: Any
+    ) -> Sequence[asyncpg.Record]:
         return await self._retries.run(lambda: connections.fetch(statement, arguments))
 
     async def _read(self, read: Callable[[Connection], T]) -> T:
