@@ -9,6 +9,7 @@ from tenure.config import LeasesConfig
 from tenure.ids import new_id
 from tenure.leases.held import LATEST_RENEWAL, MICROSECONDS, HeldLease
 from tenure.leases.keeping import KeptLease
+from tenure.leases.waiting import is_set_within
 from tenure.model.leases import Acquired, Board
 from tenure.store.store import Store
 
@@ -47,7 +48,7 @@ class Acquirer:
             left = until - monotonic()
             if left <= 0:
                 return None
-            await _first_of(changed, min(left, self._timing.refresh_seconds))
+            await is_set_within(changed, min(left, self._timing.refresh_seconds))
 
     def wake(self) -> None:
         """Somebody has ended a lease: whoever waits for one may try."""
@@ -79,8 +80,3 @@ class Acquirer:
             acquired = await taking
             if acquired.taken:
                 await self._store.release_lease(acquired.lease.fence)
-
-
-async def _first_of(event: asyncio.Event, seconds: float) -> None:
-    await asyncio.wait({waiting := asyncio.ensure_future(event.wait())}, timeout=seconds)
-    waiting.cancel()

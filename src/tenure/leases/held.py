@@ -70,9 +70,12 @@ class HeldLease:
         self._trusted_until = -math.inf
         self.given_up.set()
 
+    def is_over(self, lease: Lease) -> bool:
+        """By what the board shows of it. What was read before the lease was ours tells nothing."""
+        return lease.epoch > self.epoch or (lease.epoch == self.epoch and (lease.resigned or not lease.held))
+
     def compare(self, lease: Lease) -> None:
-        """Gives up if the board shows that this is over. What was read before the lease was ours tells nothing."""
-        if lease.epoch > self.epoch or (lease.epoch == self.epoch and (lease.resigned or not lease.held)):
+        if self.is_over(lease):
             self.give_up()
 
     async def release(self) -> Lease:

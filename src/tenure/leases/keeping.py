@@ -10,6 +10,7 @@ import structlog
 
 from tenure.errors import DatabaseUnavailable, LeaseLost
 from tenure.leases.held import HeldLease
+from tenure.leases.waiting import is_set_within
 from tenure.model.leases import Fence, Lease
 
 log = structlog.get_logger()
@@ -24,8 +25,7 @@ async def keep(lease: HeldLease, renew_seconds: float) -> str:
     """
     failures = 0
     while failures < FAILURES_MAX:
-        with suppress(TimeoutError):
-            await asyncio.wait_for(lease.given_up.wait(), max(0.0, min(renew_seconds, lease.trusted_seconds)))
+        await is_set_within(lease.given_up, min(renew_seconds, lease.trusted_seconds))
         try:
             async with asyncio.timeout(lease.trusted_seconds):
                 await lease.renew()

@@ -27,7 +27,6 @@ within the duration plus that; after a clean stop at once.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from enum import StrEnum
 from typing import Any
 
@@ -41,6 +40,7 @@ from tenure.leases.cancelling import cancel
 from tenure.leases.counters import LeaseCounters
 from tenure.leases.held import LATEST_RENEWAL, MICROSECONDS, HeldLease
 from tenure.leases.patience import Patience
+from tenure.leases.waiting import is_set_within
 from tenure.model.leases import Board, Lease
 from tenure.store.store import Store
 
@@ -130,11 +130,9 @@ class Leadership:
         return self._patience.seconds_left(lease, STAND_BACK if mine else None)
 
     def _compare(self, held: HeldLease, lease: Lease) -> None:
-        """What the board shows of our lease. It may have been read before we had it, and then tells nothing."""
-        if lease.epoch > held.epoch:
-            self._step_down(StepDown.LOST)
-        elif lease.epoch == held.epoch and (lease.resigned or not lease.held):
-            self._step_down(StepDown.RESIGNED if lease.resigned else StepDown.LOST)
+        if held.is_over(lease):
+            resigned = lease.epoch == held.epoch and lease.resigned
+            self._step_down(StepDown.RESIGNED if resigned else StepDown.LOST)
 
     def lose_sight(self, error: Exception) -> None:
         if self._held is not None:
@@ -231,15 +229,10 @@ class Leadership:
             except LeaseLost:
                 return
             except Exception:  # noqa: BLE001 - it was told when we stepped down
-                if await self._stopped_within(self._timing.refresh_seconds):
+                if await is_set_within(self._stopping, self._timing.refresh_seconds):
                     return
             else:
                 return
-
-    async def _stopped_within(self, seconds: float) -> bool:
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._stopping.wait(), seconds)
-        return self._stopping.is_set()
 
     def _log(self, event: str, held: HeldLease, lease: Lease | None = None, **facts: Any) -> None:
         if lease is not None:

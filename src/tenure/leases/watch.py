@@ -12,6 +12,7 @@ import structlog
 
 from tenure.clock import monotonic
 from tenure.errors import DatabaseUnavailable
+from tenure.leases.waiting import is_set_within
 from tenure.model.leases import Board
 from tenure.store.store import Store
 
@@ -68,9 +69,5 @@ class Watch:
         return min([self._refresh_seconds, *(seconds for seconds in wanted if seconds is not None)])
 
     async def _rest(self, seconds: float, began: float) -> None:
-        try:
-            async with asyncio.timeout(max(seconds, 0)):
-                await self._woken.wait()
-        except TimeoutError:
-            pass
+        await is_set_within(self._woken, seconds)
         await asyncio.sleep(max(0.0, SHORTEST_PAUSE_SECONDS - (monotonic() - began)))
