@@ -91,7 +91,8 @@ def _canonical(session_id: str) -> str:
 
 async def _first_message(socket: Socket) -> OpenBody:
     try:
-        message = await asyncio.wait_for(socket.receive(), FIRST_MESSAGE_SECONDS)
+        async with asyncio.timeout(FIRST_MESSAGE_SECONDS):
+            message = await socket.receive()
     except TimeoutError as error:
         raise Invalid(FieldError("type", f"must be open, within {FIRST_MESSAGE_SECONDS:g} seconds")) from error
     content = _as_object(message)

@@ -42,7 +42,8 @@ class CachedCounts:
     async def _counted_soon(self) -> SessionCounts:
         """The count under way goes on when its caller gives up, and serves the next one."""
         try:
-            return await asyncio.wait_for(asyncio.shield(self._count()), PATIENCE_SECONDS)
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                return await asyncio.shield(self._count())
         except TimeoutError as error:
             raise DatabaseUnavailable("the sessions are still being counted") from error
 

@@ -301,7 +301,8 @@ def _interval(session: Session) -> float:
 async def _in_time(telling: Coroutine[Any, Any, None]) -> None:
     """A client that does not read must not hold up the end of its stream."""
     with suppress(TimeoutError):
-        await asyncio.wait_for(telling, TELL_SECONDS)
+        async with asyncio.timeout(TELL_SECONDS):
+            await telling
 
 
 async def _chunk(handler: StreamHandler, message: Message) -> bool:
