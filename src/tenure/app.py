@@ -18,6 +18,7 @@ from tenure.http.operations import OperationRoutes
 from tenure.http.routing import Router
 from tenure.http.sessions import SessionRoutes
 from tenure.http.streams import StreamRoutes
+from tenure.http.submissions import SubmissionRoutes
 from tenure.http.transcriptions import TranscriptionRoutes
 from tenure.jobs.expire_sessions import ExpireSessions
 from tenure.jobs.jobs import Job, jobs_of_applications
@@ -27,8 +28,13 @@ from tenure.sessions.counters import Counters
 from tenure.sessions.opening import Opener
 from tenure.sessions.sessions import Sessions
 from tenure.store.engines import open_store
+from tenure.store.store import Topic
 from tenure.streams.handlers import HandlerFactory, handler_factory
 from tenure.streams.streams import Streams
+from tenure.submissions.acceptance import Acceptor
+from tenure.submissions.executor import GRACE_SECONDS, LEASE, Executor
+from tenure.submissions.gateways import gateways_of
+from tenure.submissions.sending import Sender
 
 log = structlog.get_logger()
 
@@ -36,7 +42,6 @@ MIGRATION_RETRY_SECONDS = 0.5
 GARBAGE_THRESHOLD = 20_000
 
 
-SUBMISSION_EXECUTOR = "submission-executor"
 TRANSCRIPTION = "transcription"
 
 
@@ -95,7 +100,12 @@ class Instance:
         self.stream_routes = StreamRoutes(self.streams, stream_opener, config.prefix)
         sessions = Sessions(self._store, Opener(self._store, config.sessions, counters), counters)
         self.ensemble = Ensemble(self._store, timing=config.leases)
-        self.ensemble.lead(SUBMISSION_EXECUTOR)
+        gateways = gateways_of(config.gateways)
+        self._sender = Sender()
+        executor = Executor(self._store, gateways, self._sender, config.leases.refresh_seconds)
+        self._store.listen(Topic.SUBMISSIONS, executor.hint)
+        self.ensemble.lead(LEASE, executor.work, grace_seconds=GRACE_SECONDS)
+        acceptor = Acceptor(self._store, gateways, executor)
         _add_jobs(
             self.ensemble,
             config,
@@ -106,6 +116,7 @@ class Instance:
             *SessionRoutes(sessions, config.prefix).routes(),
             *CapacityRoutes(self._store, config.prefix).routes(),
             *TranscriptionRoutes(self.streams, stream_opener, sessions.keeper, _transcription_factory(config)).routes(),
+            *SubmissionRoutes(self._store, acceptor, config.prefix).routes(),
             *LeaseRoutes(self._store, config.prefix).routes(),
             *JobRoutes(self._store, config.prefix).routes(),
             *OperationRoutes(sessions, self.readiness).routes(),
@@ -124,6 +135,7 @@ class Instance:
         await _cancel([self._starting] if self._starting is not None else [])
         await asyncio.gather(self.give_up(), self.streams.stop())
         await _cancel(self._background)
+        await self._sender.close()
         await self._store.close()
 
     async def give_up(self) -> None:

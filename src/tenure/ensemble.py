@@ -24,7 +24,7 @@ from tenure.leases.leadership import Leadership, Work, hold
 from tenure.leases.watch import Watch
 from tenure.model.leases import JOB_LOCK, NAME_MAX, JobSettings
 from tenure.store.engines import open_store
-from tenure.store.store import Store
+from tenure.store.store import Store, Topic
 
 POOL_SIZE = 4
 HOST_MAX = 100
@@ -72,11 +72,14 @@ class Ensemble:
         interval, lock_timeout = (round(_positive("job", each) * MICROSECONDS) for each in given)
         self.jobs.add(JobSettings(_checked("job", name), interval, lock_timeout, paused), run)
 
-    def lead(self, name: str, work: Work = hold) -> Leadership:
-        """Has `work` done by one process of all, for as long as it holds the lease; cancelled when it does not."""
+    def lead(self, name: str, work: Work = hold, *, grace_seconds: float = 0.0) -> Leadership:
+        """Has `work` done by one process of all, for as long as it holds the lease; cancelled when it does not.
+
+        When the process stops, the work has `grace_seconds` to see `ending` of its lease, and to end by itself.
+        """
         if _checked("lease", name) in self._leaderships:
             raise ConfigurationError(f"lease: {name} is led already")
-        leadership = Leadership(self._store, name, self.holder, self._timing, self.counters, work)
+        leadership = Leadership(self._store, name, self.holder, self._timing, self.counters, work, grace_seconds)
         self._leaderships[name] = leadership
         self._watch.add(leadership)
         return leadership
@@ -99,7 +102,7 @@ class Ensemble:
     async def start(self) -> None:
         """On a database whose schema is up to date."""
         await self.jobs.register()
-        self._store.listen(self._hear)
+        self._store.listen(Topic.BOARD, self._hear)
         for leadership in self._leaderships.values():
             leadership.start()
         self._watching = asyncio.create_task(self._watch.run())

@@ -7,12 +7,15 @@ TenureError
 ├── Problem                       answered as application/problem+json
 │   ├── Invalid                   400  the request is wrong, field by field
 │   ├── CapacityOfAnotherTenant   403
+│   ├── GatewayReserved           403  it is Tenure's own
 │   ├── NotFound                  404
 │   ├── MethodNotAllowed          405
 │   ├── TenantMismatch            409  the live session belongs to another tenant
+│   ├── AlreadyDelivered          409  too late to retry or cancel it
 │   ├── SessionOver               410  with its close reason
 │   ├── TooLarge                  413
 │   ├── UnsupportedMediaType      415
+│   ├── KeyReused                 422  an idempotency key came again with another payload
 │   ├── SessionLimit              429  the capacity's seats are taken
 │   ├── Internal                  500  a defect; the log has the details
 │   ├── NotInstalled              501  an extra is missing on this instance
@@ -92,6 +95,12 @@ class CapacityOfAnotherTenant(Problem):
     title = "The capacity belongs to another tenant"
 
 
+class GatewayReserved(Problem):
+    status = 403
+    slug = "gateway-reserved"
+    title = "The gateway takes nothing from outside"
+
+
 class NotFound(Problem):
     status = 404
     slug = "not-found"
@@ -118,6 +127,12 @@ class TenantMismatch(Problem):
     title = "The live session belongs to another tenant"
 
 
+class AlreadyDelivered(Problem):
+    status = 409
+    slug = "already-delivered"
+    title = "The submission is delivered"
+
+
 class SessionOver(Problem):
     status = 410
     slug = "session-over"
@@ -138,6 +153,12 @@ class UnsupportedMediaType(Problem):
     status = 415
     slug = "unsupported-media-type"
     title = "The body is of a type this address does not take"
+
+
+class KeyReused(Problem):
+    status = 422
+    slug = "key-reused"
+    title = "The idempotency key was used for something else"
 
 
 class SessionLimit(Problem):

@@ -8,7 +8,7 @@ from tenure.store import migrate
 from tests.support.databases import Database
 from tests.support.rows import fill_postgres, fill_sqlite
 
-REVISIONS = ["0001", "0002", "0003"]
+REVISIONS = ["0001", "0002", "0003", "0004"]
 
 
 async def test_schema_revision__is_what_this_version_needs(database: Database) -> None:

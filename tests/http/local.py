@@ -10,12 +10,13 @@ import httpx
 import pytest
 
 from tenure.app import Instance
-from tenure.config import Config
+from tenure.config import Config, GatewayConfig
 from tenure.serving import _Server, bind
 from tests.http.client import TIMEOUT_SECONDS, Json, RawAnswer, wish
 from tests.support.databases import Clock, Database
 
 POLL_SECONDS = 0.01
+NOBODY = "http://127.0.0.1:9/"
 
 
 class LocalService:
@@ -32,10 +33,11 @@ class LocalService:
 
     @classmethod
     def on(cls, database: Database, monkeypatch: pytest.MonkeyPatch, prefix: str = "") -> Self:
-        """An instance whose store is that of the test."""
+        """An instance whose store is that of the test, with a gateway where nobody answers."""
         monkeypatch.setattr("tenure.app.open_store", lambda *_: database.store)
         monkeypatch.setattr("tenure.app._settle_memory", lambda: None)
-        return cls(Config(database=database.url, prefix=prefix), database.clock)
+        gateways = {"billing": GatewayConfig(url=NOBODY)}
+        return cls(Config(database=database.url, prefix=prefix, gateways=gateways), database.clock)
 
     async def start(self) -> None:
         """Without uvicorn's `serve`, which would take the signal handlers of the whole test run."""

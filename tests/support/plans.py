@@ -36,10 +36,30 @@ TYPES = {
     "v_probe": "timestamptz",
     "v_locked": "uuid[]",
     "v_due": "uuid[]",
+    "v_held": "uuid[]",
+    "v_left": "uuid[]",
+    "v_closed": "uuid[]",
+    "p_submission": "uuid[]",
+    "p_submissions": "bigint",
+    "p_gateway": "text[]",
+    "p_caller": "text[]",
+    "p_key": "text[]",
+    "p_digest": "bytea[]",
+    "p_number": "int[]",
+    "p_outcome": "text[]",
+    "p_status": "int[]",
+    "p_error": "text[]",
+    "p_counts": "boolean[]",
+    "p_pause": "bigint[]",
+    "p_epoch": "bigint",
+    "p_command": "text",
+    "p_reason": "text",
     "v_wish.capacity_id": "uuid",
     "v_wish.user_object_id": "uuid",
     "v_capacity.capacity_id": "uuid",
 }
+VERBS = ("SELECT", "INSERT", "UPDATE", "DELETE", "WITH")
+"""What a marked statement begins with, unless the mark stands after a PERFORM."""
 
 
 class HotStatement(NamedTuple):
@@ -75,6 +95,8 @@ def _version(title: str) -> int:
 
 def _statement(name: str, body: str) -> HotStatement:
     text = re.sub(r"\bINTO v_\w+(, v_\w+)*\s", "", body.strip().rstrip(";")).replace("PERFORM", "SELECT")
+    if not text.startswith(VERBS):
+        text = f"SELECT {text}"
     parameters = [word for word in TYPES if re.search(rf"\b{re.escape(word)}\b", text)]
     for number, word in enumerate(parameters, start=1):
         text = re.sub(rf"\b{re.escape(word)}\b", f"${number}", text)

@@ -78,7 +78,11 @@ def _operation(route: Route) -> dict[str, Any]:
         "operationId": f"{route.method.lower()}{route.path.replace('/', '_').replace('{', '').replace('}', '')}",
         "tags": [route.tag],
         "summary": route.summary,
-        "parameters": [*_path_parameters(route), *_query_parameters(route)],
+        "parameters": [
+            *_path_parameters(route),
+            *_parameters("query", route.query),
+            *_parameters("header", route.headers),
+        ],
         "responses": {**_answers(route), **_refusals(route)},
     }
     if route.description:
@@ -107,13 +111,13 @@ def _path_parameters(route: Route) -> Iterable[dict[str, Any]]:
             yield {"name": name, "in": "path", "required": True, "schema": schema}
 
 
-def _query_parameters(route: Route) -> Iterable[dict[str, Any]]:
-    if route.query is None:
+def _parameters(place: str, shape: type[msgspec.Struct] | None) -> Iterable[dict[str, Any]]:
+    if shape is None:
         return
-    for field in msgspec.structs.fields(route.query):
+    for field in msgspec.structs.fields(shape):
         (schema,), components = msgspec.json.schema_components([field.type], ref_template=REFERENCE)
         schema = _without_null(_inlined(schema, components))
-        yield {"name": field.encode_name, "in": "query", "required": field.required, "schema": schema}
+        yield {"name": field.encode_name, "in": place, "required": field.required, "schema": schema}
 
 
 def _inlined(schema: dict[str, Any], components: Mapping[str, Any]) -> dict[str, Any]:

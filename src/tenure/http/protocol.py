@@ -16,7 +16,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from tenure.errors import FieldError, Invalid
-from tenure.http.requests import BODY_MAX_BYTES, too_large
+from tenure.http.requests import too_large
 from tenure.http.routing import Answer, HotRoute, Router, encode, failure, refusal
 
 _STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
@@ -155,12 +155,16 @@ class _HotCycle:
             self._end()
         elif self._started or self.response_complete or self.disconnected:
             return
-        elif len(self.body) > BODY_MAX_BYTES:
+        elif len(self.body) > self._route.body_max_bytes:
             # What is still to come is thrown away: to close now would reset the connection under a client that is
             # still sending, and take the answer with it.
             self._started = True
-            self._respond(refusal(too_large()))
-        elif not self.more_body:
+            self._respond(refusal(too_large(self._route.body_max_bytes)))
+            self._protocol.flow.resume_reading()
+        elif self.more_body:
+            # uvicorn stops reading at 64 KiB, until an application asks for more.
+            self._protocol.flow.resume_reading()
+        else:
             self._started = True
             self._begin()
 

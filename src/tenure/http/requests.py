@@ -71,6 +71,24 @@ def decoder_for(shape: type[T]) -> Callable[[bytes], T]:
     return read
 
 
+def reader_of_headers(shape: type[T]) -> Callable[[Iterable[tuple[bytes, bytes]]], T]:
+    """From headers to `shape`, whose fields are named as they are; of one that comes twice, the values together."""
+    names = {field.encode_name.lower().encode(): field.encode_name for field in msgspec.structs.fields(shape)}
+
+    def read(headers: Iterable[tuple[bytes, bytes]]) -> T:
+        content: dict[str, str] = {}
+        for name, value in headers:
+            if name in names:
+                text = value.decode("latin-1")
+                content[names[name]] = f"{content[names[name]]}, {text}" if names[name] in content else text
+        try:
+            return msgspec.convert(content, shape)
+        except msgspec.ValidationError as error:
+            raise Invalid(*_field_errors(content, shape)) from error
+
+    return read
+
+
 def parse_query(query_string: bytes, shape: type[msgspec.Struct] | None) -> Any:
     try:
         pairs = parse_qsl(
@@ -143,6 +161,8 @@ def _field_errors(content: dict[str, Any], shape: type[msgspec.Struct]) -> list[
             if field.required:
                 errors.append(FieldError(name, "is missing"))
             continue
+        if field.type is msgspec.Raw:
+            continue  # any JSON will do
         try:
             msgspec.convert(content[name], field.type)
         except msgspec.ValidationError as error:

@@ -7,6 +7,7 @@ Why not a framework: opening a session costs Tenure less than any of them costs 
 have to be served beside it, twice. This way there is one lane.
 """
 
+import asyncio
 import re
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from typing import Any
@@ -16,7 +17,14 @@ import structlog
 
 from tenure.errors import Internal, MethodNotAllowed, NotFound, Problem
 from tenure.http.problems import MEDIA_TYPE, details
-from tenure.http.requests import check_media_type, decoder_for, parse_query, read_body
+from tenure.http.requests import (
+    BODY_MAX_BYTES,
+    check_media_type,
+    decoder_for,
+    parse_query,
+    read_body,
+    reader_of_headers,
+)
 
 log = structlog.get_logger()
 
@@ -45,6 +53,7 @@ class Call(msgspec.Struct):
     path: Mapping[str, str] = {}
     query: Any = None
     body: Any = None
+    headers: Any = None
 
 
 class Answer(msgspec.Struct):
@@ -73,7 +82,10 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     tag: str
     description: str = ""
     query: type[msgspec.Struct] | None = None
+    headers: type[msgspec.Struct] | None = None
+    """Those that it needs; any others are none of its business."""
     body: type[msgspec.Struct] | None = None
+    body_max_bytes: int = BODY_MAX_BYTES
     body_required: bool = True
     """If not, no body and no media type mean a body with nothing in it."""
     raw_body: RawBody | None = None
@@ -160,6 +172,7 @@ class _Endpoint:
         pattern = re.sub(r"\\{(\w+)\\}", r"(?P<\1>[^/]+)", re.escape(route.path))
         self.match = re.compile(pattern).fullmatch
         self._decode = decoder_for(route.body) if route.body is not None else None
+        self.read_headers = reader_of_headers(route.headers) if route.headers is not None else _read_no_headers
 
     async def call(self, scope: Scope, receive: Receive, parameters: Mapping[str, str]) -> Answer:
         query = None
@@ -167,12 +180,12 @@ class _Endpoint:
             query = parse_query(scope["query_string"], self.route.query)
         body = None
         if self._decode is not None:
-            body = self.decode(scope["headers"], await read_body(receive))
+            body = self.decode(scope["headers"], await read_body(receive, self.route.body_max_bytes))
         elif self.route.raw_body is not None:
             raw = self.route.raw_body
             body = await read_body(receive, raw.max_bytes)
             check_media_type(scope["headers"], raw.media_types)
-        return await self.route.handler(Call(parameters, query, body))
+        return await self.route.handler(Call(parameters, query, body, self.read_headers(scope["headers"])))
 
     def decode(self, headers: Headers, body: bytes) -> Any:
         if self._decode is None or self.route.body is None:
@@ -183,12 +196,29 @@ class _Endpoint:
         return self._decode(body)
 
 
+def _read_no_headers(_headers: Headers) -> None:
+    return None
+
+
+def handler_of(hot: Callable[[Call, Respond], None]) -> Callable[[Call], Awaitable[Answer]]:
+    """What the hot lane does, for the ordinary one."""
+
+    async def handle(call: Call) -> Answer:
+        answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        hot(call, lambda answer: None if answered.done() else answered.set_result(answer))
+        return await answered
+
+    return handle
+
+
 class HotRoute:
     """One address of a hot route."""
 
     def __init__(self, endpoint: _Endpoint, path: str) -> None:
         self.method = endpoint.route.method.encode()
+        self.body_max_bytes = endpoint.route.body_max_bytes
         self._decode = endpoint.decode
+        self._read_headers = endpoint.read_headers
         self._hot = endpoint.route.hot
         before, brace, rest = path.partition("{")
         self._parameter, _, after = rest.partition("}")
@@ -209,7 +239,7 @@ class HotRoute:
         path = {}
         if self._parameter:
             path = {self._parameter: url[len(self._before) : len(self._before) + ID_LENGTH].decode("latin-1")}
-        self._hot(Call(path, None, self._decode(headers, body)), respond)
+        self._hot(Call(path, None, self._decode(headers, body), self._read_headers(headers)), respond)
 
 
 def failure(error: Exception) -> Answer:

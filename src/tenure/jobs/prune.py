@@ -1,4 +1,8 @@
-"""Deletes what was kept long enough: the history of leases after 30 days, runs of jobs after 7."""
+"""Deletes what was kept long enough: the history of leases after 30 days; after 7 runs of jobs, and submissions that
+are delivered or cancelled.
+"""
+
+from msgspec.structs import astuple
 
 from tenure.jobs.jobs import ActiveRun
 from tenure.store.store import PRUNE_MAX, Store
@@ -13,5 +17,5 @@ class Prune:
     async def run(self, run: ActiveRun) -> None:
         while True:
             pruned = await self._store.prune(run.fence, PRUNE_MAX)
-            if max(pruned.lease_history, pruned.job_runs) < PRUNE_MAX:
+            if max(astuple(pruned)) < PRUNE_MAX:
                 return

@@ -28,6 +28,8 @@ class HeldLease:
         self._duration = duration_microseconds
         self._trusted_until = self._trust_from(asked_at)
         self.given_up = asyncio.Event()
+        self.ending = asyncio.Event()
+        """Its holder stops: what it does under this lease should end by itself soon."""
 
     @property
     def fence(self) -> Fence:

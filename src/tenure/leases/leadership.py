@@ -3,8 +3,9 @@
 An instance is a **follower** until it acquires the lease, and then **leads** for one epoch of it. It steps down in one
 of these ways, and follows again:
 
-- *released*: the instance stops. It says that it no longer leads, and only then ends the lease in the database; others
-  hear of it, or see it within `refresh_seconds`, and one of them leads.
+- *released*: the instance stops. Work that needs a moment to end cleanly is given it, and the lease is kept for so
+  long. Then it says that it no longer leads, and only then ends the lease in the database; others hear of it, or see it
+  within `refresh_seconds`, and one of them leads.
 - *resigned*: somebody asked for it, and the database has ended the lease. The board says so within `refresh_seconds`.
   The others wait until that has surely passed before they acquire a lease that was resigned, and the instance stands
   back for longer still, so that another one gets it if there is one.
@@ -78,6 +79,7 @@ class Leadership:
         timing: LeasesConfig,
         counters: LeaseCounters,
         work: Work = hold,
+        grace_seconds: float = 0.0,
     ) -> None:
         self.name = name
         self.names: Sequence[str] = (name,)
@@ -88,6 +90,8 @@ class Leadership:
         self._duration = round(timing.duration_seconds * MICROSECONDS)
         self._renew_seconds = min(timing.renew_seconds, LATEST_RENEWAL * timing.duration_seconds)
         self._work = work
+        self._grace_seconds = grace_seconds
+        self._working: asyncio.Task[None] | None = None
         self._free = asyncio.Event()
         self._stopping = asyncio.Event()
         self._patience = Patience(timing.refresh_seconds)
@@ -105,9 +109,12 @@ class Leadership:
         self._running = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
-        """Steps down, if it leads, and releases the lease."""
+        """Steps down, if it leads, once its work has ended or has had its time to, and releases the lease."""
         self._stopping.set()
         self._free.set()
+        if self._held is not None and self._working is not None and self._grace_seconds:
+            self._held.ending.set()
+            await asyncio.wait({self._working}, timeout=self._grace_seconds)
         self._step_down(StepDown.RELEASED)
         if self._running is not None:
             await self._running
@@ -171,7 +178,7 @@ class Leadership:
     async def _lead(self, held: HeldLease) -> None:
         self._held = held
         self._stepped_down = asyncio.get_running_loop().create_future()
-        working = asyncio.create_task(self._do(held))
+        self._working = working = asyncio.create_task(self._do(held))
         if self._stopping.is_set():
             self._step_down(StepDown.RELEASED)
         why = await self._keep(held, self._stepped_down, working)
@@ -250,8 +257,14 @@ def _must_step_down(
     if held.trusted_seconds <= 0:
         return StepDown.EXPIRED
     if working.done():
-        return StepDown.LOST if isinstance(_failure(working), LeaseLost) else StepDown.FAILED
+        return _reason_of_end(held, _failure(working))
     return None
+
+
+def _reason_of_end(held: HeldLease, failure: BaseException | None) -> StepDown:
+    if failure is None and held.ending.is_set():
+        return StepDown.RELEASED
+    return StepDown.LOST if isinstance(failure, LeaseLost) else StepDown.FAILED
 
 
 def _look_at(task: asyncio.Task[Any]) -> None:

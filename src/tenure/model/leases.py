@@ -149,3 +149,4 @@ class Pruned(msgspec.Struct, frozen=True):
 
     lease_history: int
     job_runs: int
+    submissions: int

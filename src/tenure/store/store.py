@@ -12,7 +12,7 @@ that moment, the method raises `LeaseLost` and nothing is written. A test calls 
 not hold.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from enum import StrEnum
 from typing import Protocol
@@ -50,6 +50,20 @@ from tenure.model.sessions import (
     StreamUpdated,
     Swept,
 )
+from tenure.model.submissions import (
+    Accepted,
+    Attempt,
+    AttemptEnd,
+    BegunAttempts,
+    Change,
+    Moved,
+    Parcel,
+    Submission,
+    SubmissionCommand,
+    SubmissionFilter,
+    Submit,
+    WaitingPage,
+)
 
 BATCH_MAX = 128
 """Requests in one transaction. The answer to a write must fit a socket buffer: nothing ends a transaction whose client
@@ -59,6 +73,8 @@ SWEEP_MAX = 500
 PRUNE_MAX = 1000
 LEASE_HISTORY_KEPT = timedelta(days=30)
 JOB_RUNS_KEPT = timedelta(days=7)
+SUBMISSIONS_KEPT = timedelta(days=7)
+"""Delivered or cancelled ones. What has failed stays until somebody retries or cancels it."""
 
 
 class Lane(StrEnum):
@@ -72,6 +88,15 @@ class Lane(StrEnum):
     CREATE = "create"
     REOPEN = "reopen"
     LIMITED = "limited"
+
+
+class Topic(StrEnum):
+    """What instances can give each other a hint about."""
+
+    BOARD = "tenure"
+    """Somebody has ended a lease or asked for a job's run."""
+    SUBMISSIONS = "tenure_submissions"
+    """Something is to be sent."""
 
 
 class Store(Protocol):
@@ -139,10 +164,10 @@ class Store(Protocol):
     async def read_board(self, names: Sequence[str]) -> Board:
         """All jobs with their locks, and the leases of these names: one statement."""
 
-    def listen(self, wake: Callable[[], None]) -> None:
-        """Has `wake` called when somebody has ended a lease or asked for a job's run, as far as the engine can tell.
+    def listen(self, topic: Topic, wake: Callable[[], None]) -> None:
+        """Has `wake` called when there is news, as far as the engine can tell.
 
-        Only a hint that the board is worth a look now: it may come late, twice or never.
+        Only a hint that it is worth a look now: it may come late, twice or never.
         """
 
     async def register_jobs(self, jobs: Sequence[JobSettings]) -> None:
@@ -165,6 +190,49 @@ class Store(Protocol):
 
     async def prune(self, fence: Fence, limit: int) -> Pruned:
         """Deletes up to `limit` rows each of what was kept long enough."""
+
+    async def accept_submissions(self, wishes: Sequence[Submit]) -> Sequence[Accepted]:
+        """Answers in the order of `wishes`, at most BATCH_MAX of them. What is told of each was committed before."""
+
+    async def announce_submissions(self) -> None:
+        """Gives all instances that listen a hint, as far as the engine can.
+
+        Never as part of a write: PostgreSQL lets only one transaction at a time commit if it tells something.
+        """
+
+    async def list_waiting(self, after: Change | None, limit: int) -> WaitingPage:
+        """What is pending, in the order in which it was changed, beginning after `after`."""
+
+    async def read_parcels(self, submission_ids: Sequence[str]) -> Sequence[Parcel]:
+        """In any order. Not an answer of `begin_attempts`: they need not fit a socket buffer."""
+
+    async def begin_attempts(self, fence: Fence, submission_ids: Sequence[str]) -> BegunAttempts:
+        """Records an attempt of each that is due, before it is sent. Tells of all, in any order.
+
+        Only of those whose attempt is not under way here: an open one of this epoch is taken for one of which the
+        answer was lost.
+        """
+
+    async def finish_attempts(self, fence: Fence, ends: Sequence[AttemptEnd]) -> Sequence[Moved]:
+        """Closes each with what became of it, and tells what that made of its submission, in any order."""
+
+    async def close_unknown(self, fence: Fence, limit: int) -> int:
+        """Closes up to `limit` attempts that earlier epochs have left open; their submissions are due at once."""
+
+    async def explain_waiting(self, fence: Fence, submission_ids: Sequence[str], error: str) -> None:
+        """Says of what is due why it is not sent."""
+
+    async def command_submissions(
+        self, command: SubmissionCommand, submission_ids: Sequence[str]
+    ) -> Mapping[str, bool]:
+        """Of each that exists, whether it now is as wanted: a delivered one can be neither retried nor cancelled."""
+
+    async def get_submission(self, submission_id: str) -> tuple[Submission, Sequence[Attempt]] | None: ...
+
+    async def list_submissions(
+        self, criteria: SubmissionFilter, before: str | None, limit: int
+    ) -> Sequence[Submission]:
+        """Newest id first, beginning before `before`."""
 
     async def schema_revision(self) -> str | None:
         """The newest migration the database has seen; None if it has seen none. Also how readiness is probed."""

@@ -28,7 +28,7 @@ from sqlalchemy import (
 )
 
 from tenure.model.leases import ERROR_MAX
-from tenure.store.types import Id, Instant, Name
+from tenure.store.types import Digest, Id, Instant, Key, Name, Payload
 
 metadata = MetaData()
 
@@ -171,9 +171,56 @@ job_runs = Table(
     PrimaryKeyConstraint("job", "epoch", name="job_runs_pkey"),
 )
 
+submissions = Table(
+    "submissions",
+    metadata,
+    Column("submission_id", Id, nullable=False),
+    Column("created_at", Instant, nullable=False),
+    # When it was accepted or commanded, not when it was attempted: an attempt then moves nothing in an index, and the
+    # executor, which knows what it did itself, sees only what others did.
+    Column("last_modified_at", Instant, nullable=False),
+    # NULL if there is to be none, or while one is under way, so that no second one can begin beside it.
+    Column("next_attempt_at", Instant),
+    Column("ended_at", Instant),
+    Column("attempts", Integer, nullable=False),
+    # Attempts that count against the limit of the contract, since it was last retried by hand.
+    Column("failures", Integer, nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("gateway", Name, nullable=False),
+    Column("caller", Name, nullable=False),
+    Column("idempotency_key", Key, nullable=False),
+    Column("delivery_key", Name, nullable=False),
+    Column("digest", Digest, nullable=False),
+    Column("contract", Unicode, nullable=False),
+    Column("last_error", Unicode(ERROR_MAX)),
+    Column("payload", Payload),
+    PrimaryKeyConstraint("submission_id", name="submissions_pkey"),
+    postgresql_with={"fillfactor": 80},
+)
+
+submission_attempts = Table(
+    "submission_attempts",
+    metadata,
+    Column("submission_id", Id, nullable=False),
+    Column("number", Integer, nullable=False),
+    # Of the executor's lease.
+    Column("epoch", BigInteger, nullable=False),
+    Column("holder", Name, nullable=False),
+    Column("started_at", Instant, nullable=False),
+    Column("ended_at", Instant),
+    Column("outcome", String(16)),
+    Column("status", Integer),
+    Column("error", Unicode(ERROR_MAX)),
+    PrimaryKeyConstraint("submission_id", "number", name="submission_attempts_pkey"),
+)
+
 LIVE = text("closed_at IS NULL")
 CLOSED = text("closed_at IS NOT NULL")
 UNSWEPT = text("check_at IS NOT NULL")
+PENDING = text("state = 'pending'")
+FAILED = text("state = 'failed'")
+PRUNABLE = text("state IN ('delivered', 'cancelled')")
+UNFINISHED = text("ended_at IS NULL")
 
 sessions_live_key = Index(
     "sessions_live_key",
@@ -203,3 +250,38 @@ sessions_closed_at = Index(
 )
 sessions_started_at = Index("sessions_started_at", sessions.c.started_at, sessions.c.session_id)
 job_runs_started_at = Index("job_runs_started_at", job_runs.c.started_at)
+submissions_key = Index(
+    "submissions_key", submissions.c.caller, submissions.c.gateway, submissions.c.idempotency_key, unique=True
+)
+submissions_waiting = Index(
+    "submissions_waiting",
+    submissions.c.last_modified_at,
+    submissions.c.submission_id,
+    postgresql_where=PENDING,
+    sqlite_where=PENDING,
+    mssql_where=PENDING,
+    # All that a schedule is built from: whoever came from an entry to its row would meet those who go the other way.
+    mssql_include=["gateway", "next_attempt_at", "state"],
+)
+submissions_failed = Index(
+    "submissions_failed",
+    submissions.c.submission_id,
+    postgresql_where=FAILED,
+    sqlite_where=FAILED,
+    mssql_where=FAILED,
+)
+submissions_ended_at = Index(
+    "submissions_ended_at",
+    submissions.c.ended_at,
+    postgresql_where=PRUNABLE,
+    sqlite_where=PRUNABLE,
+    mssql_where=PRUNABLE,
+)
+submission_attempts_open = Index(
+    "submission_attempts_open",
+    submission_attempts.c.epoch,
+    postgresql_where=UNFINISHED,
+    sqlite_where=UNFINISHED,
+    mssql_where=UNFINISHED,
+    mssql_include=["ended_at"],
+)

@@ -7,19 +7,26 @@ compare as they should.
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import BigInteger, Dialect, String, Uuid
-from sqlalchemy.dialects.mssql import DATETIME2, VARCHAR
+from sqlalchemy import BigInteger, Dialect, LargeBinary, String, Uuid
+from sqlalchemy.dialects.mssql import DATETIME2, VARBINARY, VARCHAR
 from sqlalchemy.dialects.postgresql import TIMESTAMP
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
 from tenure.clock import from_microseconds, to_microseconds
 from tenure.ids import id_text
 from tenure.model.leases import NAME_MAX
+from tenure.model.submissions import KEY_MAX
 
 ID_LENGTH = 36
+DIGEST_BYTES = 32
 
 Name = String(NAME_MAX).with_variant(VARCHAR(NAME_MAX, collation="Latin1_General_100_BIN2"), "mssql")
-"""Of leases, jobs and holders. SQL Server, too, is to tell capitals from small letters."""
+"""Of leases, jobs, holders and gateways. SQL Server, too, is to tell capitals from small letters."""
+Key = String(KEY_MAX).with_variant(VARCHAR(KEY_MAX, collation="Latin1_General_100_BIN2"), "mssql")
+"""That a caller brings, so that what is sent twice is done once."""
+Payload = LargeBinary().with_variant(VARBINARY("max"), "mssql")  # type: ignore[no-untyped-call]
+Digest = LargeBinary(DIGEST_BYTES).with_variant(VARBINARY(DIGEST_BYTES), "mssql")  # type: ignore[no-untyped-call]
+"""SQL Server would otherwise be given IMAGE by a migration's script, which can be neither cut nor compared."""
 
 
 class Id(TypeDecorator[str]):

@@ -8,14 +8,17 @@ database, which is asked before anything is sent, refuses the one that is too ma
 from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
-from uuid import UUID
+
+from tenure.ids import id_of_number, number_of_id
+from tenure.model.submissions import Waiting
 
 ID_BITS = 128
 ID_MASK = (1 << ID_BITS) - 1
 
 
 class Entry(NamedTuple):
-    submission_id: str
+    number: int
+    """Of the submission's id."""
     gateway: str
     due_microseconds: int
     """Since 1970, by the database's clock."""
@@ -30,22 +33,29 @@ class Schedule:
         """Submissions, however often each is in it."""
         return len(self._known)
 
-    def __contains__(self, submission_id: str) -> bool:
-        return _number(submission_id) in self._known
+    def __contains__(self, number: int) -> bool:
+        return number in self._known
 
-    def load(self, entries: Iterable[Entry]) -> None:
-        """Many at once, in any order: cheaper than one by one."""
-        for submission_id, gateway, due in entries:
-            number = _number(submission_id)
-            self._known.add(number)
-            self._heaps.setdefault(gateway, []).append(due << ID_BITS | number)
+    def load(self, rows: Iterable[Waiting]) -> None:
+        """Many at once, in any order: cheaper than one by one. Nothing can be taken before they are put in order."""
+        for number, gateway, due, _ in rows:
+            if due is not None:
+                self._known.add(number)
+                self._heap(gateway).append(due << ID_BITS | number)
+
+    def _heap(self, gateway: str) -> list[int]:
+        heap = self._heaps.get(gateway)
+        if heap is None:
+            heap = self._heaps[gateway] = []
+        return heap
+
+    def put_in_order(self) -> None:
         for heap in self._heaps.values():
             heapify(heap)
 
     def add(self, entry: Entry) -> None:
-        number = _number(entry.submission_id)
-        self._known.add(number)
-        heappush(self._heaps.setdefault(entry.gateway, []), entry.due_microseconds << ID_BITS | number)
+        self._known.add(entry.number)
+        heappush(self._heap(entry.gateway), entry.due_microseconds << ID_BITS | entry.number)
 
     def gateways(self) -> list[str]:
         return [gateway for gateway, heap in self._heaps.items() if heap]
@@ -55,20 +65,19 @@ class Schedule:
         return heap[0] >> ID_BITS if heap else None
 
     def take(self, gateway: str, now_microseconds: int, limit: int) -> list[str]:
-        """What is due, oldest first, each once; it stays known until it is forgotten."""
+        """The ids of what is due, oldest first, each once; it stays known until it is forgotten."""
         heap = self._heaps.get(gateway, [])
         taken: dict[int, None] = {}
         while heap and len(taken) < limit and heap[0] >> ID_BITS <= now_microseconds:
             number = heappop(heap) & ID_MASK
             if number in self._known:
                 taken[number] = None
-        return [str(UUID(int=number)) for number in taken]
+        return [id_of_number(number) for number in taken]
 
-    def forget(self, submission_id: str) -> None:
+    def forget(self, number: int) -> None:
         """It is delivered, given up or cancelled: what entries it has left mean nothing."""
-        self._known.discard(_number(submission_id))
+        self._known.discard(number)
 
 
-def _number(submission_id: str) -> int:
-    """A fifth of what `UUID` takes for it."""
-    return int(submission_id.replace("-", ""), 16)
+def entry_of(submission_id: str, gateway: str, due_microseconds: int) -> Entry:
+    return Entry(number_of_id(submission_id), gateway, due_microseconds)

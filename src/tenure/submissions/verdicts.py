@@ -62,7 +62,7 @@ def _retry_after(header: str | None, now: datetime) -> float | None:
         return min(float(text[:9]), RETRY_AFTER_MAX_SECONDS)
     try:
         until = parsedate_to_datetime(text)
-    except ValueError:
+    except (ValueError, OverflowError):  # the latter of a year or an hour that no calendar has
         return None
     if until.tzinfo is None:
         until = until.replace(tzinfo=UTC)

@@ -1,11 +1,13 @@
 """Between records of asyncpg and the model; arguments and answers of the functions in `migrations/postgres`."""
 
+import struct
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 import asyncpg
 
+from tenure.clock import to_microseconds
 from tenure.deadlines import opened, span_of
 from tenure.ids import id_text
 from tenure.model.leases import JOB_LOCK, BeginFound, Begun, Fence, Lease
@@ -23,6 +25,7 @@ from tenure.model.sessions import (
     StreamCounters,
     StreamUpdated,
 )
+from tenure.model.submissions import Accepted, BeginAttemptFound, BegunAttempt, BegunAttempts, Waiting, WaitingPage
 from tenure.store import leases, sessions
 
 SESSION_COLUMNS = ", ".join(f"(e.session).{column.name}" for column in sessions.COLUMNS)
@@ -171,6 +174,36 @@ def begun(line: asyncpg.Record, job: str, holder: str) -> Begun:
         lock_timeout_microseconds=line["lock_timeout_microseconds"],
         failures_in_a_row=line["failures_in_a_row"],
         reclaimed=reclaimed,
+    )
+
+
+def accepted(lines: Sequence[asyncpg.Record], count: int) -> Sequence[Accepted]:
+    answers: list[Accepted | None] = [None] * count
+    for position, submission_id, state, same, new in lines:
+        answers[position - 1] = Accepted(str(submission_id), state, same, new)
+    return [answer for answer in answers if answer is not None]
+
+
+def waiting(line: asyncpg.Record) -> WaitingPage:
+    now, gateways, packed = line
+    if packed is None:
+        return WaitingPage(now, [])
+    rows = [
+        (int.from_bytes(each, "big"), gateway, None if due == _NEVER else due + _SINCE_1970, changed + _SINCE_1970)
+        for (each, changed, due), gateway in zip(_WAITING.iter_unpack(packed), gateways, strict=True)
+    ]
+    return WaitingPage(now, list(map(Waiting._make, rows)))
+
+
+_WAITING = struct.Struct(">16sqq")
+_NEVER = -(1 << 63)
+_SINCE_1970 = to_microseconds(datetime(2000, 1, 1, tzinfo=UTC))
+"""PostgreSQL counts from 2000."""
+
+
+def begun_attempts(lines: Sequence[asyncpg.Record]) -> BegunAttempts:
+    return BegunAttempts(
+        lines[0][5], [BegunAttempt(str(line[0]), BeginAttemptFound(line[1]), *line[2:5]) for line in lines]
     )
 
 

@@ -5,7 +5,8 @@ No input is put into any of them: what S608 warns of are lists of columns, and a
 
 from tenure.store.engines.postgres import rows
 from tenure.store.leases import LEASE_COLUMNS
-from tenure.store.store import Lane
+from tenure.store.store import Lane, Topic
+from tenure.store.submissions import PARCEL_COLUMNS
 from tenure.store.tables import jobs
 
 _WISHES = (
@@ -47,7 +48,31 @@ REGISTER_JOBS = "SELECT tenure_register_jobs_1($1, $2, $3, $4)"
 BEGIN_RUN = "SELECT * FROM tenure_begin_run_1($1, $2, $3)"
 FINISH_RUN = f"SELECT tenure_finish_run_1({_FENCE}, $4, $5, $6)"
 COMMAND_JOB = "SELECT * FROM tenure_command_job_1($1, $2)"
-PRUNE = f"SELECT * FROM tenure_prune_1({_FENCE}, $4, $5, $6)"  # noqa: S608
+PRUNE = f"SELECT * FROM tenure_prune_2({_FENCE}, $4, $5, $6, $7)"  # noqa: S608
+
+ACCEPT_SUBMISSIONS = "SELECT * FROM tenure_accept_submissions_1($1::text::uuid[], $2, $3, $4, $5, $6, $7)"
+ANNOUNCE_SUBMISSIONS = f"SELECT pg_notify('{Topic.SUBMISSIONS.value}', '')"
+BEGIN_ATTEMPTS = f"SELECT * FROM tenure_begin_attempts_1({_FENCE}, $4::text::uuid[])"  # noqa: S608
+FINISH_ATTEMPTS = f"""
+SELECT * FROM tenure_finish_attempts_1(
+       {_FENCE}, $4::text::uuid[], $5::text::int[], $6::text::text[], $7::text::int[], $8, $9::text::boolean[], $10)
+"""  # noqa: S608
+CLOSE_UNKNOWN = f"SELECT tenure_close_unknown_1({_FENCE}, $4)"
+EXPLAIN_WAITING = f"SELECT tenure_explain_waiting_1({_FENCE}, $4::text::uuid[], $5)"
+COMMAND_SUBMISSIONS = "SELECT * FROM tenure_command_submissions_1($1, $2::text::uuid[])"
+READ_PARCELS = f"""
+SELECT {", ".join(column.name for column in PARCEL_COLUMNS)} FROM submissions
+ WHERE submission_id = ANY ($1::text::uuid[])
+"""  # noqa: S608
+# Packed, because a leader may have to read a million as it begins: rows.waiting takes it apart.
+LIST_WAITING = """
+SELECT tenure_now(), array_agg(w.gateway),
+       string_agg(uuid_send(w.submission_id) || timestamptz_send(w.last_modified_at)
+                  || timestamptz_send(coalesce(w.next_attempt_at, '-infinity')), '')
+  FROM (SELECT submission_id, gateway, next_attempt_at, last_modified_at FROM submissions
+         WHERE state = 'pending' AND (last_modified_at, submission_id) > ($1::timestamptz, $2::text::uuid)
+         ORDER BY last_modified_at, submission_id LIMIT $3) w
+"""
 
 _LOCK = ", ".join(f"l.{column.name} AS lease_{column.name}" for column in LEASE_COLUMNS)
 BOARD = f"""

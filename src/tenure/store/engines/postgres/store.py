@@ -4,21 +4,16 @@ Every write is one server-side function, called in one message: no pause of this
 and what must be seen after a lock is read in a later statement of the function (READ COMMITTED takes a snapshot per
 statement). The functions are in `migrations/postgres`, each with its version in its name, so that instances of two
 versions can work side by side during an upgrade.
-
-Hot calls use connections of their own: resetting a pooled asyncpg connection costs 20 to 45 % of a short read. All
-connections together never exceed `pool_size`.
 """
 
-import asyncio
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
 
 import asyncpg
 from msgspec.structs import astuple
-from sqlalchemy import URL, Connection, text
-from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy import Connection, text
 
-from tenure.clock import MICROSECOND
+from tenure.clock import MICROSECOND, from_microseconds
+from tenure.ids import id_of_number
 from tenure.model.leases import (
     Acquired,
     BeginFound,
@@ -55,52 +50,33 @@ from tenure.model.sessions import (
     StreamUpdated,
     Swept,
 )
-from tenure.store import capacities, leases, migrate, sessions
-from tenure.store.engines.postgres import rows, statements
-from tenure.store.engines.postgres.connections import (
-    CLOSE_SECONDS,
-    CONNECT_SECONDS,
-    HOT_SETTINGS,
-    SETTINGS,
-    HotConnections,
-    SomeOf,
-    allow,
-    connect,
-    share_out,
+from tenure.model.submissions import (
+    Accepted,
+    Attempt,
+    AttemptEnd,
+    BegunAttempts,
+    Change,
+    Moved,
+    Parcel,
+    Submission,
+    SubmissionCommand,
+    SubmissionFilter,
+    Submit,
+    WaitingPage,
 )
-from tenure.store.engines.postgres.errors import cause_of
-from tenure.store.retries import Retries
-from tenure.store.store import JOB_RUNS_KEPT, LEASE_HISTORY_KEPT, Lane
-
-T = TypeVar("T")
+from tenure.store import capacities, leases, migrate, sessions, submissions
+from tenure.store.engines.postgres import rows, statements
+from tenure.store.engines.postgres.client import PostgresClient
+from tenure.store.engines.postgres.connections import allow
+from tenure.store.store import JOB_RUNS_KEPT, LEASE_HISTORY_KEPT, SUBMISSIONS_KEPT, Lane, Topic
 
 MIGRATION_SECONDS = 600
-LONG_READ_SECONDS = 30
-CHANNEL = "tenure"
 MIGRATION_LOCK = 7305808868231127650
 
 
-class PostgresStore:
+class PostgresStore(PostgresClient):
     dialect_name = "postgresql"
     batches_in_flight = 2
-
-    def __init__(self, url: URL, pool_size: int) -> None:
-        self._dsn = url.set(drivername="postgresql").render_as_string(hide_password=False)
-        shares = share_out(pool_size)
-        self._hot = HotConnections(self._connect_hot, shares.hot)
-        self._openings = SomeOf(self._hot, shares.openings)
-        self._keepings = SomeOf(self._hot, shares.keepings)
-        self._watching = HotConnections(self._connect_listening, 1)
-        self._renewals = HotConnections(self._connect_hot, shares.renewals) if shares.renewals else self._watching
-        self._wakes: list[Callable[[], None]] = []
-        self._engine = create_async_engine(
-            "postgresql+asyncpg://",
-            async_creator=self._connect,
-            pool_size=shares.reads,
-            max_overflow=0,
-            pool_timeout=CONNECT_SECONDS,
-        )
-        self._retries = Retries(cause_of)
 
     async def open_sessions(self, lane: Lane, wishes: Sequence[Open], limits: Limits) -> Sequence[Opened]:
         lines = await self._call(
@@ -216,8 +192,8 @@ class PostgresStore:
         """Over the connection that listens, so that a dead one is noticed, and replaced, at the next look."""
         return leases.board_from_values(await self._watch(statements.BOARD, names))
 
-    def listen(self, wake: Callable[[], None]) -> None:
-        self._wakes.append(wake)
+    def listen(self, topic: Topic, wake: Callable[[], None]) -> None:
+        self._wakes.setdefault(topic, []).append(wake)
 
     async def register_jobs(self, jobs: Sequence[JobSettings]) -> None:
         await self._watch(
@@ -246,9 +222,75 @@ class PostgresStore:
         return await self._read(lambda connection: leases.list_runs(connection, job, before, limit))
 
     async def prune(self, fence: Fence, limit: int) -> Pruned:
-        kept = (LEASE_HISTORY_KEPT // MICROSECOND, JOB_RUNS_KEPT // MICROSECOND)
+        kept = [span // MICROSECOND for span in (LEASE_HISTORY_KEPT, JOB_RUNS_KEPT, SUBMISSIONS_KEPT)]
         (line,) = await self._keep(statements.PRUNE, *astuple(fence), limit, *kept)
         return Pruned(*line)
+
+    async def accept_submissions(self, wishes: Sequence[Submit]) -> Sequence[Accepted]:
+        lines = await self._call(
+            self._openings,
+            statements.ACCEPT_SUBMISSIONS,
+            rows.array([wish.submission_id for wish in wishes]),
+            [wish.gateway for wish in wishes],
+            [wish.caller for wish in wishes],
+            [wish.key for wish in wishes],
+            [wish.payload for wish in wishes],
+            [wish.digest for wish in wishes],
+            [submissions.contract_text(wish.contract) for wish in wishes],
+        )
+        return rows.accepted(lines, len(wishes))
+
+    async def announce_submissions(self) -> None:
+        await self._keep(statements.ANNOUNCE_SUBMISSIONS)
+
+    async def list_waiting(self, after: Change | None, limit: int) -> WaitingPage:
+        changed, number = after or Change(0, 0)
+        arguments = (from_microseconds(changed), id_of_number(number), limit)
+        (line,) = await self._keep(statements.LIST_WAITING, *arguments)
+        return rows.waiting(line)
+
+    async def read_parcels(self, submission_ids: Sequence[str]) -> Sequence[Parcel]:
+        lines = await self._keep(statements.READ_PARCELS, rows.array(submission_ids))
+        return [submissions.parcel(str(line[0]), *line[1:]) for line in lines]
+
+    async def begin_attempts(self, fence: Fence, submission_ids: Sequence[str]) -> BegunAttempts:
+        lines = await self._keep(statements.BEGIN_ATTEMPTS, *astuple(fence), rows.array(submission_ids))
+        return rows.begun_attempts(lines)
+
+    async def finish_attempts(self, fence: Fence, ends: Sequence[AttemptEnd]) -> Sequence[Moved]:
+        lines = await self._keep(
+            statements.FINISH_ATTEMPTS,
+            *astuple(fence),
+            rows.array([end.submission_id for end in ends]),
+            rows.array([str(end.number) for end in ends]),
+            rows.array([end.outcome for end in ends]),
+            rows.numbers([end.status for end in ends]),
+            [end.error for end in ends],
+            rows.flags([end.counts for end in ends]),
+            [end.pause_microseconds for end in ends],
+        )
+        return [Moved(str(line[0]), line[1], line[2]) for line in lines]
+
+    async def close_unknown(self, fence: Fence, limit: int) -> int:
+        (line,) = await self._keep(statements.CLOSE_UNKNOWN, *astuple(fence), limit)
+        return int(line[0])
+
+    async def explain_waiting(self, fence: Fence, submission_ids: Sequence[str], error: str) -> None:
+        await self._keep(statements.EXPLAIN_WAITING, *astuple(fence), rows.array(submission_ids), error)
+
+    async def command_submissions(
+        self, command: SubmissionCommand, submission_ids: Sequence[str]
+    ) -> Mapping[str, bool]:
+        lines = await self._keep(statements.COMMAND_SUBMISSIONS, command.value, rows.array(submission_ids))
+        return {str(submission_id): done for submission_id, done in lines}
+
+    async def get_submission(self, submission_id: str) -> tuple[Submission, Sequence[Attempt]] | None:
+        return await self._read(lambda connection: submissions.get_submission(connection, submission_id))
+
+    async def list_submissions(
+        self, criteria: SubmissionFilter, before: str | None, limit: int
+    ) -> Sequence[Submission]:
+        return await self._read(lambda connection: submissions.list_submissions(connection, criteria, before, limit))
 
     async def schema_revision(self) -> str | None:
         return await self._read(migrate.current_revision)
@@ -264,61 +306,3 @@ class PostgresStore:
                 return await connection.run_sync(locked)
 
         return await self._retries.run(run, MIGRATION_SECONDS)
-
-    async def close(self) -> None:
-        """Says goodbye if the server listens, and goes anyway."""
-        hot = {self._hot, self._watching, self._renewals}
-        goodbyes = (*(connections.close() for connections in hot), self._engine.dispose())
-        tasks = [asyncio.ensure_future(goodbye) for goodbye in goodbyes]
-        await asyncio.wait(tasks, timeout=CLOSE_SECONDS)
-        for task in tasks:
-            task.cancel()
-
-    async def _keep(self, statement: str, *arguments: Any) -> Sequence[asyncpg.Record]:
-        return await self._call(self._keepings, statement, *arguments)
-
-    async def _watch(self, statement: str, *arguments: Any) -> Sequence[asyncpg.Record]:
-        return await self._call(self._watching, statement, *arguments)
-
-    async def _call(
-        self, connections: HotConnections | SomeOf, statement: str, *arguments: Any
-    ) -> Sequence[asyncpg.Record]:
-        return await self._retries.run(lambda: connections.fetch(statement, arguments))
-
-    async def _read(self, read: Callable[[Connection], T]) -> T:
-        async def run() -> T:
-            async with self._engine.connect() as connection:
-                await connection.execution_options(isolation_level="AUTOCOMMIT")
-                return await connection.run_sync(read)
-
-        return await self._retries.run(run)
-
-    async def _read_long(self, read: Callable[[Connection], T]) -> T:
-        """For reads that grow with the table. They hold no lock that a writer waits for."""
-
-        def unhurried(connection: Connection) -> T:
-            allow(connection, LONG_READ_SECONDS)
-            return read(connection)
-
-        async def run() -> T:
-            async with self._engine.begin() as connection:
-                return await connection.run_sync(unhurried)
-
-        return await self._retries.run(run, LONG_READ_SECONDS)
-
-    async def _connect(self) -> asyncpg.Connection:
-        return await connect(self._dsn, SETTINGS)
-
-    async def _connect_hot(self) -> asyncpg.Connection:
-        return await connect(self._dsn, SETTINGS | HOT_SETTINGS)
-
-    async def _connect_listening(self) -> asyncpg.Connection:
-        connection = await self._connect_hot()
-        await connection.add_listener(CHANNEL, self._heard)
-        # The next look, which makes a new connection, is then at once.
-        connection.add_termination_listener(self._heard)
-        return connection
-
-    def _heard(self, *_notification: object) -> None:
-        for wake in self._wakes:
-            wake()

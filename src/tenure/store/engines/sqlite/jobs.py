@@ -22,8 +22,9 @@ from tenure.model.leases import (
 )
 from tenure.schedule import due_in, grid_after, next_run_after
 from tenure.store.engines.sqlite.leases import begin_epoch, check_fence, end_epoch, find_lease, is_attempt, lease_now
+from tenure.store.engines.sqlite.submissions import prune_submissions
 from tenure.store.leases import job_from_values
-from tenure.store.store import JOB_RUNS_KEPT, LEASE_HISTORY_KEPT
+from tenure.store.store import JOB_RUNS_KEPT, LEASE_HISTORY_KEPT, SUBMISSIONS_KEPT
 from tenure.store.tables import job_runs, jobs, lease_history
 
 NOTHING = timedelta(0)
@@ -199,4 +200,5 @@ def prune(connection: Connection, fence: Fence, limit: int) -> Pruned:
     return Pruned(
         connection.execute(delete(lease_history).where(tuple_(history.name, history.epoch).in_(old_history))).rowcount,
         connection.execute(delete(job_runs).where(tuple_(run.job, run.epoch).in_(old_runs.limit(limit)))).rowcount,
+        prune_submissions(connection, now, SUBMISSIONS_KEPT, limit),
     )

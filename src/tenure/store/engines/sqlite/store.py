@@ -1,26 +1,11 @@
-"""SQLite: one file, one writer.
+"""SQLite: one file, one writer. See `client.py` for how it is reached."""
 
-All writes of an instance go through one thread with one connection, a call a transaction. `BEGIN IMMEDIATE` takes the
-file's only write lock before anything is looked at, so nothing that was read can change before the commit, and the
-clock is read under that lock. Other instances on the same file wait their turn, for a bounded time.
-
-Reads use connections of their own: in WAL mode they neither wait for the writer nor hold it up. Leases and jobs have a
-thread and a connection of their own: a renewal waits for the file, but not behind everything else this instance writes.
-"""
-
-import asyncio
-import sqlite3
-import sys
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from sqlalchemy import URL, Connection, create_engine, event
-from sqlalchemy.pool import QueuePool
+from sqlalchemy import Connection
 
-from tenure.clock import wall_microseconds
-from tenure.errors import ConfigurationError
 from tenure.model.leases import (
     Acquired,
     Begun,
@@ -54,45 +39,36 @@ from tenure.model.sessions import (
     StreamUpdated,
     Swept,
 )
+from tenure.model.submissions import (
+    Accepted,
+    Attempt,
+    AttemptEnd,
+    BegunAttempts,
+    Change,
+    Moved,
+    Parcel,
+    Submission,
+    SubmissionCommand,
+    SubmissionFilter,
+    Submit,
+    WaitingPage,
+)
 from tenure.store import capacities, migrate, sessions
 from tenure.store import leases as reads
-from tenure.store.engines.sqlite import jobs, keeping, leases, opening, seats, streams
-from tenure.store.engines.sqlite.files import POLL_SECONDS, cause_of, immediate, write_now
-from tenure.store.retries import Retries
-from tenure.store.store import Lane
+from tenure.store import submissions as submission_reads
+from tenure.store.engines.sqlite import jobs, keeping, leases, opening, seats, streams, submissions
+from tenure.store.engines.sqlite.client import SqliteClient
+from tenure.store.engines.sqlite.files import immediate
+from tenure.store.store import Lane, Topic
 
 T = TypeVar("T")
 
 MIGRATION_SECONDS = 60
-READERS_MAX = 4
-CHECKPOINT_PAGES = 4000
-CACHE_KIB = 16_000
-SWITCH_SECONDS = 0.0005
-"""How long a thread may keep the interpreter while another wants it. The writer comes back from SQLite seven times a
-batch; with Python's five milliseconds it waits longer for its turn than for the disk."""
 
 
-class SqliteStore:
+class SqliteStore(SqliteClient):
     dialect_name = "sqlite"
     batches_in_flight = 1
-
-    def __init__(self, url: URL, readers: int, clock: Callable[[], int] = wall_microseconds) -> None:
-        if not url.database or url.database == ":memory:":
-            raise ConfigurationError("database: must name a file, as sqlite:///tenure.db does")
-        self._clock = clock
-        sys.setswitchinterval(SWITCH_SECONDS)
-        self._engine = create_engine(
-            URL.create("sqlite", database=url.database),
-            poolclass=QueuePool,
-            pool_size=min(readers, READERS_MAX) + 2,
-            max_overflow=0,
-            connect_args={"timeout": POLL_SECONDS, "check_same_thread": False, "isolation_level": None},
-        )
-        event.listen(self._engine, "connect", self._set_up)
-        self._writer = ThreadPoolExecutor(1, "tenure-sqlite-writer")
-        self._lease_writer = ThreadPoolExecutor(1, "tenure-sqlite-leases")
-        self._readers = ThreadPoolExecutor(min(readers, READERS_MAX), "tenure-sqlite-reader")
-        self._retries = Retries(cause_of)
 
     async def open_sessions(self, lane: Lane, wishes: Sequence[Open], limits: Limits) -> Sequence[Opened]:
         """One writer needs no lanes: whatever a wish asks for is done at once."""
@@ -161,7 +137,7 @@ class SqliteStore:
     async def read_board(self, names: Sequence[str]) -> Board:
         return await self._read(lambda connection: reads.read_board(connection, names))
 
-    def listen(self, wake: Callable[[], None]) -> None:
+    def listen(self, topic: Topic, wake: Callable[[], None]) -> None:
         """SQLite tells nobody anything."""
 
     async def register_jobs(self, settings: Sequence[JobSettings]) -> None:
@@ -187,6 +163,55 @@ class SqliteStore:
     async def prune(self, fence: Fence, limit: int) -> Pruned:
         return await self._write_lease(lambda connection, _now: jobs.prune(connection, fence, limit))
 
+    async def accept_submissions(self, wishes: Sequence[Submit]) -> Sequence[Accepted]:
+        return await self._submit(lambda connection, now: submissions.accept_submissions(connection, now, wishes))
+
+    async def announce_submissions(self) -> None:
+        """SQLite tells nobody anything."""
+
+    async def list_waiting(self, after: Change | None, limit: int) -> WaitingPage:
+        return await self._read(lambda connection: submission_reads.list_waiting(connection, after, limit))
+
+    async def read_parcels(self, submission_ids: Sequence[str]) -> Sequence[Parcel]:
+        return await self._read(lambda connection: submission_reads.read_parcels(connection, submission_ids))
+
+    async def begin_attempts(self, fence: Fence, submission_ids: Sequence[str]) -> BegunAttempts:
+        return await self._submit(
+            lambda connection, now: submissions.begin_attempts(connection, now, fence, submission_ids)
+        )
+
+    async def finish_attempts(self, fence: Fence, ends: Sequence[AttemptEnd]) -> Sequence[Moved]:
+        return await self._submit(lambda connection, now: submissions.finish_attempts(connection, now, fence, ends))
+
+    async def close_unknown(self, fence: Fence, limit: int) -> int:
+        return await self._submit(lambda connection, now: submissions.close_unknown(connection, now, fence, limit))
+
+    async def explain_waiting(self, fence: Fence, submission_ids: Sequence[str], error: str) -> None:
+        await self._submit(
+            lambda connection, _now: submissions.explain_waiting(connection, fence, submission_ids, error)
+        )
+
+    async def command_submissions(
+        self, command: SubmissionCommand, submission_ids: Sequence[str]
+    ) -> Mapping[str, bool]:
+        return await self._submit(
+            lambda connection, now: submissions.command_submissions(connection, now, command, submission_ids)
+        )
+
+    async def get_submission(self, submission_id: str) -> tuple[Submission, Sequence[Attempt]] | None:
+        return await self._read(lambda connection: submission_reads.get_submission(connection, submission_id))
+
+    async def list_submissions(
+        self, criteria: SubmissionFilter, before: str | None, limit: int
+    ) -> Sequence[Submission]:
+        return await self._read(
+            lambda connection: submission_reads.list_submissions(connection, criteria, before, limit)
+        )
+
+    async def _submit(self, work: Callable[[Connection, datetime], T]) -> T:
+        """By the clock as it is: a submission knows no cut."""
+        return await self._write(work, leases.lease_now)
+
     async def schema_revision(self) -> str | None:
         return await self._read(migrate.current_revision)
 
@@ -195,42 +220,3 @@ class SqliteStore:
             lambda: self._on(self._writer, lambda connection: immediate(connection, migrate.upgrade)),
             MIGRATION_SECONDS,
         )
-
-    async def close(self) -> None:
-        for executor in (self._writer, self._lease_writer, self._readers):
-            executor.shutdown(wait=True, cancel_futures=True)
-        self._engine.dispose()
-
-    async def _write(self, work: Callable[[Connection, datetime], T]) -> T:
-        def transaction(connection: Connection) -> T:
-            return immediate(connection, lambda held: work(held, write_now(held)))
-
-        return await self._retries.run(lambda: self._on(self._writer, transaction))
-
-    async def _write_lease(self, work: Callable[[Connection, datetime], T]) -> T:
-        """By the clock as it is: a lease knows no cut."""
-
-        def transaction(connection: Connection) -> T:
-            return immediate(connection, lambda held: work(held, leases.lease_now(held)))
-
-        return await self._retries.run(lambda: self._on(self._lease_writer, transaction))
-
-    async def _read(self, work: Callable[[Connection], T]) -> T:
-        return await self._retries.run(lambda: self._on(self._readers, work))
-
-    async def _on(self, executor: ThreadPoolExecutor, work: Callable[[Connection], T]) -> T:
-        def run() -> T:
-            with self._engine.connect() as connection:
-                return work(connection)
-
-        return await asyncio.get_running_loop().run_in_executor(executor, run)
-
-    def _set_up(self, connection: sqlite3.Connection, _record: Any) -> None:
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = FULL")
-        # Fewer, larger checkpoints, and the busy pages in memory.
-        connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
-        connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
-        connection.create_function("tenure_now", 0, self._clock)
-        # From here on we wait ourselves: see `files.py`.
-        connection.execute("PRAGMA busy_timeout = 0")

@@ -13,7 +13,7 @@ from sqlalchemy.types import BigInteger, Boolean
 from tenure.store import capacities, leases, sessions
 from tenure.store.engines.sqlserver.connections import LOCK_MILLISECONDS, SET_UP
 from tenure.store.tables import jobs
-from tenure.store.types import Id, Instant, Name
+from tenure.store.types import Id, Instant, Name, Payload
 
 MIGRATION_LOCK_MILLISECONDS = 5000
 """Whatever waits to change a table holds up all who come after it, so it gives way and tries again."""
@@ -46,6 +46,9 @@ _PARAMETERS: dict[str, Any] = {
     "history": BigInteger(),
     "runs": BigInteger(),
     "capacity_id": Id(),
+    "submissions": BigInteger(),
+    "request": String(),
+    "payloads": Payload,
 }
 
 
@@ -168,11 +171,56 @@ COMMAND_JOB = _answered(
 )
 PRUNE = _answered(
     _with_parameters(
-        "EXEC dbo.tenure_prune_1 @name = :name, @holder = :holder, @epoch = :epoch, @limit = :limit, "
-        "@history = :history, @runs = :runs;"
+        "EXEC dbo.tenure_prune_2 @name = :name, @holder = :holder, @epoch = :epoch, @limit = :limit, "
+        "@history = :history, @runs = :runs, @submissions = :submissions;"
     ),
     lease_history=Integer,
     job_runs=Integer,
+    submissions=Integer,
+)
+ACCEPT_SUBMISSIONS = _answered(
+    _with_parameters("EXEC dbo.tenure_accept_submissions_1 @request = :request, @payloads = :payloads;"),
+    position=Integer,
+    submission_id=Id,
+    state=String,
+    same=Boolean,
+    new=Boolean,
+)
+BEGIN_ATTEMPTS = _answered(
+    _with_parameters(
+        "EXEC dbo.tenure_begin_attempts_1 @name = :name, @holder = :holder, @epoch = :epoch, @request = :request;"
+    ),
+    submission_id=Id,
+    found=String,
+    number=Integer,
+    failures=Integer,
+    next_attempt_at=Instant,
+    now=Instant,
+)
+FINISH_ATTEMPTS = _answered(
+    _with_parameters(
+        "EXEC dbo.tenure_finish_attempts_1 @name = :name, @holder = :holder, @epoch = :epoch, @request = :request;"
+    ),
+    submission_id=Id,
+    state=String,
+    next_attempt_at=Instant,
+)
+CLOSE_UNKNOWN = _answered(
+    _with_parameters(
+        "EXEC dbo.tenure_close_unknown_1 @name = :name, @holder = :holder, @epoch = :epoch, @limit = :limit;"
+    ),
+    found=Integer,
+)
+EXPLAIN_WAITING = _answered(
+    _with_parameters(
+        "EXEC dbo.tenure_explain_waiting_1 @name = :name, @holder = :holder, @epoch = :epoch, @request = :request;"
+    ),
+    explained=Integer,
+)
+COMMAND_SUBMISSIONS = _answered(
+    _with_parameters("EXEC dbo.tenure_command_submissions_1 @command = :command, @request = :request;"),
+    submission_id=Id,
+    done=Boolean,
 )
 
 # Alembic counts the rows of its own table that a migration changes, so they are counted again from the end of this on.

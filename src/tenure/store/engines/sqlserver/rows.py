@@ -3,8 +3,10 @@
 import json
 from collections.abc import Iterable, Sequence
 from datetime import datetime
+from itertools import accumulate
 from typing import Any
 
+from msgspec import to_builtins
 from msgspec.structs import asdict, astuple, replace
 from sqlalchemy import Row
 
@@ -39,6 +41,7 @@ from tenure.model.sessions import (
     StreamUpdated,
     Swept,
 )
+from tenure.model.submissions import Accepted, AttemptEnd, BeginAttemptFound, BegunAttempt, BegunAttempts, Submit
 from tenure.store import leases, sessions
 from tenure.store.engines.sqlserver.calls import OLD_SESSION
 
@@ -46,7 +49,7 @@ Value = str | int | None
 Lines = Sequence[Row[Any]]
 
 
-def numbered(entries: Iterable[Sequence[Value]]) -> str:
+def numbered(entries: Iterable[Sequence[Any]]) -> str:
     """A list of lists, each with its position first."""
     return _json([(position, *entry) for position, entry in enumerate(entries)])
 
@@ -109,6 +112,44 @@ def job_values(job: JobSettings) -> Sequence[Value]:
 def finish_text(fence: Fence, outcome: RunOutcome, error: str | None, retry_microseconds: int) -> str:
     given = {"outcome": outcome, "error": _fitting(error), "retry": retry_microseconds}
     return _set_ones(asdict(fence) | given)
+
+
+def submits_text(wishes: Sequence[Submit]) -> str:
+    starts = accumulate((len(wish.payload) for wish in wishes), initial=1)
+    return numbered(_submit(wish, start) for wish, start in zip(wishes, starts, strict=False))
+
+
+def _submit(wish: Submit, start: int) -> Sequence[Any]:
+    return (
+        wish.submission_id,
+        wish.gateway,
+        wish.caller,
+        wish.key,
+        wish.digest.hex(),
+        start,
+        len(wish.payload),
+        to_builtins(wish.contract),
+    )
+
+
+def ids_text(ids: Sequence[str]) -> str:
+    return _json(list(ids))
+
+
+def end_values(end: AttemptEnd) -> Sequence[Value]:
+    return (
+        end.submission_id,
+        end.number,
+        end.outcome,
+        end.status,
+        _fitting(end.error),
+        int(end.counts),
+        end.pause_microseconds,
+    )
+
+
+def explanation_text(submission_ids: Sequence[str], error: str) -> str:
+    return _json({"error": _fitting(error), "submissions": list(submission_ids)})
 
 
 def _fitting(error: str | None) -> str | None:
@@ -251,3 +292,17 @@ def begun(line: Row[Any], job_name: str, holder: str) -> Begun:
         failures_in_a_row=line.failures_in_a_row,
         reclaimed=line.reclaimed_epoch and Fence(name, line.reclaimed_holder, line.reclaimed_epoch),
     )
+
+
+def accepted(lines: Lines) -> Sequence[Accepted]:
+    in_order = sorted(lines, key=lambda line: line.position)
+    return [Accepted(line.submission_id, line.state, line.same, line.new) for line in in_order]
+
+
+def begun_attempts(lines: Lines) -> BegunAttempts:
+    return BegunAttempts(lines[0].now, [_begun_attempt(line) for line in lines])
+
+
+def _begun_attempt(line: Row[Any]) -> BegunAttempt:
+    found = BeginAttemptFound(line.found)
+    return BegunAttempt(line.submission_id, found, line.number, line.failures, line.next_attempt_at)

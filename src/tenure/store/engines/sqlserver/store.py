@@ -46,23 +46,27 @@ SQL Server has no lock on a row that admits a fence and a renewal at once. So a 
 lease's fence that are under way, and for no more: fences that come later queue behind it. Our own are short: the sweep
 and the pruning take what nobody holds, and wait at most for the cut lock (one second). While an application keeps a
 transaction with a fence open, its lease cannot be renewed. It may then run out, but nobody takes it until that
-transaction has ended. Renewals have connections of their own, two of them, so that neither busy lanes nor a lease with
-a long write holds up the next; only in the smallest pools they share those of all others.
+transaction has ended.
 
-ODBC calls cannot be called back. Whoever stops waiting leaves the statement to end by itself, at the latest by its
-timeout, on a connection that nobody else gets until then; hence threads of our own, more than there are connections.
+**Submissions.** Whoever accepts waits for the keys (caller, gateway, idempotency key), with `UPDLOCK, HOLDLOCK` in the
+order of their index, and under them reads the rows that are there. All others hold rows, and none of them waits for a
+key:
+
+- Ends of attempts, commands and what is said of those that wait take their rows by waiting, in the order of their ids.
+  Those with a fence can hold up a renewal for as long as they wait, one second at most.
+- An attempt begins only on rows that nobody holds. Attempts are read and written by whoever holds their row.
+- The pruning takes rows, then their keys, that nobody holds, as the sweep does.
+
+What reads a page for the schedule finds all of it in one index. It waits for those who are writing an entry, unless row
+versions are read, instead of passing over it: what is passed over and then not changed after all would be missed.
 """
 
-import asyncio
-from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from msgspec.structs import asdict
-from sqlalchemy import URL, Connection, Row
+from sqlalchemy import Connection, Row
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.ext.asyncio import AsyncEngine
-from sqlalchemy.sql.selectable import TextualSelect
 
 from tenure.clock import MICROSECOND
 from tenure.model.leases import (
@@ -98,37 +102,33 @@ from tenure.model.sessions import (
     StreamUpdated,
     Swept,
 )
-from tenure.store import capacities, leases, migrate, sessions
-from tenure.store.engines.sqlserver import calls, rows
-from tenure.store.engines.sqlserver.connections import create_engine
+from tenure.model.submissions import (
+    Accepted,
+    Attempt,
+    AttemptEnd,
+    BegunAttempts,
+    Change,
+    Moved,
+    Parcel,
+    Submission,
+    SubmissionCommand,
+    SubmissionFilter,
+    Submit,
+    WaitingPage,
+)
+from tenure.store import capacities, leases, migrate, sessions, submissions
+from tenure.store.engines.sqlserver import calls, reads, rows
+from tenure.store.engines.sqlserver.client import SqlServerClient
 from tenure.store.engines.sqlserver.errors import cause_of
-from tenure.store.retries import PATIENCE_SECONDS, Cause, Retries
-from tenure.store.store import JOB_RUNS_KEPT, LEASE_HISTORY_KEPT, Lane
+from tenure.store.retries import Cause
+from tenure.store.store import JOB_RUNS_KEPT, LEASE_HISTORY_KEPT, SUBMISSIONS_KEPT, Lane, Topic
 
-T = TypeVar("T")
-
-STATEMENT_SECONDS = 2
-"""ODBC counts in whole seconds. The bound of the retries is shorter: callers do not wait for this one."""
 MIGRATION_SECONDS = 600
-LONG_READ_SECONDS = 30
-CLOSE_SECONDS = 3
-SPARE_THREADS = 4
-RENEWALS = 2
-ROOMY = 7
-"""From this pool size on, renewals have connections of their own."""
 
 
-class SqlServerStore:
+class SqlServerStore(SqlServerClient):
     dialect_name = "mssql"
     batches_in_flight = 2
-
-    def __init__(self, url: URL, pool_size: int) -> None:
-        self._threads = ThreadPoolExecutor(2 * pool_size + SPARE_THREADS, "tenure-sqlserver")
-        renewals = RENEWALS if pool_size >= ROOMY else 0
-        self._engine = create_engine(url, pool_size - renewals, self._threads)
-        self._renewals = create_engine(url, renewals, self._threads) if renewals else self._engine
-        self._retries = Retries(cause_of)
-        self._under_way: set[asyncio.Task[Any]] = set()
 
     async def open_sessions(self, lane: Lane, wishes: Sequence[Open], limits: Limits) -> Sequence[Opened]:
         """Locks on free keys make two lanes of three superfluous: CREATE does what REOPEN would."""
@@ -208,8 +208,8 @@ class SqlServerStore:
     async def read_board(self, names: Sequence[str]) -> Board:
         return await self._run(lambda connection: leases.read_board(connection, names))
 
-    def listen(self, wake: Callable[[], None]) -> None:
-        """SQL Server calls nobody; the next look at the board finds what has changed."""
+    def listen(self, topic: Topic, wake: Callable[[], None]) -> None:
+        """SQL Server calls nobody; the next look finds what has changed."""
 
     async def register_jobs(self, jobs: Sequence[JobSettings]) -> None:
         await self._call(calls.REGISTER_JOBS, request=rows.numbered(map(rows.job_values, jobs)))
@@ -232,9 +232,56 @@ class SqlServerStore:
         return await self._run(lambda connection: leases.list_runs(connection, job, before, limit))
 
     async def prune(self, fence: Fence, limit: int) -> Pruned:
-        kept = {"history": LEASE_HISTORY_KEPT // MICROSECOND, "runs": JOB_RUNS_KEPT // MICROSECOND}
-        (line,) = await self._call(calls.PRUNE, **asdict(fence), limit=limit, **kept)
-        return Pruned(line.lease_history, line.job_runs)
+        kept = {"history": LEASE_HISTORY_KEPT, "runs": JOB_RUNS_KEPT, "submissions": SUBMISSIONS_KEPT}
+        spans = {name: span // MICROSECOND for name, span in kept.items()}
+        (line,) = await self._call(calls.PRUNE, **asdict(fence), limit=limit, **spans)
+        return Pruned(line.lease_history, line.job_runs, line.submissions)
+
+    async def accept_submissions(self, wishes: Sequence[Submit]) -> Sequence[Accepted]:
+        payloads = b"".join(wish.payload for wish in wishes)
+        lines = await self._call(calls.ACCEPT_SUBMISSIONS, request=rows.submits_text(wishes), payloads=payloads)
+        return rows.accepted(lines)
+
+    async def announce_submissions(self) -> None:
+        """SQL Server calls nobody."""
+
+    async def list_waiting(self, after: Change | None, limit: int) -> WaitingPage:
+        return await self._run(lambda connection: reads.list_waiting(connection, after, limit))
+
+    async def read_parcels(self, submission_ids: Sequence[str]) -> Sequence[Parcel]:
+        return await self._run(lambda connection: submissions.read_parcels(connection, submission_ids))
+
+    async def begin_attempts(self, fence: Fence, submission_ids: Sequence[str]) -> BegunAttempts:
+        request = rows.ids_text(submission_ids)
+        return rows.begun_attempts(await self._call(calls.BEGIN_ATTEMPTS, **asdict(fence), request=request))
+
+    async def finish_attempts(self, fence: Fence, ends: Sequence[AttemptEnd]) -> Sequence[Moved]:
+        request = rows.numbered(map(rows.end_values, ends))
+        lines = await self._call(calls.FINISH_ATTEMPTS, **asdict(fence), request=request)
+        return [Moved(line.submission_id, line.state, line.next_attempt_at) for line in lines]
+
+    async def close_unknown(self, fence: Fence, limit: int) -> int:
+        (line,) = await self._call(calls.CLOSE_UNKNOWN, **asdict(fence), limit=limit)
+        return int(line.found)
+
+    async def explain_waiting(self, fence: Fence, submission_ids: Sequence[str], error: str) -> None:
+        request = rows.explanation_text(submission_ids, error)
+        await self._call(calls.EXPLAIN_WAITING, **asdict(fence), request=request)
+
+    async def command_submissions(
+        self, command: SubmissionCommand, submission_ids: Sequence[str]
+    ) -> Mapping[str, bool]:
+        request = rows.ids_text(submission_ids)
+        lines = await self._call(calls.COMMAND_SUBMISSIONS, command=command.value, request=request)
+        return {line.submission_id: line.done for line in lines}
+
+    async def get_submission(self, submission_id: str) -> tuple[Submission, Sequence[Attempt]] | None:
+        return await self._run(lambda connection: submissions.get_submission(connection, submission_id))
+
+    async def list_submissions(
+        self, criteria: SubmissionFilter, before: str | None, limit: int
+    ) -> Sequence[Submission]:
+        return await self._read_long(lambda connection: reads.list_submissions(connection, criteria, before, limit))
 
     async def schema_revision(self) -> str | None:
         return await self._run(migrate.current_revision)
@@ -250,51 +297,6 @@ class SqlServerStore:
             except DBAPIError as error:
                 if cause_of(error) is not Cause.LOCK_TIMEOUT:
                     raise
-
-    async def close(self) -> None:
-        if self._under_way:
-            await asyncio.wait(self._under_way, timeout=CLOSE_SECONDS)
-        for engine in {self._engine, self._renewals}:
-            await engine.dispose()
-        self._threads.shutdown(wait=False, cancel_futures=True)
-
-    async def _call(self, call: TextualSelect, **parameters: str | int) -> Sequence[Row[Any]]:
-        return await self._run(lambda connection: connection.execute(call, parameters).all())
-
-    async def _read_long(self, read: Callable[[Connection], T]) -> T:
-        """For reads that grow with the table. They hold no lock that a writer waits for."""
-        return await self._run(read, LONG_READ_SECONDS, LONG_READ_SECONDS)
-
-    async def _run(
-        self,
-        work: Callable[[Connection], T],
-        statement_seconds: int = STATEMENT_SECONDS,
-        patience_seconds: float = PATIENCE_SECONDS,
-        engine: AsyncEngine | None = None,
-    ) -> T:
-        return await self._retries.run(
-            lambda: self._finish(self._on_connection(work, statement_seconds, engine)), patience_seconds
-        )
-
-    async def _on_connection(
-        self, work: Callable[[Connection], T], statement_seconds: int, engine: AsyncEngine | None = None
-    ) -> T:
-        async with (engine or self._engine).connect() as connection:
-            raw: Any = (await connection.get_raw_connection()).driver_connection
-            raw._conn.timeout = statement_seconds  # noqa: SLF001 - aioodbc shows it, but does not let it be set
-            return await connection.run_sync(work)
-
-    async def _finish(self, operation: Coroutine[Any, Any, T]) -> T:
-        """Its outcome; a caller who stops waiting does not stop it."""
-        task = asyncio.create_task(operation)
-        self._under_way.add(task)
-        task.add_done_callback(self._finished)
-        return await asyncio.shield(task)
-
-    def _finished(self, task: asyncio.Task[Any]) -> None:
-        self._under_way.discard(task)
-        if not task.cancelled():
-            task.exception()  # looked at, so that asyncio does not complain when nobody waits for it any more
 
 
 def _upgrade(connection: Connection) -> Sequence[str]:

@@ -1,0 +1,312 @@
+"""The submission routes: what is to be sent to a gateway, and what became of it."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from tenure.errors import (
+    AlreadyDelivered,
+    FieldError,
+    GatewayReserved,
+    Invalid,
+    KeyReused,
+    NotFound,
+    TooLarge,
+    Unavailable,
+    UnsupportedMediaType,
+)
+from tenure.http.cursors import cursor_of_id, id_of
+from tenure.http.pages import page
+from tenure.http.routing import Answer, Call, Respond, Route, failure, handler_of
+from tenure.http.shapes import IdCursor, Instant, PageLimit, Uuid, instant
+from tenure.ids import canonical_id
+from tenure.model.leases import NAME_MAX
+from tenure.model.submissions import (
+    KEY_MAX,
+    Accepted,
+    Attempt,
+    AttemptOutcome,
+    Submission,
+    SubmissionCommand,
+    SubmissionFilter,
+    SubmissionState,
+)
+from tenure.store import Store
+from tenure.submissions.acceptance import Acceptor
+
+BODY_MAX_BYTES = 1024 * 1024
+
+GatewayName = Annotated[
+    str, Meta(min_length=1, max_length=NAME_MAX, extra={"must": "must be the name of a gateway that is set up"})
+]
+Key = Annotated[
+    str,
+    Meta(
+        pattern="^[!-~]([ -~]*[!-~])?$",
+        max_length=KEY_MAX,
+        extra={"must": f"must be printable ASCII, at most {KEY_MAX} characters"},
+    ),
+]
+State = Annotated[SubmissionState, Meta(extra={"must": f"must be {', '.join(SubmissionState)}"})]
+CommandedState = Annotated[
+    Literal["pending", "failed", "cancelled"], Meta(extra={"must": "must be pending, failed, cancelled"})
+]
+
+
+class SubmitBody(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
+    gateway: GatewayName
+    payload: msgspec.Raw
+
+    def __post_init__(self) -> None:
+        """What is not decoded is not looked at that closely: it could be sent on as JSON and be none."""
+        str(self.payload, "utf-8")
+
+
+class SubmitHeaders(msgspec.Struct, frozen=True):
+    idempotency_key: Key = msgspec.field(name="Idempotency-Key")
+
+
+class AcceptedAnswer(msgspec.Struct, frozen=True, rename="camel"):
+    submission_id: Uuid
+    state: SubmissionState
+
+
+class ListedSubmission(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
+    submission_id: Uuid
+    gateway: str
+    state: SubmissionState
+    attempt_count: int
+    next_attempt_at: Instant | None
+    last_error: str | None
+    created_at: Instant
+    ended_at: Instant | None
+
+
+class AttemptAnswer(msgspec.Struct, frozen=True, rename="camel"):
+    number: int
+    epoch: int
+    started_at: Instant
+    ended_at: Instant | None
+    outcome: AttemptOutcome | None
+    status: int | None
+    error: str | None
+
+
+class SubmissionAnswer(ListedSubmission, frozen=True, rename="camel", kw_only=True):
+    attempts: list[AttemptAnswer]
+
+
+class SubmissionList(msgspec.Struct, frozen=True, rename="camel"):
+    submissions: list[ListedSubmission]
+    count: int
+    next_cursor: str | None
+
+
+class CommandBody(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
+    gateway: GatewayName | None = None
+    state: CommandedState | None = None
+
+
+class CommandedAnswer(msgspec.Struct, frozen=True, rename="camel"):
+    count: int
+
+
+class SubmissionQuery(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
+    gateway: GatewayName | None = None
+    state: State | None = None
+    limit: PageLimit = 100
+    cursor: IdCursor | None = None
+
+
+class SubmissionRoutes:
+    def __init__(self, store: Store, acceptor: Acceptor, prefix: str) -> None:
+        self._store = store
+        self._acceptor = acceptor
+        self._path = f"{prefix}/submissions"
+
+    def routes(self) -> Sequence[Route]:
+        return [
+            Route(
+                method="POST",
+                path="/submissions",
+                handler=handler_of(self.submit),
+                hot=self.submit,
+                tag="submissions",
+                summary="Have something sent to a gateway",
+                description=(
+                    "The payload is sent byte for byte as it stands in the body. The same key with the same payload "
+                    "gives the same submission."
+                ),
+                headers=SubmitHeaders,
+                body=SubmitBody,
+                body_max_bytes=BODY_MAX_BYTES,
+                answers={202: AcceptedAnswer},
+                refusals=(
+                    Invalid,
+                    GatewayReserved,
+                    NotFound,
+                    TooLarge,
+                    UnsupportedMediaType,
+                    KeyReused,
+                    Unavailable,
+                ),
+            ),
+            Route(
+                method="GET",
+                path="/submissions",
+                handler=self.list,
+                tag="submissions",
+                summary="List submissions, newest first",
+                query=SubmissionQuery,
+                answers={200: SubmissionList},
+                refusals=(Invalid, Unavailable),
+            ),
+            Route(
+                method="GET",
+                path="/submissions/{submissionId}",
+                handler=self.get,
+                tag="submissions",
+                summary="Read a submission and its attempts",
+                answers={200: SubmissionAnswer},
+                refusals=(Invalid, NotFound, Unavailable),
+            ),
+            self._command_one(
+                SubmissionCommand.RETRY,
+                "Send a submission again now",
+                "With all the attempts of its contract before it. If one is under way, as soon as that has failed.",
+            ),
+            self._command_one(
+                SubmissionCommand.CANCEL,
+                "Send a submission no more",
+                "An attempt that is under way may still deliver it.",
+            ),
+            self._command_many(
+                SubmissionCommand.RETRY,
+                "Send all submissions again that match",
+                "Those that have failed, unless another state is given. One filter at least must be given.",
+            ),
+            self._command_many(
+                SubmissionCommand.CANCEL,
+                "Send all submissions no more that match",
+                "Those that wait or have failed, unless a state is given. One filter at least must be given.",
+            ),
+        ]
+
+    def _command_one(self, command: SubmissionCommand, summary: str, description: str) -> Route:
+        async def handle(call: Call) -> Answer:
+            return await self.command(command, call)
+
+        return Route(
+            method="POST",
+            path=f"/submissions/{{submissionId}}/{command.value}",
+            handler=handle,
+            tag="submissions",
+            summary=summary,
+            description=description,
+            answers={200: SubmissionAnswer},
+            refusals=(Invalid, NotFound, AlreadyDelivered, Unavailable),
+        )
+
+    def _command_many(self, command: SubmissionCommand, summary: str, description: str) -> Route:
+        async def handle(call: Call) -> Answer:
+            return await self.command_all(command, call)
+
+        return Route(
+            method="POST",
+            path=f"/submissions/{command.value}",
+            handler=handle,
+            tag="submissions",
+            summary=summary,
+            description=description,
+            body=CommandBody,
+            answers={200: CommandedAnswer},
+            refusals=(Invalid, TooLarge, UnsupportedMediaType, Unavailable),
+        )
+
+    def submit(self, call: Call, respond: Respond) -> None:
+        body: SubmitBody = call.body
+
+        def done(result: Accepted | Exception) -> None:
+            respond(failure(result) if isinstance(result, Exception) else _accepted(result))
+
+        self._acceptor.submit(body.gateway, call.headers.idempotency_key, bytes(body.payload), done)
+
+    async def list(self, call: Call) -> Answer:
+        query: SubmissionQuery = call.query
+        before = None if query.cursor is None else id_of(query.cursor)
+        criteria = SubmissionFilter(gateway=query.gateway, state=query.state and query.state.value)
+        found = await self._store.list_submissions(criteria, before, query.limit + 1)
+        return page(found, query, self._path, lambda each: cursor_of_id(each.submission_id), _listed)
+
+    async def get(self, call: Call) -> Answer:
+        found = await self._store.get_submission(_submission_id(call))
+        if found is None:
+            raise _unknown(call)
+        return Answer(submission_answer(*found))
+
+    async def command(self, command: SubmissionCommand, call: Call) -> Answer:
+        submission_id = _submission_id(call)
+        done = (await self._acceptor.command(command, [submission_id])).get(submission_id)
+        if done is None:
+            raise _unknown(call)
+        if not done:
+            raise AlreadyDelivered(f"submission {submission_id} is delivered")
+        return await self.get(call)
+
+    async def command_all(self, command: SubmissionCommand, call: Call) -> Answer:
+        body: CommandBody = call.body
+        if body.gateway is None and body.state is None:
+            raise Invalid(FieldError("body", "must have gateway or state, or both"))
+        count = await self._acceptor.command_all(command, SubmissionFilter(gateway=body.gateway, state=body.state))
+        return Answer(CommandedAnswer(count))
+
+
+def _accepted(accepted: Accepted) -> Answer:
+    return Answer(AcceptedAnswer(accepted.submission_id, SubmissionState(accepted.state)), 202)
+
+
+def _listed(submissions: Sequence[Submission], count: int, cursor: str | None) -> SubmissionList:
+    return SubmissionList([ListedSubmission(**_facts(each)) for each in submissions], count, cursor)
+
+
+def submission_answer(submission: Submission, attempts: Sequence[Attempt]) -> SubmissionAnswer:
+    return SubmissionAnswer(attempts=[_attempt(attempt) for attempt in attempts], **_facts(submission))
+
+
+def _facts(submission: Submission) -> dict[str, Any]:
+    return {
+        "submission_id": submission.submission_id,
+        "gateway": submission.gateway,
+        "state": submission.state,
+        "attempt_count": submission.attempts,
+        "next_attempt_at": submission.next_attempt_at and instant(submission.next_attempt_at),
+        "last_error": submission.last_error,
+        "created_at": instant(submission.created_at),
+        "ended_at": submission.ended_at and instant(submission.ended_at),
+    }
+
+
+def _attempt(attempt: Attempt) -> AttemptAnswer:
+    return AttemptAnswer(
+        attempt.number,
+        attempt.epoch,
+        instant(attempt.started_at),
+        attempt.ended_at and instant(attempt.ended_at),
+        AttemptOutcome(attempt.outcome) if attempt.outcome else None,
+        attempt.status,
+        attempt.error,
+    )
+
+
+def _submission_id(call: Call) -> str:
+    """A malformed id is the id of no submission."""
+    canonical = canonical_id(call.path["submissionId"])
+    if canonical is None:
+        raise _unknown(call)
+    return canonical
+
+
+def _unknown(call: Call) -> NotFound:
+    return NotFound(f"there is no submission {call.path['submissionId'][:64]}")

@@ -1,0 +1,103 @@
+"""Statements and rows of `submissions` and `submission_attempts` that all engines share: the reads."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+import msgspec
+from sqlalchemy import Connection, Select, or_, select
+
+from tenure.clock import from_microseconds, to_microseconds
+from tenure.ids import id_of_number, number_of_id
+from tenure.model.submissions import (
+    Attempt,
+    Change,
+    Contract,
+    Parcel,
+    Submission,
+    SubmissionFilter,
+    SubmissionState,
+    Waiting,
+    WaitingPage,
+)
+from tenure.store.sessions import read_now
+from tenure.store.tables import submission_attempts, submissions
+
+COLUMNS = tuple(submissions.c[name] for name in Submission.__struct_fields__)
+ATTEMPT_COLUMNS = tuple(submission_attempts.c[name] for name in Attempt.__struct_fields__)
+PARCEL_COLUMNS = tuple(submissions.c[name] for name in Parcel.__struct_fields__)
+
+_decode = msgspec.json.Decoder(Contract).decode
+_encode = msgspec.json.Encoder().encode
+
+
+def contract_text(contract: Contract) -> str:
+    return _encode(contract).decode()
+
+
+def contract_of(text: str) -> Contract:
+    return _decode(text)
+
+
+def get_submission(connection: Connection, submission_id: str) -> tuple[Submission, Sequence[Attempt]] | None:
+    """The attempts first: what was told of a submission then covers them all."""
+    attempts = select(*ATTEMPT_COLUMNS).where(submission_attempts.c.submission_id == submission_id)
+    rows = connection.execute(attempts.order_by(submission_attempts.c.number)).mappings().all()
+    found = connection.execute(select(*COLUMNS).where(submissions.c.submission_id == submission_id)).mappings().first()
+    return None if found is None else (Submission(**found), [Attempt(**row) for row in rows])
+
+
+def list_submissions(
+    connection: Connection, criteria: SubmissionFilter, before: str | None, limit: int
+) -> Sequence[Submission]:
+    rows = connection.execute(list_statement(criteria, before, limit)).mappings()
+    return [Submission(**row) for row in rows]
+
+
+def list_statement(criteria: SubmissionFilter, before: str | None, limit: int) -> Select[Any]:
+    """Newest id first: ids order by time."""
+    statement = select(*COLUMNS)
+    if criteria.gateway is not None:
+        statement = statement.where(submissions.c.gateway == criteria.gateway)
+    if criteria.state is not None:
+        statement = statement.where(submissions.c.state == criteria.state)
+    if before is not None:
+        statement = statement.where(submissions.c.submission_id < before)
+    return statement.order_by(submissions.c.submission_id.desc()).limit(limit)
+
+
+def list_waiting(connection: Connection, after: Change | None, limit: int) -> WaitingPage:
+    # The clock first: what was changed after that reading may be missing from the page.
+    now = read_now(connection)
+    rows = connection.execute(waiting_statement(after, limit))
+    return WaitingPage(now, [_waiting(*row) for row in rows])
+
+
+def _waiting(submission_id: str, gateway: str, due_at: datetime | None, changed_at: datetime) -> Waiting:
+    due = None if due_at is None else to_microseconds(due_at)
+    return Waiting(number_of_id(submission_id), gateway, due, to_microseconds(changed_at))
+
+
+def waiting_statement(after: Change | None, limit: int) -> Select[Any]:
+    row = submissions.c
+    columns = (row.submission_id, row.gateway, row.next_attempt_at, row.last_modified_at)
+    statement = select(*columns).where(row.state == SubmissionState.PENDING.value)
+    if after is not None:
+        changed_at = from_microseconds(after.changed_microseconds)
+        # The first condition says nothing new, but it is what an index can be searched by.
+        statement = statement.where(
+            row.last_modified_at >= changed_at,
+            or_(row.last_modified_at > changed_at, row.submission_id > id_of_number(after.number)),
+        )
+    return statement.order_by(row.last_modified_at, row.submission_id).limit(limit)
+
+
+def read_parcels(connection: Connection, submission_ids: Sequence[str]) -> Sequence[Parcel]:
+    rows = connection.execute(select(*PARCEL_COLUMNS).where(submissions.c.submission_id.in_(submission_ids)))
+    return [parcel(*row) for row in rows]
+
+
+def parcel(submission_id: str, delivery_key: str, payload: bytes | None, contract: str) -> Parcel:
+    if payload is None:
+        raise ValueError(f"submission {submission_id} has no payload")
+    return Parcel(submission_id, delivery_key, payload, contract_of(contract))

@@ -1,0 +1,381 @@
+"""The executor: what the holder of lease `submission-executor` does.
+
+One **term** is one epoch of the lease. It begins by closing what earlier epochs left open, and by building a schedule
+of all that is pending. Then three loops go on side by side until the lease is lost or the instance stops:
+
+- *intake* keeps the schedule in step with the database (`intake.py`);
+- *dispatch* takes what is due, records its attempts, and sends them, of each gateway no more at a time than it allows:
+  a receiver that does not answer delays only its own;
+- *recording* closes attempts with what came of them, and puts what must be sent again back into the schedule.
+
+Where each step can be cut short, and what then happens:
+
+- before an attempt is recorded: nothing has happened; the next term finds the submission due;
+- while it is being recorded, and the answer is lost: the schedule still has it, the next try finds the attempt open in
+  its own epoch and goes on with it;
+- between recording and sending, while sending, or before the outcome is recorded: the attempt stays open, the next term
+  closes it as unknown, and sends again. Whoever receives must know the key;
+- the process is stopped and continued after its lease was over: leadership is checked once more right before sending,
+  and no write passes the fence. A request that was on its way cannot be called back by anybody;
+- the database does not answer: the term ends at once, and whoever can reach it leads.
+
+An instance that stops sends nothing more, waits a moment for the answers that are on the way, and records them before
+it gives up its lease.
+"""
+
+import asyncio
+import random
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+import structlog
+
+from tenure.clock import from_microseconds, monotonic, to_microseconds, wall_microseconds
+from tenure.errors import LeaseLost
+from tenure.leases.held import HeldLease
+from tenure.leases.waiting import is_set_within
+from tenure.model.submissions import (
+    AttemptEnd,
+    AttemptOutcome,
+    BeginAttemptFound,
+    BegunAttempt,
+    Moved,
+    Parcel,
+    SubmissionState,
+)
+from tenure.store.store import BATCH_MAX, Store
+from tenure.submissions.gateways import Gateway
+from tenure.submissions.intake import Intake, ServerClock
+from tenure.submissions.schedule import entry_of
+from tenure.submissions.sending import Sender
+from tenure.submissions.verdicts import Answer, judge
+
+log = structlog.get_logger()
+
+LEASE = "submission-executor"
+COMPARE_SECONDS = 60.0
+HINT_PAUSE_SECONDS = 0.02
+"""Between two looks, however many hints there are."""
+HELD_PAUSE_MICROSECONDS = 200_000
+LONGEST_REST_SECONDS = 60.0
+CLOSE_MAX = 500
+ANSWERS_SECONDS = 3.0
+"""How long an instance that stops waits for answers that are on the way."""
+GRACE_SECONDS = 5.0
+"""How long it may take in all."""
+ERROR_MAX = 1000
+
+
+class Executor:
+    def __init__(self, store: Store, gateways: Mapping[str, Gateway], sender: Sender, refresh_seconds: float) -> None:
+        self._store = store
+        self._gateways = gateways
+        self._sender = sender
+        self._refresh_seconds = refresh_seconds
+        self._term: _Term | None = None
+        self.attempts: Counter[tuple[str, AttemptOutcome]] = Counter()
+        self.found_late = 0
+
+    @property
+    def is_working(self) -> bool:
+        return self._term is not None
+
+    def hint(self) -> None:
+        """Something was accepted or is to be retried."""
+        if self._term is not None:
+            self._term.hinted.set()
+
+    async def work(self, held: HeldLease) -> None:
+        """For one epoch of the lease; ends by itself only if the instance stops."""
+        self._term = _Term(self._store, self._gateways, self._sender, self._refresh_seconds, held, self)
+        try:
+            await self._term.run()
+        finally:
+            self._term = None
+
+
+class _Lane:
+    """What is under way to one gateway."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self.gateway = gateway
+        self.beginning = False
+        self.sending = 0
+        self.unrecorded = 0
+
+    @property
+    def room(self) -> int:
+        """For as many as may be sent now, if recording keeps up."""
+        if self.beginning:
+            return 0
+        return min(self.gateway.concurrency - self.sending, 2 * self.gateway.concurrency - self.unrecorded, BATCH_MAX)
+
+
+class _Term:
+    def __init__(
+        self,
+        store: Store,
+        gateways: Mapping[str, Gateway],
+        sender: Sender,
+        refresh_seconds: float,
+        held: HeldLease,
+        executor: Executor,
+    ) -> None:
+        self.hinted = asyncio.Event()
+        self._store = store
+        self._sender = sender
+        self._refresh_seconds = refresh_seconds
+        self._held = held
+        self._executor = executor
+        self._clock = ServerClock()
+        self._intake = Intake(store, self._clock)
+        self._schedule = self._intake.schedule
+        self._lanes = {name: _Lane(gateway) for name, gateway in gateways.items()}
+        self._due = asyncio.Event()
+        self._sends: set[asyncio.Task[Answer]] = set()
+        self._ends: deque[tuple[_Lane, AttemptEnd]] = deque()
+        self._ended = asyncio.Event()
+        self._beginning: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        try:
+            await self._start()
+            await self._go_on()
+        except BaseExceptionGroup as group:
+            raise _most_telling(group) from group
+        finally:
+            for sending in self._sends:
+                sending.cancel()
+
+    async def _start(self) -> None:
+        began = monotonic()
+        unknown = await self._close_unknown()
+        await self._intake.build()
+        # A schedule that was built without leadership is of no use.
+        self._held.check()
+        log.info(
+            "executor.started",
+            epoch=self._held.epoch,
+            waiting=len(self._schedule),
+            unknown=unknown,
+            seconds=round(monotonic() - began, 3),
+        )
+
+    async def _close_unknown(self) -> int:
+        closed = 0
+        while True:
+            batch = await self._store.close_unknown(self._held.fence, CLOSE_MAX)
+            closed += batch
+            if batch < CLOSE_MAX:
+                return closed
+
+    async def _go_on(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            loops = [tasks.create_task(self._take_in()), tasks.create_task(self._dispatch(tasks))]
+            recording = tasks.create_task(self._record())
+            await self._held.ending.wait()
+            for loop in loops:
+                loop.cancel()
+            await self._wind_down()
+            recording.cancel()
+
+    # Intake.
+
+    async def _take_in(self) -> None:
+        compared_at = monotonic()
+        refreshed_at = monotonic()
+        while True:
+            rest = self._refresh_seconds - (monotonic() - refreshed_at)
+            if rest > 0 and await is_set_within(self.hinted, rest):
+                self.hinted.clear()
+                await self._intake.look()
+                self._due.set()
+                await asyncio.sleep(HINT_PAUSE_SECONDS)
+                continue
+            refreshed_at = monotonic()
+            await self._intake.refresh()
+            if monotonic() - compared_at >= COMPARE_SECONDS:
+                compared_at = monotonic()
+                await self._compare()
+            self._due.set()
+
+    async def _compare(self) -> None:
+        found = await self._intake.compare()
+        self._executor.found_late += found
+        if found:
+            log.error("submissions.found_late", count=found)
+
+    # Dispatch.
+
+    async def _dispatch(self, tasks: asyncio.TaskGroup) -> None:
+        while True:
+            self._due.clear()
+            for gateway in self._schedule.gateways():
+                self._begin_what_is_due(gateway, tasks)
+            await is_set_within(self._due, self._rest_seconds())
+
+    def _begin_what_is_due(self, gateway: str, tasks: asyncio.TaskGroup) -> None:
+        lane = self._lanes.get(gateway)
+        room = BATCH_MAX if lane is None else lane.room
+        taken = self._schedule.take(gateway, self._clock.now_microseconds(), room) if room > 0 else []
+        if not taken:
+            return
+        if lane is None:
+            self._track(tasks.create_task(self._explain(gateway, taken)))
+        else:
+            lane.beginning = True
+            self._track(tasks.create_task(self._begin(lane, taken)))
+
+    def _track(self, beginning: asyncio.Task[None]) -> None:
+        self._beginning.add(beginning)
+        beginning.add_done_callback(self._beginning.discard)
+
+    def _rest_seconds(self) -> float:
+        """Until something is due for which there is room."""
+        now = self._clock.now_microseconds()
+        waiting = [
+            due - now
+            for gateway in self._schedule.gateways()
+            if (lane := self._lanes.get(gateway)) is None or lane.room > 0
+            if (due := self._schedule.next_due(gateway)) is not None
+        ]
+        return min([LONGEST_REST_SECONDS, *(microseconds / 1_000_000 for microseconds in waiting)])
+
+    async def _explain(self, gateway: str, submission_ids: Sequence[str]) -> None:
+        """It stays pending, and known, until an instance that knows its gateway leads."""
+        await self._store.explain_waiting(self._held.fence, submission_ids, f"gateway {gateway} is not set up")
+
+    async def _begin(self, lane: _Lane, submission_ids: Sequence[str]) -> None:
+        fence = self._held.fence
+        reading = self._store.read_parcels(submission_ids)
+        parcels, begun = await asyncio.gather(reading, self._store.begin_attempts(fence, submission_ids))
+        self._clock.set(begun.now)
+        contents = {parcel.submission_id: parcel for parcel in parcels}
+        for attempt in begun.attempts:
+            if attempt.found is BeginAttemptFound.BEGUN and attempt.number is not None:
+                lane.unrecorded += 1
+                self._send(lane, attempt, attempt.number, contents[attempt.submission_id])
+            else:
+                self._put_back(lane.gateway.name, attempt)
+        lane.beginning = False
+        self._due.set()
+
+    def _put_back(self, gateway: str, attempt: BegunAttempt) -> None:
+        if attempt.found is BeginAttemptFound.OVER:
+            self._intake.forget(attempt.submission_id)
+        elif attempt.found is BeginAttemptFound.HELD:
+            due = self._clock.now_microseconds() + HELD_PAUSE_MICROSECONDS
+            self._schedule.add(entry_of(attempt.submission_id, gateway, due))
+        elif attempt.next_attempt_at is not None:
+            self._schedule.add(entry_of(attempt.submission_id, gateway, to_microseconds(attempt.next_attempt_at)))
+
+    def _send(self, lane: _Lane, attempt: BegunAttempt, number: int, parcel: Parcel) -> None:
+        if self._held.ending.is_set():
+            self._end(lane, _abandoned(attempt.submission_id, number))
+            return
+        self._held.check()
+        sending = asyncio.get_running_loop().create_task(self._sender.send(lane.gateway, parcel))
+        lane.sending += 1
+        self._sends.add(sending)
+        sending.add_done_callback(partial(self._sent, lane, attempt, number, parcel))
+
+    def _sent(
+        self, lane: _Lane, attempt: BegunAttempt, number: int, parcel: Parcel, sending: asyncio.Task[Answer]
+    ) -> None:
+        self._sends.discard(sending)
+        lane.sending -= 1
+        self._due.set()
+        if sending.cancelled():
+            self._end(lane, _unknown(attempt.submission_id, number))
+        else:
+            self._end(lane, _judged(attempt, number, parcel, _answer_of(sending)))
+
+    # Recording.
+
+    def _end(self, lane: _Lane, end: AttemptEnd) -> None:
+        self._ends.append((lane, end))
+        self._ended.set()
+
+    async def _record(self) -> None:
+        while True:
+            await self._ended.wait()
+            batch = [self._ends.popleft() for _ in range(min(len(self._ends), BATCH_MAX))]
+            if not self._ends:
+                self._ended.clear()
+            moved = await self._store.finish_attempts(self._held.fence, [end for _, end in batch])
+            states = {each.submission_id: each for each in moved}
+            for lane, end in batch:
+                self._recorded(lane, end, states.get(end.submission_id))
+            self._due.set()
+
+    def _recorded(self, lane: _Lane, end: AttemptEnd, moved: Moved | None) -> None:
+        lane.unrecorded -= 1
+        name = lane.gateway.name
+        self._executor.attempts[name, end.outcome] += 1
+        if moved is not None and moved.state == SubmissionState.PENDING and moved.next_attempt_at is not None:
+            self._schedule.add(entry_of(moved.submission_id, name, to_microseconds(moved.next_attempt_at)))
+            return
+        self._intake.forget(end.submission_id)
+        if moved is not None and moved.state == SubmissionState.FAILED:
+            log.warning("submission.failed", submission_id=end.submission_id, gateway=name, error=end.error)
+
+    # The end.
+
+    async def _wind_down(self) -> None:
+        """Nothing new is sent from here on."""
+        if self._beginning:
+            await asyncio.wait(self._beginning)
+        if self._sends:
+            await asyncio.wait(self._sends, timeout=ANSWERS_SECONDS)
+        for sending in self._sends:
+            sending.cancel()
+        while any(lane.unrecorded for lane in self._lanes.values()):
+            self._due.clear()
+            await self._due.wait()
+        log.info("executor.stopped", epoch=self._held.epoch)
+
+
+def _answer_of(sending: asyncio.Task[Answer]) -> Answer:
+    error = sending.exception()
+    if error is None:
+        return sending.result()
+    log.error("submission.not_sent", exc_info=error)
+    return Answer(None, f"it could not be sent: {type(error).__name__}")
+
+
+def _judged(attempt: BegunAttempt, number: int, parcel: Parcel, answer: Answer) -> AttemptEnd:
+    now = from_microseconds(wall_microseconds())
+    verdict = judge(parcel.contract, attempt.failures or 0, answer, now, random.random())  # noqa: S311
+    pause = verdict.pause_seconds
+    return AttemptEnd(
+        attempt.submission_id,
+        number,
+        verdict.outcome,
+        answer.status,
+        verdict.error and verdict.error[:ERROR_MAX],
+        counts=verdict.outcome is AttemptOutcome.FAILED,
+        pause_microseconds=None if pause is None else round(pause * 1_000_000),
+    )
+
+
+def _unknown(submission_id: str, number: int) -> AttemptEnd:
+    error = "the instance stopped before an answer came"
+    return AttemptEnd(submission_id, number, AttemptOutcome.UNKNOWN, None, error, counts=False, pause_microseconds=0)
+
+
+def _abandoned(submission_id: str, number: int) -> AttemptEnd:
+    error = "the instance stopped before it was sent"
+    return AttemptEnd(submission_id, number, AttemptOutcome.ABANDONED, None, error, counts=False, pause_microseconds=0)
+
+
+def _most_telling(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Of what went wrong at the same time: that the lease is lost, if it is."""
+    lost = group.subgroup(LeaseLost)
+    return _first(lost or group)
+
+
+def _first(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
