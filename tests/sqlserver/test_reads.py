@@ -3,6 +3,7 @@
 import inspect
 import itertools
 import re
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -10,10 +11,12 @@ import pytest
 from sqlalchemy.dialects.mssql import aioodbc
 from sqlalchemy.sql.selectable import TextualSelect
 
+from tenure.clock import to_microseconds
 from tenure.deadlines import opened
 from tenure.model.sessions import Position, SessionFilter
-from tenure.store import capacities, leases, migrate, sessions, tables
-from tenure.store.engines.sqlserver import calls
+from tenure.model.submissions import Change, SubmissionFilter
+from tenure.store import capacities, leases, migrate, sessions, submissions, tables
+from tenure.store.engines.sqlserver import calls, reads
 from tenure.store.types import Id
 from tests.sqlserver import tsql
 from tests.support.wishes import LIMITS, NOON, wish
@@ -79,8 +82,20 @@ class Asked:
         self.statements.append(statement)
         return self
 
-    def mappings(self) -> list[Any]:
+    def mappings(self) -> "Asked":
+        return self
+
+    def all(self) -> list[Any]:
         return []
+
+    def first(self) -> None:
+        return None
+
+    def scalar_one(self) -> datetime:
+        return AT
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
 
     def one_or_none(self) -> object:
         return ()
@@ -94,10 +109,22 @@ READS_OF_LEASES = {
 }
 
 
+READS_OF_SUBMISSIONS = {
+    "get_submission": (submissions.get_submission, (AFTER.session_id,)),
+    "read_parcels": (submissions.read_parcels, ([AFTER.session_id] * 3,)),
+    "list_waiting": (reads.list_waiting, (Change(to_microseconds(AT), 10), 7)),
+    "list_submissions": (
+        reads.list_submissions,
+        (SubmissionFilter(gateway="pager", state="failed"), AFTER.session_id, 7),
+    ),
+}
+READS: dict[str, tuple[Any, tuple[Any, ...]]] = {**READS_OF_LEASES, **READS_OF_SUBMISSIONS}
+
+
 def asked(name: str) -> Any:
     """The last statement of a read."""
     connection: Any = Asked()
-    read, arguments = READS_OF_LEASES[name]
+    read, arguments = READS[name]
     read(connection, *arguments)
     return connection.statements[-1]
 
@@ -115,8 +142,52 @@ def test_the_board_is_one_statement_whose_halves_have_the_same_types() -> None:
     assert (nothing[0], nothing[-2], nothing[-1]) == ("VARCHAR", "NVARCHAR", "BIT")
 
 
+@pytest.mark.parametrize("name", READS_OF_SUBMISSIONS)
+def test_every_read_of_submissions_compiles(name: str) -> None:
+    assert " FROM submissions " in tsql.code(rendered(asked(name)))
+
+
+def test_a_page_of_the_schedule_is_found_in_its_index() -> None:
+    page = tsql.code(rendered(asked("list_waiting")))
+    assert re.match(r"SELECT TOP 7 ", page)
+    assert "submissions.state = 'pending' ORDER BY submissions.last_modified_at, submissions.submission_id" in page
+    known = {column.name for column in tables.submissions_waiting.columns}
+    known |= set(tables.submissions_waiting.dialect_kwargs["mssql_include"])
+    assert set(re.findall(r"submissions\.(\w+)", page)) <= known
+
+
+def test_a_page_of_submissions_begins_with_the_newest_by_the_text_of_their_ids() -> None:
+    page = tsql.code(rendered(asked("list_submissions")))
+    newest_first = r"ORDER BY CAST\(submissions\.submission_id AS VARCHAR\(36\)\) COLLATE Latin1_General_100_BIN2 DESC"
+    assert re.search(rf"IN \(SELECT TOP 7 .* {newest_first}\) {newest_first}$", page)
+
+
+def test_a_page_of_submissions_goes_on_before_the_text_that_sql_server_has_of_an_id() -> None:
+    page = reads.submissions_page(SubmissionFilter(), AFTER.session_id, 7)
+    assert AFTER.session_id.upper() in page.compile(dialect=aioodbc.dialect(paramstyle="qmark")).params.values()
+
+
+def test_a_state_is_part_of_the_text_so_that_its_index_is_used() -> None:
+    assert re.findall(r"submissions\.state = (\S+)", tsql.code(rendered(asked("list_submissions")))) == ["'failed'"]
+
+
+def test_a_state_in_the_text_cannot_say_more_than_a_state() -> None:
+    page = rendered(reads.submissions_page(SubmissionFilter(state="' OR 1 = 1"), None, 7))
+    assert "submissions.state = ''' OR 1 = 1'" in page
+
+
 @pytest.mark.parametrize(
-    "statement", [*map(asked, READS_OF_LEASES), calls.RENEW_LEASE, calls.BEGIN_RUN, calls.FINISH_RUN]
+    "statement",
+    [
+        *map(asked, READS_OF_LEASES),
+        asked("list_waiting"),
+        asked("list_submissions"),
+        calls.RENEW_LEASE,
+        calls.BEGIN_RUN,
+        calls.FINISH_RUN,
+        calls.ACCEPT_SUBMISSIONS,
+        calls.BEGIN_ATTEMPTS,
+    ],
 )
 def test_texts_travel_as_what_their_columns_are(statement: Any) -> None:
     """As NVARCHAR, a name would have its column converted."""
@@ -169,9 +240,14 @@ def test_the_migration_creates_every_routine_in_a_batch_of_its_own() -> None:
 def test_the_migration_keeps_microseconds_and_ids_and_short_texts_as_they_should_be() -> None:
     tables = " ".join(batch for batch in script() if batch.startswith("CREATE TABLE"))
     types = set(
-        re.findall(r"\b(?:DATETIME|DATETIME2|DATETIMEOFFSET|N?VARCHAR|N?CHAR|UNIQUEIDENTIFIER)\b(?:\(\w+\))?", tables)
+        re.findall(
+            r"\b(?:DATETIME|DATETIME2|DATETIMEOFFSET|N?VARCHAR|N?CHAR|UNIQUEIDENTIFIER|VARBINARY|IMAGE|N?TEXT)\b"
+            r"(?:\(\w+\))?",
+            tables,
+        )
     )
-    assert types == {"DATETIME2(6)", "UNIQUEIDENTIFIER", "VARCHAR(16)", "VARCHAR(32)", "VARCHAR(200)", "NVARCHAR(1000)"}
+    texts = {"VARCHAR(16)", "VARCHAR(32)", "VARCHAR(200)", "NVARCHAR(1000)", "NVARCHAR(max)"}
+    assert types == {"DATETIME2(6)", "UNIQUEIDENTIFIER", "VARBINARY(32)", "VARBINARY(255)", "VARBINARY(max)", *texts}
 
 
 def test_the_migration_tells_capitals_from_small_letters_in_names() -> None:
@@ -186,6 +262,10 @@ def test_the_migration_tells_capitals_from_small_letters_in_names() -> None:
         ("sessions_live_key", "closed_at IS NULL"),
         ("sessions_closed_at", "closed_at IS NOT NULL"),
         ("sessions_check_at", "check_at IS NOT NULL"),
+        ("submissions_waiting", "state = 'pending'"),
+        ("submissions_failed", "state = 'failed'"),
+        ("submissions_ended_at", "state IN ('delivered', 'cancelled')"),
+        ("submission_attempts_open", "ended_at IS NULL"),
     ],
 )
 def test_the_migration_filters_the_indexes_that_the_procedures_name(index: str, condition: str) -> None:

@@ -31,10 +31,12 @@ from tenure.model.sessions import (
     StreamUpdated,
     Swept,
 )
+from tenure.model.submissions import Accepted, BeginAttemptFound, BegunAttempt, BegunAttempts
 from tenure.store import sessions
 from tenure.store.engines.sqlserver import calls, connections, rows
 from tenure.store.engines.sqlserver.connections import connection_url
 from tenure.store.engines.sqlserver.store import SqlServerStore
+from tests.support.submissions import CONTRACT, end, submit
 from tests.support.wishes import LIMITS, NOON, SECOND, again, some_id, wish
 
 LATER = NOON + timedelta(minutes=1)
@@ -303,6 +305,68 @@ def test_an_error_fits_its_column_and_ends_with_a_whole_character(error: str, ke
 def test_jobs_are_told_with_their_timing() -> None:
     job = JobSettings("tidy", 10 * SECOND, 20 * SECOND, paused=True)
     assert json.loads(rows.numbered([rows.job_values(job)])) == [[0, "tidy", 10 * SECOND, 20 * SECOND, 1]]
+
+
+def test_payloads_travel_one_behind_the_other() -> None:
+    wishes = [submit(payload=payload) for payload in (b"\x00\xff", b"", b"abc")]
+    told = json.loads(rows.submits_text(wishes))
+    payloads = b"".join(wish.payload for wish in wishes)
+    assert [entry[0] for entry in told] == [0, 1, 2]
+    assert [payloads[entry[6] - 1 :][: entry[7]] for entry in told] == [wish.payload for wish in wishes]
+
+
+def test_a_submission_is_told_with_its_contract_as_json() -> None:
+    one = submit(gateway="pager", caller="shop", key="once", payload=b"x", digest=b"\x01\xab")
+    contract = {
+        "schedule_seconds": list(CONTRACT.schedule_seconds),
+        "max_attempts": CONTRACT.max_attempts,
+        "already_have": list(CONTRACT.already_have),
+        "timeout_seconds": CONTRACT.timeout_seconds,
+    }
+    told = [0, one.submission_id, "pager", "shop", "once", "01ab", 1, 1, contract]
+    assert json.loads(rows.submits_text([one])) == [told]
+
+
+def test_accepted_submissions_are_answered_in_the_order_of_their_positions() -> None:
+    second = SimpleNamespace(position=1, submission_id="b", state="delivered", same=False, new=False)
+    first = SimpleNamespace(position=0, submission_id="a", state="pending", same=True, new=True)
+    lines: Any = [second, first]
+    assert rows.accepted(lines) == [
+        Accepted("a", "pending", same=True, new=True),
+        Accepted("b", "delivered", same=False, new=False),
+    ]
+
+
+def test_attempts_that_were_begun_come_with_the_clock() -> None:
+    begun = SimpleNamespace(submission_id="a", found="begun", number=2, failures=1, next_attempt_at=None, now=NOON)
+    later = SimpleNamespace(submission_id="b", found="later", number=None, failures=None, next_attempt_at=LATER)
+    lines: Any = [begun, later]
+    assert rows.begun_attempts(lines) == BegunAttempts(
+        NOON,
+        [
+            BegunAttempt("a", BeginAttemptFound.BEGUN, 2, 1),
+            BegunAttempt("b", BeginAttemptFound.LATER, next_attempt_at=LATER),
+        ],
+    )
+
+
+def test_the_end_of_an_attempt_is_told_with_what_is_to_come() -> None:
+    told = rows.end_values(end("a", 3, status=503, error="later", counts=False, pause_microseconds=7))
+    assert json.loads(rows.numbered([told])) == [[0, "a", 3, "failed", 503, "later", 0, 7]]
+
+
+def test_the_end_of_an_attempt_says_nothing_where_there_is_nothing_to_say() -> None:
+    told = rows.end_values(end("a", status=None, error=None, counts=True, pause_microseconds=None))
+    assert json.loads(rows.numbered([told])) == [[0, "a", 1, "failed", None, None, 1, None]]
+
+
+def test_the_error_of_an_attempt_fits_its_column() -> None:
+    assert rows.end_values(end("a", error="x" * (ERROR_MAX + 1)))[4] == "x" * ERROR_MAX
+
+
+def test_what_is_said_of_those_that_wait_fits_its_column() -> None:
+    told = json.loads(rows.explanation_text(["a", "b"], "x" * (ERROR_MAX + 1)))
+    assert told == {"error": "x" * ERROR_MAX, "submissions": ["a", "b"]}
 
 
 def test_instants_travel_as_text_with_all_their_decimals() -> None:

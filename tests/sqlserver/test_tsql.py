@@ -8,6 +8,7 @@ import pytest
 from sqlfluff.core import FluffConfig, Linter
 
 from tenure.model.leases import JOB_LOCK, NAME_MAX
+from tenure.model.submissions import KEY_MAX
 from tenure.store.engines.sqlserver import errors
 from tenure.store.store import BATCH_MAX, SWEEP_MAX
 from tests.sqlserver import tsql
@@ -19,6 +20,7 @@ WRITES = {name: text for name, text in TRANSACTIONS.items() if "COMMIT TRANSACTI
 SESSION_WRITES = {name: text for name, text in WRITES.items() if "dbo.sessions" in text}
 LEASE_WRITES = {name: text for name, text in WRITES.items() if "dbo.leases" in text}
 FENCED = {name: text for name, text in WRITES.items() if "dbo.tenure_check_fence" in text}
+SUBMISSION_WRITES = {name: text for name, text in WRITES.items() if "dbo.submissions" in text}
 CAPACITY_WRITES = {name: text for name, text in WRITES.items() if "tenure_hold_off_all_writers" in text}
 
 RULES = [
@@ -34,11 +36,12 @@ NEWER_THAN_2019 = (
 )  # fmt: skip
 
 READ = re.compile(
-    r"(?:FROM|JOIN) dbo\.(?P<table>sessions|capacities|leases|lease_history|jobs|job_runs) AS (?P<alias>\w+)"
-    r"(?: WITH \((?P<hints>(?:[^()]|\([^()]*\))*)\))?"
+    r"(?:FROM|JOIN) dbo\."
+    r"(?P<table>sessions|capacities|leases|lease_history|jobs|job_runs|submissions|submission_attempts)"
+    r" AS (?P<alias>\w+)(?: WITH \((?P<hints>(?:[^()]|\([^()]*\))*)\))?"
 )
 WRITE = re.compile(
-    r"UPDATE [sj] SET|UPDATE dbo\.|INSERT INTO dbo\.|DELETE FROM dbo\.|EXEC dbo\.tenure_(?:begin|end)_epoch_1"
+    r"UPDATE [sjt] SET|UPDATE dbo\.|INSERT INTO dbo\.|DELETE FROM dbo\.|EXEC dbo\.tenure_(?:begin|end)_epoch_1"
 )
 
 WAITS = "UPDLOCK, HOLDLOCK, ROWLOCK"
@@ -58,6 +61,14 @@ nobody needs the gap of a name without a row."""
 READS_RUN = "READCOMMITTEDLOCK, INDEX (job_runs_pkey)"
 READS_JOB = "READCOMMITTEDLOCK, INDEX (jobs_pkey)"
 """Keep no lock: while the lock is held, nobody but its holder writes the run, and nobody what is read of the job."""
+READS_SUBMISSION = "READCOMMITTEDLOCK, INDEX (submissions_pkey)"
+"""Keeps no lock: nobody deletes a row without its key, and nobody who writes one waits for a key."""
+READS_ATTEMPT = "READCOMMITTEDLOCK, INDEX (submission_attempts_pkey)"
+"""Keeps no lock: attempts are written by whoever holds the row of their submission."""
+FINDS_OPEN = "READCOMMITTEDLOCK, FORCESEEK, INDEX (submission_attempts_open)"
+"""Keeps no lock: what it finds is looked at again under the lock of its row."""
+IS_THERE = "READUNCOMMITTED, INDEX (submissions_pkey)"
+"""Neither waits nor believes what it reads."""
 
 TAKING = {TAKES_ROWS, TAKES_KEYS}
 HINTS = {
@@ -82,6 +93,13 @@ HINTS = {
     "tenure_command_job_1": {WAITS},
     "tenure_prune_1": {TAKES_ROWS},
     "tenure_expire_2": set(),
+    "tenure_accept_submissions_1": {WAITS, READS_SUBMISSION},
+    "tenure_begin_attempts_1": {TAKES_ROWS, READS_ATTEMPT},
+    "tenure_finish_attempts_1": {WAITS, READS_ATTEMPT},
+    "tenure_close_unknown_1": {FINDS_OPEN, WAITS, READS_ATTEMPT},
+    "tenure_explain_waiting_1": {WAITS},
+    "tenure_command_submissions_1": {WAITS, READS_ATTEMPT},
+    "tenure_prune_2": TAKING,
 }
 """How each procedure reads what it decides on, and no other way: a new one must be put here, and thought about."""
 WAITERS = {name: text for name, text in SESSION_WRITES.items() if WAITS in text}
@@ -177,7 +195,8 @@ def test_reads_without_a_hint_only_what_it_writes_and_holds(name: str) -> None:
         statement
         for statement in tsql.statements(inside(WRITES[name]))
         for read in READ.finditer(statement)
-        if not read["hints"] and not re.search(rf"\b(?:UPDATE {read['alias']} SET|DELETE {read['alias']})\b", statement)
+        if not read["hints"]
+        and not re.search(rf"\b(?:UPDATE {read['alias']} SET|DELETE (?:TOP \(\d+\) )?{read['alias']})\b", statement)
     ]
     assert unlocked == []
 
@@ -188,7 +207,7 @@ def test_comes_to_a_row_from_its_own_list(name: str) -> None:
     free = [
         statement
         for statement in tsql.statements(inside(WRITES[name]))
-        if re.search(r"FROM @\w+ AS \w+ INNER JOIN dbo\.", statement)
+        if re.search(r"FROM @\w+ AS \w+ (?:INNER JOIN @\w+ AS \w+ ON [^()]+ )?INNER JOIN dbo\.", statement)
         and not statement.endswith("OPTION (FORCE ORDER, LOOP JOIN, MAXDOP 1)")
     ]
     assert free == []
@@ -304,8 +323,85 @@ def test_shows_its_fence_before_anything_else(name: str) -> None:
     assert inside(FENCED[name]).strip().startswith(fence)
 
 
-def test_all_that_a_job_writes_shows_its_fence() -> None:
-    assert set(FENCED) == {"tenure_prune_1", "tenure_expire_2"}
+def test_all_that_a_job_or_a_leader_writes_shows_its_fence() -> None:
+    attempts = {"tenure_begin_attempts_1", "tenure_finish_attempts_1", "tenure_close_unknown_1"}
+    others = {"tenure_prune_1", "tenure_prune_2", "tenure_expire_2", "tenure_explain_waiting_1"}
+    assert set(FENCED) == attempts | others
+
+
+@pytest.mark.parametrize("name", SUBMISSION_WRITES)
+def test_whoever_waits_for_submissions_does_it_in_the_order_of_one_index(name: str) -> None:
+    waiting = [statement for statement in tsql.statements(inside(WRITES[name])) if WAITS in statement]
+    index, order = (
+        ("submissions_key", r"w\.caller, w\.gateway, w\.idempotency_key")
+        if "accept" in name
+        else ("submissions_pkey", r"\w\.submission_id")
+    )
+    in_order = re.compile(
+        rf"SELECT TOP \((?:1000|@limit)\) .* FROM @\w+ .*\({WAITS}, INDEX \({index}\)\) .* ORDER BY {order} OPTION"
+    )
+    assert len(waiting) == (1 if WAITS in HINTS[name] else 0)
+    assert [statement for statement in waiting if not in_order.search(statement)] == []
+
+
+def test_whoever_holds_rows_of_submissions_waits_for_no_key() -> None:
+    keys = {
+        (name, read["hints"].removesuffix(", INDEX (submissions_key)"))
+        for name, text in SUBMISSION_WRITES.items()
+        for read in READ.finditer(tsql.code(text))
+        if "submissions_key" in (read["hints"] or "")
+    }
+    assert keys == {("tenure_accept_submissions_1", WAITS), ("tenure_prune_2", TAKES_KEYS)}
+
+
+def test_deletes_submissions_only_with_their_keys() -> None:
+    text = inside(WRITES["tenure_prune_2"])
+    deleting = [statement for statement in tsql.statements(text) if "DELETE " in statement]
+    assert text.find(TAKES_ROWS) < text.find(TAKES_KEYS) < text.find("DELETE ")
+    assert len(deleting) == 2
+    assert [statement for statement in deleting if "WHERE o.has_key = 1 OPTION" not in statement] == []
+
+
+def test_all_that_deletes_submissions_is_known() -> None:
+    deleting = re.compile(r"DELETE (?:FROM dbo\.submission|\w FROM @\w+ AS \w INNER JOIN dbo\.submissions )")
+    assert {name for name, text in BATCHES.items() if deleting.search(tsql.code(text))} == {"tenure_prune_2"}
+
+
+@pytest.mark.parametrize("name", [name for name, text in SUBMISSION_WRITES.items() if READS_ATTEMPT in text])
+def test_looks_at_attempts_under_the_lock_of_their_submission(name: str) -> None:
+    text = inside(SUBMISSION_WRITES[name])
+    rows = max(text.rfind(hints) for hints in (WAITS, TAKES_ROWS))
+    assert 0 <= rows < text.find(READS_ATTEMPT)
+
+
+@pytest.mark.parametrize("name", sorted(SUBMISSION_WRITES.keys() - {"tenure_explain_waiting_1", "tenure_prune_2"}))
+def test_reads_the_clock_of_submissions_after_the_last_look_and_before_the_first_write(name: str) -> None:
+    text = inside(SUBMISSION_WRITES[name])
+    first_write = min(match.start() for match in WRITE.finditer(text))
+    last_look = max(text.rfind(hints) for hints in (WAITS, TAKES_ROWS, READS_ATTEMPT, READS_SUBMISSION))
+    assert last_look < text.find("SET @now = dbo.tenure_now()") < first_write
+    assert text.count("dbo.tenure_now()") == 1
+
+
+def test_asks_of_what_others_hold_only_whether_it_is_there() -> None:
+    answer = tsql.code(BATCHES["tenure_begin_attempts_1"]).rpartition("COMMIT TRANSACTION;")[2]
+    assert [read["hints"] for read in READ.finditer(answer)] == [IS_THERE]
+    assert set(re.findall(r"\bs\.\w+", answer)) == {"s.submission_id"}
+
+
+def test_believes_nowhere_else_what_is_not_committed() -> None:
+    dirty = re.compile(r"\b(READUNCOMMITTED|NOLOCK|READ UNCOMMITTED)\b")
+    assert [name for name, text in BATCHES.items() if dirty.search(tsql.code(text))] == ["tenure_begin_attempts_1"]
+
+
+def test_no_deletion_locks_a_whole_table() -> None:
+    """Attempts may be many times as many as their submissions, and from 5000 locks on a table would be locked."""
+    portions = re.search(
+        r"WHILE @deleted > 0 BEGIN DELETE TOP \((\d+)\) t [^;]*; SET @deleted = @@ROWCOUNT; END;",
+        tsql.code(BATCHES["tenure_prune_2"]),
+    )
+    assert portions
+    assert int(portions[1]) < 5000
 
 
 def test_a_fence_keeps_the_lease_and_looks_at_the_clock_afterwards() -> None:
@@ -338,7 +434,8 @@ def test_compares_names_with_columns_only(name: str) -> None:
 def test_names_have_the_type_of_their_columns(name: str) -> None:
     """Any other would have the column converted instead, row by row."""
     types = re.findall(
-        r"(?<![\w.])(@?)(?:name|holder|held_by|job|reclaimed_holder) (n?varchar\(\w+\))( COLLATE \w+)?(?! '\$)",
+        r"(?<![\w.])(@?)(?:name|holder|held_by|job|reclaimed_holder|gateway|caller) "
+        r"(n?varchar\(\w+\))( COLLATE \w+)?(?! '\$)",
         tsql.code(BATCHES[name]),
     )
     column = (f"varchar({NAME_MAX})", " COLLATE Latin1_General_100_BIN2")
@@ -349,6 +446,13 @@ def test_names_have_the_type_of_their_columns(name: str) -> None:
         if (kind not in (column[0], lock) if variable else (kind, collation) != column)
     ]
     assert odd == []
+
+
+@pytest.mark.parametrize("name", ["tenure_accept_submissions_1", "tenure_prune_2"])
+def test_keys_have_the_type_of_their_column(name: str) -> None:
+    """As texts, two that differ by a blank at the end would be one."""
+    types = re.findall(r"\bidempotency_key (\w+\(\w+\))(?: COLLATE \w+)?(?! '\$)", tsql.code(BATCHES[name]))
+    assert types == [f"varbinary({KEY_MAX})"]
 
 
 @pytest.mark.parametrize("name", [name for name, text in BATCHES.items() if "sp_getapplock" in text])

@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, Select, or_, select
+from sqlalchemy import BindParameter, Connection, Select, String, bindparam, or_, select
 
 from tenure.clock import from_microseconds, to_microseconds
 from tenure.ids import id_of_number, number_of_id
@@ -60,10 +60,15 @@ def list_statement(criteria: SubmissionFilter, before: str | None, limit: int) -
     if criteria.gateway is not None:
         statement = statement.where(submissions.c.gateway == criteria.gateway)
     if criteria.state is not None:
-        statement = statement.where(submissions.c.state == criteria.state)
+        statement = statement.where(submissions.c.state == _spelled_out(criteria.state))
     if before is not None:
         statement = statement.where(submissions.c.submission_id < before)
     return statement.order_by(submissions.c.submission_id.desc()).limit(limit)
+
+
+def _spelled_out(state: str) -> BindParameter[str]:
+    """Not as a parameter: no plan for one can use an index of one state only."""
+    return bindparam(None, state, String, literal_execute=True)
 
 
 def list_waiting(connection: Connection, after: Change | None, limit: int) -> WaitingPage:
@@ -81,7 +86,7 @@ def _waiting(submission_id: str, gateway: str, due_at: datetime | None, changed_
 def waiting_statement(after: Change | None, limit: int) -> Select[Any]:
     row = submissions.c
     columns = (row.submission_id, row.gateway, row.next_attempt_at, row.last_modified_at)
-    statement = select(*columns).where(row.state == SubmissionState.PENDING.value)
+    statement = select(*columns).where(row.state == _spelled_out(SubmissionState.PENDING.value))
     if after is not None:
         changed_at = from_microseconds(after.changed_microseconds)
         # The first condition says nothing new, but it is what an index can be searched by.

@@ -22,8 +22,9 @@ DIGEST_BYTES = 32
 
 Name = String(NAME_MAX).with_variant(VARCHAR(NAME_MAX, collation="Latin1_General_100_BIN2"), "mssql")
 """Of leases, jobs, holders and gateways. SQL Server, too, is to tell capitals from small letters."""
-Key = String(KEY_MAX).with_variant(VARCHAR(KEY_MAX, collation="Latin1_General_100_BIN2"), "mssql")
-"""That a caller brings, so that what is sent twice is done once."""
+Key = String(KEY_MAX).with_variant(VARBINARY(KEY_MAX), "mssql")  # type: ignore[no-untyped-call]
+"""That a caller brings, so that what is sent twice is done once. To SQL Server a blank at the end of a text is nothing,
+so there its bytes are kept."""
 Payload = LargeBinary().with_variant(VARBINARY("max"), "mssql")  # type: ignore[no-untyped-call]
 Digest = LargeBinary(DIGEST_BYTES).with_variant(VARBINARY(DIGEST_BYTES), "mssql")  # type: ignore[no-untyped-call]
 """SQL Server would otherwise be given IMAGE by a migration's script, which can be neither cut nor compared."""

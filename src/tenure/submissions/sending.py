@@ -7,6 +7,7 @@ No message contains an address: receivers put tokens into theirs.
 """
 
 import asyncio
+import os
 import ssl
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -37,17 +38,18 @@ class Sender:
         seconds = parcel.contract.timeout_seconds
         try:
             async with asyncio.timeout(seconds):
-                return await self._post(gateway.url, parcel.payload, headers)
+                response = await self._post(gateway.url, parcel.payload, headers)
         except TimeoutError:
             return Answer(None, f"no answer within {seconds:g} seconds")
         except (aiohttp.ClientError, OSError, ValueError) as error:
             return Answer(None, _why(error))
-
-    async def _post(self, url: str, payload: bytes, headers: dict[str, str]) -> Answer:
-        address = URL(url, encoded=True)
-        async with self._open().post(address, data=payload, headers=headers, allow_redirects=False) as response:
+        # It came in time: what its body takes is not counted.
+        async with response:
             await _read_to_the_end(response)
-            return Answer(response.status, retry_after=response.headers.get("retry-after"))
+        return Answer(response.status, retry_after=response.headers.get("retry-after"))
+
+    async def _post(self, url: str, payload: bytes, headers: dict[str, str]) -> ClientResponse:
+        return await self._open().post(URL(url, encoded=True), data=payload, headers=headers, allow_redirects=False)
 
     def _open(self) -> aiohttp.ClientSession:
         """Made by the first request: it belongs to the loop that it is made on."""
@@ -87,11 +89,12 @@ def _certificate_trouble(error: Any) -> str:
 
 
 def _system_trouble(error: OSError) -> str:
-    return (error.strerror or type(error).__name__).partition("\n")[0]
+    """Not what the error itself says: that may name the address."""
+    return os.strerror(error.errno) if error.errno else type(error).__name__
 
 
 _REASONS: Sequence[tuple[Any, Callable[[Any], str]]] = (
-    (aiohttp.ClientConnectorDNSError, lambda _: "its host name cannot be resolved"),
+    (aiohttp.ClientConnectorDNSError | UnicodeError, lambda _: "its host name cannot be resolved"),
     (aiohttp.ClientConnectorCertificateError, lambda e: f"its certificate is not valid: {_certificate_trouble(e)}"),
     (aiohttp.ClientSSLError | ssl.SSLError, lambda _: "a TLS connection could not be made"),
     (aiohttp.ClientConnectorError, lambda e: f"it could not be connected to: {_system_trouble(e.os_error)}"),

@@ -25,7 +25,16 @@ from tenure.model.sessions import (
     StreamCounters,
     StreamUpdated,
 )
-from tenure.model.submissions import Accepted, BeginAttemptFound, BegunAttempt, BegunAttempts, Waiting, WaitingPage
+from tenure.model.submissions import (
+    Accepted,
+    BeginAttemptFound,
+    BegunAttempt,
+    BegunAttempts,
+    SubmissionState,
+    Submit,
+    Waiting,
+    WaitingPage,
+)
 from tenure.store import leases, sessions
 
 SESSION_COLUMNS = ", ".join(f"(e.session).{column.name}" for column in sessions.COLUMNS)
@@ -177,11 +186,13 @@ def begun(line: asyncpg.Record, job: str, holder: str) -> Begun:
     )
 
 
-def accepted(lines: Sequence[asyncpg.Record], count: int) -> Sequence[Accepted]:
-    answers: list[Accepted | None] = [None] * count
+def accepted(lines: Sequence[asyncpg.Record], wishes: Sequence[Submit]) -> Sequence[Accepted]:
+    """What nothing is told of was made by this call."""
+    pending = SubmissionState.PENDING.value
+    answers = [Accepted(wish.submission_id, pending, same=True, new=True) for wish in wishes]
     for position, submission_id, state, same, new in lines:
         answers[position - 1] = Accepted(str(submission_id), state, same, new)
-    return [answer for answer in answers if answer is not None]
+    return answers
 
 
 def waiting(line: asyncpg.Record) -> WaitingPage:

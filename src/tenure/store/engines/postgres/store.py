@@ -238,7 +238,7 @@ class PostgresStore(PostgresClient):
             [wish.digest for wish in wishes],
             [submissions.contract_text(wish.contract) for wish in wishes],
         )
-        return rows.accepted(lines, len(wishes))
+        return rows.accepted(lines, wishes)
 
     async def announce_submissions(self) -> None:
         await self._keep(statements.ANNOUNCE_SUBMISSIONS)

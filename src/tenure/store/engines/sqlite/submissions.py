@@ -22,7 +22,7 @@ from tenure.model.submissions import (
 )
 from tenure.store.engines.sqlite.leases import check_fence
 from tenure.store.submissions import contract_text
-from tenure.store.tables import submission_attempts, submissions
+from tenure.store.tables import PRUNABLE, submission_attempts, submissions
 
 LEFT_OPEN = "whoever sent it did not say what became of it"
 
@@ -185,8 +185,7 @@ def _cancel(connection: Connection, now: datetime, row: Any) -> bool:
 
 
 def prune_submissions(connection: Connection, now: datetime, kept: timedelta, limit: int) -> int:
-    over = (SubmissionState.DELIVERED.value, SubmissionState.CANCELLED.value)
-    old = select(_row.submission_id).where(_row.state.in_(over), _row.ended_at < now - kept)
+    old = select(_row.submission_id).where(PRUNABLE, _row.ended_at < now - kept)
     found = connection.execute(old.order_by(_row.ended_at).limit(limit)).scalars().all()
     connection.execute(delete(submission_attempts).where(_attempt.submission_id.in_(found)))
     connection.execute(delete(submissions).where(_row.submission_id.in_(found)))

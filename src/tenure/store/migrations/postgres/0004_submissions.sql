@@ -1,5 +1,10 @@
--- Accepts submissions, each once for its caller, gateway and key. Tells of each what is there under its key now, whether
--- it has the same payload, by its digest, and whether this very wish made it.
+-- A submission is pending for as long as it has no ended_at, and only then can it have a next_attempt_at; an attempt is open
+-- for as long as it has no outcome. Where rows are found by their ids it is said in these words: with those of a partial
+-- index, a plan that is made while the tables are empty may be one for that index, and is kept.
+
+-- Accepts submissions, each once for its caller, gateway and key. Of those that it did not make just now it tells what is
+-- there under their keys: whether it has the same payload, by its digest, and whether it is this very wish's, of which the
+-- answer was lost.
 --
 -- In the order of the keys, so that two batches with the same ones do not wait for each other crosswise. What another
 -- batch has accepted meanwhile is seen by the second statement, which has a snapshot of its own.
@@ -12,24 +17,33 @@ AS $$
 #variable_conflict use_column
 DECLARE
     v_now timestamptz := tenure_now();
+    v_new uuid[];
 BEGIN
-    INSERT INTO submissions (
-        submission_id, gateway, caller, idempotency_key, delivery_key, payload, digest, contract, state, attempts, failures,
-        next_attempt_at, created_at, last_modified_at)
-    SELECT w.submission_id, w.gateway, w.caller, w.key, w.submission_id::text, w.payload, w.digest, w.contract, 'pending', 0,
-           0, v_now, v_now, v_now
-      FROM unnest(p_submission, p_gateway, p_caller, p_key, p_payload, p_digest, p_contract)
-           AS w(submission_id, gateway, caller, key, payload, digest, contract)
-     ORDER BY w.caller, w.gateway, w.key
-    ON CONFLICT (caller, gateway, idempotency_key) DO NOTHING;
-    RETURN QUERY
-        -- plan: found
-        SELECT w.position::int, s.submission_id, s.state::text, s.digest = w.digest, s.submission_id = w.submission_id
-          FROM unnest(p_submission, p_caller, p_gateway, p_key, p_digest)
-               WITH ORDINALITY AS w(submission_id, caller, gateway, key, digest, position)
-          JOIN submissions s ON s.caller = w.caller AND s.gateway = w.gateway AND s.idempotency_key = w.key
-        -- plan end
-    ;
+    WITH made AS (
+        INSERT INTO submissions (
+            submission_id, gateway, caller, idempotency_key, delivery_key, payload, digest, contract, state, attempts,
+            failures, next_attempt_at, created_at, last_modified_at)
+        SELECT w.submission_id, w.gateway, w.caller, w.key, w.submission_id::text, w.payload, w.digest, w.contract,
+               'pending', 0, 0, v_now, v_now, v_now
+          FROM unnest(p_submission, p_gateway, p_caller, p_key, p_payload, p_digest, p_contract)
+               AS w(submission_id, gateway, caller, key, payload, digest, contract)
+         ORDER BY w.caller, w.gateway, w.key
+        ON CONFLICT (caller, gateway, idempotency_key) DO NOTHING
+        RETURNING submissions.submission_id
+    )
+    SELECT coalesce(array_agg(m.submission_id), '{}') INTO v_new FROM made m;
+    IF cardinality(v_new) < cardinality(p_submission) THEN
+        RETURN QUERY
+            -- plan: found
+            SELECT w.position::int, s.submission_id, s.state::text, s.digest = w.digest,
+                   s.submission_id = w.submission_id
+              FROM unnest(p_submission, p_caller, p_gateway, p_key, p_digest)
+                   WITH ORDINALITY AS w(submission_id, caller, gateway, key, digest, position)
+              JOIN submissions s ON s.caller = w.caller AND s.gateway = w.gateway AND s.idempotency_key = w.key
+             WHERE NOT w.submission_id = ANY (v_new)
+            -- plan end
+        ;
+    END IF;
 END
 $$;
 
@@ -61,7 +75,7 @@ BEGIN
     WITH begun AS (
         -- plan: begin
         UPDATE submissions s SET attempts = s.attempts + 1, next_attempt_at = NULL
-         WHERE s.submission_id = ANY (v_held) AND s.state = 'pending' AND s.next_attempt_at <= v_now
+         WHERE s.submission_id = ANY (v_held) AND s.next_attempt_at <= v_now
         RETURNING s.submission_id, s.attempts
         -- plan end
     )
@@ -76,7 +90,7 @@ BEGIN
           FROM unnest(p_submission) AS w(submission_id)
           LEFT JOIN submissions s ON s.submission_id = w.submission_id
           LEFT JOIN submission_attempts a
-            ON a.submission_id = s.submission_id AND a.number = s.attempts AND a.ended_at IS NULL AND a.epoch = p_epoch
+            ON a.submission_id = s.submission_id AND a.number = s.attempts AND a.outcome IS NULL AND a.epoch = p_epoch
         -- plan end
     ;
 END
@@ -112,7 +126,7 @@ BEGIN
         UPDATE submission_attempts a
            SET ended_at = v_now, outcome = e.outcome, status = e.status, error = e.error
           FROM unnest(p_submission, p_number, p_outcome, p_status, p_error) AS e(submission_id, number, outcome, status, error)
-         WHERE a.submission_id = e.submission_id AND a.number = e.number AND a.ended_at IS NULL
+         WHERE a.submission_id = e.submission_id AND a.number = e.number AND a.outcome IS NULL
         RETURNING a.submission_id
         -- plan end
     )
@@ -150,6 +164,7 @@ AS $$
 DECLARE
     v_now timestamptz;
     v_left uuid[];
+    v_closed uuid[];
 BEGIN
     PERFORM tenure_check_fence_1(p_name, p_holder, p_epoch);
     v_left := ARRAY(
@@ -163,14 +178,18 @@ BEGIN
         -- plan end
     ;
     v_now := tenure_now();
-    -- plan: close
-    UPDATE submission_attempts a
-       SET ended_at = v_now, outcome = 'unknown', error = 'whoever sent it did not say what became of it'
-     WHERE a.submission_id = ANY (v_left) AND a.ended_at IS NULL AND a.epoch < p_epoch
-    -- plan end
-    ;
+    -- Of these only: a call that was given up on, and that waited for a row meanwhile, must not make due what is being sent.
+    WITH closed AS (
+        -- plan: close
+        UPDATE submission_attempts a
+           SET ended_at = v_now, outcome = 'unknown', error = 'whoever sent it did not say what became of it'
+         WHERE a.submission_id = ANY (v_left) AND a.outcome IS NULL AND a.epoch < p_epoch
+        RETURNING a.submission_id
+        -- plan end
+    )
+    SELECT coalesce(array_agg(c.submission_id), '{}') INTO v_closed FROM closed c;
     -- plan: due
-    UPDATE submissions s SET next_attempt_at = v_now WHERE s.submission_id = ANY (v_left) AND s.state = 'pending'
+    UPDATE submissions s SET next_attempt_at = v_now WHERE s.submission_id = ANY (v_closed) AND s.ended_at IS NULL
     -- plan end
     ;
     RETURN cardinality(v_left);
@@ -193,7 +212,7 @@ BEGIN
     ;
     -- plan: explain
     UPDATE submissions s SET last_error = p_reason
-     WHERE s.submission_id = ANY (p_submission) AND s.state = 'pending' AND s.last_error IS DISTINCT FROM p_reason
+     WHERE s.submission_id = ANY (p_submission) AND s.ended_at IS NULL AND s.last_error IS DISTINCT FROM p_reason
     -- plan end
     ;
 END
@@ -221,9 +240,9 @@ BEGIN
         -- plan: retry
         UPDATE submissions s
            SET state = 'pending', failures = 0, ended_at = NULL, last_modified_at = v_now,
-               next_attempt_at = CASE WHEN NOT EXISTS (
-                   SELECT FROM submission_attempts a
-                    WHERE a.submission_id = s.submission_id AND a.number = s.attempts AND a.ended_at IS NULL) THEN v_now END
+               next_attempt_at = CASE WHEN (
+                   SELECT a.outcome IS NULL FROM submission_attempts a
+                    WHERE a.submission_id = s.submission_id AND a.number = s.attempts) THEN NULL ELSE v_now END
          WHERE s.submission_id = ANY (p_submission) AND s.state <> 'delivered'
         -- plan end
         ;

@@ -21,7 +21,7 @@ BEGIN
         submission_id uniqueidentifier NOT NULL,
         gateway varchar(200) COLLATE Latin1_General_100_BIN2 NOT NULL,
         caller varchar(200) COLLATE Latin1_General_100_BIN2 NOT NULL,
-        idempotency_key varchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL,
+        idempotency_key varbinary(255) NOT NULL,
         digest varbinary(32) NOT NULL,
         payload_start int NOT NULL,
         payload_length int NOT NULL,
@@ -39,8 +39,8 @@ BEGIN
         position, submission_id, gateway, caller, idempotency_key, digest, payload_start, payload_length, contract
     )
     SELECT
-        j.position, j.submission_id, j.gateway, j.caller, j.idempotency_key, CONVERT(varbinary(32), j.digest, 2),
-        j.payload_start, j.payload_length, j.contract
+        j.position, j.submission_id, j.gateway, j.caller, CONVERT(varbinary(255), j.idempotency_key),
+        CONVERT(varbinary(32), j.digest, 2), j.payload_start, j.payload_length, j.contract
     FROM OPENJSON(@request) WITH (
         position int '$[0]',
         submission_id uniqueidentifier '$[1]',
@@ -565,7 +565,7 @@ BEGIN
         submission_id uniqueidentifier NOT NULL PRIMARY KEY,
         caller varchar(200) COLLATE Latin1_General_100_BIN2 NOT NULL,
         gateway varchar(200) COLLATE Latin1_General_100_BIN2 NOT NULL,
-        idempotency_key varchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL,
+        idempotency_key varbinary(255) NOT NULL,
         has_key bit NOT NULL
     );
 
