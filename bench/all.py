@@ -16,6 +16,7 @@ BARS = (
     "sweep",
     "ensemble",
     "streams",
+    "submissions",
 )
 
 

@@ -100,15 +100,12 @@ class _Lane:
 
     def __init__(self, gateway: Gateway) -> None:
         self.gateway = gateway
-        self.beginning = False
         self.sending = 0
         self.unrecorded = 0
 
     @property
     def room(self) -> int:
         """For as many as may be sent now, if recording keeps up."""
-        if self.beginning:
-            return 0
         return min(self.gateway.concurrency - self.sending, 2 * self.gateway.concurrency - self.unrecorded, BATCH_MAX)
 
 
@@ -134,9 +131,11 @@ class _Term:
         self._lanes = {name: _Lane(gateway) for name, gateway in gateways.items()}
         self._due = asyncio.Event()
         self._sends: set[asyncio.Task[Answer]] = set()
+        self._under_way: set[str] = set()
+        """Begun and not recorded. What was retried by hand has two entries, of which one falls due while it is sent."""
         self._ends: deque[tuple[_Lane, AttemptEnd]] = deque()
         self._ended = asyncio.Event()
-        self._beginning: set[asyncio.Task[None]] = set()
+        self._beginning: dict[str, asyncio.Task[None]] = {}
 
     async def run(self) -> None:
         try:
@@ -216,20 +215,28 @@ class _Term:
             await is_set_within(self._due, self._rest_seconds())
 
     def _begin_what_is_due(self, gateway: str, tasks: asyncio.TaskGroup) -> None:
-        lane = self._lanes.get(gateway)
-        room = BATCH_MAX if lane is None else lane.room
-        taken = self._schedule.take(gateway, self._clock.now_microseconds(), room) if room > 0 else []
-        if not taken:
+        room = self._room(gateway)
+        if room <= 0:
             return
-        if lane is None:
-            self._track(tasks.create_task(self._explain(gateway, taken)))
-        else:
-            lane.beginning = True
-            self._track(tasks.create_task(self._begin(lane, taken)))
+        self._held.check()
+        due = self._schedule.take(gateway, self._clock.now_microseconds(), room)
+        taken = [submission_id for submission_id in due if submission_id not in self._under_way]
+        if taken:
+            lane = self._lanes.get(gateway)
+            work = self._explain(gateway, taken) if lane is None else self._begin(lane, taken)
+            self._beginning[gateway] = beginning = tasks.create_task(work)
+            beginning.add_done_callback(partial(self._begun, gateway))
 
-    def _track(self, beginning: asyncio.Task[None]) -> None:
-        self._beginning.add(beginning)
-        beginning.add_done_callback(self._beginning.discard)
+    def _begun(self, gateway: str, _beginning: asyncio.Task[None]) -> None:
+        del self._beginning[gateway]
+        self._due.set()
+
+    def _room(self, gateway: str) -> int:
+        """For how many there is room now. One batch of a gateway at a time is at the database."""
+        if gateway in self._beginning:
+            return 0
+        lane = self._lanes.get(gateway)
+        return BATCH_MAX if lane is None else lane.room
 
     def _rest_seconds(self) -> float:
         """Until something is due for which there is room."""
@@ -237,8 +244,7 @@ class _Term:
         waiting = [
             due - now
             for gateway in self._schedule.gateways()
-            if (lane := self._lanes.get(gateway)) is None or lane.room > 0
-            if (due := self._schedule.next_due(gateway)) is not None
+            if self._room(gateway) > 0 and (due := self._schedule.next_due(gateway)) is not None
         ]
         return min([LONGEST_REST_SECONDS, *(microseconds / 1_000_000 for microseconds in waiting)])
 
@@ -255,11 +261,10 @@ class _Term:
         for attempt in begun.attempts:
             if attempt.found is BeginAttemptFound.BEGUN and attempt.number is not None:
                 lane.unrecorded += 1
+                self._under_way.add(attempt.submission_id)
                 self._send(lane, attempt, attempt.number, contents[attempt.submission_id])
             else:
                 self._put_back(lane.gateway.name, attempt)
-        lane.beginning = False
-        self._due.set()
 
     def _put_back(self, gateway: str, attempt: BegunAttempt) -> None:
         if attempt.found is BeginAttemptFound.OVER:
@@ -311,6 +316,7 @@ class _Term:
 
     def _recorded(self, lane: _Lane, end: AttemptEnd, moved: Moved | None) -> None:
         lane.unrecorded -= 1
+        self._under_way.discard(end.submission_id)
         name = lane.gateway.name
         self._executor.attempts[name, end.outcome] += 1
         if moved is not None and moved.state == SubmissionState.PENDING and moved.next_attempt_at is not None:
@@ -325,7 +331,7 @@ class _Term:
     async def _wind_down(self) -> None:
         """Nothing new is sent from here on."""
         if self._beginning:
-            await asyncio.wait(self._beginning)
+            await asyncio.wait(self._beginning.values())
         if self._sends:
             await asyncio.wait(self._sends, timeout=ANSWERS_SECONDS)
         for sending in self._sends:
