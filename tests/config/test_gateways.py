@@ -1,6 +1,9 @@
 """What a gateway may be set up with."""
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -108,3 +111,31 @@ def test_refuses_what_is_no_status(words: str, refusal: Refusal) -> None:
 def test_no_status_need_mean_that_it_is_there_already() -> None:
     environment = {URL: "http://a", "TENURE_GATEWAYS__USAGES__ALREADY_HAVE": "[]"}
     assert load({}, environment).gateways["usages"].already_have == ()
+
+
+# The start.
+
+
+@pytest.mark.parametrize(
+    ("setting", "secret", "workers"),
+    [("secret", "hunter2-hunter2-hunter2", "1"), ("previous_secret", "whsec_aHVudGVyMg==", "2")],
+)
+def test_a_secret_that_cannot_be_signed_with_stops_the_start(setting: str, secret: str, workers: str) -> None:
+    settings = {
+        "url": "http://127.0.0.1:9/hunter2",
+        "secret": "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw",
+        setting: secret,
+    }
+    environment = {f"TENURE_GATEWAYS__CRM__{name.upper()}": value for name, value in settings.items()}
+    serving = subprocess.run(
+        [sys.executable, "-m", "tenure", "serve", "--port", "0", "--workers", workers],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    told = serving.stderr + serving.stdout
+    assert serving.returncode == 2, told
+    assert f"gateways.crm.{setting}: must be whsec_ and base64" in told
+    assert [each for each in ("hunter2", "aHVudGVyMg", "MfKQ9r8", "Traceback") if each in told] == []

@@ -16,12 +16,15 @@ from tenure.store.engines.sqlite.store import SqliteStore
 from tenure.store.engines.sqlserver.store import SqlServerStore
 from tests.support.databases import Database
 from tests.support.leases import all_tables, begun, every, held, put_row
-from tests.support.wishes import NOON, SECOND, open_one, wish
+from tests.support.submissions import end, submit
+from tests.support.wishes import NOON, SECOND, open_one, some_id, wish
 
 TICK = datetime(2041, 3, 1, 12, 1, tzinfo=UTC)
 LOCK_SECONDS = 120
 EXPIRY = TICK + timedelta(seconds=LOCK_SECONDS)
 AGES_AGO = NOON - timedelta(days=999)
+DUE, UNDER_WAY, LEFT_OPEN = (some_id() for _ in range(3))
+"""Submissions."""
 
 ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
     "expire_sessions": {"limit": 9},
@@ -29,6 +32,10 @@ ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
     "release_lease": {},
     "finish_run": {"outcome": RunOutcome.SUCCEEDED, "error": None, "retry_microseconds": 0},
     "prune": {"limit": 9},
+    "begin_attempts": {"submission_ids": [DUE]},
+    "finish_attempts": {"ends": [end(UNDER_WAY)]},
+    "close_unknown": {"limit": 9},
+    "explain_waiting": {"submission_ids": [DUE], "error": "its gateway is gone"},
 }
 """Of every method that takes a fence, what else it takes. `prepared` has work for each of them."""
 
@@ -51,7 +58,7 @@ def test_nobody_can_forget_the_fence(engine: type, name: str) -> None:
 
 @pytest.fixture
 async def prepared(database: Database) -> tuple[Database, Fence]:
-    """A run under way, a session that has lapsed, rows to prune: something to do for every method."""
+    """A run and attempts under way, a session that has lapsed, rows to prune: something to do for every method."""
     await database.clock.set(NOON)
     await open_one(database.store, wish(lease_microseconds=SECOND))
     await put_row(
@@ -68,7 +75,24 @@ async def prepared(database: Database) -> tuple[Database, Fence]:
     await database.store.register_jobs([every(60 * SECOND, timeout=LOCK_SECONDS * SECOND)])
     await held(database.store, "leader", "two")
     await database.clock.set(TICK)
-    return database, await begun(database.store, "tidy", "one")
+    fence = await begun(database.store, "tidy", "one")
+    await prepare_submissions(database, fence)
+    return database, fence
+
+
+async def prepare_submissions(database: Database, fence: Fence) -> None:
+    """One that is due, one that is being sent, one of which an executor before has left an attempt open."""
+    await database.store.accept_submissions([submit(submission_id=each) for each in (DUE, UNDER_WAY, LEFT_OPEN)])
+    await database.store.begin_attempts(fence, [UNDER_WAY])
+    await put_row(
+        database,
+        "submission_attempts",
+        submission_id=LEFT_OPEN,
+        number=1,
+        epoch=fence.epoch - 1,
+        holder="three",
+        started_at=NOON,
+    )
 
 
 async def call(store: Store, name: str, fence: Fence) -> None:

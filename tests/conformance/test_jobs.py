@@ -12,6 +12,7 @@ from tenure.errors import LeaseLost
 from tenure.ids import new_id
 from tenure.model.leases import ERROR_MAX, BeginFound, Begun, Fence, Job, JobCommand, JobRun, JobSettings, RunOutcome
 from tenure.schedule import grid_after
+from tenure.store.store import Topic
 from tests.support.databases import Database
 from tests.support.leases import MICROSECOND, TIMEOUT, all_tables, begin, begun, every, held, sibling, table, taken
 from tests.support.wishes import NOON, SECOND
@@ -606,7 +607,7 @@ async def test_command_job__touches_no_other_job(tidy: Database) -> None:
 async def test_listen__is_told_of_what_was_asked_for_where_the_engine_can_tell(tidy: Database) -> None:
     other = sibling(tidy)
     woken = asyncio.Event()
-    other.listen(woken.set)
+    other.listen(Topic.BOARD, woken.set)
     await other.read_board([])
     for command in (JobCommand.RUN, JobCommand.RESUME):
         woken.clear()

@@ -11,6 +11,7 @@ from sqlalchemy import Connection, update
 from tenure.errors import LeaseLost
 from tenure.ids import new_id
 from tenure.model.leases import Acquired, Board, Fence, Lease, Posting
+from tenure.store.store import Topic
 from tenure.store.tables import installation
 from tests.support.databases import Database
 from tests.support.leases import (
@@ -418,7 +419,7 @@ async def test_read_board__does_not_take_an_application_lease_for_the_lock_of_a_
 async def test_listen__is_told_when_a_lease_is_free_where_the_engine_can_tell(database: Database) -> None:
     other = sibling(database)
     woken = asyncio.Event()
-    other.listen(woken.set)
+    other.listen(Topic.BOARD, woken.set)
     await other.read_board([])
     for name, end in (("leader", database.store.release_lease), ("archive", _resign(database))):
         woken.clear()

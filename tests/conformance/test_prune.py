@@ -56,13 +56,15 @@ async def test_prune__keeps_history_for_thirty_days_after_the_end(database: Data
     await put_history(database, 1, old - timedelta(days=9), old - MICROSECOND)
     await put_history(database, 2, old - timedelta(days=8), old)
     await put_history(database, 3, old - timedelta(days=7), old + MICROSECOND)
-    assert await database.store.prune(await held(database.store, LOCK), 9) == Pruned(lease_history=1, job_runs=0)
+    assert await database.store.prune(await held(database.store, LOCK), 9) == Pruned(
+        lease_history=1, job_runs=0, submissions=0
+    )
     assert await epochs(database, "lease_history") == [2, 3]
 
 
 async def test_prune__keeps_the_history_of_what_has_not_ended(database: Database) -> None:
     await put_history(database, 1, NOON - timedelta(days=999), None)
-    assert await database.store.prune(await held(database.store, LOCK), 9) == Pruned(0, 0)
+    assert await database.store.prune(await held(database.store, LOCK), 9) == Pruned(0, 0, 0)
     assert await epochs(database, "lease_history") == [1]
 
 
@@ -70,7 +72,9 @@ async def test_prune__keeps_runs_for_seven_days_after_the_start(database: Databa
     old = NOON - RUNS_KEPT
     for epoch, started_at in enumerate((old - MICROSECOND, old, old + MICROSECOND), start=1):
         await put_run(database, epoch, started_at)
-    assert await database.store.prune(await held(database.store, LOCK), 9) == Pruned(lease_history=0, job_runs=1)
+    assert await database.store.prune(await held(database.store, LOCK), 9) == Pruned(
+        lease_history=0, job_runs=1, submissions=0
+    )
     assert await epochs(database, "job_runs") == [2, 3]
 
 
@@ -81,7 +85,7 @@ async def test_prune__deletes_no_more_of_each_than_asked(database: Database) -> 
         await put_history(database, epoch, NOON - timedelta(days=99), NOON - timedelta(days=90 + epoch))
     fence = await held(database.store, LOCK)
     pruned = [await database.store.prune(fence, 2) for _ in range(4)]
-    assert pruned == [Pruned(2, 2), Pruned(1, 2), Pruned(0, 1), Pruned(0, 0)]
+    assert pruned == [Pruned(2, 2, 0), Pruned(1, 2, 0), Pruned(0, 1, 0), Pruned(0, 0, 0)]
 
 
 async def test_prune__begins_with_the_oldest_runs(database: Database) -> None:
@@ -99,5 +103,5 @@ async def test_prune__touches_nothing_else(database: Database) -> None:
     await database.clock.set(NOON)
     fence = await held(database.store, LOCK)
     before = await all_tables(database)
-    assert await database.store.prune(fence, 9) == Pruned(1, 0)
+    assert await database.store.prune(fence, 9) == Pruned(1, 0, 0)
     assert await all_tables(database) == {**before, "lease_history": []}

@@ -14,10 +14,13 @@ from tests.support.databases import Database, PostgresServer
 from tests.support.instances import RunningInstance
 
 ENGINES = ["sqlite", "postgresql"]
+PARKED = "parked"
+"""A gateway of the shared services at which nobody listens: what is submitted to it stays pending."""
+GATEWAYS = '{"parked": {"url": "http://127.0.0.1:9/", "schedule": [3600], "max_attempts": 1000}}'
 
 
 def _running(url: str, folders: pytest.TempPathFactory) -> Iterator[RunningInstance]:
-    instance = RunningInstance(url, folders.mktemp("http"))
+    instance = RunningInstance(url, folders.mktemp("http"), TENURE_GATEWAYS=GATEWAYS)
     try:
         yield instance.wait_until_ready()
     finally:

@@ -32,12 +32,12 @@ class LocalService:
         self.http = httpx.AsyncClient(base_url=f"http://127.0.0.1:{self.port}", timeout=TIMEOUT_SECONDS, verify=False)
 
     @classmethod
-    def on(cls, database: Database, monkeypatch: pytest.MonkeyPatch, prefix: str = "") -> Self:
-        """An instance whose store is that of the test, with a gateway where nobody answers."""
+    def on(cls, database: Database, monkeypatch: pytest.MonkeyPatch, prefix: str = "", **settings: Any) -> Self:
+        """An instance whose store is that of the test; unless told otherwise, with a gateway where nobody answers."""
         monkeypatch.setattr("tenure.app.open_store", lambda *_: database.store)
         monkeypatch.setattr("tenure.app._settle_memory", lambda: None)
-        gateways = {"billing": GatewayConfig(url=NOBODY)}
-        return cls(Config(database=database.url, prefix=prefix, gateways=gateways), database.clock)
+        given = {"gateways": {"billing": GatewayConfig(url=NOBODY)}, **settings}
+        return cls(Config(database=database.url, prefix=prefix, **given), database.clock)
 
     async def start(self) -> None:
         """Without uvicorn's `serve`, which would take the signal handlers of the whole test run."""

@@ -125,7 +125,7 @@ def test_every_parameter_of_a_path_is_declared(document: Json) -> None:
 def test_ids_in_paths_are_uuids_and_names_are_not(document: Json) -> None:
     parameters = [p for *_, operation in operations(document) for p in operation["parameters"] if p["in"] == "path"]
     forms = {(p["name"], p["schema"].get("format")) for p in parameters}
-    assert forms == {("sessionId", "uuid"), ("capacityId", "uuid"), ("name", None)}
+    assert forms == {("sessionId", "uuid"), ("capacityId", "uuid"), ("submissionId", "uuid"), ("name", None)}
 
 
 def test_refusals_are_problems(document: Json) -> None:

@@ -193,3 +193,114 @@ async def test_a_disconnect_is_not_the_end_of_a_body(local: LocalService) -> Non
     await call(local.instance.router, scope, *_cut(msgspec.json.encode(body), 1000), {"type": "http.disconnect"})
     answer = await local.http.get("/sessions", params={"tenant": body["tenantObjectId"]})
     assert answer.json()["count"] == 0
+
+
+# Submissions, whose bodies may be larger than what the server reads at once.
+
+MEBIBYTE = 1024 * 1024
+
+
+def _submission(size: int) -> bytes:
+    """A body of exactly so many bytes."""
+    frame = b'{"gateway":"parked","payload":"%s"}'
+    return frame % (b"x" * (size - len(frame) + 2))
+
+
+SUBMITTED: dict[str, bytes] = {
+    "10 B": b'{"gate":1}',
+    "100 B": _submission(100),
+    "64 KiB": _submission(65_536),
+    "64 KiB and 1 B": _submission(65_537),
+    "70 KiB": _submission(70 * 1024),
+    "1 MiB - 1": _submission(MEBIBYTE - 1),
+    "1 MiB": _submission(MEBIBYTE),
+    "1 MiB + 1": _submission(MEBIBYTE + 1),
+    "3 MiB": _submission(3 * MEBIBYTE),
+    "3 MiB that are no JSON": b"x" * (3 * MEBIBYTE),
+    "no JSON": b"{",
+    "no UTF-8": b'{"gateway":"parked","payload":"\xff"}',
+    "no such gateway": b'{"gateway":"nowhere","payload":1}',
+    "reserved": b'{"gateway":"usages","payload":1}',
+    "empty": b"",
+}
+SUBMITTING: dict[str, Callable[[bytes, str], Sequence[bytes]]] = {
+    "v1": lambda body, key: [_posted(body, key, path="/v1/submissions")],
+    "chunked": lambda body, key: [
+        _posted(chunked(*_pieces(body, 9999)), key, "Transfer-Encoding: chunked"),
+    ],
+    "expecting": lambda body, key: [_posted(body, key, "Expect: 100-continue")],
+    "with a query": lambda body, key: [_posted(body, key, path="/submissions?")],
+    "pipelined": lambda body, key: [
+        request(method="GET", path="/sessions/metrics", media_type=None),
+        _posted(body, key),
+    ],
+    "HTTP/1.0": lambda body, key: [_posted(body, key, version="1.0")],
+}
+
+
+def _posted(body: bytes, key: str, *headers: str, path: str = "/submissions", version: str = "1.1") -> bytes:
+    named = [f"Idempotency-Key: {key}"] if key else []
+    return request(body, *named, *headers, method="POST", path=path, version=version)
+
+
+def _pieces(content: bytes, size: int) -> list[bytes]:
+    return [content[at : at + size] for at in range(0, len(content), size)]
+
+
+@pytest.mark.parametrize("way", SUBMITTING)
+@pytest.mark.parametrize("name", SUBMITTED)
+def test_both_lanes_take_the_same_submissions(service: RunningInstance, name: str, way: str) -> None:
+    one, other = f"order-{uuid4()}", f"order-{uuid4()}"
+    hot = _over_the_wire(service, _posted(SUBMITTED[name], one))
+    ordinary = _over_the_wire(service, *SUBMITTING[way](SUBMITTED[name], other))
+    assert _comparable(ordinary, Sent(b"")) == _comparable(hot, Sent(b""))
+
+
+@pytest.mark.parametrize("way", SUBMITTING)
+@pytest.mark.parametrize("key", ["", "x" * 256, "a\tb"], ids=["none", "too long", "unprintable"])
+def test_both_lanes_refuse_the_same_keys(service: RunningInstance, key: str, way: str) -> None:
+    hot = _over_the_wire(service, _posted(SUBMITTED["100 B"], key))
+    ordinary = _over_the_wire(service, *SUBMITTING[way](SUBMITTED["100 B"], key))
+    assert _comparable(ordinary, Sent(b"")) == _comparable(hot, Sent(b""))
+    assert hot.status == 400
+
+
+@pytest.mark.parametrize("way", SUBMITTING)
+@pytest.mark.parametrize("name", ["100 B", "70 KiB", "1 MiB - 1"])
+def test_the_same_key_down_both_lanes_is_one_submission(service: RunningInstance, name: str, way: str) -> None:
+    key = f"order-{uuid4()}"
+    answers = [
+        _over_the_wire(service, *SUBMITTING[way](SUBMITTED[name], key)),
+        _over_the_wire(service, _posted(SUBMITTED[name], key)),
+    ]
+    assert {answer.status for answer in answers} == {202}
+    assert len({answer.json()["submissionId"] for answer in answers}) == 1
+
+
+def test_a_key_that_comes_twice_is_the_same_down_both_lanes(service: RunningInstance) -> None:
+    two = [f"Idempotency-Key: {each}" for each in (uuid4(), uuid4())]
+    answers = [
+        _over_the_wire(service, request(SUBMITTED["100 B"], *two, method="POST", path=path))
+        for path in ("/submissions", "/submissions?")
+    ]
+    assert {answer.status for answer in answers} == {202}
+    assert len({answer.json()["submissionId"] for answer in answers}) == 1
+
+
+@pytest.mark.parametrize("path", ["/submissions", "/v1/submissions"])
+@pytest.mark.parametrize("size", [100, 70 * 1024, MEBIBYTE])
+async def test_a_plain_submission_takes_the_hot_lane(
+    local: LocalService, asgi_calls: Sequence[str], path: str, size: int
+) -> None:
+    content = _submission(size).replace(b"parked", b"billing", 1)[:-3] + b'"}'
+    headers = {"Idempotency-Key": "order-7", "Content-Type": "application/json"}
+    answer = await local.http.post(path, content=content, headers=headers)
+    assert (answer.status_code, asgi_calls) == (202, [])
+
+
+async def test_a_submission_that_is_not_plain_takes_the_ordinary_lane(
+    local: LocalService, asgi_calls: Sequence[str]
+) -> None:
+    headers = {"Idempotency-Key": "order-7", "Expect": "100-continue"}
+    answer = await local.http.post("/submissions", json={"gateway": "billing", "payload": 1}, headers=headers)
+    assert (answer.status_code, asgi_calls) == (202, ["POST"])

@@ -9,7 +9,17 @@ from tests.http.test_documents import listed_routes
 from tests.support.instances import RunningInstance
 
 PREFIX = "/api/v3"
-MOVES = ["/sessions", "/sessions/metrics", "/leases", "/jobs", "/jobs/prune/runs", "/health", "/openapi.json", "/docs"]
+MOVES = [
+    "/sessions",
+    "/sessions/metrics",
+    "/leases",
+    "/jobs",
+    "/jobs/prune/runs",
+    "/submissions",
+    "/health",
+    "/openapi.json",
+    "/docs",
+]
 STAYS = ["/healthz", "/readyz"]
 
 

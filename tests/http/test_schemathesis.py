@@ -2,7 +2,8 @@
 
 Three things are told to it: cursors as they are given out, since no schema can say which those are; not to expect
 that a deleted session is gone, since a session that was ended can still be read; and that what its schema allows may
-still be refused: a heartbeat of a session that is over, and bytes that are no WAV file.
+still be refused: a heartbeat of a session that is over, bytes that are no WAV file, a gateway that is not set up, and
+a command to all submissions without a filter.
 """
 
 import subprocess
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tenure.http.cursors import cursor_of, cursor_of_text
+from tenure.http.cursors import cursor_of, cursor_of_id, cursor_of_text
 from tenure.model.sessions import Position
 from tests.support.instances import RunningInstance
 
@@ -37,6 +38,22 @@ parameters = {{ "query.cursor" = "{cursor_of_text("a-job")}" }}
 [[operations]]
 include-name = "GET /jobs/{{name}}/runs"
 parameters = {{ "query.cursor" = "{cursor_of_text("99")}" }}
+
+[[operations]]
+include-name = "GET /submissions"
+parameters = {{ "query.cursor" = "{cursor_of_id("01890000-0000-7000-8000-000000000000")}" }}
+
+[[operations]]
+include-name = "POST /submissions"
+checks.positive_data_acceptance.expected-statuses = ["2xx", "404", "422"]
+
+[[operations]]
+include-name = "POST /submissions/retry"
+checks.positive_data_acceptance.expected-statuses = ["2xx", "400"]
+
+[[operations]]
+include-name = "POST /submissions/cancel"
+checks.positive_data_acceptance.expected-statuses = ["2xx", "400"]
 
 [[operations]]
 include-name = "POST /sessions/{{sessionId}}/heartbeat"

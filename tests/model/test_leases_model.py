@@ -155,7 +155,7 @@ class LeaseMachine(RuleBasedStateMachine):
 
         def expected() -> Pruned:
             self.model.check(fence, self.now)
-            return Pruned(0, 0)
+            return Pruned(0, 0, 0)
 
         self._fenced(fence, self.store.prune(fence, ALL), expected)
 

@@ -3,6 +3,7 @@
 import asyncio
 import re
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import asyncpg
@@ -12,14 +13,18 @@ from sqlalchemy.dialects import sqlite
 
 from tenure.model.leases import JobCommand, RunOutcome
 from tenure.model.sessions import End, Heartbeat, Position, Seats, SessionFilter
-from tenure.store import Store, sessions
+from tenure.model.submissions import SubmissionCommand, SubmissionFilter
+from tenure.store import Store, sessions, submissions
 from tenure.store.engines import open_store
+from tenure.store.engines.postgres import statements
+from tenure.store.engines.postgres.connections import HOT_SETTINGS
 from tenure.store.engines.sqlite import opening
 from tests.support.databases import POOL_SIZE, Database, PostgresServer, sqlite_store
 from tests.support.keeping import COUNTED, EVICTING, attach, stream_update
 from tests.support.leases import acquire, begin, begun, every, held, sweep_some
 from tests.support.plans import FOLDER, HotStatement, _statement, explain, hot_statements, prepare
-from tests.support.rows import fill_postgres, fill_sqlite
+from tests.support.rows import fill_postgres, fill_sqlite, fill_submissions_postgres, fill_submissions_sqlite
+from tests.support.submissions import DELIVERED, FAILED, accept, changed, end, executor, next_executor
 from tests.support.wishes import NOON, SECOND, again, open_one, some_id, wish
 
 MILLION = 1_000_000
@@ -42,6 +47,26 @@ POSTGRES_INDEXES = {
     "tenure_expire_1: sweep": ["sessions_pkey"],
     "tenure_attach_1: lock": ["sessions_pkey"],
     "tenure_update_streams_1: lock": ["sessions_pkey"],
+    "tenure_accept_submissions_1: lock": ["submissions_key"],
+    "tenure_accept_submissions_1: found": ["submissions_key"],
+    "tenure_begin_attempts_1: lock": ["submissions_pkey"],
+    "tenure_begin_attempts_1: begin": ["submissions_pkey"],
+    "tenure_begin_attempts_1: tell": ["submissions_pkey", "submission_attempts_pkey"],
+    "tenure_finish_attempts_1: lock": ["submissions_pkey"],
+    "tenure_finish_attempts_1: close": ["submission_attempts_pkey"],
+    "tenure_finish_attempts_1: move": ["submissions_pkey"],
+    "tenure_finish_attempts_1: tell": ["submissions_pkey"],
+    "tenure_close_unknown_1: left": ["submission_attempts_open"],
+    "tenure_close_unknown_1: lock": ["submissions_pkey"],
+    "tenure_close_unknown_1: close": ["submission_attempts_pkey"],
+    "tenure_close_unknown_1: due": ["submissions_pkey"],
+    "tenure_explain_waiting_1: lock": ["submissions_pkey"],
+    "tenure_explain_waiting_1: explain": ["submissions_pkey"],
+    "tenure_command_submissions_1: lock": ["submissions_pkey"],
+    "tenure_command_submissions_1: retry": ["submissions_pkey", "submission_attempts_pkey"],
+    "tenure_command_submissions_1: cancel": ["submissions_pkey"],
+    "tenure_command_submissions_1: tell": ["submissions_pkey"],
+    "tenure_prune_2: old": ["submissions_ended_at"],
 }
 """What each hot statement reads through. A table scan has no place in any of them."""
 
@@ -64,6 +89,7 @@ async def postgres_url(request: pytest.FixtureRequest, postgres: PostgresServer,
     url = postgres.url(await postgres.create_database(template))
     if request.param:
         await fill_postgres(url, request.param)
+        await fill_submissions_postgres(url, request.param)
     return url
 
 
@@ -83,6 +109,18 @@ async def test_postgres_searches_the_intended_index(connection: asyncpg.Connecti
     assert "Seq Scan" not in plan, plan
     # A scan of a whole index names the index as well: each must be searched by a condition.
     assert plan.count("Index Cond") == len(POSTGRES_INDEXES[name]), plan
+
+
+async def test_postgres_searches_what_waits_from_its_cursor_on(connection: asyncpg.Connection) -> None:
+    """In the order of the index, and no more of it than a page."""
+    for setting, value in HOT_SETTINGS.items():
+        await connection.execute(f"SET {setting} = '{value}'")
+    await connection.execute(f"PREPARE hot (timestamptz, text, bigint) AS {statements.LIST_WAITING}")
+    rows = await connection.fetch("EXPLAIN (COSTS OFF) EXECUTE hot (NULL, NULL, NULL)")
+    plan = "\n".join(row[0] for row in rows)
+    assert "Index Scan using submissions_waiting on submissions" in plan, plan
+    assert "Index Cond: (ROW(last_modified_at, submission_id) > ROW($1, ($2)::uuid))" in plan, plan
+    assert not re.search("Seq Scan|Sort", plan), plan
 
 
 READS_MAX = 5_000
@@ -111,6 +149,7 @@ async def call_everything(store: Store) -> None:
     await store.update_streams([stream_update(session_id, counted=COUNTED) for session_id in ids])
     await sweep_some(store, 100)
     await call_leases_and_jobs(store)
+    await call_submissions(store)
     await store.end_sessions([End(session_id, "STOPPED") for session_id in ids])
     await store.get_capacity(capacity_id)
     await store.list_capacities(None, None, 100)
@@ -135,6 +174,27 @@ async def call_leases_and_jobs(store: Store) -> None:
     await store.list_runs("tidy", None, 100)
 
 
+async def call_submissions(store: Store) -> None:
+    """What is listed is some of what is there, in every state; it writes only to what is its own."""
+    fence = await executor(store)
+    made = await accept(store, 8)
+    await store.begin_attempts(fence, made)
+    await store.finish_attempts(fence, [end(each, outcome=DELIVERED if n else FAILED) for n, each in enumerate(made)])
+    await store.command_submissions(SubmissionCommand.RETRY, made)
+    await store.begin_attempts(fence, made)
+    fence = await next_executor(store)
+    await store.close_unknown(fence, 100)
+    await store.explain_waiting(fence, made, "its gateway is gone")
+    await store.command_submissions(SubmissionCommand.CANCEL, made)
+    await store.read_parcels(made)
+    await store.get_submission(made[0])
+    await store.list_waiting(None, 20)
+    await store.list_waiting(changed(datetime.now(UTC) - timedelta(days=1), made[0]), 20)
+    for state in (None, "pending", "delivered", "failed"):
+        await store.list_submissions(SubmissionFilter(state=state), None, 20)
+        await store.list_submissions(SubmissionFilter(state=state), made[0], 20)
+
+
 async def _tuples_read(url: str) -> int:
     """By everybody whose connection is closed: PostgreSQL counts at the end of a session at the latest."""
     connection = await asyncpg.connect(url)
@@ -155,6 +215,14 @@ _TUPLES_READ = (
 )
 
 
+async def test_postgres_lists_a_state_in_which_nothing_is_without_reading_the_others(postgres_url: str) -> None:
+    store = open_store(postgres_url, POOL_SIZE)
+    before = await _tuples_read(postgres_url)
+    await store.list_submissions(SubmissionFilter(state="cancelled"), None, 20)
+    await store.close()
+    assert await _tuples_read(postgres_url) - before < READS_MAX
+
+
 SQLITE_STATEMENTS = {
     "look": (opening.LIVE_OF, "SEARCH s USING INDEX sessions_live_key (capacity_id=? AND user_object_id=?)"),
     "ended since": (
@@ -169,6 +237,18 @@ SQLITE_STATEMENTS = {
         sessions.list_statement(SessionFilter(), Position(NOON, some_id()), 100, NOON),
         "SEARCH sessions USING INDEX sessions_started_at (started_at<?)",
     ),
+    "waiting": (
+        submissions.waiting_statement(changed(NOON, some_id()), 100),
+        "SEARCH submissions USING INDEX submissions_waiting (last_modified_at>?)",
+    ),
+    "submissions": (
+        submissions.list_statement(SubmissionFilter(), some_id(), 100),
+        "SEARCH submissions USING INDEX sqlite_autoindex_submissions_1 (submission_id<?)",
+    ),
+    "failed submissions": (
+        submissions.list_statement(SubmissionFilter(state="failed"), some_id(), 100),
+        "SEARCH submissions USING INDEX submissions_failed (submission_id<?)",
+    ),
 }
 
 
@@ -182,6 +262,7 @@ async def sqlite_file(
     database = Database(f"sqlite:///{path}", store, clock)
     if request.param:
         await fill_sqlite(database, request.param)
+        await fill_submissions_sqlite(database, request.param)
     yield database
     await database.close()
 
@@ -195,10 +276,10 @@ async def test_sqlite_searches_the_intended_index(sqlite_file: Database, name: s
     text = text.replace("tenure_now()", "0").replace(":keys", "'[]'")
     plan = [row["detail"] for row in await sqlite_file.rows(f"EXPLAIN QUERY PLAN {text}")]
     assert expected in plan
-    assert not any(line.startswith("SCAN s") for line in plan), plan
+    assert not any(line.startswith("SCAN s") or "FOR ORDER BY" in line for line in plan), plan
 
 
-async def test_sqlite_never_scans_the_sessions(sqlite_file: Database) -> None:
+async def test_sqlite_never_scans_sessions_or_submissions(sqlite_file: Database) -> None:
     """Every statement of every write, as it was sent."""
     sent: dict[str, object] = {}
 
@@ -218,14 +299,23 @@ async def test_sqlite_never_scans_the_sessions(sqlite_file: Database) -> None:
     assert len(plans) > 10
 
 
+TABLES = re.compile(r"\b(sessions|submissions|submission_attempts)\b")
+SCAN = re.compile(r"SCAN (s|sessions|submissions|submission_attempts)( USING .*)?$")
+PAGES = [
+    f"SCAN submissions USING INDEX {name}"
+    for name in ("submissions_waiting", "submissions_failed", "sqlite_autoindex_submissions_1")
+]
+
+
 def _plan(connection: Connection, statement: str, parameters: Any) -> list[str]:
     one = parameters[0] if isinstance(parameters, list) else parameters
     return [row[3] for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", one)]
 
 
 def _reads(statement: str) -> bool:
-    return "sessions" in statement and statement.lstrip().startswith(("SELECT", "UPDATE", "DELETE"))
+    return bool(TABLES.search(statement)) and statement.lstrip().startswith(("SELECT", "UPDATE", "DELETE"))
 
 
 def _is_scan(line: str) -> bool:
-    return line in ("SCAN s", "SCAN sessions") or line.startswith(("SCAN s USING", "SCAN sessions USING"))
+    """A page from the beginning reads an index in its order, and no more of it than the page."""
+    return bool(SCAN.match(line)) and line not in PAGES

@@ -23,6 +23,7 @@ from tenure.model.leases import (
     Posting,
     RunOutcome,
 )
+from tenure.store.store import Topic
 from tests.support.wishes import NOON, SECOND
 
 T = TypeVar("T")
@@ -95,7 +96,7 @@ class LeaseStore:
     async def read_board(self, names: Sequence[str]) -> Board:
         return await self._do("read_board", lambda: self.board(*names))
 
-    def listen(self, wake: Callable[[], None]) -> None:
+    def listen(self, topic: Topic, wake: Callable[[], None]) -> None:
         """Never tells anything."""
 
     async def register_jobs(self, jobs: Sequence[JobSettings]) -> None:

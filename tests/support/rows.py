@@ -53,3 +53,61 @@ async def fill_sqlite(database: Database, count: int) -> None:
         """
     )
     await database.execute("ANALYZE")
+
+
+SUBMISSION_INDEXES = ("submissions_key", "submissions_waiting", "submissions_failed", "submissions_ended_at")
+SUBMISSION_COLUMNS = (
+    "submission_id, created_at, last_modified_at, next_attempt_at, ended_at, attempts, failures, state, gateway, "
+    "caller, idempotency_key, delivery_key, digest, contract, payload"
+)
+ATTEMPT_COLUMNS = "submission_id, number, epoch, holder, started_at, ended_at, outcome"
+STATE = "CASE WHEN g % 100 < 70 THEN 'pending' WHEN g % 100 < 98 THEN 'delivered' ELSE 'failed' END"
+"""Most wait: what is to be cheap is the work of an executor that has much to do. None is cancelled."""
+
+
+async def fill_submissions_postgres(url: str, count: int) -> None:
+    """Each with an attempt that is over."""
+    connection = await asyncpg.connect(url)
+    definitions = await connection.fetch(
+        "SELECT indexdef FROM pg_indexes WHERE indexname = ANY ($1)", list(SUBMISSION_INDEXES)
+    )
+    for index in SUBMISSION_INDEXES:
+        await connection.execute(f"DROP INDEX {index}")
+    await connection.execute(
+        f"""
+        INSERT INTO submissions ({SUBMISSION_COLUMNS})
+        SELECT (lpad(to_hex(g), 12, '0') || '70008000000000000000')::uuid, s, s,
+               CASE state WHEN 'pending' THEN s END, CASE WHEN state <> 'pending' THEN s END, 1, 1, state,
+               'gateway ' || g % 7, 'caller ' || g % 1000, 'key ' || g, g, decode(md5(g::text), 'hex'), '{{}}', ''
+          FROM (SELECT g, {STATE} AS state, now() - interval '2 days' + g * interval '1 second' / 10 AS s
+                  FROM generate_series(1, {count}) AS g) AS made
+        """
+    )
+    await connection.execute(
+        f"INSERT INTO submission_attempts ({ATTEMPT_COLUMNS}) "
+        "SELECT submission_id, 1, 1, 'one', created_at, created_at, 'failed' FROM submissions"
+    )
+    for row in definitions:
+        await connection.execute(row["indexdef"])
+    await connection.execute("VACUUM ANALYZE submissions")
+    await connection.execute("VACUUM ANALYZE submission_attempts")
+    await connection.close()
+
+
+async def fill_submissions_sqlite(database: Database, count: int) -> None:
+    """Each with an attempt that is over."""
+    await database.execute(
+        f"""
+        INSERT INTO submissions ({SUBMISSION_COLUMNS})
+        WITH RECURSIVE made (g) AS (SELECT 1 UNION ALL SELECT g + 1 FROM made WHERE g < {count})
+        SELECT printf('%08x-0000-7000-8000-000000000000', g), g * 1000, g * 1000,
+               CASE WHEN g % 100 < 70 THEN g * 1000 END, CASE WHEN g % 100 >= 70 THEN g * 1000 END, 1, 1, {STATE},
+               'gateway ' || g % 7, 'caller ' || g % 1000, 'key ' || g, g, x'00', '{{}}', x''
+          FROM made
+        """
+    )
+    await database.execute(
+        f"INSERT INTO submission_attempts ({ATTEMPT_COLUMNS}) "
+        "SELECT submission_id, 1, 1, 'one', created_at, created_at, 'failed' FROM submissions"
+    )
+    await database.execute("ANALYZE")

@@ -30,12 +30,22 @@ async def eventually(holds: Callable[[], bool]) -> None:
 class Office:
     """A leadership, the work that is done in it, and a board that is shown when a test says so."""
 
-    def __init__(self, store: LeaseStore, timing: LeasesConfig = TIMING, holder: str = "us") -> None:
+    def __init__(
+        self, store: LeaseStore, timing: LeasesConfig = TIMING, holder: str = "us", grace_seconds: float = 0.0
+    ) -> None:
         self.store = store
         self.terms: list[HeldLease] = []
         self.cancelled = 0
         self.work_fails = False
-        self.leadership = Leadership(store, NAME, holder, timing, LeaseCounters(), self.work)  # type: ignore[arg-type]
+        self.leadership = Leadership(
+            store,  # type: ignore[arg-type]
+            NAME,
+            holder,
+            timing,
+            LeaseCounters(),
+            self.work,
+            grace_seconds,
+        )
         self._looking: asyncio.Task[None] | None = None
         self._working: list[asyncio.Task[object] | None] = []
 
@@ -553,3 +563,125 @@ async def test_no_work_begins_after_the_stop(office: Office, store: LeaseStore) 
     await eventually(lambda: not store.is_held(NAME))
     stopping.cancel()
     assert office.terms == []
+
+
+# The grace of a stop.
+
+
+class Finishing(Office):
+    """Work that is told when its instance stops, and needs a moment then: as long as the test says."""
+
+    def __init__(self, store: LeaseStore, grace_seconds: float = BOUND_SECONDS) -> None:
+        super().__init__(store, grace_seconds=grace_seconds)
+        self.may_end = asyncio.Event()
+        self.is_ending = asyncio.Event()
+        self.fails_with: Exception | None = None
+
+    async def work(self, lease: HeldLease) -> None:
+        self._working.append(asyncio.current_task())
+        self.terms.append(lease)
+        try:
+            await lease.ending.wait()
+            self.is_ending.set()
+            await self.may_end.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        if self.fails_with is not None:
+            raise self.fails_with
+
+
+async def finishing(store: LeaseStore, grace_seconds: float = BOUND_SECONDS) -> Finishing:
+    """Leads already."""
+    office = Finishing(store, grace_seconds)
+    office.leadership.start()
+    await office.lead()
+    return office
+
+
+async def test_work_is_told_of_the_stop_and_keeps_its_lease_until_it_has_ended(store: LeaseStore) -> None:
+    office = await finishing(store)
+    stopping = asyncio.create_task(office.stop())
+    await asyncio.wait_for(office.is_ending.wait(), BOUND_SECONDS)
+    renewed = store.asked.count("renew_lease")
+    await eventually(lambda: store.asked.count("renew_lease") > renewed + 2)
+    assert (office.leadership.is_leading, store.is_held(NAME), stopping.done()) == (True, True, False)
+    office.may_end.set()
+    await stopping
+    assert (office.leadership.is_leading, store.is_held(NAME), office.cancelled) == (False, False, 0)
+
+
+async def test_work_can_write_until_it_has_ended(store: LeaseStore) -> None:
+    office = await finishing(store)
+    stopping = asyncio.create_task(office.stop())
+    await asyncio.wait_for(office.is_ending.wait(), BOUND_SECONDS)
+    assert office.terms[0].fence == store.leases[NAME].fence
+    office.may_end.set()
+    await stopping
+    with pytest.raises(LeaseLost):
+        _ = office.terms[0].fence
+
+
+async def test_work_that_ended_by_itself_at_a_stop_is_told_as_released(store: LeaseStore) -> None:
+    office = await finishing(store)
+    office.may_end.set()
+    with capture_logs() as logs:
+        await office.stop()
+    assert (reasons(logs), store.asked.count("release_lease")) == (["released"], 1)
+
+
+async def test_work_that_does_not_end_in_its_time_is_cancelled_and_its_lease_released(store: LeaseStore) -> None:
+    office = await finishing(store, grace_seconds=0.05)
+    with capture_logs() as logs:
+        await office.stop()
+    assert (reasons(logs), office.cancelled, store.is_held(NAME)) == (["released"], 1, False)
+
+
+async def test_work_that_loses_its_lease_while_it_ends_is_told_as_lost(store: LeaseStore) -> None:
+    office = await finishing(store)
+    office.fails_with = LeaseLost("another epoch")
+    office.may_end.set()
+    with capture_logs() as logs:
+        await office.stop()
+    assert (reasons(logs), store.asked.count("release_lease")) == (["lost"], 0)
+
+
+async def test_work_that_fails_while_it_ends_is_told_as_failed_and_its_lease_released(store: LeaseStore) -> None:
+    office = await finishing(store)
+    office.fails_with = ValueError("no space left on device")
+    office.may_end.set()
+    with capture_logs() as logs:
+        await office.stop()
+    assert (reasons(logs), store.is_held(NAME)) == (["failed"], False)
+
+
+async def test_a_lease_that_is_lost_during_the_grace_ends_the_work_at_once(store: LeaseStore) -> None:
+    office = await finishing(store)
+    with capture_logs() as logs:
+        stopping = asyncio.create_task(office.stop())
+        await asyncio.wait_for(office.is_ending.wait(), BOUND_SECONDS)
+        store.steal(NAME)
+        await stopping
+    assert (reasons(logs), office.cancelled) == (["lost"], 1)
+
+
+async def test_does_not_lead_again_after_its_work_has_ended_at_a_stop(store: LeaseStore) -> None:
+    office = await finishing(store)
+    office.may_end.set()
+    await office.stop()
+    office.look()
+    await asyncio.sleep(3 * TICK)
+    assert (len(office.terms), store.asked.count("acquire_lease")) == (1, 1)
+
+
+async def test_work_without_a_grace_is_not_told_and_not_waited_for(store: LeaseStore) -> None:
+    office = await finishing(store, grace_seconds=0.0)
+    await office.stop()
+    assert (office.is_ending.is_set(), office.cancelled, store.is_held(NAME)) == (False, 1, False)
+
+
+async def test_a_follower_that_stops_has_nothing_to_wait_for(store: LeaseStore) -> None:
+    office = Finishing(store)
+    office.leadership.start()
+    await office.stop()
+    assert (office.terms, store.asked) == ([], [])

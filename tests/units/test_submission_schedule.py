@@ -1,11 +1,11 @@
 """The schedule in memory, against a plain list."""
 
-from uuid import UUID
-
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tenure.submissions.schedule import Entry, Schedule
+from tenure.ids import id_of_number, new_id, number_of_id
+from tenure.model.submissions import Waiting
+from tenure.submissions.schedule import Entry, Schedule, entry_of
 
 NOW = 2_000_000_000_000_000
 ALL = 1_000
@@ -13,22 +13,23 @@ ALL = 1_000
 entries = st.lists(
     st.builds(
         Entry,
-        st.uuids().map(str),
+        st.integers(0, 2**128 - 1),
         st.sampled_from(["crm", "usages"]),
         st.integers(NOW - 1000, NOW + 1000),
     ),
-    unique_by=lambda entry: entry.submission_id,
+    unique_by=lambda entry: entry.number,
     max_size=50,
 )
 
 
 def some_entry(number: int, due: int = NOW, gateway: str = "crm") -> Entry:
-    return Entry(str(UUID(int=number)), gateway, due)
+    return Entry(number, gateway, due)
 
 
 def loaded(*given_entries: Entry) -> Schedule:
     schedule = Schedule()
-    schedule.load(given_entries)
+    schedule.load(Waiting(*entry, NOW - 7) for entry in given_entries)
+    schedule.put_in_order()
     return schedule
 
 
@@ -37,8 +38,8 @@ def test_gives_out_what_is_due_of_a_gateway_oldest_first(first: list[Entry], lat
     schedule = loaded(*first)
     for entry in later:
         schedule.add(entry)
-    due = sorted((e.due_microseconds, UUID(e.submission_id).int) for e in {*first, *later} if e.gateway == "crm")
-    expected = list(dict.fromkeys(str(UUID(int=number)) for at, number in due if at <= NOW))
+    due = sorted((entry.due_microseconds, entry.number) for entry in {*first, *later} if entry.gateway == "crm")
+    expected = list(dict.fromkeys(id_of_number(number) for at, number in due if at <= NOW))
     assert schedule.take("crm", NOW, ALL) == expected
 
 
@@ -47,15 +48,15 @@ def test_knows_what_it_was_given_until_it_is_forgotten(given_entries: list[Entry
     schedule = loaded(*given_entries)
     assert len(schedule) == len(given_entries)
     for entry in given_entries:
-        assert entry.submission_id in schedule
-        schedule.forget(entry.submission_id)
-        assert entry.submission_id not in schedule
+        assert entry.number in schedule
+        schedule.forget(entry.number)
+        assert entry.number not in schedule
     assert schedule.take("crm", NOW + ALL, ALL) == []
 
 
 def test_is_due_on_the_microsecond() -> None:
     schedule = loaded(some_entry(1))
-    assert (schedule.take("crm", NOW - 1, ALL), schedule.take("crm", NOW, ALL)) == ([], [some_entry(1).submission_id])
+    assert (schedule.take("crm", NOW - 1, ALL), schedule.take("crm", NOW, ALL)) == ([], [id_of_number(1)])
 
 
 def test_gives_out_no_more_than_is_wanted() -> None:
@@ -65,15 +66,36 @@ def test_gives_out_no_more_than_is_wanted() -> None:
 
 def test_gives_out_once_what_it_was_told_twice() -> None:
     schedule = loaded(some_entry(1), some_entry(1, NOW - 5))
-    assert schedule.take("crm", NOW, ALL) == [some_entry(1).submission_id]
+    assert schedule.take("crm", NOW, ALL) == [id_of_number(1)]
 
 
 def test_what_is_taken_is_known_and_may_come_again() -> None:
     schedule = loaded(some_entry(1))
     schedule.take("crm", NOW, ALL)
-    assert some_entry(1).submission_id in schedule
+    assert 1 in schedule
     schedule.add(some_entry(1, NOW + 5))
-    assert schedule.take("crm", NOW + 5, ALL) == [some_entry(1).submission_id]
+    assert schedule.take("crm", NOW + 5, ALL) == [id_of_number(1)]
+
+
+def test_what_is_loaded_comes_in_pages() -> None:
+    schedule = Schedule()
+    for number in (3, 1, 2):
+        schedule.load([Waiting(number, "crm", NOW - number, NOW)])
+    schedule.put_in_order()
+    assert schedule.take("crm", NOW, ALL) == [id_of_number(number) for number in (3, 2, 1)]
+
+
+def test_what_is_under_way_is_loaded_as_due() -> None:
+    schedule = Schedule()
+    schedule.load([Waiting(1, "crm", None, NOW)])
+    schedule.put_in_order()
+    assert (1 in schedule, schedule.next_due("crm")) == (True, 0)
+
+
+def test_takes_an_id_for_its_number() -> None:
+    submission_id = new_id()
+    assert entry_of(submission_id, "crm", NOW) == Entry(number_of_id(submission_id), "crm", NOW)
+    assert id_of_number(number_of_id(submission_id)) == submission_id
 
 
 def test_tells_when_the_next_one_is_due() -> None:

@@ -112,3 +112,13 @@ def test_chance_only_lengthens_a_pause_and_by_little(chance: float) -> None:
     pause = verdict(Answer(500), chance=chance).pause_seconds
     assert pause is not None
     assert 5.0 <= pause <= 5.0 * (1 + JITTER)
+
+
+@given(
+    st.text(st.characters(max_codepoint=255))
+    | st.from_regex(r"[A-Z][a-z]{2}, [0-9]{1,20} Jan [0-9]{1,25} [0-9]{1,20}:0:0 [+-][0-9]{1,12}")
+)
+def test_no_header_is_too_odd_to_be_judged(header: str) -> None:
+    pause = verdict(Answer(503, retry_after=header)).pause_seconds
+    assert pause is not None
+    assert 0 <= pause <= RETRY_AFTER_MAX_SECONDS

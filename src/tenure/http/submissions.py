@@ -39,7 +39,13 @@ from tenure.submissions.acceptance import Acceptor
 BODY_MAX_BYTES = 1024 * 1024
 
 GatewayName = Annotated[
-    str, Meta(min_length=1, max_length=NAME_MAX, extra={"must": "must be the name of a gateway that is set up"})
+    str,
+    Meta(
+        # Databases differ in what they make of other characters, and one of them cannot store all.
+        pattern="^[ -~]+$",
+        max_length=NAME_MAX,
+        extra={"must": "must be the name of a gateway that is set up"},
+    ),
 ]
 Key = Annotated[
     str,

@@ -115,9 +115,8 @@ class Intake:
     def _take(self, rows: Sequence[Waiting]) -> None:
         for number, gateway, due, changed_at in rows:
             self._seen[number] = changed_at
-            # Without a next attempt, one is under way: whoever made it knows the rest.
-            if due is not None:
-                self.schedule.add(Entry(number, gateway, due))
+            # Without a next attempt, one is under way. If we do not know of it, we were never told of its beginning.
+            self.schedule.add(Entry(number, gateway, due or 0))
 
     async def _pages(self, after: Change | None, size: int) -> AsyncIterator[WaitingPage]:
         while True:

@@ -39,9 +39,8 @@ class Schedule:
     def load(self, rows: Iterable[Waiting]) -> None:
         """Many at once, in any order: cheaper than one by one. Nothing can be taken before they are put in order."""
         for number, gateway, due, _ in rows:
-            if due is not None:
-                self._known.add(number)
-                self._heap(gateway).append(due << ID_BITS | number)
+            self._known.add(number)
+            self._heap(gateway).append((due or 0) << ID_BITS | number)
 
     def _heap(self, gateway: str) -> list[int]:
         heap = self._heaps.get(gateway)

@@ -106,25 +106,29 @@ def finish_attempts(connection: Connection, now: datetime, fence: Fence, ends: S
             .where(_attempt.submission_id == end.submission_id, _attempt.number == end.number)
             .where(_attempt.ended_at.is_(None))
             .values(ended_at=now, outcome=end.outcome.value, status=end.status, error=end.error)
-        )
-        if closed.rowcount:
-            _move(connection, now, end)
+            .returning(_attempt.started_at)
+        ).one_or_none()
+        if closed is not None:
+            _move(connection, now, closed.started_at, end)
     moved = select(_row.submission_id, _row.state, _row.next_attempt_at)
     rows = connection.execute(moved.where(_row.submission_id.in_([end.submission_id for end in ends])))
     return [Moved(*row) for row in rows]
 
 
-def _move(connection: Connection, now: datetime, end: AttemptEnd) -> None:
-    row = connection.execute(select(_row.state, _row.failures).where(_row.submission_id == end.submission_id)).one()
-    pending = row.state == SubmissionState.PENDING.value
-    changes: dict[str, Any] = {"failures": row.failures + end.counts, "last_error": end.error}
+def _move(connection: Connection, now: datetime, started_at: datetime, end: AttemptEnd) -> None:
+    columns = (_row.state, _row.failures, _row.last_modified_at)
+    row = connection.execute(select(*columns).where(_row.submission_id == end.submission_id)).one()
+    # Retried by hand while its attempt was under way: due as soon as that has failed, and counted from 0.
+    retried = row.last_modified_at > started_at
+    pause = 0 if retried else end.pause_microseconds
+    changes: dict[str, Any] = {"failures": row.failures + (end.counts and not retried), "last_error": end.error}
     if end.outcome is AttemptOutcome.DELIVERED:
         changes |= {"state": SubmissionState.DELIVERED.value, "next_attempt_at": None, "ended_at": now}
         changes["last_error"] = None
-    elif pending and end.pause_microseconds is None:
+    elif row.state == SubmissionState.PENDING.value and pause is None:
         changes |= {"state": SubmissionState.FAILED.value, "next_attempt_at": None, "ended_at": now}
-    elif pending:
-        changes |= {"next_attempt_at": now + (end.pause_microseconds or 0) * MICROSECOND}
+    elif row.state == SubmissionState.PENDING.value:
+        changes |= {"next_attempt_at": now + (pause or 0) * MICROSECOND}
     _write(connection, end.submission_id, **changes)
 
 

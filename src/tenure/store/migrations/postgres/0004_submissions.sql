@@ -17,21 +17,37 @@ AS $$
 #variable_conflict use_column
 DECLARE
     v_now timestamptz := tenure_now();
-    v_new uuid[];
+    v_new uuid[] := '{}';
+    v_found uuid[];
 BEGIN
-    WITH made AS (
-        INSERT INTO submissions (
-            submission_id, gateway, caller, idempotency_key, delivery_key, payload, digest, contract, state, attempts,
-            failures, next_attempt_at, created_at, last_modified_at)
-        SELECT w.submission_id, w.gateway, w.caller, w.key, w.submission_id::text, w.payload, w.digest, w.contract,
-               'pending', 0, 0, v_now, v_now, v_now
-          FROM unnest(p_submission, p_gateway, p_caller, p_key, p_payload, p_digest, p_contract)
-               AS w(submission_id, gateway, caller, key, payload, digest, contract)
-         ORDER BY w.caller, w.gateway, w.key
-        ON CONFLICT (caller, gateway, idempotency_key) DO NOTHING
-        RETURNING submissions.submission_id
-    )
-    SELECT coalesce(array_agg(m.submission_id), '{}') INTO v_new FROM made m;
+    LOOP
+        WITH made AS (
+            INSERT INTO submissions (
+                submission_id, gateway, caller, idempotency_key, delivery_key, payload, digest, contract, state, attempts,
+                failures, next_attempt_at, created_at, last_modified_at)
+            SELECT w.submission_id, w.gateway, w.caller, w.key, w.submission_id::text, w.payload, w.digest, w.contract,
+                   'pending', 0, 0, v_now, v_now, v_now
+              FROM unnest(p_submission, p_gateway, p_caller, p_key, p_payload, p_digest, p_contract)
+                   AS w(submission_id, gateway, caller, key, payload, digest, contract)
+             WHERE NOT w.submission_id = ANY (v_new)
+             ORDER BY w.caller, w.gateway, w.key
+            ON CONFLICT (caller, gateway, idempotency_key) DO NOTHING
+            RETURNING submissions.submission_id
+        )
+        SELECT v_new || coalesce(array_agg(m.submission_id), '{}') INTO v_new FROM made m;
+        EXIT WHEN cardinality(v_new) = cardinality(p_submission);
+        v_found := ARRAY(
+            -- plan: lock
+            SELECT w.submission_id
+              FROM unnest(p_submission, p_caller, p_gateway, p_key) AS w(submission_id, caller, gateway, key)
+              JOIN submissions s ON s.caller = w.caller AND s.gateway = w.gateway AND s.idempotency_key = w.key
+             WHERE NOT w.submission_id = ANY (v_new)
+               FOR KEY SHARE OF s
+            -- plan end
+        );
+        -- What was pruned in between leaves its key free: once more.
+        EXIT WHEN cardinality(v_new) + cardinality(v_found) = cardinality(p_submission);
+    END LOOP;
     IF cardinality(v_new) < cardinality(p_submission) THEN
         RETURN QUERY
             -- plan: found
@@ -68,10 +84,12 @@ BEGIN
     v_held := ARRAY(
         -- plan: lock
         SELECT s.submission_id FROM submissions s WHERE s.submission_id = ANY (p_submission)
-         ORDER BY s.submission_id FOR UPDATE SKIP LOCKED
+         ORDER BY s.submission_id FOR NO KEY UPDATE SKIP LOCKED
         -- plan end
     );
     v_now := tenure_now();
+    -- Once more: while it waited, the lease may have run out, and nothing may be told to have begun after that.
+    PERFORM tenure_check_fence_1(p_name, p_holder, p_epoch);
     WITH begun AS (
         -- plan: begin
         UPDATE submissions s SET attempts = s.attempts + 1, next_attempt_at = NULL
@@ -102,6 +120,8 @@ $$;
 -- delivered even if it was cancelled meanwhile; anything else moves only what is still pending. `p_counts`: whether it
 -- counts against the limit; `p_pause`: until the next one, NULL if there is to be none.
 --
+-- What was retried by hand while its attempt was under way is due as soon as that has failed, and counts from 0.
+--
 -- A repetition after a lost answer finds the attempts closed, and changes nothing twice.
 CREATE FUNCTION tenure_finish_attempts_1(
     p_name text, p_holder text, p_epoch bigint, p_submission uuid[], p_number int[], p_outcome text[], p_status int[],
@@ -113,11 +133,12 @@ AS $$
 DECLARE
     v_now timestamptz;
     v_closed uuid[];
+    v_started timestamptz[];
 BEGIN
     PERFORM tenure_check_fence_1(p_name, p_holder, p_epoch);
     PERFORM
         -- plan: lock
-        s.submission_id FROM submissions s WHERE s.submission_id = ANY (p_submission) ORDER BY s.submission_id FOR UPDATE
+        s.submission_id FROM submissions s WHERE s.submission_id = ANY (p_submission) ORDER BY s.submission_id FOR NO KEY UPDATE
         -- plan end
     ;
     v_now := tenure_now();
@@ -127,22 +148,24 @@ BEGIN
            SET ended_at = v_now, outcome = e.outcome, status = e.status, error = e.error
           FROM unnest(p_submission, p_number, p_outcome, p_status, p_error) AS e(submission_id, number, outcome, status, error)
          WHERE a.submission_id = e.submission_id AND a.number = e.number AND a.outcome IS NULL
-        RETURNING a.submission_id
+        RETURNING a.submission_id, a.started_at
         -- plan end
     )
-    SELECT coalesce(array_agg(c.submission_id), '{}') INTO v_closed FROM closed c;
+    SELECT array_agg(c.submission_id), array_agg(c.started_at) INTO v_closed, v_started FROM closed c;
     -- plan: move
     UPDATE submissions s
        SET state = CASE WHEN e.outcome = 'delivered' THEN 'delivered' WHEN s.state <> 'pending' THEN s.state
-                        WHEN e.pause IS NULL THEN 'failed' ELSE 'pending' END,
-           next_attempt_at = CASE WHEN e.outcome <> 'delivered' AND s.state = 'pending'
-                                  THEN v_now + e.pause * interval '1 microsecond' END,
-           failures = s.failures + CASE WHEN e.counts THEN 1 ELSE 0 END,
+                        WHEN e.pause IS NULL AND s.last_modified_at <= c.started_at THEN 'failed' ELSE 'pending' END,
+           next_attempt_at = CASE WHEN e.outcome = 'delivered' OR s.state <> 'pending' THEN NULL
+                                  WHEN s.last_modified_at > c.started_at THEN v_now
+                                  ELSE v_now + e.pause * interval '1 microsecond' END,
+           failures = s.failures + CASE WHEN e.counts AND s.last_modified_at <= c.started_at THEN 1 ELSE 0 END,
            last_error = CASE WHEN e.outcome = 'delivered' THEN NULL ELSE e.error END,
-           ended_at = CASE WHEN e.outcome = 'delivered' OR (s.state = 'pending' AND e.pause IS NULL) THEN v_now
-                           ELSE s.ended_at END
+           ended_at = CASE WHEN e.outcome = 'delivered' THEN v_now WHEN s.state <> 'pending' THEN s.ended_at
+                           WHEN e.pause IS NULL AND s.last_modified_at <= c.started_at THEN v_now END
       FROM unnest(p_submission, p_outcome, p_error, p_counts, p_pause) AS e(submission_id, outcome, error, counts, pause)
-     WHERE s.submission_id = e.submission_id AND s.submission_id = ANY (v_closed)
+      JOIN unnest(v_closed, v_started) AS c(submission_id, started_at) ON c.submission_id = e.submission_id
+     WHERE s.submission_id = e.submission_id
     -- plan end
     ;
     RETURN QUERY
@@ -174,7 +197,7 @@ BEGIN
     );
     PERFORM
         -- plan: lock
-        s.submission_id FROM submissions s WHERE s.submission_id = ANY (v_left) ORDER BY s.submission_id FOR UPDATE
+        s.submission_id FROM submissions s WHERE s.submission_id = ANY (v_left) ORDER BY s.submission_id FOR NO KEY UPDATE
         -- plan end
     ;
     v_now := tenure_now();
@@ -207,7 +230,7 @@ BEGIN
     PERFORM tenure_check_fence_1(p_name, p_holder, p_epoch);
     PERFORM
         -- plan: lock
-        s.submission_id FROM submissions s WHERE s.submission_id = ANY (p_submission) ORDER BY s.submission_id FOR UPDATE
+        s.submission_id FROM submissions s WHERE s.submission_id = ANY (p_submission) ORDER BY s.submission_id FOR NO KEY UPDATE
         -- plan end
     ;
     -- plan: explain
@@ -232,7 +255,7 @@ DECLARE
 BEGIN
     PERFORM
         -- plan: lock
-        s.submission_id FROM submissions s WHERE s.submission_id = ANY (p_submission) ORDER BY s.submission_id FOR UPDATE
+        s.submission_id FROM submissions s WHERE s.submission_id = ANY (p_submission) ORDER BY s.submission_id FOR NO KEY UPDATE
         -- plan end
     ;
     v_now := tenure_now();

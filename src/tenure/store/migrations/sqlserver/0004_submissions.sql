@@ -168,6 +168,8 @@ BEGIN
     OPTION (FORCE ORDER, LOOP JOIN, MAXDOP 1);
 
     SET @now = dbo.tenure_now();
+    -- Once more: while it waited, the lease may have run out, and nothing may be told to have begun after that.
+    EXEC dbo.tenure_check_fence_1 @name = @name, @holder = @holder, @epoch = @epoch;
 
     UPDATE m
     SET m.is_due = 1, m.number = m.number + 1
@@ -244,7 +246,9 @@ BEGIN
         state varchar(16) NOT NULL,
         next_attempt_at datetime2(6),
         ended_at datetime2(6),
-        is_open bit NOT NULL
+        last_modified_at datetime2(6) NOT NULL,
+        is_open bit NOT NULL,
+        is_retried bit NOT NULL
     );
 
     INSERT INTO @said (submission_id, number, outcome, status, error, counts, pause)
@@ -263,16 +267,17 @@ BEGIN
     EXEC dbo.tenure_check_fence_1 @name = @name, @holder = @holder, @epoch = @epoch;
 
     -- Lock the rows, in the order of their ids. TOP makes the ORDER BY binding.
-    INSERT INTO @mine (submission_id, state, next_attempt_at, ended_at, is_open)
-    SELECT TOP (1000) s.submission_id, s.state, s.next_attempt_at, s.ended_at, 0
+    INSERT INTO @mine (submission_id, state, next_attempt_at, ended_at, last_modified_at, is_open, is_retried)
+    SELECT TOP (1000) s.submission_id, s.state, s.next_attempt_at, s.ended_at, s.last_modified_at, 0, 0
     FROM @said AS e
     INNER JOIN dbo.submissions AS s WITH (UPDLOCK, HOLDLOCK, ROWLOCK, INDEX (submissions_pkey))
         ON e.submission_id = s.submission_id
     ORDER BY e.submission_id
     OPTION (FORCE ORDER, LOOP JOIN, MAXDOP 1);
 
+    -- Retried by hand while its attempt was under way: due as soon as that has failed, and counted from 0.
     UPDATE m
-    SET m.is_open = 1
+    SET m.is_open = 1, m.is_retried = CASE WHEN m.last_modified_at > t.started_at THEN 1 ELSE 0 END
     FROM @said AS e
     INNER JOIN @mine AS m ON e.submission_id = m.submission_id
     INNER JOIN dbo.submission_attempts AS t WITH (READCOMMITTEDLOCK, INDEX (submission_attempts_pkey))
@@ -286,14 +291,16 @@ BEGIN
     SET
         m.state = CASE
             WHEN e.outcome = 'delivered' THEN 'delivered'
-            WHEN m.state = 'pending' AND e.pause IS NULL THEN 'failed'
+            WHEN m.state = 'pending' AND e.pause IS NULL AND m.is_retried = 0 THEN 'failed'
             ELSE m.state
         END,
         m.next_attempt_at = CASE
-            WHEN e.outcome <> 'delivered' AND m.state = 'pending' THEN dbo.tenure_later_1(@now, e.pause)
+            WHEN e.outcome = 'delivered' OR m.state <> 'pending' THEN NULL
+            WHEN m.is_retried = 1 THEN @now
+            ELSE dbo.tenure_later_1(@now, e.pause)
         END,
         m.ended_at = CASE
-            WHEN e.outcome = 'delivered' OR (m.state = 'pending' AND e.pause IS NULL) THEN @now
+            WHEN e.outcome = 'delivered' OR (m.state = 'pending' AND e.pause IS NULL AND m.is_retried = 0) THEN @now
             ELSE m.ended_at
         END
     FROM @mine AS m
@@ -312,7 +319,7 @@ BEGIN
     SET
         s.state = m.state,
         s.next_attempt_at = m.next_attempt_at,
-        s.failures = s.failures + e.counts,
+        s.failures = s.failures + CASE WHEN m.is_retried = 0 THEN e.counts ELSE 0 END,
         s.last_error = CASE WHEN e.outcome <> 'delivered' THEN e.error END,
         s.ended_at = m.ended_at
     FROM @said AS e

@@ -1,0 +1,152 @@
+"""What submissions must do, in plain Python: what the engines are compared with. It knows no SQL and no leases."""
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from msgspec.structs import replace
+
+from tenure.model.submissions import (
+    Accepted,
+    Attempt,
+    AttemptEnd,
+    AttemptOutcome,
+    BeginAttemptFound,
+    Moved,
+    Submission,
+    SubmissionCommand,
+    Submit,
+    Waiting,
+)
+from tests.support.submissions import waits
+
+MICROSECOND = timedelta(microseconds=1)
+
+Key = tuple[str, str, str]
+Told = tuple[BeginAttemptFound, int | datetime | None]
+"""What a begin tells: with the number if it may be sent, or when it is due."""
+
+
+class SubmissionModel:
+    def __init__(self) -> None:
+        self.by_key: dict[Key, Submit] = {}
+        self.submissions: dict[str, Submission] = {}
+        self.attempts: dict[str, list[Attempt]] = {}
+
+    def accept(self, wishes: Sequence[Submit], now: datetime) -> list[Accepted]:
+        return [self._accept(wish, now) for wish in wishes]
+
+    def _accept(self, wish: Submit, now: datetime) -> Accepted:
+        key = (wish.caller, wish.gateway, wish.key)
+        if key not in self.by_key:
+            self.by_key[key] = wish
+            self.attempts[wish.submission_id] = []
+            self.submissions[wish.submission_id] = Submission(
+                submission_id=wish.submission_id,
+                gateway=wish.gateway,
+                state="pending",
+                attempts=0,
+                failures=0,
+                next_attempt_at=now,
+                created_at=now,
+                last_modified_at=now,
+            )
+        known = self.by_key[key]
+        return Accepted(
+            known.submission_id,
+            self.submissions[known.submission_id].state,
+            same=known.payload == wish.payload,
+            new=known.submission_id == wish.submission_id,
+        )
+
+    def waiting(self) -> list[Waiting]:
+        found = [one for one in self.submissions.values() if one.state == "pending"]
+        found.sort(key=lambda one: (one.last_modified_at, one.submission_id))
+        return [waits(one.submission_id, one.next_attempt_at, one.last_modified_at, one.gateway) for one in found]
+
+    def begin(self, epoch: int, submission_ids: Iterable[str], now: datetime) -> dict[str, Told]:
+        return {submission_id: self._begin(epoch, submission_id, now) for submission_id in submission_ids}
+
+    def _begin(self, epoch: int, submission_id: str, now: datetime) -> Told:
+        one = self.submissions.get(submission_id)
+        if one is None or one.state != "pending":
+            return BeginAttemptFound.OVER, None
+        under_way = self._under_way(submission_id)
+        if under_way is not None:
+            is_mine = under_way.epoch == epoch
+            return (BeginAttemptFound.BEGUN, under_way.number) if is_mine else (BeginAttemptFound.LATER, None)
+        if one.next_attempt_at is None or now < one.next_attempt_at:
+            return BeginAttemptFound.LATER, one.next_attempt_at
+        number = len(self.attempts[submission_id]) + 1
+        self.attempts[submission_id].append(Attempt(number=number, epoch=epoch, started_at=now))
+        self._change(submission_id, attempts=number, next_attempt_at=None)
+        return BeginAttemptFound.BEGUN, number
+
+    def finish(self, ends: Sequence[AttemptEnd], now: datetime) -> dict[str, Moved]:
+        for end in ends:
+            under_way = self._under_way(end.submission_id)
+            if under_way is not None and under_way.number == end.number:
+                self._close(end.submission_id, now, end.outcome, end.status, end.error)
+                self._move(end, now)
+        found = (self.submissions[end.submission_id] for end in ends)
+        return {one.submission_id: Moved(one.submission_id, one.state, one.next_attempt_at) for one in found}
+
+    def _move(self, end: AttemptEnd, now: datetime) -> None:
+        one = self.submissions[end.submission_id]
+        self._change(end.submission_id, failures=one.failures + end.counts, last_error=end.error)
+        if end.outcome is AttemptOutcome.DELIVERED:
+            self._change(end.submission_id, state="delivered", ended_at=now, last_error=None)
+        elif one.state == "pending" and end.pause_microseconds is None:
+            self._change(end.submission_id, state="failed", ended_at=now)
+        elif one.state == "pending":
+            self._change(end.submission_id, next_attempt_at=now + end.pause_microseconds * MICROSECOND)
+
+    def close_unknown(self, epoch: int, now: datetime) -> int:
+        left = [each for each in self.submissions if self._is_left(each, epoch)]
+        for submission_id in left:
+            error = "whoever sent it did not say what became of it"
+            self._close(submission_id, now, AttemptOutcome.UNKNOWN, None, error)
+            if self.submissions[submission_id].state == "pending":
+                self._change(submission_id, next_attempt_at=now)
+        return len(left)
+
+    def _is_left(self, submission_id: str, epoch: int) -> bool:
+        under_way = self._under_way(submission_id)
+        return under_way is not None and under_way.epoch < epoch
+
+    def command(self, command: SubmissionCommand, submission_ids: Iterable[str], now: datetime) -> dict[str, bool]:
+        order = self._retry if command is SubmissionCommand.RETRY else self._cancel
+        return {each: order(each, now) for each in submission_ids if each in self.submissions}
+
+    def _retry(self, submission_id: str, now: datetime) -> bool:
+        if self.submissions[submission_id].state == "delivered":
+            return False
+        due = now if self._under_way(submission_id) is None else None
+        changes: dict[str, Any] = {"state": "pending", "failures": 0, "ended_at": None, "next_attempt_at": due}
+        self._change(submission_id, last_modified_at=now, **changes)
+        return True
+
+    def _cancel(self, submission_id: str, now: datetime) -> bool:
+        state = self.submissions[submission_id].state
+        if state in ("pending", "failed"):
+            self._change(submission_id, state="cancelled", next_attempt_at=None, ended_at=now, last_modified_at=now)
+        return state != "delivered"
+
+    def explain(self, submission_ids: Iterable[str], error: str) -> None:
+        for submission_id in submission_ids:
+            if submission_id in self.submissions and self.submissions[submission_id].state == "pending":
+                self._change(submission_id, last_error=error)
+
+    def _under_way(self, submission_id: str) -> Attempt | None:
+        newest = self.attempts.get(submission_id, [])[-1:]
+        return newest[0] if newest and newest[0].ended_at is None else None
+
+    def _close(
+        self, submission_id: str, now: datetime, outcome: AttemptOutcome, status: int | None, error: str | None
+    ) -> None:
+        last = self.attempts[submission_id].pop()
+        ended = replace(last, ended_at=now, outcome=outcome.value, status=status, error=error)
+        self.attempts[submission_id].append(ended)
+
+    def _change(self, submission_id: str, **changes: Any) -> None:
+        self.submissions[submission_id] = replace(self.submissions[submission_id], **changes)

@@ -1,0 +1,252 @@
+"""Submissions of the store and of the model side by side, with epochs that change and a clock that jumps both ways.
+
+Apart from the model, which says what each call must answer, three promises are checked on the rows alone: attempts are
+numbered without gaps, only the last of a submission can be open, and what waits is due some time or under way.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from tenure.errors import LeaseLost
+from tenure.model.leases import Fence
+from tenure.model.submissions import (
+    AttemptOutcome,
+    BeginAttemptFound,
+    BegunAttempts,
+    SubmissionCommand,
+    SubmissionFilter,
+    Submit,
+)
+from tests.model.submissions import SubmissionModel, Told
+from tests.support.databases import Database
+from tests.support.submissions import all_waiting, end, executor, next_executor, submit
+from tests.support.wishes import NOON, SECOND, some_id
+
+ALL = 500
+NEVER_ACCEPTED = some_id()
+TABLES = ("submissions", "submission_attempts", "leases", "lease_history")
+
+keys = st.sampled_from(
+    [("shop", "ledger", "a"), ("shop", "ledger", "b"), ("shop", "pager", "a"), ("till", "ledger", "a")]
+)
+payloads = st.sampled_from([b"one", b"one", b"one", b"other"])
+some = st.sets(st.integers(0, 4), min_size=1, max_size=5)
+"""Which of those that were accepted, in the order of their acceptance; one beyond the last was never accepted."""
+ages = st.sampled_from([0, 0, 0, 0, 0, 1])
+"""How many epochs are younger."""
+outcomes = st.sampled_from(AttemptOutcome)
+pauses = st.sampled_from([None, 0, 1, 5 * SECOND, 60 * SECOND])
+steps = st.sampled_from([0, 1, SECOND, 5 * SECOND, 60 * SECOND, 600 * SECOND])
+
+
+class SubmissionMachine(RuleBasedStateMachine):
+    """Bound to a database by the test. Every run begins with empty tables."""
+
+    database: Database
+    run: Callable[..., Any]
+
+    @initialize()
+    def start(self) -> None:
+        self.now: datetime = NOON
+        self.model = SubmissionModel()
+        self.wishes: list[Submit] = []
+        for name in TABLES:
+            self.run(self.database.execute(f"DELETE FROM {name}"))
+        self._set_clock()
+        self.fences: list[Fence] = [self.run(executor(self.store))]
+
+    @property
+    def store(self) -> Any:
+        return self.database.store
+
+    # Callers
+
+    @rule(wanted=st.lists(st.tuples(keys, payloads), min_size=1, max_size=3, unique_by=lambda each: each[0]))
+    def accept(self, wanted: list[tuple[tuple[str, str, str], bytes]]) -> None:
+        wishes = [
+            submit(caller=caller, gateway=gateway, key=key, payload=payload)
+            for (caller, gateway, key), payload in wanted
+        ]
+        self.wishes += wishes
+        self._accept(wishes)
+
+    @precondition(lambda self: self.wishes)
+    @rule(which=some)
+    def accept_again(self, which: set[int]) -> None:
+        self._accept([self.wishes[-1 - number] for number in which if number < len(self.wishes)] or self.wishes[:1])
+
+    def _accept(self, wishes: list[Submit]) -> None:
+        self._same(self.store.accept_submissions(wishes), lambda: self.model.accept(wishes, self.now))
+
+    @rule(command=st.sampled_from(SubmissionCommand), which=some)
+    def command(self, command: SubmissionCommand, which: set[int]) -> None:
+        ids = self._ids(which)
+        self._same(self.store.command_submissions(command, ids), lambda: self.model.command(command, ids, self.now))
+
+    # The executor
+
+    @rule(which=some, age=ages)
+    def begin(self, which: set[int], age: int) -> None:
+        fence, ids = self._fence(age), self._ids(which)
+
+        async def told() -> dict[str, Told]:
+            return _told(await self.store.begin_attempts(fence, ids))
+
+        self._fenced(fence, told(), lambda: self.model.begin(fence.epoch, ids, self.now))
+
+    @rule(
+        which=some, age=ages, outcome=outcomes, pause=pauses, counts=st.booleans(), off=st.sampled_from([0, 0, 0, -1])
+    )
+    def finish(
+        self, which: set[int], age: int, outcome: AttemptOutcome, pause: int | None, counts: bool, off: int
+    ) -> None:
+        """Also what is not under way, and of what is, a number that is not."""
+        fence = self._fence(age)
+        ends = [
+            end(each, self.model.submissions[each].attempts + off, outcome, counts=counts, pause_microseconds=pause)
+            for each in self._ids(which)
+            if each in self.model.submissions
+        ]
+
+        async def moved() -> dict[str, Any]:
+            return {each.submission_id: each for each in await self.store.finish_attempts(fence, ends)}
+
+        if ends:
+            self._fenced(fence, moved(), lambda: self.model.finish(ends, self.now))
+
+    @rule(age=ages)
+    def close_unknown(self, age: int) -> None:
+        fence = self._fence(age)
+        self._fenced(
+            fence, self.store.close_unknown(fence, ALL), lambda: self.model.close_unknown(fence.epoch, self.now)
+        )
+
+    @rule(which=some, age=ages, error=st.sampled_from(["gone", "still gone"]))
+    def explain(self, which: set[int], age: int, error: str) -> None:
+        fence, ids = self._fence(age), self._ids(which)
+        self._fenced(fence, self.store.explain_waiting(fence, ids, error), lambda: self.model.explain(ids, error))
+
+    @rule(tidies=st.booleans())
+    def change_leader(self, tidies: bool) -> None:
+        self.fences.append(self.run(next_executor(self.store)))
+        if tidies:
+            self.close_unknown(0)
+
+    # The clock
+
+    @rule(microseconds=steps)
+    def wait(self, microseconds: int) -> None:
+        self.now += timedelta(microseconds=microseconds)
+        self._set_clock()
+
+    @rule(microseconds=steps)
+    def jump_back(self, microseconds: int) -> None:
+        self.now -= timedelta(microseconds=microseconds)
+        self._set_clock()
+
+    @rule(early=st.booleans())
+    def wait_until_something_is_due(self, early: bool) -> None:
+        due = [each.next_attempt_at for each in self.model.submissions.values() if each.next_attempt_at is not None]
+        if due:
+            self.now = max(due) - timedelta(microseconds=early)
+            self._set_clock()
+
+    # What must hold
+
+    @invariant()
+    def reads_as_the_model_says(self) -> None:
+        found = self.run(self.store.list_submissions(SubmissionFilter(), None, ALL))
+        assert {each.submission_id: each for each in found} == self.model.submissions
+        for submission_id, expected in self.model.attempts.items():
+            _one, attempts = self.run(self.store.get_submission(submission_id))
+            assert attempts == expected
+        assert self.run(all_waiting(self.store, 2)) == self.model.waiting()
+
+    @invariant()
+    def keeps_its_promises(self) -> None:
+        for each in self.run(self.store.list_submissions(SubmissionFilter(), None, ALL)):
+            _one, attempts = self.run(self.store.get_submission(each.submission_id))
+            assert [attempt.number for attempt in attempts] == list(range(1, each.attempts + 1))
+            assert all(attempt.ended_at is not None for attempt in attempts[:-1])
+            is_open = bool(attempts) and attempts[-1].ended_at is None
+            if each.state == "pending":
+                assert (each.next_attempt_at is None) == is_open, "waits for nothing, or is due while it is sent"
+
+    def _ids(self, which: set[int]) -> list[str]:
+        known = list(self.model.submissions)
+        return [known[number] if number < len(known) else NEVER_ACCEPTED for number in sorted(which)][: len(known) + 1]
+
+    def _fence(self, age: int) -> Fence:
+        return self.fences[-1 - min(age, len(self.fences) - 1)]
+
+    def _fenced(self, fence: Fence, call: Coroutine[Any, Any, Any], expected: Callable[[], Any]) -> None:
+        if fence == self.fences[-1]:
+            self._same(call, expected)
+        else:
+            with pytest.raises(LeaseLost):
+                self.run(call)
+
+    def _same(self, call: Coroutine[Any, Any, Any], expected: Callable[[], Any]) -> None:
+        wanted = expected()
+        assert self.run(call) == wanted
+
+    def _set_clock(self) -> None:
+        self.run(self.database.clock.set(self.now))
+
+
+def _told(begun: BegunAttempts) -> dict[str, Told]:
+    return {
+        each.submission_id: (each.found, each.number if each.found is BeginAttemptFound.BEGUN else each.next_attempt_at)
+        for each in begun.attempts
+    }
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def bound(request: pytest.FixtureRequest) -> Iterator[type[SubmissionMachine]]:
+    """A state machine runs synchronously, so its database lives on a loop of its own."""
+    with asyncio.Runner() as runner:
+        database = runner.run(request.getfixturevalue(f"make_{request.param}")())
+
+        class Bound(SubmissionMachine):
+            pass
+
+        Bound.database = database
+        Bound.run = staticmethod(runner.run)
+        yield Bound
+        runner.run(database.close())
+
+
+def test_submissions_do_what_the_model_does(bound: type[SubmissionMachine]) -> None:
+    _run(bound, examples=10)
+
+
+@pytest.mark.slow
+def test_submissions_do_what_the_model_does_for_longer(bound: type[SubmissionMachine]) -> None:
+    _run(bound, examples=40)
+
+
+def _run(bound: type[SubmissionMachine], examples: int) -> None:
+    run_state_machine_as_test(
+        bound,
+        settings=settings(
+            max_examples=examples,
+            stateful_step_count=40,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+            print_blob=True,
+        ),
+    )

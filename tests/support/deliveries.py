@@ -1,0 +1,323 @@
+"""Submissions on their way: clients that repeat until they are told, receivers, and what must be true in the end."""
+
+import asyncio
+import json
+import os
+import sqlite3
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager, closing, suppress
+from pathlib import Path
+from typing import Any, Self
+
+import aiohttp
+import msgspec
+
+from tests.support.databases import Database
+from tests.support.instances import RunningInstance
+from tests.support.receivers import RunningReceiver
+from tests.support.terms import leads
+from tests.support.waiting import Logged, all_logs, until
+
+Start = Callable[..., RunningInstance]
+
+LEASE = "submission-executor"
+ACCEPTED, UNAVAILABLE = 202, 503
+ANSWER_SECONDS = 5
+ACCEPTED_WITHIN_SECONDS = 30
+STARTED_WITHIN_SECONDS = 30
+REPEAT_PAUSE_SECONDS = 0.05
+POLL_SECONDS = 0.05
+TIMING = {
+    "TENURE_LEASES__DURATION_SECONDS": "2",
+    "TENURE_LEASES__RENEW_SECONDS": "1",
+    "TENURE_LEASES__ACQUIRE_SECONDS": "1",
+    "TENURE_LEASES__REFRESH_SECONDS": "1",
+    "TENURE_JOBS__EXPIRE_SESSIONS__PAUSED": "true",
+}
+LONG_LEASE = {**TIMING, "TENURE_LEASES__DURATION_SECONDS": "60", "TENURE_LEASES__RENEW_SECONDS": "20"}
+
+
+def gateways(**named: dict[str, Any]) -> dict[str, str]:
+    return {"TENURE_GATEWAYS": json.dumps(named)}
+
+
+def comparing_often(folder: Path) -> dict[str, str]:
+    """For instances that compare every second what changed with what they know: none of them lives for minutes."""
+    path = folder / "hasty"
+    path.mkdir(exist_ok=True)
+    (path / "sitecustomize.py").write_text("import tenure.submissions.executor as e\ne.COMPARE_SECONDS = 1.0\n")
+    return {"PYTHONPATH": os.pathsep.join(filter(None, [str(path), os.environ.get("PYTHONPATH")]))}
+
+
+# Those who submit
+
+
+class Submitter:
+    """Takes lost answers and a cut-off instance as reasons to ask another one, with the same key."""
+
+    def __init__(self, client: aiohttp.ClientSession, addresses: Sequence[str], gateway: str = "shop") -> None:
+        self._client = client
+        self._addresses = addresses
+        self._gateway = gateway
+        self.repeated = 0
+
+    async def submit(self, number: int) -> str:
+        """The id of the submission whose key this number is."""
+        turn = number
+        async with asyncio.timeout(ACCEPTED_WITHIN_SECONDS):
+            while (found := await self._ask(number, turn)) is None:
+                turn += 1
+                self.repeated += 1
+                await asyncio.sleep(REPEAT_PAUSE_SECONDS)
+        return found
+
+    async def submit_all(self, numbers: Iterable[int], at_once: int = 1, pause_seconds: float = 0) -> list[str]:
+        """In the order in which they were accepted; each of those at once rests after each of its own."""
+        left, found = iter(numbers), list[str]()
+
+        async def work() -> None:
+            for number in left:
+                found.append(await self.submit(number))
+                await asyncio.sleep(pause_seconds)
+
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(at_once):
+                tasks.create_task(work())
+        return found
+
+    async def retry(self, submission_id: str) -> None:
+        async with self._client.post(f"{self._addresses[0]}/submissions/{submission_id}/retry") as answer:
+            assert answer.status == 200, await answer.text()
+
+    async def _ask(self, number: int, turn: int) -> str | None:
+        address = self._addresses[turn % len(self._addresses)]
+        body = {"gateway": self._gateway, "payload": {"number": number}}
+        headers = {"idempotency-key": f"{self._gateway} {number}"}
+        with suppress(aiohttp.ClientError, OSError, TimeoutError):
+            async with self._client.post(f"{address}/submissions", json=body, headers=headers) as answer:
+                told = await answer.json()
+                if answer.status == ACCEPTED:
+                    return str(told["submissionId"])
+                assert answer.status == UNAVAILABLE, told
+        return None
+
+
+@asynccontextmanager
+async def submitter(addresses: Sequence[str], gateway: str = "shop") -> AsyncIterator[Submitter]:
+    timeout = aiohttp.ClientTimeout(total=ANSWER_SECONDS)
+    async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as client:
+        yield Submitter(client, addresses, gateway)
+
+
+async def submission(address: str, submission_id: str) -> Any:
+    """As anybody can read it."""
+    async with aiohttp.ClientSession() as client, client.get(f"{address}/submissions/{submission_id}") as answer:
+        return await answer.json()
+
+
+async def become(address: str, submission_id: str, state: str, seconds: float, told_by: Sequence[Logged] = ()) -> Any:
+    """The submission, once it is in this state."""
+
+    async def look() -> Any:
+        shown = await submission(address, submission_id)
+        return shown if shown["state"] == state else None
+
+    return await found(look, seconds, f"{submission_id} is {state}", told_by)
+
+
+async def found(look: Callable[[], Awaitable[Any]], seconds: float, what: str, told_by: Sequence[Logged] = ()) -> Any:
+    """What `look` finds, once that is something."""
+    deadline = time.monotonic() + seconds
+    while not (seen := await look()):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {seconds} s: {what}\n{all_logs(told_by)}")
+        await asyncio.sleep(POLL_SECONDS)
+    return seen
+
+
+async def all_delivered(database: Database, seconds: float, told_by: Sequence[Logged]) -> None:
+    async def none_is_left() -> bool:
+        (row,) = await database.rows("SELECT count(*) AS count FROM submissions WHERE state <> 'delivered'")
+        return bool(row["count"] == 0)
+
+    await found(none_is_left, seconds, "all are delivered", told_by)
+
+
+# Those who receive
+
+
+class BlackHole:
+    """A receiver that takes every request and answers none."""
+
+    def __init__(self) -> None:
+        self.keys: list[str] = []
+        self._server: asyncio.Server
+        self._open: set[asyncio.StreamWriter] = set()
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        for writer in self._open:
+            writer.transport.abort()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._open.add(writer)
+        with suppress(OSError):
+            while line := await reader.readline():
+                name, _, value = line.decode("latin-1").partition(":")
+                if name.lower() == "idempotency-key":
+                    self.keys.append(value.strip())
+        self._open.discard(writer)
+        writer.close()
+
+
+async def set_faults(receiver: RunningReceiver, faults: object) -> None:
+    address = f"{receiver.address}/_faults"
+    async with aiohttp.ClientSession() as client, client.put(address, data=msgspec.json.encode(faults)) as answer:
+        assert answer.status == 200, await answer.text()
+
+
+async def totals(receiver: RunningReceiver) -> Any:
+    async with aiohttp.ClientSession() as client, client.get(f"{receiver.address}/_totals") as answer:
+        return await answer.json(content_type=None)
+
+
+def received(receiver: RunningReceiver) -> dict[str, int]:
+    """When each key came for the first time, in microseconds since 1970."""
+    return {row["key"]: row["received_at"] for row in _ledger(receiver, "SELECT * FROM deliveries")}
+
+
+def _ledger(receiver: RunningReceiver, statement: str) -> list[dict[str, Any]]:
+    with closing(sqlite3.connect(receiver.ledger, timeout=10)) as connection:
+        connection.row_factory = sqlite3.Row
+        return [dict(row) for row in connection.execute(statement)]
+
+
+# Those who send
+
+
+class Fleet:
+    """Instances of which some die: others take their place, at other addresses."""
+
+    def __init__(self, start: Start, url: str, environment: dict[str, str], count: int) -> None:
+        self._start, self._url, self._environment = start, url, environment
+        self.running = [self._one() for _ in range(count)]
+        self.all = list(self.running)
+        self.addresses: list[str] = []
+
+    async def ready(self) -> "Fleet":
+        for instance in self.running:
+            await asyncio.to_thread(instance.wait_until_ready)
+        self.addresses[:] = [instance.address for instance in self.running]
+        return self
+
+    async def leader(self) -> RunningInstance:
+        def leading() -> list[RunningInstance]:
+            return [instance for instance in self.running if leads(instance.log())]
+
+        await until(leading, STARTED_WITHIN_SECONDS, "one leads", self.all)
+        return leading()[0]
+
+    async def followers(self) -> list[RunningInstance]:
+        leader = await self.leader()
+        return [instance for instance in self.running if instance is not leader]
+
+    async def kill_and_replace(self, victim: RunningInstance) -> None:
+        place = self.running.index(victim)
+        victim.kill()
+        self.running[place] = self._one()
+        self.all.append(self.running[place])
+        self.addresses[place] = await asyncio.to_thread(lambda: self.running[place].wait_until_ready().address)
+
+    async def stop(self) -> None:
+        for instance in self.running:
+            instance.tell_to_stop()
+        for instance in self.running:
+            await asyncio.to_thread(instance.wait_for_its_end)
+
+    def kill(self) -> None:
+        """Where nobody wants to know how they end, which takes a moment."""
+        for instance in self.running:
+            instance.kill()
+
+    def told(self, event: str) -> list[str]:
+        return [line for instance in self.all for line in instance.log().splitlines() if event in line]
+
+    def _one(self) -> RunningInstance:
+        return self._start(self._url, **self._environment)
+
+
+# What must be true in the end
+
+
+STATES = "SELECT state, count(*) AS count FROM submissions GROUP BY state"
+NUMBERS_WITH_GAPS = """
+SELECT s.submission_id, s.attempts, count(a.number) AS kept, min(a.number) AS first, max(a.number) AS last
+  FROM submissions s LEFT JOIN submission_attempts a ON a.submission_id = s.submission_id
+ GROUP BY s.submission_id, s.attempts
+HAVING count(a.number) <> s.attempts OR min(a.number) <> 1 OR max(a.number) <> s.attempts
+"""
+OUTSIDE_THEIR_EPOCH = f"""
+SELECT a.*, h.holder AS leader, h.acquired_at, h.ended_at AS epoch_ended_at
+  FROM submission_attempts a
+  LEFT JOIN lease_history h ON h.name = '{LEASE}' AND h.epoch = a.epoch
+ WHERE h.epoch IS NULL OR h.holder <> a.holder OR a.started_at < h.acquired_at OR a.started_at >= h.ended_at
+"""
+RECORDED_OUTSIDE_THEIR_EPOCH = f"""
+SELECT a.*, h.ended_at AS epoch_ended_at
+  FROM submission_attempts a JOIN lease_history h ON h.name = '{LEASE}' AND h.epoch = a.epoch
+ WHERE a.outcome IN ('delivered', 'failed', 'abandoned') AND a.ended_at > h.ended_at
+"""
+LEFT_OPEN = "SELECT * FROM submission_attempts WHERE ended_at IS NULL OR ended_at < started_at"
+SIDE_BY_SIDE = """
+SELECT a.*, b.started_at AS next_started_at FROM submission_attempts a
+  JOIN submission_attempts b ON b.submission_id = a.submission_id AND b.number = a.number + 1
+ WHERE b.started_at < a.ended_at
+"""
+AFTER_A_DELIVERY = """
+SELECT a.* FROM submission_attempts a JOIN submissions s ON s.submission_id = a.submission_id
+ WHERE a.outcome = 'delivered' AND a.number <> s.attempts
+"""
+
+
+async def broken_promises(database: Database, receiver: RunningReceiver, submission_ids: Sequence[str]) -> list[str]:
+    """Nobody may be running any more; an empty list is what is wanted."""
+    wrong = {
+        "numbers with gaps": NUMBERS_WITH_GAPS,
+        "begun outside their epoch": OUTSIDE_THEIR_EPOCH,
+        "recorded outside their epoch": RECORDED_OUTSIDE_THEIR_EPOCH,
+        "left open": LEFT_OPEN,
+        "side by side": SIDE_BY_SIDE,
+        "sent after a delivery": AFTER_A_DELIVERY,
+    }
+    counted = [(what, await database.rows(statement)) for what, statement in wrong.items()]
+    broken = [f"{len(rows)} {what}: {rows[:3]}" for what, rows in counted if rows]
+    states = {row["state"]: row["count"] for row in await database.rows(STATES)}
+    if states != {"delivered": len(set(submission_ids))}:
+        broken.append(f"states {states}, accepted {len(set(submission_ids))}")
+    return broken + await _broken_in_the_ledger(database, receiver, submission_ids)
+
+
+async def _broken_in_the_ledger(
+    database: Database, receiver: RunningReceiver, submission_ids: Sequence[str]
+) -> list[str]:
+    ledger = received(receiver).keys()
+    missing, too_many = set(submission_ids) - ledger, ledger - set(submission_ids)
+    (attempts,) = await database.rows("SELECT count(*) AS count FROM submission_attempts WHERE outcome <> 'abandoned'")
+    (seen,) = _ledger(receiver, "SELECT keys, requests, conflicts FROM totals")
+    broken = [
+        f"{len(ids)} {what}: {sorted(ids)[:3]}" for what, ids in (("missing", missing), ("extra", too_many)) if ids
+    ]
+    if seen["keys"] != len(set(submission_ids)) or seen["conflicts"]:
+        broken.append(f"totals {seen}")
+    if seen["requests"] > attempts["count"]:
+        broken.append(f"{seen['requests']} requests came of {attempts['count']} attempts")
+    return broken

@@ -1,0 +1,131 @@
+"""Executors and callers that are in each other's way: who accepts the same keys, begins, ends, cancels and retries.
+
+Run as a process, `python -m tests.support.submission_contest URL NAME KEYS SECONDS SEED`, it accepts the same keys as
+all others who are given that number, then executes and commands for at least that long, and prints what it was told of
+its keys.
+"""
+
+import asyncio
+import json
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from tenure.errors import DatabaseUnavailable, LeaseLost
+from tenure.ids import new_id
+from tenure.model.leases import Fence
+from tenure.model.submissions import Accepted, BeginAttemptFound, SubmissionCommand
+from tenure.store import Store
+from tenure.store.engines import open_store
+from tests.support.submissions import EXECUTOR, end, submit
+from tests.support.wishes import SECOND
+
+DURATIONS = (5_000, 50_000, 60 * SECOND, 60 * SECOND)
+"""Microseconds: some leases run out while they are used, some are held until somebody ends them."""
+BATCH = 7
+PAUSES = (None, 0, 0, 1_000)
+ENOUGH = {"led": 5, "LeaseLost": 3, "begun": 20, "cancel": 5}
+"""Without so much of each, nothing is proved."""
+SECONDS_MAX = 20.0
+
+
+async def accept_keys(store: Store, keys: int, payload: bytes, chance: random.Random) -> list[Accepted]:
+    """In an order of one's own, told in the order of the keys."""
+    order = chance.sample(range(keys), keys)
+    wishes = [submit(key=f"key {number}", payload=payload) for number in order]
+    told = await store.accept_submissions(wishes)
+    return [answer for _number, answer in sorted(zip(order, told, strict=True), key=lambda pair: pair[0])]
+
+
+class Contestant:
+    """One of those who work on the same submissions until they have had enough."""
+
+    def __init__(
+        self, store: Store, name: str, seed: int, submission_ids: Sequence[str], did: Counter[str], seconds: float
+    ) -> None:
+        self._store, self._name, self._ids = store, name, submission_ids
+        self._random = random.Random(seed)
+        self._did = did
+        self._began, self._seconds = time.monotonic(), seconds
+
+    async def execute(self) -> None:
+        await self._until_enough(self._lead)
+
+    async def command(self) -> None:
+        await self._until_enough(self._command)
+
+    def _is_enough(self) -> bool:
+        past = time.monotonic() - self._began
+        return past > SECONDS_MAX or (past > self._seconds and all(self._did[what] >= n for what, n in ENOUGH.items()))
+
+    async def _until_enough(self, work: Callable[[], Awaitable[None]]) -> None:
+        while not self._is_enough():
+            try:
+                await work()
+            except (LeaseLost, DatabaseUnavailable) as error:
+                self._did[type(error).__name__] += 1
+            await asyncio.sleep(0.003 * self._random.random())
+
+    async def _lead(self) -> None:
+        length = self._random.choice(DURATIONS)
+        acquired = await self._store.acquire_lease(EXECUTOR, self._name, new_id(), length)
+        if not acquired.taken:
+            if self._random.random() < 0.2:
+                await self._store.resign_lease(EXECUTOR)
+            return
+        self._did["led"] += 1
+        await self._store.close_unknown(acquired.lease.fence, 500)
+        while self._random.random() < 0.9:
+            await self._send(acquired.lease.fence)
+        await self._store.release_lease(acquired.lease.fence)
+
+    async def _send(self, fence: Fence) -> None:
+        """Now and then an attempt is left open, or all of a batch are begun twice."""
+        wanted = self._random.sample(self._ids, BATCH)
+        told = await self._store.begin_attempts(fence, wanted)
+        if self._random.random() < 0.2:
+            told = await self._store.begin_attempts(fence, wanted)
+        begun = [each for each in told.attempts if each.found is BeginAttemptFound.BEGUN]
+        self._did["held"] += sum(each.found is BeginAttemptFound.HELD for each in told.attempts)
+        self._did["begun"] += len(begun)
+        ends = [end(each.submission_id, each.number or 0, pause_microseconds=self._pause()) for each in begun]
+        if ends and self._random.random() < 0.8:
+            await self._store.finish_attempts(fence, ends)
+
+    async def _command(self) -> None:
+        command = self._random.choice([SubmissionCommand.CANCEL, *[SubmissionCommand.RETRY] * 3])
+        await self._store.command_submissions(command, self._random.sample(self._ids, BATCH))
+        self._did[command.value] += 1
+
+    def _pause(self) -> int | None:
+        return self._random.choice(PAUSES)
+
+
+async def contest(
+    stores: Sequence[Store], name: str, seconds: float, seed: int, submission_ids: Sequence[str]
+) -> Counter[str]:
+    """An executor and a caller for each store. What they did, together."""
+    did: Counter[str] = Counter()
+    async with asyncio.TaskGroup() as tasks:
+        for number, store in enumerate(stores):
+            contestant = Contestant(store, f"{name}-{number}", seed + number, submission_ids, did, seconds)
+            tasks.create_task(contestant.execute())
+            tasks.create_task(contestant.command())
+    return did
+
+
+async def run(url: str, name: str, keys: int, seconds: float, seed: int) -> dict[str, Any]:
+    store = open_store(url, 8)
+    chance = random.Random(seed)
+    told = await accept_keys(store, keys, chance.choice([b"one", b"other"]), chance)
+    did = await contest([store], name, seconds, seed, [answer.submission_id for answer in told])
+    await store.close()
+    return {"told": [[answer.submission_id, answer.same, answer.new] for answer in told], "did": did}
+
+
+if __name__ == "__main__":
+    url, name, keys, seconds, seed = sys.argv[1:]
+    print(json.dumps(asyncio.run(run(url, name, int(keys), float(seconds), int(seed)))))  # noqa: T201

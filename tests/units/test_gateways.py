@@ -1,0 +1,91 @@
+"""How a request to a gateway is made up, and what of it must never be seen."""
+
+import time
+
+import pytest
+
+from tenure import __version__
+from tenure.config import GatewayConfig
+from tenure.errors import ConfigurationError
+from tenure.model.submissions import Contract
+from tenure.submissions.gateways import Gateway, gateways_of
+from tenure.submissions.signing import sign, verify
+
+CURRENT = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+PREVIOUS = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD"
+URL = "https://receiver.example/tok-hunter2?token=hunter2"
+KEY = "01890000-0000-7000-8000-00000000beef"
+AT = 1_614_265_330
+PAYLOAD = b'{"test": 2432232314}'
+
+
+def headers(**given: object) -> dict[str, str]:
+    return Gateway("crm", GatewayConfig(url=URL, **given)).headers(KEY, PAYLOAD, AT)  # type: ignore[arg-type]
+
+
+def test_says_what_every_request_says() -> None:
+    assert headers() == {
+        "content-type": "application/json",
+        "user-agent": f"tenure/{__version__}",
+        "idempotency-key": KEY,
+        "webhook-id": KEY,
+        "webhook-timestamp": str(AT),
+    }
+
+
+def test_says_what_is_configured() -> None:
+    given = headers(headers={"X-Shop": "a", "User-Agent": "shop/1", "content-TYPE": "text/json"})
+    assert (given["x-shop"], given["user-agent"], given["content-type"]) == ("a", "shop/1", "text/json")
+    assert all(name.islower() for name in given)
+
+
+def test_signs_by_its_secret() -> None:
+    assert headers(secret=CURRENT)["webhook-signature"] == sign(CURRENT, KEY, AT, PAYLOAD)
+
+
+def test_signs_by_both_secrets_while_one_is_being_replaced() -> None:
+    given = headers(secret=CURRENT, previous_secret=PREVIOUS)
+    assert given["webhook-signature"].split() == [sign(secret, KEY, AT, PAYLOAD) for secret in (CURRENT, PREVIOUS)]
+
+
+@pytest.mark.parametrize("known", [CURRENT, PREVIOUS])
+def test_a_receiver_that_knows_either_secret_is_content(known: str) -> None:
+    now = int(time.time())
+    gateway = Gateway("crm", GatewayConfig(url=URL, secret=CURRENT, previous_secret=PREVIOUS))
+    verify([known], gateway.headers(KEY, PAYLOAD, now), PAYLOAD, now)
+
+
+def test_two_requests_share_nothing_that_can_be_changed() -> None:
+    gateway = Gateway("crm", GatewayConfig(url=URL))
+    gateway.headers("one", b"", 1)["x-more"] = "y"
+    assert gateway.headers("two", b"", 2)["idempotency-key"] == "two"
+    assert "x-more" not in gateway.headers("two", b"", 2)
+
+
+def test_makes_the_contract_of_what_is_configured() -> None:
+    config = GatewayConfig(
+        url=URL, timeout_seconds=2.5, schedule=(0.0, 7.0), max_attempts=3, already_have=(208, 409), concurrency=5
+    )
+    gateway = Gateway("crm", config)
+    assert (gateway.contract, gateway.concurrency) == (Contract((0.0, 7.0), 3, (208, 409), 2.5), 5)
+
+
+@pytest.mark.parametrize("setting", ["secret", "previous_secret"])
+@pytest.mark.parametrize("secret", ["hunter2", "whsec_hunter2", "whsec_", "whsec_aHVudGVyMg==", "hunter2-" * 5])
+def test_refuses_a_secret_that_cannot_be_signed_with(setting: str, secret: str) -> None:
+    config = GatewayConfig(**{"url": URL, "secret": CURRENT, setting: secret})  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match=rf"^gateways\.crm-2\.{setting}: must be whsec_") as refused:
+        gateways_of({"crm": GatewayConfig(url=URL), "crm-2": config})
+    assert "hunter2" not in str(refused.value)
+    assert "aHVudGVyMg" not in str(refused.value)
+
+
+def test_a_gateway_need_not_have_a_secret() -> None:
+    assert list(gateways_of({"crm": GatewayConfig(url=URL)})) == ["crm"]
+
+
+def test_shows_no_secret() -> None:
+    config = GatewayConfig(url=URL, secret=CURRENT, previous_secret=PREVIOUS, headers={"Authorization": "hunter2"})
+    gateway = Gateway("crm", config)
+    shown = f"{gateway!r} {gateway} {gateways_of({'crm': config})}"
+    assert [each for each in ("hunter2", "whsec", CURRENT[6:], PREVIOUS[6:]) if each in shown] == []
