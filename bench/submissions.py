@@ -144,7 +144,7 @@ def sent(server: Postgres, port: int) -> float:
         while (counted := _counted(port)) < before + SENT:
             if start == before and counted > before:
                 began, start = time.monotonic(), counted
-            time.sleep(0.01)
+            time.sleep(0.05)
         seconds = time.monotonic() - began
     return (before + SENT - start) / seconds
 

@@ -62,9 +62,15 @@ class _Member(Generic[Item, Answer]):
 
 
 class Coalescer(Generic[Item, Answer]):
-    def __init__(self, run: Callable[[Sequence[Item]], Awaitable[Sequence[Answer]]], in_flight: int) -> None:
+    def __init__(
+        self,
+        run: Callable[[Sequence[Item]], Awaitable[Sequence[Answer]]],
+        in_flight: int,
+        worth_another: int = WORTH_ANOTHER,
+    ) -> None:
         self._run = run
         self._places = in_flight
+        self._worth_another = worth_another
         self._waiting: deque[_Member[Item, Answer]] = deque()
         self._in_flight: dict[asyncio.Task[None], Sequence[_Member[Item, Answer]]] = {}
         self._overdue: set[asyncio.Task[None]] = set()
@@ -95,7 +101,7 @@ class Coalescer(Generic[Item, Answer]):
     def _has_place(self) -> bool:
         if len(self._in_flight) >= self._places:
             return False
-        return len(self._in_flight) == len(self._overdue) or len(self._waiting) >= WORTH_ANOTHER
+        return len(self._in_flight) == len(self._overdue) or len(self._waiting) >= self._worth_another
 
     def _dispatch(self) -> None:
         self._scheduled = False

@@ -17,6 +17,8 @@ from tenure.submissions.gateways import RESERVED, Gateway
 
 ANNOUNCE_PAUSE_SECONDS = 0.05
 """Between two hints to other instances, however much is accepted."""
+WORTH_ANOTHER = 16
+"""Submissions for which a second batch leaves beside the first: they are larger than sessions."""
 BATCH_BYTES = 1024 * 1024
 WAITING_BYTES = 64 * 1024 * 1024
 MEANT_FOR = {
@@ -30,7 +32,7 @@ class Acceptor:
         self._store = store
         self._gateways = gateways
         self._announcer = Announcer(store, executor)
-        self._coalescer: Coalescer[Submit, Accepted] = Coalescer(self._accept, store.batches_in_flight)
+        self._coalescer: Coalescer[Submit, Accepted] = Coalescer(self._accept, store.batches_in_flight, WORTH_ANOTHER)
         self._waiting_bytes = 0
 
     def submit(self, gateway: str, key: str, payload: bytes, done: Done[Accepted]) -> None:

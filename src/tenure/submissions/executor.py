@@ -27,7 +27,9 @@ import asyncio
 import random
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
+from typing import NamedTuple
 
 import structlog
 
@@ -57,6 +59,10 @@ LEASE = "submission-executor"
 COMPARE_SECONDS = 60.0
 HINT_PAUSE_SECONDS = 0.02
 """Between two looks, however many hints there are."""
+REST = 9
+"""Times as long as a reading took, before the next one."""
+RECORD_PAUSE_SECONDS = 0.005
+"""After which the next batch of outcomes is worth a transaction."""
 HELD_PAUSE_MICROSECONDS = 200_000
 LONGEST_REST_SECONDS = 60.0
 CLOSE_MAX = 500
@@ -95,18 +101,41 @@ class Executor:
             self._term = None
 
 
+class _Ready(NamedTuple):
+    """An attempt that was begun, and what to send."""
+
+    number: int
+    failures: int
+    parcel: Parcel
+
+
 class _Lane:
-    """What is under way to one gateway."""
+    """What is under way to one gateway.
+
+    While a batch of attempts is being begun, answers come and leave places empty. So as many more are begun ahead as
+    were answered during the last one: none, if the receiver does not answer.
+    """
 
     def __init__(self, gateway: Gateway) -> None:
         self.gateway = gateway
+        self.ready: deque[_Ready] = deque()
         self.sending = 0
         self.unrecorded = 0
+        self.answered = 0
+        self._ahead = 0
+
+    @property
+    def has_place(self) -> bool:
+        return self.sending < self.gateway.concurrency
 
     @property
     def room(self) -> int:
-        """For as many as may be sent now, if recording keeps up."""
-        return min(self.gateway.concurrency - self.sending, 2 * self.gateway.concurrency - self.unrecorded, BATCH_MAX)
+        """For as many as may be begun now, if recording keeps up."""
+        places = self.gateway.concurrency
+        return min(places + self._ahead - self.sending - len(self.ready), 3 * places - self.unrecorded, BATCH_MAX)
+
+    def begin_ahead(self, answered_before: int) -> None:
+        self._ahead = min(self.gateway.concurrency, 2 * (self.answered - answered_before))
 
 
 class _Term:
@@ -182,22 +211,25 @@ class _Term:
     # Intake.
 
     async def _take_in(self) -> None:
-        compared_at = monotonic()
-        refreshed_at = monotonic()
+        """Every `refresh_seconds`, or sooner on a hint; but however much is accepted, a tenth of the time is enough."""
+        read_at = refreshed_at = compared_at = monotonic()
+        refresh_pause = self._refresh_seconds
         while True:
-            rest = self._refresh_seconds - (monotonic() - refreshed_at)
-            if rest > 0 and await is_set_within(self.hinted, rest):
-                self.hinted.clear()
+            await is_set_within(self.hinted, self._refresh_seconds - (monotonic() - read_at))
+            self.hinted.clear()
+            read_at = monotonic()
+            if read_at - refreshed_at >= refresh_pause:
+                refreshed_at = read_at
+                await self._intake.refresh()
+                refresh_pause = max(self._refresh_seconds, REST * (monotonic() - read_at))
+                if read_at - compared_at >= COMPARE_SECONDS:
+                    compared_at = read_at
+                    await self._compare()
+                self._due.set()
+            else:
                 await self._intake.look()
                 self._due.set()
-                await asyncio.sleep(HINT_PAUSE_SECONDS)
-                continue
-            refreshed_at = monotonic()
-            await self._intake.refresh()
-            if monotonic() - compared_at >= COMPARE_SECONDS:
-                compared_at = monotonic()
-                await self._compare()
-            self._due.set()
+                await asyncio.sleep(max(HINT_PAUSE_SECONDS, REST * (monotonic() - read_at)))
 
     async def _compare(self) -> None:
         found = await self._intake.compare()
@@ -253,18 +285,20 @@ class _Term:
         await self._store.explain_waiting(self._held.fence, submission_ids, f"gateway {gateway} is not set up")
 
     async def _begin(self, lane: _Lane, submission_ids: Sequence[str]) -> None:
-        fence = self._held.fence
+        fence, answered = self._held.fence, lane.answered
         reading = self._store.read_parcels(submission_ids)
         parcels, begun = await asyncio.gather(reading, self._store.begin_attempts(fence, submission_ids))
         self._clock.set(begun.now)
+        lane.begin_ahead(answered)
         contents = {parcel.submission_id: parcel for parcel in parcels}
         for attempt in begun.attempts:
             if attempt.found is BeginAttemptFound.BEGUN and attempt.number is not None:
                 lane.unrecorded += 1
                 self._under_way.add(attempt.submission_id)
-                self._send(lane, attempt, attempt.number, contents[attempt.submission_id])
+                lane.ready.append(_Ready(attempt.number, attempt.failures or 0, contents[attempt.submission_id]))
             else:
                 self._put_back(lane.gateway.name, attempt)
+        self._send_ready(lane)
 
     def _put_back(self, gateway: str, attempt: BegunAttempt) -> None:
         if attempt.found is BeginAttemptFound.OVER:
@@ -275,26 +309,28 @@ class _Term:
         elif attempt.next_attempt_at is not None:
             self._schedule.add(entry_of(attempt.submission_id, gateway, to_microseconds(attempt.next_attempt_at)))
 
-    def _send(self, lane: _Lane, attempt: BegunAttempt, number: int, parcel: Parcel) -> None:
-        if self._held.ending.is_set():
-            self._end(lane, _abandoned(attempt.submission_id, number))
-            return
-        self._held.check()
-        sending = asyncio.get_running_loop().create_task(self._sender.send(lane.gateway, parcel))
+    def _send_ready(self, lane: _Lane) -> None:
+        while lane.ready and lane.has_place and not self._held.ending.is_set():
+            self._held.check()
+            self._send(lane, lane.ready.popleft())
+
+    def _send(self, lane: _Lane, ready: _Ready) -> None:
+        sending = asyncio.get_running_loop().create_task(self._sender.send(lane.gateway, ready.parcel))
         lane.sending += 1
         self._sends.add(sending)
-        sending.add_done_callback(partial(self._sent, lane, attempt, number, parcel))
+        sending.add_done_callback(partial(self._sent, lane, ready))
 
-    def _sent(
-        self, lane: _Lane, attempt: BegunAttempt, number: int, parcel: Parcel, sending: asyncio.Task[Answer]
-    ) -> None:
+    def _sent(self, lane: _Lane, ready: _Ready, sending: asyncio.Task[Answer]) -> None:
         self._sends.discard(sending)
         lane.sending -= 1
+        lane.answered += 1
         self._due.set()
         if sending.cancelled():
-            self._end(lane, _unknown(attempt.submission_id, number))
-        else:
-            self._end(lane, _judged(attempt, number, parcel, _answer_of(sending)))
+            self._end(lane, _unknown(ready))
+            return
+        self._end(lane, _judged(ready, _answer_of(sending)))
+        with suppress(LeaseLost):  # whoever waits for the lease sees to that
+            self._send_ready(lane)
 
     # Recording.
 
@@ -313,6 +349,7 @@ class _Term:
             for lane, end in batch:
                 self._recorded(lane, end, states.get(end.submission_id))
             self._due.set()
+            await asyncio.sleep(RECORD_PAUSE_SECONDS)
 
     def _recorded(self, lane: _Lane, end: AttemptEnd, moved: Moved | None) -> None:
         lane.unrecorded -= 1
@@ -332,6 +369,9 @@ class _Term:
         """Nothing new is sent from here on."""
         if self._beginning:
             await asyncio.wait(self._beginning.values())
+        for lane in self._lanes.values():
+            while lane.ready:
+                self._end(lane, _abandoned(lane.ready.popleft()))
         if self._sends:
             await asyncio.wait(self._sends, timeout=ANSWERS_SECONDS)
         for sending in self._sends:
@@ -350,13 +390,13 @@ def _answer_of(sending: asyncio.Task[Answer]) -> Answer:
     return Answer(None, f"it could not be sent: {type(error).__name__}")
 
 
-def _judged(attempt: BegunAttempt, number: int, parcel: Parcel, answer: Answer) -> AttemptEnd:
+def _judged(ready: _Ready, answer: Answer) -> AttemptEnd:
     now = from_microseconds(wall_microseconds())
-    verdict = judge(parcel.contract, attempt.failures or 0, answer, now, random.random())  # noqa: S311
+    verdict = judge(ready.parcel.contract, ready.failures, answer, now, random.random())  # noqa: S311
     pause = verdict.pause_seconds
     return AttemptEnd(
-        attempt.submission_id,
-        number,
+        ready.parcel.submission_id,
+        ready.number,
         verdict.outcome,
         answer.status,
         verdict.error and verdict.error[:ERROR_MAX],
@@ -365,14 +405,18 @@ def _judged(attempt: BegunAttempt, number: int, parcel: Parcel, answer: Answer) 
     )
 
 
-def _unknown(submission_id: str, number: int) -> AttemptEnd:
-    error = "the instance stopped before an answer came"
-    return AttemptEnd(submission_id, number, AttemptOutcome.UNKNOWN, None, error, counts=False, pause_microseconds=0)
+def _unknown(ready: _Ready) -> AttemptEnd:
+    return _cut_short(ready, AttemptOutcome.UNKNOWN, "the instance stopped before an answer came")
 
 
-def _abandoned(submission_id: str, number: int) -> AttemptEnd:
-    error = "the instance stopped before it was sent"
-    return AttemptEnd(submission_id, number, AttemptOutcome.ABANDONED, None, error, counts=False, pause_microseconds=0)
+def _abandoned(ready: _Ready) -> AttemptEnd:
+    return _cut_short(ready, AttemptOutcome.ABANDONED, "the instance stopped before it was sent")
+
+
+def _cut_short(ready: _Ready, outcome: AttemptOutcome, error: str) -> AttemptEnd:
+    return AttemptEnd(
+        ready.parcel.submission_id, ready.number, outcome, None, error, counts=False, pause_microseconds=0
+    )
 
 
 def _most_telling(group: BaseExceptionGroup[BaseException]) -> BaseException:

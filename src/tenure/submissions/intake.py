@@ -25,7 +25,7 @@ from tenure.submissions.schedule import Entry, Schedule
 
 SECOND = 1_000_000
 TRAIL = 5 * SECOND
-HINT_TRAIL = SECOND // 4
+HINT_TRAIL = SECOND // 10
 """Of transactions under way at the same time the later one may commit first; few take longer than this."""
 COMPARED = 600 * SECOND
 PAGE = 1000

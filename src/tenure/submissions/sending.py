@@ -11,6 +11,7 @@ import os
 import ssl
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import cache
 from typing import Any
 
 import aiohttp
@@ -43,13 +44,14 @@ class Sender:
             return Answer(None, f"no answer within {seconds:g} seconds")
         except (aiohttp.ClientError, OSError, ValueError) as error:
             return Answer(None, _why(error))
-        # It came in time: what its body takes is not counted.
+        # It came in time: what its body takes is not counted, and it has mostly come along.
         async with response:
-            await _read_to_the_end(response)
+            if not response.content.is_eof():
+                await _read_to_the_end(response)
         return Answer(response.status, retry_after=response.headers.get("retry-after"))
 
     async def _post(self, url: str, payload: bytes, headers: dict[str, str]) -> ClientResponse:
-        return await self._open().post(URL(url, encoded=True), data=payload, headers=headers, allow_redirects=False)
+        return await self._open().post(_address(url), data=payload, headers=headers, allow_redirects=False)
 
     def _open(self) -> aiohttp.ClientSession:
         """Made by the first request: it belongs to the loop that it is made on."""
@@ -66,6 +68,12 @@ class Sender:
     async def close(self) -> None:
         if self._client is not None:
             await self._client.close()
+
+
+@cache
+def _address(url: str) -> URL:
+    """As it stands in the configuration."""
+    return URL(url, encoded=True)
 
 
 async def _read_to_the_end(response: ClientResponse) -> None:
