@@ -24,16 +24,14 @@ it gives up its lease.
 """
 
 import asyncio
-import random
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import NamedTuple
 
 import structlog
 
-from tenure.clock import from_microseconds, monotonic, to_microseconds, wall_microseconds
+from tenure.clock import monotonic, to_microseconds
 from tenure.errors import LeaseLost
 from tenure.leases.held import HeldLease
 from tenure.leases.waiting import is_set_within
@@ -43,15 +41,16 @@ from tenure.model.submissions import (
     BeginAttemptFound,
     BegunAttempt,
     Moved,
-    Parcel,
     SubmissionState,
 )
 from tenure.store.store import BATCH_MAX, Store
+from tenure.submissions.ends import abandoned, judged, unknown
 from tenure.submissions.gateways import Gateway
 from tenure.submissions.intake import Intake, ServerClock
+from tenure.submissions.lanes import Lane, Ready
 from tenure.submissions.schedule import entry_of
 from tenure.submissions.sending import Sender
-from tenure.submissions.verdicts import Answer, judge
+from tenure.submissions.verdicts import Answer
 
 log = structlog.get_logger()
 
@@ -70,7 +69,6 @@ ANSWERS_SECONDS = 3.0
 """How long an instance that stops waits for answers that are on the way."""
 GRACE_SECONDS = 5.0
 """How long it may take in all."""
-ERROR_MAX = 1000
 
 
 class Executor:
@@ -101,43 +99,6 @@ class Executor:
             self._term = None
 
 
-class _Ready(NamedTuple):
-    """An attempt that was begun, and what to send."""
-
-    number: int
-    failures: int
-    parcel: Parcel
-
-
-class _Lane:
-    """What is under way to one gateway.
-
-    While a batch of attempts is being begun, answers come and leave places empty. So as many more are begun ahead as
-    were answered during the last one: none, if the receiver does not answer.
-    """
-
-    def __init__(self, gateway: Gateway) -> None:
-        self.gateway = gateway
-        self.ready: deque[_Ready] = deque()
-        self.sending = 0
-        self.unrecorded = 0
-        self.answered = 0
-        self._ahead = 0
-
-    @property
-    def has_place(self) -> bool:
-        return self.sending < self.gateway.concurrency
-
-    @property
-    def room(self) -> int:
-        """For as many as may be begun now, if recording keeps up."""
-        places = self.gateway.concurrency
-        return min(places + self._ahead - self.sending - len(self.ready), 3 * places - self.unrecorded, BATCH_MAX)
-
-    def begin_ahead(self, answered_before: int) -> None:
-        self._ahead = min(self.gateway.concurrency, 2 * (self.answered - answered_before))
-
-
 class _Term:
     def __init__(
         self,
@@ -157,12 +118,12 @@ class _Term:
         self._clock = ServerClock()
         self._intake = Intake(store, self._clock)
         self._schedule = self._intake.schedule
-        self._lanes = {name: _Lane(gateway) for name, gateway in gateways.items()}
+        self._lanes = {name: Lane(gateway) for name, gateway in gateways.items()}
         self._due = asyncio.Event()
         self._sends: set[asyncio.Task[Answer]] = set()
         self._under_way: set[str] = set()
         """Begun and not recorded. What was retried by hand has two entries, of which one falls due while it is sent."""
-        self._ends: deque[tuple[_Lane, AttemptEnd]] = deque()
+        self._ends: deque[tuple[Lane, AttemptEnd]] = deque()
         self._ended = asyncio.Event()
         self._beginning: dict[str, asyncio.Task[None]] = {}
 
@@ -173,6 +134,8 @@ class _Term:
         except BaseExceptionGroup as group:
             raise _most_telling(group) from group
         finally:
+            for lane in self._lanes.values():
+                lane.ready.clear()
             for sending in self._sends:
                 sending.cancel()
 
@@ -284,7 +247,7 @@ class _Term:
         """It stays pending, and known, until an instance that knows its gateway leads."""
         await self._store.explain_waiting(self._held.fence, submission_ids, f"gateway {gateway} is not set up")
 
-    async def _begin(self, lane: _Lane, submission_ids: Sequence[str]) -> None:
+    async def _begin(self, lane: Lane, submission_ids: Sequence[str]) -> None:
         fence, answered = self._held.fence, lane.answered
         reading = self._store.read_parcels(submission_ids)
         parcels, begun = await asyncio.gather(reading, self._store.begin_attempts(fence, submission_ids))
@@ -295,7 +258,7 @@ class _Term:
             if attempt.found is BeginAttemptFound.BEGUN and attempt.number is not None:
                 lane.unrecorded += 1
                 self._under_way.add(attempt.submission_id)
-                lane.ready.append(_Ready(attempt.number, attempt.failures or 0, contents[attempt.submission_id]))
+                lane.ready.append(Ready(attempt.number, attempt.failures or 0, contents[attempt.submission_id]))
             else:
                 self._put_back(lane.gateway.name, attempt)
         self._send_ready(lane)
@@ -309,32 +272,32 @@ class _Term:
         elif attempt.next_attempt_at is not None:
             self._schedule.add(entry_of(attempt.submission_id, gateway, to_microseconds(attempt.next_attempt_at)))
 
-    def _send_ready(self, lane: _Lane) -> None:
+    def _send_ready(self, lane: Lane) -> None:
         while lane.ready and lane.has_place and not self._held.ending.is_set():
             self._held.check()
             self._send(lane, lane.ready.popleft())
 
-    def _send(self, lane: _Lane, ready: _Ready) -> None:
+    def _send(self, lane: Lane, ready: Ready) -> None:
         sending = asyncio.get_running_loop().create_task(self._sender.send(lane.gateway, ready.parcel))
         lane.sending += 1
         self._sends.add(sending)
         sending.add_done_callback(partial(self._sent, lane, ready))
 
-    def _sent(self, lane: _Lane, ready: _Ready, sending: asyncio.Task[Answer]) -> None:
+    def _sent(self, lane: Lane, ready: Ready, sending: asyncio.Task[Answer]) -> None:
         self._sends.discard(sending)
         lane.sending -= 1
         lane.answered += 1
         self._due.set()
         if sending.cancelled():
-            self._end(lane, _unknown(ready))
+            self._end(lane, unknown(ready))
             return
-        self._end(lane, _judged(ready, _answer_of(sending)))
+        self._end(lane, judged(ready, sending))
         with suppress(LeaseLost):  # whoever waits for the lease sees to that
             self._send_ready(lane)
 
     # Recording.
 
-    def _end(self, lane: _Lane, end: AttemptEnd) -> None:
+    def _end(self, lane: Lane, end: AttemptEnd) -> None:
         self._ends.append((lane, end))
         self._ended.set()
 
@@ -351,7 +314,7 @@ class _Term:
             self._due.set()
             await asyncio.sleep(RECORD_PAUSE_SECONDS)
 
-    def _recorded(self, lane: _Lane, end: AttemptEnd, moved: Moved | None) -> None:
+    def _recorded(self, lane: Lane, end: AttemptEnd, moved: Moved | None) -> None:
         lane.unrecorded -= 1
         self._under_way.discard(end.submission_id)
         name = lane.gateway.name
@@ -371,7 +334,7 @@ class _Term:
             await asyncio.wait(self._beginning.values())
         for lane in self._lanes.values():
             while lane.ready:
-                self._end(lane, _abandoned(lane.ready.popleft()))
+                self._end(lane, abandoned(lane.ready.popleft()))
         if self._sends:
             await asyncio.wait(self._sends, timeout=ANSWERS_SECONDS)
         for sending in self._sends:
@@ -380,43 +343,6 @@ class _Term:
             self._due.clear()
             await self._due.wait()
         log.info("executor.stopped", epoch=self._held.epoch)
-
-
-def _answer_of(sending: asyncio.Task[Answer]) -> Answer:
-    error = sending.exception()
-    if error is None:
-        return sending.result()
-    log.error("submission.not_sent", exc_info=error)
-    return Answer(None, f"it could not be sent: {type(error).__name__}")
-
-
-def _judged(ready: _Ready, answer: Answer) -> AttemptEnd:
-    now = from_microseconds(wall_microseconds())
-    verdict = judge(ready.parcel.contract, ready.failures, answer, now, random.random())  # noqa: S311
-    pause = verdict.pause_seconds
-    return AttemptEnd(
-        ready.parcel.submission_id,
-        ready.number,
-        verdict.outcome,
-        answer.status,
-        verdict.error and verdict.error[:ERROR_MAX],
-        counts=verdict.outcome is AttemptOutcome.FAILED,
-        pause_microseconds=None if pause is None else round(pause * 1_000_000),
-    )
-
-
-def _unknown(ready: _Ready) -> AttemptEnd:
-    return _cut_short(ready, AttemptOutcome.UNKNOWN, "the instance stopped before an answer came")
-
-
-def _abandoned(ready: _Ready) -> AttemptEnd:
-    return _cut_short(ready, AttemptOutcome.ABANDONED, "the instance stopped before it was sent")
-
-
-def _cut_short(ready: _Ready, outcome: AttemptOutcome, error: str) -> AttemptEnd:
-    return AttemptEnd(
-        ready.parcel.submission_id, ready.number, outcome, None, error, counts=False, pause_microseconds=0
-    )
 
 
 def _most_telling(group: BaseExceptionGroup[BaseException]) -> BaseException:

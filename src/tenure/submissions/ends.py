@@ -1,0 +1,52 @@
+"""How attempts end."""
+
+import asyncio
+import random
+
+import structlog
+
+from tenure.clock import from_microseconds, wall_microseconds
+from tenure.model.leases import ERROR_MAX
+from tenure.model.submissions import AttemptEnd, AttemptOutcome
+from tenure.submissions.lanes import Ready
+from tenure.submissions.verdicts import Answer, judge
+
+log = structlog.get_logger()
+
+
+def judged(ready: Ready, sending: asyncio.Task[Answer]) -> AttemptEnd:
+    answer = _answer_of(sending)
+    now = from_microseconds(wall_microseconds())
+    verdict = judge(ready.parcel.contract, ready.failures, answer, now, random.random())  # noqa: S311
+    pause = verdict.pause_seconds
+    return AttemptEnd(
+        ready.parcel.submission_id,
+        ready.number,
+        verdict.outcome,
+        answer.status,
+        verdict.error and verdict.error[:ERROR_MAX],
+        counts=verdict.outcome is AttemptOutcome.FAILED,
+        pause_microseconds=None if pause is None else round(pause * 1_000_000),
+    )
+
+
+def _answer_of(sending: asyncio.Task[Answer]) -> Answer:
+    error = sending.exception()
+    if error is None:
+        return sending.result()
+    log.error("submission.not_sent", exc_info=error)
+    return Answer(None, f"it could not be sent: {type(error).__name__}")
+
+
+def unknown(ready: Ready) -> AttemptEnd:
+    return _cut_short(ready, AttemptOutcome.UNKNOWN, "the instance stopped before an answer came")
+
+
+def abandoned(ready: Ready) -> AttemptEnd:
+    return _cut_short(ready, AttemptOutcome.ABANDONED, "the instance stopped before it was sent")
+
+
+def _cut_short(ready: Ready, outcome: AttemptOutcome, error: str) -> AttemptEnd:
+    return AttemptEnd(
+        ready.parcel.submission_id, ready.number, outcome, None, error, counts=False, pause_microseconds=0
+    )
