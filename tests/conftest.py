@@ -25,11 +25,15 @@ if "TENURE_TEST_MSSQL_URL" in os.environ:
     ENGINES.append("mssql")
 
 
+WATCHING_CLOCKS = ("cli", "crashes", "library", "races", "receiver", "streams")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Slow tests, which watch clocks and races, run one after the other on one worker; the others share the rest."""
+    """Slow tests that watch clocks and races run one after the other on one worker; those of another folder on any."""
     for item in items:
         if item.get_closest_marker("slow") is not None:
-            item.add_marker(pytest.mark.xdist_group("slow"))
+            folder = item.path.parent.name
+            item.add_marker(pytest.mark.xdist_group("slow" if folder in WATCHING_CLOCKS else folder))
 
 
 @pytest.fixture(scope="session")

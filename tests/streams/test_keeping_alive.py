@@ -155,7 +155,7 @@ async def test_a_message_during_the_last_save_before_the_idle_limit_keeps_the_se
     store, clients = await troubled(serve, sqlite_database, idle_seconds=2)
     client, start = await clients.open()
     store.may_answer.clear()
-    await eventually(lambda: store.saved, "a save is under way", 1)
+    await eventually(lambda: store.saved, "a save is under way", 1.5)
     await talk(client)
     ends_at = datetime.fromisoformat(start["leaseExpiresAt"]).timestamp()
     await asyncio.sleep(ends_at - time.time() - 0.25)

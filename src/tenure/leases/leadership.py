@@ -12,9 +12,9 @@ of these ways, and follows again:
 - *lost*: the board or a renewal says that the lease ran out or belongs to another epoch.
 - *expired*: it was not renewed in time to be trusted any longer (see `HeldLease`): the process or the host was
   stopped, or the database too slow. The instance stops a tenth of the duration before another can lead.
-- *database*: the database did not answer, and the store's own retries did not cure it. The instance stops at once,
-  though its lease may last, and releases it as soon as the database answers. Otherwise nobody would work until it ran
-  out: this instance cannot, and the others may not.
+- *database*: the database did not answer it or its work, and the store's own retries did not cure it. The instance
+  stops at once, though its lease may last, and releases it as soon as the database answers. Otherwise nobody would work
+  until it ran out: this instance cannot, and the others may not.
 - *failed*: the work itself ended. Whoever leads must work.
 
 When it steps down, first the fence is withdrawn, so that nothing more can be written; then the work is cancelled; then
@@ -35,7 +35,7 @@ import structlog
 
 from tenure.clock import boottime
 from tenure.config import LeasesConfig
-from tenure.errors import LeaseLost
+from tenure.errors import DatabaseUnavailable, LeaseLost
 from tenure.ids import new_id
 from tenure.leases.cancelling import cancel
 from tenure.leases.counters import LeaseCounters
@@ -264,6 +264,8 @@ def _must_step_down(
 def _reason_of_end(held: HeldLease, failure: BaseException | None) -> StepDown:
     if failure is None and held.ending.is_set():
         return StepDown.RELEASED
+    if isinstance(failure, DatabaseUnavailable):
+        return StepDown.DATABASE
     return StepDown.LOST if isinstance(failure, LeaseLost) else StepDown.FAILED
 
 

@@ -219,6 +219,7 @@ CLOSED = text("closed_at IS NOT NULL")
 UNSWEPT = text("check_at IS NOT NULL")
 PENDING = text("state = 'pending'")
 FAILED = text("state = 'failed'")
+CANCELLED = text("state = 'cancelled'")
 PRUNABLE = text("state IN ('delivered', 'cancelled')")
 UNFINISHED = text("ended_at IS NULL")
 
@@ -269,6 +270,13 @@ submissions_failed = Index(
     postgresql_where=FAILED,
     sqlite_where=FAILED,
     mssql_where=FAILED,
+)
+submissions_cancelled = Index(
+    "submissions_cancelled",
+    submissions.c.submission_id,
+    postgresql_where=CANCELLED,
+    sqlite_where=CANCELLED,
+    mssql_where=CANCELLED,
 )
 submissions_ended_at = Index(
     "submissions_ended_at",

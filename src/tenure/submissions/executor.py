@@ -129,8 +129,8 @@ class _Term:
 
     async def run(self) -> None:
         try:
-            await self._start()
-            await self._go_on()
+            if await self._is_started():
+                await self._go_on()
         except BaseExceptionGroup as group:
             raise _most_telling(group) from group
         finally:
@@ -138,6 +138,17 @@ class _Term:
                 lane.ready.clear()
             for sending in self._sends:
                 sending.cancel()
+
+    async def _is_started(self) -> bool:
+        """Not if the instance stops meanwhile: nothing is under way yet."""
+        starting = asyncio.ensure_future(self._start())
+        ending = asyncio.ensure_future(self._held.ending.wait())
+        try:
+            await asyncio.wait({starting, ending}, return_when=asyncio.FIRST_COMPLETED)
+            return starting.done() and starting.result() is None
+        finally:
+            starting.cancel()
+            ending.cancel()
 
     async def _start(self) -> None:
         began = monotonic()

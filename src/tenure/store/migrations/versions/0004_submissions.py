@@ -40,7 +40,7 @@ def _create_submissions() -> None:
         sa.PrimaryKeyConstraint("submission_id", name="submissions_pkey"),
         postgresql_with={"fillfactor": 80},
     )
-    pending, failed = sa.text("state = 'pending'"), sa.text("state = 'failed'")
+    pending, failed, cancelled = (sa.text(f"state = '{state}'") for state in ("pending", "failed", "cancelled"))
     ended = sa.text("state IN ('delivered', 'cancelled')")
     key = ["caller", "gateway", "idempotency_key"]
     op.create_index("submissions_key", "submissions", key, unique=True)
@@ -48,6 +48,7 @@ def _create_submissions() -> None:
     for name, columns, where, included in (
         ("submissions_waiting", ["last_modified_at", "submission_id"], pending, waiting),
         ("submissions_failed", ["submission_id"], failed, []),
+        ("submissions_cancelled", ["submission_id"], cancelled, []),
         ("submissions_ended_at", ["ended_at"], ended, []),
     ):
         op.create_index(
