@@ -82,7 +82,7 @@ async def test_everything_arrives_once_on_a_file_too(
 ) -> None:
     environment = shop(receiver, **TIMING, **comparing_often(tmp_path))
     fleet = await Fleet(start, sqlite_database.url, environment, 2).ready()
-    await survive_kills(sqlite_database, receiver, fleet, Ordeal(1_500, 0.2, 3, seed))
+    await survive_kills(sqlite_database, receiver, fleet, Ordeal(800, 0.2, 3, seed))
 
 
 class Ordeal(NamedTuple):

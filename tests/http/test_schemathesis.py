@@ -17,7 +17,7 @@ from tenure.http.cursors import cursor_of, cursor_of_id, cursor_of_text
 from tenure.model.sessions import Position
 from tests.support.instances import RunningInstance
 
-EXAMPLES = 40
+EXAMPLES = 25
 BOUND_SECONDS = 90
 """What it takes on a machine that is busy with other things; alone it is a tenth."""
 

@@ -234,7 +234,7 @@ def test_the_store_does_what_the_model_does(bound: type[SessionMachine]) -> None
 
 @pytest.mark.slow
 def test_the_store_does_what_the_model_does_for_longer(bound: type[SessionMachine]) -> None:
-    _run(bound, examples=80)
+    _run(bound, examples=40)
 
 
 def _run(bound: type[SessionMachine], examples: int) -> None:

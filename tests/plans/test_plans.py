@@ -84,13 +84,25 @@ def test_every_hot_statement_of_the_functions_is_listed() -> None:
     assert set(statements_in_use()) == set(POSTGRES_INDEXES)
 
 
-@pytest.fixture(scope="module", params=[0, pytest.param(MILLION, marks=pytest.mark.slow)], ids=["empty", "million"])
-async def postgres_url(request: pytest.FixtureRequest, postgres: PostgresServer, template: str) -> str:
+SIZES = ["empty", pytest.param("million", marks=pytest.mark.slow)]
+
+
+@pytest.fixture(scope="session")
+async def postgres_empty(postgres: PostgresServer, template: str) -> str:
+    return postgres.url(await postgres.create_database(template))
+
+
+@pytest.fixture(scope="session")
+async def postgres_million(postgres: PostgresServer, template: str) -> str:
     url = postgres.url(await postgres.create_database(template))
-    if request.param:
-        await fill_postgres(url, request.param)
-        await fill_submissions_postgres(url, request.param)
+    await fill_postgres(url, MILLION)
+    await fill_submissions_postgres(url, MILLION)
     return url
+
+
+@pytest.fixture(params=SIZES)
+def postgres_url(request: pytest.FixtureRequest) -> str:
+    return request.getfixturevalue(f"postgres_{request.param}")  # type: ignore[no-any-return]
 
 
 @pytest.fixture
@@ -252,19 +264,32 @@ SQLITE_STATEMENTS = {
 }
 
 
-@pytest.fixture(scope="module", params=[0, pytest.param(MILLION, marks=pytest.mark.slow)], ids=["empty", "million"])
-async def sqlite_file(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Database]:
-    path = tmp_path_factory.mktemp("plans") / "tenure.db"
-    store, clock = sqlite_store(path)
-    await store.migrate()
-    database = Database(f"sqlite:///{path}", store, clock)
-    if request.param:
-        await fill_sqlite(database, request.param)
-        await fill_submissions_sqlite(database, request.param)
+@pytest.fixture(scope="session")
+async def sqlite_empty(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Database]:
+    database = await _sqlite_file(tmp_path_factory)
     yield database
     await database.close()
+
+
+@pytest.fixture(scope="session")
+async def sqlite_million(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Database]:
+    database = await _sqlite_file(tmp_path_factory)
+    await fill_sqlite(database, MILLION)
+    await fill_submissions_sqlite(database, MILLION)
+    yield database
+    await database.close()
+
+
+async def _sqlite_file(folders: pytest.TempPathFactory) -> Database:
+    path = folders.mktemp("plans") / "tenure.db"
+    store, clock = sqlite_store(path)
+    await store.migrate()
+    return Database(f"sqlite:///{path}", store, clock)
+
+
+@pytest.fixture(params=SIZES)
+def sqlite_file(request: pytest.FixtureRequest) -> Database:
+    return request.getfixturevalue(f"sqlite_{request.param}")  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("name", SQLITE_STATEMENTS)

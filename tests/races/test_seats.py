@@ -22,7 +22,7 @@ from tests.support.wishes import LIMITS, NOON, SECOND, again, end_one, open_one,
 
 Start = Callable[..., RunningInstance]
 LIMIT = 50
-USERS = 2_000
+USERS = 1_200
 LOST = 0
 OVER = 410
 A_FEW_OPENS_SECONDS = 0.02

@@ -187,6 +187,8 @@ class Leadership:
         if why is StepDown.FAILED:
             self._failed_in = held.epoch
         failure = _failure(working)
+        if why is StepDown.DATABASE and failure is not None:
+            self._log("leader_renew_failed", held, error=_told(failure))
         self._log("leader_lost", held, reason=why.value, error=None if failure is None else repr(failure))
         stopped = await cancel(working, held.name)
         # Work that will not stop may still reach the outside world: nobody else is to begin before the lease is over.

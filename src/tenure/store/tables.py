@@ -11,6 +11,8 @@ Rules of the `sessions` table, each of which something relies on:
 - `lapse_reason` says which limit `deadline_at` stands for and is written whenever that is.
 """
 
+from typing import Any
+
 from sqlalchemy import (
     BigInteger,
     Boolean,
@@ -23,6 +25,7 @@ from sqlalchemy import (
     SmallInteger,
     String,
     Table,
+    TextClause,
     Unicode,
     text,
 )
@@ -223,73 +226,41 @@ CANCELLED = text("state = 'cancelled'")
 PRUNABLE = text("state IN ('delivered', 'cancelled')")
 UNFINISHED = text("ended_at IS NULL")
 
-sessions_live_key = Index(
+
+def _partial(name: str, *columns: Column[Any], where: TextClause, **options: Any) -> Index:
+    """An index of some of the rows."""
+    return Index(name, *columns, postgresql_where=where, sqlite_where=where, mssql_where=where, **options)
+
+
+sessions_live_key = _partial(
     "sessions_live_key",
     sessions.c.capacity_id,
     sessions.c.user_object_id,
+    where=LIVE,
     unique=True,
-    postgresql_where=LIVE,
-    sqlite_where=LIVE,
-    mssql_where=LIVE,
     # SQL Server otherwise looks up the row to check an IS NULL filter, and locks rows in the order of keys.
     mssql_include=["closed_at"],
 )
-sessions_check_at = Index(
-    "sessions_check_at",
-    sessions.c.check_at,
-    postgresql_where=UNSWEPT,
-    sqlite_where=UNSWEPT,
-    mssql_where=UNSWEPT,
-)
-sessions_closed_at = Index(
-    "sessions_closed_at",
-    sessions.c.closed_at,
-    postgresql_where=CLOSED,
-    sqlite_where=CLOSED,
-    mssql_where=CLOSED,
-    mssql_include=["capacity_id", "user_object_id"],
+sessions_check_at = _partial("sessions_check_at", sessions.c.check_at, where=UNSWEPT)
+sessions_closed_at = _partial(
+    "sessions_closed_at", sessions.c.closed_at, where=CLOSED, mssql_include=["capacity_id", "user_object_id"]
 )
 sessions_started_at = Index("sessions_started_at", sessions.c.started_at, sessions.c.session_id)
 job_runs_started_at = Index("job_runs_started_at", job_runs.c.started_at)
 submissions_key = Index(
     "submissions_key", submissions.c.caller, submissions.c.gateway, submissions.c.idempotency_key, unique=True
 )
-submissions_waiting = Index(
+submissions_waiting = _partial(
     "submissions_waiting",
     submissions.c.last_modified_at,
     submissions.c.submission_id,
-    postgresql_where=PENDING,
-    sqlite_where=PENDING,
-    mssql_where=PENDING,
+    where=PENDING,
     # All that a schedule is built from: whoever came from an entry to its row would meet those who go the other way.
     mssql_include=["gateway", "next_attempt_at", "state"],
 )
-submissions_failed = Index(
-    "submissions_failed",
-    submissions.c.submission_id,
-    postgresql_where=FAILED,
-    sqlite_where=FAILED,
-    mssql_where=FAILED,
-)
-submissions_cancelled = Index(
-    "submissions_cancelled",
-    submissions.c.submission_id,
-    postgresql_where=CANCELLED,
-    sqlite_where=CANCELLED,
-    mssql_where=CANCELLED,
-)
-submissions_ended_at = Index(
-    "submissions_ended_at",
-    submissions.c.ended_at,
-    postgresql_where=PRUNABLE,
-    sqlite_where=PRUNABLE,
-    mssql_where=PRUNABLE,
-)
-submission_attempts_open = Index(
-    "submission_attempts_open",
-    submission_attempts.c.epoch,
-    postgresql_where=UNFINISHED,
-    sqlite_where=UNFINISHED,
-    mssql_where=UNFINISHED,
-    mssql_include=["ended_at"],
+submissions_failed = _partial("submissions_failed", submissions.c.submission_id, where=FAILED)
+submissions_cancelled = _partial("submissions_cancelled", submissions.c.submission_id, where=CANCELLED)
+submissions_ended_at = _partial("submissions_ended_at", submissions.c.ended_at, where=PRUNABLE)
+submission_attempts_open = _partial(
+    "submission_attempts_open", submission_attempts.c.epoch, where=UNFINISHED, mssql_include=["ended_at"]
 )
