@@ -28,6 +28,7 @@ if "TENURE_TEST_MSSQL_URL" in os.environ:
 WATCHING_CLOCKS = ("cli", "crashes", "library", "races", "receiver", "streams")
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist looks at the groups in the same hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Slow tests that watch clocks and races run one after the other on one worker; those of another folder on any."""
     for item in items:
