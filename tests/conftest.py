@@ -2,8 +2,10 @@ import os
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from tenure.store.engines import open_store
 from tests.support.databases import (
@@ -25,16 +27,17 @@ if "TENURE_TEST_MSSQL_URL" in os.environ:
     ENGINES.append("mssql")
 
 
-WATCHING_CLOCKS = ("cli", "crashes", "library", "races", "receiver", "streams")
+TOGETHER = {"plans": "plans"} | dict.fromkeys(("cli", "crashes", "library", "races", "receiver", "streams"), "clocks")
+"""Folders whose tests run one after the other on one worker: they watch clocks and races, or fill large tables."""
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist looks at the groups in the same hook
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Slow tests that watch clocks and races run one after the other on one worker; those of another folder on any."""
-    for item in items:
-        if item.get_closest_marker("slow") is not None:
-            folder = item.path.parent.name
-            item.add_marker(pytest.mark.xdist_group("slow" if folder in WATCHING_CLOCKS else folder))
+class ByFolder(LoadScopeScheduling):
+    def _split_scope(self, nodeid: str) -> str:
+        return TOGETHER.get(nodeid.removeprefix("tests/").partition("/")[0], nodeid)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFolder:
+    return ByFolder(config, log)
 
 
 @pytest.fixture(scope="session")
