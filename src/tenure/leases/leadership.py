@@ -115,7 +115,9 @@ class Leadership:
         if self._held is not None and self._working is not None and self._grace_seconds:
             self._held.ending.set()
             await asyncio.wait({self._working}, timeout=self._grace_seconds)
-        self._step_down(StepDown.RELEASED)
+        # Work that has ended says itself why.
+        if self._working is None or not self._working.done():
+            self._step_down(StepDown.RELEASED)
         if self._running is not None:
             await self._running
 
