@@ -1,4 +1,5 @@
 import os
+import random
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ from tests.support.databases import (
     postgres_server,
     sqlite_store,
 )
-from tests.support.instances import RunningInstance, stop_all
+from tests.support.instances import RunningInstance, kill_all
 from tests.support.sqlserver import empty_mssql_database, mssql_database  # noqa: F401
 
 MakeDatabase = Callable[[], Awaitable[Database]]
@@ -27,8 +28,10 @@ if "TENURE_TEST_MSSQL_URL" in os.environ:
     ENGINES.append("mssql")
 
 
-TOGETHER = {"plans": "plans"} | dict.fromkeys(("cli", "crashes", "library", "races", "receiver", "streams"), "clocks")
-"""Folders whose tests run one after the other on one worker: they watch clocks and races, or fill large tables."""
+TOGETHER = {"plans": "plans", "crashes": "crashes", "races": "clocks", "streams": "clocks"}
+"""Folders whose tests run one after the other on one worker, by the scope they share: they start many processes and
+watch clocks, or fill large tables. The other tests go one by one to whoever is free, so that both end at once.
+"""
 
 
 class ByFolder(LoadScopeScheduling):
@@ -134,8 +137,14 @@ def empty_database(request: pytest.FixtureRequest) -> Database:
 
 
 @pytest.fixture
+def seed() -> int:
+    """Another one every time; a test that fails says which."""
+    return random.SystemRandom().getrandbits(32)
+
+
+@pytest.fixture
 def start(tmp_path: Path) -> Iterator[type[RunningInstance]]:
-    """Starts instances and stops them after the test, whatever happened to them."""
+    """Starts instances and kills them after the test, whatever happened to them."""
     running: list[RunningInstance] = []
 
     def _start(database: str, *flags: str, port: int = 0, **environment: str) -> RunningInstance:
@@ -144,4 +153,4 @@ def start(tmp_path: Path) -> Iterator[type[RunningInstance]]:
         return instance
 
     yield _start  # type: ignore[misc]
-    stop_all(running)
+    kill_all(running)

@@ -116,6 +116,7 @@ def test_no_status_need_mean_that_it_is_there_already() -> None:
 # The start.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("setting", "secret", "workers"),
     [("secret", "hunter2-hunter2-hunter2", "1"), ("previous_secret", "whsec_aHVudGVyMg==", "2")],

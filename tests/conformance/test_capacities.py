@@ -9,12 +9,9 @@ from tests.support.databases import Database
 from tests.support.keeping import EVICTING, attach_one, update_one
 from tests.support.wishes import NOON, SECOND, end_one, open_one, some_id, wish
 
+pytestmark = pytest.mark.usefixtures("noon")
+
 SECONDS = timedelta(seconds=1)
-
-
-@pytest.fixture(autouse=True)
-async def noon(database: Database) -> None:
-    await database.clock.set(NOON)
 
 
 async def test_put_capacity__sets_all_of_it(database: Database) -> None:

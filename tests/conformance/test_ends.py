@@ -4,26 +4,17 @@ from datetime import timedelta
 
 import pytest
 
-from tenure.model.sessions import CloseReason, End, Ended, Found, Outcome, Session, State
+from tenure.model.sessions import CloseReason, End, Ended, Found, Outcome, State
 from tenure.store.store import BATCH_MAX
 from tests.support.databases import Database
 from tests.support.keeping import attach_one, update_one
+from tests.support.sessions import opened
 from tests.support.wishes import NOON, SECOND, again, end_one, open_one, some_id, wish
+
+pytestmark = pytest.mark.usefixtures("noon")
 
 SECONDS = timedelta(seconds=1)
 MICROSECOND = timedelta(microseconds=1)
-
-
-@pytest.fixture(autouse=True)
-async def noon(database: Database) -> None:
-    await database.clock.set(NOON)
-
-
-async def opened(database: Database, **given: object) -> Session:
-    answer = await open_one(database.store, wish(**given))
-    assert answer.outcome is Outcome.CREATED
-    assert answer.session is not None
-    return answer.session
 
 
 async def test_end_sessions__ends_a_live_one_now(database: Database) -> None:

@@ -4,30 +4,16 @@ from datetime import timedelta
 
 import pytest
 
-from tenure.model.sessions import CloseReason, Closing, Found, Heartbeat, Kept, Session, State
+from tenure.model.sessions import CloseReason, Closing, Found, Heartbeat, Kept, State
 from tenure.store.store import BATCH_MAX
 from tests.support.databases import Database
 from tests.support.keeping import keep_one
-from tests.support.wishes import NOON, SECOND, end_one, open_one, some_id, wish
+from tests.support.sessions import opened, recorded
+from tests.support.wishes import NOON, SECOND, end_one, some_id
+
+pytestmark = pytest.mark.usefixtures("noon")
 
 SECONDS = timedelta(seconds=1)
-
-
-@pytest.fixture(autouse=True)
-async def noon(database: Database) -> None:
-    await database.clock.set(NOON)
-
-
-async def opened(database: Database, **given: object) -> Session:
-    answer = await open_one(database.store, wish(**given))
-    assert answer.session is not None
-    return answer.session
-
-
-async def recorded(database: Database, session_id: str) -> Session:
-    session = await database.store.get_session(session_id)
-    assert session is not None
-    return session
 
 
 async def test_heartbeat__renews_the_lease_and_not_the_idle_limit(database: Database) -> None:

@@ -17,6 +17,8 @@ from tests.support.databases import Database
 from tests.support.leases import MICROSECOND, TIMEOUT, all_tables, begin, begun, every, held, sibling, table, taken
 from tests.support.wishes import NOON, SECOND
 
+pytestmark = pytest.mark.usefixtures("noon")
+
 SECONDS = timedelta(seconds=1)
 MINUTE = 60 * SECOND
 TICK = datetime(2041, 3, 1, 12, 1, tzinfo=UTC)
@@ -24,11 +26,6 @@ TICK = datetime(2041, 3, 1, 12, 1, tzinfo=UTC)
 IDLE = Begun(BeginFound.IDLE)
 HELD = Begun(BeginFound.HELD)
 SUCCEEDED, FAILED, ABANDONED = RunOutcome.SUCCEEDED, RunOutcome.FAILED, RunOutcome.ABANDONED
-
-
-@pytest.fixture(autouse=True)
-async def noon(database: Database) -> None:
-    await database.clock.set(NOON)
 
 
 @pytest.fixture

@@ -27,14 +27,11 @@ from tests.support.leases import (
 )
 from tests.support.wishes import NOON, SECOND
 
+pytestmark = pytest.mark.usefixtures("noon")
+
 SECONDS = timedelta(seconds=1)
 LEASE = 60 * SECOND
 """What `acquire` and `taken` ask for."""
-
-
-@pytest.fixture(autouse=True)
-async def noon(database: Database) -> None:
-    await database.clock.set(NOON)
 
 
 def lease(name: str = "leader", holder: str = "one", epoch: int = 1, **given: Any) -> Lease:

@@ -11,17 +11,14 @@ from tenure.store.store import BATCH_MAX, Lane
 from tests.support.databases import Database
 from tests.support.wishes import LIMITS, NOON, SECOND, again, end_one, open_one, some_id, wish
 
+pytestmark = pytest.mark.usefixtures("noon")
+
 SECONDS = timedelta(seconds=1)
 
 
 def session_of(answer: Opened) -> Session:
     assert answer.session is not None, answer
     return answer.session
-
-
-@pytest.fixture(autouse=True)
-async def noon(database: Database) -> None:
-    await database.clock.set(NOON)
 
 
 async def test_open_sessions__creates_where_there_is_nothing(database: Database) -> None:

@@ -9,14 +9,11 @@ from tests.support.databases import Database
 from tests.support.leases import MICROSECOND, all_tables, held, put_row, table
 from tests.support.wishes import NOON
 
+pytestmark = pytest.mark.usefixtures("noon")
+
 HISTORY_KEPT = timedelta(days=30)
 RUNS_KEPT = timedelta(days=7)
 LOCK = "job:prune"
-
-
-@pytest.fixture(autouse=True)
-async def noon(database: Database) -> None:
-    await database.clock.set(NOON)
 
 
 async def put_history(database: Database, epoch: int, acquired_at: datetime, ended_at: datetime | None) -> None:

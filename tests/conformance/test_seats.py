@@ -5,30 +5,22 @@ from datetime import timedelta
 import pytest
 
 from tenure.deadlines import opened
-from tenure.model.sessions import CloseReason, Closing, Open, Opened, Outcome, Seats, Session
+from tenure.model.sessions import CloseReason, Closing, Open, Opened, Outcome, Seats
 from tenure.store.store import BATCH_MAX, Lane
 from tests.support.databases import Database
 from tests.support.keeping import attach_one, evicting, keep_one, update_one
+from tests.support.sessions import recorded
 from tests.support.wishes import LIMITS, NOON, SECOND, again, end_one, open_one, some_id, wish
+
+pytestmark = pytest.mark.usefixtures("noon")
 
 SECONDS = timedelta(seconds=1)
 MICROSECOND = timedelta(microseconds=1)
 
 
-@pytest.fixture(autouse=True)
-async def noon(database: Database) -> None:
-    await database.clock.set(NOON)
-
-
 @pytest.fixture
 def capacity_id() -> str:
     return some_id()
-
-
-async def recorded(database: Database, session_id: str) -> Session:
-    session = await database.store.get_session(session_id)
-    assert session is not None
-    return session
 
 
 async def filled(database: Database, capacity_id: str, count: int, **given: object) -> list[Open]:

@@ -4,24 +4,15 @@ from datetime import timedelta
 
 import pytest
 
-from tenure.model.sessions import CloseReason, Outcome, Position, Session, SessionFilter
+from tenure.model.sessions import CloseReason, Position, SessionFilter
 from tests.support.databases import Database
-from tests.support.wishes import NOON, SECOND, end_one, open_one, some_id, wish
+from tests.support.sessions import opened
+from tests.support.wishes import NOON, SECOND, end_one, some_id
+
+pytestmark = pytest.mark.usefixtures("noon")
 
 SECONDS = timedelta(seconds=1)
 MICROSECOND = timedelta(microseconds=1)
-
-
-@pytest.fixture(autouse=True)
-async def noon(database: Database) -> None:
-    await database.clock.set(NOON)
-
-
-async def opened(database: Database, **given: object) -> Session:
-    answer = await open_one(database.store, wish(**given))
-    assert answer.outcome is Outcome.CREATED
-    assert answer.session is not None
-    return answer.session
 
 
 async def ids(database: Database, **criteria: object) -> list[str]:

@@ -18,21 +18,13 @@ from tenure.model.sessions import (
 )
 from tests.support.databases import Database
 from tests.support.keeping import COUNTED, NOTHING, attach, attach_one, keep_one, stream_update, update_one
+from tests.support.sessions import opened, recorded
 from tests.support.wishes import NOON, SECOND, again, end_one, open_one, some_id, wish
+
+pytestmark = pytest.mark.usefixtures("noon")
 
 SECONDS = timedelta(seconds=1)
 MICROSECOND = timedelta(microseconds=1)
-
-
-@pytest.fixture(autouse=True)
-async def noon(database: Database) -> None:
-    await database.clock.set(NOON)
-
-
-async def opened(database: Database, **given: object) -> Session:
-    answer = await open_one(database.store, wish(**given))
-    assert answer.session is not None
-    return answer.session
 
 
 async def streaming(database: Database, **given: object) -> Session:
@@ -40,12 +32,6 @@ async def streaming(database: Database, **given: object) -> Session:
     attached = await attach_one(database.store, (await opened(database, **given)).session_id)
     assert attached.session is not None
     return attached.session
-
-
-async def recorded(database: Database, session_id: str) -> Session:
-    session = await database.store.get_session(session_id)
-    assert session is not None
-    return session
 
 
 async def checked_at(database: Database) -> datetime | None:

@@ -33,14 +33,11 @@ from tests.support.submissions import (
 )
 from tests.support.wishes import NOON, some_id
 
+pytestmark = pytest.mark.usefixtures("noon")
+
 SECONDS = timedelta(seconds=1)
 EVERYTHING = SubmissionFilter()
 IS_DELIVERED, IS_FAILED, IS_CANCELLED = "delivered", "failed", "cancelled"
-
-
-@pytest.fixture(autouse=True)
-async def noon(database: Database) -> None:
-    await database.clock.set(NOON)
 
 
 # Accepting

@@ -8,21 +8,13 @@ from tenure.model.sessions import CloseReason, Closing, Session, Swept
 from tests.support.databases import Database
 from tests.support.keeping import COUNTED, attach_one, keep_one, update_one
 from tests.support.leases import sweep_some
-from tests.support.wishes import NOON, SECOND, end_one, open_one, wish
+from tests.support.sessions import opened
+from tests.support.wishes import NOON, SECOND, end_one
+
+pytestmark = pytest.mark.usefixtures("noon")
 
 SECONDS = timedelta(seconds=1)
 ALL = 500
-
-
-@pytest.fixture(autouse=True)
-async def noon(database: Database) -> None:
-    await database.clock.set(NOON)
-
-
-async def opened(database: Database, **given: object) -> Session:
-    answer = await open_one(database.store, wish(**given))
-    assert answer.session is not None
-    return answer.session
 
 
 async def recorded(database: Database, session_id: str) -> Session:

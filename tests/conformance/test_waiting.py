@@ -23,6 +23,7 @@ from tests.support.submissions import (
     attempt,
     attempts,
     begin_one,
+    cancel,
     changed,
     drop_index,
     executor,
@@ -31,32 +32,18 @@ from tests.support.submissions import (
     one,
     pending,
     place,
+    under_way,
     waits,
 )
 from tests.support.wishes import NOON, some_id
 
+pytestmark = pytest.mark.usefixtures("noon")
+
 SECONDS = timedelta(seconds=1)
 LATER = NOON + 7 * SECONDS
-BEGUN, NOT_DUE, OVER = BeginAttemptFound.BEGUN, BeginAttemptFound.LATER, BeginAttemptFound.OVER
-RETRY, CANCEL = SubmissionCommand
+BEGUN = BeginAttemptFound.BEGUN
+RETRY = SubmissionCommand.RETRY
 LEFT_OPEN = "whoever sent it did not say what became of it"
-
-
-@pytest.fixture(autouse=True)
-async def noon(database: Database) -> None:
-    await database.clock.set(NOON)
-
-
-async def cancel(database: Database, submission_id: str) -> None:
-    assert await database.store.command_submissions(CANCEL, [submission_id]) == {submission_id: True}
-
-
-async def under_way(database: Database) -> str:
-    """One whose first attempt was begun at noon by whoever leads."""
-    (submission_id,) = await accept(database.store)
-    begun = await begin_one(database.store, await executor(database.store), submission_id)
-    assert begun == BegunAttempt(submission_id, BEGUN, number=1, failures=0)
-    return submission_id
 
 
 # What waits

@@ -1,15 +1,9 @@
-import random
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
 from tenure.store.engines import open_store
 from tests.support.databases import POOL_SIZE, Clock, Database, PostgresServer, postgres_server
-
-
-@pytest.fixture
-def seed() -> int:
-    return random.SystemRandom().getrandbits(32)
 
 
 @pytest.fixture(scope="session")

@@ -49,20 +49,6 @@ LISTENING = (
 
 
 @pytest.fixture
-def start(start: Start) -> Iterator[Start]:
-    """Kills what it started: how an instance ends is tested elsewhere, and takes a moment."""
-    started: list[RunningInstance] = []
-
-    def start_one(*arguments: str, **environment: str) -> RunningInstance:
-        started.append(start(*arguments, **environment))
-        return started[-1]
-
-    yield start_one
-    for instance in started:
-        instance.kill()
-
-
-@pytest.fixture
 def start_member(tmp_path: Path) -> Iterator[StartMember]:
     with members(tmp_path) as start:
         yield start

@@ -20,7 +20,7 @@ Start = Callable[..., RunningInstance]
 
 HELD_UP_SECONDS = 3
 PAUSE_SECONDS = 2
-PAUSES = 4
+PAUSES = 3
 TOLD_WITHIN_SECONDS = 2
 UNAVAILABLE = 503
 

@@ -14,11 +14,13 @@ from tests.support.instances import RunningInstance
 from tests.support.load import Exchange, clients, some_keys, steady_load
 from tests.support.locks import Holder, holding
 from tests.support.processes import eventually, family
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.slow
 
 Start = Callable[..., RunningInstance]
 
+STARTED_WITHIN_SECONDS = 30
 LINGER_SECONDS = 0.8
 """Longer than an instance goes on answering while it has nothing to do, shorter than any lock is waited for."""
 
@@ -134,7 +136,10 @@ async def exit_code(instance: RunningInstance, seconds: float) -> int | None:
 
 async def all_ready(supervisor: RunningInstance, count: int) -> None:
     """Until `count` workers have become ready since the start."""
-    await eventually(lambda: supervisor.log().count("instance.ready") == count, 15, f"ready\n{supervisor.log()}")
+    are_ready = f"{count} have become ready"
+    await until(
+        lambda: supervisor.log().count("instance.ready") == count, STARTED_WITHIN_SECONDS, are_ready, [supervisor]
+    )
 
 
 def workers(supervisor: RunningInstance) -> list[psutil.Process]:

@@ -2,7 +2,8 @@
 
 import asyncio
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from typing import Any, Self
 
@@ -38,6 +39,15 @@ class LocalService:
         monkeypatch.setattr("tenure.app._settle_memory", lambda: None)
         given = {"gateways": {"billing": GatewayConfig(url=NOBODY)}, **settings}
         return cls(Config(database=database.url, prefix=prefix, **given), database.clock)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Self]:
+        await self.start()
+        try:
+            await self.until_ready()
+            yield self
+        finally:
+            await self.stop()
 
     async def start(self) -> None:
         """Without uvicorn's `serve`, which would take the signal handlers of the whole test run."""

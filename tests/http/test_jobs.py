@@ -361,11 +361,8 @@ def test_a_method_that_is_not_taken_is_refused(client: Client, method: str, path
 
 @pytest.fixture
 async def prefixed(database: Database, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LocalService]:
-    service = LocalService.on(database, monkeypatch, prefix="/api/v3")
-    await service.start()
-    await service.until_ready()
-    yield service
-    await service.stop()
+    async with LocalService.on(database, monkeypatch, prefix="/api/v3").running() as service:
+        yield service
 
 
 async def statuses(local: LocalService, below: str) -> list[int]:

@@ -5,29 +5,25 @@ epochs only grow, no fence of an old epoch is good for anything after the next a
 is run to success twice and none is lost.
 """
 
-import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterator
 from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
-    RuleBasedStateMachine,
     initialize,
     invariant,
     precondition,
     rule,
-    run_state_machine_as_test,
 )
 
 from tenure.errors import LeaseLost
 from tenure.ids import new_id
 from tenure.model.leases import Acquired, BeginFound, Begun, Fence, JobCommand, JobSettings, Pruned, RunOutcome
 from tests.model.leases import GRID_BEGINS, HELD, IDLE, LeaseModel
-from tests.support.databases import Database
+from tests.model.machines import StoreMachine, bound_to_database, run_examples
 from tests.support.leases import table
 from tests.support.wishes import NOON, SECOND
 
@@ -50,15 +46,10 @@ outcomes = st.sampled_from([RunOutcome.SUCCEEDED, RunOutcome.SUCCEEDED, RunOutco
 steps = st.sampled_from([1, SECOND, 7 * SECOND, 20 * SECOND, 60 * SECOND, 60 * SECOND, 120 * SECOND, 600 * SECOND])
 
 
-class LeaseMachine(RuleBasedStateMachine):
-    """Bound to a database by the test. Every run begins with empty tables."""
-
-    database: Database
-    run: Callable[..., Any]
-
+class LeaseMachine(StoreMachine):
     @initialize()
     def start(self) -> None:
-        self.now: datetime = NOON
+        self.now = NOON
         self.model = LeaseModel()
         self.issued: dict[str, list[Fence]] = defaultdict(list)
         self.tries: dict[str, list[tuple[str, str]]] = defaultdict(list)
@@ -68,10 +59,6 @@ class LeaseMachine(RuleBasedStateMachine):
         self._set_clock()
         for job, interval in INTERVALS.items():
             self._register(JobSettings(job, interval, 120 * SECOND))
-
-    @property
-    def store(self) -> Any:
-        return self.database.store
 
     # Leases
 
@@ -279,9 +266,6 @@ class LeaseMachine(RuleBasedStateMachine):
         assert found == wanted
         return found
 
-    def _set_clock(self) -> None:
-        self.run(self.database.clock.set(self.now))
-
 
 def _answer(ask: Callable[[], Any]) -> Any:
     try:
@@ -292,36 +276,13 @@ def _answer(ask: Callable[[], Any]) -> Any:
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def bound(request: pytest.FixtureRequest) -> Iterator[type[LeaseMachine]]:
-    """A state machine runs synchronously, so its database lives on a loop of its own."""
-    with asyncio.Runner() as runner:
-        database = runner.run(request.getfixturevalue(f"make_{request.param}")())
-
-        class Bound(LeaseMachine):
-            pass
-
-        Bound.database = database
-        Bound.run = staticmethod(runner.run)
-        yield Bound
-        runner.run(database.close())
+    yield from bound_to_database(LeaseMachine, request)
 
 
 def test_leases_and_jobs_do_what_the_model_does(bound: type[LeaseMachine]) -> None:
-    _run(bound, examples=6)
+    run_examples(bound, examples=3, steps=50)
 
 
 @pytest.mark.slow
 def test_leases_and_jobs_do_what_the_model_does_for_longer(bound: type[LeaseMachine]) -> None:
-    _run(bound, examples=40)
-
-
-def _run(bound: type[LeaseMachine], examples: int) -> None:
-    run_state_machine_as_test(
-        bound,
-        settings=settings(
-            max_examples=examples,
-            stateful_step_count=50,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
-            print_blob=True,
-        ),
-    )
+    run_examples(bound, examples=25, steps=50)

@@ -1,29 +1,26 @@
 """The store and the model side by side, with a clock that runs, stands and is stepped back."""
 
-import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import datetime, timedelta
 from itertools import pairwise, product
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     Bundle,
-    RuleBasedStateMachine,
     initialize,
     invariant,
     multiple,
     precondition,
     rule,
-    run_state_machine_as_test,
 )
 from msgspec.structs import replace
 
 from tenure.clock import from_microseconds
 from tenure.model.sessions import CloseReason, Heartbeat, Limits, Open, Opened, Outcome, Seats, SessionFilter, Swept
+from tests.model.machines import StoreMachine, bound_to_database, run_examples
 from tests.model.sessions import SessionModel
 from tests.support.databases import Database
 from tests.support.keeping import COUNTED, EVICTING, attach, attach_one, keep_one, stream_update, update_one
@@ -45,18 +42,13 @@ seats = st.tuples(
 counters = st.sampled_from([COUNTED, replace(COUNTED, chunks=0, errors_sent=1)])
 
 
-class SessionMachine(RuleBasedStateMachine):
-    """Bound to a database by the test. Every run begins with empty tables."""
-
-    database: Database
-    run: Callable[..., Any]
-
+class SessionMachine(StoreMachine):
     sessions = Bundle("sessions")
 
     @initialize(target=sessions, lease=lengths, idle=lengths, rules=st.none() | seats)
     def begin(self, lease: int | None, idle: int | None, rules: tuple[int | None, str, int | None] | None) -> Any:
         """With three sessions, since most of what there is to do takes one."""
-        self.now: datetime = NOON
+        self.now = NOON
         self.capacities = [some_id() for _ in range(2)]
         self.users = [some_id() for _ in range(4)]
         self.tenants = [some_id() for _ in range(2)]
@@ -68,10 +60,6 @@ class SessionMachine(RuleBasedStateMachine):
         if rules is not None:
             self.put_capacity(0, rules)
         return multiple(*opened)
-
-    @property
-    def store(self) -> Any:
-        return self.database.store
 
     @rule(
         target=sessions,
@@ -197,9 +185,6 @@ class SessionMachine(RuleBasedStateMachine):
             idle_microseconds=idle,
         )
 
-    def _set_clock(self) -> None:
-        self.run(self.database.clock.set(self.now))
-
 
 def _comparable(answer: Opened) -> object:
     return answer.outcome, answer.session, Counter(answer.closings)
@@ -215,39 +200,16 @@ def _instant(value: Any) -> datetime | None:
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def bound(request: pytest.FixtureRequest) -> Iterator[type[SessionMachine]]:
-    """A state machine runs synchronously, so its database lives on a loop of its own."""
-    with asyncio.Runner() as runner:
-        database = runner.run(request.getfixturevalue(f"make_{request.param}")())
-
-        class Bound(SessionMachine):
-            pass
-
-        Bound.database = database
-        Bound.run = staticmethod(runner.run)
-        yield Bound
-        runner.run(database.close())
+    yield from bound_to_database(SessionMachine, request)
 
 
 def test_the_store_does_what_the_model_does(bound: type[SessionMachine]) -> None:
-    _run(bound, examples=6)
+    run_examples(bound, examples=3)
 
 
 @pytest.mark.slow
 def test_the_store_does_what_the_model_does_for_longer(bound: type[SessionMachine]) -> None:
-    _run(bound, examples=40)
-
-
-def _run(bound: type[SessionMachine], examples: int) -> None:
-    run_state_machine_as_test(
-        bound,
-        settings=settings(
-            max_examples=examples,
-            stateful_step_count=40,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
-            print_blob=True,
-        ),
-    )
+    run_examples(bound, examples=25)
 
 
 # Hypothesis goes where it likes; these go everywhere.

@@ -4,21 +4,17 @@ Apart from the model, which says what each call must answer, three promises are 
 numbered without gaps, only the last of a submission can be open, and what waits is due some time or under way.
 """
 
-import asyncio
 from collections.abc import Callable, Coroutine, Iterator
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
-    RuleBasedStateMachine,
     initialize,
     invariant,
     precondition,
     rule,
-    run_state_machine_as_test,
 )
 
 from tenure.errors import LeaseLost
@@ -31,8 +27,8 @@ from tenure.model.submissions import (
     SubmissionFilter,
     Submit,
 )
+from tests.model.machines import StoreMachine, bound_to_database, run_examples
 from tests.model.submissions import SubmissionModel, Told
-from tests.support.databases import Database
 from tests.support.submissions import all_waiting, end, executor, next_executor, submit
 from tests.support.wishes import NOON, SECOND, some_id
 
@@ -53,25 +49,16 @@ pauses = st.sampled_from([None, 0, 1, 5 * SECOND, 60 * SECOND])
 steps = st.sampled_from([0, 1, SECOND, 5 * SECOND, 60 * SECOND, 600 * SECOND])
 
 
-class SubmissionMachine(RuleBasedStateMachine):
-    """Bound to a database by the test. Every run begins with empty tables."""
-
-    database: Database
-    run: Callable[..., Any]
-
+class SubmissionMachine(StoreMachine):
     @initialize()
     def start(self) -> None:
-        self.now: datetime = NOON
+        self.now = NOON
         self.model = SubmissionModel()
         self.wishes: list[Submit] = []
         for name in TABLES:
             self.run(self.database.execute(f"DELETE FROM {name}"))
         self._set_clock()
         self.fences: list[Fence] = [self.run(executor(self.store))]
-
-    @property
-    def store(self) -> Any:
-        return self.database.store
 
     # Callers
 
@@ -204,9 +191,6 @@ class SubmissionMachine(RuleBasedStateMachine):
         wanted = expected()
         assert self.run(call) == wanted
 
-    def _set_clock(self) -> None:
-        self.run(self.database.clock.set(self.now))
-
 
 def _told(begun: BegunAttempts) -> dict[str, Told]:
     return {
@@ -217,36 +201,13 @@ def _told(begun: BegunAttempts) -> dict[str, Told]:
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def bound(request: pytest.FixtureRequest) -> Iterator[type[SubmissionMachine]]:
-    """A state machine runs synchronously, so its database lives on a loop of its own."""
-    with asyncio.Runner() as runner:
-        database = runner.run(request.getfixturevalue(f"make_{request.param}")())
-
-        class Bound(SubmissionMachine):
-            pass
-
-        Bound.database = database
-        Bound.run = staticmethod(runner.run)
-        yield Bound
-        runner.run(database.close())
+    yield from bound_to_database(SubmissionMachine, request)
 
 
 def test_submissions_do_what_the_model_does(bound: type[SubmissionMachine]) -> None:
-    _run(bound, examples=10)
+    run_examples(bound, examples=4)
 
 
 @pytest.mark.slow
 def test_submissions_do_what_the_model_does_for_longer(bound: type[SubmissionMachine]) -> None:
-    _run(bound, examples=40)
-
-
-def _run(bound: type[SubmissionMachine], examples: int) -> None:
-    run_state_machine_as_test(
-        bound,
-        settings=settings(
-            max_examples=examples,
-            stateful_step_count=40,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
-            print_blob=True,
-        ),
-    )
+    run_examples(bound, examples=40)

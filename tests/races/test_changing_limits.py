@@ -26,11 +26,6 @@ OVER = 410
 LOST = 0
 
 
-@pytest.fixture
-def seed() -> int:
-    return random.SystemRandom().getrandbits(32)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("when_full", ["reject", "evictOldest"])
 async def test_every_seat_is_taken_within_the_limit_of_that_instant(

@@ -15,11 +15,12 @@ import pytest
 from sqlalchemy import event
 
 from tenure.clock import from_microseconds, wall_microseconds
-from tenure.model.sessions import CloseReason, Open, Opened, Outcome, Session
+from tenure.model.sessions import CloseReason, Open, Opened, Outcome
 from tenure.store.store import Lane
 from tests.support.databases import Database
 from tests.support.history import lived, overlaps
 from tests.support.locks import elsewhere, holding, holding_the_file
+from tests.support.sessions import live, recorded
 from tests.support.wishes import LIMITS, NOON, again, end_one, open_one, wish
 
 TERMINATED = CloseReason.TERMINATED
@@ -27,18 +28,6 @@ BRIEF = 300_000
 """Microseconds: a lease that runs out while somebody holds the row."""
 ROUNDS_SECONDS = 0.05
 """Long enough for a write to find the row held, several times."""
-
-
-async def live(database: Database, one: Open) -> Session:
-    answer = await open_one(database.store, one)
-    assert answer.session is not None
-    return answer.session
-
-
-async def recorded(database: Database, session_id: str) -> Session:
-    session = await database.store.get_session(session_id)
-    assert session is not None
-    return session
 
 
 def in_order(*wishes: Open) -> list[Open]:

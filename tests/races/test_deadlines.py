@@ -9,7 +9,7 @@ import pytest
 from tenure.clock import from_microseconds
 from tenure.errors import DatabaseBusy
 from tenure.model.leases import Fence
-from tenure.model.sessions import Closing, Found, Heartbeat, Open, Outcome, Seats, Session
+from tenure.model.sessions import Closing, Found, Heartbeat, Open, Outcome, Seats
 from tenure.sessions.counters import Counters
 from tenure.sessions.keeping import Keeper
 from tests.support.databases import Database
@@ -19,6 +19,7 @@ from tests.support.leases import held, sweep_some
 from tests.support.load import Client, clients
 from tests.support.locks import elsewhere, holding
 from tests.support.processes import eventually
+from tests.support.sessions import live, recorded
 from tests.support.wishes import NOON, SECOND, again, open_one, some_id, wish
 
 Start = Callable[..., RunningInstance]
@@ -27,18 +28,6 @@ BRIEF = 300_000
 """Microseconds: a lease that runs out while somebody holds the row."""
 ROUNDS_SECONDS = 0.05
 """Long enough for a write to find the row held, several times."""
-
-
-async def live(database: Database, one: Open) -> Session:
-    answer = await open_one(database.store, one)
-    assert answer.session is not None
-    return answer.session
-
-
-async def recorded(database: Database, session_id: str) -> Session:
-    session = await database.store.get_session(session_id)
-    assert session is not None
-    return session
 
 
 # With instances

@@ -20,14 +20,9 @@ LOST = 0
 KILLS_MIN = 2
 
 
-@pytest.fixture
-def seed() -> int:
-    return random.SystemRandom().getrandbits(32)
-
-
 @pytest.mark.slow
 async def test_everybody_is_told_the_truth_on_postgresql(postgres_database: Database, start: Start, seed: int) -> None:
-    crowd = Crowd(seed, keys=500, requests_per_key=32)
+    crowd = Crowd(seed, keys=250, requests_per_key=32)
     exchanges = await asked(started(start, postgres_database, 4), crowd, each=32)
     assert broken_promises(exchanges, await lived(postgres_database)) == [], f"seed {seed}"
 

@@ -50,11 +50,6 @@ TRAIL = timedelta(seconds=5)
 """By which the executor's cursor trails."""
 
 
-@pytest.fixture
-def seed() -> int:
-    return random.SystemRandom().getrandbits(30)
-
-
 @asynccontextmanager
 async def several(database: Database, count: int) -> AsyncIterator[Sequence[Store]]:
     """Stores of as many instances, with connections of their own."""
@@ -69,7 +64,7 @@ async def several(database: Database, count: int) -> AsyncIterator[Sequence[Stor
 # The same key at once
 
 
-@pytest.mark.parametrize("rounds", [6, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rounds", [6, pytest.param(40, marks=pytest.mark.slow)])
 async def test_of_many_who_bring_the_same_keys_at_once_one_makes_each_submission(
     database: Database, rounds: int, seed: int
 ) -> None:
@@ -160,7 +155,7 @@ async def test_what_is_pruned_while_its_key_is_brought_again_loses_no_wish(
 # Executors and callers at once
 
 
-@pytest.mark.parametrize("seconds", [1.2, pytest.param(6.0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seconds", [1.2, pytest.param(4.0, marks=pytest.mark.slow)])
 async def test_whoever_leads_cancels_or_retries_no_submission_is_sent_twice_at_once(
     database: Database, seconds: float, seed: int
 ) -> None:

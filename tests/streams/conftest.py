@@ -107,7 +107,10 @@ async def any_clients(sqlite_service: RunningInstance) -> AsyncIterator[Streamin
 
 @pytest.fixture
 async def serve(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ServeLocally]:
-    """Starts instances in this process and stops them after the test."""
+    """Starts instances in this process and stops them after the test.
+
+    To be asked for after the database: what is asked for last ends first, and a stop without a database takes seconds.
+    """
     running: list[LocalService] = []
     monkeypatch.setattr("tenure.app._settle_memory", lambda: None)
 

@@ -35,7 +35,7 @@ def seconds_between(earlier: str, later: str) -> float:
     return (datetime.fromisoformat(later) - datetime.fromisoformat(earlier)) / timedelta(seconds=1)
 
 
-async def test_renews_the_lease_of_a_silent_client(serve: ServeLocally, database: Database) -> None:
+async def test_renews_the_lease_of_a_silent_client(database: Database, serve: ServeLocally) -> None:
     clients = (await serve(database, lease_seconds=1)).clients
     _, start = await clients.open()
     later = await clients.until(
@@ -44,7 +44,7 @@ async def test_renews_the_lease_of_a_silent_client(serve: ServeLocally, database
     assert (later["isActive"], later["lastActivity"], later["state"]) == (True, start["lastActivity"], "created")
 
 
-async def test_a_message_is_activity(serve: ServeLocally, database: Database) -> None:
+async def test_a_message_is_activity(database: Database, serve: ServeLocally) -> None:
     clients = (await serve(database, lease_seconds=1)).clients
     client, start = await clients.open()
     await talk(client)
@@ -59,7 +59,7 @@ async def test_a_stop_at_once_is_no_activity(clients: Streaming) -> None:
     assert over["lastActivity"] == start["lastActivity"]
 
 
-async def test_writes_the_counters_while_the_stream_runs(serve: ServeLocally, database: Database) -> None:
+async def test_writes_the_counters_while_the_stream_runs(database: Database, serve: ServeLocally) -> None:
     clients = (await serve(database, lease_seconds=1)).clients
     client, start = await clients.open()
     for _ in range(3):
@@ -76,7 +76,7 @@ async def test_writes_the_counters_while_the_stream_runs(serve: ServeLocally, da
     }
 
 
-async def test_sums_the_counters_of_all_streams(serve: ServeLocally, sqlite_database: Database) -> None:
+async def test_sums_the_counters_of_all_streams(sqlite_database: Database, serve: ServeLocally) -> None:
     clients = (await serve(sqlite_database)).clients
     for number in (1, 2):
         client, _ = await clients.open()
@@ -88,7 +88,7 @@ async def test_sums_the_counters_of_all_streams(serve: ServeLocally, sqlite_data
     assert metrics["closedByReason"]["STOPPED"] == 2
 
 
-async def test_adds_up_pieces_of_audio_without_loss(serve: ServeLocally, sqlite_database: Database) -> None:
+async def test_adds_up_pieces_of_audio_without_loss(sqlite_database: Database, serve: ServeLocally) -> None:
     clients = (await serve(sqlite_database)).clients
     client, _ = await clients.open()
     for _ in range(10):
@@ -97,7 +97,7 @@ async def test_adds_up_pieces_of_audio_without_loss(serve: ServeLocally, sqlite_
     assert end["metrics"]["audioDurationMs"] == 330 // 32
 
 
-async def test_a_stream_that_is_ending_is_kept_alive_no_more(serve: ServeLocally, sqlite_database: Database) -> None:
+async def test_a_stream_that_is_ending_is_kept_alive_no_more(sqlite_database: Database, serve: ServeLocally) -> None:
     class Finishing(EchoHandler):
         async def finish(self) -> None:
             await asyncio.sleep(1.5)
@@ -115,7 +115,7 @@ async def test_a_stream_that_is_ending_is_kept_alive_no_more(serve: ServeLocally
 # Idle
 
 
-async def test_tells_an_idle_client_promptly(serve: ServeLocally, database: Database) -> None:
+async def test_tells_an_idle_client_promptly(database: Database, serve: ServeLocally) -> None:
     clients = (await serve(database, idle_seconds=1)).clients
     client, start = await clients.open()
     began = time.monotonic()
@@ -128,7 +128,7 @@ async def test_tells_an_idle_client_promptly(serve: ServeLocally, database: Data
     assert seconds_between(start["lastActivity"], over["sessionEndUtc"]) == 1
 
 
-async def test_counts_what_an_idle_client_had_said(serve: ServeLocally, database: Database) -> None:
+async def test_counts_what_an_idle_client_had_said(database: Database, serve: ServeLocally) -> None:
     clients = (await serve(database, idle_seconds=1)).clients
     client, start = await clients.open()
     await talk(client)
@@ -138,7 +138,7 @@ async def test_counts_what_an_idle_client_had_said(serve: ServeLocally, database
 
 
 async def test_a_message_shortly_before_the_idle_limit_keeps_the_session(
-    serve: ServeLocally, database: Database
+    database: Database, serve: ServeLocally
 ) -> None:
     clients = (await serve(database, idle_seconds=2)).clients
     client, start = await clients.open()
@@ -150,7 +150,7 @@ async def test_a_message_shortly_before_the_idle_limit_keeps_the_session(
 
 
 async def test_a_message_during_the_last_save_before_the_idle_limit_keeps_the_session(
-    serve: ServeLocally, sqlite_database: Database
+    sqlite_database: Database, serve: ServeLocally
 ) -> None:
     store, clients = await troubled(serve, sqlite_database, idle_seconds=2)
     client, start = await clients.open()
@@ -169,7 +169,7 @@ def _renewed_since(earlier: Json) -> Callable[[Json], bool]:
 
 
 async def test_frames_without_a_message_do_not_keep_it_from_being_idle(
-    serve: ServeLocally, sqlite_database: Database
+    sqlite_database: Database, serve: ServeLocally
 ) -> None:
     clients = (await serve(sqlite_database, idle_seconds=1)).clients
     client, _ = await clients.open()
@@ -229,7 +229,7 @@ async def _told_in_time(client: Client) -> tuple[Any, int]:
 # Trouble
 
 
-async def troubled(serve: ServeLocally, database: Database, **streams: Any) -> tuple[TroubledStore, Streaming]:
+async def troubled(database: Database, serve: ServeLocally, **streams: Any) -> tuple[TroubledStore, Streaming]:
     store = TroubledStore(database.another_store())
     service = await serve(database, store=store, **streams)
     return store, service.clients
@@ -239,7 +239,7 @@ def gone() -> Exception:
     return DatabaseUnavailable("away")
 
 
-async def test_outlives_a_database_that_is_away_for_a_while(serve: ServeLocally, sqlite_database: Database) -> None:
+async def test_outlives_a_database_that_is_away_for_a_while(sqlite_database: Database, serve: ServeLocally) -> None:
     store, clients = await troubled(serve, sqlite_database, lease_seconds=5)
     client, start = await clients.open()
     store.is_away = gone
@@ -252,7 +252,7 @@ async def test_outlives_a_database_that_is_away_for_a_while(serve: ServeLocally,
 
 
 async def test_tells_that_the_lease_ran_out_while_the_database_was_away(
-    serve: ServeLocally, database: Database
+    database: Database, serve: ServeLocally
 ) -> None:
     store, clients = await troubled(serve, database, lease_seconds=1)
     client, start = await clients.open()
@@ -265,7 +265,7 @@ async def test_tells_that_the_lease_ran_out_while_the_database_was_away(
 
 @pytest.mark.parametrize("trouble", [Overloaded, RuntimeError])
 async def test_goes_on_after_a_keep_alive_that_went_wrong(
-    serve: ServeLocally, sqlite_database: Database, trouble: type[Exception]
+    sqlite_database: Database, serve: ServeLocally, trouble: type[Exception]
 ) -> None:
     store, clients = await troubled(serve, sqlite_database, lease_seconds=10)
     _, start = await clients.open()
@@ -278,7 +278,7 @@ async def test_goes_on_after_a_keep_alive_that_went_wrong(
 
 @pytest.mark.parametrize("trouble", [Overloaded, RuntimeError])
 async def test_tries_again_to_write_down_an_end_that_went_wrong(
-    serve: ServeLocally, sqlite_database: Database, trouble: type[Exception]
+    sqlite_database: Database, serve: ServeLocally, trouble: type[Exception]
 ) -> None:
     store, clients = await troubled(serve, sqlite_database)
     client, start = await clients.open()
@@ -289,7 +289,7 @@ async def test_tries_again_to_write_down_an_end_that_went_wrong(
 
 
 async def test_tells_its_client_even_if_the_end_cannot_be_written(
-    serve: ServeLocally, sqlite_database: Database, monkeypatch: pytest.MonkeyPatch
+    sqlite_database: Database, serve: ServeLocally, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tenure.streams.stream, "RETRY_SECONDS", 0.1)
     store, clients = await troubled(serve, sqlite_database, lease_seconds=1)
@@ -301,7 +301,7 @@ async def test_tells_its_client_even_if_the_end_cannot_be_written(
 
 
 async def test_refuses_a_stream_while_the_database_is_away(
-    serve: ServeLocally, sqlite_database: Database, monkeypatch: pytest.MonkeyPatch
+    sqlite_database: Database, serve: ServeLocally, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, clients = await troubled(serve, sqlite_database)
 

@@ -20,7 +20,7 @@ async def talk(client: Client) -> None:
     assert await client.receive() == "hello"
 
 
-async def test_of_a_keep_alive_counts_once(serve: ServeLocally, database: Database) -> None:
+async def test_of_a_keep_alive_counts_once(database: Database, serve: ServeLocally) -> None:
     store = TroubledStore(database.another_store())
     clients = (await serve(database, store=store, lease_seconds=5)).clients
     client, start = await clients.open()
@@ -35,7 +35,7 @@ async def test_of_a_keep_alive_counts_once(serve: ServeLocally, database: Databa
 
 @pytest.mark.parametrize("answers_lost", [1, 2])
 async def test_of_an_end_counts_once_and_keeps_its_instant(
-    serve: ServeLocally, database: Database, answers_lost: int
+    database: Database, serve: ServeLocally, answers_lost: int
 ) -> None:
     store = TroubledStore(database.another_store())
     clients = (await serve(database, store=store)).clients
@@ -48,7 +48,7 @@ async def test_of_an_end_counts_once_and_keeps_its_instant(
     assert (over["state"], over["closeReason"], over["stream"]["chunks"]) == ("closed", "STOPPED", 1)
 
 
-async def test_before_it_was_carried_out_is_made_good(serve: ServeLocally, database: Database) -> None:
+async def test_before_it_was_carried_out_is_made_good(database: Database, serve: ServeLocally) -> None:
     store = TroubledStore(database.another_store())
     clients = (await serve(database, store=store)).clients
     client, _ = await clients.open()

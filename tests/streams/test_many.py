@@ -129,7 +129,7 @@ def established(process: psutil.Process) -> list[object]:
     return [one for one in process.net_connections("tcp") if one.status != psutil.CONN_LISTEN]
 
 
-async def test_streams_leave_no_task_and_no_object(serve: ServeLocally, sqlite_database: Database) -> None:
+async def test_streams_leave_no_task_and_no_object(sqlite_database: Database, serve: ServeLocally) -> None:
     service = await serve(sqlite_database)
     await cycles(service.clients.port, LANES)
     await service.settled()

@@ -150,7 +150,7 @@ async def test_names_the_field_that_is_wrong(any_clients: Streaming) -> None:
 
 
 async def test_refuses_a_client_that_says_nothing(
-    serve: ServeLocally, sqlite_database: Database, monkeypatch: pytest.MonkeyPatch
+    sqlite_database: Database, serve: ServeLocally, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tenure.http.streams, "FIRST_MESSAGE_SECONDS", 0.2)
     client = await (await serve(sqlite_database)).clients.connect("/sessions/stream")
@@ -217,7 +217,7 @@ async def test_refuses_a_first_text_that_is_not_utf8(any_clients: Streaming) -> 
     assert is_error(await client.last_words(), "INVALID", 1007)
 
 
-async def test_refuses_a_stream_too_many(serve: ServeLocally, sqlite_database: Database) -> None:
+async def test_refuses_a_stream_too_many(sqlite_database: Database, serve: ServeLocally) -> None:
     clients = (await serve(sqlite_database, max_per_instance=2)).clients
     for _ in range(2):
         await clients.open()
@@ -225,7 +225,7 @@ async def test_refuses_a_stream_too_many(serve: ServeLocally, sqlite_database: D
     assert is_error(await client.last_words(), "SESSION_LIMIT", 1008)
 
 
-async def test_has_room_again_once_a_stream_is_over(serve: ServeLocally, sqlite_database: Database) -> None:
+async def test_has_room_again_once_a_stream_is_over(sqlite_database: Database, serve: ServeLocally) -> None:
     clients = (await serve(sqlite_database, max_per_instance=1)).clients
     for _ in range(3):
         client, _ = await clients.open()

@@ -132,7 +132,7 @@ async def test_a_stop_just_before_the_connection_is_lost_stops(clients: Streamin
 
 
 async def test_a_client_that_leaves_before_it_opens_leaves_nothing(
-    serve: ServeLocally, sqlite_database: Database
+    sqlite_database: Database, serve: ServeLocally
 ) -> None:
     service = await serve(sqlite_database)
     client = await service.clients.connect("/sessions/stream")
@@ -142,7 +142,7 @@ async def test_a_client_that_leaves_before_it_opens_leaves_nothing(
 
 
 async def test_a_client_that_leaves_while_it_opens_leaves_no_live_session(
-    serve: ServeLocally, sqlite_database: Database
+    sqlite_database: Database, serve: ServeLocally
 ) -> None:
     service = await serve(sqlite_database)
     first = frame(Opcode.TEXT, as_text({"type": "open", **wish()}).encode())
@@ -154,7 +154,7 @@ async def test_a_client_that_leaves_while_it_opens_leaves_no_live_session(
 
 
 async def test_a_client_that_does_not_say_goodbye_is_hung_up_on(
-    serve: ServeLocally, sqlite_database: Database, monkeypatch: pytest.MonkeyPatch
+    sqlite_database: Database, serve: ServeLocally, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tenure.http.websockets, "GOODBYE_SECONDS", 0.2)
     service = await serve(sqlite_database)
@@ -178,7 +178,7 @@ async def test_answers_a_ping(any_clients: Streaming) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("fast_pings")
-async def test_cuts_off_a_client_that_answers_no_ping(serve: ServeLocally, sqlite_database: Database) -> None:
+async def test_cuts_off_a_client_that_answers_no_ping(sqlite_database: Database, serve: ServeLocally) -> None:
     clients = (await serve(sqlite_database)).clients
     client, session = await clients.open()
     client.answers_pings = False
@@ -189,7 +189,7 @@ async def test_cuts_off_a_client_that_answers_no_ping(serve: ServeLocally, sqlit
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("fast_pings")
-async def test_keeps_a_client_that_answers_pings(serve: ServeLocally, sqlite_database: Database) -> None:
+async def test_keeps_a_client_that_answers_pings(sqlite_database: Database, serve: ServeLocally) -> None:
     clients = (await serve(sqlite_database)).clients
     client, session = await clients.open()
     with pytest.raises(TimeoutError):
@@ -200,7 +200,7 @@ async def test_keeps_a_client_that_answers_pings(serve: ServeLocally, sqlite_dat
 @pytest.mark.slow
 @pytest.mark.usefixtures("fast_pings")
 async def test_keeps_a_client_that_is_in_the_middle_of_a_long_frame(
-    serve: ServeLocally, sqlite_database: Database
+    sqlite_database: Database, serve: ServeLocally
 ) -> None:
     clients = (await serve(sqlite_database)).clients
     client, _ = await clients.open()
@@ -213,7 +213,7 @@ async def test_keeps_a_client_that_is_in_the_middle_of_a_long_frame(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("fast_pings")
-async def test_keeps_a_client_whose_reading_it_has_paused(serve: ServeLocally, sqlite_database: Database) -> None:
+async def test_keeps_a_client_whose_reading_it_has_paused(sqlite_database: Database, serve: ServeLocally) -> None:
     go_on = asyncio.Event()
 
     class Waiting(EchoHandler):
@@ -233,7 +233,7 @@ async def test_keeps_a_client_whose_reading_it_has_paused(serve: ServeLocally, s
 
 
 @pytest.mark.slow
-async def test_stops_reading_while_the_handler_is_slow(serve: ServeLocally, sqlite_database: Database) -> None:
+async def test_stops_reading_while_the_handler_is_slow(sqlite_database: Database, serve: ServeLocally) -> None:
     class Stuck(DiscardHandler):
         async def chunk(self, message: Message) -> None:
             if isinstance(message, bytes):
@@ -253,7 +253,7 @@ async def test_stops_reading_while_the_handler_is_slow(serve: ServeLocally, sqli
 @pytest.mark.parametrize("prefix", ["", "/api/v3"])
 @pytest.mark.parametrize("version", ["", "/v1"])
 async def test_answers_below_prefix_and_version(
-    serve: ServeLocally, sqlite_database: Database, prefix: str, version: str
+    sqlite_database: Database, serve: ServeLocally, prefix: str, version: str
 ) -> None:
     clients = (await serve(sqlite_database, prefix=prefix)).clients
     client = await clients.connect(f"{version}/sessions/stream")
@@ -274,7 +274,7 @@ async def test_refuses_a_handshake_at_an_unknown_address(any_clients: Streaming,
     assert json.loads(refused.value.body)["code"] == "NOT_FOUND"
 
 
-async def test_does_not_answer_without_its_prefix(serve: ServeLocally, sqlite_database: Database) -> None:
+async def test_does_not_answer_without_its_prefix(sqlite_database: Database, serve: ServeLocally) -> None:
     service = await serve(sqlite_database, prefix="/api/v3")
     with pytest.raises(Refused, match="404"):
         await Client.connect(service.clients.port, "/sessions/stream")

@@ -119,7 +119,7 @@ async def test_a_stop_waits_for_nobody_who_never_opened_a_session(
         assert time.monotonic() - began < 4, instance.log()
 
 
-async def test_refuses_a_stream_while_it_stops(serve: ServeLocally, sqlite_database: Database) -> None:
+async def test_refuses_a_stream_while_it_stops(sqlite_database: Database, serve: ServeLocally) -> None:
     service = await serve(sqlite_database)
     await service.instance.streams.stop()
     client = await service.clients.connect("/sessions/stream")

@@ -92,7 +92,7 @@ async def test_of_many_at_once_one_is_left(clients: Streaming) -> None:
 
 
 async def test_an_older_one_that_reads_nothing_is_dropped(
-    serve: ServeLocally, sqlite_database: Database, monkeypatch: pytest.MonkeyPatch
+    sqlite_database: Database, serve: ServeLocally, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tenure.http.websockets, "GOODBYE_SECONDS", 0.2)
     monkeypatch.setattr(tenure.streams.stream, "TELL_SECONDS", 0.2)
@@ -127,7 +127,7 @@ class Ear:
         self.closed_with = code
 
 
-async def test_the_higher_number_wins_though_it_came_first(serve: ServeLocally, sqlite_database: Database) -> None:
+async def test_the_higher_number_wins_though_it_came_first(sqlite_database: Database, serve: ServeLocally) -> None:
     service = await serve(sqlite_database)
     session = await service.clients.put()
     first, second = [await service.instance.streams.attach(session["sessionId"]) for _ in range(2)]

@@ -106,7 +106,7 @@ def without_metrics(messages: list[Json]) -> list[Json]:
 
 @pytest.mark.parametrize("place", ["open", "chunk"])
 async def test_that_raises_ends_its_stream_with_failed(
-    serve: ServeLocally, sqlite_database: Database, place: str
+    sqlite_database: Database, serve: ServeLocally, place: str
 ) -> None:
     clients = (await serve(sqlite_database, raising(place))).clients
     client, session = await clients.open()
@@ -116,7 +116,7 @@ async def test_that_raises_ends_its_stream_with_failed(
     assert over["stream"]["errorsSent"] == 1
 
 
-async def test_that_raises_as_it_finishes_ends_as_asked(serve: ServeLocally, sqlite_database: Database) -> None:
+async def test_that_raises_as_it_finishes_ends_as_asked(sqlite_database: Database, serve: ServeLocally) -> None:
     clients = (await serve(sqlite_database, raising("finish"))).clients
     client, session = await clients.open()
     end, code = await client.stop()
@@ -134,7 +134,7 @@ async def _leaves(_: Unruly) -> None:
 
 @pytest.mark.parametrize("misdeed", [_cancels_itself, _leaves])
 async def test_that_raises_what_nobody_expects_fails_alone(
-    serve: ServeLocally, sqlite_database: Database, misdeed: Callable[[Unruly], Awaitable[None]]
+    sqlite_database: Database, serve: ServeLocally, misdeed: Callable[[Unruly], Awaitable[None]]
 ) -> None:
     service = await serve(sqlite_database, unruly(now=misdeed))
     wicked, session, good = await wicked_and_good(service)
@@ -144,7 +144,7 @@ async def test_that_raises_what_nobody_expects_fails_alone(
     await talk(good)
 
 
-async def test_that_cannot_be_made_fails_alone(serve: ServeLocally, sqlite_database: Database) -> None:
+async def test_that_cannot_be_made_fails_alone(sqlite_database: Database, serve: ServeLocally) -> None:
     def make() -> EchoHandler:
         raise RuntimeError("on purpose")
 
@@ -154,7 +154,7 @@ async def test_that_cannot_be_made_fails_alone(serve: ServeLocally, sqlite_datab
     assert (without_metrics(messages), code, over["closeReason"]) == (FAILED, 1011, "FAILED")
 
 
-async def test_that_raises_before_it_can_be_awaited_fails_alone(serve: ServeLocally, sqlite_database: Database) -> None:
+async def test_that_raises_before_it_can_be_awaited_fails_alone(sqlite_database: Database, serve: ServeLocally) -> None:
     class Plain(DiscardHandler):
         def chunk(self, message: Message) -> Any:
             raise RuntimeError(message)
@@ -168,7 +168,7 @@ async def test_that_raises_before_it_can_be_awaited_fails_alone(serve: ServeLoca
 
 @pytest.mark.parametrize("place", ["chunk", "none"])
 async def test_is_told_to_finish_however_its_stream_ended(
-    serve: ServeLocally, sqlite_database: Database, place: str
+    sqlite_database: Database, serve: ServeLocally, place: str
 ) -> None:
     finished: list[str] = []
 
@@ -199,7 +199,7 @@ async def _hang_against_all_cancelling(_: Unruly) -> None:
 
 @pytest.mark.parametrize("misdeed", [_hang, _hang_against_all_cancelling])
 async def test_that_hangs_can_be_ended(
-    serve: ServeLocally, sqlite_database: Database, misdeed: Callable[[Unruly], Awaitable[None]]
+    sqlite_database: Database, serve: ServeLocally, misdeed: Callable[[Unruly], Awaitable[None]]
 ) -> None:
     service = await serve(sqlite_database, unruly(hang=misdeed), lease_seconds=5)
     wicked, session, good = await wicked_and_good(service)
@@ -211,7 +211,7 @@ async def test_that_hangs_can_be_ended(
 
 
 async def test_that_hangs_in_open_is_disconnected_with_its_client(
-    serve: ServeLocally, sqlite_database: Database
+    sqlite_database: Database, serve: ServeLocally
 ) -> None:
     class HangingOpen(DiscardHandler):
         async def open(self, session: Session, output: Output) -> None:
@@ -224,7 +224,7 @@ async def test_that_hangs_in_open_is_disconnected_with_its_client(
     assert (await clients.until_closed(session["sessionId"]))["closeReason"] == "DISCONNECTED"
 
 
-async def test_that_hangs_is_kept_alive(serve: ServeLocally, sqlite_database: Database) -> None:
+async def test_that_hangs_is_kept_alive(sqlite_database: Database, serve: ServeLocally) -> None:
     """It may be thinking; only its client and the idle limit decide."""
     clients = (await serve(sqlite_database, unruly(hang=_hang), lease_seconds=1)).clients
     client, session = await clients.open()
@@ -236,7 +236,7 @@ async def test_that_hangs_is_kept_alive(serve: ServeLocally, sqlite_database: Da
 
 @pytest.mark.parametrize("stubborn", [False, True])
 async def test_that_hangs_as_it_finishes_is_left_behind(
-    serve: ServeLocally, sqlite_database: Database, stubborn: bool
+    sqlite_database: Database, serve: ServeLocally, stubborn: bool
 ) -> None:
     class HangingFinish(DiscardHandler):
         async def finish(self) -> None:
@@ -253,7 +253,7 @@ async def test_that_hangs_as_it_finishes_is_left_behind(
 
 
 async def test_that_swallows_its_cancelling_gets_no_more_messages(
-    serve: ServeLocally, sqlite_database: Database
+    sqlite_database: Database, serve: ServeLocally
 ) -> None:
     got: list[Message] = []
 
@@ -273,7 +273,7 @@ async def test_that_swallows_its_cancelling_gets_no_more_messages(
 
 
 async def test_while_it_finishes_the_session_is_closing_and_its_key_is_free(
-    serve: ServeLocally, database: Database
+    database: Database, serve: ServeLocally
 ) -> None:
     may_finish = asyncio.Event()
 
@@ -310,7 +310,7 @@ def rss() -> int:
 
 
 async def test_that_floods_a_client_that_does_not_read_fills_no_memory(
-    serve: ServeLocally, sqlite_database: Database
+    sqlite_database: Database, serve: ServeLocally
 ) -> None:
     service = await serve(sqlite_database, unruly(flood=_flood))
     wicked, _, good = await wicked_and_good(service)
@@ -324,7 +324,7 @@ async def test_that_floods_a_client_that_does_not_read_fills_no_memory(
 
 
 async def test_that_floods_can_be_ended_though_its_client_does_not_read(
-    serve: ServeLocally, sqlite_database: Database
+    sqlite_database: Database, serve: ServeLocally
 ) -> None:
     service = await serve(sqlite_database, unruly(flood=_flood), lease_seconds=5)
     wicked, session, _ = await wicked_and_good(service)
@@ -335,7 +335,7 @@ async def test_that_floods_can_be_ended_though_its_client_does_not_read(
 
 
 async def test_that_floods_a_client_that_says_goodbye_and_reads_nothing_is_disconnected(
-    serve: ServeLocally, sqlite_database: Database
+    sqlite_database: Database, serve: ServeLocally
 ) -> None:
     service = await serve(sqlite_database, unruly(flood=_flood))
     wicked, session, _ = await wicked_and_good(service)
@@ -347,7 +347,7 @@ async def test_that_floods_a_client_that_says_goodbye_and_reads_nothing_is_disco
     assert over["closeReason"] == "DISCONNECTED"
 
 
-async def test_that_floods_leaves_the_others_their_turn(serve: ServeLocally, sqlite_database: Database) -> None:
+async def test_that_floods_leaves_the_others_their_turn(sqlite_database: Database, serve: ServeLocally) -> None:
     service = await serve(sqlite_database, unruly(flood=_flood))
     wicked, _, good = await wicked_and_good(service)
     await wicked.say("flood")
@@ -364,7 +364,7 @@ async def _read_on(client: Client) -> None:
         pass
 
 
-async def test_that_floods_after_its_client_has_gone_is_stopped(serve: ServeLocally, sqlite_database: Database) -> None:
+async def test_that_floods_after_its_client_has_gone_is_stopped(sqlite_database: Database, serve: ServeLocally) -> None:
     service = await serve(sqlite_database, unruly(flood=_flood))
     wicked, session, good = await wicked_and_good(service)
     await wicked.say("flood")

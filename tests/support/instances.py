@@ -13,6 +13,10 @@ from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import psutil
+
+from tests.support.processes import family
+
 START_SECONDS = 20
 
 
@@ -90,6 +94,15 @@ class RunningInstance:
             connection.request("GET", "/readyz")
             return connection.getresponse().status == 200
         return False
+
+
+def kill_all(instances: Iterable[RunningInstance]) -> None:
+    """With their workers: how an instance ends is tested by name, and takes a moment."""
+    for instance in instances:
+        for process in family(instance.process.pid) if instance.process.poll() is None else []:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        instance.kill()
 
 
 def stop_all(instances: Iterable[RunningInstance]) -> None:

@@ -12,6 +12,7 @@ from tenure.model.submissions import (
     Attempt,
     AttemptEnd,
     AttemptOutcome,
+    BeginAttemptFound,
     BegunAttempt,
     Change,
     Contract,
@@ -105,6 +106,18 @@ async def put_in_state(store: Store, state: str, **given: Any) -> str:
         await attempt(store, fence, submission_id, pause_microseconds=None)
     elif state == SubmissionState.CANCELLED:
         await store.command_submissions(SubmissionCommand.CANCEL, [submission_id])
+    return submission_id
+
+
+async def cancel(database: Database, submission_id: str) -> None:
+    assert await database.store.command_submissions(SubmissionCommand.CANCEL, [submission_id]) == {submission_id: True}
+
+
+async def under_way(database: Database) -> str:
+    """One whose first attempt was begun at noon by whoever leads."""
+    (submission_id,) = await accept(database.store)
+    begun = await begin_one(database.store, await executor(database.store), submission_id)
+    assert begun == BegunAttempt(submission_id, BeginAttemptFound.BEGUN, number=1, failures=0)
     return submission_id
 
 

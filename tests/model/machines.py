@@ -1,0 +1,51 @@
+"""What every state machine of these tests needs: a database of its own, and somebody to run it."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from typing import Any, TypeVar
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
+
+from tests.support.databases import Database
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """Bound to a database by the test. Every run begins with empty tables."""
+
+    database: Database
+    run: Callable[..., Any]
+    now: datetime
+
+    @property
+    def store(self) -> Any:
+        return self.database.store
+
+    def _set_clock(self) -> None:
+        self.run(self.database.clock.set(self.now))
+
+
+Machine = TypeVar("Machine", bound=StoreMachine)
+
+
+def bound_to_database(machine: type[Machine], request: pytest.FixtureRequest) -> Iterator[type[Machine]]:
+    """A state machine runs synchronously, so its database lives on a loop of its own."""
+    with asyncio.Runner() as runner:
+        database = runner.run(request.getfixturevalue(f"make_{request.param}")())
+        yield type("Bound", (machine,), {"database": database, "run": staticmethod(runner.run)})
+        runner.run(database.close())
+
+
+def run_examples(bound: type[StoreMachine], examples: int, steps: int = 40) -> None:
+    run_state_machine_as_test(
+        bound,
+        settings=settings(
+            max_examples=examples,
+            stateful_step_count=steps,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+            print_blob=True,
+        ),
+    )

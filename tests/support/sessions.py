@@ -1,0 +1,28 @@
+"""Sessions of a test's database: opened, and as they are recorded."""
+
+from typing import Any
+
+from tenure.model.sessions import Open, Outcome, Session
+from tests.support.databases import Database
+from tests.support.wishes import open_one, wish
+
+
+async def opened(database: Database, **given: Any) -> Session:
+    """A new one."""
+    answer = await open_one(database.store, wish(**given))
+    assert answer.outcome is Outcome.CREATED
+    assert answer.session is not None
+    return answer.session
+
+
+async def live(database: Database, one: Open) -> Session:
+    """The one there is by that key now, new or not."""
+    answer = await open_one(database.store, one)
+    assert answer.session is not None
+    return answer.session
+
+
+async def recorded(database: Database, session_id: str) -> Session:
+    session = await database.store.get_session(session_id)
+    assert session is not None
+    return session
