@@ -17,6 +17,7 @@ BARS = (
     "ensemble",
     "streams",
     "submissions",
+    "usage",
 )
 
 

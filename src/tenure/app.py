@@ -20,9 +20,14 @@ from tenure.http.sessions import SessionRoutes
 from tenure.http.streams import StreamRoutes
 from tenure.http.submissions import SubmissionRoutes
 from tenure.http.transcriptions import TranscriptionRoutes
+from tenure.http.usage import UsageRoutes
+from tenure.jobs.emit_usage import EmitUsage
 from tenure.jobs.expire_sessions import ExpireSessions
 from tenure.jobs.jobs import Job, jobs_of_applications
 from tenure.jobs.prune import Prune
+from tenure.meter import MILLIONTHS
+from tenure.model.submissions import USAGES
+from tenure.model.usage import CutRules
 from tenure.readiness import Readiness
 from tenure.sessions.counters import Counters
 from tenure.sessions.opening import Opener
@@ -33,7 +38,7 @@ from tenure.streams.handlers import HandlerFactory, handler_factory
 from tenure.streams.streams import Streams
 from tenure.submissions.acceptance import Acceptor
 from tenure.submissions.executor import GRACE_SECONDS, LEASE, Executor
-from tenure.submissions.gateways import gateways_of
+from tenure.submissions.gateways import Gateway, gateways_of
 from tenure.submissions.sending import Sender
 
 log = structlog.get_logger()
@@ -65,6 +70,14 @@ def _settle_memory() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(GARBAGE_THRESHOLD)
+
+
+def _cut_rules(config: Config, gateway: Gateway | None) -> CutRules:
+    by_kind = config.usage.factors
+    first, second, third = (int(factor * MILLIONTHS) for factor in (by_kind["1"], by_kind["2"], by_kind["3"]))
+    interval_seconds = config.job("emit-usage").interval_seconds or EmitUsage.interval_seconds
+    contract = None if gateway is None else gateway.usage_contract(config.usage.format)
+    return CutRules(round(interval_seconds * MILLIONTHS), (first, second, third), contract)
 
 
 def _add_jobs(ensemble: Ensemble, config: Config, built_in: Mapping[str, Job]) -> None:
@@ -106,10 +119,15 @@ class Instance:
         self._store.listen(Topic.SUBMISSIONS, executor.hint)
         self.ensemble.lead(LEASE, executor.work, grace_seconds=GRACE_SECONDS)
         acceptor = Acceptor(self._store, gateways, executor)
+        rules = _cut_rules(config, gateways.get(USAGES))
         _add_jobs(
             self.ensemble,
             config,
-            {"expire-sessions": ExpireSessions(self._store, counters), "prune": Prune(self._store)},
+            {
+                "expire-sessions": ExpireSessions(self._store, counters),
+                "emit-usage": EmitUsage(self._store, rules, executor.hint),
+                "prune": Prune(self._store),
+            },
         )
         self.readiness = Readiness(self._store, self.ensemble)
         routes = [
@@ -117,6 +135,7 @@ class Instance:
             *CapacityRoutes(self._store, config.prefix).routes(),
             *TranscriptionRoutes(self.streams, stream_opener, sessions.keeper, _transcription_factory(config)).routes(),
             *SubmissionRoutes(self._store, acceptor, config.prefix).routes(),
+            *UsageRoutes(self._store, rules.factors, config.prefix).routes(),
             *LeaseRoutes(self._store, config.prefix).routes(),
             *JobRoutes(self._store, config.prefix).routes(),
             *OperationRoutes(sessions, self.readiness).routes(),

@@ -12,6 +12,7 @@ TenureError
 │   ├── MethodNotAllowed          405
 │   ├── TenantMismatch            409  the live session belongs to another tenant
 │   ├── AlreadyDelivered          409  too late to retry or cancel it
+│   ├── UsageNotCancellable       409  it is sent until it is delivered
 │   ├── SessionOver               410  with its close reason
 │   ├── TooLarge                  413
 │   ├── UnsupportedMediaType      415
@@ -131,6 +132,12 @@ class AlreadyDelivered(Problem):
     status = 409
     slug = "already-delivered"
     title = "The submission is delivered"
+
+
+class UsageNotCancellable(Problem):
+    status = 409
+    slug = "usage-not-cancellable"
+    title = "Usage cannot be cancelled"
 
 
 class SessionOver(Problem):

@@ -33,8 +33,8 @@ def tenure(*arguments: str, cwd: Path, **environment: str) -> subprocess.Complet
 def test_migrate_says_what_it_did(empty_database: Database, tmp_path: Path) -> None:
     first = tenure("migrate", "--database", empty_database.url, cwd=tmp_path)
     second = tenure("migrate", "--database", empty_database.url, cwd=tmp_path)
-    assert (first.returncode, first.stdout) == (0, "migrated to 0004\n")
-    assert (second.returncode, second.stdout) == (0, "up to date (0004)\n")
+    assert (first.returncode, first.stdout) == (0, "migrated to 0005\n")
+    assert (second.returncode, second.stdout) == (0, "up to date (0005)\n")
 
 
 async def test_a_dry_run_prints_the_sql_and_changes_nothing(empty_database: Database, tmp_path: Path) -> None:
@@ -50,12 +50,12 @@ async def test_what_a_dry_run_prints_makes_the_schema(empty_sqlite_database: Dat
     for statement in shown.stdout.replace("tenure_now()", "0").split(";"):
         if statement.strip():
             await empty_sqlite_database.execute(statement)
-    assert await empty_sqlite_database.store.schema_revision() == "0004"
+    assert await empty_sqlite_database.store.schema_revision() == "0005"
 
 
 def test_a_dry_run_on_a_current_schema_has_nothing_to_do(database: Database, tmp_path: Path) -> None:
     shown = tenure("migrate", "--dry-run", "--database", database.url, cwd=tmp_path)
-    assert shown.stdout == "-- up to date (0004)\n"
+    assert shown.stdout == "-- up to date (0005)\n"
 
 
 def test_a_database_out_of_reach_is_told_in_one_line(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from tenure.errors import LeaseLost
 from tenure.model.leases import Fence, RunOutcome
+from tenure.model.usage import Piece, Seal
 from tenure.store import Store
 from tenure.store.engines.postgres.store import PostgresStore
 from tenure.store.engines.sqlite.store import SqliteStore
@@ -17,6 +18,7 @@ from tenure.store.engines.sqlserver.store import SqlServerStore
 from tests.support.databases import Database
 from tests.support.leases import all_tables, begun, every, held, put_row
 from tests.support.submissions import end, submit
+from tests.support.usage import rules
 from tests.support.wishes import NOON, SECOND, open_one, some_id, wish
 
 TICK = datetime(2041, 3, 1, 12, 1, tzinfo=UTC)
@@ -25,6 +27,10 @@ EXPIRY = TICK + timedelta(seconds=LOCK_SECONDS)
 AGES_AGO = NOON - timedelta(days=999)
 DUE, UNDER_WAY, LEFT_OPEN = (some_id() for _ in range(3))
 """Submissions."""
+OLD, SENT, UNDIVIDED = range(11, 14)
+"""Windows."""
+UNSEALED = some_id()
+"""The submission of a chunk."""
 
 ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
     "expire_sessions": {"limit": 9},
@@ -36,6 +42,15 @@ ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
     "finish_attempts": {"ends": [end(UNDER_WAY)]},
     "close_unknown": {"limit": 9},
     "explain_waiting": {"submission_ids": [DUE], "error": "its gateway is gone"},
+    "cut_usage": {"rules": rules(), "limit": 2},
+    "save_chunks": {
+        "window_id": UNDIVIDED,
+        "first": 1,
+        "pieces": [Piece(some_id(), some_id(), 2, 3)],
+        "complete": True,
+    },
+    "seal_chunks": {"seals": [Seal(UNSEALED, b"9" * 32)]},
+    "prune_usage": {"limit": 9},
 }
 """Of every method that takes a fence, what else it takes. `prepared` has work for each of them."""
 
@@ -77,6 +92,7 @@ async def prepared(database: Database) -> tuple[Database, Fence]:
     await database.clock.set(TICK)
     fence = await begun(database.store, "tidy", "one")
     await prepare_submissions(database, fence)
+    await prepare_usage(database)
     return database, fence
 
 
@@ -92,6 +108,35 @@ async def prepare_submissions(database: Database, fence: Fence) -> None:
         epoch=fence.epoch - 1,
         holder="three",
         started_at=NOON,
+    )
+
+
+async def prepare_usage(database: Database) -> None:
+    """A window that was kept long enough, one with a chunk that was never sent, and one that is not divided."""
+    await put_row(database, "usage_eras", era=1, started_at=AGES_AGO, factor_1=1, factor_2=2, factor_3=3)
+    for window_id in (OLD, SENT, UNDIVIDED):
+        ended_at = AGES_AGO + timedelta(days=window_id)
+        await put_row(
+            database,
+            "usage_windows",
+            window_id=window_id,
+            installation_id=some_id(),
+            era=1,
+            started_at=ended_at - timedelta(days=1),
+            ended_at=ended_at,
+            cut_at=NOON,
+            chunked_at=NOON if window_id == OLD else None,
+        )
+    await put_row(
+        database,
+        "usage_chunks",
+        window_id=SENT,
+        chunk=1,
+        sessions=5,
+        first_session_id=some_id(),
+        last_session_id=some_id(),
+        submission_id=UNSEALED,
+        usage_millionths=7,
     )
 
 

@@ -1,14 +1,17 @@
 """Migrations, on every engine."""
 
 import asyncio
+from datetime import timedelta
 
 import pytest
 
 from tenure.store import migrate
 from tests.support.databases import Database
+from tests.support.leases import table
 from tests.support.rows import fill_postgres, fill_sqlite
+from tests.support.usage import cut, windows
 
-REVISIONS = ["0001", "0002", "0003", "0004"]
+REVISIONS = ["0001", "0002", "0003", "0004", "0005"]
 
 
 async def test_schema_revision__is_what_this_version_needs(database: Database) -> None:
@@ -46,6 +49,16 @@ async def test_migrate__brings_an_older_schema_up_to_date_with_what_is_in_it(
         rows = 0  # nothing here fills that one by hand
     assert await empty_database.store.migrate() == REVISIONS[1:]
     assert (await empty_database.store.count_sessions()).total == rows
+
+
+async def test_migrate__leaves_an_installation_that_the_first_window_begins_with(empty_database: Database) -> None:
+    await empty_database.store.migrate()
+    (row,) = await table(empty_database, "installation")
+    assert row["created_at"] <= row["last_cut_at"] < row["created_at"] + timedelta(seconds=1)
+    assert (await empty_database.store.read_installation()).kept_from == row["last_cut_at"]
+    told = await cut(empty_database, row["created_at"] + timedelta(minutes=1), limit=1)
+    (window,) = await windows(empty_database)
+    assert (window.window_id, window.started_at, window.ended_at) == (1, row["last_cut_at"], told.last_cut_at)
 
 
 async def test_close__can_be_called_on_a_store_that_was_never_used(database: Database) -> None:

@@ -27,16 +27,13 @@ from tests.support.submissions import (
 )
 from tests.support.wishes import NOON, some_id
 
+pytestmark = pytest.mark.usefixtures("noon")
+
 SECONDS = timedelta(seconds=1)
 KEPT = timedelta(days=7)
 PRUNE_LOCK = "job:prune"
 RETRY, CANCEL = SubmissionCommand
 IS_DELIVERED, IS_FAILED, IS_CANCELLED = "delivered", "failed", "cancelled"
-
-
-@pytest.fixture(autouse=True)
-async def noon(database: Database) -> None:
-    await database.clock.set(NOON)
 
 
 # Commands
@@ -111,10 +108,36 @@ async def test_command_submissions__retries_what_is_under_way_once_that_has_fail
     if cancelled:
         await database.store.command_submissions(CANCEL, [submission_id])
     assert await database.store.command_submissions(RETRY, [submission_id]) == {submission_id: True}
-    assert await one(database, submission_id) == pending(submission_id, NOON, attempts=1, next_attempt_at=None)
+    retried = pending(submission_id, NOON, attempts=1, next_attempt_at=None, last_modified_at=NOON + MICROSECOND)
+    assert await one(database, submission_id) == retried
     await database.store.finish_attempts(fence, [end(submission_id, pause_microseconds=0)])
     begun = await begin_one(database.store, fence, submission_id)
-    assert (begun.number, begun.failures) == (2, 1)
+    assert (begun.number, begun.failures) == (2, 0)
+
+
+async def test_command_submissions__loses_no_retry_to_a_clock_that_was_stepped_back(database: Database) -> None:
+    fence = await executor(database.store)
+    (submission_id,) = await accept(database.store)
+    await begin_one(database.store, fence, submission_id)
+    await database.clock.set(NOON - SECONDS)
+    await database.store.command_submissions(RETRY, [submission_id])
+    (moved,) = await database.store.finish_attempts(fence, [end(submission_id, pause_microseconds=None)])
+    assert (moved.state, moved.next_attempt_at) == ("pending", NOON - SECONDS)
+
+
+async def test_finish_attempts__takes_nothing_for_retried_since_the_clock_was_stepped_back(database: Database) -> None:
+    (submission_id,) = await accept(database.store)
+    first = await executor(database.store)
+    await begin_one(database.store, first, submission_id)
+    await database.clock.set(NOON - SECONDS)
+    await database.store.release_lease(first)
+    second = await executor(database.store)
+    await database.store.close_unknown(second, 1)
+    begun = await begin_one(database.store, second, submission_id)
+    failed = end(submission_id, number=2, counts=True, pause_microseconds=7)
+    (moved,) = await database.store.finish_attempts(second, [failed])
+    assert (begun.number, moved.next_attempt_at) == (2, NOON - SECONDS + 7 * MICROSECOND)
+    assert (await one(database, submission_id)).failures == 1
 
 
 async def test_command_submissions__tells_only_of_what_exists(database: Database) -> None:

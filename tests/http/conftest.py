@@ -8,10 +8,14 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
+from tenure.config import GatewayConfig
 from tests.http.client import Client
-from tests.http.local import LocalService
+from tests.http.local import NOBODY, LocalService
 from tests.support.databases import Database, PostgresServer
 from tests.support.instances import RunningInstance
+from tests.support.submissions import executor
+from tests.support.usage import emitter, install
+from tests.support.wishes import NOON
 
 ENGINES = ["sqlite", "postgresql"]
 PARKED = "parked"
@@ -69,17 +73,23 @@ def any_client(any_service: RunningInstance) -> Iterator[Client]:
 @pytest.fixture
 async def local(database: Database, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LocalService]:
     """An instance in this process, on the test's own database and its clock."""
-    service = LocalService.on(database, monkeypatch)
-    await service.start()
-    await service.until_ready()
-    yield service
-    await service.stop()
+    async with LocalService.on(database, monkeypatch).running() as service:
+        yield service
 
 
 @pytest.fixture
 async def any_local(sqlite_database: Database, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LocalService]:
-    service = LocalService.on(sqlite_database, monkeypatch)
-    await service.start()
-    await service.until_ready()
-    yield service
-    await service.stop()
+    async with LocalService.on(sqlite_database, monkeypatch).running() as service:
+        yield service
+
+
+@pytest.fixture
+async def metered(database: Database, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LocalService]:
+    """An instance that was installed at noon, and neither cuts nor sends by itself: the test does."""
+    await database.clock.set(NOON)
+    await install(database, NOON)
+    await emitter(database.store)
+    await executor(database.store)
+    gateways = {name: GatewayConfig(url=NOBODY) for name in ("usages", "crm")}
+    async with LocalService.on(database, monkeypatch, gateways=gateways).running() as service:
+        yield service

@@ -122,10 +122,16 @@ def test_every_parameter_of_a_path_is_declared(document: Json) -> None:
     assert wrong == []
 
 
-def test_ids_in_paths_are_uuids_and_names_are_not(document: Json) -> None:
+def test_ids_in_paths_are_uuids_or_numbers_and_names_are_neither(document: Json) -> None:
     parameters = [p for *_, operation in operations(document) for p in operation["parameters"] if p["in"] == "path"]
-    forms = {(p["name"], p["schema"].get("format")) for p in parameters}
-    assert forms == {("sessionId", "uuid"), ("capacityId", "uuid"), ("submissionId", "uuid"), ("name", None)}
+    forms = {(p["name"], p["schema"]["type"], p["schema"].get("format")) for p in parameters}
+    assert forms == {
+        ("sessionId", "string", "uuid"),
+        ("capacityId", "string", "uuid"),
+        ("submissionId", "string", "uuid"),
+        ("windowId", "integer", None),
+        ("name", "string", None),
+    }
 
 
 def test_refusals_are_problems(document: Json) -> None:
@@ -141,6 +147,21 @@ def test_refusals_are_problems(document: Json) -> None:
 @pytest.mark.parametrize("status", ["200", "201", "400", "405", "409", "413", "415", "503"])
 def test_opening_tells_every_answer_it_can_give(document: Json, status: str) -> None:
     assert status in document["paths"]["/sessions"]["put"]["responses"]
+
+
+def test_a_status_that_stands_for_several_problems_tells_all_of_them(document: Json) -> None:
+    refusal = document["paths"]["/submissions/{submissionId}/cancel"]["post"]["responses"]["409"]
+    assert [slug for slug in ("already-delivered", "usage-not-cancellable") if slug not in refusal["description"]] == []
+
+
+def test_retrying_cannot_be_refused_as_usage(document: Json) -> None:
+    refusal = document["paths"]["/submissions/{submissionId}/retry"]["post"]["responses"]["409"]
+    assert "usage-not-cancellable" not in refusal["description"]
+
+
+def test_usage_is_described_as_a_number(document: Json) -> None:
+    for name in ("UsageGroupAnswer", "ChunkAnswer"):
+        assert schema(document, name)["properties"]["usage"]["type"] == "number", name
 
 
 def test_opening_tells_of_the_location(document: Json) -> None:
@@ -177,6 +198,12 @@ def test_the_filters_of_a_list_are_described(document: Json) -> None:
     names = {"tenant", "user", "capacity", "kind", "state", "active", "closeReason", "limit", "cursor"}
     assert {parameter["name"] for parameter in parameters} == names
     assert {parameter["required"] for parameter in parameters} == {False}
+
+
+def test_the_filters_of_usage_are_described(document: Json) -> None:
+    parameters = {each["name"]: each for each in document["paths"]["/usage"]["get"]["parameters"]}
+    assert set(parameters) == {"from", "to", "tenant", "capacity", "user", "groupBy", "limit", "cursor"}
+    assert {each["required"] for each in parameters.values()} == {False}
 
 
 def test_a_problem_is_described(document: Json) -> None:

@@ -2,8 +2,8 @@
 
 Three things are told to it: cursors as they are given out, since no schema can say which those are; not to expect
 that a deleted session is gone, since a session that was ended can still be read; and that what its schema allows may
-still be refused: a heartbeat of a session that is over, bytes that are no WAV file, a gateway that is not set up, and
-a command to all submissions without a filter.
+still be refused: a heartbeat of a session that is over, bytes that are no WAV file, a gateway that is not set up, a
+command to all submissions without a filter, and a span that ends before it begins.
 """
 
 import subprocess
@@ -17,7 +17,7 @@ from tenure.http.cursors import cursor_of, cursor_of_id, cursor_of_text
 from tenure.model.sessions import Position
 from tests.support.instances import RunningInstance
 
-EXAMPLES = 25
+EXAMPLES = 15
 BOUND_SECONDS = 90
 """What it takes on a machine that is busy with other things; alone it is a tenth."""
 
@@ -38,6 +38,14 @@ parameters = {{ "query.cursor" = "{cursor_of_text("a-job")}" }}
 [[operations]]
 include-name = "GET /jobs/{{name}}/runs"
 parameters = {{ "query.cursor" = "{cursor_of_text("99")}" }}
+
+[[operations]]
+include-name = "GET /usage/windows"
+parameters = {{ "query.cursor" = "{cursor_of_text("99")}" }}
+
+[[operations]]
+include-name = "GET /usage"
+checks.positive_data_acceptance.expected-statuses = ["2xx", "400"]
 
 [[operations]]
 include-name = "GET /submissions"

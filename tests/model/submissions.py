@@ -78,7 +78,8 @@ class SubmissionModel:
         if one.next_attempt_at is None or now < one.next_attempt_at:
             return BeginAttemptFound.LATER, one.next_attempt_at
         number = len(self.attempts[submission_id]) + 1
-        self.attempts[submission_id].append(Attempt(number=number, epoch=epoch, started_at=now))
+        started_at = max(now, one.last_modified_at)
+        self.attempts[submission_id].append(Attempt(number=number, epoch=epoch, started_at=started_at))
         self._change(submission_id, attempts=number, next_attempt_at=None)
         return BeginAttemptFound.BEGUN, number
 
@@ -87,19 +88,22 @@ class SubmissionModel:
             under_way = self._under_way(end.submission_id)
             if under_way is not None and under_way.number == end.number:
                 self._close(end.submission_id, now, end.outcome, end.status, end.error)
-                self._move(end, now)
+                self._move(end, under_way.started_at, now)
         found = (self.submissions[end.submission_id] for end in ends)
         return {one.submission_id: Moved(one.submission_id, one.state, one.next_attempt_at) for one in found}
 
-    def _move(self, end: AttemptEnd, now: datetime) -> None:
+    def _move(self, end: AttemptEnd, started_at: datetime, now: datetime) -> None:
         one = self.submissions[end.submission_id]
-        self._change(end.submission_id, failures=one.failures + end.counts, last_error=end.error)
+        # Retried by hand while it was under way: due as soon as that has failed, and counted from 0.
+        retried = one.last_modified_at > started_at
+        pause = 0 if retried else end.pause_microseconds
+        self._change(end.submission_id, failures=one.failures + (end.counts and not retried), last_error=end.error)
         if end.outcome is AttemptOutcome.DELIVERED:
             self._change(end.submission_id, state="delivered", ended_at=now, last_error=None)
-        elif one.state == "pending" and end.pause_microseconds is None:
+        elif one.state == "pending" and pause is None:
             self._change(end.submission_id, state="failed", ended_at=now)
         elif one.state == "pending":
-            self._change(end.submission_id, next_attempt_at=now + end.pause_microseconds * MICROSECOND)
+            self._change(end.submission_id, next_attempt_at=now + pause * MICROSECOND)
 
     def close_unknown(self, epoch: int, now: datetime) -> int:
         left = [each for each in self.submissions if self._is_left(each, epoch)]
@@ -121,9 +125,11 @@ class SubmissionModel:
     def _retry(self, submission_id: str, now: datetime) -> bool:
         if self.submissions[submission_id].state == "delivered":
             return False
-        due = now if self._under_way(submission_id) is None else None
+        under_way = self._under_way(submission_id)
+        due = now if under_way is None else None
+        changed_at = now if under_way is None else max(now, under_way.started_at + MICROSECOND)
         changes: dict[str, Any] = {"state": "pending", "failures": 0, "ended_at": None, "next_attempt_at": due}
-        self._change(submission_id, last_modified_at=now, **changes)
+        self._change(submission_id, last_modified_at=changed_at, **changes)
         return True
 
     def _cancel(self, submission_id: str, now: datetime) -> bool:

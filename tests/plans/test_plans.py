@@ -8,23 +8,41 @@ from typing import Any
 
 import asyncpg
 import pytest
+from msgspec.structs import asdict, replace
 from sqlalchemy import Connection, Dialect, event
-from sqlalchemy.dialects import sqlite
+from sqlalchemy.dialects import postgresql, sqlite
 
 from tenure.model.leases import JobCommand, RunOutcome
 from tenure.model.sessions import End, Heartbeat, Position, Seats, SessionFilter
 from tenure.model.submissions import SubmissionCommand, SubmissionFilter
-from tenure.store import Store, sessions, submissions
+from tenure.model.usage import CHUNK_MAX, Era, Seal
+from tenure.store import Store, lives, sessions, submissions
 from tenure.store.engines import open_store
 from tenure.store.engines.postgres import statements
 from tenure.store.engines.postgres.connections import HOT_SETTINGS
 from tenure.store.engines.sqlite import opening
-from tests.support.databases import POOL_SIZE, Database, PostgresServer, sqlite_store
+from tests.support.databases import POOL_SIZE, Clock, Database, PostgresServer, sqlite_store
 from tests.support.keeping import COUNTED, EVICTING, attach, stream_update
 from tests.support.leases import acquire, begin, begun, every, held, sweep_some
 from tests.support.plans import FOLDER, HotStatement, _statement, explain, hot_statements, prepare
-from tests.support.rows import fill_postgres, fill_sqlite, fill_submissions_postgres, fill_submissions_sqlite
+from tests.support.rows import (
+    fill_postgres,
+    fill_sqlite,
+    fill_submissions_postgres,
+    fill_submissions_sqlite,
+    fill_usage_postgres,
+)
 from tests.support.submissions import DELIVERED, FAILED, accept, changed, end, executor, next_executor
+from tests.support.usage import (
+    CONTRACT,
+    MICROSECOND,
+    emitter,
+    lived,
+    put_sessions,
+    rules,
+    some_window,
+    whole,
+)
 from tests.support.wishes import NOON, SECOND, again, open_one, some_id, wish
 
 MILLION = 1_000_000
@@ -49,9 +67,9 @@ POSTGRES_INDEXES = {
     "tenure_update_streams_1: lock": ["sessions_pkey"],
     "tenure_accept_submissions_1: lock": ["submissions_key"],
     "tenure_accept_submissions_1: found": ["submissions_key"],
-    "tenure_begin_attempts_1: lock": ["submissions_pkey"],
-    "tenure_begin_attempts_1: begin": ["submissions_pkey"],
-    "tenure_begin_attempts_1: tell": ["submissions_pkey", "submission_attempts_pkey"],
+    "tenure_begin_attempts_2: lock": ["submissions_pkey"],
+    "tenure_begin_attempts_2: begin": ["submissions_pkey"],
+    "tenure_begin_attempts_2: tell": ["submissions_pkey", "submission_attempts_pkey"],
     "tenure_finish_attempts_1: lock": ["submissions_pkey"],
     "tenure_finish_attempts_1: close": ["submission_attempts_pkey"],
     "tenure_finish_attempts_1: move": ["submissions_pkey"],
@@ -67,17 +85,42 @@ POSTGRES_INDEXES = {
     "tenure_command_submissions_1: cancel": ["submissions_pkey"],
     "tenure_command_submissions_1: tell": ["submissions_pkey"],
     "tenure_prune_2: old": ["submissions_ended_at"],
+    "tenure_save_chunks_1: saved": ["usage_chunks_pkey"],
+    "tenure_seal_chunks_1: seal": ["usage_chunks_submission"],
+    "tenure_seal_chunks_1: tell": ["usage_chunks_submission"],
+    "tenure_finish_attempts_2: arrived": ["submissions_pkey"],
+    "tenure_finish_attempts_2: windows": ["usage_chunks_submission", "usage_windows_pkey"],
+    "tenure_finish_attempts_2: chunks": ["usage_chunks_submission"],
+    "tenure_finish_attempts_2: delivered": ["usage_windows_pkey", "usage_chunks_undelivered"],
+    "tenure_command_submissions_2: usage": ["submissions_pkey"],
+    "tenure_command_submissions_2: after": ["submissions_pkey", "submission_attempts_pkey"],
+    "tenure_prune_usage_1: end": ["usage_windows_pkey"],
+    "tenure_prune_usage_1: sessions": ["sessions_closed_at"],
 }
 """What each hot statement reads through. A table scan has no place in any of them."""
 
 
+FROM_THE_START = {"tenure_prune_usage_1: end"}
+"""Which reads the oldest, in the order of the index and no more of it than asked: there is nothing to search by."""
+OLDER = {
+    "tenure_expire_1": "0002_keeping.sql",
+    "tenure_finish_attempts_1": "0004_submissions.sql",
+    "tenure_command_submissions_1": "0004_submissions.sql",
+}
+"""Versions that the newest only add something to, and call."""
+
+
 def statements_in_use() -> dict[str, HotStatement]:
-    """Also of the sweep's older version, to which the newest only adds a fence."""
-    functions = (FOLDER / "0002_keeping.sql").read_text(encoding="utf-8").split("CREATE FUNCTION ")
-    sweep = next(function for function in functions if function.startswith("tenure_expire_1("))
-    marked = re.findall(r"-- plan: ([\w ]+)\n(.*?)-- plan end", sweep, re.DOTALL)
-    found = [_statement(f"tenure_expire_1: {name}", body) for name, body in marked]
-    return hot_statements() | {statement.name: statement for statement in found}
+    return hot_statements() | {
+        statement.name: statement for title, file in OLDER.items() for statement in _statements_of(title, file)
+    }
+
+
+def _statements_of(title: str, file: str) -> list[HotStatement]:
+    functions = (FOLDER / file).read_text(encoding="utf-8").split("CREATE FUNCTION ")
+    text = next(function for function in functions if function.startswith(f"{title}("))
+    marked = re.findall(r"-- plan: ([\w ]+)\n(.*?)-- plan end", text, re.DOTALL)
+    return [_statement(f"{title}: {name}", body) for name, body in marked]
 
 
 def test_every_hot_statement_of_the_functions_is_listed() -> None:
@@ -97,6 +140,7 @@ async def postgres_million(postgres: PostgresServer, template: str) -> str:
     url = postgres.url(await postgres.create_database(template))
     await fill_postgres(url, MILLION)
     await fill_submissions_postgres(url, MILLION)
+    await fill_usage_postgres(url, MILLION // 10)
     return url
 
 
@@ -117,10 +161,13 @@ async def test_postgres_searches_the_intended_index(connection: asyncpg.Connecti
     statement = statements_in_use()[name]
     await prepare(connection, statement)
     plan = await explain(connection, {}, statement)
-    assert sorted(re.findall(r"Index (?:Only )?Scan using (\w+) on", plan)) == sorted(POSTGRES_INDEXES[name]), plan
+    found = re.findall(r"Index (?:Only )?Scan (?:Backward )?using (\w+) on", plan)
+    assert sorted(found) == sorted(POSTGRES_INDEXES[name]), plan
     assert "Seq Scan" not in plan, plan
     # A scan of a whole index names the index as well: each must be searched by a condition.
-    assert plan.count("Index Cond") == len(POSTGRES_INDEXES[name]), plan
+    searched = [] if name in FROM_THE_START else POSTGRES_INDEXES[name]
+    assert plan.count("Index Cond") == len(searched), plan
+    assert searched or not re.search("Sort|Hash", plan), plan
 
 
 async def test_postgres_searches_what_waits_from_its_cursor_on(connection: asyncpg.Connection) -> None:
@@ -135,7 +182,7 @@ async def test_postgres_searches_what_waits_from_its_cursor_on(connection: async
     assert not re.search("Seq Scan|Sort", plan), plan
 
 
-READS_MAX = 5_000
+READS_MAX = 10_000
 """Index entries and rows that all the calls below may read together. A scan of a million would be seen."""
 
 
@@ -162,6 +209,7 @@ async def call_everything(store: Store) -> None:
     await sweep_some(store, 100)
     await call_leases_and_jobs(store)
     await call_submissions(store)
+    await call_usage(store)
     await store.end_sessions([End(session_id, "STOPPED") for session_id in ids])
     await store.get_capacity(capacity_id)
     await store.list_capacities(None, None, 100)
@@ -207,6 +255,33 @@ async def call_submissions(store: Store) -> None:
         await store.list_submissions(SubmissionFilter(state=state), made[0], 20)
 
 
+async def call_usage(store: Store) -> None:
+    """A window of a moment, with whoever lives in it: of a million, as many as fit a chunk."""
+    fence = await emitter(store)
+    await store.cut_usage(fence, rules(interval=1000, contract=CONTRACT), 1)
+    window = (await store.list_unchunked(1))[0].window
+    pieces = await store.divide_window(window, None, 1)
+    await store.divide_window(window, some_id(), 1)
+    await store.save_chunks(fence, window.window_id, 1, pieces, complete=True)
+    await store.list_windows(None, 20)
+    await store.list_windows(window.window_id, 20)
+    found = await store.get_window(window.window_id)
+    assert found is not None
+    for chunk in found[1]:
+        assert chunk.submission_id is not None
+        await store.find_chunks([chunk.submission_id])
+        await store.read_lives(window, chunk)
+        leader = await executor(store)
+        await store.seal_chunks(leader, [Seal(chunk.submission_id, b"9" * 32)])
+        await store.command_submissions(SubmissionCommand.CANCEL, [chunk.submission_id])
+        await store.begin_attempts(leader, [chunk.submission_id])
+        await store.finish_attempts(leader, [end(chunk.submission_id, outcome=DELIVERED)])
+    await store.list_deliveries(window.window_id)
+    await store.read_lag()
+    await store.read_installation()
+    await store.prune_usage(fence, 20)
+
+
 async def _tuples_read(url: str) -> int:
     """By everybody whose connection is closed: PostgreSQL counts at the end of a session at the latest."""
     connection = await asyncpg.connect(url)
@@ -233,6 +308,48 @@ async def test_postgres_lists_a_state_in_which_nothing_is_without_reading_the_ot
     await store.list_submissions(SubmissionFilter(state="cancelled"), None, 20)
     await store.close()
     assert await _tuples_read(postgres_url) - before < READS_MAX
+
+
+LATELY = datetime.now(UTC).replace(microsecond=0)
+MINUTE_AGO = some_window(LATELY, LATELY + timedelta(minutes=1), Era(LATELY - timedelta(days=40), (1, 2, 3)))
+MIDDLE = "80000000-0000-4000-8000-000000000000"
+
+
+@pytest.fixture
+async def postgres_lately(postgres_million: str) -> str:
+    """In the window of which some have just closed."""
+    made = [lived(LATELY - timedelta(hours=1), LATELY + n * MICROSECOND) for n in range(1, 51)]
+    store = open_store(postgres_million, POOL_SIZE)
+    await put_sessions(Database(postgres_million, store, Clock()), made)
+    await store.close()
+    return postgres_million
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("after", [None, MIDDLE])
+async def test_postgres_divides_a_window_by_the_indexes_meant_for_it(postgres_lately: str, after: str | None) -> None:
+    """What is live in the order of ids and no further, what has closed since by its end."""
+    dialect: Dialect = postgresql.asyncpg.dialect()
+    statement = lives.divide_statement(MINUTE_AGO, after, 1)
+    text = str(statement.compile(dialect=dialect, compile_kwargs={"literal_binds": True}))
+    connection = await asyncpg.connect(postgres_lately)
+    plan = "\n".join(row[0] for row in await connection.fetch(f"EXPLAIN (COSTS OFF) {text}"))
+    await connection.close()
+    assert sorted(re.findall(r"Scan using (\w+) on", plan)) == ["sessions_closed_at", "sessions_live_id"], plan
+    assert "Seq Scan" not in plan, plan
+
+
+@pytest.mark.slow
+async def test_postgres_reads_a_chunk_of_a_window_and_not_all_of_it(postgres_lately: str) -> None:
+    store = open_store(postgres_lately, POOL_SIZE)
+    before = await _tuples_read(postgres_lately)
+    for after in (None, MIDDLE):
+        (piece,) = await store.divide_window(MINUTE_AGO, after, 1)
+        chunk = replace(whole(MINUTE_AGO), **asdict(piece))
+        assert len(await store.read_lives(MINUTE_AGO, chunk)) == CHUNK_MAX
+    await store.close()
+    # A range of ids has as many again that closed long ago.
+    assert await _tuples_read(postgres_lately) - before < 2 * 4 * CHUNK_MAX
 
 
 SQLITE_STATEMENTS = {
@@ -322,13 +439,26 @@ async def test_sqlite_never_scans_sessions_or_submissions(sqlite_file: Database)
     due = next(plan for statement, plan in plans.items() if "check_at <=" in statement)
     assert due == ["SEARCH sessions USING INDEX sessions_check_at (check_at<?)"]
     assert len(plans) > 10
+    lives = [plan for statement, plan in plans.items() if "FROM sessions" in statement and "UNION ALL" in statement]
+    assert len(lives) > 1
+    for plan in lives:
+        read = [line for line in plan if " sessions " in line]
+        assert [re.search(r"sessions_\w+", line).group() for line in read] == ["sessions_live_id", "sessions_closed_at"]  # type: ignore[union-attr]
 
 
-TABLES = re.compile(r"\b(sessions|submissions|submission_attempts)\b")
-SCAN = re.compile(r"SCAN (s|sessions|submissions|submission_attempts)( USING .*)?$")
+TABLES = re.compile(r"\b(sessions|submissions|submission_attempts|usage_windows|usage_chunks)\b")
+SCAN = re.compile(rf"SCAN (s|{TABLES.pattern[3:-3]})( USING .*)?$")
 PAGES = [
-    f"SCAN submissions USING INDEX {name}"
-    for name in ("submissions_waiting", "submissions_failed", "sqlite_autoindex_submissions_1")
+    f"SCAN {table} USING INDEX {index}"
+    for table, index in (
+        ("submissions", "submissions_waiting"),
+        ("submissions", "submissions_failed"),
+        ("submissions", "sqlite_autoindex_submissions_1"),
+        ("sessions", "sessions_live_id"),
+        ("usage_windows", "usage_windows_unchunked"),
+        ("usage_windows", "usage_windows_awaited"),
+        ("usage_windows", "sqlite_autoindex_usage_windows_1"),
+    )
 ]
 
 

@@ -86,6 +86,25 @@ async def test_adds_usage_exactly(address: str) -> None:
     assert (await totals(address))["usage"] == "123456789012345678901234566990.300001000000000000000000000001"
 
 
+def cloud_events(*numbers: str) -> bytes:
+    events = (
+        f'{{"specversion": "1.0", "id": "7-{at}", "data": {{"usage": {each}}}}}' for at, each in enumerate(numbers)
+    )
+    return f"[{', '.join(events)}]".encode()
+
+
+async def test_counts_cloud_events_by_the_records_they_are_about(address: str) -> None:
+    await deliver(address, "k1", cloud_events("0.000001", "12.5", "3"))
+    (entry,) = await keys(address)
+    assert (entry["records"], entry["usage"], (await totals(address))["usage"]) == (3, "15.500001", "15.500001")
+
+
+async def test_adds_both_formats_to_one_total(address: str) -> None:
+    await deliver(address, "k1", USAGE)
+    await deliver(address, "k2", cloud_events("0.000007"))
+    assert (await totals(address))["usage"] == "0.300007"
+
+
 @pytest.mark.parametrize(
     "body",
     [
@@ -99,6 +118,10 @@ async def test_adds_usage_exactly(address: str) -> None:
         b'[{"usage": 1}',
         b"[" * 100_000,
         b'[{"usage": 1}]\xff',
+        b'[{"data": {"amount": 1}}]',
+        b'[{"data": {"usage": "1"}}]',
+        b'[{"data": {"usage": 1e999}}]',
+        b'[{"data": {"usage": 1}}, {"usage": 1}]',
     ],
     ids=lambda body: repr(body[:20]),
 )

@@ -57,6 +57,26 @@ def test_two_receivers_may_share_a_ledger(tmp_path: Path) -> None:
     other.close()
 
 
+def test_finds_a_key_as_a_page_shows_it(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger.db")
+    bodies = {"a": b'[{"usage": 1.5}]', "b": b'[{"data": {"usage": 2}}, {"data": {"usage": 0.25}}]', "c": b"other"}
+    ledger.record([Delivery(key, f"/{key}", body, 10**15 + at) for at, (key, body) in enumerate(bodies.items())])
+    ledger.record([Delivery("b", "/b", bodies["b"], 1), Delivery("b", "/b", b"[]", 2), Delivery("b", "/b", b"[]", 3)])
+    assert [ledger.find(key) for key in bodies] == ledger.page(0, 9)
+    found = ledger.find("b")
+    assert found is not None
+    assert (found.position, found.times_seen, found.conflicts, found.records, found.usage) == (2, 2, 2, 2, "2.25")
+    ledger.close()
+
+
+@pytest.mark.parametrize("key", ["", "A", "a ", "ab", "%"])
+def test_finds_nothing_under_another_key(key: str) -> None:
+    ledger = Ledger(IN_MEMORY)
+    ledger.record([Delivery("a", "/", b"", 0)])
+    assert ledger.find(key) is None
+    ledger.close()
+
+
 @pytest.mark.parametrize("content", [None, b"not a database at all" * 100, b"directory"])
 def test_refuses_a_file_that_is_not_a_ledger(tmp_path: Path, content: bytes | None) -> None:
     file = tmp_path / "other.db"

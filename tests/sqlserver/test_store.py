@@ -32,6 +32,7 @@ from tenure.model.sessions import (
     Swept,
 )
 from tenure.model.submissions import Accepted, BeginAttemptFound, BegunAttempt, BegunAttempts
+from tenure.model.usage import Cut, CutRules, Piece, PrunedUsage, Seal
 from tenure.store import sessions
 from tenure.store.engines.sqlserver import calls, connections, rows
 from tenure.store.engines.sqlserver.connections import connection_url
@@ -322,6 +323,7 @@ def test_a_submission_is_told_with_its_contract_as_json() -> None:
         "max_attempts": CONTRACT.max_attempts,
         "already_have": list(CONTRACT.already_have),
         "timeout_seconds": CONTRACT.timeout_seconds,
+        "format": None,
     }
     told = [0, one.submission_id, "pager", "shop", "once", "01ab", 1, 1, contract]
     assert json.loads(rows.submits_text([one])) == [told]
@@ -367,6 +369,64 @@ def test_the_error_of_an_attempt_fits_its_column() -> None:
 def test_what_is_said_of_those_that_wait_fits_its_column() -> None:
     told = json.loads(rows.explanation_text(["a", "b"], "x" * (ERROR_MAX + 1)))
     assert told == {"error": "x" * ERROR_MAX, "submissions": ["a", "b"]}
+
+
+class Answering(SqlServerStore):
+    """Is told what its next call brings back, and notes the call."""
+
+    def __init__(self, *lines: Any) -> None:
+        self.lines = lines
+        self.called: Any = None
+        self.given: dict[str, Any] = {}
+
+    async def _call(self, call: Any, **parameters: Any) -> Any:
+        self.called, self.given = call, parameters
+        return self.lines
+
+
+EMITTER = Fence("job:emit-usage", "one", 7)
+SHOWN = {"name": "job:emit-usage", "holder": "one", "epoch": 7}
+
+
+async def test_a_cut_is_told_with_the_clock() -> None:
+    store = Answering(SimpleNamespace(now=LATER, last_cut_at=NOON, windows=2))
+    assert await store.cut_usage(EMITTER, CutRules(60, (1, 2, 3), None), 128) == Cut(LATER, NOON, 2)
+    request = '{"interval":60,"factors":[1,2,3]}'
+    assert (store.called, store.given) == (calls.CUT_USAGE, {**SHOWN, "limit": 128, "request": request})
+
+
+def test_a_contract_of_usage_is_told_as_json() -> None:
+    told = json.loads(rows.rules_text(CutRules(60, (1, 2, 3), replace(CONTRACT, format="tenure"))))
+    assert told["contract"] == {
+        "schedule_seconds": list(CONTRACT.schedule_seconds),
+        "max_attempts": CONTRACT.max_attempts,
+        "already_have": list(CONTRACT.already_have),
+        "timeout_seconds": CONTRACT.timeout_seconds,
+        "format": "tenure",
+    }
+
+
+async def test_chunks_are_saved_with_an_id_for_what_is_sent_of_each() -> None:
+    store = Answering(SimpleNamespace(saved=0))
+    await store.save_chunks(EMITTER, 9, 4, [Piece("a", "b", 1000, 77), Piece("c", "d", 5, 8)], complete=True)
+    told = json.loads(store.given.pop("request"))
+    assert [entry[:-1] for entry in told] == [[0, "a", "b", 1000, 77], [1, "c", "d", 5, 8]]
+    assert len({entry[-1] for entry in told}) == 2
+    given = {**SHOWN, "window_id": 9, "first": 4, "complete": True}
+    assert (store.called, store.given) == (calls.SAVE_CHUNKS, given)
+
+
+async def test_a_seal_tells_of_each_whether_it_has_this_digest() -> None:
+    lines = [SimpleNamespace(submission_id="a", same=True), SimpleNamespace(submission_id="b", same=False)]
+    store = Answering(*lines)
+    assert await store.seal_chunks(EMITTER, [Seal("a", b"\x01\xab"), Seal("b", b"")]) == {"a": True, "b": False}
+    assert json.loads(store.given["request"]) == [[0, "a", "01ab"], [1, "b", ""]]
+
+
+async def test_usage_is_pruned_after_400_days() -> None:
+    store = Answering(SimpleNamespace(chunks=1, windows=2, sessions=3))
+    assert await store.prune_usage(EMITTER, 1000) == PrunedUsage(1, 2, 3)
+    assert (store.called, store.given) == (calls.PRUNE_USAGE, {**SHOWN, "limit": 1000, "kept": 400 * 86_400 * SECOND})
 
 
 def test_instants_travel_as_text_with_all_their_decimals() -> None:

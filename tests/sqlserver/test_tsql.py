@@ -3,12 +3,15 @@
 import ast
 import re
 from collections.abc import Iterator
+from typing import Self
 
 import pytest
 from sqlfluff.core import FluffConfig, Linter
 
+from tenure.meter import PERIOD_MICROSECONDS, usage_of
 from tenure.model.leases import JOB_LOCK, NAME_MAX
-from tenure.model.submissions import KEY_MAX
+from tenure.model.submissions import KEY_MAX, USAGES
+from tenure.store import tables
 from tenure.store.engines.sqlserver import errors
 from tenure.store.store import BATCH_MAX, SWEEP_MAX
 from tests.sqlserver import tsql
@@ -17,11 +20,16 @@ BATCHES = tsql.batches()
 CALLS = {name: text for name, text in tsql.constants().items() if text.startswith("EXEC")}
 TRANSACTIONS = {name: text for name, text in BATCHES.items() if "BEGIN TRANSACTION" in text}
 WRITES = {name: text for name, text in TRANSACTIONS.items() if "COMMIT TRANSACTION" in text}
-SESSION_WRITES = {name: text for name, text in WRITES.items() if "dbo.sessions" in text}
+PRUNES_SESSIONS = "tenure_prune_usage_1"
+"""Stamps nothing, and deletes only what is closed for good: neither the cut nor a key is its concern."""
+SESSION_WRITES = {name: text for name, text in WRITES.items() if "dbo.sessions" in text and name != PRUNES_SESSIONS}
 LEASE_WRITES = {name: text for name, text in WRITES.items() if "dbo.leases" in text}
 FENCED = {name: text for name, text in WRITES.items() if "dbo.tenure_check_fence" in text}
 SUBMISSION_WRITES = {name: text for name, text in WRITES.items() if "dbo.submissions" in text}
-CAPACITY_WRITES = {name: text for name, text in WRITES.items() if "tenure_hold_off_all_writers" in text}
+CUT = "tenure_cut_usage_1"
+ALONE_WRITES = {name: text for name, text in WRITES.items() if "tenure_hold_off_all_writers" in text}
+CAPACITY_WRITES = {name: text for name, text in ALONE_WRITES.items() if name != CUT}
+USAGE_WRITES = {name: text for name, text in WRITES.items() if "dbo.usage_" in text}
 
 RULES = [
     "AL01", "AL02", "AL05", "AM01", "AM02", "AM05", "AM06", "CP01", "CV03", "CV05", "RF01", "RF02", "ST01",
@@ -37,7 +45,8 @@ NEWER_THAN_2019 = (
 
 READ = re.compile(
     r"(?:FROM|JOIN) dbo\."
-    r"(?P<table>sessions|capacities|leases|lease_history|jobs|job_runs|submissions|submission_attempts)"
+    r"(?P<table>sessions|capacities|leases|lease_history|jobs|job_runs|submissions|submission_attempts"
+    r"|usage_windows|usage_chunks)"
     r" AS (?P<alias>\w+)(?: WITH \((?P<hints>(?:[^()]|\([^()]*\))*)\))?"
 )
 WRITE = re.compile(
@@ -67,6 +76,14 @@ READS_ATTEMPT = "READCOMMITTEDLOCK, INDEX (submission_attempts_pkey)"
 """Keeps no lock: attempts are written by whoever holds the row of their submission."""
 FINDS_OPEN = "READCOMMITTEDLOCK, FORCESEEK, INDEX (submission_attempts_open)"
 """Keeps no lock: what it finds is looked at again under the lock of its row."""
+READS_WINDOW = "READCOMMITTEDLOCK, INDEX (usage_windows_pkey)"
+"""Keeps no lock: what is over stays so, and nobody but the pruning deletes."""
+READS_CHUNK = "READCOMMITTEDLOCK, INDEX (usage_chunks_pkey)"
+"""Keeps no lock: chunks are saved by whoever holds the row of their window, and deleted by nobody but the pruning."""
+FINDS_CHUNK = "READCOMMITTEDLOCK, INDEX (usage_chunks_submission)"
+"""Keeps no lock: to which window a chunk belongs never changes."""
+FINDS_UNDELIVERED = "READCOMMITTEDLOCK, INDEX (usage_chunks_undelivered)"
+"""Keeps no lock: chunks are delivered by whoever holds the row of their window."""
 IS_THERE = "READUNCOMMITTED, INDEX (submissions_pkey)"
 """Neither waits nor believes what it reads."""
 
@@ -100,6 +117,13 @@ HINTS = {
     "tenure_explain_waiting_1": {WAITS},
     "tenure_command_submissions_1": {WAITS, READS_ATTEMPT},
     "tenure_prune_2": TAKING,
+    "tenure_cut_usage_1": set(),
+    "tenure_save_chunks_1": {WAITS, READS_CHUNK},
+    "tenure_seal_chunks_1": {WAITS},
+    "tenure_finish_attempts_2": {FINDS_CHUNK, WAITS, FINDS_UNDELIVERED},
+    "tenure_begin_attempts_2": {TAKES_ROWS, READS_ATTEMPT},
+    "tenure_command_submissions_2": {READS_SUBMISSION, READS_ATTEMPT},
+    "tenure_prune_usage_1": {READS_WINDOW, READS_CHUNK, TAKES_ROWS},
 }
 """How each procedure reads what it decides on, and no other way: a new one must be put here, and thought about."""
 WAITERS = {name: text for name, text in SESSION_WRITES.items() if WAITS in text}
@@ -159,6 +183,21 @@ def test_creates_one_thing_and_nothing_else(name: str) -> None:
     text = tsql.code(tsql.routines()[name])
     assert re.match(r"CREATE (FUNCTION|PROCEDURE) dbo\.", text), "must be the first statement of its batch"
     assert len(re.findall(r"\bCREATE\b", text)) == 1
+
+
+INSERTS = [
+    (name, insert[1], set(insert[2].replace(" ", "").split(",")))
+    for name, text in BATCHES.items()
+    for insert in re.finditer(r"INSERT INTO dbo\.(\w+) \(([^()]+)\)", tsql.code(text))
+]
+
+
+@pytest.mark.parametrize(("name", "table", "columns"), INSERTS, ids=[f"{name}-{table}" for name, table, _ in INSERTS])
+def test_inserts_all_that_a_row_must_have(name: str, table: str, columns: set[str]) -> None:
+    known = tables.metadata.tables[table].c
+    assert columns <= set(known.keys()), name
+    needed = {column.name for column in known if not column.nullable and column.server_default is None}
+    assert needed <= columns, name
 
 
 @pytest.mark.parametrize("name", TRANSACTIONS)
@@ -266,6 +305,26 @@ def test_changes_a_capacity_while_nobody_opens(name: str) -> None:
     assert inside(CAPACITY_WRITES[name]).strip().startswith("EXEC dbo.tenure_hold_off_all_writers_1;")
 
 
+def test_cuts_while_nobody_writes_and_reads_the_clock_under_that_lock() -> None:
+    fence, alone, clock, *_ = tsql.statements(inside(WRITES[CUT]))
+    assert fence.startswith("EXEC dbo.tenure_check_fence_1 ")
+    assert (alone, clock) == ("EXEC dbo.tenure_hold_off_all_writers_1", "SET @now = dbo.tenure_now()")
+
+
+def test_all_that_moves_the_last_cut_is_known() -> None:
+    moving = re.compile(r"\blast_cut_at = @\w+, last_window_id = |\blast_window_id = @|SET last_cut_at = ")
+    assert [name for name, text in BATCHES.items() if moving.search(tsql.code(text))] == [CUT]
+
+
+def test_no_window_crosses_a_midnight_or_the_grid() -> None:
+    midnight = "SET @to_at = DATEADD(DAY, 1, CAST(CAST(@from_at AS date) AS datetime2(6)));"
+    loop = inside(WRITES[CUT]).partition("WHILE @from_at < @grid AND @windows < @limit BEGIN ")[2].partition(" END;")[0]
+    assert loop.startswith(f"{midnight} IF @to_at > @grid SET @to_at = @grid;")
+    assert loop.endswith(
+        "VALUES (@window_id, @installation_id, @era, @from_at, @to_at, @now, @contract); SET @from_at = @to_at;"
+    )
+
+
 def test_all_that_changes_the_rules_of_a_capacity_is_known() -> None:
     rules = re.compile(
         r"INSERT INTO dbo\.capacities|UPDATE dbo\.capacities|DELETE FROM dbo\.capacities|\w\.max_sessions = \S"
@@ -324,14 +383,21 @@ def test_shows_its_fence_before_anything_else(name: str) -> None:
 
 
 def test_all_that_a_job_or_a_leader_writes_shows_its_fence() -> None:
-    attempts = {"tenure_begin_attempts_1", "tenure_finish_attempts_1", "tenure_close_unknown_1"}
+    attempts = {
+        "tenure_begin_attempts_1",
+        "tenure_begin_attempts_2",
+        "tenure_finish_attempts_1",
+        "tenure_close_unknown_1",
+    }
     others = {"tenure_prune_1", "tenure_prune_2", "tenure_expire_2", "tenure_explain_waiting_1"}
-    assert set(FENCED) == attempts | others
+    usage = {CUT, "tenure_save_chunks_1", "tenure_seal_chunks_1", "tenure_finish_attempts_2", PRUNES_SESSIONS}
+    assert set(FENCED) == attempts | others | usage
 
 
 @pytest.mark.parametrize("name", SUBMISSION_WRITES)
 def test_whoever_waits_for_submissions_does_it_in_the_order_of_one_index(name: str) -> None:
-    waiting = [statement for statement in tsql.statements(inside(WRITES[name])) if WAITS in statement]
+    statements = tsql.statements(inside(WRITES[name]))
+    waiting = [each for each in statements if re.search(rf"dbo\.submissions AS \w WITH \({WAITS}", each)]
     index, order = (
         ("submissions_key", r"w\.caller, w\.gateway, w\.idempotency_key")
         if "accept" in name
@@ -340,7 +406,7 @@ def test_whoever_waits_for_submissions_does_it_in_the_order_of_one_index(name: s
     in_order = re.compile(
         rf"SELECT TOP \((?:1000|@limit)\) .* FROM @\w+ .*\({WAITS}, INDEX \({index}\)\) .* ORDER BY {order} OPTION"
     )
-    assert len(waiting) == (1 if WAITS in HINTS[name] else 0)
+    assert len(waiting) == (1 if WAITS in HINTS[name] and name != "tenure_save_chunks_1" else 0)
     assert [statement for statement in waiting if not in_order.search(statement)] == []
 
 
@@ -367,14 +433,186 @@ def test_all_that_deletes_submissions_is_known() -> None:
     assert {name for name, text in BATCHES.items() if deleting.search(tsql.code(text))} == {"tenure_prune_2"}
 
 
+def test_whoever_waits_for_windows_does_it_in_the_order_of_their_ids() -> None:
+    waiting = {
+        name: statement
+        for name, text in USAGE_WRITES.items()
+        for statement in tsql.statements(inside(text))
+        if f"{WAITS}, INDEX (usage_windows_pkey)" in statement
+    }
+    assert waiting.keys() == {"tenure_save_chunks_1", "tenure_finish_attempts_2"}
+    assert waiting["tenure_save_chunks_1"].endswith("WHERE w.window_id = @window_id")
+    in_order = r"SELECT TOP \(1000\) .* FROM @whole AS o INNER JOIN .* ORDER BY o\.window_id OPTION"
+    assert re.search(in_order, waiting["tenure_finish_attempts_2"])
+
+
+def test_whoever_holds_submissions_waits_for_no_window() -> None:
+    """Who holds a window may wait for a key, and who holds a key for a submission."""
+    text = inside(WRITES["tenure_finish_attempts_2"])
+    assert 0 <= text.find(f"{WAITS}, INDEX (usage_windows_pkey)") < text.find("EXEC dbo.tenure_finish_attempts_1")
+
+
+@pytest.mark.parametrize("name", ["tenure_save_chunks_1", "tenure_finish_attempts_2"])
+def test_writes_chunks_under_the_lock_of_their_window_and_by_a_clock_read_under_it(name: str) -> None:
+    text = inside(WRITES[name])
+    write = re.search(r"INSERT INTO dbo\.usage_chunks|UPDATE c SET c\.delivered_at", text)
+    assert write
+    lock = text.find(f"{WAITS}, INDEX (usage_windows_pkey)")
+    assert 0 <= lock < text.find("SET @now = dbo.tenure_now()") < write.start()
+    assert text.count("dbo.tenure_now()") == 1
+
+
+def test_counts_saved_chunks_under_the_lock_of_their_window() -> None:
+    text = inside(WRITES["tenure_save_chunks_1"])
+    assert 0 <= text.find(WAITS) < text.find(READS_CHUNK)
+
+
+def test_a_chunk_is_delivered_if_its_submission_is() -> None:
+    text = inside(WRITES["tenure_finish_attempts_2"])
+    (update,) = [each for each in tsql.statements(text) if "SET c.delivered_at" in each]
+    assert "WHERE d.state = 'delivered' AND c.delivered_at IS NULL OPTION" in update
+    assert text.find("INSERT INTO @moved") < text.find(update) < text.find(FINDS_UNDELIVERED)
+
+
+def test_a_seal_changes_nothing_that_an_index_has() -> None:
+    changed = re.findall(r"UPDATE c SET ([^;]*?) FROM", inside(WRITES["tenure_seal_chunks_1"]))
+    assert changed == ["c.digest = m.new_digest"]
+
+
+def test_seals_in_one_order_and_only_what_has_no_digest() -> None:
+    lock, update = tsql.statements(inside(WRITES["tenure_seal_chunks_1"]))[1:]
+    assert re.search(r"SELECT TOP \(1000\) .* ORDER BY d\.submission_id OPTION", lock)
+    assert "WHERE m.digest IS NULL OPTION" in update
+
+
+@pytest.mark.parametrize("name", [name for name, text in USAGE_WRITES.items() if "usage_chunks_submission" in text])
+def test_says_what_the_index_of_sent_chunks_leaves_out(name: str) -> None:
+    """Otherwise SQL Server refuses to use it."""
+    text = tsql.code(USAGE_WRITES[name])
+    found = re.findall(r"INDEX \(usage_chunks_submission\)\) ON \w\.submission_id = c\.submission_id AND (.*?) O", text)
+    assert found == ["c.submission_id IS NOT NULL"]
+
+
+def test_prunes_usage_without_waiting_for_what_others_hold() -> None:
+    hints = [read["hints"] or "" for read in READ.finditer(inside(WRITES[PRUNES_SESSIONS]))]
+    assert [each for each in hints if "HOLDLOCK" in each or "XLOCK" in each] == []
+    deleting = [each for each in tsql.statements(inside(WRITES[PRUNES_SESSIONS])) if each.startswith("DELETE ")]
+    assert [re.match(r"DELETE \w FROM @old_(\w+) AS o INNER JOIN dbo\.(\w+) ", each)[2] for each in deleting] == [  # type: ignore[index]
+        "usage_chunks",
+        "usage_windows",
+        "sessions",
+    ]
+
+
+def test_prunes_no_more_at_once_than_it_is_told() -> None:
+    taking = [each for each in tsql.statements(inside(WRITES[PRUNES_SESSIONS])) if "INSERT INTO @old" in each]
+    assert len(taking) == 4
+    assert [each for each in taking if "SELECT TOP (@limit) " not in each] == []
+
+
+def test_prunes_only_sessions_that_are_closed_before_what_is_kept() -> None:
+    (taking,) = [each for each in tsql.statements(inside(WRITES[PRUNES_SESSIONS])) if "@old_sessions (" in each]
+    assert f"WITH ({TAKES_ROWS}, FORCESEEK, INDEX (sessions_closed_at)) " in taking
+    assert "WHERE s.closed_at < @kept_from AND s.closed_at IS NOT NULL AND s.state = 'closed' ORDER BY" in taking
+
+
+def test_prunes_by_a_cut_that_was_read_before_the_windows() -> None:
+    """The other way round, a window that is cut between the two would lose the sessions that it begins with."""
+    text = inside(WRITES[PRUNES_SESSIONS])
+    assert 0 <= text.find("@last_cut_at = i.last_cut_at") < text.find("FROM dbo.usage_windows")
+
+
+def test_prunes_before_it_writes_what_all_session_writes_read() -> None:
+    assert tsql.statements(inside(WRITES[PRUNES_SESSIONS]))[-1].startswith(
+        "IF @pruned_windows > 0 UPDATE dbo.installation SET usage_kept_from"
+    )
+
+
+def test_usage_is_submitted_to_its_gateway_by_the_bytes_of_its_key() -> None:
+    text = tsql.code(WRITES["tenure_save_chunks_1"])
+    assert f"'{USAGES}', 'tenure', CONVERT(varbinary({KEY_MAX}), k.delivery_key), k.delivery_key, 0x," in text
+    assert "CAST(CONCAT(@installation, '-', @window_id, '-', p.chunk) AS varchar(200)) AS delivery_key" in text
+    assert "@installation = LOWER(CONVERT(varchar(36), w.installation_id))" in text
+
+
+def test_usage_is_not_cancelled() -> None:
+    text = inside(WRITES["tenure_command_submissions_2"])
+    refused = rf"IF @command = 'cancel' UPDATE a SET a\.is_refused = 1 .* WHERE s\.gateway = '{USAGES}' OPTION"
+    assert re.search(refused, text)
+    assert text.find("is_refused = 1") < text.find("WHERE a.is_refused = 0") < text.find("_command_submissions_1")
+
+
+class Bigint(int):
+    """Divides as SQL Server does, and raises where it would."""
+
+    def __new__(cls, value: int) -> Self:
+        if not -(2**63) <= value < 2**63:
+            raise OverflowError(value)
+        return super().__new__(cls, value)
+
+    def __add__(self, other: int) -> "Bigint":
+        return Bigint(int(self) + other)
+
+    def __mul__(self, other: int) -> "Bigint":
+        return Bigint(int(self) * other)
+
+    def __rmul__(self, other: int) -> "Bigint":
+        return self * other
+
+    def __floordiv__(self, other: int) -> "Bigint":
+        return Bigint(int(self) // other)
+
+    def __mod__(self, other: int) -> "Bigint":
+        return Bigint(int(self) % other)
+
+
+def usage_in_tsql(microseconds: int, factor: int) -> int:
+    """What dbo.tenure_usage_1 gives, step by step."""
+    known = {"microseconds": Bigint(microseconds), "factor": Bigint(factor)}
+    text = re.sub(r"@(\w+)", r"\1", tsql.code(BATCHES["tenure_usage_1"])).replace("/", "//")
+    for name, expression in re.findall(r"DECLARE (\w+) bigint = ([^;]+);", text):
+        known[name] = Bigint(eval(expression, {}, known))
+    rounded = re.search(r"RETURN whole \+ CASE WHEN (.+) THEN 1 ELSE 0 END;", text)
+    assert rounded
+    return known["whole"] + bool(eval(rounded[1], {}, known))
+
+
+LONGEST = 400 * 24 * 3600 * 1_000_000
+
+
+@pytest.mark.parametrize("factor", [0, 1, 3, 999_999, 1_000_000, 1_500_000, 2_000_001, 10**12 - 1, 10**12])
+@pytest.mark.parametrize(
+    "microseconds",
+    [0, 1, 1_296_000, 1_296_001, 3_888_000, PERIOD_MICROSECONDS - 1, PERIOD_MICROSECONDS, LONGEST - 1, LONGEST],
+)
+def test_usage_is_what_the_meter_says_and_no_step_passes_64_bits(microseconds: int, factor: int) -> None:
+    assert usage_in_tsql(microseconds, factor) == usage_of(microseconds, factor)
+
+
+def test_usage_can_be_put_in_the_place_of_its_call() -> None:
+    text = tsql.code(BATCHES["tenure_usage_1"])
+    assert text.count("RETURN ") == 1
+    assert re.findall(r"\b(?:FROM|WHILE|IF|EXEC|SET)\b", text) == []
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_no_number_is_a_decimal_by_its_length(name: str) -> None:
+    """One that does not fit an int is a decimal, and to divide by it gives decimals."""
+    text = re.sub(r"DECLARE @\w+ bigint = \d+;", "", tsql.code(BATCHES[name]))
+    assert [number for number in re.findall(r"(?<![\w.'])\d+(?![\w.'])", text) if int(number) >= 2**31] == []
+
+
 @pytest.mark.parametrize("name", [name for name, text in SUBMISSION_WRITES.items() if READS_ATTEMPT in text])
 def test_looks_at_attempts_under_the_lock_of_their_submission(name: str) -> None:
     text = inside(SUBMISSION_WRITES[name])
-    rows = max(text.rfind(hints) for hints in (WAITS, TAKES_ROWS))
-    assert 0 <= rows < text.find(READS_ATTEMPT)
+    locking = (WAITS, TAKES_ROWS, "EXEC dbo.tenure_command_submissions_1")
+    assert 0 <= max(text.rfind(locks) for locks in locking) < text.find(READS_ATTEMPT)
 
 
-@pytest.mark.parametrize("name", sorted(SUBMISSION_WRITES.keys() - {"tenure_explain_waiting_1", "tenure_prune_2"}))
+TELL_NO_TIME = {"tenure_explain_waiting_1", "tenure_prune_2", "tenure_command_submissions_2"}
+
+
+@pytest.mark.parametrize("name", sorted(SUBMISSION_WRITES.keys() - TELL_NO_TIME))
 def test_reads_the_clock_of_submissions_after_the_last_look_and_before_the_first_write(name: str) -> None:
     text = inside(SUBMISSION_WRITES[name])
     first_write = min(match.start() for match in WRITE.finditer(text))
@@ -383,15 +621,19 @@ def test_reads_the_clock_of_submissions_after_the_last_look_and_before_the_first
     assert text.count("dbo.tenure_now()") == 1
 
 
-def test_asks_of_what_others_hold_only_whether_it_is_there() -> None:
-    answer = tsql.code(BATCHES["tenure_begin_attempts_1"]).rpartition("COMMIT TRANSACTION;")[2]
+BEGINNINGS = ["tenure_begin_attempts_1", "tenure_begin_attempts_2"]
+
+
+@pytest.mark.parametrize("name", BEGINNINGS)
+def test_asks_of_what_others_hold_only_whether_it_is_there(name: str) -> None:
+    answer = tsql.code(BATCHES[name]).rpartition("COMMIT TRANSACTION;")[2]
     assert [read["hints"] for read in READ.finditer(answer)] == [IS_THERE]
     assert set(re.findall(r"\bs\.\w+", answer)) == {"s.submission_id"}
 
 
 def test_believes_nowhere_else_what_is_not_committed() -> None:
     dirty = re.compile(r"\b(READUNCOMMITTED|NOLOCK|READ UNCOMMITTED)\b")
-    assert [name for name, text in BATCHES.items() if dirty.search(tsql.code(text))] == ["tenure_begin_attempts_1"]
+    assert [name for name, text in BATCHES.items() if dirty.search(tsql.code(text))] == BEGINNINGS
 
 
 def test_no_deletion_locks_a_whole_table() -> None:
@@ -416,11 +658,15 @@ def test_a_fence_leaves_the_transaction_to_its_caller_unless_the_lease_is_lost()
     assert "SET XACT_ABORT ON;" in text
 
 
+OUR_MISTAKE = 51002
+"""Means nothing that could be tried again or answered: it is to be seen."""
+
+
 @pytest.mark.parametrize("name", [name for name, text in BATCHES.items() if re.search(r"\bTHROW\b", tsql.code(text))])
 def test_throws_only_what_is_understood(name: str) -> None:
     thrown = [int(number) for number in re.findall(r"\bTHROW (\d+)", tsql.code(BATCHES[name]))]
     assert thrown
-    assert [number for number in thrown if number not in errors.NUMBERS] == []
+    assert [number for number in thrown if number not in (*errors.NUMBERS, OUR_MISTAKE)] == []
 
 
 @pytest.mark.parametrize("name", BATCHES)
@@ -480,7 +726,7 @@ def test_says_nothing_before_its_answer(name: str) -> None:
     """PRINT, and what is said about a join hint inside FROM or about NULLs in a sum, would come before the rows."""
     chatter = re.compile(
         r"\bPRINT\b|\b(?:LOOP|HASH|MERGE) JOIN dbo|\bCOUNT\((?!\*)"
-        r"|\bSUM\((?!CASE WHEN [^)]* ELSE 0 END\)|\w\.short\) OVER)"
+        r"|\bSUM\((?!CASE WHEN [^)]* ELSE 0 END\)|\w\.short\) OVER|c\.(?:sessions|usage_millionths)\))"
     )
     assert chatter.findall(tsql.code(BATCHES[name])) == []
 
@@ -494,7 +740,7 @@ def test_adds_microseconds_in_steps_that_fit_an_int(name: str) -> None:
 def test_no_row_limit_cuts_a_full_batch_short() -> None:
     limits = [int(limit) for text in BATCHES.values() for limit in re.findall(r"TOP \((\d+)\)", text)]
     assert limits
-    assert min(limits) >= BATCH_MAX
+    assert min(limit for limit in limits if limit > 1) >= BATCH_MAX
 
 
 def test_evicts_no_more_at_once_than_can_be_told_and_looks_at_enough_for_that() -> None:

@@ -2,7 +2,9 @@
 
 import asyncpg
 
+from tenure.store.submissions import contract_text
 from tests.support.databases import Database
+from tests.support.usage import CONTRACT
 
 INDEXES = ("sessions_live_key", "sessions_check_at", "sessions_closed_at", "sessions_started_at")
 
@@ -111,3 +113,40 @@ async def fill_submissions_sqlite(database: Database, count: int) -> None:
         "SELECT submission_id, 1, 1, 'one', created_at, created_at, 'failed' FROM submissions"
     )
     await database.execute("ANALYZE")
+
+
+CHUNKS_A_WINDOW = 100
+UNDELIVERED = "CASE WHEN g % 10 < 7 THEN {at} END"
+WINDOW_COLUMNS = (
+    "window_id, installation_id, started_at, ended_at, cut_at, chunked_at, delivered_at, usage_millionths, sessions, "
+    "era, contract"
+)
+CHUNK_COLUMNS = (
+    "window_id, chunk, sessions, first_session_id, last_session_id, submission_id, delivered_at, usage_millionths"
+)
+
+
+async def fill_usage_postgres(url: str, chunks: int) -> None:
+    """Windows of a minute, most of them delivered, all older than the installation."""
+    connection = await asyncpg.connect(url)
+    await connection.execute("INSERT INTO usage_eras VALUES (1, now() - interval '99 days', 1000000, 2000000, 3000000)")
+    await connection.execute(
+        f"""
+        INSERT INTO usage_windows ({WINDOW_COLUMNS})
+        SELECT g, gen_random_uuid(), s, s + interval '1 minute', s, s, {UNDELIVERED.format(at="s")}, g, g, 1,
+               '{contract_text(CONTRACT)}'
+          FROM (SELECT g, now() - interval '50 days' + g * interval '1 minute' AS s
+                  FROM generate_series(1, {chunks // CHUNKS_A_WINDOW}) AS g) AS made
+        """
+    )
+    await connection.execute(
+        f"""
+        INSERT INTO usage_chunks ({CHUNK_COLUMNS})
+        SELECT window_id, g, g, gen_random_uuid(), gen_random_uuid(), gen_random_uuid(), delivered_at, g
+          FROM usage_windows CROSS JOIN generate_series(1, {CHUNKS_A_WINDOW}) AS g
+        """
+    )
+    await connection.execute("UPDATE installation SET last_window_id = (SELECT max(window_id) FROM usage_windows)")
+    for table in ("usage_windows", "usage_chunks"):
+        await connection.execute(f"VACUUM ANALYZE {table}")
+    await connection.close()

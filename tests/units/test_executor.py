@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -12,12 +12,14 @@ from tenure.config import GatewayConfig
 from tenure.errors import DatabaseUnavailable, LeaseLost
 from tenure.ids import id_of_number, number_of_id
 from tenure.leases.held import HeldLease
-from tenure.model.submissions import AttemptOutcome, BeginAttemptFound, Parcel, SubmissionState
+from tenure.model.leases import Fence
+from tenure.model.submissions import AttemptOutcome, BeginAttemptFound, Contract, Parcel, SubmissionState
 from tenure.store.store import BATCH_MAX
 from tenure.submissions import executor as executor_module
 from tenure.submissions.executor import CLOSE_MAX, Executor
 from tenure.submissions.gateways import Gateway
 from tenure.submissions.verdicts import Answer
+from tenure.usage.rendering import Withheld
 from tests.support.submission_stores import NOON_MICROSECONDS, SubmissionStore, executor_lease
 from tests.support.wishes import SECOND
 
@@ -196,6 +198,114 @@ async def test_an_error_of_any_length_is_cut(desk: Desk) -> None:
     desk.start()
     await desk.until(lambda: desk.store.ends)
     assert desk.store.ends[0].error == "x" * 1000
+
+
+# Usage.
+
+USAGE = Contract((5.0,), None, (409,), 10.0, "tenure")
+REASON = "it does not add up"
+
+
+class FakeRenderer:
+    """Renders what is asked of it, and withholds what it is told to."""
+
+    def __init__(self, asked: list[str]) -> None:
+        self.asked = asked
+        self.not_rendered: set[int] = set()
+        self.not_sealed: set[int] = set()
+        self.sealed: list[int] = []
+
+    async def render(self, parcels: Sequence[Parcel]) -> Mapping[str, bytes | Withheld]:
+        self.asked.append("render")
+        ids = [parcel.submission_id for parcel in parcels]
+        return {each: Withheld(REASON) if number_of_id(each) in self.not_rendered else b"[]" for each in ids}
+
+    async def seal(self, fence: Fence, bodies: Mapping[str, bytes]) -> Mapping[str, Withheld]:
+        assert (fence.epoch, set(bodies.values())) == (7, {b"[]"})
+        await asyncio.sleep(0)
+        self.asked.append("seal")
+        self.sealed += map(number_of_id, bodies)
+        return {each: Withheld(REASON) for each in bodies if number_of_id(each) in self.not_sealed}
+
+
+@pytest.fixture
+def renderer(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> FakeRenderer:
+    """Of the desk; what is asked of it, and what is sent, stands among the calls of the store."""
+    fake = FakeRenderer(desk.store.asked)
+    send = desk.sender.send
+
+    async def told(gateway: Gateway, parcel: Parcel) -> Answer:
+        desk.store.asked.append(f"send {parcel.payload.decode()}")
+        return await send(gateway, parcel)
+
+    monkeypatch.setattr(desk.sender, "send", told)
+    monkeypatch.setattr(desk.executor, "renderer", fake)
+    return fake
+
+
+async def test_nothing_is_sent_before_its_digest_is_stored(desk: Desk, renderer: FakeRenderer) -> None:
+    desk.store.add(1, contract=USAGE)
+    desk.start()
+    await desk.until(lambda: desk.store.outcomes() == {1: [DELIVERED]})
+    steps = [each for each in desk.store.asked if each in ("begin_attempts", "render", "seal", "send []")]
+    assert (sorted(steps[:2]), steps[2:], renderer.sealed) == (["begin_attempts", "render"], ["seal", "send []"], [1])
+
+
+async def test_only_what_was_begun_is_sealed(desk: Desk, renderer: FakeRenderer) -> None:
+    desk.store.add(1, 2, contract=USAGE)
+    desk.store.found[1] = [BeginAttemptFound.OVER]
+    desk.start()
+    await desk.until(lambda: desk.store.outcomes() == {2: [DELIVERED]})
+    assert renderer.sealed == [2]
+
+
+async def test_what_was_accepted_is_neither_rendered_nor_sealed(desk: Desk, renderer: FakeRenderer) -> None:
+    desk.store.add(1)
+    desk.start()
+    await desk.until(lambda: desk.store.outcomes() == {1: [DELIVERED]})
+    assert [each for each in renderer.asked if each in ("render", "seal")] == []
+    assert 'send {"number": 1}' in renderer.asked
+
+
+@pytest.mark.parametrize("step", ["not_rendered", "not_sealed"])
+async def test_what_is_withheld_is_looked_at_again_after_ten_minutes(
+    desk: Desk, renderer: FakeRenderer, step: str
+) -> None:
+    getattr(renderer, step).add(1)
+    desk.store.add(1, contract=USAGE)
+    desk.start()
+    with capture_logs() as logs:
+        await desk.until(lambda: desk.store.ends)
+    (end,) = desk.store.ends
+    assert (end.outcome, end.counts, end.status, end.error) == (ABANDONED, False, None, f"not sent: {REASON}")
+    assert (end.pause_microseconds, desk.sender.sent) == (600 * SECOND, [])
+    assert [(each["submission_id"], each["error"]) for each in logs if each["event"] == "usage.withheld"] == [
+        (id_of_number(1), REASON)
+    ]
+
+
+async def test_what_is_withheld_does_not_hold_up_the_others(desk: Desk, renderer: FakeRenderer) -> None:
+    renderer.not_rendered, renderer.not_sealed = {1}, {2}
+    desk.store.add(1, 2, 3, contract=USAGE)
+    desk.store.add(4)
+    desk.start()
+    await desk.until(lambda: len(desk.store.ends) == 4)
+    assert desk.store.outcomes() == {1: [ABANDONED], 2: [ABANDONED], 3: [DELIVERED], 4: [DELIVERED]}
+    assert sorted(desk.sender.sent) == [3, 4]
+
+
+async def test_a_lease_that_is_lost_while_a_digest_is_stored_ends_the_term(
+    desk: Desk, renderer: FakeRenderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(*_: object) -> None:
+        raise LeaseLost("another epoch")
+
+    monkeypatch.setattr(renderer, "seal", refuse)
+    desk.store.add(1, contract=USAGE)
+    desk.start()
+    with pytest.raises(LeaseLost, match="another epoch"):
+        await desk.ended()
+    assert desk.sender.sent == []
 
 
 # How many at a time.

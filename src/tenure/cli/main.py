@@ -1,14 +1,14 @@
 """`tenure`: one command a verb. What each does lives in the parts; here are flags, words and exit codes."""
 
-import os
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from tenure.cli.audit import audit
+from tenure.cli.flags import ConfigFlag, DatabaseFlag, load_settings
 from tenure.cli.receiver import receiver
-from tenure.config import Config, load
+from tenure.cli.usage import usage
 from tenure.errors import ConfigurationError, DatabaseUnavailable
 
 app = typer.Typer(
@@ -19,9 +19,6 @@ app = typer.Typer(
 )
 
 FAILED = 1
-
-DatabaseFlag = Annotated[str | None, typer.Option(help="sqlite:///file, postgresql://… or mssql://…")]
-ConfigFlag = Annotated[Path | None, typer.Option(help="The configuration file; tenure.toml if it is there.")]
 
 
 def main() -> None:
@@ -46,7 +43,9 @@ def serve(
     config: ConfigFlag = None,
 ) -> None:
     """Start the service. It migrates the database by itself."""
-    settings = _load(config, host=host, port=port, database=database, workers=workers, prefix=prefix, insecure=insecure)
+    settings = load_settings(
+        config, host=host, port=port, database=database, workers=workers, prefix=prefix, insecure=insecure
+    )
     from tenure.logs import configure_logs  # noqa: PLC0415 - other commands need no server
     from tenure.serving import serve as run  # noqa: PLC0415
 
@@ -62,18 +61,15 @@ def migrate(
 ) -> None:
     """Bring the database's schema up to date."""
     # It listens nowhere, so the host that `serve --insecure` is told must not stop it.
-    settings = _load(config, database=database, insecure=True)
+    settings = load_settings(config, database=database, insecure=True)
     from tenure.migrating import migrate as run  # noqa: PLC0415
 
     typer.echo(run(settings, dry_run=dry_run))
 
 
 app.command()(receiver)
-
-
-def _load(file: Path | None, **flags: str | bool | None) -> Config:
-    """Flags are taken as typed and checked with all other settings, so that each is refused in the same words."""
-    return load({name: value for name, value in flags.items() if value is not None}, os.environ, file)
+app.command()(usage)
+app.command()(audit)
 
 
 def _say(message: str) -> None:

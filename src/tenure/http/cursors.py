@@ -29,7 +29,7 @@ def position_of(cursor: str) -> Position:
     except (msgspec.DecodeError, binascii.Error, ValueError, UnicodeError, OverflowError):
         position = None
     if position is None or canonical_id(position.session_id) is None or position.started_at.tzinfo is None:
-        raise _forged()
+        raise forged()
     return position
 
 
@@ -42,7 +42,7 @@ def id_of(cursor: str) -> str:
     try:
         return str(UUID(bytes=_bytes(cursor)))
     except (binascii.Error, ValueError, UnicodeError) as error:
-        raise _forged() from error
+        raise forged() from error
 
 
 def cursor_of_text(last: str) -> str:
@@ -54,16 +54,16 @@ def text_of(cursor: str) -> str:
     try:
         text = _bytes(cursor).decode("ascii")
     except (binascii.Error, ValueError, UnicodeError) as error:
-        raise _forged() from error
+        raise forged() from error
     if not text or not text.isprintable():
-        raise _forged()
+        raise forged()
     return text
 
 
 def number_of(cursor: str) -> int:
     text = text_of(cursor)
     if not text.isdecimal() or len(text) > DIGITS_MAX:
-        raise _forged()
+        raise forged()
     return int(text)
 
 
@@ -77,5 +77,5 @@ def _bytes(cursor: str) -> bytes:
     return base64.b64decode(cursor.encode() + b"=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
 
 
-def _forged() -> Invalid:
+def forged() -> Invalid:
     return Invalid(FieldError("cursor", "must be the nextCursor of an earlier answer"))

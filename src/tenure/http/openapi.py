@@ -107,8 +107,13 @@ def _path_parameters(route: Route) -> Iterable[dict[str, Any]]:
     for part in route.path.split("/"):
         if part.startswith("{"):
             name = part.strip("{}")
-            schema = {"type": "string", "format": "uuid"} if name.endswith("Id") else {"type": "string", "minLength": 1}
-            yield {"name": name, "in": "path", "required": True, "schema": schema}
+            yield {"name": name, "in": "path", "required": True, "schema": _path_schema(name)}
+
+
+def _path_schema(name: str) -> dict[str, Any]:
+    if name == "windowId":
+        return {"type": "integer", "minimum": 1}
+    return {"type": "string", "format": "uuid"} if name.endswith("Id") else {"type": "string", "minLength": 1}
 
 
 def _parameters(place: str, shape: type[msgspec.Struct] | None) -> Iterable[dict[str, Any]]:
@@ -150,13 +155,19 @@ def _answers(route: Route) -> dict[str, Any]:
 
 
 def _refusals(route: Route) -> dict[str, Any]:
+    by_status: dict[int, list[type[Problem]]] = {}
+    for problem in _problems(route):
+        by_status.setdefault(problem.status, []).append(problem)
+    return {str(status): _refusal(problems) for status, problems in by_status.items()}
+
+
+def _refusal(problems: Sequence[type[Problem]]) -> dict[str, Any]:
+    """One status may stand for several problems."""
+    waits = any(problem.retry_after_seconds for problem in problems)
     return {
-        str(problem.status): {
-            "description": f"{problem.title} (`{problem.slug}`).",
-            "content": _content(MEDIA_TYPE, ProblemDetails),
-            **({"headers": {"Retry-After": _header("Seconds to wait.")}} if problem.retry_after_seconds else {}),
-        }
-        for problem in _problems(route)
+        "description": " ".join(f"{problem.title} (`{problem.slug}`)." for problem in problems),
+        "content": _content(MEDIA_TYPE, ProblemDetails),
+        **({"headers": {"Retry-After": _header("Seconds to wait.")}} if waits else {}),
     }
 
 

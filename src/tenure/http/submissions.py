@@ -13,9 +13,11 @@ from tenure.errors import (
     Invalid,
     KeyReused,
     NotFound,
+    Problem,
     TooLarge,
     Unavailable,
     UnsupportedMediaType,
+    UsageNotCancellable,
 )
 from tenure.http.cursors import cursor_of_id, id_of
 from tenure.http.pages import page
@@ -59,6 +61,12 @@ State = Annotated[SubmissionState, Meta(extra={"must": f"must be {', '.join(Subm
 CommandedState = Annotated[
     Literal["pending", "failed", "cancelled"], Meta(extra={"must": "must be pending, failed, cancelled"})
 ]
+
+
+REFUSALS = {
+    SubmissionCommand.RETRY: (AlreadyDelivered,),
+    SubmissionCommand.CANCEL: (AlreadyDelivered, UsageNotCancellable),
+}
 
 
 class SubmitBody(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
@@ -212,7 +220,7 @@ class SubmissionRoutes:
             summary=summary,
             description=description,
             answers={200: SubmissionAnswer},
-            refusals=(Invalid, NotFound, AlreadyDelivered, Unavailable),
+            refusals=(Invalid, NotFound, *REFUSALS[command], Unavailable),
         )
 
     def _command_many(self, command: SubmissionCommand, summary: str, description: str) -> Route:
@@ -257,9 +265,12 @@ class SubmissionRoutes:
         done = (await self._acceptor.command(command, [submission_id])).get(submission_id)
         if done is None:
             raise _unknown(call)
+        found = await self._store.get_submission(submission_id)
+        if found is None:
+            raise _unknown(call)
         if not done:
-            raise AlreadyDelivered(f"submission {submission_id} is delivered")
-        return await self.get(call)
+            raise _refused(found[0])
+        return Answer(submission_answer(*found))
 
     async def command_all(self, command: SubmissionCommand, call: Call) -> Answer:
         body: CommandBody = call.body
@@ -267,6 +278,12 @@ class SubmissionRoutes:
             raise Invalid(FieldError("body", "must have gateway or state, or both"))
         count = await self._acceptor.command_all(command, SubmissionFilter(gateway=body.gateway, state=body.state))
         return Answer(CommandedAnswer(count))
+
+
+def _refused(submission: Submission) -> Problem:
+    if submission.state == SubmissionState.DELIVERED:
+        return AlreadyDelivered(f"submission {submission.submission_id} is delivered")
+    return UsageNotCancellable(f"submission {submission.submission_id} is usage, which is sent until it is delivered")
 
 
 def _accepted(accepted: Accepted) -> Answer:

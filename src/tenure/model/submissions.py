@@ -8,6 +8,10 @@ from typing import NamedTuple
 import msgspec
 
 KEY_MAX = 255
+USAGES = "usages"
+ONCALL = "oncall"
+RESERVED = (USAGES, ONCALL)
+"""Gateways of Tenure's own: nobody else can submit to them."""
 
 
 class SubmissionState(StrEnum):
@@ -27,6 +31,8 @@ class Contract(msgspec.Struct, frozen=True):
     already_have: tuple[int, ...]
     """Statuses by which the receiver says that it has this one already."""
     timeout_seconds: float
+    format: str | None = None
+    """Of usage, which is rendered when it is sent; None if it is sent as it was accepted."""
 
 
 class Submit(msgspec.Struct, frozen=True):
@@ -143,6 +149,7 @@ class Parcel(msgspec.Struct, frozen=True):
     submission_id: str
     delivery_key: str
     payload: bytes
+    """Empty if it is rendered when it is sent."""
     contract: Contract
 
 

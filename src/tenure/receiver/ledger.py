@@ -12,7 +12,7 @@ from decimal import Decimal
 from enum import Enum
 from hashlib import sha256
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -67,11 +67,13 @@ _TOTALS = "SELECT keys, requests, duplicates, conflicts, refused, failed, bytes,
 _SAVE_TOTALS = """
 UPDATE totals SET keys = ?, requests = ?, duplicates = ?, conflicts = ?, refused = ?, failed = ?, bytes = ?, usage = ?
 """
-_PAGE = """
+_ENTRIES = """
 SELECT position, key, path, digest, size, received_at, times_seen,
        (SELECT coalesce(sum(times_seen), 0) FROM conflicts WHERE conflicts.key = deliveries.key), records, usage
-FROM deliveries WHERE position > ? ORDER BY position LIMIT ?
+FROM deliveries
 """
+_PAGE = f"{_ENTRIES} WHERE position > ? ORDER BY position LIMIT ?"
+_FIND = f"{_ENTRIES} WHERE key = ?"
 
 
 class LedgerFailed(TenureError):
@@ -157,7 +159,12 @@ class Ledger:
         """Keys in the order of their arrival, those behind position `after`."""
         with self._transaction():
             rows = self._connection.execute(_PAGE, (after, limit)).fetchall()
-        return [Entry(*(*row[:5], from_microseconds(row[5]), *row[6:])) for row in rows]
+        return [_entry(row) for row in rows]
+
+    def find(self, key: str) -> Entry | None:
+        with self._transaction():
+            row = self._connection.execute(_FIND, (key,)).fetchone()
+        return None if row is None else _entry(row)
 
     def close(self) -> None:
         self._connection.close()
@@ -204,6 +211,10 @@ class Ledger:
                 raise
         except sqlite3.Error as error:
             raise LedgerFailed(f"the ledger cannot be used: {error}") from error
+
+
+def _entry(row: tuple[Any, ...]) -> Entry:
+    return Entry(*(*row[:5], from_microseconds(row[5]), *row[6:]))
 
 
 def _opened(path: Path) -> sqlite3.Connection:

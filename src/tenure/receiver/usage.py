@@ -1,7 +1,8 @@
 """What a body says about usage, added up exactly."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from decimal import Context, Decimal, Inexact
 from typing import NamedTuple
 
@@ -21,18 +22,33 @@ class _Record(msgspec.Struct):
     usage: msgspec.Raw
 
 
+class _Event(msgspec.Struct):
+    """A CloudEvent about one."""
+
+    data: _Record
+
+
 _RECORDS = msgspec.json.Decoder(list[_Record])
+_EVENTS = msgspec.json.Decoder(list[_Event])
 
 
 def usage_in(body: bytes) -> Usage | None:
-    """Of a JSON array of records that each have a number as `usage`; None for any other body."""
-    try:
-        numbers = [bytes(record.usage) for record in _RECORDS.decode(body)]
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    """Of a JSON array of records that each have a number as `usage`, or of CloudEvents about such; else None."""
+    records = _records_in(body)
+    if records is None:
         return None
+    numbers = [bytes(record.usage) for record in records]
     if not all(_NUMBER.fullmatch(number) for number in numbers):
         return None
     return Usage(len(numbers), exact_sum(Decimal(number.decode()) for number in numbers))
+
+
+def _records_in(body: bytes) -> Sequence[_Record] | None:
+    with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return _RECORDS.decode(body)
+    with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return [event.data for event in _EVENTS.decode(body)]
+    return None
 
 
 def exact_sum(amounts: Iterable[Decimal]) -> Decimal:

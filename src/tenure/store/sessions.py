@@ -24,8 +24,10 @@ from sqlalchemy import (
 
 from tenure.deadlines import as_recorded
 from tenure.model.sessions import Position, Session, SessionCounts, SessionFilter, State, StreamCounters
+from tenure.model.usage import Overlap
 from tenure.store.clock import database_now
 from tenure.store.tables import sessions
+from tenure.store.types import Id
 
 COUNTERS = tuple(column for column in sessions.c if column.name.startswith("stream_"))
 _INNER = ("check_at", "attachment", "attachment_saves", "replaced_saves")
@@ -140,3 +142,23 @@ def close_statement(closed: Session) -> Update:
             modified_at=closed.modified_at,
         )
     )
+
+
+def find_overlaps(connection: Connection, limit: int) -> Sequence[Overlap]:
+    return [Overlap(*row) for row in connection.execute(overlaps_statement(limit))]
+
+
+def overlaps_statement(limit: int) -> Select[Any]:
+    """Neighbours are enough: where any two overlap, two that follow each other do."""
+    by_key: Any = {
+        "partition_by": (sessions.c.capacity_id, sessions.c.user_object_id),
+        "order_by": (sessions.c.started_at, sessions.c.session_id),
+    }
+    ordered = select(
+        sessions.c.session_id,
+        func.coalesce(sessions.c.closed_at, sessions.c.deadline_at).label("ended_at"),
+        func.lead(sessions.c.session_id, type_=Id()).over(**by_key).label("next_session_id"),
+        func.lead(sessions.c.started_at).over(**by_key).label("next_started_at"),
+    ).subquery("ordered")
+    overlaps = ordered.c.next_started_at < ordered.c.ended_at
+    return select(ordered.c.session_id, ordered.c.next_session_id).where(overlaps).limit(limit)

@@ -64,6 +64,23 @@ from tenure.model.submissions import (
     Submit,
     WaitingPage,
 )
+from tenure.model.usage import (
+    Chunk,
+    ChunkDelivery,
+    Cut,
+    CutRules,
+    Installation,
+    Lag,
+    Life,
+    Overlap,
+    Piece,
+    PrunedUsage,
+    Seal,
+    Unchunked,
+    UsageQuestion,
+    UsageSums,
+    Window,
+)
 
 BATCH_MAX = 128
 """Requests in one transaction. The answer to a write must fit a socket buffer: nothing ends a transaction whose client
@@ -75,6 +92,13 @@ LEASE_HISTORY_KEPT = timedelta(days=30)
 JOB_RUNS_KEPT = timedelta(days=7)
 SUBMISSIONS_KEPT = timedelta(days=7)
 """Delivered or cancelled ones. What has failed stays until somebody retries or cancels it."""
+USAGE_KEPT = timedelta(days=400)
+"""Windows, chunks, and sessions that are closed."""
+LONG_READ_SECONDS = 30
+"""For reads that grow with the table; they hold no lock that a writer waits for."""
+AUDIT_SECONDS = 600
+WINDOWS_MAX = 128
+"""Cut in one transaction."""
 
 
 class Lane(StrEnum):
@@ -233,6 +257,50 @@ class Store(Protocol):
         self, criteria: SubmissionFilter, before: str | None, limit: int
     ) -> Sequence[Submission]:
         """Newest id first, beginning before `before`."""
+
+    async def cut_usage(self, fence: Fence, rules: CutRules, limit: int) -> Cut:
+        """Cuts up to `limit` windows, up to the last instant of the grid; none if there is nothing to cut."""
+
+    async def list_unchunked(self, limit: int) -> Sequence[Unchunked]:
+        """Oldest first."""
+
+    async def divide_window(self, window: Window, after: str | None, limit: int) -> Sequence[Piece]:
+        """What its next chunks are, beginning after a session; fewer than `limit` if there are no more."""
+
+    async def save_chunks(
+        self, fence: Fence, window_id: int, first: int, pieces: Sequence[Piece], *, complete: bool
+    ) -> None:
+        """At most BATCH_MAX, numbered from `first` on, and a submission for each that is to be sent."""
+
+    async def find_chunks(self, submission_ids: Sequence[str]) -> Sequence[tuple[Window, Chunk]]:
+        """In any order."""
+
+    async def read_lives(self, window: Window, chunk: Chunk) -> Sequence[Life]:
+        """In the order of ids, as the engine sorts them: the same at any time."""
+
+    async def seal_chunks(self, fence: Fence, seals: Sequence[Seal]) -> Mapping[str, bool]:
+        """Stores the digest of each that has none, and tells whether each has this one."""
+
+    async def list_windows(self, before: int | None, limit: int) -> Sequence[Window]:
+        """Newest first, beginning before the window `before`."""
+
+    async def get_window(self, window_id: int) -> tuple[Window, Sequence[Chunk]] | None: ...
+
+    async def sum_usage(self, question: UsageQuestion, after: str | None, limit: int) -> UsageSums:
+        """By key, beginning after `after`. One group without a key if nothing is grouped by."""
+
+    async def read_lag(self) -> Lag: ...
+
+    async def read_installation(self) -> Installation: ...
+
+    async def list_deliveries(self, window_id: int) -> Sequence[ChunkDelivery]:
+        """Of its chunks, in their order: all as they were at one instant."""
+
+    async def find_overlaps(self, limit: int) -> Sequence[Overlap]:
+        """Looks at all sessions there are."""
+
+    async def prune_usage(self, fence: Fence, limit: int) -> PrunedUsage:
+        """Deletes up to `limit` each of what was kept long enough, never what an undelivered window needs."""
 
     async def schema_revision(self) -> str | None:
         """The newest migration the database has seen; None if it has seen none. Also how readiness is probed."""

@@ -103,6 +103,4 @@ def read_parcels(connection: Connection, submission_ids: Sequence[str]) -> Seque
 
 
 def parcel(submission_id: str, delivery_key: str, payload: bytes | None, contract: str) -> Parcel:
-    if payload is None:
-        raise ValueError(f"submission {submission_id} has no payload")
-    return Parcel(submission_id, delivery_key, payload, contract_of(contract))
+    return Parcel(submission_id, delivery_key, payload or b"", contract_of(contract))

@@ -44,6 +44,10 @@ installation = Table(
     Column("created_at", Instant, nullable=False),
     # No session write may be stamped before this instant: a usage window that is cut never changes.
     Column("last_cut_at", Instant, nullable=False),
+    # Counted here, not in the windows, which are pruned: a number that came again would be a key that came again.
+    Column("last_window_id", BigInteger, nullable=False, server_default="0"),
+    # Where the windows that are kept begin, or the first will.
+    Column("usage_kept_from", Instant),
     CheckConstraint("only_row = 1", name="installation_is_one"),
 )
 
@@ -217,7 +221,58 @@ submission_attempts = Table(
     PrimaryKeyConstraint("submission_id", "number", name="submission_attempts_pkey"),
 )
 
+usage_eras = Table(
+    "usage_eras",
+    metadata,
+    Column("era", Integer, nullable=False, autoincrement=False),
+    Column("started_at", Instant, nullable=False),
+    # In millionths, as all amounts of usage are.
+    Column("factor_1", BigInteger, nullable=False),
+    Column("factor_2", BigInteger, nullable=False),
+    Column("factor_3", BigInteger, nullable=False),
+    PrimaryKeyConstraint("era", name="usage_eras_pkey"),
+)
+
+usage_windows = Table(
+    "usage_windows",
+    metadata,
+    Column("window_id", BigInteger, nullable=False, autoincrement=False),
+    # As it was when this was cut: part of the keys that its chunks are sent under.
+    Column("installation_id", Id, nullable=False),
+    Column("started_at", Instant, nullable=False),
+    Column("ended_at", Instant, nullable=False),
+    Column("cut_at", Instant, nullable=False),
+    # NULL until all of its chunks are there; only then are its sums.
+    Column("chunked_at", Instant),
+    # NULL, too, if it is not to be sent to anybody.
+    Column("delivered_at", Instant),
+    Column("usage_millionths", BigInteger),
+    Column("sessions", Integer),
+    Column("era", Integer, nullable=False),
+    # NULL if there was no gateway `usages` when it was cut.
+    Column("contract", Unicode),
+    PrimaryKeyConstraint("window_id", name="usage_windows_pkey"),
+    CheckConstraint("ended_at > started_at", name="usage_windows_end_after_start"),
+)
+
+usage_chunks = Table(
+    "usage_chunks",
+    metadata,
+    Column("window_id", BigInteger, nullable=False),
+    Column("chunk", Integer, nullable=False),
+    Column("sessions", Integer, nullable=False),
+    Column("first_session_id", Id, nullable=False),
+    Column("last_session_id", Id, nullable=False),
+    Column("submission_id", Id),
+    Column("delivered_at", Instant),
+    Column("usage_millionths", BigInteger, nullable=False),
+    # Of the body, stored before it is sent for the first time. What is rendered later must have the same.
+    Column("digest", Digest),
+    PrimaryKeyConstraint("window_id", "chunk", name="usage_chunks_pkey"),
+)
+
 LIVE = text("closed_at IS NULL")
+LIVE_OF_ANY_KIND = text("closed_at IS NULL AND kind > 0")
 CLOSED = text("closed_at IS NOT NULL")
 UNSWEPT = text("check_at IS NOT NULL")
 PENDING = text("state = 'pending'")
@@ -225,6 +280,10 @@ FAILED = text("state = 'failed'")
 CANCELLED = text("state = 'cancelled'")
 PRUNABLE = text("state IN ('delivered', 'cancelled')")
 UNFINISHED = text("ended_at IS NULL")
+UNCHUNKED = text("chunked_at IS NULL")
+AWAITED = text("delivered_at IS NULL AND contract IS NOT NULL")
+SENT = text("submission_id IS NOT NULL")
+UNDELIVERED = text("delivered_at IS NULL")
 
 
 def _partial(name: str, *columns: Column[Any], where: TextClause, **options: Any) -> Index:
@@ -245,6 +304,12 @@ sessions_check_at = _partial("sessions_check_at", sessions.c.check_at, where=UNS
 sessions_closed_at = _partial(
     "sessions_closed_at", sessions.c.closed_at, where=CLOSED, mssql_include=["capacity_id", "user_object_id"]
 )
+# A window is read in the order of ids: what is live by this one, what closed since by the one above. It asks for one
+# thing more, which is always so and which only those reads say: else a look-up of a key that is planned while the table
+# is empty would be planned on it, and read all that is live.
+sessions_live_id = _partial(
+    "sessions_live_id", sessions.c.session_id, where=LIVE_OF_ANY_KIND, mssql_include=["closed_at", "kind"]
+)
 sessions_started_at = Index("sessions_started_at", sessions.c.started_at, sessions.c.session_id)
 job_runs_started_at = Index("job_runs_started_at", job_runs.c.started_at)
 submissions_key = Index(
@@ -263,4 +328,17 @@ submissions_cancelled = _partial("submissions_cancelled", submissions.c.submissi
 submissions_ended_at = _partial("submissions_ended_at", submissions.c.ended_at, where=PRUNABLE)
 submission_attempts_open = _partial(
     "submission_attempts_open", submission_attempts.c.epoch, where=UNFINISHED, mssql_include=["ended_at"]
+)
+usage_windows_unchunked = _partial(
+    "usage_windows_unchunked", usage_windows.c.window_id, where=UNCHUNKED, mssql_include=["chunked_at"]
+)
+usage_windows_awaited = _partial(
+    "usage_windows_awaited",
+    usage_windows.c.window_id,
+    where=AWAITED,
+    mssql_include=["delivered_at"],
+)
+usage_chunks_submission = _partial("usage_chunks_submission", usage_chunks.c.submission_id, where=SENT, unique=True)
+usage_chunks_undelivered = _partial(
+    "usage_chunks_undelivered", usage_chunks.c.window_id, where=UNDELIVERED, mssql_include=["delivered_at"]
 )

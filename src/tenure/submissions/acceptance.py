@@ -10,10 +10,10 @@ from msgspec.structs import replace
 from tenure.coalescer import Coalescer, Done
 from tenure.errors import DatabaseUnavailable, GatewayReserved, KeyReused, NotFound, Overloaded
 from tenure.ids import new_id
-from tenure.model.submissions import Accepted, SubmissionCommand, SubmissionFilter, SubmissionState, Submit
+from tenure.model.submissions import RESERVED, Accepted, SubmissionCommand, SubmissionFilter, SubmissionState, Submit
 from tenure.store.store import BATCH_MAX, Store
 from tenure.submissions.executor import Executor
-from tenure.submissions.gateways import RESERVED, Gateway
+from tenure.submissions.gateways import Gateway
 
 ANNOUNCE_PAUSE_SECONDS = 0.05
 """Between two hints to other instances, however much is accepted."""

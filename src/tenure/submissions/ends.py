@@ -13,6 +13,8 @@ from tenure.submissions.verdicts import Answer, judge
 
 log = structlog.get_logger()
 
+WITHHELD_PAUSE_MICROSECONDS = 600_000_000
+
 
 def judged(ready: Ready, sending: asyncio.Task[Answer]) -> AttemptEnd:
     answer = _answer_of(sending)
@@ -46,7 +48,14 @@ def abandoned(ready: Ready) -> AttemptEnd:
     return _cut_short(ready, AttemptOutcome.ABANDONED, "the instance stopped before it was sent")
 
 
-def _cut_short(ready: Ready, outcome: AttemptOutcome, error: str) -> AttemptEnd:
+def withheld(ready: Ready, reason: str) -> AttemptEnd:
+    """Nothing that time would mend; but whoever mends it need not tell us."""
+    log.error("usage.withheld", submission_id=ready.parcel.submission_id, error=reason)
+    return _cut_short(ready, AttemptOutcome.ABANDONED, f"not sent: {reason}", WITHHELD_PAUSE_MICROSECONDS)
+
+
+def _cut_short(ready: Ready, outcome: AttemptOutcome, error: str, pause_microseconds: int = 0) -> AttemptEnd:
+    submission_id = ready.parcel.submission_id
     return AttemptEnd(
-        ready.parcel.submission_id, ready.number, outcome, None, error, counts=False, pause_microseconds=0
+        submission_id, ready.number, outcome, None, error, counts=False, pause_microseconds=pause_microseconds
     )

@@ -5,7 +5,8 @@ of all that is pending. Then three loops go on side by side until the lease is l
 
 - *intake* keeps the schedule in step with the database (`intake.py`);
 - *dispatch* takes what is due, records its attempts, and sends them, of each gateway no more at a time than it allows:
-  a receiver that does not answer delays only its own;
+  a receiver that does not answer delays only its own. Usage is rendered meanwhile, and its digest stored before it is
+  sent;
 - *recording* closes attempts with what came of them, and puts what must be sent again back into the schedule.
 
 Where each step can be cut short, and what then happens:
@@ -44,13 +45,15 @@ from tenure.model.submissions import (
     SubmissionState,
 )
 from tenure.store.store import BATCH_MAX, Store
-from tenure.submissions.ends import abandoned, judged, unknown
+from tenure.submissions.contents import Contents
+from tenure.submissions.ends import abandoned, judged, unknown, withheld
 from tenure.submissions.gateways import Gateway
 from tenure.submissions.intake import Intake, ServerClock
 from tenure.submissions.lanes import Lane, Ready
 from tenure.submissions.schedule import entry_of
 from tenure.submissions.sending import Sender
 from tenure.submissions.verdicts import Answer
+from tenure.usage.rendering import Renderer
 
 log = structlog.get_logger()
 
@@ -78,6 +81,7 @@ class Executor:
         self._sender = sender
         self._refresh_seconds = refresh_seconds
         self._term: _Term | None = None
+        self.renderer = Renderer(store)
         self.attempts: Counter[tuple[str, AttemptOutcome]] = Counter()
         self.found_late = 0
 
@@ -260,19 +264,29 @@ class _Term:
 
     async def _begin(self, lane: Lane, submission_ids: Sequence[str]) -> None:
         fence, answered = self._held.fence, lane.answered
-        reading = self._store.read_parcels(submission_ids)
-        parcels, begun = await asyncio.gather(reading, self._store.begin_attempts(fence, submission_ids))
+        contents = Contents(self._store, self._executor.renderer)
+        beginning = self._store.begin_attempts(fence, submission_ids)
+        _, begun = await asyncio.gather(contents.read(submission_ids), beginning)
         self._clock.set(begun.now)
         lane.begin_ahead(answered)
-        contents = {parcel.submission_id: parcel for parcel in parcels}
+        started = [each.submission_id for each in begun.attempts if each.found is BeginAttemptFound.BEGUN]
+        await contents.seal(self._held.fence, started)
         for attempt in begun.attempts:
             if attempt.found is BeginAttemptFound.BEGUN and attempt.number is not None:
-                lane.unrecorded += 1
-                self._under_way.add(attempt.submission_id)
-                lane.ready.append(Ready(attempt.number, attempt.failures or 0, contents[attempt.submission_id]))
+                parcel = contents.parcel(attempt.submission_id)
+                ready = Ready(attempt.number, attempt.failures or 0, parcel)
+                self._make_ready(lane, ready, contents.withheld(attempt.submission_id))
             else:
                 self._put_back(lane.gateway.name, attempt)
         self._send_ready(lane)
+
+    def _make_ready(self, lane: Lane, ready: Ready, why_not: str | None) -> None:
+        lane.unrecorded += 1
+        self._under_way.add(ready.parcel.submission_id)
+        if why_not is None:
+            lane.ready.append(ready)
+        else:
+            self._end(lane, withheld(ready, why_not))
 
     def _put_back(self, gateway: str, attempt: BegunAttempt) -> None:
         if attempt.found is BeginAttemptFound.OVER:

@@ -2,16 +2,16 @@
 
 from collections.abc import Mapping
 
+from msgspec.structs import replace
+
 from tenure import __version__
 from tenure.config import GatewayConfig
-from tenure.model.submissions import Contract
+from tenure.model.submissions import Contract, Parcel
 from tenure.submissions.signing import ID, TIMESTAMP, key_of, signed_headers
+from tenure.usage.formats import FORMATS
 
-USAGES = "usages"
-ONCALL = "oncall"
-RESERVED = (USAGES, ONCALL)
-"""Tenure's own: nobody else can submit to them."""
 IDEMPOTENCY_KEY = "idempotency-key"
+JSON = "application/json"
 
 
 class Gateway:
@@ -23,14 +23,24 @@ class Gateway:
         self.concurrency = config.concurrency
         self.contract = Contract(config.schedule, config.max_attempts, config.already_have, config.timeout_seconds)
         self._secrets = [secret for secret in (config.secret, config.previous_secret) if secret]
-        own = {"content-type": "application/json", "user-agent": f"tenure/{__version__}"}
+        own = {"user-agent": f"tenure/{__version__}"}
         self._headers = own | {name.lower(): value for name, value in config.headers.items()}
 
-    def headers(self, delivery_key: str, payload: bytes, timestamp: int) -> dict[str, str]:
-        headers = self._headers | {IDEMPOTENCY_KEY: delivery_key}
+    def headers(self, parcel: Parcel, timestamp: int) -> dict[str, str]:
+        key = parcel.delivery_key
+        headers = {"content-type": _media_type(parcel)} | self._headers | {IDEMPOTENCY_KEY: key}
         if self._secrets:
-            return headers | signed_headers(self._secrets, delivery_key, timestamp, payload)
-        return headers | {ID: delivery_key, TIMESTAMP: str(timestamp)}
+            return headers | signed_headers(self._secrets, key, timestamp, parcel.payload)
+        return headers | {ID: key, TIMESTAMP: str(timestamp)}
+
+    def usage_contract(self, usage_format: str) -> Contract:
+        """Usage is never given up."""
+        return replace(self.contract, max_attempts=None, format=usage_format)
+
+
+def _media_type(parcel: Parcel) -> str:
+    usage_format = parcel.contract.format
+    return JSON if usage_format is None else FORMATS[usage_format].media_type
 
 
 def gateways_of(configs: Mapping[str, GatewayConfig]) -> Mapping[str, Gateway]:

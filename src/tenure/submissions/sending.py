@@ -35,7 +35,7 @@ class Sender:
 
     async def send(self, gateway: Gateway, parcel: Parcel) -> Answer:
         timestamp = wall_microseconds() // MICROSECONDS
-        headers = gateway.headers(parcel.delivery_key, parcel.payload, timestamp)
+        headers = gateway.headers(parcel, timestamp)
         seconds = parcel.contract.timeout_seconds
         try:
             async with asyncio.timeout(seconds):

@@ -52,14 +52,14 @@ PRUNE = f"SELECT * FROM tenure_prune_2({_FENCE}, $4, $5, $6, $7)"  # noqa: S608
 
 ACCEPT_SUBMISSIONS = "SELECT * FROM tenure_accept_submissions_1($1::text::uuid[], $2, $3, $4, $5, $6, $7)"
 ANNOUNCE_SUBMISSIONS = f"SELECT pg_notify('{Topic.SUBMISSIONS.value}', '')"
-BEGIN_ATTEMPTS = f"SELECT * FROM tenure_begin_attempts_1({_FENCE}, $4::text::uuid[])"  # noqa: S608
+BEGIN_ATTEMPTS = f"SELECT * FROM tenure_begin_attempts_2({_FENCE}, $4::text::uuid[])"  # noqa: S608
 FINISH_ATTEMPTS = f"""
-SELECT * FROM tenure_finish_attempts_1(
+SELECT * FROM tenure_finish_attempts_2(
        {_FENCE}, $4::text::uuid[], $5::text::int[], $6::text::text[], $7::text::int[], $8, $9::text::boolean[], $10)
 """  # noqa: S608
 CLOSE_UNKNOWN = f"SELECT tenure_close_unknown_1({_FENCE}, $4)"
 EXPLAIN_WAITING = f"SELECT tenure_explain_waiting_1({_FENCE}, $4::text::uuid[], $5)"
-COMMAND_SUBMISSIONS = "SELECT * FROM tenure_command_submissions_1($1, $2::text::uuid[])"
+COMMAND_SUBMISSIONS = "SELECT * FROM tenure_command_submissions_2($1, $2::text::uuid[])"
 READ_PARCELS = f"""
 SELECT {", ".join(column.name for column in PARCEL_COLUMNS)} FROM submissions
  WHERE submission_id = ANY ($1::text::uuid[])
@@ -73,6 +73,31 @@ SELECT tenure_now(), array_agg(w.gateway),
          WHERE state = 'pending' AND (last_modified_at, submission_id) > ($1::timestamptz, $2::text::uuid)
          ORDER BY last_modified_at, submission_id LIMIT $3) w
 """
+
+CUT_USAGE = f"SELECT * FROM tenure_cut_usage_1({_FENCE}, $4, $5, $6, $7, $8, $9)"  # noqa: S608
+SAVE_CHUNKS = f"""
+SELECT tenure_save_chunks_1({_FENCE}, $4, $5, $6::text::uuid[], $7::text::uuid[], $8, $9, $10::text::uuid[], $11)
+"""
+SEAL_CHUNKS = f"SELECT * FROM tenure_seal_chunks_1({_FENCE}, $4::text::uuid[], $5)"  # noqa: S608
+PRUNE_USAGE = f"SELECT * FROM tenure_prune_usage_1({_FENCE}, $4, $5)"  # noqa: S608
+
+# As `lives.lives_statement` says it. Ids as text, since asyncpg makes an object of each that we would only print: 4 ms
+# for a thousand sessions, of which PostgreSQL takes 3; 13 by way of SQLAlchemy.
+_LIVES = """
+SELECT s.session_id, s.user_object_id, s.tenant_object_id, s.capacity_id, s.kind, greatest(s.started_at, $3) AS from_at,
+       least({end}, $4) AS to_at, greatest(s.started_at, $5) AS counts_from
+  FROM sessions s
+ WHERE s.session_id BETWEEN $1::text::uuid AND $2::text::uuid AND s.started_at < $4 AND {condition}
+"""
+READ_LIVES = f"""
+SELECT l.session_id::text, l.user_object_id::text, l.tenant_object_id::text, l.capacity_id::text, l.kind,
+       nullif(l.from_at, $3), nullif(l.to_at, $4),
+       (extract(epoch FROM l.from_at - l.counts_from) * 1000000)::bigint,
+       (extract(epoch FROM l.to_at - l.counts_from) * 1000000)::bigint
+  FROM ({_LIVES.format(end="s.deadline_at", condition="s.closed_at IS NULL AND s.kind > 0 AND s.deadline_at > $3")}
+        UNION ALL {_LIVES.format(end="s.closed_at", condition="s.closed_at > $3")}) l
+ ORDER BY l.session_id
+"""  # noqa: S608
 
 _LOCK = ", ".join(f"l.{column.name} AS lease_{column.name}" for column in LEASE_COLUMNS)
 BOARD = f"""

@@ -13,7 +13,7 @@ from msgspec.structs import astuple
 from sqlalchemy import Connection, text
 
 from tenure.clock import MICROSECOND, from_microseconds
-from tenure.ids import id_of_number
+from tenure.ids import id_of_number, new_id
 from tenure.model.leases import (
     Acquired,
     BeginFound,
@@ -64,11 +64,36 @@ from tenure.model.submissions import (
     Submit,
     WaitingPage,
 )
-from tenure.store import capacities, leases, migrate, sessions, submissions
+from tenure.model.usage import (
+    Chunk,
+    ChunkDelivery,
+    Cut,
+    CutRules,
+    Installation,
+    Lag,
+    Life,
+    Overlap,
+    Piece,
+    PrunedUsage,
+    Seal,
+    Unchunked,
+    UsageQuestion,
+    UsageSums,
+    Window,
+)
+from tenure.store import capacities, leases, lives, migrate, sessions, submissions, usage
 from tenure.store.engines.postgres import rows, statements
 from tenure.store.engines.postgres.client import PostgresClient
 from tenure.store.engines.postgres.connections import allow
-from tenure.store.store import JOB_RUNS_KEPT, LEASE_HISTORY_KEPT, SUBMISSIONS_KEPT, Lane, Topic
+from tenure.store.store import (
+    AUDIT_SECONDS,
+    JOB_RUNS_KEPT,
+    LEASE_HISTORY_KEPT,
+    SUBMISSIONS_KEPT,
+    USAGE_KEPT,
+    Lane,
+    Topic,
+)
 
 MIGRATION_SECONDS = 600
 MIGRATION_LOCK = 7305808868231127650
@@ -291,6 +316,74 @@ class PostgresStore(PostgresClient):
         self, criteria: SubmissionFilter, before: str | None, limit: int
     ) -> Sequence[Submission]:
         return await self._read(lambda connection: submissions.list_submissions(connection, criteria, before, limit))
+
+    async def cut_usage(self, fence: Fence, rules: CutRules, limit: int) -> Cut:
+        contract = None if rules.contract is None else submissions.contract_text(rules.contract)
+        (line,) = await self._keep(
+            statements.CUT_USAGE, *astuple(fence), rules.interval_microseconds, *rules.factors, contract, limit
+        )
+        return Cut(*line)
+
+    async def list_unchunked(self, limit: int) -> Sequence[Unchunked]:
+        return await self._read(lambda connection: usage.list_unchunked(connection, limit))
+
+    async def divide_window(self, window: Window, after: str | None, limit: int) -> Sequence[Piece]:
+        return await self._read_long(lambda connection: lives.divide_window(connection, window, after, limit))
+
+    async def save_chunks(
+        self, fence: Fence, window_id: int, first: int, pieces: Sequence[Piece], *, complete: bool
+    ) -> None:
+        await self._keep(
+            statements.SAVE_CHUNKS,
+            *astuple(fence),
+            window_id,
+            first,
+            rows.array([piece.first_session_id for piece in pieces]),
+            rows.array([piece.last_session_id for piece in pieces]),
+            [piece.sessions for piece in pieces],
+            [piece.usage_millionths for piece in pieces],
+            rows.array([new_id() for _ in pieces]),
+            complete,
+        )
+
+    async def find_chunks(self, submission_ids: Sequence[str]) -> Sequence[tuple[Window, Chunk]]:
+        return await self._read(lambda connection: usage.find_chunks(connection, submission_ids))
+
+    async def read_lives(self, window: Window, chunk: Chunk) -> Sequence[Life]:
+        span = (window.started_at, window.ended_at, window.era.started_at)
+        lines = await self._fetch(statements.READ_LIVES, chunk.first_session_id, chunk.last_session_id, *span)
+        return list(map(Life._make, lines))
+
+    async def seal_chunks(self, fence: Fence, seals: Sequence[Seal]) -> Mapping[str, bool]:
+        submission_ids = rows.array([seal.submission_id for seal in seals])
+        digests = [seal.digest for seal in seals]
+        lines = await self._keep(statements.SEAL_CHUNKS, *astuple(fence), submission_ids, digests)
+        return {str(submission_id): same for submission_id, same in lines}
+
+    async def list_windows(self, before: int | None, limit: int) -> Sequence[Window]:
+        return await self._read(lambda connection: usage.list_windows(connection, before, limit))
+
+    async def get_window(self, window_id: int) -> tuple[Window, Sequence[Chunk]] | None:
+        return await self._read(lambda connection: usage.get_window(connection, window_id))
+
+    async def sum_usage(self, question: UsageQuestion, after: str | None, limit: int) -> UsageSums:
+        return await self._read_long(lambda connection: lives.sum_usage(connection, question, after, limit))
+
+    async def read_lag(self) -> Lag:
+        return await self._read(usage.read_lag)
+
+    async def read_installation(self) -> Installation:
+        return await self._read(usage.read_installation)
+
+    async def list_deliveries(self, window_id: int) -> Sequence[ChunkDelivery]:
+        return await self._read(lambda connection: usage.list_deliveries(connection, window_id))
+
+    async def find_overlaps(self, limit: int) -> Sequence[Overlap]:
+        return await self._read_long(lambda connection: sessions.find_overlaps(connection, limit), AUDIT_SECONDS)
+
+    async def prune_usage(self, fence: Fence, limit: int) -> PrunedUsage:
+        (line,) = await self._keep(statements.PRUNE_USAGE, *astuple(fence), limit, USAGE_KEPT // MICROSECOND)
+        return PrunedUsage(*line)
 
     async def schema_revision(self) -> str | None:
         return await self._read(migrate.current_revision)

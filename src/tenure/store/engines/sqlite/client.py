@@ -21,9 +21,11 @@ from sqlalchemy.pool import QueuePool
 
 from tenure.clock import wall_microseconds
 from tenure.errors import ConfigurationError
+from tenure.meter import usage_of
 from tenure.store.engines.sqlite.files import POLL_SECONDS, cause_of, immediate, write_now
 from tenure.store.engines.sqlite.leases import lease_now
 from tenure.store.retries import Retries
+from tenure.store.store import LONG_READ_SECONDS
 
 T = TypeVar("T")
 
@@ -78,6 +80,9 @@ class SqliteClient:
     async def _read(self, work: Callable[[Connection], T]) -> T:
         return await self._retries.run(lambda: self._on(self._readers, work))
 
+    async def _read_long(self, work: Callable[[Connection], T], seconds: int = LONG_READ_SECONDS) -> T:
+        return await self._retries.run(lambda: self._on(self._readers, work), seconds)
+
     async def _on(self, executor: ThreadPoolExecutor, work: Callable[[Connection], T]) -> T:
         def run() -> T:
             with self._engine.connect() as connection:
@@ -92,5 +97,6 @@ class SqliteClient:
         connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
         connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
         connection.create_function("tenure_now", 0, self._clock)
+        connection.create_function("tenure_usage_1", 2, usage_of, deterministic=True)
         # From here on we wait ourselves: see `files.py`.
         connection.execute("PRAGMA busy_timeout = 0")

@@ -53,13 +53,31 @@ from tenure.model.submissions import (
     Submit,
     WaitingPage,
 )
-from tenure.store import capacities, migrate, sessions
+from tenure.model.usage import (
+    Chunk,
+    ChunkDelivery,
+    Cut,
+    CutRules,
+    Installation,
+    Lag,
+    Life,
+    Overlap,
+    Piece,
+    PrunedUsage,
+    Seal,
+    Unchunked,
+    UsageQuestion,
+    UsageSums,
+    Window,
+)
+from tenure.store import capacities, lives, migrate, sessions
 from tenure.store import leases as reads
 from tenure.store import submissions as submission_reads
-from tenure.store.engines.sqlite import jobs, keeping, leases, opening, seats, streams, submissions
+from tenure.store import usage as usage_reads
+from tenure.store.engines.sqlite import jobs, keeping, leases, opening, seats, streams, submissions, usage
 from tenure.store.engines.sqlite.client import SqliteClient
 from tenure.store.engines.sqlite.files import immediate
-from tenure.store.store import Lane, Topic
+from tenure.store.store import AUDIT_SECONDS, Lane, Topic
 
 T = TypeVar("T")
 
@@ -181,7 +199,12 @@ class SqliteStore(SqliteClient):
         )
 
     async def finish_attempts(self, fence: Fence, ends: Sequence[AttemptEnd]) -> Sequence[Moved]:
-        return await self._submit(lambda connection, now: submissions.finish_attempts(connection, now, fence, ends))
+        def finish(connection: Connection, now: datetime) -> Sequence[Moved]:
+            moved = submissions.finish_attempts(connection, now, fence, ends)
+            usage.deliver_chunks(connection, now, moved)
+            return moved
+
+        return await self._submit(finish)
 
     async def close_unknown(self, fence: Fence, limit: int) -> int:
         return await self._submit(lambda connection, now: submissions.close_unknown(connection, now, fence, limit))
@@ -208,8 +231,58 @@ class SqliteStore(SqliteClient):
             lambda connection: submission_reads.list_submissions(connection, criteria, before, limit)
         )
 
+    async def cut_usage(self, fence: Fence, rules: CutRules, limit: int) -> Cut:
+        return await self._submit(lambda connection, now: usage.cut_usage(connection, now, fence, rules, limit))
+
+    async def list_unchunked(self, limit: int) -> Sequence[Unchunked]:
+        return await self._read(lambda connection: usage_reads.list_unchunked(connection, limit))
+
+    async def divide_window(self, window: Window, after: str | None, limit: int) -> Sequence[Piece]:
+        return await self._read_long(lambda connection: lives.divide_window(connection, window, after, limit))
+
+    async def save_chunks(
+        self, fence: Fence, window_id: int, first: int, pieces: Sequence[Piece], *, complete: bool
+    ) -> None:
+        def save(connection: Connection, now: datetime) -> None:
+            usage.save_chunks(connection, now, fence, window_id, first, pieces, complete=complete)
+
+        await self._submit(save)
+
+    async def find_chunks(self, submission_ids: Sequence[str]) -> Sequence[tuple[Window, Chunk]]:
+        return await self._read(lambda connection: usage_reads.find_chunks(connection, submission_ids))
+
+    async def read_lives(self, window: Window, chunk: Chunk) -> Sequence[Life]:
+        return await self._read(lambda connection: lives.read_lives(connection, window, chunk))
+
+    async def seal_chunks(self, fence: Fence, seals: Sequence[Seal]) -> Mapping[str, bool]:
+        return await self._submit(lambda connection, _now: usage.seal_chunks(connection, fence, seals))
+
+    async def list_windows(self, before: int | None, limit: int) -> Sequence[Window]:
+        return await self._read(lambda connection: usage_reads.list_windows(connection, before, limit))
+
+    async def get_window(self, window_id: int) -> tuple[Window, Sequence[Chunk]] | None:
+        return await self._read(lambda connection: usage_reads.get_window(connection, window_id))
+
+    async def sum_usage(self, question: UsageQuestion, after: str | None, limit: int) -> UsageSums:
+        return await self._read_long(lambda connection: lives.sum_usage(connection, question, after, limit))
+
+    async def read_lag(self) -> Lag:
+        return await self._read(usage_reads.read_lag)
+
+    async def read_installation(self) -> Installation:
+        return await self._read(usage_reads.read_installation)
+
+    async def list_deliveries(self, window_id: int) -> Sequence[ChunkDelivery]:
+        return await self._read(lambda connection: usage_reads.list_deliveries(connection, window_id))
+
+    async def find_overlaps(self, limit: int) -> Sequence[Overlap]:
+        return await self._read_long(lambda connection: sessions.find_overlaps(connection, limit), AUDIT_SECONDS)
+
+    async def prune_usage(self, fence: Fence, limit: int) -> PrunedUsage:
+        return await self._submit(lambda connection, now: usage.prune_usage(connection, now, fence, limit))
+
     async def _submit(self, work: Callable[[Connection, datetime], T]) -> T:
-        """By the clock as it is: a submission knows no cut."""
+        """By the clock as it is: a submission knows no cut, and a cut makes one."""
         return await self._write(work, leases.lease_now)
 
     async def schema_revision(self) -> str | None:

@@ -9,6 +9,7 @@ from sqlalchemy import Connection, delete, exists, insert, select, update
 from tenure.clock import MICROSECOND
 from tenure.model.leases import Fence
 from tenure.model.submissions import (
+    USAGES,
     Accepted,
     AttemptEnd,
     AttemptOutcome,
@@ -63,7 +64,14 @@ def _accept(connection: Connection, now: datetime, wish: Submit) -> Accepted:
 
 def begin_attempts(connection: Connection, now: datetime, fence: Fence, submission_ids: Sequence[str]) -> BegunAttempts:
     check_fence(connection, fence)
-    columns = (_row.submission_id, _row.state, _row.attempts, _row.failures, _row.next_attempt_at)
+    columns = (
+        _row.submission_id,
+        _row.state,
+        _row.attempts,
+        _row.failures,
+        _row.next_attempt_at,
+        _row.last_modified_at,
+    )
     rows = connection.execute(select(*columns).where(_row.submission_id.in_(submission_ids))).all()
     gone = set(submission_ids) - {row.submission_id for row in rows}
     return BegunAttempts(
@@ -82,11 +90,10 @@ def _begin(connection: Connection, now: datetime, fence: Fence, row: Any) -> Beg
     if row.next_attempt_at is not None and row.next_attempt_at <= now:
         number += 1
         _write(connection, row.submission_id, attempts=number, next_attempt_at=None)
-        connection.execute(
-            insert(submission_attempts).values(
-                submission_id=row.submission_id, number=number, epoch=fence.epoch, holder=fence.holder, started_at=now
-            )
-        )
+        # Not before it was accepted or commanded, even if the clock was stepped back: that would read as a retry.
+        values = {"number": number, "epoch": fence.epoch, "holder": fence.holder}
+        values |= {"submission_id": row.submission_id, "started_at": max(now, row.last_modified_at)}
+        connection.execute(insert(submission_attempts).values(**values))
     elif not _is_open(connection, row.submission_id, number, fence.epoch):
         return BegunAttempt(row.submission_id, BeginAttemptFound.LATER, next_attempt_at=row.next_attempt_at)
     return BegunAttempt(row.submission_id, BeginAttemptFound.BEGUN, number, row.failures)
@@ -163,25 +170,27 @@ def command_submissions(
     connection: Connection, now: datetime, command: SubmissionCommand, submission_ids: Sequence[str]
 ) -> dict[str, bool]:
     wanted = _retry if command is SubmissionCommand.RETRY else _cancel
-    rows = connection.execute(
-        select(_row.submission_id, _row.state, _row.attempts).where(_row.submission_id.in_(submission_ids))
-    )
+    columns = (_row.submission_id, _row.gateway, _row.state, _row.attempts)
+    rows = connection.execute(select(*columns).where(_row.submission_id.in_(submission_ids)))
     return {row.submission_id: wanted(connection, now, row) for row in rows.all()}
 
 
 def _retry(connection: Connection, now: datetime, row: Any) -> bool:
     if row.state == SubmissionState.DELIVERED.value:
         return False
-    under_way = exists().where(
-        _attempt.submission_id == row.submission_id, _attempt.number == row.attempts, _attempt.ended_at.is_(None)
-    )
-    due = None if connection.execute(select(under_way)).scalar() else now
+    attempt = (_attempt.submission_id == row.submission_id, _attempt.number == row.attempts)
+    under_way = connection.execute(select(_attempt.started_at).where(*attempt, _attempt.ended_at.is_(None))).scalar()
+    # After the attempt that is under way began, whatever the clock says: that is how its end will know.
+    retried_at = now if under_way is None else max(now, under_way + MICROSECOND)
+    due = now if under_way is None else None
     changes = {"state": SubmissionState.PENDING.value, "failures": 0, "ended_at": None, "next_attempt_at": due}
-    _write(connection, row.submission_id, last_modified_at=now, **changes)
+    _write(connection, row.submission_id, last_modified_at=retried_at, **changes)
     return True
 
 
 def _cancel(connection: Connection, now: datetime, row: Any) -> bool:
+    if row.gateway == USAGES:
+        return False
     if row.state in (SubmissionState.PENDING.value, SubmissionState.FAILED.value):
         changes = {"state": SubmissionState.CANCELLED.value, "next_attempt_at": None, "ended_at": now}
         _write(connection, row.submission_id, last_modified_at=now, **changes)

@@ -49,6 +49,10 @@ _PARAMETERS: dict[str, Any] = {
     "submissions": BigInteger(),
     "request": String(),
     "payloads": Payload,
+    "window_id": BigInteger(),
+    "first": Integer(),
+    "complete": Boolean(),
+    "kept": BigInteger(),
 }
 
 
@@ -188,7 +192,7 @@ ACCEPT_SUBMISSIONS = _answered(
 )
 BEGIN_ATTEMPTS = _answered(
     _with_parameters(
-        "EXEC dbo.tenure_begin_attempts_1 @name = :name, @holder = :holder, @epoch = :epoch, @request = :request;"
+        "EXEC dbo.tenure_begin_attempts_2 @name = :name, @holder = :holder, @epoch = :epoch, @request = :request;"
     ),
     submission_id=Id,
     found=String,
@@ -199,7 +203,7 @@ BEGIN_ATTEMPTS = _answered(
 )
 FINISH_ATTEMPTS = _answered(
     _with_parameters(
-        "EXEC dbo.tenure_finish_attempts_1 @name = :name, @holder = :holder, @epoch = :epoch, @request = :request;"
+        "EXEC dbo.tenure_finish_attempts_2 @name = :name, @holder = :holder, @epoch = :epoch, @request = :request;"
     ),
     submission_id=Id,
     state=String,
@@ -218,9 +222,41 @@ EXPLAIN_WAITING = _answered(
     explained=Integer,
 )
 COMMAND_SUBMISSIONS = _answered(
-    _with_parameters("EXEC dbo.tenure_command_submissions_1 @command = :command, @request = :request;"),
+    _with_parameters("EXEC dbo.tenure_command_submissions_2 @command = :command, @request = :request;"),
     submission_id=Id,
     done=Boolean,
+)
+CUT_USAGE = _answered(
+    _with_parameters(
+        "EXEC dbo.tenure_cut_usage_1 @name = :name, @holder = :holder, @epoch = :epoch, @limit = :limit, "
+        "@request = :request;"
+    ),
+    now=Instant,
+    last_cut_at=Instant,
+    windows=Integer,
+)
+SAVE_CHUNKS = _answered(
+    _with_parameters(
+        "EXEC dbo.tenure_save_chunks_1 @name = :name, @holder = :holder, @epoch = :epoch, @window_id = :window_id, "
+        "@first = :first, @complete = :complete, @request = :request;"
+    ),
+    saved=Integer,
+)
+SEAL_CHUNKS = _answered(
+    _with_parameters(
+        "EXEC dbo.tenure_seal_chunks_1 @name = :name, @holder = :holder, @epoch = :epoch, @request = :request;"
+    ),
+    submission_id=Id,
+    same=Boolean,
+)
+PRUNE_USAGE = _answered(
+    _with_parameters(
+        "EXEC dbo.tenure_prune_usage_1 @name = :name, @holder = :holder, @epoch = :epoch, @limit = :limit, "
+        "@kept = :kept;"
+    ),
+    chunks=Integer,
+    windows=Integer,
+    sessions=Integer,
 )
 
 # Alembic counts the rows of its own table that a migration changes, so they are counted again from the end of this on.

@@ -19,12 +19,12 @@ from sqlalchemy.sql.selectable import TextualSelect
 from tenure.store.engines.sqlserver.connections import create_engine
 from tenure.store.engines.sqlserver.errors import cause_of
 from tenure.store.retries import PATIENCE_SECONDS, Retries
+from tenure.store.store import LONG_READ_SECONDS
 
 T = TypeVar("T")
 
 STATEMENT_SECONDS = 2
 """ODBC counts in whole seconds. The bound of the retries is shorter: callers do not wait for this one."""
-LONG_READ_SECONDS = 30
 CLOSE_SECONDS = 3
 SPARE_THREADS = 4
 RENEWALS = 2
@@ -51,9 +51,8 @@ class SqlServerClient:
     async def _call(self, call: TextualSelect, **parameters: str | int | bytes) -> Sequence[Row[Any]]:
         return await self._run(lambda connection: connection.execute(call, parameters).all())
 
-    async def _read_long(self, read: Callable[[Connection], T]) -> T:
-        """For reads that grow with the table. They hold no lock that a writer waits for."""
-        return await self._run(read, LONG_READ_SECONDS, LONG_READ_SECONDS)
+    async def _read_long(self, read: Callable[[Connection], T], seconds: int = LONG_READ_SECONDS) -> T:
+        return await self._run(read, seconds, seconds)
 
     async def _run(
         self,

@@ -1,19 +1,26 @@
-"""The reads of submissions for which SQL Server needs words of its own."""
+"""The reads for which SQL Server needs words of its own."""
 
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
 from msgspec.structs import replace
-from sqlalchemy import ColumnElement, Connection, Select, String, bindparam, cast, select
+from sqlalchemy import ColumnElement, Connection, Select, String, bindparam, cast, func, select
 
 from tenure.clock import to_microseconds
 from tenure.ids import number_of_id
 from tenure.model.submissions import Change, Submission, SubmissionFilter, SubmissionState, Waiting, WaitingPage
+from tenure.model.usage import ChunkDelivery, Overlap
+from tenure.store import sessions as session_reads
+from tenure.store import usage
 from tenure.store.sessions import read_now
 from tenure.store.submissions import COLUMNS, list_statement, waiting_statement
-from tenure.store.tables import submissions
+from tenure.store.tables import sessions, submissions
 from tenure.store.types import ID_LENGTH
+
+BY_ID = "WITH (INDEX (sessions_pkey))"
+"""How sessions are read for a window: no other index, in which one that is being closed would change its place."""
+LOOKS_MAX = 5
 
 _id_text = cast(submissions.c.submission_id, String(ID_LENGTH)).collate("Latin1_General_100_BIN2")
 """SQL Server orders ids by their last digits first, which are random. Their text has capitals."""
@@ -56,3 +63,26 @@ def submissions_page(criteria: SubmissionFilter, before: str | None, limit: int)
 def _is(state: str) -> ColumnElement[bool]:
     """As part of the text: an index on some rows is not used for what a parameter might ask for."""
     return submissions.c.state == bindparam(None, state, submissions.c.state.type, literal_execute=True)
+
+
+def list_deliveries(connection: Connection, window_id: int) -> Sequence[ChunkDelivery]:
+    """Looks until it sees the same twice: so it then was between the two looks, since nothing is delivered back."""
+    found = usage.list_deliveries(connection, window_id)
+    for _ in range(LOOKS_MAX - 1):
+        seen, found = found, usage.list_deliveries(connection, window_id)
+        if found == seen:
+            break
+    return found
+
+
+def find_overlaps(connection: Connection, limit: int) -> Sequence[Overlap]:
+    """Looks again at what it finds: one may have been read before it was closed, and the next one after that."""
+    found = session_reads.find_overlaps(connection, limit)
+    return [pair for pair in found if connection.execute(overlap_statement(pair)).one_or_none() is not None]
+
+
+def overlap_statement(pair: Overlap) -> Select[Any]:
+    one, other = sessions.alias("one"), sessions.alias("other")
+    ended_at = func.coalesce(one.c.closed_at, one.c.deadline_at)
+    both = one.c.session_id == pair.session_id, other.c.session_id == pair.other_session_id
+    return select(one.c.session_id).join_from(one, other, other.c.started_at < ended_at).where(*both)

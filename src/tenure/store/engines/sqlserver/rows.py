@@ -12,6 +12,7 @@ from sqlalchemy import Row
 
 from tenure.clock import MICROSECOND
 from tenure.deadlines import opened, own_limits, span_of
+from tenure.ids import new_id
 from tenure.model.leases import (
     ERROR_MAX,
     JOB_LOCK,
@@ -42,6 +43,7 @@ from tenure.model.sessions import (
     Swept,
 )
 from tenure.model.submissions import Accepted, AttemptEnd, BeginAttemptFound, BegunAttempt, BegunAttempts, Submit
+from tenure.model.usage import CutRules, Piece, Seal
 from tenure.store import leases, sessions
 from tenure.store.engines.sqlserver.calls import OLD_SESSION
 
@@ -150,6 +152,25 @@ def end_values(end: AttemptEnd) -> Sequence[Value]:
 
 def explanation_text(submission_ids: Sequence[str], error: str) -> str:
     return _json({"error": _fitting(error), "submissions": list(submission_ids)})
+
+
+def rules_text(rules: CutRules) -> str:
+    return _set_ones(
+        {
+            "interval": rules.interval_microseconds,
+            "factors": rules.factors,
+            "contract": to_builtins(rules.contract),
+        }
+    )
+
+
+def piece_values(piece: Piece) -> Sequence[Value]:
+    """With the id that its submission would get."""
+    return (*astuple(piece), new_id())
+
+
+def seal_values(seal: Seal) -> Sequence[Value]:
+    return (seal.submission_id, seal.digest.hex())
 
 
 def _fitting(error: str | None) -> str | None:

@@ -59,6 +59,21 @@ key:
 
 What reads a page for the schedule finds all of it in one index. It waits for those who are writing an entry, unless row
 versions are read, instead of passing over it: what is passed over and then not changed after all would be missed.
+
+**Usage.** A cut takes the cut lock alone, as a change of a capacity does, after its fence and before the clock. It
+then holds up all session writes for as long as it takes to insert the windows. It may wait for the row of the
+installation, which otherwise only the pruning writes, as its last step.
+
+- Chunks are saved and delivered by whoever holds the row of their window, with `UPDLOCK, HOLDLOCK`, windows in the
+  order of their ids. A window comes before submissions: to save chunks is to insert keys, which may wait for whoever
+  accepts next to them, who may wait for rows that ends of attempts hold. So those take their windows first.
+- A seal waits for rows of chunks, in the order of their submissions, and holds nothing else. It changes no index.
+- The pruning takes chunks, windows and sessions that nobody holds, of which nobody writes any more.
+
+Where no row versions are read, a statement does not see one state of a table: a session that is being closed leaves one
+index for another, and may be met in both or in neither. So sessions are read by their ids, which never change, one row
+after the other (`reads.BY_ID`). What such a row says of a window is the same before and after it is closed. What is
+read of several tables is looked at again.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -116,12 +131,37 @@ from tenure.model.submissions import (
     Submit,
     WaitingPage,
 )
-from tenure.store import capacities, leases, migrate, sessions, submissions
+from tenure.model.usage import (
+    Chunk,
+    ChunkDelivery,
+    Cut,
+    CutRules,
+    Installation,
+    Lag,
+    Life,
+    Overlap,
+    Piece,
+    PrunedUsage,
+    Seal,
+    Unchunked,
+    UsageQuestion,
+    UsageSums,
+    Window,
+)
+from tenure.store import capacities, leases, lives, migrate, sessions, submissions, usage
 from tenure.store.engines.sqlserver import calls, reads, rows
 from tenure.store.engines.sqlserver.client import SqlServerClient
 from tenure.store.engines.sqlserver.errors import cause_of
 from tenure.store.retries import Cause
-from tenure.store.store import JOB_RUNS_KEPT, LEASE_HISTORY_KEPT, SUBMISSIONS_KEPT, Lane, Topic
+from tenure.store.store import (
+    AUDIT_SECONDS,
+    JOB_RUNS_KEPT,
+    LEASE_HISTORY_KEPT,
+    SUBMISSIONS_KEPT,
+    USAGE_KEPT,
+    Lane,
+    Topic,
+)
 
 MIGRATION_SECONDS = 600
 
@@ -282,6 +322,65 @@ class SqlServerStore(SqlServerClient):
         self, criteria: SubmissionFilter, before: str | None, limit: int
     ) -> Sequence[Submission]:
         return await self._read_long(lambda connection: reads.list_submissions(connection, criteria, before, limit))
+
+    async def cut_usage(self, fence: Fence, rules: CutRules, limit: int) -> Cut:
+        (line,) = await self._call(calls.CUT_USAGE, **asdict(fence), limit=limit, request=rows.rules_text(rules))
+        return Cut(line.now, line.last_cut_at, line.windows)
+
+    async def list_unchunked(self, limit: int) -> Sequence[Unchunked]:
+        return await self._run(lambda connection: usage.list_unchunked(connection, limit))
+
+    async def divide_window(self, window: Window, after: str | None, limit: int) -> Sequence[Piece]:
+        return await self._read_long(
+            lambda connection: lives.divide_window(connection, window, after, limit, reads.BY_ID)
+        )
+
+    async def save_chunks(
+        self, fence: Fence, window_id: int, first: int, pieces: Sequence[Piece], *, complete: bool
+    ) -> None:
+        request = rows.numbered(map(rows.piece_values, pieces))
+        numbers = {"window_id": window_id, "first": first, "complete": complete}
+        await self._call(calls.SAVE_CHUNKS, **asdict(fence), **numbers, request=request)
+
+    async def find_chunks(self, submission_ids: Sequence[str]) -> Sequence[tuple[Window, Chunk]]:
+        return await self._run(lambda connection: usage.find_chunks(connection, submission_ids))
+
+    async def read_lives(self, window: Window, chunk: Chunk) -> Sequence[Life]:
+        """Long: between the ids of a chunk there may be many that closed before its window."""
+        return await self._read_long(lambda connection: lives.read_lives(connection, window, chunk, reads.BY_ID))
+
+    async def seal_chunks(self, fence: Fence, seals: Sequence[Seal]) -> Mapping[str, bool]:
+        request = rows.numbered(map(rows.seal_values, seals))
+        lines = await self._call(calls.SEAL_CHUNKS, **asdict(fence), request=request)
+        return {line.submission_id: line.same for line in lines}
+
+    async def list_windows(self, before: int | None, limit: int) -> Sequence[Window]:
+        return await self._run(lambda connection: usage.list_windows(connection, before, limit))
+
+    async def get_window(self, window_id: int) -> tuple[Window, Sequence[Chunk]] | None:
+        return await self._run(lambda connection: usage.get_window(connection, window_id))
+
+    async def sum_usage(self, question: UsageQuestion, after: str | None, limit: int) -> UsageSums:
+        return await self._read_long(
+            lambda connection: lives.sum_usage(connection, question, after, limit, reads.BY_ID)
+        )
+
+    async def read_lag(self) -> Lag:
+        return await self._run(usage.read_lag)
+
+    async def read_installation(self) -> Installation:
+        return await self._run(usage.read_installation)
+
+    async def list_deliveries(self, window_id: int) -> Sequence[ChunkDelivery]:
+        return await self._run(lambda connection: reads.list_deliveries(connection, window_id))
+
+    async def find_overlaps(self, limit: int) -> Sequence[Overlap]:
+        return await self._read_long(lambda connection: reads.find_overlaps(connection, limit), AUDIT_SECONDS)
+
+    async def prune_usage(self, fence: Fence, limit: int) -> PrunedUsage:
+        kept = USAGE_KEPT // MICROSECOND
+        (line,) = await self._call(calls.PRUNE_USAGE, **asdict(fence), limit=limit, kept=kept)
+        return PrunedUsage(line.chunks, line.windows, line.sessions)
 
     async def schema_revision(self) -> str | None:
         return await self._run(migrate.current_revision)

@@ -1,0 +1,201 @@
+"""Windows and chunks, under the file's write lock: whoever holds it is alone, as a cut must be."""
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from sqlalchemy import Connection, and_, delete, exists, func, insert, or_, select, tuple_, update
+
+from tenure.clock import from_microseconds, to_microseconds
+from tenure.ids import new_id
+from tenure.model.leases import Fence
+from tenure.model.submissions import USAGES, Moved, SubmissionState
+from tenure.model.usage import Cut, CutRules, Piece, PrunedUsage, Seal
+from tenure.store.engines.sqlite.leases import check_fence
+from tenure.store.store import USAGE_KEPT
+from tenure.store.submissions import contract_text
+from tenure.store.tables import installation, sessions, submissions, usage_chunks, usage_eras, usage_windows
+
+_window = usage_windows.c
+_chunk = usage_chunks.c
+
+
+def cut_usage(connection: Connection, now: datetime, fence: Fence, rules: CutRules, limit: int) -> Cut:
+    check_fence(connection, fence)
+    interval = rules.interval_microseconds
+    grid = from_microseconds(to_microseconds(now) // interval * interval)
+    installation_id, begins_at, window_id = connection.execute(
+        select(installation.c.installation_id, installation.c.last_cut_at, installation.c.last_window_id)
+    ).one()
+    if begins_at >= grid:
+        return Cut(now, begins_at, 0)
+    contract = None if rules.contract is None else contract_text(rules.contract)
+    era = _era(connection, begins_at, rules)
+    kept = {"installation_id": installation_id, "era": era, "cut_at": now, "contract": contract}
+    cuts = 0
+    while begins_at < grid and cuts < limit:
+        ends_at = min(grid, _midnight_after(begins_at))
+        cuts += 1
+        numbered = {"window_id": window_id + cuts, "started_at": begins_at, "ended_at": ends_at}
+        connection.execute(insert(usage_windows).values(**numbered, **kept))
+        begins_at = ends_at
+    connection.execute(update(installation).values(last_cut_at=begins_at, last_window_id=window_id + cuts))
+    return Cut(now, begins_at, cuts)
+
+
+def _era(connection: Connection, begins_at: datetime, rules: CutRules) -> int:
+    last = connection.execute(select(usage_eras).order_by(usage_eras.c.era.desc()).limit(1)).one_or_none()
+    if last is not None and (last.factor_1, last.factor_2, last.factor_3) == rules.factors:
+        return int(last.era)
+    era = 1 if last is None else last.era + 1
+    connection.execute(insert(usage_eras).values((era, begins_at, *rules.factors)))
+    return int(era)
+
+
+def _midnight_after(instant: datetime) -> datetime:
+    return instant.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0) + timedelta(days=1)
+
+
+def save_chunks(
+    connection: Connection,
+    now: datetime,
+    fence: Fence,
+    window_id: int,
+    first: int,
+    pieces: Sequence[Piece],
+    *,
+    complete: bool,
+) -> None:
+    check_fence(connection, fence)
+    window = connection.execute(select(usage_windows).where(_window.window_id == window_id)).one()
+    if window.chunked_at is not None:
+        return
+    saved = connection.execute(select(func.max(_chunk.chunk)).where(_chunk.window_id == window_id)).scalar() or 0
+    if first > saved + 1:
+        raise ValueError(f"chunk {first} of window {window_id} would follow chunk {saved}")
+    if first == saved + 1:
+        for number, piece in enumerate(pieces, first):
+            _save_chunk(connection, now, window, number, piece)
+    if complete:
+        _complete(connection, now, window)
+
+
+def _save_chunk(connection: Connection, now: datetime, window: Any, number: int, piece: Piece) -> None:
+    submission_id = None if window.contract is None else new_id()
+    connection.execute(
+        insert(usage_chunks).values(
+            window_id=window.window_id,
+            chunk=number,
+            first_session_id=piece.first_session_id,
+            last_session_id=piece.last_session_id,
+            sessions=piece.sessions,
+            usage_millionths=piece.usage_millionths,
+            submission_id=submission_id,
+        )
+    )
+    if submission_id is not None:
+        _submit(connection, now, window, number, submission_id)
+
+
+def _submit(connection: Connection, now: datetime, window: Any, number: int, submission_id: str) -> None:
+    key = f"{window.installation_id}-{window.window_id}-{number}"
+    connection.execute(
+        insert(submissions).values(
+            submission_id=submission_id,
+            gateway=USAGES,
+            caller="tenure",
+            idempotency_key=key,
+            delivery_key=key,
+            digest=b"",
+            contract=window.contract,
+            state=SubmissionState.PENDING.value,
+            attempts=0,
+            failures=0,
+            next_attempt_at=now,
+            created_at=now,
+            last_modified_at=now,
+        )
+    )
+
+
+def _complete(connection: Connection, now: datetime, window: Any) -> None:
+    sums = select(
+        func.coalesce(func.sum(_chunk.sessions), 0),
+        func.coalesce(func.sum(_chunk.usage_millionths), 0),
+        func.count() - func.count(_chunk.delivered_at),
+    ).where(_chunk.window_id == window.window_id)
+    count, usage, undelivered = connection.execute(sums).one()
+    delivered_at = now if window.contract is not None and undelivered == 0 else None
+    connection.execute(
+        update(usage_windows)
+        .where(_window.window_id == window.window_id)
+        .values(chunked_at=now, sessions=count, usage_millionths=usage, delivered_at=delivered_at)
+    )
+
+
+def seal_chunks(connection: Connection, fence: Fence, seals: Sequence[Seal]) -> Mapping[str, bool]:
+    check_fence(connection, fence)
+    for seal in seals:
+        unsealed = and_(_chunk.submission_id == seal.submission_id, _chunk.digest.is_(None))
+        connection.execute(update(usage_chunks).where(unsealed).values(digest=seal.digest))
+    wanted = {seal.submission_id: seal.digest for seal in seals}
+    stored = select(_chunk.submission_id, _chunk.digest).where(_chunk.submission_id.in_(list(wanted)))
+    return {submission_id: digest == wanted[submission_id] for submission_id, digest in connection.execute(stored)}
+
+
+def deliver_chunks(connection: Connection, now: datetime, moved: Sequence[Moved]) -> None:
+    """What delivered submissions make of chunks and windows."""
+    delivered = [each.submission_id for each in moved if each.state == SubmissionState.DELIVERED]
+    arrived = and_(_chunk.submission_id.in_(delivered), _chunk.delivered_at.is_(None))
+    rows = connection.execute(update(usage_chunks).where(arrived).values(delivered_at=now).returning(_chunk.window_id))
+    windows = {row.window_id for row in rows}
+    outstanding = exists().where(_chunk.window_id == _window.window_id, _chunk.delivered_at.is_(None))
+    connection.execute(
+        update(usage_windows)
+        .where(_window.window_id.in_(windows), _window.chunked_at.is_not(None), ~outstanding)
+        .values(delivered_at=now)
+    )
+
+
+def prune_usage(connection: Connection, now: datetime, fence: Fence, limit: int) -> PrunedUsage:
+    check_fence(connection, fence)
+    end = _first_kept(connection, now, limit)
+    old = select(_chunk.window_id, _chunk.chunk).where(_chunk.window_id < end).order_by(*usage_chunks.primary_key)
+    chunks = connection.execute(
+        delete(usage_chunks).where(tuple_(_chunk.window_id, _chunk.chunk).in_(old.limit(limit)))
+    ).rowcount
+    left = connection.execute(select(func.min(_chunk.window_id))).scalar()
+    windows = connection.execute(
+        delete(usage_windows).where(_window.window_id < (end if left is None else min(end, left)))
+    ).rowcount
+    if windows:
+        kept_from = connection.execute(select(_window.started_at).order_by(_window.window_id).limit(1)).scalar()
+        connection.execute(update(installation).values(usage_kept_from=kept_from or installation.c.last_cut_at))
+    return PrunedUsage(chunks, windows, _prune_sessions(connection, limit))
+
+
+def _first_kept(connection: Connection, now: datetime, limit: int) -> int:
+    """The first window that must stay, of the oldest ones."""
+    over = and_(
+        _window.ended_at < now - USAGE_KEPT,
+        _window.chunked_at.is_not(None),
+        or_(_window.delivered_at.is_not(None), _window.contract.is_(None)),
+    )
+    oldest = select(_window.window_id, over.label("over")).order_by(_window.window_id).limit(limit)
+    last = 0
+    for window_id, is_over in connection.execute(oldest):
+        if not is_over:
+            return int(window_id)
+        last = window_id
+    return last + 1
+
+
+def _prune_sessions(connection: Connection, limit: int) -> int:
+    kept_from = select(installation.c.usage_kept_from).scalar_subquery()
+    old = (
+        select(sessions.c.session_id)
+        .where(sessions.c.closed_at < kept_from, sessions.c.state == "closed")
+        .order_by(sessions.c.closed_at)
+        .limit(limit)
+    )
+    return connection.execute(delete(sessions).where(sessions.c.session_id.in_(old))).rowcount

@@ -1,0 +1,1 @@
+"""Usage: what sessions lived, as it is billed."""

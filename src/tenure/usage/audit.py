@@ -1,0 +1,186 @@
+"""The audit: whether every figure that was sent is what the sessions lived, from the data alone.
+
+What it goes through, and what each step finds:
+
+- *windows* touch, from the first that is kept to the last cut, and none crosses a midnight: a gap, an overlap;
+- *chunks* are what their window would be divided into today, and render to the bytes that were sent: one that is
+  missing, a session that was left out, added or altered since;
+- *deliveries*: a chunk is delivered if its submission is, and by one attempt: one that was forgotten, or counted twice;
+- *sums*: over all windows it is the same as over all sessions, each rounded once an era;
+- *sessions* of a user on a capacity do not overlap;
+- the *ledger* of the receiver, if it is given, has each delivered chunk once, with these bytes, and no others.
+
+It may run while the service does: it looks at what was cut before it began, of which nothing changes but from waiting
+to delivered. It costs about as much as it did to send all this.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
+from decimal import Decimal
+from hashlib import sha256
+from typing import Protocol
+
+import msgspec
+
+from tenure.meter import decimal_text
+from tenure.model.usage import Chunk, Installation, Piece, UsageQuestion, Window
+from tenure.store.store import BATCH_MAX, Store
+from tenure.usage.checks import (
+    Entry,
+    check_chunks,
+    check_delivery,
+    check_entry,
+    check_oldest,
+    check_place,
+    check_window_delivery,
+    key_of,
+    name_of,
+)
+from tenure.usage.formats import FORMATS, render
+
+PAGE = 500
+OVERLAPS_MAX = 100
+
+
+class Ledger(Protocol):
+    """A receiver's."""
+
+    def find(self, key: str) -> Entry | None: ...
+
+    def entries(self) -> Iterator[Entry]: ...
+
+    def total(self) -> Decimal:
+        """As the receiver has added it up."""
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """Something that is not as it must be."""
+
+    check: str
+    detail: str
+
+
+class Report(msgspec.Struct, frozen=True):
+    windows: int
+    chunks: int
+    lived_millionths: int
+    """What all sessions used in these windows."""
+    delivered_millionths: int
+    waiting_millionths: int
+    """Divided into chunks, to be sent, and not yet delivered."""
+    unsent_millionths: int
+    """Not to be sent: there was no gateway."""
+    findings: Sequence[Finding]
+
+
+class Audit:
+    def __init__(self, store: Store, ledger: Ledger | None = None, from_at: datetime | None = None) -> None:
+        """Of the windows that end after `from_at`, or of all that are kept."""
+        self._store = store
+        self._ledger = ledger
+        self._from_at = from_at
+        self._findings: list[Finding] = []
+        self._counts: Counter[str] = Counter()
+        self._chunk_counts: dict[str, int] = {}
+        """Of each window that was looked at, by what the keys of its chunks begin with."""
+
+    async def run(self) -> Report:
+        installation = await self._store.read_installation()
+        oldest, divided_until = await self._check_windows(installation)
+        lived = await self._lived(oldest, divided_until)
+        delivered, waiting, unsent = (self._counts[name] for name in ("delivered", "waiting", "unsent"))
+        if lived != delivered + waiting + unsent:
+            billed = decimal_text(delivered + waiting + unsent)
+            self._note("sums", [f"{decimal_text(lived)} was lived, but the windows have {billed}"])
+        overlaps = await self._store.find_overlaps(OVERLAPS_MAX)
+        self._note("sessions", (f"{each.session_id} and {each.other_session_id} overlap" for each in overlaps))
+        if self._ledger is not None:
+            self._note("ledger", self._check_ledger(self._ledger))
+        counts = self._counts
+        return Report(counts["windows"], counts["chunks"], lived, delivered, waiting, unsent, self._findings)
+
+    def _note(self, check: str, details: Iterable[str]) -> None:
+        self._findings += [Finding(check, detail) for detail in details]
+
+    async def _check_windows(self, installation: Installation) -> tuple[Window | None, datetime]:
+        """From the newest to the oldest; tells which that is, and up to when all windows are divided."""
+        newer: Window | None = None
+        divided_until = installation.last_cut_at
+        before = installation.last_window_id + 1
+        while windows := await self._store.list_windows(before, PAGE):
+            for window in windows:
+                if self._from_at is not None and window.ended_at <= self._from_at:
+                    return newer, divided_until
+                self._note("windows", check_place(installation, window, newer))
+                if window.chunked_at is None:
+                    divided_until = window.started_at
+                else:
+                    await self._check_window(window)
+                newer, before = window, window.window_id
+                self._counts["windows"] += 1
+        self._note("windows", check_oldest(installation, newer))
+        return newer, divided_until
+
+    async def _check_window(self, window: Window) -> None:
+        _, chunks = await self._store.get_window(window.window_id) or (window, [])
+        self._counts["chunks"] += len(chunks)
+        self._note("chunks", check_chunks(window, chunks, await self._divide(window)))
+        for chunk in chunks:
+            if not await self._renders_the_same(window, chunk):
+                self._note("chunks", [f"{name_of(window, chunk.chunk)} does not render to what was sent"])
+        await self._check_deliveries(window, chunks)
+
+    async def _divide(self, window: Window) -> Sequence[Piece]:
+        pieces: list[Piece] = []
+        while True:
+            after = pieces[-1].last_session_id if pieces else None
+            page = await self._store.divide_window(window, after, BATCH_MAX)
+            pieces += page
+            if len(page) < BATCH_MAX:
+                return pieces
+
+    async def _renders_the_same(self, window: Window, chunk: Chunk) -> bool:
+        if chunk.digest is None or window.contract is None or window.contract.format not in FORMATS:
+            return True
+        lives = await self._store.read_lives(window, chunk)
+        return sha256(render(window.contract.format, window, lives).body).digest() == chunk.digest
+
+    async def _check_deliveries(self, window: Window, chunks: Sequence[Chunk]) -> None:
+        if window.contract is None:
+            self._counts["unsent"] += sum(chunk.usage_millionths for chunk in chunks)
+            return
+        self._chunk_counts[key_of(window, 0).rpartition("-")[0]] = len(chunks)
+        deliveries = await self._store.list_deliveries(window.window_id)
+        self._note("deliveries", check_window_delivery(window, deliveries))
+        by_number = {delivery.chunk: delivery for delivery in deliveries}
+        for chunk in chunks:
+            delivery = by_number[chunk.chunk]
+            self._note("deliveries", check_delivery(window, chunk, delivery))
+            delivered = delivery.delivered_at is not None
+            self._counts["delivered" if delivered else "waiting"] += chunk.usage_millionths
+            if self._ledger is not None:
+                entry = self._ledger.find(key_of(window, chunk.chunk))
+                self._note("ledger", check_entry(window, chunk, delivered=delivered, entry=entry))
+
+    async def _lived(self, oldest: Window | None, until: datetime) -> int:
+        if oldest is None or until <= oldest.started_at:
+            return 0
+        question = UsageQuestion(from_at=oldest.started_at, to_at=until, factors=oldest.era.factors)
+        (total,) = (await self._store.sum_usage(question, None, 1)).groups
+        return total.usage_millionths
+
+    def _check_ledger(self, ledger: Ledger) -> Iterator[str]:
+        """Whether it has more than was sent, and adds it up."""
+        total = Decimal(0)
+        for entry in ledger.entries():
+            total += Decimal(entry.usage or 0)
+            window_key, _, chunk = entry.key.rpartition("-")
+            if window_key in self._chunk_counts and not _is_among(chunk, self._chunk_counts[window_key]):
+                yield f"there is no chunk with the key {entry.key}"
+        if total != ledger.total():
+            yield f"its total is {ledger.total()}, but its entries add up to {total}"
+
+
+def _is_among(chunk: str, count: int) -> bool:
+    return chunk in map(str, range(1, count + 1))

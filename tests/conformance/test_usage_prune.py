@@ -1,0 +1,262 @@
+"""What of usage is kept, and for how long: whatever is needed to deliver and to render what is still there."""
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+import pytest
+from msgspec.structs import astuple
+
+from tenure.model.leases import Fence
+from tenure.model.sessions import CloseReason
+from tenure.model.usage import Life, PrunedUsage
+from tests.support.databases import Database
+from tests.support.keeping import attach_one, update_one
+from tests.support.leases import all_tables, held, table
+from tests.support.sessions import opened
+from tests.support.submissions import DELIVERED, attempt, executor
+from tests.support.usage import (
+    CONTRACT,
+    FACTORS,
+    MICROSECOND,
+    chunk_all,
+    cut,
+    divide,
+    install,
+    lived,
+    lives,
+    newest,
+    put_sessions,
+    save,
+    sum_of,
+    windows,
+)
+from tests.support.wishes import NOON, end_one
+
+KEPT = timedelta(days=400)
+MIDNIGHT = NOON.replace(hour=0, minute=0, second=0, microsecond=0)
+
+
+def midnight(days: int) -> datetime:
+    return MIDNIGHT + timedelta(days=days)
+
+
+@pytest.fixture(autouse=True)
+async def installed(database: Database) -> None:
+    """At midnight; what is cut has a window a day."""
+    await database.clock.set(midnight(0))
+    await install(database, midnight(0))
+
+
+async def pruner(database: Database) -> Fence:
+    return await held(database.store, "job:prune", "pruner")
+
+
+async def prune(database: Database, at: datetime, limit: int = 100) -> PrunedUsage:
+    await database.clock.set(at)
+    return await database.store.prune_usage(await pruner(database), limit)
+
+
+async def window_ids(database: Database) -> list[int]:
+    return [window.window_id for window in await windows(database)]
+
+
+async def session_ids(database: Database) -> set[str]:
+    return {row["session_id"] for row in await table(database, "sessions")}
+
+
+async def deliver(database: Database, *window_ids: int) -> None:
+    fence = await executor(database.store)
+    for row in await table(database, "usage_chunks"):
+        if row["window_id"] in window_ids:
+            await attempt(database.store, fence, row["submission_id"], DELIVERED)
+
+
+async def chunked_days(database: Database, days: int, **given: object) -> None:
+    """Windows of a day, and somebody who lives through all of them."""
+    await put_sessions(database, [lived(midnight(0), midnight(999), closed=False)])
+    await cut(database, midnight(days), **given)
+    await chunk_all(database)
+
+
+async def test_prune_usage__keeps_windows_for_four_hundred_days_after_their_end(database: Database) -> None:
+    await chunked_days(database, 4)
+    assert await prune(database, midnight(2) + KEPT) == PrunedUsage(chunks=1, windows=1, sessions=0)
+    assert await window_ids(database) == [2, 3, 4]
+    assert await prune(database, midnight(2) + KEPT + MICROSECOND) == PrunedUsage(1, 1, 0)
+    assert await window_ids(database) == [3, 4]
+    assert [row["window_id"] for row in await table(database, "usage_chunks")] == [3, 4]
+
+
+async def test_prune_usage__keeps_what_is_not_delivered_and_all_after_it(database: Database) -> None:
+    await chunked_days(database, 4, contract=CONTRACT)
+    await deliver(database, 1, 3, 4)
+    assert await prune(database, midnight(999)) == PrunedUsage(chunks=1, windows=1, sessions=0)
+    assert await window_ids(database) == [2, 3, 4]
+    await deliver(database, 2)
+    assert await prune(database, midnight(999)) == PrunedUsage(chunks=3, windows=3, sessions=0)
+
+
+async def test_prune_usage__keeps_what_is_not_divided(database: Database) -> None:
+    await cut(database, midnight(3))
+    first, second, third = await windows(database)
+    await save(database, first, [])
+    await save(database, third, [])
+    assert await prune(database, midnight(999)) == PrunedUsage(0, 1, 0)
+    assert await window_ids(database) == [2, 3]
+    assert second.window_id == 2
+
+
+async def test_prune_usage__takes_what_is_sent_to_nobody_for_delivered(database: Database) -> None:
+    await chunked_days(database, 2, contract=None)
+    assert await prune(database, midnight(999)) == PrunedUsage(2, 2, 0)
+    assert await table(database, "usage_chunks") == []
+
+
+async def test_prune_usage__deletes_no_more_of_each_than_asked(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And no window before its chunks."""
+    monkeypatch.setattr("tenure.store.lives.CHUNK_MAX", 2)
+    await put_sessions(database, [lived(midnight(0), midnight(2) + number * MICROSECOND) for number in range(1, 6)])
+    await cut(database, midnight(3))
+    await chunk_all(database)
+    assert len(await table(database, "usage_chunks")) == 9
+    pruned: list[PrunedUsage] = []
+    while not pruned or pruned[-1] != PrunedUsage(0, 0, 0):
+        pruned.append(await prune(database, midnight(999), limit=2))
+        left = {row["window_id"] for row in await table(database, "usage_chunks")}
+        assert left <= set(await window_ids(database)), "chunks without their window"
+    counts = [astuple(each) for each in pruned]
+    assert max(max(each) for each in counts) == 2, counts
+    assert tuple(map(sum, zip(*counts, strict=True))) == (9, 3, 5)
+
+
+async def test_prune_usage__keeps_sessions_from_the_oldest_kept_window_on(database: Database) -> None:
+    """Those that ended as it began, or later."""
+    made = [lived(midnight(0), midnight(2) + off * MICROSECOND) for off in (-1, 0, 1)]
+    await put_sessions(database, made)
+    await cut(database, midnight(4))
+    await chunk_all(database)
+    assert await prune(database, midnight(2) + KEPT + MICROSECOND) == PrunedUsage(2, 2, 1)
+    assert await session_ids(database) == {session.session_id for session in made[1:]}
+
+
+async def test_prune_usage__keeps_sessions_while_no_window_was_pruned(database: Database) -> None:
+    """However old they are: the window that they are part of may be."""
+    made = [lived(midnight(0), midnight(0) + MICROSECOND), lived(midnight(1), midnight(2))]
+    await put_sessions(database, made)
+    await cut(database, midnight(3), contract=CONTRACT)
+    await chunk_all(database)
+    assert await prune(database, midnight(999)) == PrunedUsage(0, 0, 0)
+    assert len(await session_ids(database)) == 2
+
+
+async def test_prune_usage__keeps_sessions_that_are_in_no_window_yet(database: Database) -> None:
+    """Nothing was cut for ages: all windows are gone, but what was lived since the last cut is still to be billed."""
+    made = [
+        lived(midnight(0), midnight(1)),
+        lived(midnight(1), midnight(2) + MICROSECOND),
+        lived(midnight(3), midnight(4)),
+    ]
+    await put_sessions(database, made)
+    await cut(database, midnight(2))
+    await chunk_all(database)
+    assert await prune(database, midnight(999)) == PrunedUsage(2, 2, 1)
+    assert await session_ids(database) == {session.session_id for session in made[1:]}
+
+
+async def test_prune_usage__keeps_what_lives_however_long_ago_it_lapsed(database: Database) -> None:
+    """Until somebody has recorded its end."""
+    await put_sessions(database, [lived(midnight(0), midnight(1), closed=False)])
+    await cut(database, midnight(3))
+    await chunk_all(database)
+    assert await prune(database, midnight(999)) == PrunedUsage(1, 3, 0)
+    assert len(await session_ids(database)) == 1
+
+
+async def test_prune_usage__keeps_what_is_still_closing(database: Database) -> None:
+    session = await opened(database)
+    await attach_one(database.store, session.session_id)
+    await update_one(database.store, session.session_id, end="STOPPED", finished=False)
+    await cut(database, midnight(3))
+    await chunk_all(database)
+    assert await prune(database, midnight(999)) == PrunedUsage(1, 3, 0)
+    assert await session_ids(database) == {session.session_id}
+
+
+async def test_prune_usage__begins_with_the_sessions_that_ended_first(database: Database) -> None:
+    made = [lived(midnight(0), midnight(1) - days * MICROSECOND) for days in (2, 5, 1, 4, 3)]
+    await put_sessions(database, made)
+    await cut(database, midnight(2))
+    await chunk_all(database)
+    await prune(database, midnight(999), limit=2)
+    assert (await prune(database, midnight(999), limit=1)).sessions == 1
+    assert await session_ids(database) == {made[0].session_id, made[2].session_id}
+
+
+async def rendered(database: Database) -> dict[int, tuple[Sequence[Life], object]]:
+    found = await windows(database)
+    return {one.window_id: (await lives(database, one), await divide(database, one)) for one in found}
+
+
+async def test_prune_usage__leaves_all_that_is_needed_to_render_what_is_kept(database: Database) -> None:
+    """Sessions of every length, pruned day by day, over a change of factors."""
+    made = [
+        lived(
+            midnight(start) + timedelta(hours=start),
+            midnight(end) + timedelta(minutes=end),
+            closed=(start + end) % 3 > 0,
+        )
+        for start in range(8)
+        for end in range(start + 1, 9)
+    ]
+    await put_sessions(database, made)
+    await cut(database, midnight(4))
+    await cut(database, midnight(9), factors=(7, 8, 9))
+    await chunk_all(database)
+    before = await rendered(database)
+    for day in range(1, 9):
+        await prune(database, midnight(day) + KEPT + MICROSECOND)
+        left = await rendered(database)
+        assert list(left) == list(range(day + 1, 10))
+        assert left == {window_id: before[window_id] for window_id in left}
+    assert len(await session_ids(database)) < len(made)
+
+
+async def test_prune_usage__changes_no_sum_over_what_is_kept(database: Database) -> None:
+    ended = await opened(database)
+    await database.clock.set(midnight(1))
+    await end_one(database.store, ended.session_id, CloseReason.TERMINATED)
+    await chunked_days(database, 3)
+    window = await newest(database)
+    await prune(database, midnight(2) + KEPT + MICROSECOND)
+    assert ended.session_id not in await session_ids(database)
+    found = await lives(database, window)
+    assert await newest(database) == window
+    assert window.usage_millionths == sum_of(found, FACTORS)
+    assert len(found) == 1
+
+
+async def test_prune_usage__notes_where_what_is_kept_begins(database: Database) -> None:
+    await chunked_days(database, 3)
+    for at, kept_from in ((9, 0), (400, 0), (401, 1), (402, 2), (999, 3)):
+        await prune(database, midnight(at) + timedelta(hours=1))
+        (row,) = await table(database, "installation")
+        assert row["usage_kept_from"] == midnight(kept_from), at
+
+
+async def test_prune_usage__touches_nothing_else(database: Database) -> None:
+    await opened(database)
+    await chunked_days(database, 2, contract=CONTRACT)
+    await deliver(database, 1, 2)
+    await database.clock.set(midnight(999))
+    fence = await pruner(database)
+    before = await all_tables(database)
+    assert await database.store.prune_usage(fence, 100) == PrunedUsage(2, 2, 0)
+    (row,) = before["installation"]
+    kept = {"usage_windows": [], "usage_chunks": [], "installation": [{**row, "usage_kept_from": midnight(2)}]}
+    assert await all_tables(database) == {**before, **kept}
+
+
+async def test_prune_usage__has_nothing_to_do_before_the_first_cut(database: Database) -> None:
+    assert await prune(database, midnight(999)) == PrunedUsage(0, 0, 0)

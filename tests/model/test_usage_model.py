@@ -1,0 +1,268 @@
+"""Windows of the store and of the model side by side, while sessions come and go and the clock jumps both ways.
+
+What the model wrote down as a window was cut is compared with what the store tells of it, then and at any time later:
+however its sessions were renewed, upgraded, ended or swept since, and whatever the clock says.
+"""
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    initialize,
+    invariant,
+    multiple,
+    precondition,
+    rule,
+)
+
+from tenure.clock import EPOCH
+from tenure.model.sessions import CloseReason, Heartbeat, Limits, Open, Outcome, Seats
+from tenure.model.usage import Factors, GroupBy, UsageQuestion, Window
+from tests.model.machines import StoreMachine, bound_to_database, run_examples
+from tests.model.sessions import SessionModel
+from tests.model.usage import UsageModel
+from tests.support.keeping import EVICTING, keep_one
+from tests.support.leases import sweep_some
+from tests.support.usage import ALL, emitter, install, rules, whole
+from tests.support.wishes import NOON, SECOND, end_one, open_one, some_id, wish
+
+LIMITS = Limits(timedelta(days=3))
+TABLES = ("sessions", "capacities", "usage_eras", "usage_windows", "usage_chunks", "leases", "lease_history")
+MICROSECOND = timedelta(microseconds=1)
+BEGIN = NOON.replace(microsecond=0)
+"""On the grid, so that some live from there for just so long that their amount is a half."""
+CHUNK = 3
+"""Sessions in one, so that there are some."""
+INTERVAL = 10 * SECOND
+HALF = 1_296_000
+"""Microseconds that a session of factor 1 lives for half a millionth."""
+
+lengths = st.none() | st.sampled_from([5 * SECOND, 20 * SECOND, 100 * SECOND, 7_200 * SECOND])
+steps = st.sampled_from([1, HALF, 3 * HALF, SECOND, 5 * SECOND, 10 * SECOND, 10 * SECOND, 100 * SECOND, 3_600 * SECOND])
+jumps = steps | st.sampled_from([30_000 * SECOND, 100_000 * SECOND])
+factors = st.sampled_from(
+    [(1_000_000, 2_000_000, 3_000_000), (999_999_999_999, 0, 1), (333_333, 1_000_000_000_000, 500_000)]
+)
+
+
+class UsageMachine(StoreMachine):
+    sessions = Bundle("sessions")
+
+    @initialize(target=sessions, lease=lengths, idle=lengths, first=factors)
+    def begin(self, lease: int | None, idle: int | None, first: Factors) -> Any:
+        """With three sessions, since most of what there is to do takes one."""
+        self.now = BEGIN
+        self.users = [some_id() for _ in range(5)]
+        self.tenant, self.capacities = some_id(), [some_id() for _ in range(2)]
+        self.known = SessionModel(LIMITS)
+        self.model = UsageModel(BEGIN)
+        self.factors = first
+        self.rendered: dict[int, Any] = {}
+        for table in TABLES:
+            self.run(self.database.execute(f"DELETE FROM {table}"))
+        self.run(self.database.execute("UPDATE installation SET last_window_id = 0"))
+        self.run(install(self.database, BEGIN))
+        self._set_clock()
+        opened = [self.open(user, 0, 1 + user, lease, idle) for user in range(3)]
+        return multiple(*(session for session in opened if isinstance(session, str)))
+
+    # Sessions
+
+    @rule(
+        target=sessions,
+        user=st.integers(0, 4),
+        capacity=st.sampled_from([0, 0, 0, 1]),
+        kind=st.integers(1, 3),
+        lease=lengths,
+        idle=lengths,
+    )
+    def open(self, user: int, capacity: int, kind: int, lease: int | None, idle: int | None) -> Any:
+        """Also by those who are there already, of the same kind or another."""
+        one = self._wish(user, capacity, kind, lease, idle)
+        if self._reads_as_live_again(one):
+            return multiple()
+        answer = self.run(open_one(self.store, one, LIMITS))
+        expected = self.known.open(one, self._write_now(), answer.closings)
+        assert (answer.outcome, answer.session) == (expected.outcome, expected.session)
+        return one.session_id if expected.outcome in (Outcome.CREATED, Outcome.UPGRADED) else multiple()
+
+    @rule(session=sessions, active=st.booleans())
+    def heartbeat(self, session: str, active: bool) -> None:
+        expected = self.known.heartbeat(Heartbeat(session, active), self._write_now())
+        assert self.run(keep_one(self.store, session, active=active)) == expected
+
+    @rule(session=sessions, reason=st.sampled_from([CloseReason.TERMINATED, CloseReason.STOPPED]))
+    def end(self, session: str, reason: CloseReason) -> None:
+        expected = self.known.end(session, reason, self._write_now())
+        assert self.run(end_one(self.store, session, reason)).session == expected
+
+    @precondition(lambda self: self.now >= self.model.last_cut_at)
+    @rule()
+    def expire(self) -> None:
+        """With the clock behind the last cut, engines may leave it for later."""
+        self.known.sweep(self.now)
+        self.run(sweep_some(self.store, ALL))
+
+    @rule(limit=st.none() | st.integers(1, 2))
+    def put_capacity(self, limit: int | None) -> None:
+        """A full one evicts."""
+        self.known.put_capacity(self.capacities[1], Seats(limit, EVICTING), self.now)
+        self.run(self.store.put_capacity(self.capacities[1], Seats(limit, EVICTING)))
+
+    # Windows
+
+    @rule(on_time=st.booleans())
+    def cut(self, on_time: bool) -> None:
+        """On time means at the very instant of the grid, unless that has passed."""
+        if on_time:
+            interval = timedelta(microseconds=INTERVAL)
+            self.now += (EPOCH - self.now) % interval
+            self._set_clock()
+        told = self.run(self._cut())
+        recorded = self.known.recorded.values()
+        assert told == self.model.cut(recorded, self.now, timedelta(microseconds=INTERVAL), self.factors)
+
+    @rule(count=st.integers(1, 3), microseconds=st.sampled_from([0, 1, HALF, 5 * SECOND]))
+    def cut_some(self, count: int, microseconds: int) -> None:
+        """As the job does, each time after an interval and a little more."""
+        for _ in range(count):
+            self.now = self._write_now() + timedelta(microseconds=INTERVAL + microseconds)
+            self._set_clock()
+            self.cut(on_time=False)
+
+    async def _cut(self) -> Any:
+        return await self.store.cut_usage(await emitter(self.store), rules(INTERVAL, self.factors), ALL)
+
+    @rule(changed=factors)
+    def change_factors(self, changed: Factors) -> None:
+        self.factors = changed
+
+    @rule(limit=st.integers(1, 2), pages=st.integers(1, 3))
+    def divide(self, limit: int, pages: int) -> None:
+        """The oldest window that is not divided, or the rest of it, for as many pages."""
+        for _ in range(pages):
+            for left in self.run(self.store.list_unchunked(1)):
+                pieces = self.run(self.store.divide_window(left.window, left.last_session_id, limit))
+                complete = len(pieces) < limit
+                fence = self.run(emitter(self.store))
+                save = self.store.save_chunks(fence, left.window.window_id, left.chunks + 1, pieces, complete=complete)
+                self.run(save)
+
+    # The clock
+
+    @rule(microseconds=jumps)
+    def wait(self, microseconds: int) -> None:
+        self.now += timedelta(microseconds=microseconds)
+        self._set_clock()
+
+    @rule(microseconds=steps)
+    def step_back(self, microseconds: int) -> None:
+        self.now -= timedelta(microseconds=microseconds)
+        self._set_clock()
+
+    @rule(microseconds=st.sampled_from([1, SECOND, 15 * SECOND]))
+    def step_behind_the_last_cut(self, microseconds: int) -> None:
+        self.now = self.model.last_cut_at - timedelta(microseconds=microseconds)
+        self._set_clock()
+
+    # What must hold
+
+    @invariant()
+    def windows_are_where_the_model_cut_them(self) -> None:
+        found = self._windows()
+        assert [window.window_id for window in found] == list(range(1, len(found) + 1))
+        assert [(window.started_at, window.ended_at, window.era) for window in found] == [
+            (window.started_at, window.ended_at, window.era) for window in self.model.windows
+        ]
+
+    @invariant()
+    def the_newest_windows_are_what_they_were(self) -> None:
+        """The others, too, in the end."""
+        for window in self._windows()[-2:]:
+            self._check(window)
+
+    def teardown(self) -> None:
+        if not hasattr(self, "model"):
+            return
+        self.now = self._write_now() + timedelta(microseconds=INTERVAL)
+        self._set_clock()
+        self.cut(on_time=False)
+        while self.run(self.store.list_unchunked(1)):
+            self.divide(2, 3)
+        for window in self._windows():
+            self._check(window)
+        self._check_sums()
+        assert self.model.billed() == self.model.whole(self.known.recorded.values())
+
+    def _check(self, window: Window) -> None:
+        expected = self.model.windows[window.window_id - 1]
+        lives = self.run(self.store.read_lives(window, whole(window)))
+        assert {life.session_id: life for life in lives} == expected.lives
+        assert [life.session_id for life in lives] == sorted(expected.lives)
+        assert self.rendered.setdefault(window.window_id, lives) == lives
+        if window.chunked_at is not None:
+            assert (window.sessions, window.usage_millionths) == (len(lives), expected.usage_millionths)
+            self._check_chunks(window)
+
+    def _check_chunks(self, window: Window) -> None:
+        _window, chunks = self.run(self.store.get_window(window.window_id))
+        in_chunks = [self.run(self.store.read_lives(window, chunk)) for chunk in chunks]
+        assert [len(lives) for lives in in_chunks] == [chunk.sessions for chunk in chunks]
+        assert all(0 < chunk.sessions <= CHUNK for chunk in chunks)
+        assert [life for lives in in_chunks for life in lives] == self.rendered[window.window_id]
+
+    def _check_sums(self) -> None:
+        """Of everything up to the last cut, each session by itself."""
+        question = UsageQuestion(
+            from_at=BEGIN, to_at=self.model.last_cut_at, group_by=GroupBy.SESSION, factors=self.factors
+        )
+        sums = self.run(self.store.sum_usage(question, None, ALL))
+        by_session: dict[str, int] = {}
+        for (session_id, _era), amount in self.model.billed().items():
+            by_session[session_id] = by_session.get(session_id, 0) + amount
+        assert {group.key: group.usage_millionths for group in sums.groups} == by_session
+        assert all(group.sessions == 1 for group in sums.groups)
+
+    def _windows(self) -> list[Window]:
+        return list(reversed(self.run(self.store.list_windows(None, ALL))))
+
+    def _write_now(self) -> Any:
+        return self.model.write_now(self.now)
+
+    def _reads_as_live_again(self, one: Open) -> bool:
+        """One that lapsed before the last cut, by a clock that is behind its deadline: engines may say `existing`."""
+        return any(
+            session.closed_at is None and self.now < session.deadline_at <= self.model.last_cut_at
+            for session in self.known.recorded.values()
+            if (session.capacity_id, session.user_object_id) == one.key
+        )
+
+    def _wish(self, user: int, capacity: int, kind: int, lease: int | None, idle: int | None) -> Open:
+        return wish(
+            user_object_id=self.users[user],
+            tenant_object_id=self.tenant,
+            capacity_id=self.capacities[capacity],
+            kind=kind,
+            lease_microseconds=lease,
+            heartbeat_microseconds=lease and max(lease // 12, SECOND),
+            idle_microseconds=idle,
+        )
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def bound(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[UsageMachine]]:
+    monkeypatch.setattr("tenure.store.lives.CHUNK_MAX", CHUNK)
+    yield from bound_to_database(UsageMachine, request)
+
+
+def test_windows_are_what_the_model_says(bound: type[UsageMachine]) -> None:
+    run_examples(bound, examples=6)
+
+
+@pytest.mark.slow
+def test_windows_are_what_the_model_says_for_longer(bound: type[UsageMachine]) -> None:
+    run_examples(bound, examples=40)
