@@ -13,7 +13,7 @@ def audit(config: Config, ledger: Ledger | None, from_at: datetime | None) -> Re
 
 
 async def _audit(config: Config, ledger: Ledger | None, from_at: datetime | None) -> Report:
-    store = open_store(config.database, config.pool_size)
+    store = open_store(config.database, config.pool_size, must_exist=True)
     try:
         return await Audit(store, ledger, from_at).run()
     finally:

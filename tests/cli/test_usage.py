@@ -40,6 +40,7 @@ def tenure(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
 
     def run(*arguments: str) -> Ran:
         monkeypatch.setattr(sys, "argv", ["tenure", *arguments])
+        monkeypatch.setattr("tenure.cli.main.configure_logs", lambda: None)
         with pytest.raises(SystemExit) as ended:
             main()
         return Ran(int(ended.value.code or 0), *capsys.readouterr())
@@ -82,8 +83,8 @@ def api(address: str, path: str) -> str:
 def test_shows_one_sum_and_its_span(tenure: Callable[..., Ran], address: str) -> None:
     assert tenure("usage", "--url", address, *SPAN) == Ran(
         0,
-        "usage     sessions\n"
-        f"0.002101  {MANY}\n"
+        "   usage  sessions\n"
+        f"0.002101       {MANY}\n"
         "\n"
         "from 2041-03-01T12:00:00.000000Z to 2041-03-01T12:02:00.000000Z, final until 2041-03-01T12:02:00.000000Z\n",
         "",
@@ -97,9 +98,9 @@ def test_without_a_span_it_is_the_thirty_days_before_the_last_instant(tenure: Ca
 
 def test_shows_groups_as_a_table(tenure: Callable[..., Ran], address: str) -> None:
     assert tenure("usage", "--url", address, *SPAN, "--group-by", "tenant").out.splitlines()[:3] == [
-        "tenantObjectId                        usage     sessions",
-        f"{TENANTS[0]}  0.002008  {MANY - 1}",
-        f"{TENANTS[1]}  0.000093  1",
+        "tenantObjectId                           usage  sessions",
+        f"{TENANTS[0]}  0.002008       {MANY - 1}",
+        f"{TENANTS[1]}  0.000093         1",
     ]
 
 
@@ -154,17 +155,40 @@ def test_a_table_has_all_pages_too(tenure: Callable[..., Ran], address: str) -> 
 
 def test_shows_windows(tenure: Callable[..., Ran], address: str) -> None:
     assert tenure("usage", "--url", address, "--windows").out == (
-        "windowId  startAt                      endAt                        factors  sessions  usage     deliveredAt\n"
-        "2         2041-03-01T12:01:00.000000Z  2041-03-01T12:02:00.000000Z  1 2.5 3  1         0.000058  -\n"
-        f"1         2041-03-01T12:00:00.123456Z  2041-03-01T12:01:00.000000Z  1 2 3    {MANY}       0.002043  -\n"
+        "windowId  startAt                      endAt                        factors        sessions     usage  "
+        "deliveredAt\n"
+        "       2  2041-03-01T12:01:00.000000Z  2041-03-01T12:02:00.000000Z  1:1 2:2.5 3:3         1  0.000058  "
+        "          -\n"
+        f"       1  2041-03-01T12:00:00.123456Z  2041-03-01T12:01:00.000000Z  1:1 2:2 3:3         {MANY}  0.002043  "
+        "          -\n"
     )
 
 
-def test_shows_a_window_by_its_chunks(tenure: Callable[..., Ran], address: str) -> None:
+@pytest.mark.parametrize("flags", [["--from", "2041-03-01"], ["--tenant", CAPACITY], ["--group-by", "kind"]])
+@pytest.mark.parametrize("shown", [["--windows"], ["--window", "1"]])
+def test_windows_are_shown_as_they_are(tenure: Callable[..., Ran], shown: Sequence[str], flags: Sequence[str]) -> None:
+    words = "tenure: windows: are shown as they were billed, without a span, a filter or groups\n"
+    assert tenure("usage", *shown, *flags) == Ran(2, "", words)
+
+
+def test_a_day_begins_at_midnight_in_utc(tenure: Callable[..., Ran], address: str) -> None:
+    shown = tenure("usage", "--url", address, "--from", "2041-03-01", "--to", "2041-03-01T12:02:00+00:00").out
+    assert shown.splitlines()[-1].startswith("from 2041-03-01T00:00:00.000000Z to 2041-03-01T12:02:00.000000Z,")
+
+
+def test_shows_a_window_and_its_chunks(tenure: Callable[..., Ran], address: str) -> None:
     (chunk,) = msgspec.json.decode(api(address, "/usage/windows/1"))["chunks"]
     assert tenure("usage", "--url", address, "--window", "1").out == (
-        "chunk  submissionId                          sessions  usage     digest  deliveredAt\n"
-        f"1      {chunk['submissionId']}  {MANY}       0.002043  -       -\n"
+        "windowId     1\n"
+        "startAt      2041-03-01T12:00:00.123456Z\n"
+        "endAt        2041-03-01T12:01:00.000000Z\n"
+        "factors      1:1 2:2 3:3\n"
+        f"sessions     {MANY}\n"
+        "usage        0.002043\n"
+        "deliveredAt  -\n"
+        "\n"
+        "chunk  submissionId                          sessions     usage  digest  deliveredAt\n"
+        f"    1  {chunk['submissionId']}       {MANY}  0.002043       -            -\n"
     )
 
 
@@ -182,7 +206,6 @@ def test_an_address_may_end_with_a_slash(tenure: Callable[..., Ran], address: st
         (["--window", "-1"], "there is no window -1"),
         (["--group-by", "day"], "groupBy: must be tenant, capacity, user, kind, session"),
         (["--tenant", "x"], "tenant: must be a UUID"),
-        (["--from", "yesterday"], "from: must be an instant with its offset, as 2026-01-02T03:04:05Z"),
         (["--from", "2041-03-01T12:02:00Z", "--to", "2041-03-01T12:01:00Z"], "from: must lie before to"),
     ],
     ids=lambda value: "" if isinstance(value, str) else " ".join(value),
@@ -191,6 +214,13 @@ def test_what_the_service_refuses_is_told_in_one_line(
     tenure: Callable[..., Ran], address: str, flags: Sequence[str], words: str
 ) -> None:
     assert tenure("usage", "--url", address, *flags) == Ran(1, "", f"tenure: {words}\n")
+
+
+@pytest.mark.parametrize("flag", ["--from", "--to"])
+@pytest.mark.parametrize("words", ["yesterday", "2041-03-01T12:00:00", "2041-02-30", ""])
+def test_what_is_no_instant_is_a_wrong_setting(tenure: Callable[..., Ran], flag: str, words: str) -> None:
+    told = f"tenure: {flag[2:]}: must be an instant with its offset, as 2026-01-02T03:04:05Z, or a day\n"
+    assert tenure("usage", flag, words) == Ran(2, "", told)
 
 
 def test_a_wrong_prefix_is_told(tenure: Callable[..., Ran], address: str) -> None:

@@ -16,7 +16,6 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
     """What `tenure serve` would have run with."""
     configs: list[Config] = []
     monkeypatch.setattr("tenure.serving.serve", configs.append)
-    monkeypatch.setattr("tenure.logs.configure_logs", lambda: None)
     return configs
 
 

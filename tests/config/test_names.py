@@ -80,6 +80,19 @@ def test_suggests_the_job_that_was_meant(name: str, meant: str, refusal: Refusal
     assert message.endswith(f"; did you mean {meant}?")
 
 
+@pytest.mark.parametrize(("name", "meant"), [("usage", "usages"), ("on-call", "oncall"), ("oncal", "oncall")])
+def test_suggests_the_gateway_that_was_meant(name: str, meant: str, refusal: Refusal) -> None:
+    message = refusal(toml=f"[gateways.{name}]\nurl = 'http://127.0.0.1/'")
+    assert message.startswith(f"gateways.{name} (from tenure.toml): the name must be usages, oncall or one of your own")
+    assert message.endswith(f"; did you mean {meant}?")
+
+
+@pytest.mark.parametrize("name", ["billing", "crm", "usage-archive", "oncall-eu"])
+def test_takes_a_gateway_of_your_own(name: str, empty_folder: Path) -> None:
+    (empty_folder / "tenure.toml").write_text(f"[gateways.{name}]\nurl = 'http://127.0.0.1/'")
+    assert list(load({}, {}).gateways) == [name]
+
+
 @pytest.mark.parametrize("name", ["send-invoices", "sync_users", "prune-files", "emit-invoices", "x2"])
 def test_takes_the_job_of_an_application(name: str, empty_folder: Path) -> None:
     (empty_folder / "tenure.toml").write_text(f"[jobs.{name}]\ninterval_seconds = 5")

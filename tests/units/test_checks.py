@@ -271,12 +271,26 @@ def test_finds_that_it_was_not_noted_what_was_sent() -> None:
 def test_a_window_that_says_what_its_chunks_say_is_no_fault(
     delivered_at: datetime | None, deliveries: Sequence[ChunkDelivery]
 ) -> None:
-    assert list(check_window_delivery(window(delivered_at=delivered_at), deliveries)) == []
+    told = window(delivered_at=delivered_at)
+    assert list(check_window_delivery(told, deliveries, told)) == []
+
+
+def test_a_window_that_is_delivered_while_it_is_read_is_no_fault() -> None:
+    earlier, later = window(delivered_at=None), window(delivered_at=MIDNIGHT)
+    assert list(check_window_delivery(earlier, [delivered(1), delivery(2)], later)) == []
+    assert list(check_window_delivery(earlier, [delivered(1)], later)) == []
+
+
+def test_finds_a_window_that_is_not_delivered_though_its_chunks_are() -> None:
+    told = window(delivered_at=None)
+    (found,) = check_window_delivery(told, [delivered(1), delivered(2)], told)
+    assert found == "window 12 is not delivered, but all of its chunks are"
 
 
 def test_finds_a_window_that_is_delivered_before_its_chunks() -> None:
     deliveries = [delivered(1), delivery(2), delivery(3)]
-    (found,) = check_window_delivery(window(delivered_at=MIDNIGHT), deliveries)
+    told = window(delivered_at=MIDNIGHT)
+    (found,) = check_window_delivery(told, deliveries, told)
     assert found == "window 12 is delivered, but 2 of its chunks are not"
 
 

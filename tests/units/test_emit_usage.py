@@ -14,6 +14,7 @@ from tenure.jobs.emit_usage import UNCHUNKED_MAX, EmitUsage
 from tenure.jobs.jobs import ActiveRun
 from tenure.leases.held import HeldLease
 from tenure.model.leases import Fence
+from tenure.model.submissions import Contract
 from tenure.model.usage import Cut, CutRules, Lag, Piece, Unchunked, Window
 from tenure.store.store import BATCH_MAX, WINDOWS_MAX
 from tests.support.usage import minute, rules
@@ -21,7 +22,7 @@ from tests.support.wishes import NOON, SECOND
 from tests.units.test_formats import WINDOW
 
 FENCE = Fence("job:emit-usage", "us", 7)
-RULES = rules()
+RULES = rules(contract=Contract((5.0,), None, (409,), 30.0, "tenure"))
 
 
 class UsageStore:
@@ -40,6 +41,7 @@ class UsageStore:
         """Raised instead of a call, by what is told of it."""
         self.lag = Lag(NOON, NOON - timedelta(seconds=61.25))
         self.lock = HeldLease(None, FENCE, 600 * SECOND, boottime())  # type: ignore[arg-type]
+        self.era = WINDOW.era
         self.give_up_after = ""
         """The call during which the lock is lost."""
 
@@ -57,7 +59,7 @@ class UsageStore:
 
     async def cut_usage(self, fence: Fence, cut_by: CutRules, limit: int) -> Cut:
         self._do("cut", fence)
-        assert (cut_by, limit) == (RULES, WINDOWS_MAX)
+        assert (replace(cut_by, contract=RULES.contract), limit) == (RULES, WINDOWS_MAX)
         return self.cuts.pop(0) if self.cuts else Cut(NOON, minute(0), 0)
 
     async def list_unchunked(self, limit: int) -> Sequence[Unchunked]:
@@ -87,7 +89,8 @@ class UsageStore:
 
     def _unchunked(self, window_id: int) -> Unchunked:
         last = str(self.saved[window_id][-1][0]) if self.saved[window_id] else None
-        return Unchunked(replace(WINDOW, window_id=window_id), len(self.saved[window_id]), last)
+        window = replace(WINDOW, window_id=window_id, era=self.era)
+        return Unchunked(window, len(self.saved[window_id]), last)
 
     @staticmethod
     def _piece(window_id: int, number: int) -> Piece:
@@ -99,9 +102,9 @@ def store() -> UsageStore:
     return UsageStore()
 
 
-async def run(store: UsageStore) -> Sequence[Mapping[str, Any]]:
+async def run(store: UsageStore, rules: CutRules = RULES) -> Sequence[Mapping[str, Any]]:
     """Once; what it told in the log."""
-    job = EmitUsage(store, RULES, lambda: store.calls.append("hint"))  # type: ignore[arg-type]
+    job = EmitUsage(store, rules, lambda: store.calls.append("hint"))  # type: ignore[arg-type]
     with capture_logs() as logs:
         await job.run(ActiveRun("emit-usage", store.lock, NOON, None))
     return logs
@@ -116,9 +119,9 @@ def told(logs: Sequence[Mapping[str, Any]], event: str) -> Sequence[Mapping[str,
 
 async def test_cuts_again_until_there_is_no_more_to_cut(store: UsageStore) -> None:
     store.cuts = [Cut(NOON, minute(-9), WINDOWS_MAX), Cut(NOON, minute(-5), WINDOWS_MAX), Cut(NOON, minute(0), 3)]
-    logs = await run(store)
+    (line,) = told(await run(store), "usage.emitted")
     assert store.calls == ["cut", "cut", "cut", "list", "lag"]
-    assert [each["windows"] for each in told(logs, "usage.cut")] == [WINDOWS_MAX, WINDOWS_MAX, 3]
+    assert line["last_cut_at"] == "2041-03-01T12:00:00.000000Z"
 
 
 async def test_cuts_once_more_after_a_full_cut_that_was_the_last(store: UsageStore) -> None:
@@ -127,9 +130,16 @@ async def test_cuts_once_more_after_a_full_cut_that_was_the_last(store: UsageSto
     assert store.calls.count("cut") == 2
 
 
+async def test_tells_how_many_windows_it_divided(store: UsageStore) -> None:
+    for window_id in (3, 4):
+        store.add(window_id, pieces=1)
+    (line,) = told(await run(store), "usage.emitted")
+    assert line["windows"] == 2
+
+
 async def test_says_nothing_of_a_cut_without_windows(store: UsageStore) -> None:
     logs = await run(store)
-    assert (store.calls, told(logs, "usage.cut"), told(logs, "usage.cut_skipped")) == (["cut", "list", "lag"], [], [])
+    assert (store.calls, told(logs, "usage.cut_skipped")) == (["cut", "list", "lag"], [])
 
 
 async def test_a_clock_at_the_last_cut_is_not_behind(store: UsageStore) -> None:
@@ -143,8 +153,8 @@ async def test_a_clock_behind_the_last_cut_is_alerted_and_the_rest_goes_on(store
     logs = await run(store)
     assert told(logs, "usage.cut_skipped") == [
         {
-            "now": "2041-03-01T12:00:00+00:00",
-            "last_cut_at": "2041-03-01T12:05:00+00:00",
+            "now": "2041-03-01T12:00:00.000000Z",
+            "last_cut_at": "2041-03-01T12:05:00.000000Z",
             "log_level": "error",
         }
     ]
@@ -231,6 +241,19 @@ async def test_announces_nothing_if_there_was_nothing_to_divide(store: UsageStor
 async def test_tells_the_lag_in_seconds(store: UsageStore) -> None:
     (line,) = told(await run(store), "usage.emitted")
     assert line["lag_seconds"] == 61.25
+
+
+async def test_without_a_gateway_it_says_that_nothing_is_sent(store: UsageStore) -> None:
+    (line,) = told(await run(store, replace(RULES, contract=None)), "usage.emitted")
+    assert (line["sent"], "lag_seconds" in line, "lag" in store.calls) == (False, False, False)
+
+
+@pytest.mark.parametrize(("window_id", "saved", "times"), [(1, 0, 0), (3, 0, 1), (3, 1, 0)])
+async def test_tells_once_that_an_era_began(store: UsageStore, window_id: int, saved: int, times: int) -> None:
+    store.add(window_id, pieces=2, saved=saved)
+    store.era = replace(WINDOW.era, started_at=WINDOW.started_at)
+    lines = told(await run(store), "usage.era_began")
+    assert [(line["window"], line["factors"]) for line in lines] == times * [(3, ["1", "2", "3"])]
 
 
 # Cut short.

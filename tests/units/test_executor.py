@@ -166,6 +166,16 @@ async def test_sends_at_once_again_what_is_due_at_once(desk: Desk) -> None:
     assert [end.number for end in desk.store.ends] == [1, 2, 3]
 
 
+async def test_tells_once_that_a_gateway_fails_and_once_that_it_is_well_again(desk: Desk) -> None:
+    desk.store.add(1)
+    desk.sender.answers[1] = [Answer(503, retry_after="0"), Answer(429, retry_after="0")]
+    with capture_logs() as logs:
+        desk.start()
+        await desk.until(lambda: any(line["event"] == "gateway.recovered" for line in logs))
+    told = [(line["event"], line.get("error")) for line in logs if line["event"].startswith("gateway.")]
+    assert told == [("gateway.failing", "answered 503"), ("gateway.recovered", None)]
+
+
 async def test_gives_up_when_the_contract_says_so(desk: Desk) -> None:
     desk.store.add(1, failures=2)
     desk.sender.answers[1] = [Answer(500)]

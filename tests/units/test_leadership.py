@@ -36,7 +36,7 @@ class Office:
         self.store = store
         self.terms: list[HeldLease] = []
         self.cancelled = 0
-        self.work_fails = False
+        self.work_fails: Exception | None = None
         self.leadership = Leadership(
             store,  # type: ignore[arg-type]
             NAME,
@@ -52,8 +52,8 @@ class Office:
     async def work(self, lease: HeldLease) -> None:
         self._working.append(asyncio.current_task())
         self.terms.append(lease)
-        if self.work_fails:
-            raise ValueError("the work cannot be done")
+        if self.work_fails is not None:
+            raise self.work_fails
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
@@ -410,7 +410,7 @@ async def test_what_was_released_rather_than_resigned_is_taken_at_once(office: O
 
 
 async def test_work_that_fails_ends_the_term_and_frees_the_lease(office: Office, store: LeaseStore) -> None:
-    office.work_fails = True
+    office.work_fails = ValueError("the work cannot be done")
     with capture_logs() as logs:
         await office.lead()
         await eventually(lambda: store.asked.count("release_lease") == 1)
@@ -418,13 +418,20 @@ async def test_work_that_fails_ends_the_term_and_frees_the_lease(office: Office,
     assert not store.is_held(NAME)
 
 
-async def test_failing_work_does_not_flap(store: LeaseStore, clock: HostClock, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "failure",
+    [ValueError("the work cannot be done"), DatabaseUnavailable("a table is missing")],
+    ids=["work", "database"],
+)
+async def test_work_that_fails_at_once_does_not_flap(
+    store: LeaseStore, clock: HostClock, monkeypatch: pytest.MonkeyPatch, failure: Exception
+) -> None:
     """It waits five refreshes, however often it looks."""
     seconds = 100.0
     monkeypatch.setattr("tenure.leases.patience.monotonic", lambda: seconds)
     del clock
     office = Office(store, LeasesConfig(duration_seconds=60.0, renew_seconds=30.0, refresh_seconds=1.0))
-    office.work_fails = True
+    office.work_fails = failure
     office.leadership.start()
     await office.lead()
     await eventually(lambda: not store.is_held(NAME))

@@ -40,14 +40,17 @@ class UsageStore:
         self.seals: dict[str, bytes] = {}
         self.fences: list[Fence] = []
         self.trouble: Exception | None = None
+        self.slow: Exception | None = None
 
     async def find_chunks(self, submission_ids: Sequence[str]) -> Sequence[tuple[Window, Chunk]]:
+        if self.trouble is not None:
+            raise self.trouble
         return [self.chunks[each] for each in reversed(submission_ids) if each in self.chunks]
 
     async def read_lives(self, window: Window, chunk: Chunk) -> Sequence[Life]:
         assert window == self.chunks[str(chunk.submission_id)][0]
-        if self.trouble is not None:
-            raise self.trouble
+        if self.slow is not None:
+            raise self.slow
         return self.lives[chunk.chunk]
 
     async def seal_chunks(self, fence: Fence, seals: Sequence[Seal]) -> Mapping[str, bool]:
@@ -99,10 +102,20 @@ async def test_renders_the_same_bytes_twice(renderer: Renderer) -> None:
     assert await rendered(renderer, parcel()) == await rendered(renderer, parcel())
 
 
-async def test_a_database_that_does_not_answer_withholds_nothing(renderer: Renderer, store: UsageStore) -> None:
+async def test_a_database_that_does_not_answer_at_all_ends_the_term(renderer: Renderer, store: UsageStore) -> None:
     store.trouble = DatabaseUnavailable("away")
     with pytest.raises(DatabaseUnavailable):
         await rendered(renderer, parcel())
+
+
+async def test_what_takes_too_long_to_read_is_put_off_and_holds_nobody_up(
+    renderer: Renderer, store: UsageStore
+) -> None:
+    store.slow = DatabaseUnavailable("the database did not answer within 30 seconds")
+    (found,) = (await rendered(renderer, parcel())).values()
+    assert found == "it could not be read: the database did not answer within 30 seconds"
+    assert isinstance(found, Withheld)
+    assert found.pause_seconds == 10
 
 
 # Withholding.

@@ -1,7 +1,6 @@
 """`tenure audit`: what it found, in words and as an exit code."""
 
 from collections.abc import Iterator
-from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,12 +9,15 @@ import msgspec
 import typer
 
 from tenure.cli.flags import ConfigFlag, DatabaseFlag, JsonFlag, load_settings
+from tenure.cli.instants import instant_of
+from tenure.cli.tables import fixed_text
 from tenure.errors import ConfigurationError
 from tenure.meter import decimal_text
+from tenure.usage.formats import instant_text
 
 if TYPE_CHECKING:
     from tenure.receiver.ledger import Entry as ReceiverEntry
-    from tenure.usage.audit import Report
+    from tenure.usage.audit import LedgerTotals, Report
     from tenure.usage.checks import Entry
 
 FAULTS = 1
@@ -32,22 +34,13 @@ def audit(
     """Check that every instant was billed once, and exit with 1 if not."""
     # It listens nowhere, so the host that `serve --insecure` is told must not stop it.
     settings = load_settings(config, database=database, insecure=True)
+    from_instant = None if from_at is None else instant_of("from", from_at)
     from tenure.auditing import audit as run  # noqa: PLC0415 - other commands need no store
 
-    report = run(settings, None if ledger is None else _ReceiverLedger(ledger), _instant(from_at))
+    report = run(settings, None if ledger is None else _ReceiverLedger(ledger), from_instant)
     typer.echo(msgspec.json.encode(_values(report)).decode() if as_json else _words(report))
     if report.findings:
         raise typer.Exit(FAULTS)
-
-
-def _instant(text: str | None) -> datetime | None:
-    try:
-        instant = None if text is None else datetime.fromisoformat(text)
-    except ValueError:
-        instant = datetime.min  # noqa: DTZ901 - refused below, since it has no offset
-    if instant is not None and instant.tzinfo is None:
-        raise ConfigurationError("from: must be an instant with its offset, as 2026-01-02T03:04:05Z")
-    return instant
 
 
 class _ReceiverLedger:
@@ -70,8 +63,9 @@ class _ReceiverLedger:
             yield from map(_entry, page)
             after = page[-1].position
 
-    def total(self) -> Decimal:
-        return Decimal(self._ledger.totals().usage)
+    def total(self) -> tuple[int, Decimal]:
+        totals = self._ledger.totals()
+        return totals.keys, Decimal(totals.usage)
 
 
 def _entry(found: "ReceiverEntry") -> "Entry":
@@ -80,29 +74,51 @@ def _entry(found: "ReceiverEntry") -> "Entry":
     return Entry(found.key, found.digest, found.records, found.usage, found.conflicts)
 
 
-def _amounts(report: "Report") -> dict[str, str]:
+def _amounts(report: "Report") -> dict[str, int]:
     return {
-        "lived": decimal_text(report.lived_millionths),
-        "delivered": decimal_text(report.delivered_millionths),
-        "waiting": decimal_text(report.waiting_millionths),
-        "unsent": decimal_text(report.unsent_millionths),
+        "lived": report.lived_millionths,
+        "delivered": report.delivered_millionths,
+        "waiting": report.waiting_millionths,
+        "unsent": report.unsent_millionths,
     }
 
 
 def _values(report: "Report") -> dict[str, object]:
-    amounts = {name: msgspec.Raw(text.encode()) for name, text in _amounts(report).items()}
-    return {"windows": report.windows, "chunks": report.chunks, **amounts, "findings": report.findings}
+    amounts = {name: msgspec.Raw(decimal_text(amount).encode()) for name, amount in _amounts(report).items()}
+    return {
+        "installationId": report.installation_id,
+        "from": instant_text(report.from_at),
+        "to": instant_text(report.to_at),
+        "windows": report.windows,
+        "chunks": report.chunks,
+        **amounts,
+        "ledger": report.ledger and _ledger_values(report.ledger),
+        "findings": report.findings,
+    }
+
+
+def _ledger_values(ledger: "LedgerTotals") -> dict[str, object]:
+    amounts = {"usage": ledger.usage, "unmatchedUsage": ledger.unmatched_usage}
+    return {"keys": ledger.keys, "unmatched": ledger.unmatched} | {
+        name: msgspec.Raw(f"{amount:f}".encode()) for name, amount in amounts.items()
+    }
 
 
 def _words(report: "Report") -> str:
-    amounts = _amounts(report)
+    span = f"from {instant_text(report.from_at)} to {instant_text(report.to_at)}"
     lines = [
-        f"{report.windows} windows, {report.chunks} chunks",
-        f"lived      {amounts['lived']}",
-        f"delivered  {amounts['delivered']}",
-        f"waiting    {amounts['waiting']}",
-        f"unsent     {amounts['unsent']}",
+        f"installation {report.installation_id}",
+        f"{report.windows} windows, {report.chunks} chunks, {span}" if report.windows else "no windows",
+        *(f"{name:9}  {fixed_text(amount):>20}" for name, amount in _amounts(report).items()),
+        *([] if report.ledger is None else [_ledger_words(report.ledger)]),
         *(f"{finding.check}: {finding.detail}" for finding in report.findings),
-        f"{len(report.findings)} faults" if report.findings else "no faults",
+        {0: "no faults", 1: "1 fault"}.get(len(report.findings), f"{len(report.findings)} faults"),
     ]
     return "\n".join(lines)
+
+
+def _ledger_words(ledger: "LedgerTotals") -> str:
+    words = f"ledger     {ledger.usage:20.6f}  {ledger.keys} keys"
+    if not ledger.unmatched:
+        return words
+    return f"{words}; {ledger.unmatched} of them, {ledger.unmatched_usage:f}, belong to none of these windows"

@@ -5,11 +5,13 @@ from typing import Annotated
 
 import typer
 
+from tenure import __version__
 from tenure.cli.audit import audit
 from tenure.cli.flags import ConfigFlag, DatabaseFlag, load_settings
 from tenure.cli.receiver import receiver
 from tenure.cli.usage import usage
 from tenure.errors import ConfigurationError, DatabaseUnavailable
+from tenure.logs import configure_logs
 
 app = typer.Typer(
     help="Sessions by the seat, the tier and the minute.",
@@ -22,6 +24,8 @@ FAILED = 1
 
 
 def main() -> None:
+    # Before anything is logged: what is printed to standard output is a command's answer.
+    configure_logs()
     try:
         app()
     except ConfigurationError as error:
@@ -30,6 +34,21 @@ def main() -> None:
     except DatabaseUnavailable as error:
         _say(f"tenure: {error.detail}")
         sys.exit(FAILED)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"tenure {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def tenure(
+    _version: Annotated[
+        bool, typer.Option("--version", help="Show the version.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Sessions by the seat, the tier and the minute."""
 
 
 @app.command()
@@ -46,10 +65,8 @@ def serve(
     settings = load_settings(
         config, host=host, port=port, database=database, workers=workers, prefix=prefix, insecure=insecure
     )
-    from tenure.logs import configure_logs  # noqa: PLC0415 - other commands need no server
-    from tenure.serving import serve as run  # noqa: PLC0415
+    from tenure.serving import serve as run  # noqa: PLC0415 - other commands need no server
 
-    configure_logs()
     run(settings)
 
 

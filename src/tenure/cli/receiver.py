@@ -26,8 +26,7 @@ def receiver(
     as_json: Annotated[bool, typer.Option("--json", help="Tell the totals as JSON.")] = False,
 ) -> None:
     """Receive submissions, count each key once, and fail as told. Ends with its totals."""
-    from tenure.logs import configure_logs  # noqa: PLC0415 - other commands need no server
-    from tenure.receiver.faults import read_faults  # noqa: PLC0415
+    from tenure.receiver.faults import read_faults  # noqa: PLC0415 - other commands need no server
     from tenure.receiver.running import Settings, run  # noqa: PLC0415
 
     _refuse_far_host(host, insecure=insecure)
@@ -38,7 +37,6 @@ def receiver(
         secrets=_checked_secrets(secret, previous_secret),
         faults=read_faults(fail),
     )
-    configure_logs()
     totals = run(settings)
     typer.echo(msgspec.json.encode(totals).decode() if as_json else _table(totals))
 

@@ -15,6 +15,8 @@ from tenure.config.urls import SCHEMES, SQLITE, is_database_url, is_http_url
 JOBS = {"expire-sessions": 10.0, "emit-usage": 60.0, "prune": 3600.0, "watch": 30.0}
 """The built-in jobs and their default intervals in seconds."""
 HANDLERS = ("echo", "discard")
+GATEWAYS = ("usages", "oncall")
+"""To which Tenure itself sends."""
 RESERVED_HEADERS = frozenset(
     {
         "connection",
@@ -36,6 +38,8 @@ SIMILAR = 0.6
 """How alike two names are if the one may be suggested for the other."""
 MISSPELT = 0.75
 """How alike they are if the one is refused as a misspelling of the other."""
+MISSPELT_GATEWAY = 0.85
+"""Stricter, since anybody may have gateways of any name."""
 
 
 class Rule(NamedTuple):
@@ -71,6 +75,12 @@ def _is_factor(factor: Decimal) -> bool:
 
 def _is_header_name(name: str) -> bool:
     return bool(re.fullmatch(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", name)) and name.lower() not in RESERVED_HEADERS
+
+
+def _misspelt_gateway(name: str) -> str | None:
+    """What goes to a gateway of a name that nobody sends to is never sent."""
+    near = near_miss(name, GATEWAYS, MISSPELT_GATEWAY)
+    return None if near == name else near
 
 
 _NAME = re.compile(r"[a-z0-9]+([-_][a-z0-9]+)*")
@@ -144,7 +154,13 @@ JobName = Annotated[
     ),
 ]
 GatewayName = Annotated[
-    str, Rule("lower-case letters and digits with single dashes or underscores between them", _NAME.fullmatch)
+    str,
+    Rule(
+        "usages, oncall or one of your own: "
+        "lower-case letters and digits with single dashes or underscores between them",
+        lambda name: _NAME.fullmatch(name) and _misspelt_gateway(name) is None,
+        _misspelt_gateway,
+    ),
 ]
 OptionName = Annotated[str, Rule("a lower-case name such as grammar", re.compile(r"[a-z][a-z0-9_]*").fullmatch)]
 HeaderName = Annotated[str, Rule("that of a header which Tenure does not set itself", _is_header_name)]

@@ -9,8 +9,10 @@ from collections.abc import Callable
 import structlog
 
 from tenure.jobs.jobs import ActiveRun
-from tenure.model.usage import CutRules, Unchunked
+from tenure.meter import decimal_text
+from tenure.model.usage import Cut, CutRules, Unchunked
 from tenure.store.store import BATCH_MAX, WINDOWS_MAX, Store
+from tenure.usage.formats import instant_text
 
 log = structlog.get_logger()
 
@@ -26,26 +28,29 @@ class EmitUsage:
         self._hint = hint
 
     async def run(self, run: ActiveRun) -> None:
-        await self._cut(run)
+        cut = await self._cut(run)
+        if cut.now < cut.last_cut_at:
+            log.error("usage.cut_skipped", now=instant_text(cut.now), last_cut_at=instant_text(cut.last_cut_at))
+        windows = 0
         while unchunked := await self._store.list_unchunked(UNCHUNKED_MAX):
             for window in unchunked:
                 await self._divide(run, window)
+            windows += len(unchunked)
             await self._announce()
-        await self._tell_lag()
+        await self._tell(windows, cut)
 
-    async def _cut(self, run: ActiveRun) -> None:
+    async def _cut(self, run: ActiveRun) -> Cut:
         while True:
             cut = await self._store.cut_usage(run.fence, self._rules, WINDOWS_MAX)
-            if cut.now < cut.last_cut_at:
-                log.error("usage.cut_skipped", now=cut.now.isoformat(), last_cut_at=cut.last_cut_at.isoformat())
-            elif cut.windows:
-                log.info("usage.cut", windows=cut.windows, last_cut_at=cut.last_cut_at.isoformat())
             if cut.windows < WINDOWS_MAX:
-                return
+                return cut
 
     async def _divide(self, run: ActiveRun, unchunked: Unchunked) -> None:
         """In pages by key, each saved before the next is read: what is in memory does not grow with the sessions."""
         window, number, after = unchunked.window, unchunked.chunks + 1, unchunked.last_session_id
+        if number == 1 and window.window_id > 1 and window.started_at == window.era.started_at:
+            factors = [decimal_text(factor) for factor in window.era.factors]
+            log.warning("usage.era_began", window=window.window_id, factors=factors)
         while True:
             pieces = await self._store.divide_window(window, after, BATCH_MAX)
             complete = len(pieces) < BATCH_MAX
@@ -60,6 +65,10 @@ class EmitUsage:
         self._hint()
         await self._store.announce_submissions()
 
-    async def _tell_lag(self) -> None:
+    async def _tell(self, windows: int, cut: Cut) -> None:
+        if self._rules.contract is None:
+            log.info("usage.emitted", windows=windows, last_cut_at=instant_text(cut.last_cut_at), sent=False)
+            return
         lag = await self._store.read_lag()
-        log.info("usage.emitted", lag_seconds=round((lag.now - lag.delivered_until).total_seconds(), 3))
+        seconds = round((lag.now - lag.delivered_until).total_seconds(), 3)
+        log.info("usage.emitted", windows=windows, last_cut_at=instant_text(cut.last_cut_at), lag_seconds=seconds)

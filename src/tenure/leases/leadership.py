@@ -178,7 +178,7 @@ class Leadership:
         return held
 
     async def _lead(self, held: HeldLease) -> None:
-        self._held = held
+        self._held, began_at = held, boottime()
         self._stepped_down = asyncio.get_running_loop().create_future()
         self._working = working = asyncio.create_task(self._do(held))
         if self._stopping.is_set():
@@ -186,9 +186,11 @@ class Leadership:
         why = await self._keep(held, self._stepped_down, working)
         held.give_up()
         self._held = None
-        if why is StepDown.FAILED:
-            self._failed_in = held.epoch
         failure = _failure(working)
+        # What fails as soon as it is begun would otherwise be begun again and again, as fast as the database answers.
+        at_once = failure is not None and boottime() - began_at < STAND_BACK * self._timing.refresh_seconds
+        if why is StepDown.FAILED or (why is StepDown.DATABASE and at_once):
+            self._failed_in = held.epoch
         if why is StepDown.DATABASE and failure is not None:
             self._log("leader_renew_failed", held, error=_told(failure))
         self._log("leader_lost", held, reason=why.value, error=None if failure is None else repr(failure))

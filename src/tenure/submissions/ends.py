@@ -10,10 +10,11 @@ from tenure.model.leases import ERROR_MAX
 from tenure.model.submissions import AttemptEnd, AttemptOutcome
 from tenure.submissions.lanes import Ready
 from tenure.submissions.verdicts import Answer, judge
+from tenure.usage.rendering import Withheld
 
 log = structlog.get_logger()
 
-WITHHELD_PAUSE_MICROSECONDS = 600_000_000
+MICROSECONDS = 1_000_000
 
 
 def judged(ready: Ready, sending: asyncio.Task[Answer]) -> AttemptEnd:
@@ -28,7 +29,7 @@ def judged(ready: Ready, sending: asyncio.Task[Answer]) -> AttemptEnd:
         answer.status,
         verdict.error and verdict.error[:ERROR_MAX],
         counts=verdict.outcome is AttemptOutcome.FAILED,
-        pause_microseconds=None if pause is None else round(pause * 1_000_000),
+        pause_microseconds=None if pause is None else round(pause * MICROSECONDS),
     )
 
 
@@ -48,10 +49,10 @@ def abandoned(ready: Ready) -> AttemptEnd:
     return _cut_short(ready, AttemptOutcome.ABANDONED, "the instance stopped before it was sent")
 
 
-def withheld(ready: Ready, reason: str) -> AttemptEnd:
-    """Nothing that time would mend; but whoever mends it need not tell us."""
-    log.error("usage.withheld", submission_id=ready.parcel.submission_id, error=reason)
-    return _cut_short(ready, AttemptOutcome.ABANDONED, f"not sent: {reason}", WITHHELD_PAUSE_MICROSECONDS)
+def withheld(ready: Ready, why: Withheld) -> AttemptEnd:
+    log.error("usage.withheld", submission_id=ready.parcel.submission_id, error=why)
+    error = f"not sent: {why}"[:ERROR_MAX]
+    return _cut_short(ready, AttemptOutcome.ABANDONED, error, round(why.pause_seconds * MICROSECONDS))
 
 
 def _cut_short(ready: Ready, outcome: AttemptOutcome, error: str, pause_microseconds: int = 0) -> AttemptEnd:

@@ -53,7 +53,7 @@ from tenure.submissions.lanes import Lane, Ready
 from tenure.submissions.schedule import entry_of
 from tenure.submissions.sending import Sender
 from tenure.submissions.verdicts import Answer
-from tenure.usage.rendering import Renderer
+from tenure.usage.rendering import Renderer, Withheld
 
 log = structlog.get_logger()
 
@@ -280,7 +280,7 @@ class _Term:
                 self._put_back(lane.gateway.name, attempt)
         self._send_ready(lane)
 
-    def _make_ready(self, lane: Lane, ready: Ready, why_not: str | None) -> None:
+    def _make_ready(self, lane: Lane, ready: Ready, why_not: Withheld | None) -> None:
         lane.unrecorded += 1
         self._under_way.add(ready.parcel.submission_id)
         if why_not is None:
@@ -344,6 +344,7 @@ class _Term:
         self._under_way.discard(end.submission_id)
         name = lane.gateway.name
         self._executor.attempts[name, end.outcome] += 1
+        _tell_of_gateway(lane, end)
         if moved is not None and moved.state == SubmissionState.PENDING and moved.next_attempt_at is not None:
             self._schedule.add(entry_of(moved.submission_id, name, to_microseconds(moved.next_attempt_at)))
             return
@@ -368,6 +369,16 @@ class _Term:
             self._due.clear()
             await self._due.wait()
         log.info("executor.stopped", epoch=self._held.epoch)
+
+
+def _tell_of_gateway(lane: Lane, end: AttemptEnd) -> None:
+    """Once when it begins to fail, and once when it is well again: not for every attempt."""
+    if end.outcome is AttemptOutcome.FAILED and not lane.is_failing:
+        lane.is_failing = True
+        log.warning("gateway.failing", gateway=lane.gateway.name, error=end.error)
+    elif end.outcome is AttemptOutcome.DELIVERED and lane.is_failing:
+        lane.is_failing = False
+        log.info("gateway.recovered", gateway=lane.gateway.name)
 
 
 def _most_telling(group: BaseExceptionGroup[BaseException]) -> BaseException:

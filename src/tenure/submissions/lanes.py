@@ -29,6 +29,7 @@ class Lane:
         self.sending = 0
         self.unrecorded = 0
         self.answered = 0
+        self.is_failing = False
         self._ahead = 0
 
     @property

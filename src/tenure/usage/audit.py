@@ -15,7 +15,7 @@ to delivered. It costs about as much as it did to send all this.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal
 from hashlib import sha256
@@ -24,7 +24,7 @@ from typing import Protocol
 import msgspec
 
 from tenure.meter import decimal_text
-from tenure.model.usage import Chunk, Installation, Piece, UsageQuestion, Window
+from tenure.model.usage import Chunk, ChunkDelivery, Installation, Piece, UsageQuestion, Window
 from tenure.store.store import BATCH_MAX, Store
 from tenure.usage.checks import (
     Entry,
@@ -41,6 +41,7 @@ from tenure.usage.formats import FORMATS, render
 
 PAGE = 500
 OVERLAPS_MAX = 100
+ID_LENGTH = 36
 
 
 class Ledger(Protocol):
@@ -48,10 +49,11 @@ class Ledger(Protocol):
 
     def find(self, key: str) -> Entry | None: ...
 
-    def entries(self) -> Iterator[Entry]: ...
+    def entries(self) -> Iterator[Entry]:
+        """In the order of their arrival."""
 
-    def total(self) -> Decimal:
-        """As the receiver has added it up."""
+    def total(self) -> tuple[int, Decimal]:
+        """How many keys the receiver says it has, and what it says they add up to."""
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -61,7 +63,18 @@ class Finding(msgspec.Struct, frozen=True):
     detail: str
 
 
+class LedgerTotals(msgspec.Struct, frozen=True):
+    keys: int
+    usage: Decimal
+    unmatched: int
+    """Keys of no window that was looked at: of other gateways and installations, or older."""
+    unmatched_usage: Decimal
+
+
 class Report(msgspec.Struct, frozen=True):
+    installation_id: str
+    from_at: datetime
+    to_at: datetime
     windows: int
     chunks: int
     lived_millionths: int
@@ -71,6 +84,7 @@ class Report(msgspec.Struct, frozen=True):
     """Divided into chunks, to be sent, and not yet delivered."""
     unsent_millionths: int
     """Not to be sent: there was no gateway."""
+    ledger: LedgerTotals | None
     findings: Sequence[Finding]
 
 
@@ -84,6 +98,8 @@ class Audit:
         self._counts: Counter[str] = Counter()
         self._chunk_counts: dict[str, int] = {}
         """Of each window that was looked at, by what the keys of its chunks begin with."""
+        self._newest: dict[str, int] = {}
+        """Window that is known, by installation: a restored one has windows of its original."""
 
     async def run(self) -> Report:
         installation = await self._store.read_installation()
@@ -95,10 +111,19 @@ class Audit:
             self._note("sums", [f"{decimal_text(lived)} was lived, but the windows have {billed}"])
         overlaps = await self._store.find_overlaps(OVERLAPS_MAX)
         self._note("sessions", (f"{each.session_id} and {each.other_session_id} overlap" for each in overlaps))
-        if self._ledger is not None:
-            self._note("ledger", self._check_ledger(self._ledger))
-        counts = self._counts
-        return Report(counts["windows"], counts["chunks"], lived, delivered, waiting, unsent, self._findings)
+        return Report(
+            installation_id=installation.installation_id,
+            from_at=divided_until if oldest is None else oldest.started_at,
+            to_at=divided_until,
+            windows=self._counts["windows"],
+            chunks=self._counts["chunks"],
+            lived_millionths=lived,
+            delivered_millionths=delivered,
+            waiting_millionths=waiting,
+            unsent_millionths=unsent,
+            ledger=None if self._ledger is None else await self._check_ledger(self._ledger),
+            findings=self._findings,
+        )
 
     def _note(self, check: str, details: Iterable[str]) -> None:
         self._findings += [Finding(check, detail) for detail in details]
@@ -113,6 +138,7 @@ class Audit:
                 if self._from_at is not None and window.ended_at <= self._from_at:
                     return newer, divided_until
                 self._note("windows", check_place(installation, window, newer))
+                self._newest.setdefault(window.installation_id, window.window_id)
                 if window.chunked_at is None:
                     divided_until = window.started_at
                 else:
@@ -123,13 +149,28 @@ class Audit:
         return newer, divided_until
 
     async def _check_window(self, window: Window) -> None:
-        _, chunks = await self._store.get_window(window.window_id) or (window, [])
+        # It may be on its way just now: its digest is stored, then the receiver counts it, then it is delivered. Read
+        # the other way round, nothing is found without what must have come before it.
+        deliveries = await self._store.list_deliveries(window.window_id)
+        entries = self._entries(window, deliveries)
+        found = await self._store.get_window(window.window_id)
+        if found is None:
+            return  # it was pruned a moment ago
+        later, chunks = found
         self._counts["chunks"] += len(chunks)
         self._note("chunks", check_chunks(window, chunks, await self._divide(window)))
         for chunk in chunks:
             if not await self._renders_the_same(window, chunk):
                 self._note("chunks", [f"{name_of(window, chunk.chunk)} does not render to what was sent"])
-        await self._check_deliveries(window, chunks)
+        if window.contract is not None:
+            self._note("deliveries", check_window_delivery(window, deliveries, later))
+        self._check_deliveries(window, chunks, deliveries, entries)
+
+    def _entries(self, window: Window, deliveries: Sequence[ChunkDelivery]) -> Mapping[int, Entry | None]:
+        """By the numbers of the chunks; empty if there is no ledger to compare with."""
+        if self._ledger is None:
+            return {}
+        return {each.chunk: self._ledger.find(key_of(window, each.chunk)) for each in deliveries}
 
     async def _divide(self, window: Window) -> Sequence[Piece]:
         pieces: list[Piece] = []
@@ -146,21 +187,26 @@ class Audit:
         lives = await self._store.read_lives(window, chunk)
         return sha256(render(window.contract.format, window, lives).body).digest() == chunk.digest
 
-    async def _check_deliveries(self, window: Window, chunks: Sequence[Chunk]) -> None:
-        if window.contract is None:
+    def _check_deliveries(
+        self,
+        window: Window,
+        chunks: Sequence[Chunk],
+        deliveries: Sequence[ChunkDelivery],
+        entries: Mapping[int, Entry | None],
+    ) -> None:
+        is_sent = window.contract is not None
+        self._chunk_counts[key_of(window, 0).rpartition("-")[0]] = len(chunks) if is_sent else 0
+        if not is_sent:
             self._counts["unsent"] += sum(chunk.usage_millionths for chunk in chunks)
             return
-        self._chunk_counts[key_of(window, 0).rpartition("-")[0]] = len(chunks)
-        deliveries = await self._store.list_deliveries(window.window_id)
-        self._note("deliveries", check_window_delivery(window, deliveries))
         by_number = {delivery.chunk: delivery for delivery in deliveries}
         for chunk in chunks:
             delivery = by_number[chunk.chunk]
             self._note("deliveries", check_delivery(window, chunk, delivery))
             delivered = delivery.delivered_at is not None
             self._counts["delivered" if delivered else "waiting"] += chunk.usage_millionths
-            if self._ledger is not None:
-                entry = self._ledger.find(key_of(window, chunk.chunk))
+            if chunk.chunk in entries:
+                entry = entries[chunk.chunk]
                 self._note("ledger", check_entry(window, chunk, delivered=delivered, entry=entry))
 
     async def _lived(self, oldest: Window | None, until: datetime) -> int:
@@ -170,17 +216,45 @@ class Audit:
         (total,) = (await self._store.sum_usage(question, None, 1)).groups
         return total.usage_millionths
 
-    def _check_ledger(self, ledger: Ledger) -> Iterator[str]:
-        """Whether it has more than was sent, and adds it up."""
-        total = Decimal(0)
-        for entry in ledger.entries():
-            total += Decimal(entry.usage or 0)
+    async def _check_ledger(self, ledger: Ledger) -> LedgerTotals:
+        """Whether it has more than was sent, and adds it up. What arrives meanwhile comes behind what was there."""
+        (keys, told), total = ledger.total(), Decimal(0)
+        unmatched, unmatched_usage = 0, Decimal(0)
+        strangers: dict[str, list[int]] = {}
+        for number, entry in enumerate(ledger.entries(), 1):
+            usage = Decimal(entry.usage or 0)
+            total += usage if number <= keys else 0
             window_key, _, chunk = entry.key.rpartition("-")
-            if window_key in self._chunk_counts and not _is_among(chunk, self._chunk_counts[window_key]):
-                yield f"there is no chunk with the key {entry.key}"
-        if total != ledger.total():
-            yield f"its total is {ledger.total()}, but its entries add up to {total}"
+            if window_key in self._chunk_counts:
+                if not _is_among(chunk, self._chunk_counts[window_key]):
+                    self._note("ledger", [f"there is no chunk with the key {entry.key}"])
+                continue
+            unmatched, unmatched_usage = unmatched + 1, unmatched_usage + usage
+            strangers.setdefault(window_key[:ID_LENGTH], []).append(_number(window_key))
+        if total != told:
+            self._note("ledger", [f"its total is {told}, but its entries add up to {total}"])
+        # Read after the ledger: whatever was cut before is known by now.
+        later = await self._store.read_installation()
+        self._newest[later.installation_id] = later.last_window_id
+        self._note("ledger", self._check_numbers(strangers))
+        return LedgerTotals(keys, total, unmatched, unmatched_usage)
+
+    def _check_numbers(self, strangers: Mapping[str, Sequence[int]]) -> Iterator[str]:
+        """Windows of an installation that is known here, beyond its last."""
+        for installation_id, numbers in strangers.items():
+            unknown = [number for number in numbers if number > self._newest.get(installation_id, number)]
+            if unknown:
+                yield (
+                    f"it has windows {min(unknown)} to {max(unknown)} of installation {installation_id}, "
+                    "which are not here"
+                )
+
+
+def _number(window_key: str) -> int:
+    """Of the window, if it is a key of ours."""
+    number = window_key[ID_LENGTH + 1 :]
+    return int(number) if number.isdecimal() else 0
 
 
 def _is_among(chunk: str, count: int) -> bool:
-    return chunk in map(str, range(1, count + 1))
+    return chunk.isdecimal() and 1 <= int(chunk) <= count

@@ -83,11 +83,13 @@ def check_delivery(window: Window, chunk: Chunk, delivery: ChunkDelivery) -> Ite
         yield f"{name} has the key {delivery.delivery_key}"
 
 
-def check_window_delivery(window: Window, deliveries: Sequence[ChunkDelivery]) -> Iterator[str]:
-    """Whether it says of itself what its chunks say."""
+def check_window_delivery(earlier: Window, deliveries: Sequence[ChunkDelivery], later: Window) -> Iterator[str]:
+    """Whether it says of itself what its chunks say, as it was read before them and after."""
     waiting = sum(delivery.delivered_at is None for delivery in deliveries)
-    if window.delivered_at is not None and waiting:
-        yield f"window {window.window_id} is delivered, but {waiting} of its chunks are not"
+    if earlier.delivered_at is not None and waiting:
+        yield f"window {earlier.window_id} is delivered, but {waiting} of its chunks are not"
+    if later.delivered_at is None and not waiting:
+        yield f"window {later.window_id} is not delivered, but all of its chunks are"
 
 
 def check_entry(window: Window, chunk: Chunk, *, delivered: bool, entry: Entry | None) -> Iterator[str]:

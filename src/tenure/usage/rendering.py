@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
 
+from tenure.errors import DatabaseUnavailable
 from tenure.model.leases import Fence
 from tenure.model.submissions import Parcel
 from tenure.model.usage import Chunk, Seal, Window
@@ -20,6 +21,15 @@ class Withheld(str):
     """Why something is not sent."""
 
     __slots__ = ()
+    pause_seconds = 600.0
+    """Nothing that time would mend; but whoever mends it need not tell us."""
+
+
+class Unread(Withheld):
+    """It took the database too long: others must not wait for it, and it may go better later."""
+
+    __slots__ = ()
+    pause_seconds = 10.0
 
 
 class Renderer:
@@ -40,8 +50,11 @@ class Renderer:
         if parcel.contract.format not in FORMATS:
             return Withheld(f"this version does not know the format {parcel.contract.format}")
         window, chunk = found
-        async with self._reading:
-            lives = await self._store.read_lives(window, chunk)
+        try:
+            async with self._reading:
+                lives = await self._store.read_lives(window, chunk)
+        except DatabaseUnavailable as error:
+            return Unread(f"it could not be read: {error.detail}")
         rendered = render(parcel.contract.format, window, lives)
         if (rendered.sessions, rendered.usage_millionths) != (chunk.sessions, chunk.usage_millionths):
             return Withheld("it does not add up to what its window was divided into")

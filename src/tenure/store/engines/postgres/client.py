@@ -88,16 +88,17 @@ class PostgresClient:
 
         return await self._retries.run(run, seconds)
 
-    async def _fetch(self, statement: str, *arguments: Any) -> Sequence[asyncpg.Record]:
-        """A read in the driver's own words, planned for these arguments: hot connections would plan it once for all."""
+    async def _fetch_long(self, statement: str, *arguments: Any) -> Sequence[asyncpg.Record]:
+        """A long read in the driver's own words, planned for these arguments: hot connections plan once for all."""
 
         async def run() -> Sequence[asyncpg.Record]:
-            async with self._engine.connect() as connection:
+            async with self._engine.begin() as connection:
+                await connection.run_sync(allow, LONG_READ_SECONDS)
                 driver: Any = (await connection.get_raw_connection()).driver_connection
                 lines: Sequence[asyncpg.Record] = await driver.fetch(statement, *arguments)
                 return lines
 
-        return await self._retries.run(run)
+        return await self._retries.run(run, LONG_READ_SECONDS)
 
     async def _connect(self) -> asyncpg.Connection:
         return await connect(self._dsn, SETTINGS)

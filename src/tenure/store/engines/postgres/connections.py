@@ -137,8 +137,8 @@ def allow(connection: Connection, seconds: int) -> None:
     names = ["statement_timeout", "lock_timeout"]
     if connection.dialect.server_version_info >= (TRANSACTION_TIMEOUT_SINCE,):  # type: ignore[operator]
         names.append("transaction_timeout")
-    for name in names:
-        connection.execute(text(f"SET LOCAL {name} = '{seconds}s'"))
+    settings = ", ".join(f"set_config('{name}', '{seconds}s', true)" for name in names)
+    connection.execute(text(f"SELECT {settings}"))
 
 
 def _detect_dead_peers(connection: asyncpg.Connection) -> None:

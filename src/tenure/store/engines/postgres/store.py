@@ -351,7 +351,7 @@ class PostgresStore(PostgresClient):
 
     async def read_lives(self, window: Window, chunk: Chunk) -> Sequence[Life]:
         span = (window.started_at, window.ended_at, window.era.started_at)
-        lines = await self._fetch(statements.READ_LIVES, chunk.first_session_id, chunk.last_session_id, *span)
+        lines = await self._fetch_long(statements.READ_LIVES, chunk.first_session_id, chunk.last_session_id, *span)
         return list(map(Life._make, lines))
 
     async def seal_chunks(self, fence: Fence, seals: Sequence[Seal]) -> Mapping[str, bool]:

@@ -1,0 +1,171 @@
+"""Instances that cut and send usage every second, users who keep them busy, and clocks that jump for days."""
+
+import asyncio
+import os
+import random
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from pathlib import Path
+
+from tenure.model.leases import JobCommand
+from tests.support.databases import Database
+from tests.support.deliveries import TIMING, Fleet, found, gateways
+from tests.support.instances import RunningInstance
+from tests.support.load import Client, Key, some_keys
+from tests.support.usage_truth import audit, wrong_usage
+from tests.support.waiting import Logged, all_logs
+
+DELIVERED_WITHIN_SECONDS = 40
+USERS = 4
+KEYS = 100
+PAUSE_SECONDS = 0.03
+END_SHARE = 0.3
+MICROSECOND = timedelta(microseconds=1)
+CUTTING = {
+    **TIMING,
+    "TENURE_JOBS__EMIT_USAGE__INTERVAL_SECONDS": "1",
+    "TENURE_JOBS__EMIT_USAGE__LOCK_TIMEOUT_SECONDS": "2",
+    "TENURE_USAGE__FACTORS__1": "1000",
+    "TENURE_USAGE__FACTORS__2": "31415.926535",
+    "TENURE_USAGE__FACTORS__3": "1000000",
+}
+"""With factors so high that a second comes to something."""
+HASTY = {"schedule": [0.2, 0.5, 1], "timeout_seconds": 5}
+
+
+def cutting(address: str, secret: str | None = None, **environment: str) -> dict[str, str]:
+    gateway = {"url": address, **HASTY} | ({} if secret is None else {"secret": secret})
+    return {**CUTTING, **environment, **gateways(usages=gateway)}
+
+
+def instance_of(fleet: Fleet, pid: int) -> RunningInstance:
+    (instance,) = [each for each in fleet.running if each.process.pid == pid]
+    return instance
+
+
+# Users
+
+
+@asynccontextmanager
+async def used(addresses: Sequence[str], seed: int) -> AsyncIterator[None]:
+    """Sessions are opened, upgraded and ended, at whatever addresses there are, until the block is left."""
+    over = asyncio.Event()
+    async with asyncio.TaskGroup() as tasks:
+        for number in range(USERS):
+            tasks.create_task(_use(addresses, some_keys(KEYS, seed), random.Random(seed + number), over))
+        try:
+            yield
+        finally:
+            over.set()
+
+
+async def _use(addresses: Sequence[str], keys: Sequence[Key], source: random.Random, over: asyncio.Event) -> None:
+    while not over.is_set():
+        client, key = Client(source.choice(addresses), []), source.choice(keys)
+        opened = await client.open(key, source.choice((1, 2, 3)))
+        if opened.status in (200, 201) and source.random() < END_SHARE:
+            await client.end(key, opened.answer["sessionId"])
+        client.close()
+        await asyncio.sleep(PAUSE_SECONDS)
+
+
+async def open_some(instance: RunningInstance, count: int, seed: int) -> list[str]:
+    """Sessions of all kinds that go on for as long as they can."""
+    client = Client(instance.address, [])
+    opened = [await client.open(key, 1 + number % 3) for number, key in enumerate(some_keys(count, seed))]
+    client.close()
+    assert {each.status for each in opened} == {201}, opened
+    return [each.answer["sessionId"] for each in opened]
+
+
+# The end
+
+
+async def windows_delivered(database: Database, count: int, told_by: Sequence[Logged]) -> None:
+    """So many at least, of those with sessions."""
+
+    async def enough() -> bool:
+        (row,) = await database.rows(
+            "SELECT count(*) AS count FROM usage_windows WHERE delivered_at IS NOT NULL AND sessions > 0"
+        )
+        return bool(row["count"] >= count)
+
+    await found(enough, DELIVERED_WITHIN_SECONDS, f"{count} windows are delivered", told_by)
+
+
+async def settle(database: Database, told_by: Sequence[Logged]) -> None:
+    """Nothing more is cut, and all that was is delivered."""
+    (row,) = await database.rows("SELECT max(window_id) AS last FROM usage_windows")
+    await _none_waits(database, f"window_id <= {row['last'] or 0}", told_by)
+    await database.store.command_job("emit-usage", JobCommand.PAUSE)
+    await _none_waits(database, "window_id > 0", told_by)
+
+
+async def _none_waits(database: Database, which: str, told_by: Sequence[Logged]) -> None:
+    async def none() -> bool:
+        (row,) = await database.rows(
+            f"SELECT count(*) AS count FROM usage_windows WHERE delivered_at IS NULL AND {which}"
+        )
+        return bool(row["count"] == 0)
+
+    await found(none, DELIVERED_WITHIN_SECONDS, "all is delivered", told_by)
+
+
+async def assert_billed_once(database: Database, ledger: Path, fleet: Fleet, told: str = "") -> None:
+    """To the last digit, and `tenure audit` says so, too. Ends the instances."""
+    await settle(database, fleet.all)
+    await fleet.stop()
+    wrong = await wrong_usage(database, ledger)
+    assert wrong == [], f"{told}\n{wrong}\n{all_logs(fleet.all)}"
+    audited = await audit(database, ledger)
+    assert audited.returncode == 0, f"{told}\n{audited.stdout}{audited.stderr}\n{all_logs(fleet.all)}"
+    assert fleet.told("usage.withheld") == [], all_logs(fleet.all)
+
+
+# Clocks
+
+
+class Shift:
+    """How far the database's clock is ahead, for every process that uses it. It goes on running."""
+
+    def __init__(self, database: Database, folder: Path) -> None:
+        self._database, self._folder = database, folder
+        self._by = timedelta()
+
+    async def install(self) -> dict[str, str]:
+        """What instances must have in their environment."""
+        if self._database.engine == "sqlite":
+            await self._move()
+            return _shifting(self._folder)
+        await self._database.execute("CREATE TABLE test_shift AS SELECT interval '0' AS ahead")
+        await self._database.execute(
+            "CREATE OR REPLACE FUNCTION tenure_now() RETURNS timestamptz LANGUAGE sql VOLATILE "
+            "AS 'SELECT clock_timestamp() + (SELECT ahead FROM test_shift)'"
+        )
+        return {}
+
+    async def ahead(self, **by: float) -> None:
+        """So much further."""
+        self._by += timedelta(**by)
+        await self._move()
+
+    async def _move(self) -> None:
+        if self._database.engine == "sqlite":
+            path = self._folder / "shift"
+            path.with_suffix(".new").write_text(str(self._by // MICROSECOND))
+            path.with_suffix(".new").replace(path)
+        else:
+            seconds = self._by.total_seconds()
+            await self._database.execute(f"UPDATE test_shift SET ahead = make_interval(secs => {seconds})")
+
+
+def _shifting(folder: Path) -> dict[str, str]:
+    """For instances whose host is as far ahead as the file says: it is the host's clock that SQLite is given."""
+    code = folder / "shifting"
+    code.mkdir()
+    (code / "sitecustomize.py").write_text(
+        "import pathlib\nimport tenure.clock as c\nreal = c.wall_microseconds\n"
+        f"c.wall_microseconds = lambda: real() + int(pathlib.Path({str(folder / 'shift')!r}).read_text())\n"
+    )
+    return {"PYTHONPATH": os.pathsep.join(filter(None, [str(code), os.environ.get("PYTHONPATH")]))}
