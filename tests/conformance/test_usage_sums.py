@@ -22,12 +22,14 @@ from tests.support.usage import (
     chunk_all,
     cut,
     divide,
+    emitter,
     install,
     life_of,
     lived,
     lives_of,
     minute,
     put_sessions,
+    rules,
     some_window,
     sum_of,
     used,
@@ -349,3 +351,20 @@ async def test_sum_usage__is_nothing_for_somebody_unknown(database: Database) ->
     for name in ("tenant", "capacity", "user"):
         criteria = UsageFilter(**{name: some_id()})
         assert await total(database, NOON, minute(6), criteria=criteria) == UsageGroup(None, 0, 0)
+
+
+@pytest.mark.parametrize("group_by", [None, GroupBy.USER])
+async def test_sum_usage__takes_any_number_of_eras(
+    database: Database, monkeypatch: pytest.MonkeyPatch, group_by: GroupBy | None
+) -> None:
+    """More than fit into one statement, with a page of groups that none of the statements could tell alone."""
+    await put_sessions(database, [lived(minute(0, number), minute(20)) for number in range(6)])
+    fence = await emitter(database.store)
+    for number in range(1, 10):
+        await database.clock.set(minute(number))
+        await database.store.cut_usage(fence, rules(factors=(number * LARGE, 1, 1)), 1)
+    question = UsageQuestion(from_at=minute(0, 3), to_at=minute(9), group_by=group_by, factors=(9 * LARGE, 1, 1))
+    together = await database.store.sum_usage(question, None, 4)
+    monkeypatch.setattr("tenure.store.lives.SPANS_MAX", 2)
+    assert await database.store.sum_usage(question, None, 4) == together
+    assert together.groups[0].usage_millionths > 0

@@ -133,7 +133,7 @@ def test_finds_a_window_out_of_place(fault: str) -> None:
     ids=["some are kept", "none was cut"],
 )
 def test_windows_from_the_first_that_is_kept_are_no_fault(installation: Installation, oldest: Window | None) -> None:
-    assert list(check_oldest(installation, oldest)) == []
+    assert list(check_oldest(installation, oldest, installation)) == []
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,13 @@ def test_windows_from_the_first_that_is_kept_are_no_fault(installation: Installa
 def test_finds_that_the_first_windows_are_not_those_that_are_kept(oldest: Window | None, begins: str | None) -> None:
     instant = "2026-11-17T00:00:00.000000Z" if begins is None else f"2026-11-16T{begins}.000000Z"
     words = f"the oldest window begins at {instant}, not at 2026-11-16T23:52:00.000000Z"
-    assert list(check_oldest(INSTALLATION, oldest)) == [words]
+    assert list(check_oldest(INSTALLATION, oldest, INSTALLATION)) == [words]
+
+
+def test_windows_that_are_pruned_meanwhile_are_no_fault() -> None:
+    later = replace(INSTALLATION, kept_from=INSTALLATION.kept_from + 2 * MINUTE)
+    for oldest in (window(5), window(6), window(7)):
+        assert list(check_oldest(INSTALLATION, oldest, later)) == []
 
 
 # Chunks.

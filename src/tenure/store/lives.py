@@ -177,6 +177,8 @@ def _bound(instant: datetime) -> ColumnElement[Any]:
 # Sums over any span.
 
 SPAN = timedelta(days=30)
+SPANS_MAX = 50
+"""In one statement: databases differ in how many parameters and terms they take."""
 KEYS = {
     GroupBy.TENANT: _row.tenant_object_id,
     GroupBy.CAPACITY: _row.capacity_id,
@@ -196,18 +198,20 @@ def sum_usage(
     to_at = latest if question.to_at is None else min(question.to_at, latest)
     from_at = to_at - SPAN if question.from_at is None else question.from_at
     spans = _spans(from_at, to_at, _eras(connection, final_until, question.factors))
-    if not spans:
-        return UsageSums(final_until, _nothing(question), from_at, to_at)
-    rows = connection.execute(sums_statement(question, spans, after, limit, index_hint))
-    return UsageSums(final_until, [_group(*row) for row in rows], from_at, to_at)
+    added: dict[Any, list[int]] = {} if question.group_by else {None: [0, 0]}
+    for begin in range(0, len(spans), SPANS_MAX):
+        statement = sums_statement(question, spans, after, limit, index_hint, begin)
+        for key, usage, count in connection.execute(statement):
+            sums = added.setdefault(key, [0, 0])
+            sums[0] += int(usage or 0)
+            sums[1] += int(count or 0)
+    # Of many eras, each statement has told of the first keys it found: the first of all are complete.
+    keys = list(added) if len(spans) <= SPANS_MAX else sorted(added)[:limit]
+    return UsageSums(final_until, [_group(key, *added[key]) for key in keys], from_at, to_at)
 
 
-def _nothing(question: UsageQuestion) -> Sequence[UsageGroup]:
-    return [UsageGroup(None, 0, 0)] if question.group_by is None else []
-
-
-def _group(key: Any, usage: Any, count: Any) -> UsageGroup:
-    return UsageGroup(None if key is None else str(key), int(usage or 0), int(count or 0))
+def _group(key: Any, usage: int, count: int) -> UsageGroup:
+    return UsageGroup(None if key is None else str(key), usage, count)
 
 
 def _eras(connection: Connection, last_cut_at: datetime, factors: Factors) -> Sequence[Era]:
@@ -228,11 +232,18 @@ def _spans(from_at: datetime, to_at: datetime, eras: Sequence[Era]) -> Sequence[
 
 
 def sums_statement(
-    question: UsageQuestion, spans: Sequence[_Span], after: str | None, limit: int, index_hint: str = ""
+    question: UsageQuestion,
+    spans: Sequence[_Span],
+    after: str | None,
+    limit: int,
+    index_hint: str = "",
+    begin: int = 0,
 ) -> Select[Any]:
+    """Of as many spans as a statement can have, from `begin` on."""
     key = None if question.group_by is None else KEYS[question.group_by]
     conditions = [*_conditions(question.criteria), *_after(question.group_by, after)]
-    lived = _lived_in(spans, null() if key is None else key, conditions, index_hint)
+    some = spans[begin : begin + SPANS_MAX]
+    lived = _lived_in(some, spans[0][1], null() if key is None else key, conditions, index_hint)
     statement = select(
         (null() if key is None else lived.c.key).label("key"),
         func.sum(_used(lived)).label("usage"),
@@ -247,7 +258,13 @@ def _after(group_by: GroupBy | None, after: str | None) -> Sequence[ColumnElemen
     return [KEYS[group_by] > (int(after) if group_by is GroupBy.KIND else after)]
 
 
-def _lived_in(spans: Sequence[_Span], key: Any, conditions: Sequence[ColumnElement[bool]], index_hint: str) -> Subquery:
+def _lived_in(
+    spans: Sequence[_Span],
+    first_at: datetime,
+    key: Any,
+    conditions: Sequence[ColumnElement[bool]],
+    index_hint: str,
+) -> Subquery:
     """A line for each session and era that it lived in, the first of which counts as the session.
 
     OFFSET 0 keeps PostgreSQL from computing what was lived once for each place where it is used.
@@ -256,7 +273,7 @@ def _lived_in(spans: Sequence[_Span], key: Any, conditions: Sequence[ColumnEleme
     end = func.coalesce(_row.closed_at, _row.deadline_at)
     starts, ends = span.c.from_at, span.c.to_at
     factor = case((_row.kind == 1, span.c.factor_1), (_row.kind == 2, span.c.factor_2), else_=span.c.factor_3)  # noqa: PLR2004
-    begins_here = or_(_row.started_at >= starts, starts == _bound(spans[0][1]))
+    begins_here = or_(_row.started_at >= starts, starts == _bound(first_at))
     lived = (
         select(
             key.label("key"),

@@ -105,8 +105,11 @@ class Audit:
         installation = await self._store.read_installation()
         oldest, divided_until = await self._check_windows(installation)
         lived = await self._lived(oldest, divided_until)
+        later = await self._store.read_installation()
+        self._note("windows", check_oldest(installation, oldest, later) if self._from_at is None else [])
         delivered, waiting, unsent = (self._counts[name] for name in ("delivered", "waiting", "unsent"))
-        if lived != delivered + waiting + unsent:
+        is_pruned = oldest is not None and oldest.started_at < later.kept_from
+        if lived != delivered + waiting + unsent and not is_pruned:
             billed = decimal_text(delivered + waiting + unsent)
             self._note("sums", [f"{decimal_text(lived)} was lived, but the windows have {billed}"])
         overlaps = await self._store.find_overlaps(OVERLAPS_MAX)
@@ -145,7 +148,6 @@ class Audit:
                     await self._check_window(window)
                 newer, before = window, window.window_id
                 self._counts["windows"] += 1
-        self._note("windows", check_oldest(installation, newer))
         return newer, divided_until
 
     async def _check_window(self, window: Window) -> None:

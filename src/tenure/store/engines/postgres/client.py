@@ -47,6 +47,8 @@ class PostgresClient:
             max_overflow=0,
             pool_timeout=CONNECT_SECONDS,
         )
+        # One is left for short ones, where there are two.
+        self._long_reads = asyncio.Semaphore(max(1, shares.reads - 1))
         self._retries = Retries(cause_of)
 
     async def close(self) -> None:
@@ -83,7 +85,7 @@ class PostgresClient:
             return read(connection)
 
         async def run() -> T:
-            async with self._engine.begin() as connection:
+            async with self._long_reads, self._engine.begin() as connection:
                 return await connection.run_sync(unhurried)
 
         return await self._retries.run(run, seconds)
@@ -92,7 +94,7 @@ class PostgresClient:
         """A long read in the driver's own words, planned for these arguments: hot connections plan once for all."""
 
         async def run() -> Sequence[asyncpg.Record]:
-            async with self._engine.begin() as connection:
+            async with self._long_reads, self._engine.begin() as connection:
                 await connection.run_sync(allow, LONG_READ_SECONDS)
                 driver: Any = (await connection.get_raw_connection()).driver_connection
                 lines: Sequence[asyncpg.Record] = await driver.fetch(statement, *arguments)

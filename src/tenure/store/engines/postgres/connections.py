@@ -13,9 +13,9 @@ from tenure.store.engines.postgres.errors import LEASE_LOST
 
 OPENINGS_MAX = 4
 KEEPINGS_MAX = 3
-READS = 2
 ROOMY = 7
-LARGE = 10
+READS = {10: 3, 8: 2}
+"""For reads, from these pool sizes on; below there is one."""
 CLOSE_SECONDS = 0.5
 CONNECT_SECONDS = 1.0
 TCP_USER_TIMEOUT_MS = 2000
@@ -26,6 +26,8 @@ SETTINGS = {
     "idle_in_transaction_session_timeout": "1000ms",
     "tcp_user_timeout": f"{TCP_USER_TIMEOUT_MS}ms",
     "jit": "off",
+    # Else a plan for windows of long ago, once it is taken for the general one, would be used for the newest, too.
+    "plan_cache_mode": "force_custom_plan",
 }
 TRANSACTION_TIMEOUT = "2000ms"
 """Ends a transaction whose last message never arrives, which the other timeouts do not."""
@@ -56,7 +58,7 @@ class Shares(NamedTuple):
 def share_out(pool_size: int) -> Shares:
     """One is for the board. Renewals have one of their own, but in the smallest pools, where they share that one."""
     renewals = 1 if pool_size >= ROOMY else 0
-    reads = READS if pool_size >= LARGE else 1
+    reads = next((reads for size, reads in READS.items() if pool_size >= size), 1)
     hot = pool_size - 1 - renewals - reads
     return Shares(hot, min(OPENINGS_MAX, hot - 1), min(KEEPINGS_MAX, hot - 1), renewals, reads)
 
@@ -137,7 +139,10 @@ def allow(connection: Connection, seconds: int) -> None:
     names = ["statement_timeout", "lock_timeout"]
     if connection.dialect.server_version_info >= (TRANSACTION_TIMEOUT_SINCE,):  # type: ignore[operator]
         names.append("transaction_timeout")
-    settings = ", ".join(f"set_config('{name}', '{seconds}s', true)" for name in names)
+    # A transaction timeout that is running goes on as it was set, unless it is stopped first.
+    changes = [("transaction_timeout", "0")] if "transaction_timeout" in names else []
+    changes += [(name, f"{seconds}s") for name in names]
+    settings = ", ".join(f"set_config('{name}', '{value}', true)" for name, value in changes)
     connection.execute(text(f"SELECT {settings}"))
 
 

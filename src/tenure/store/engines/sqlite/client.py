@@ -54,6 +54,8 @@ class SqliteClient:
         self._writer = ThreadPoolExecutor(1, "tenure-sqlite-writer")
         self._lease_writer = ThreadPoolExecutor(1, "tenure-sqlite-leases")
         self._readers = ThreadPoolExecutor(min(readers, READERS_MAX), "tenure-sqlite-reader")
+        # One is left for short ones, where there are two.
+        self._long_reads = asyncio.Semaphore(max(1, min(readers, READERS_MAX) - 1))
         self._retries = Retries(cause_of)
 
     async def close(self) -> None:
@@ -81,7 +83,11 @@ class SqliteClient:
         return await self._retries.run(lambda: self._on(self._readers, work))
 
     async def _read_long(self, work: Callable[[Connection], T], seconds: int = LONG_READ_SECONDS) -> T:
-        return await self._retries.run(lambda: self._on(self._readers, work), seconds)
+        async def run() -> T:
+            async with self._long_reads:
+                return await self._on(self._readers, work)
+
+        return await self._retries.run(run, seconds)
 
     async def _on(self, executor: ThreadPoolExecutor, work: Callable[[Connection], T]) -> T:
         def run() -> T:

@@ -252,7 +252,7 @@ class SqliteStore(SqliteClient):
         return await self._read(lambda connection: usage_reads.find_chunks(connection, submission_ids))
 
     async def read_lives(self, window: Window, chunk: Chunk) -> Sequence[Life]:
-        return await self._read(lambda connection: lives.read_lives(connection, window, chunk))
+        return await self._read_long(lambda connection: lives.read_lives(connection, window, chunk))
 
     async def seal_chunks(self, fence: Fence, seals: Sequence[Seal]) -> Mapping[str, bool]:
         return await self._submit(lambda connection, _now: usage.seal_chunks(connection, fence, seals))

@@ -28,6 +28,7 @@ STATEMENT_SECONDS = 2
 CLOSE_SECONDS = 3
 SPARE_THREADS = 4
 RENEWALS = 2
+LONG_READS_MAX = 2
 ROOMY = 7
 """From this pool size on, renewals have connections of their own."""
 
@@ -38,6 +39,7 @@ class SqlServerClient:
         renewals = RENEWALS if pool_size >= ROOMY else 0
         self._engine = create_engine(url, pool_size - renewals, self._threads)
         self._renewals = create_engine(url, renewals, self._threads) if renewals else self._engine
+        self._long_reads = asyncio.Semaphore(LONG_READS_MAX)
         self._retries = Retries(cause_of)
         self._under_way: set[asyncio.Task[Any]] = set()
 
@@ -52,7 +54,8 @@ class SqlServerClient:
         return await self._run(lambda connection: connection.execute(call, parameters).all())
 
     async def _read_long(self, read: Callable[[Connection], T], seconds: int = LONG_READ_SECONDS) -> T:
-        return await self._run(read, seconds, seconds)
+        async with self._long_reads:
+            return await self._run(read, seconds, seconds)
 
     async def _run(
         self,

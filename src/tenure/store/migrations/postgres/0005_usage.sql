@@ -333,14 +333,12 @@ BEGIN
     DELETE FROM usage_windows d
      WHERE d.window_id < least(v_end, (SELECT c.window_id FROM usage_chunks c ORDER BY c.window_id LIMIT 1));
     GET DIAGNOSTICS v_windows = ROW_COUNT;
+    -- The last cut before the windows, in a statement of its own: what is cut meanwhile begins there.
+    SELECT i.last_cut_at, i.usage_kept_from INTO v_last_cut, v_kept_from FROM installation i;
     IF v_windows > 0 THEN
-        -- The last cut before the windows, in a statement of its own: what is cut meanwhile begins there.
-        SELECT i.last_cut_at INTO v_last_cut FROM installation i;
-        UPDATE installation i
-           SET usage_kept_from = coalesce(
-               (SELECT w.started_at FROM usage_windows w ORDER BY w.window_id LIMIT 1), v_last_cut);
+        SELECT coalesce((SELECT w.started_at FROM usage_windows w ORDER BY w.window_id LIMIT 1), v_last_cut)
+          INTO v_kept_from;
     END IF;
-    SELECT i.usage_kept_from INTO v_kept_from FROM installation i;
     DELETE FROM sessions d
      WHERE d.session_id = ANY (ARRAY(
         -- plan: sessions
@@ -349,6 +347,10 @@ BEGIN
         -- plan end
      ));
     GET DIAGNOSTICS v_sessions = ROW_COUNT;
+    -- Last: a cut would wait for this row, and all session writes behind it.
+    IF v_windows > 0 THEN
+        UPDATE installation SET usage_kept_from = v_kept_from;
+    END IF;
     RETURN QUERY SELECT v_chunks, v_windows, v_sessions;
 END
 $$;

@@ -1,0 +1,37 @@
+"""Reads that take long: they may, and nobody who reads shortly waits for them."""
+
+import asyncio
+
+import pytest
+from sqlalchemy import Connection, text
+
+from tenure.store.engines import open_store
+from tests.support.databases import Database
+
+LONGER_THAN_A_WRITE_MAY = 2.5
+
+
+def sleep(connection: Connection) -> None:
+    connection.execute(text(f"SELECT pg_sleep({LONGER_THAN_A_WRITE_MAY})"))
+
+
+@pytest.mark.slow
+async def test_a_long_read_may_take_longer_than_any_write(postgres_database: Database) -> None:
+    await postgres_database.store._read_long(sleep)  # type: ignore[attr-defined]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pool_size", [8, 10])
+async def test_short_reads_do_not_wait_for_long_ones(postgres_database: Database, pool_size: int) -> None:
+    store = open_store(postgres_database.url, pool_size)
+    long_ones = [asyncio.create_task(store._read_long(sleep)) for _ in range(pool_size)]  # type: ignore[attr-defined]
+    try:
+        await asyncio.sleep(0.3)
+        async with asyncio.timeout(1):
+            assert await store.list_windows(None, 1) == []
+        assert not any(each.done() for each in long_ones)
+    finally:
+        for each in long_ones:
+            each.cancel()
+        await asyncio.gather(*long_ones, return_exceptions=True)
+        await store.close()
