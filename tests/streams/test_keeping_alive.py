@@ -229,7 +229,7 @@ async def _told_in_time(client: Client) -> tuple[Any, int]:
 # Trouble
 
 
-async def troubled(database: Database, serve: ServeLocally, **streams: Any) -> tuple[TroubledStore, Streaming]:
+async def troubled(serve: ServeLocally, database: Database, **streams: Any) -> tuple[TroubledStore, Streaming]:
     store = TroubledStore(database.another_store())
     service = await serve(database, store=store, **streams)
     return store, service.clients

@@ -22,7 +22,6 @@ from tenure.model.leases import (
     Fence,
     Job,
     JobCommand,
-    JobRun,
     JobSettings,
     Lease,
     Pruned,
@@ -40,11 +39,7 @@ from tenure.model.sessions import (
     Limits,
     Open,
     Opened,
-    Position,
     Seats,
-    Session,
-    SessionCounts,
-    SessionFilter,
     StreamCounters,
     StreamUpdate,
     StreamUpdated,
@@ -52,41 +47,31 @@ from tenure.model.sessions import (
 )
 from tenure.model.submissions import (
     Accepted,
-    Attempt,
     AttemptEnd,
     BegunAttempts,
     Change,
     Moved,
     Parcel,
-    Submission,
     SubmissionCommand,
-    SubmissionFilter,
     Submit,
     WaitingPage,
 )
 from tenure.model.usage import (
     Chunk,
-    ChunkDelivery,
     Cut,
     CutRules,
-    Installation,
-    Lag,
     Life,
-    Overlap,
     Piece,
     PrunedUsage,
     Seal,
-    Unchunked,
-    UsageQuestion,
-    UsageSums,
     Window,
 )
-from tenure.store import capacities, leases, lives, migrate, sessions, submissions, usage
+from tenure.store import capacities, leases, migrate, submissions
 from tenure.store.engines.postgres import rows, statements
 from tenure.store.engines.postgres.client import PostgresClient
 from tenure.store.engines.postgres.connections import allow
+from tenure.store.reading import SharedReads
 from tenure.store.store import (
-    AUDIT_SECONDS,
     JOB_RUNS_KEPT,
     LEASE_HISTORY_KEPT,
     SUBMISSIONS_KEPT,
@@ -99,7 +84,7 @@ MIGRATION_SECONDS = 600
 MIGRATION_LOCK = 7305808868231127650
 
 
-class PostgresStore(PostgresClient):
+class PostgresStore(PostgresClient, SharedReads):
     dialect_name = "postgresql"
     batches_in_flight = 2
 
@@ -169,12 +154,6 @@ class PostgresStore(PostgresClient):
         )
         return await self._counted(lines[0])
 
-    async def get_capacity(self, capacity_id: str) -> Capacity | None:
-        return await self._read_long(lambda connection: capacities.get_capacity(connection, capacity_id))
-
-    async def list_capacities(self, tenant: str | None, after: str | None, limit: int) -> Sequence[Capacity]:
-        return await self._read_long(lambda connection: capacities.list_capacities(connection, tenant, after, limit))
-
     async def delete_capacity(self, capacity_id: str) -> Capacity | None:
         lines = await self._keep(statements.DELETE_CAPACITY, capacity_id)
         return await self._counted(lines[0]) if lines else None
@@ -183,15 +162,6 @@ class PostgresStore(PostgresClient):
         values = rows.plain(record)
         live = await self._read_long(lambda connection: capacities.count_live(connection, values["capacity_id"]))
         return capacities.capacity_from_values(values, live)
-
-    async def get_session(self, session_id: str) -> Session | None:
-        return await self._read(lambda connection: sessions.get_session(connection, session_id))
-
-    async def list_sessions(self, criteria: SessionFilter, after: Position | None, limit: int) -> Sequence[Session]:
-        return await self._read(lambda connection: sessions.list_sessions(connection, criteria, after, limit))
-
-    async def count_sessions(self) -> SessionCounts:
-        return await self._read_long(sessions.count_sessions)
 
     async def acquire_lease(self, name: str, holder: str, attempt: str, duration_microseconds: int) -> Acquired:
         (line,) = await self._watch(statements.ACQUIRE, name, holder, attempt, duration_microseconds)
@@ -209,9 +179,6 @@ class PostgresStore(PostgresClient):
         await self._keep(statements.MARK_RESIGNED, name)
         lines = await self._keep(statements.RESIGN, name)
         return rows.lease(lines[0]) if lines else None
-
-    async def list_leases(self, after: str | None, limit: int) -> Sequence[Lease]:
-        return await self._read(lambda connection: leases.list_leases(connection, after, limit))
 
     async def read_board(self, names: Sequence[str]) -> Board:
         """Over the connection that listens, so that a dead one is noticed, and replaced, at the next look."""
@@ -239,12 +206,6 @@ class PostgresStore(PostgresClient):
     async def command_job(self, job: str, command: JobCommand) -> Job | None:
         lines = await self._keep(statements.COMMAND_JOB, job, command.value)
         return leases.job_from_values(lines[0]) if lines else None
-
-    async def list_jobs(self, after: str | None, limit: int) -> Sequence[Job]:
-        return await self._read(lambda connection: leases.list_jobs(connection, after, limit))
-
-    async def list_runs(self, job: str, before: int | None, limit: int) -> Sequence[JobRun] | None:
-        return await self._read(lambda connection: leases.list_runs(connection, job, before, limit))
 
     async def prune(self, fence: Fence, limit: int) -> Pruned:
         kept = [span // MICROSECOND for span in (LEASE_HISTORY_KEPT, JOB_RUNS_KEPT, SUBMISSIONS_KEPT)]
@@ -309,26 +270,12 @@ class PostgresStore(PostgresClient):
         lines = await self._keep(statements.COMMAND_SUBMISSIONS, command.value, rows.array(submission_ids))
         return {str(submission_id): done for submission_id, done in lines}
 
-    async def get_submission(self, submission_id: str) -> tuple[Submission, Sequence[Attempt]] | None:
-        return await self._read(lambda connection: submissions.get_submission(connection, submission_id))
-
-    async def list_submissions(
-        self, criteria: SubmissionFilter, before: str | None, limit: int
-    ) -> Sequence[Submission]:
-        return await self._read(lambda connection: submissions.list_submissions(connection, criteria, before, limit))
-
     async def cut_usage(self, fence: Fence, rules: CutRules, limit: int) -> Cut:
         contract = None if rules.contract is None else submissions.contract_text(rules.contract)
         (line,) = await self._keep(
             statements.CUT_USAGE, *astuple(fence), rules.interval_microseconds, *rules.factors, contract, limit
         )
         return Cut(*line)
-
-    async def list_unchunked(self, limit: int) -> Sequence[Unchunked]:
-        return await self._read(lambda connection: usage.list_unchunked(connection, limit))
-
-    async def divide_window(self, window: Window, after: str | None, limit: int) -> Sequence[Piece]:
-        return await self._read_long(lambda connection: lives.divide_window(connection, window, after, limit))
 
     async def save_chunks(
         self, fence: Fence, window_id: int, first: int, pieces: Sequence[Piece], *, complete: bool
@@ -346,9 +293,6 @@ class PostgresStore(PostgresClient):
             complete,
         )
 
-    async def find_chunks(self, submission_ids: Sequence[str]) -> Sequence[tuple[Window, Chunk]]:
-        return await self._read(lambda connection: usage.find_chunks(connection, submission_ids))
-
     async def read_lives(self, window: Window, chunk: Chunk) -> Sequence[Life]:
         span = (window.started_at, window.ended_at, window.era.started_at)
         lines = await self._fetch_long(statements.READ_LIVES, chunk.first_session_id, chunk.last_session_id, *span)
@@ -360,33 +304,9 @@ class PostgresStore(PostgresClient):
         lines = await self._keep(statements.SEAL_CHUNKS, *astuple(fence), submission_ids, digests)
         return {str(submission_id): same for submission_id, same in lines}
 
-    async def list_windows(self, before: int | None, limit: int) -> Sequence[Window]:
-        return await self._read(lambda connection: usage.list_windows(connection, before, limit))
-
-    async def get_window(self, window_id: int) -> tuple[Window, Sequence[Chunk]] | None:
-        return await self._read(lambda connection: usage.get_window(connection, window_id))
-
-    async def sum_usage(self, question: UsageQuestion, after: str | None, limit: int) -> UsageSums:
-        return await self._read_long(lambda connection: lives.sum_usage(connection, question, after, limit))
-
-    async def read_lag(self) -> Lag:
-        return await self._read(usage.read_lag)
-
-    async def read_installation(self) -> Installation:
-        return await self._read(usage.read_installation)
-
-    async def list_deliveries(self, window_id: int) -> Sequence[ChunkDelivery]:
-        return await self._read(lambda connection: usage.list_deliveries(connection, window_id))
-
-    async def find_overlaps(self, limit: int) -> Sequence[Overlap]:
-        return await self._read_long(lambda connection: sessions.find_overlaps(connection, limit), AUDIT_SECONDS)
-
     async def prune_usage(self, fence: Fence, limit: int) -> PrunedUsage:
         (line,) = await self._keep(statements.PRUNE_USAGE, *astuple(fence), limit, USAGE_KEPT // MICROSECOND)
         return PrunedUsage(*line)
-
-    async def schema_revision(self) -> str | None:
-        return await self._read(migrate.current_revision)
 
     async def migrate(self) -> Sequence[str]:
         def locked(connection: Connection) -> Sequence[str]:

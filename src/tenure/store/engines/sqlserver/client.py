@@ -53,6 +53,9 @@ class SqlServerClient:
     async def _call(self, call: TextualSelect, **parameters: str | int | bytes) -> Sequence[Row[Any]]:
         return await self._run(lambda connection: connection.execute(call, parameters).all())
 
+    async def _read(self, read: Callable[[Connection], T]) -> T:
+        return await self._run(read)
+
     async def _read_long(self, read: Callable[[Connection], T], seconds: int = LONG_READ_SECONDS) -> T:
         async with self._long_reads:
             return await self._run(read, seconds, seconds)

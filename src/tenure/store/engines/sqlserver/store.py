@@ -87,11 +87,9 @@ from tenure.clock import MICROSECOND
 from tenure.model.leases import (
     Acquired,
     Begun,
-    Board,
     Fence,
     Job,
     JobCommand,
-    JobRun,
     JobSettings,
     Lease,
     Pruned,
@@ -108,23 +106,17 @@ from tenure.model.sessions import (
     Limits,
     Open,
     Opened,
-    Position,
     Seats,
-    Session,
-    SessionCounts,
-    SessionFilter,
     StreamUpdate,
     StreamUpdated,
     Swept,
 )
 from tenure.model.submissions import (
     Accepted,
-    Attempt,
     AttemptEnd,
     BegunAttempts,
     Change,
     Moved,
-    Parcel,
     Submission,
     SubmissionCommand,
     SubmissionFilter,
@@ -136,22 +128,20 @@ from tenure.model.usage import (
     ChunkDelivery,
     Cut,
     CutRules,
-    Installation,
-    Lag,
     Life,
     Overlap,
     Piece,
     PrunedUsage,
     Seal,
-    Unchunked,
     UsageQuestion,
     UsageSums,
     Window,
 )
-from tenure.store import capacities, leases, lives, migrate, sessions, submissions, usage
+from tenure.store import capacities, lives, migrate
 from tenure.store.engines.sqlserver import calls, reads, rows
 from tenure.store.engines.sqlserver.client import SqlServerClient
 from tenure.store.engines.sqlserver.errors import cause_of
+from tenure.store.reading import SharedReads
 from tenure.store.retries import Cause
 from tenure.store.store import (
     AUDIT_SECONDS,
@@ -166,7 +156,7 @@ from tenure.store.store import (
 MIGRATION_SECONDS = 600
 
 
-class SqlServerStore(SqlServerClient):
+class SqlServerStore(SqlServerClient, SharedReads):
     dialect_name = "mssql"
     batches_in_flight = 2
 
@@ -199,12 +189,6 @@ class SqlServerStore(SqlServerClient):
         (line,) = await self._call(calls.PUT_CAPACITY, request=rows.seats_text(capacity_id, seats))
         return await self._counted(line)
 
-    async def get_capacity(self, capacity_id: str) -> Capacity | None:
-        return await self._read_long(lambda connection: capacities.get_capacity(connection, capacity_id))
-
-    async def list_capacities(self, tenant: str | None, after: str | None, limit: int) -> Sequence[Capacity]:
-        return await self._read_long(lambda connection: capacities.list_capacities(connection, tenant, after, limit))
-
     async def delete_capacity(self, capacity_id: str) -> Capacity | None:
         lines = await self._call(calls.DELETE_CAPACITY, capacity_id=capacity_id)
         return await self._counted(lines[0]) if lines else None
@@ -212,15 +196,6 @@ class SqlServerStore(SqlServerClient):
     async def _counted(self, line: Row[Any]) -> Capacity:
         live = await self._read_long(lambda connection: capacities.count_live(connection, line.capacity_id))
         return capacities.capacity_from_values(line._mapping, live)  # noqa: SLF001 - the public way to a row's names
-
-    async def get_session(self, session_id: str) -> Session | None:
-        return await self._run(lambda connection: sessions.get_session(connection, session_id))
-
-    async def list_sessions(self, criteria: SessionFilter, after: Position | None, limit: int) -> Sequence[Session]:
-        return await self._run(lambda connection: sessions.list_sessions(connection, criteria, after, limit))
-
-    async def count_sessions(self) -> SessionCounts:
-        return await self._read_long(sessions.count_sessions)
 
     async def acquire_lease(self, name: str, holder: str, attempt: str, duration_microseconds: int) -> Acquired:
         (line,) = await self._call(
@@ -242,12 +217,6 @@ class SqlServerStore(SqlServerClient):
         lines = await self._call(calls.RESIGN_LEASE, name=name)
         return rows.lease(lines[0]) if lines else None
 
-    async def list_leases(self, after: str | None, limit: int) -> Sequence[Lease]:
-        return await self._run(lambda connection: leases.list_leases(connection, after, limit))
-
-    async def read_board(self, names: Sequence[str]) -> Board:
-        return await self._run(lambda connection: leases.read_board(connection, names))
-
     def listen(self, topic: Topic, wake: Callable[[], None]) -> None:
         """SQL Server calls nobody; the next look finds what has changed."""
 
@@ -265,12 +234,6 @@ class SqlServerStore(SqlServerClient):
         lines = await self._call(calls.COMMAND_JOB, job=job, command=command.value)
         return rows.job(lines[0]) if lines else None
 
-    async def list_jobs(self, after: str | None, limit: int) -> Sequence[Job]:
-        return await self._run(lambda connection: leases.list_jobs(connection, after, limit))
-
-    async def list_runs(self, job: str, before: int | None, limit: int) -> Sequence[JobRun] | None:
-        return await self._run(lambda connection: leases.list_runs(connection, job, before, limit))
-
     async def prune(self, fence: Fence, limit: int) -> Pruned:
         kept = {"history": LEASE_HISTORY_KEPT, "runs": JOB_RUNS_KEPT, "submissions": SUBMISSIONS_KEPT}
         spans = {name: span // MICROSECOND for name, span in kept.items()}
@@ -287,9 +250,6 @@ class SqlServerStore(SqlServerClient):
 
     async def list_waiting(self, after: Change | None, limit: int) -> WaitingPage:
         return await self._run(lambda connection: reads.list_waiting(connection, after, limit))
-
-    async def read_parcels(self, submission_ids: Sequence[str]) -> Sequence[Parcel]:
-        return await self._run(lambda connection: submissions.read_parcels(connection, submission_ids))
 
     async def begin_attempts(self, fence: Fence, submission_ids: Sequence[str]) -> BegunAttempts:
         request = rows.ids_text(submission_ids)
@@ -315,9 +275,6 @@ class SqlServerStore(SqlServerClient):
         lines = await self._call(calls.COMMAND_SUBMISSIONS, command=command.value, request=request)
         return {line.submission_id: line.done for line in lines}
 
-    async def get_submission(self, submission_id: str) -> tuple[Submission, Sequence[Attempt]] | None:
-        return await self._run(lambda connection: submissions.get_submission(connection, submission_id))
-
     async def list_submissions(
         self, criteria: SubmissionFilter, before: str | None, limit: int
     ) -> Sequence[Submission]:
@@ -326,9 +283,6 @@ class SqlServerStore(SqlServerClient):
     async def cut_usage(self, fence: Fence, rules: CutRules, limit: int) -> Cut:
         (line,) = await self._call(calls.CUT_USAGE, **asdict(fence), limit=limit, request=rows.rules_text(rules))
         return Cut(line.now, line.last_cut_at, line.windows)
-
-    async def list_unchunked(self, limit: int) -> Sequence[Unchunked]:
-        return await self._run(lambda connection: usage.list_unchunked(connection, limit))
 
     async def divide_window(self, window: Window, after: str | None, limit: int) -> Sequence[Piece]:
         return await self._read_long(
@@ -342,9 +296,6 @@ class SqlServerStore(SqlServerClient):
         numbers = {"window_id": window_id, "first": first, "complete": complete}
         await self._call(calls.SAVE_CHUNKS, **asdict(fence), **numbers, request=request)
 
-    async def find_chunks(self, submission_ids: Sequence[str]) -> Sequence[tuple[Window, Chunk]]:
-        return await self._run(lambda connection: usage.find_chunks(connection, submission_ids))
-
     async def read_lives(self, window: Window, chunk: Chunk) -> Sequence[Life]:
         """Long: between the ids of a chunk there may be many that closed before its window."""
         return await self._read_long(lambda connection: lives.read_lives(connection, window, chunk, reads.BY_ID))
@@ -354,22 +305,10 @@ class SqlServerStore(SqlServerClient):
         lines = await self._call(calls.SEAL_CHUNKS, **asdict(fence), request=request)
         return {line.submission_id: line.same for line in lines}
 
-    async def list_windows(self, before: int | None, limit: int) -> Sequence[Window]:
-        return await self._run(lambda connection: usage.list_windows(connection, before, limit))
-
-    async def get_window(self, window_id: int) -> tuple[Window, Sequence[Chunk]] | None:
-        return await self._run(lambda connection: usage.get_window(connection, window_id))
-
     async def sum_usage(self, question: UsageQuestion, after: str | None, limit: int) -> UsageSums:
         return await self._read_long(
             lambda connection: lives.sum_usage(connection, question, after, limit, reads.BY_ID)
         )
-
-    async def read_lag(self) -> Lag:
-        return await self._run(usage.read_lag)
-
-    async def read_installation(self) -> Installation:
-        return await self._run(usage.read_installation)
 
     async def list_deliveries(self, window_id: int) -> Sequence[ChunkDelivery]:
         return await self._run(lambda connection: reads.list_deliveries(connection, window_id))
@@ -381,9 +320,6 @@ class SqlServerStore(SqlServerClient):
         kept = USAGE_KEPT // MICROSECOND
         (line,) = await self._call(calls.PRUNE_USAGE, **asdict(fence), limit=limit, kept=kept)
         return PrunedUsage(line.chunks, line.windows, line.sessions)
-
-    async def schema_revision(self) -> str | None:
-        return await self._run(migrate.current_revision)
 
     async def migrate(self) -> Sequence[str]:
         return await self._retries.run(self._migrate_in_turn, MIGRATION_SECONDS)
