@@ -13,9 +13,9 @@ from tenure.store.engines.postgres.errors import LEASE_LOST
 
 OPENINGS_MAX = 4
 KEEPINGS_MAX = 3
+READS = 2
 ROOMY = 7
-READS = {10: 3, 8: 2}
-"""For reads, from these pool sizes on; below there is one."""
+LARGE = 8
 CLOSE_SECONDS = 0.5
 CONNECT_SECONDS = 1.0
 TCP_USER_TIMEOUT_MS = 2000
@@ -58,7 +58,7 @@ class Shares(NamedTuple):
 def share_out(pool_size: int) -> Shares:
     """One is for the board. Renewals have one of their own, but in the smallest pools, where they share that one."""
     renewals = 1 if pool_size >= ROOMY else 0
-    reads = next((reads for size, reads in READS.items() if pool_size >= size), 1)
+    reads = READS if pool_size >= LARGE else 1
     hot = pool_size - 1 - renewals - reads
     return Shares(hot, min(OPENINGS_MAX, hot - 1), min(KEEPINGS_MAX, hot - 1), renewals, reads)
 
