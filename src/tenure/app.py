@@ -25,6 +25,7 @@ from tenure.jobs.emit_usage import EmitUsage
 from tenure.jobs.expire_sessions import ExpireSessions
 from tenure.jobs.jobs import Job, jobs_of_applications
 from tenure.jobs.prune import Prune
+from tenure.leases.held import MICROSECONDS
 from tenure.meter import MILLIONTHS
 from tenure.model.submissions import USAGES
 from tenure.model.usage import CutRules
@@ -77,7 +78,7 @@ def _cut_rules(config: Config, gateway: Gateway | None) -> CutRules:
     first, second, third = (int(factor * MILLIONTHS) for factor in (by_kind["1"], by_kind["2"], by_kind["3"]))
     interval_seconds = config.job("emit-usage").interval_seconds or EmitUsage.interval_seconds
     contract = None if gateway is None else gateway.usage_contract(config.usage.format)
-    return CutRules(round(interval_seconds * MILLIONTHS), (first, second, third), contract)
+    return CutRules(round(interval_seconds * MICROSECONDS), (first, second, third), contract)
 
 
 def _add_jobs(ensemble: Ensemble, config: Config, built_in: Mapping[str, Job]) -> None:

@@ -35,6 +35,11 @@ def from_microseconds(microseconds: int) -> datetime:
     return EPOCH + timedelta(microseconds=microseconds)
 
 
+def instant_text(instant: datetime) -> str:
+    """ISO 8601, always with six decimals and a `Z`; of an instant in UTC."""
+    return instant.isoformat(timespec="microseconds")[:26] + "Z"
+
+
 def to_microseconds(instant: datetime) -> int:
     """Exact integer arithmetic: a float of seconds would lose microseconds from the year 2255 on."""
     return (instant - EPOCH) // MICROSECOND

@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tenure.clock import instant_text
 from tenure.meter import PERIOD_MICROSECONDS, usage_between
 from tenure.model.usage import Era, Life, Window
-from tenure.usage.formats import FORMATS, instant_text, render
+from tenure.usage.formats import FORMATS, render
 
 DAY = 86_400_000_000
 SECOND = 1_000_000

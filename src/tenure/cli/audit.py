@@ -11,9 +11,9 @@ import typer
 from tenure.cli.flags import ConfigFlag, DatabaseFlag, JsonFlag, load_settings
 from tenure.cli.instants import instant_of
 from tenure.cli.tables import fixed_text
+from tenure.clock import instant_text
 from tenure.errors import ConfigurationError
 from tenure.meter import decimal_text
-from tenure.usage.formats import instant_text
 
 if TYPE_CHECKING:
     from tenure.receiver.ledger import Entry as ReceiverEntry

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, cast
 import msgspec
 from msgspec import Meta
 
+from tenure.clock import instant_text
 from tenure.model.leases import Job, JobRun, Lease, RunOutcome
 from tenure.model.sessions import (
     Capacity,
@@ -250,7 +251,7 @@ def instant(value: datetime) -> datetime:
     """ISO 8601 in UTC with six decimals, always. msgspec writes just that, ten times as fast as `isoformat`, but that
     it leaves out six zeros: one instant in a million is written here.
     """
-    return value if value.microsecond else cast("Any", value.isoformat(timespec="microseconds")[:26] + "Z")
+    return value if value.microsecond else cast("Any", instant_text(value))
 
 
 def seconds_number(microseconds: int | None) -> float | int | None:

@@ -8,11 +8,11 @@ from collections.abc import Callable
 
 import structlog
 
+from tenure.clock import instant_text
 from tenure.jobs.jobs import ActiveRun
 from tenure.meter import decimal_text
 from tenure.model.usage import Cut, CutRules, Unchunked
 from tenure.store.store import BATCH_MAX, WINDOWS_MAX, Store
-from tenure.usage.formats import instant_text
 
 log = structlog.get_logger()
 

@@ -36,11 +36,13 @@ from tenure.clock import monotonic, to_microseconds
 from tenure.errors import LeaseLost
 from tenure.leases.held import HeldLease
 from tenure.leases.waiting import is_set_within
+from tenure.model.leases import Fence
 from tenure.model.submissions import (
     AttemptEnd,
     AttemptOutcome,
     BeginAttemptFound,
     BegunAttempt,
+    BegunAttempts,
     Moved,
     SubmissionState,
 )
@@ -265,9 +267,7 @@ class _Term:
     async def _begin(self, lane: Lane, submission_ids: Sequence[str]) -> None:
         fence, answered = self._held.fence, lane.answered
         contents = Contents(self._store, self._executor.renderer)
-        beginning = self._store.begin_attempts(fence, submission_ids)
-        _, begun = await asyncio.gather(contents.read(submission_ids), beginning)
-        self._clock.set(begun.now)
+        _, begun = await asyncio.gather(contents.read(submission_ids), self._record_begin(fence, submission_ids))
         lane.begin_ahead(answered)
         started = [each.submission_id for each in begun.attempts if each.found is BeginAttemptFound.BEGUN]
         await contents.seal(self._held.fence, started)
@@ -279,6 +279,11 @@ class _Term:
             else:
                 self._put_back(lane.gateway.name, attempt)
         self._send_ready(lane)
+
+    async def _record_begin(self, fence: Fence, submission_ids: Sequence[str]) -> BegunAttempts:
+        begun = await self._store.begin_attempts(fence, submission_ids)
+        self._clock.set(begun.now)  # at once: what is rendered beside it may take much longer
+        return begun
 
     def _make_ready(self, lane: Lane, ready: Ready, why_not: Withheld | None) -> None:
         lane.unrecorded += 1

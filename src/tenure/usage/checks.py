@@ -5,10 +5,10 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import NamedTuple
 
+from tenure.clock import instant_text
 from tenure.meter import decimal_text
 from tenure.model.submissions import SubmissionState
 from tenure.model.usage import Chunk, ChunkDelivery, Installation, Piece, Window
-from tenure.usage.formats import instant_text
 
 
 class Entry(NamedTuple):

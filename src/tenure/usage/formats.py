@@ -5,10 +5,10 @@ after it. A new one gets a new name.
 """
 
 from collections.abc import Callable, Sequence
-from datetime import datetime
 from functools import lru_cache
 from typing import NamedTuple
 
+from tenure.clock import instant_text
 from tenure.meter import decimal_text, usage_between
 from tenure.model.usage import Life, Window
 
@@ -32,11 +32,6 @@ def render(name: str, window: Window, lives: Sequence[Life]) -> Rendered:
     records, usage = _records(window, lives)
     parts = FORMATS[name].wrap(window, lives, records)
     return Rendered(f"[{','.join(parts)}]".encode(), len(records), usage)
-
-
-def instant_text(instant: datetime) -> str:
-    """ISO 8601 in UTC, always with six decimals."""
-    return instant.isoformat(timespec="microseconds")[:26] + "Z"
 
 
 def _records(window: Window, lives: Sequence[Life]) -> tuple[Sequence[str], int]:
