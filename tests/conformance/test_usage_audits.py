@@ -15,7 +15,6 @@ from tests.support.usage import (
     chunk_all,
     cut,
     cut_one,
-    install,
     lived,
     minute,
     put_sessions,
@@ -26,11 +25,7 @@ from tests.support.wishes import NOON, some_id
 PIECES = [Piece(some_id(), some_id(), 1000 + number, 7**number) for number in range(3)]
 
 
-@pytest.fixture(autouse=True)
-async def installed(database: Database) -> None:
-    """At noon, which is not on the grid."""
-    await database.clock.set(NOON)
-    await install(database, NOON)
+pytestmark = pytest.mark.usefixtures("installed")
 
 
 async def test_read_installation__tells_where_windows_begin_and_end(database: Database) -> None:

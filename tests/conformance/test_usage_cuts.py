@@ -24,7 +24,6 @@ from tests.support.usage import (
     cut,
     cut_one,
     eras,
-    install,
     lives,
     minute,
     windows,
@@ -34,11 +33,7 @@ from tests.support.wishes import NOON, SECOND, again, end_one, open_one, wish
 OTHER_FACTORS = (500_001, 0, 999_999_999_999)
 
 
-@pytest.fixture(autouse=True)
-async def installed(database: Database) -> None:
-    """At noon, which is not on the grid."""
-    await database.clock.set(NOON)
-    await install(database, NOON)
+pytestmark = pytest.mark.usefixtures("installed")
 
 
 async def spans(database: Database) -> list[tuple[datetime, datetime]]:

@@ -45,11 +45,7 @@ LARGE = 999_999_999_999
 """999999.999999, in millionths: as many digits as there can be."""
 
 
-@pytest.fixture(autouse=True)
-async def installed(database: Database) -> None:
-    """At noon, which is not on the grid."""
-    await database.clock.set(NOON)
-    await install(database, NOON)
+pytestmark = pytest.mark.usefixtures("installed")
 
 
 # Digits
