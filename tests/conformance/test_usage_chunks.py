@@ -1,5 +1,6 @@
 """What a window consists of, how it is divided, and how its chunks are handed over."""
 
+import asyncio
 from collections.abc import Sequence
 
 import pytest
@@ -443,6 +444,28 @@ async def test_get_window__tells_its_chunks_in_their_order(database: Database) -
 
 async def test_get_window__knows_none_that_was_never_cut(database: Database) -> None:
     assert await database.store.get_window(1) is None
+
+
+async def test_get_window__never_tells_of_a_division_without_its_chunks(database: Database) -> None:
+    """Whoever reads while windows are divided sees each before or after, not between."""
+    for number in range(1, 31):
+        await cut(database, minute(number))
+    seen: set[tuple[bool, int]] = set()
+
+    async def watch() -> None:
+        for number in range(1, 31):
+            divided = False
+            while not divided:
+                told, chunks = await read_window(database, number)
+                divided = told.chunked_at is not None
+                seen.add((divided, len(chunks)))
+
+    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+        group.create_task(watch())
+        for window in await windows(database):
+            await save(database, window, PIECES[:1])
+    assert (True, 1) in seen
+    assert seen <= {(False, 0), (True, 1)}
 
 
 async def test_find_chunks__finds_the_window_and_the_chunk_of_a_submission(database: Database) -> None:

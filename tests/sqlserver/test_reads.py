@@ -75,6 +75,7 @@ GROUPS = [(None, None), (GroupBy.KIND, "2"), *((each, ONE) for each in GroupBy i
 USAGE_ARGUMENTS: dict[str, list[tuple[Any, ...]]] = {
     "windows_statement": [(None, 7), (9, 7)],
     "unchunked_statement": [(7,)],
+    "window_statement": [(7,)],
     "find_statement": [([ONE, OTHER],)],
     "awaited_statement": [()],
     "deliveries_statement": [(9,)],

@@ -34,6 +34,8 @@ WINDOW_COLUMNS = (
     *FACTORS,
 )
 _WINDOWS = select(*WINDOW_COLUMNS).join_from(usage_windows, usage_eras, usage_windows.c.era == usage_eras.c.era)
+_CHUNK_NAMED = tuple(column.label(f"chunk_{column.name}") for column in CHUNK_COLUMNS)
+_OF_WINDOW = usage_windows.c.window_id == usage_chunks.c.window_id
 
 
 def window_from_row(row: Any) -> Window:
@@ -62,11 +64,20 @@ def windows_statement(before: int | None, limit: int) -> Select[Any]:
 
 
 def get_window(connection: Connection, window_id: int) -> tuple[Window, Sequence[Chunk]] | None:
-    """The chunks first: what is told of a window then covers them all."""
-    chunks = select(*CHUNK_COLUMNS).where(usage_chunks.c.window_id == window_id).order_by(usage_chunks.c.chunk)
-    found = [Chunk(**row) for row in connection.execute(chunks).mappings()]
-    row = connection.execute(_WINDOWS.where(usage_windows.c.window_id == window_id)).one_or_none()
-    return None if row is None else (window_from_row(row), found)
+    rows = connection.execute(window_statement(window_id)).all()
+    if not rows:
+        return None
+    return window_from_row(rows[0]), [_chunk(row) for row in rows if row.chunk_chunk is not None]
+
+
+def window_statement(window_id: int) -> Select[Any]:
+    """One statement, so that a window is never told without the chunks it has by then."""
+    return (
+        _WINDOWS.add_columns(*_CHUNK_NAMED)
+        .outerjoin(usage_chunks, _OF_WINDOW)
+        .where(usage_windows.c.window_id == window_id)
+        .order_by(usage_chunks.c.chunk)
+    )
 
 
 def list_unchunked(connection: Connection, limit: int) -> Sequence[Unchunked]:
@@ -96,11 +107,9 @@ def find_chunks(connection: Connection, submission_ids: Sequence[str]) -> Sequen
 
 
 def find_statement(submission_ids: Sequence[str]) -> Select[Any]:
-    named = [column.label(f"chunk_{column.name}") for column in CHUNK_COLUMNS]
-    of_window = usage_windows.c.window_id == usage_chunks.c.window_id
     return (
-        _WINDOWS.add_columns(*named)
-        .join(usage_chunks, of_window)
+        _WINDOWS.add_columns(*_CHUNK_NAMED)
+        .join(usage_chunks, _OF_WINDOW)
         .where(usage_chunks.c.submission_id.in_(submission_ids), usage_chunks.c.submission_id.is_not(None))
     )
 
