@@ -9,13 +9,13 @@ from typing import Any
 import asyncpg
 import pytest
 from msgspec.structs import asdict, replace
-from sqlalchemy import Connection, Dialect, event
+from sqlalchemy import Connection, Dialect, Select, event
 from sqlalchemy.dialects import postgresql, sqlite
 
 from tenure.model.leases import JobCommand, RunOutcome
 from tenure.model.sessions import End, Heartbeat, Position, Seats, SessionFilter
 from tenure.model.submissions import SubmissionCommand, SubmissionFilter
-from tenure.model.usage import CHUNK_MAX, Era, Seal
+from tenure.model.usage import CHUNK_MAX, Era, GroupBy, Seal, UsageQuestion
 from tenure.store import Store, lives, sessions, submissions
 from tenure.store.engines import open_store
 from tenure.store.engines.postgres import statements
@@ -325,16 +325,20 @@ async def postgres_lately(postgres_million: str) -> str:
     return postgres_million
 
 
+async def _planned(url: str, statement: Select[Any]) -> str:
+    dialect: Dialect = postgresql.asyncpg.dialect()
+    text = str(statement.compile(dialect=dialect, compile_kwargs={"literal_binds": True}))
+    connection = await asyncpg.connect(url)
+    plan = "\n".join(row[0] for row in await connection.fetch(f"EXPLAIN (COSTS OFF) {text}"))
+    await connection.close()
+    return plan
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("after", [None, MIDDLE])
 async def test_postgres_divides_a_window_by_the_indexes_meant_for_it(postgres_lately: str, after: str | None) -> None:
     """What is live in the order of ids and no further, what has closed since by its end."""
-    dialect: Dialect = postgresql.asyncpg.dialect()
-    statement = lives.divide_statement(MINUTE_AGO, after, 1)
-    text = str(statement.compile(dialect=dialect, compile_kwargs={"literal_binds": True}))
-    connection = await asyncpg.connect(postgres_lately)
-    plan = "\n".join(row[0] for row in await connection.fetch(f"EXPLAIN (COSTS OFF) {text}"))
-    await connection.close()
+    plan = await _planned(postgres_lately, lives.divide_statement(MINUTE_AGO, after, 1))
     assert sorted(re.findall(r"Scan using (\w+) on", plan)) == ["sessions_closed_at", "sessions_live_id"], plan
     assert "Seq Scan" not in plan, plan
 
@@ -350,6 +354,14 @@ async def test_postgres_reads_a_chunk_of_a_window_and_not_all_of_it(postgres_lat
     await store.close()
     # A range of ids has as many again that closed long ago. The table has a million.
     assert await _tuples_read(postgres_lately) - before < 4 * 4 * CHUNK_MAX
+
+
+@pytest.mark.slow
+async def test_postgres_adds_up_usage_with_all_its_workers_and_sorts_only_the_groups(postgres_million: str) -> None:
+    era, begins, ends = MINUTE_AGO.era, LATELY - timedelta(days=30), LATELY
+    question = UsageQuestion(from_at=begins, to_at=ends, group_by=GroupBy.TENANT, factors=era.factors)
+    plan = await _planned(postgres_million, lives.sums_statement(question, [(era, begins, ends)], None, 101))
+    assert re.search(r"Gather.*Sort .*Partial HashAggregate.*Parallel Seq Scan on sessions", plan, re.DOTALL), plan
 
 
 SQLITE_STATEMENTS = {

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from sqlalchemy import BigInteger, ColumnElement, case
+from sqlalchemy import BigInteger, ColumnElement, Select, case
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
@@ -80,3 +80,12 @@ def later_of(one: Any, other: Any) -> ColumnElement[Any]:
 
 def earlier_of(one: Any, other: Any) -> ColumnElement[Any]:
     return case((one < other, one), else_=other)
+
+
+def apart(statement: Select[Any]) -> Select[Any]:
+    """A subquery that PostgreSQL plans by itself, and not as a part of what it stands in.
+
+    In quotes the zero is a constant from the beginning. A bare one is cast to one, looks like a limit until then, and
+    keeps PostgreSQL from dividing the work among its workers.
+    """
+    return statement.suffix_with("OFFSET '0'", dialect="postgresql")

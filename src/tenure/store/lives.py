@@ -43,7 +43,7 @@ from tenure.model.usage import (
     UsageSums,
     Window,
 )
-from tenure.store.arithmetic import earlier_of, later_of, microseconds_between, unindexed, usage_of
+from tenure.store.arithmetic import apart, earlier_of, later_of, microseconds_between, unindexed, usage_of
 from tenure.store.sessions import read_now
 from tenure.store.tables import installation, sessions, usage_eras
 from tenure.store.types import Instant
@@ -152,10 +152,12 @@ def _measured(end: Any, from_at: Any, to_at: Any, era_started_at: Any) -> Sequen
     lives_from = later_of(_row.started_at, from_at)
     lives_to = earlier_of(end, to_at)
     counts_from = later_of(_row.started_at, era_started_at)
+    # Most of those in a long span also began in it: that they lived nothing before is told without arithmetic.
+    lived_before = and_(from_at > _row.started_at, from_at > era_started_at)
     return (
         lives_from.label("from_at"),
         lives_to.label("to_at"),
-        microseconds_between(counts_from, lives_from).label("before"),
+        case((lived_before, microseconds_between(counts_from, lives_from)), else_=literal_column("0")).label("before"),
         microseconds_between(counts_from, lives_to).label("total"),
     )
 
@@ -166,7 +168,8 @@ def _factor(factors: Factors) -> ColumnElement[int]:
 
 
 def _used(lived: FromClause) -> ColumnElement[int]:
-    return usage_of(lived.c.total, lived.c.factor) - usage_of(lived.c.before, lived.c.factor)
+    used_before = case((lived.c.before > 0, usage_of(lived.c.before, lived.c.factor)), else_=literal_column("0"))
+    return usage_of(lived.c.total, lived.c.factor) - used_before
 
 
 def _bound(instant: datetime) -> ColumnElement[Any]:
@@ -244,12 +247,15 @@ def sums_statement(
     conditions = [*_conditions(question.criteria), *_after(question.group_by, after)]
     some = spans[begin : begin + SPANS_MAX]
     lived = _lived_in(some, spans[0][1], null() if key is None else key, conditions, index_hint)
-    statement = select(
-        (null() if key is None else lived.c.key).label("key"),
+    sums: Sequence[ColumnElement[Any]] = (
         func.sum(_used(lived)).label("usage"),
         func.sum(lived.c.counts).label("sessions"),
     )
-    return statement if key is None else statement.group_by(lived.c.key).order_by(lived.c.key).limit(limit)
+    if key is None:
+        return select(null().label("key"), *sums)
+    # Apart from the sorting: PostgreSQL would otherwise sort all sessions, on disk, to find the first groups.
+    groups = apart(select(lived.c.key, *sums).group_by(lived.c.key)).subquery("groups")
+    return select(groups).order_by(groups.c.key).limit(limit)
 
 
 def _after(group_by: GroupBy | None, after: str | None) -> Sequence[ColumnElement[bool]]:
@@ -267,7 +273,7 @@ def _lived_in(
 ) -> Subquery:
     """A line for each session and era that it lived in, the first of which counts as the session.
 
-    OFFSET 0 keeps PostgreSQL from computing what was lived once for each place where it is used.
+    Apart from the sums: PostgreSQL would otherwise compute what was lived once for each place where it is used.
     """
     span = _spans_table(spans)
     end = func.coalesce(_row.closed_at, _row.deadline_at)
@@ -283,9 +289,8 @@ def _lived_in(
         )
         .join_from(sessions, span, and_(_row.started_at < ends, end > starts))
         .where(or_(_row.closed_at.is_(None), _row.closed_at > spans[0][1]), *conditions)
-        .suffix_with("OFFSET 0", dialect="postgresql")
     )
-    return (lived.with_hint(sessions, index_hint) if index_hint else lived).subquery("lived")
+    return apart(lived.with_hint(sessions, index_hint) if index_hint else lived).subquery("lived")
 
 
 def _spans_table(spans: Sequence[_Span]) -> Subquery:
