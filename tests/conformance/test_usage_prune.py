@@ -8,7 +8,8 @@ from msgspec.structs import astuple
 
 from tenure.model.leases import Fence
 from tenure.model.sessions import CloseReason
-from tenure.model.usage import Life, PrunedUsage
+from tenure.model.usage import Life, PrunedUsage, UsageQuestion
+from tenure.store import lives as store_lives
 from tests.support.databases import Database
 from tests.support.keeping import attach_one, update_one
 from tests.support.leases import all_tables, held, table
@@ -235,6 +236,42 @@ async def test_prune_usage__changes_no_sum_over_what_is_kept(database: Database)
     assert await newest(database) == window
     assert window.usage_millionths == sum_of(found, FACTORS)
     assert len(found) == 1
+
+
+async def test_prune_usage__leaves_no_sum_too_low_for_the_span_it_names(database: Database) -> None:
+    """What is gone was from before a span, or the span is told to begin later."""
+    ended = await opened(database)
+    await database.clock.set(midnight(1))
+    await end_one(database.store, ended.session_id, CloseReason.TERMINATED)
+    await chunked_days(database, 3)
+    spans = {}
+    for at in (9, 400, 402, 999):
+        await prune(database, midnight(at) + timedelta(hours=1))
+        for ends in (1, 3):
+            question = UsageQuestion(from_at=midnight(-1), to_at=midnight(ends), factors=FACTORS)
+            sums = await database.store.sum_usage(question, None, 1)
+            spans[at, ends] = (sums.from_at, sums.to_at, sums.groups[0].sessions)
+    assert spans == {
+        (9, 1): (midnight(-1), midnight(1), 2),
+        (9, 3): (midnight(-1), midnight(3), 2),
+        (400, 1): (midnight(-1), midnight(1), 2),
+        (400, 3): (midnight(-1), midnight(3), 2),
+        (402, 1): (midnight(2), midnight(2), 0),
+        (402, 3): (midnight(2), midnight(3), 1),
+        (999, 1): (midnight(3), midnight(3), 0),
+        (999, 3): (midnight(3), midnight(3), 0),
+    }
+
+
+async def test_sum_usage__is_done_again_if_some_of_it_was_pruned_meanwhile(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await chunked_days(database, 3)
+    kept = iter([midnight(0), midnight(1), midnight(1), midnight(1)])
+    monkeypatch.setattr(store_lives, "_kept", lambda _: (midnight(3), next(kept)))
+    question = UsageQuestion(from_at=midnight(0), to_at=midnight(3), factors=FACTORS)
+    assert (await database.store.sum_usage(question, None, 1)).from_at == midnight(1)
+    assert list(kept) == []
 
 
 async def test_prune_usage__notes_where_what_is_kept_begins(database: Database) -> None:

@@ -231,6 +231,7 @@ async def test_an_end_in_the_future_means_now(asked: LocalService) -> None:
 async def test_what_lies_in_the_future_is_nothing(asked: LocalService) -> None:
     answer = await ask(asked, from_=LATER + timedelta(days=1), to=LATER + timedelta(days=2))
     assert answer["groups"] == [{"usage": 0, "sessions": 0}]
+    assert answer["from"] == answer["to"] == text(LATER + timedelta(days=1))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ any time, by anybody, and give the same.
 """
 
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from sqlalchemy import (
@@ -180,8 +180,11 @@ def _bound(instant: datetime) -> ColumnElement[Any]:
 # Sums over any span.
 
 SPAN = timedelta(days=30)
+_Span = tuple[Era, datetime, datetime]
+"""An era's part of a span."""
 SPANS_MAX = 50
 """In one statement: databases differ in how many parameters and terms they take."""
+_ALWAYS = datetime.min.replace(tzinfo=UTC)
 KEYS = {
     GroupBy.TENANT: _row.tenant_object_id,
     GroupBy.CAPACITY: _row.capacity_id,
@@ -194,13 +197,36 @@ KEYS = {
 def sum_usage(
     connection: Connection, question: UsageQuestion, after: str | None, limit: int, index_hint: str = ""
 ) -> UsageSums:
-    """As if the span began and ended with a cut."""
-    final_until = connection.execute(select(installation.c.last_cut_at)).scalar_one()
+    """As if the span began and ended with a cut. What is no longer kept is not in it."""
+    final_until, kept_from = _kept(connection)
     # What is cut is final, also where the clock was stepped back behind it.
     latest = max(read_now(connection), final_until)
     to_at = latest if question.to_at is None else min(question.to_at, latest)
-    from_at = to_at - SPAN if question.from_at is None else question.from_at
+    from_at = max(to_at - SPAN if question.from_at is None else question.from_at, kept_from)
     spans = _spans(from_at, to_at, _eras(connection, final_until, question.factors))
+    groups = _sums(connection, question, spans, after, limit, index_hint)
+    if from_at < _kept(connection)[1]:  # some of it was pruned meanwhile
+        return sum_usage(connection, question, after, limit, index_hint)
+    return UsageSums(final_until, groups, from_at, max(from_at, to_at))
+
+
+def _kept(connection: Connection) -> tuple[datetime, datetime]:
+    """The last cut, and from when on everything is kept that ever lived: from before it something may be gone."""
+    row = installation.c
+    last_cut_at, created_at, kept_from = connection.execute(
+        select(row.last_cut_at, row.created_at, row.usage_kept_from)
+    ).one()
+    return last_cut_at, kept_from if kept_from is not None and kept_from > created_at else _ALWAYS
+
+
+def _sums(
+    connection: Connection,
+    question: UsageQuestion,
+    spans: Sequence[_Span],
+    after: str | None,
+    limit: int,
+    index_hint: str,
+) -> Sequence[UsageGroup]:
     added: dict[Any, list[int]] = {} if question.group_by else {None: [0, 0]}
     for begin in range(0, len(spans), SPANS_MAX):
         statement = sums_statement(question, spans, after, limit, index_hint, begin)
@@ -210,7 +236,7 @@ def sum_usage(
             sums[1] += int(count or 0)
     # Of many eras, each statement has told of the first keys it found: the first of all are complete.
     keys = list(added) if len(spans) <= SPANS_MAX else sorted(added)[:limit]
-    return UsageSums(final_until, [_group(key, *added[key]) for key in keys], from_at, to_at)
+    return [_group(key, *added[key]) for key in keys]
 
 
 def _group(key: Any, usage: int, count: int) -> UsageGroup:
@@ -222,10 +248,6 @@ def _eras(connection: Connection, last_cut_at: datetime, factors: Factors) -> Se
     statement = select(usage_eras.c.started_at, *FACTORS).order_by(usage_eras.c.era)
     eras = [Era(started_at, tuple(of_kinds)) for started_at, *of_kinds in connection.execute(statement)]
     return eras if eras and eras[-1].factors == factors else [*eras, Era(last_cut_at, factors)]
-
-
-_Span = tuple[Era, datetime, datetime]
-"""An era's part of a span."""
 
 
 def _spans(from_at: datetime, to_at: datetime, eras: Sequence[Era]) -> Sequence[_Span]:
