@@ -148,7 +148,7 @@ class Meanwhile:
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("method", ["list_windows", "list_deliveries", "get_window", "divide_window", "sum_usage"])
+@pytest.mark.parametrize("method", ["list_windows", "list_deliveries", "get_window", "list_lives", "sum_usage"])
 async def test_what_is_delivered_meanwhile_is_no_fault(
     sqlite_database: Database, sqlite_books: Path, method: str, when: str
 ) -> None:

@@ -189,6 +189,33 @@ async def test_read_lives__is_the_same_before_and_after_everything_that_can_happ
     }
 
 
+async def test_list_lives__tells_page_by_page_what_read_lives_tells_of_chunks(database: Database) -> None:
+    edges = [minute(0, 30), minute(1), minute(1, 20), minute(1, 40), minute(2), minute(2, 30)]
+    made = [
+        lived(started_at, ended_at, closed=closed, kind=1 + number % 3)
+        for number, started_at in enumerate(edges)
+        for ended_at in edges[number + 1 :]
+        for closed in (True, False)
+    ]
+    await put_sessions(database, made)
+    window = await second_window(database)
+    pages, after = [], None
+    while page := await database.store.list_lives(window, after, 10):
+        pages.append(page)
+        after = page[-1].session_id
+    assert list(map(len, pages)) == [10, 10, 6]
+    assert [life for page in pages for life in page] == await lives(database, window)
+
+
+async def test_list_lives__is_of_any_span_of_an_era(database: Database) -> None:
+    """Though it is no window that was cut."""
+    made = [lived(NOON, minute(3), closed=False), lived(minute(1, 20), minute(4, 30)), lived(NOON, minute(1))]
+    await put_sessions(database, made)
+    await cut(database, minute(6))
+    span = replace(await newest(database), started_at=minute(1), ended_at=minute(5))
+    assert sorted(await database.store.list_lives(span, None, 9)) == lives_of(made, span)
+
+
 # Dividing
 
 

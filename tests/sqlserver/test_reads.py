@@ -82,6 +82,7 @@ USAGE_ARGUMENTS: dict[str, list[tuple[Any, ...]]] = {
     "overlaps_statement": [(7,)],
     "divide_statement": list(itertools.product([WINDOW], [None, ONE], [7], [reads.BY_ID])),
     "lives_statement": [(WINDOW, ONE, OTHER, reads.BY_ID)],
+    "list_statement": list(itertools.product([WINDOW], [None, ONE], [7], [reads.BY_ID])),
     "sums_statement": [
         (question(group_by), spans, after, 7, reads.BY_ID)
         for (group_by, after), spans in itertools.product(GROUPS, [SPANS, SPANS[:1]])
@@ -93,7 +94,7 @@ USAGE_STATEMENTS = {
     for name, function in inspect.getmembers(module, inspect.isfunction)
     if name.endswith("_statement")
 } | {"overlaps_statement": sessions.overlaps_statement}
-OF_SESSIONS = ["divide_statement", "lives_statement", "sums_statement"]
+OF_SESSIONS = ["divide_statement", "lives_statement", "list_statement", "sums_statement"]
 
 
 def usage_statements(name: str) -> list[Any]:
@@ -167,6 +168,8 @@ async def test_what_is_read_by_ids_is_what_was_lived(sqlite_database: Database) 
     store: Any = sqlite_database.store
     found = await store._read(lambda connection: lives.read_lives(connection, WINDOW, whole(WINDOW), reads.BY_ID))
     assert found == lives_of(made, WINDOW)
+    some = await store._read(lambda connection: lives.list_lives(connection, WINDOW, None, 3, reads.BY_ID))
+    assert some == found[:3]
     (piece,) = await store._read(lambda connection: lives.divide_window(connection, WINDOW, None, 1, reads.BY_ID))
     assert piece == Piece(found[0].session_id, found[-1].session_id, len(found), sum_of(found, WINDOW.era.factors))
 

@@ -105,7 +105,20 @@ def read_lives(connection: Connection, window: Window, chunk: Chunk, index_hint:
 def lives_statement(window: Window, first: str, last: str, index_hint: str = "") -> Select[Any]:
     """In the order of ids, as an engine sorts them."""
     parts = [part.where(by_id >= first, by_id <= last) for part, by_id in _parts(window, index_hint)]
-    lived = union_all(*parts).subquery("lived")
+    return _lives_of(window, union_all(*parts).subquery("lived"))
+
+
+def list_lives(
+    connection: Connection, window: Window, after: str | None, limit: int, index_hint: str = ""
+) -> Sequence[Life]:
+    return [Life(*row) for row in connection.execute(list_statement(window, after, limit, index_hint))]
+
+
+def list_statement(window: Window, after: str | None, limit: int, index_hint: str = "") -> Select[Any]:
+    return _lives_of(window, _first_lives(window, after, limit, index_hint))
+
+
+def _lives_of(window: Window, lived: Subquery) -> Select[Any]:
     return select(
         lived.c.session_id,
         lived.c.user_object_id,

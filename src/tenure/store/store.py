@@ -278,6 +278,9 @@ class Store(Protocol):
     async def read_lives(self, window: Window, chunk: Chunk) -> Sequence[Life]:
         """In the order of ids, as the engine sorts them: the same at any time."""
 
+    async def list_lives(self, window: Window, after: str | None, limit: int) -> Sequence[Life]:
+        """Of any span of an era, whether or not it was ever cut: the next `limit` after a session."""
+
     async def seal_chunks(self, fence: Fence, seals: Sequence[Seal]) -> Mapping[str, bool]:
         """Stores the digest of each that has none, and tells whether each has this one."""
 

@@ -70,6 +70,15 @@ def check_chunks(window: Window, chunks: Sequence[Chunk], pieces: Sequence[Piece
         yield f"the chunks of window {window.window_id} do not add up to it"
 
 
+def check_digests(window: Window, chunks: Sequence[Chunk], digests: Sequence[bytes | None]) -> Iterator[str]:
+    """Against what its pieces render to today."""
+    by_number = dict(enumerate(digests, 1))
+    for chunk in chunks:
+        today = by_number.get(chunk.chunk)
+        if chunk.digest is not None and today is not None and chunk.digest != today:
+            yield f"{name_of(window, chunk.chunk)} does not render to what was sent"
+
+
 def check_delivery(window: Window, chunk: Chunk, delivery: ChunkDelivery) -> Iterator[str]:
     name, state = name_of(window, chunk.chunk), delivery.state
     if delivery.delivered_at is None and state != SubmissionState.PENDING:

@@ -300,6 +300,9 @@ class SqlServerStore(SqlServerClient, SharedReads):
         """Long: between the ids of a chunk there may be many that closed before its window."""
         return await self._read_long(lambda connection: lives.read_lives(connection, window, chunk, reads.BY_ID))
 
+    async def list_lives(self, window: Window, after: str | None, limit: int) -> Sequence[Life]:
+        return await self._read_long(lambda connection: lives.list_lives(connection, window, after, limit, reads.BY_ID))
+
     async def seal_chunks(self, fence: Fence, seals: Sequence[Seal]) -> Mapping[str, bool]:
         request = rows.numbered(map(rows.seal_values, seals))
         lines = await self._call(calls.SEAL_CHUNKS, **asdict(fence), request=request)
