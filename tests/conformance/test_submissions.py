@@ -26,6 +26,7 @@ from tests.support.submissions import (
     accept,
     attempt,
     attempts,
+    end,
     executor,
     pending,
     put_in_state,
@@ -210,6 +211,30 @@ async def test_get_submission__tells_its_own_attempts_in_order(database: Databas
         await attempt(database.store, fence, mine)
     found = await attempts(database, mine)
     assert [(each.number, each.started_at) for each in found] == [(n + 1, NOON + n * PAUSED) for n in range(12)]
+
+
+async def test_get_submission__never_tells_of_an_end_without_that_of_its_attempt(database: Database) -> None:
+    """Whoever reads while attempts are closed sees each before or after, not between."""
+    fence = await executor(database.store)
+    made = await accept(database.store, 30)
+    await database.store.begin_attempts(fence, made)
+    seen: set[tuple[str, bool]] = set()
+
+    async def watch() -> None:
+        for submission_id in made:
+            state = "pending"
+            while state == "pending":
+                told = await database.store.get_submission(submission_id)
+                assert told is not None
+                state, (found,) = told[0].state, told[1]
+                seen.add((state, found.ended_at is not None))
+
+    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+        group.create_task(watch())
+        for submission_id in made:
+            await database.store.finish_attempts(fence, [end(submission_id, outcome=DELIVERED)])
+    assert ("delivered", True) in seen
+    assert seen <= {("pending", False), ("delivered", True)}
 
 
 async def ids(database: Database, criteria: SubmissionFilter = EVERYTHING, before: str | None = None) -> list[str]:

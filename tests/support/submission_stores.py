@@ -157,6 +157,8 @@ class SubmissionStore:
 
     def _begin_one(self, row: Row) -> BegunAttempt:
         found = self.found[row.number].pop(0) if self.found[row.number] else self._what_is_there(row)
+        if found is BeginAttemptFound.OVER and row.state == SubmissionState.PENDING:
+            row.state = SubmissionState.CANCELLED.value  # by somebody, a moment ago
         if found is not BeginAttemptFound.BEGUN:
             return BegunAttempt(row.submission_id, found, next_attempt_at=_instant(row.due))
         row.attempts += 1

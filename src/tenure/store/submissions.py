@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Any
 
 import msgspec
-from sqlalchemy import BindParameter, Connection, Select, String, bindparam, or_, select
+from sqlalchemy import BindParameter, Connection, RowMapping, Select, String, bindparam, or_, select
 
 from tenure.clock import from_microseconds, to_microseconds
 from tenure.ids import id_of_number, number_of_id
@@ -40,11 +40,27 @@ def contract_of(text: str) -> Contract:
 
 
 def get_submission(connection: Connection, submission_id: str) -> tuple[Submission, Sequence[Attempt]] | None:
-    """The attempts first: what was told of a submission then covers them all."""
-    attempts = select(*ATTEMPT_COLUMNS).where(submission_attempts.c.submission_id == submission_id)
-    rows = connection.execute(attempts.order_by(submission_attempts.c.number)).mappings().all()
-    found = connection.execute(select(*COLUMNS).where(submissions.c.submission_id == submission_id)).mappings().first()
-    return None if found is None else (Submission(**found), [Attempt(**row) for row in rows])
+    rows = connection.execute(get_statement(submission_id)).mappings().all()
+    if not rows:
+        return None
+    found = Submission(**{column.name: rows[0][column.name] for column in COLUMNS})
+    return found, [_attempt(row) for row in rows if row["attempt_number"] is not None]
+
+
+def get_statement(submission_id: str) -> Select[Any]:
+    """One statement, so that a submission and its attempts are told as they were at one instant."""
+    named = [column.label(f"attempt_{column.name}") for column in ATTEMPT_COLUMNS]
+    of_submission = submission_attempts.c.submission_id == submissions.c.submission_id
+    return (
+        select(*COLUMNS, *named)
+        .outerjoin_from(submissions, submission_attempts, of_submission)
+        .where(submissions.c.submission_id == submission_id)
+        .order_by(submission_attempts.c.number)
+    )
+
+
+def _attempt(row: RowMapping) -> Attempt:
+    return Attempt(**{column.name: row[f"attempt_{column.name}"] for column in ATTEMPT_COLUMNS})
 
 
 def list_submissions(

@@ -91,8 +91,10 @@ class Intake:
         return found
 
     def forget(self, submission_id: str) -> None:
+        """What was seen of it, too: it may have been retried since, and been read before its end was known here."""
         number = number_of_id(submission_id)
         self.schedule.forget(number)
+        self._seen.pop(number, None)
         if self._forgotten is not None:
             self._forgotten.add(number)
 
