@@ -22,8 +22,8 @@ pytestmark = pytest.mark.slow  # they wait for real leases and limits to run out
 
 KEEP_ALIVE_SECONDS = 1.0
 """Of a lease of five seconds."""
-PROMPTLY_SECONDS = 0.8
-"""A tick, a transaction, and a machine with other things to do."""
+PROMPTLY_SECONDS = 2.0
+"""A tick, a transaction, and a machine with other things to do; but long before a lease of five seconds runs out."""
 
 
 async def talk(client: Client, message: str | bytes = "hello") -> None:
@@ -36,19 +36,17 @@ def seconds_between(earlier: str, later: str) -> float:
 
 
 async def test_renews_the_lease_of_a_silent_client(database: Database, serve: ServeLocally) -> None:
-    clients = (await serve(database, lease_seconds=1)).clients
+    clients = (await serve(database, lease_seconds=3)).clients
     _, start = await clients.open()
-    later = await clients.until(
-        start["sessionId"], lambda session: session["lastHeartbeat"] > start["leaseExpiresAt"], 5
-    )
+    later = await clients.until(start["sessionId"], lambda session: session["lastHeartbeat"] > start["leaseExpiresAt"])
     assert (later["isActive"], later["lastActivity"], later["state"]) == (True, start["lastActivity"], "created")
 
 
 async def test_a_message_is_activity(database: Database, serve: ServeLocally) -> None:
-    clients = (await serve(database, lease_seconds=1)).clients
+    clients = (await serve(database, lease_seconds=3)).clients
     client, start = await clients.open()
     await talk(client)
-    active = await clients.until(start["sessionId"], lambda session: session["state"] == "active", 3)
+    active = await clients.until(start["sessionId"], lambda session: session["state"] == "active")
     assert active["lastActivity"] > start["lastActivity"]
 
 
@@ -60,11 +58,11 @@ async def test_a_stop_at_once_is_no_activity(clients: Streaming) -> None:
 
 
 async def test_writes_the_counters_while_the_stream_runs(database: Database, serve: ServeLocally) -> None:
-    clients = (await serve(database, lease_seconds=1)).clients
+    clients = (await serve(database, lease_seconds=3)).clients
     client, start = await clients.open()
     for _ in range(3):
         await talk(client, b"x" * 3200)
-    session = await clients.until(start["sessionId"], lambda session: session["stream"]["chunks"] == 3, 3)
+    session = await clients.until(start["sessionId"], lambda session: session["stream"]["chunks"] == 3)
     assert session["stream"] == {
         "bytesReceived": 9600,
         "chunks": 3,
@@ -102,10 +100,10 @@ async def test_a_stream_that_is_ending_is_kept_alive_no_more(sqlite_database: Da
         async def finish(self) -> None:
             await asyncio.sleep(1.5)
 
-    store, clients = await troubled(serve, sqlite_database, handler=Finishing, lease_seconds=1)
+    store, clients = await troubled(serve, sqlite_database, handler=Finishing, lease_seconds=3)
     client, _ = await clients.open()
     store.may_answer.clear()
-    await eventually(lambda: store.saved, "a keep-alive is under way", 2)
+    await eventually(lambda: store.saved, "a keep-alive is under way")
     await client.say(STOP)
     asyncio.get_running_loop().call_later(0.2, store.may_answer.set)
     await client.last_words()
@@ -117,12 +115,14 @@ async def test_a_stream_that_is_ending_is_kept_alive_no_more(sqlite_database: Da
 
 async def test_tells_an_idle_client_promptly(database: Database, serve: ServeLocally) -> None:
     clients = (await serve(database, idle_seconds=1)).clients
+    asked = time.monotonic()
     client, start = await clients.open()
     began = time.monotonic()
     end, code = await client.last_words()
-    took = time.monotonic() - began
+    told = time.monotonic()
     assert (end["type"], end["reason"], code) == ("session_end", "IDLE_TIMEOUT", 1000)
-    assert 0.9 < took < 1 + PROMPTLY_SECONDS
+    assert told - asked > 0.9
+    assert told - began < 1 + PROMPTLY_SECONDS
     over = await clients.get(start["sessionId"])
     assert (over["state"], over["closeReason"]) == ("closed", "IDLE_TIMEOUT")
     assert seconds_between(start["lastActivity"], over["sessionEndUtc"]) == 1
@@ -140,27 +140,28 @@ async def test_counts_what_an_idle_client_had_said(database: Database, serve: Se
 async def test_a_message_shortly_before_the_idle_limit_keeps_the_session(
     database: Database, serve: ServeLocally
 ) -> None:
-    clients = (await serve(database, idle_seconds=2)).clients
+    clients = (await serve(database, idle_seconds=4)).clients
     client, start = await clients.open()
     ends_at = datetime.fromisoformat(start["leaseExpiresAt"]).timestamp()
     # Less than the quarter of the limit that lies between two keep-alives, and enough for a busy machine.
-    await asyncio.sleep(max(ends_at - time.time() - 0.4, 0))
+    await asyncio.sleep(max(ends_at - time.time() - 0.9, 0))
     await talk(client)
-    assert (await clients.until(start["sessionId"], _renewed_since(start), 3))["isActive"]
+    assert (await clients.until(start["sessionId"], _renewed_since(start)))["isActive"]
 
 
 async def test_a_message_during_the_last_save_before_the_idle_limit_keeps_the_session(
     sqlite_database: Database, serve: ServeLocally
 ) -> None:
-    store, clients = await troubled(serve, sqlite_database, idle_seconds=2)
+    store, clients = await troubled(serve, sqlite_database, idle_seconds=3)
     client, start = await clients.open()
     store.may_answer.clear()
-    await eventually(lambda: store.saved, "a save is under way", 1.5)
+    await eventually(lambda: store.saved, "a save is under way")
     await talk(client)
     ends_at = datetime.fromisoformat(start["leaseExpiresAt"]).timestamp()
-    await asyncio.sleep(ends_at - time.time() - 0.25)
+    # Too late for the next keep-alive; and sooner than a save is given up.
+    await asyncio.sleep(ends_at - time.time() - 0.7)
     store.may_answer.set()
-    session = await clients.until(start["sessionId"], _renewed_since(start), 3)
+    session = await clients.until(start["sessionId"], _renewed_since(start))
     assert session["isActive"], session
 
 
@@ -246,7 +247,7 @@ async def test_outlives_a_database_that_is_away_for_a_while(sqlite_database: Dat
     await talk(client)
     await asyncio.sleep(1.5)
     store.is_away = None
-    session = await clients.until(start["sessionId"], lambda session: session["stream"]["chunks"] == 1, 3)
+    session = await clients.until(start["sessionId"], lambda session: session["stream"]["chunks"] == 1)
     assert (session["isActive"], session["state"]) == (True, "active")
     assert (await client.stop())[0]["metrics"]["chunks"] == 1
 
@@ -257,7 +258,7 @@ async def test_tells_that_the_lease_ran_out_while_the_database_was_away(
     store, clients = await troubled(serve, database, lease_seconds=1)
     client, start = await clients.open()
     store.is_away = gone
-    await clients.until(start["sessionId"], lambda session: not session["isActive"], 3)
+    await clients.until(start["sessionId"], lambda session: not session["isActive"])
     store.is_away = None
     end, code = await client.last_words()
     assert (end["reason"], code) == ("LEASE_EXPIRED", 1000)

@@ -10,9 +10,10 @@ import pytest
 from tenure.http import websockets
 from tests.streams.conftest import ServeLocally
 from tests.support.databases import Database
+from tests.support.deliveries import found
 from tests.support.instances import RunningInstance
 from tests.support.processes import eventually as eventually_in
-from tests.support.streams import Client, Json, Streaming, streaming
+from tests.support.streams import Client, Json, Streaming, eventually, streaming
 
 pytestmark = pytest.mark.slow
 
@@ -70,9 +71,15 @@ async def test_a_thousand_streams_half_of_them_cut(start: type[RunningInstance],
         assert [session["stream"]["chunks"] for session in sessions] == chunks
         assert [session["stream"]["messagesSent"] for session in sessions] == chunks
         assert [session["stream"]["audioDurationMs"] for session in sessions] == [10 * each for each in chunks]
-        metrics = await clients.metrics()
+        # An end is counted once its answer is there, which others may see in the database before that.
+        for _ in range(100):
+            metrics = await clients.metrics()
+            closed = (metrics["closedByReason"]["STOPPED"], metrics["closedByReason"]["DISCONNECTED"])
+            if closed == (500, 500):
+                break
+            await asyncio.sleep(0.05)
+        assert closed == (500, 500)
         assert (metrics["totalChunks"], metrics["totalBytesReceived"]) == (sum(chunks), 320 * sum(chunks))
-        assert (metrics["closedByReason"]["STOPPED"], metrics["closedByReason"]["DISCONNECTED"]) == (500, 500)
 
 
 async def cycle(port: int, number: int) -> None:
@@ -115,9 +122,13 @@ async def test_ten_thousand_streams_leave_no_socket_and_no_memory(
     assert after - before < MEMORY_TOLERANCE, f"{(after - before) / 1_048_576:.1f} MiB more than {before} bytes"
     assert open_files(process) <= files
     assert process.num_threads() < 50
-    (states,) = await postgres_database.rows("SELECT count(*) AS n FROM sessions WHERE state <> 'closed'")
-    assert states["n"] == 0
+    # Where the client vanished, the connection is gone before the end of its session is written.
+    await found(lambda: _none_is_open(postgres_database), 10, "all sessions are closed", [instance])
     assert "error" not in instance.log(), instance.log()
+
+
+async def _none_is_open(database: Database) -> bool:
+    return not await database.rows("SELECT 1 FROM sessions WHERE state <> 'closed'")
 
 
 def open_files(process: psutil.Process) -> int:
@@ -136,7 +147,8 @@ async def test_streams_leave_no_task_and_no_object(sqlite_database: Database, se
     tasks, sockets = len(asyncio.all_tasks()), len(_sockets())
     await cycles(service.clients.port, 5 * LANES)
     await service.settled()
-    assert len(asyncio.all_tasks()) <= tasks, asyncio.all_tasks()
+    # A sweep comes by every second, with tasks of its own.
+    await eventually(lambda: len(asyncio.all_tasks()) <= tasks, f"no more than {tasks} tasks are left")
     # The keep-alive may still hold the last one it looked at.
     assert len(_sockets()) <= sockets + 1
 

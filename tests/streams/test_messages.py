@@ -30,7 +30,8 @@ def is_error(told: tuple[Json, int], code: str, close_code: int) -> bool:
 
 
 async def test_starts_with_the_answer_to_a_put(clients: Streaming) -> None:
-    _, start = await clients.open()
+    # With limits so long that no keep-alive comes in between.
+    _, start = await clients.open(leaseSeconds=3600, idleSeconds=3600)
     shown = await clients.get(start["sessionId"])
     expected = {"type": "session_start", **shown, "status": "created", "wasCreated": True, "wasUpgraded": False}
     assert start == expected

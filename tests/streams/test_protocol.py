@@ -19,6 +19,7 @@ MEBIBYTE = 1_048_576
 @pytest.fixture
 def fast_pings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tenure.http.websockets, "PING_SECONDS", 0.2)
+    monkeypatch.setattr(tenure.http.websockets, "LAST_LOOK_SECONDS", 0.3)
 
 
 # Messages and frames
@@ -106,12 +107,13 @@ async def test_a_goodbye_without_a_stop_disconnects(clients: Streaming) -> None:
 
 @pytest.mark.parametrize("how", ["vanish", "half close"])
 async def test_a_lost_connection_disconnects_at_once(clients: Streaming, how: str) -> None:
-    client, session = await clients.open()
+    """And not when its lease runs out."""
+    client, session = await clients.open(leaseSeconds=3600, idleSeconds=3600)
     if how == "vanish":
         client.vanish()
     else:
         client.writer.write_eof()
-    over = await clients.until_closed(session["sessionId"], seconds=1)
+    over = await clients.until_closed(session["sessionId"])
     assert over["closeReason"] == "DISCONNECTED"
 
 
@@ -199,15 +201,42 @@ async def test_keeps_a_client_that_answers_pings(sqlite_database: Database, serv
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("fast_pings")
-async def test_keeps_a_client_that_is_in_the_middle_of_a_long_frame(
-    sqlite_database: Database, serve: ServeLocally
+async def test_keeps_a_client_whose_answer_was_there_but_not_read_yet(
+    sqlite_database: Database, serve: ServeLocally, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """As when the instance stood still: timers that are due then run before what has arrived is read."""
+    monkeypatch.setattr(tenure.http.websockets, "LAST_LOOK_SECONDS", 3.0)
+    clients = (await serve(sqlite_database)).clients
+    client, session = await clients.open()
+    client.answers_pings = False
+    async with asyncio.timeout(30):
+        await _asked(client)
+        await asyncio.sleep(0.5)
+        await client.send_frame(Opcode.PONG, b"")
+        # It is asked again, and again.
+        for _ in range(2):
+            await _asked(client)
+            await client.send_frame(Opcode.PONG, b"")
+    assert (await clients.get(session["sessionId"]))["isActive"]
+
+
+async def _asked(client: Client) -> None:
+    while (await client._next())[0] is not Opcode.PING:
+        pass
+
+
+@pytest.mark.slow
+async def test_keeps_a_client_that_is_in_the_middle_of_a_long_frame(
+    sqlite_database: Database, serve: ServeLocally, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # So much longer than the pauses below that a busy machine does not matter.
+    monkeypatch.setattr(tenure.http.websockets, "PING_SECONDS", 1.0)
     clients = (await serve(sqlite_database)).clients
     client, _ = await clients.open()
     data = frame(Opcode.BINARY, b"x" * 1000)
     for start in range(0, len(data), 100):
         await client.send_raw(data[start : start + 100])
-        await asyncio.sleep(0.08)
+        await asyncio.sleep(0.25)
     assert await client.receive() == b"x" * 1000
 
 

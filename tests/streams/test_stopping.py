@@ -19,7 +19,10 @@ SETTINGS = {
     "TENURE_STREAMS__LEASE_SECONDS": str(LEASE_SECONDS),
     "TENURE_STREAMS__IDLE_SECONDS": "60",
     "TENURE_JOBS__EXPIRE_SESSIONS__INTERVAL_SECONDS": "1",
+    "TENURE_JOBS__EXPIRE_SESSIONS__LOCK_TIMEOUT_SECONDS": "2",
 }
+"""One that is killed while it sweeps keeps its lock for so long."""
+PATIENT = SETTINGS | {"TENURE_STREAMS__LEASE_SECONDS": "24"}
 
 
 async def open_many(clients: Streaming, count: int = STREAMS) -> list[tuple[Client, str]]:
@@ -45,7 +48,7 @@ def seen(session: Json) -> tuple[str, str, int, int]:
 
 
 async def test_a_stop_is_told_to_every_stream(start: type[RunningInstance], database: Database) -> None:
-    leaving, staying = (start(database.url, **SETTINGS).wait_until_ready() for _ in range(2))  # type: ignore[arg-type]
+    leaving, staying = (start(database.url, **PATIENT).wait_until_ready() for _ in range(2))  # type: ignore[arg-type]
     async with streaming(leaving.port) as here, streaming(staying.port) as there:
         opened = await open_many(here)
         began = time.monotonic()
@@ -79,7 +82,7 @@ async def test_the_streams_of_a_killed_instance_lapse(
 
 async def _until_recorded(database: Database) -> None:
     """By the instance that is left, not only read as it will be recorded."""
-    for _ in range(50):
+    for _ in range(150):
         (row,) = await database.rows("SELECT count(*) AS n FROM sessions WHERE closed_at IS NULL")
         if row["n"] == 0:
             return
@@ -89,8 +92,7 @@ async def _until_recorded(database: Database) -> None:
 
 async def test_streams_outlive_a_database_that_stops_and_comes_back(start: type[RunningInstance]) -> None:
     with postgres_server() as server:
-        settings = SETTINGS | {"TENURE_STREAMS__LEASE_SECONDS": "24"}
-        instance = start(server.url(), **settings).wait_until_ready()  # type: ignore[arg-type]
+        instance = start(server.url(), **PATIENT).wait_until_ready()  # type: ignore[arg-type]
         async with streaming(instance.port) as clients:
             opened = await open_many(clients, 20)
             await asyncio.to_thread(server.stop)

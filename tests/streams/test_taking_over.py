@@ -17,8 +17,8 @@ from tests.support.streams import STOP, Client, LocalService, Streaming, eventua
 pytestmark = pytest.mark.slow
 
 MEBIBYTE = 1_048_576
-WITHIN_SECONDS = 1.8
-"""A keep-alive of a second, a tick, and a machine with other things to do."""
+WITHIN_SECONDS = 3.0
+"""A keep-alive of a second, a tick, and a machine with other things to do; but not a lease of five."""
 
 
 async def talk(client: Client) -> None:
@@ -30,11 +30,10 @@ async def talk(client: Client) -> None:
 
 
 async def test_tells_the_older_one_at_once(clients: Streaming) -> None:
-    older, start = await clients.open()
+    """And not with the next keep-alive, which is minutes away."""
+    older, start = await clients.open(leaseSeconds=3600, idleSeconds=3600)
     await clients.attach(start["sessionId"])
-    began = time.monotonic()
     assert await older.last_words() == ({"type": "replaced"}, 4409)
-    assert time.monotonic() - began < 0.5
 
 
 async def test_opening_the_same_key_takes_over(clients: Streaming) -> None:
@@ -75,8 +74,9 @@ async def test_a_client_that_comes_back_again_and_again_keeps_its_session(client
         client, again = await clients.attach(start["sessionId"])
         await talk(client)
         assert again["sessionId"] == start["sessionId"]
-    end, _ = await client.stop()
-    assert end["metrics"]["chunks"] == 20
+    await client.stop()
+    # Those that were replaced last may still be saving what they counted.
+    await clients.until(start["sessionId"], lambda session: session["stream"]["chunks"] == 20)
 
 
 async def test_of_many_at_once_one_is_left(clients: Streaming) -> None:
@@ -166,6 +166,6 @@ async def test_a_client_that_comes_back_elsewhere_before_its_old_socket_is_notic
     await talk(older)
     newer, _ = await clients_elsewhere.attach(session["sessionId"])
     older.vanish()
-    await clients.until(session["sessionId"], lambda shown: shown["stream"]["chunks"] == 1, WITHIN_SECONDS)
+    await clients.until(session["sessionId"], lambda shown: shown["stream"]["chunks"] == 1)
     await talk(newer)
     assert (await clients.get(session["sessionId"]))["isActive"]

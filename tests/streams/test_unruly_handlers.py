@@ -226,7 +226,7 @@ async def test_that_hangs_in_open_is_disconnected_with_its_client(
 
 async def test_that_hangs_is_kept_alive(sqlite_database: Database, serve: ServeLocally) -> None:
     """It may be thinking; only its client and the idle limit decide."""
-    clients = (await serve(sqlite_database, unruly(hang=_hang), lease_seconds=1)).clients
+    clients = (await serve(sqlite_database, unruly(hang=_hang), lease_seconds=3)).clients
     client, session = await clients.open()
     await client.say("hang")
     first = await clients.get(session["sessionId"])
@@ -273,8 +273,9 @@ async def test_that_swallows_its_cancelling_gets_no_more_messages(
 
 
 async def test_while_it_finishes_the_session_is_closing_and_its_key_is_free(
-    database: Database, serve: ServeLocally
+    database: Database, serve: ServeLocally, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(tenure.streams.stream, "FINISH_SECONDS", 30.0)
     may_finish = asyncio.Event()
 
     class Finishing(EchoHandler):

@@ -30,6 +30,8 @@ WAITING_MESSAGES_MAX = 16
 WAITING_BYTES_MAX = 1_048_576
 FRAGMENTS_MAX = 1024
 PING_SECONDS = 15.0
+LAST_LOOK_SECONDS = 1.0
+"""Between the end of that time and the end of the connection."""
 GOODBYE_SECONDS = 2.0
 EXCESS_SECONDS = 5.0
 """How long a client that sends too much may go on sending before the connection is closed on it."""
@@ -258,8 +260,18 @@ class WebSocketProtocol(asyncio.Protocol):
     def _ping(self) -> None:
         """A client that has vanished without a goodbye answers no ping. One whose reading we have paused cannot."""
         if self._ping_is_unanswered and not self._reading_is_paused:
+            # This process may have stood still: then timers come first, and the answer waits to be read.
+            self._timer = self._loop.call_later(LAST_LOOK_SECONDS, self._give_up)
+        else:
+            self._ping_again()
+
+    def _give_up(self) -> None:
+        if self._ping_is_unanswered and not self._reading_is_paused:
             self._transport.abort()
-            return
+        else:
+            self._ping_again()
+
+    def _ping_again(self) -> None:
         if self._frames.state is State.OPEN:
             self._ping_is_unanswered = True
             self._frames.send_ping(b"")

@@ -47,6 +47,9 @@ DRAIN_SECONDS = 1.0
 TELL_SECONDS = 1.0
 """How long a client may take to read what it is told at the end."""
 RETRY_SECONDS = 1.0
+RETRY_LEAST_SECONDS = 0.1
+RETRY_PARTS = 4
+"""Of the time that the session has left."""
 SAVE_TRIES = 3
 LEASE_PARTS = 3
 IDLE_PARTS = 4
@@ -185,7 +188,7 @@ class Stream:
             if not isinstance(error, Unavailable):
                 log.exception("stream.crashed", session_id=self.session.session_id)
             # Whatever it was, the socket lives, and so must the session.
-            self.due_at = monotonic() + RETRY_SECONDS
+            self.due_at = monotonic() + self._retry_seconds()
             return False
         if updated.found is Found.LIVE:
             self._learn(updated, asked_at)
@@ -195,6 +198,11 @@ class Stream:
             reason = CloseReason.FAILED.value if updated.session is None else updated.session.close_reason
             self.end(Ending(reason, CloseCode.NORMAL, is_recorded=True))
         return updated.found is Found.LIVE
+
+    def _retry_seconds(self) -> float:
+        """The sooner the less time is left: what came in time is not to be written too late by a pause of ours."""
+        left = self._ends_at - monotonic()
+        return min(RETRY_SECONDS, max(left / RETRY_PARTS, RETRY_LEAST_SECONDS)) if left > 0 else RETRY_SECONDS
 
     def _learn(self, answer: Attached | StreamUpdated, asked_at: float) -> None:
         """How long the session lives now, on this host's clock, and when the next keep-alive is due.
