@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
@@ -27,6 +28,10 @@ ENGINES = ["sqlite", "postgresql"]
 if "TENURE_TEST_MSSQL_URL" in os.environ:
     ENGINES.append("mssql")
 
+
+# A machine that stands still for a moment is no reason to fail.
+hypothesis.settings.register_profile("tenure", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("tenure")
 
 TOGETHER = {"plans": "plans", "crashes": "crashes", "races": "clocks", "streams": "clocks"}
 """Folders whose tests run one after the other on one worker, by the scope they share: they start many processes and

@@ -54,8 +54,9 @@ EVERY_WAY = [
 """As a receiver fails that is told a share alone, but those that take their time take less of it."""
 EPOCHS = f"SELECT epoch FROM lease_history WHERE name = '{LEASE}'"
 DRAINED_WITHIN_SECONDS = 10
-AT_ONCE_SECONDS = 3
-"""For another instance to see that nobody leads, to build its schedule, and to send."""
+AT_ONCE_SECONDS = 15
+"""For another instance to see that nobody leads, to build its schedule, and to send: long before a lease of a minute
+would have run out."""
 
 
 @pytest.fixture
@@ -177,7 +178,7 @@ async def test_who_never_answers_keeps_nobody_from_stopping(database: Database, 
         leader = await fleet.leader()
         async with submitter([leader.address]) as submitting:
             submission_id = await submitting.submit(1)
-        await until(lambda: hole.keys == [submission_id], 3, "it is sent", fleet.all)
+        await until(lambda: hole.keys == [submission_id], AT_ONCE_SECONDS, "it is sent", fleet.all)
         began = time.monotonic()
         leader.send(signal.SIGTERM)
         await until(lambda: leader.process.poll() is not None, DRAINED_WITHIN_SECONDS, "it stops", fleet.all)
@@ -259,14 +260,19 @@ async def test_everything_arrives_once_whatever_the_database_does_meanwhile(
     await set_faults(receiver, {"share": 0.2, "ways": EVERY_WAY})
     fleet = await Fleet(start, own_database.url, shop(receiver, **TIMING), 2).ready()
     async with submitter(fleet.addresses) as submitting:
-        loading = asyncio.create_task(submitting.submit_all(range(1500), at_once=8))
-        await under_way(receiver, 100)
-        await (restart if trouble == "restarts" else stop_for_a_while)(own_postgres)
-        submission_ids = await loading
+        troubling = asyncio.create_task(cause(trouble, own_postgres, receiver))
+        wanted = until_over(troubling, 1500, [])
+        submission_ids = await submitting.submit_all(wanted, at_once=8, pause_seconds=0.01)
+        await troubling
     await all_delivered(own_database, 40, fleet.all)
     await fleet.stop()
     assert submitting.repeated, "nobody noticed"
     assert await broken_promises(own_database, receiver, submission_ids) == [], all_logs(fleet.all)
+
+
+async def cause(trouble: str, server: PostgresServer, receiver: RunningReceiver) -> None:
+    await under_way(receiver, 100)
+    await (restart if trouble == "restarts" else stop_for_a_while)(server)
 
 
 async def restart(server: PostgresServer) -> None:

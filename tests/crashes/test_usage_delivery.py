@@ -26,6 +26,7 @@ from tests.support.usage_running import (
     assert_billed_once,
     cutting,
     gateways,
+    last_window,
     open_some,
     settle,
     windows_delivered,
@@ -39,6 +40,11 @@ Start = Callable[..., RunningInstance]
 PATIENT = {"schedule": [0.2, 3600], "max_attempts": 2, "timeout_seconds": 5}
 """Who fails twice is left alone for an hour; and more than two attempts no other submission would be given."""
 FACTORS = "TENURE_USAGE__FACTORS__"
+LAST_ANSWER_TO_THE_OLDEST = """
+SELECT a.status FROM submission_attempts a JOIN usage_chunks c ON c.submission_id = a.submission_id
+ WHERE c.window_id = (SELECT min(window_id) FROM usage_chunks) AND c.chunk = 1 AND a.ended_at IS NOT NULL
+ ORDER BY a.number DESC LIMIT 1
+"""
 
 
 # A receiver that is away
@@ -80,12 +86,12 @@ def always(status: int) -> dict[str, Any]:
 
 
 async def failing(database: Database, count: int, fleet: Fleet, status: int | None = None) -> None:
-    """Waits until so many have failed twice and wait for an hour, and that was the answer to one of them."""
+    """Waits until so many have failed twice and wait for an hour, the oldest of them after this answer."""
 
     async def enough() -> bool:
         waiting = await database.rows("SELECT 1 FROM submissions WHERE state = 'pending' AND failures >= 2")
-        statuses = {row["status"] for row in await database.rows("SELECT DISTINCT status FROM submission_attempts")}
-        return len(waiting) >= count and status in statuses
+        answers = await database.rows(LAST_ANSWER_TO_THE_OLDEST)
+        return len(waiting) >= count and [row["status"] for row in answers] == [status]
 
     await found(enough, 20, f"{count} have failed twice", fleet.all)
 
@@ -112,15 +118,17 @@ def free_port() -> int:
 async def test_each_window_keeps_the_factors_it_was_cut_with(database: Database, start: Start, tmp_path: Path) -> None:
     receiver = RunningReceiver(tmp_path)
     given = [("1000", "2000.000001", "3"), ("0", "2000.000001", "999999.999999"), ("1000", "2000.000001", "3")]
+    last = 0
     try:
         for number, factors in enumerate(given, 1):
             environment = {FACTORS + str(kind): factor for kind, factor in enumerate(factors, 1)}
             fleet = await Fleet(start, database.url, cutting(receiver.address, **environment), 1).ready()
             if number == 1:
                 await open_some(fleet.running[0], 7, 7)
-            await windows_delivered(database, 2 * number, fleet.all)
+            await windows_delivered(database, 2, fleet.all, after=last)
             if number < len(given):
                 await fleet.stop()
+                last = await last_window(database)
         await assert_billed_once(database, receiver.ledger, fleet)
     finally:
         stop_all([receiver])

@@ -12,7 +12,7 @@ import msgspec
 
 Json: TypeAlias = dict[str, Any]
 
-TIMEOUT_SECONDS = 10.0
+TIMEOUT_SECONDS = 30.0
 KEY = ("userObjectId", "tenantObjectId", "capacityId")
 JSON = {"content-type": "application/json"}
 

@@ -13,6 +13,7 @@ import pytest
 from tenure.app import Instance
 from tenure.config import Config, GatewayConfig
 from tenure.serving import _Server, bind
+from tenure.store.retries import Retries
 from tests.http.client import TIMEOUT_SECONDS, Json, RawAnswer, wish
 from tests.support.databases import Clock, Database
 
@@ -37,6 +38,7 @@ class LocalService:
         """An instance whose store is that of the test; unless told otherwise, with a gateway where nobody answers."""
         monkeypatch.setattr("tenure.app.open_store", lambda *_: database.store)
         monkeypatch.setattr("tenure.app._settle_memory", lambda: None)
+        _be_patient(monkeypatch)
         given = {"gateways": {"billing": GatewayConfig(url=NOBODY)}, **settings}
         return cls(Config(database=database.url, prefix=prefix, **given), database.clock)
 
@@ -88,6 +90,13 @@ class LocalService:
     async def move_to(self, instant: str, **later: float) -> None:
         """Stops the database's clock at an instant of an answer, or so much later."""
         await self.clock.set(datetime.fromisoformat(instant) + timedelta(**later))
+
+
+def _be_patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that pauses for two seconds is no database that is away: that is tested elsewhere."""
+    for bound in ("coalescer.PATIENCE_SECONDS", "sessions.counts.PATIENCE_SECONDS", "sessions.rounds.ROUNDS_SECONDS"):
+        monkeypatch.setattr(f"tenure.{bound}", TIMEOUT_SECONDS)
+    monkeypatch.setattr(Retries.run, "__defaults__", (TIMEOUT_SECONDS,))
 
 
 async def eventually(holds: Callable[[], bool]) -> None:

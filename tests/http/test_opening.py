@@ -324,7 +324,7 @@ async def test_creates_anew_after_a_lapse_and_records_it(
 
 
 async def test_finds_a_session_one_microsecond_before_its_deadline(local: LocalService) -> None:
-    first = await local.open(leaseSeconds=5)
+    first = await local.open(leaseSeconds=60)
     await local.move_to(first["leaseExpiresAt"], microseconds=-1)
     assert flags_of(await local.put(same_key(first))) == (200, "existing", False, False)
 

@@ -1,10 +1,12 @@
 """`/healthz`, `/readyz` and `/health`: what a load balancer, an orchestrator and a person look at."""
 
 import asyncio
+from typing import NoReturn
 
 import pytest
 
 from tenure import __version__
+from tenure.errors import DatabaseUnavailable
 from tests.http.client import TIMEOUT_SECONDS, Client, Json, wish
 from tests.http.local import LocalService
 from tests.http.test_leases import FIELDS
@@ -70,6 +72,10 @@ async def part_in(local: LocalService, name: str) -> Json | None:
     return next((lease for lease in answer.json()["leases"] if lease["name"] == name), None)
 
 
+async def away(*_arguments: object) -> NoReturn:
+    raise DatabaseUnavailable("the database cannot be reached")
+
+
 async def leading(local: LocalService) -> Json:
     async with asyncio.timeout(TIMEOUT_SECONDS):
         while (lease := await part_in(local, EXECUTOR)) is None or lease["role"] != "leader":  # noqa: ASYNC110
@@ -93,10 +99,12 @@ async def test_a_follower_says_who_leads_and_is_ready_too(local: LocalService, d
 
 
 async def test_who_may_no_longer_trust_its_lease_does_not_lead(
-    local: LocalService, monkeypatch: pytest.MonkeyPatch
+    local: LocalService, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Though the database still says that it does."""
     lease = await leading(local)
+    # An executor that is just starting notices, and would have the lease released and acquired anew.
+    monkeypatch.setattr(database.store, "release_lease", away)
     monkeypatch.setattr("tenure.leases.held.boottime", lambda: float("inf"))
     after = await part_in(local, EXECUTOR)
     assert after is not None

@@ -121,7 +121,7 @@ async def test_a_job_writes_with_the_fence_of_its_run(
     await connection.execute("INSERT INTO imports VALUES (0)")
     ensemble = Ensemble(empty_postgres_database.url, timing=QUICK)
     ensemble.add_job("count", count, interval_seconds=0.05)
-    async with ensemble, asyncio.timeout(5):
+    async with ensemble, asyncio.timeout(30):
         await ran.wait()
     assert await imported(connection) >= 1
 

@@ -85,7 +85,7 @@ async def all_seats_can_be_had(
 ) -> None:
     """Once the leases of those who were killed or walked away have run out."""
     async with clients([instance.address for instance in running], 1) as members:
-        await repeated(lambda: members[0].get(f"/capacities/{capacity_id}"), _is_deserted, LEASE_SECONDS + 1)
+        await repeated(lambda: members[0].get(f"/capacities/{capacity_id}"), _is_deserted, 4 * LEASE_SECONDS)
         opened = [
             await members[number % len(members)].send("PUT", "/sessions", open_body(capacity_id, some_id()))
             for number in range(LIMIT + 10)

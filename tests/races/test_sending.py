@@ -83,7 +83,7 @@ async def test_what_a_follower_accepts_is_sent_at_once_with_notification(
 ) -> None:
     delays = await delays_by_a_follower(postgres_database, start, receiver, 9)
     assert statistics.median(delays) <= NOTIFIED_WITHIN_SECONDS, delays
-    assert max(delays) < 1, delays
+    assert max(delays) <= TWO_REFRESHES_SECONDS, delays
 
 
 async def delays_by_a_follower(
@@ -175,7 +175,7 @@ async def test_a_dead_receiver_delays_only_its_own(
         assert len(dead.keys) == 8, "more at once than allowed"
         fleet.kill()
     assert statistics.median(delays) <= NOTIFIED_WITHIN_SECONDS, delays
-    assert max(delays) < 1, delays
+    assert max(delays) <= TWO_REFRESHES_SECONDS, delays
 
 
 # Asked for again while it is sent

@@ -409,7 +409,7 @@ async def test_what_is_committed_seconds_late_is_found_by_a_cursor_that_trails(p
         await bring(slow, late)
         await accept(store)
         (seen,) = await all_waiting(store, 9)
-        await asyncio.sleep(3)
+        await asyncio.sleep(1)
         page = await store.list_waiting(None, 9)
         await slow.commit()
     assert late.submission_id not in ids_of(await all_waiting(store, 9, place(seen)))

@@ -13,7 +13,7 @@ from tenure.clock import from_microseconds, wall_microseconds
 from tenure.errors import ConfigurationError
 from tenure.receiver.faults import EVERY_WAY, Chooser, Drop, Faults, Garbage, Status, Way, read_faults
 from tests.receiver.conftest import Receive
-from tests.receiver.sending import ask, connect, deliver, exchange, keys, request, set_faults, totals
+from tests.receiver.sending import SECONDS, ask, connect, deliver, exchange, keys, request, set_faults, totals
 
 POST = request("/usages", b"{}", headers={"idempotency-key": "k1"})
 
@@ -257,6 +257,6 @@ async def test_one_who_fails_does_not_hold_up_the_others(receive: Receive) -> No
     writer.write(POST)
     await reader.readuntil(b"\r\n\r\n")
     await set_faults(address, 0)
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(SECONDS):
         assert (await deliver(address, "k2")).status == 200
     writer.close()

@@ -17,7 +17,18 @@ from typer.testing import CliRunner
 from tenure.cli.main import app
 from tenure.errors import ConfigurationError
 from tests.receiver.conftest import Start
-from tests.receiver.sending import OTHER_SECRET, SECRET, connect, deliver, deliver_signed, keys, parsed, request, totals
+from tests.receiver.sending import (
+    OTHER_SECRET,
+    SECONDS,
+    SECRET,
+    connect,
+    deliver,
+    deliver_signed,
+    keys,
+    parsed,
+    request,
+    totals,
+)
 from tests.support.receivers import RunningReceiver
 
 TOTALS = """\
@@ -76,22 +87,22 @@ async def test_checks_signatures_with_both_secrets(start: Start) -> None:
     assert statuses == [200, 200, 401]
 
 
-async def test_an_endless_body_does_not_hold_up_the_stop(start: Start) -> None:
+async def test_stops_in_the_middle_of_an_endless_body(start: Start) -> None:
     receiver = start("--fail", '{"share": 1, "ways": [{"way": "endless-body"}]}')
     reader, writer = await connect(receiver.address)
     writer.write(request("/", b"", headers={"idempotency-key": "k1"}))
     await reader.readuntil(b"\r\n\r\n")
     receiver.send(signal.SIGTERM)
-    assert await asyncio.to_thread(receiver.process.wait, 1.5) == 0
+    assert await asyncio.to_thread(receiver.process.wait, SECONDS) == 0
     writer.close()
 
 
-async def test_an_idle_connection_does_not_hold_up_the_stop(start: Start) -> None:
+async def test_stops_beside_an_idle_connection(start: Start) -> None:
     receiver = start()
     _, writer = await connect(receiver.address)
     await deliver(receiver.address, "k1")
     receiver.send(signal.SIGTERM)
-    assert await asyncio.to_thread(receiver.process.wait, 1.5) == 0
+    assert await asyncio.to_thread(receiver.process.wait, SECONDS) == 0
     writer.close()
 
 

@@ -539,7 +539,7 @@ async def test_a_caller_who_stops_waiting_does_not_stop_the_statement() -> None:
     with pytest.raises(DatabaseUnavailable):
         await store._retries.run(lambda: store._finish(statement()), 0.01)
     go_on.set()
-    await asyncio.wait_for(ended.wait(), 1)
+    await asyncio.wait_for(ended.wait(), 20)
     await store.close()
 
 

@@ -17,7 +17,7 @@ from tests.support.databases import Database
 from tests.support.instances import RunningInstance
 from tests.support.receivers import RunningReceiver
 from tests.support.terms import leads
-from tests.support.waiting import Logged, all_logs, until
+from tests.support.waiting import Logged, all_logs
 
 Start = Callable[..., RunningInstance]
 
@@ -220,11 +220,11 @@ class Fleet:
         return self
 
     async def leader(self) -> RunningInstance:
-        def leading() -> list[RunningInstance]:
-            return [instance for instance in self.running if leads(instance.log())]
+        async def leading() -> RunningInstance | None:
+            return next((instance for instance in self.running if leads(instance.log())), None)
 
-        await until(leading, STARTED_WITHIN_SECONDS, "one leads", self.all)
-        return leading()[0]
+        leader: RunningInstance = await found(leading, STARTED_WITHIN_SECONDS, "one leads", self.all)
+        return leader
 
     async def followers(self) -> list[RunningInstance]:
         leader = await self.leader()

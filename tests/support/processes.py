@@ -20,10 +20,13 @@ def family(pid: int) -> list[psutil.Process]:
 @contextmanager
 def frozen(pid: int) -> Iterator[None]:
     """SIGSTOP for the whole family, so that nothing of it answers, and SIGCONT afterwards."""
-    stopped = family(pid)
-    for process in stopped:
-        with suppress(psutil.NoSuchProcess):
-            process.send_signal(signal.SIGSTOP)
+    stopped = list[psutil.Process]()
+    # Until nobody is left: one that was not stopped yet may have had another child.
+    while new := [process for process in family(pid) if process not in stopped]:
+        for process in new:
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(signal.SIGSTOP)
+        stopped += new
     try:
         yield
     finally:

@@ -82,24 +82,37 @@ async def open_some(instance: RunningInstance, count: int, seed: int) -> list[st
 # The end
 
 
-async def windows_delivered(database: Database, count: int, told_by: Sequence[Logged]) -> None:
-    """So many at least, of those with sessions."""
+async def windows_delivered(database: Database, count: int, told_by: Sequence[Logged], after: int = 0) -> None:
+    """So many at least, of those with sessions; after the window with that number."""
 
     async def enough() -> bool:
         (row,) = await database.rows(
-            "SELECT count(*) AS count FROM usage_windows WHERE delivered_at IS NOT NULL AND sessions > 0"
+            "SELECT count(*) AS count FROM usage_windows "
+            f"WHERE delivered_at IS NOT NULL AND sessions > 0 AND window_id > {after}"
         )
         return bool(row["count"] >= count)
 
     await found(enough, DELIVERED_WITHIN_SECONDS, f"{count} windows are delivered", told_by)
 
 
-async def settle(database: Database, told_by: Sequence[Logged]) -> None:
-    """Nothing more is cut, and all that was is delivered."""
+async def last_window(database: Database) -> int:
     (row,) = await database.rows("SELECT max(window_id) AS last FROM usage_windows")
-    await _none_waits(database, f"window_id <= {row['last'] or 0}", told_by)
+    return row["last"] or 0
+
+
+async def settle(database: Database, instances: Sequence[RunningInstance]) -> None:
+    """Nothing more is cut, and all that was is delivered."""
+    await _none_waits(database, f"window_id <= {await last_window(database)}", instances)
     await database.store.command_job("emit-usage", JobCommand.PAUSE)
-    await _none_waits(database, "window_id > 0", told_by)
+    await found(lambda: _nobody_cuts(database, instances), DELIVERED_WITHIN_SECONDS, "nobody cuts", instances)
+    await _none_waits(database, "window_id > 0", instances)
+
+
+async def _nobody_cuts(database: Database, instances: Sequence[RunningInstance]) -> bool:
+    """A run that had begun before the pause may still be about to. Those who were killed have left theirs open."""
+    rows = await database.rows("SELECT holder FROM job_runs WHERE job = 'emit-usage' AND ended_at IS NULL")
+    alive = {instance.process.pid for instance in instances if instance.process.poll() is None}
+    return alive.isdisjoint(int(row["holder"].split("-")[-2]) for row in rows)
 
 
 async def _none_waits(database: Database, which: str, told_by: Sequence[Logged]) -> None:

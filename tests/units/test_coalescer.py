@@ -10,6 +10,8 @@ from tenure.coalescer import WORTH_ANOTHER, Coalescer
 from tenure.errors import DatabaseBusy, DatabaseUnavailable, Overloaded
 from tenure.store.store import BATCH_MAX
 
+BOUND_SECONDS = 20
+
 
 class Gate:
     """A database that answers when the test says so. Doubles what it is given."""
@@ -61,7 +63,8 @@ async def test_the_next_batch_gathers_while_places_are_taken() -> None:
     assert gate.batches == [[1], [2, 3, 4]]
 
 
-async def test_a_few_wait_for_the_batch_in_flight_but_many_go_beside_it() -> None:
+async def test_a_few_wait_for_the_batch_in_flight_but_many_go_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coalescer, "OVERDUE_SECONDS", 60.0)  # however long this process is kept waiting
     gate = Gate()
     subject = Coalescer(gate.run, 2)
     tasks = [*await ask_all(subject, [1]), *await ask_all(subject, range(2, WORTH_ANOTHER + 1))]
@@ -82,7 +85,7 @@ async def test_nobody_waits_behind_a_batch_that_is_stuck() -> None:
 
     subject = Coalescer(run, 2)
     (first,) = await ask_all(subject, [1])
-    assert [await asyncio.wait_for(subject.ask(item), 1) for item in (2, 3, 4)] == [2, 3, 4]
+    assert [await asyncio.wait_for(subject.ask(item), BOUND_SECONDS) for item in (2, 3, 4)] == [2, 3, 4]
     stuck.set()
     assert await first == 1
 

@@ -18,7 +18,7 @@ from tests.support.lease_stores import HostClock, LeaseStore, away
 NAME = "executor"
 TICK = 0.005
 TIMING = LeasesConfig(duration_seconds=60.0, renew_seconds=TICK, acquire_seconds=TICK, refresh_seconds=TICK)
-BOUND_SECONDS = 2.0
+BOUND_SECONDS = 20.0
 
 
 async def eventually(holds: Callable[[], bool]) -> None:
@@ -325,8 +325,8 @@ async def test_an_expired_term_is_not_renewed(office: Office, store: LeaseStore,
 
 
 async def test_work_stops_when_trust_ends_while_a_renewal_hangs(store: LeaseStore) -> None:
-    """On the real clock: trust ends after 45 ms, and the answer never comes."""
-    timing = LeasesConfig(duration_seconds=0.05, renew_seconds=TICK, acquire_seconds=TICK, refresh_seconds=TICK)
+    """On the real clock: trust ends after 450 ms, and the answer never comes."""
+    timing = LeasesConfig(duration_seconds=0.5, renew_seconds=TICK, acquire_seconds=TICK, refresh_seconds=TICK)
     office = Office(store, timing)
     office.leadership.start()
     store.hold_back("renew_lease")
@@ -343,8 +343,7 @@ async def test_a_lost_board_ends_the_term_while_a_renewal_hangs(office: Office, 
     await office.lead()
     await eventually(lambda: "renew_lease" in store.asked)
     office.leadership.lose_sight(DatabaseUnavailable("the database took too long to answer"))
-    await asyncio.sleep(5 * TICK)
-    assert office.cancelled == 1
+    await eventually(lambda: office.cancelled == 1)
 
 
 async def test_a_renewal_that_answers_after_the_term_is_over_changes_nothing(office: Office, store: LeaseStore) -> None:
@@ -514,7 +513,7 @@ async def test_stopping_releases_the_lease(office: Office, store: LeaseStore) ->
 
 async def test_stopping_ends_though_nobody_looks_at_the_board_any_more(office: Office) -> None:
     await office.lead()
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(BOUND_SECONDS):
         await office.leadership.stop()
 
 
@@ -524,14 +523,14 @@ async def test_stopping_ends_though_another_one_leads_at_once(office: Office, st
     await eventually(lambda: not store.is_held(NAME))
     await store.acquire_lease(NAME, "another", "attempt", 60_000_000)
     office.keep_looking()
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(BOUND_SECONDS):
         await stopping
 
 
 async def test_stopping_ends_though_the_database_is_away(office: Office, store: LeaseStore) -> None:
     await office.lead()
     store.is_away = away
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(BOUND_SECONDS):
         await office.leadership.stop()
 
 
@@ -539,12 +538,12 @@ async def test_stopping_ends_while_a_release_is_tried_again(office: Office, stor
     await office.lead()
     store.is_away = away
     await eventually(lambda: store.asked.count("release_lease") >= 2)
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(BOUND_SECONDS):
         await office.leadership.stop()
 
 
 async def test_a_follower_stops_at_once(office: Office, store: LeaseStore) -> None:
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(BOUND_SECONDS):
         await office.leadership.stop()
     assert store.asked == []
 

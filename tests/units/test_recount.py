@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -65,7 +65,6 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     cuts=st.lists(st.integers(0, 600), min_size=2, max_size=8, unique=True),
     is_sent=st.booleans(),
 )
-@settings(deadline=None)
 async def test_comes_to_the_same_as_each_window_alone(
     spans: list[tuple[int, int, bool, int]], cuts: list[int], *, is_sent: bool
 ) -> None:
