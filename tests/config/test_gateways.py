@@ -10,6 +10,7 @@ import pytest
 from tenure.config import GatewayConfig, load
 from tests.config.conftest import Refusal
 
+SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 URL = "TENURE_GATEWAYS__USAGES__URL"
 HEADERS = "TENURE_GATEWAYS__USAGES__HEADERS"
 
@@ -77,7 +78,7 @@ def test_refuses_a_header_twice(refusal: Refusal) -> None:
 
 
 def test_refuses_a_gateway_without_an_address(refusal: Refusal) -> None:
-    assert refusal(TENURE_GATEWAYS__USAGES__SECRET="x") == (
+    assert refusal(TENURE_GATEWAYS__USAGES__SECRET=SECRET) == (
         "gateways.usages.url (from TENURE_GATEWAYS__USAGES__SECRET): must be given as soon as gateways.usages is set up"
     )
 
@@ -93,13 +94,22 @@ def test_refuses_half_a_set_up_of_oidc(refusal: Refusal) -> None:
 
 
 def test_refuses_a_previous_secret_that_nothing_replaces(refusal: Refusal) -> None:
-    message = refusal(toml="[gateways.crm]\nurl = 'http://a'\nprevious_secret = 'x'")
+    message = refusal(toml=f"[gateways.crm]\nurl = 'http://a'\nprevious_secret = '{SECRET}'")
     assert message == "gateways.crm.previous_secret (from tenure.toml): must come with gateways.crm.secret"
 
 
-def test_refuses_an_empty_secret(refusal: Refusal) -> None:
-    message = refusal(**{URL: "http://a", "TENURE_GATEWAYS__USAGES__SECRET": ""})
-    assert message.endswith("(from TENURE_GATEWAYS__USAGES__SECRET): must be text of at least one character")
+@pytest.mark.parametrize("secret", ["", "whsec_", "hunter2-" * 5, "whsec_aHVudGVyMg==", SECRET[:-1], "ü" * 20])
+def test_refuses_a_secret_that_cannot_be_signed_with(secret: str, refusal: Refusal) -> None:
+    message = refusal(**{URL: "http://a", "TENURE_GATEWAYS__USAGES__SECRET": secret})
+    assert message == (
+        "gateways.usages.secret (from TENURE_GATEWAYS__USAGES__SECRET): "
+        "must be whsec_ and base64 (A-Z a-z 0-9 + / and = at the end) of at least 16 bytes"
+    )
+
+
+@pytest.mark.parametrize("secret", [SECRET, SECRET.removeprefix("whsec_")])
+def test_takes_a_secret_with_or_without_what_it_begins_with(secret: str) -> None:
+    assert load({}, {URL: "http://a", "TENURE_GATEWAYS__USAGES__SECRET": secret}).gateways["usages"].secret == secret
 
 
 @pytest.mark.parametrize("words", ["[199]", "[600]", "[409.0]", "409", '["409"]'])
@@ -124,7 +134,7 @@ def test_no_status_need_mean_that_it_is_there_already() -> None:
 def test_a_secret_that_cannot_be_signed_with_stops_the_start(setting: str, secret: str, workers: str) -> None:
     settings = {
         "url": "http://127.0.0.1:9/hunter2",
-        "secret": "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw",
+        "secret": SECRET,
         setting: secret,
     }
     environment = {f"TENURE_GATEWAYS__CRM__{name.upper()}": value for name, value in settings.items()}
@@ -138,5 +148,7 @@ def test_a_secret_that_cannot_be_signed_with_stops_the_start(setting: str, secre
     )
     told = serving.stderr + serving.stdout
     assert serving.returncode == 2, told
-    assert f"gateways.crm.{setting}: must be whsec_ and base64" in told
+    variable = f"TENURE_GATEWAYS__CRM__{setting.upper()}"
+    assert f"gateways.crm.{setting} (from {variable}): must be whsec_ and base64" in told
+    assert "listening" not in told
     assert [each for each in ("hunter2", "aHVudGVyMg", "MfKQ9r8", "Traceback") if each in told] == []

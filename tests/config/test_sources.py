@@ -120,7 +120,7 @@ def test_a_gateway_can_be_set_up_by_variables_alone() -> None:
         {},
         {
             "TENURE_GATEWAYS__USAGES__URL": "https://billing.example/usages",
-            "TENURE_GATEWAYS__USAGES__SECRET": "whsec_x",
+            "TENURE_GATEWAYS__USAGES__SECRET": "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw",
             "TENURE_GATEWAYS__USAGES__ALREADY_HAVE": "[409, 422]",
             "TENURE_GATEWAYS__USAGES__HEADERS": '{"Authorization": "Bearer x"}',
             "TENURE_GATEWAYS__USAGES__HEADERS__X_API_KEY": "5",
@@ -129,7 +129,7 @@ def test_a_gateway_can_be_set_up_by_variables_alone() -> None:
     assert gateways == {
         "usages": GatewayConfig(
             url="https://billing.example/usages",
-            secret="whsec_x",
+            secret="whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw",
             already_have=(409, 422),
             headers={"Authorization": "Bearer x", "x-api-key": "5"},
         )
@@ -139,8 +139,8 @@ def test_a_gateway_can_be_set_up_by_variables_alone() -> None:
 @pytest.mark.parametrize("name", ["crm-events", "crm_events"])
 def test_a_variable_finds_the_gateway_in_the_file_by_its_name(name: str, empty_folder: Path) -> None:
     (empty_folder / "tenure.toml").write_text(f"[gateways.{name}]\nurl = 'http://127.0.0.1'")
-    gateways = load({}, {"TENURE_GATEWAYS__CRM_EVENTS__SECRET": "x"}).gateways
-    assert {found: gateway.secret for found, gateway in gateways.items()} == {name: "x"}
+    gateways = load({}, {"TENURE_GATEWAYS__CRM_EVENTS__TIMEOUT_SECONDS": "7"}).gateways
+    assert {found: gateway.timeout_seconds for found, gateway in gateways.items()} == {name: 7}
 
 
 def test_a_gateway_that_only_variables_name_keeps_its_underscores() -> None:

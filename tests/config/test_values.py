@@ -110,8 +110,10 @@ def test_a_switch_is_read_from_a_variable(words: str, expected: bool) -> None:
 
 @pytest.mark.parametrize("words", ["12", "1.0", "true", "null", "[1]", '{"a": 1}', '"quoted"', " spaced "])
 def test_text_stays_text_whatever_it_looks_like(words: str) -> None:
-    environment = {"TENURE_GATEWAYS__USAGES__URL": "http://127.0.0.1", "TENURE_GATEWAYS__USAGES__SECRET": words}
-    assert load({}, environment).gateways["usages"].secret == words
+    given = {"ISSUER": "https://login.example", "JWKS_URL": "https://login.example/keys", "AUDIENCE": words}
+    oidc = load({}, {f"TENURE_OIDC__{name}": value for name, value in given.items()}).oidc
+    assert oidc is not None
+    assert oidc.audience == words
 
 
 def test_text_in_the_file_is_no_number(refusal: Refusal) -> None:

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from tenure.clock import wall_microseconds
-from tenure.submissions.signing import signed_headers
+from tenure.signing import signed_headers
 
 SECONDS = 10
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"

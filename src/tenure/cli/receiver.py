@@ -55,14 +55,14 @@ def _checked_port(words: str) -> int:
 
 
 def _checked_secrets(secret: str | None, previous_secret: str | None) -> list[str]:
-    from tenure.submissions.signing import key_of  # noqa: PLC0415
+    from tenure.signing import SECRET_WORDS, is_secret  # noqa: PLC0415
 
     if previous_secret is not None and secret is None:
         raise ConfigurationError("previous-secret: must come with secret")
     given = {"secret": secret, "previous-secret": previous_secret}
     for name, value in given.items():
-        if value is not None:
-            key_of(value, name)
+        if value is not None and not is_secret(value):
+            raise ConfigurationError(f"{name}: must be {SECRET_WORDS}")
     return [value for value in given.values() if value is not None]
 
 

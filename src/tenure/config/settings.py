@@ -35,6 +35,7 @@ from tenure.config.values import (
     Prefix,
     Seconds,
     SecondsOrNone,
+    Secret,
     Statuses,
     Switch,
     Text,
@@ -105,8 +106,8 @@ class GatewayConfig(Section, frozen=True, kw_only=True):
     """Where submissions go."""
 
     url: HttpUrl
-    secret: Text | None = None
-    previous_secret: Text | None = None
+    secret: Secret | None = None
+    previous_secret: Secret | None = None
     timeout_seconds: Seconds = 30.0
     schedule: Pauses = (5.0, 30.0, 120.0, 600.0, 3600.0, 21600.0)
     max_attempts: Count = 20

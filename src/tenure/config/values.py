@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from msgspec import Meta
 
 from tenure.config.urls import SCHEMES, SQLITE, is_database_url, is_http_url
+from tenure.signing import SECRET_WORDS, is_secret
 
 JOBS = {"expire-sessions": 10.0, "emit-usage": 60.0, "prune": 3600.0, "watch": 30.0}
 """The built-in jobs and their default intervals in seconds."""
@@ -126,6 +127,7 @@ DatabaseUrl = Annotated[
         _meant_database,
     ),
 ]
+Secret = Annotated[str, Rule(SECRET_WORDS, is_secret)]
 HttpUrl = Annotated[str, Rule("an http or https address without credentials", is_http_url)]
 Host = Annotated[str, Rule("an address or a host name", re.compile(r"[A-Za-z0-9.:_%-]+").fullmatch)]
 Prefix = Annotated[

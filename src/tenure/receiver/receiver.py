@@ -7,6 +7,7 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
+from tenure import signing
 from tenure.clock import wall_microseconds
 from tenure.errors import ConfigurationError, TenureError
 from tenure.receiver.faults import Chooser, Faults, Way, read_faults
@@ -14,7 +15,6 @@ from tenure.receiver.ledger import Delivery, Entry, LedgerFailed, Outcome, Passe
 from tenure.receiver.messages import Answer, Request, text
 from tenure.receiver.playing import is_met
 from tenure.receiver.recorder import Recorder
-from tenure.submissions import signing
 
 CONTROL = "/_"
 KEY_HEADER = "idempotency-key"

@@ -4,13 +4,12 @@ A secret is `whsec_` and base64, or the base64 alone, as the libraries of Standa
 refused: much of it is base64 by accident, and two sides that guess differently never agree.
 """
 
-import binascii
 import hmac
 import re
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Mapping
 
-from tenure.errors import ConfigurationError, TenureError
+from tenure.errors import TenureError
 
 ID = "webhook-id"
 TIMESTAMP = "webhook-timestamp"
@@ -18,6 +17,8 @@ SIGNATURE = "webhook-signature"
 
 PREFIX = "whsec_"
 KEY_MIN_BYTES = 16
+SECRET_WORDS = f"{PREFIX} and base64 (A-Z a-z 0-9 + / and = at the end) of at least {KEY_MIN_BYTES} bytes"
+"""What a secret must be."""
 TOLERANCE_SECONDS = 300
 """How far a request's timestamp may be from the receiver's clock, either way."""
 
@@ -29,15 +30,19 @@ class WrongSignature(TenureError):
     """The request is not from somebody who knows the secret, or it is too old. The message says which."""
 
 
-def key_of(secret: str, setting: str = "secret") -> bytes:
-    """The bytes to sign with. `setting` is what a secret that cannot be used is called in the refusal."""
-    try:
-        key = b64decode(secret.removeprefix(PREFIX), validate=True)
-    except (binascii.Error, ValueError):
-        raise ConfigurationError(f"{setting}: must be {PREFIX} and base64 (A-Z a-z 0-9 + / and = at the end)") from None
+def key_of(secret: str) -> bytes:
+    """The bytes to sign with. Raises `ValueError` if it is no secret."""
+    key = b64decode(secret.removeprefix(PREFIX), validate=True)
     if len(key) < KEY_MIN_BYTES:
-        raise ConfigurationError(f"{setting}: must be {PREFIX} and base64 of at least {KEY_MIN_BYTES} bytes")
+        raise ValueError(f"a secret must have at least {KEY_MIN_BYTES} bytes")
     return key
+
+
+def is_secret(text: str) -> bool:
+    try:
+        return bool(key_of(text))
+    except ValueError:
+        return False
 
 
 def sign(secret: str, message_id: str, timestamp: int, body: bytes) -> str:
