@@ -33,6 +33,18 @@ def due_in(job: Job, now: datetime) -> timedelta | None:
     return max(due_at, job.retry_at or due_at) - now
 
 
+def is_overtaken(job: Job, now: datetime) -> bool:
+    """Whether the clock was stepped back behind ticks that are done, and the time that comes again has a tick to run.
+
+    Otherwise nothing would be run until the clock has come to the next tick that is not done, hours perhaps.
+    """
+    interval = timedelta(microseconds=job.interval_microseconds)
+    if job.paused or job.requested_at is not None or job.next_run_at <= now + interval:
+        return False
+    started_at = job.last_start_at
+    return started_at is None or started_at > now or grid_after(job.interval_microseconds, started_at) <= now
+
+
 def retry_pause_microseconds(failures_in_a_row: int) -> int:
     """After so many failures: a second, then twice as long each time, up to a minute."""
     doublings = min(failures_in_a_row - 1, RETRY_MAX_SECONDS.bit_length())

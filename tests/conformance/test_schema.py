@@ -22,6 +22,12 @@ async def test_migrate__does_nothing_twice(database: Database) -> None:
     assert await database.store.migrate() == []
 
 
+async def test_migrate__has_the_first_window_begin_with_the_installation(empty_database: Database) -> None:
+    await empty_database.store.migrate()
+    (row,) = await empty_database.rows("SELECT created_at, last_cut_at, usage_kept_from FROM installation")
+    assert len(set(row.values())) == 1, row
+
+
 async def test_migrate__is_done_by_one_of_ten_at_once(empty_database: Database) -> None:
     assert await empty_database.store.schema_revision() is None
     stores = [empty_database.another_store() for _ in range(10)]

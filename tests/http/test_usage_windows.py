@@ -1,6 +1,7 @@
 """`/usage/windows`: what was billed, window by window, and what became of it."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from datetime import datetime
@@ -395,6 +396,30 @@ async def test_without_a_gateway_windows_are_cut_all_the_same(emit: Any) -> None
     local, _ = await emit(None)
     whole = await until_divided(local, delivered=False)
     assert (whole["sessions"], whole["usage"], whole["chunks"][0]["submissionId"]) == (1, 0.000023, None)
+
+
+async def test_a_clock_that_was_stepped_back_is_told_and_stops_no_job(
+    emit: Any, database: Database, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Jobs are run by the time that comes again, and the one that cuts says why it cannot."""
+    local, _ = await emit(None)
+    await until_divided(local, delivered=False)
+    for stepped_to in (minute(-90, 7), minute(-88)):
+        await database.clock.set(stepped_to)
+        await _began(local, "emit-usage", stepped_to)
+        await _began(local, "expire-sessions", stepped_to)
+    told = ""
+    async with asyncio.timeout(BOUND_SECONDS):
+        while told.count("usage.cut_skipped") < 2:
+            told += capsys.readouterr().out
+            await asyncio.sleep(0.02)
+    assert len(re.findall(r"job\.clock_behind .*job=emit-usage", told)) == 1, told
+
+
+async def _began(local: LocalService, job: str, at: datetime) -> None:
+    async with asyncio.timeout(BOUND_SECONDS):
+        while (await local.http.get(f"/jobs/{job}/runs")).json()["runs"][0]["startedAt"] != text(at):  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
 
 
 async def test_what_was_changed_after_it_was_sent_is_withheld(emit: Any, database: Database) -> None:

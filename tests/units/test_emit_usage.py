@@ -253,7 +253,7 @@ async def test_tells_once_that_an_era_began(store: UsageStore, window_id: int, s
     store.add(window_id, pieces=2, saved=saved)
     store.era = replace(WINDOW.era, started_at=WINDOW.started_at)
     lines = told(await run(store), "usage.era_began")
-    assert [(line["window"], line["factors"]) for line in lines] == times * [(3, ["1", "2", "3"])]
+    assert [(line["window"], line["factors"]) for line in lines] == times * [(3, {"1": "1", "2": "2", "3": "3"})]
 
 
 # Cut short.

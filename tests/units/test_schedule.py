@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tenure.clock import EPOCH, MICROSECOND
 from tenure.model.leases import Job
-from tenure.schedule import due_in, grid_after, next_run_after, retry_pause_microseconds
+from tenure.schedule import due_in, grid_after, is_overtaken, next_run_after, retry_pause_microseconds
 from tests.support.wishes import NOON, SECOND
 
 DAY = 86_400 * SECOND
@@ -75,6 +75,37 @@ def test_missed_ticks_are_run_once(missed: int) -> None:
 def test_a_clock_that_went_back_does_not_bring_a_tick_back(back: int) -> None:
     tick = grid_after(60 * SECOND, NOON)
     assert next_run_after(job(next_run_at=tick), tick - timedelta(microseconds=back)) >= tick
+
+
+MINUTE = timedelta(minutes=1)
+TICK = grid_after(60 * SECOND, NOON)
+DONE = {"next_run_at": TICK, "last_start_at": TICK - MINUTE}
+
+
+def test_a_job_is_not_overtaken_while_its_next_tick_is_the_next() -> None:
+    for now in (TICK - MINUTE, TICK - MICROSECOND, TICK, TICK + timedelta(days=1)):
+        assert not is_overtaken(job(**DONE), now)
+
+
+@given(back=st.integers(60 * SECOND + 1, 365 * DAY))
+def test_a_job_is_overtaken_once_the_clock_is_behind_a_tick_that_is_done(back: int) -> None:
+    now = TICK - timedelta(microseconds=back)
+    assert is_overtaken(job(**DONE), now)
+    assert is_overtaken(job(next_run_at=TICK), now)
+
+
+def test_one_that_is_overtaken_runs_once_a_tick() -> None:
+    hour_ago = TICK - timedelta(hours=1)
+    behind = job(next_run_at=TICK, last_start_at=hour_ago + timedelta(seconds=7))
+    assert not is_overtaken(behind, hour_ago + timedelta(seconds=7))
+    assert not is_overtaken(behind, hour_ago + MINUTE - MICROSECOND)
+    assert is_overtaken(behind, hour_ago + MINUTE)
+
+
+def test_one_that_is_paused_or_asked_for_is_not_overtaken() -> None:
+    hour_ago = TICK - timedelta(hours=1)
+    assert not is_overtaken(job(**DONE, paused=True), hour_ago)
+    assert not is_overtaken(job(**DONE, requested_at=hour_ago), hour_ago)
 
 
 # What is due.

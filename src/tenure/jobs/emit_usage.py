@@ -11,7 +11,7 @@ import structlog
 from tenure.clock import instant_text
 from tenure.jobs.jobs import ActiveRun
 from tenure.meter import decimal_text
-from tenure.model.usage import Cut, CutRules, Unchunked
+from tenure.model.usage import KINDS, Cut, CutRules, Unchunked
 from tenure.store.store import BATCH_MAX, WINDOWS_MAX, Store
 
 log = structlog.get_logger()
@@ -49,7 +49,7 @@ class EmitUsage:
         """In pages by key, each saved before the next is read: what is in memory does not grow with the sessions."""
         window, number, after = unchunked.window, unchunked.chunks + 1, unchunked.last_session_id
         if number == 1 and window.window_id > 1 and window.started_at == window.era.started_at:
-            factors = [decimal_text(factor) for factor in window.era.factors]
+            factors = {str(kind): decimal_text(factor) for kind, factor in zip(KINDS, window.era.factors, strict=True)}
             log.warning("usage.era_began", window=window.window_id, factors=factors)
         while True:
             pieces = await self._store.divide_window(window, after, BATCH_MAX)
@@ -70,5 +70,5 @@ class EmitUsage:
             log.info("usage.emitted", windows=windows, last_cut_at=instant_text(cut.last_cut_at), sent=False)
             return
         lag = await self._store.read_lag()
-        seconds = round((lag.now - lag.delivered_until).total_seconds(), 3)
+        seconds = max(0.0, round((lag.now - lag.delivered_until).total_seconds(), 3))
         log.info("usage.emitted", windows=windows, last_cut_at=instant_text(cut.last_cut_at), lag_seconds=seconds)

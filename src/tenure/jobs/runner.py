@@ -21,7 +21,7 @@ from contextlib import suppress
 
 import structlog
 
-from tenure.clock import boottime
+from tenure.clock import boottime, instant_text
 from tenure.config import LeasesConfig
 from tenure.errors import ConfigurationError, DatabaseUnavailable, LeaseLost
 from tenure.ids import new_id
@@ -31,8 +31,8 @@ from tenure.leases.counters import LeaseCounters
 from tenure.leases.held import MICROSECONDS, HeldLease
 from tenure.leases.keeping import keep
 from tenure.leases.patience import Patience
-from tenure.model.leases import ERROR_MAX, BeginFound, Begun, Board, Fence, JobSettings, Posting, RunOutcome
-from tenure.schedule import due_in, retry_pause_microseconds
+from tenure.model.leases import ERROR_MAX, BeginFound, Begun, Board, Fence, JobCommand, JobSettings, Posting, RunOutcome
+from tenure.schedule import due_in, is_overtaken, retry_pause_microseconds
 from tenure.store.store import Store
 
 log = structlog.get_logger()
@@ -86,6 +86,9 @@ class JobRunner:
         held = lock is not None and lock.held
         if waits is None or held or name in self._running or self._stopping.is_set():
             return None
+        if is_overtaken(posting.job, posting.now):
+            self._running[name] = asyncio.create_task(self._run_overtaken(posting))
+            return None
         seconds = max(waits.total_seconds(), 0 if lock is None else self._patience.seconds_left(lock))
         if seconds > 0:
             return seconds
@@ -110,6 +113,16 @@ class JobRunner:
             log.exception("job.not_run", job=name)
         finally:
             del self._running[name]
+
+    async def _run_overtaken(self, posting: Posting) -> None:
+        """Somebody must ask for it: by its own tick it is not due."""
+        job = posting.job
+        if job.last_start_at is None or job.last_start_at > posting.now:  # the first since the step
+            now, next_run_at = instant_text(posting.now), instant_text(job.next_run_at)
+            log.error("job.clock_behind", job=job.name, now=now, next_run_at=next_run_at)
+        with suppress(Exception):
+            await self._store.command_job(job.name, JobCommand.RUN)
+        await self._run(job.name)
 
     async def run_once(self, name: str) -> RunOutcome | None:
         """Runs the job if it is due and nobody else does; how it ended, as far as that could be noted."""

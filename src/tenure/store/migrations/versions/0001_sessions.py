@@ -31,6 +31,8 @@ def upgrade() -> None:
         "INSERT INTO installation (only_row, installation_id, created_at, last_cut_at) "  # noqa: S608 - no input in it
         f"VALUES (1, '{new_id()}', {now}, {now})"
     )
+    # The first window begins with the installation: not a microsecond later, where the clock was read twice.
+    op.execute("UPDATE installation SET last_cut_at = created_at")
 
 
 def _create_installation() -> None:

@@ -13,7 +13,7 @@ down_revision = "0004"
 def upgrade() -> None:
     op.add_column("installation", sa.Column("last_window_id", sa.BigInteger, nullable=False, server_default="0"))
     op.add_column("installation", sa.Column("usage_kept_from", Instant))
-    # Where the first window will begin: `created_at` may be a microsecond before that.
+    # Where the first window will begin.
     op.execute("UPDATE installation SET usage_kept_from = last_cut_at")
     _create_windows()
     _create_chunks()
