@@ -73,13 +73,13 @@ def test_what_is_never_given_up_comes_again(status: int) -> None:
     [
         ("7", 7.0),
         (" 7 ", 7.0),
-        ("0", 0.0),
+        ("0", 1.0),
         ("3600", 3600.0),
         ("3601", 3600.0),
         ("9" * 400, 3600.0),
         (format_datetime(NOON + timedelta(seconds=90), usegmt=True), 90.0),
         (format_datetime(NOON + timedelta(days=2), usegmt=True), 3600.0),
-        (format_datetime(NOON - timedelta(seconds=90), usegmt=True), 0.0),
+        (format_datetime(NOON - timedelta(seconds=90), usegmt=True), 1.0),
     ],
 )
 def test_comes_again_when_it_is_asked_to(status: int, header: str, pause: float) -> None:

@@ -50,7 +50,7 @@ def abandoned(ready: Ready) -> AttemptEnd:
 
 
 def withheld(ready: Ready, why: Withheld) -> AttemptEnd:
-    log.error("usage.withheld", submission_id=ready.parcel.submission_id, error=why)
+    log.error("usage.withheld", submission_id=ready.parcel.submission_id, error=str(why))
     error = f"not sent: {why}"[:ERROR_MAX]
     return _cut_short(ready, AttemptOutcome.ABANDONED, error, round(why.pause_seconds * MICROSECONDS))
 

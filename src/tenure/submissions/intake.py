@@ -14,7 +14,8 @@ instant. What is done about it:
 If the database's clock is set back, so is the cursor, with the next refresh.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 
 from tenure.clock import monotonic, to_microseconds
@@ -59,7 +60,8 @@ class Intake:
         self._looked_at = 0
         self._seen: dict[int, int] = {}
         """When what was read lately had been changed: what comes again unchanged is nothing new."""
-        self._forgotten: set[int] | None = None
+        self._reads: list[set[int]] = []
+        """Of each read that is under way, what was done meanwhile: it may still be told as waiting."""
 
     async def build(self) -> None:
         began_at = None
@@ -82,12 +84,11 @@ class Intake:
     async def compare(self) -> int:
         """Right after a refresh; tells how many it found that no refresh had."""
         found = 0
-        self._forgotten = set()
-        async for page in self._pages(Change(self._refreshed_at - COMPARED, 0), PAGE):
-            missing = [row for row in page.waiting if self._is_missing(row)]
-            found += len(missing)
-            self._take(missing)
-        self._forgotten = None
+        with self._reading() as done:
+            async for page in self._pages(Change(self._refreshed_at - COMPARED, 0), PAGE):
+                missing = [row for row in page.waiting if self._is_missing(row) and row.number not in done]
+                found += len(missing)
+                self._take(missing)
         return found
 
     def forget(self, submission_id: str) -> None:
@@ -95,20 +96,30 @@ class Intake:
         number = number_of_id(submission_id)
         self.schedule.forget(number)
         self._seen.pop(number, None)
-        if self._forgotten is not None:
-            self._forgotten.add(number)
+        for done in self._reads:
+            done.add(number)
+
+    @contextmanager
+    def _reading(self) -> Iterator[set[int]]:
+        done: set[int] = set()
+        self._reads.append(done)
+        try:
+            yield done
+        finally:
+            self._reads = [each for each in self._reads if each is not done]
 
     def _is_missing(self, row: Waiting) -> bool:
-        """A refresh had passed it, and it is not one that was done while we were reading."""
-        passed = row.changed_microseconds < self._refreshed_at - TRAIL
-        return passed and row.number not in self.schedule and row.number not in (self._forgotten or ())
+        """A refresh had passed it."""
+        return row.changed_microseconds < self._refreshed_at - TRAIL and row.number not in self.schedule
 
     async def _read_since(self, instant: int) -> int:
         began_at = None
-        async for page in self._pages(Change(instant, 0), PAGE):
-            began_at = began_at or to_microseconds(page.now)
-            seen = self._seen.get
-            self._take([row for row in page.waiting if seen(row[0]) != row[3]])
+        with self._reading() as done:
+            async for page in self._pages(Change(instant, 0), PAGE):
+                began_at = began_at or to_microseconds(page.now)
+                seen = self._seen.get
+                # One that was done meanwhile is left to the next read, which tells whether it waits again.
+                self._take([row for row in page.waiting if seen(row[0]) != row[3] and row[0] not in done])
         if began_at is None:
             raise AssertionError("there is always a first page")
         self._looked_at = began_at

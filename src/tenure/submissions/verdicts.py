@@ -11,6 +11,8 @@ LATER = (429, 503)
 """Statuses whose `Retry-After` counts."""
 GONE = 410
 RETRY_AFTER_MAX_SECONDS = 3600.0
+RETRY_AFTER_MIN_SECONDS = 1.0
+"""Whoever says "later" is not asked again at once, and again, and again."""
 JITTER = 0.2
 """Of a pause, at most: what failed together must not all come again together."""
 
@@ -59,11 +61,15 @@ def _retry_after(header: str | None, now: datetime) -> float | None:
         return None
     text = header.strip()
     if text.isascii() and text.isdecimal():
-        return min(float(text[:9]), RETRY_AFTER_MAX_SECONDS)
+        return _within_bounds(float(text[:9]))
     try:
         until = parsedate_to_datetime(text)
     except (ValueError, OverflowError):  # the latter of a year or an hour that no calendar has
         return None
     if until.tzinfo is None:
         until = until.replace(tzinfo=UTC)
-    return min(max(0.0, (until - now).total_seconds()), RETRY_AFTER_MAX_SECONDS)
+    return _within_bounds((until - now).total_seconds())
+
+
+def _within_bounds(seconds: float) -> float:
+    return min(max(seconds, RETRY_AFTER_MIN_SECONDS), RETRY_AFTER_MAX_SECONDS)
