@@ -19,6 +19,7 @@ from tenure.clock import to_microseconds
 from tenure.model.usage import Chunk, Seal, Window
 from tenure.receiver.ledger import Delivery, Ledger
 from tenure.store import Store
+from tenure.usage import audit as audit_module
 from tenure.usage.audit import Audit
 from tenure.usage.checks import Entry
 from tenure.usage.formats import render
@@ -227,6 +228,7 @@ async def overlap(database: Database, _ledger: Path) -> None:
     await put_sessions(database, [one, lived(minute(WAITING, 9), minute(WAITING, 20), **key)])
 
 
+OF_WINDOW_2 = "SELECT submission_id FROM usage_chunks WHERE window_id = 2"
 FAULTS = [
     Fault(
         "a chunk is missing",
@@ -239,6 +241,18 @@ FAULTS = [
         double_an_attempt,
         {"deliveries"},
         "deliveries: chunk 1 of window 2 was delivered by 2 attempts",
+    ),
+    Fault(
+        "delivered by no attempt",
+        sql(f"UPDATE submission_attempts SET outcome = 'failed' WHERE submission_id = ({OF_WINDOW_2})"),
+        {"deliveries"},
+        "deliveries: chunk 1 of window 2 is delivered, but by none of its attempts",
+    ),
+    Fault(
+        "sent, but its window says that nobody was there",
+        sql("UPDATE usage_windows SET contract = NULL WHERE window_id = 2"),
+        {"deliveries", "ledger"},
+        "deliveries: chunk 1 of window 2 was sent, but its window says that there was nobody to send it to",
     ),
     Fault(
         "the total counts one twice",
@@ -311,6 +325,12 @@ FAULTS = [
         "windows: window 2 ends at 2041-03-01T12:01:59.000000Z, and what follows begins at 2041-03-01T12:02:00.000000Z",
     ),
     Fault(
+        "an era begins behind its windows",
+        sql("UPDATE usage_eras SET started_at = started_at + 70 * SECOND"),
+        {"windows", "sums"},
+        "windows: window 2 begins before its era",
+    ),
+    Fault(
         "a window is missing",
         sql("DELETE FROM usage_windows WHERE window_id = 2"),
         {"windows", "sums"},
@@ -335,6 +355,44 @@ async def test_finds_each_fault_and_names_it(database: Database, books: Path, fa
     told = "\n".join(f"{finding['check']}: {finding['detail']}" for finding in findings)
     assert (audited.exit_code, {finding["check"] for finding in findings}) == (1, fault.checks), told
     assert fault.words in told
+
+
+@pytest.mark.parametrize("page", [1, 2, 3])
+async def test_goes_through_all_pages_of_windows(
+    sqlite_database: Database, sqlite_books: Path, monkeypatch: pytest.MonkeyPatch, page: int
+) -> None:
+    monkeypatch.setattr(audit_module, "PAGE", page)
+    ledger = _ReceiverLedger(sqlite_books)
+    report = await Audit(sqlite_database.store, ledger).run()
+    assert (report.windows, report.chunks, report.findings) == (4, 4, [])
+    await sqlite_database.execute("UPDATE usage_chunks SET usage_millionths = usage_millionths + 1 WHERE window_id = 1")
+    checks = {finding.check for finding in (await Audit(sqlite_database.store, ledger).run()).findings}
+    assert checks == {"chunks", "sums", "ledger"}
+
+
+async def test_one_fault_is_not_told_of_chunks_that_have_none(sqlite_database: Database, sqlite_books: Path) -> None:
+    """One that is another piece renders to other bytes, which goes without saying."""
+    await sqlite_database.execute(f"DELETE FROM sessions WHERE session_id = '{LEFT_OUT}'")
+    report = await Audit(sqlite_database.store, _ReceiverLedger(sqlite_books)).run()
+    assert "does not render" not in str(report.findings)
+
+
+async def test_a_ledger_is_only_read(database: Database, books: Path) -> None:
+    """Though it is one byte, and no ledger."""
+    other = books.with_name("other.txt")
+    other.write_bytes(b"x")
+    command = ["audit", "--database", database.url, "--ledger", str(other)]
+    audited = await asyncio.to_thread(CliRunner().invoke, app, command)
+    assert str(audited.exception) == f"ledger: cannot use {other}: it is no ledger"
+    assert (other.read_bytes(), sorted(path.name for path in other.parent.glob("other*"))) == (b"x", ["other.txt"])
+
+
+@pytest.mark.parametrize("command", ["audit", "migrate"])
+async def test_a_file_that_is_no_database_is_a_mistake(tmp_path: Path, command: str) -> None:
+    file = tmp_path / "notes.txt"
+    file.write_text("these are my notes\n" * 100)
+    told = await asyncio.to_thread(CliRunner().invoke, app, [command, "--database", f"sqlite:///{file}"])
+    assert str(told.exception) == f"database: {file} is no SQLite database"
 
 
 @pytest.mark.slow

@@ -432,20 +432,22 @@ def cursor(text: str) -> str:
 
 FORGED_HERE = [
     *FORGED,
-    cursor("1 2"),
-    cursor("1 2 "),
-    cursor(f"1 2 {TENANTS[0].upper()}"),
-    cursor(f"1 2 {TENANTS[0]} "),
-    cursor(f"1 2 {TENANTS[0]} x"),
-    cursor(f"1  {TENANTS[0]}"),
-    cursor(f"x 2 {TENANTS[0]}"),
-    cursor(f"1.5 2 {TENANTS[0]}"),
-    cursor(f"1 99999999999999999999 {TENANTS[0]}"),
-    cursor(f"-99999999999999999999 1 {TENANTS[0]}"),
-    cursor(f"1 253402300800000000 {TENANTS[0]}"),
-    cursor(f"-62135596800000001 1 {TENANTS[0]}"),
-    cursor("1 2 3"),
-    cursor(f"1 {'9' * 300} {TENANTS[0]}"),
+    cursor(f"1 2 {TENANTS[0]}"),
+    cursor(f"user 1 2 {TENANTS[0]}"),
+    cursor("tenant 1 2"),
+    cursor("tenant 1 2 "),
+    cursor(f"tenant 1 2 {TENANTS[0].upper()}"),
+    cursor(f"tenant 1 2 {TENANTS[0]} "),
+    cursor(f"tenant 1 2 {TENANTS[0]} x"),
+    cursor(f"tenant 1  {TENANTS[0]}"),
+    cursor(f"tenant x 2 {TENANTS[0]}"),
+    cursor(f"tenant 1.5 2 {TENANTS[0]}"),
+    cursor(f"tenant 1 99999999999999999999 {TENANTS[0]}"),
+    cursor(f"tenant -99999999999999999999 1 {TENANTS[0]}"),
+    cursor(f"tenant 1 253402300800000000 {TENANTS[0]}"),
+    cursor(f"tenant -62135596800000001 1 {TENANTS[0]}"),
+    cursor("tenant 1 2 3"),
+    cursor(f"tenant 1 {'9' * 300} {TENANTS[0]}"),
 ]
 
 
@@ -461,12 +463,12 @@ def test_a_cursor_of_another_key_is_refused(client: Client, key: str) -> None:
 
 @pytest.mark.parametrize("key", [TENANTS[0], "1"])
 def test_a_cursor_without_a_key_is_refused(client: Client, key: str) -> None:
-    assert refused(client.http.get("/usage", params={"cursor": cursor(f"1 2 {key}")})) == ["cursor"]
+    assert refused(client.http.get("/usage", params={"cursor": cursor(f"None 1 2 {key}")})) == ["cursor"]
 
 
 @pytest.mark.parametrize("ends", ["-62135596800000000 253402300799999999", "5 5", "9 3", "0 1"])
 def test_a_cursor_of_any_span_is_harmless(client: Client, ends: str) -> None:
-    answer = client.http.get("/usage", params={"cursor": cursor(f"{ends} {TENANTS[0]}"), "groupBy": "tenant"})
+    answer = client.http.get("/usage", params={"cursor": cursor(f"tenant {ends} {TENANTS[0]}"), "groupBy": "tenant"})
     assert answer.status_code == 200, answer.text
 
 

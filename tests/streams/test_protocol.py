@@ -221,8 +221,10 @@ async def test_keeps_a_client_whose_answer_was_there_but_not_read_yet(
 
 
 async def _asked(client: Client) -> None:
-    while (await client._next())[0] is not Opcode.PING:
-        pass
+    opcode = None
+    while opcode is not Opcode.PING:
+        opcode, _ = await client._next()
+        assert opcode is not Opcode.CLOSE
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from tenure.clock import MICROSECOND
 from tenure.model.usage import CHUNK_MAX, Era, Life, Piece, Window
 from tenure.usage import recount as module
 from tenure.usage.formats import render
@@ -75,6 +76,26 @@ async def test_comes_to_the_same_as_each_window_alone(
     run = touching(*(minute(0, second) for second in sorted(cuts)), contract=CONTRACT if is_sent else None)
     store: Any = Lives(made)
     assert await recount(store, run) == [alone(made, window) for window in run]
+
+
+async def test_begins_and_ends_at_borders_to_the_microsecond() -> None:
+    ends = [minute(number) for number in range(4)]
+    edges = [border + MICROSECOND * off for border in ends[1:3] for off in (-1, 0, 1)]
+    made = [lived(one, other) for one in edges for other in edges if one < other]
+    store: Any = Lives(made)
+    run = touching(*ends, contract=CONTRACT)
+    assert await recount(store, run) == [alone(made, window) for window in run]
+
+
+async def test_windows_of_a_run_keep_their_own_installation_and_contract() -> None:
+    made = [lived(NOON, minute(100))]
+    store: Any = Lives(made)
+    newest, middle, oldest = touching(NOON, minute(1), minute(2), minute(3), contract=CONTRACT)
+    run = [newest, replace(middle, contract=None), replace(oldest, contract=replace(CONTRACT, format="cloudevents"))]
+    found = await recount(store, run)
+    bodies = [render("tenure", run[0], lives_of(made, run[0])), render("cloudevents", run[2], lives_of(made, run[2]))]
+    digests = [sha256(rendered.body).digest() for rendered in bodies]
+    assert [counted.digests for counted in found] == [[digests[0]], [None], [digests[1]]]
 
 
 async def test_reads_each_session_once_and_not_for_each_window() -> None:

@@ -51,7 +51,7 @@ class _ReceiverLedger:
 
         if not path.is_file():
             raise ConfigurationError(f"ledger: there is no file {path}")
-        self._ledger: Ledger = Ledger(path)
+        self._ledger: Ledger = Ledger(path, read_only=True)
 
     def find(self, key: str) -> "Entry | None":
         found = self._ledger.find(key)

@@ -177,7 +177,7 @@ class UsageRoutes:
 
         def cursor_after(group: UsageGroup) -> str:
             ends = (to_microseconds(found.from_at), to_microseconds(found.to_at))
-            return cursor_of_text(f"{ends[0]} {ends[1]} {group.key}")
+            return cursor_of_text(f"{query.group_by} {ends[0]} {ends[1]} {group.key}")
 
         def listed(groups: Sequence[UsageGroup], count: int, cursor: str | None) -> UsageAnswer:
             named = [_group(query.group_by, group) for group in groups]
@@ -195,13 +195,12 @@ def _continued(query: UsageQuery) -> tuple[UsageQuery, str | None]:
         return _checked(query), None
     if query.group_by is None:
         raise forged()
-    from_text, _, rest = text_of(query.cursor).partition(" ")
-    to_text, _, key = rest.partition(" ")
     try:
+        group_by, from_text, to_text, key = text_of(query.cursor).split(" ")
         from_at, to_at = (from_microseconds(int(text)) for text in (from_text, to_text))
     except (ValueError, OverflowError) as error:
         raise forged() from error
-    if not _is_key(query.group_by, key):
+    if group_by != query.group_by or not _is_key(query.group_by, key):
         raise forged()
     return replace(query, from_at=from_at, to_at=to_at), key
 

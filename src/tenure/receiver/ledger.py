@@ -135,9 +135,10 @@ class Entry(msgspec.Struct, frozen=True, rename="camel"):
 class Ledger:
     """Used by one thread at a time."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, read_only: bool = False) -> None:
+        self._begin = "BEGIN" if read_only else "BEGIN IMMEDIATE"
         try:
-            self._connection = _opened(path)
+            self._connection = _opened_to_read(path) if read_only else _opened(path)
         except sqlite3.Error as error:
             raise ConfigurationError(f"ledger: cannot use {path}: {error}") from error
 
@@ -200,7 +201,7 @@ class Ledger:
     @contextmanager
     def _transaction(self) -> Iterator[None]:
         try:
-            self._connection.execute("BEGIN IMMEDIATE")
+            self._connection.execute(self._begin)
             try:
                 yield
                 self._connection.execute("COMMIT")
@@ -224,6 +225,31 @@ def _opened(path: Path) -> sqlite3.Connection:
     except BaseException:
         connection.close()
         raise
+    return connection
+
+
+def _opened_to_read(path: Path) -> sqlite3.Connection:
+    """Where nothing may be written, not even beside it, it is read as one that nobody else has open."""
+    try:
+        return _read_only(path, "mode=ro")
+    except sqlite3.OperationalError:
+        if path.with_name(f"{path.name}-wal").exists():
+            raise
+        return _read_only(path, "immutable=1")
+
+
+def _read_only(path: Path, how: str) -> sqlite3.Connection:
+    address = f"{path.resolve().as_uri()}?{how}"
+    connection = sqlite3.connect(address, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False, uri=True)
+    try:
+        (application_id,) = connection.execute("PRAGMA application_id").fetchone()
+        connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+    except BaseException:
+        connection.close()
+        raise
+    if application_id != APPLICATION_ID:
+        connection.close()
+        raise sqlite3.DatabaseError("it is no ledger")
     return connection
 
 

@@ -104,7 +104,9 @@ class SharedReads:
         return await self._read_long(lambda connection: lives.read_lives(connection, window, chunk))
 
     async def list_lives(self, window: Window, after: str | None, limit: int) -> Sequence[Life]:
-        return await self._read_long(lambda connection: lives.list_lives(connection, window, after, limit))
+        return await self._read_long(
+            lambda connection: lives.list_lives(connection, window, after, limit), AUDIT_SECONDS
+        )
 
     async def list_windows(self, before: int | None, limit: int) -> Sequence[Window]:
         return await self._read(lambda connection: usage.list_windows(connection, before, limit))

@@ -33,6 +33,7 @@ from tenure.usage.checks import (
     check_entry,
     check_oldest,
     check_place,
+    check_unsent,
     check_window_delivery,
     key_of,
 )
@@ -168,7 +169,7 @@ class Audit:
         later, chunks = found
         self._counts["chunks"] += len(chunks)
         self._note("chunks", check_chunks(window, chunks, counted.pieces))
-        self._note("chunks", check_digests(window, chunks, counted.digests))
+        self._note("chunks", check_digests(window, chunks, *counted))
         if window.contract is not None:
             self._note("deliveries", check_window_delivery(window, deliveries, later))
         self._check_deliveries(window, chunks, deliveries, entries)
@@ -189,6 +190,7 @@ class Audit:
         is_sent = window.contract is not None
         self._chunk_counts[key_of(window, 0).rpartition("-")[0]] = len(chunks) if is_sent else 0
         if not is_sent:
+            self._note("deliveries", check_unsent(window, chunks))
             self._counts["unsent"] += sum(chunk.usage_millionths for chunk in chunks)
             return
         by_number = {delivery.chunk: delivery for delivery in deliveries}

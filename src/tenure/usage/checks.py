@@ -43,6 +43,8 @@ def check_place(installation: Installation, window: Window, newer: Window | None
         )
     if window.ended_at > _midnight_after(window.started_at):
         yield f"window {window.window_id} crosses a midnight"
+    if window.started_at < window.era.started_at:
+        yield f"window {window.window_id} begins before its era"
     if newer is not None and newer.era != window.era and newer.era.started_at != newer.started_at:
         yield f"window {newer.window_id} has other factors, but does not begin an era"
 
@@ -70,12 +72,14 @@ def check_chunks(window: Window, chunks: Sequence[Chunk], pieces: Sequence[Piece
         yield f"the chunks of window {window.window_id} do not add up to it"
 
 
-def check_digests(window: Window, chunks: Sequence[Chunk], digests: Sequence[bytes | None]) -> Iterator[str]:
-    """Against what its pieces render to today."""
-    by_number = dict(enumerate(digests, 1))
+def check_digests(
+    window: Window, chunks: Sequence[Chunk], pieces: Sequence[Piece], digests: Sequence[bytes | None]
+) -> Iterator[str]:
+    """Against what its pieces render to today. One that is another piece, and so renders to others, is told as that."""
+    by_number = dict(enumerate(zip(pieces, digests, strict=True), 1))
     for chunk in chunks:
-        today = by_number.get(chunk.chunk)
-        if chunk.digest is not None and today is not None and chunk.digest != today:
+        piece, digest = by_number.get(chunk.chunk, (None, None))
+        if piece == _piece_of(chunk) and None not in (chunk.digest, digest) and chunk.digest != digest:
             yield f"{name_of(window, chunk.chunk)} does not render to what was sent"
 
 
@@ -87,10 +91,19 @@ def check_delivery(window: Window, chunk: Chunk, delivery: ChunkDelivery) -> Ite
         yield f"{name} is delivered, but its submission is {state}"
     if delivery.delivered_attempts > 1:
         yield f"{name} was delivered by {delivery.delivered_attempts} attempts"
+    if delivery.delivered_at is not None and state == SubmissionState.DELIVERED and not delivery.delivered_attempts:
+        yield f"{name} is delivered, but by none of its attempts"
     if delivery.delivered_at is not None and chunk.digest is None:
         yield f"{name} is delivered, but it was not noted what was sent"
     if delivery.delivery_key not in (None, key_of(window, chunk.chunk)):
         yield f"{name} has the key {delivery.delivery_key}"
+
+
+def check_unsent(window: Window, chunks: Sequence[Chunk]) -> Iterator[str]:
+    """Of a window that was cut while there was nobody to send it to."""
+    for chunk in chunks:
+        if (chunk.submission_id, chunk.digest, chunk.delivered_at) != (None, None, None):
+            yield f"{name_of(window, chunk.chunk)} was sent, but its window says that there was nobody to send it to"
 
 
 def check_window_delivery(earlier: Window, deliveries: Sequence[ChunkDelivery], later: Window) -> Iterator[str]:

@@ -16,7 +16,8 @@ from tenure.model.usage import CHUNK_MAX, Life, Piece, Window
 from tenure.store.store import Store
 from tenure.usage.formats import FORMATS, render
 
-PAGE = 20_000
+PAGE = 5_000
+"""Lives that are read at once: small enough to be made of rows long before a transaction counts as idle."""
 WAITING_MAX = 200_000
 """Lives that may wait in memory to be rendered: of each window of a run, up to a chunk's."""
 

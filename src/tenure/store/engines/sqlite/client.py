@@ -97,7 +97,12 @@ class SqliteClient:
         return await asyncio.get_running_loop().run_in_executor(executor, run)
 
     def _set_up(self, connection: sqlite3.Connection, _record: Any) -> None:
-        connection.execute("PRAGMA journal_mode = WAL")
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.DatabaseError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_NOTADB:
+                raise
+            raise ConfigurationError(f"database: {self._engine.url.database} is no SQLite database") from error
         connection.execute("PRAGMA synchronous = FULL")
         # Fewer, larger checkpoints, and the busy pages in memory.
         connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")

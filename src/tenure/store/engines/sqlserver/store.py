@@ -301,7 +301,9 @@ class SqlServerStore(SqlServerClient, SharedReads):
         return await self._read_long(lambda connection: lives.read_lives(connection, window, chunk, reads.BY_ID))
 
     async def list_lives(self, window: Window, after: str | None, limit: int) -> Sequence[Life]:
-        return await self._read_long(lambda connection: lives.list_lives(connection, window, after, limit, reads.BY_ID))
+        return await self._read_long(
+            lambda connection: lives.list_lives(connection, window, after, limit, reads.BY_ID), AUDIT_SECONDS
+        )
 
     async def seal_chunks(self, fence: Fence, seals: Sequence[Seal]) -> Mapping[str, bool]:
         request = rows.numbered(map(rows.seal_values, seals))
