@@ -1,5 +1,6 @@
 """Usage on its way to whoever wants it: receivers that are away for days, factors that change, another format."""
 
+import asyncio
 import json
 import socket
 from collections import Counter
@@ -63,6 +64,8 @@ async def test_a_receiver_that_was_away_for_three_days_gets_everything_once(
     await failing(database, 2, fleet)
     receiver = RunningReceiver(tmp_path, "--fail", json.dumps(always(410)), port=port)
     try:
+        # Not before it listens: who is refused once more waits for another hour.
+        await asyncio.to_thread(lambda: receiver.address)
         await shift.ahead(days=1)
         await failing(database, 4, fleet, 410)
         await end(fleet.running[0], sessions[0])
