@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 from msgspec.structs import replace
 
-from tenure.model.sessions import CloseReason
+from tenure.model.sessions import CloseReason, Session
 from tenure.model.submissions import SubmissionFilter
 from tenure.model.usage import CHUNK_MAX, Chunk, Life, Piece, Unchunked, Window
 from tests.support.databases import Database
@@ -55,15 +55,19 @@ async def second_window(database: Database, **given: object) -> Window:
 # Who lived
 
 
-async def test_read_lives__tells_what_each_lived_of_the_window(database: Database) -> None:
-    """Every way there is to begin before, in or after it, and to end so, by a close and by a deadline."""
+def in_every_way() -> list[Session]:
+    """To begin before, in or after the second window, and to end so, by a close and by a deadline."""
     edges = [minute(0, 30), minute(1), minute(1, 20), minute(1, 40), minute(2), minute(2, 30)]
-    made = [
+    return [
         lived(started_at, ended_at, closed=closed, kind=1 + number % 3)
         for number, started_at in enumerate(edges)
         for ended_at in edges[number + 1 :]
         for closed in (True, False)
     ]
+
+
+async def test_read_lives__tells_what_each_lived_of_the_window(database: Database) -> None:
+    made = in_every_way()
     await put_sessions(database, made)
     window = await second_window(database)
     found = await lives(database, window)
@@ -190,14 +194,7 @@ async def test_read_lives__is_the_same_before_and_after_everything_that_can_happ
 
 
 async def test_list_lives__tells_page_by_page_what_read_lives_tells_of_chunks(database: Database) -> None:
-    edges = [minute(0, 30), minute(1), minute(1, 20), minute(1, 40), minute(2), minute(2, 30)]
-    made = [
-        lived(started_at, ended_at, closed=closed, kind=1 + number % 3)
-        for number, started_at in enumerate(edges)
-        for ended_at in edges[number + 1 :]
-        for closed in (True, False)
-    ]
-    await put_sessions(database, made)
+    await put_sessions(database, in_every_way())
     window = await second_window(database)
     pages, after = [], None
     while page := await database.store.list_lives(window, after, 10):

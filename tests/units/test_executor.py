@@ -418,25 +418,24 @@ async def test_goes_on_with_what_is_due_beside_what_is_not(desk: Desk) -> None:
     await desk.until(lambda: desk.store.outcomes() == {2: [DELIVERED], 3: [DELIVERED]})
 
 
-async def test_takes_what_is_to_be_retried_after_it_failed(desk: Desk) -> None:
+async def failed_and_retried(desk: Desk) -> None:
     desk.store.add(1)
     desk.sender.answers[1] = [Answer(410)]
     desk.start()
     await desk.until(lambda: desk.store.rows[1].state == SubmissionState.FAILED)
     row = desk.store.rows[1]
     row.state, row.due, row.changed = SubmissionState.PENDING.value, desk.store.now, desk.store.now
+
+
+async def test_takes_what_is_to_be_retried_after_it_failed(desk: Desk) -> None:
+    await failed_and_retried(desk)
     await desk.until(lambda: desk.store.outcomes() == {1: [FAILED, DELIVERED]})
 
 
 async def test_one_that_is_retried_before_its_end_is_known_here_is_sent_at_once(desk: Desk) -> None:
     """The end is written, its answer is late, and what somebody wished since was read in between."""
     may_answer = desk.store.hold_back("finish_attempts")
-    desk.store.add(1)
-    desk.sender.answers[1] = [Answer(410)]
-    desk.start()
-    await desk.until(lambda: desk.store.rows[1].state == SubmissionState.FAILED)
-    row = desk.store.rows[1]
-    row.state, row.due, row.changed = SubmissionState.PENDING.value, desk.store.now, desk.store.now
+    await failed_and_retried(desk)
     before = desk.store.asked.count("list_waiting")
     await desk.until(lambda: desk.store.asked.count("list_waiting") >= before + 3)
     may_answer.set()
