@@ -1,4 +1,4 @@
-"""Streams a WAV file to Tenure and prints the text as it comes; what may still change has dots before it.
+"""Streams a WAV file to Tenure and prints the text as it arrives. Lines that begin with dots may still change.
 
     python examples/transcribe.py recording.wav
 
@@ -32,26 +32,26 @@ def main() -> int:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Streams a WAV file to Tenure and prints the text as it comes.")
+    parser = argparse.ArgumentParser(description="Streams a WAV file to Tenure and prints the text as it arrives.")
     parser.add_argument("wav", type=Path)
     parser.add_argument("--url", default="ws://127.0.0.1:8080/sessions/stream")
-    parser.add_argument("--user", default=str(uuid4()), help="these three are new ids unless given")
+    parser.add_argument("--user", default=str(uuid4()), help="the default of user, tenant and capacity is a new id")
     parser.add_argument("--tenant", default=str(uuid4()))
     parser.add_argument("--capacity", default=str(uuid4()))
     parser.add_argument("--kind", type=int, default=1, choices=(1, 2, 3))
-    parser.add_argument("--realtime", action="store_true", help="send no faster than somebody would speak")
+    parser.add_argument("--realtime", action="store_true", help="limit the sending to the speed of speech")
     return parser.parse_args()
 
 
 async def _stream(arguments: argparse.Namespace, pcm: bytes) -> int:
     async with connect(arguments.url) as socket:
         await socket.send(json.dumps(_open(arguments)))
-        sending = asyncio.create_task(_send(socket, pcm, CHUNK_SECONDS if arguments.realtime else 0))
+        sender = asyncio.create_task(_send(socket, pcm, CHUNK_SECONDS if arguments.realtime else 0))
         try:
             return await _print_texts(socket)
         finally:
-            sending.cancel()
-            await asyncio.gather(sending, return_exceptions=True)
+            sender.cancel()
+            await asyncio.gather(sender, return_exceptions=True)
 
 
 def _open(arguments: argparse.Namespace) -> dict[str, object]:
@@ -72,21 +72,21 @@ async def _send(socket: ClientConnection, pcm: bytes, pause_seconds: float) -> N
 
 
 async def _print_texts(socket: ClientConnection) -> int:
-    """The exit code: 0 once the session has ended as asked for."""
+    """Returns the exit code: 0 if the session ended because this client stopped it."""
     async for message in socket:
-        answer = json.loads(message)
-        if answer["type"] == "partial":
-            print("...", answer["text"], flush=True)
-        elif answer["type"] == "final":
-            print(answer["text"], flush=True)
-        elif answer["type"] == "error":
-            print(f"{answer['code']}: {answer['message']}", file=sys.stderr)
-        elif answer["type"] == "session_end":
-            return 0 if answer["reason"] == "STOPPED" else _told(f"the session ended: {answer['reason']}")
-    return _told(f"the connection was closed: {socket.close_code} {socket.close_reason}")
+        event = json.loads(message)
+        if event["type"] == "partial":
+            print("...", event["text"], flush=True)
+        elif event["type"] == "final":
+            print(event["text"], flush=True)
+        elif event["type"] == "error":
+            print(f"{event['code']}: {event['message']}", file=sys.stderr)
+        elif event["type"] == "session_end":
+            return 0 if event["reason"] == "STOPPED" else _fail(f"the session ended: {event['reason']}")
+    return _fail(f"the connection was closed: {socket.close_code} {socket.close_reason}")
 
 
-def _told(message: str) -> int:
+def _fail(message: str) -> int:
     print(message, file=sys.stderr)
     return 1
 

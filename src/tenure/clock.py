@@ -1,7 +1,7 @@
-"""The only module that reads this host's clocks.
+"""The only module that reads the clocks of this host.
 
-None of these readings decides about data: the database's clock does that. They serve ids, durations,
-waits and logs. A test bans every other reading of a host clock in the package.
+Host clocks are used only for ids, durations, waits and logs. All decisions about data use the database's clock. A test
+checks that no other module of the package reads a host clock.
 """
 
 import time
@@ -12,22 +12,25 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
 
 monotonic = time.monotonic
-"""Seconds for waits and durations."""
+"""Returns seconds, for waits and durations."""
 
 
 def boottime() -> float:
-    """Seconds that run on while the host is suspended, where it can tell: how long a lease may be trusted."""
+    """Return seconds from a clock that, where available, also runs while the host is suspended.
+
+    It measures how long a lease may be trusted.
+    """
     return _BOOTTIME()
 
 
 _BOOTTIME = partial(time.clock_gettime, time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic
 
 pause = time.sleep
-"""For threads; on the event loop it would stop everything."""
+"""Sleeps. Call it only in threads, because it would block the event loop."""
 
 
 def wall_microseconds() -> int:
-    """Microseconds since 1970; SQLite, which has no clock of its own, is given this one."""
+    """Return microseconds since 1970. SQLite has no clock, so this one is also the database's clock there."""
     return time.time_ns() // 1000
 
 
@@ -36,10 +39,10 @@ def from_microseconds(microseconds: int) -> datetime:
 
 
 def instant_text(instant: datetime) -> str:
-    """ISO 8601, always with six decimals and a `Z`; of an instant in UTC."""
+    """Format an instant in UTC as ISO 8601, always with six decimals and a `Z`."""
     return instant.isoformat(timespec="microseconds")[:26] + "Z"
 
 
 def to_microseconds(instant: datetime) -> int:
-    """Exact integer arithmetic: a float of seconds would lose microseconds from the year 2255 on."""
+    """Return the exact microseconds since 1970. A float of seconds would lose microseconds from the year 2255 on."""
     return (instant - EPOCH) // MICROSECOND

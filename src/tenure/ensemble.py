@@ -1,7 +1,7 @@
-"""The ensemble: all processes on one database, and the leases and jobs that they share.
+"""The ensemble: all processes that share one database, and the leases and jobs that they share.
 
-The service is one user of this. An application that only wants leases and jobs is another: `docs/library.md` shows it
-in ten lines.
+The service uses it. An application that only needs leases and jobs can use it, too: `docs/library.md` has an example of
+ten lines.
 """
 
 import asyncio
@@ -12,19 +12,20 @@ from types import TracebackType
 from typing import Self
 
 from tenure.config import LeasesConfig
+from tenure.domain.jobs import JobSettings
+from tenure.domain.leases import JOB_LOCK, NAME_MAX
 from tenure.errors import ConfigurationError
 from tenure.ids import new_id
-from tenure.jobs.jobs import RunJob
+from tenure.jobs.job import RunJob
 from tenure.jobs.runner import JobRunner
-from tenure.leases.acquiring import Acquirer
-from tenure.leases.counters import LeaseCounters
-from tenure.leases.held import MICROSECONDS
-from tenure.leases.keeping import KeptLease
+from tenure.leases.acquirer import Acquirer
+from tenure.leases.board import BoardWatcher
+from tenure.leases.held import MICROSECONDS, AcquiredLease
 from tenure.leases.leadership import Leadership, Work, hold
-from tenure.leases.watch import Watch
-from tenure.model.leases import JOB_LOCK, NAME_MAX, JobSettings
+from tenure.store.contract import Store, Topic
 from tenure.store.engines import open_store
-from tenure.store.store import Store, Topic
+from tenure.telemetry.events import Telemetry
+from tenure.telemetry.logs import log_events
 
 POOL_SIZE = 4
 HOST_MAX = 100
@@ -34,7 +35,7 @@ _NAME = re.compile(rf"(?!{JOB_LOCK})[!-.0-~]{{1,{NAME_MAX - len(JOB_LOCK)}}}").f
 
 
 def new_holder() -> str:
-    """A name that no other process has, by which a person finds this one."""
+    """A unique name that shows host and process."""
     host = re.sub(r"[^!-.0-~]", "_", socket.gethostname())[:HOST_MAX]
     return f"{host}-{os.getpid()}-{new_id()[-8:]}"
 
@@ -43,19 +44,26 @@ class Ensemble:
     """This process's part in the ensemble. Jobs and leaderships are added before it starts."""
 
     def __init__(
-        self, database: str | Store, *, holder: str | None = None, timing: LeasesConfig = DEFAULT_TIMING
+        self,
+        database: str | Store,
+        *,
+        holder: str | None = None,
+        timing: LeasesConfig = DEFAULT_TIMING,
+        telemetry: Telemetry | None = None,
     ) -> None:
+        """`telemetry` gets the events of leases and jobs; without it they are logged."""
+        telemetry = log_events(Telemetry()) if telemetry is None else telemetry
         self.holder = _checked("holder", new_holder() if holder is None else holder)
-        self._own_store = open_store(database, POOL_SIZE) if isinstance(database, str) else None
+        self._own_store = open_store(database, POOL_SIZE, telemetry=telemetry) if isinstance(database, str) else None
         self._store: Store = self._own_store or database  # type: ignore[assignment]
         self._timing = timing
-        self._watch = Watch(self._store, min(timing.refresh_seconds, timing.acquire_seconds))
-        self.counters = LeaseCounters()
-        self.jobs = JobRunner(self._store, self.holder, timing, self.counters, self._watch.wake)
+        self._telemetry = telemetry
+        self._watch = BoardWatcher(self._store, min(timing.refresh_seconds, timing.acquire_seconds), telemetry)
+        self.jobs = JobRunner(self._store, self.holder, timing, telemetry, self._watch.wake)
         self._watch.add(self.jobs)
         self._leaderships: dict[str, Leadership] = {}
         self._watching: asyncio.Task[None] | None = None
-        self._acquirer = Acquirer(self._store, self.holder, timing)
+        self._acquirer = Acquirer(self._store, self.holder, timing, telemetry)
         self._watch.add(self._acquirer)
 
     def add_job(
@@ -67,25 +75,32 @@ class Ensemble:
         lock_timeout_seconds: float = 120.0,
         paused: bool = False,
     ) -> None:
-        """Every process of the ensemble may add it: one of them runs it at a time. `paused` holds at the very first."""
+        """Adds a job. Every process of the ensemble may add it; only one of them runs it at a time.
+
+        `paused` applies only when the job is added to the database for the first time.
+        """
         given = (interval_seconds, lock_timeout_seconds)
         interval, lock_timeout = (round(_positive("job", each) * MICROSECONDS) for each in given)
         self.jobs.add(JobSettings(_checked("job", name), interval, lock_timeout, paused), run)
 
     def lead(self, name: str, work: Work = hold, *, grace_seconds: float = 0.0) -> Leadership:
-        """Has `work` done by one process of all, for as long as it holds the lease; cancelled when it does not.
+        """Runs `work` in one process of the ensemble, for as long as that process holds the lease.
 
-        When the process stops, the work has `grace_seconds` to see `ending` of its lease, and to end by itself.
+        The work is cancelled when the lease is lost. When the process stops, the lease's `ending` is set, and the work
+        has `grace_seconds` to return.
         """
         if _checked("lease", name) in self._leaderships:
-            raise ConfigurationError(f"lease: {name} is led already")
-        leadership = Leadership(self._store, name, self.holder, self._timing, self.counters, work, grace_seconds)
+            raise ConfigurationError(f"lease: {name} was added already")
+        leadership = Leadership(self._store, name, self.holder, self._timing, self._telemetry, work, grace_seconds)
         self._leaderships[name] = leadership
         self._watch.add(leadership)
         return leadership
 
     def trusts(self, name: str) -> bool:
-        """That it still holds a lease of which the database says so: a job's run looks after its own lock."""
+        """Whether this process still trusts a lease that it holds according to the database.
+
+        True for all other leases: a run checks its own job lock.
+        """
         return name not in self._leaderships or self._leaderships[name].is_leading
 
     @property
@@ -94,21 +109,21 @@ class Ensemble:
 
     async def try_acquire(
         self, name: str, *, wait_seconds: float = 0.0, duration_seconds: float | None = None
-    ) -> KeptLease | None:
-        """The lease, or None if somebody holds it and goes on to for as long as we are to wait."""
+    ) -> AcquiredLease | None:
+        """Returns the lease, or None if other processes held it for the whole of `wait_seconds`."""
         seconds = self._timing.duration_seconds if duration_seconds is None else duration_seconds
         return await self._acquirer.acquire(_checked("lease", name), wait_seconds, _positive("lease", seconds))
 
     async def start(self) -> None:
-        """On a database whose schema is up to date."""
+        """Registers the jobs and starts to acquire leases. The schema of the database must be up to date."""
         await self.jobs.register()
-        self._store.listen(Topic.BOARD, self._hear)
+        self._store.listen(Topic.BOARD, self._wake)
         for leadership in self._leaderships.values():
             leadership.start()
         self._watching = asyncio.create_task(self._watch.run())
 
     async def stop(self) -> None:
-        """Gives up what it leads, and lets runs end for a moment."""
+        """Releases all leases, after giving running jobs a moment to end."""
         await asyncio.gather(
             self.jobs.stop(), self._acquirer.release_all(), *(each.stop() for each in self._leaderships.values())
         )
@@ -135,7 +150,7 @@ class Ensemble:
         if self._own_store is not None:
             await self._own_store.close()
 
-    def _hear(self) -> None:
+    def _wake(self) -> None:
         self._watch.wake()
         self._acquirer.wake()
 

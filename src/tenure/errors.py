@@ -1,28 +1,28 @@
-"""Everything that can go wrong and that a caller is told about.
+"""All errors of Tenure.
 
 TenureError
-├── ConfigurationError            the start is refused
-├── IdTaken                       the id that a caller brought is in the database already
-├── LeaseLost                     a write showed a fence that no longer holds; nothing was written
-├── Problem                       answered as application/problem+json
-│   ├── Invalid                   400  the request is wrong, field by field
+├── ConfigurationError            a setting is wrong; the service does not start
+├── IdTaken                       the id of a request already exists in the database
+├── LeaseLost                     the caller does not hold the lease; nothing was written
+├── Problem                       the response is application/problem+json
+│   ├── Invalid                   400  names every wrong field
 │   ├── CapacityOfAnotherTenant   403
-│   ├── GatewayReserved           403  it is Tenure's own
+│   ├── GatewayReserved           403  only Tenure itself submits to this gateway
 │   ├── NotFound                  404
 │   ├── MethodNotAllowed          405
 │   ├── TenantMismatch            409  the live session belongs to another tenant
-│   ├── AlreadyDelivered          409  too late to retry or cancel it
-│   ├── UsageNotCancellable       409  it is sent until it is delivered
-│   ├── SessionOver               410  with its close reason
+│   ├── AlreadyDelivered          409  too late to retry or cancel
+│   ├── UsageNotCancellable       409  usage is sent until it is delivered
+│   ├── SessionOver               410  names the close reason
 │   ├── TooLarge                  413
 │   ├── UnsupportedMediaType      415
-│   ├── KeyReused                 422  an idempotency key came again with another payload
-│   ├── SessionLimit              429  the capacity's seats are taken
-│   ├── Internal                  500  a defect; the log has the details
+│   ├── KeyReused                 422  the idempotency key was used with another payload
+│   ├── SessionLimit              429  all seats of the capacity are taken
+│   ├── Internal                  500  an unexpected error; the log has the details
 │   ├── NotInstalled              501  an extra is missing on this instance
-│   └── Unavailable               503  try again, the same request will work
-│       ├── DatabaseUnavailable   it cannot be reached, or does not answer
-│       │   └── DatabaseBusy      it answers, but others hold what this request needs
+│   └── Unavailable               503  retry the same request later
+│       ├── DatabaseUnavailable   the database cannot be reached, or does not answer
+│       │   └── DatabaseBusy      the database answers, but other transactions hold the rows
 │       ├── Overloaded
 │       ├── SchemaTooOld
 │       ├── Starting
@@ -35,24 +35,28 @@ from typing import ClassVar
 
 import msgspec
 
+ERROR_MAX = 1000
+"""The maximum length of a stored error message, in characters."""
+
 
 class TenureError(Exception):
     pass
 
 
 class ConfigurationError(TenureError):
-    """A setting is wrong. The message names the field and what is allowed."""
+    """A setting is wrong. The message names the setting and the allowed values."""
 
     exit_code: ClassVar[int] = 2
 
 
 class IdTaken(TenureError):
-    """Somebody has used this id. A wish was carried out without an answer, and its session has ended since."""
+    """An earlier try of this request opened a session with this id. Its answer was lost, and the session has ended."""
 
 
 class LeaseLost(TenureError):
-    """The lease is not held by this holder in this epoch. The one expected outcome that is an exception, so that nobody
-    can overlook it: stop, and write nothing more.
+    """The caller does not hold the lease in this epoch. It must stop, and write nothing more.
+
+    Other expected outcomes are return values. This one is an exception, so that no caller can overlook it.
     """
 
 
@@ -83,7 +87,7 @@ class Problem(TenureError):
 class Invalid(Problem):
     status = 400
     slug = "invalid"
-    title = "The request is not valid"
+    title = "Invalid request"
 
     def __init__(self, *errors: FieldError) -> None:
         super().__init__("; ".join(f"{error.field}: {error.message}" for error in errors))
@@ -93,25 +97,25 @@ class Invalid(Problem):
 class CapacityOfAnotherTenant(Problem):
     status = 403
     slug = "capacity-of-another-tenant"
-    title = "The capacity belongs to another tenant"
+    title = "Capacity belongs to another tenant"
 
 
 class GatewayReserved(Problem):
     status = 403
     slug = "gateway-reserved"
-    title = "The gateway takes nothing from outside"
+    title = "Gateway is reserved"
 
 
 class NotFound(Problem):
     status = 404
     slug = "not-found"
-    title = "There is no such thing"
+    title = "Not found"
 
 
 class MethodNotAllowed(Problem):
     status = 405
     slug = "method-not-allowed"
-    title = "This address does not take that method"
+    title = "Method not allowed"
 
     def __init__(self, detail: str, allow: str) -> None:
         super().__init__(detail)
@@ -125,13 +129,13 @@ class MethodNotAllowed(Problem):
 class TenantMismatch(Problem):
     status = 409
     slug = "tenant-mismatch"
-    title = "The live session belongs to another tenant"
+    title = "Live session belongs to another tenant"
 
 
 class AlreadyDelivered(Problem):
     status = 409
     slug = "already-delivered"
-    title = "The submission is delivered"
+    title = "Submission already delivered"
 
 
 class UsageNotCancellable(Problem):
@@ -143,64 +147,64 @@ class UsageNotCancellable(Problem):
 class SessionOver(Problem):
     status = 410
     slug = "session-over"
-    title = "The session is over"
+    title = "Session has ended"
 
     def __init__(self, close_reason: str) -> None:
-        super().__init__(f"the session is over: {close_reason}")
+        super().__init__(f"the session has ended: {close_reason}")
         self.close_reason = close_reason
 
 
 class TooLarge(Problem):
     status = 413
     slug = "too-large"
-    title = "The body is too large"
+    title = "Request body too large"
 
 
 class UnsupportedMediaType(Problem):
     status = 415
     slug = "unsupported-media-type"
-    title = "The body is of a type this address does not take"
+    title = "Unsupported media type"
 
 
 class KeyReused(Problem):
     status = 422
     slug = "key-reused"
-    title = "The idempotency key was used for something else"
+    title = "Idempotency key reused with another payload"
 
 
 class SessionLimit(Problem):
     status = 429
     slug = "session-limit"
-    title = "All seats are taken"
+    title = "Session limit reached"
     retry_after_seconds = 5
 
 
 class Internal(Problem):
     status = 500
     slug = "internal"
-    title = "Something went wrong on our side"
+    title = "Internal error"
 
 
 class NotInstalled(Problem):
     status = 501
     slug = "not-installed"
-    title = "This instance lacks what the request needs"
+    title = "Not installed on this instance"
 
 
 class Unavailable(Problem):
     status = 503
     slug = "unavailable"
-    title = "Not available at the moment"
+    title = "Service unavailable"
     retry_after_seconds = 1
 
 
 class DatabaseUnavailable(Unavailable):
     slug = "database-unavailable"
-    title = "The database cannot be reached"
+    title = "Database unavailable"
 
 
 class DatabaseBusy(DatabaseUnavailable):
-    title = "The database is busy with other requests for the same sessions"
+    title = "Database busy"
 
 
 class Overloaded(Unavailable):
@@ -210,14 +214,14 @@ class Overloaded(Unavailable):
 
 class SchemaTooOld(Unavailable):
     slug = "schema-too-old"
-    title = "The database lacks what this version needs"
+    title = "Database schema too old"
 
 
 class Starting(Unavailable):
     slug = "starting"
-    title = "This instance is starting"
+    title = "Instance is starting"
 
 
 class Draining(Unavailable):
     slug = "draining"
-    title = "This instance is stopping"
+    title = "Instance is draining"

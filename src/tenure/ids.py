@@ -1,7 +1,7 @@
-"""Identifiers: how they are made and how they are recognised.
+"""Identifiers: how they are generated and parsed.
 
-Inside Tenure an id is the canonical lower-case string, in every layer and on every engine; only the schedule of
-submissions, which holds a million of them, has them as numbers.
+Inside Tenure an id is the canonical lower-case string, in every layer and on every engine. Only the executor's
+schedule, which may hold a million of them, stores ids as integers.
 """
 
 import re
@@ -14,9 +14,23 @@ _CANONICAL = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-
 _ANY_CASE = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}").fullmatch
 
 
+CELL = "000"
+"""The number of the database that a session lives in, as three hexadecimal digits. Only one database exists so far."""
+
+
 def new_id() -> str:
-    """A UUIDv7. It orders roughly by time; nothing may rely on more than its being unique."""
+    """A UUIDv7. Ids are roughly ordered by time, but callers may rely on their uniqueness only."""
     return str(uuid7())
+
+
+def new_session_id() -> str:
+    """A UUIDv7 whose first 12 random bits, the three digits after the version digit, are a cell number.
+
+    They are reserved so that sessions can later be spread over several databases: the id then contains the number of
+    the session's database.
+    """
+    text = str(uuid7())
+    return f"{text[:15]}{CELL}{text[18:]}"
 
 
 def canonical_id(text: str) -> str | None:
@@ -32,7 +46,7 @@ def id_text(value: object) -> str:
 
 
 def number_of_id(canonical: str) -> int:
-    """A fifth of what `UUID` takes for it."""
+    """The id as an integer, computed five times as fast as by `UUID(canonical).int`."""
     return int(canonical.replace("-", ""), 16)
 
 

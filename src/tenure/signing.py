@@ -1,7 +1,7 @@
 """Standard Webhooks signatures, version 1: HMAC-SHA256 over `id.timestamp.body`, in base64.
 
-A secret is `whsec_` and base64, or the base64 alone, as the libraries of Standard Webhooks take it. Plain text is
-refused: much of it is base64 by accident, and two sides that guess differently never agree.
+A secret is base64 with or without the prefix `whsec_`; the libraries of Standard Webhooks accept both. Plain text is
+refused: much plain text is also valid base64, so sender and receiver could derive different keys from it.
 """
 
 import hmac
@@ -17,21 +17,21 @@ SIGNATURE = "webhook-signature"
 
 PREFIX = "whsec_"
 KEY_MIN_BYTES = 16
-SECRET_WORDS = f"{PREFIX} and base64 (A-Z a-z 0-9 + / and = at the end) of at least {KEY_MIN_BYTES} bytes"
-"""What a secret must be."""
+SECRET_RULE = f"{PREFIX} and base64 (A-Z a-z 0-9 + / and = at the end) of at least {KEY_MIN_BYTES} bytes"
+"""The form of a secret. Completes "must be …" in messages and documentation."""
 TOLERANCE_SECONDS = 300
-"""How far a request's timestamp may be from the receiver's clock, either way."""
+"""The maximum difference between a request's timestamp and the receiver's clock, in either direction."""
 
 _ID = re.compile(r"[!-~]+")
 _SECONDS = re.compile(r"[0-9]{1,12}")
 
 
 class WrongSignature(TenureError):
-    """The request is not from somebody who knows the secret, or it is too old. The message says which."""
+    """The signature is missing or wrong, or its timestamp is out of tolerance. The message contains the reason."""
 
 
 def key_of(secret: str) -> bytes:
-    """The bytes to sign with. Raises `ValueError` if it is no secret."""
+    """Return the bytes to sign with; raise `ValueError` if the text is not a secret."""
     key = b64decode(secret.removeprefix(PREFIX), validate=True)
     if len(key) < KEY_MIN_BYTES:
         raise ValueError(f"a secret must have at least {KEY_MIN_BYTES} bytes")
@@ -52,7 +52,7 @@ def sign(secret: str, message_id: str, timestamp: int, body: bytes) -> str:
 
 
 def signed_headers(secrets: Iterable[str], message_id: str, timestamp: int, body: bytes) -> dict[str, str]:
-    """The headers of a request, with a signature by each secret: the current one and, while it lasts, the previous."""
+    """Return the headers of a request, with one signature per secret. During a rotation there are two secrets."""
     return {
         ID: message_id,
         TIMESTAMP: str(timestamp),
@@ -67,15 +67,18 @@ def verify(
     now: float,
     tolerance: float = TOLERANCE_SECONDS,
 ) -> None:
-    """Refuses what none of `secrets` has signed. Names of headers are in lower case, `now` is in seconds since 1970."""
+    """Raise `WrongSignature` unless one of `secrets` signed the request.
+
+    Header names must be in lower case; `now` is in seconds since 1970.
+    """
     message_id, timestamp = _required(headers, ID), _required(headers, TIMESTAMP)
     offered = _required(headers, SIGNATURE).split()
     if not _is_unambiguous(message_id):
         raise WrongSignature(f"{ID} must be printable ASCII without spaces and dots")
-    _refuse_wrong_time(timestamp, now, tolerance)
+    _check_timestamp(timestamp, now, tolerance)
     expected = [_signature(key_of(secret), message_id, timestamp, body) for secret in secrets]
     if not _any_equal(expected, offered):
-        raise WrongSignature(f"{SIGNATURE} has no v1 signature of this request by a secret known here")
+        raise WrongSignature(f"{SIGNATURE} has no v1 signature that matches a configured secret")
 
 
 def _required(headers: Mapping[str, str], name: str) -> str:
@@ -85,24 +88,24 @@ def _required(headers: Mapping[str, str], name: str) -> str:
     return value
 
 
-def _refuse_wrong_time(timestamp: str, now: float, tolerance: float) -> None:
+def _check_timestamp(timestamp: str, now: float, tolerance: float) -> None:
     if not _SECONDS.fullmatch(timestamp):
         raise WrongSignature(f"{TIMESTAMP} must be whole seconds since 1970")
     age = now - int(timestamp)
     if age > tolerance:
-        raise WrongSignature(f"{TIMESTAMP} is too old: {age:.0f} s, allowed are {tolerance:.0f} s")
+        raise WrongSignature(f"{TIMESTAMP} is too old: {age:.0f} s, the limit is {tolerance:.0f} s")
     if age < -tolerance:
-        raise WrongSignature(f"{TIMESTAMP} is too far in the future: {-age:.0f} s, allowed are {tolerance:.0f} s")
+        raise WrongSignature(f"{TIMESTAMP} is too far in the future: {-age:.0f} s, the limit is {tolerance:.0f} s")
 
 
 def _any_equal(expected: Iterable[str], offered: Iterable[str]) -> bool:
-    """Compares all with all, so that the time taken tells nothing about which of them came close."""
-    pairs = [(mine.encode(), theirs.encode()) for mine in expected for theirs in offered]
+    """Compare every pair in constant time, so that timing reveals nothing about the expected signatures."""
+    pairs = [(one.encode(), other.encode()) for one in expected for other in offered]
     return sum(hmac.compare_digest(*pair) for pair in pairs) > 0
 
 
 def _is_unambiguous(message_id: str) -> bool:
-    """With a dot in it, the same signature would also fit another id, timestamp and body."""
+    """Whether the id has no dot. With one, the same signature would also match another id, timestamp and body."""
     return _ID.fullmatch(message_id) is not None and "." not in message_id
 
 

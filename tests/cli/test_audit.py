@@ -1,200 +1,261 @@
-"""`tenure audit`: silent where all is well, and by name what is not."""
+"""`tenure audit`: no faults on consistent data, and a finding for each kind of fault."""
 
 import asyncio
 import json
 import re
+import shutil
 import sqlite3
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import closing
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from typer.testing import CliRunner
 
 from tenure.cli.audit import _ReceiverLedger
-from tenure.cli.main import app
 from tenure.clock import to_microseconds
-from tenure.model.usage import Chunk, Seal, Window
+from tenure.domain.usage import Chunk, ChunkDigest, Window
 from tenure.receiver.ledger import Delivery, Ledger
-from tenure.store import Store
+from tenure.store.contract import Store
+from tenure.store.engines import open_store
 from tenure.usage import audit as audit_module
 from tenure.usage.audit import Audit
 from tenure.usage.checks import Entry
 from tenure.usage.formats import render
-from tests.support.databases import Database
+from tests.cli.conftest import Result, Tenure
+from tests.conftest import ENGINES
+from tests.support.databases import POOL_SIZE, Database, PostgresClock, PostgresServer, sqlite_store
 from tests.support.leases import put_row, table
+from tests.support.open_requests import some_id
 from tests.support.submissions import DELIVERED, begin_one, end, executor
 from tests.support.usage import CONTRACT, chunk_all, cut_one, install, lived, minute, put_sessions, read_window, windows
-from tests.support.usage_truth import audit
-from tests.support.wishes import some_id
+from tests.support.usage_truth import audit as run_audit
 
 Plant = Callable[[Database, Path], Awaitable[None]]
 
-WAITING = 4
-"""The window whose chunk was sent and counted, and of which no answer came."""
-MOVED = "11111111-1111-1111-1111-111111111111"
-"""A session that lived within one window, and may be moved in it by a second without being in anybody's way."""
-ALTERED = "22222222-2222-2222-2222-222222222222"
-LEFT_OUT = "33333333-3333-3333-3333-333333333333"
+PENDING = 4
+"""The window whose chunk is in the ledger, but whose response did not arrive."""
+LONG = "22222222-2222-2222-2222-222222222222"
+"""A session in three windows."""
+SHORT = "11111111-1111-1111-1111-111111111111"
+"""A session within one window; moved by a second, it still is."""
+OPEN = "33333333-3333-3333-3333-333333333333"
+"""A session that has not ended."""
 
 
-@pytest.fixture
-async def books(database: Database, tmp_path: Path) -> Path:
-    return await keep_books(database, tmp_path)
+class Installation(NamedTuple):
+    database: Database
+    ledger: Path
 
 
-@pytest.fixture
-async def sqlite_books(sqlite_database: Database, tmp_path: Path) -> Path:
-    return await keep_books(sqlite_database, tmp_path)
+# Four windows, and the ledger of a receiver that got them. Built once per engine, and copied for each test.
 
 
-async def keep_books(database: Database, folder: Path) -> Path:
-    """The ledger of a receiver that got four windows, the newest first, and is right."""
+async def bill(database: Database, ledger_path: Path) -> None:
+    """Cuts and delivers the windows, the newest first."""
     await install(database, minute(0))
     await put_sessions(
         database,
         [
-            lived(minute(0, 10), minute(2, 20), session_id=ALTERED),
-            lived(minute(0, 5), minute(99), closed=False, kind=2, session_id=LEFT_OUT),
-            lived(minute(1, 15), minute(1, 45), kind=3, session_id=MOVED),
+            lived(minute(0, 10), minute(2, 20), session_id=LONG),
+            lived(minute(0, 5), minute(99), closed=False, kind=2, session_id=OPEN),
+            lived(minute(1, 15), minute(1, 45), kind=3, session_id=SHORT),
             lived(minute(3, 15), minute(3, 16), kind=3),
         ],
     )
-    for number in (1, 2, 3, WAITING):
+    for number in (1, 2, 3, PENDING):
         await cut_one(database, minute(number), contract=CONTRACT)
     await chunk_all(database)
-    path = folder / "ledger.db"
-    with closing(Ledger(path)) as ledger:
+    with closing(Ledger(ledger_path)) as ledger:
         for window in reversed(await windows(database)):
             _, (chunk,) = await read_window(database, window.window_id)
             await _deliver(database, ledger, window, chunk)
-    return path
+
+
+@pytest.fixture(scope="module")
+async def billed_sqlite(sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the database and the ledger."""
+    folder = tmp_path_factory.mktemp("billed")
+    shutil.copyfile(sqlite_template, folder / "tenure.db")
+    database = Database(f"sqlite:///{folder / 'tenure.db'}", *sqlite_store(folder / "tenure.db"))
+    await bill(database, folder / "ledger.db")
+    await database.close()
+    return folder
+
+
+@pytest.fixture(scope="module")
+async def billed_postgresql(
+    postgres: PostgresServer, template: str, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, Path]:
+    """The name of the database, and the ledger."""
+    name, ledger = await postgres.create_database(template), tmp_path_factory.mktemp("billed") / "ledger.db"
+    url = postgres.url(name)
+    database = Database(url, open_store(url, POOL_SIZE), PostgresClock(url))
+    await bill(database, ledger)
+    await database.close()
+    return name, ledger
+
+
+@pytest.fixture
+async def sqlite_installation(billed_sqlite: Path, tmp_path: Path) -> AsyncIterator[Installation]:
+    for name in ("tenure.db", "ledger.db"):
+        shutil.copyfile(billed_sqlite / name, tmp_path / name)
+    path = tmp_path / "tenure.db"
+    database = Database(f"sqlite:///{path}", *sqlite_store(path))
+    await database.clock.set(minute(PENDING))
+    yield Installation(database, tmp_path / "ledger.db")
+    await database.close()
+
+
+@pytest.fixture
+async def postgresql_installation(
+    postgres: PostgresServer, billed_postgresql: tuple[str, Path], tmp_path: Path
+) -> AsyncIterator[Installation]:
+    """The copy contains the stopped clock of the original."""
+    original, ledger = billed_postgresql
+    name = await postgres.create_database(original)
+    shutil.copyfile(ledger, tmp_path / "ledger.db")
+    url = postgres.url(name)
+    database = Database(url, open_store(url, POOL_SIZE), PostgresClock(url))
+    yield Installation(database, tmp_path / "ledger.db")
+    await database.close()
+    await postgres.drop_database(name)
+
+
+@pytest.fixture
+async def mssql_installation(mssql_database: Database, tmp_path: Path) -> Installation:
+    await bill(mssql_database, tmp_path / "ledger.db")
+    return Installation(mssql_database, tmp_path / "ledger.db")
+
+
+@pytest.fixture(params=ENGINES)
+def installation(request: pytest.FixtureRequest) -> Installation:
+    return request.getfixturevalue(f"{request.param}_installation")  # type: ignore[no-any-return]
 
 
 async def _deliver(database: Database, ledger: Ledger, window: Window, chunk: Chunk) -> None:
     store, fence, submission_id = database.store, await executor(database.store), str(chunk.submission_id)
-    body = render("tenure", window, await store.read_lives(window, chunk)).body
+    body = render("tenure", window, await store.read_intervals(window, chunk)).body
     begun = await begin_one(store, fence, submission_id)
-    await store.seal_chunks(fence, [Seal(submission_id, sha256(body).digest())])
+    await store.store_digests(fence, [ChunkDigest(submission_id, sha256(body).digest())])
     key = f"{window.installation_id}-{window.window_id}-{chunk.chunk}"
     ledger.record([Delivery(key, "/", body, to_microseconds(window.ended_at))])
-    if window.window_id != WAITING:
+    if window.window_id != PENDING:
         await store.finish_attempts(fence, [end(submission_id, begun.number or 0, DELIVERED)])
 
 
-# Nothing is wrong
+async def audit(tenure: Tenure, installation: Installation, *flags: str) -> Result:
+    command = ("audit", "--database", installation.database.url, "--ledger", str(installation.ledger), *flags)
+    return await asyncio.to_thread(tenure, *command)
 
 
-@pytest.mark.slow
-async def test_finds_no_fault_where_there_is_none(database: Database, books: Path) -> None:
-    audited = await audit(database, books)
+# Consistent data.
+
+
+async def test_audit_reports_no_faults_on_consistent_data(installation: Installation) -> None:
+    """Runs the command in a new process."""
+    audited = await run_audit(installation.database, installation.ledger)
     assert (audited.returncode, audited.stderr) == (0, ""), audited
-    installation, windows, *_, ledger, last = audited.stdout.splitlines()
-    assert re.fullmatch(r"installation [0-9a-f-]{36}", installation)
+    first, windows, *_, ledger, last = audited.stdout.splitlines()
+    assert re.fullmatch(r"installation [0-9a-f-]{36}", first)
     assert re.fullmatch(r"4 windows, 4 chunks, from \S+Z to \S+Z", windows)
     assert re.fullmatch(r"ledger +\d+\.\d{6}  4 keys", ledger)
     assert last == "no faults"
 
 
-@pytest.mark.slow
-async def test_makes_no_database_where_there_is_none(tmp_path: Path) -> None:
-    audited = await asyncio.to_thread(CliRunner().invoke, app, ["audit", "--database", f"sqlite:///{tmp_path}/no.db"])
-    assert str(audited.exception) == f"database: there is no file {tmp_path}/no.db"
+async def test_audit_runs_without_ledger(tenure: Tenure, installation: Installation) -> None:
+    audited = await asyncio.to_thread(tenure, "audit", "--database", installation.database.url, "--json")
+    report = json.loads(audited.out, parse_float=str)
+    assert (audited.code, report["windows"], report["chunks"], report["findings"]) == (0, 4, 4, []), audited
+    assert (report["lived"], report["delivered"], report["waiting"]) == ("0.000267", "0.00022", "0.000047")
+
+
+async def test_missing_database_or_ledger_fails_and_is_not_created(
+    tenure: Tenure, sqlite_installation: Installation, tmp_path: Path
+) -> None:
+    missing = await asyncio.to_thread(tenure, "audit", "--database", f"sqlite:///{tmp_path}/no.db")
+    error = f"database: file {tmp_path}/no.db does not exist"
+    assert missing == Result(2, "", f"tenure: {error}\n")
     assert not (tmp_path / "no.db").exists()
+    elsewhere = sqlite_installation._replace(ledger=tmp_path / "elsewhere.db")
+    audited = await audit(tenure, elsewhere)
+    assert (audited.code, audited.out, "elsewhere.db" in audited.err) == (2, "", True), audited
+    assert not elsewhere.ledger.exists()
 
 
-@pytest.mark.slow
-async def test_needs_no_ledger(database: Database, books: Path) -> None:
-    audited = await audit(database, None, "--json")
-    told = json.loads(audited.stdout, parse_float=str)
-    assert (audited.returncode, told["windows"], told["chunks"], told["findings"]) == (0, 4, 4, []), (audited, books)
-    assert (told["lived"], told["delivered"], told["waiting"]) == ("0.000267", "0.00022", "0.000047")
+# Changes during the audit.
 
 
-@pytest.mark.slow
-async def test_a_ledger_that_is_not_there_is_a_mistake_and_none_is_made(database: Database, tmp_path: Path) -> None:
-    audited = await audit(database, tmp_path / "elsewhere.db")
-    assert audited.returncode not in (0, 1), audited
-    assert "elsewhere.db" in audited.stderr
-    assert not (tmp_path / "elsewhere.db").exists()
+class InterruptedStore:
+    """A store that runs an action once, just before or after a call of a method."""
 
-
-# It is happening
-
-
-class Meanwhile:
-    """A store where something happens once, just before or after a call of this name."""
-
-    def __init__(self, store: Store, method: str, when: str, happen: Callable[[], Awaitable[None]]) -> None:
-        self._store, self._method, self._when, self._happen = store, method, when, happen
-        self.happened = False
+    def __init__(self, store: Store, method: str, when: str, action: Callable[[], Awaitable[None]]) -> None:
+        self._store, self._method, self._when, self._action = store, method, when, action
+        self.interrupted = False
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._store, name)
-        if name != self._method or self.happened:
+        if name != self._method or self.interrupted:
             return method
 
         async def call(*arguments: Any) -> Any:
-            self.happened = True
+            self.interrupted = True
             if self._when == "before":
-                await self._happen()
+                await self._action()
             answer = await method(*arguments)
             if self._when == "after":
-                await self._happen()
+                await self._action()
             return answer
 
         return call
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("method", ["list_windows", "list_deliveries", "get_window", "list_lives", "sum_usage"])
-async def test_what_is_delivered_meanwhile_is_no_fault(
-    sqlite_database: Database, sqlite_books: Path, method: str, when: str
-) -> None:
-    window = await cut_one(sqlite_database, minute(5), contract=CONTRACT)
-    (chunk,) = await chunk_all(sqlite_database)
+@pytest.mark.parametrize("method", ["list_windows", "list_deliveries", "get_window", "list_intervals", "sum_usage"])
+async def test_delivery_during_audit_is_not_a_fault(sqlite_installation: Installation, method: str, when: str) -> None:
+    database, path = sqlite_installation
+    window = await cut_one(database, minute(5), contract=CONTRACT)
+    (chunk,) = await chunk_all(database)
 
     async def deliver() -> None:
-        with closing(Ledger(sqlite_books)) as ledger:
-            await _deliver(sqlite_database, ledger, window, chunk)
+        with closing(Ledger(path)) as ledger:
+            await _deliver(database, ledger, window, chunk)
 
-    store = Meanwhile(sqlite_database.store, method, when, deliver)
-    report = await Audit(store, _ReceiverLedger(sqlite_books)).run()  # type: ignore[arg-type]
-    assert (store.happened, report.windows, report.findings) == (True, 5, [])
+    store = InterruptedStore(database.store, method, when, deliver)
+    report = await Audit(store, _ReceiverLedger(path)).run()  # type: ignore[arg-type]
+    assert (store.interrupted, report.windows, report.findings) == (True, 5, [])
 
 
-async def test_what_arrives_meanwhile_is_not_missing_in_the_total(
-    sqlite_database: Database, sqlite_books: Path
-) -> None:
+async def test_ledger_entries_added_during_audit_are_not_a_fault(sqlite_installation: Installation) -> None:
     class Growing(_ReceiverLedger):
         def entries(self) -> Iterator[Entry]:
-            arrive("before")
+            add("before")
             yield from super().entries()
-            arrive("after")
+            add("after")
 
-    def arrive(key: str) -> None:
-        with closing(Ledger(sqlite_books)) as ledger:
+    def add(key: str) -> None:
+        with closing(Ledger(sqlite_installation.ledger)) as ledger:
             ledger.record([Delivery(key, "/", b'[{"usage":7}]', 1)])
 
-    report = await Audit(sqlite_database.store, Growing(sqlite_books)).run()
+    report = await Audit(sqlite_installation.database.store, Growing(sqlite_installation.ledger)).run()
     assert report.findings == []
 
 
-# Something is wrong
+# Faults.
 
 
 class Fault(NamedTuple):
-    told: str
+    name: str
     plant: Plant
     checks: set[str]
-    """Which find it."""
-    words: str
+    """The checks that find it."""
+    finding: str
+    """Part of a finding."""
 
 
 def sql(statement: str) -> Plant:
-    """`SECOND` stands for one, as the engine has it."""
+    """`SECOND` is replaced by one second in the SQL of the engine."""
 
     async def plant(database: Database, _ledger: Path) -> None:
         second = "1000000" if database.engine == "sqlite" else "interval '1 second'"
@@ -203,7 +264,7 @@ def sql(statement: str) -> Plant:
     return plant
 
 
-def in_the_ledger(*statements: str) -> Plant:
+def ledger_sql(*statements: str) -> Plant:
     async def plant(_database: Database, ledger: Path) -> None:
         with closing(sqlite3.connect(ledger)) as connection:
             for statement in statements:
@@ -222,10 +283,10 @@ async def double_an_attempt(database: Database, _ledger: Path) -> None:
 
 
 async def overlap(database: Database, _ledger: Path) -> None:
-    """After the last cut, so that nothing that was billed is another."""
+    """After the last cut, so that the billed usage does not change."""
     key = {"capacity_id": some_id(), "user_object_id": some_id()}
-    one = lived(minute(WAITING, 1), minute(WAITING, 10), **key)
-    await put_sessions(database, [one, lived(minute(WAITING, 9), minute(WAITING, 20), **key)])
+    one = lived(minute(PENDING, 1), minute(PENDING, 10), **key)
+    await put_sessions(database, [one, lived(minute(PENDING, 9), minute(PENDING, 20), **key)])
 
 
 OF_WINDOW_2 = "SELECT submission_id FROM usage_chunks WHERE window_id = 2"
@@ -237,7 +298,7 @@ FAULTS = [
         "chunks: chunk 1 of window 2 is missing",
     ),
     Fault(
-        "two attempts delivered",
+        "two attempts delivered a chunk",
         double_an_attempt,
         {"deliveries"},
         "deliveries: chunk 1 of window 2 was delivered by 2 attempts",
@@ -246,86 +307,86 @@ FAULTS = [
         "delivered by no attempt",
         sql(f"UPDATE submission_attempts SET outcome = 'failed' WHERE submission_id = ({OF_WINDOW_2})"),
         {"deliveries"},
-        "deliveries: chunk 1 of window 2 is delivered, but by none of its attempts",
+        "deliveries: chunk 1 of window 2 is delivered, but none of its attempts is",
     ),
     Fault(
-        "sent, but its window says that nobody was there",
+        "sent, but the window has no contract",
         sql("UPDATE usage_windows SET contract = NULL WHERE window_id = 2"),
         {"deliveries", "ledger"},
-        "deliveries: chunk 1 of window 2 was sent, but its window says that there was nobody to send it to",
+        "deliveries: chunk 1 of window 2 was sent, but its window was cut without a gateway",
     ),
     Fault(
-        "the total counts one twice",
-        in_the_ledger("UPDATE totals SET usage = usage + (SELECT usage FROM deliveries WHERE key LIKE '%-2-1')"),
+        "the total counts a delivery twice",
+        ledger_sql("UPDATE totals SET usage = usage + (SELECT usage FROM deliveries WHERE key LIKE '%-2-1')"),
         {"ledger"},
-        "ledger: its total is",
+        "ledger: the total is",
     ),
     Fault(
         "counted again under another key",
-        in_the_ledger(
+        ledger_sql(
             "INSERT INTO deliveries SELECT 99, replace(key, '-2-1', '-2-2'), path, digest, size, received_at, 1, "
             "records, usage FROM deliveries WHERE key LIKE '%-2-1'"
         ),
         {"ledger"},
-        "ledger: there is no chunk with the key",
+        "ledger: no chunk has the delivery key",
     ),
     Fault(
-        "counted as of a window that was never cut",
-        in_the_ledger(
+        "counted for a window that was never cut",
+        ledger_sql(
             "INSERT INTO deliveries SELECT 99, replace(key, '-2-1', '-999-1'), path, digest, size, received_at, 1, "
             "records, '0' FROM deliveries WHERE key LIKE '%-2-1'"
         ),
         {"ledger"},
-        "ledger: it has windows 999 to 999 of installation",
+        "ledger: windows 999 to 999 of installation",
     ),
     Fault(
-        "delivered, but its window does not say so",
+        "all chunks delivered, but not the window",
         sql("UPDATE usage_windows SET delivered_at = NULL WHERE window_id = 2"),
         {"deliveries"},
         "deliveries: window 2 is not delivered, but all of its chunks are",
     ),
     Fault(
-        "delivered, but not counted",
-        in_the_ledger("DELETE FROM deliveries WHERE key LIKE '%-3-1'"),
+        "delivered, but not in the ledger",
+        ledger_sql("DELETE FROM deliveries WHERE key LIKE '%-3-1'"),
         {"ledger"},
-        "ledger: chunk 1 of window 3 is delivered, but not in the ledger",
+        "ledger: chunk 1 of window 3 is delivered, but is not in the ledger",
     ),
     Fault(
-        "another body was counted",
-        in_the_ledger("UPDATE deliveries SET digest = 'ab' WHERE key LIKE '%-1-1'"),
+        "another body in the ledger",
+        ledger_sql("UPDATE deliveries SET digest = 'ab' WHERE key LIKE '%-1-1'"),
         {"ledger"},
-        "ledger: chunk 1 of window 1 has other bytes in the ledger than were sent",
+        "ledger: chunk 1 of window 1 has a different digest in the ledger",
     ),
     Fault(
-        "a session's start was altered",
-        sql(f"UPDATE sessions SET started_at = started_at - 9 * SECOND WHERE session_id = '{ALTERED}'"),
+        "the start of a session was changed",
+        sql(f"UPDATE sessions SET started_at = started_at - 9 * SECOND WHERE session_id = '{LONG}'"),
         {"chunks", "sums"},
-        "chunks: chunk 1 of window 1 is not what its sessions lived",
+        "chunks: chunk 1 of window 1 does not match its sessions",
     ),
     Fault(
-        "a session was moved, and lived as long",
+        "a session was moved, with the same duration",
         sql(
             "UPDATE sessions SET started_at = started_at + SECOND, closed_at = closed_at + SECOND "
-            f"WHERE session_id = '{MOVED}'"
+            f"WHERE session_id = '{SHORT}'"
         ),
         {"chunks"},
-        "chunks: chunk 1 of window 2 does not render to what was sent",
+        "chunks: chunk 1 of window 2 does not render to the bytes that were sent",
     ),
     Fault(
-        "a session was left out",
-        sql(f"DELETE FROM sessions WHERE session_id = '{LEFT_OUT}'"),
+        "a session was deleted",
+        sql(f"DELETE FROM sessions WHERE session_id = '{OPEN}'"),
         {"chunks", "sums"},
-        "chunks: chunk 1 of window 4 is not what its sessions lived",
+        "chunks: chunk 1 of window 4 does not match its sessions",
     ),
     Fault("sessions overlap", overlap, {"sessions"}, " overlap"),
     Fault(
-        "there is a gap between windows",
+        "a gap between windows",
         sql("UPDATE usage_windows SET ended_at = ended_at - SECOND WHERE window_id = 2"),
         {"windows", "chunks"},
-        "windows: window 2 ends at 2041-03-01T12:01:59.000000Z, and what follows begins at 2041-03-01T12:02:00.000000Z",
+        "windows: window 2 ends at 2041-03-01T12:01:59.000000Z, but the next one begins at 2041-03-01T12:02:00.000000Z",
     ),
     Fault(
-        "an era begins behind its windows",
+        "an era begins after its windows",
         sql("UPDATE usage_eras SET started_at = started_at + 70 * SECOND"),
         {"windows", "sums"},
         "windows: window 2 begins before its era",
@@ -334,70 +395,67 @@ FAULTS = [
         "a window is missing",
         sql("DELETE FROM usage_windows WHERE window_id = 2"),
         {"windows", "sums"},
-        "windows: window 1 is followed by window 3",
+        "windows: window 2 is missing",
     ),
     Fault(
-        "what waits was given up",
+        "a pending submission was marked as failed",
         sql("UPDATE submissions SET state = 'failed' WHERE state = 'pending'"),
         {"deliveries"},
-        f"deliveries: chunk 1 of window {WAITING} waits, but its submission is failed",
+        f"deliveries: chunk 1 of window {PENDING} is pending, but its submission is failed",
     ),
 ]
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.told)
-async def test_finds_each_fault_and_names_it(database: Database, books: Path, fault: Fault) -> None:
-    """In this process, which needs no second to start."""
-    await fault.plant(database, books)
-    command = ["audit", "--database", database.url, "--ledger", str(books), "--json"]
-    audited = await asyncio.to_thread(CliRunner().invoke, app, command)
-    findings = json.loads(audited.stdout)["findings"]
-    told = "\n".join(f"{finding['check']}: {finding['detail']}" for finding in findings)
-    assert (audited.exit_code, {finding["check"] for finding in findings}) == (1, fault.checks), told
-    assert fault.words in told
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+async def test_audit_reports_each_fault(tenure: Tenure, installation: Installation, fault: Fault) -> None:
+    await fault.plant(*installation)
+    audited = await audit(tenure, installation, "--json")
+    findings = json.loads(audited.out)["findings"]
+    lines = "\n".join(f"{finding['check']}: {finding['detail']}" for finding in findings)
+    assert (audited.code, {finding["check"] for finding in findings}) == (1, fault.checks), lines
+    assert fault.finding in lines
 
 
-@pytest.mark.parametrize("page", [1, 2, 3])
-async def test_goes_through_all_pages_of_windows(
-    sqlite_database: Database, sqlite_books: Path, monkeypatch: pytest.MonkeyPatch, page: int
+async def test_audit_reads_all_pages_of_windows(
+    sqlite_installation: Installation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(audit_module, "PAGE", page)
-    ledger = _ReceiverLedger(sqlite_books)
-    report = await Audit(sqlite_database.store, ledger).run()
-    assert (report.windows, report.chunks, report.findings) == (4, 4, [])
-    await sqlite_database.execute("UPDATE usage_chunks SET usage_millionths = usage_millionths + 1 WHERE window_id = 1")
-    checks = {finding.check for finding in (await Audit(sqlite_database.store, ledger).run()).findings}
-    assert checks == {"chunks", "sums", "ledger"}
+    database, path = sqlite_installation
+    for findings in (set(), {"chunks", "sums", "ledger"}):
+        for page in (1, 2, 3):
+            monkeypatch.setattr(audit_module, "PAGE", page)
+            report = await Audit(database.store, _ReceiverLedger(path)).run()
+            assert (report.windows, report.chunks) == (4, 4), page
+            assert {finding.check for finding in report.findings} == findings, page
+        await database.execute("UPDATE usage_chunks SET usage_millionths = usage_millionths + 1 WHERE window_id = 1")
 
 
-async def test_one_fault_is_not_told_of_chunks_that_have_none(sqlite_database: Database, sqlite_books: Path) -> None:
-    """One that is another piece renders to other bytes, which goes without saying."""
-    await sqlite_database.execute(f"DELETE FROM sessions WHERE session_id = '{LEFT_OUT}'")
-    report = await Audit(sqlite_database.store, _ReceiverLedger(sqlite_books)).run()
+async def test_audit_omits_render_finding_when_chunk_sums_differ(sqlite_installation: Installation) -> None:
+    """A chunk with other sums renders to other bytes; a second finding would add nothing."""
+    database, path = sqlite_installation
+    await database.execute(f"DELETE FROM sessions WHERE session_id = '{OPEN}'")
+    report = await Audit(database.store, _ReceiverLedger(path)).run()
     assert "does not render" not in str(report.findings)
 
 
-async def test_a_ledger_is_only_read(database: Database, books: Path) -> None:
-    """Though it is one byte, and no ledger."""
-    other = books.with_name("other.txt")
+async def test_audit_does_not_modify_invalid_ledger_file(tenure: Tenure, sqlite_installation: Installation) -> None:
+    other = sqlite_installation.ledger.with_name("other.txt")
     other.write_bytes(b"x")
-    command = ["audit", "--database", database.url, "--ledger", str(other)]
-    audited = await asyncio.to_thread(CliRunner().invoke, app, command)
-    assert str(audited.exception) == f"ledger: cannot use {other}: it is no ledger"
+    audited = await audit(tenure, sqlite_installation._replace(ledger=other))
+    error = f"ledger: cannot use {other}: the file is not a ledger"
+    assert audited == Result(2, "", f"tenure: {error}\n")
     assert (other.read_bytes(), sorted(path.name for path in other.parent.glob("other*"))) == (b"x", ["other.txt"])
 
 
-@pytest.mark.parametrize("command", ["audit", "migrate"])
-async def test_a_file_that_is_no_database_is_a_mistake(tmp_path: Path, command: str) -> None:
+def test_non_sqlite_file_is_rejected(tenure: Tenure, tmp_path: Path) -> None:
     file = tmp_path / "notes.txt"
     file.write_text("these are my notes\n" * 100)
-    told = await asyncio.to_thread(CliRunner().invoke, app, [command, "--database", f"sqlite:///{file}"])
-    assert str(told.exception) == f"database: {file} is no SQLite database"
+    error = f"database: {file} is not an SQLite database"
+    for command in ("audit", "migrate"):
+        assert tenure(command, "--database", f"sqlite:///{file}") == Result(2, "", f"tenure: {error}\n"), command
 
 
-@pytest.mark.slow
-async def test_tells_faults_in_words_too(database: Database, books: Path) -> None:
-    await overlap(database, books)
-    audited = await audit(database, books)
-    *_, finding, count = audited.stdout.splitlines()
-    assert (audited.returncode, finding.partition(":")[0], count) == (1, "sessions", "1 fault"), audited
+async def test_audit_prints_faults_as_text(tenure: Tenure, installation: Installation) -> None:
+    await overlap(*installation)
+    audited = await audit(tenure, installation)
+    *_, finding, count = audited.out.splitlines()
+    assert (audited.code, finding.partition(":")[0], count) == (1, "sessions", "1 fault"), audited

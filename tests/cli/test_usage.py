@@ -1,56 +1,35 @@
-"""`tenure usage`, asked of a running instance, and of what is none."""
+"""`tenure usage` against a running instance, and against servers that are not Tenure."""
 
 import shutil
 import socket
-import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import closing, suppress
 from decimal import Decimal
+from itertools import product
 from pathlib import Path
-from typing import NamedTuple
 from urllib.request import urlopen
 
 import msgspec
 import pytest
 
-from tenure.cli.main import main
 from tenure.cli.usage import PAGE
+from tests.cli.conftest import Result, Tenure
 from tests.support.databases import Database, sqlite_store
-from tests.support.instances import RunningInstance
+from tests.support.instances import RunningInstance, kill_all
+from tests.support.open_requests import NOON
 from tests.support.usage import CONTRACT, chunk_all, cut, install, lived, minute, put_sessions
-from tests.support.wishes import NOON
 
 TENANTS = ["0190b0a0-0000-7000-8000-0000000000a1", "0190b0a0-0000-7000-8000-0000000000a2"]
 CAPACITY = "0190b0a0-0000-7000-8000-0000000000c1"
 MANY = PAGE + 3
-"""Sessions, more than fit on a page."""
+"""More sessions than fit on a page."""
 SPAN = ("--from", "2041-03-01T13:00:00+01:00", "--to", "2041-03-01T12:02:00Z")
-
-
-class Ran(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-@pytest.fixture
-def tenure(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
-    """Runs a command as a process would, in this one."""
-
-    def run(*arguments: str) -> Ran:
-        monkeypatch.setattr(sys, "argv", ["tenure", *arguments])
-        monkeypatch.setattr("tenure.cli.main.configure_logs", lambda: None)
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return Ran(int(ended.value.code or 0), *capsys.readouterr())
-
-    return run
 
 
 @pytest.fixture(scope="module")
 async def address(sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
-    """Of an instance with two windows: one to be sent, in which many lived, and one without a gateway."""
+    """The address of an instance with two windows: one with many sessions and a gateway, one without a gateway."""
     folder = tmp_path_factory.mktemp("usage")
     path = folder / "tenure.db"
     shutil.copyfile(sqlite_template, path)
@@ -68,20 +47,20 @@ async def address(sqlite_template: Path, tmp_path_factory: pytest.TempPathFactor
     try:
         yield instance.wait_until_ready().address
     finally:
-        instance.stop()
+        kill_all([instance])
 
 
 def api(address: str, path: str) -> str:
-    """What the service itself answers."""
+    """The body of a response of the service."""
     with urlopen(f"{address}{path}") as answer:
         return str(answer.read().decode())
 
 
-# What it prints.
+# Output.
 
 
-def test_shows_one_sum_and_its_span(tenure: Callable[..., Ran], address: str) -> None:
-    assert tenure("usage", "--url", address, *SPAN) == Ran(
+def test_usage_prints_total_and_span(tenure: Tenure, address: str) -> None:
+    assert tenure("usage", "--url", address, *SPAN) == Result(
         0,
         "   usage  sessions\n"
         f"0.002101       {MANY}\n"
@@ -91,12 +70,12 @@ def test_shows_one_sum_and_its_span(tenure: Callable[..., Ran], address: str) ->
     )
 
 
-def test_without_a_span_it_is_the_thirty_days_before_the_last_instant(tenure: Callable[..., Ran], address: str) -> None:
+def test_default_span_is_thirty_days_before_end(tenure: Tenure, address: str) -> None:
     foot = tenure("usage", "--url", address).out.splitlines()[-1]
     assert foot.startswith("from 2041-01-30T12:02:00.000000Z to 2041-03-01T12:02:00.000000Z,")
 
 
-def test_shows_groups_as_a_table(tenure: Callable[..., Ran], address: str) -> None:
+def test_groups_are_printed_as_table(tenure: Tenure, address: str) -> None:
     assert tenure("usage", "--url", address, *SPAN, "--group-by", "tenant").out.splitlines()[:3] == [
         "tenantObjectId                           usage  sessions",
         f"{TENANTS[0]}  0.002008       {MANY - 1}",
@@ -104,56 +83,49 @@ def test_shows_groups_as_a_table(tenure: Callable[..., Ran], address: str) -> No
     ]
 
 
-@pytest.mark.parametrize(
-    "flags",
-    [
+def test_filter_is_sent_to_service(tenure: Tenure, address: str) -> None:
+    for flags in (
         ["--tenant", TENANTS[1]],
         ["--capacity", CAPACITY],
         ["--tenant", TENANTS[1], "--capacity", CAPACITY],
         ["--from", "2041-03-01T12:01:00Z"],
-    ],
-    ids=str,
-)
-def test_a_filter_is_passed_on(tenure: Callable[..., Ran], address: str, flags: Sequence[str]) -> None:
-    table = tenure("usage", "--url", address, "--group-by", "tenant", *flags).out
-    assert (TENANTS[0] in table, TENANTS[1] in table) == (False, True)
+    ):
+        table = tenure("usage", "--url", address, "--group-by", "tenant", *flags).out
+        assert (TENANTS[0] in table, TENANTS[1] in table) == (False, True), flags
 
 
-def test_a_user_is_passed_on(tenure: Callable[..., Ran], address: str) -> None:
+def test_user_filter_is_sent_to_service(tenure: Tenure, address: str) -> None:
     assert tenure("usage", "--url", address, "--group-by", "kind", "--user", CAPACITY).out.startswith(
-        "nothing\n\nfrom "
+        "no data\n\nfrom "
     )
 
 
-def test_json_is_what_the_service_answers(tenure: Callable[..., Ran], address: str) -> None:
-    """To the last digit, and as numbers."""
-    ran = tenure("usage", "--url", address, *SPAN, "--group-by", "tenant", "--json")
+def test_json_output_equals_service_response(tenure: Tenure, address: str) -> None:
+    """All digits are kept, and usage is a number."""
+    result = tenure("usage", "--url", address, *SPAN, "--group-by", "tenant", "--json")
     query = "from=2041-03-01T12:00:00Z&to=2041-03-01T12:02:00Z&groupBy=tenant"
-    assert ran == Ran(0, api(address, f"/usage?{query}") + "\n", "")
+    assert result == Result(0, api(address, f"/usage?{query}") + "\n", "")
 
 
-@pytest.mark.parametrize(("flags", "path"), [(["--windows"], ""), (["--window", "1"], "/1")])
-def test_json_of_windows_is_what_the_service_answers(
-    tenure: Callable[..., Ran], address: str, flags: Sequence[str], path: str
-) -> None:
-    ran = tenure("usage", "--url", address, *flags, "--json")
-    assert ran == Ran(0, api(address, f"/usage/windows{path}") + "\n", "")
+def test_json_output_of_windows_equals_service_response(tenure: Tenure, address: str) -> None:
+    for flags, path in ((["--windows"], "/usage/windows"), (["--window", "1"], "/usage/windows/1")):
+        assert tenure("usage", "--url", address, *flags, "--json") == Result(0, api(address, path) + "\n", "")
 
 
-def test_goes_through_all_pages(tenure: Callable[..., Ran], address: str) -> None:
-    ran = tenure("usage", "--url", address, *SPAN, "--group-by", "session", "--json")
-    told = msgspec.json.Decoder(float_hook=Decimal).decode(ran.out)
-    keys = [group["sessionId"] for group in told["groups"]]
-    assert (len(keys), keys, told["count"], told["nextCursor"]) == (MANY, sorted(set(keys)), MANY, None)
-    assert sum(group["usage"] for group in told["groups"]) == Decimal("0.002101")
+def test_json_output_contains_all_pages(tenure: Tenure, address: str) -> None:
+    result = tenure("usage", "--url", address, *SPAN, "--group-by", "session", "--json")
+    usage = msgspec.json.Decoder(float_hook=Decimal).decode(result.out)
+    keys = [group["sessionId"] for group in usage["groups"]]
+    assert (len(keys), keys, usage["count"], usage["nextCursor"]) == (MANY, sorted(set(keys)), MANY, None)
+    assert sum(group["usage"] for group in usage["groups"]) == Decimal("0.002101")
 
 
-def test_a_table_has_all_pages_too(tenure: Callable[..., Ran], address: str) -> None:
+def test_table_contains_all_pages(tenure: Tenure, address: str) -> None:
     lines = tenure("usage", "--url", address, *SPAN, "--group-by", "session").out.splitlines()
     assert len(lines) == 1 + MANY + 2
 
 
-def test_shows_windows(tenure: Callable[..., Ran], address: str) -> None:
+def test_windows_are_printed_as_table(tenure: Tenure, address: str) -> None:
     assert tenure("usage", "--url", address, "--windows").out == (
         "windowId  startAt                      endAt                        factors        sessions     usage  "
         "deliveredAt\n"
@@ -164,19 +136,19 @@ def test_shows_windows(tenure: Callable[..., Ran], address: str) -> None:
     )
 
 
-@pytest.mark.parametrize("flags", [["--from", "2041-03-01"], ["--tenant", CAPACITY], ["--group-by", "kind"]])
-@pytest.mark.parametrize("shown", [["--windows"], ["--window", "1"]])
-def test_windows_are_shown_as_they_are(tenure: Callable[..., Ran], shown: Sequence[str], flags: Sequence[str]) -> None:
-    words = "tenure: windows: are shown as they were billed, without a span, a filter or groups\n"
-    assert tenure("usage", *shown, *flags) == Ran(2, "", words)
+def test_windows_with_span_filter_or_groups_are_rejected(tenure: Tenure) -> None:
+    error = "tenure: windows: cannot be combined with a span, a filter or --group-by\n"
+    others = (["--from", "2041-03-01"], ["--tenant", CAPACITY], ["--group-by", "kind"])
+    for windows, flags in product((["--windows"], ["--window", "1"]), others):
+        assert tenure("usage", *windows, *flags) == Result(2, "", error), (windows, flags)
 
 
-def test_a_day_begins_at_midnight_in_utc(tenure: Callable[..., Ran], address: str) -> None:
-    shown = tenure("usage", "--url", address, "--from", "2041-03-01", "--to", "2041-03-01T12:02:00+00:00").out
-    assert shown.splitlines()[-1].startswith("from 2041-03-01T00:00:00.000000Z to 2041-03-01T12:02:00.000000Z,")
+def test_date_without_time_is_midnight_utc(tenure: Tenure, address: str) -> None:
+    output = tenure("usage", "--url", address, "--from", "2041-03-01", "--to", "2041-03-01T12:02:00+00:00").out
+    assert output.splitlines()[-1].startswith("from 2041-03-01T00:00:00.000000Z to 2041-03-01T12:02:00.000000Z,")
 
 
-def test_shows_a_window_and_its_chunks(tenure: Callable[..., Ran], address: str) -> None:
+def test_window_is_printed_with_its_chunks(tenure: Tenure, address: str) -> None:
     (chunk,) = msgspec.json.decode(api(address, "/usage/windows/1"))["chunks"]
     assert tenure("usage", "--url", address, "--window", "1").out == (
         "windowId     1\n"
@@ -192,67 +164,65 @@ def test_shows_a_window_and_its_chunks(tenure: Callable[..., Ran], address: str)
     )
 
 
-def test_an_address_may_end_with_a_slash(tenure: Callable[..., Ran], address: str) -> None:
+def test_url_with_trailing_slash_is_accepted(tenure: Tenure, address: str) -> None:
     assert tenure("usage", "--url", f"{address}/v1/", "--windows") == tenure("usage", "--url", address, "--windows")
 
 
-# What is refused.
+# Errors.
 
 
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (["--window", "99"], "there is no window 99"),
-        (["--window", "-1"], "there is no window -1"),
+def test_service_error_is_printed_in_one_line(tenure: Tenure, address: str) -> None:
+    for flags, error in (
+        (["--window", "99"], "window 99 does not exist"),
+        (["--window", "-1"], "window -1 does not exist"),
         (["--group-by", "day"], "groupBy: must be tenant, capacity, user, kind, session"),
         (["--tenant", "x"], "tenant: must be a UUID"),
         (["--from", "2041-03-01T12:02:00Z", "--to", "2041-03-01T12:01:00Z"], "from: must lie before to"),
-    ],
-    ids=lambda value: "" if isinstance(value, str) else " ".join(value),
-)
-def test_what_the_service_refuses_is_told_in_one_line(
-    tenure: Callable[..., Ran], address: str, flags: Sequence[str], words: str
-) -> None:
-    assert tenure("usage", "--url", address, *flags) == Ran(1, "", f"tenure: {words}\n")
+    ):
+        assert tenure("usage", "--url", address, *flags) == Result(1, "", f"tenure: {error}\n"), flags
 
 
-@pytest.mark.parametrize("flag", ["--from", "--to"])
-@pytest.mark.parametrize("words", ["yesterday", "2041-03-01T12:00:00", "2041-02-30", ""])
-def test_what_is_no_instant_is_a_wrong_setting(tenure: Callable[..., Ran], flag: str, words: str) -> None:
-    told = f"tenure: {flag[2:]}: must be an instant with its offset, as 2026-01-02T03:04:05Z, or a day\n"
-    assert tenure("usage", flag, words) == Ran(2, "", told)
+def test_invalid_instant_exits_with_2(tenure: Tenure) -> None:
+    rule = "must be an instant with an offset, such as 2026-01-02T03:04:05Z, or a day"
+    for flag, value in product(("--from", "--to"), ("yesterday", "2041-03-01T12:00:00", "2041-02-30", "")):
+        assert tenure("usage", flag, value) == Result(2, "", f"tenure: {flag[2:]}: {rule}\n"), (flag, value)
 
 
-def test_a_wrong_prefix_is_told(tenure: Callable[..., Ran], address: str) -> None:
-    assert tenure("usage", "--url", f"{address}/api/v3") == Ran(1, "", "tenure: there is nothing at this address\n")
+def test_wrong_prefix_prints_error(tenure: Tenure, address: str) -> None:
+    assert tenure("usage", "--url", f"{address}/api/v3") == Result(1, "", "tenure: no resource has this address\n")
 
 
-@pytest.mark.parametrize(
-    "url", ["127.0.0.1:8080", "ftp://127.0.0.1", "file:///etc/passwd", "", "http://[", "http://a b", "http://a:b"]
-)
-def test_what_is_no_address_is_a_wrong_setting(tenure: Callable[..., Ran], url: str) -> None:
-    words = "tenure: url: must be an address that begins with http:// or https://\n"
-    assert tenure("usage", "--url", url) == Ran(2, "", words)
+def test_invalid_url_exits_with_2(tenure: Tenure) -> None:
+    error = "tenure: url: must be a URL that begins with http:// or https://\n"
+    for url in (
+        "127.0.0.1:8080",
+        "ftp://127.0.0.1",
+        "file:///etc/passwd",
+        "",
+        "http://[",
+        "http://a b",
+        "http://a:b",
+    ):
+        assert tenure("usage", "--url", url) == Result(2, "", error), url
 
 
-@pytest.mark.parametrize("key", ["a\nb", "k\u00fc"])
-def test_what_can_be_no_key_is_a_wrong_setting(tenure: Callable[..., Ran], key: str) -> None:
-    assert tenure("usage", "--url", "http://127.0.0.1:9", "--key", key) == Ran(
-        2, "", "tenure: key: must be an API key\n"
-    )
+def test_invalid_api_key_exits_with_2(tenure: Tenure) -> None:
+    for key in ("a\nb", "k\u00fc"):
+        result = tenure("usage", "--url", "http://127.0.0.1:9", "--key", key)
+        assert result == Result(2, "", "tenure: key: must be printable ASCII\n"), key
 
 
-def test_a_service_that_cannot_be_reached_is_told(tenure: Callable[..., Ran]) -> None:
-    ran = tenure("usage", "--url", "http://127.0.0.1:9")
-    assert (ran.code, ran.out, ran.err.count("\n")) == (1, "", 1)
-    assert ran.err.startswith("tenure: http://127.0.0.1:9 cannot be reached: ")
+def test_unreachable_service_prints_one_line_error(tenure: Tenure) -> None:
+    result = tenure("usage", "--url", "http://127.0.0.1:9")
+    assert (result.code, result.out, result.err.count("\n")) == (1, "", 1)
+    assert result.err.startswith("tenure: http://127.0.0.1:9 cannot be reached: ")
 
 
-# Others than a service of ours.
+# Servers that are not Tenure.
 
 
-class Impostor:
-    """Gives every request the same bytes, and keeps what it was asked."""
+class FakeServer:
+    """Responds to every request with the same bytes, and records the requests."""
 
     def __init__(self, answer: bytes) -> None:
         self._answer = answer
@@ -275,12 +245,15 @@ class Impostor:
                     connection.sendall(self._answer)
 
 
-@pytest.fixture
-def impostor() -> Iterator[Callable[[bytes], Impostor]]:
-    made: list[Impostor] = []
+StartServer = Callable[[bytes], FakeServer]
 
-    def make(answer: bytes) -> Impostor:
-        made.append(Impostor(answer))
+
+@pytest.fixture
+def fake_server() -> Iterator[StartServer]:
+    made: list[FakeServer] = []
+
+    def make(answer: bytes) -> FakeServer:
+        made.append(FakeServer(answer))
         return made[-1]
 
     yield make
@@ -293,51 +266,46 @@ def response(status: str, body: bytes = b"", *headers: str) -> bytes:
     return "\r\n".join(head).encode() + b"\r\n\r\n" + body
 
 
-SOMETHING_ELSE = {
-    "a page": response("200 OK", b"<!doctype html>"),
-    "another object": response("200 OK", b"{}"),
-    "a list": response("200 OK", b"[]"),
-    "a number": response("200 OK", b"7"),
-    "no UTF-8": response("200 OK", b'{"groups": "\xff"}'),
-    "half an answer": b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{}",
-    "no HTTP": b"220 mail.example ESMTP\r\n",
+NOT_TENURE = {
+    "page": response("200 OK", b"<!doctype html>"),
+    "other object": response("200 OK", b"{}"),
+    "list": response("200 OK", b"[]"),
+    "number": response("200 OK", b"7"),
+    "invalid UTF-8": response("200 OK", b'{"groups": "\xff"}'),
+    "incomplete response": b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{}",
+    "not HTTP": b"220 mail.example ESMTP\r\n",
 }
 
 
-@pytest.mark.parametrize("kind", SOMETHING_ELSE)
-@pytest.mark.parametrize("flags", [[], ["--windows"], ["--window", "1"]], ids=str)
-def test_what_does_not_answer_as_tenure_is_told(
-    tenure: Callable[..., Ran], impostor: Callable[[bytes], Impostor], kind: str, flags: Sequence[str]
-) -> None:
-    url = impostor(SOMETHING_ELSE[kind]).address
-    assert tenure("usage", "--url", url, *flags) == Ran(1, "", f"tenure: {url} does not answer as Tenure does\n")
+@pytest.mark.parametrize("kind", NOT_TENURE)
+def test_response_that_is_not_from_tenure_prints_error(tenure: Tenure, fake_server: StartServer, kind: str) -> None:
+    url = fake_server(NOT_TENURE[kind]).address
+    for flags in ([], ["--windows"], ["--window", "1"]):
+        result = tenure("usage", "--url", url, *flags)
+        assert result == Result(1, "", f"tenure: {url} is not a Tenure service\n"), flags
 
 
-@pytest.mark.parametrize("body", [b"", b"<h1>no</h1>", b"[]", b"{}", b'{"detail": '])
-def test_a_refusal_without_words_is_told_by_its_status(
-    tenure: Callable[..., Ran], impostor: Callable[[bytes], Impostor], body: bytes
-) -> None:
-    url = impostor(response("502 Bad Gateway", body)).address
-    assert tenure("usage", "--url", url) == Ran(1, "", "tenure: answered 502\n")
+def test_error_response_without_detail_prints_status(tenure: Tenure, fake_server: StartServer) -> None:
+    for body in (b"", b"<h1>no</h1>", b"[]", b"{}", b'{"detail": '):
+        url = fake_server(response("502 Bad Gateway", body)).address
+        assert tenure("usage", "--url", url) == Result(1, "", "tenure: the service responded with status 502\n"), body
 
 
-def test_a_connection_that_breaks_off_is_told(
-    tenure: Callable[..., Ran], impostor: Callable[[bytes], Impostor]
-) -> None:
-    url = impostor(b"").address
-    ran = tenure("usage", "--url", url)
-    assert (ran.code, ran.err.count("\n")) == (1, 1)
-    assert ran.err.startswith(f"tenure: {url} cannot be reached: ")
+def test_dropped_connection_prints_one_line_error(tenure: Tenure, fake_server: StartServer) -> None:
+    url = fake_server(b"").address
+    result = tenure("usage", "--url", url)
+    assert (result.code, result.err.count("\n")) == (1, 1)
+    assert result.err.startswith(f"tenure: {url} cannot be reached: ")
 
 
-def test_the_key_goes_to_the_service(tenure: Callable[..., Ran], impostor: Callable[[bytes], Impostor]) -> None:
-    other = impostor(response("401 Unauthorized", b'{"detail": "who are you?"}'))
-    assert tenure("usage", "--url", other.address, "--key", "tk_1").err == "tenure: who are you?\n"
+def test_api_key_is_sent_as_bearer_token(tenure: Tenure, fake_server: StartServer) -> None:
+    other = fake_server(response("401 Unauthorized", b'{"detail": "unknown key"}'))
+    assert tenure("usage", "--url", other.address, "--key", "tk_1").err == "tenure: unknown key\n"
     assert b"\r\nAuthorization: Bearer tk_1\r\n" in other.requests[0]
 
 
-def test_the_key_goes_nowhere_else(tenure: Callable[..., Ran], impostor: Callable[[bytes], Impostor]) -> None:
-    target = impostor(response("200 OK", b"{}"))
-    other = impostor(response("302 Found", b"", f"Location: {target.address}/"))
+def test_api_key_is_not_sent_to_redirect_target(tenure: Tenure, fake_server: StartServer) -> None:
+    target = fake_server(response("200 OK", b"{}"))
+    other = fake_server(response("302 Found", b"", f"Location: {target.address}/"))
     tenure("usage", "--url", other.address, "--key", "tk_1")
     assert [b"tk_1" in request for request in other.requests + target.requests] == [True, False]

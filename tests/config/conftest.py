@@ -9,29 +9,29 @@ from tenure.cli.main import main
 from tenure.config import load
 from tenure.errors import ConfigurationError
 
-Refusal = Callable[..., str]
+ErrorMessage = Callable[..., str]
 Run = Callable[..., int]
 
 
 @pytest.fixture(autouse=True)
 def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """No `tenure.toml` but the test's own."""
+    """The current folder, without a `tenure.toml` unless the test writes one."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
 @pytest.fixture
-def refusal() -> Refusal:
-    """The message by which a start is refused. Variables are given as such, the file as its text."""
+def error_message() -> ErrorMessage:
+    """Loads an invalid configuration and returns the message of the error."""
 
-    def _refusal(*, flags: dict[str, object] | None = None, toml: str | None = None, **environment: str) -> str:
+    def load_invalid(*, flags: dict[str, object] | None = None, toml: str | None = None, **environment: str) -> str:
         if toml is not None:
             Path("tenure.toml").write_text(toml, encoding="utf-8")
-        with pytest.raises(ConfigurationError) as refused:
-            print(load(flags or {}, environment))  # noqa: T201 - what was loaded although it is wrong
-        return str(refused.value)
+        with pytest.raises(ConfigurationError) as raised:
+            print(load(flags or {}, environment))  # noqa: T201 - shows the loaded configuration if nothing is raised
+        return str(raised.value)
 
-    return _refusal
+    return load_invalid
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Flags, exit codes and the one line on stderr."""
+"""Flags, exit codes, and error messages of one line on stderr."""
 
 import os
 import subprocess
@@ -13,13 +13,13 @@ from tests.config.conftest import Run
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
-    """What `tenure serve` would have run with."""
+    """The configurations that `tenure serve` was started with."""
     configs: list[Config] = []
-    monkeypatch.setattr("tenure.serving.serve", configs.append)
+    monkeypatch.setattr("tenure.server.workers.serve", configs.append)
     return configs
 
 
-def test_every_flag_of_serve_is_a_setting(run: Run, served: list[Config]) -> None:
+def test_serve_flags_override_variables(run: Run, served: list[Config]) -> None:
     flags = ["--host", "0.0.0.0", "--port", "81", "--database", "sqlite:///a.db", "--workers", "2", "--prefix", "/api"]
     run("serve", *flags, "--insecure", TENURE_PORT="82", TENURE_PREFIX="/other")
     assert served == [
@@ -27,9 +27,7 @@ def test_every_flag_of_serve_is_a_setting(run: Run, served: list[Config]) -> Non
     ]
 
 
-def test_serve_without_flags_leaves_all_to_the_other_sources(
-    run: Run, served: list[Config], empty_folder: Path
-) -> None:
+def test_serve_without_flags_uses_file_and_variables(run: Run, served: list[Config], empty_folder: Path) -> None:
     (empty_folder / "other.toml").write_text("port = 81\nworkers = 3\n")
     run("serve", "--config", "other.toml", TENURE_WORKERS="2")
     assert served == [Config(port=81, workers=2)]
@@ -45,23 +43,26 @@ def test_serve_without_flags_leaves_all_to_the_other_sources(
         ("--config", "nowhere.toml", "config (from --config): nowhere.toml cannot be read: No such file or directory"),
     ],
 )
-def test_a_wrong_flag_is_refused_in_the_words_of_its_setting(
+def test_invalid_flag_prints_error_of_its_setting(
     flag: str, value: str, message: str, run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code = run("serve", flag, value)
     assert (code, *capsys.readouterr()) == (2, "", f"tenure: {message}\n")
 
 
-def test_migrate_takes_any_host_since_it_listens_nowhere(
+def test_migrate_accepts_any_host(
     run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tenure.migrating.migrate", lambda config, dry_run: f"{config.database} {dry_run}")
+    async def migrate(config: Config, *, dry_run: bool) -> str:
+        return f"{config.database} {dry_run}"
+
+    monkeypatch.setattr("tenure.cli.migrate._migrate", migrate)
     code = run("migrate", "--database", "sqlite:///a.db", "--dry-run", TENURE_HOST="0.0.0.0")
     assert (code, capsys.readouterr().out) == (0, "sqlite:///a.db True\n")
 
 
 @pytest.mark.parametrize("command", ["serve", "migrate"])
-def test_a_wrong_setting_stops_the_start_with_one_line(command: str, empty_folder: Path) -> None:
+def test_invalid_setting_stops_start_with_one_line_error(command: str, empty_folder: Path) -> None:
     (empty_folder / "tenure.toml").write_text("[sessions]\nlease_second = 5\n")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TENURE_")}
     ended = subprocess.run(
@@ -74,6 +75,5 @@ def test_a_wrong_setting_stops_the_start_with_one_line(command: str, empty_folde
     )
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr == (
-        "tenure: sessions.lease_second (from tenure.toml): there is no such setting; "
-        "did you mean sessions.lease_seconds?\n"
+        "tenure: sessions.lease_second (from tenure.toml): unknown setting; did you mean sessions.lease_seconds?\n"
     )

@@ -1,4 +1,4 @@
-"""What a gateway may be set up with."""
+"""Settings of a gateway."""
 
 import json
 import os
@@ -8,29 +8,32 @@ import sys
 import pytest
 
 from tenure.config import GatewayConfig, load
-from tests.config.conftest import Refusal
+from tests.config.conftest import ErrorMessage
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 URL = "TENURE_GATEWAYS__USAGES__URL"
 HEADERS = "TENURE_GATEWAYS__USAGES__HEADERS"
 
 
-@pytest.mark.parametrize("name", ["usages", "oncall", "crm", "crm-2"])
-def test_takes_any_name(name: str) -> None:
-    gateways = load({}, {"TENURE_GATEWAYS": json.dumps({name: {"url": "http://127.0.0.1:81"}})}).gateways
-    assert gateways == {name: GatewayConfig(url="http://127.0.0.1:81")}
+def test_any_gateway_name_is_accepted() -> None:
+    for name in ("usages", "oncall", "crm", "crm-2"):
+        gateways = load({}, {"TENURE_GATEWAYS": json.dumps({name: {"url": "http://127.0.0.1:81"}})}).gateways
+        assert gateways == {name: GatewayConfig(url="http://127.0.0.1:81")}
 
 
-@pytest.mark.parametrize(
-    "url", ["http://a", "https://a.example:8443/p/q?r=s", "http://[::1]:80/", "http://127.0.0.1", "https://a/@b/%20"]
-)
-def test_takes_an_address(url: str) -> None:
-    assert load({}, {URL: url}).gateways["usages"].url == url
+def test_valid_gateway_url_is_accepted() -> None:
+    for url in (
+        "http://a",
+        "https://a.example:8443/p/q?r=s",
+        "http://[::1]:80/",
+        "http://127.0.0.1",
+        "https://a/@b/%20",
+    ):
+        assert load({}, {URL: url}).gateways["usages"].url == url
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
+def test_invalid_gateway_url_is_rejected(error_message: ErrorMessage) -> None:
+    for url in (
         "",
         "receiver.example",
         "ftp://a/b",
@@ -48,90 +51,86 @@ def test_takes_an_address(url: str) -> None:
         "http://a/b c",
         "http://a/\r\nX: y",
         "http://ä/",
-    ],
-)
-def test_refuses_an_address_that_cannot_be_sent_to(url: str, refusal: Refusal) -> None:
-    message = refusal(**{URL: url})
-    assert message == f"gateways.usages.url (from {URL}): must be an http or https address without credentials"
+    ):
+        message = error_message(**{URL: url})
+        assert message == f"gateways.usages.url (from {URL}): must be an http or https address without credentials", url
 
 
-@pytest.mark.parametrize(
-    "name", ["", "a b", "a:", "ä", "a\r\nb", "Host", "Content-Length", "Idempotency-Key", "Webhook-Id"]
-)
-def test_refuses_a_header_that_is_none_or_ours(name: str, refusal: Refusal) -> None:
-    message = refusal(**{URL: "http://a", HEADERS: json.dumps({name: "x"})})
-    assert message.endswith(f"(from {HEADERS}): the name must be that of a header which Tenure does not set itself")
-    assert message.isprintable()
+def test_invalid_or_reserved_header_name_is_rejected(error_message: ErrorMessage) -> None:
+    for name in ("", "a b", "a:", "ä", "a\r\nb", "Host", "Content-Length", "Idempotency-Key", "Webhook-Id"):
+        message = error_message(**{URL: "http://a", HEADERS: json.dumps({name: "x"})})
+        rule = "the name must be a header name that Tenure does not set itself"
+        assert message.endswith(f"(from {HEADERS}): {rule}"), name
+        assert message.isprintable(), name
 
 
-@pytest.mark.parametrize("value", ["", " x", "x ", "a\r\nX: y", "a\nb", "ä", "\x00", 5, None, ["x"]])
-def test_refuses_a_header_with_a_value_that_cannot_be_sent(value: object, refusal: Refusal) -> None:
-    message = refusal(**{URL: "http://a", HEADERS: json.dumps({"X-Key": value})})
-    assert message == (
-        f"gateways.usages.headers.X-Key (from {HEADERS}): must be printable ASCII without spaces around it"
-    )
+def test_invalid_header_value_is_rejected(error_message: ErrorMessage) -> None:
+    rule = "must be printable ASCII without leading or trailing spaces"
+    for value in ("", " x", "x ", "a\r\nX: y", "a\nb", "ä", "\x00", 5, None, ["x"]):
+        message = error_message(**{URL: "http://a", HEADERS: json.dumps({"X-Key": value})})
+        assert message == f"gateways.usages.headers.X-Key (from {HEADERS}): {rule}", value
 
 
-def test_refuses_a_header_twice(refusal: Refusal) -> None:
-    message = refusal(**{URL: "http://a", HEADERS: '{"Accept": "a", "accept": "b"}'})
+def test_duplicate_header_is_rejected(error_message: ErrorMessage) -> None:
+    message = error_message(**{URL: "http://a", HEADERS: '{"Accept": "a", "accept": "b"}'})
     assert message.startswith(f"gateways.usages.headers.accept (from {HEADERS}): must differ from ")
 
 
-def test_refuses_a_gateway_without_an_address(refusal: Refusal) -> None:
-    assert refusal(TENURE_GATEWAYS__USAGES__SECRET=SECRET) == (
-        "gateways.usages.url (from TENURE_GATEWAYS__USAGES__SECRET): must be given as soon as gateways.usages is set up"
+def test_gateway_without_url_is_rejected(error_message: ErrorMessage) -> None:
+    assert error_message(TENURE_GATEWAYS__USAGES__SECRET=SECRET) == (
+        "gateways.usages.url (from TENURE_GATEWAYS__USAGES__SECRET): is required if gateways.usages is configured"
     )
 
 
-def test_refuses_a_gateway_that_is_only_mentioned(refusal: Refusal) -> None:
-    message = refusal(toml="[gateways.oncall]")
-    assert message == "gateways.oncall.url (from tenure.toml): must be given as soon as gateways.oncall is set up"
+def test_empty_gateway_section_is_rejected(error_message: ErrorMessage) -> None:
+    message = error_message(toml="[gateways.oncall]")
+    assert message == "gateways.oncall.url (from tenure.toml): is required if gateways.oncall is configured"
 
 
-def test_refuses_half_a_set_up_of_oidc(refusal: Refusal) -> None:
-    message = refusal(toml='[oidc]\nissuer = "https://login.example"\njwks_url = "https://login.example/keys"')
-    assert message == "oidc.audience (from tenure.toml): must be given as soon as oidc is set up"
+def test_incomplete_oidc_section_is_rejected(error_message: ErrorMessage) -> None:
+    message = error_message(toml='[oidc]\nissuer = "https://login.example"\njwks_url = "https://login.example/keys"')
+    assert message == "oidc.audience (from tenure.toml): is required if oidc is configured"
 
 
-def test_refuses_a_previous_secret_that_nothing_replaces(refusal: Refusal) -> None:
-    message = refusal(toml=f"[gateways.crm]\nurl = 'http://a'\nprevious_secret = '{SECRET}'")
-    assert message == "gateways.crm.previous_secret (from tenure.toml): must come with gateways.crm.secret"
+def test_previous_secret_without_secret_is_rejected(error_message: ErrorMessage) -> None:
+    message = error_message(toml=f"[gateways.crm]\nurl = 'http://a'\nprevious_secret = '{SECRET}'")
+    assert message == "gateways.crm.previous_secret (from tenure.toml): requires gateways.crm.secret"
 
 
-@pytest.mark.parametrize("secret", ["", "whsec_", "hunter2-" * 5, "whsec_aHVudGVyMg==", SECRET[:-1], "ü" * 20])
-def test_refuses_a_secret_that_cannot_be_signed_with(secret: str, refusal: Refusal) -> None:
-    message = refusal(**{URL: "http://a", "TENURE_GATEWAYS__USAGES__SECRET": secret})
-    assert message == (
-        "gateways.usages.secret (from TENURE_GATEWAYS__USAGES__SECRET): "
-        "must be whsec_ and base64 (A-Z a-z 0-9 + / and = at the end) of at least 16 bytes"
-    )
+def test_invalid_secret_is_rejected(error_message: ErrorMessage) -> None:
+    for secret in ("", "whsec_", "hunter2-" * 5, "whsec_aHVudGVyMg==", SECRET[:-1], "ü" * 20):
+        message = error_message(**{URL: "http://a", "TENURE_GATEWAYS__USAGES__SECRET": secret})
+        assert message == (
+            "gateways.usages.secret (from TENURE_GATEWAYS__USAGES__SECRET): "
+            "must be whsec_ and base64 (A-Z a-z 0-9 + / and = at the end) of at least 16 bytes"
+        ), secret
 
 
-@pytest.mark.parametrize("secret", [SECRET, SECRET.removeprefix("whsec_")])
-def test_takes_a_secret_with_or_without_what_it_begins_with(secret: str) -> None:
-    assert load({}, {URL: "http://a", "TENURE_GATEWAYS__USAGES__SECRET": secret}).gateways["usages"].secret == secret
+def test_secret_with_or_without_prefix_is_accepted() -> None:
+    for secret in (SECRET, SECRET.removeprefix("whsec_")):
+        gateways = load({}, {URL: "http://a", "TENURE_GATEWAYS__USAGES__SECRET": secret}).gateways
+        assert gateways["usages"].secret == secret
 
 
-@pytest.mark.parametrize("words", ["[199]", "[600]", "[409.0]", "409", '["409"]'])
-def test_refuses_what_is_no_status(words: str, refusal: Refusal) -> None:
-    message = refusal(**{URL: "http://a", "TENURE_GATEWAYS__USAGES__ALREADY_HAVE": words})
-    assert message.endswith("must be a list of whole numbers from 200 to 599")
+def test_invalid_status_list_is_rejected(error_message: ErrorMessage) -> None:
+    for value in ("[199]", "[600]", "[409.0]", "409", '["409"]'):
+        message = error_message(**{URL: "http://a", "TENURE_GATEWAYS__USAGES__ALREADY_HAVE": value})
+        assert message.endswith("must be a list of whole numbers from 200 to 599"), value
 
 
-def test_no_status_need_mean_that_it_is_there_already() -> None:
+def test_already_have_accepts_empty_list() -> None:
     environment = {URL: "http://a", "TENURE_GATEWAYS__USAGES__ALREADY_HAVE": "[]"}
     assert load({}, environment).gateways["usages"].already_have == ()
 
 
-# The start.
+# Start of the process.
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("setting", "secret", "workers"),
     [("secret", "hunter2-hunter2-hunter2", "1"), ("previous_secret", "whsec_aHVudGVyMg==", "2")],
 )
-def test_a_secret_that_cannot_be_signed_with_stops_the_start(setting: str, secret: str, workers: str) -> None:
+def test_invalid_secret_stops_start_and_is_not_printed(setting: str, secret: str, workers: str) -> None:
     settings = {
         "url": "http://127.0.0.1:9/hunter2",
         "secret": SECRET,
@@ -146,9 +145,9 @@ def test_a_secret_that_cannot_be_signed_with_stops_the_start(setting: str, secre
         timeout=60,
         check=False,
     )
-    told = serving.stderr + serving.stdout
-    assert serving.returncode == 2, told
+    output = serving.stderr + serving.stdout
+    assert serving.returncode == 2, output
     variable = f"TENURE_GATEWAYS__CRM__{setting.upper()}"
-    assert f"gateways.crm.{setting} (from {variable}): must be whsec_ and base64" in told
-    assert "listening" not in told
-    assert [each for each in ("hunter2", "aHVudGVyMg", "MfKQ9r8", "Traceback") if each in told] == []
+    assert f"gateways.crm.{setting} (from {variable}): must be whsec_ and base64" in output
+    assert "listening" not in output
+    assert [each for each in ("hunter2", "aHVudGVyMg", "MfKQ9r8", "Traceback") if each in output] == []

@@ -1,4 +1,4 @@
-"""Flags over variables over the file over the defaults, for every setting by itself."""
+"""Each setting is read from flags, variables, the file or the defaults, in this order."""
 
 import json
 from decimal import Decimal
@@ -27,32 +27,32 @@ ALWAYS_IN_FILE: dict[SettingPath, str] = {
     ("oidc", "audience"): "someone",
     ("oidc", "jwks_url"): "https://login.example/keys",
 }
-"""What must be given for the rest to make sense."""
+"""Settings that are required if their section is configured."""
 
 
-def test_a_flag_goes_over_a_variable_over_the_file(empty_folder: Path) -> None:
+def test_flag_overrides_variable_and_variable_overrides_file(empty_folder: Path) -> None:
     (empty_folder / "tenure.toml").write_text("port = 1\nworkers = 2\npool_size = 33\n")
     config = load({"port": "3"}, {"TENURE_PORT": "2", "TENURE_WORKERS": "4"})
     assert (config.port, config.workers, config.pool_size) == (3, 4, 33)
 
 
-def test_without_any_source_there_are_the_defaults() -> None:
+def test_load_without_sources_returns_defaults() -> None:
     assert load({}, {}) == Config()
 
 
-def test_a_variable_changes_one_setting_of_a_section_of_the_file(empty_folder: Path) -> None:
+def test_variable_overrides_single_setting_of_section_in_file(empty_folder: Path) -> None:
     (empty_folder / "tenure.toml").write_text("[leases]\nduration_seconds = 90\nrenew_seconds = 30\n")
     leases = load({}, {"TENURE_LEASES__RENEW_SECONDS": "45"}).leases
     assert (leases.duration_seconds, leases.renew_seconds) == (90, 45)
 
 
-def test_factors_go_over_their_defaults_one_by_one(empty_folder: Path) -> None:
+def test_factors_override_defaults_individually(empty_folder: Path) -> None:
     (empty_folder / "tenure.toml").write_text("[usage]\nfactors = { 1 = 1.5, 2 = 2.5 }\n")
     factors = load({}, {"TENURE_USAGE__FACTORS__2": "7"}).usage.factors
     assert factors == {"1": Decimal("1.5"), "2": Decimal(7), "3": Decimal(3)}
 
 
-def test_an_entry_goes_over_the_table_it_is_in() -> None:
+def test_variable_of_entry_overrides_variable_of_table() -> None:
     factors = load({}, {"TENURE_USAGE__FACTORS": '{"1": 5, "2": 6}', "TENURE_USAGE__FACTORS__2": "7"}).usage.factors
     assert factors == {"1": Decimal(5), "2": Decimal(7), "3": Decimal(3)}
 
@@ -102,7 +102,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
 
 
 def values_of(path: SettingPath) -> st.SearchStrategy[Any]:
-    """Valid, and so that no two of them contradict each other."""
+    """Valid values that do not contradict those of other settings."""
     name = path[-1]
     if name in VALUES:
         return VALUES[name]
@@ -118,7 +118,7 @@ def some_settings(*paths: SettingPath) -> st.SearchStrategy[dict[SettingPath, An
 
 
 def in_words(value: Any) -> str:
-    """As one writes it in a variable."""
+    """The value as it is written in a variable."""
     return value if isinstance(value, str) else in_toml(value)
 
 
@@ -145,7 +145,7 @@ def found(config: Any, path: SettingPath) -> Any:
     in_variables=some_settings(*SETTINGS),
     in_flags=some_settings(*[(name,) for name in FLAGS]),
 )
-def test_any_mix_of_sources_is_loaded_with_the_right_precedence(
+def test_any_mix_of_sources_follows_precedence(
     in_file: dict[SettingPath, Any], in_variables: dict[SettingPath, Any], in_flags: dict[SettingPath, Any]
 ) -> None:
     in_file = ALWAYS_IN_FILE | in_file
@@ -162,7 +162,7 @@ def test_any_mix_of_sources_is_loaded_with_the_right_precedence(
 
 
 @given(in_variables=some_settings(*SETTINGS))
-def test_what_is_given_nowhere_has_its_default(in_variables: dict[SettingPath, Any]) -> None:
+def test_unset_settings_keep_defaults(in_variables: dict[SettingPath, Any]) -> None:
     Path("tenure.toml").write_text(as_file(ALWAYS_IN_FILE), encoding="utf-8")
     without = load({}, {})
 
@@ -173,7 +173,7 @@ def test_what_is_given_nowhere_has_its_default(in_variables: dict[SettingPath, A
 
 
 def is_always_there(path: SettingPath) -> bool:
-    """A job that is configured nowhere has no section, a header or an option no value."""
+    """Jobs, headers and options exist only if they are configured."""
     return path[0] != "jobs" and path[-2:-1] not in (("headers",), ("options",))
 
 
@@ -181,7 +181,7 @@ def as_loaded(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def test_the_strategies_cover_every_kind_of_setting() -> None:
+def test_strategies_cover_every_setting_type() -> None:
     kinds = {get_origin(base) or base for base in (get_args(kind)[0] for kind in SETTINGS.values())}
     assert {bool, int, float, str, Decimal, tuple} <= kinds
     assert set(ALWAYS_IN_FILE) < set(SETTINGS)

@@ -1,7 +1,8 @@
-"""What each setting takes, from each source."""
+"""Valid and invalid values of each setting, by source."""
 
 import re
 from decimal import Decimal
+from itertools import product
 from pathlib import Path
 from typing import Any, get_args
 
@@ -9,222 +10,239 @@ import pytest
 
 from tenure.config import Config, JobConfig, load
 from tenure.config.schema import rule_of, variable
-from tests.config.conftest import Refusal
+from tests.config.conftest import ErrorMessage
 from tests.config.test_precedence import ALWAYS_IN_FILE, SETTINGS, as_file, found
 
 RANGES = {
     path: [Decimal(number) for number in found_numbers.groups()]
     for path, kind in SETTINGS.items()
-    if (found_numbers := re.search(r"from ([0-9.]+) to ([0-9.]+)", rule_of(kind).words))
+    if (found_numbers := re.search(r"from ([0-9.]+) to ([0-9.]+)", rule_of(kind).allowed))
 }
-ENDS = [(path, end) for path, ends in RANGES.items() for end in ends if path[0] not in ("leases", "sessions")]
-
-
-def load_one(path: tuple[str, ...], words: str) -> Any:
-    Path("tenure.toml").write_text(as_file(ALWAYS_IN_FILE), encoding="utf-8")
-    return found(load({}, {variable(path): words}), path)
-
-
-def as_a_list_if_it_is_one(path: tuple[str, ...], number: Decimal) -> str:
-    return f"[{number}]" if get_args(SETTINGS[path])[0] not in (int, float, Decimal) else str(number)
-
-
-@pytest.mark.parametrize(("path", "end"), ENDS, ids=lambda value: ".".join(value) if isinstance(value, tuple) else None)
-def test_takes_both_ends_of_the_range_that_its_rule_names(path: tuple[str, ...], end: Decimal) -> None:
-    value = load_one(path, as_a_list_if_it_is_one(path, end))
-    assert (value[0] if isinstance(value, tuple) else value) == end
-
-
-@pytest.mark.parametrize("path", RANGES, ids=".".join)
-@pytest.mark.parametrize("side", [0, 1], ids=["below", "above"])
-def test_refuses_what_is_outside_the_range_that_its_rule_names(
-    path: tuple[str, ...], side: int, refusal: Refusal
-) -> None:
-    least, most = RANGES[path]
-    step = 1 if is_whole(path) else Decimal("0.000001")
-    outside = (least - step, most + step)[side]
-    message = refusal(toml=as_file(ALWAYS_IN_FILE), **{variable(path): as_a_list_if_it_is_one(path, outside)})
-    assert message == f"{'.'.join(path)} (from {variable(path)}): must be {rule_of(SETTINGS[path]).words}"
-
-
-def is_whole(path: tuple[str, ...]) -> bool:
-    return "whole" in rule_of(SETTINGS[path]).words
-
-
 NUMBERS = [path for path, kind in SETTINGS.items() if get_args(kind)[0] in (int, float, Decimal)]
+NOT_NUMBERS = ["", "many", "true", "null", "NaN", "Infinity", "-1", '"5"', "[5]", "{}"]
 
 
-@pytest.mark.parametrize("path", NUMBERS, ids=".".join)
-@pytest.mark.parametrize("words", ["", "many", "true", "null", "NaN", "Infinity", "-1", '"5"', "[5]", "{}"])
-def test_refuses_what_is_no_number(path: tuple[str, ...], words: str, refusal: Refusal) -> None:
-    message = refusal(toml=as_file(ALWAYS_IN_FILE), **{variable(path): words})
-    assert message == f"{'.'.join(path)} (from {variable(path)}): must be {rule_of(SETTINGS[path]).words}"
+def load_one(path: tuple[str, ...], value: str) -> Any:
+    Path("tenure.toml").write_text(as_file(ALWAYS_IN_FILE), encoding="utf-8")
+    return found(load({}, {variable(path): value}), path)
 
 
-@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "1e400", "true", '"5"', "1979-05-27", "[5]", "{ a = 5 }"])
-def test_refuses_what_is_no_number_in_the_file(value: str, refusal: Refusal) -> None:
-    message = refusal(toml=f"leases.renew_seconds = {value}")
-    assert message == "leases.renew_seconds (from tenure.toml): must be a number of seconds from 1 to 1000000000"
+def written(path: tuple[str, ...], number: Decimal) -> str:
+    """The number, or a list of it if the setting is a list."""
+    return str(number) if path in NUMBERS else f"[{number}]"
 
 
-@pytest.mark.parametrize("value", ["8080.0", '"8080"', "80_800"])
-def test_a_port_is_a_whole_number_in_its_range(value: str, refusal: Refusal) -> None:
-    assert refusal(toml=f"port = {value}") == "port (from tenure.toml): must be a whole number from 0 to 65535"
+def test_values_at_documented_bounds_are_accepted() -> None:
+    for path, ends in RANGES.items():
+        if path[0] not in ("leases", "sessions"):
+            for end in ends:
+                value = load_one(path, written(path, end))
+                assert (value[0] if isinstance(value, tuple) else value) == end, path
 
 
-@pytest.mark.parametrize("setting", ["lease_seconds", "idle_seconds", "heartbeat_seconds"])
-@pytest.mark.parametrize("value", ["0.5", "0.999", "-1"])
-def test_a_limit_of_sessions_is_none_or_at_least_a_second(setting: str, value: str, refusal: Refusal) -> None:
-    assert "must be 0 or a number of seconds from 1" in refusal(toml=f"sessions.{setting} = {value}")
+def assert_invalid_number(error_message: ErrorMessage, path: tuple[str, ...], value: str) -> None:
+    message = error_message(toml=as_file(ALWAYS_IN_FILE), **{variable(path): value})
+    expected = f"{'.'.join(path)} (from {variable(path)}): must be {rule_of(SETTINGS[path]).allowed}"
+    assert message == expected, value
 
 
-@pytest.mark.parametrize("value", ["0", "1", "1.5"])
-def test_a_lease_of_sessions_takes_decimals_and_none(value: str) -> None:
-    assert load({}, {"TENURE_SESSIONS__LEASE_SECONDS": value}).sessions.lease_seconds == float(value)
+def test_values_outside_documented_bounds_are_rejected(error_message: ErrorMessage) -> None:
+    for path, (least, most) in RANGES.items():
+        step = 1 if "whole" in rule_of(SETTINGS[path]).allowed else Decimal("0.000001")
+        for outside in (least - step, most + step):
+            assert_invalid_number(error_message, path, written(path, outside))
 
 
-def test_a_stream_always_has_limits(refusal: Refusal) -> None:
-    assert refusal(TENURE_STREAMS__LEASE_SECONDS="0").startswith("streams.lease_seconds (from TENURE_STREAMS__LEASE")
+def test_non_number_in_variable_is_rejected(error_message: ErrorMessage) -> None:
+    """Every setting with one of the values, and a setting of each number type with all values."""
+    for number, path in enumerate(NUMBERS):
+        assert_invalid_number(error_message, path, NOT_NUMBERS[number % len(NOT_NUMBERS)])
+    for path, value in product((("port",), ("leases", "renew_seconds"), ("usage", "factors", "1")), NOT_NUMBERS):
+        assert_invalid_number(error_message, path, value)
 
 
-def test_pauses_may_be_none() -> None:
+def test_non_number_in_file_is_rejected(error_message: ErrorMessage) -> None:
+    rule = "must be a number of seconds from 1 to 1000000000"
+    for value in ("nan", "inf", "-inf", "1e400", "true", '"5"', "1979-05-27", "[5]", "{ a = 5 }"):
+        message = error_message(toml=f"leases.renew_seconds = {value}")
+        assert message == f"leases.renew_seconds (from tenure.toml): {rule}", value
+
+
+def test_invalid_port_in_file_is_rejected(error_message: ErrorMessage) -> None:
+    for value in ("8080.0", '"8080"', "80_800"):
+        message = error_message(toml=f"port = {value}")
+        assert message == "port (from tenure.toml): must be a whole number from 0 to 65535", value
+
+
+def test_session_limit_below_one_second_is_rejected(error_message: ErrorMessage) -> None:
+    settings = ("lease_seconds", "idle_seconds", "heartbeat_seconds")
+    for setting, value in product(settings, ("0.5", "0.999", "-1")):
+        message = error_message(toml=f"sessions.{setting} = {value}")
+        assert "must be 0 or a number of seconds from 1" in message, (setting, value)
+
+
+def test_session_lease_accepts_decimals_and_zero() -> None:
+    for value in ("0", "1", "1.5"):
+        assert load({}, {"TENURE_SESSIONS__LEASE_SECONDS": value}).sessions.lease_seconds == float(value)
+
+
+def test_zero_stream_lease_is_rejected(error_message: ErrorMessage) -> None:
+    assert error_message(TENURE_STREAMS__LEASE_SECONDS="0").startswith(
+        "streams.lease_seconds (from TENURE_STREAMS__LEASE"
+    )
+
+
+def test_schedule_accepts_zero() -> None:
     environment = {"TENURE_GATEWAYS__USAGES__URL": "http://127.0.0.1", "TENURE_GATEWAYS__USAGES__SCHEDULE": "[0, 0.5]"}
     assert load({}, environment).gateways["usages"].schedule == (0, 0.5)
 
 
-@pytest.mark.parametrize("words", ["[]", "5", "[-1]", '["5"]', "5, 6", "[[5]]"])
-def test_a_schedule_has_at_least_one_pause(words: str, refusal: Refusal) -> None:
-    message = refusal(TENURE_GATEWAYS__USAGES__URL="http://127.0.0.1", TENURE_GATEWAYS__USAGES__SCHEDULE=words)
-    assert message.endswith("must be a list of one or more numbers of seconds from 0 to 1000000000")
+def test_invalid_schedule_is_rejected(error_message: ErrorMessage) -> None:
+    for value in ("[]", "5", "[-1]", '["5"]', "5, 6", "[[5]]"):
+        message = error_message(
+            TENURE_GATEWAYS__USAGES__URL="http://127.0.0.1", TENURE_GATEWAYS__USAGES__SCHEDULE=value
+        )
+        assert message.endswith("must be a list of one or more numbers of seconds from 0 to 1000000000"), value
 
 
-@pytest.mark.parametrize("words", ["1", "yes", "True", "on", "", "null"])
-def test_a_switch_is_true_or_false(words: str, refusal: Refusal) -> None:
-    assert refusal(TENURE_INSECURE=words) == "insecure (from TENURE_INSECURE): must be true or false"
+def test_switch_other_than_true_or_false_is_rejected(error_message: ErrorMessage) -> None:
+    for value in ("1", "yes", "True", "on", "", "null"):
+        message = error_message(TENURE_INSECURE=value)
+        assert message == "insecure (from TENURE_INSECURE): must be true or false", value
 
 
-@pytest.mark.parametrize(("words", "expected"), [("true", True), ("false", False)])
-def test_a_switch_is_read_from_a_variable(words: str, expected: bool) -> None:
-    assert load({}, {"TENURE_INSECURE": words}).insecure is expected
+def test_switch_is_read_from_variable() -> None:
+    for value, expected in (("true", True), ("false", False)):
+        assert load({}, {"TENURE_INSECURE": value}).insecure is expected
 
 
-@pytest.mark.parametrize("words", ["12", "1.0", "true", "null", "[1]", '{"a": 1}', '"quoted"', " spaced "])
-def test_text_stays_text_whatever_it_looks_like(words: str) -> None:
-    given = {"ISSUER": "https://login.example", "JWKS_URL": "https://login.example/keys", "AUDIENCE": words}
-    oidc = load({}, {f"TENURE_OIDC__{name}": value for name, value in given.items()}).oidc
-    assert oidc is not None
-    assert oidc.audience == words
+def test_text_in_variable_is_not_parsed() -> None:
+    given = {"ISSUER": "https://login.example", "JWKS_URL": "https://login.example/keys"}
+    environment = {f"TENURE_OIDC__{name}": value for name, value in given.items()}
+    for value in ("12", "1.0", "true", "null", "[1]", '{"a": 1}', '"quoted"', " spaced "):
+        oidc = load({}, environment | {"TENURE_OIDC__AUDIENCE": value}).oidc
+        assert oidc is not None
+        assert oidc.audience == value
 
 
-def test_text_in_the_file_is_no_number(refusal: Refusal) -> None:
-    assert refusal(toml="host = 5") == "host (from tenure.toml): must be an address or a host name"
+def test_number_for_text_setting_is_rejected(error_message: ErrorMessage) -> None:
+    assert error_message(toml="host = 5") == "host (from tenure.toml): must be an address or a host name"
 
 
-@pytest.mark.parametrize("words", ["0", "1000000", "0.000001", "999999.999999", "1e3", "2.50000000", "0.1"])
-def test_a_factor_is_exact_from_a_variable(words: str) -> None:
-    factor = load({}, {"TENURE_USAGE__FACTORS__3": words}).usage.factors["3"]
-    assert (type(factor), factor) == (Decimal, Decimal(words))
+def test_factor_from_variable_is_exact() -> None:
+    for value in ("0", "1000000", "0.000001", "999999.999999", "1e3", "2.50000000", "0.1"):
+        factor = load({}, {"TENURE_USAGE__FACTORS__3": value}).usage.factors["3"]
+        assert (type(factor), factor) == (Decimal, Decimal(value))
 
 
-def test_a_factor_is_exact_from_the_file(empty_folder: Path) -> None:
+def test_factor_from_file_is_exact(empty_folder: Path) -> None:
     (empty_folder / "tenure.toml").write_text("usage.factors = { 1 = 0.1, 2 = 999999.999999 }")
     factors = load({}, {"TENURE_USAGE__FACTORS": '{"3": 0.3}'}).usage.factors
     assert {kind: str(factor) for kind, factor in factors.items()} == {"1": "0.1", "2": "999999.999999", "3": "0.3"}
 
 
-@pytest.mark.parametrize("words", ["0.1000000000000000000001", "1e-7", "1000000.0000000000001"])
-def test_no_decimal_of_a_factor_is_lost_on_the_way(words: str, refusal: Refusal) -> None:
-    assert refusal(TENURE_USAGE__FACTORS__1=words).endswith("with at most six decimals")
+def test_factor_in_variable_with_too_many_decimals_is_rejected(error_message: ErrorMessage) -> None:
+    for value in ("0.1000000000000000000001", "1e-7", "1000000.0000000000001"):
+        message = error_message(TENURE_USAGE__FACTORS__1=value)
+        assert message.endswith("with at most six decimals"), value
 
 
-@pytest.mark.parametrize(
-    "value",
-    ["0.1000000000000000000001", "-1", "-0.0", "0.0000001", "1000000.000001", "1000001", "nan", "inf", '"1"', "true"],
-)
-def test_refuses_a_factor_out_of_range_or_with_more_decimals(value: str, refusal: Refusal) -> None:
-    message = refusal(toml=f"usage.factors.2 = {value}")
-    assert message == "usage.factors.2 (from tenure.toml): must be a number from 0 to 1000000 with at most six decimals"
+def test_invalid_factor_in_file_is_rejected(error_message: ErrorMessage) -> None:
+    rule = "must be a number from 0 to 1000000 with at most six decimals"
+    for value in (
+        "0.1000000000000000000001",
+        "-1",
+        "-0.0",
+        "0.0000001",
+        "1000000.000001",
+        "1000001",
+        "nan",
+        "inf",
+        '"1"',
+        "true",
+    ):
+        message = error_message(toml=f"usage.factors.2 = {value}")
+        assert message == f"usage.factors.2 (from tenure.toml): {rule}", value
 
 
-def test_refuses_a_factor_for_a_kind_that_there_is_not(refusal: Refusal) -> None:
-    message = refusal(TENURE_USAGE__FACTORS='{"4": 1}')
+def test_factor_for_unknown_kind_is_rejected(error_message: ErrorMessage) -> None:
+    message = error_message(TENURE_USAGE__FACTORS='{"4": 1}')
     assert message == "usage.factors.4 (from TENURE_USAGE__FACTORS): the name must be 1, 2 or 3"
 
 
-@pytest.mark.parametrize("prefix", ["api", "/api/", "/", "//api", "/a b", "/../x", "/.", "/a?b", "/ä", "/a\n"])
-def test_refuses_a_prefix_that_is_no_path(prefix: str, refusal: Refusal) -> None:
-    assert refusal(flags={"prefix": prefix}).startswith("prefix (from --prefix): must be empty or a path that begins")
+def test_invalid_prefix_is_rejected(error_message: ErrorMessage) -> None:
+    for prefix in ("api", "/api/", "/", "//api", "/a b", "/../x", "/.", "/a?b", "/ä", "/a\n"):
+        message = error_message(flags={"prefix": prefix})
+        assert message.startswith("prefix (from --prefix): must be empty or a path that begins"), prefix
 
 
-@pytest.mark.parametrize("prefix", ["", "/api", "/api/v3", "/a.b/~c_d-e"])
-def test_takes_a_prefix(prefix: str) -> None:
-    assert load({"prefix": prefix}, {}).prefix == prefix
+def test_valid_prefix_is_accepted() -> None:
+    for prefix in ("", "/api", "/api/v3", "/a.b/~c_d-e"):
+        assert load({"prefix": prefix}, {}).prefix == prefix
 
 
-@pytest.mark.parametrize(
-    "host", ["0.0.0.0", "::", "10.0.0.1", "example.com", "[::1]", "127.0.0.1.example.com", "", " "]
-)
-def test_refuses_to_listen_beyond_loopback(host: str, refusal: Refusal) -> None:
-    assert refusal(TENURE_HOST=host).startswith("host (from TENURE_HOST): must be a")
+def test_non_loopback_host_is_rejected(error_message: ErrorMessage) -> None:
+    for host in ("0.0.0.0", "::", "10.0.0.1", "example.com", "[::1]", "127.0.0.1.example.com", "", " "):
+        assert error_message(TENURE_HOST=host).startswith("host (from TENURE_HOST): must be a"), host
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "localhost", "::1"])
-def test_listens_on_loopback(host: str) -> None:
-    assert load({"host": host}, {}).host == host
+def test_loopback_host_is_accepted() -> None:
+    for host in ("127.0.0.1", "127.1.2.3", "localhost", "::1"):
+        assert load({"host": host}, {}).host == host
 
 
-def test_listens_anywhere_if_told_that_it_is_insecure() -> None:
+def test_any_host_is_accepted_with_insecure() -> None:
     assert load({"host": "0.0.0.0", "insecure": True}, {}).host == "0.0.0.0"
 
 
-def test_a_lease_must_be_renewed_before_it_ends(refusal: Refusal) -> None:
-    assert refusal(toml="[leases]\nduration_seconds = 9\nrenew_seconds = 9\n") == (
+def test_renew_seconds_must_be_less_than_lease_duration(error_message: ErrorMessage) -> None:
+    assert error_message(toml="[leases]\nduration_seconds = 9\nrenew_seconds = 9\n") == (
         "leases.renew_seconds (from tenure.toml): must be less than leases.duration_seconds (from tenure.toml)"
     )
 
 
-def test_a_heartbeat_must_come_before_the_lease_ends(refusal: Refusal) -> None:
-    assert refusal(TENURE_SESSIONS__LEASE_SECONDS="9", TENURE_SESSIONS__HEARTBEAT_SECONDS="9") == (
+def test_heartbeat_seconds_must_be_less_than_lease_seconds(error_message: ErrorMessage) -> None:
+    assert error_message(TENURE_SESSIONS__LEASE_SECONDS="9", TENURE_SESSIONS__HEARTBEAT_SECONDS="9") == (
         "sessions.heartbeat_seconds (from TENURE_SESSIONS__HEARTBEAT_SECONDS): "
         "must be less than sessions.lease_seconds (from TENURE_SESSIONS__LEASE_SECONDS)"
     )
 
 
-def test_a_heartbeat_may_be_set_without_a_lease() -> None:
+def test_heartbeat_without_lease_is_accepted() -> None:
     assert load({}, {"TENURE_SESSIONS__HEARTBEAT_SECONDS": "9"}).sessions.heartbeat_seconds == 9
 
 
-def test_refuses_an_unknown_format(refusal: Refusal) -> None:
+def test_unknown_format_is_rejected(error_message: ErrorMessage) -> None:
     assert (
-        refusal(TENURE_USAGE__FORMAT="xml") == "usage.format (from TENURE_USAGE__FORMAT): must be tenure or cloudevents"
+        error_message(TENURE_USAGE__FORMAT="xml")
+        == "usage.format (from TENURE_USAGE__FORMAT): must be tenure or cloudevents"
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "interval"), [("expire-sessions", 10), ("emit-usage", 60), ("prune", 3600), ("watch", 30)]
-)
-def test_a_built_in_job_has_its_interval(name: str, interval: float) -> None:
-    assert Config().job(name) == JobConfig(interval_seconds=interval)
+def test_built_in_jobs_have_default_intervals() -> None:
+    intervals = {"expire-sessions": 10, "emit-usage": 60, "prune": 3600, "watch": 30}
+    for name, interval in intervals.items():
+        assert Config().job(name) == JobConfig(interval_seconds=interval), name
 
 
-def test_a_configured_interval_goes_over_that_of_the_job() -> None:
+def test_configured_interval_overrides_job_default() -> None:
     config = load({}, {"TENURE_JOBS__EMIT_USAGE__INTERVAL_SECONDS": "5.5"})
     assert config.job("emit-usage") == JobConfig(interval_seconds=5.5)
 
 
-def test_a_job_that_is_only_paused_keeps_its_interval() -> None:
+def test_paused_job_keeps_default_interval() -> None:
     job = load({}, {"TENURE_JOBS__PRUNE__PAUSED": "true"}).job("prune")
     assert job == JobConfig(interval_seconds=3600, paused=True)
 
 
-def test_the_interval_of_an_application_is_left_to_it() -> None:
+def test_application_job_has_no_default_interval() -> None:
     assert Config().job("send-invoices").interval_seconds is None
 
 
-def test_a_configuration_cannot_be_changed() -> None:
+def test_config_is_immutable() -> None:
     with pytest.raises(AttributeError):
         load({}, {}).port = 5  # type: ignore[misc]
 
 
-def test_every_setting_says_what_it_takes() -> None:
-    assert all(rule_of(kind).words for kind in SETTINGS.values())
+def test_every_setting_has_a_rule_description() -> None:
+    assert all(rule_of(kind).allowed for kind in SETTINGS.values())

@@ -1,24 +1,78 @@
-import pytest
+"""Fixtures of the conformance tests. They share one PostgreSQL database per worker, emptied after each test."""
 
-from tests.support.databases import Database
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import asyncpg
+import pytest
+from sqlalchemy import Connection
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from tenure.store.engines import open_store
+from tenure.store.tables import metadata
+from tests.support.databases import POOL_SIZE, Database, PostgresClock, PostgresServer
+from tests.support.open_requests import NOON
 from tests.support.usage import install
-from tests.support.wishes import NOON
+
+EMPTY = f"""
+DO $$ BEGIN
+    {" ".join(f"DELETE FROM {table};" for table in metadata.tables)}
+    INSERT INTO installation SELECT * FROM first_installation;
+END $$
+"""
+
+
+class SharedDatabase(Database):
+    """Keeps the connection of `run_sync` open."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url, open_store(url, POOL_SIZE), PostgresClock(url))
+        self._engine = create_async_engine(
+            "postgresql+asyncpg://", async_creator=lambda: asyncpg.connect(url), pool_size=1
+        )
+
+    async def run_sync(self, work: Callable[[Connection], Any]) -> Any:
+        async with self._engine.connect() as connection:
+            return await connection.run_sync(work)
+
+    async def empty(self) -> None:
+        await self.clock.release()
+        await self.execute(EMPTY)
+
+    async def close(self) -> None:
+        await self._engine.dispose()
+        await super().close()
+
+
+@pytest.fixture(scope="session")
+async def shared_postgres_database(postgres: PostgresServer, template: str) -> AsyncIterator[SharedDatabase]:
+    database = SharedDatabase(postgres.url(await postgres.create_database(template)))
+    await database.execute("CREATE TABLE first_installation AS SELECT * FROM installation")
+    yield database
+    await database.close()
+
+
+@pytest.fixture
+async def postgres_database(shared_postgres_database: SharedDatabase) -> AsyncIterator[Database]:
+    """Migrated and empty. Creating and dropping a database takes longer than most of these tests."""
+    yield shared_postgres_database
+    await shared_postgres_database.empty()
 
 
 @pytest.fixture
 async def noon(database: Database) -> None:
-    """Stops the clock there."""
+    """Stops the clock at noon."""
     await database.clock.set(NOON)
 
 
 @pytest.fixture
 async def installed(database: Database) -> None:
-    """At noon, which is not on the grid."""
+    """Stops the clock at noon, where the installation begins. Noon is not on the grid."""
     await database.clock.set(NOON)
     await install(database, NOON)
 
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three sessions a chunk."""
-    monkeypatch.setattr("tenure.store.lives.CHUNK_MAX", 3)
+    """Three sessions per chunk."""
+    monkeypatch.setattr("tenure.store.reads.intervals.CHUNK_MAX", 3)

@@ -1,10 +1,10 @@
-"""No method of the store without a conformance test."""
+"""Every method of the store has a conformance test."""
 
 import ast
 import inspect
 from pathlib import Path
 
-from tenure.store import Store
+from tenure.store.contract import Store
 
 FOLDER = Path(__file__).parent
 

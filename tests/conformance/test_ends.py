@@ -4,12 +4,12 @@ from datetime import timedelta
 
 import pytest
 
-from tenure.model.sessions import CloseReason, End, Ended, Found, Outcome, State
-from tenure.store.store import BATCH_MAX
+from tenure.domain.sessions import CloseReason, EndRequest, EndResult, Found, OpenOutcome, State
+from tenure.store.limits import BATCH_MAX
 from tests.support.databases import Database
 from tests.support.keeping import attach_one, update_one
+from tests.support.open_requests import NOON, SECOND, again, end_one, open_one, request, some_id
 from tests.support.sessions import opened
-from tests.support.wishes import NOON, SECOND, again, end_one, open_one, some_id, wish
 
 pytestmark = pytest.mark.usefixtures("noon")
 
@@ -17,7 +17,7 @@ SECONDS = timedelta(seconds=1)
 MICROSECOND = timedelta(microseconds=1)
 
 
-async def test_end_sessions__ends_a_live_one_now(database: Database) -> None:
+async def test_end_sessions__ends_live_session_now(database: Database) -> None:
     session = await opened(database)
     now = NOON + 3 * SECONDS
     await database.clock.set(now)
@@ -33,7 +33,7 @@ async def test_end_sessions__ends_a_live_one_now(database: Database) -> None:
     assert ended.session == await database.store.get_session(session.session_id)
 
 
-async def test_end_sessions__keeps_the_end_it_has(database: Database) -> None:
+async def test_end_sessions__keeps_existing_end(database: Database) -> None:
     session = await opened(database)
     first = await end_one(database.store, session.session_id, CloseReason.TERMINATED)
     await database.clock.set(NOON + 60 * SECONDS)
@@ -43,7 +43,7 @@ async def test_end_sessions__keeps_the_end_it_has(database: Database) -> None:
     assert (second.session, second.recorded) == (first.session, False)
 
 
-async def test_end_sessions__leaves_a_lapse_its_reason_and_instant(database: Database) -> None:
+async def test_end_sessions__keeps_reason_and_time_of_lapse(database: Database) -> None:
     session = await opened(database, idle_microseconds=5 * SECOND)
     await database.clock.set(NOON + 60 * SECONDS)
     ended = await end_one(database.store, session.session_id, CloseReason.TERMINATED)
@@ -51,45 +51,45 @@ async def test_end_sessions__leaves_a_lapse_its_reason_and_instant(database: Dat
     assert (ended.session.close_reason, ended.session.closed_at) == (CloseReason.IDLE_TIMEOUT, NOON + 5 * SECONDS)
 
 
-async def test_end_sessions__in_the_instant_of_the_start_lasts_a_microsecond(database: Database) -> None:
+async def test_end_sessions__end_at_start_instant_is_recorded_one_microsecond_later(database: Database) -> None:
     session = await opened(database)
     ended = await end_one(database.store, session.session_id, CloseReason.TERMINATED)
     assert ended is not None
     assert ended.session.closed_at == NOON + MICROSECOND
 
 
-async def test_end_sessions__knows_no_unknown_one(database: Database) -> None:
+async def test_end_sessions__returns_unknown_for_unknown_session(database: Database) -> None:
     assert await end_one(database.store, some_id(), CloseReason.TERMINATED) is None
 
 
-async def test_end_sessions__frees_the_key(database: Database) -> None:
-    one = wish()
+async def test_end_sessions__frees_key(database: Database) -> None:
+    one = request()
     await open_one(database.store, one)
     await end_one(database.store, one.session_id, CloseReason.TERMINATED)
     await database.clock.set(NOON + SECONDS)
-    assert (await open_one(database.store, again(one))).outcome is Outcome.CREATED
+    assert (await open_one(database.store, again(one))).outcome is OpenOutcome.CREATED
 
 
-async def test_end_sessions__answers_a_mixed_batch_in_its_order(database: Database) -> None:
+async def test_end_sessions__returns_results_in_request_order_for_mixed_batch(database: Database) -> None:
     live, other, over, lapsed = [await opened(database) for _ in range(3)] + [
         await opened(database, lease_microseconds=10 * SECOND)
     ]
     await end_one(database.store, over.session_id, CloseReason.FAILED)
     now = NOON + 15 * SECONDS
     await database.clock.set(now)
-    asked = [
-        End(lapsed.session_id, "STOPPED"),
-        End(some_id(), "STOPPED"),
-        End(live.session_id, "STOPPED"),
-        End(over.session_id, "STOPPED"),
-        End(other.session_id, "TERMINATED"),
+    requests = [
+        EndRequest(lapsed.session_id, "STOPPED"),
+        EndRequest(some_id(), "STOPPED"),
+        EndRequest(live.session_id, "STOPPED"),
+        EndRequest(over.session_id, "STOPPED"),
+        EndRequest(other.session_id, "TERMINATED"),
     ]
-    answers = await database.store.end_sessions(asked)
-    told = [
+    answers = await database.store.end_sessions(requests)
+    returned = [
         (ended.found, ended.recorded, ended.session and (ended.session.close_reason, ended.session.closed_at))
         for ended in answers
     ]
-    assert told == [
+    assert returned == [
         (Found.OVER, True, ("LEASE_EXPIRED", NOON + 10 * SECONDS)),
         (Found.UNKNOWN, False, None),
         (Found.OVER, True, ("STOPPED", now)),
@@ -98,25 +98,25 @@ async def test_end_sessions__answers_a_mixed_batch_in_its_order(database: Databa
     ]
 
 
-async def test_end_sessions__takes_a_full_batch(database: Database) -> None:
+async def test_end_sessions__accepts_full_batch(database: Database) -> None:
     sessions = [await opened(database) for _ in range(BATCH_MAX)]
     await database.clock.set(NOON + SECONDS)
-    answers = await database.store.end_sessions([End(session.session_id, "STOPPED") for session in sessions])
+    answers = await database.store.end_sessions([EndRequest(session.session_id, "STOPPED") for session in sessions])
     assert [ended.session and ended.session.session_id for ended in answers] == [one.session_id for one in sessions]
     assert (await database.store.count_sessions()).active == 0
 
 
-async def test_end_sessions__leaves_a_closing_session_to_its_stream(database: Database) -> None:
+async def test_end_sessions__does_not_change_closing_session(database: Database) -> None:
     session = await opened(database)
     await attach_one(database.store, session.session_id)
     await database.clock.set(NOON + SECONDS)
     closing = (await update_one(database.store, session.session_id, end="DISCONNECTED")).session
     await database.clock.set(NOON + 2 * SECONDS)
     ended = await end_one(database.store, session.session_id, CloseReason.TERMINATED)
-    assert ended == Ended(Found.OVER, closing)
+    assert ended == EndResult(Found.OVER, closing)
 
 
-async def test_end_sessions__by_a_clock_that_was_stepped_back_ends_after_the_start(database: Database) -> None:
+async def test_end_sessions__ends_after_start_when_clock_was_stepped_back(database: Database) -> None:
     session = await opened(database)
     await database.clock.set(NOON - 5 * SECONDS)
     ended = await end_one(database.store, session.session_id, CloseReason.TERMINATED)

@@ -1,36 +1,38 @@
-"""Whatever takes a fence refuses one that does not hold, and then changes nothing anywhere."""
+"""Every method that takes a fence refuses an invalid one, and then changes nothing."""
 
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime, timedelta
+from itertools import product
 from typing import Any, get_type_hints
 
 import pytest
 from msgspec.structs import replace
 
+from tenure.domain.jobs import RunOutcome
+from tenure.domain.leases import Fence
+from tenure.domain.usage import ChunkBounds, ChunkDigest
 from tenure.errors import LeaseLost
-from tenure.model.leases import Fence, RunOutcome
-from tenure.model.usage import Piece, Seal
-from tenure.store import Store
+from tenure.store.contract import Store
 from tenure.store.engines.postgres.store import PostgresStore
 from tenure.store.engines.sqlite.store import SqliteStore
 from tenure.store.engines.sqlserver.store import SqlServerStore
 from tests.support.databases import Database
 from tests.support.leases import all_tables, begun, every, held, put_row
+from tests.support.open_requests import NOON, SECOND, open_one, request, some_id
 from tests.support.submissions import end, submit
 from tests.support.usage import rules
-from tests.support.wishes import NOON, SECOND, open_one, some_id, wish
 
 TICK = datetime(2041, 3, 1, 12, 1, tzinfo=UTC)
 LOCK_SECONDS = 120
 EXPIRY = TICK + timedelta(seconds=LOCK_SECONDS)
 AGES_AGO = NOON - timedelta(days=999)
-DUE, UNDER_WAY, LEFT_OPEN = (some_id() for _ in range(3))
-"""Submissions."""
+DUE, OPEN, ORPHANED = (some_id() for _ in range(3))
+"""Ids of submissions."""
 OLD, SENT, UNDIVIDED = range(11, 14)
-"""Windows."""
-UNSEALED = some_id()
-"""The submission of a chunk."""
+"""Ids of windows."""
+WITHOUT_DIGEST = some_id()
+"""The id of a chunk's submission."""
 
 ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
     "expire_sessions": {"limit": 9},
@@ -39,20 +41,20 @@ ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
     "finish_run": {"outcome": RunOutcome.SUCCEEDED, "error": None, "retry_microseconds": 0},
     "prune": {"limit": 9},
     "begin_attempts": {"submission_ids": [DUE]},
-    "finish_attempts": {"ends": [end(UNDER_WAY)]},
-    "close_unknown": {"limit": 9},
-    "explain_waiting": {"submission_ids": [DUE], "error": "its gateway is gone"},
+    "finish_attempts": {"ends": [end(OPEN)]},
+    "close_orphaned_attempts": {"limit": 9},
+    "note_waiting_reason": {"submission_ids": [DUE], "error": "its gateway is gone"},
     "cut_usage": {"rules": rules(), "limit": 2},
     "save_chunks": {
         "window_id": UNDIVIDED,
         "first": 1,
-        "pieces": [Piece(some_id(), some_id(), 2, 3)],
+        "bounds": [ChunkBounds(some_id(), some_id(), 2, 3)],
         "complete": True,
     },
-    "seal_chunks": {"seals": [Seal(UNSEALED, b"9" * 32)]},
+    "store_digests": {"digests": [ChunkDigest(WITHOUT_DIGEST, b"9" * 32)]},
     "prune_usage": {"limit": 9},
 }
-"""Of every method that takes a fence, what else it takes. `prepared` has work for each of them."""
+"""The other arguments of every method that takes a fence. `prepared` has work for each method."""
 
 
 def fenced_methods() -> list[str]:
@@ -60,22 +62,24 @@ def fenced_methods() -> list[str]:
     return [name for name, method in methods if Fence in get_type_hints(method).values() and not name.startswith("_")]
 
 
-def test_every_method_that_takes_a_fence_is_tried() -> None:
-    assert set(fenced_methods()) == set(ARGUMENTS), "say what to call it with, and give it something to do"
+def test_every_fenced_method_has_test_arguments() -> None:
+    assert set(fenced_methods()) == set(ARGUMENTS), "add the arguments of the new method, and work for it"
 
 
-@pytest.mark.parametrize("engine", [Store, PostgresStore, SqliteStore, SqlServerStore])
-@pytest.mark.parametrize("name", ARGUMENTS)
-def test_nobody_can_forget_the_fence(engine: type, name: str) -> None:
-    _self, first, *_others = inspect.signature(getattr(engine, name)).parameters.values()
-    assert (first.name, first.annotation, first.default) == ("fence", Fence, inspect.Parameter.empty)
+def test_fence_is_first_required_parameter() -> None:
+    for engine, name in product([Store, PostgresStore, SqliteStore, SqlServerStore], ARGUMENTS):
+        _self, first, *_others = inspect.signature(getattr(engine, name)).parameters.values()
+        assert (first.name, first.annotation, first.default) == ("fence", Fence, inspect.Parameter.empty), (
+            engine,
+            name,
+        )
 
 
 @pytest.fixture
 async def prepared(database: Database) -> tuple[Database, Fence]:
-    """A run and attempts under way, a session that has lapsed, rows to prune: something to do for every method."""
+    """An open run, open attempts, a lapsed session and rows to prune: work for every method."""
     await database.clock.set(NOON)
-    await open_one(database.store, wish(lease_microseconds=SECOND))
+    await open_one(database.store, request(lease_microseconds=SECOND))
     await put_row(
         database,
         "lease_history",
@@ -97,13 +101,13 @@ async def prepared(database: Database) -> tuple[Database, Fence]:
 
 
 async def prepare_submissions(database: Database, fence: Fence) -> None:
-    """One that is due, one that is being sent, one of which an executor before has left an attempt open."""
-    await database.store.accept_submissions([submit(submission_id=each) for each in (DUE, UNDER_WAY, LEFT_OPEN)])
-    await database.store.begin_attempts(fence, [UNDER_WAY])
+    """A submission that is due, one with an open attempt, and one with an attempt that an earlier epoch left open."""
+    await database.store.accept_submissions([submit(submission_id=each) for each in (DUE, OPEN, ORPHANED)])
+    await database.store.begin_attempts(fence, [OPEN])
     await put_row(
         database,
         "submission_attempts",
-        submission_id=LEFT_OPEN,
+        submission_id=ORPHANED,
         number=1,
         epoch=fence.epoch - 1,
         holder="three",
@@ -112,7 +116,7 @@ async def prepare_submissions(database: Database, fence: Fence) -> None:
 
 
 async def prepare_usage(database: Database) -> None:
-    """A window that was kept long enough, one with a chunk that was never sent, and one that is not divided."""
+    """A window past its retention, one with a chunk that was never sent, and an undivided one."""
     await put_row(database, "usage_eras", era=1, started_at=AGES_AGO, factor_1=1, factor_2=2, factor_3=3)
     for window_id in (OLD, SENT, UNDIVIDED):
         ended_at = AGES_AGO + timedelta(days=window_id)
@@ -135,7 +139,7 @@ async def prepare_usage(database: Database) -> None:
         sessions=5,
         first_session_id=some_id(),
         last_session_id=some_id(),
-        submission_id=UNSEALED,
+        submission_id=WITHOUT_DIGEST,
         usage_millionths=7,
     )
 
@@ -145,7 +149,7 @@ async def call(store: Store, name: str, fence: Fence) -> None:
 
 
 @pytest.mark.parametrize("name", ARGUMENTS)
-async def test_with_a_fence_that_holds_each_has_something_to_do(prepared: tuple[Database, Fence], name: str) -> None:
+async def test_fenced_methods_write_with_valid_fence(prepared: tuple[Database, Fence], name: str) -> None:
     database, fence = prepared
     await database.clock.set(EXPIRY - timedelta(microseconds=1))
     before = await all_tables(database)
@@ -153,10 +157,10 @@ async def test_with_a_fence_that_holds_each_has_something_to_do(prepared: tuple[
     assert await all_tables(database) != before
 
 
-# What makes a fence that held not hold. Each returns the one to show.
+# Ways to lose a lease. Each returns the fence that no longer holds.
 
 
-async def _run_out(database: Database, fence: Fence) -> Fence:
+async def _expired(database: Database, fence: Fence) -> Fence:
     await database.clock.set(EXPIRY)
     return fence
 
@@ -180,74 +184,73 @@ async def _taken_after_it_was_resigned(database: Database, fence: Fence) -> Fenc
 
 
 async def _taken_and_the_clock_stepped_back(database: Database, fence: Fence) -> Fence:
-    """By the clock alone, the old epoch would have its lease back."""
+    """By the clock alone, the old epoch would hold its lease again."""
     await database.clock.set(EXPIRY)
     await begun(database.store, "tidy", "one")
     await database.clock.set(TICK)
     return fence
 
 
-async def _taken_and_given_up(database: Database, fence: Fence) -> Fence:
+async def _taken_and_released(database: Database, fence: Fence) -> Fence:
     await database.clock.set(EXPIRY)
     await database.store.release_lease(await begun(database.store, "tidy", "one"))
     return fence
 
 
-async def _of_another_holder(_database: Database, fence: Fence) -> Fence:
-    return replace(fence, holder="two")
-
-
-async def _of_an_epoch_to_come(_database: Database, fence: Fence) -> Fence:
-    return replace(fence, epoch=fence.epoch + 1)
-
-
-async def _of_another_lease(_database: Database, fence: Fence) -> Fence:
-    """Which somebody else holds, in an epoch of the same number."""
-    return replace(fence, name="leader")
-
-
-async def _that_never_existed(_database: Database, fence: Fence) -> Fence:
-    return replace(fence, name="job:nobody")
-
-
-async def _given_up(database: Database, fence: Fence) -> Fence:
+async def _released(database: Database, fence: Fence) -> Fence:
     await database.store.resign_lease(fence.name)
     return fence
 
 
 LOSSES: list[Callable[[Database, Fence], Awaitable[Fence]]] = [
-    _run_out,
+    _expired,
     _taken_by_another,
     _taken_again_by_its_own_holder,
     _taken_after_it_was_resigned,
     _taken_and_the_clock_stepped_back,
-    _taken_and_given_up,
-    _of_another_holder,
-    _of_an_epoch_to_come,
-    _of_another_lease,
-    _that_never_existed,
-    _given_up,
+    _taken_and_released,
+    _released,
 ]
-QUIET = {(_given_up, "release_lease")}
-"""To release what was released before is no loss: the answer was."""
+NOT_REFUSED = {(_released, "release_lease")}
+"""A repeated release after a lost answer does not raise."""
 
 
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.__name__.strip("_"))
-async def test_with_a_fence_that_does_not_hold_nothing_is_done(
+async def test_fenced_methods_raise_lease_lost_and_write_nothing_after_lease_is_lost(
     prepared: tuple[Database, Fence], loss: Callable[[Database, Fence], Awaitable[Fence]]
 ) -> None:
     database, fence = prepared
     lost = await loss(database, fence)
     before = await all_tables(database)
     for name in ARGUMENTS:
-        if (loss, name) not in QUIET:
+        if (loss, name) not in NOT_REFUSED:
             with pytest.raises(LeaseLost):
                 await call(database.store, name, lost)
-            assert await all_tables(database) == before, name
+    assert await all_tables(database) == before
 
 
-async def test_a_refused_write_says_whose_fence_it_was(prepared: tuple[Database, Fence]) -> None:
+async def test_fenced_methods_raise_lease_lost_and_write_nothing_with_fence_never_issued(
+    prepared: tuple[Database, Fence],
+) -> None:
+    database, fence = prepared
+    never_issued = {
+        "another holder": replace(fence, holder="two"),
+        "next epoch": replace(fence, epoch=fence.epoch + 1),
+        "lease that another holder has in an epoch with this number": replace(fence, name="leader"),
+        "unknown lease": replace(fence, name="job:unknown"),
+    }
+    before = await all_tables(database)
+    for (case, invalid), name in product(never_issued.items(), ARGUMENTS):
+        try:
+            await call(database.store, name, invalid)
+        except LeaseLost:
+            continue
+        pytest.fail(f"{name} accepted a fence of: {case}")
+    assert await all_tables(database) == before
+
+
+async def test_lease_lost_names_holder_lease_and_epoch(prepared: tuple[Database, Fence]) -> None:
     database, fence = prepared
     for name in ARGUMENTS:
-        with pytest.raises(LeaseLost, match=r"nobody.*job:tidy.* 71"):
-            await call(database.store, name, replace(fence, holder="nobody", epoch=71))
+        with pytest.raises(LeaseLost, match=r"stranger.*job:tidy.* 71"):
+            await call(database.store, name, replace(fence, holder="stranger", epoch=71))

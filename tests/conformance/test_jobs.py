@@ -8,14 +8,23 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from tenure.errors import LeaseLost
+from tenure.domain.job_grid import RETRY_MAX_SECONDS, grid_after, grid_at
+from tenure.domain.jobs import (
+    BeginRunOutcome,
+    BeginRunResult,
+    Job,
+    JobCommand,
+    JobRun,
+    JobSettings,
+    RunOutcome,
+)
+from tenure.domain.leases import Fence
+from tenure.errors import ERROR_MAX, LeaseLost
 from tenure.ids import new_id
-from tenure.model.leases import ERROR_MAX, BeginFound, Begun, Fence, Job, JobCommand, JobRun, JobSettings, RunOutcome
-from tenure.schedule import grid_after
-from tenure.store.store import Topic
+from tenure.store.contract import Store, Topic
 from tests.support.databases import Database
 from tests.support.leases import MICROSECOND, TIMEOUT, all_tables, begin, begun, every, held, sibling, table, taken
-from tests.support.wishes import NOON, SECOND
+from tests.support.open_requests import NOON, SECOND
 
 pytestmark = pytest.mark.usefixtures("noon")
 
@@ -23,26 +32,26 @@ SECONDS = timedelta(seconds=1)
 MINUTE = 60 * SECOND
 TICK = datetime(2041, 3, 1, 12, 1, tzinfo=UTC)
 """The first after noon on the grid of a minute."""
-IDLE = Begun(BeginFound.IDLE)
-HELD = Begun(BeginFound.HELD)
+IDLE = BeginRunResult(BeginRunOutcome.IDLE)
+HELD = BeginRunResult(BeginRunOutcome.HELD)
 SUCCEEDED, FAILED, ABANDONED = RunOutcome.SUCCEEDED, RunOutcome.FAILED, RunOutcome.ABANDONED
 
 
 @pytest.fixture
 async def tidy(database: Database) -> Database:
-    """With a job that runs every minute."""
+    """A database with a job that runs every minute."""
     await database.store.register_jobs([every(MINUTE)])
     return database
 
 
 def job(**given: Any) -> Job:
-    """As it is just registered at noon."""
+    """The job after its registration at noon."""
     values: dict[str, Any] = {"next_run_at": TICK, "run_count": 0, "failures_in_a_row": 0, "paused": False}
     return Job(name="tidy", interval_microseconds=MINUTE, lock_timeout_microseconds=TIMEOUT, **{**values, **given})
 
 
 def run(epoch: int = 1, **given: Any) -> JobRun:
-    """As it has just begun at its tick."""
+    """The run that has just begun at its tick."""
     values: dict[str, Any] = {"holder": "test", "started_at": TICK}
     return JobRun(job="tidy", epoch=epoch, **{**values, **given})
 
@@ -70,7 +79,7 @@ async def finish(database: Database, fence: Fence, outcome: RunOutcome, error: s
 # Registering
 
 
-async def test_register_jobs__makes_a_row_for_each(database: Database) -> None:
+async def test_register_jobs__creates_row_for_each_job(database: Database) -> None:
     await database.store.register_jobs([every(MINUTE), every(7 * SECOND, "watch", timeout=9 * SECOND, paused=True)])
     watch = Job(
         name="watch",
@@ -106,7 +115,7 @@ async def test_register_jobs__computes_the_grid_to_the_microsecond(database: Dat
     assert found == expected
 
 
-async def test_register_jobs__does_nothing_twice(tidy: Database) -> None:
+async def test_register_jobs__changes_nothing_when_repeated(tidy: Database) -> None:
     await begun_at(tidy, TICK)
     before = await all_tables(tidy)
     await tidy.clock.set(TICK + 600 * SECONDS)
@@ -114,7 +123,7 @@ async def test_register_jobs__does_nothing_twice(tidy: Database) -> None:
     assert await all_tables(tidy) == before
 
 
-async def test_register_jobs__pauses_only_what_is_new(tidy: Database) -> None:
+async def test_register_jobs__applies_paused_setting_to_new_jobs_only(tidy: Database) -> None:
     await tidy.store.register_jobs([every(MINUTE, paused=True)])
     assert not (await the_job(tidy)).paused
     await tidy.store.command_job("tidy", JobCommand.PAUSE)
@@ -130,20 +139,20 @@ async def test_register_jobs__pauses_only_what_is_new(tidy: Database) -> None:
         (1_000_003, grid_after(1_000_003, NOON)),
     ],
 )
-async def test_register_jobs__brings_the_next_run_nearer_but_never_puts_it_off(
+async def test_register_jobs__moves_next_run_earlier_but_never_later(
     tidy: Database, interval: int, next_run_at: datetime
 ) -> None:
     await tidy.store.register_jobs([every(interval)])
     assert await the_job(tidy) == replace(job(), interval_microseconds=interval, next_run_at=next_run_at)
 
 
-async def test_register_jobs__keeps_a_tick_that_was_missed_when_the_interval_changes(tidy: Database) -> None:
+async def test_register_jobs__keeps_missed_tick_when_interval_changes(tidy: Database) -> None:
     await tidy.clock.set(TICK + 600 * SECONDS)
     await tidy.store.register_jobs([every(10 * SECOND)])
     assert (await the_job(tidy)).next_run_at == TICK
 
 
-async def test_register_jobs__changes_the_lock_timeout_and_nothing_else(tidy: Database) -> None:
+async def test_register_jobs__changes_only_lock_timeout(tidy: Database) -> None:
     await finish(tidy, await begun_at(tidy, TICK), FAILED, "no luck")
     await tidy.store.command_job("tidy", JobCommand.PAUSE)
     before = await the_job(tidy)
@@ -152,7 +161,7 @@ async def test_register_jobs__changes_the_lock_timeout_and_nothing_else(tidy: Da
     assert await the_job(tidy) == replace(before, lock_timeout_microseconds=9 * SECOND)
 
 
-async def test_register_jobs__by_many_instances_at_once_makes_each_job_once(database: Database) -> None:
+async def test_register_jobs__creates_each_job_once_from_concurrent_stores(database: Database) -> None:
     stores = [sibling(database) for _ in range(4)]
     settings = [every(MINUTE, f"job {number}") for number in range(20)]
     orders = [settings, settings[::-1], settings[10:] + settings[:10], settings[5:] + settings[:5]]
@@ -165,24 +174,24 @@ async def test_register_jobs__by_many_instances_at_once_makes_each_job_once(data
 # Beginning a run
 
 
-async def test_begin_run__knows_no_such_job(tidy: Database) -> None:
+async def test_begin_run__returns_idle_for_unknown_job(tidy: Database) -> None:
     await tidy.clock.set(TICK)
     before = await all_tables(tidy)
     assert await begin(tidy.store, "Tidy") == IDLE
     assert await all_tables(tidy) == before
 
 
-async def test_begin_run__has_nothing_to_do_before_the_tick(tidy: Database) -> None:
+async def test_begin_run__returns_idle_before_tick(tidy: Database) -> None:
     before = await all_tables(tidy)
     await tidy.clock.set(TICK - MICROSECOND)
     assert await begin(tidy.store, "tidy") == IDLE
     assert await all_tables(tidy) == before
 
 
-async def test_begin_run__takes_the_lock_at_the_tick_and_notes_the_run(tidy: Database) -> None:
+async def test_begin_run__acquires_lock_and_records_run_at_tick(tidy: Database) -> None:
     await tidy.clock.set(TICK)
-    assert await begin(tidy.store, "tidy", "one") == Begun(
-        BeginFound.BEGUN,
+    assert await begin(tidy.store, "tidy", "one") == BeginRunResult(
+        BeginRunOutcome.BEGUN,
         Fence("job:tidy", "one", 1),
         started_at=TICK,
         expires_at=TICK + 120 * SECONDS,
@@ -199,7 +208,7 @@ async def test_begin_run__takes_the_lock_at_the_tick_and_notes_the_run(tidy: Dat
 
 
 @pytest.mark.parametrize("holder", ["one", "two"])
-async def test_begin_run__finds_it_held_until_the_lock_runs_out(tidy: Database, holder: str) -> None:
+async def test_begin_run__returns_held_until_lock_expires(tidy: Database, holder: str) -> None:
     await begun_at(tidy, TICK, "one")
     before = await all_tables(tidy)
     await tidy.clock.set(TICK + 120 * SECONDS - MICROSECOND)
@@ -207,7 +216,7 @@ async def test_begin_run__finds_it_held_until_the_lock_runs_out(tidy: Database, 
     assert await all_tables(tidy) == before
 
 
-async def test_begin_run__finds_its_own_work_when_repeated(tidy: Database) -> None:
+async def test_begin_run__returns_same_run_when_repeated(tidy: Database) -> None:
     attempt = new_id()
     await tidy.clock.set(TICK)
     first = await tidy.store.begin_run("tidy", "one", attempt)
@@ -217,8 +226,8 @@ async def test_begin_run__finds_its_own_work_when_repeated(tidy: Database) -> No
     assert await all_tables(tidy) == before
 
 
-async def test_begin_run__finds_its_own_work_when_repeated_although_it_was_paused_since(tidy: Database) -> None:
-    """Otherwise nobody runs it until the lock has run out."""
+async def test_begin_run__returns_same_run_when_repeated_after_pause(tidy: Database) -> None:
+    """Otherwise the job could not run until the lock expires."""
     attempt = new_id()
     await tidy.clock.set(TICK)
     first = await tidy.store.begin_run("tidy", "one", attempt)
@@ -226,7 +235,7 @@ async def test_begin_run__finds_its_own_work_when_repeated_although_it_was_pause
     assert await tidy.store.begin_run("tidy", "one", attempt) == first
 
 
-async def test_begin_run__finds_its_own_work_when_repeated_although_the_clock_was_stepped_back(tidy: Database) -> None:
+async def test_begin_run__returns_same_run_when_repeated_after_clock_step_back(tidy: Database) -> None:
     attempt = new_id()
     await tidy.clock.set(TICK)
     first = await tidy.store.begin_run("tidy", "one", attempt)
@@ -234,7 +243,7 @@ async def test_begin_run__finds_its_own_work_when_repeated_although_the_clock_wa
     assert await tidy.store.begin_run("tidy", "one", attempt) == first
 
 
-async def test_begin_run__leaves_a_lock_alone_that_somebody_took_without_a_run(tidy: Database) -> None:
+async def test_begin_run__returns_held_when_lock_was_acquired_without_run(tidy: Database) -> None:
     await held(tidy.store, "job:tidy")
     before = await all_tables(tidy)
     await tidy.clock.set(TICK)
@@ -242,22 +251,22 @@ async def test_begin_run__leaves_a_lock_alone_that_somebody_took_without_a_run(t
     assert await all_tables(tidy) == before
 
 
-async def test_begin_run__leaves_what_is_paused(tidy: Database) -> None:
+async def test_begin_run__returns_idle_while_paused(tidy: Database) -> None:
     await tidy.store.command_job("tidy", JobCommand.PAUSE)
     await tidy.clock.set(TICK)
     assert await begin(tidy.store, "tidy") == IDLE
 
 
-async def test_begin_run__begins_what_was_asked_for_before_its_tick(tidy: Database) -> None:
+async def test_begin_run__begins_requested_run_before_tick(tidy: Database) -> None:
     await tidy.store.command_job("tidy", JobCommand.RUN)
     found = await begin(tidy.store, "tidy")
-    assert (found.found, found.started_at, found.tick_at) == (BeginFound.BEGUN, NOON, None)
+    assert (found.found, found.started_at, found.tick_at) == (BeginRunOutcome.BEGUN, NOON, None)
 
 
-async def test_begin_run__begins_what_was_asked_for_although_it_is_paused(tidy: Database) -> None:
+async def test_begin_run__begins_requested_run_while_paused(tidy: Database) -> None:
     await tidy.store.command_job("tidy", JobCommand.PAUSE)
     await tidy.store.command_job("tidy", JobCommand.RUN)
-    assert (await begin(tidy.store, "tidy")).found is BeginFound.BEGUN
+    assert (await begin(tidy.store, "tidy")).found is BeginRunOutcome.BEGUN
 
 
 async def test_begin_run__runs_missed_ticks_once(tidy: Database) -> None:
@@ -271,21 +280,21 @@ async def test_begin_run__runs_missed_ticks_once(tidy: Database) -> None:
     assert (await the_job(tidy)).next_run_at == TICK + 6 * 60 * SECONDS
 
 
-async def test_begin_run__waits_after_a_failure_to_the_microsecond(tidy: Database) -> None:
+async def test_begin_run__waits_for_exact_retry_delay_after_failure(tidy: Database) -> None:
     await finish(tidy, await begun_at(tidy, TICK), FAILED)
     await tidy.clock.set(TICK + 7 * SECONDS - MICROSECOND)
     assert await begin(tidy.store, "tidy") == IDLE
     await tidy.clock.set(TICK + 7 * SECONDS)
     found = await begin(tidy.store, "tidy")
-    assert (found.found, found.tick_at, found.failures_in_a_row) == (BeginFound.BEGUN, TICK, 1)
+    assert (found.found, found.tick_at, found.failures_in_a_row) == (BeginRunOutcome.BEGUN, TICK, 1)
 
 
-async def test_begin_run__reclaims_what_a_dead_holder_left(tidy: Database) -> None:
+async def test_begin_run__reclaims_run_of_dead_holder(tidy: Database) -> None:
     await begun_at(tidy, TICK, "one")
     now = TICK + 120 * SECONDS
     await tidy.clock.set(now)
-    assert await begin(tidy.store, "tidy", "two") == Begun(
-        BeginFound.BEGUN,
+    assert await begin(tidy.store, "tidy", "two") == BeginRunResult(
+        BeginRunOutcome.BEGUN,
         Fence("job:tidy", "two", 2),
         started_at=now,
         expires_at=now + 120 * SECONDS,
@@ -297,11 +306,11 @@ async def test_begin_run__reclaims_what_a_dead_holder_left(tidy: Database) -> No
     assert await the_job(tidy) == job(
         last_start_at=now, run_count=2, failures_in_a_row=1, last_error="abandoned by one"
     )
-    over = run(holder="one", ended_at=now, outcome="abandoned", error="its lock ran out")
+    over = run(holder="one", ended_at=now, outcome="abandoned", error="its lock expired")
     assert await runs(tidy) == [run(2, holder="two", started_at=now), over]
 
 
-async def test_begin_run__says_when_a_reclaimed_run_lost_its_lock_and_not_when_somebody_came_by(tidy: Database) -> None:
+async def test_begin_run__records_lock_expiry_as_end_of_reclaimed_run(tidy: Database) -> None:
     fence = await begun_at(tidy, TICK)
     await tidy.clock.set(TICK + 50 * SECONDS)
     await tidy.store.renew_lease(fence, TIMEOUT)
@@ -311,7 +320,7 @@ async def test_begin_run__says_when_a_reclaimed_run_lost_its_lock_and_not_when_s
     assert (await runs(tidy))[1].ended_at == TICK + 170 * SECONDS
 
 
-async def test_begin_run__reclaims_at_once_what_lost_its_lock_by_request(tidy: Database) -> None:
+async def test_begin_run__reclaims_run_immediately_after_resign(tidy: Database) -> None:
     await begun_at(tidy, TICK, "one")
     now = TICK + 9 * SECONDS
     await tidy.clock.set(now)
@@ -322,8 +331,8 @@ async def test_begin_run__reclaims_at_once_what_lost_its_lock_by_request(tidy: D
     assert (await runs(tidy))[1] == over
 
 
-async def test_begin_run__reclaims_nothing_where_the_lock_alone_ran_out(tidy: Database) -> None:
-    """Of a run that had finished, or of somebody who took the lock without a run."""
+async def test_begin_run__reclaims_nothing_when_expired_lock_had_no_run(tidy: Database) -> None:
+    """After a run that finished, or after a holder that took the lock without a run."""
     await finish(tidy, await begun_at(tidy, TICK), SUCCEEDED)
     await taken(tidy.store, "job:tidy", "two", SECOND)
     fence = await begun_at(tidy, TICK + 60 * SECONDS, "three")
@@ -331,14 +340,14 @@ async def test_begin_run__reclaims_nothing_where_the_lock_alone_ran_out(tidy: Da
     assert (await the_job(tidy)).failures_in_a_row == 0
 
 
-async def test_begin_run__goes_by_a_lock_timeout_that_was_changed(tidy: Database) -> None:
+async def test_begin_run__uses_changed_lock_timeout(tidy: Database) -> None:
     await tidy.store.register_jobs([every(MINUTE, timeout=9 * SECOND)])
     await tidy.clock.set(TICK)
     found = await begin(tidy.store, "tidy")
     assert (found.lock_timeout_microseconds, found.expires_at) == (9 * SECOND, TICK + 9 * SECONDS)
 
 
-async def test_begin_run__by_many_stores_at_once_begins_one(tidy: Database) -> None:
+async def test_begin_run__begins_one_run_among_concurrent_stores(tidy: Database) -> None:
     stores = [sibling(tidy) for _ in range(6)]
     await tidy.clock.set(TICK)
     found = await asyncio.gather(*(begin(store, "tidy", f"holder {n}") for n, store in enumerate(stores)))
@@ -348,10 +357,175 @@ async def test_begin_run__by_many_stores_at_once_begins_one(tidy: Database) -> N
     assert len(await runs(tidy)) == 1
 
 
+# Beginning a run after the clock was stepped back
+
+
+async def done_at(database: Database, instant: datetime) -> None:
+    """A run that began at that instant and succeeded immediately."""
+    await finish(database, await begun_at(database, instant), SUCCEEDED)
+
+
+STEPPED_BACK = TICK - 600 * SECONDS + 7 * SECONDS
+"""Ten intervals back, seven seconds after a tick."""
+AGAIN = TICK - 600 * SECONDS
+"""The tick before that."""
+
+
+async def test_begin_run__begins_at_once_after_clock_step_back_of_several_intervals(tidy: Database) -> None:
+    await done_at(tidy, TICK)
+    await tidy.clock.set(STEPPED_BACK)
+    assert await begin(tidy.store, "tidy", "one") == BeginRunResult(
+        BeginRunOutcome.BEGUN,
+        Fence("job:tidy", "one", 2),
+        started_at=STEPPED_BACK,
+        expires_at=STEPPED_BACK + 120 * SECONDS,
+        tick_at=AGAIN,
+        lock_timeout_microseconds=TIMEOUT,
+        failures_in_a_row=0,
+        reclaimed=None,
+        clock_behind=TICK + 60 * SECONDS,
+    )
+    assert await the_job(tidy) == job(
+        next_run_at=AGAIN,
+        last_start_at=STEPPED_BACK,
+        last_success_at=TICK,
+        last_duration_microseconds=0,
+        run_count=2,
+    )
+
+
+async def test_begin_run__runs_tick_by_tick_after_clock_step_back(tidy: Database) -> None:
+    await done_at(tidy, TICK)
+    await done_at(tidy, STEPPED_BACK)
+    assert (await the_job(tidy)).next_run_at == AGAIN + 60 * SECONDS
+    for minutes in range(1, 12):
+        tick_at = AGAIN + minutes * 60 * SECONDS
+        await tidy.clock.set(tick_at - MICROSECOND)
+        assert await begin(tidy.store, "tidy") == IDLE
+        await tidy.clock.set(tick_at)
+        found = await begin(tidy.store, "tidy")
+        assert (found.tick_at, found.clock_behind) == (tick_at, None)
+        assert found.fence is not None
+        await finish(tidy, found.fence, SUCCEEDED)
+
+
+@pytest.mark.parametrize("seconds", [0.000_001, 7, 59.999_999])
+async def test_begin_run__runs_no_tick_twice_after_clock_step_back_of_less_than_an_interval(
+    tidy: Database, seconds: float
+) -> None:
+    """At any point of the interval, so the new time lies on either side of a tick."""
+    await done_at(tidy, TICK)
+    before = await all_tables(tidy)
+    for begun_after in (0, 0.000_001, 3, 59.999_999):
+        await tidy.clock.set(TICK + (begun_after - seconds) * SECONDS)
+        assert await begin(tidy.store, "tidy") == IDLE
+    assert await all_tables(tidy) == before
+    await tidy.clock.set(TICK + 60 * SECONDS)
+    found = await begin(tidy.store, "tidy")
+    assert (found.tick_at, found.clock_behind) == (TICK + 60 * SECONDS, None)
+
+
+async def test_begin_run__moves_tick_back_if_it_is_more_than_two_intervals_ahead(tidy: Database) -> None:
+    await tidy.clock.set(TICK - 120 * SECONDS)
+    assert await begin(tidy.store, "tidy") == IDLE
+    await tidy.clock.set(TICK - 120 * SECONDS - MICROSECOND)
+    found = await begin(tidy.store, "tidy")
+    assert (found.tick_at, found.clock_behind) == (TICK - 180 * SECONDS, TICK)
+
+
+async def test_begin_run__runs_each_tick_once_on_two_stores_after_clock_step_back(tidy: Database) -> None:
+    await done_at(tidy, TICK)
+    stores = [sibling(tidy) for _ in range(2)]
+    for minutes in range(3):
+        await tidy.clock.set(STEPPED_BACK + minutes * 60 * SECONDS)
+        found = [one for _ in range(3) for one in await asyncio.gather(*map(run_now, stores))]
+        assert [one.tick_at for one in found if one.fence is not None] == [AGAIN + minutes * 60 * SECONDS]
+        assert sum(one.clock_behind is not None for one in found) == (minutes == 0)
+    for store in stores:
+        await store.close()
+
+
+async def run_now(store: Store) -> BeginRunResult:
+    """Runs the job if it is due and no other store runs it."""
+    found = await begin(store, "tidy", f"holder {id(store)}")
+    if found.fence is not None:
+        await store.finish_run(found.fence, SUCCEEDED, None, 0)
+    return found
+
+
+async def test_begin_run__retries_after_pause_when_run_after_clock_step_back_failed(tidy: Database) -> None:
+    await done_at(tidy, TICK)
+    await finish(tidy, await begun_at(tidy, STEPPED_BACK), FAILED, "no luck")
+    await tidy.clock.set(STEPPED_BACK + 7 * SECONDS - MICROSECOND)
+    assert await begin(tidy.store, "tidy") == IDLE
+    await tidy.clock.set(STEPPED_BACK + 7 * SECONDS)
+    found = await begin(tidy.store, "tidy")
+    assert (found.tick_at, found.failures_in_a_row, found.clock_behind) == (AGAIN, 1, None)
+
+
+async def test_begin_run__moves_tick_back_for_requested_run_after_clock_step_back(tidy: Database) -> None:
+    await done_at(tidy, TICK)
+    await tidy.clock.set(STEPPED_BACK)
+    await tidy.store.command_job("tidy", JobCommand.RUN)
+    found = await begin(tidy.store, "tidy")
+    assert (found.tick_at, found.clock_behind) == (AGAIN, TICK + 60 * SECONDS)
+    assert found.fence is not None
+    await finish(tidy, found.fence, SUCCEEDED)
+    after = await the_job(tidy)
+    assert (after.requested_at, after.next_run_at) == (None, AGAIN + 60 * SECONDS)
+
+
+async def test_begin_run__ignores_paused_job_after_clock_step_back_until_resumed(tidy: Database) -> None:
+    await done_at(tidy, TICK)
+    await tidy.store.command_job("tidy", JobCommand.PAUSE)
+    await tidy.clock.set(STEPPED_BACK)
+    assert await begin(tidy.store, "tidy") == IDLE
+    await tidy.store.command_job("tidy", JobCommand.RUN)
+    found = await begin(tidy.store, "tidy")
+    assert (found.found, found.tick_at, found.clock_behind) == (BeginRunOutcome.BEGUN, None, None)
+    assert found.fence is not None
+    await finish(tidy, found.fence, SUCCEEDED)
+    assert (await the_job(tidy)).next_run_at == TICK + 60 * SECONDS
+    await tidy.store.command_job("tidy", JobCommand.RESUME)
+    found = await begin(tidy.store, "tidy")
+    assert (found.tick_at, found.clock_behind) == (AGAIN, TICK + 60 * SECONDS)
+
+
+async def test_begin_run__ignores_retry_further_ahead_than_longest_pause(tidy: Database) -> None:
+    fence = await begun_at(tidy, TICK)
+    longest = RETRY_MAX_SECONDS * SECONDS
+    await tidy.store.finish_run(fence, FAILED, None, RETRY_MAX_SECONDS * SECOND + 1)
+    assert (await the_job(tidy)).retry_at == TICK + longest + MICROSECOND
+    await tidy.clock.set(TICK + MICROSECOND)
+    assert await begin(tidy.store, "tidy") == IDLE
+    await tidy.clock.set(TICK)
+    assert (await begin(tidy.store, "tidy")).tick_at == TICK
+
+
+async def test_begin_run__waits_for_failed_tick_after_clock_step_back(tidy: Database) -> None:
+    await finish(tidy, await begun_at(tidy, TICK + 50 * SECONDS), FAILED)
+    await tidy.clock.set(TICK - 20 * SECONDS)
+    assert await begin(tidy.store, "tidy") == IDLE
+    await tidy.clock.set(TICK)
+    assert await begin(tidy.store, "tidy") == IDLE, "its retry is near enough to count again"
+    await tidy.clock.set(TICK + 57 * SECONDS)
+    assert (await begin(tidy.store, "tidy")).tick_at == TICK
+
+
+async def test_begin_run__returns_its_own_run_when_repeated_after_clock_step_back(tidy: Database) -> None:
+    await done_at(tidy, TICK)
+    attempt = new_id()
+    await tidy.clock.set(STEPPED_BACK)
+    first = await tidy.store.begin_run("tidy", "one", attempt)
+    before = await all_tables(tidy)
+    assert await tidy.store.begin_run("tidy", "one", attempt) == replace(first, clock_behind=None)
+    assert await all_tables(tidy) == before
+
+
 # Finishing a run
 
 
-async def test_finish_run__that_succeeded_moves_on_to_the_next_tick(tidy: Database) -> None:
+async def test_finish_run__success_moves_next_run_to_next_tick(tidy: Database) -> None:
     await finish(tidy, await begun_at(tidy, TICK - MICROSECOND + 90 * SECONDS), SUCCEEDED)
     started_at = TICK - MICROSECOND + 90 * SECONDS
     assert await the_job(tidy) == job(
@@ -363,7 +537,7 @@ async def test_finish_run__that_succeeded_moves_on_to_the_next_tick(tidy: Databa
     )
 
 
-async def test_finish_run__that_succeeded_forgets_all_trouble(tidy: Database) -> None:
+async def test_finish_run__success_clears_failures_and_last_error(tidy: Database) -> None:
     await finish(tidy, await begun_at(tidy, TICK), FAILED, "no luck")
     fence = await begun_at(tidy, TICK + 8 * SECONDS)
     now = TICK + 11 * SECONDS + MICROSECOND
@@ -379,7 +553,7 @@ async def test_finish_run__that_succeeded_forgets_all_trouble(tidy: Database) ->
     assert (await runs(tidy))[0] == run(2, started_at=TICK + 8 * SECONDS, ended_at=now, outcome="succeeded")
 
 
-async def test_finish_run__that_failed_keeps_its_tick_and_waits(tidy: Database) -> None:
+async def test_finish_run__failure_keeps_tick_and_schedules_retry(tidy: Database) -> None:
     fence = await begun_at(tidy, TICK)
     now = TICK + 3 * SECONDS + MICROSECOND
     await tidy.clock.set(now)
@@ -395,7 +569,7 @@ async def test_finish_run__that_failed_keeps_its_tick_and_waits(tidy: Database) 
     assert await runs(tidy) == [run(ended_at=now, outcome="failed", error="no luck")]
 
 
-async def test_finish_run__that_failed_again_counts_and_tells_the_last_error(tidy: Database) -> None:
+async def test_finish_run__repeated_failure_increments_count_and_stores_last_error(tidy: Database) -> None:
     for number in range(3):
         await finish(tidy, await begun_at(tidy, TICK + number * 8 * SECONDS), FAILED, f"no luck {number}")
     found = await the_job(tidy)
@@ -403,7 +577,7 @@ async def test_finish_run__that_failed_again_counts_and_tells_the_last_error(tid
     assert (found.next_run_at, found.retry_at) == (TICK, TICK + 23 * SECONDS)
 
 
-async def test_finish_run__that_was_abandoned_leaves_the_job_to_be_run_again_at_once(tidy: Database) -> None:
+async def test_finish_run__abandoned_run_can_begin_again_immediately(tidy: Database) -> None:
     await finish(tidy, await begun_at(tidy, TICK), FAILED, "no luck")
     fence = await begun_at(tidy, TICK + 7 * SECONDS)
     now = TICK + 10 * SECONDS + MICROSECOND
@@ -420,11 +594,11 @@ async def test_finish_run__that_was_abandoned_leaves_the_job_to_be_run_again_at_
         2, started_at=TICK + 7 * SECONDS, ended_at=now, outcome="abandoned", error="stopping"
     )
     found = await begin(tidy.store, "tidy", "two")
-    assert (found.found, found.tick_at, found.reclaimed) == (BeginFound.BEGUN, TICK, None)
+    assert (found.found, found.tick_at, found.reclaimed) == (BeginRunOutcome.BEGUN, TICK, None)
 
 
 @pytest.mark.parametrize("outcome", list(RunOutcome))
-async def test_finish_run__releases_the_lock(tidy: Database, outcome: RunOutcome) -> None:
+async def test_finish_run__releases_lock(tidy: Database, outcome: RunOutcome) -> None:
     fence = await begun_at(tidy, TICK)
     now = TICK + 120 * SECONDS - MICROSECOND
     await tidy.clock.set(now)
@@ -436,7 +610,7 @@ async def test_finish_run__releases_the_lock(tidy: Database, outcome: RunOutcome
 
 @pytest.mark.parametrize("outcome", list(RunOutcome))
 @pytest.mark.parametrize("repeated", list(RunOutcome))
-async def test_finish_run__is_done_once_when_repeated(
+async def test_finish_run__changes_nothing_when_repeated(
     tidy: Database, outcome: RunOutcome, repeated: RunOutcome
 ) -> None:
     fence = await begun_at(tidy, TICK)
@@ -447,22 +621,22 @@ async def test_finish_run__is_done_once_when_repeated(
     assert await all_tables(tidy) == before
 
 
-async def test_finish_run__is_too_late_at_the_very_instant_the_lock_runs_out(tidy: Database) -> None:
+async def test_finish_run__raises_lease_lost_at_instant_of_lock_expiry(tidy: Database) -> None:
     fence = await begun_at(tidy, TICK)
     await tidy.clock.set(TICK + 120 * SECONDS)
     with pytest.raises(LeaseLost):
         await finish(tidy, fence, SUCCEEDED)
 
 
-async def test_finish_run__is_too_late_for_what_lost_its_lock_by_request(tidy: Database) -> None:
+async def test_finish_run__raises_lease_lost_after_resign(tidy: Database) -> None:
     fence = await begun_at(tidy, TICK)
     await tidy.store.resign_lease("job:tidy")
     with pytest.raises(LeaseLost):
         await finish(tidy, fence, SUCCEEDED)
 
 
-async def test_finish_run__is_too_late_for_what_was_reclaimed(tidy: Database) -> None:
-    """Also once the next run has finished, and is the last of the lock."""
+async def test_finish_run__raises_lease_lost_after_reclaim(tidy: Database) -> None:
+    """Also after the next run has finished, which is then the last of the lock."""
     fence = await begun_at(tidy, TICK)
     second = await begun_at(tidy, TICK + 120 * SECONDS)
     with pytest.raises(LeaseLost):
@@ -472,14 +646,14 @@ async def test_finish_run__is_too_late_for_what_was_reclaimed(tidy: Database) ->
         await finish(tidy, fence, SUCCEEDED)
 
 
-async def test_finish_run__after_the_next_tick_leaves_that_one_due(tidy: Database) -> None:
+async def test_finish_run__keeps_next_tick_due_when_run_overlaps_it(tidy: Database) -> None:
     fence = await begun_at(tidy, TICK)
     await tidy.clock.set(TICK + 61 * SECONDS)
     await finish(tidy, fence, SUCCEEDED)
     assert (await begin(tidy.store, "tidy")).tick_at == TICK + 60 * SECONDS
 
 
-async def test_finish_run__goes_by_an_interval_that_was_changed_meanwhile(tidy: Database) -> None:
+async def test_finish_run__uses_interval_changed_during_run(tidy: Database) -> None:
     fence = await begun_at(tidy, TICK)
     await tidy.store.register_jobs([every(13 * SECOND)])
     await tidy.clock.set(TICK + 2 * SECONDS)
@@ -487,33 +661,45 @@ async def test_finish_run__goes_by_an_interval_that_was_changed_meanwhile(tidy: 
     assert (await the_job(tidy)).next_run_at == grid_after(13 * SECOND, TICK)
 
 
-async def test_finish_run__never_moves_the_next_run_back(tidy: Database) -> None:
+async def test_finish_run__never_moves_next_run_back(tidy: Database) -> None:
     await finish(tidy, await begun_at(tidy, TICK), SUCCEEDED)
     await tidy.store.command_job("tidy", JobCommand.RUN)
-    await finish(tidy, await begun_at(tidy, NOON - 3_600 * SECONDS), SUCCEEDED)
+    await finish(tidy, await begun_at(tidy, TICK - 59 * SECONDS), SUCCEEDED)
     assert (await the_job(tidy)).next_run_at == TICK + 60 * SECONDS
 
 
-async def test_finish_run__takes_a_clock_that_was_stepped_back_meanwhile(tidy: Database) -> None:
+@pytest.mark.parametrize("seconds", [3, 3_600])
+@pytest.mark.parametrize("outcome", list(RunOutcome))
+async def test_finish_run__accepts_clock_step_back_during_run(
+    tidy: Database, outcome: RunOutcome, seconds: int
+) -> None:
+    """The duration is 0, and the next run is the same as after a step back at the end of the run."""
     fence = await begun_at(tidy, TICK)
-    await tidy.clock.set(TICK - 3 * SECONDS)
-    await finish(tidy, fence, SUCCEEDED)
+    now = TICK - seconds * SECONDS
+    await tidy.clock.set(now)
+    await finish(tidy, fence, outcome)
     found = await the_job(tidy)
-    assert (found.last_duration_microseconds, found.next_run_at) == (-3 * SECOND, TICK + 60 * SECONDS)
+    assert found.last_duration_microseconds == 0
+    assert found.next_run_at == (TICK + 60 * SECONDS if outcome is SUCCEEDED else TICK)
+    assert found.retry_at == (now + 7 * SECONDS if outcome is FAILED else None)
+    await tidy.clock.set(now + 8 * SECONDS)
+    again = await begin(tidy.store, "tidy")
+    due_by_its_tick = TICK if outcome is not SUCCEEDED and seconds == 3 else None
+    assert again.tick_at == (grid_at(MINUTE, now + 8 * SECONDS) if seconds == 3_600 else due_by_its_tick)
 
 
 @pytest.mark.parametrize(("outcome", "requested_at"), [(SUCCEEDED, None), (FAILED, None), (ABANDONED, NOON)], ids=str)
-async def test_finish_run__answers_the_request_it_was_for(
+async def test_finish_run__clears_request_unless_abandoned(
     tidy: Database, outcome: RunOutcome, requested_at: datetime | None
 ) -> None:
-    """An abandoned one has done nothing."""
+    """An abandoned run has completed no tick."""
     await tidy.store.command_job("tidy", JobCommand.RUN)
     await finish(tidy, await begun_at(tidy, TICK), outcome)
     assert (await the_job(tidy)).requested_at == requested_at
 
 
 @pytest.mark.parametrize("outcome", list(RunOutcome))
-async def test_finish_run__leaves_a_request_that_came_meanwhile(tidy: Database, outcome: RunOutcome) -> None:
+async def test_finish_run__keeps_request_made_during_run(tidy: Database, outcome: RunOutcome) -> None:
     await tidy.store.command_job("tidy", JobCommand.RUN)
     fence = await begun_at(tidy, TICK)
     await tidy.clock.set(TICK + SECONDS)
@@ -522,14 +708,14 @@ async def test_finish_run__leaves_a_request_that_came_meanwhile(tidy: Database, 
     assert (await the_job(tidy)).requested_at == TICK + SECONDS
 
 
-async def test_finish_run__keeps_an_error_of_any_letters(tidy: Database) -> None:
+async def test_finish_run__stores_error_text_verbatim(tidy: Database) -> None:
     error = "äöü 漢字 🎟 ' \\ %s\n" + "x" * (ERROR_MAX - 19)
     await finish(tidy, await begun_at(tidy, TICK), FAILED, error)
     assert ((await runs(tidy))[0].error, (await the_job(tidy)).last_error) == (error, error)
 
 
-async def test_finish_run__refuses_a_lock_that_is_no_run_of_its_job(tidy: Database) -> None:
-    """Of somebody who took the lock without a run, or of a leader: neither may lose its lease by it."""
+async def test_finish_run__raises_lease_lost_for_lease_without_run(tidy: Database) -> None:
+    """The holder of a lock without a run, or a leader, must not lose its lease by it."""
     for name in ("job:tidy", "leader"):
         fence = await held(tidy.store, name)
         before = await all_tables(tidy)
@@ -541,33 +727,33 @@ async def test_finish_run__refuses_a_lock_that_is_no_run_of_its_job(tidy: Databa
 # Commands
 
 
-async def test_command_job__knows_no_such_job(tidy: Database) -> None:
+async def test_command_job__returns_none_for_unknown_job(tidy: Database) -> None:
     before = await all_tables(tidy)
     for command in JobCommand:
         assert await tidy.store.command_job("Tidy", command) is None
     assert await all_tables(tidy) == before
 
 
-async def test_command_job__run_asks_for_a_run_now(tidy: Database) -> None:
+async def test_command_job__run_requests_run_now(tidy: Database) -> None:
     assert await tidy.store.command_job("tidy", JobCommand.RUN) == job(requested_at=NOON)
     assert await the_job(tidy) == job(requested_at=NOON)
 
 
-async def test_command_job__run_ends_the_pause_after_a_failure_and_forgets_nothing(tidy: Database) -> None:
+async def test_command_job__run_clears_retry_delay_and_keeps_failures(tidy: Database) -> None:
     await finish(tidy, await begun_at(tidy, TICK), FAILED, "no luck")
     before = await the_job(tidy)
     await tidy.clock.set(TICK + SECONDS)
     expected = replace(before, requested_at=TICK + SECONDS, retry_at=None)
     assert await tidy.store.command_job("tidy", JobCommand.RUN) == expected
-    assert (await begin(tidy.store, "tidy")).found is BeginFound.BEGUN
+    assert (await begin(tidy.store, "tidy")).found is BeginRunOutcome.BEGUN
 
 
-async def test_command_job__pause_forgets_what_was_asked_for_and_has_not_begun(tidy: Database) -> None:
+async def test_command_job__pause_clears_request_that_has_not_begun(tidy: Database) -> None:
     await tidy.store.command_job("tidy", JobCommand.RUN)
     assert await tidy.store.command_job("tidy", JobCommand.PAUSE) == job(paused=True)
 
 
-async def test_command_job__pause_lets_a_run_end_that_is_under_way(tidy: Database) -> None:
+async def test_command_job__pause_lets_current_run_finish(tidy: Database) -> None:
     fence = await begun_at(tidy, TICK)
     await tidy.store.command_job("tidy", JobCommand.PAUSE)
     await finish(tidy, fence, SUCCEEDED)
@@ -575,14 +761,14 @@ async def test_command_job__pause_lets_a_run_end_that_is_under_way(tidy: Databas
     assert (found.paused, found.last_success_at, found.next_run_at) == (True, TICK, TICK + 60 * SECONDS)
 
 
-async def test_command_job__resume_runs_at_once_what_was_missed(tidy: Database) -> None:
+async def test_command_job__resume_makes_missed_tick_due_now(tidy: Database) -> None:
     await tidy.store.command_job("tidy", JobCommand.PAUSE)
     await tidy.clock.set(TICK + 600 * SECONDS)
     assert await tidy.store.command_job("tidy", JobCommand.RESUME) == job()
     assert (await begin(tidy.store, "tidy")).tick_at == TICK
 
 
-async def test_command_job__resume_leaves_a_request_and_a_pause_after_a_failure(tidy: Database) -> None:
+async def test_command_job__resume_keeps_request_and_retry_delay(tidy: Database) -> None:
     await finish(tidy, await begun_at(tidy, TICK), FAILED)
     await tidy.store.command_job("tidy", JobCommand.PAUSE)
     assert await tidy.store.command_job("tidy", JobCommand.RESUME) == replace(
@@ -593,7 +779,7 @@ async def test_command_job__resume_leaves_a_request_and_a_pause_after_a_failure(
     assert (await the_job(tidy)).requested_at == TICK
 
 
-async def test_command_job__touches_no_other_job(tidy: Database) -> None:
+async def test_command_job__changes_no_other_job(tidy: Database) -> None:
     await tidy.store.register_jobs([every(MINUTE, "tidy2")])
     before = await the_job(tidy, "tidy2")
     for command in (JobCommand.RUN, JobCommand.PAUSE):
@@ -601,7 +787,7 @@ async def test_command_job__touches_no_other_job(tidy: Database) -> None:
     assert await the_job(tidy, "tidy2") == before
 
 
-async def test_listen__is_told_of_what_was_asked_for_where_the_engine_can_tell(tidy: Database) -> None:
+async def test_listen__notifies_when_job_is_requested_resumed_or_abandoned(tidy: Database) -> None:
     other = sibling(tidy)
     woken = asyncio.Event()
     other.listen(Topic.BOARD, woken.set)
@@ -621,7 +807,7 @@ async def test_listen__is_told_of_what_was_asked_for_where_the_engine_can_tell(t
 # Reads
 
 
-async def test_list_jobs__shows_them_page_by_page(database: Database) -> None:
+async def test_list_jobs__returns_jobs_in_pages(database: Database) -> None:
     names = ("watch", "expire-sessions", "prune")
     await database.store.register_jobs([every(MINUTE, name) for name in names])
     found = [replace(job(), name=name) for name in sorted(names)]
@@ -631,7 +817,7 @@ async def test_list_jobs__shows_them_page_by_page(database: Database) -> None:
     assert await database.store.list_jobs("watch", 2) == []
 
 
-async def test_list_runs__shows_the_newest_first_page_by_page(tidy: Database) -> None:
+async def test_list_runs__returns_newest_runs_first_in_pages(tidy: Database) -> None:
     await tidy.store.register_jobs([JobSettings("other", MINUTE, TIMEOUT)])
     for number in range(4):
         await finish(tidy, await begun_at(tidy, TICK + number * 60 * SECONDS), SUCCEEDED)
@@ -642,6 +828,6 @@ async def test_list_runs__shows_the_newest_first_page_by_page(tidy: Database) ->
     assert await tidy.store.list_runs("tidy", 1, 2) == []
 
 
-async def test_list_runs__tells_a_job_without_runs_from_no_job(tidy: Database) -> None:
+async def test_list_runs__returns_empty_list_without_runs_and_none_for_unknown_job(tidy: Database) -> None:
     assert await tidy.store.list_runs("tidy", None, 9) == []
     assert await tidy.store.list_runs("Tidy", None, 9) is None

@@ -1,13 +1,13 @@
-"""What is kept long enough goes, and nothing else, on every engine."""
+"""Pruning deletes only rows past their retention time, on every engine."""
 
 from datetime import datetime, timedelta
 
 import pytest
 
-from tenure.model.leases import Pruned
+from tenure.domain.jobs import Pruned
 from tests.support.databases import Database
 from tests.support.leases import MICROSECOND, all_tables, held, put_row, table
-from tests.support.wishes import NOON
+from tests.support.open_requests import NOON
 
 pytestmark = pytest.mark.usefixtures("noon")
 
@@ -48,7 +48,7 @@ async def epochs(database: Database, name: str) -> list[int]:
     return [row["epoch"] for row in await table(database, name)]
 
 
-async def test_prune__keeps_history_for_thirty_days_after_the_end(database: Database) -> None:
+async def test_prune__keeps_lease_history_for_thirty_days_after_end(database: Database) -> None:
     old = NOON - HISTORY_KEPT
     await put_history(database, 1, old - timedelta(days=9), old - MICROSECOND)
     await put_history(database, 2, old - timedelta(days=8), old)
@@ -59,13 +59,13 @@ async def test_prune__keeps_history_for_thirty_days_after_the_end(database: Data
     assert await epochs(database, "lease_history") == [2, 3]
 
 
-async def test_prune__keeps_the_history_of_what_has_not_ended(database: Database) -> None:
+async def test_prune__keeps_history_of_lease_that_has_not_ended(database: Database) -> None:
     await put_history(database, 1, NOON - timedelta(days=999), None)
     assert await database.store.prune(await held(database.store, LOCK), 9) == Pruned(0, 0, 0)
     assert await epochs(database, "lease_history") == [1]
 
 
-async def test_prune__keeps_runs_for_seven_days_after_the_start(database: Database) -> None:
+async def test_prune__keeps_runs_for_seven_days_after_start(database: Database) -> None:
     old = NOON - RUNS_KEPT
     for epoch, started_at in enumerate((old - MICROSECOND, old, old + MICROSECOND), start=1):
         await put_run(database, epoch, started_at)
@@ -75,7 +75,7 @@ async def test_prune__keeps_runs_for_seven_days_after_the_start(database: Databa
     assert await epochs(database, "job_runs") == [2, 3]
 
 
-async def test_prune__deletes_no_more_of_each_than_asked(database: Database) -> None:
+async def test_prune__deletes_at_most_limit_rows_per_table(database: Database) -> None:
     for epoch in range(1, 6):
         await put_run(database, epoch, NOON - timedelta(days=100 - epoch))
     for epoch in range(1, 4):
@@ -85,15 +85,15 @@ async def test_prune__deletes_no_more_of_each_than_asked(database: Database) -> 
     assert pruned == [Pruned(2, 2, 0), Pruned(1, 2, 0), Pruned(0, 1, 0), Pruned(0, 0, 0)]
 
 
-async def test_prune__begins_with_the_oldest_runs(database: Database) -> None:
+async def test_prune__deletes_oldest_runs_first(database: Database) -> None:
     for epoch, days in enumerate((20, 40, 10, 30), start=1):
         await put_run(database, epoch, NOON - timedelta(days=days))
     await database.store.prune(await held(database.store, LOCK), 2)
     assert await epochs(database, "job_runs") == [1, 3]
 
 
-async def test_prune__touches_nothing_else(database: Database) -> None:
-    """A lease that ran out ages ago keeps its row and its epoch."""
+async def test_prune__leaves_other_tables_unchanged(database: Database) -> None:
+    """A lease that expired long ago keeps its row and its epoch."""
     await database.clock.set(NOON - timedelta(days=999))
     await held(database.store, "leader")
     await database.store.resign_lease("leader")

@@ -4,10 +4,10 @@ from datetime import timedelta
 
 import pytest
 
-from tenure.model.sessions import CloseReason, Position, SessionFilter
+from tenure.domain.sessions import CloseReason, Position, SessionFilter
 from tests.support.databases import Database
+from tests.support.open_requests import NOON, SECOND, end_one, some_id
 from tests.support.sessions import opened
-from tests.support.wishes import NOON, SECOND, end_one, some_id
 
 pytestmark = pytest.mark.usefixtures("noon")
 
@@ -20,11 +20,11 @@ async def ids(database: Database, **criteria: object) -> list[str]:
     return [session.session_id for session in found]
 
 
-async def test_get_session__knows_no_unknown_one(database: Database) -> None:
+async def test_get_session__returns_none_for_unknown_session(database: Database) -> None:
     assert await database.store.get_session(some_id()) is None
 
 
-async def test_get_session__reads_a_lapsed_one_as_it_will_be_recorded(database: Database) -> None:
+async def test_get_session__returns_lapsed_session_as_it_will_be_recorded(database: Database) -> None:
     session = await opened(database, lease_microseconds=10 * SECOND)
     await database.clock.set(NOON + 15 * SECONDS)
     unrecorded = await database.store.get_session(session.session_id)
@@ -34,7 +34,7 @@ async def test_get_session__reads_a_lapsed_one_as_it_will_be_recorded(database: 
     assert (unrecorded.closed_at, unrecorded.close_reason) == (NOON + 10 * SECONDS, CloseReason.LEASE_EXPIRED)
 
 
-async def test_list_sessions__shows_the_newest_start_first(database: Database) -> None:
+async def test_list_sessions__returns_newest_start_first(database: Database) -> None:
     expected = []
     for second in (3, 1, 2):
         await database.clock.set(NOON + second * SECONDS)
@@ -52,7 +52,7 @@ async def test_list_sessions__pages_without_gap_or_repetition_among_equal_starts
     assert sorted(seen) == sorted(created)
 
 
-async def test_list_sessions__goes_on_where_it_was_while_rows_come_and_go(database: Database) -> None:
+async def test_list_sessions__continues_after_cursor_while_rows_change(database: Database) -> None:
     old = []
     for second in range(4):
         await database.clock.set(NOON + second * SECONDS)
@@ -79,7 +79,7 @@ async def test_list_sessions__filters_by_kind(database: Database) -> None:
     assert await ids(database, kind=2) == [wanted.session_id]
 
 
-async def test_list_sessions__filters_a_lapsed_one_as_it_will_be_recorded(database: Database) -> None:
+async def test_list_sessions__filters_lapsed_session_as_it_will_be_recorded(database: Database) -> None:
     live = await opened(database)
     ended = await opened(database)
     lapsed = await opened(database, lease_microseconds=10 * SECOND)
@@ -95,7 +95,7 @@ async def test_list_sessions__filters_a_lapsed_one_as_it_will_be_recorded(databa
     assert await ids(database, state="created", close_reason="LEASE_EXPIRED") == []
 
 
-async def test_count_sessions__counts_the_live_by_kind_and_state_and_all(database: Database) -> None:
+async def test_count_sessions__counts_live_sessions_by_kind_and_state_and_total(database: Database) -> None:
     for kind in (1, 2, 2):
         await opened(database, kind=kind)
     await opened(database, kind=3, lease_microseconds=10 * SECOND)

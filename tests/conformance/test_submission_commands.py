@@ -5,13 +5,11 @@ from datetime import timedelta
 import pytest
 from msgspec.structs import replace
 
-from tenure.model.leases import Pruned
-from tenure.model.submissions import (
-    SubmissionCommand,
-    SubmissionFilter,
-)
+from tenure.domain.jobs import Pruned
+from tenure.domain.submissions import SubmissionCommand, SubmissionFilter
 from tests.support.databases import Database
 from tests.support.leases import MICROSECOND, all_tables, held, table
+from tests.support.open_requests import NOON, some_id
 from tests.support.submissions import (
     accept,
     attempt,
@@ -25,7 +23,6 @@ from tests.support.submissions import (
     put_in_state,
     submit,
 )
-from tests.support.wishes import NOON, some_id
 
 pytestmark = pytest.mark.usefixtures("noon")
 
@@ -40,7 +37,7 @@ IS_DELIVERED, IS_FAILED, IS_CANCELLED = "delivered", "failed", "cancelled"
 
 
 @pytest.mark.parametrize("state", [IS_FAILED, IS_CANCELLED, "pending"])
-async def test_command_submissions__retries_with_all_its_attempts_before_it_again(
+async def test_command_submissions__retry_resets_failures_and_makes_submission_due_now(
     database: Database, state: str
 ) -> None:
     fence = await executor(database.store)
@@ -59,7 +56,7 @@ async def test_command_submissions__retries_with_all_its_attempts_before_it_agai
 
 
 @pytest.mark.parametrize("state", [IS_FAILED, "pending"])
-async def test_command_submissions__cancels_what_is_not_delivered(database: Database, state: str) -> None:
+async def test_command_submissions__cancels_undelivered_submission(database: Database, state: str) -> None:
     submission_id = await put_in_state(database.store, state)
     before = await one(database, submission_id)
     later = NOON + SECONDS
@@ -71,7 +68,9 @@ async def test_command_submissions__cancels_what_is_not_delivered(database: Data
 
 
 @pytest.mark.parametrize("command", SubmissionCommand)
-async def test_command_submissions__leaves_what_is_delivered(database: Database, command: SubmissionCommand) -> None:
+async def test_command_submissions__does_not_change_delivered_submission(
+    database: Database, command: SubmissionCommand
+) -> None:
     submission_id = await put_in_state(database.store, IS_DELIVERED)
     before = await all_tables(database)
     await database.clock.set(NOON + SECONDS)
@@ -79,7 +78,7 @@ async def test_command_submissions__leaves_what_is_delivered(database: Database,
     assert await all_tables(database) == before
 
 
-async def test_command_submissions__finds_its_own_cancelling_when_repeated(database: Database) -> None:
+async def test_command_submissions__cancel_succeeds_and_changes_nothing_when_repeated(database: Database) -> None:
     submission_id = await put_in_state(database.store, IS_CANCELLED)
     before = await all_tables(database)
     await database.clock.set(NOON + SECONDS)
@@ -87,7 +86,7 @@ async def test_command_submissions__finds_its_own_cancelling_when_repeated(datab
     assert await all_tables(database) == before
 
 
-async def test_command_submissions__does_not_begin_a_retried_one_twice_when_repeated(database: Database) -> None:
+async def test_command_submissions__retry_does_not_start_second_attempt_when_repeated(database: Database) -> None:
     submission_id = await put_in_state(database.store, IS_FAILED)
     fence = await executor(database.store)
     await database.store.command_submissions(RETRY, [submission_id])
@@ -98,10 +97,10 @@ async def test_command_submissions__does_not_begin_a_retried_one_twice_when_repe
 
 
 @pytest.mark.parametrize("cancelled", [False, True])
-async def test_command_submissions__retries_what_is_under_way_once_that_has_failed(
+async def test_command_submissions__retry_during_open_attempt_takes_effect_after_it_fails(
     database: Database, cancelled: bool
 ) -> None:
-    """Also if it was cancelled in between: its attempt is still under way."""
+    """Also if it was cancelled in between, because its attempt is still open."""
     fence = await executor(database.store)
     (submission_id,) = await accept(database.store)
     await begin_one(database.store, fence, submission_id)
@@ -115,7 +114,7 @@ async def test_command_submissions__retries_what_is_under_way_once_that_has_fail
     assert (begun.number, begun.failures) == (2, 0)
 
 
-async def test_command_submissions__loses_no_retry_to_a_clock_that_was_stepped_back(database: Database) -> None:
+async def test_command_submissions__retry_is_not_lost_after_clock_step_back(database: Database) -> None:
     fence = await executor(database.store)
     (submission_id,) = await accept(database.store)
     await begin_one(database.store, fence, submission_id)
@@ -125,14 +124,14 @@ async def test_command_submissions__loses_no_retry_to_a_clock_that_was_stepped_b
     assert (moved.state, moved.next_attempt_at) == ("pending", NOON - SECONDS)
 
 
-async def test_finish_attempts__takes_nothing_for_retried_since_the_clock_was_stepped_back(database: Database) -> None:
+async def test_finish_attempts__detects_no_false_retry_after_clock_step_back(database: Database) -> None:
     (submission_id,) = await accept(database.store)
     first = await executor(database.store)
     await begin_one(database.store, first, submission_id)
     await database.clock.set(NOON - SECONDS)
     await database.store.release_lease(first)
     second = await executor(database.store)
-    await database.store.close_unknown(second, 1)
+    await database.store.close_orphaned_attempts(second, 1)
     begun = await begin_one(database.store, second, submission_id)
     failed = end(submission_id, number=2, counts=True, pause_microseconds=7)
     (moved,) = await database.store.finish_attempts(second, [failed])
@@ -140,12 +139,12 @@ async def test_finish_attempts__takes_nothing_for_retried_since_the_clock_was_st
     assert (await one(database, submission_id)).failures == 1
 
 
-async def test_command_submissions__tells_only_of_what_exists(database: Database) -> None:
+async def test_command_submissions__returns_only_existing_submissions(database: Database) -> None:
     delivered = await put_in_state(database.store, IS_DELIVERED)
     (waiting, untouched) = await accept(database.store, 2)
     before = await one(database, untouched)
-    told = await database.store.command_submissions(CANCEL, [some_id(), waiting, delivered])
-    assert told == {waiting: True, delivered: False}
+    result = await database.store.command_submissions(CANCEL, [some_id(), waiting, delivered])
+    assert result == {waiting: True, delivered: False}
     assert await one(database, untouched) == before
 
 
@@ -163,7 +162,7 @@ async def prune(database: Database, limit: int = 9) -> int:
 
 
 @pytest.mark.parametrize("state", [IS_DELIVERED, IS_CANCELLED])
-async def test_prune__keeps_what_is_over_for_seven_days_after_its_end(database: Database, state: str) -> None:
+async def test_prune__keeps_delivered_and_cancelled_submissions_for_seven_days(database: Database, state: str) -> None:
     ends = [NOON - MICROSECOND, NOON, NOON + MICROSECOND]
     made = []
     for ended_at in ends:
@@ -175,14 +174,14 @@ async def test_prune__keeps_what_is_over_for_seven_days_after_its_end(database: 
 
 
 @pytest.mark.parametrize("state", ["pending", IS_FAILED])
-async def test_prune__keeps_what_is_not_over(database: Database, state: str) -> None:
+async def test_prune__keeps_pending_and_failed_submissions(database: Database, state: str) -> None:
     submission_id = await put_in_state(database.store, state)
     await database.clock.set(NOON + 100 * KEPT)
     assert await prune(database) == 0
     assert await ids(database) == [submission_id]
 
 
-async def test_prune__takes_the_attempts_along_and_leaves_those_of_others(database: Database) -> None:
+async def test_prune__deletes_attempts_of_pruned_submissions_only(database: Database) -> None:
     fence = await executor(database.store)
     over, waiting = await accept(database.store, 2)
     for submission_id in (over, waiting):
@@ -195,7 +194,7 @@ async def test_prune__takes_the_attempts_along_and_leaves_those_of_others(databa
     assert [(row["submission_id"], row["number"]) for row in rows] == [(waiting, 1), (waiting, 2)]
 
 
-async def test_prune__begins_with_the_submissions_that_ended_first(database: Database) -> None:
+async def test_prune__deletes_submissions_that_ended_first(database: Database) -> None:
     await drop_index(database, "submissions_ended_at")
     made = await accept(database.store, 4)
     for number, second in enumerate((1, 3, 0, 2)):
@@ -206,9 +205,9 @@ async def test_prune__begins_with_the_submissions_that_ended_first(database: Dat
     assert await ids(database) == [made[3], made[1]]
 
 
-async def test_prune__makes_a_key_free_again(database: Database) -> None:
+async def test_prune__frees_idempotency_key(database: Database) -> None:
     await put_in_state(database.store, IS_CANCELLED, key="once", payload=b"the first")
     await database.clock.set(NOON + KEPT + MICROSECOND)
     await prune(database)
-    (told,) = await database.store.accept_submissions([submit(key="once", payload=b"the second")])
-    assert (told.same, told.new) == (True, True)
+    (result,) = await database.store.accept_submissions([submit(key="once", payload=b"the second")])
+    assert (result.same, result.new) == (True, True)

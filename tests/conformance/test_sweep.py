@@ -4,12 +4,12 @@ from datetime import timedelta
 
 import pytest
 
-from tenure.model.sessions import CloseReason, Closing, Session, Swept
+from tenure.domain.sessions import ClosedSession, CloseReason, Session, SweepResult
 from tests.support.databases import Database
 from tests.support.keeping import COUNTED, attach_one, keep_one, update_one
 from tests.support.leases import sweep_some
+from tests.support.open_requests import NOON, SECOND, end_one
 from tests.support.sessions import opened
-from tests.support.wishes import NOON, SECOND, end_one
 
 pytestmark = pytest.mark.usefixtures("noon")
 
@@ -18,7 +18,7 @@ ALL = 500
 
 
 async def recorded(database: Database, session_id: str) -> Session:
-    """As it stands in the table, whatever the clock says."""
+    """The row as stored, independent of the clock."""
     await database.clock.set(NOON)
     session = await database.store.get_session(session_id)
     assert session is not None
@@ -33,19 +33,19 @@ async def recorded(database: Database, session_id: str) -> Session:
         ({}, "EXPIRED", timedelta(days=30)),
     ],
 )
-async def test_expire_sessions__records_the_deadline_as_the_end(
+async def test_expire_sessions__records_deadline_as_end(
     database: Database, limits: dict[str, int], reason: str, ends_after: timedelta
 ) -> None:
     one = await opened(database, **limits)
     await database.clock.set(NOON + timedelta(days=31))
     swept = await sweep_some(database.store, ALL)
-    assert swept == Swept([Closing(one.session_id, reason, NOON + ends_after)], 1)
+    assert swept == SweepResult([ClosedSession(one.session_id, reason, NOON + ends_after)], 1)
     after = await recorded(database, one.session_id)
     assert (after.state, after.close_reason) == ("closed", reason)
     assert after.closed_at == after.modified_at == after.deadline_at == NOON + ends_after
 
 
-async def test_expire_sessions__reads_the_same_before_and_after(database: Database) -> None:
+async def test_expire_sessions__does_not_change_how_lapsed_session_reads(database: Database) -> None:
     one = await opened(database, lease_microseconds=10 * SECOND)
     await database.clock.set(NOON + 15 * SECONDS)
     before = await database.store.get_session(one.session_id)
@@ -53,50 +53,50 @@ async def test_expire_sessions__reads_the_same_before_and_after(database: Databa
     assert await database.store.get_session(one.session_id) == before
 
 
-async def test_expire_sessions__leaves_what_lives(database: Database) -> None:
+async def test_expire_sessions__skips_live_sessions(database: Database) -> None:
     one = await opened(database, lease_microseconds=10 * SECOND)
     await database.clock.set(NOON + 10 * SECONDS - timedelta(microseconds=1))
-    assert await sweep_some(database.store, ALL) == Swept([], 0)
+    assert await sweep_some(database.store, ALL) == SweepResult([], 0)
     assert (await recorded(database, one.session_id)).closed_at is None
 
 
-async def test_expire_sessions__looks_once_a_lease_at_what_was_kept_alive(database: Database) -> None:
+async def test_expire_sessions__checks_renewed_session_once_per_lease(database: Database) -> None:
     one = await opened(database, lease_microseconds=10 * SECOND)
     await database.clock.set(NOON + 9 * SECONDS)
     await keep_one(database.store, one.session_id)
     await database.clock.set(NOON + 11 * SECONDS)
-    assert await sweep_some(database.store, ALL) == Swept([], 1)
-    assert await sweep_some(database.store, ALL) == Swept([], 0)
+    assert await sweep_some(database.store, ALL) == SweepResult([], 1)
+    assert await sweep_some(database.store, ALL) == SweepResult([], 0)
     await database.clock.set(NOON + 19 * SECONDS)
     swept = await sweep_some(database.store, ALL)
-    assert swept == Swept([Closing(one.session_id, "LEASE_EXPIRED", NOON + 19 * SECONDS)], 1)
+    assert swept == SweepResult([ClosedSession(one.session_id, "LEASE_EXPIRED", NOON + 19 * SECONDS)], 1)
 
 
 async def test_expire_sessions__records_each_lapse_once(database: Database) -> None:
     await opened(database, lease_microseconds=10 * SECOND)
     await database.clock.set(NOON + 60 * SECONDS)
-    assert len((await sweep_some(database.store, ALL)).closings) == 1
-    assert await sweep_some(database.store, ALL) == Swept([], 0)
+    assert len((await sweep_some(database.store, ALL)).closed_sessions) == 1
+    assert await sweep_some(database.store, ALL) == SweepResult([], 0)
 
 
-async def test_expire_sessions__has_nothing_to_do_with_what_has_ended(database: Database) -> None:
+async def test_expire_sessions__skips_ended_sessions(database: Database) -> None:
     one = await opened(database, lease_microseconds=10 * SECOND)
     await end_one(database.store, one.session_id, CloseReason.STOPPED)
     await database.clock.set(NOON + 60 * SECONDS)
-    assert await sweep_some(database.store, ALL) == Swept([], 0)
+    assert await sweep_some(database.store, ALL) == SweepResult([], 0)
     assert (await recorded(database, one.session_id)).close_reason == CloseReason.STOPPED
 
 
-async def test_expire_sessions__takes_what_is_longest_due_and_no_more_than_asked(database: Database) -> None:
+async def test_expire_sessions__expires_longest_overdue_sessions_up_to_limit(database: Database) -> None:
     leases = [30, 10, 20]
     ids = {lease: (await opened(database, lease_microseconds=lease * SECOND)).session_id for lease in leases}
     await database.clock.set(NOON + 60 * SECONDS)
     first, second = await sweep_some(database.store, 2), await sweep_some(database.store, 2)
-    assert {closing.session_id for closing in first.closings} == {ids[10], ids[20]}
-    assert ([closing.session_id for closing in second.closings], second.looked_at) == ([ids[30]], 1)
+    assert {closing.session_id for closing in first.closed_sessions} == {ids[10], ids[20]}
+    assert ([closing.session_id for closing in second.closed_sessions], second.looked_at) == ([ids[30]], 1)
 
 
-async def test_expire_sessions__finishes_what_a_dead_instance_left_closing(database: Database) -> None:
+async def test_expire_sessions__closes_session_left_closing_by_dead_instance(database: Database) -> None:
     one = await opened(database, lease_microseconds=10 * SECOND, idle_microseconds=20 * SECOND)
     await attach_one(database.store, one.session_id)
     await database.clock.set(NOON + 3 * SECONDS)
@@ -104,17 +104,17 @@ async def test_expire_sessions__finishes_what_a_dead_instance_left_closing(datab
     assert ended.session is not None
     assert ended.session.state == "closing"
     await database.clock.set(NOON + 10 * SECONDS)
-    assert await sweep_some(database.store, ALL) == Swept([], 1)
+    assert await sweep_some(database.store, ALL) == SweepResult([], 1)
     after = await recorded(database, one.session_id)
     assert (after.state, after.close_reason, after.closed_at) == ("closed", "FAILED", NOON + 3 * SECONDS)
     assert (after.modified_at, after.stream) == (NOON + 3 * SECONDS, COUNTED)
 
 
-async def test_expire_sessions__does_not_report_an_end_again_that_its_stream_has_stamped(database: Database) -> None:
-    """Whoever wrote the reason has told of it, also where a lapse would have had the same one."""
+async def test_expire_sessions__does_not_report_end_already_recorded_by_stream(database: Database) -> None:
+    """The caller that recorded the reason has reported it, even if a lapse would have the same reason."""
     one = await opened(database, lease_microseconds=20 * SECOND, idle_microseconds=10 * SECOND)
     await attach_one(database.store, one.session_id)
     await database.clock.set(NOON + 3 * SECONDS)
     await update_one(database.store, one.session_id, end="IDLE_TIMEOUT")
     await database.clock.set(NOON + 30 * SECONDS)
-    assert await sweep_some(database.store, ALL) == Swept([], 1)
+    assert await sweep_some(database.store, ALL) == SweepResult([], 1)

@@ -1,13 +1,14 @@
-"""What an audit looks at: the installation, the deliveries of a window, and sessions that overlap."""
+"""Reads of the audit: the installation, the deliveries of a window, and sessions that overlap."""
 
 from datetime import timedelta
 
 import pytest
 
-from tenure.model.submissions import SubmissionFilter
-from tenure.model.usage import ChunkDelivery, Installation, Overlap, Piece, Window
+from tenure.domain.submissions import SubmissionFilter
+from tenure.domain.usage import ChunkBounds, ChunkDelivery, Installation, Overlap, Window
 from tests.support.databases import Database
 from tests.support.leases import held, table
+from tests.support.open_requests import NOON, some_id
 from tests.support.submissions import DELIVERED, FAILED, attempt, executor
 from tests.support.usage import (
     CONTRACT,
@@ -20,15 +21,14 @@ from tests.support.usage import (
     put_sessions,
     save,
 )
-from tests.support.wishes import NOON, some_id
 
-PIECES = [Piece(some_id(), some_id(), 1000 + number, 7**number) for number in range(3)]
+PIECES = [ChunkBounds(some_id(), some_id(), 1000 + number, 7**number) for number in range(3)]
 
 
 pytestmark = pytest.mark.usefixtures("installed")
 
 
-async def test_read_installation__tells_where_windows_begin_and_end(database: Database) -> None:
+async def test_read_installation__returns_start_and_end_of_windows(database: Database) -> None:
     (row,) = await table(database, "installation")
     installation_id = row["installation_id"]
     assert await database.store.read_installation() == Installation(installation_id, NOON, NOON, 0)
@@ -36,15 +36,15 @@ async def test_read_installation__tells_where_windows_begin_and_end(database: Da
     assert await database.store.read_installation() == Installation(installation_id, NOON, minute(3), 1)
 
 
-async def test_read_installation__tells_from_where_on_windows_are_kept(database: Database) -> None:
+async def test_read_installation__returns_start_of_retained_windows(database: Database) -> None:
     await cut(database, minute(1))
     await cut(database, minute(2))
     await chunk_all(database)
     await cut(database, minute(3))
     await database.clock.set(NOON + timedelta(days=500))
     await database.store.prune_usage(await held(database.store, "job:prune"), 9)
-    told = await database.store.read_installation()
-    assert (told.kept_from, told.last_cut_at, told.last_window_id) == (minute(2), minute(3), 3)
+    result = await database.store.read_installation()
+    assert (result.kept_from, result.last_cut_at, result.last_window_id) == (minute(2), minute(3), 3)
 
 
 async def sent(database: Database) -> tuple[Window, list[str]]:
@@ -53,7 +53,7 @@ async def sent(database: Database) -> tuple[Window, list[str]]:
     return window, [str(chunk.submission_id) for chunk in chunks]
 
 
-async def test_list_deliveries__tells_what_became_of_each_chunk(database: Database) -> None:
+async def test_list_deliveries__returns_delivery_state_of_each_chunk(database: Database) -> None:
     window, (first, second, third) = await sent(database)
     fence = await executor(database.store)
     await attempt(database.store, fence, first, FAILED)
@@ -68,18 +68,18 @@ async def test_list_deliveries__tells_what_became_of_each_chunk(database: Databa
     ]
 
 
-async def test_list_deliveries__knows_chunks_whose_submissions_were_pruned(database: Database) -> None:
+async def test_list_deliveries__includes_chunks_with_pruned_submissions(database: Database) -> None:
     _window, (first, *_others) = await sent(database)
     await attempt(database.store, await executor(database.store), first, DELIVERED)
     await database.clock.set(minute(1) + timedelta(days=8))
     await database.store.prune(await held(database.store, "job:prune"), 9)
     assert len(await database.store.list_submissions(SubmissionFilter(), None, 9)) == 2
-    told = await database.store.list_deliveries(1)
-    assert told[0] == ChunkDelivery(1, minute(1), first, None, None, 0)
-    assert len(told) == 3
+    result = await database.store.list_deliveries(1)
+    assert result[0] == ChunkDelivery(1, minute(1), first, None, None, 0)
+    assert len(result) == 3
 
 
-async def test_list_deliveries__tells_of_chunks_that_were_sent_to_nobody(database: Database) -> None:
+async def test_list_deliveries__includes_chunks_without_submission(database: Database) -> None:
     window = await cut_one(database, minute(1), contract=None)
     await save(database, window, PIECES[:1])
     assert await database.store.list_deliveries(1) == [ChunkDelivery(1, None, None, None, None, 0)]
@@ -89,7 +89,7 @@ async def test_list_deliveries__tells_of_chunks_that_were_sent_to_nobody(databas
 KEY = {"user_object_id": some_id(), "capacity_id": some_id()}
 
 
-async def test_find_overlaps__finds_none_where_one_begins_as_the_other_ends(database: Database) -> None:
+async def test_find_overlaps__ignores_session_that_starts_when_previous_ends(database: Database) -> None:
     await put_sessions(
         database,
         [
@@ -101,13 +101,13 @@ async def test_find_overlaps__finds_none_where_one_begins_as_the_other_ends(data
     assert await database.store.find_overlaps(9) == []
 
 
-async def test_find_overlaps__finds_two_that_lived_at_once_for_a_microsecond(database: Database) -> None:
+async def test_find_overlaps__finds_overlap_of_one_microsecond(database: Database) -> None:
     one, other = lived(minute(1), minute(2) + MICROSECOND, **KEY), lived(minute(2), minute(3), **KEY)
     await put_sessions(database, [other, one, lived(minute(4), minute(5), **KEY)])
     assert await database.store.find_overlaps(9) == [Overlap(one.session_id, other.session_id)]
 
 
-async def test_find_overlaps__goes_by_the_deadline_of_what_nobody_has_closed(database: Database) -> None:
+async def test_find_overlaps__uses_deadline_of_unclosed_session(database: Database) -> None:
     one, other = lived(minute(2), minute(4), **KEY), lived(minute(3), minute(9), closed=False, **KEY)
     third = lived(minute(8), minute(10), **KEY)
     await put_sessions(database, [one, other, third])
@@ -116,12 +116,12 @@ async def test_find_overlaps__goes_by_the_deadline_of_what_nobody_has_closed(dat
 
 
 @pytest.mark.parametrize("name", KEY)
-async def test_find_overlaps__lets_others_live_at_the_same_time(database: Database, name: str) -> None:
-    """Another user on the capacity, and the user on another capacity."""
+async def test_find_overlaps__ignores_sessions_of_other_users_and_capacities(database: Database, name: str) -> None:
+    """Sessions of another user on the capacity, and of the user on another capacity."""
     await put_sessions(database, [lived(minute(1), minute(2), **{**KEY, name: some_id()}) for _ in range(2)])
     assert await database.store.find_overlaps(9) == []
 
 
-async def test_find_overlaps__tells_no_more_than_asked(database: Database) -> None:
+async def test_find_overlaps__returns_at_most_limit_overlaps(database: Database) -> None:
     await put_sessions(database, [lived(minute(1), minute(5 + number), **KEY) for number in range(5)])
     assert len(await database.store.find_overlaps(3)) == 3

@@ -1,4 +1,4 @@
-"""Where windows begin and end, what they keep, and that nothing is ever written into one that is cut."""
+"""Bounds and contents of windows, and that no write changes a window after its cut."""
 
 from datetime import datetime, timedelta
 from itertools import pairwise
@@ -8,11 +8,13 @@ import pytest
 from msgspec.structs import replace
 
 from tenure.clock import EPOCH
-from tenure.model.sessions import CloseReason, Found, Outcome, Seats, Session
-from tenure.model.usage import Cut, Era, Window
+from tenure.domain.capacities import Seats
+from tenure.domain.sessions import CloseReason, Found, OpenOutcome, Session
+from tenure.domain.usage import Cut, Era, Window
 from tests.support.databases import Database
 from tests.support.keeping import attach_one, evicting, keep_one, update_one
 from tests.support.leases import all_tables, held, sweep_some, table
+from tests.support.open_requests import NOON, SECOND, again, end_one, open_one, request
 from tests.support.sessions import opened, recorded
 from tests.support.usage import (
     CONTRACT,
@@ -24,11 +26,10 @@ from tests.support.usage import (
     cut,
     cut_one,
     eras,
-    lives,
+    intervals,
     minute,
     windows,
 )
-from tests.support.wishes import NOON, SECOND, again, end_one, open_one, wish
 
 OTHER_FACTORS = (500_001, 0, 999_999_999_999)
 
@@ -43,10 +44,10 @@ async def spans(database: Database) -> list[tuple[datetime, datetime]]:
 # On the grid
 
 
-async def test_cut_usage__begins_with_the_installation(database: Database) -> None:
+async def test_cut_usage__starts_first_window_at_installation(database: Database) -> None:
     (row,) = await table(database, "installation")
-    told = await cut(database, minute(1, 3.417))
-    assert told == Cut(now=minute(1, 3.417), last_cut_at=minute(1), windows=1)
+    result = await cut(database, minute(1, 3.417))
+    assert result == Cut(now=minute(1, 3.417), last_cut_at=minute(1), windows=1)
     expected = Window(
         window_id=1,
         installation_id=row["installation_id"],
@@ -59,15 +60,15 @@ async def test_cut_usage__begins_with_the_installation(database: Database) -> No
 
 
 @pytest.mark.parametrize("interval", [7 * SECOND, MINUTE, 5 * MINUTE, 60 * MINUTE, 1_234_567])
-async def test_cut_usage__ends_a_window_on_the_grid(database: Database, interval: int) -> None:
+async def test_cut_usage__ends_window_on_grid(database: Database, interval: int) -> None:
     now = NOON + timedelta(hours=2, seconds=3.417)
-    told = await cut(database, now, interval=interval)
-    assert (told.last_cut_at - EPOCH) % timedelta(microseconds=interval) == timedelta()
-    assert now - timedelta(microseconds=interval) < told.last_cut_at <= now
-    assert await spans(database) == [(NOON, told.last_cut_at)]
+    result = await cut(database, now, interval=interval)
+    assert (result.last_cut_at - EPOCH) % timedelta(microseconds=interval) == timedelta()
+    assert now - timedelta(microseconds=interval) < result.last_cut_at <= now
+    assert await spans(database) == [(NOON, result.last_cut_at)]
 
 
-async def test_cut_usage__cuts_nothing_before_the_next_instant_of_the_grid(database: Database) -> None:
+async def test_cut_usage__cuts_nothing_before_next_grid_instant(database: Database) -> None:
     just_before = minute(1) - MICROSECOND
     assert await cut(database, just_before) == Cut(just_before, NOON, 0)
     assert (await cut(database, minute(1))).windows == 1
@@ -76,20 +77,20 @@ async def test_cut_usage__cuts_nothing_before_the_next_instant_of_the_grid(datab
     assert await all_tables(database) == before
 
 
-async def test_cut_usage__does_nothing_when_it_is_repeated(database: Database) -> None:
+async def test_cut_usage__changes_nothing_when_repeated(database: Database) -> None:
     await cut(database, minute(1))
     before = await all_tables(database)
     assert await cut(database, minute(1)) == Cut(minute(1), minute(1), 0)
     assert await all_tables(database) == before
 
 
-async def test_cut_usage__makes_one_window_of_a_pause_within_a_day(database: Database) -> None:
+async def test_cut_usage__cuts_one_window_after_pause_within_a_day(database: Database) -> None:
     await cut(database, minute(1))
     await cut(database, minute(90))
     assert await spans(database) == [(NOON, minute(1)), (minute(1), minute(90))]
 
 
-async def test_cut_usage__notes_when_it_was_done(database: Database) -> None:
+async def test_cut_usage__records_cut_at(database: Database) -> None:
     await cut(database, minute(1, 2.5))
     assert [row["cut_at"] for row in await table(database, "usage_windows")] == [minute(1, 2.5)]
 
@@ -101,20 +102,20 @@ def midnight(days: int) -> datetime:
     return NOON.replace(hour=0, minute=0, second=0, microsecond=0) + timedelta(days=days)
 
 
-async def test_cut_usage__lets_no_window_cross_a_midnight(database: Database) -> None:
+async def test_cut_usage__splits_windows_at_midnight(database: Database) -> None:
     now = midnight(3) + timedelta(minutes=5, seconds=30)
     assert await cut(database, now) == Cut(now, midnight(3) + timedelta(minutes=5), 4)
     edges = [NOON, midnight(1), midnight(2), midnight(3), midnight(3) + timedelta(minutes=5)]
     assert await spans(database) == list(pairwise(edges))
 
 
-async def test_cut_usage__ends_at_midnight_if_that_is_on_the_grid(database: Database) -> None:
+async def test_cut_usage__ends_window_at_midnight_on_grid(database: Database) -> None:
     assert (await cut(database, midnight(1))).windows == 1
     assert await spans(database) == [(NOON, midnight(1))]
 
 
-async def test_cut_usage__cuts_midnights_that_are_not_on_the_grid(database: Database) -> None:
-    """Only once the grid has come to its next instant."""
+async def test_cut_usage__splits_windows_at_midnight_off_grid(database: Database) -> None:
+    """Only when the clock has reached the next instant of the grid."""
     interval = 7 * 60 * MINUTE
     grid = midnight(1) - (midnight(1) - EPOCH) % timedelta(microseconds=interval)
     assert grid < midnight(1)
@@ -128,10 +129,10 @@ async def test_cut_usage__cuts_midnights_that_are_not_on_the_grid(database: Data
 # How many
 
 
-async def test_cut_usage__cuts_no_more_than_asked_and_goes_on_from_there(database: Database) -> None:
+async def test_cut_usage__cuts_at_most_limit_windows_and_continues(database: Database) -> None:
     now = midnight(5) + timedelta(minutes=1)
-    told = [await cut(database, now, limit=2) for _ in range(4)]
-    assert told == [
+    result = [await cut(database, now, limit=2) for _ in range(4)]
+    assert result == [
         Cut(now, midnight(2), 2),
         Cut(now, midnight(4), 2),
         Cut(now, now, 2),
@@ -143,7 +144,7 @@ async def test_cut_usage__cuts_no_more_than_asked_and_goes_on_from_there(databas
     assert {window.era for window in found} == {Era(NOON, FACTORS)}
 
 
-async def test_cut_usage__numbers_windows_on_after_all_of_them_were_pruned(database: Database) -> None:
+async def test_cut_usage__continues_window_numbers_after_all_windows_were_pruned(database: Database) -> None:
     await cut(database, midnight(2))
     await chunk_all(database)
     await database.clock.set(midnight(500))
@@ -157,9 +158,7 @@ async def test_cut_usage__numbers_windows_on_after_all_of_them_were_pruned(datab
 
 
 @pytest.mark.parametrize("seconds", [0.000001, 59, 120, 400, 90_000])
-async def test_cut_usage__cuts_nothing_while_the_clock_is_behind_the_last_cut(
-    database: Database, seconds: float
-) -> None:
+async def test_cut_usage__cuts_nothing_while_clock_is_behind_last_cut(database: Database, seconds: float) -> None:
     await cut(database, minute(5))
     before = await all_tables(database)
     now = minute(5) - timedelta(seconds=seconds)
@@ -167,7 +166,7 @@ async def test_cut_usage__cuts_nothing_while_the_clock_is_behind_the_last_cut(
     assert await all_tables(database) == before
 
 
-async def test_cut_usage__goes_on_where_it_was_when_the_clock_has_caught_up(database: Database) -> None:
+async def test_cut_usage__continues_from_last_cut_when_clock_catches_up(database: Database) -> None:
     await cut(database, minute(5))
     await cut(database, minute(2), factors=OTHER_FACTORS)
     await cut(database, minute(6))
@@ -178,7 +177,7 @@ async def test_cut_usage__goes_on_where_it_was_when_the_clock_has_caught_up(data
 # What a window keeps
 
 
-async def test_cut_usage__begins_an_era_where_the_factors_change(database: Database) -> None:
+async def test_cut_usage__starts_era_when_factors_change(database: Database) -> None:
     await cut(database, minute(1))
     await cut(database, minute(2))
     await cut(database, minute(4), factors=OTHER_FACTORS)
@@ -187,7 +186,7 @@ async def test_cut_usage__begins_an_era_where_the_factors_change(database: Datab
     assert [window.era for window in await windows(database)] == [first, first, second, second]
 
 
-async def test_cut_usage__begins_another_era_when_factors_are_changed_back(database: Database) -> None:
+async def test_cut_usage__starts_new_era_when_factors_change_back(database: Database) -> None:
     for number, factors in enumerate((FACTORS, OTHER_FACTORS, FACTORS), start=1):
         await cut(database, minute(number), factors=factors)
     assert [window.era.started_at for window in await windows(database)] == [NOON, minute(1), minute(2)]
@@ -195,20 +194,20 @@ async def test_cut_usage__begins_another_era_when_factors_are_changed_back(datab
 
 
 @pytest.mark.parametrize("kind", [0, 1, 2])
-async def test_cut_usage__notices_a_change_of_any_factor(database: Database, kind: int) -> None:
+async def test_cut_usage__starts_era_when_any_factor_changes(database: Database, kind: int) -> None:
     changed: Any = tuple(factor + (number == kind) for number, factor in enumerate(FACTORS))
     await cut(database, minute(1))
     await cut(database, minute(2), factors=changed)
     assert [window.era.factors for window in await windows(database)] == [FACTORS, changed]
 
 
-async def test_cut_usage__has_all_windows_of_a_pause_in_the_era_that_it_begins(database: Database) -> None:
+async def test_cut_usage__puts_all_windows_of_a_pause_in_the_new_era(database: Database) -> None:
     await cut(database, minute(1))
     await cut(database, midnight(2), factors=OTHER_FACTORS)
     assert [window.era.started_at for window in await windows(database)] == [NOON, minute(1), minute(1)]
 
 
-async def test_cut_usage__keeps_the_contract_with_the_window(database: Database) -> None:
+async def test_cut_usage__stores_contract_with_window(database: Database) -> None:
     later = replace(CONTRACT, timeout_seconds=99.5, format="cloudevents")
     for number, contract in enumerate((None, CONTRACT, later, None), start=1):
         await cut(database, minute(number), contract=contract)
@@ -217,11 +216,11 @@ async def test_cut_usage__keeps_the_contract_with_the_window(database: Database)
 
 # Nothing is written into a window that is cut.
 
-STEPPED_BACK = [minute(10), minute(10) - MICROSECOND, minute(7), NOON - timedelta(days=2)]
-"""By how much the clock may be wrong after a cut at minute ten."""
+STEPPED_BACK = [minute(10), minute(10) - MICROSECOND, NOON - timedelta(days=2)]
+"""The clock after a cut at minute ten."""
 
 
-@pytest.fixture(params=STEPPED_BACK, ids=["not", "by a microsecond", "by minutes", "by days"])
+@pytest.fixture(params=STEPPED_BACK, ids=["not", "by a microsecond", "by days"])
 def later(request: pytest.FixtureRequest) -> Any:
     """The clock after the cut."""
     return request.param
@@ -232,15 +231,15 @@ async def cut_and_step_back(database: Database, later: datetime) -> None:
     await database.clock.set(later)
 
 
-async def test_cut_usage__lets_no_session_begin_before_it(database: Database, later: datetime) -> None:
+async def test_cut_usage__prevents_session_start_before_cut(database: Database, later: datetime) -> None:
     await cut_and_step_back(database, later)
     assert (await opened(database)).started_at == minute(10)
 
 
-async def test_cut_usage__lets_no_session_begin_before_it_on_a_capacity_with_a_limit(
+async def test_cut_usage__prevents_session_start_before_cut_on_limited_capacity(
     database: Database, later: datetime
 ) -> None:
-    one = wish()
+    one = request()
     await database.store.put_capacity(one.capacity_id, Seats(3))
     await cut_and_step_back(database, later)
     session = (await open_one(database.store, one)).session
@@ -248,7 +247,7 @@ async def test_cut_usage__lets_no_session_begin_before_it_on_a_capacity_with_a_l
     assert session.started_at == minute(10)
 
 
-async def test_cut_usage__lets_no_session_end_before_it(database: Database, later: datetime) -> None:
+async def test_cut_usage__prevents_session_end_before_cut(database: Database, later: datetime) -> None:
     session = await opened(database)
     await cut_and_step_back(database, later)
     ended = await end_one(database.store, session.session_id, CloseReason.TERMINATED)
@@ -257,18 +256,18 @@ async def test_cut_usage__lets_no_session_end_before_it(database: Database, late
     assert ended.session.closed_at == minute(10)
 
 
-async def test_cut_usage__lets_no_session_be_upgraded_before_it(database: Database, later: datetime) -> None:
-    one = wish()
+async def test_cut_usage__prevents_upgrade_before_cut(database: Database, later: datetime) -> None:
+    one = request()
     await open_one(database.store, one)
     await cut_and_step_back(database, later)
     answer = await open_one(database.store, again(one, kind=2))
-    assert answer.outcome is Outcome.UPGRADED
+    assert answer.outcome is OpenOutcome.UPGRADED
     assert answer.session is not None
     old = await recorded(database, one.session_id)
     assert (old.closed_at, answer.session.started_at) == (minute(10), minute(10))
 
 
-async def test_cut_usage__lets_no_session_be_evicted_before_it(database: Database, later: datetime) -> None:
+async def test_cut_usage__prevents_eviction_before_cut(database: Database, later: datetime) -> None:
     old = await opened(database)
     await database.store.put_capacity(old.capacity_id, evicting(1))
     await cut_and_step_back(database, later)
@@ -276,14 +275,14 @@ async def test_cut_usage__lets_no_session_be_evicted_before_it(database: Databas
     assert ((await recorded(database, old.session_id)).closed_at, new.started_at) == (minute(10), minute(10))
 
 
-async def test_cut_usage__renews_no_session_from_before_it(database: Database, later: datetime) -> None:
+async def test_cut_usage__heartbeat_renews_no_earlier_than_cut(database: Database, later: datetime) -> None:
     session = await opened(database, lease_microseconds=20 * MINUTE)
     await cut_and_step_back(database, later)
     kept = await keep_one(database.store, session.session_id)
     assert (kept.found, kept.deadline_at) == (Found.LIVE, minute(30))
 
 
-async def test_cut_usage__lets_no_stream_end_before_it(database: Database, later: datetime) -> None:
+async def test_cut_usage__prevents_stream_end_before_cut(database: Database, later: datetime) -> None:
     session = await opened(database)
     await attach_one(database.store, session.session_id, lease=60 * MINUTE, idle=60 * MINUTE)
     await cut_and_step_back(database, later)
@@ -291,7 +290,7 @@ async def test_cut_usage__lets_no_stream_end_before_it(database: Database, later
     assert (await recorded(database, session.session_id)).closed_at == minute(10)
 
 
-async def test_cut_usage__lets_no_stream_bring_a_deadline_before_it(database: Database, later: datetime) -> None:
+async def test_cut_usage__prevents_stream_deadline_before_cut(database: Database, later: datetime) -> None:
     session = await opened(database)
     await cut_and_step_back(database, later)
     attached = await attach_one(database.store, session.session_id, lease=SECOND, idle=2 * SECOND)
@@ -300,21 +299,21 @@ async def test_cut_usage__lets_no_stream_bring_a_deadline_before_it(database: Da
 
 
 async def lapsed(database: Database) -> Session:
-    """A session that was over at minute four, of which nobody has taken notice."""
+    """A session that lapsed at minute four and is not recorded."""
     return await opened(database, lease_microseconds=(minute(4) - NOON) // MICROSECOND)
 
 
-async def test_cut_usage__leaves_no_way_to_keep_what_lapsed_before_it(database: Database, later: datetime) -> None:
-    """With the clock behind the deadline again, a heartbeat would be in time."""
+async def test_cut_usage__prevents_heartbeat_of_session_that_lapsed_before_cut(
+    database: Database, later: datetime
+) -> None:
+    """With the clock before the deadline again, a heartbeat would be in time by the clock alone."""
     session = await lapsed(database)
     await cut_and_step_back(database, later)
     kept = await keep_one(database.store, session.session_id)
     assert (kept.found, (await recorded(database, session.session_id)).closed_at) == (Found.OVER, minute(4))
 
 
-async def test_cut_usage__leaves_no_way_to_end_otherwise_what_lapsed_before_it(
-    database: Database, later: datetime
-) -> None:
+async def test_cut_usage__keeps_end_of_session_that_lapsed_before_cut(database: Database, later: datetime) -> None:
     session = await lapsed(database)
     await cut_and_step_back(database, later)
     await end_one(database.store, session.session_id, CloseReason.TERMINATED)
@@ -322,38 +321,40 @@ async def test_cut_usage__leaves_no_way_to_end_otherwise_what_lapsed_before_it(
     assert (found.closed_at, found.close_reason) == (minute(4), CloseReason.LEASE_EXPIRED)
 
 
-LAPSED = pytest.mark.parametrize("later", [at for at in STEPPED_BACK if at > minute(4)])
-"""Where the clock, too, still says so. Behind the deadline, engines may leave the row to be recorded later."""
+LAPSED = pytest.mark.parametrize("later", [minute(10), minute(7)])
+"""Cases in which the clock is after the deadline too. Otherwise an engine may record the end later."""
 
 
 @LAPSED
-async def test_cut_usage__has_the_sweep_record_what_lapsed_before_it(database: Database, later: datetime) -> None:
+async def test_cut_usage__lets_sweep_record_session_that_lapsed_before_cut(database: Database, later: datetime) -> None:
     session = await lapsed(database)
     await cut_and_step_back(database, later)
     swept = await sweep_some(database.store, 9)
-    assert [(one.session_id, one.ended_at) for one in swept.closings] == [(session.session_id, minute(4))]
+    assert [(one.session_id, one.ended_at) for one in swept.closed_sessions] == [(session.session_id, minute(4))]
 
 
 @LAPSED
-async def test_cut_usage__has_a_key_opened_anew_where_it_lapsed_before_it(database: Database, later: datetime) -> None:
-    one = wish(lease_microseconds=(minute(4) - NOON) // MICROSECOND)
+async def test_cut_usage__lets_key_of_session_that_lapsed_before_cut_reopen(
+    database: Database, later: datetime
+) -> None:
+    one = request(lease_microseconds=(minute(4) - NOON) // MICROSECOND)
     await open_one(database.store, one)
     await cut_and_step_back(database, later)
     answer = await open_one(database.store, again(one))
-    assert answer.outcome is Outcome.CREATED
+    assert answer.outcome is OpenOutcome.CREATED
     assert answer.session is not None
     assert answer.session.started_at == minute(10)
     assert (await recorded(database, one.session_id)).closed_at == minute(4)
 
 
-async def test_cut_usage__is_the_same_window_whatever_was_done_since(database: Database, later: datetime) -> None:
-    """Everything there is, one session each."""
-    kept, ended, upgraded, evicted = [wish(lease_microseconds=60 * MINUTE) for _ in range(4)]
+async def test_cut_usage__window_is_unchanged_by_later_session_changes(database: Database, later: datetime) -> None:
+    """Every write of a session, one session each."""
+    kept, ended, upgraded, evicted = [request(lease_microseconds=60 * MINUTE) for _ in range(4)]
     for one in (kept, ended, upgraded, evicted):
         await open_one(database.store, one)
     over = await lapsed(database)
     window = await cut_one(database, minute(10))
-    before = await lives(database, window)
+    before = await intervals(database, window)
     await database.clock.set(later)
     await keep_one(database.store, kept.session_id)
     await keep_one(database.store, over.session_id)
@@ -363,11 +364,11 @@ async def test_cut_usage__is_the_same_window_whatever_was_done_since(database: D
     await opened(database, capacity_id=evicted.capacity_id)
     await sweep_some(database.store, 9)
     assert len(before) == 5
-    assert await lives(database, window) == before
+    assert await intervals(database, window) == before
 
 
-async def test_cut_usage__makes_windows_of_a_day_for_years_without_a_cut(database: Database) -> None:
-    """As after a very long pause, in as many calls as that takes."""
+async def test_cut_usage__cuts_daily_windows_after_300_days_without_cut(database: Database) -> None:
+    """As after a very long pause, in several calls."""
     now = NOON + timedelta(days=300)
     cuts = [(await cut(database, now, limit=128, interval=DAY)).windows for _ in range(4)]
     assert cuts == [128, 128, 44, 0]

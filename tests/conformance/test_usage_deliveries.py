@@ -1,15 +1,16 @@
-"""How chunks are sealed, delivered and commanded, and how far delivery is."""
+"""Digests, deliveries and commands of chunks, and the lag of delivery."""
 
 from datetime import datetime, timedelta
 from hashlib import sha256
 
 import pytest
 
-from tenure.model.submissions import AttemptOutcome, SubmissionCommand, SubmissionState
-from tenure.model.usage import Lag, Seal
+from tenure.domain.submissions import AttemptOutcome, SubmissionCommand, SubmissionState
+from tenure.domain.usage import ChunkDigest, Lag
 from tests.conformance.test_usage_chunks import PIECES
 from tests.support.databases import Database
 from tests.support.leases import all_tables, table
+from tests.support.open_requests import NOON, some_id
 from tests.support.submissions import (
     DELIVERED,
     FAILED,
@@ -32,7 +33,6 @@ from tests.support.usage import (
     save,
     windows,
 )
-from tests.support.wishes import NOON, some_id
 
 pytestmark = pytest.mark.usefixtures("installed")
 
@@ -56,32 +56,36 @@ def digest(text: str) -> bytes:
     return sha256(text.encode()).digest()
 
 
-async def seal(database: Database, *seals: Seal) -> dict[str, bool]:
-    return dict(await database.store.seal_chunks(await executor(database.store), seals))
+async def store_digests(database: Database, *digests: ChunkDigest) -> dict[str, bool]:
+    return dict(await database.store.store_digests(await executor(database.store), digests))
 
 
 async def digests(database: Database) -> list[bytes | None]:
     return [row["digest"] for row in await table(database, "usage_chunks")]
 
 
-async def test_seal_chunks__stores_the_first_digest(database: Database) -> None:
+async def test_store_digests__stores_first_digest(database: Database) -> None:
     one_id, other_id, _third = await sent(database, 3)
-    told = await seal(database, Seal(one_id, digest("one")), Seal(other_id, digest("other")))
-    assert told == {one_id: True, other_id: True}
+    result = await store_digests(database, ChunkDigest(one_id, digest("one")), ChunkDigest(other_id, digest("other")))
+    assert result == {one_id: True, other_id: True}
     assert await digests(database) == [digest("one"), digest("other"), None]
 
 
-async def test_seal_chunks__tells_whether_a_later_one_is_the_same(database: Database) -> None:
+async def test_store_digests__returns_whether_later_digest_matches(database: Database) -> None:
     one_id, other_id, third_id = await sent(database, 3)
-    await seal(database, Seal(one_id, digest("one")), Seal(other_id, digest("other")))
-    again = [Seal(one_id, digest("one")), Seal(other_id, digest("another")), Seal(third_id, digest("third"))]
-    assert await seal(database, *again) == {one_id: True, other_id: False, third_id: True}
+    await store_digests(database, ChunkDigest(one_id, digest("one")), ChunkDigest(other_id, digest("other")))
+    again = [
+        ChunkDigest(one_id, digest("one")),
+        ChunkDigest(other_id, digest("another")),
+        ChunkDigest(third_id, digest("third")),
+    ]
+    assert await store_digests(database, *again) == {one_id: True, other_id: False, third_id: True}
     assert await digests(database) == [digest("one"), digest("other"), digest("third")]
 
 
-async def test_seal_chunks__says_nothing_of_what_it_does_not_know(database: Database) -> None:
+async def test_store_digests__ignores_unknown_submissions(database: Database) -> None:
     (one_id,) = await sent(database)
-    assert await seal(database, Seal(some_id(), digest("one"))) == {}
+    assert await store_digests(database, ChunkDigest(some_id(), digest("one"))) == {}
     assert await digests(database) == [None]
     assert one_id
 
@@ -90,7 +94,7 @@ async def test_seal_chunks__says_nothing_of_what_it_does_not_know(database: Data
 
 
 async def delivered(database: Database) -> list[object]:
-    """When each window was."""
+    """The delivery time of each window."""
     return [window.delivered_at for window in await windows(database)]
 
 
@@ -104,7 +108,7 @@ async def deliver(database: Database, *submission_ids: str) -> None:
         await attempt(database.store, fence, submission_id, DELIVERED)
 
 
-async def test_finish_attempts__delivers_a_chunk_and_with_the_last_of_them_its_window(database: Database) -> None:
+async def test_finish_attempts__marks_window_delivered_with_its_last_chunk(database: Database) -> None:
     first, second, third = await sent(database, 3)
     await database.clock.set(minute(4))
     await deliver(database, third)
@@ -118,7 +122,7 @@ async def test_finish_attempts__delivers_a_chunk_and_with_the_last_of_them_its_w
     assert await delivered(database) == [minute(6)]
 
 
-async def test_finish_attempts__delivers_chunks_of_many_windows_at_once(database: Database) -> None:
+async def test_finish_attempts__marks_chunks_of_several_windows_delivered(database: Database) -> None:
     ids = [*await sent(database), *await sent(database, 2), *await sent(database, 2)]
     fence = await executor(database.store)
     await database.store.begin_attempts(fence, ids)
@@ -130,7 +134,7 @@ async def test_finish_attempts__delivers_chunks_of_many_windows_at_once(database
 
 
 @pytest.mark.parametrize("outcome", [each for each in AttemptOutcome if each is not DELIVERED])
-async def test_finish_attempts__delivers_no_chunk_by_an_attempt_that_did_not(
+async def test_finish_attempts__does_not_mark_chunk_delivered_by_other_outcomes(
     database: Database, outcome: AttemptOutcome
 ) -> None:
     (submission_id,) = await sent(database)
@@ -141,8 +145,8 @@ async def test_finish_attempts__delivers_no_chunk_by_an_attempt_that_did_not(
     assert (await chunks_delivered(database), await delivered(database)) == ([None], [None])
 
 
-async def test_finish_attempts__delivers_no_window_whose_chunks_are_not_all_there(database: Database) -> None:
-    """What is saved later is still to be sent."""
+async def test_finish_attempts__does_not_mark_incomplete_window_delivered(database: Database) -> None:
+    """Chunks that are saved later are not delivered yet."""
     first, second = await sent(database, 2, complete=False)
     await deliver(database, first, second)
     assert await delivered(database) == [None]
@@ -154,7 +158,7 @@ async def test_finish_attempts__delivers_no_window_whose_chunks_are_not_all_ther
     assert await delivered(database) == [minute(7)]
 
 
-async def test_save_chunks__delivers_a_window_all_of_which_was_delivered_before_it_was_complete(
+async def test_save_chunks__marks_completed_window_delivered_when_all_chunks_are(
     database: Database,
 ) -> None:
     await deliver(database, *await sent(database, 2, complete=False))
@@ -163,7 +167,7 @@ async def test_save_chunks__delivers_a_window_all_of_which_was_delivered_before_
     assert await delivered(database) == [minute(7)]
 
 
-async def test_finish_attempts__delivers_once_what_is_finished_again_after_a_lost_answer(database: Database) -> None:
+async def test_finish_attempts__changes_nothing_when_repeated_for_delivered_chunk(database: Database) -> None:
     (submission_id,) = await sent(database)
     fence = await executor(database.store)
     await begin_one(database.store, fence, submission_id)
@@ -174,11 +178,11 @@ async def test_finish_attempts__delivers_once_what_is_finished_again_after_a_los
     assert await all_tables(database) == before
 
 
-async def test_finish_attempts__delivers_by_the_attempt_of_a_later_epoch(database: Database) -> None:
+async def test_finish_attempts__marks_chunk_delivered_by_attempt_of_later_epoch(database: Database) -> None:
     (submission_id,) = await sent(database)
     await begin_one(database.store, await executor(database.store), submission_id)
     fence = await next_executor(database.store)
-    assert await database.store.close_unknown(fence, 9) == 1
+    assert await database.store.close_orphaned_attempts(fence, 9) == 1
     assert await chunks_delivered(database) == [None]
     await database.clock.set(minute(8))
     await attempt(database.store, fence, submission_id, DELIVERED)
@@ -190,35 +194,35 @@ async def test_finish_attempts__delivers_by_the_attempt_of_a_later_epoch(databas
 
 
 @pytest.mark.parametrize("state", [SubmissionState.PENDING, SubmissionState.FAILED])
-async def test_command_submissions__cannot_cancel_usage(database: Database, state: SubmissionState) -> None:
+async def test_command_submissions__refuses_to_cancel_usage(database: Database, state: SubmissionState) -> None:
     (submission_id,) = await sent(database)
     if state is SubmissionState.FAILED:
         fence = await executor(database.store)
         await attempt(database.store, fence, submission_id, FAILED, pause_microseconds=None)
     before = await all_tables(database)
-    told = await database.store.command_submissions(SubmissionCommand.CANCEL, [submission_id])
-    assert told == {submission_id: False}
+    result = await database.store.command_submissions(SubmissionCommand.CANCEL, [submission_id])
+    assert result == {submission_id: False}
     assert (await one(database, submission_id)).state == state
     assert await all_tables(database) == before
 
 
-async def test_command_submissions__cancels_what_else_is_named_beside_usage(database: Database) -> None:
+async def test_command_submissions__cancels_other_submissions_in_batch_with_usage(database: Database) -> None:
     usage_ids = await sent(database, 2)
     (other,) = await accept(database.store)
-    told = await database.store.command_submissions(
+    result = await database.store.command_submissions(
         SubmissionCommand.CANCEL, [usage_ids[0], other, some_id(), usage_ids[1]]
     )
-    assert told == {usage_ids[0]: False, other: True, usage_ids[1]: False}
+    assert result == {usage_ids[0]: False, other: True, usage_ids[1]: False}
     assert (await one(database, other)).state == "cancelled"
 
 
-async def test_command_submissions__makes_usage_due_at_once_when_it_is_retried(database: Database) -> None:
+async def test_command_submissions__makes_retried_usage_due_now(database: Database) -> None:
     (submission_id,) = await sent(database)
     await attempt(database.store, await executor(database.store), submission_id, FAILED)
     assert (await one(database, submission_id)).next_attempt_at == minute(1, 30)
     await database.clock.set(minute(1, 3))
-    told = await database.store.command_submissions(SubmissionCommand.RETRY, [submission_id])
-    assert told == {submission_id: True}
+    result = await database.store.command_submissions(SubmissionCommand.RETRY, [submission_id])
+    assert result == {submission_id: True}
     assert (await one(database, submission_id)).next_attempt_at == minute(1, 3)
     await deliver(database, submission_id)
     assert await delivered(database) == [minute(1, 3)]
@@ -227,12 +231,12 @@ async def test_command_submissions__makes_usage_due_at_once_when_it_is_retried(d
 # How far delivery is
 
 
-async def test_read_lag__is_up_to_date_before_the_first_cut(database: Database) -> None:
+async def test_read_lag__returns_installation_time_before_first_cut(database: Database) -> None:
     await database.clock.set(minute(0, 40))
     assert await database.store.read_lag() == Lag(now=minute(0, 40), delivered_until=NOON)
 
 
-async def test_read_lag__counts_from_the_oldest_window_that_is_to_be_delivered(database: Database) -> None:
+async def test_read_lag__returns_start_of_oldest_undelivered_window(database: Database) -> None:
     first = await sent(database)
     second = await sent(database, 2)
     third = await sent(database)
@@ -243,11 +247,11 @@ async def test_read_lag__counts_from_the_oldest_window_that_is_to_be_delivered(d
     assert await database.store.read_lag() == Lag(minute(9), delivered_until=minute(3))
 
 
-async def test_read_lag__counts_what_is_cut_and_not_divided(database: Database) -> None:
+async def test_read_lag__includes_undivided_windows(database: Database) -> None:
     await cut(database, minute(1), contract=CONTRACT)
     assert await database.store.read_lag() == Lag(minute(1), delivered_until=NOON)
 
 
-async def test_read_lag__does_not_wait_for_what_is_sent_to_nobody(database: Database) -> None:
+async def test_read_lag__ignores_windows_without_contract(database: Database) -> None:
     await cut(database, minute(1), contract=None)
     assert await database.store.read_lag() == Lag(minute(1), delivered_until=minute(1))

@@ -1,4 +1,4 @@
-"""What of usage is kept, and for how long: whatever is needed to deliver and to render what is still there."""
+"""Retention of usage: everything that is needed to deliver and render the kept windows stays."""
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
@@ -6,13 +6,14 @@ from datetime import datetime, timedelta
 import pytest
 from msgspec.structs import astuple
 
-from tenure.model.leases import Fence
-from tenure.model.sessions import CloseReason
-from tenure.model.usage import Life, PrunedUsage, UsageQuestion
-from tenure.store import lives as store_lives
+from tenure.domain.leases import Fence
+from tenure.domain.sessions import CloseReason
+from tenure.domain.usage import BillableInterval, PrunedUsage, UsageSumQuery
+from tenure.store.reads import intervals as store_lives
 from tests.support.databases import Database
 from tests.support.keeping import attach_one, update_one
 from tests.support.leases import all_tables, held, table
+from tests.support.open_requests import NOON, end_one
 from tests.support.sessions import opened
 from tests.support.submissions import DELIVERED, attempt, executor
 from tests.support.usage import (
@@ -23,15 +24,14 @@ from tests.support.usage import (
     cut,
     divide,
     install,
+    intervals,
     lived,
-    lives,
     newest,
     put_sessions,
     save,
     sum_of,
     windows,
 )
-from tests.support.wishes import NOON, end_one
 
 KEPT = timedelta(days=400)
 MIDNIGHT = NOON.replace(hour=0, minute=0, second=0, microsecond=0)
@@ -43,7 +43,7 @@ def midnight(days: int) -> datetime:
 
 @pytest.fixture(autouse=True)
 async def installed(database: Database) -> None:
-    """At midnight; what is cut has a window a day."""
+    """At midnight, with one window per day."""
     await database.clock.set(midnight(0))
     await install(database, midnight(0))
 
@@ -73,13 +73,13 @@ async def deliver(database: Database, *window_ids: int) -> None:
 
 
 async def chunked_days(database: Database, days: int, **given: object) -> None:
-    """Windows of a day, and somebody who lives through all of them."""
+    """Windows of one day, and a session that is live in all of them."""
     await put_sessions(database, [lived(midnight(0), midnight(999), closed=False)])
     await cut(database, midnight(days), **given)
     await chunk_all(database)
 
 
-async def test_prune_usage__keeps_windows_for_four_hundred_days_after_their_end(database: Database) -> None:
+async def test_prune_usage__keeps_windows_for_400_days_after_end(database: Database) -> None:
     await chunked_days(database, 4)
     assert await prune(database, midnight(2) + KEPT) == PrunedUsage(chunks=1, windows=1, sessions=0)
     assert await window_ids(database) == [2, 3, 4]
@@ -88,7 +88,7 @@ async def test_prune_usage__keeps_windows_for_four_hundred_days_after_their_end(
     assert [row["window_id"] for row in await table(database, "usage_chunks")] == [3, 4]
 
 
-async def test_prune_usage__keeps_what_is_not_delivered_and_all_after_it(database: Database) -> None:
+async def test_prune_usage__keeps_undelivered_window_and_all_later_windows(database: Database) -> None:
     await chunked_days(database, 4, contract=CONTRACT)
     await deliver(database, 1, 3, 4)
     assert await prune(database, midnight(999)) == PrunedUsage(chunks=1, windows=1, sessions=0)
@@ -97,7 +97,7 @@ async def test_prune_usage__keeps_what_is_not_delivered_and_all_after_it(databas
     assert await prune(database, midnight(999)) == PrunedUsage(chunks=3, windows=3, sessions=0)
 
 
-async def test_prune_usage__keeps_what_is_not_divided(database: Database) -> None:
+async def test_prune_usage__keeps_undivided_window_and_all_later_windows(database: Database) -> None:
     await cut(database, midnight(3))
     first, second, third = await windows(database)
     await save(database, first, [])
@@ -107,17 +107,17 @@ async def test_prune_usage__keeps_what_is_not_divided(database: Database) -> Non
     assert second.window_id == 2
 
 
-async def test_prune_usage__takes_what_is_sent_to_nobody_for_delivered(database: Database) -> None:
+async def test_prune_usage__treats_window_without_contract_as_delivered(database: Database) -> None:
     await chunked_days(database, 2, contract=None)
     assert await prune(database, midnight(999)) == PrunedUsage(2, 2, 0)
     assert await table(database, "usage_chunks") == []
 
 
-async def test_prune_usage__deletes_no_more_of_each_than_asked(
+async def test_prune_usage__deletes_at_most_limit_rows_per_table(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And no window before its chunks."""
-    monkeypatch.setattr("tenure.store.lives.CHUNK_MAX", 2)
+    """A window is deleted only after its chunks."""
+    monkeypatch.setattr("tenure.store.reads.intervals.CHUNK_MAX", 2)
     await put_sessions(database, [lived(midnight(0), midnight(2) + number * MICROSECOND) for number in range(1, 6)])
     await cut(database, midnight(3))
     await chunk_all(database)
@@ -132,8 +132,8 @@ async def test_prune_usage__deletes_no_more_of_each_than_asked(
     assert tuple(map(sum, zip(*counts, strict=True))) == (9, 3, 5)
 
 
-async def test_prune_usage__keeps_sessions_from_the_oldest_kept_window_on(database: Database) -> None:
-    """Those that ended as it began, or later."""
+async def test_prune_usage__keeps_sessions_needed_by_oldest_kept_window(database: Database) -> None:
+    """Sessions that ended at its start or later."""
     made = [lived(midnight(0), midnight(2) + off * MICROSECOND) for off in (-1, 0, 1)]
     await put_sessions(database, made)
     await cut(database, midnight(4))
@@ -142,8 +142,8 @@ async def test_prune_usage__keeps_sessions_from_the_oldest_kept_window_on(databa
     assert await session_ids(database) == {session.session_id for session in made[1:]}
 
 
-async def test_prune_usage__keeps_sessions_while_no_window_was_pruned(database: Database) -> None:
-    """However old they are: the window that they are part of may be."""
+async def test_prune_usage__keeps_sessions_until_a_window_is_pruned(database: Database) -> None:
+    """However old the sessions are, their window may still be kept."""
     made = [lived(midnight(0), midnight(0) + MICROSECOND), lived(midnight(1), midnight(2))]
     await put_sessions(database, made)
     await cut(database, midnight(3), contract=CONTRACT)
@@ -152,8 +152,8 @@ async def test_prune_usage__keeps_sessions_while_no_window_was_pruned(database: 
     assert len(await session_ids(database)) == 2
 
 
-async def test_prune_usage__keeps_sessions_that_are_in_no_window_yet(database: Database) -> None:
-    """Nothing was cut for ages: all windows are gone, but what was lived since the last cut is still to be billed."""
+async def test_prune_usage__keeps_sessions_that_ended_after_last_cut(database: Database) -> None:
+    """After a long time without cuts all windows are pruned, but usage since the last cut is not billed yet."""
     made = [
         lived(midnight(0), midnight(1)),
         lived(midnight(1), midnight(2) + MICROSECOND),
@@ -166,8 +166,8 @@ async def test_prune_usage__keeps_sessions_that_are_in_no_window_yet(database: D
     assert await session_ids(database) == {session.session_id for session in made[1:]}
 
 
-async def test_prune_usage__keeps_what_lives_however_long_ago_it_lapsed(database: Database) -> None:
-    """Until somebody has recorded its end."""
+async def test_prune_usage__keeps_lapsed_session_until_its_end_is_recorded(database: Database) -> None:
+    """Until its end is recorded."""
     await put_sessions(database, [lived(midnight(0), midnight(1), closed=False)])
     await cut(database, midnight(3))
     await chunk_all(database)
@@ -175,7 +175,7 @@ async def test_prune_usage__keeps_what_lives_however_long_ago_it_lapsed(database
     assert len(await session_ids(database)) == 1
 
 
-async def test_prune_usage__keeps_what_is_still_closing(database: Database) -> None:
+async def test_prune_usage__keeps_closing_session(database: Database) -> None:
     session = await opened(database)
     await attach_one(database.store, session.session_id)
     await update_one(database.store, session.session_id, end="STOPPED", finished=False)
@@ -185,7 +185,7 @@ async def test_prune_usage__keeps_what_is_still_closing(database: Database) -> N
     assert await session_ids(database) == {session.session_id}
 
 
-async def test_prune_usage__begins_with_the_sessions_that_ended_first(database: Database) -> None:
+async def test_prune_usage__deletes_sessions_that_ended_first(database: Database) -> None:
     made = [lived(midnight(0), midnight(1) - days * MICROSECOND) for days in (2, 5, 1, 4, 3)]
     await put_sessions(database, made)
     await cut(database, midnight(2))
@@ -195,12 +195,12 @@ async def test_prune_usage__begins_with_the_sessions_that_ended_first(database: 
     assert await session_ids(database) == {made[0].session_id, made[2].session_id}
 
 
-async def rendered(database: Database) -> dict[int, tuple[Sequence[Life], object]]:
+async def rendered(database: Database) -> dict[int, tuple[Sequence[BillableInterval], object]]:
     found = await windows(database)
-    return {one.window_id: (await lives(database, one), await divide(database, one)) for one in found}
+    return {one.window_id: (await intervals(database, one), await divide(database, one)) for one in found}
 
 
-async def test_prune_usage__leaves_all_that_is_needed_to_render_what_is_kept(database: Database) -> None:
+async def test_prune_usage__does_not_change_rendering_of_kept_windows(database: Database) -> None:
     """Sessions of every length, pruned day by day, over a change of factors."""
     made = [
         lived(
@@ -224,7 +224,7 @@ async def test_prune_usage__leaves_all_that_is_needed_to_render_what_is_kept(dat
     assert len(await session_ids(database)) < len(made)
 
 
-async def test_prune_usage__changes_no_sum_over_what_is_kept(database: Database) -> None:
+async def test_prune_usage__does_not_change_sums_of_kept_windows(database: Database) -> None:
     ended = await opened(database)
     await database.clock.set(midnight(1))
     await end_one(database.store, ended.session_id, CloseReason.TERMINATED)
@@ -232,14 +232,14 @@ async def test_prune_usage__changes_no_sum_over_what_is_kept(database: Database)
     window = await newest(database)
     await prune(database, midnight(2) + KEPT + MICROSECOND)
     assert ended.session_id not in await session_ids(database)
-    found = await lives(database, window)
+    found = await intervals(database, window)
     assert await newest(database) == window
     assert window.usage_millionths == sum_of(found, FACTORS)
     assert len(found) == 1
 
 
-async def test_prune_usage__leaves_no_sum_too_low_for_the_span_it_names(database: Database) -> None:
-    """What is gone was from before a span, or the span is told to begin later."""
+async def test_prune_usage__limits_span_of_sums_to_retained_usage(database: Database) -> None:
+    """Pruned usage lies before the span, or the result has a later start."""
     ended = await opened(database)
     await database.clock.set(midnight(1))
     await end_one(database.store, ended.session_id, CloseReason.TERMINATED)
@@ -248,8 +248,8 @@ async def test_prune_usage__leaves_no_sum_too_low_for_the_span_it_names(database
     for at in (9, 400, 402, 999):
         await prune(database, midnight(at) + timedelta(hours=1))
         for ends in (1, 3):
-            question = UsageQuestion(from_at=midnight(-1), to_at=midnight(ends), factors=FACTORS)
-            sums = await database.store.sum_usage(question, None, 1)
+            sum_query = UsageSumQuery(from_at=midnight(-1), to_at=midnight(ends), factors=FACTORS)
+            sums = await database.store.sum_usage(sum_query, None, 1)
             spans[at, ends] = (sums.from_at, sums.to_at, sums.groups[0].sessions)
     assert spans == {
         (9, 1): (midnight(-1), midnight(1), 2),
@@ -263,18 +263,18 @@ async def test_prune_usage__leaves_no_sum_too_low_for_the_span_it_names(database
     }
 
 
-async def test_sum_usage__is_done_again_if_some_of_it_was_pruned_meanwhile(
+async def test_sum_usage__retries_when_usage_was_pruned_during_sum(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await chunked_days(database, 3)
     kept = iter([midnight(0), midnight(1), midnight(1), midnight(1)])
     monkeypatch.setattr(store_lives, "_kept", lambda _: (midnight(3), next(kept)))
-    question = UsageQuestion(from_at=midnight(0), to_at=midnight(3), factors=FACTORS)
-    assert (await database.store.sum_usage(question, None, 1)).from_at == midnight(1)
+    sum_query = UsageSumQuery(from_at=midnight(0), to_at=midnight(3), factors=FACTORS)
+    assert (await database.store.sum_usage(sum_query, None, 1)).from_at == midnight(1)
     assert list(kept) == []
 
 
-async def test_prune_usage__notes_where_what_is_kept_begins(database: Database) -> None:
+async def test_prune_usage__records_start_of_retained_usage(database: Database) -> None:
     await chunked_days(database, 3)
     for at, kept_from in ((9, 0), (400, 0), (401, 1), (402, 2), (999, 3)):
         await prune(database, midnight(at) + timedelta(hours=1))
@@ -282,7 +282,7 @@ async def test_prune_usage__notes_where_what_is_kept_begins(database: Database) 
         assert row["usage_kept_from"] == midnight(kept_from), at
 
 
-async def test_prune_usage__touches_nothing_else(database: Database) -> None:
+async def test_prune_usage__changes_only_windows_chunks_and_start_of_retained_usage(database: Database) -> None:
     await opened(database)
     await chunked_days(database, 2, contract=CONTRACT)
     await deliver(database, 1, 2)
@@ -295,5 +295,5 @@ async def test_prune_usage__touches_nothing_else(database: Database) -> None:
     assert await all_tables(database) == {**before, **kept}
 
 
-async def test_prune_usage__has_nothing_to_do_before_the_first_cut(database: Database) -> None:
+async def test_prune_usage__deletes_nothing_before_first_cut(database: Database) -> None:
     assert await prune(database, midnight(999)) == PrunedUsage(0, 0, 0)

@@ -1,24 +1,24 @@
-"""The oldest PostgreSQL at hand: without `transaction_timeout`, and with an older planner."""
+"""An older PostgreSQL, without `transaction_timeout` and with an older planner."""
 
 import pytest
 
-from tenure.model.sessions import CloseReason, Outcome
+from tenure.domain.sessions import CloseReason, OpenOutcome
 from tenure.store.engines import open_store
 from tests.support.databases import POOL_SIZE, postgres_server
-from tests.support.wishes import again, end_one, open_one, wish
+from tests.support.open_requests import again, end_one, open_one, request
 
 
 @pytest.mark.slow
-async def test_an_older_postgres_serves_all_lanes() -> None:
+async def test_postgresql_16_opens_upgrades_and_ends_sessions() -> None:
     with postgres_server(version=16) as server:
         store = open_store(server.url(), POOL_SIZE)
         await store.migrate()
-        one = wish(kind=1)
+        one = request(kind=1)
         higher = again(one, kind=2)
         outcomes = [(await open_one(store, each)).outcome for each in (one, again(one), higher)]
         ended = await end_one(store, higher.session_id, CloseReason.TERMINATED)
         counts = await store.count_sessions()
         await store.close()
-    assert outcomes == [Outcome.CREATED, Outcome.EXISTING, Outcome.UPGRADED]
+    assert outcomes == [OpenOutcome.CREATED, OpenOutcome.EXISTING, OpenOutcome.UPGRADED]
     assert ended is not None
     assert (counts.total, counts.active) == (2, 0)

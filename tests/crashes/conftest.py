@@ -8,7 +8,7 @@ from tests.support.databases import POOL_SIZE, Clock, Database, PostgresServer, 
 
 @pytest.fixture(scope="session")
 def own_postgres() -> Iterator[PostgresServer]:
-    """A server that nobody else uses: here it is stopped, started and frozen."""
+    """A server for the tests of this folder, which they stop, start and freeze."""
     with postgres_server() as server:
         yield server
 

@@ -1,4 +1,4 @@
-"""The operator changes a gateway and starts again: what was accepted before keeps its contract, and is never lost."""
+"""The operator changes a gateway and restarts: an accepted submission keeps its contract and is not lost."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -8,9 +8,19 @@ from typing import Any
 import pytest
 
 from tests.support.databases import Database
-from tests.support.deliveries import TIMING, become, found, gateways, received, set_faults, submission, submitter
+from tests.support.deliveries import (
+    TIMING,
+    gateways,
+    poll,
+    received,
+    set_faults,
+    submission,
+    submitter,
+    wait_for_state,
+)
 from tests.support.instances import RunningInstance, stop_all
 from tests.support.receivers import RunningReceiver
+from tests.support.submissions import accept
 
 pytestmark = pytest.mark.slow
 
@@ -19,7 +29,7 @@ Receive = Callable[..., RunningReceiver]
 
 OLD_SECRET = "whsec_b2xkIHNlY3JldCBvZiB0aGUgcmVjZWl2ZXI="
 NEW_SECRET = "whsec_bmV3IHNlY3JldCBvZiB0aGUgcmVjZWl2ZXI="
-ALWAYS = 1
+PENDING_BATCHES, PENDING_BATCH = 10, 100
 LEADS_WITHIN_SECONDS = 20
 
 
@@ -38,7 +48,7 @@ def receive(tmp_path: Path) -> Iterator[Receive]:
 
 
 class Operator:
-    """Has one instance running at a time, with the gateways of the moment."""
+    """Runs one instance at a time, and restarts it to change its gateways."""
 
     def __init__(self, start: Start, database: Database) -> None:
         self._start = start
@@ -50,122 +60,109 @@ class Operator:
         assert self._running is not None
         return self._running
 
-    async def set_up(self, **named: dict[str, Any]) -> None:
+    async def configure(self, **named: dict[str, Any]) -> None:
         if self._running is not None:
             await asyncio.to_thread(self._running.stop)
         self._running = self._start(self._url, **TIMING, **gateways(**named))
         await asyncio.to_thread(self._running.wait_until_ready)
 
-    async def submit(self, number: int) -> str:
-        async with submitter([self.running.address]) as submitting:
+    async def submit(self, gateway: str, number: int = 1) -> str:
+        async with submitter([self.running.address], gateway) as submitting:
             return await submitting.submit(number)
 
-    async def becomes(self, submission_id: str, state: str) -> Any:
-        return await become(self.running.address, submission_id, state, LEADS_WITHIN_SECONDS, [self.running])
+    async def wait_for_state(self, submission_id: str, state: str) -> Any:
+        return await wait_for_state(self.running.address, submission_id, state, LEADS_WITHIN_SECONDS, [self.running])
 
-    async def shows(self, submission_id: str, enough: Callable[[Any], object]) -> Any:
-        async def look() -> Any:
-            shown = await submission(self.running.address, submission_id)
-            return shown if enough(shown) else None
+    async def wait_for_error(self, submission_id: str, error: str) -> Any:
+        return await self.wait_for(submission_id, lambda shown: shown["lastError"] == error, f"lastError {error}")
 
-        return await found(look, LEADS_WITHIN_SECONDS, f"{submission_id} is as wanted", [self.running])
+    async def wait_for_attempt(self, submission_id: str) -> Any:
+        return await self.wait_for(submission_id, lambda shown: shown["attempts"], "an attempt")
+
+    async def wait_for(self, submission_id: str, condition: Callable[[Any], object], what: str) -> Any:
+        async def shown() -> Any:
+            found = await submission(self.running.address, submission_id)
+            return found if condition(found) else None
+
+        return await poll(shown, LEADS_WITHIN_SECONDS, f"{submission_id}: {what}", [self.running])
 
 
-@pytest.fixture
-def operator(start: Start, sqlite_database: Database) -> Operator:
-    return Operator(start, sqlite_database)
+def always(status: int) -> dict[str, Any]:
+    return {"share": 1, "ways": [{"way": "status", "status": status}]}
 
 
-async def test_a_gateway_that_is_gone_leaves_its_submissions_waiting_and_saying_so(
+async def test_removed_gateway_keeps_submissions_pending_and_does_not_block_others(
     database: Database, start: Start, receive: Receive
 ) -> None:
-    """And sends them, as soon as it is there again, with all the attempts of their contract before them."""
+    """When the gateway is configured again, its submissions are sent, with the attempts that their contract allows."""
     receiver, operator = receive(), Operator(start, database)
-    shop = {"url": receiver.address, "schedule": [1]}
-    await set_faults(receiver, {"share": ALWAYS, "ways": [{"way": "status", "status": 500}]})
-    await operator.set_up(shop=shop)
-    submission_id = await operator.submit(1)
-    await operator.shows(submission_id, lambda shown: shown["lastError"] == "answered 500")
-    await operator.set_up()
-    waiting = await operator.shows(submission_id, lambda shown: shown["lastError"] == "gateway shop is not set up")
+    removed, orders = {"url": receiver.address, "schedule": [1]}, {"url": receiver.address}
+    await set_faults(receiver, always(500))
+    await operator.configure(removed=removed, orders=orders)
+    submission_id = await operator.submit("removed")
+    await operator.wait_for_error(submission_id, "answered 500")
+
+    for _ in range(PENDING_BATCHES):
+        backlog = await accept(database.store, PENDING_BATCH, gateway="backlog")
+    await operator.configure(orders=orders)
+    pending = await operator.wait_for_error(submission_id, "gateway removed is not configured")
+    await operator.wait_for_error(backlog[-1], "gateway backlog is not configured")
     await set_faults(receiver, 0)
-    await asyncio.sleep(1.5)
-    assert await submission(operator.running.address, submission_id) == waiting
-    assert (waiting["state"], waiting["attemptCount"]) == ("pending", len(waiting["attempts"]))
-    await operator.set_up(shop=shop)
-    delivered = await operator.becomes(submission_id, "delivered")
-    assert delivered["attemptCount"] == waiting["attemptCount"] + 1
-    assert [*received(receiver)] == [submission_id]
+    delivered_id = await operator.submit("orders")
+    await operator.wait_for_state(delivered_id, "delivered")
+    assert await submission(operator.running.address, submission_id) == pending
+    assert (pending["state"], pending["attemptCount"]) == ("pending", len(pending["attempts"]))
+
+    await operator.configure(removed=removed, orders=orders)
+    delivered = await operator.wait_for_state(submission_id, "delivered")
+    assert delivered["attemptCount"] == pending["attemptCount"] + 1
+    assert set(received(receiver)) == {submission_id, delivered_id}
 
 
-async def test_others_are_sent_beside_a_gateway_that_is_gone(operator: Operator, receive: Receive) -> None:
-    receiver, gone = receive(), {"url": "http://127.0.0.1:1/", "schedule": [0.2]}
-    await operator.set_up(gone=gone, shop={"url": receiver.address})
-    async with submitter([operator.running.address], "gone") as submitting:
-        waiting = await submitting.submit_all(range(1000), at_once=16)
-    await operator.set_up(shop={"url": receiver.address})
-    await operator.shows(waiting[-1], lambda shown: shown["lastError"] == "gateway gone is not set up")
-    submission_id = await operator.submit(1)
-    await operator.becomes(submission_id, "delivered")
+async def test_changed_gateway_applies_to_new_submissions_and_new_secret_to_all(
+    sqlite_database: Database, start: Start, receive: Receive
+) -> None:
+    operator = Operator(start, sqlite_database)
+    plain, old, new = receive(), receive("--secret", OLD_SECRET), receive("--secret", NEW_SECRET)
+    often = {"schedule": [0.2], "max_attempts": 1000}
+    await set_faults(plain, always(500))
+    await operator.configure(
+        limited={"url": plain.address, "schedule": [0.5], "max_attempts": 6},
+        statuses={"url": plain.address, **often, "already_have": [418]},
+        signed={"url": new.address, **often, "secret": OLD_SECRET},
+        replaced={"url": old.address, "secret": NEW_SECRET},
+    )
+    before = {name: await operator.submit(name) for name in ("limited", "statuses", "signed", "replaced")}
+    for name in ("limited", "statuses"):
+        await operator.wait_for_attempt(before[name])
+    for name in ("signed", "replaced"):
+        await operator.wait_for_error(before[name], "answered 401")
+    assert received(old) == {}, "a secret that is not configured was used to sign"
+
+    rotation = {"secret": NEW_SECRET, "previous_secret": OLD_SECRET}
+    await operator.configure(
+        limited={"url": plain.address, "schedule": [3600], "max_attempts": 2},
+        statuses={"url": plain.address, **often, "already_have": [409]},
+        signed={"url": new.address, **often, "secret": NEW_SECRET},
+        rotated_old={"url": old.address, **rotation},
+        rotated_new={"url": new.address, **rotation},
+    )
+    after = {name: await operator.submit(name, 2) for name in ("limited", "statuses", "rotated_old", "rotated_new")}
+    await keeps_schedule_and_max_attempts(operator, before["limited"], after["limited"])
+    await set_faults(plain, always(418))
+    await keeps_already_have_statuses(operator, before["statuses"], after["statuses"])
+    for submission_id in (before["signed"], after["rotated_old"], after["rotated_new"]):
+        await operator.wait_for_state(submission_id, "delivered")
 
 
-async def test_what_was_accepted_before_keeps_its_schedule_and_its_limit(operator: Operator, receive: Receive) -> None:
-    receiver = receive()
-    await set_faults(receiver, {"share": ALWAYS, "ways": [{"way": "status", "status": 500}]})
-    await operator.set_up(shop={"url": receiver.address, "schedule": [0.5], "max_attempts": 6})
-    before = await operator.submit(1)
-    await operator.shows(before, lambda shown: shown["attempts"])
-    await operator.set_up(shop={"url": receiver.address, "schedule": [3600], "max_attempts": 2})
-    since = await operator.submit(2)
-    failed = await operator.becomes(before, "failed")
+async def keeps_schedule_and_max_attempts(operator: Operator, before: str, after: str) -> None:
+    failed = await operator.wait_for_state(before, "failed")
     outcomes = [attempt["outcome"] for attempt in failed["attempts"]]
     assert outcomes.count("failed") == 6, outcomes
-    shown = await operator.shows(since, lambda shown: shown["attempts"])
+    shown = await operator.wait_for_error(after, "answered 500")
     assert (shown["state"], shown["attemptCount"]) == ("pending", 1), shown
 
 
-async def test_what_was_accepted_before_keeps_what_means_that_they_have_it(
-    operator: Operator, receive: Receive
-) -> None:
-    receiver = receive()
-    await set_faults(receiver, {"share": ALWAYS, "ways": [{"way": "status", "status": 500}]})
-    contract = {"url": receiver.address, "schedule": [0.2], "max_attempts": 1000}
-    await operator.set_up(shop={**contract, "already_have": [418]})
-    before = await operator.submit(1)
-    await operator.shows(before, lambda shown: shown["attempts"])
-    await operator.set_up(shop={**contract, "already_have": [409]})
-    since = await operator.submit(2)
-    await set_faults(receiver, {"share": ALWAYS, "ways": [{"way": "status", "status": 418}]})
-    assert (await operator.becomes(before, "delivered"))["attempts"][-1]["status"] == 418
-    await operator.shows(since, lambda shown: shown["lastError"] == "answered 418")
-
-
-# Secrets
-
-
-async def test_while_a_secret_is_replaced_both_who_know_the_old_and_the_new_one_accept(
-    operator: Operator, receive: Receive
-) -> None:
-    knows_old, knows_new = receive("--secret", OLD_SECRET), receive("--secret", NEW_SECRET)
-    secrets = {"secret": NEW_SECRET, "previous_secret": OLD_SECRET}
-    for number, receiver in enumerate((knows_old, knows_new)):
-        await operator.set_up(shop={"url": receiver.address, **secrets})
-        await operator.becomes(await operator.submit(number), "delivered")
-
-
-async def test_what_was_accepted_before_is_signed_with_the_secret_of_now(operator: Operator, receive: Receive) -> None:
-    receiver = receive("--secret", NEW_SECRET)
-    shop = {"url": receiver.address, "schedule": [0.2], "max_attempts": 1000}
-    await operator.set_up(shop={**shop, "secret": OLD_SECRET})
-    submission_id = await operator.submit(1)
-    await operator.shows(submission_id, lambda shown: shown["lastError"] == "answered 401")
-    await operator.set_up(shop={**shop, "secret": NEW_SECRET})
-    await operator.becomes(submission_id, "delivered")
-
-
-async def test_a_secret_that_was_replaced_signs_no_more(operator: Operator, receive: Receive) -> None:
-    knows_old = receive("--secret", OLD_SECRET)
-    await operator.set_up(shop={"url": knows_old.address, "secret": NEW_SECRET})
-    submission_id = await operator.submit(1)
-    await operator.shows(submission_id, lambda shown: shown["lastError"] == "answered 401")
-    assert received(knows_old) == {}
+async def keeps_already_have_statuses(operator: Operator, before: str, after: str) -> None:
+    assert (await operator.wait_for_state(before, "delivered"))["attempts"][-1]["status"] == 418
+    await operator.wait_for_error(after, "answered 418")

@@ -1,4 +1,4 @@
-"""The database stops, or stops answering: everybody is told so in time, and everything works once it is back."""
+"""The database stops or freezes: instances respond with 503 in time, lose no session, and recover with the database."""
 
 import asyncio
 import signal
@@ -12,99 +12,99 @@ import pytest
 from tenure.clock import wall_microseconds
 from tenure.store.engines.postgres.connections import SETTINGS, connect
 from tests.support.databases import Database, PostgresServer
-from tests.support.history import broken_promises, lived
+from tests.support.history import broken_promises, read_sessions
 from tests.support.instances import RunningInstance
-from tests.support.load import Exchange, clients, repeated, some_keys, steady_load
+from tests.support.load import Exchange, clients, retry_until, some_keys, steady_load
 from tests.support.processes import eventually, frozen
+
+pytestmark = pytest.mark.slow
 
 Start = Callable[..., RunningInstance]
 
-STOPPED_SECONDS = 5
-FROZEN_SECONDS = 4
-TOLD_WITHIN_SECONDS = 2
-BACK_WITHIN_SECONDS = 5
+UNAVAILABLE_SECONDS = 3
+"""Longer than a request may take, so that some begin and end while the database is unavailable."""
+ANSWERED_WITHIN_SECONDS = 2
+RECOVERED_WITHIN_SECONDS = 5
 UNAVAILABLE = 503
 LOST = 0
 
 
-@pytest.mark.slow
-async def test_a_stopped_database_is_told_and_costs_no_session(
+async def test_instance_returns_503_and_loses_no_session_while_database_is_stopped_or_frozen(
     own_postgres: PostgresServer, own_database: Database, start: Start, seed: int
 ) -> None:
+    """While it is frozen, /healthz still succeeds; and the instance can stop."""
     instance = start(own_database.url).wait_until_ready()
     async with steady_load([instance.address], 16, keys=some_keys(200, seed), seed=seed) as exchanges:
-        await under_way(exchanges)
+        await eventually(lambda: len(exchanges) > 200, 10, "the load has begun")
         await asyncio.to_thread(own_postgres.stop)
-        gone_at = wall_microseconds()
-        await asyncio.sleep(STOPPED_SECONDS)
-        back_at = wall_microseconds()
+        stopped = await unavailable()
         await asyncio.to_thread(own_postgres.start)
         await served_again(exchanges, wall_microseconds())
-    assert untold(within(exchanges, gone_at, back_at)) == []
-    assert slow(exchanges) == []
-    assert broken_promises(exchanges, await lived(own_database), also=[UNAVAILABLE]) == [], f"seed {seed}"
-
-
-@pytest.mark.slow
-async def test_a_frozen_database_is_told_and_costs_no_session(
-    own_postgres: PostgresServer, own_database: Database, start: Start, seed: int
-) -> None:
-    instance = start(own_database.url).wait_until_ready()
-    async with steady_load([instance.address], 16, keys=some_keys(200, seed), seed=seed) as exchanges:
-        await under_way(exchanges)
         with frozen(own_postgres.pid):
-            gone_at = wall_microseconds()
-            await asyncio.sleep(FROZEN_SECONDS)
-            back_at = wall_microseconds()
-        await served_again(exchanges, back_at)
-    assert untold(within(exchanges, gone_at, back_at)) == []
-    assert slow(exchanges) == []
-    assert broken_promises(exchanges, await lived(own_database), also=[UNAVAILABLE]) == [], f"seed {seed}"
-
-
-@pytest.mark.slow
-async def test_probes_tell_a_frozen_database_from_a_dead_process(
-    own_postgres: PostgresServer, own_database: Database, start: Start
-) -> None:
-    instance = start(own_database.url).wait_until_ready()
-    async with clients([instance.address], 2) as (first, second):
-        with frozen(own_postgres.pid):
-            alive, ready = await asyncio.gather(first.get("/healthz"), second.get("/readyz"))
-        assert (alive.status, ready.status) == (200, UNAVAILABLE)
-        assert alive.seconds < 0.5
-        assert ready.seconds < TOLD_WITHIN_SECONDS
-        instance.wait_until_ready()
-
-
-@pytest.mark.slow
-async def test_a_frozen_database_does_not_keep_an_instance_from_stopping(
-    own_postgres: PostgresServer, own_database: Database, start: Start
-) -> None:
-    instance = start(own_database.url).wait_until_ready()
-    async with clients([instance.address], 1) as (client,):
-        await client.open(some_keys(1, 0)[0], 1)
-        with frozen(own_postgres.pid):
-            instance.send(signal.SIGTERM)
-            await eventually(lambda: instance.process.poll() is not None, 4, f"stopped\n{instance.log()}")
+            check = asyncio.create_task(check_health(instance))
+            froze = await unavailable()
+            await check
+        await served_again(exchanges, wall_microseconds())
+    for what, (gone_at, back_at) in (("stopped", stopped), ("frozen", froze)):
+        during = [one for one in exchanges if one.sent_at >= gone_at and 0 < one.received_at <= back_at]
+        assert during, f"no request was sent while the database was {what}"
+        assert [one for one in during if not is_503_with_retry_after(one)] == [], f"{what}, seed {seed}"
+    assert [one for one in exchanges if one.seconds > ANSWERED_WITHIN_SECONDS] == []
+    broken = broken_promises(exchanges, await read_sessions(own_database), also=[UNAVAILABLE])
+    assert broken == [], f"seed {seed}"
+    with frozen(own_postgres.pid):
+        instance.send(signal.SIGTERM)
+        await eventually(lambda: instance.process.poll() is not None, 4, f"stopped\n{instance.log()}")
     assert instance.process.returncode == 0, instance.log()
 
 
-@pytest.mark.slow
-async def test_an_instance_that_starts_before_its_database_becomes_ready(
+async def unavailable() -> tuple[int, int]:
+    gone_at = wall_microseconds()
+    await asyncio.sleep(UNAVAILABLE_SECONDS)
+    return gone_at, wall_microseconds()
+
+
+async def check_health(instance: RunningInstance) -> None:
+    async with clients([instance.address], 2) as (first, second):
+        alive, ready = await asyncio.gather(first.get("/healthz"), second.get("/readyz"))
+    assert (alive.status, ready.status) == (200, UNAVAILABLE)
+    assert alive.seconds < 0.5
+    assert ready.seconds < ANSWERED_WITHIN_SECONDS
+
+
+def is_503_with_retry_after(one: Exchange) -> bool:
+    shown = (one.status, one.headers.get(b"content-type"), one.headers.get(b"retry-after"))
+    return shown == (UNAVAILABLE, b"application/problem+json", b"1")
+
+
+async def served_again(exchanges: Sequence[Exchange], back_at: int) -> None:
+    """Waits for the first success, and for a hundred more. From a second after the first, no request may fail."""
+
+    def served() -> list[Exchange]:
+        return [one for one in exchanges if one.sent_at > back_at and one.status in (200, 201)]
+
+    await eventually(served, RECOVERED_WITHIN_SECONDS, "one request succeeds")
+    again_at = served()[0].received_at
+    await eventually(lambda: len(served()) > 100, RECOVERED_WITHIN_SECONDS, "a hundred requests succeed")
+    refused = [one for one in exchanges if one.sent_at > again_at + 1_000_000 and one.status == UNAVAILABLE]
+    assert refused == []
+
+
+async def test_instance_started_before_its_database_becomes_ready(
     own_postgres: PostgresServer, own_database: Database, start: Start
 ) -> None:
     with frozen(own_postgres.pid):
         instance = start(own_database.url)
         async with clients([instance.address], 1) as (client,):
-            ready = await repeated(lambda: client.get("/readyz"), lambda exchange: exchange.status != LOST, 5)
+            ready = await retry_until(lambda: client.get("/readyz"), lambda exchange: exchange.status != LOST, 5)
     assert (ready.status, ready.answer["code"]) == (UNAVAILABLE, "STARTING")
     instance.wait_until_ready()
 
 
-async def test_a_connection_that_freezes_while_it_is_set_up_is_not_kept(
+async def test_connection_that_freezes_during_setup_is_closed(
     own_postgres: PostgresServer, own_database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise every try that was given up leaves one behind, until the server takes no more."""
+    """Otherwise every timed-out attempt leaves a connection open, until the server accepts no more."""
     made: list[asyncpg.Connection] = []
     really_connect = asyncpg.connect
 
@@ -122,40 +122,3 @@ async def test_a_connection_that_freezes_while_it_is_set_up_is_not_kept(
         is_closed = [connection.is_closed() for connection in made]
     made[0].terminate()
     assert is_closed == [True]
-
-
-async def under_way(exchanges: Sequence[Exchange]) -> None:
-    await eventually(lambda: len(exchanges) > 200, 10, "the load is under way")
-
-
-async def served_again(exchanges: Sequence[Exchange], back_at: int) -> None:
-    """Waits for the first answer, and then for a hundred more, which must be answers as well."""
-
-    def served() -> list[Exchange]:
-        return [one for one in exchanges if one.sent_at > back_at and one.status in (200, 201)]
-
-    await eventually(served, BACK_WITHIN_SECONDS, "served again")
-    again_at = served()[0].received_at
-    await eventually(lambda: len(served()) > 100, BACK_WITHIN_SECONDS, "served normally")
-    refused = [one for one in exchanges if one.sent_at > again_at + 1_000_000 and one.status == UNAVAILABLE]
-    assert refused == []
-
-
-def within(exchanges: Sequence[Exchange], start: int, end: int) -> list[Exchange]:
-    found = [one for one in exchanges if one.sent_at >= start and one.received_at <= end and one.received_at]
-    assert found, "nobody asked while the database was gone"
-    return found
-
-
-def untold(exchanges: Sequence[Exchange]) -> list[Exchange]:
-    """Those that were not answered as an unreachable database demands."""
-    told = (UNAVAILABLE, b"application/problem+json", b"1")
-    return [
-        one
-        for one in exchanges
-        if (one.status, one.headers.get(b"content-type"), one.headers.get(b"retry-after")) != told
-    ]
-
-
-def slow(exchanges: Sequence[Exchange]) -> list[Exchange]:
-    return [one for one in exchanges if one.seconds > TOLD_WITHIN_SECONDS]

@@ -1,4 +1,4 @@
-"""Leaders that die, stop, stand still or lose sight of the database: they write nothing more, and another one leads."""
+"""A leader that is killed, stopped, paused or cut off from the database writes nothing more, and another one leads."""
 
 import asyncio
 import signal
@@ -15,28 +15,28 @@ from sqlalchemy import make_url
 
 from tenure.config import LeasesConfig
 from tenure.ensemble import Ensemble
-from tenure.leases import cancelling
+from tenure.leases import waiting as cancelling
 from tenure.leases.held import HeldLease
 from tenure.store.engines.postgres.errors import LEASE_LOST
 from tests.support.asking import ask
 from tests.support.databases import Database, PostgresServer
 from tests.support.instances import RunningInstance
 from tests.support.lapsed import lapsed_sessions
-from tests.support.members import STEPS, Member, Orders, Task, members
+from tests.support.members import STEPS, Member, MemberConfig, Task, members
 from tests.support.processes import eventually
 from tests.support.proxies import Proxy, proxy_to
-from tests.support.terms import leads, overlapping, table, terms, told
+from tests.support.terms import leads, logged, overlapping, table, terms
 from tests.support.waiting import all_logs, until
 
 pytestmark = pytest.mark.slow
 
 Start = Callable[..., RunningInstance]
-StartMember = Callable[[Orders], Member]
+StartMember = Callable[[MemberConfig], Member]
 
 LEASE = "submission-executor"
 DURATION, ACQUIRE = 3, 2
-PATIENT = 4
-"""A lease long enough for a renewal to be given up before trust in it ends."""
+LONGER_DURATION = 4
+"""A lease long enough for a renewal to time out before the lease expires."""
 TERMINATED_WITHIN_SECONDS = 2
 NOTICED_WITHIN_SECONDS = 5
 STARTED_WITHIN_SECONDS = 20
@@ -55,7 +55,7 @@ def start_member(tmp_path: Path) -> Iterator[StartMember]:
 
 
 def timing(duration: int = DURATION, acquire: int = ACQUIRE, refresh: int = 1) -> dict[str, str]:
-    """No job looks at the board out of turn."""
+    """Without the sweep, whose run would read the board early."""
     return {
         "TENURE_LEASES__DURATION_SECONDS": str(duration),
         "TENURE_LEASES__RENEW_SECONDS": "1",
@@ -65,83 +65,85 @@ def timing(duration: int = DURATION, acquire: int = ACQUIRE, refresh: int = 1) -
     }
 
 
-# Killed and stopped
+# Kill and stop
 
 
-async def test_another_leads_soon_after_a_clean_stop_and_in_time_after_a_kill(database: Database, start: Start) -> None:
+async def test_another_instance_leads_in_time_after_stop_and_after_kill(database: Database, start: Start) -> None:
     instances = first, second, third = await leader_and_followers(start, database.url, 3)
     stopped_at = datetime.now(UTC)
     first.send(signal.SIGTERM)
-    heir = await next_leader([second, third], instances)
-    assert seconds_after(stopped_at, heir) <= TERMINATED_WITHIN_SECONDS, all_logs(instances)
+    successor = await next_leader([second, third], instances)
+    assert seconds_after(stopped_at, successor) <= TERMINATED_WITHIN_SECONDS, all_logs(instances)
     killed_at = datetime.now(UTC)
-    heir.kill()
-    last = await next_leader([each for each in (second, third) if each is not heir], instances)
+    successor.kill()
+    last = await next_leader([each for each in (second, third) if each is not successor], instances)
     assert seconds_after(killed_at, last) <= DURATION + ACQUIRE, all_logs(instances)
     shown = lease_shown(last)
     assert (shown["holder"], shown["held"]) == (holder(last), True), last.log()
 
 
-# Stopped past its lease in the middle of its work
+# Paused past its lease
 
 
-async def test_a_step_that_stood_still_past_its_lease_is_not_committed(
+async def test_step_paused_past_its_lease_is_not_committed(
     postgres_database: Database, start_member: StartMember
 ) -> None:
-    """It had checked its fence and written its row, and only the commit was missing."""
-    old, new = await stopped_in_a_step(postgres_database, start_member, "write", 1)
-    await until(lambda: old.told("work.refused", "work.cancelled"), 5, "the old one is refused", [old, new])
+    """It had checked its fence and written its row, but not committed."""
+    old, new = await paused_in_step(postgres_database, start_member, "write", 1)
+    await until(
+        lambda: old.logged("work.refused", "work.cancelled"), 5, "the old one is refused or cancelled", [old, new]
+    )
     await check_steps(postgres_database, old, new)
 
 
-async def test_a_step_that_shows_its_fence_too_late_is_refused(
+async def test_step_that_checks_its_fence_after_lease_is_lost_is_refused(
     postgres_database: Database, start_member: StartMember
 ) -> None:
-    """It had its fence before it stood still, and goes on although its work was cancelled."""
-    old, new = await stopped_in_a_step(postgres_database, start_member, "write_late", 0)
+    """It got its fence before the pause, and continues although its work was cancelled."""
+    old, new = await paused_in_step(postgres_database, start_member, "write_late", 0)
     await until(
-        # It may have been stopped in its very first step.
-        lambda: [line["event"] for line in old.told("work.fenced_off", "work.step")][-1:] == ["work.fenced_off"],
+        # It may have been paused in its very first step.
+        lambda: [line["event"] for line in old.logged("work.fenced_off", "work.step")][-1:] == ["work.fenced_off"],
         5,
-        "it is refused",
+        "the fence is refused",
         [old, new],
     )
-    assert old.told("work.fenced_off")[-1]["sqlstate"] == LEASE_LOST, old.log()
+    assert old.logged("work.fenced_off")[-1]["sqlstate"] == LEASE_LOST, old.log()
     await check_steps(postgres_database, old, new)
 
 
-async def stopped_in_a_step(
+async def paused_in_step(
     database: Database, start_member: StartMember, does: str, interval: int
 ) -> tuple[Member, Member]:
-    """The first stood still within a step until the second had worked, and goes on."""
+    """The first member was paused within a step until the second had worked, and continues."""
     await database.execute(STEPS)
-    old, new = await worker_and_rival(start_member, orders(database, does, interval, seconds=0.3))
-    await stop_within(old, "work.step_open", "work.step")
+    old, new = await worker_and_rival(start_member, member_config(database, does, interval, seconds=0.3))
+    await pause_within(old, "work.step_open", "work.step")
     await another_works(old, new)
     old.send(signal.SIGCONT)
     return old, new
 
 
 async def check_steps(database: Database, old: Member, new: Member) -> None:
-    """Nothing of the old one's comes after the new one's first, nor does the step that was open."""
+    """No step of the old member is committed after the first of the new one, and the open step never is."""
     steps = await database.rows("SELECT epoch, step FROM steps ORDER BY at")
-    open_step = old.told("work.step_open")[-1]
+    open_step = old.logged("work.step_open")[-1]
     shown = f"{steps}\n{all_logs([old, new])}"
     assert {"epoch": open_step["epoch"], "step": open_step["step"]} not in steps, shown
     epochs = [row["epoch"] for row in steps]
     assert epochs == sorted(epochs), shown
-    assert await goes_on_alone(database, new), shown
+    assert await continues_alone(database, new), shown
 
 
-async def stop_between_writes(member: Member, database: Database) -> None:
-    """One that is stopped inside a write keeps the file, and nobody can lead: that is SQLite's own."""
+async def pause_between_writes(member: Member, database: Database) -> None:
+    """On SQLite a member that is paused inside a write holds the file, and no other member can lead."""
     for _ in range(100):
         member.send(signal.SIGSTOP)
         if database.engine != "sqlite" or file_is_free(database):
             return
         member.send(signal.SIGCONT)
         await asyncio.sleep(0.01)
-    raise AssertionError("it was never between two writes")
+    raise AssertionError("never paused between two writes")
 
 
 def file_is_free(database: Database) -> bool:
@@ -155,93 +157,106 @@ def file_is_free(database: Database) -> bool:
     return True
 
 
-async def test_nothing_is_written_after_standing_still_between_two_steps(
+async def test_worker_paused_between_steps_past_its_lease_writes_nothing(
     database: Database, start_member: StartMember
 ) -> None:
-    """As a leader on a server, in a job's run on a file."""
+    """As a leader on PostgreSQL, in a job's run on SQLite."""
     interval = int(database.engine == "sqlite")
     await lapsed_sessions(database, 1000)
-    old, new = await worker_and_rival(start_member, orders(database, "sweep", interval, pause_seconds=0.02))
-    await until(lambda: old.told("work.step"), 5, "it works", [old, new])
-    await stop_between_writes(old, database)
-    stopped_with = len(old.told("work.step"))
+    old, new = await worker_and_rival(start_member, member_config(database, "sweep", interval, pause_seconds=0.02))
+    await until(lambda: old.logged("work.step"), 5, "a step is done", [old, new])
+    await pause_between_writes(old, database)
+    steps_before_pause = len(old.logged("work.step"))
     await another_works(old, new)
     old.send(signal.SIGCONT)
-    await until(lambda: old.told("work.refused", "work.cancelled"), 5, "the old one stops", [old, new])
-    told_before = len(new.told("work.step"))
-    await until(lambda: len(new.told("work.step")) > told_before + 5, 5, "the new one goes on", [old, new])
-    # One write may have been under way when it was stopped, and have been committed then.
-    assert len(old.told("work.step")) <= stopped_with + 1, all_logs([old, new])
+    await until(lambda: old.logged("work.refused", "work.cancelled"), 5, "the old one stops working", [old, new])
+    steps = len(new.logged("work.step"))
+    await until(lambda: len(new.logged("work.step")) > steps + 5, 5, "the new one continues", [old, new])
+    # One write may have been in progress at the pause, and have been committed.
+    assert len(old.logged("work.step")) <= steps_before_pause + 1, all_logs([old, new])
     assert written_twice([old, new]) == [], all_logs([old, new])
-    assert not old.told("work.done"), old.log()
+    assert not old.logged("work.done"), old.log()
 
 
 # Cut off from the database
 
 
-@pytest.mark.parametrize("how", ["cut", "swallow"])
-async def test_a_leader_that_is_cut_off_stops_and_another_leads(
-    postgres_database: Database, start: Start, how: str
-) -> None:
-    with proxy_to(postgres_database.url) as proxy:
-        first, second = await led_through(proxy, start, postgres_database.url, **timing(duration=PATIENT))
-        cut_at = datetime.now(UTC)
-        getattr(proxy, how)()
-        await until(lambda: not leads(first.log()), NOTICED_WITHIN_SECONDS, "it stops", [first, second])
-        assert told(first.log(), "leader_lost")[-1]["reason"] == "database", first.log()
-        assert told(first.log(), "leader_renew_failed")[-1]["error"], first.log()
-        assert (await asyncio.to_thread(ask, first.address, "/readyz")).status == UNAVAILABLE
-        await until(lambda: leads(second.log()), PATIENT + ACQUIRE, "the other one leads", [first, second])
-        assert seconds_after(cut_at, second) <= PATIENT + ACQUIRE, second.log()
-        proxy.restore()
-        await asyncio.to_thread(first.wait_until_ready)
-        await undisturbed(first, second)
+async def test_leader_cut_off_from_database_stops_and_another_leads(postgres_database: Database, start: Start) -> None:
+    """First its connections are closed; then the next leader's connections lose everything that is sent."""
+    environment = timing(duration=LONGER_DURATION)
+    with proxy_to(postgres_database.url) as one, proxy_to(postgres_database.url) as other:
+        both = [start(proxy.url, **environment) for proxy in (one, other)]
+        proxies = dict(zip(both, (one, other), strict=True))
+        for instance in both:
+            await asyncio.to_thread(instance.wait_until_ready)
+        await until(lambda: any(leads(each.log()) for each in both), STARTED_WITHIN_SECONDS, "one leads", both)
+        leader, follower = sorted(both, key=lambda each: not leads(each.log()))
+        await cut_off(leader, follower, proxies[leader].cut)
+        proxies[leader].restore()
+        await asyncio.to_thread(leader.wait_until_ready)
+        await undisturbed(leader, follower)
+        await cut_off(follower, leader, proxies[follower].swallow)
+        proxies[follower].restore()
+        await asyncio.to_thread(follower.wait_until_ready)
+        await undisturbed(follower, leader)
 
 
-async def test_a_leader_that_was_cut_off_for_a_moment_releases_its_lease(
-    postgres_database: Database, start: Start
-) -> None:
-    """Long before it would have run out."""
+async def cut_off(leader: RunningInstance, follower: RunningInstance, cut: Callable[[], None]) -> None:
+    both = [leader, follower]
+    cut_at = datetime.now(UTC)
+    cut()
+    await until(lambda: not leads(leader.log()), NOTICED_WITHIN_SECONDS, "the leader loses the lease", both)
+    assert logged(leader.log(), "leader_lost")[-1]["reason"] == "database", leader.log()
+    assert logged(leader.log(), "leader_renew_failed")[-1]["error"], leader.log()
+    assert (await asyncio.to_thread(ask, leader.address, "/readyz")).status == UNAVAILABLE
+    await until(lambda: leads(follower.log()), LONGER_DURATION + ACQUIRE, "the follower leads", both)
+    assert seconds_after(cut_at, follower) <= LONGER_DURATION + ACQUIRE, follower.log()
+
+
+async def test_leader_cut_off_briefly_releases_its_lease(postgres_database: Database, start: Start) -> None:
+    """Long before the lease would expire."""
     with proxy_to(postgres_database.url) as proxy:
         url = postgres_database.url
         first, second = await led_through(proxy, start, url, **timing(duration=60, acquire=30))
         proxy.cut()
-        await until(lambda: not leads(first.log()), NOTICED_WITHIN_SECONDS, "it stops", [first, second])
+        await until(lambda: not leads(first.log()), NOTICED_WITHIN_SECONDS, "it loses the lease", [first, second])
         proxy.restore()
         both = [first, second]
         await until(lambda: any(leads(each.log()) for each in both), NOTICED_WITHIN_SECONDS, "one leads again", both)
     assert overlapping(terms(each.log() for each in both)) == [], all_logs(both)
 
 
-async def test_work_stops_before_its_lease_ends_while_a_renewal_gets_no_answer(
+async def test_work_stops_before_lease_expires_when_renewal_gets_no_response(
     postgres_database: Database, start_member: StartMember
 ) -> None:
-    """A leader's and a job's."""
+    """The work of a leader and of a job."""
     with proxy_to(postgres_database.url) as proxy:
-        wanted = orders(postgres_database, "wait", 0, seconds=60)
-        wanted.tasks += orders(postgres_database, "wait", 1, seconds=60).tasks
-        wanted.database = proxy.url
-        only = start_member(wanted)
-        await until(lambda: len(only.told("work.begun")) == 2, STARTED_WITHIN_SECONDS, "both work", [only])
+        config = member_config(postgres_database, "wait", 0, seconds=60)
+        config.tasks += member_config(postgres_database, "wait", 1, seconds=60).tasks
+        config.database = proxy.url
+        only = start_member(config)
+        await until(lambda: len(only.logged("work.begun")) == 2, STARTED_WITHIN_SECONDS, "both have begun", [only])
         proxy.swallow()
         leases = [each for each in await postgres_database.store.list_leases(None, 10) if each.held]
-        await until(lambda: len(only.told("work.cancelled")) == 2, NOTICED_WITHIN_SECONDS, "both stop", [only])
-    stopped_at = {line["lease"]: line["at"] for line in only.told("work.cancelled")}
+        await until(
+            lambda: len(only.logged("work.cancelled")) == 2, NOTICED_WITHIN_SECONDS, "both are cancelled", [only]
+        )
+    cancelled_at = {line["lease"]: line["at"] for line in only.logged("work.cancelled")}
     ends_at = {lease.name: lease.expires_at for lease in leases}
-    late = {name: stopped_at[name] - ends_at[name] for name in ends_at if stopped_at[name] > ends_at[name]}
+    late = {name: cancelled_at[name] - end for name, end in ends_at.items() if cancelled_at[name] > end}
     assert late == {}, f"{leases}\n{only.log()}"
 
 
-async def test_who_was_asked_to_resign_stands_back_though_a_renewal_told_it_first(sqlite_database: Database) -> None:
-    """Refreshes of 0.4 s and renewals every 0.03 s: of a resignation, a renewal hears before the board."""
+async def test_resigned_leader_keeps_cool_down_when_renewal_detects_resign_first(sqlite_database: Database) -> None:
+    """With refreshes of 0.4 s and renewals every 0.03 s, a renewal detects the resign before the board does."""
     refresh = 0.4
     timing = LeasesConfig(duration_seconds=2, renew_seconds=0.03, acquire_seconds=refresh, refresh_seconds=refresh)
     ensemble = Ensemble(sqlite_database.store, timing=timing)
-    leadership = ensemble.lead("modest")
+    leadership = ensemble.lead("resigned")
     await ensemble.start()
     try:
         await eventually(lambda: leadership.is_leading, 3, "it leads")
-        await sqlite_database.store.resign_lease("modest")
+        await sqlite_database.store.resign_lease("resigned")
         await eventually(lambda: not leadership.is_leading, 3, "it resigns")
         led_again = asyncio.create_task(eventually(lambda: leadership.is_leading, 4 * refresh, "it leads again"))
         (outcome,) = await asyncio.gather(led_again, return_exceptions=True)
@@ -250,11 +265,11 @@ async def test_who_was_asked_to_resign_stands_back_though_a_renewal_told_it_firs
     assert isinstance(outcome, AssertionError), f"it led again {outcome} s after it had resigned"
 
 
-async def test_a_leader_whose_work_will_not_stop_does_not_release_its_lease(
+async def test_leader_whose_work_ignores_cancellation_does_not_release_its_lease(
     postgres_database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another one would work beside it; the lease runs out by itself."""
-    monkeypatch.setattr(cancelling, "PATIENCE_SECONDS", 0.2)
+    """Otherwise another instance would work at the same time. The lease expires instead."""
+    monkeypatch.setattr(cancelling, "CANCEL_SECONDS", 0.2)
     begun, release = asyncio.Event(), asyncio.Event()
 
     async def work(_held: HeldLease) -> None:
@@ -273,15 +288,15 @@ async def test_a_leader_whose_work_will_not_stop_does_not_release_its_lease(
     assert lease.held, lease
 
 
-# The server, and the connections that listen
+# Database restart and notification connections
 
 
-async def test_exactly_one_leads_again_after_the_server_was_restarted(
+async def test_exactly_one_instance_leads_after_database_restart(
     own_postgres: PostgresServer, own_database: Database, start: Start
 ) -> None:
     instances = await leader_and_followers(start, own_database.url, 3)
     await asyncio.to_thread(own_postgres.stop)
-    await until(lambda: not leads(instances[0].log()), NOTICED_WITHIN_SECONDS, "it stops", instances)
+    await until(lambda: not leads(instances[0].log()), NOTICED_WITHIN_SECONDS, "it loses the lease", instances)
     await asyncio.to_thread(own_postgres.start)
     await until(lambda: any(leads(each.log()) for each in instances), DURATION + ACQUIRE, "one leads", instances)
     for each in instances:
@@ -293,23 +308,25 @@ async def test_exactly_one_leads_again_after_the_server_was_restarted(
     assert sorted(roles) == ["follower", "follower", "leader"], all_logs(instances)
 
 
-async def test_a_dead_notification_connection_only_costs_the_refresh(postgres_database: Database, start: Start) -> None:
+async def test_failover_works_after_notification_connections_are_terminated(
+    postgres_database: Database, start: Start
+) -> None:
     refresh = 2
-    slow = timing(duration=60, acquire=30, refresh=refresh)
-    first, second, third = await leader_and_followers(start, postgres_database.url, 3, **slow)
+    environment = timing(duration=60, acquire=30, refresh=refresh)
+    first, second, third = await leader_and_followers(start, postgres_database.url, 3, **environment)
     await until_listening(postgres_database, 3)
     await postgres_database.execute(f"SELECT pg_terminate_backend(pid) {LISTENING}")
     first.send(signal.SIGTERM)
-    left = [second, third]
-    leading = await next_leader(left, [first, *left])
+    remaining = [second, third]
+    leading = await next_leader(remaining, [first, *remaining])
     await asyncio.to_thread(first.wait_for_its_end)
     await until_listening(postgres_database, 2)
     last = third if leading is second else second
-    await until_nobody_looks_within(postgres_database, 1.2 * NOTIFIED_WITHIN_SECONDS, refresh)
+    await until_no_refresh_is_near(postgres_database, 1.2 * NOTIFIED_WITHIN_SECONDS, refresh)
     stopped_at = datetime.now(UTC)
     leading.send(signal.SIGTERM)
-    await until(lambda: leads(last.log()), refresh + 2, "the last one leads", left)
-    assert seconds_after(stopped_at, last) <= NOTIFIED_WITHIN_SECONDS, all_logs(left)
+    await until(lambda: leads(last.log()), refresh + 2, "the last one leads", remaining)
+    assert seconds_after(stopped_at, last) <= NOTIFIED_WITHIN_SECONDS, all_logs(remaining)
 
 
 # Instances
@@ -325,60 +342,60 @@ async def leader_and_followers(start: Start, url: str, count: int, **environment
 
 
 async def led_through(proxy: Proxy, start: Start, url: str, **environment: str) -> list[RunningInstance]:
-    """A leader that reaches its database through the proxy, and a follower that does not need it."""
-    settings = environment or timing()
-    first = start(proxy.url, **settings)
+    """A leader that is connected through the proxy, and a follower that is connected directly."""
+    first = start(proxy.url, **environment)
     await until(lambda: leads(first.log()), STARTED_WITHIN_SECONDS, "the first leads", [first])
-    second = start(url, **settings)
+    second = start(url, **environment)
     await asyncio.to_thread(second.wait_until_ready)
     return [first, second]
 
 
-async def next_leader(of: Sequence[RunningInstance], told_by: Sequence[RunningInstance]) -> RunningInstance:
+async def next_leader(of: Sequence[RunningInstance], processes: Sequence[RunningInstance]) -> RunningInstance:
     found: list[RunningInstance] = []
 
     def leading() -> list[RunningInstance]:
         found[:] = [each for each in of if leads(each.log())]
         return found
 
-    await until(leading, DURATION + ACQUIRE + 1, "another one leads", told_by)
+    await until(leading, DURATION + ACQUIRE + 1, "another one leads", processes)
     return found[0]
 
 
 async def until_listening(database: Database, count: int) -> None:
     deadline = time.monotonic() + 10
     while len(await database.rows(f"SELECT pid {LISTENING}")) < count:
-        assert time.monotonic() < deadline, f"not {count} connections listen"
+        assert time.monotonic() < deadline, f"fewer than {count} connections listen"
         await asyncio.sleep(0.05)
 
 
-async def until_nobody_looks_within(database: Database, seconds: float, refresh: float) -> None:
-    """What happens now is then not seen by looking, but only by a notification."""
+async def until_no_refresh_is_near(database: Database, seconds: float, refresh: float) -> None:
+    """After this, a change is detected first by a notification, and not by a refresh of the board."""
     late = f"SELECT pid {LISTENING} AND clock_timestamp() - query_start > interval '{refresh - seconds} seconds'"
     deadline = time.monotonic() + 3 * refresh
     while await database.rows(late):
-        assert time.monotonic() < deadline, "somebody always looks soon"
+        assert time.monotonic() < deadline, "a refresh is always near"
         await asyncio.sleep(0.02)
 
 
 async def undisturbed(follower: RunningInstance, leader: RunningInstance) -> None:
-    """Until the next renewal, the one follows and the other leads in the same epoch."""
-    renewals = len(told(leader.log(), "leader_renewed"))
+    """Until its next renewal the leader leads in the same epoch, and the follower follows."""
+    epoch = terms([leader.log()])[-1].epoch
+    renewals = len(logged(leader.log(), "leader_renewed"))
     both = [follower, leader]
-    await until(lambda: len(told(leader.log(), "leader_renewed")) > renewals, 5, "it renews", both)
+    await until(lambda: len(logged(leader.log(), "leader_renewed")) > renewals, 5, "it renews", both)
     assert (leads(follower.log()), leads(leader.log())) == (False, True), all_logs(both)
     assert (role(follower), role(leader)) == ("follower", "leader"), all_logs(both)
-    assert len(terms([leader.log()])) == 1, leader.log()
+    assert terms([leader.log()])[-1].epoch == epoch, leader.log()
 
 
 def seconds_after(instant: datetime, instance: RunningInstance) -> float:
-    """From then until it led."""
-    seconds: float = (told(instance.log(), "leader_acquired")[-1]["at"] - instant).total_seconds()
+    """Seconds from `instant` until the instance acquired the lease."""
+    seconds: float = (logged(instance.log(), "leader_acquired")[-1]["at"] - instant).total_seconds()
     return seconds
 
 
 def holder(instance: RunningInstance) -> str:
-    return str(told(instance.log(), "leader_acquired")[-1]["holder"])
+    return str(logged(instance.log(), "leader_acquired")[-1]["holder"])
 
 
 def lease_shown(instance: RunningInstance) -> dict[str, object]:
@@ -395,47 +412,49 @@ def role(instance: RunningInstance) -> str:
 # Members that work in steps
 
 
-def orders(database: Database, does: str, interval: int, **task: float) -> Orders:
-    """Under a lease of two seconds, as a leader or in a run without end."""
+def member_config(database: Database, does: str, interval: int, **task: float) -> MemberConfig:
+    """Under a lease of two seconds, as a leader or in an endless run."""
     work = Task(name="work", does=does, interval_seconds=interval, lock_timeout_seconds=2, **task)  # type: ignore[arg-type]
-    return Orders(database=database.url, tasks=[work], duration_seconds=2)
+    return MemberConfig(database=database.url, tasks=[work], duration_seconds=2)
 
 
-async def worker_and_rival(start_member: StartMember, wanted: Orders) -> tuple[Member, Member]:
-    both = [start_member(wanted) for _ in range(2)]
-    await until(lambda: all(each.told("member.ready") for each in both), STARTED_WITHIN_SECONDS, "they start", both)
-    await until(lambda: any(each.told("work.begun") for each in both), NOTICED_WITHIN_SECONDS, "one works", both)
-    old, new = sorted(both, key=lambda each: not each.told("work.begun"))
-    assert not new.told("work.begun"), all_logs(both)
+async def worker_and_rival(start_member: StartMember, config: MemberConfig) -> tuple[Member, Member]:
+    both = [start_member(config) for _ in range(2)]
+    await until(
+        lambda: all(each.logged("member.ready") for each in both), STARTED_WITHIN_SECONDS, "both are ready", both
+    )
+    await until(lambda: any(each.logged("work.begun") for each in both), NOTICED_WITHIN_SECONDS, "one works", both)
+    old, new = sorted(both, key=lambda each: not each.logged("work.begun"))
+    assert not new.logged("work.begun"), all_logs(both)
     return old, new
 
 
-async def stop_within(member: Member, opened: str, closed: str) -> dict[str, Any]:
-    """Stops it between the two events of a step, and tells which step that was."""
+async def pause_within(member: Member, opened: str, closed: str) -> dict[str, Any]:
+    """Pauses the member between the two events of a step; returns the first event."""
     for _ in range(20):
-        seen = len(member.told(opened))
-        await until(lambda: len(member.told(opened)) > seen, 5, "a step opens", [member])  # noqa: B023
+        seen = len(member.logged(opened))
+        await until(lambda: len(member.logged(opened)) > seen, 5, "a step opens", [member])  # noqa: B023
         member.send(signal.SIGSTOP)
-        if len(member.told(opened)) > len(member.told(closed)):
-            return member.told(opened)[-1]
+        if len(member.logged(opened)) > len(member.logged(closed)):
+            return member.logged(opened)[-1]
         member.send(signal.SIGCONT)
-    raise AssertionError(f"never stopped within a step\n{member.log()}")
+    raise AssertionError(f"never paused within a step\n{member.log()}")
 
 
 async def another_works(old: Member, new: Member) -> None:
-    await until(lambda: new.told("work.step"), 8, "the other one works", [old, new])
+    await until(lambda: new.logged("work.step"), 8, "the other one works", [old, new])
 
 
-async def goes_on_alone(database: Database, new: Member) -> bool:
-    """Its next steps are there, and nobody else's are between them."""
-    epoch = new.told("work.begun")[-1]["epoch"]
-    seen = len(new.told("work.step"))
-    await until(lambda: len(new.told("work.step")) > seen + 2, 5, "it goes on", [new])
+async def continues_alone(database: Database, new: Member) -> bool:
+    """The next steps of the new member are committed, with no other step between them."""
+    epoch = new.logged("work.begun")[-1]["epoch"]
+    seen = len(new.logged("work.step"))
+    await until(lambda: len(new.logged("work.step")) > seen + 2, 5, "it continues", [new])
     rows = await database.rows(f"SELECT step FROM steps WHERE epoch = {epoch} ORDER BY at")
     return [row["step"] for row in rows] == list(range(len(rows)))
 
 
 def written_twice(both: Sequence[Member]) -> list[str]:
-    """Sessions whose end more than one step has written."""
-    ended = [session for member in both for step in member.told("work.step") for session in step["ended"]]
+    """Sessions whose end was written by more than one step."""
+    ended = [session for member in both for step in member.logged("work.step") for session in step["ended"]]
     return sorted({session for session in ended if ended.count(session) > 1})

@@ -1,4 +1,4 @@
-"""A stopped process holds nobody up: SIGSTOP at random moments, and everybody else is served meanwhile."""
+"""Other instances respond in time while one instance is paused by SIGSTOP at random moments."""
 
 import asyncio
 import random
@@ -9,39 +9,39 @@ import pytest
 
 from tenure.store.engines.postgres.connections import SETTINGS, connect
 from tests.support.databases import Database
-from tests.support.history import broken_promises, lived
+from tests.support.history import broken_promises, read_sessions
 from tests.support.instances import RunningInstance
-from tests.support.load import Client, Exchange, Key, clients, repeated, some_keys, steady_load
-from tests.support.locks import holding_the_file
+from tests.support.load import Client, Exchange, Key, clients, retry_until, some_keys, steady_load
+from tests.support.locks import locked_file
+from tests.support.open_requests import again, open_one, request
 from tests.support.processes import eventually
-from tests.support.wishes import again, open_one, wish
 
 Start = Callable[..., RunningInstance]
 
-HELD_UP_SECONDS = 3
+DELAYED_SECONDS = 3
 PAUSE_SECONDS = 2
-PAUSES = 3
-TOLD_WITHIN_SECONDS = 2
+PAUSES = 2
+ANSWERED_WITHIN_SECONDS = 2
 UNAVAILABLE = 503
 
 
 @pytest.mark.slow
-async def test_a_paused_instance_holds_nobody_up_on_postgresql(
+async def test_paused_instance_does_not_block_others_on_postgresql(
     postgres_database: Database, start: Start, seed: int
 ) -> None:
     paused, other = (instance.wait_until_ready() for instance in [start(postgres_database.url) for _ in range(2)])
     keys, source = some_keys(16, seed), random.Random(seed)
     async with (
-        steady_load([paused.address], 16, keys=keys, seed=seed) as theirs,
-        steady_load([other.address], 16, keys=keys, seed=seed + 1) as ours,
+        steady_load([paused.address], 16, keys=keys, seed=seed) as of_paused,
+        steady_load([other.address], 16, keys=keys, seed=seed + 1) as of_other,
     ):
-        await under_way(ours)
+        await under_way(of_other)
         for _ in range(PAUSES):
             await pause(paused, source.uniform(0, 0.05))
-    assert [one for one in ours if not is_served(one)] == [], f"seed {seed}"
-    assert max(one.seconds for one in ours) < HELD_UP_SECONDS, f"seed {seed}"
-    exchanges = [*theirs, *ours]
-    broken = broken_promises(exchanges, await lived(postgres_database), also=[UNAVAILABLE])
+    assert [one for one in of_other if not is_served(one)] == [], f"seed {seed}"
+    assert max(one.seconds for one in of_other) < DELAYED_SECONDS, f"seed {seed}"
+    exchanges = [*of_paused, *of_other]
+    broken = broken_promises(exchanges, await read_sessions(postgres_database), also=[UNAVAILABLE])
     assert broken == [], f"seed {seed}\n{paused.log()}"
 
 
@@ -55,20 +55,20 @@ async def pause(instance: RunningInstance, after_seconds: float) -> None:
 
 
 @pytest.mark.slow
-async def test_a_transaction_whose_owner_stands_still_is_ended_in_time(postgres_database: Database) -> None:
-    """Work that needs several round trips, as writes outside the hot lane do, by an instance that was stopped in it."""
-    one = wish(kind=1)
+async def test_transaction_of_paused_owner_is_terminated_in_time(postgres_database: Database) -> None:
+    """A transaction of several round trips, as outside the hot lane, whose instance was paused before the commit."""
+    one = request(kind=1)
     await open_one(postgres_database.store, one)
     connection = await connect(postgres_database.url, SETTINGS)
     await connection.execute("BEGIN")
     await connection.execute("SELECT FROM sessions WHERE session_id = $1 FOR UPDATE", one.session_id)
-    async with asyncio.timeout(HELD_UP_SECONDS):
+    async with asyncio.timeout(DELAYED_SECONDS):
         await open_one(postgres_database.store, again(one, kind=2))
     connection.terminate()
 
 
-async def test_every_connection_bounds_what_it_can_hold(postgres_database: Database) -> None:
-    """`transaction_timeout` alone ends a transaction whose last message never arrives."""
+async def test_connection_sets_all_server_timeouts(postgres_database: Database) -> None:
+    """Only `transaction_timeout` ends a transaction whose last message never arrives."""
     names = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout", "transaction_timeout")
     connection = await connect(postgres_database.url, SETTINGS)
     limits = [
@@ -79,46 +79,37 @@ async def test_every_connection_bounds_what_it_can_hold(postgres_database: Datab
 
 
 @pytest.mark.slow
-async def test_others_are_told_while_a_paused_instance_keeps_the_file(
+async def test_other_instance_returns_503_until_paused_instance_that_holds_file_continues_or_is_killed(
     sqlite_database: Database, start: Start, seed: int
 ) -> None:
     paused, other = (instance.wait_until_ready() for instance in [start(sqlite_database.url) for _ in range(2)])
     keys = some_keys(50, seed)
-    async with steady_load([paused.address], 8, keys=keys, seed=seed) as theirs, clients([other.address], 8) as members:
-        await under_way(theirs)
-        refused = await stop_in_the_middle_of_a_write(paused, members, keys)
-        paused.send(signal.SIGCONT)
-        assert [one.headers[b"retry-after"] for one in refused] == [b"1"] * len(refused)
-        assert max(one.seconds for one in refused) < TOLD_WITHIN_SECONDS
-        await repeated(lambda: members[0].open(keys[0], 1), is_served, TOLD_WITHIN_SECONDS)
+    async with (
+        steady_load([paused.address], 8, keys=keys, seed=seed) as exchanges,
+        clients([other.address], 8) as others,
+    ):
+        await under_way(exchanges)
+        for release in (lambda: paused.send(signal.SIGCONT), paused.kill):
+            refused = await pause_during_write(paused, others, keys)
+            release()
+            assert [one.headers[b"retry-after"] for one in refused] == [b"1"] * len(refused)
+            assert max(one.seconds for one in refused) < ANSWERED_WITHIN_SECONDS
+            await retry_until(lambda: others[0].open(keys[0], 1), is_served, ANSWERED_WITHIN_SECONDS)
 
 
-@pytest.mark.slow
-async def test_a_paused_instance_that_is_killed_gives_the_file_back(
-    sqlite_database: Database, start: Start, seed: int
-) -> None:
-    paused, other = (instance.wait_until_ready() for instance in [start(sqlite_database.url) for _ in range(2)])
-    keys = some_keys(50, seed)
-    async with steady_load([paused.address], 8, keys=keys, seed=seed) as theirs, clients([other.address], 8) as members:
-        await under_way(theirs)
-        await stop_in_the_middle_of_a_write(paused, members, keys)
-        paused.kill()
-        await repeated(lambda: members[0].open(keys[0], 1), is_served, TOLD_WITHIN_SECONDS)
-
-
-async def test_reads_are_answered_while_somebody_keeps_the_file(sqlite_database: Database, start: Start) -> None:
-    one = wish()
+async def test_reads_succeed_while_file_is_locked(sqlite_database: Database, start: Start) -> None:
+    one = request()
     await open_one(sqlite_database.store, one)
     instance = start(sqlite_database.url).wait_until_ready()
     async with clients([instance.address], 1) as (client,):
-        with holding_the_file(sqlite_database):
+        with locked_file(sqlite_database):
             assert (await client.get(f"/sessions/{one.session_id}")).status == 200
 
 
-async def stop_in_the_middle_of_a_write(
+async def pause_during_write(
     instance: RunningInstance, others: Sequence[Client], keys: Sequence[Key]
 ) -> list[Exchange]:
-    """Stops it until it happens to hold the file, which the others notice. Returns what they were told."""
+    """Pauses the instance until it happens to hold the file: then the others get 503. Returns these responses."""
     for attempt in range(40):
         instance.send(signal.SIGSTOP)
         answers = await asyncio.gather(*(client.open(key, 1) for client, key in zip(others, keys, strict=False)))
@@ -127,7 +118,7 @@ async def stop_in_the_middle_of_a_write(
             return refused
         instance.send(signal.SIGCONT)
         await asyncio.sleep(0.01 + attempt / 1000)
-    raise AssertionError("never stopped in the middle of a write")
+    raise AssertionError("never paused during a write")
 
 
 def is_served(exchange: Exchange) -> bool:
@@ -135,4 +126,4 @@ def is_served(exchange: Exchange) -> bool:
 
 
 async def under_way(exchanges: Sequence[Exchange]) -> None:
-    await eventually(lambda: len(exchanges) > 100, 10, "the load is under way")
+    await eventually(lambda: len(exchanges) > 100, 10, "the load has begun")

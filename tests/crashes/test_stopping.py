@@ -1,4 +1,4 @@
-"""How instances end: asked to, asked twice, or without being asked; alone and as workers of a supervisor."""
+"""Instances and workers of a supervisor that are stopped once, stopped twice, or killed."""
 
 import asyncio
 import signal
@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from tests.support.databases import Database
-from tests.support.history import broken_promises, lived
+from tests.support.history import broken_promises, read_sessions
 from tests.support.instances import RunningInstance
 from tests.support.load import Exchange, clients, some_keys, steady_load
 from tests.support.locks import Holder, holding
@@ -22,29 +22,28 @@ Start = Callable[..., RunningInstance]
 
 STARTED_WITHIN_SECONDS = 30
 LINGER_SECONDS = 0.8
-"""Longer than an instance goes on answering while it has nothing to do, shorter than any lock is waited for."""
+"""Longer than an idle instance keeps responding after SIGTERM, shorter than any lock timeout."""
 
 
-async def test_finishes_what_it_has_begun(postgres_database: Database, start: Start) -> None:
+async def test_instance_finishes_open_requests_on_sigterm_and_is_not_ready(
+    postgres_database: Database, start: Start
+) -> None:
     instance = start(postgres_database.url).wait_until_ready()
-    async with waiting_upgrade(postgres_database, instance) as (upgrade, holder):
+    async with (
+        waiting_upgrade(postgres_database, instance) as (upgrade, holder),
+        clients([instance.address], 1) as (client,),
+    ):
         instance.send(signal.SIGTERM)
+        await eventually(lambda: "instance.draining" in instance.log(), 1, "draining")
+        ready = await client.get("/readyz")
         await asyncio.sleep(LINGER_SECONDS)
         await holder.rollback()
         assert (await upgrade).status == 201
     assert await exit_code(instance, 3) == 0
-
-
-async def test_is_not_ready_while_it_finishes(postgres_database: Database, start: Start) -> None:
-    instance = start(postgres_database.url).wait_until_ready()
-    async with waiting_upgrade(postgres_database, instance), clients([instance.address], 1) as (client,):
-        instance.send(signal.SIGTERM)
-        await eventually(lambda: "instance.draining" in instance.log(), 1, "draining")
-        ready = await client.get("/readyz")
     assert (ready.status, ready.answer["code"]) == (503, "DRAINING")
 
 
-async def test_a_second_signal_ends_it_at_once(postgres_database: Database, start: Start) -> None:
+async def test_second_signal_stops_instance_immediately(postgres_database: Database, start: Start) -> None:
     instance = start(postgres_database.url).wait_until_ready()
     async with waiting_upgrade(postgres_database, instance):
         instance.send(signal.SIGTERM)
@@ -53,16 +52,16 @@ async def test_a_second_signal_ends_it_at_once(postgres_database: Database, star
         await exit_code(instance, 1)
 
 
-async def test_stops_under_load_without_costing_a_session(postgres_database: Database, start: Start, seed: int) -> None:
+async def test_stop_under_load_loses_no_session(postgres_database: Database, start: Start, seed: int) -> None:
     instance = start(postgres_database.url).wait_until_ready()
     async with steady_load([instance.address], 8, keys=some_keys(50, seed), seed=seed) as exchanges:
-        await eventually(lambda: len(exchanges) > 100, 10, "the load is under way")
+        await eventually(lambda: len(exchanges) > 100, 10, "the load has begun")
         instance.send(signal.SIGTERM)
         assert await exit_code(instance, 15) == 0
-    assert broken_promises(exchanges, await lived(postgres_database), also=[0]) == [], f"seed {seed}"
+    assert broken_promises(exchanges, await read_sessions(postgres_database), also=[0]) == [], f"seed {seed}"
 
 
-async def test_listens_before_it_says_so(sqlite_database: Database, start: Start) -> None:
+async def test_instance_accepts_connections_once_it_logs_its_address(sqlite_database: Database, start: Start) -> None:
     instance = start(sqlite_database.url)
     async with clients([instance.address], 1) as (client,):
         assert (await client.get("/healthz")).status == 200
@@ -71,26 +70,20 @@ async def test_listens_before_it_says_so(sqlite_database: Database, start: Start
 # Workers
 
 
-async def test_a_killed_worker_is_replaced(sqlite_database: Database, start: Start) -> None:
+async def test_supervisor_replaces_killed_worker_and_stops_all_workers(sqlite_database: Database, start: Start) -> None:
     supervisor = start(sqlite_database.url, "--workers", "2")
     await all_ready(supervisor, 2)
     victim = workers(supervisor)[0]
     victim.kill()
     await all_ready(supervisor, 3)
-    assert len(workers(supervisor)) == 2
-    assert victim not in workers(supervisor)
-
-
-async def test_a_stopped_supervisor_stops_its_workers(sqlite_database: Database, start: Start) -> None:
-    supervisor = start(sqlite_database.url, "--workers", "2")
-    await all_ready(supervisor, 2)
-    own = workers(supervisor)
+    current = workers(supervisor)
+    assert (len(current), victim in current) == (2, False)
     supervisor.send(signal.SIGTERM)
     assert await exit_code(supervisor, 5) == 0
-    assert [worker for worker in own if worker.is_running()] == []
+    assert [worker for worker in current if worker.is_running()] == []
 
 
-async def test_a_killed_supervisor_leaves_no_worker_behind(sqlite_database: Database, start: Start) -> None:
+async def test_workers_exit_after_supervisor_is_killed(sqlite_database: Database, start: Start) -> None:
     supervisor = start(sqlite_database.url, "--workers", "2")
     await all_ready(supervisor, 2)
     own = workers(supervisor)
@@ -98,10 +91,10 @@ async def test_a_killed_supervisor_leaves_no_worker_behind(sqlite_database: Data
     await eventually(lambda: not any(worker.is_running() for worker in own), 5, "the workers have ended")
 
 
-async def test_workers_finish_what_they_have_begun_when_everybody_is_told_to_stop(
+async def test_workers_finish_open_requests_when_process_group_gets_sigterm(
     postgres_database: Database, start: Start
 ) -> None:
-    """As Ctrl-C does, which goes to the whole group, and a service manager, which stops every process of a service."""
+    """Ctrl-C and service managers signal every process of the group."""
     supervisor = start(postgres_database.url, "--workers", "2")
     await all_ready(supervisor, 2)
     async with waiting_upgrade(postgres_database, supervisor) as (upgrade, holder):
@@ -117,13 +110,13 @@ async def test_workers_finish_what_they_have_begun_when_everybody_is_told_to_sto
 async def waiting_upgrade(
     database: Database, instance: RunningInstance
 ) -> AsyncIterator[tuple["asyncio.Task[Exchange]", Holder]]:
-    """A request that is under way for as long as the row it needs is held."""
+    """A request that is in progress as long as its row is locked."""
     key = some_keys(1, 0)[0]
     async with clients([instance.address], 1) as (client,), holding(database) as holder:
         opened = await client.open(key, 1)
         await holder.lock_session(opened.answer["sessionId"])
         upgrade = asyncio.create_task(client.open(key, 2))
-        await asyncio.sleep(0.1)  # it comes again and again until the row is free
+        await asyncio.sleep(0.1)  # the instance retries until the row is free
         yield upgrade, holder
         await holder.rollback()
         await upgrade
@@ -136,10 +129,8 @@ async def exit_code(instance: RunningInstance, seconds: float) -> int | None:
 
 async def all_ready(supervisor: RunningInstance, count: int) -> None:
     """Until `count` workers have become ready since the start."""
-    are_ready = f"{count} have become ready"
-    await until(
-        lambda: supervisor.log().count("instance.ready") == count, STARTED_WITHIN_SECONDS, are_ready, [supervisor]
-    )
+    what = f"{count} workers are ready"
+    await until(lambda: supervisor.log().count("instance.ready") == count, STARTED_WITHIN_SECONDS, what, [supervisor])
 
 
 def workers(supervisor: RunningInstance) -> list[psutil.Process]:

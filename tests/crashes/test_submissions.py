@@ -1,9 +1,8 @@
-"""Leaders are killed, stopped and frozen in the middle of sending: everything arrives, and is counted once."""
+"""Every submission is delivered, and counted once, when leaders are killed, paused or stopped while they send."""
 
 import asyncio
 import random
 import signal
-import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
@@ -16,13 +15,13 @@ from tests.support.deliveries import (
     LEASE,
     LONG_LEASE,
     TIMING,
-    BlackHole,
     Fleet,
+    SilentReceiver,
     all_delivered,
     broken_promises,
     comparing_often,
-    found,
     gateways,
+    poll,
     set_faults,
     submitter,
     totals,
@@ -30,14 +29,15 @@ from tests.support.deliveries import (
 from tests.support.instances import RunningInstance, stop_all
 from tests.support.processes import frozen
 from tests.support.receivers import RunningReceiver
-from tests.support.terms import leads
+from tests.support.terms import leads, terms
 from tests.support.waiting import all_logs, until
 
 pytestmark = pytest.mark.slow
 
 Start = Callable[..., RunningInstance]
 
-HASTY = {"schedule": [0.1, 0.5, 1], "concurrency": 64, "max_attempts": 1000, "timeout_seconds": 5}
+CONCURRENCY = 64
+CONTRACT = {"schedule": [0.1, 0.5, 1], "concurrency": CONCURRENCY, "max_attempts": 1000, "timeout_seconds": 5}
 EVERY_WAY = [
     {"way": "status", "status": 500},
     {"way": "status", "status": 503, "retryAfterSeconds": 1},
@@ -51,12 +51,14 @@ EVERY_WAY = [
     {"way": "redirect"},
     {"way": "garbage"},
 ]
-"""As a receiver fails that is told a share alone, but those that take their time take less of it."""
+"""All faults of the receiver, with shorter delays than its defaults."""
 EPOCHS = f"SELECT epoch FROM lease_history WHERE name = '{LEASE}'"
+UNKNOWN_EPOCHS = "SELECT DISTINCT epoch FROM submission_attempts WHERE outcome = 'unknown'"
 DRAINED_WITHIN_SECONDS = 10
-AT_ONCE_SECONDS = 15
-"""For another instance to see that nobody leads, to build its schedule, and to send: long before a lease of a minute
-would have run out."""
+TAKEN_OVER_WITHIN_SECONDS = 15
+"""For another instance to acquire the released lease, to build its schedule and to send: much less than LONG_LEASE."""
+FROZEN_SECONDS = 3
+"""Longer than a lease."""
 
 
 @pytest.fixture
@@ -66,239 +68,201 @@ def receiver(tmp_path: Path) -> Iterator[RunningReceiver]:
     stop_all([started])
 
 
-# Killed
+# Kill and pause
 
 
-@pytest.mark.timeout(240)
-async def test_everything_arrives_once_however_often_the_leader_is_killed(
-    postgres_database: Database, start: Start, receiver: RunningReceiver, tmp_path: Path, seed: int
-) -> None:
-    environment = shop(receiver, **TIMING, **comparing_often(tmp_path))
-    fleet = await Fleet(start, postgres_database.url, environment, 4).ready()
-    await survive_kills(postgres_database, receiver, fleet, Ordeal(5_000, 0.05, 5, seed))
-
-
-@pytest.mark.timeout(180)
-async def test_everything_arrives_once_on_a_file_too(
-    sqlite_database: Database, start: Start, receiver: RunningReceiver, tmp_path: Path, seed: int
-) -> None:
-    environment = shop(receiver, **TIMING, **comparing_often(tmp_path))
-    fleet = await Fleet(start, sqlite_database.url, environment, 2).ready()
-    await survive_kills(sqlite_database, receiver, fleet, Ordeal(500, 0.2, 3, seed))
-
-
-class Ordeal(NamedTuple):
+class Disturbance(NamedTuple):
+    faults: Sequence[str]
+    """In this order: `kill` or `pause` of the current leader."""
     submissions_min: int
     pause_seconds: float
-    """Of each of the clients, so that some are submitted around every kill."""
-    kills: int
+    """Of each client between two submissions, so that some are submitted around every fault."""
     seed: int
 
 
-async def survive_kills(database: Database, receiver: RunningReceiver, fleet: Fleet, ordeal: Ordeal) -> None:
-    await set_faults(receiver, {"share": 1 / 3, "seed": ordeal.seed, "ways": EVERY_WAY})
+@pytest.mark.timeout(240)
+async def test_every_submission_is_delivered_once_while_leaders_are_killed_and_paused(
+    postgres_database: Database, start: Start, receiver: RunningReceiver, tmp_path: Path, seed: int
+) -> None:
+    environment = {**TIMING, **comparing_often(tmp_path), **gateways(orders=to(receiver))}
+    fleet = await Fleet(start, postgres_database.url, environment, 3).ready()
+    disturbance = Disturbance(["kill", "pause", "kill", "pause"], 3_000, 0.05, seed)
+    await survive(postgres_database, receiver, fleet, disturbance)
+
+
+@pytest.mark.timeout(180)
+async def test_every_submission_is_delivered_once_while_leaders_are_killed_on_sqlite(
+    sqlite_database: Database, start: Start, receiver: RunningReceiver, tmp_path: Path, seed: int
+) -> None:
+    environment = {**TIMING, **comparing_often(tmp_path), **gateways(orders=to(receiver))}
+    fleet = await Fleet(start, sqlite_database.url, environment, 2).ready()
+    await survive(sqlite_database, receiver, fleet, Disturbance(["kill", "kill"], 300, 0.2, seed))
+
+
+async def survive(database: Database, receiver: RunningReceiver, fleet: Fleet, disturbance: Disturbance) -> None:
+    await set_faults(receiver, {"share": 1 / 3, "seed": disturbance.seed, "ways": EVERY_WAY})
     async with submitter(fleet.addresses) as submitting:
-        killing = asyncio.create_task(kill_leaders(fleet, ordeal.kills, random.Random(ordeal.seed)))
+        disturbing = asyncio.create_task(disturb_leaders(fleet, disturbance))
         numbers = list[int]()
-        wanted = until_over(killing, ordeal.submissions_min, numbers)
-        submission_ids = await submitting.submit_all(wanted, 32, ordeal.pause_seconds)
-        await killing
+        submitted = until_done(disturbing, disturbance.submissions_min, numbers)
+        submission_ids = await submitting.submit_all(submitted, 32, disturbance.pause_seconds)
+        paused_epochs = await disturbing
     await all_delivered(database, 60, fleet.all)
     await fleet.stop()
-    shown = f"{ordeal}, {submitting.repeated} repeated\n{all_logs(fleet.all)}"
+    shown = f"{disturbance}, {submitting.repeated} repeated\n{all_logs(fleet.all)}"
     assert await broken_promises(database, receiver, submission_ids) == [], shown
-    assert fleet.told("submissions.found_late") == [], shown
+    assert fleet.logged("submissions.found_late") == [], shown
     assert len(set(submission_ids)) == len(set(numbers)) < len(numbers), shown
-    assert submitting.repeated, f"nobody noticed\n{shown}"
-    assert len(await database.rows(EPOCHS)) > ordeal.kills, shown
+    assert submitting.repeated, f"no client had to retry\n{shown}"
+    assert len(await database.rows(EPOCHS)) > len(disturbance.faults), shown
+    unknown = {row["epoch"] for row in await database.rows(UNKNOWN_EPOCHS)}
+    in_flight = not paused_epochs or paused_epochs & unknown
+    assert in_flight, f"nothing was in flight at the pauses: {paused_epochs}, {unknown}\n{shown}"
 
 
-def until_over(killing: asyncio.Task[None], at_least: int, given: list[int]) -> Iterator[int]:
-    """Numbers to submit, so that the last who is killed leaves work too; notes them in `given`.
+def until_done(disturbing: "asyncio.Task[Any]", at_least: int, given: list[int]) -> Iterator[int]:
+    """Numbers to submit until the last fault is over; appends them to `given`.
 
-    A tenth comes again, mostly to another instance: what was accepted under its key is what it gets.
+    One in eleven is submitted twice, mostly to different instances, and must be accepted as the same submission.
     """
     for turn in count():
-        if turn * 10 // 11 >= at_least and killing.done():
+        if turn * 10 // 11 >= at_least and disturbing.done():
             return
         given.append(turn * 10 // 11)
         yield given[-1]
 
 
-async def kill_leaders(fleet: Fleet, kills: int, source: random.Random) -> None:
-    for _ in range(kills):
+async def disturb_leaders(fleet: Fleet, disturbance: Disturbance) -> set[int]:
+    """The epochs of the leaders that were paused."""
+    source, paused = random.Random(disturbance.seed), set[int]()
+    for fault in disturbance.faults:
         leader = await fleet.leader()
-        await asyncio.sleep(source.uniform(0.2, 2))
-        await fleet.kill_and_replace(leader)
+        await asyncio.sleep(source.uniform(0.2, 1.5))
+        if fault == "kill":
+            await fleet.kill_and_replace(leader)
+        else:
+            paused.add(terms([leader.log()])[-1].epoch)
+            await pause(fleet, leader, source)
+    return paused
 
 
-# Asked to stop
+async def pause(fleet: Fleet, leader: RunningInstance, source: random.Random) -> None:
+    """SIGSTOP past the lease, with requests in flight, until some time after another instance leads."""
+    leader.send(signal.SIGSTOP)
+    others = [instance for instance in fleet.running if instance is not leader]
+    try:
+        await until(lambda: any(leads(each.log()) for each in others), 10, "another instance leads", fleet.all)
+        await asyncio.sleep(source.uniform(0.5, 1))
+    finally:
+        leader.send(signal.SIGCONT)
+    await until(lambda: not leads(leader.log()), 5, "the paused leader has lost its lease", fleet.all)
 
 
-async def test_answers_that_are_on_the_way_are_recorded_before_it_stops(
-    database: Database, start: Start, receiver: RunningReceiver
-) -> None:
-    await set_faults(receiver, {"share": 1, "ways": [{"way": "delay", "seconds": 1}]})
-    fleet = await Fleet(start, database.url, shop(receiver, **LONG_LEASE), 2).ready()
-    leader = await fleet.leader()
-    async with submitter([leader.address]) as submitting:
-        submission_ids = await submitting.submit_all(range(20))
-        await under_way(receiver, 20)
-    leader.send(signal.SIGTERM)
-    assert await asyncio.to_thread(leader.wait_for_its_end) == 0
-    outcomes = await database.rows("SELECT outcome, holder FROM submission_attempts")
-    assert [each["outcome"] for each in outcomes] == ["delivered"] * 20, leader.log()
-    await fleet.stop()
-    assert await broken_promises(database, receiver, submission_ids) == [], all_logs(fleet.all)
-    assert (await totals(receiver))["duplicates"] == 0
-
-
-async def test_what_waits_when_it_stops_is_sent_by_another(
-    database: Database, start: Start, receiver: RunningReceiver
-) -> None:
-    """Hundreds are due, of which few are under way."""
-    await set_faults(receiver, {"share": 1, "ways": [{"way": "delay", "seconds": 0.3}]})
-    fleet = await Fleet(start, database.url, shop(receiver, **LONG_LEASE), 2).ready()
-    leader = await fleet.leader()
-    async with submitter(fleet.addresses) as submitting:
-        submission_ids = await submitting.submit_all(range(400), at_once=8)
-    leader.send(signal.SIGTERM)
-    assert await asyncio.to_thread(leader.wait_for_its_end) == 0
-    await all_delivered(database, 15, fleet.all)
-    await fleet.stop()
-    assert await broken_promises(database, receiver, submission_ids) == [], all_logs(fleet.all)
-    assert (await totals(receiver))["duplicates"] == 0
-    outcomes = await database.rows("SELECT DISTINCT outcome FROM submission_attempts")
-    assert {each["outcome"] for each in outcomes} <= {"delivered", "abandoned"}, all_logs(fleet.all)
-
-
-async def test_who_never_answers_keeps_nobody_from_stopping(database: Database, start: Start) -> None:
-    async with BlackHole() as hole:
-        fleet = await Fleet(start, database.url, {**LONG_LEASE, **gateways(shop={"url": hole.address})}, 2).ready()
-        leader = await fleet.leader()
-        async with submitter([leader.address]) as submitting:
-            submission_id = await submitting.submit(1)
-        await until(lambda: hole.keys == [submission_id], AT_ONCE_SECONDS, "it is sent", fleet.all)
-        began = time.monotonic()
-        leader.send(signal.SIGTERM)
-        await until(lambda: leader.process.poll() is not None, DRAINED_WITHIN_SECONDS, "it stops", fleet.all)
-        ended_after = time.monotonic() - began
-        await until(lambda: hole.keys == [submission_id] * 2, AT_ONCE_SECONDS, "it is sent again", fleet.all)
-        first, second = await attempts(database, submission_id)
-        fleet.kill()
-    assert ended_after < DRAINED_WITHIN_SECONDS
-    assert (leader.process.returncode, first["outcome"], second["outcome"]) == (0, "unknown", None), all_logs(fleet.all)
-    assert first["error"] == "the instance stopped before an answer came"
-
-
-async def test_who_stopped_with_an_attempt_open_sends_it_again_when_it_is_back(
-    sqlite_database: Database, start: Start
-) -> None:
-    async with BlackHole() as hole:
-        environment = {**TIMING, **gateways(shop={"url": hole.address})}
+async def test_open_attempt_is_sent_again_after_kill_and_restart(sqlite_database: Database, start: Start) -> None:
+    async with SilentReceiver() as silent:
+        environment = {**TIMING, **gateways(orders={"url": silent.address})}
         first = await asyncio.to_thread(start(sqlite_database.url, **environment).wait_until_ready)
         async with submitter([first.address]) as submitting:
             submission_id = await submitting.submit(1)
-        await until(lambda: len(hole.keys) == 1, 5, "it is sent", [first])
+        await until(lambda: len(silent.keys) == 1, 5, "the submission is sent", [first])
         first.kill()
         second = start(sqlite_database.url, **environment)
-        await until(lambda: len(hole.keys) == 2, 10, "it is sent again", [first, second])
+        await until(lambda: len(silent.keys) == 2, 10, "the submission is sent again", [first, second])
         (row,) = await sqlite_database.rows("SELECT failures FROM submissions")
         second.kill()
-    assert hole.keys == [submission_id] * 2
+    assert silent.keys == [submission_id] * 2
     outcomes = [(each["number"], each["outcome"]) for each in await attempts(sqlite_database, submission_id)]
     assert (outcomes, row["failures"]) == ([(1, "unknown"), (2, None)], 0), second.log()
 
 
-# Standing still
+# Stop
 
 
-@pytest.mark.timeout(120)
-async def test_a_leader_that_stood_still_past_its_lease_writes_nothing_more(
-    postgres_database: Database, start: Start, receiver: RunningReceiver, seed: int
+async def test_stopped_leader_records_responses_and_next_leader_sends_the_rest(
+    database: Database, start: Start, receiver: RunningReceiver
 ) -> None:
-    """With requests on the way, answers unread, and more that is due."""
-    await set_faults(receiver, {"share": 0.5, "seed": seed, "ways": [{"way": "delay", "seconds": 0.5}]})
-    fleet = await Fleet(start, postgres_database.url, shop(receiver, **TIMING), 3).ready()
-    source = random.Random(seed)
-    async with submitter(fleet.addresses) as submitting:
-        loading = asyncio.create_task(submitting.submit_all(range(3000), at_once=8))
-        for _ in range(2):
-            await stand_still(fleet, source)
-        submission_ids = await loading
-    await all_delivered(postgres_database, 30, fleet.all)
-    await fleet.stop()
-    shown = f"seed {seed}\n{all_logs(fleet.all)}"
-    assert await broken_promises(postgres_database, receiver, submission_ids) == [], shown
-    (unknown,) = await postgres_database.rows(
-        "SELECT count(*) AS count FROM submission_attempts WHERE outcome = 'unknown'"
-    )
-    assert unknown["count"] > 0, f"nothing was under way\n{shown}"
+    """More submissions are due than may be in flight, and the receiver of another gateway does not respond."""
+    await set_faults(receiver, {"share": 1, "ways": [{"way": "delay", "seconds": 1}]})
+    async with SilentReceiver() as silent:
+        environment = {**LONG_LEASE, **gateways(orders=to(receiver), silent={"url": silent.address})}
+        fleet = await Fleet(start, database.url, environment, 2).ready()
+        leader = await fleet.leader()
+        async with submitter([leader.address], "silent") as submitting:
+            unanswered = await submitting.submit(1)
+        await until(lambda: silent.keys == [unanswered], TAKEN_OVER_WITHIN_SECONDS, "it is sent", fleet.all)
+        async with submitter([leader.address]) as submitting:
+            submission_ids = await submitting.submit_all(range(200), at_once=16)
+        await requests_received(receiver, CONCURRENCY)
+        await stop_in_time(leader, fleet)
+        outcomes = await outcomes_of(database, terms([leader.log()])[-1].epoch)
+        await until(lambda: silent.keys == [unanswered] * 2, TAKEN_OVER_WITHIN_SECONDS, "it is sent again", fleet.all)
+        silent.accept_all()
+        await all_delivered(database, 15, fleet.all)
+        await fleet.stop()
+    logs = all_logs(fleet.all)
+    assert set(outcomes) <= {"delivered", "abandoned", "unknown"}, f"{outcomes}\n{logs}"
+    assert (outcomes.count("delivered") >= CONCURRENCY, outcomes.count("unknown")) == (True, 1), f"{outcomes}\n{logs}"
+    assert outcomes.count("delivered") < len(submission_ids), f"nothing was left for the next leader\n{logs}"
+    first, second = await attempts(database, unanswered)
+    assert (first["outcome"], second["outcome"]) == ("unknown", "delivered"), logs
+    assert first["error"] == "the instance stopped before it got a response"
+    assert await broken_promises(database, receiver, submission_ids, elsewhere=1) == [], logs
+    assert (await totals(receiver))["duplicates"] == 0
 
 
-async def stand_still(fleet: Fleet, source: random.Random) -> None:
-    leader = await fleet.leader()
-    await asyncio.sleep(source.uniform(0.5, 1))
-    leader.send(signal.SIGSTOP)
-    others = [instance for instance in fleet.running if instance is not leader]
-    try:
-        await until(lambda: any(leads(each.log()) for each in others), 10, "another one leads", fleet.all)
-        await asyncio.sleep(source.uniform(0.5, 1))
-    finally:
-        leader.send(signal.SIGCONT)
-    await until(lambda: not leads(leader.log()), 5, "the old one knows", fleet.all)
+async def outcomes_of(database: Database, epoch: int) -> list[str | None]:
+    rows = await database.rows(f"SELECT outcome FROM submission_attempts WHERE epoch = {epoch}")
+    return [row["outcome"] for row in rows]
 
 
-# The database goes away
+async def stop_in_time(leader: RunningInstance, fleet: Fleet) -> None:
+    leader.send(signal.SIGTERM)
+    await until(lambda: leader.process.poll() is not None, DRAINED_WITHIN_SECONDS, "the leader stops", fleet.all)
+    assert leader.process.returncode == 0, leader.log()
+
+
+# The database is unavailable
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("trouble", ["restarts", "stands still"])
-async def test_everything_arrives_once_whatever_the_database_does_meanwhile(
-    own_postgres: PostgresServer, own_database: Database, start: Start, receiver: RunningReceiver, trouble: str
+async def test_every_submission_is_delivered_once_when_database_restarts_and_freezes(
+    own_postgres: PostgresServer, own_database: Database, start: Start, receiver: RunningReceiver
 ) -> None:
     await set_faults(receiver, {"share": 0.2, "ways": EVERY_WAY})
-    fleet = await Fleet(start, own_database.url, shop(receiver, **TIMING), 2).ready()
+    fleet = await Fleet(start, own_database.url, {**TIMING, **gateways(orders=to(receiver))}, 2).ready()
     async with submitter(fleet.addresses) as submitting:
-        troubling = asyncio.create_task(cause(trouble, own_postgres, receiver))
-        wanted = until_over(troubling, 1500, [])
-        submission_ids = await submitting.submit_all(wanted, at_once=8, pause_seconds=0.01)
-        await troubling
+        disturbing = asyncio.create_task(restart_and_freeze(own_postgres, receiver))
+        submitted = until_done(disturbing, 1500, [])
+        submission_ids = await submitting.submit_all(submitted, at_once=8, pause_seconds=0.01)
+        await disturbing
     await all_delivered(own_database, 40, fleet.all)
     await fleet.stop()
-    assert submitting.repeated, "nobody noticed"
+    assert submitting.repeated, "no client had to retry"
     assert await broken_promises(own_database, receiver, submission_ids) == [], all_logs(fleet.all)
 
 
-async def cause(trouble: str, server: PostgresServer, receiver: RunningReceiver) -> None:
-    await under_way(receiver, 100)
-    await (restart if trouble == "restarts" else stop_for_a_while)(server)
-
-
-async def restart(server: PostgresServer) -> None:
+async def restart_and_freeze(server: PostgresServer, receiver: RunningReceiver) -> None:
+    await requests_received(receiver, 100)
     await asyncio.to_thread(server.stop)
     await asyncio.sleep(1)
     await asyncio.to_thread(server.start)
-
-
-async def stop_for_a_while(server: PostgresServer) -> None:
-    """For longer than a lease lasts."""
+    await requests_received(receiver, 100 + (await totals(receiver))["requests"])
     with frozen(server.pid):
-        await asyncio.sleep(4)
+        await asyncio.sleep(FROZEN_SECONDS)
 
 
-# What is used above
+# Helpers
 
 
-def shop(receiver: RunningReceiver, **environment: str) -> dict[str, str]:
-    return {**environment, **gateways(shop={"url": receiver.address, **HASTY})}
+def to(receiver: RunningReceiver) -> dict[str, Any]:
+    return {"url": receiver.address, **CONTRACT}
 
 
-async def under_way(receiver: RunningReceiver, count: int) -> None:
-    async def have_come() -> bool:
+async def requests_received(receiver: RunningReceiver, count: int) -> None:
+    async def enough() -> bool:
         return bool((await totals(receiver))["requests"] >= count)
 
-    await found(have_come, 10, f"{count} requests have come")
+    await poll(enough, 20, f"{count} requests were received")
 
 
 async def attempts(database: Database, submission_id: str) -> Sequence[dict[str, Any]]:

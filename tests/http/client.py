@@ -1,4 +1,4 @@
-"""The API in as few words as a test needs: over httpx, and over a bare socket where a client library would tidy up."""
+"""Clients for the API: one on httpx, and one on a plain socket for requests that a client library would normalise."""
 
 import socket
 from collections.abc import Iterator, Sequence
@@ -17,8 +17,8 @@ KEY = ("userObjectId", "tenantObjectId", "capacityId")
 JSON = {"content-type": "application/json"}
 
 
-def wish(**fields: Any) -> Json:
-    """The body of a PUT for a key that nobody else uses; a field of `...` is left out."""
+def open_body(**fields: Any) -> Json:
+    """The body of a PUT for a new key; a field set to `...` is omitted."""
     body = {
         "userObjectId": str(uuid4()),
         "tenantObjectId": str(uuid4()),
@@ -30,8 +30,8 @@ def wish(**fields: Any) -> Json:
 
 
 def same_key(session: Json, **fields: Any) -> Json:
-    """The body of another PUT for the key of a session."""
-    return wish(**{name: session[name] for name in KEY} | fields)
+    """The body of a PUT for the key of an existing session."""
+    return open_body(**{name: session[name] for name in KEY} | fields)
 
 
 class Client:
@@ -43,13 +43,13 @@ class Client:
         return self.http.put(self._sessions, json=body)
 
     def put_raw(self, content: bytes | Iterator[bytes], **headers: str) -> httpx.Response:
-        """Header names with underscores for dashes."""
+        """Header names are given with underscores instead of dashes."""
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         return self.http.put(self._sessions, content=content, headers=JSON | named)
 
     def open(self, **fields: Any) -> Json:
-        """A session that must come about."""
-        answer = self.put(wish(**fields))
+        """Opens a session and asserts that it was opened."""
+        answer = self.put(open_body(**fields))
         assert answer.status_code in (200, 201), answer.text
         return answer.json()  # type: ignore[no-any-return]
 
@@ -63,7 +63,7 @@ class Client:
         return self.http.get(self._sessions, params=query)
 
     def ids(self, **query: Any) -> Sequence[str]:
-        """Which sessions a list shows, in its order."""
+        """The ids of the listed sessions, in order."""
         return ids_of(self.list(**query))
 
 
@@ -72,8 +72,8 @@ def ids_of(answer: httpx.Response) -> Sequence[str]:
     return [session["sessionId"] for session in answer.json()["sessions"]]
 
 
-class RawAnswer(msgspec.Struct):
-    """One answer as it came over the wire."""
+class RawResponse(msgspec.Struct):
+    """One response as received on the socket."""
 
     status: int = 0
     headers: dict[str, str] = {}
@@ -85,35 +85,35 @@ class RawAnswer(msgspec.Struct):
 
 
 class Connection:
-    """A socket that sends exactly what it is told and reads whole answers, in the order in which they come."""
+    """A socket that sends the given bytes unchanged and reads complete responses, in order."""
 
     def __init__(self, port: int) -> None:
         self._socket = socket.create_connection(("127.0.0.1", port), TIMEOUT_SECONDS)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._answers: list[RawAnswer] = []
+        self._answers: list[RawResponse] = []
         self._parser = httptools.HttpResponseParser(self)
 
-    def send(self, *pieces: bytes) -> None:
-        for piece in pieces:
-            self._socket.sendall(piece)
+    def send(self, *parts: bytes) -> None:
+        for part in parts:
+            self._socket.sendall(part)
 
-    def read(self) -> RawAnswer:
-        """The next final answer: an interim `100 Continue` is skipped."""
+    def read(self) -> RawResponse:
+        """The next final response; skips an interim `100 Continue`."""
         answer = self._next()
         return self.read() if answer.status == 100 else answer
 
     def read_interim(self) -> int:
         return self._next().status
 
-    def _next(self) -> RawAnswer:
+    def _next(self) -> RawResponse:
         while not (self._answers and self._answers[0].complete):
             data = self._socket.recv(65536)
-            assert data, f"closed instead of answering; so far: {self._answers}"
+            assert data, f"connection closed before the response was complete: {self._answers}"
             self._parser.feed_data(data)
         return self._answers.pop(0)
 
     def is_closed_by_peer(self) -> bool:
-        """Waits for the end of the connection; what still comes before it is an answer too many."""
+        """Waits until the peer closes the connection; fails if it sends anything before."""
         data = self._socket.recv(65536)
         assert not data, f"expected the end of the connection, got {data!r}"
         return True
@@ -121,10 +121,10 @@ class Connection:
     def close(self) -> None:
         self._socket.close()
 
-    # What the parser calls.
+    # Callbacks of the parser.
 
     def on_message_begin(self) -> None:
-        self._answers.append(RawAnswer(headers={}))
+        self._answers.append(RawResponse(headers={}))
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._answers[-1].headers[name.decode().lower()] = value.decode()
@@ -155,7 +155,7 @@ def request(
     media_type: str | None = "application/json",
     length: int | None = None,
 ) -> bytes:
-    """The bytes of a request, as plain as the hot lane wants it unless told otherwise."""
+    """The bytes of a request. With the defaults, it is a plain request, which takes the hot lane."""
     content = body if isinstance(body, bytes) else msgspec.json.encode(body)
     lines = [f"{method} {path} HTTP/{version}", "Host: tenure"]
     if media_type is not None:
@@ -165,5 +165,5 @@ def request(
     return "\r\n".join([*lines, *headers, "", ""]).encode() + content
 
 
-def chunked(*pieces: bytes) -> bytes:
-    return b"".join(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in (*pieces, b""))
+def chunked(*parts: bytes) -> bytes:
+    return b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in (*parts, b""))

@@ -1,34 +1,56 @@
-"""Two ways to a service: a real process that all tests share, and one inside the test whose clock can be moved.
+"""Services for the tests: real processes that all tests share, and instances in the process of the test.
 
-The shared ones are started once, one an engine. Their tests use random keys, so they never meet. What has nothing to do
-with the database is asked of one engine only: `any_service`, `any_client`, `any_local`.
+- `client`, `service`: a real process, one per engine. The tests use new keys and do not disturb each other.
+- `local`: an instance in this process, one per engine, with a clock that the test can move. Its jobs are paused and it
+  does not lead, so sessions are not swept and submissions stay pending. The tests use new keys here too.
+- `own_local`: a new instance on a new database, for tests that count rows, lead, or damage the instance.
+- `metered`: as `own_local`, at noon of a day in the future, for usage.
+
+Tests that do not depend on the database use one engine only: `any_service`, `any_client`, `any_local`.
 """
 
+import shutil
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 
-from tenure.config import GatewayConfig
+from tenure.config import JOBS, JobConfig
+from tenure.store.engines import open_store
+from tests.conftest import ENGINES
 from tests.http.client import Client
-from tests.http.local import NOBODY, LocalService
-from tests.support.databases import Database, PostgresServer
-from tests.support.instances import RunningInstance
+from tests.http.local import LocalService, prepare_process
+from tests.support.databases import POOL_SIZE, Database, PostgresClock, PostgresServer, sqlite_store
+from tests.support.instances import RunningInstance, kill_all
+from tests.support.open_requests import NOON
 from tests.support.submissions import executor
 from tests.support.usage import emitter, install
-from tests.support.wishes import NOON
 
-ENGINES = ["sqlite", "postgresql"]
+GATEWAYS = [f"gateway-{number}" for number in range(100)]
+"""Gateways of the shared instances; `gateway` and `other_gateway` are new ones for each test."""
+_unused_gateways = iter(GATEWAYS)
 PARKED = "parked"
-"""A gateway of the shared services at which nobody listens: what is submitted to it stays pending."""
-GATEWAYS = '{"parked": {"url": "http://127.0.0.1:9/", "schedule": [3600], "max_attempts": 1000}}'
+"""A gateway of the shared processes whose URL is unreachable: submissions to it stay pending."""
+PARKED_GATEWAY = '{"parked": {"url": "http://127.0.0.1:9/", "schedule": [3600], "max_attempts": 1000}}'
+
+
+@pytest.fixture(scope="package", autouse=True)
+def _prepared_process() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patched:
+        prepare_process(patched)
+        yield
+
+
+# Real processes.
 
 
 def _running(url: str, folders: pytest.TempPathFactory) -> Iterator[RunningInstance]:
-    instance = RunningInstance(url, folders.mktemp("http"), TENURE_GATEWAYS=GATEWAYS)
+    instance = RunningInstance(url, folders.mktemp("http"), TENURE_GATEWAYS=PARKED_GATEWAY)
     try:
         yield instance.wait_until_ready()
     finally:
-        instance.stop()
+        kill_all([instance])
 
 
 @pytest.fixture(scope="package")
@@ -46,7 +68,7 @@ def postgresql_service(postgresql_url: str, tmp_path_factory: pytest.TempPathFac
     yield from _running(postgresql_url, tmp_path_factory)
 
 
-@pytest.fixture(scope="package", params=ENGINES)
+@pytest.fixture(scope="package", params=["sqlite", "postgresql"])
 def service(request: pytest.FixtureRequest) -> RunningInstance:
     return request.getfixturevalue(f"{request.param}_service")  # type: ignore[no-any-return]
 
@@ -70,26 +92,107 @@ def any_client(any_service: RunningInstance) -> Iterator[Client]:
     client.http.close()
 
 
-@pytest.fixture
-async def local(database: Database, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LocalService]:
-    """An instance in this process, on the test's own database and its clock."""
-    async with LocalService.on(database, monkeypatch).running() as service:
+# Instances in this process that tests share.
+
+
+@asynccontextmanager
+async def _shared(database: Database) -> AsyncIterator[LocalService]:
+    await executor(database.store)
+    jobs = {name: JobConfig(paused=True) for name in JOBS}
+    async with LocalService.on(database, *GATEWAYS, "crm", "usages", jobs=jobs).running() as service:
+        yield service
+
+
+@asynccontextmanager
+async def new_sqlite(template: Path, folder: Path) -> AsyncIterator[Database]:
+    path = folder / "tenure.db"
+    shutil.copyfile(template, path)
+    database = Database(f"sqlite:///{path}", *sqlite_store(path))
+    yield database
+    await database.close()
+
+
+@asynccontextmanager
+async def new_postgresql(server: PostgresServer, template: str) -> AsyncIterator[Database]:
+    url = server.url(await server.create_database(template))
+    database = Database(url, open_store(url, POOL_SIZE), PostgresClock(url))
+    yield database
+    await database.close()
+
+
+@pytest.fixture(scope="package")
+async def shared_sqlite(sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LocalService]:
+    async with new_sqlite(sqlite_template, tmp_path_factory.mktemp("local")) as database, _shared(database) as service:
+        yield service
+
+
+@pytest.fixture(scope="package")
+async def shared_postgresql(postgres: PostgresServer, template: str) -> AsyncIterator[LocalService]:
+    async with new_postgresql(postgres, template) as database, _shared(database) as service:
         yield service
 
 
 @pytest.fixture
-async def any_local(sqlite_database: Database, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LocalService]:
-    async with LocalService.on(sqlite_database, monkeypatch).running() as service:
+async def sqlite_local(shared_sqlite: LocalService) -> AsyncIterator[LocalService]:
+    yield shared_sqlite
+    await shared_sqlite.reset()
+
+
+@pytest.fixture
+async def postgresql_local(shared_postgresql: LocalService) -> AsyncIterator[LocalService]:
+    yield shared_postgresql
+    await shared_postgresql.reset()
+
+
+@pytest.fixture
+async def mssql_local(mssql_database: Database) -> AsyncIterator[LocalService]:
+    """Not shared: the tests have only one SQL Server database, and each test empties it."""
+    async with _shared(mssql_database) as service:
+        yield service
+
+
+@pytest.fixture(params=ENGINES)
+def local(request: pytest.FixtureRequest) -> LocalService:
+    return request.getfixturevalue(f"{request.param}_local")  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def gateway() -> str:
+    return next(_unused_gateways)
+
+
+@pytest.fixture
+def other_gateway() -> str:
+    return next(_unused_gateways)
+
+
+# Instances in this process, each for one test.
+
+
+@pytest.fixture
+async def own_local(database: Database) -> AsyncIterator[LocalService]:
+    async with LocalService.on(database, "billing").running() as service:
         yield service
 
 
 @pytest.fixture
-async def metered(database: Database, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LocalService]:
-    """An instance that was installed at noon, and neither cuts nor sends by itself: the test does."""
+async def any_local(sqlite_database: Database) -> AsyncIterator[LocalService]:
+    async with LocalService.on(sqlite_database, "billing").running() as service:
+        yield service
+
+
+@asynccontextmanager
+async def metered_on(database: Database) -> AsyncIterator[LocalService]:
+    """An instance that was installed at noon; it cuts and sends only when the test does so."""
     await database.clock.set(NOON)
     await install(database, NOON)
     await emitter(database.store)
     await executor(database.store)
-    gateways = {name: GatewayConfig(url=NOBODY) for name in ("usages", "crm")}
-    async with LocalService.on(database, monkeypatch, gateways=gateways).running() as service:
+    async with LocalService.on(database, "usages", "crm").running() as service:
+        yield service
+
+
+@pytest.fixture
+async def metered(database: Database) -> AsyncIterator[LocalService]:
+    async with metered_on(database) as service:
         yield service

@@ -1,4 +1,4 @@
-"""A service inside the test's own process: served over a real socket, its clock movable, its counters in sight."""
+"""An instance in the process of the test: served on a real socket, with a clock that the test can move."""
 
 import asyncio
 import socket
@@ -12,35 +12,48 @@ import pytest
 
 from tenure.app import Instance
 from tenure.config import Config, GatewayConfig
-from tenure.serving import _Server, bind
+from tenure.server.process import _Server, bind
 from tenure.store.retries import Retries
-from tests.http.client import TIMEOUT_SECONDS, Json, RawAnswer, wish
+from tests.http.client import TIMEOUT_SECONDS, Json, RawResponse, open_body
 from tests.support.databases import Clock, Database
+from tests.support.telemetry import RecordedTelemetry
 
 POLL_SECONDS = 0.01
-NOBODY = "http://127.0.0.1:9/"
+LAPSES: list[tuple[Json, str]] = [
+    ({"leaseSeconds": 60}, "LEASE_EXPIRED"),
+    ({"idleSeconds": 60}, "IDLE_TIMEOUT"),
+    ({}, "EXPIRED"),
+]
+"""Limits of a session, and the reason for which it lapses."""
+UNREACHABLE = "http://127.0.0.1:9/"
+"""A URL on which no server listens."""
 
 
 class LocalService:
+    database: Database
+
     def __init__(self, config: Config, clock: Clock) -> None:
-        self.instance = Instance(config)
+        self.telemetry = RecordedTelemetry()
+        self.instance = Instance(config, self.telemetry)
         self.clock = clock
-        self._server = _Server(self.instance, config.streams.max_message_bytes)
+        self._server = _Server(self.instance, config.streams.max_message_bytes, self.telemetry)
         self._listener = bind("127.0.0.1", 0)
-        # Without it, and without uvloop, an answer in two writes takes 40 ms.
+        # Without uvloop, a response in two writes would otherwise take 40 ms.
         self._listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.port: int = self._listener.getsockname()[1]
-        # To read the certificates that nobody needs here would take 40 ms a client.
+        # Without `verify=False`, each client would spend 40 ms on reading certificates.
         self.http = httpx.AsyncClient(base_url=f"http://127.0.0.1:{self.port}", timeout=TIMEOUT_SECONDS, verify=False)
 
     @classmethod
-    def on(cls, database: Database, monkeypatch: pytest.MonkeyPatch, prefix: str = "", **settings: Any) -> Self:
-        """An instance whose store is that of the test; unless told otherwise, with a gateway where nobody answers."""
-        monkeypatch.setattr("tenure.app.open_store", lambda *_: database.store)
-        monkeypatch.setattr("tenure.app._settle_memory", lambda: None)
-        _be_patient(monkeypatch)
-        given = {"gateways": {"billing": GatewayConfig(url=NOBODY)}, **settings}
-        return cls(Config(database=database.url, prefix=prefix, **given), database.clock)
+    def on(cls, database: Database, *gateways: str, **settings: Any) -> Self:
+        """An instance that uses the store of the test. The named gateways are unreachable."""
+        unreachable = {name: GatewayConfig(url=UNREACHABLE) for name in gateways}
+        config = Config(database=database.url, **{"gateways": unreachable, **settings})
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr("tenure.app.open_store", lambda *_, **__: database.store)
+            service = cls(config, database.clock)
+        service.database = database
+        return service
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Self]:
@@ -52,7 +65,7 @@ class LocalService:
             await self.stop()
 
     async def start(self) -> None:
-        """Without uvicorn's `serve`, which would take the signal handlers of the whole test run."""
+        """Does not call uvicorn's `serve`, which would replace the signal handlers of the test run."""
         self._server.config.load()
         self._server.lifespan = self._server.config.lifespan_class(self._server.config)
         await self._server.startup(sockets=[self._listener])
@@ -70,15 +83,21 @@ class LocalService:
         await eventually(lambda: not self._server.server_state.connections)
         await self.instance.stop()
 
+    async def reset(self) -> None:
+        """For the next test that shares this instance."""
+        if self.clock.now() is not None:
+            await self.clock.release()
+        self.telemetry.events.clear()
+
     @property
     def in_flight(self) -> int:
-        return self.instance.router.in_flight
+        return self.instance.pipeline.in_flight
 
     async def put(self, body: Json) -> httpx.Response:
         return await self.http.put("/sessions", json=body)
 
     async def open(self, **fields: Any) -> Json:
-        answer = await self.put(wish(**fields))
+        answer = await self.put(open_body(**fields))
         assert answer.status_code in (200, 201), answer.text
         return answer.json()  # type: ignore[no-any-return]
 
@@ -88,30 +107,38 @@ class LocalService:
         return answer.json()  # type: ignore[no-any-return]
 
     async def move_to(self, instant: str, **later: float) -> None:
-        """Stops the database's clock at an instant of an answer, or so much later."""
+        """Stops the database clock at an instant from a response, plus `later`."""
         await self.clock.set(datetime.fromisoformat(instant) + timedelta(**later))
 
 
-def _be_patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine that pauses for two seconds is no database that is away: that is tested elsewhere."""
-    for bound in ("coalescer.PATIENCE_SECONDS", "sessions.counts.PATIENCE_SECONDS", "sessions.rounds.ROUNDS_SECONDS"):
-        monkeypatch.setattr(f"tenure.{bound}", TIMEOUT_SECONDS)
-    monkeypatch.setattr(Retries.run, "__defaults__", (TIMEOUT_SECONDS,))
+def prepare_process(patched: pytest.MonkeyPatch) -> None:
+    """Keeps the garbage collector as it is, and lets requests survive a pause of the machine.
+
+    Without the longer timeouts, a pause of two seconds would count as an unavailable database.
+    """
+    patched.setattr("tenure.app._settle_memory", lambda: None)
+    for timeout in (
+        "batching.coalescer.PATIENCE_SECONDS",
+        "sessions.counts.PATIENCE_SECONDS",
+        "batching.contention.CONTENTION_SECONDS",
+    ):
+        patched.setattr(f"tenure.{timeout}", TIMEOUT_SECONDS)
+    patched.setattr(Retries.run, "__defaults__", (TIMEOUT_SECONDS,))
 
 
-async def eventually(holds: Callable[[], bool]) -> None:
+async def eventually(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(TIMEOUT_SECONDS):
-        while not holds():  # noqa: ASYNC110 - what is waited for belongs to the service, which must not know
+        while not condition():  # noqa: ASYNC110 - the service offers no event to wait for
             await asyncio.sleep(POLL_SECONDS)
 
 
-async def call(application: Any, scope: Mapping[str, Any], *messages: Mapping[str, Any]) -> RawAnswer:
-    """Calls an ASGI application with exactly these messages, and a disconnect after them."""
-    waiting = [*messages, {"type": "http.disconnect"}]
-    answer = RawAnswer(headers={})
+async def call(application: Any, scope: Mapping[str, Any], *messages: Mapping[str, Any]) -> RawResponse:
+    """Calls an ASGI application with these messages, followed by a disconnect."""
+    pending = [*messages, {"type": "http.disconnect"}]
+    answer = RawResponse(headers={})
 
     async def receive() -> Mapping[str, Any]:
-        return waiting.pop(0) if len(waiting) > 1 else waiting[0]
+        return pending.pop(0) if len(pending) > 1 else pending[0]
 
     async def send(message: Mapping[str, Any]) -> None:
         if message["type"] == "http.response.start":

@@ -1,11 +1,11 @@
-"""What is submitted over HTTP, and how it is asked for."""
+"""Submissions over HTTP: bodies, requests and reads."""
 
 from typing import Any
 from uuid import uuid4
 
 import httpx
 
-from tests.http.client import Json
+from tests.http.client import JSON, Json
 from tests.http.conftest import PARKED
 from tests.http.local import LocalService
 
@@ -17,23 +17,28 @@ def key() -> str:
 
 
 def body(payload: str = "{}", gateway: str = PARKED) -> bytes:
-    """With the payload as it stands."""
+    """The body of a submission; the payload is inserted unchanged."""
     return b'{"gateway": "%s", "payload": %s}' % (gateway.encode(), payload.encode())
 
 
 async def submit(local: LocalService, payload: Any = None, gateway: str = "crm", **headers: str) -> httpx.Response:
+    """With a new idempotency key unless the headers contain one."""
     named = {"Idempotency-Key": key(), **headers}
     return await local.http.post("/submissions", json={"gateway": gateway, "payload": payload}, headers=named)
 
 
+async def submit_raw(local: LocalService, content: bytes) -> httpx.Response:
+    return await local.http.post("/submissions", content=content, headers=JSON | {"Idempotency-Key": key()})
+
+
 async def accepted(local: LocalService, count: int = 1, gateway: str = "crm") -> list[str]:
-    """The ids of so many new ones, oldest first."""
+    """Submits `count` payloads and returns their ids, oldest first."""
     answers = [await submit(local, number, gateway) for number in range(count)]
     assert {each.status_code for each in answers} <= {202}, [each.text for each in answers]
     return [each.json()["submissionId"] for each in answers]
 
 
-async def shown(local: LocalService, submission_id: str) -> Json:
+async def read_submission(local: LocalService, submission_id: str) -> Json:
     answer = await local.http.get(f"/submissions/{submission_id}")
     assert answer.status_code == 200, answer.text
     return answer.json()  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""`/capacities`, and what they mean for opening a session."""
+"""`/capacities`, and how a capacity limits the opening of sessions."""
 
 from typing import Any
 from uuid import uuid4
@@ -6,7 +6,7 @@ from uuid import uuid4
 import httpx
 import pytest
 
-from tests.http.client import Client, Json, same_key, wish
+from tests.http.client import Client, Json, open_body, same_key
 from tests.http.local import LocalService
 
 FIELDS = {"capacityId", "maxSessions", "whenFull", "tenantObjectId", "activeSessions", "createdAt", "modifiedAt"}
@@ -17,7 +17,7 @@ def put(client: Client, capacity_id: str, **body: Any) -> httpx.Response:
 
 
 def limited(client: Client, **body: Any) -> str:
-    """A capacity with these rules."""
+    """Creates a capacity and returns its id."""
     capacity_id = str(uuid4())
     assert put(client, capacity_id, **body).status_code == 200
     return capacity_id
@@ -26,7 +26,7 @@ def limited(client: Client, **body: Any) -> str:
 # Setting and reading
 
 
-def test_put_answers_with_all_of_it(client: Client) -> None:
+def test_put_returns_all_fields(client: Client) -> None:
     capacity_id, tenant = str(uuid4()), str(uuid4())
     answer = put(client, capacity_id, maxSessions=20, whenFull="evictOldest", tenantObjectId=tenant)
     capacity = answer.json()
@@ -42,7 +42,7 @@ def test_put_answers_with_all_of_it(client: Client) -> None:
     }
 
 
-def test_put_replaces_all_of_it(client: Client) -> None:
+def test_put_replaces_all_settings(client: Client) -> None:
     capacity_id = limited(client, maxSessions=20, whenFull="evictOldest", tenantObjectId=str(uuid4()))
     first = client.http.get(f"/capacities/{capacity_id}").json()
     second = put(client, capacity_id).json()
@@ -51,29 +51,26 @@ def test_put_replaces_all_of_it(client: Client) -> None:
     assert second["modifiedAt"] > first["modifiedAt"]
 
 
-def test_get_reads_what_was_put(client: Client) -> None:
+def test_get_returns_capacity_as_put(client: Client) -> None:
     capacity_id = str(uuid4())
     assert put(client, capacity_id, maxSessions=3).json() == client.http.get(f"/capacities/{capacity_id}").json()
 
 
-def test_ids_of_any_case_are_the_same(client: Client) -> None:
+def test_ids_are_case_insensitive(client: Client) -> None:
     capacity_id, tenant = str(uuid4()), str(uuid4())
     assert put(client, capacity_id.upper(), tenantObjectId=tenant.upper()).json()["capacityId"] == capacity_id
     assert client.http.get(f"/v1/capacities/{capacity_id}").json()["tenantObjectId"] == tenant
 
 
-@pytest.mark.parametrize("method", ["GET", "DELETE"])
-@pytest.mark.parametrize("capacity_id", ["5f0a4f5e-0000-4000-8000-0000000000aa", "nothing"])
-def test_what_was_never_set_is_not_found(client: Client, method: str, capacity_id: str) -> None:
-    answer = client.http.request(method, f"/capacities/{capacity_id}")
-    assert (answer.status_code, answer.json()["code"]) == (404, "NOT_FOUND")
-
-
-def test_a_malformed_id_cannot_be_put(client: Client) -> None:
+def test_unknown_capacity_returns_404(client: Client) -> None:
+    for capacity_id in (str(uuid4()), "nothing"):
+        for method in ("GET", "DELETE"):
+            answer = client.http.request(method, f"/capacities/{capacity_id}")
+            assert (answer.status_code, answer.json()["code"]) == (404, "NOT_FOUND"), (method, capacity_id)
     assert put(client, "nothing", maxSessions=1).status_code == 404
 
 
-def test_delete_answers_what_it_was_and_then_it_is_gone(client: Client) -> None:
+def test_delete_returns_capacity_and_removes_it(client: Client) -> None:
     capacity_id = limited(client, maxSessions=3)
     capacity = client.http.get(f"/capacities/{capacity_id}").json()
     answer = client.http.delete(f"/capacities/{capacity_id}")
@@ -82,27 +79,28 @@ def test_delete_answers_what_it_was_and_then_it_is_gone(client: Client) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "field"),
+    "body",
     [
-        ({"maxSessions": -1}, "maxSessions"),
-        ({"maxSessions": 1.5}, "maxSessions"),
-        ({"maxSessions": "3"}, "maxSessions"),
-        ({"maxSessions": True}, "maxSessions"),
-        ({"maxSessions": 2_147_483_648}, "maxSessions"),
-        ({"whenFull": "evict"}, "whenFull"),
-        ({"whenFull": None}, "whenFull"),
-        ({"tenantObjectId": "nobody"}, "tenantObjectId"),
-        ({"seats": 3}, "seats"),
+        {"maxSessions": -1},
+        {"maxSessions": 1.5},
+        {"maxSessions": "3"},
+        {"maxSessions": True},
+        {"maxSessions": 2_147_483_648},
+        {"whenFull": "evict"},
+        {"whenFull": None},
+        {"tenantObjectId": "not-an-id"},
+        {"seats": 3},
     ],
+    ids=str,
 )
-def test_a_wrong_field_is_named_and_nothing_is_set(client: Client, body: Json, field: str) -> None:
+def test_put_with_invalid_field_returns_400_and_stores_nothing(any_client: Client, body: Json) -> None:
     capacity_id = str(uuid4())
-    answer = put(client, capacity_id, **body)
-    assert (answer.status_code, [error["field"] for error in answer.json()["errors"]]) == (400, [field])
-    assert client.http.get(f"/capacities/{capacity_id}").status_code == 404
+    answer = put(any_client, capacity_id, **body)
+    assert (answer.status_code, [error["field"] for error in answer.json()["errors"]]) == (400, list(body))
+    assert any_client.http.get(f"/capacities/{capacity_id}").status_code == 404
 
 
-def test_the_list_goes_page_by_page(client: Client) -> None:
+def test_list_is_paginated(client: Client) -> None:
     tenant = str(uuid4())
     ids = sorted(limited(client, tenantObjectId=tenant, maxSessions=number) for number in range(5))
     seen: list[str] = []
@@ -117,19 +115,19 @@ def test_the_list_goes_page_by_page(client: Client) -> None:
     assert seen == ids
 
 
-@pytest.mark.parametrize("query", ["limit=0", "limit=501", "cursor=x", "tenant=nobody", "limit=1e1", "state=created"])
-def test_the_list_refuses_what_it_does_not_know(client: Client, query: str) -> None:
-    answer = client.http.get(f"/capacities?{query}")
-    assert (answer.status_code, answer.json()["errors"][0]["field"]) == (400, query.partition("=")[0])
+def test_list_with_invalid_parameter_returns_400(any_client: Client) -> None:
+    for query in ("limit=0", "limit=501", "cursor=x", "tenant=x", "limit=1e1", "state=created"):
+        answer = any_client.http.get(f"/capacities?{query}")
+        assert (answer.status_code, answer.json()["errors"][0]["field"]) == (400, query.partition("=")[0]), query
 
 
 # Seats
 
 
-def test_refuses_when_all_seats_are_taken(client: Client) -> None:
+def test_open_returns_429_when_all_seats_are_taken(client: Client) -> None:
     capacity_id = limited(client, maxSessions=1)
     client.open(capacityId=capacity_id)
-    answer = client.put(wish(capacityId=capacity_id))
+    answer = client.put(open_body(capacityId=capacity_id))
     assert (answer.status_code, answer.headers["content-type"]) == (429, "application/problem+json")
     assert int(answer.headers["retry-after"]) >= 1
     problem = answer.json()
@@ -137,20 +135,20 @@ def test_refuses_when_all_seats_are_taken(client: Client) -> None:
     assert problem["detail"] == problem["error"]
 
 
-def test_a_seat_is_free_as_soon_as_its_session_has_ended(client: Client) -> None:
+def test_ending_a_session_frees_its_seat(client: Client) -> None:
     capacity_id = limited(client, maxSessions=1)
     client.end(client.open(capacityId=capacity_id)["sessionId"])
-    assert client.put(wish(capacityId=capacity_id)).status_code == 201
+    assert client.put(open_body(capacityId=capacity_id)).status_code == 201
 
 
-def test_an_upgrade_keeps_its_seat(client: Client) -> None:
+def test_upgrade_keeps_its_seat(client: Client) -> None:
     capacity_id = limited(client, maxSessions=1)
     answer = client.put(same_key(client.open(capacityId=capacity_id), sessionKind=3))
     assert (answer.status_code, answer.json()["status"]) == (201, "upgraded")
     assert client.http.get(f"/capacities/{capacity_id}").json()["activeSessions"] == 1
 
 
-def test_evicts_the_oldest_where_that_was_asked_for(client: Client) -> None:
+def test_full_capacity_with_evict_oldest_evicts_oldest_session(client: Client) -> None:
     capacity_id = limited(client, maxSessions=2, whenFull="evictOldest")
     first, second, third = (client.open(capacityId=capacity_id) for _ in range(3))
     reasons = [client.get(one["sessionId"]).json()["closeReason"] for one in (first, second, third)]
@@ -158,14 +156,14 @@ def test_evicts_the_oldest_where_that_was_asked_for(client: Client) -> None:
     assert client.get(first["sessionId"]).json()["sessionEndUtc"] <= third["sessionStartUtc"]
 
 
-def test_a_capacity_of_another_tenant_is_forbidden(client: Client) -> None:
+def test_open_on_capacity_of_another_tenant_returns_403(client: Client) -> None:
     capacity_id = limited(client, tenantObjectId=str(uuid4()))
-    answer = client.put(wish(capacityId=capacity_id))
+    answer = client.put(open_body(capacityId=capacity_id))
     assert (answer.status_code, answer.json()["code"]) == (403, "CAPACITY_OF_ANOTHER_TENANT")
     assert answer.json()["type"] == "urn:tenure:capacity-of-another-tenant"
 
 
-def test_a_live_session_stays_usable_when_its_capacity_goes_to_another_tenant(client: Client) -> None:
+def test_live_session_stays_usable_after_capacity_moves_to_another_tenant(client: Client) -> None:
     opened = client.open(capacityId=(capacity_id := str(uuid4())))
     put(client, capacity_id, maxSessions=0, tenantObjectId=str(uuid4()))
     assert client.put(same_key(opened)).status_code == 200
@@ -173,19 +171,24 @@ def test_a_live_session_stays_usable_when_its_capacity_goes_to_another_tenant(cl
     assert client.put(same_key(opened, tenantObjectId=str(uuid4()))).status_code == 409
 
 
-async def test_a_lapsed_session_holds_no_seat(local: LocalService) -> None:
-    capacity_id = str(uuid4())
+async def closed_by(local: LocalService, reason: str) -> int:
+    """How many sessions the instance has closed for a reason."""
+    return int((await local.http.get("/sessions/metrics")).json()["closedByReason"][reason])
+
+
+async def test_lapsed_session_holds_no_seat(local: LocalService) -> None:
+    capacity_id, closed_before = str(uuid4()), await closed_by(local, "LEASE_EXPIRED")
     await local.http.put(f"/capacities/{capacity_id}", json={"maxSessions": 1})
     opened = await local.open(capacityId=capacity_id, leaseSeconds=60)
     await local.move_to(opened["leaseExpiresAt"])
     assert (await local.http.get(f"/capacities/{capacity_id}")).json()["activeSessions"] == 0
-    assert (await local.put(wish(capacityId=capacity_id))).status_code == 201
-    assert (await local.http.get("/sessions/metrics")).json()["closedByReason"]["LEASE_EXPIRED"] == 1
+    assert (await local.put(open_body(capacityId=capacity_id))).status_code == 201
+    assert await closed_by(local, "LEASE_EXPIRED") == closed_before + 1
 
 
-async def test_an_eviction_is_counted(local: LocalService) -> None:
-    capacity_id = str(uuid4())
+async def test_metrics_count_evictions(local: LocalService) -> None:
+    capacity_id, closed_before = str(uuid4()), await closed_by(local, "EVICTED")
     await local.http.put(f"/capacities/{capacity_id}", json={"maxSessions": 1, "whenFull": "evictOldest"})
     for _ in range(3):
         await local.open(capacityId=capacity_id)
-    assert (await local.http.get("/sessions/metrics")).json()["closedByReason"]["EVICTED"] == 2
+    assert await closed_by(local, "EVICTED") == closed_before + 2

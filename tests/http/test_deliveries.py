@@ -1,92 +1,84 @@
-"""From acceptance to the receiver, and back: each odd receiver's attempt says why, in one line."""
+"""Delivery of submissions: the requests that the receiver gets, and how each response or failure is recorded."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from datetime import datetime
-from typing import Any
 
 import pytest
 
 from tenure.config import GatewayConfig, LeasesConfig
-from tests.http.client import JSON, Json
-from tests.http.local import LocalService
-from tests.http.submitting import MEBIBYTE, accepted, body, shown
+from tests.http.client import Json
+from tests.http.local import UNREACHABLE, LocalService
+from tests.http.submitting import MEBIBYTE, accepted, body, read_submission, submit_raw
 from tests.support.databases import Database
-from tests.support.odd_receivers import OddReceiver, answer, odd_receiver
+from tests.support.odd_receivers import answer, odd_receiver, say_nothing
 
 BOUND_SECONDS = 30.0
 FAST = LeasesConfig(duration_seconds=10.0, renew_seconds=3.0, acquire_seconds=0.05, refresh_seconds=0.05)
 
 
 class Delivery:
-    """An instance that leads, and one gateway."""
+    """An instance that leads and delivers."""
 
     def __init__(self, local: LocalService) -> None:
         self.local = local
 
     async def ended(self, submission_id: str, attempts: int = 1) -> Json:
-        """The submission once so many of its attempts have ended."""
+        """Waits until this number of attempts has ended, and returns the submission."""
         async with asyncio.timeout(BOUND_SECONDS):
             while True:
-                submission = await shown(self.local, submission_id)
+                submission = await read_submission(self.local, submission_id)
                 if len([each for each in submission["attempts"] if each["outcome"]]) >= attempts:
                     return submission
                 await asyncio.sleep(0.02)
 
+    async def first_attempt(self, gateway: str) -> tuple[Json, Json]:
+        """A new submission to a gateway after its first attempt, and that attempt."""
+        (submission_id,) = await accepted(self.local, gateway=gateway)
+        submission = await self.ended(submission_id)
+        (attempt,) = submission["attempts"]
+        return submission, attempt
+
+
+Deliver = Callable[..., Awaitable[Delivery]]
+
 
 @pytest.fixture
-async def deliver(database: Database, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Any]:
-    """Starts an instance whose gateway `crm` is at an address."""
+async def deliver(database: Database) -> AsyncIterator[Deliver]:
+    """Starts an instance; the keyword arguments are the settings of its gateways, by name."""
     async with AsyncExitStack() as started:
 
-        async def start(url: str, **given: Any) -> Delivery:
-            gateways = {
-                "crm": GatewayConfig(url=url, **{"timeout_seconds": BOUND_SECONDS, "schedule": (3600.0,), **given})
+        async def start(**gateways: Json) -> Delivery:
+            configured = {
+                name: GatewayConfig(**{"timeout_seconds": BOUND_SECONDS, "schedule": (3600.0,), **settings})
+                for name, settings in gateways.items()
             }
-            local = LocalService.on(database, monkeypatch, gateways=gateways, leases=FAST)
+            local = LocalService.on(database, gateways=configured, leases=FAST)
             return Delivery(await started.enter_async_context(local.running()))
 
         yield start
 
 
-async def outcome(deliver: Any, receiver: OddReceiver | str, **given: Any) -> tuple[Json, Json]:
-    """Of one submission: it, and its one attempt."""
-    url = receiver if isinstance(receiver, str) else receiver.address
-    delivery = await deliver(url, **given)
-    (submission_id,) = await accepted(delivery.local)
-    submission = await delivery.ended(submission_id)
-    (told,) = submission["attempts"]
-    return submission, told
+PAYLOADS = ['{ "a" :\t1.50, "a": "\\u00e9é😀" }', "1e999", '"x"', '"' + "x" * (MEBIBYTE - 100) + '"']
 
 
-@pytest.mark.parametrize("payload", ['{ "a" :\t1.50, "a": "\\u00e9é😀" }', "1e999", '"x"'])
-async def test_the_receiver_gets_the_payload_byte_for_byte(deliver: Any, payload: str) -> None:
+async def test_receiver_gets_payload_byte_for_byte(deliver: Deliver) -> None:
     async with odd_receiver(answer("200 OK")) as receiver:
-        delivery = await deliver(receiver.address)
-        posted = await delivery.local.http.post(
-            "/submissions", content=body(f"  {payload} ", "crm"), headers=JSON | {"Idempotency-Key": "k"}
-        )
-        submission_id = posted.json()["submissionId"]
-        submission = await delivery.ended(submission_id)
-        assert (submission["state"], receiver.bodies) == ("delivered", [payload.encode()])
-        (received,) = receiver.received
-    assert (received.header("idempotency-key"), received.header("webhook-id")) == (submission_id, submission_id)
-    assert received.header("content-length") == str(len(payload.encode()))
+        delivery = await deliver(crm={"url": receiver.address})
+        for payload in PAYLOADS:
+            space = "  " if len(payload) < 100 else ""
+            posted = await submit_raw(delivery.local, body(f"{space}{payload}{space}", "crm"))
+            submission_id = posted.json()["submissionId"]
+            submission = await delivery.ended(submission_id)
+            received = receiver.received[-1]
+            assert (submission["state"], received.body) == ("delivered", payload.encode())
+            headers = [received.header(name) for name in ("idempotency-key", "webhook-id", "content-length")]
+            assert headers == [submission_id, submission_id, str(len(payload.encode()))]
+    assert len(receiver.received) == len(PAYLOADS)
 
 
-async def test_the_largest_payload_arrives(deliver: Any) -> None:
-    payload = '"' + "x" * (MEBIBYTE - 100) + '"'
-    async with odd_receiver(answer("200 OK")) as receiver:
-        delivery = await deliver(receiver.address)
-        posted = await delivery.local.http.post(
-            "/submissions", content=body(payload, "crm"), headers=JSON | {"Idempotency-Key": "k"}
-        )
-        await delivery.ended(posted.json()["submissionId"])
-        assert receiver.bodies == [payload.encode()]
-
-
-ANSWERS = {
+RESPONSES = {
     "200 OK": ("delivered", "delivered", None),
     "409 Conflict": ("delivered", "delivered", None),
     "410 Gone": ("failed", "failed", "answered 410"),
@@ -96,63 +88,66 @@ ANSWERS = {
 }
 
 
-@pytest.mark.parametrize("head", ANSWERS)
-async def test_an_answer_does_what_it_means(deliver: Any, head: str) -> None:
-    async with odd_receiver(answer(head, b"whatever", "Location: http://127.0.0.1:9/")) as receiver:
-        submission, told = await outcome(deliver, receiver)
-    state, attempted, error = ANSWERS[head]
-    assert (submission["state"], submission["lastError"]) == (state, error)
-    assert (told["outcome"], told["status"], told["error"]) == (attempted, int(head[:3]), error)
+async def test_response_status_sets_submission_state_and_error(deliver: Deliver) -> None:
+    async with AsyncExitStack() as stack:
+        gateways = {}
+        for head in RESPONSES:
+            respond = answer(head, b"any body", "Location: http://127.0.0.1:9/")
+            receiver = await stack.enter_async_context(odd_receiver(respond))
+            gateways[f"status-{head[:3]}"] = {"url": receiver.address}
+        delivery = await deliver(**gateways)
+        for head, (state, outcome, error) in RESPONSES.items():
+            submission, attempt = await delivery.first_attempt(f"status-{head[:3]}")
+            assert (submission["state"], submission["lastError"]) == (state, error), head
+            assert (attempt["outcome"], attempt["status"], attempt["error"]) == (outcome, int(head[:3]), error)
 
 
-@pytest.mark.parametrize("head", ["429 Later", "503 Away"])
-async def test_is_sent_again_when_the_receiver_says(deliver: Any, head: str) -> None:
-    async with odd_receiver(answer(head, b"", "Retry-After: 600")) as receiver:
-        submission, told = await outcome(deliver, receiver)
-    pause = _seconds(submission["nextAttemptAt"]) - _seconds(told["endedAt"])
-    assert (submission["state"], pause) == ("pending", 600.0)
+async def test_next_attempt_follows_retry_after_or_schedule_with_jitter(deliver: Deliver) -> None:
+    """`Retry-After` counts with 429 and 503 only."""
+    async with (
+        odd_receiver(answer("429 Later", b"", "Retry-After: 600")) as limiting,
+        odd_receiver(answer("503 Away", b"", "Retry-After: 600")) as unavailable,
+        odd_receiver(answer("500 Oops", b"", "Retry-After: 1")) as failing,
+    ):
+        receivers = {"limiting": limiting, "unavailable": unavailable, "failing": failing}
+        delivery = await deliver(
+            **{name: {"url": each.address, "schedule": (100.0,)} for name, each in receivers.items()}
+        )
+        for name, least, most in (("limiting", 600, 600), ("unavailable", 600, 600), ("failing", 100, 120)):
+            submission, attempt = await delivery.first_attempt(name)
+            pause = _seconds(submission["nextAttemptAt"]) - _seconds(attempt["endedAt"])
+            assert (submission["state"], least <= pause <= most) == ("pending", True), (name, pause)
 
 
-async def test_is_sent_again_after_the_pause_of_the_schedule_with_jitter(deliver: Any) -> None:
-    async with odd_receiver(answer("500 Oops", b"", "Retry-After: 1")) as receiver:
-        submission, told = await outcome(deliver, receiver, schedule=(100.0,))
-    pause = _seconds(submission["nextAttemptAt"]) - _seconds(told["endedAt"])
-    assert 100.0 <= pause <= 120.0
-
-
-async def test_fails_for_good_after_the_last_attempt(deliver: Any) -> None:
+async def test_submission_fails_after_max_attempts(deliver: Deliver) -> None:
     async with odd_receiver(answer("500 Oops")) as receiver:
-        delivery = await deliver(receiver.address, schedule=(0.0,), max_attempts=3)
+        delivery = await deliver(crm={"url": receiver.address, "schedule": (0.0,), "max_attempts": 3})
         (submission_id,) = await accepted(delivery.local)
         submission = await delivery.ended(submission_id, 3)
     assert (submission["state"], submission["attemptCount"], len(receiver.received)) == ("failed", 3, 3)
     assert {received.header("webhook-id") for received in receiver.received} == {submission_id}
 
 
-NOWHERE = {
-    "http://receiver.invalid/tok-hunter2": "its host name cannot be resolved",
-    "http://127.0.0.1:9/tok-hunter2": "it could not be connected to: Connection refused",
-}
+async def test_receiver_without_response_records_error(deliver: Deliver) -> None:
+    async with odd_receiver(say_nothing) as silent:
+        delivery = await deliver(
+            unknown={"url": "http://receiver.invalid/tok-hunter2"},
+            refusing={"url": f"{UNREACHABLE}tok-hunter2"},
+            silent={"url": silent.address, "timeout_seconds": 1.0},
+        )
+        for gateway, error in {
+            "unknown": "the host name cannot be resolved",
+            "refusing": "the connection failed: Connection refused",
+            "silent": "no response within 1 seconds",
+        }.items():
+            submission, attempt = await delivery.first_attempt(gateway)
+            assert (submission["state"], attempt["outcome"]) == ("pending", "failed"), gateway
+            assert (attempt["status"], attempt["error"]) == (None, error)
 
 
-@pytest.mark.parametrize("url", NOWHERE)
-async def test_what_cannot_be_reached_says_why(deliver: Any, url: str) -> None:
-    submission, told = await outcome(deliver, url)
-    assert (submission["state"], told["status"], told["error"]) == ("pending", None, NOWHERE[url])
-
-
-async def test_a_receiver_that_does_not_answer_in_time_says_so(deliver: Any) -> None:
-    async def say_nothing(_writer: asyncio.StreamWriter) -> None:
-        await asyncio.Event().wait()
-
-    async with odd_receiver(say_nothing) as receiver:
-        _, told = await outcome(deliver, receiver, timeout_seconds=1.0)
-    assert (told["outcome"], told["error"]) == ("failed", "no answer within 1 seconds")
-
-
-async def test_what_was_given_up_is_sent_again_by_a_retry(deliver: Any) -> None:
+async def test_retry_resends_failed_submission(deliver: Deliver) -> None:
     async with odd_receiver(answer("410 Gone")) as receiver:
-        delivery = await deliver(receiver.address)
+        delivery = await deliver(crm={"url": receiver.address})
         (submission_id,) = await accepted(delivery.local)
         await delivery.ended(submission_id)
         await delivery.local.http.post(f"/submissions/{submission_id}/retry")
@@ -160,40 +155,42 @@ async def test_what_was_given_up_is_sent_again_by_a_retry(deliver: Any) -> None:
     assert [each["number"] for each in submission["attempts"]] == [1, 2]
 
 
-async def test_what_was_cancelled_is_not_sent(deliver: Any) -> None:
+async def test_cancelled_submission_is_not_sent(deliver: Deliver) -> None:
     async with odd_receiver(answer("500 Oops")) as receiver:
-        delivery = await deliver(receiver.address, schedule=(0.3,))
+        delivery = await deliver(crm={"url": receiver.address, "schedule": (0.15,)})
         (submission_id,) = await accepted(delivery.local)
         await delivery.ended(submission_id)
         cancelled = await delivery.local.http.post(f"/submissions/{submission_id}/cancel")
-        # What was begun before may still be under way.
+        # An attempt that began before the cancel may still be running.
         await delivery.ended(submission_id, cancelled.json()["attemptCount"])
         sent = len(receiver.received)
-        await asyncio.sleep(0.6)
+        await asyncio.sleep(0.3)
         assert len(receiver.received) == sent
 
 
-@pytest.mark.parametrize("max_attempts", [1, 20], ids=["the last attempt", "an attempt"])
-async def test_a_retry_while_an_attempt_is_under_way_is_done_as_soon_as_that_has_failed(
-    deliver: Any, max_attempts: int
-) -> None:
+async def test_retry_during_an_attempt_starts_next_attempt_when_it_fails(deliver: Deliver) -> None:
+    """Also if that attempt is the last one of the schedule."""
     may_answer = asyncio.Event()
 
-    async def refuse_late(writer: asyncio.StreamWriter) -> None:
+    async def fail_late(writer: asyncio.StreamWriter) -> None:
         await may_answer.wait()
         await answer("500 Oops")(writer)
 
-    async with odd_receiver(refuse_late) as receiver:
-        delivery = await deliver(receiver.address, max_attempts=max_attempts)
-        (submission_id,) = await accepted(delivery.local)
-        async with asyncio.timeout(BOUND_SECONDS):
-            while not receiver.received:  # noqa: ASYNC110 - the receiver must not know
-                await asyncio.sleep(0.01)
-        retried = await delivery.local.http.post(f"/submissions/{submission_id}/retry")
-        assert (retried.status_code, retried.json()["state"]) == (200, "pending")
+    async with odd_receiver(fail_late) as receiver, asyncio.timeout(BOUND_SECONDS):
+        limits = {"once": 1, "often": 20}
+        delivery = await deliver(
+            **{name: {"url": receiver.address, "max_attempts": limit} for name, limit in limits.items()}
+        )
+        ids = [(await accepted(delivery.local, gateway=name))[0] for name in limits]
+        while len(receiver.received) < len(ids):  # noqa: ASYNC110 - the receiver offers no event to wait for
+            await asyncio.sleep(0.01)
+        for submission_id in ids:
+            retried = await delivery.local.http.post(f"/submissions/{submission_id}/retry")
+            assert (retried.status_code, retried.json()["state"]) == (200, "pending")
         may_answer.set()
-        first, second = (await delivery.ended(submission_id, 2))["attempts"]
-        assert _seconds(second["startedAt"]) - _seconds(first["endedAt"]) < BOUND_SECONDS
+        for submission_id in ids:
+            first, second = (await delivery.ended(submission_id, 2))["attempts"]
+            assert _seconds(second["startedAt"]) - _seconds(first["endedAt"]) < BOUND_SECONDS
 
 
 def _seconds(instant: str) -> float:

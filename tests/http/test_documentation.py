@@ -1,4 +1,4 @@
-"""`docs/api.md` and `docs/errors.md` cannot lie: they name everything there is, and their examples are run."""
+"""`docs/api.md` and `docs/errors.md` name every route, field and problem, and their examples are run."""
 
 import re
 import shlex
@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from tenure.errors import Problem
+from tenure.http.pipeline import StreamRoute
 from tests.http.client import Client, Json
 from tests.http.local import LocalService
 
@@ -30,12 +31,23 @@ CODES = {problem.slug: Problem.code.fget(problem) for problem in problems()}  # 
 
 
 async def test_every_route_is_documented(any_local: LocalService) -> None:
-    routes = [f"{route.method} {route.path}" for route in any_local.instance.router.routes]
-    assert [route for route in routes if f"\n## {route}\n" not in API or f"`{route}`" not in API] == []
+    routes = [f"{route.method} {route.path}" for route in any_local.instance.pipeline.table]
+    http = [route for route in routes if not route.startswith("WS ")]
+    assert [route for route in http if f"\n## {route}\n" not in API or f"`{route}`" not in API] == []
+
+
+async def test_every_websocket_route_is_documented(any_local: LocalService) -> None:
+    table = any_local.instance.pipeline.table
+    streams = [f"{route.method} {route.path}" for route in table if isinstance(route, StreamRoute)]
+    assert len(streams) == 2
+    assert [route for route in streams if f"`{route}`" not in API] == []
+    document = (await any_local.http.get("/asyncapi.json")).json()
+    addresses = {channel["address"] for channel in document["channels"].values()}
+    assert addresses == {route.removeprefix("WS ") for route in streams}
 
 
 async def test_every_documented_route_exists(any_local: LocalService) -> None:
-    routes = {f"{route.method} {route.path}" for route in any_local.instance.router.routes}
+    routes = {f"{route.method} {route.path}" for route in any_local.instance.pipeline.table}
     assert set(re.findall(r"^## ([A-Z]+ /.*)$", API, re.MULTILINE)) - routes == set()
 
 
@@ -47,16 +59,13 @@ def test_every_field_and_parameter_is_documented(any_client: Client) -> None:
     assert [name for name in sorted(names | parameters) if not re.search(rf"\b{name}\b", API + ERRORS)] == []
 
 
-@pytest.mark.parametrize("slug", sorted(CODES))
-def test_every_problem_is_documented(slug: str) -> None:
-    row = rf"^\| \d+ \| `{CODES[slug]}` \| \[`urn:tenure:{slug}`\]\(#{slug}\) \|"
-    assert re.search(row, ERRORS, re.MULTILINE), row
-    assert f"\n## {slug}\n" in ERRORS
-
-
-@pytest.mark.parametrize("problem", list(problems()))
-def test_every_problem_has_its_documented_status(problem: type[Problem]) -> None:
-    assert f"| {problem.status} | `{CODES[problem.slug]}` |" in ERRORS
+def test_every_problem_is_documented_with_its_status() -> None:
+    for problem in problems():
+        slug, code = problem.slug, CODES[problem.slug]
+        row = rf"^\| \d+ \| `{code}` \| \[`urn:tenure:{slug}`\]\(#{slug}\) \|"
+        assert re.search(row, ERRORS, re.MULTILINE), row
+        assert f"\n## {slug}\n" in ERRORS
+        assert f"| {problem.status} | `{code}` |" in ERRORS
 
 
 def test_every_documented_problem_exists() -> None:
@@ -64,7 +73,7 @@ def test_every_documented_problem_exists() -> None:
 
 
 @pytest.mark.parametrize("text", [API, ERRORS], ids=["api.md", "errors.md"])
-def test_every_link_leads_somewhere(text: str) -> None:
+def test_every_link_has_an_existing_target(text: str) -> None:
     anchors = {path.name: _anchors(path.read_text(encoding="utf-8")) for path in DOCS.glob("*.md")} | {
         "": _anchors(text)
     }
@@ -77,7 +86,7 @@ def test_every_link_leads_somewhere(text: str) -> None:
 
 
 def _anchors(text: str) -> set[str]:
-    """The anchors of a document's headings, as the usual renderers make them."""
+    """The anchors of the headings, as GitHub generates them."""
     headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -104,13 +113,13 @@ def _example(block: str) -> Example:
     return Example(command, int(status.split()[0]), named, msgspec.json.decode(body) if body else None)
 
 
-def test_there_are_examples() -> None:
+def test_documents_contain_examples() -> None:
     assert (len(examples(API)) >= 9, len(examples(ERRORS)) >= 4) == (True, True)
 
 
 @pytest.mark.parametrize("text", [API, ERRORS], ids=["api.md", "errors.md"])
-async def test_the_examples_are_true(any_local: LocalService, text: str) -> None:
-    """Runs them one after the other; ids, instants and cursors of the text stand for those of this run."""
+async def test_examples_return_documented_responses(any_local: LocalService, text: str) -> None:
+    """Runs the examples in order. Ids, instants and cursors in the text are replaced by those of this run."""
     known: dict[str, str] = {}
     for example in examples(text):
         answer = await _run(any_local, _translated(example.command, known))
@@ -147,7 +156,7 @@ VARYING = re.compile(
 
 
 def _learn(documented: Any, actual: Any, known: dict[str, str]) -> None:
-    """Pairs what differs from run to run, wherever both say something of that kind."""
+    """Pairs documented and actual values that differ between runs: ids and instants."""
     if isinstance(documented, dict) and isinstance(actual, dict):
         for name, value in documented.items():
             _learn(value, actual.get(name), known)

@@ -1,14 +1,15 @@
 """`POST /sessions/{sessionId}/heartbeat` and `POST /sessions/heartbeats`."""
 
+from itertools import product
 from typing import Any
 from uuid import uuid4
 
 import httpx
 import pytest
 
-from tenure.sessions.counters import Counters
-from tests.http.client import Client, Json, RawAnswer, chunked, connected, request
-from tests.http.local import LocalService
+from tenure.telemetry.events import HeartbeatsAnswered, SessionClosed
+from tests.http.client import Client, Json, RawResponse, chunked, connected, request
+from tests.http.local import LAPSES, LocalService
 from tests.support.instances import RunningInstance
 
 MANY = "/sessions/heartbeats"
@@ -18,24 +19,24 @@ def path(session_id: str) -> str:
     return f"/sessions/{session_id}/heartbeat"
 
 
-def beat(client: Client, session_id: str, **body: Any) -> httpx.Response:
+def heartbeat(client: Client, session_id: str, **body: Any) -> httpx.Response:
     return client.http.post(path(session_id), json=body)
 
 
-def beat_many(client: Client, *session_ids: str, **body: Any) -> httpx.Response:
+def heartbeats(client: Client, *session_ids: str, **body: Any) -> httpx.Response:
     return client.http.post(MANY, json={"sessionIds": session_ids, **body})
 
 
-# One
+# One session.
 
 
-def test_acknowledges_with_the_deadline_the_interval_and_the_state(client: Client) -> None:
+def test_heartbeat_returns_deadline_interval_and_state(client: Client) -> None:
     opened = client.open(leaseSeconds=60)
-    answer = beat(client, opened["sessionId"])
-    kept = answer.json()
+    answer = heartbeat(client, opened["sessionId"])
+    result = answer.json()
     assert (answer.status_code, answer.headers["content-type"]) == (200, "application/json")
-    assert kept.pop("leaseExpiresAt") > opened["leaseExpiresAt"]
-    assert kept == {
+    assert result.pop("leaseExpiresAt") > opened["leaseExpiresAt"]
+    assert result == {
         "sessionId": opened["sessionId"],
         "heartbeatInterval": 5,
         "acknowledged": True,
@@ -43,112 +44,101 @@ def test_acknowledges_with_the_deadline_the_interval_and_the_state(client: Clien
     }
 
 
-def test_tells_no_interval_without_a_lease(client: Client) -> None:
+def test_heartbeat_interval_is_null_without_lease(client: Client) -> None:
     opened = client.open()
-    kept = beat(client, opened["sessionId"]).json()
-    assert (kept["heartbeatInterval"], kept["leaseExpiresAt"]) == (None, opened["leaseExpiresAt"])
+    result = heartbeat(client, opened["sessionId"]).json()
+    assert (result["heartbeatInterval"], result["leaseExpiresAt"]) == (None, opened["leaseExpiresAt"])
 
 
-def test_is_activity_only_if_it_says_so(client: Client) -> None:
+def test_heartbeat_is_activity_only_when_active_is_true(client: Client) -> None:
     session_id = client.open(idleSeconds=60)["sessionId"]
-    assert [beat(client, session_id, **body).json()["state"] for body in ({}, {"active": False}, {"active": True})] == [
-        "created",
-        "created",
-        "active",
-    ]
+    bodies = ({}, {"active": False}, {"active": True})
+    states = [heartbeat(client, session_id, **body).json()["state"] for body in bodies]
+    assert states == ["created", "created", "active"]
 
 
-def test_shows_in_the_session(client: Client) -> None:
+def test_heartbeat_updates_session(client: Client) -> None:
     opened = client.open(leaseSeconds=60)
-    kept = beat(client, opened["sessionId"], active=True).json()
+    result = heartbeat(client, opened["sessionId"], active=True).json()
     session = client.get(opened["sessionId"]).json()
-    assert (session["state"], session["leaseExpiresAt"]) == ("active", kept["leaseExpiresAt"])
+    assert (session["state"], session["leaseExpiresAt"]) == ("active", result["leaseExpiresAt"])
     assert session["lastHeartbeat"] == session["lastActivity"] == session["modifiedUtc"] > opened["lastHeartbeat"]
 
 
-@pytest.mark.parametrize("media_type", [None, "text/plain", "application/json"])
-def test_needs_neither_body_nor_media_type(client: Client, media_type: str | None) -> None:
-    session_id = client.open()["sessionId"]
-    headers = {} if media_type is None else {"content-type": media_type}
-    assert client.http.post(path(session_id), headers=headers).status_code == 200
+def test_heartbeat_requires_neither_body_nor_media_type(any_client: Client) -> None:
+    session_id = any_client.open()["sessionId"]
+    for headers in ({}, {"content-type": "text/plain"}, {"content-type": "application/json"}):
+        assert any_client.http.post(path(session_id), headers=headers).status_code == 200, headers
 
 
-def test_a_body_without_a_media_type_is_refused(client: Client) -> None:
-    session_id = client.open()["sessionId"]
-    answer = client.http.post(path(session_id), content=b'{"active":true}', headers={"content-type": "text/plain"})
+def test_body_with_wrong_media_type_returns_415(any_client: Client) -> None:
+    session_id = any_client.open()["sessionId"]
+    answer = any_client.http.post(path(session_id), content=b'{"active":true}', headers={"content-type": "text/plain"})
     assert (answer.status_code, answer.json()["code"]) == (415, "UNSUPPORTED_MEDIA_TYPE")
 
 
-@pytest.mark.parametrize(
-    ("body", "field"),
-    [
-        (b'{"active": 1}', "active"),
-        (b'{"active": null}', "active"),
-        (b'{"idle": true}', "idle"),
-        (b"[]", "body"),
-        (b"{", "body"),
-    ],
-)
-def test_a_wrong_body_is_refused_by_its_field(client: Client, body: bytes, field: str) -> None:
+def test_invalid_body_returns_400_with_field(any_client: Client) -> None:
+    session_id = any_client.open()["sessionId"]
+    for body, field in {
+        b'{"active": 1}': "active",
+        b'{"active": null}': "active",
+        b'{"idle": true}': "idle",
+        b"[]": "body",
+        b"{": "body",
+    }.items():
+        answer = any_client.http.post(path(session_id), content=body, headers={"content-type": "application/json"})
+        assert (answer.status_code, [error["field"] for error in answer.json()["errors"]]) == (400, [field]), body
+
+
+def test_unknown_session_returns_404(client: Client) -> None:
+    for session_id in (str(uuid4()), "nothing", "x" * 36):
+        answer = heartbeat(client, session_id)
+        assert (answer.status_code, answer.json()["code"]) == (404, "NOT_FOUND"), session_id
+
+
+def test_session_id_is_case_insensitive(client: Client) -> None:
     session_id = client.open()["sessionId"]
-    answer = client.http.post(path(session_id), content=body, headers={"content-type": "application/json"})
-    assert (answer.status_code, [error["field"] for error in answer.json()["errors"]]) == (400, [field])
+    assert heartbeat(client, session_id.upper()).json()["sessionId"] == session_id
 
 
-@pytest.mark.parametrize("session_id", ["5f0a4f5e-0000-4000-8000-0000000000aa", "nothing", "x" * 36])
-def test_an_unknown_session_is_not_found(client: Client, session_id: str) -> None:
-    answer = beat(client, session_id)
-    assert (answer.status_code, answer.json()["code"]) == (404, "NOT_FOUND")
-
-
-def test_an_upper_case_id_is_the_same_id(client: Client) -> None:
-    session_id = client.open()["sessionId"]
-    assert beat(client, session_id.upper()).json()["sessionId"] == session_id
-
-
-def test_answers_under_v1_too(client: Client) -> None:
+def test_heartbeat_is_available_under_v1(client: Client) -> None:
     session_id = client.open()["sessionId"]
     assert client.http.post(f"/v1{path(session_id)}").json()["acknowledged"] is True
 
 
-@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE"])
-def test_takes_no_other_method(client: Client, method: str) -> None:
-    answer = client.http.request(method, path(client.open()["sessionId"]))
-    assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
+def test_other_methods_return_405(any_client: Client) -> None:
+    for method in ("GET", "PUT", "DELETE"):
+        answer = any_client.http.request(method, path(str(uuid4())))
+        assert (answer.status_code, answer.headers["allow"]) == (405, "POST"), method
 
 
-def test_a_session_that_is_over_is_gone_and_says_why(client: Client) -> None:
+def test_ended_session_returns_410_with_close_reason(client: Client) -> None:
     session_id = client.open()["sessionId"]
     client.end(session_id)
-    answer = beat(client, session_id)
+    answer = heartbeat(client, session_id)
     assert (answer.status_code, answer.headers["content-type"]) == (410, "application/problem+json")
     assert answer.json() == {
         "type": "urn:tenure:session-over",
-        "title": "The session is over",
+        "title": "Session has ended",
         "status": 410,
-        "detail": "the session is over: TERMINATED",
-        "error": "the session is over: TERMINATED",
+        "detail": "the session has ended: TERMINATED",
+        "error": "the session has ended: TERMINATED",
         "code": "SESSION_OVER",
         "closeReason": "TERMINATED",
     }
 
 
-@pytest.mark.parametrize(
-    ("limits", "reason"),
-    [({"leaseSeconds": 60}, "LEASE_EXPIRED"), ({"idleSeconds": 60}, "IDLE_TIMEOUT"), ({}, "EXPIRED")],
-)
-async def test_a_lapsed_session_is_gone_whether_or_not_anybody_has_swept(
-    local: LocalService, limits: Json, reason: str
-) -> None:
-    opened = await local.open(**limits)
-    await local.move_to(opened["leaseExpiresAt"])
-    answer = await local.http.post(path(opened["sessionId"]))
-    assert (answer.status_code, answer.json()["closeReason"]) == (410, reason)
-    await local.move_to(opened["sessionStartUtc"])
-    assert (await local.get(opened["sessionId"]))["sessionEndUtc"] == opened["leaseExpiresAt"]
+async def test_lapsed_session_returns_410_and_is_recorded_before_sweep(local: LocalService) -> None:
+    for limits, reason in LAPSES:
+        opened = await local.open(**limits)
+        await local.move_to(opened["leaseExpiresAt"])
+        answer = await local.http.post(path(opened["sessionId"]))
+        assert (answer.status_code, answer.json()["closeReason"]) == (410, reason)
+        await local.move_to(opened["sessionStartUtc"])
+        assert (await local.get(opened["sessionId"]))["sessionEndUtc"] == opened["leaseExpiresAt"], reason
 
 
-async def test_keeps_a_session_alive_from_lease_to_lease(local: LocalService) -> None:
+async def test_heartbeats_renew_session_lease(local: LocalService) -> None:
     opened = await local.open(leaseSeconds=60)
     for number in range(1, 5):
         await local.move_to(opened["sessionStartUtc"], seconds=50 * number)
@@ -156,7 +146,7 @@ async def test_keeps_a_session_alive_from_lease_to_lease(local: LocalService) ->
     assert (await local.get(opened["sessionId"]))["isActive"] is True
 
 
-async def test_an_idle_session_ends_although_its_tab_is_open(local: LocalService) -> None:
+async def test_idle_session_ends_despite_heartbeats(local: LocalService) -> None:
     opened = await local.open(leaseSeconds=60, idleSeconds=80)
     await local.move_to(opened["sessionStartUtc"], seconds=50)
     await local.http.post(path(opened["sessionId"]))
@@ -165,29 +155,22 @@ async def test_an_idle_session_ends_although_its_tab_is_open(local: LocalService
     assert (answer.status_code, answer.json()["closeReason"]) == (410, "IDLE_TIMEOUT")
 
 
-@pytest.fixture
-def counters(monkeypatch: pytest.MonkeyPatch) -> Counters:
-    """Those of the instance that is built next."""
-    counters = Counters()
-    monkeypatch.setattr("tenure.app.Counters", lambda: counters)
-    return counters
-
-
-async def test_is_counted_and_so_is_a_late_one(counters: Counters, local: LocalService) -> None:
-    live, over = await local.open(), await local.open(leaseSeconds=60)
-    await local.move_to(over["leaseExpiresAt"])
-    for session in (live, over, over):
+async def test_heartbeats_and_late_heartbeats_are_reported(local: LocalService) -> None:
+    live, lapsed = await local.open(), await local.open(leaseSeconds=60)
+    await local.move_to(lapsed["leaseExpiresAt"])
+    for session in (live, lapsed, lapsed):
         await local.http.post(path(session["sessionId"]))
     await local.http.post(path(str(uuid4())))
-    await local.http.post(MANY, json={"sessionIds": [live["sessionId"], over["sessionId"]]})
-    assert (counters.heartbeats, counters.late_heartbeats) == (2, 3)
-    assert counters.closed["LEASE_EXPIRED"] == 1
+    await local.http.post(MANY, json={"sessionIds": [live["sessionId"], lapsed["sessionId"]]})
+    answered = local.telemetry.of(HeartbeatsAnswered)
+    assert (sum(event.renewed for event in answered), sum(event.late for event in answered)) == (2, 3)
+    assert [event.reason for event in local.telemetry.of(SessionClosed)] == ["LEASE_EXPIRED"]
 
 
-# Both lanes
+# Both lanes.
 
 
-def _lapsed(client: Client) -> str:
+def _ended(client: Client) -> str:
     session_id = client.open()["sessionId"]
     client.end(session_id)
     return session_id
@@ -196,25 +179,25 @@ def _lapsed(client: Client) -> str:
 SESSIONS = {
     "live": lambda client: client.open(leaseSeconds=60)["sessionId"],
     "without a lease": lambda client: client.open()["sessionId"],
-    "over": _lapsed,
+    "ended": _ended,
     "unknown": lambda _client: str(uuid4()),
     "malformed": lambda _client: "x" * 36,
     "in upper case": lambda client: client.open()["sessionId"].upper(),
 }
 BODIES: dict[str, tuple[bytes, str | None]] = {
-    "none": (b"", None),
-    "none, but a type": (b"", "text/plain"),
-    "empty": (b"{}", "application/json"),
+    "no body": (b"", None),
+    "no body but a media type": (b"", "text/plain"),
+    "empty object": (b"{}", "application/json"),
     "active": (b'{"active": true}', "application/json; charset=utf-8"),
-    "of another type": (b"{}", "text/plain"),
-    "of no type": (b"{}", None),
-    "wrong": (b'{"active": "yes", "more": 1}', "application/json"),
-    "no JSON": (b"{", "application/json"),
+    "other media type": (b"{}", "text/plain"),
+    "no media type": (b"{}", None),
+    "invalid fields": (b'{"active": "yes", "more": 1}', "application/json"),
+    "invalid JSON": (b"{", "application/json"),
     "too large": (b" " * 65_537, "application/json"),
 }
 
 
-def _over_the_wire(service: RunningInstance, content: bytes) -> RawAnswer:
+def _send(service: RunningInstance, content: bytes) -> RawResponse:
     with connected(service.port) as connection:
         connection.send(content)
         return connection.read()
@@ -224,9 +207,9 @@ def _plain(session_id: str, body: bytes, media_type: str | None) -> bytes:
     return request(body, method="POST", path=path(session_id), media_type=media_type)
 
 
-WAYS = {
-    "with a query": lambda one, body, kind: request(body, method="POST", path=f"{path(one)}?", media_type=kind),
-    "expecting": lambda one, body, kind: request(
+FORMS = {
+    "query": lambda one, body, kind: request(body, method="POST", path=f"{path(one)}?", media_type=kind),
+    "expect": lambda one, body, kind: request(
         body, "Expect: 100-continue", method="POST", path=path(one), media_type=kind
     ),
     "v1": lambda one, body, kind: request(body, method="POST", path=f"/v1{path(one)}", media_type=kind),
@@ -238,50 +221,59 @@ WAYS = {
         media_type=kind,
     ),
 }
+"""Other forms of a plain request. Some take the ordinary lane."""
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("body", BODIES)
-@pytest.mark.parametrize("name", SESSIONS)
-def test_both_lanes_give_the_same_answer(
-    service: RunningInstance, client: Client, name: str, body: str, way: str
-) -> None:
+def _compare(service: RunningInstance, client: Client, form: str, session: str, body: str) -> None:
     content, media_type = BODIES[body]
-    hot, other = SESSIONS[name](client), SESSIONS[name](client)
-    expected = _comparable(_over_the_wire(service, _plain(hot, content, media_type)), hot)
-    assert _comparable(_over_the_wire(service, WAYS[way](other, content, media_type)), other) == expected
+    hot, other = SESSIONS[session](client), SESSIONS[session](client)
+    expected = _comparable(_send(service, _plain(hot, content, media_type)), hot)
+    actual = _comparable(_send(service, FORMS[form](other, content, media_type)), other)
+    assert actual == expected, (session, body)
 
 
-def _comparable(answer: RawAnswer, session_id: str) -> tuple[int, Json, Json]:
+@pytest.mark.parametrize("form", FORMS)
+def test_hot_and_ordinary_lane_return_same_response(service: RunningInstance, client: Client, form: str) -> None:
+    for session, body in product(SESSIONS, ("no body", "active")):
+        _compare(service, client, form, session, body)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_hot_and_ordinary_lane_reject_same_bodies(any_service: RunningInstance, any_client: Client, form: str) -> None:
+    for session, body in product(("live", "ended", "unknown", "malformed"), BODIES):
+        _compare(any_service, any_client, form, session, body)
+
+
+def _comparable(answer: RawResponse, session_id: str) -> tuple[int, Json, Json]:
     content = {name: value for name, value in answer.json().items() if name != "leaseExpiresAt"}
-    shown = {name: str(value).lower().replace(session_id.lower(), "<session>") for name, value in content.items()}
+    fields = {name: str(value).lower().replace(session_id.lower(), "<session>") for name, value in content.items()}
     headers = {name: value for name, value in answer.headers.items() if name != "content-length"}
-    return answer.status, headers, shown
+    return answer.status, headers, fields
 
 
-async def test_a_plain_heartbeat_takes_the_hot_lane(local: LocalService, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_plain_heartbeat_uses_hot_lane(local: LocalService, monkeypatch: pytest.MonkeyPatch) -> None:
     session_id = (await local.open())["sessionId"]
-    monkeypatch.setattr(local.instance.router, "_answer", None)  # the ordinary lane would fail
+    monkeypatch.setattr(local.instance.pipeline, "_answer", None)  # the ordinary lane would fail
     assert (await local.http.post(path(session_id))).status_code == 200
 
 
-# Many
+# Many sessions.
 
 
-def test_many_are_answered_in_the_order_asked(client: Client) -> None:
-    live, limited, over, unknown = client.open(), client.open(leaseSeconds=60), client.open(), str(uuid4())
-    client.end(over["sessionId"])
-    asked = [over["sessionId"], limited["sessionId"], unknown, live["sessionId"]]
-    answer = beat_many(client, *asked)
-    kept = answer.json()
-    assert (answer.status_code, kept["count"]) == (200, 4)
-    assert kept["heartbeats"][1].pop("leaseExpiresAt") > limited["leaseExpiresAt"]
-    assert kept["heartbeats"] == [
-        {"sessionId": asked[0], "acknowledged": False, "status": 410, "closeReason": "TERMINATED"},
-        {"sessionId": asked[1], "acknowledged": True, "heartbeatInterval": 5, "state": "created"},
-        {"sessionId": asked[2], "acknowledged": False, "status": 404},
+def test_batch_results_follow_request_order(client: Client) -> None:
+    live, limited, ended, unknown = client.open(), client.open(leaseSeconds=60), client.open(), str(uuid4())
+    client.end(ended["sessionId"])
+    ids = [ended["sessionId"], limited["sessionId"], unknown, live["sessionId"]]
+    answer = heartbeats(client, *ids)
+    result = answer.json()
+    assert (answer.status_code, result["count"]) == (200, 4)
+    assert result["heartbeats"][1].pop("leaseExpiresAt") > limited["leaseExpiresAt"]
+    assert result["heartbeats"] == [
+        {"sessionId": ids[0], "acknowledged": False, "status": 410, "closeReason": "TERMINATED"},
+        {"sessionId": ids[1], "acknowledged": True, "heartbeatInterval": 5, "state": "created"},
+        {"sessionId": ids[2], "acknowledged": False, "status": 404},
         {
-            "sessionId": asked[3],
+            "sessionId": ids[3],
             "acknowledged": True,
             "leaseExpiresAt": live["leaseExpiresAt"],
             "heartbeatInterval": None,
@@ -290,51 +282,49 @@ def test_many_are_answered_in_the_order_asked(client: Client) -> None:
     ]
 
 
-def test_many_may_be_active(client: Client) -> None:
+def test_batch_heartbeat_with_active_marks_sessions_active(client: Client) -> None:
     ids = [client.open()["sessionId"] for _ in range(3)]
-    kept = beat_many(client, *ids, active=True).json()
-    assert [one["state"] for one in kept["heartbeats"]] == ["active"] * 3
+    result = heartbeats(client, *ids, active=True).json()
+    assert [one["state"] for one in result["heartbeats"]] == ["active"] * 3
 
 
-def test_one_that_is_asked_for_twice_is_answered_twice(client: Client) -> None:
+def test_batch_with_duplicate_id_returns_result_for_each(client: Client) -> None:
     one, other = client.open(leaseSeconds=60)["sessionId"], client.open()["sessionId"]
-    kept = beat_many(client, one, other, one.upper()).json()
-    assert [answer["sessionId"] for answer in kept["heartbeats"]] == [one, other, one]
-    assert kept["heartbeats"][0] == kept["heartbeats"][2]
-    assert kept["count"] == 3
+    result = heartbeats(client, one, other, one.upper()).json()
+    assert [answer["sessionId"] for answer in result["heartbeats"]] == [one, other, one]
+    assert result["heartbeats"][0] == result["heartbeats"][2]
+    assert result["count"] == 3
 
 
-def test_many_are_up_to_a_thousand(client: Client) -> None:
+def test_batch_accepts_1000_ids(client: Client) -> None:
     live = client.open()["sessionId"]
     ids = [str(uuid4()) for _ in range(999)]
-    kept = beat_many(client, *ids[:500], live, *ids[500:]).json()
-    assert (kept["count"], len(kept["heartbeats"])) == (1000, 1000)
-    assert [one["acknowledged"] for one in kept["heartbeats"]] == [False] * 500 + [True] + [False] * 499
+    result = heartbeats(client, *ids[:500], live, *ids[500:]).json()
+    assert (result["count"], len(result["heartbeats"])) == (1000, 1000)
+    assert [one["acknowledged"] for one in result["heartbeats"]] == [False] * 500 + [True] + [False] * 499
 
 
-@pytest.mark.parametrize(
-    ("body", "fields"),
-    [
-        ({"sessionIds": [str(uuid4())] * 1001}, ["sessionIds"]),
-        ({"sessionIds": []}, ["sessionIds"]),
-        ({"sessionIds": ["nothing"]}, ["sessionIds"]),
-        ({"sessionIds": None}, ["sessionIds"]),
-        ({}, ["sessionIds"]),
-        ({"sessionIds": [str(uuid4())], "active": "no"}, ["active"]),
-        ({"sessionIds": [str(uuid4())], "idle": True}, ["idle"]),
-    ],
-)
-def test_wrong_fields_of_many_are_named(client: Client, body: Json, fields: list[str]) -> None:
-    answer = client.http.post(MANY, json=body)
-    assert (answer.status_code, [error["field"] for error in answer.json()["errors"]]) == (400, fields)
+def test_batch_with_invalid_fields_returns_400_with_field(any_client: Client) -> None:
+    for body, field in (
+        ({"sessionIds": [str(uuid4())] * 1001}, "sessionIds"),
+        ({"sessionIds": []}, "sessionIds"),
+        ({"sessionIds": ["nothing"]}, "sessionIds"),
+        ({"sessionIds": None}, "sessionIds"),
+        ({}, "sessionIds"),
+        ({"sessionIds": [str(uuid4())], "active": "no"}, "active"),
+        ({"sessionIds": [str(uuid4())], "idle": True}, "idle"),
+    ):
+        answer = any_client.http.post(MANY, json=body)
+        assert answer.status_code == 400, str(body)[:80]
+        assert [error["field"] for error in answer.json()["errors"]] == [field], str(body)[:80]
 
 
-def test_many_need_a_body_and_its_type(client: Client) -> None:
-    assert client.http.post(MANY).status_code == 415
-    assert client.http.post(MANY, headers={"content-type": "application/json"}).status_code == 400
+def test_batch_requires_body_and_media_type(any_client: Client) -> None:
+    assert any_client.http.post(MANY).status_code == 415
+    assert any_client.http.post(MANY, headers={"content-type": "application/json"}).status_code == 400
 
 
-async def test_many_record_what_has_lapsed(local: LocalService) -> None:
+async def test_batch_records_lapsed_sessions(local: LocalService) -> None:
     opened = [await local.open(leaseSeconds=60) for _ in range(3)]
     await local.move_to(opened[-1]["leaseExpiresAt"])
     answer = await local.http.post(MANY, json={"sessionIds": [one["sessionId"] for one in opened]})

@@ -1,5 +1,6 @@
-"""A plain request of a hot route takes the hot lane, any other the ordinary one. Nobody must be able to tell which."""
+"""A plain request to a hot route takes the hot lane, any other the ordinary lane. Both return the same response."""
 
+import itertools
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -8,14 +9,14 @@ from uuid import uuid4
 import msgspec
 import pytest
 
-from tests.http.client import KEY, Client, Json, RawAnswer, chunked, connected, request, same_key, wish
+from tests.http.client import KEY, Client, Json, RawResponse, chunked, connected, open_body, request, same_key
 from tests.http.local import LocalService, call, http_scope
 from tests.support.instances import RunningInstance
 
 INSTANT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z")
 UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 CONNECTION = "connection"
-"""The one header that may differ: HTTP/1.0 knows no keep-alive."""
+"""The only header that may differ: HTTP/1.0 has no keep-alive."""
 
 
 class Sent(NamedTuple):
@@ -32,95 +33,87 @@ def _plain(body: bytes, media_type: str | None = "application/json") -> Callable
 
 
 REQUESTS: dict[str, Callable[[Client], Sent]] = {
-    "created": lambda _: Sent(wish()),
-    "created with limits": lambda _: Sent(wish(leaseSeconds=60, idleSeconds=90, sessionKind=3)),
-    "created in upper case": lambda _: Sent(wish(userObjectId=str(uuid4()).upper())),
-    "created of whole floats": lambda _: Sent(wish(sessionKind=2.0)),
+    "created": lambda _: Sent(open_body()),
+    "created with limits": lambda _: Sent(open_body(leaseSeconds=60, idleSeconds=90, sessionKind=3)),
+    "created with upper-case id": lambda _: Sent(open_body(userObjectId=str(uuid4()).upper())),
+    "created with whole float": lambda _: Sent(open_body(sessionKind=2.0)),
     "existing": _after({"leaseSeconds": 60}),
-    "existing of a higher kind": _after({"sessionKind": 3}),
+    "existing with higher kind": _after({"sessionKind": 3}),
     "upgraded": _after({"idleSeconds": 60}, sessionKind=2),
     "tenant mismatch": _after({}, tenantObjectId="00000000-0000-0000-0000-000000000000"),
-    "64 KiB": lambda _: Sent(msgspec.json.encode(wish()).ljust(65_536)),
+    "64 KiB": lambda _: Sent(msgspec.json.encode(open_body()).ljust(65_536)),
     "too large": _plain(b" " * 65_537),
-    "too large and of another type": _plain(b" " * 65_537, "text/plain"),
+    "too large with other media type": _plain(b" " * 65_537, "text/plain"),
     "empty": _plain(b""),
-    "empty and of no type": _plain(b"", None),
-    "of another type": _plain(b"{}", "text/plain"),
-    "with a charset": lambda _: Sent(wish(), "application/json; charset=utf-8"),
-    "no object": _plain(b"[]"),
-    "no JSON": _plain(b"{"),
-    "no UTF-8": _plain(b'{"\xff": 1}'),
-    "deep": _plain(b"[" * 60_000),
-    "many wrong fields": lambda _: Sent({"userObjectId": 1, "sessionKind": 9, "nothing": None}),
-    "a key twice": lambda _: Sent(msgspec.json.encode(wish())[:-1] + b',"sessionKind":2}'),
-    "a UUID with a newline": lambda _: Sent(wish(capacityId=str(uuid4()) + "\n")),
+    "empty without media type": _plain(b"", None),
+    "other media type": _plain(b"{}", "text/plain"),
+    "charset": lambda _: Sent(open_body(), "application/json; charset=utf-8"),
+    "not an object": _plain(b"[]"),
+    "invalid JSON": _plain(b"{"),
+    "invalid UTF-8": _plain(b'{"\xff": 1}'),
+    "deeply nested": _plain(b"[" * 60_000),
+    "many invalid fields": lambda _: Sent({"userObjectId": 1, "sessionKind": 9, "nothing": None}),
+    "duplicate field": lambda _: Sent(msgspec.json.encode(open_body())[:-1] + b',"sessionKind":2}'),
+    "UUID with newline": lambda _: Sent(open_body(capacityId=str(uuid4()) + "\n")),
 }
 
 
-def _over_the_wire(service: RunningInstance, *requests: bytes) -> RawAnswer:
-    """The last of the answers."""
+def _send(service: RunningInstance, *requests: bytes) -> RawResponse:
+    """Sends the requests on one connection and returns the last response."""
     with connected(service.port) as connection:
         connection.send(b"".join(requests))
         return [connection.read() for _ in requests][-1]
 
 
-def _hot(service: RunningInstance, sent: Sent) -> RawAnswer:
-    return _over_the_wire(service, request(sent.body, media_type=sent.media_type))
+def _content(sent: Sent) -> bytes:
+    return sent.body if isinstance(sent.body, bytes) else msgspec.json.encode(sent.body)
 
 
-def _hot_v1(service: RunningInstance, sent: Sent) -> RawAnswer:
-    return _over_the_wire(service, request(sent.body, media_type=sent.media_type, path="/v1/sessions"))
-
-
-def _hot_chunked(service: RunningInstance, sent: Sent) -> RawAnswer:
-    content = sent.body if isinstance(sent.body, bytes) else msgspec.json.encode(sent.body)
-    pieces = [content[at : at + 9999] for at in range(0, len(content), 9999)]
-    head = request(chunked(*pieces), "Transfer-Encoding: chunked", media_type=sent.media_type)
-    return _over_the_wire(service, head)
-
-
-def _expecting(service: RunningInstance, sent: Sent) -> RawAnswer:
-    return _over_the_wire(service, request(sent.body, "Expect: 100-continue", media_type=sent.media_type))
-
-
-def _with_a_query(service: RunningInstance, sent: Sent) -> RawAnswer:
-    return _over_the_wire(service, request(sent.body, media_type=sent.media_type, path="/sessions?"))
-
-
-def _pipelined(service: RunningInstance, sent: Sent) -> RawAnswer:
-    probe = request(method="GET", path="/sessions/metrics", media_type=None)
-    return _over_the_wire(service, probe, request(sent.body, media_type=sent.media_type))
-
-
-def _version_1_0(service: RunningInstance, sent: Sent) -> RawAnswer:
-    return _over_the_wire(service, request(sent.body, media_type=sent.media_type, version="1.0"))
-
-
-def _offering_an_upgrade(service: RunningInstance, sent: Sent) -> RawAnswer:
-    offer = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAAQAAP__")
-    return _over_the_wire(service, request(sent.body, *offer, media_type=sent.media_type))
-
-
-WAYS = {
-    "v1": _hot_v1,
-    "chunked": _hot_chunked,
-    "expecting": _expecting,
-    "with a query": _with_a_query,
-    "pipelined": _pipelined,
-    "HTTP/1.0": _version_1_0,
-    "offering an upgrade": _offering_an_upgrade,
+PROBE = request(method="GET", path="/sessions/metrics", media_type=None)
+UPGRADE_OFFER = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAAQAAP__")
+FORMS: dict[str, Callable[[Sent], Sequence[bytes]]] = {
+    "v1": lambda sent: [request(sent.body, media_type=sent.media_type, path="/v1/sessions")],
+    "chunked": lambda sent: [
+        request(chunked(*_parts(_content(sent), 9999)), "Transfer-Encoding: chunked", media_type=sent.media_type)
+    ],
+    "expect": lambda sent: [request(sent.body, "Expect: 100-continue", media_type=sent.media_type)],
+    "query": lambda sent: [request(sent.body, media_type=sent.media_type, path="/sessions?")],
+    "pipelined": lambda sent: [PROBE, request(sent.body, media_type=sent.media_type)],
+    "HTTP/1.0": lambda sent: [request(sent.body, media_type=sent.media_type, version="1.0")],
+    "upgrade offer": lambda sent: [request(sent.body, *UPGRADE_OFFER, media_type=sent.media_type)],
 }
+"""Other forms of a plain request. Some take the ordinary lane."""
+USING_DATABASE = [
+    "created",
+    "created with limits",
+    "existing",
+    "existing with higher kind",
+    "upgraded",
+    "tenant mismatch",
+]
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", REQUESTS)
-def test_both_lanes_give_the_same_answer(service: RunningInstance, client: Client, name: str, way: str) -> None:
+def _compare(service: RunningInstance, client: Client, form: str, name: str) -> None:
     hot, other = REQUESTS[name](client), REQUESTS[name](client)
-    assert _comparable(WAYS[way](service, other), other) == _comparable(_hot(service, hot), hot)
+    expected = _comparable(_send(service, request(hot.body, media_type=hot.media_type)), hot)
+    assert _comparable(_send(service, *FORMS[form](other)), other) == expected, name
 
 
-def _comparable(answer: RawAnswer, sent: Sent) -> tuple[int, Json, Any]:
-    """An answer without what differs between any two sessions."""
+@pytest.mark.parametrize("form", FORMS)
+def test_hot_and_ordinary_lane_return_same_response(
+    any_service: RunningInstance, any_client: Client, form: str
+) -> None:
+    for name in REQUESTS:
+        _compare(any_service, any_client, form, name)
+
+
+def test_lanes_return_same_response_on_every_engine(service: RunningInstance, client: Client) -> None:
+    for form, name in itertools.product(("query", "chunked"), USING_DATABASE):
+        _compare(service, client, form, name)
+
+
+def _comparable(answer: RawResponse, sent: Sent) -> tuple[int, Json, Any]:
+    """A response without the values that differ between two sessions."""
     text = answer.body.decode()
     if isinstance(sent.body, dict):
         for name in KEY:
@@ -130,80 +123,77 @@ def _comparable(answer: RawAnswer, sent: Sent) -> tuple[int, Json, Any]:
     return answer.status, headers, msgspec.json.decode(text)
 
 
-# That the comparison above compares two lanes at all.
+# The lane that a request takes.
 
 
 @pytest.fixture
 def asgi_calls(local: LocalService, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The method of each request that came through the ordinary lane."""
+    """The method of each request that took the ordinary lane."""
     calls: list[str] = []
-    answer = local.instance.router._answer
+    answer = local.instance.pipeline._answer
 
     async def recording(scope: Any, receive: Any) -> Any:
         calls.append(scope["method"])
         return await answer(scope, receive)
 
-    monkeypatch.setattr(local.instance.router, "_answer", recording)
+    monkeypatch.setattr(local.instance.pipeline, "_answer", recording)
     return calls
 
 
-@pytest.mark.parametrize("path", ["/sessions", "/v1/sessions"])
-async def test_a_plain_put_takes_the_hot_lane(local: LocalService, asgi_calls: Sequence[str], path: str) -> None:
-    answer = await local.http.put(path, json=wish())
-    assert (answer.status_code, asgi_calls) == (201, [])
+async def test_plain_put_uses_hot_lane(local: LocalService, asgi_calls: Sequence[str]) -> None:
+    for path in ("/sessions", "/v1/sessions"):
+        answer = await local.http.put(path, json=open_body())
+        assert (answer.status_code, asgi_calls) == (201, []), path
 
 
-@pytest.mark.parametrize(
-    ("path", "headers"), [("/%73essions", {}), ("/sessions", {"Expect": "100-continue"})], ids=["encoded", "expecting"]
-)
-async def test_what_is_not_plain_takes_the_ordinary_lane(
-    local: LocalService, asgi_calls: Sequence[str], path: str, headers: Json
-) -> None:
-    answer = await local.http.put(path, json=wish(), headers=headers)
-    assert (answer.status_code, asgi_calls) == (201, ["PUT"])
+async def test_put_that_is_not_plain_uses_ordinary_lane(local: LocalService, asgi_calls: Sequence[str]) -> None:
+    encoded = await local.http.put("/%73essions", json=open_body())
+    assert (encoded.status_code, asgi_calls) == (201, ["PUT"])
+    expecting = await local.http.put("/sessions", json=open_body(), headers={"Expect": "100-continue"})
+    assert (expecting.status_code, asgi_calls) == (201, ["PUT", "PUT"])
 
 
-# Messages that uvicorn would not send, but that ASGI allows.
+# ASGI messages that uvicorn does not send, but the specification allows.
 
 
-def _cut(content: bytes, size: int) -> list[Json]:
-    pieces = [content[at : at + size] for at in range(0, len(content), size)]
-    return [{"type": "http.request", "body": piece, "more_body": True} for piece in pieces]
+def _messages(content: bytes, size: int) -> list[Json]:
+    return [{"type": "http.request", "body": part, "more_body": True} for part in _parts(content, size)]
 
 
 LAST: Json = {"type": "http.request"}
 JSON_TYPE = (b"content-type", b"application/json")
 
 
-@pytest.mark.parametrize("size", [1, 10, 1000])
-async def test_the_body_may_come_in_any_number_of_messages(local: LocalService, size: int) -> None:
+async def test_body_split_across_asgi_messages_is_accepted(local: LocalService) -> None:
     scope = http_scope("PUT", "/sessions", b"", JSON_TYPE)
-    answer = await call(local.instance.router, scope, *_cut(msgspec.json.encode(wish()), size), LAST)
-    assert (answer.status, answer.complete) == (201, True)
+    for size in (1, 10, 1000):
+        messages = _messages(msgspec.json.encode(open_body()), size)
+        answer = await call(local.instance.pipeline, scope, *messages, LAST)
+        assert (answer.status, answer.complete) == (201, True), size
 
 
-async def test_a_message_without_a_body_is_an_empty_one(local: LocalService) -> None:
-    answer = await call(local.instance.router, http_scope("PUT", "/sessions", b"", JSON_TYPE), LAST)
+async def test_asgi_message_without_body_is_empty_body(local: LocalService) -> None:
+    answer = await call(local.instance.pipeline, http_scope("PUT", "/sessions", b"", JSON_TYPE), LAST)
     assert (answer.status, answer.json()["detail"]) == (400, "body: must be valid JSON")
 
 
-async def test_a_disconnect_is_not_the_end_of_a_body(local: LocalService) -> None:
-    body = wish()
+async def test_disconnect_before_body_end_opens_no_session(local: LocalService) -> None:
+    body = open_body()
     scope = http_scope("PUT", "/sessions", b"", JSON_TYPE)
-    await call(local.instance.router, scope, *_cut(msgspec.json.encode(body), 1000), {"type": "http.disconnect"})
+    await call(local.instance.pipeline, scope, *_messages(msgspec.json.encode(body), 1000), {"type": "http.disconnect"})
     answer = await local.http.get("/sessions", params={"tenant": body["tenantObjectId"]})
     assert answer.json()["count"] == 0
 
 
-# Submissions, whose bodies may be larger than what the server reads at once.
+# Submissions: their bodies may be larger than one read of the server.
 
 MEBIBYTE = 1024 * 1024
 
 
-def _submission(size: int) -> bytes:
-    """A body of exactly so many bytes."""
-    frame = b'{"gateway":"parked","payload":"%s"}'
-    return frame % (b"x" * (size - len(frame) + 2))
+def _submission(size: int, gateway: bytes = b"parked") -> bytes:
+    """A body of exactly `size` bytes."""
+    frame = b'{"gateway":"%s","payload":""}' % gateway
+    return frame[:-2] + b"x" * (size - len(frame)) + frame[-2:]
 
 
 SUBMITTED: dict[str, bytes] = {
@@ -216,24 +206,19 @@ SUBMITTED: dict[str, bytes] = {
     "1 MiB": _submission(MEBIBYTE),
     "1 MiB + 1": _submission(MEBIBYTE + 1),
     "3 MiB": _submission(3 * MEBIBYTE),
-    "3 MiB that are no JSON": b"x" * (3 * MEBIBYTE),
-    "no JSON": b"{",
-    "no UTF-8": b'{"gateway":"parked","payload":"\xff"}',
-    "no such gateway": b'{"gateway":"nowhere","payload":1}',
-    "reserved": b'{"gateway":"usages","payload":1}',
+    "3 MiB of invalid JSON": b"x" * (3 * MEBIBYTE),
+    "invalid JSON": b"{",
+    "invalid UTF-8": b'{"gateway":"parked","payload":"\xff"}',
+    "unknown gateway": b'{"gateway":"nowhere","payload":1}',
+    "reserved gateway": b'{"gateway":"usages","payload":1}',
     "empty": b"",
 }
-SUBMITTING: dict[str, Callable[[bytes, str], Sequence[bytes]]] = {
+SUBMISSION_FORMS: dict[str, Callable[[bytes, str], Sequence[bytes]]] = {
     "v1": lambda body, key: [_posted(body, key, path="/v1/submissions")],
-    "chunked": lambda body, key: [
-        _posted(chunked(*_pieces(body, 9999)), key, "Transfer-Encoding: chunked"),
-    ],
-    "expecting": lambda body, key: [_posted(body, key, "Expect: 100-continue")],
-    "with a query": lambda body, key: [_posted(body, key, path="/submissions?")],
-    "pipelined": lambda body, key: [
-        request(method="GET", path="/sessions/metrics", media_type=None),
-        _posted(body, key),
-    ],
+    "chunked": lambda body, key: [_posted(chunked(*_parts(body, 9999)), key, "Transfer-Encoding: chunked")],
+    "expect": lambda body, key: [_posted(body, key, "Expect: 100-continue")],
+    "query": lambda body, key: [_posted(body, key, path="/submissions?")],
+    "pipelined": lambda body, key: [PROBE, _posted(body, key)],
     "HTTP/1.0": lambda body, key: [_posted(body, key, version="1.0")],
 }
 
@@ -243,64 +228,61 @@ def _posted(body: bytes, key: str, *headers: str, path: str = "/submissions", ve
     return request(body, *named, *headers, method="POST", path=path, version=version)
 
 
-def _pieces(content: bytes, size: int) -> list[bytes]:
+def _parts(content: bytes, size: int) -> list[bytes]:
     return [content[at : at + size] for at in range(0, len(content), size)]
 
 
-@pytest.mark.parametrize("way", SUBMITTING)
-@pytest.mark.parametrize("name", SUBMITTED)
-def test_both_lanes_take_the_same_submissions(service: RunningInstance, name: str, way: str) -> None:
-    one, other = f"order-{uuid4()}", f"order-{uuid4()}"
-    hot = _over_the_wire(service, _posted(SUBMITTED[name], one))
-    ordinary = _over_the_wire(service, *SUBMITTING[way](SUBMITTED[name], other))
-    assert _comparable(ordinary, Sent(b"")) == _comparable(hot, Sent(b""))
+def _new_key() -> str:
+    return f"order-{uuid4()}"
 
 
-@pytest.mark.parametrize("way", SUBMITTING)
-@pytest.mark.parametrize("key", ["", "x" * 256, "a\tb"], ids=["none", "too long", "unprintable"])
-def test_both_lanes_refuse_the_same_keys(service: RunningInstance, key: str, way: str) -> None:
-    hot = _over_the_wire(service, _posted(SUBMITTED["100 B"], key))
-    ordinary = _over_the_wire(service, *SUBMITTING[way](SUBMITTED["100 B"], key))
-    assert _comparable(ordinary, Sent(b"")) == _comparable(hot, Sent(b""))
-    assert hot.status == 400
+@pytest.mark.parametrize("form", SUBMISSION_FORMS)
+def test_hot_and_ordinary_lane_return_same_submission_response(any_service: RunningInstance, form: str) -> None:
+    for name, content in SUBMITTED.items():
+        hot = _send(any_service, _posted(content, _new_key()))
+        other = _send(any_service, *SUBMISSION_FORMS[form](content, _new_key()))
+        assert _comparable(other, Sent(b"")) == _comparable(hot, Sent(b"")), name
 
 
-@pytest.mark.parametrize("way", SUBMITTING)
-@pytest.mark.parametrize("name", ["100 B", "70 KiB", "1 MiB - 1"])
-def test_the_same_key_down_both_lanes_is_one_submission(service: RunningInstance, name: str, way: str) -> None:
-    key = f"order-{uuid4()}"
-    answers = [
-        _over_the_wire(service, *SUBMITTING[way](SUBMITTED[name], key)),
-        _over_the_wire(service, _posted(SUBMITTED[name], key)),
-    ]
-    assert {answer.status for answer in answers} == {202}
-    assert len({answer.json()["submissionId"] for answer in answers}) == 1
+def test_hot_and_ordinary_lane_reject_same_idempotency_keys(any_service: RunningInstance) -> None:
+    content = SUBMITTED["100 B"]
+    for form, key in itertools.product(SUBMISSION_FORMS, ("", "x" * 256, "a\tb")):
+        hot = _send(any_service, _posted(content, key))
+        other = _send(any_service, *SUBMISSION_FORMS[form](content, key))
+        assert _comparable(other, Sent(b"")) == _comparable(hot, Sent(b"")), (form, key)
+        assert hot.status == 400, (form, key)
 
 
-def test_a_key_that_comes_twice_is_the_same_down_both_lanes(service: RunningInstance) -> None:
+def test_same_idempotency_key_on_both_lanes_creates_one_submission(service: RunningInstance) -> None:
+    for form, name in itertools.product(SUBMISSION_FORMS, ("100 B", "70 KiB", "1 MiB - 1")):
+        key = _new_key()
+        answers = [
+            _send(service, *SUBMISSION_FORMS[form](SUBMITTED[name], key)),
+            _send(service, _posted(SUBMITTED[name], key)),
+        ]
+        assert {answer.status for answer in answers} == {202}, (form, name)
+        assert len({answer.json()["submissionId"] for answer in answers}) == 1, (form, name)
+
+
+def test_repeated_idempotency_key_header_is_read_alike_on_both_lanes(service: RunningInstance) -> None:
     two = [f"Idempotency-Key: {each}" for each in (uuid4(), uuid4())]
     answers = [
-        _over_the_wire(service, request(SUBMITTED["100 B"], *two, method="POST", path=path))
+        _send(service, request(SUBMITTED["100 B"], *two, method="POST", path=path))
         for path in ("/submissions", "/submissions?")
     ]
     assert {answer.status for answer in answers} == {202}
     assert len({answer.json()["submissionId"] for answer in answers}) == 1
 
 
-@pytest.mark.parametrize("path", ["/submissions", "/v1/submissions"])
-@pytest.mark.parametrize("size", [100, 70 * 1024, MEBIBYTE])
-async def test_a_plain_submission_takes_the_hot_lane(
-    local: LocalService, asgi_calls: Sequence[str], path: str, size: int
-) -> None:
-    content = _submission(size).replace(b"parked", b"billing", 1)[:-3] + b'"}'
-    headers = {"Idempotency-Key": "order-7", "Content-Type": "application/json"}
-    answer = await local.http.post(path, content=content, headers=headers)
-    assert (answer.status_code, asgi_calls) == (202, [])
+async def test_plain_submission_uses_hot_lane(local: LocalService, asgi_calls: Sequence[str]) -> None:
+    for path, size in itertools.product(("/submissions", "/v1/submissions"), (100, 70 * 1024, MEBIBYTE)):
+        content = _submission(size, b"crm")
+        headers = {"Idempotency-Key": _new_key(), "Content-Type": "application/json"}
+        answer = await local.http.post(path, content=content, headers=headers)
+        assert (answer.status_code, asgi_calls) == (202, []), (path, size)
 
 
-async def test_a_submission_that_is_not_plain_takes_the_ordinary_lane(
-    local: LocalService, asgi_calls: Sequence[str]
-) -> None:
-    headers = {"Idempotency-Key": "order-7", "Expect": "100-continue"}
-    answer = await local.http.post("/submissions", json={"gateway": "billing", "payload": 1}, headers=headers)
+async def test_submission_that_is_not_plain_uses_ordinary_lane(local: LocalService, asgi_calls: Sequence[str]) -> None:
+    headers = {"Idempotency-Key": _new_key(), "Expect": "100-continue"}
+    answer = await local.http.post("/submissions", json={"gateway": "crm", "payload": 1}, headers=headers)
     assert (answer.status_code, asgi_calls) == (202, ["POST"])

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tenure import __version__
 from tenure.sessions import counts
 from tests.http.client import Client, Json, same_key
 from tests.http.local import LocalService
@@ -30,20 +31,16 @@ async def end(local: LocalService, session: Json) -> None:
     await local.http.delete(f"/sessions/{session['sessionId']}")
 
 
-def test_has_just_these_numbers(client: Client) -> None:
-    answer = client.http.get("/sessions/metrics").json()
-    assert set(answer) == FROM_DATABASE | OF_THIS_INSTANCE | STREAMS
+def test_metrics_return_exactly_the_expected_fields(client: Client) -> None:
+    for path in ("/sessions/metrics", "/v1/sessions/metrics"):
+        assert set(client.http.get(path).json()) == FROM_DATABASE | OF_THIS_INSTANCE | STREAMS, path
 
 
-def test_answers_under_v1_too(client: Client) -> None:
-    assert client.http.get("/v1/sessions/metrics").status_code == 200
-
-
-async def test_counts_what_is_live_and_what_there_is(local: LocalService) -> None:
+async def test_metrics_count_active_and_total_sessions(own_local: LocalService) -> None:
     for kind in (1, 1, 3):
-        await local.open(sessionKind=kind)
-    await end(local, await local.open(sessionKind=2))
-    answer = await metrics(local)
+        await own_local.open(sessionKind=kind)
+    await end(own_local, await own_local.open(sessionKind=2))
+    answer = await metrics(own_local)
     assert {name: answer[name] for name in FROM_DATABASE} == {
         "activeSessions": 3,
         "totalSessions": 4,
@@ -52,36 +49,36 @@ async def test_counts_what_is_live_and_what_there_is(local: LocalService) -> Non
     }
 
 
-async def test_a_lapsed_session_is_not_counted_as_live(local: LocalService) -> None:
-    opened = await local.open(leaseSeconds=5)
-    await local.move_to(opened["leaseExpiresAt"])
-    answer = await metrics(local)
+async def test_lapsed_session_is_not_counted_as_active(own_local: LocalService) -> None:
+    opened = await own_local.open(leaseSeconds=5)
+    await own_local.move_to(opened["leaseExpiresAt"])
+    answer = await metrics(own_local)
     assert (answer["activeSessions"], answer["totalSessions"]) == (0, 1)
 
 
-async def test_counts_of_the_database_are_cached_for_ten_seconds(
-    local: LocalService, monkeypatch: pytest.MonkeyPatch
+async def test_database_counts_are_cached_for_ten_seconds(
+    own_local: LocalService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 1000.0
     monkeypatch.setattr(counts, "monotonic", lambda: now)
-    await metrics(local)
-    await local.open()
+    await metrics(own_local)
+    await own_local.open()
     now += 9.9
-    assert (await metrics(local))["totalSessions"] == 0
+    assert (await metrics(own_local))["totalSessions"] == 0
     now += 0.1
-    assert (await metrics(local))["totalSessions"] == 1
+    assert (await metrics(own_local))["totalSessions"] == 1
 
 
-async def test_counts_what_this_instance_opened_upgraded_and_closed(local: LocalService) -> None:
-    opened = await local.open()
-    await local.put(same_key(opened))
-    upgraded = (await local.put(same_key(opened, sessionKind=2))).json()
-    await end(local, upgraded)
-    await end(local, upgraded)
-    lapsing = await local.open(leaseSeconds=5)
-    await local.move_to(lapsing["leaseExpiresAt"])
-    await local.put(same_key(lapsing))
-    answer = await metrics(local)
+async def test_metrics_count_sessions_opened_upgraded_and_closed_by_instance(own_local: LocalService) -> None:
+    opened = await own_local.open()
+    await own_local.put(same_key(opened))
+    upgraded = (await own_local.put(same_key(opened, sessionKind=2))).json()
+    await end(own_local, upgraded)
+    await end(own_local, upgraded)
+    lapsing = await own_local.open(leaseSeconds=5)
+    await own_local.move_to(lapsing["leaseExpiresAt"])
+    await own_local.put(same_key(lapsing))
+    answer = await metrics(own_local)
     closed = {"UPGRADED": 1, "TERMINATED": 1, "LEASE_EXPIRED": 1}
     assert {name: answer[name] for name in OF_THIS_INSTANCE} == {
         "opened": 4,
@@ -90,23 +87,12 @@ async def test_counts_what_this_instance_opened_upgraded_and_closed(local: Local
     }
 
 
-async def test_a_refused_opening_is_not_counted(local: LocalService) -> None:
-    opened = await local.open()
-    await local.put(same_key(opened, tenantObjectId=opened["userObjectId"]))
-    await local.put(same_key(opened, sessionKind=9))
-    assert (await metrics(local))["opened"] == 1
-
-
-async def test_streams_count_nothing_while_there_are_none(local: LocalService) -> None:
-    answer = await metrics(local)
+async def test_metrics_and_health_after_one_open_and_two_rejected_opens(own_local: LocalService) -> None:
+    opened = await own_local.open()
+    await own_local.put(same_key(opened, tenantObjectId=opened["userObjectId"]))
+    await own_local.put(same_key(opened, sessionKind=9))
+    answer = await metrics(own_local)
+    assert answer["opened"] == 1
     assert {name: answer[name] for name in STREAMS} == dict.fromkeys(STREAMS, 0)
-
-
-async def test_health_tells_version_and_live_sessions(local: LocalService) -> None:
-    await local.open()
-    answer = (await local.http.get("/v1/health")).json()
-    assert (set(answer), answer["status"], answer["activeSessions"]) == (
-        {"status", "version", "activeSessions"},
-        "ok",
-        1,
-    )
+    health = (await own_local.http.get("/v1/health")).json()
+    assert health == {"status": "ok", "version": __version__, "activeSessions": 1}

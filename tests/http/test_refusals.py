@@ -1,4 +1,4 @@
-"""What is not taken, and how that is said: problems, wrong fields, sizes and media types."""
+"""Rejected requests: problems, invalid fields, body sizes and media types."""
 
 import json
 from collections.abc import Callable
@@ -9,7 +9,7 @@ import httpx
 import msgspec
 import pytest
 
-from tests.http.client import Client, Json, chunked, connected, request, same_key, wish
+from tests.http.client import Client, Json, chunked, connected, open_body, request, same_key
 from tests.support.instances import RunningInstance
 
 PROBLEM_KEYS = {"type", "title", "status", "detail", "error", "code"}
@@ -26,9 +26,9 @@ def errors_of(answer: httpx.Response) -> dict[str, str]:
     return {error["field"]: error["message"] for error in answer.json()["errors"]}
 
 
-# The form of every problem.
+# Fields of a problem.
 
-PROVOKED: dict[str, tuple[int, str, Callable[[Client], httpx.Response]]] = {
+PROBLEMS: dict[str, tuple[int, str, Callable[[Client], httpx.Response]]] = {
     "invalid": (400, "INVALID", lambda client: client.put({})),
     "not-found": (404, "NOT_FOUND", lambda client: client.get(str(uuid4()))),
     "method-not-allowed": (405, "METHOD_NOT_ALLOWED", lambda client: client.http.post("/sessions")),
@@ -46,9 +46,9 @@ PROVOKED: dict[str, tuple[int, str, Callable[[Client], httpx.Response]]] = {
 }
 
 
-@pytest.mark.parametrize("slug", PROVOKED)
-def test_every_problem_has_the_same_form(client: Client, slug: str) -> None:
-    status, code, provoke = PROVOKED[slug]
+@pytest.mark.parametrize("slug", PROBLEMS)
+def test_every_problem_has_same_fields(client: Client, slug: str) -> None:
+    status, code, provoke = PROBLEMS[slug]
     answer = provoke(client)
     problem = answer.json()
     assert answer.headers["Content-Type"] == "application/problem+json"
@@ -59,21 +59,11 @@ def test_every_problem_has_the_same_form(client: Client, slug: str) -> None:
         f"urn:tenure:{slug}",
         code,
     )
-
-
-@pytest.mark.parametrize("slug", PROVOKED)
-def test_error_is_the_same_sentence_as_detail(client: Client, slug: str) -> None:
-    problem = PROVOKED[slug][2](client).json()
     assert problem["error"] == problem["detail"] != ""
+    assert client.put(open_body()).status_code == 201, "the service must still accept requests"
 
 
-@pytest.mark.parametrize("slug", PROVOKED)
-def test_a_refused_request_leaves_the_service_well(client: Client, slug: str) -> None:
-    PROVOKED[slug][2](client)
-    assert client.put(wish()).status_code == 201
-
-
-# Wrong fields.
+# Invalid fields.
 
 
 @pytest.mark.parametrize(
@@ -87,86 +77,66 @@ def test_a_refused_request_leaves_the_service_well(client: Client, slug: str) ->
         ("idleSeconds", MUST_BE_AN_IDLE_LIMIT),
     ],
 )
-@pytest.mark.parametrize(
-    "value",
-    [True, False, "", "x", "1", "60", 1.5, 60.5, -1, 0, 4, 10**30, [], {}, [1], "nan"],
-    ids=lambda value: json.dumps(value)[:12],
-)
-def test_a_wrong_value_is_named_with_what_is_allowed(any_client: Client, field: str, message: str, value: Any) -> None:
-    assert errors_of(any_client.put(wish(**{field: value}))) == {field: message}
+def test_invalid_value_returns_400_with_field_and_allowed_values(any_client: Client, field: str, message: str) -> None:
+    for value in (True, False, "", "x", "1", "60", 1.5, 60.5, -1, 0, 4, 10**30, [], {}, [1], "nan"):
+        assert errors_of(any_client.put(open_body(**{field: value}))) == {field: message}, value
 
 
-@pytest.mark.parametrize("field", ["userObjectId", "tenantObjectId", "capacityId", "sessionKind"])
-def test_a_required_field_may_not_be_null(any_client: Client, field: str) -> None:
-    assert set(errors_of(any_client.put(wish(**{field: None})))) == {field}
+def test_null_or_missing_required_field_returns_400(any_client: Client) -> None:
+    for field in ("userObjectId", "tenantObjectId", "capacityId", "sessionKind"):
+        assert set(errors_of(any_client.put(open_body(**{field: None})))) == {field}
+        assert errors_of(any_client.put(open_body(**{field: ...}))) == {field: "is missing"}
 
 
-@pytest.mark.parametrize("field", ["userObjectId", "tenantObjectId", "capacityId", "sessionKind"])
-def test_a_required_field_may_not_be_missing(any_client: Client, field: str) -> None:
-    assert errors_of(any_client.put(wish(**{field: ...}))) == {field: "is missing"}
+def test_null_optional_field_is_accepted(any_client: Client) -> None:
+    for field in ("leaseSeconds", "idleSeconds"):
+        assert any_client.put(open_body(**{field: None})).status_code == 201, field
 
 
-@pytest.mark.parametrize("field", ["leaseSeconds", "idleSeconds"])
-def test_an_optional_field_may_be_null(any_client: Client, field: str) -> None:
-    assert any_client.put(wish(**{field: None})).status_code == 201
+def test_values_at_bounds_are_accepted_and_beyond_bounds_rejected(client: Client) -> None:
+    for field, lowest, highest in (("leaseSeconds", 5, 86_400), ("idleSeconds", 5, 2_592_000), ("sessionKind", 1, 3)):
+        values = (lowest - 1, lowest, highest, highest + 1)
+        statuses = [client.put(open_body(**{field: value})).status_code for value in values]
+        assert statuses == [400, 201, 201, 400], field
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "taken"),
-    [
-        ("leaseSeconds", 4, False),
-        ("leaseSeconds", 5, True),
-        ("leaseSeconds", 86_400, True),
-        ("leaseSeconds", 86_401, False),
-        ("idleSeconds", 4, False),
-        ("idleSeconds", 5, True),
-        ("idleSeconds", 2_592_000, True),
-        ("idleSeconds", 2_592_001, False),
-        ("sessionKind", 1, True),
-        ("sessionKind", 3, True),
-    ],
-)
-def test_limits_are_taken_to_their_last_value(client: Client, field: str, value: int, taken: bool) -> None:
-    assert client.put(wish(**{field: value})).status_code == (201 if taken else 400)
-
-
-def test_a_whole_number_may_be_written_with_a_decimal_point(client: Client) -> None:
-    """JSON has one kind of number, and so says the schema in /openapi.json."""
-    answer = client.put(wish(sessionKind=2.0, leaseSeconds=60.0))
+def test_whole_number_with_decimal_point_is_accepted(client: Client) -> None:
+    """JSON has one number type, and the schema in /openapi.json allows 2.0 as an integer."""
+    answer = client.put(open_body(sessionKind=2.0, leaseSeconds=60.0))
     assert (answer.status_code, answer.json().get("sessionKind"), answer.json().get("heartbeatInterval")) == (201, 2, 5)
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        "0123456789abcdef0123456789abcdef",
-        "{01234567-89ab-cdef-0123-456789abcdef}",
-        "urn:uuid:01234567-89ab-cdef-0123-456789abcdef",
-        "01234567-89ab-cdef-0123-456789abcde",
-        "01234567-89ab-cdef-0123-456789abcdef0",
-        "01234567-89ab-cdef-0123-456789abcdeg",
-        "0123456789ab-cdef-0123-456789abcdef-",
-        " 01234567-89ab-cdef-0123-456789abcdef",
-        "01234567-89ab-cdef-0123-456789abcdef\n",
-        "01234567-89ab-cdef-0123-456789abcdef\u0000",
-        "\uff10" + "1234567-89ab-cdef-0123-456789abcdef",
-        "\u06601234567-89ab-cdef-0123-456789abcdef",
-    ],
-    ids=ascii,
-)
-def test_only_the_dashed_form_is_a_uuid(client: Client, value: str) -> None:
-    assert errors_of(client.put(wish(userObjectId=value))) == {"userObjectId": MUST_BE_A_UUID}
+MALFORMED_UUIDS = [
+    "0123456789abcdef0123456789abcdef",
+    "{01234567-89ab-cdef-0123-456789abcdef}",
+    "urn:uuid:01234567-89ab-cdef-0123-456789abcdef",
+    "01234567-89ab-cdef-0123-456789abcde",
+    "01234567-89ab-cdef-0123-456789abcdef0",
+    "01234567-89ab-cdef-0123-456789abcdeg",
+    "0123456789ab-cdef-0123-456789abcdef-",
+    " 01234567-89ab-cdef-0123-456789abcdef",
+    "01234567-89ab-cdef-0123-456789abcdef\n",
+    "01234567-89ab-cdef-0123-456789abcdef\u0000",
+    "\uff10" + "1234567-89ab-cdef-0123-456789abcdef",
+    "\u06601234567-89ab-cdef-0123-456789abcdef",
+    "' OR 1=1 --",
+    "\\u0000",
+    "$(id)",
+    "%s%n",
+]
 
 
-@pytest.mark.parametrize(
-    "value",
-    ["00000000-0000-0000-0000-000000000000", "ffffffff-ffff-ffff-ffff-ffffffffffff"],
-)
-def test_any_uuid_will_do_whatever_its_version(client: Client, value: str) -> None:
-    assert client.put(wish(tenantObjectId=value)).status_code == 201
+def test_uuid_without_standard_dashed_form_is_rejected(any_client: Client) -> None:
+    for value in MALFORMED_UUIDS:
+        assert errors_of(any_client.put(open_body(userObjectId=value))) == {"userObjectId": MUST_BE_A_UUID}, value
 
 
-def test_every_wrong_field_is_named(any_client: Client) -> None:
+def test_uuid_of_any_version_is_accepted(client: Client) -> None:
+    for value in ("00000000-0000-0000-0000-000000000000", "ffffffff-ffff-ffff-ffff-ffffffffffff"):
+        assert client.put(open_body(tenantObjectId=value)).status_code == 201, value
+
+
+def test_errors_list_every_invalid_field(any_client: Client) -> None:
     answer = any_client.put({"userObjectId": 1, "capacityId": "x", "sessionKind": 9, "leaseSeconds": 0, "more": 1})
     assert errors_of(answer) == {
         "userObjectId": MUST_BE_A_UUID,
@@ -178,94 +148,93 @@ def test_every_wrong_field_is_named(any_client: Client) -> None:
     }
 
 
-def test_the_detail_names_the_fields_too(any_client: Client) -> None:
-    assert any_client.put(wish(sessionKind=9)).json()["detail"] == f"sessionKind: {MUST_BE_A_KIND}"
+def test_detail_includes_field_name(any_client: Client) -> None:
+    assert any_client.put(open_body(sessionKind=9)).json()["detail"] == f"sessionKind: {MUST_BE_A_KIND}"
 
 
-@pytest.mark.parametrize(
-    ("name", "meant"),
-    [("sessionkind", "sessionKind"), ("leaseSecond", "leaseSeconds"), ("user_object_id", "userObjectId")],
-)
-def test_a_near_miss_is_told_what_was_meant(any_client: Client, name: str, meant: str) -> None:
-    answer = any_client.put(wish(**{name: 1}))
-    assert errors_of(answer) == {name: f"is not a field of this request; did you mean {meant}?"}
+def test_misspelled_field_returns_suggestion(any_client: Client) -> None:
+    for name, meant in (
+        ("sessionkind", "sessionKind"),
+        ("leaseSecond", "leaseSeconds"),
+        ("user_object_id", "userObjectId"),
+    ):
+        answer = any_client.put(open_body(**{name: 1}))
+        assert errors_of(answer) == {name: f"is not a field of this request; did you mean {meant}?"}
 
 
-def test_a_flood_of_wrong_fields_gets_a_short_answer(any_client: Client) -> None:
+def test_response_size_is_bounded_for_many_unknown_fields(any_client: Client) -> None:
     flood = {f"f{number}": 1 for number in range(5000)}
     assert len(any_client.put(flood).content) < BODY_MAX
 
 
-def test_a_wrong_body_opens_nothing(any_client: Client) -> None:
-    body = wish(sessionKind=9)
+def test_invalid_body_opens_no_session(any_client: Client) -> None:
+    body = open_body(sessionKind=9)
     any_client.put(body)
     assert any_client.ids(tenant=body["tenantObjectId"]) == []
 
 
-# Bodies that are no objects, or no JSON at all.
+# Bodies that are not an object, or not JSON.
 
 
-@pytest.mark.parametrize("body", [b"[]", b"[{}]", b"1", b'"text"', b"null", b"true"])
-def test_a_body_must_be_an_object(any_client: Client, body: bytes) -> None:
-    assert errors_of(any_client.put_raw(body)) == {"body": "must be a JSON object"}
+def test_body_that_is_not_an_object_returns_400(any_client: Client) -> None:
+    for body in (b"[]", b"[{}]", b"1", b'"text"', b"null", b"true"):
+        assert errors_of(any_client.put_raw(body)) == {"body": "must be a JSON object"}, body
 
 
-VALID = json.dumps(wish()).encode()
+VALID = json.dumps(open_body()).encode()
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        b"",
-        b" ",
-        b"{",
-        b"{}}",
-        VALID[:-1],
-        VALID + VALID,
-        VALID.replace(b'"sessionKind": 1', b'"sessionKind": NaN'),
-        VALID.replace(b'"sessionKind": 1', b'"sessionKind": Infinity'),
-        VALID.replace(b'"sessionKind": 1', b'"sessionKind": 01'),
-        VALID.replace(b'"sessionKind": 1', b'"sessionKind": 1,'),
-        VALID.replace(b'"', b"'"),
-        b"\xef\xbb\xbf" + VALID,
-        VALID.decode().encode("utf-16"),
-        b'{"userObjectId": "\xff"}',
-        b'{"\xff": 1}',
-        b'{"\\ud800": 1}',
-        b'{"userObjectId": "\xed\xa0\x80"}',
-        b"[" * BODY_MAX,
-        b"[" * 30_000 + b"]" * 30_000,
-        b'{"a":' * 10_000 + b"1" + b"}" * 10_000,
-        b"\x00" * 100,
-        b"userObjectId=1",
-    ],
-    ids=lambda body: ascii(body[:16]),
-)
-def test_a_body_must_be_json(any_client: Client, body: bytes) -> None:
-    assert errors_of(any_client.put_raw(body)) == {"body": "must be valid JSON"}
+INVALID_JSON = [
+    b"",
+    b" ",
+    b"{",
+    b"{}}",
+    VALID[:-1],
+    VALID + VALID,
+    VALID.replace(b'"sessionKind": 1', b'"sessionKind": NaN'),
+    VALID.replace(b'"sessionKind": 1', b'"sessionKind": Infinity'),
+    VALID.replace(b'"sessionKind": 1', b'"sessionKind": 01'),
+    VALID.replace(b'"sessionKind": 1', b'"sessionKind": 1,'),
+    VALID.replace(b'"', b"'"),
+    b"\xef\xbb\xbf" + VALID,
+    VALID.decode().encode("utf-16"),
+    b'{"userObjectId": "\xff"}',
+    b'{"\xff": 1}',
+    b'{"\\ud800": 1}',
+    b'{"userObjectId": "\xed\xa0\x80"}',
+    b"[" * BODY_MAX,
+    b"[" * 30_000 + b"]" * 30_000,
+    b'{"a":' * 10_000 + b"1" + b"}" * 10_000,
+    b"\x00" * 100,
+    b"userObjectId=1",
+]
 
 
-@pytest.mark.parametrize("depth", [10, 500])
-def test_a_nested_value_is_just_a_wrong_value(any_client: Client, depth: int) -> None:
+def test_body_that_is_not_json_returns_400(any_client: Client) -> None:
+    for body in INVALID_JSON:
+        assert errors_of(any_client.put_raw(body)) == {"body": "must be valid JSON"}, body[:16]
+
+
+def test_deeply_nested_value_is_rejected_as_invalid_value(any_client: Client) -> None:
     nested: Any = 1
-    for _ in range(depth):
+    for _ in range(500):
         nested = [nested]
-    assert errors_of(any_client.put(wish(sessionKind=nested))) == {"sessionKind": MUST_BE_A_KIND}
+    assert errors_of(any_client.put(open_body(sessionKind=nested))) == {"sessionKind": MUST_BE_A_KIND}
 
 
-def test_of_a_field_given_twice_the_last_counts(any_client: Client) -> None:
-    twice = json.dumps(wish()).replace('"sessionKind": 1', '"sessionKind": 9, "sessionKind": 2')
+def test_duplicate_field_uses_last_value(any_client: Client) -> None:
+    twice = json.dumps(open_body()).replace('"sessionKind": 1', '"sessionKind": 9, "sessionKind": 2')
     answer = any_client.put_raw(twice.encode())
     assert (answer.status_code, answer.json()["sessionKind"]) == (201, 2)
 
 
-def test_a_field_given_twice_is_wrong_if_its_last_value_is(any_client: Client) -> None:
-    twice = json.dumps(wish()).replace('"sessionKind": 1', '"sessionKind": 2, "sessionKind": 9')
+def test_duplicate_field_with_invalid_last_value_returns_400(any_client: Client) -> None:
+    twice = json.dumps(open_body()).replace('"sessionKind": 1', '"sessionKind": 2, "sessionKind": 9')
     assert errors_of(any_client.put_raw(twice.encode())) == {"sessionKind": MUST_BE_A_KIND}
 
 
-def test_names_may_be_escaped(any_client: Client) -> None:
-    escaped = json.dumps(wish()).replace("sessionKind", "\\u0073essionKind")
+def test_escaped_field_name_is_accepted(any_client: Client) -> None:
+    escaped = json.dumps(open_body()).replace("sessionKind", "\\u0073essionKind")
     assert any_client.put_raw(escaped.encode()).status_code == 201
 
 
@@ -273,64 +242,56 @@ def test_names_may_be_escaped(any_client: Client) -> None:
 
 
 def padded(size: int) -> bytes:
-    body = msgspec.json.encode(wish())
+    body = msgspec.json.encode(open_body())
     return body + b" " * (size - len(body))
 
 
-@pytest.mark.parametrize(("size", "status"), [(BODY_MAX, 201), (BODY_MAX + 1, 413), (1_000_000, 413)])
-def test_a_body_may_have_64_kib(any_client: Client, size: int, status: int) -> None:
-    assert any_client.put_raw(padded(size)).status_code == status
-
-
-@pytest.mark.parametrize(("size", "status"), [(BODY_MAX, 201), (BODY_MAX + 1, 413), (1_000_000, 413)])
-def test_a_body_of_unknown_length_may_have_64_kib(any_client: Client, size: int, status: int) -> None:
-    body = padded(size)
-    pieces = (body[start : start + 10_000] for start in range(0, size, 10_000))
-    assert any_client.put_raw(pieces).status_code == status
+def test_body_limit_is_64_kib(any_client: Client) -> None:
+    for size, status in ((BODY_MAX, 201), (BODY_MAX + 1, 413), (1_000_000, 413)):
+        assert any_client.put_raw(padded(size)).status_code == status, size
+        body = padded(size)
+        chunks = (body[start : start + 10_000] for start in range(0, size, 10_000))
+        assert any_client.put_raw(chunks).status_code == status, f"{size}, chunked"
 
 
 @pytest.mark.parametrize("path", ["/sessions", "/sessions?"], ids=["hot", "ordinary"])
-def test_a_client_that_is_still_sending_is_told_that_it_was_too_much(any_service: RunningInstance, path: str) -> None:
+def test_client_still_sending_large_body_receives_413(any_service: RunningInstance, path: str) -> None:
     with connected(any_service.port) as connection:
         connection.send(request(b" " * 16_000_000, path=path))
         assert connection.read().status == 413
 
 
 @pytest.mark.parametrize("path", ["/sessions", "/sessions?"], ids=["hot", "ordinary"])
-def test_a_connection_can_be_used_again_after_too_large_a_body(any_service: RunningInstance, path: str) -> None:
+def test_connection_is_reusable_after_413(any_service: RunningInstance, path: str) -> None:
     with connected(any_service.port) as connection:
         connection.send(request(b" " * (BODY_MAX + 1), path=path))
         first = connection.read()
-        connection.send(request(wish()))
+        connection.send(request(open_body()))
         assert (first.status, connection.read().status) == (413, 201)
 
 
-def test_nothing_is_read_of_a_body_where_none_is_wanted(any_service: RunningInstance) -> None:
+def test_body_of_get_request_is_ignored(any_service: RunningInstance) -> None:
     with connected(any_service.port) as connection:
-        connection.send(request(b"x" * 200_000, method="GET", path="/healthz"), request(wish()))
+        connection.send(request(b"x" * 200_000, method="GET", path="/healthz"), request(open_body()))
         assert [connection.read().status, connection.read().status] == [200, 201]
 
 
 # Media types.
 
 
-@pytest.mark.parametrize(
-    "media_type",
-    [
+def test_json_media_type_with_parameters_is_accepted(any_client: Client) -> None:
+    for media_type in (
         "application/json",
         "application/json; charset=utf-8",
         "application/json;charset=UTF-8",
         'Application/JSON; charset="utf-8"',
         "application/json ; x=y",
-    ],
-)
-def test_json_is_taken_with_any_parameters(any_client: Client, media_type: str) -> None:
-    assert any_client.put_raw(VALID, content_type=media_type).status_code in (200, 201)
+    ):
+        assert any_client.put_raw(VALID, content_type=media_type).status_code in (200, 201), media_type
 
 
-@pytest.mark.parametrize(
-    "media_type",
-    [
+def test_other_media_type_returns_415(any_client: Client) -> None:
+    for media_type in (
         "text/plain",
         "text/json",
         "application/problem+json",
@@ -339,40 +300,30 @@ def test_json_is_taken_with_any_parameters(any_client: Client, media_type: str) 
         "application",
         "*/*",
         "",
-    ],
-)
-def test_other_media_types_are_refused(any_client: Client, media_type: str) -> None:
-    answer = any_client.put_raw(VALID, content_type=media_type)
-    assert (answer.status_code, answer.json()["code"]) == (415, "UNSUPPORTED_MEDIA_TYPE")
+    ):
+        answer = any_client.put_raw(VALID, content_type=media_type)
+        assert (answer.status_code, answer.json()["code"]) == (415, "UNSUPPORTED_MEDIA_TYPE"), media_type
 
 
-def test_a_body_without_a_media_type_is_refused(any_service: RunningInstance) -> None:
+def test_missing_media_type_returns_415(any_service: RunningInstance) -> None:
     with connected(any_service.port) as connection:
-        connection.send(request(wish(), media_type=None))
+        connection.send(request(open_body(), media_type=None))
         assert connection.read().status == 415
 
 
 @pytest.mark.parametrize("others", [["text/plain", "application/json"], ["application/json", "text/plain"]])
-def test_a_body_cannot_be_of_two_media_types(any_service: RunningInstance, others: list[str]) -> None:
+def test_two_content_type_headers_return_415(any_service: RunningInstance, others: list[str]) -> None:
     with connected(any_service.port) as connection:
-        connection.send(request(wish(), *(f"Content-Type: {other}" for other in others), media_type=None))
+        connection.send(request(open_body(), *(f"Content-Type: {other}" for other in others), media_type=None))
         assert connection.read().status == 415
 
 
-def test_a_chunked_body_of_another_media_type_is_refused(any_service: RunningInstance) -> None:
+def test_chunked_body_with_other_media_type_returns_415(any_service: RunningInstance) -> None:
     with connected(any_service.port) as connection:
         connection.send(request(chunked(b"a", b"b"), "Transfer-Encoding: chunked", media_type="text/plain"))
         assert connection.read().status == 415
 
 
-# What no caller may see.
-
-
-@pytest.mark.parametrize("value", ["' OR 1=1 --", "\\u0000", "$(id)", "%s%n"])
-def test_a_value_is_never_part_of_a_statement(any_client: Client, value: str) -> None:
-    assert errors_of(any_client.put(wish(capacityId=value))) == {"capacityId": MUST_BE_A_UUID}
-
-
-def test_a_problem_does_not_repeat_long_input(any_client: Client) -> None:
+def test_problem_does_not_echo_long_field_name(any_client: Client) -> None:
     long: Json = {"x" * 50_000: 1}
-    assert len(any_client.put(wish() | long).content) < 1000
+    assert len(any_client.put(open_body() | long).content) < 1000

@@ -1,9 +1,8 @@
-"""Schemathesis reads `/openapi.json` and tries to prove that the service does something else.
+"""Schemathesis reads `/openapi.json` and generates requests that must not contradict it.
 
-Three things are told to it: cursors as they are given out, since no schema can say which those are; not to expect
-that a deleted session is gone, since a session that was ended can still be read; and that what its schema allows may
-still be refused: a heartbeat of a session that is over, bytes that are no WAV file, a gateway that is not set up, a
-command to all submissions without a filter, and a span that ends before it begins.
+The settings below contain what the schema cannot express: valid cursors; that an ended session can still be read; and
+that a request that matches the schema may still be rejected: a heartbeat for a session that has ended, bytes that are
+not a WAV file, a gateway that is not configured, a command without a filter, and a span that ends before it begins.
 """
 
 import subprocess
@@ -13,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from tenure.http.cursors import cursor_of, cursor_of_id, cursor_of_text
-from tenure.model.sessions import Position
+from tenure.domain.sessions import Position
+from tenure.http.pages import cursor_of, cursor_of_id, cursor_of_text
 from tests.support.instances import RunningInstance
 
 EXAMPLES = 15
 BOUND_SECONDS = 90
-"""What it takes on a machine that is busy with other things; alone it is a tenth."""
+"""Enough for a busy machine; a quiet one needs a tenth of it."""
 
 CURSOR = cursor_of(Position(datetime(9999, 1, 1, tzinfo=UTC), "00000000-0000-7000-8000-000000000000"))
 SETTINGS = f"""
@@ -74,14 +73,14 @@ checks.positive_data_acceptance.expected-statuses = ["2xx", "400"]
 
 
 @pytest.mark.slow
-def test_finds_nothing(service: RunningInstance, tmp_path: Path) -> None:
+def test_schemathesis_finds_no_failures(service: RunningInstance, tmp_path: Path) -> None:
     (tmp_path / "settings.toml").write_text(SETTINGS)
     process = subprocess.run(
         [
             *(sys.executable, "-m", "schemathesis.cli", "--config-file", "settings.toml", "run"),
             *("--checks", "all", "--exclude-checks", "use_after_free"),
             *("--max-examples", str(EXAMPLES), "--continue-on-failure", "--request-timeout", "10", "--no-color"),
-            # How long it takes to make something up, and how much of that it throws away, says nothing about us.
+            # Its health checks concern the generation of examples, not the service.
             *("--suppress-health-check", "all"),
             f"{service.address}/openapi.json",
         ],

@@ -1,11 +1,11 @@
-"""The form of instants and numbers, where no clock can be relied on to hit the edge."""
+"""Instants and numbers in responses, at values that a running clock rarely produces."""
 
 from datetime import UTC, datetime, timedelta, timezone
 
 import msgspec
 import pytest
 
-from tenure.http.shapes import instant, seconds_number
+from tenure.http.fields import instant, seconds_number
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ from tenure.http.shapes import instant, seconds_number
         (datetime(2026, 1, 2, 3, 4, 5, 1, timezone(timedelta(0))), "2026-01-02T03:04:05.000001Z"),
     ],
 )
-def test_an_instant_has_six_decimals_and_a_z(value: datetime, text: str) -> None:
+def test_instant_has_six_decimals_and_z(value: datetime, text: str) -> None:
     assert msgspec.json.encode(instant(value)) == f'"{text}"'.encode()
 
 
@@ -27,5 +27,5 @@ def test_an_instant_has_six_decimals_and_a_z(value: datetime, text: str) -> None
     ("microseconds", "text"),
     [(None, "null"), (5_000_000, "5"), (1_500_000, "1.5"), (1, "1e-6"), (7_200_000_000, "7200")],
 )
-def test_seconds_are_whole_where_they_can_be(microseconds: int | None, text: str) -> None:
+def test_seconds_are_integers_when_whole(microseconds: int | None, text: str) -> None:
     assert msgspec.json.encode(seconds_number(microseconds)).decode() == text

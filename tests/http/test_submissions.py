@@ -1,17 +1,16 @@
-"""`/submissions`: what is to be sent to a gateway, by whatever key it came, and what became of it."""
+"""`/submissions`: submit, read, list, retry and cancel."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from itertools import product
 from typing import Any
 
 import httpx
 import pytest
 
-from tenure.config import GatewayConfig
-from tenure.model.leases import Fence
 from tests.http.client import JSON, Client, Json, connected, request
 from tests.http.local import LocalService
-from tests.http.submitting import MEBIBYTE, accepted, body, key, shown, submit
+from tests.http.submitting import MEBIBYTE, accepted, body, key, read_submission, submit, submit_raw
 from tests.http.test_leases import FORGED
 from tests.support.databases import Database
 from tests.support.instances import RunningInstance
@@ -43,32 +42,20 @@ UNKNOWN = [
 
 
 def post(client: Client, content: bytes, **headers: str) -> httpx.Response:
-    """With a key of its own unless one is given; header names with underscores for dashes."""
+    """With a new idempotency key unless one is given. Header names have underscores instead of dashes."""
     named = {name.replace("_", "-"): value for name, value in {"idempotency_key": key(), **headers}.items()}
     return client.http.post("/submissions", content=content, headers=JSON | named)
 
 
-def wrong(answer: httpx.Response) -> tuple[int, list[str]]:
-    """The fields that a refusal names."""
+def invalid_fields(answer: httpx.Response) -> tuple[int, list[str]]:
+    """The status, and the fields in `errors`."""
     return answer.status_code, [error["field"] for error in answer.json().get("errors", [])]
 
 
-# An instance that never leads: what is submitted to it waits until the test does something with it.
-
-
-@pytest.fixture
-async def quiet(database: Database, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LocalService]:
-    await executor(database.store)
-    gateways = {name: GatewayConfig(url="http://127.0.0.1:9/") for name in ("crm", "shop", "usages")}
-    async with LocalService.on(database, monkeypatch, gateways=gateways).running() as service:
-        yield service
-
-
-@pytest.fixture
-async def fence(quiet: LocalService, database: Database) -> Fence:
-    """Of the executor, whom the test plays."""
-    del quiet
-    return await executor(database.store)
+async def try_once(local: LocalService, submission_id: str, *outcome: Any, **given: Any) -> None:
+    """Records an attempt in the place of the executor."""
+    store = local.database.store
+    await attempt(store, await executor(store), submission_id, *outcome, **given)
 
 
 async def listed(local: LocalService, **query: Any) -> Sequence[str]:
@@ -77,26 +64,27 @@ async def listed(local: LocalService, **query: Any) -> Sequence[str]:
     return [each["submissionId"] for each in answer.json()["submissions"]]
 
 
-async def in_every_state(local: LocalService, database: Database, fence: Fence, gateway: str = "crm") -> dict[str, str]:
-    """One of each, by its state."""
+async def in_every_state(local: LocalService, gateway: str) -> dict[str, str]:
+    """The ids of four new submissions, by state."""
     pending, delivered, failed, cancelled = await accepted(local, 4, gateway)
-    await attempt(database.store, fence, delivered, DELIVERED)
-    await attempt(database.store, fence, failed, pause_microseconds=None)
+    await try_once(local, delivered, DELIVERED)
+    await try_once(local, failed, pause_microseconds=None)
     await local.http.post(f"/submissions/{cancelled}/cancel")
     return {"pending": pending, "delivered": delivered, "failed": failed, "cancelled": cancelled}
 
 
-# Submitting.
+# Submit.
 
 
-async def test_accepts_and_shows_it(quiet: LocalService) -> None:
-    answer = await submit(quiet, {"a": 1})
+async def test_submit_returns_202_and_submission_can_be_read(local: LocalService) -> None:
+    answer = await submit(local, {"a": 1})
     assert (answer.status_code, list(answer.json())) == (202, ["submissionId", "state"])
     assert answer.json()["state"] == "pending"
-    submission = await shown(quiet, answer.json()["submissionId"])
+    submission_id = answer.json()["submissionId"]
+    submission = await read_submission(local, submission_id)
     assert list(submission) == [*LISTED_FIELDS, "attempts"]
     assert submission == {
-        "submissionId": answer.json()["submissionId"],
+        "submissionId": submission_id,
         "gateway": "crm",
         "state": "pending",
         "attemptCount": 0,
@@ -106,78 +94,70 @@ async def test_accepts_and_shows_it(quiet: LocalService) -> None:
         "endedAt": None,
         "attempts": [],
     }
+    assert await read_submission(local, submission_id.upper()) == submission
 
 
-async def test_the_same_key_and_payload_give_the_same_submission(quiet: LocalService) -> None:
-    answers = [await submit(quiet, {"a": 1}, **{"Idempotency-Key": "order-7"}) for _ in range(3)]
+async def test_same_key_and_payload_return_same_submission(local: LocalService, gateway: str) -> None:
+    answers = [await submit(local, {"a": 1}, gateway, **{"Idempotency-Key": "order-7"}) for _ in range(3)]
     assert [each.status_code for each in answers] == [202] * 3
     assert len({each.json()["submissionId"] for each in answers}) == 1
-    assert len(await listed(quiet)) == 1
+    assert len(await listed(local, gateway=gateway)) == 1
 
 
-async def test_the_same_key_tells_what_became_of_it(quiet: LocalService, database: Database, fence: Fence) -> None:
-    (submission_id,) = [(await submit(quiet, 1, **{"Idempotency-Key": "order-7"})).json()["submissionId"]]
-    await attempt(database.store, fence, submission_id, DELIVERED)
-    again = await submit(quiet, 1, **{"Idempotency-Key": "order-7"})
+async def test_same_key_returns_current_state(local: LocalService, gateway: str) -> None:
+    submission_id = (await submit(local, 1, gateway, **{"Idempotency-Key": "order-7"})).json()["submissionId"]
+    await try_once(local, submission_id, DELIVERED)
+    again = await submit(local, 1, gateway, **{"Idempotency-Key": "order-7"})
     assert (again.status_code, again.json()) == (202, {"submissionId": submission_id, "state": "delivered"})
 
 
-async def test_the_same_key_and_another_payload_are_refused(quiet: LocalService) -> None:
-    await submit(quiet, {"a": 1}, **{"Idempotency-Key": "order-7"})
-    answer = await submit(quiet, {"a": 2}, **{"Idempotency-Key": "order-7"})
+async def test_same_key_with_another_payload_returns_422(local: LocalService, gateway: str) -> None:
+    await submit(local, {"a": 1}, gateway, **{"Idempotency-Key": "order-7"})
+    answer = await submit(local, {"a": 2}, gateway, **{"Idempotency-Key": "order-7"})
     assert (answer.status_code, answer.json()["code"]) == (422, "KEY_REUSED")
     assert answer.json()["type"] == "urn:tenure:key-reused"
-    assert len(await listed(quiet)) == 1
+    assert len(await listed(local, gateway=gateway)) == 1
 
 
-async def test_a_payload_that_is_spelled_otherwise_is_another(quiet: LocalService) -> None:
-    """It is bytes that are promised, not what they mean."""
+async def test_same_key_with_differently_formatted_payload_returns_422(local: LocalService, gateway: str) -> None:
+    """Payloads are compared as bytes, not as JSON."""
+    headers = JSON | {"Idempotency-Key": "a"}
     statuses = [
-        (await quiet.http.post("/submissions", content=content, headers=JSON | {"Idempotency-Key": "a"})).status_code
-        for content in (body('{"a":1}', "crm"), body('{"a": 1}', "crm"))
+        (await local.http.post("/submissions", content=body(payload, gateway), headers=headers)).status_code
+        for payload in ('{"a":1}', '{"a": 1}')
     ]
     assert statuses == [202, 422]
 
 
-async def test_a_key_belongs_to_its_gateway(quiet: LocalService) -> None:
+async def test_idempotency_key_is_case_sensitive_and_scoped_to_gateway(
+    local: LocalService, gateway: str, other_gateway: str
+) -> None:
     ids = [
-        (await submit(quiet, 1, gateway, **{"Idempotency-Key": "order-7"})).json()["submissionId"]
-        for gateway in ("crm", "shop")
+        (await submit(local, 1, each, **{"Idempotency-Key": name})).json()["submissionId"]
+        for each, name in product((gateway, other_gateway), ("Order-7", "order-7", "order-7 x"))
     ]
-    assert len(set(ids)) == 2
+    assert len(set(ids)) == 6
 
 
-async def test_keys_that_differ_in_case_are_two(quiet: LocalService) -> None:
-    ids = [
-        (await submit(quiet, 1, **{"Idempotency-Key": name})).json()["submissionId"]
-        for name in ("Order-7", "order-7", "order-7 x")
-    ]
-    assert len(set(ids)) == 3
-
-
-async def test_the_same_key_many_times_at_once_is_one_submission(quiet: LocalService) -> None:
-    async def one(_number: int) -> str:
-        answer = await submit(quiet, {"a": 1}, **{"Idempotency-Key": "order-7"})
-        assert answer.status_code == 202, answer.text
-        return str(answer.json()["submissionId"])
-
-    assert len(set(await asyncio.gather(*map(one, range(30))))) == 1
-    assert len(await listed(quiet)) == 1
-
-
-async def test_of_two_payloads_at_once_by_the_same_key_one_is_refused(quiet: LocalService) -> None:
-    answers = await asyncio.gather(*(submit(quiet, number, **{"Idempotency-Key": "x"}) for number in (1, 2, 1, 2)))
-    assert sorted(each.status_code for each in answers) == [202, 202, 422, 422]
-    assert len(await listed(quiet)) == 1
-
-
-async def test_the_same_key_through_both_lanes_is_one_submission(quiet: LocalService) -> None:
-    ways = [{}, {"Expect": "100-continue"}]
+async def test_concurrent_requests_with_same_key_create_one_submission(local: LocalService, gateway: str) -> None:
+    """On both lanes."""
+    lanes = [{}, {"Expect": "100-continue"}]
     answers = await asyncio.gather(
-        *(submit(quiet, 1, **{"Idempotency-Key": "order-7", **ways[number % 2]}) for number in range(10))
+        *(
+            submit(local, {"a": 1}, gateway, **{"Idempotency-Key": "order-7", **lanes[number % 2]})
+            for number in range(30)
+        )
     )
     assert {each.status_code for each in answers} == {202}
     assert len({each.json()["submissionId"] for each in answers}) == 1
+    assert len(await listed(local, gateway=gateway)) == 1
+
+
+async def test_concurrent_payloads_with_same_key_accept_only_one_payload(local: LocalService, gateway: str) -> None:
+    payloads = (1, 2, 1, 2)
+    answers = await asyncio.gather(*(submit(local, each, gateway, **{"Idempotency-Key": "x"}) for each in payloads))
+    assert sorted(each.status_code for each in answers) == [202, 202, 422, 422]
+    assert len(await listed(local, gateway=gateway)) == 1
 
 
 # Bytes.
@@ -200,220 +180,213 @@ PAYLOADS = [
 ]
 
 
-async def stored(database: Database, submission_id: str) -> bytes:
-    (parcel,) = await database.store.read_parcels([submission_id])
-    return parcel.payload
+async def stored(local: LocalService, submission_id: str) -> bytes:
+    (envelope,) = await local.database.store.read_envelopes([submission_id])
+    return envelope.payload
 
 
-@pytest.mark.parametrize("payload", PAYLOADS)
-async def test_the_payload_is_kept_byte_for_byte(quiet: LocalService, database: Database, payload: str) -> None:
-    content = body(f" {payload}\n", "crm")
-    answer = await quiet.http.post("/submissions", content=content, headers=JSON | {"Idempotency-Key": key()})
-    assert answer.status_code == 202, answer.text
-    assert await stored(database, answer.json()["submissionId"]) == payload.encode()
+async def test_payload_is_stored_byte_for_byte(local: LocalService) -> None:
+    bodies = {body(f" {payload}\n", "crm"): payload.encode() for payload in PAYLOADS}
+    bodies[b'{"payload" : [1,  2], "gateway":"crm"}'] = b"[1,  2]"
+    for content, payload in bodies.items():
+        answer = await submit_raw(local, content)
+        assert answer.status_code == 202, answer.text
+        assert await stored(local, answer.json()["submissionId"]) == payload
 
 
-async def test_a_payload_that_comes_in_another_order_is_the_same(quiet: LocalService, database: Database) -> None:
-    content = b'{"payload" : [1,  2], "gateway":"crm"}'
-    answer = await quiet.http.post("/submissions", content=content, headers=JSON | {"Idempotency-Key": key()})
-    assert await stored(database, answer.json()["submissionId"]) == b"[1,  2]"
+NOT_UTF_8 = [
+    b'"\xff"',
+    b'"\xc3"',
+    b'"\xed\xa0\x80"',
+    b'"\xc0\xaf"',
+    b'{"\xff": 1}',
+    b'"\xf4\x90\x80\x80"',
+    b'["\xc3\xa9\x80"]',
+]
+NOT_JSON = [
+    "",
+    "nul",
+    "01",
+    "1.",
+    "+1",
+    "NaN",
+    "'a'",
+    '"a',
+    "[1,]",
+    '{"a":1,}',
+    "{1:2}",
+    '"\\x"',
+    '"\\ud800"',
+    '"\t"',
+    "1 2",
+]
 
 
-@pytest.mark.parametrize(
-    "payload",
-    [
-        b'"\xff"',
-        b'"\xc3"',
-        b'"\xed\xa0\x80"',
-        b'"\xc0\xaf"',
-        b'{"\xff": 1}',
-        b'"\xf4\x90\x80\x80"',
-        b'["\xc3\xa9\x80"]',
-    ],
-)
-def test_a_payload_that_is_not_utf_8_is_refused(client: Client, payload: bytes) -> None:
-    answer = post(client, b'{"gateway": "parked", "payload": ' + payload + b"}")
-    assert wrong(answer) == (400, ["body"])
-
-
-@pytest.mark.parametrize(
-    "payload",
-    ["", "nul", "01", "1.", "+1", "NaN", "'a'", '"a', "[1,]", '{"a":1,}', "{1:2}", '"\\x"', '"\\ud800"', '"\t"', "1 2"],
-)
-def test_a_payload_that_is_not_json_is_refused(client: Client, payload: str) -> None:
-    assert wrong(post(client, body(payload))) == (400, ["body"])
+def test_payload_that_is_not_utf_8_or_not_json_returns_400(any_client: Client) -> None:
+    for payload in [*NOT_UTF_8, *(text.encode() for text in NOT_JSON)]:
+        answer = post(any_client, b'{"gateway": "parked", "payload": ' + payload + b"}")
+        assert invalid_fields(answer) == (400, ["body"]), payload
 
 
 def sized(size: int) -> bytes:
-    """A body of exactly so many bytes."""
+    """A body of exactly `size` bytes."""
     frame = body('""')
     return body('"' + "x" * (size - len(frame)) + '"')
 
 
-@pytest.mark.parametrize("size", [100, 65_536, 65_537, 200_000, MEBIBYTE - 1, MEBIBYTE])
-async def test_takes_up_to_a_mebibyte(quiet: LocalService, database: Database, size: int) -> None:
-    content = sized(size).replace(b"parked", b"crm") + b"   "
-    answer = await quiet.http.post("/submissions", content=content, headers=JSON | {"Idempotency-Key": "k"})
-    assert answer.status_code == 202, answer.text[:200]
-    assert len(await stored(database, answer.json()["submissionId"])) == size - len(body('""')) + 2
+async def test_payload_up_to_one_mebibyte_is_accepted(local: LocalService) -> None:
+    for size in (100, 65_536, 65_537, 200_000, MEBIBYTE - 1, MEBIBYTE):
+        content = sized(size).replace(b"parked", b"crm") + b"   "
+        answer = await submit_raw(local, content)
+        assert answer.status_code == 202, (size, answer.text[:200])
+        assert len(await stored(local, answer.json()["submissionId"])) == size - len(body('""')) + 2
 
 
-@pytest.mark.parametrize("size", [MEBIBYTE + 1, 2 * MEBIBYTE])
-def test_refuses_more_than_a_mebibyte(client: Client, size: int) -> None:
-    answer = post(client, sized(size))
-    assert (answer.status_code, answer.json()["code"]) == (413, "TOO_LARGE")
-    assert answer.json()["detail"] == "the body may have at most 1048576 bytes"
+def test_payload_over_one_mebibyte_returns_413(any_client: Client) -> None:
+    for size in (MEBIBYTE + 1, 2 * MEBIBYTE):
+        answer = post(any_client, sized(size))
+        assert (answer.status_code, answer.json()["code"]) == (413, "TOO_LARGE"), size
+        assert answer.json()["detail"] == "the body may have at most 1048576 bytes"
 
 
-def test_the_connection_lives_on_after_a_body_that_was_too_large(service: RunningInstance) -> None:
-    with connected(service.port) as connection:
+def test_connection_is_reusable_after_413(any_service: RunningInstance) -> None:
+    with connected(any_service.port) as connection:
         for content, status in ((sized(2 * MEBIBYTE), 413), (body(), 202)):
             connection.send(request(content, f"Idempotency-Key: {key()}", method="POST", path="/submissions"))
             assert connection.read().status == status
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_takes_no_more_than_other_bodies(client: Client, command: str) -> None:
+def test_command_body_over_64_kib_returns_413(any_client: Client) -> None:
     content = b'{"gateway": "parked"}'.ljust(65_537)
-    assert client.http.post(f"/submissions/{command}", content=content, headers=JSON).status_code == 413
+    for command in COMMANDS:
+        answer = any_client.http.post(f"/submissions/{command}", content=content, headers=JSON)
+        assert answer.status_code == 413, command
 
 
-# Refusals.
+# Rejected requests.
 
 
-def test_a_submission_without_a_key_is_refused(client: Client) -> None:
-    answer = client.http.post("/submissions", content=body(), headers=JSON)
-    assert wrong(answer) == (400, ["Idempotency-Key"])
+def test_missing_idempotency_key_returns_400(any_client: Client) -> None:
+    answer = any_client.http.post("/submissions", content=body(), headers=JSON)
+    assert invalid_fields(answer) == (400, ["Idempotency-Key"])
     assert answer.json()["errors"][0]["message"] == "is missing"
 
 
-@pytest.mark.parametrize("bad", ["", "é", "x" * 256, "a\tb"])
-def test_a_key_that_is_none_is_refused(service: RunningInstance, bad: str) -> None:
-    with connected(service.port) as connection:
-        lines = request(body(), "Idempotency-Key: <key>", method="POST", path="/submissions")
-        connection.send(lines.replace(b"<key>", bad.encode()))
-        answer = connection.read()
-    assert (answer.status, answer.json()["errors"][0]["field"]) == (400, "Idempotency-Key")
+def test_invalid_idempotency_key_returns_400(any_service: RunningInstance) -> None:
+    lines = request(body(), "Idempotency-Key: <key>", method="POST", path="/submissions")
+    for invalid in ("", "é", "x" * 256, "a\tb"):
+        with connected(any_service.port) as connection:
+            connection.send(lines.replace(b"<key>", invalid.encode()))
+            answer = connection.read()
+        assert (answer.status, answer.json()["errors"][0]["field"]) == (400, "Idempotency-Key"), invalid
 
 
-@pytest.mark.parametrize("good", ["x", "x" * 255, "a b", "~!@#$%^&*()", '"quoted"', "a.b:c/d"])
-def test_a_key_may_be_anything_that_can_be_printed(client: Client, good: str) -> None:
-    assert post(client, body(), idempotency_key=good).status_code == 202
+def test_printable_idempotency_key_is_accepted(client: Client) -> None:
+    for valid in ("x", "x" * 255, "a b", "~!@#$%^&*()", '"quoted"', "a.b:c/d"):
+        assert post(client, body(), idempotency_key=valid).status_code == 202, valid
 
 
-@pytest.mark.parametrize(
-    ("content", "fields"),
-    [
-        (b"{}", ["gateway", "payload"]),
-        (b'{"gateway": "parked"}', ["payload"]),
-        (b'{"payload": 1}', ["gateway"]),
-        (b'{"gateway": null, "payload": 1}', ["gateway"]),
-        (b'{"gateway": 7, "payload": 1}', ["gateway"]),
-        (b'{"gateway": "", "payload": 1}', ["gateway"]),
-        (b'{"gateway": "%s", "payload": 1}' % (b"x" * 300), ["gateway"]),
-        (b'{"gateway": "a\\u0000b", "payload": 1}', ["gateway"]),
-        (b'{"gateway": "\xc3\xa9", "payload": 1}', ["gateway"]),
-        (b'{"gateway": "parked", "payload": 1, "payloads": 2}', ["payloads"]),
-        (b'{"gateway": "parked", "payload": 1, "caller": "me"}', ["caller"]),
-        (b'{"Gateway": "parked", "payload": 1}', ["Gateway", "gateway"]),
-        (b"[]", ["body"]),
-        (b"null", ["body"]),
-        (b"{", ["body"]),
-        (b"", ["body"]),
-        (b'{"gateway": "parked", "payload": 1} x', ["body"]),
-        (b'\xef\xbb\xbf{"gateway": "parked", "payload": 1}', ["body"]),
-        (b"[" * 60_000, ["body"]),
-    ],
-    ids=lambda value: repr(value)[:50],
-)
-def test_a_wrong_body_is_refused_and_says_where(client: Client, content: bytes, fields: list[str]) -> None:
-    assert wrong(post(client, content)) == (400, fields)
+INVALID_BODIES: list[tuple[bytes, list[str]]] = [
+    (b"{}", ["gateway", "payload"]),
+    (b'{"gateway": "parked"}', ["payload"]),
+    (b'{"payload": 1}', ["gateway"]),
+    (b'{"gateway": null, "payload": 1}', ["gateway"]),
+    (b'{"gateway": 7, "payload": 1}', ["gateway"]),
+    (b'{"gateway": "", "payload": 1}', ["gateway"]),
+    (b'{"gateway": "%s", "payload": 1}' % (b"x" * 300), ["gateway"]),
+    (b'{"gateway": "a\\u0000b", "payload": 1}', ["gateway"]),
+    (b'{"gateway": "\xc3\xa9", "payload": 1}', ["gateway"]),
+    (b'{"gateway": "parked", "payload": 1, "payloads": 2}', ["payloads"]),
+    (b'{"gateway": "parked", "payload": 1, "caller": "me"}', ["caller"]),
+    (b'{"Gateway": "parked", "payload": 1}', ["Gateway", "gateway"]),
+    (b"[]", ["body"]),
+    (b"null", ["body"]),
+    (b"{", ["body"]),
+    (b"", ["body"]),
+    (b'{"gateway": "parked", "payload": 1} x', ["body"]),
+    (b'\xef\xbb\xbf{"gateway": "parked", "payload": 1}', ["body"]),
+    (b"[" * 60_000, ["body"]),
+]
 
 
-@pytest.mark.parametrize("payload", ["[" * 100_000 + "]" * 100_000, '{"a":' * 100_000 + "1" + "}" * 100_000])
-def test_a_payload_of_any_depth_is_taken_or_refused(client: Client, payload: str) -> None:
-    assert post(client, body(payload)).status_code in (202, 400)
+def test_invalid_body_returns_400_with_fields(any_client: Client) -> None:
+    for content, fields in INVALID_BODIES:
+        assert invalid_fields(post(any_client, content)) == (400, fields), content[:50]
 
 
-@pytest.mark.parametrize("gateway", ["usages", "oncall"])
-def test_nothing_from_outside_goes_to_gateways_of_tenure(client: Client, gateway: str) -> None:
-    """Not set up: nobody can find out by this."""
-    answer = post(client, body("{}", gateway))
-    assert (answer.status_code, answer.json()["code"]) == (403, "GATEWAY_RESERVED")
+def test_deeply_nested_payload_returns_202_or_400(client: Client) -> None:
+    for payload in ("[" * 100_000 + "]" * 100_000, '{"a":' * 100_000 + "1" + "}" * 100_000):
+        assert post(client, body(payload)).status_code in (202, 400), payload[:5]
 
 
-async def test_nothing_from_outside_goes_to_gateways_of_tenure_that_are_set_up(quiet: LocalService) -> None:
-    answer = await submit(quiet, 1, "usages")
-    assert (answer.status_code, answer.json()["detail"]) == (403, "gateway usages is Tenure's own")
-    assert await listed(quiet) == []
+def test_submit_to_unconfigured_reserved_gateway_returns_403(any_client: Client) -> None:
+    """The response does not disclose whether the gateway is configured."""
+    for gateway in ("usages", "oncall"):
+        answer = post(any_client, body("{}", gateway))
+        assert (answer.status_code, answer.json()["code"]) == (403, "GATEWAY_RESERVED"), gateway
 
 
-@pytest.mark.parametrize("gateway", ["nothing", "Parked", "parked ", "x" * 200, "' OR 1=1"])
-def test_a_gateway_that_is_not_set_up_is_not_found(client: Client, gateway: str) -> None:
-    answer = post(client, body("{}", gateway))
-    assert (answer.status_code, answer.json()["code"]) == (404, "NOT_FOUND")
+async def test_submit_to_configured_reserved_gateway_returns_403(local: LocalService) -> None:
+    answer = await submit(local, 1, "usages")
+    assert (answer.status_code, answer.json()["detail"]) == (403, "gateway usages is reserved for Tenure")
+    assert await listed(local, gateway="usages") == []
 
 
-@pytest.mark.parametrize("media_type", ["text/plain", "application/xml", "application/x-www-form-urlencoded", ""])
-def test_another_media_type_is_refused(client: Client, media_type: str) -> None:
-    assert post(client, body(), content_type=media_type).status_code == 415
+def test_unknown_gateway_returns_404(any_client: Client) -> None:
+    for gateway in ("nothing", "Parked", "parked ", "x" * 200, "' OR 1=1"):
+        answer = post(any_client, body("{}", gateway))
+        assert (answer.status_code, answer.json()["code"]) == (404, "NOT_FOUND"), gateway
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_in_another_media_type_is_refused(client: Client, command: str) -> None:
-    answer = client.http.post(f"/submissions/{command}", content=b"{}", headers={"content-type": "text/plain"})
-    assert answer.status_code == 415
+def test_other_media_type_returns_415(any_client: Client) -> None:
+    for media_type in ("text/plain", "application/xml", "application/x-www-form-urlencoded", ""):
+        assert post(any_client, body(), content_type=media_type).status_code == 415, media_type
+    for command in COMMANDS:
+        headers = {"content-type": "text/plain"}
+        assert any_client.http.post(f"/submissions/{command}", content=b"{}", headers=headers).status_code == 415
 
 
-@pytest.mark.parametrize("submission_id", UNKNOWN)
-@pytest.mark.parametrize("below", ["", *(f"/{command}" for command in COMMANDS)])
-def test_a_submission_that_is_not_there_is_not_found(client: Client, submission_id: str, below: str) -> None:
-    address = client.http.base_url.copy_with(raw_path=f"/submissions/{submission_id}{below}".encode())
-    answer = client.http.request("POST" if below else "GET", address)
-    assert (answer.status_code, answer.json()["code"]) == (404, "NOT_FOUND")
+def test_unknown_submission_returns_404(client: Client) -> None:
+    for submission_id, command in product(UNKNOWN, ("", "/retry", "/cancel")):
+        address = client.http.base_url.copy_with(raw_path=f"/submissions/{submission_id}{command}".encode())
+        answer = client.http.request("POST" if command else "GET", address)
+        assert (answer.status_code, answer.json()["code"]) == (404, "NOT_FOUND"), (submission_id[:40], command)
 
 
-@pytest.mark.parametrize(
-    ("method", "path"),
-    [
+def test_unsupported_method_returns_405(any_client: Client) -> None:
+    one = "/submissions/00000000-0000-7000-8000-000000000000"
+    for method, path in (
         ("PUT", "/submissions"),
         ("DELETE", "/submissions"),
         ("GET", "/submissions/retry"),
         ("GET", "/submissions/cancel"),
-        ("DELETE", "/submissions/00000000-0000-7000-8000-000000000000"),
-        ("GET", "/submissions/00000000-0000-7000-8000-000000000000/retry"),
-    ],
-)
-def test_a_method_that_is_not_taken_is_refused(client: Client, method: str, path: str) -> None:
-    assert client.http.request(method, path).status_code == 405
+        ("DELETE", one),
+        ("GET", f"{one}/retry"),
+    ):
+        assert any_client.http.request(method, path).status_code == 405, (method, path)
 
 
-@pytest.mark.parametrize("path", ["/submissions", "/submissions/retry", "/submissions/x/cancel"])
-def test_commands_take_no_parameters(client: Client, path: str) -> None:
-    answer = client.http.post(f"{path}?now=true", content=body(), headers=JSON | {"Idempotency-Key": "k"})
-    assert wrong(answer) == (400, ["now"])
+def test_post_with_query_parameter_returns_400(any_client: Client) -> None:
+    for path in ("/submissions", "/submissions/retry", "/submissions/x/cancel"):
+        answer = any_client.http.post(f"{path}?now=true", content=body(), headers=JSON | {"Idempotency-Key": "k"})
+        assert invalid_fields(answer) == (400, ["now"]), path
 
 
-async def test_an_id_may_be_in_upper_case(quiet: LocalService) -> None:
-    (submission_id,) = await accepted(quiet)
-    assert (await shown(quiet, submission_id.upper()))["submissionId"] == submission_id
+# Attempts.
 
 
-# What became of it.
-
-
-async def test_shows_its_attempts(quiet: LocalService, database: Database, fence: Fence) -> None:
-    (submission_id,) = await accepted(quiet)
-    await attempt(database.store, fence, submission_id, pause_microseconds=0)
-    await attempt(database.store, fence, submission_id, DELIVERED)
-    submission = await shown(quiet, submission_id)
+async def test_get_returns_attempts(local: LocalService) -> None:
+    (submission_id,) = await accepted(local)
+    await try_once(local, submission_id, pause_microseconds=0)
+    await try_once(local, submission_id, DELIVERED)
+    submission = await read_submission(local, submission_id)
     first, second = submission["attempts"]
     assert list(first) == ATTEMPT_FIELDS
     times = {name: first[name] for name in ("startedAt", "endedAt")}
     assert first == {
         **times,
         "number": 1,
-        "epoch": fence.epoch,
+        "epoch": (await executor(local.database.store)).epoch,
         "outcome": "failed",
         "status": 500,
         "error": "answered 500 to number 1",
@@ -424,86 +397,87 @@ async def test_shows_its_attempts(quiet: LocalService, database: Database, fence
     assert submission["endedAt"] == second["endedAt"]
 
 
-async def test_shows_an_attempt_that_is_under_way(quiet: LocalService, database: Database, fence: Fence) -> None:
-    (submission_id,) = await accepted(quiet)
-    await database.store.begin_attempts(fence, [submission_id])
-    submission = await shown(quiet, submission_id)
-    (attempt_shown,) = submission["attempts"]
-    assert [attempt_shown[name] for name in ("endedAt", "outcome", "status", "error")] == [None] * 4
+async def test_get_returns_running_attempt_without_outcome(local: LocalService) -> None:
+    (submission_id,) = await accepted(local)
+    store = local.database.store
+    await store.begin_attempts(await executor(store), [submission_id])
+    submission = await read_submission(local, submission_id)
+    (running,) = submission["attempts"]
+    assert [running[name] for name in ("endedAt", "outcome", "status", "error")] == [None] * 4
     assert (submission["state"], submission["nextAttemptAt"]) == ("pending", None)
 
 
-async def test_tells_why_it_failed(quiet: LocalService, database: Database, fence: Fence) -> None:
-    (submission_id,) = await accepted(quiet)
-    await attempt(database.store, fence, submission_id, error="it could not be connected to", pause_microseconds=None)
-    submission = await shown(quiet, submission_id)
-    assert (submission["state"], submission["lastError"]) == ("failed", "it could not be connected to")
+async def test_failed_submission_shows_last_error(local: LocalService) -> None:
+    (submission_id,) = await accepted(local)
+    await try_once(local, submission_id, error="the connection failed", pause_microseconds=None)
+    submission = await read_submission(local, submission_id)
+    assert (submission["state"], submission["lastError"]) == ("failed", "the connection failed")
 
 
-async def test_shows_no_payload_and_no_key(quiet: LocalService) -> None:
-    answer = await submit(quiet, "hunter2", **{"Idempotency-Key": "hunter3"})
+async def test_responses_omit_payload_and_idempotency_key(local: LocalService, gateway: str) -> None:
+    answer = await submit(local, "hunter2", gateway, **{"Idempotency-Key": "hunter3"})
     submission_id = answer.json()["submissionId"]
-    told = [await quiet.http.get(path) for path in ("/submissions", f"/submissions/{submission_id}")]
-    assert [each.text for each in told if "hunter" in each.text] == []
+    for path in (f"/submissions?gateway={gateway}", f"/submissions/{submission_id}"):
+        found = await local.http.get(path)
+        assert submission_id in found.text
+        assert "hunter" not in found.text
 
 
 # Lists.
 
 
-async def test_lists_the_newest_first_with_all_but_its_attempts(quiet: LocalService) -> None:
-    ids = await accepted(quiet, 3)
-    answer = (await quiet.http.get("/submissions")).json()
+async def test_list_returns_newest_first_without_attempts(local: LocalService, gateway: str) -> None:
+    ids = await accepted(local, 3, gateway)
+    answer = (await local.http.get("/submissions", params={"gateway": gateway})).json()
     assert [each["submissionId"] for each in answer["submissions"]] == ids[::-1]
     assert (list(answer), answer["count"], answer["nextCursor"]) == (["submissions", "count", "nextCursor"], 3, None)
     assert list(answer["submissions"][0]) == LISTED_FIELDS
 
 
-@pytest.mark.parametrize("state", ["pending", "delivered", "failed", "cancelled"])
-async def test_lists_by_state(quiet: LocalService, database: Database, fence: Fence, state: str) -> None:
-    ids = await in_every_state(quiet, database, fence)
-    assert await listed(quiet, state=state) == [ids[state]]
-    assert (await shown(quiet, ids[state]))["state"] == state
+async def test_list_filters_by_gateway_and_state(local: LocalService, gateway: str, other_gateway: str) -> None:
+    ids = await in_every_state(local, gateway)
+    others = await in_every_state(local, other_gateway)
+    assert set(await listed(local, gateway=gateway)) == set(ids.values())
+    assert await listed(local, gateway="nothing") == []
+    for state, submission_id in ids.items():
+        assert await listed(local, gateway=gateway, state=state) == [submission_id], state
+        assert (await read_submission(local, submission_id))["state"] == state
+        in_state = await listed(local, state=state, limit=500)
+        both = {**ids, **{f"other {name}": each for name, each in others.items()}}
+        assert {name for name, each in both.items() if each in in_state} == {state, f"other {state}"}
 
 
-async def test_lists_by_gateway_and_state(quiet: LocalService, database: Database, fence: Fence) -> None:
-    ids = await in_every_state(quiet, database, fence, "shop")
-    await in_every_state(quiet, database, fence, "crm")
-    assert set(await listed(quiet, gateway="shop")) == set(ids.values())
-    assert await listed(quiet, gateway="shop", state="failed") == [ids["failed"]]
-    assert await listed(quiet, gateway="nothing") == []
+async def test_list_is_paginated(local: LocalService, gateway: str, other_gateway: str) -> None:
+    ids = await accepted(local, 5, gateway)
+    await accepted(local, 2, other_gateway)
+    for limit in (1, 2, 3, 500):
+        url, seen = f"/submissions?gateway={gateway}&state=pending&limit={limit}", []
+        while url:
+            answer = await local.http.get(url)
+            page = answer.json()
+            assert (page["count"], "next" in answer.links) == (len(page["submissions"]), page["nextCursor"] is not None)
+            seen += [each["submissionId"] for each in page["submissions"]]
+            url = answer.links["next"]["url"] if "next" in answer.links else ""
+        assert seen == ids[::-1], limit
 
 
-@pytest.mark.parametrize("limit", [1, 2, 3, 500])
-async def test_lists_page_by_page(quiet: LocalService, limit: int) -> None:
-    ids = await accepted(quiet, 5)
-    await accepted(quiet, 2, "shop")
-    url, seen = f"/submissions?gateway=crm&state=pending&limit={limit}", []
-    while url:
-        answer = await quiet.http.get(url)
-        page = answer.json()
-        assert (page["count"], "next" in answer.links) == (len(page["submissions"]), page["nextCursor"] is not None)
-        seen += [each["submissionId"] for each in page["submissions"]]
-        url = answer.links["next"]["url"] if "next" in answer.links else ""
-    assert seen == ids[::-1]
-
-
-async def test_a_list_is_stable_while_others_are_accepted(quiet: LocalService) -> None:
-    ids = await accepted(quiet, 4)
-    first = await quiet.http.get("/submissions?limit=2")
-    await accepted(quiet, 2)
-    second = await quiet.http.get(first.links["next"]["url"])
+async def test_pagination_is_stable_when_submissions_are_added(local: LocalService, gateway: str) -> None:
+    ids = await accepted(local, 4, gateway)
+    first = await local.http.get(f"/submissions?gateway={gateway}&limit=2")
+    await accepted(local, 2, gateway)
+    second = await local.http.get(first.links["next"]["url"])
     pages = [[each["submissionId"] for each in page.json()["submissions"]] for page in (first, second)]
     assert pages == [ids[:1:-1], ids[1::-1]]
 
 
-@pytest.mark.parametrize("cursor", FORGED)
-def test_a_cursor_that_was_never_given_out_is_refused(client: Client, cursor: str) -> None:
-    assert wrong(client.http.get("/submissions", params={"cursor": cursor})) == (400, ["cursor"])
+def test_forged_cursor_returns_400(client: Client) -> None:
+    for cursor in FORGED:
+        answer = client.http.get("/submissions", params={"cursor": cursor})
+        assert invalid_fields(answer) == (400, ["cursor"]), cursor
 
 
-@pytest.mark.parametrize(
-    "query",
-    [
+def test_list_with_invalid_parameter_returns_400(any_client: Client) -> None:
+    for query in (
         "limit=0",
         "limit=501",
         "limit=1e2",
@@ -515,195 +489,166 @@ def test_a_cursor_that_was_never_given_out_is_refused(client: Client, cursor: st
         f"gateway={'x' * 300}",
         "tenant=x",
         "key=x",
-    ],
-)
-def test_the_list_refuses_what_it_does_not_know(client: Client, query: str) -> None:
-    assert wrong(client.http.get(f"/submissions?{query}")) == (400, [query.partition("=")[0]])
+    ):
+        answer = any_client.http.get(f"/submissions?{query}")
+        assert invalid_fields(answer) == (400, [query.partition("=")[0]]), query
 
 
-@pytest.mark.parametrize("name", ["%00", "%C3%A9", "%20", "%27%20OR%201=1", "%F0%9F%98%80", "a%00b"])
-def test_a_name_that_no_gateway_has_finds_nothing_or_is_refused(client: Client, name: str) -> None:
-    answer = client.http.get(f"/submissions?gateway={name}")
-    assert answer.status_code == 400 or answer.json()["submissions"] == [], answer.text
+def test_list_with_impossible_gateway_name_is_empty_or_returns_400(client: Client) -> None:
+    for name in ("%00", "%C3%A9", "%20", "%27%20OR%201=1", "%F0%9F%98%80", "a%00b"):
+        answer = client.http.get(f"/submissions?gateway={name}")
+        assert answer.status_code == 400 or answer.json()["submissions"] == [], (name, answer.text)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.parametrize("name", ["\\u0000", "é", "' OR 1=1", "a\\u0000b"])
-def test_a_command_by_a_name_that_no_gateway_has_finds_nothing_or_is_refused(
-    client: Client, command: str, name: str
-) -> None:
-    answer = client.http.post(f"/submissions/{command}", content=f'{{"gateway": "{name}"}}'.encode(), headers=JSON)
-    assert answer.status_code == 400 or answer.json() == {"count": 0}, answer.text
+def test_command_with_impossible_gateway_name_matches_nothing_or_returns_400(client: Client) -> None:
+    for command, name in product(COMMANDS, ("\\u0000", "é", "' OR 1=1", "a\\u0000b")):
+        content = f'{{"gateway": "{name}"}}'.encode()
+        answer = client.http.post(f"/submissions/{command}", content=content, headers=JSON)
+        assert answer.status_code == 400 or answer.json() == {"count": 0}, (command, name, answer.text)
 
 
-# Retrying and cancelling one.
+# Retry and cancel of one submission.
 
 
-async def test_retrying_makes_it_due_now(quiet: LocalService, database: Database, fence: Fence) -> None:
-    (submission_id,) = await accepted(quiet)
-    await attempt(database.store, fence, submission_id)
-    waits = await shown(quiet, submission_id)
-    answer = await quiet.http.post(f"/submissions/{submission_id}/retry")
-    assert (answer.status_code, answer.json()) == (200, await shown(quiet, submission_id))
+async def test_retry_makes_submission_due_now(local: LocalService) -> None:
+    (submission_id,) = await accepted(local)
+    await try_once(local, submission_id)
+    before = await read_submission(local, submission_id)
+    answer = await local.http.post(f"/submissions/{submission_id}/retry")
+    assert (answer.status_code, answer.json()) == (200, await read_submission(local, submission_id))
     assert (answer.json()["state"], answer.json()["attemptCount"]) == ("pending", 1)
-    assert answer.json()["nextAttemptAt"] < waits["nextAttemptAt"]
+    assert answer.json()["nextAttemptAt"] < before["nextAttemptAt"]
 
 
-@pytest.mark.parametrize("state", ["pending", "failed", "cancelled"])
-async def test_what_is_not_delivered_can_be_retried(
-    quiet: LocalService, database: Database, fence: Fence, state: str
-) -> None:
-    submission_id = (await in_every_state(quiet, database, fence))[state]
-    answer = await quiet.http.post(f"/submissions/{submission_id}/retry")
-    assert (answer.status_code, answer.json()["state"], answer.json()["endedAt"]) == (200, "pending", None)
+async def test_undelivered_submission_can_be_retried_and_cancelled_repeatedly(local: LocalService) -> None:
+    for command, result, empty_field in (("retry", "pending", "endedAt"), ("cancel", "cancelled", "nextAttemptAt")):
+        ids = await in_every_state(local, "crm")
+        for state in ("pending", "failed", "cancelled"):
+            for _ in range(2):
+                answer = await local.http.post(f"/submissions/{ids[state]}/{command}")
+                assert (answer.status_code, answer.json()["state"]) == (200, result), (command, state)
+                assert answer.json()[empty_field] is None, (command, state)
 
 
-@pytest.mark.parametrize("state", ["pending", "failed", "cancelled"])
-async def test_what_is_not_delivered_can_be_cancelled(
-    quiet: LocalService, database: Database, fence: Fence, state: str
-) -> None:
-    submission_id = (await in_every_state(quiet, database, fence))[state]
-    answer = await quiet.http.post(f"/submissions/{submission_id}/cancel")
-    assert (answer.status_code, answer.json()["state"], answer.json()["nextAttemptAt"]) == (200, "cancelled", None)
+async def test_command_on_delivered_submission_returns_409(local: LocalService) -> None:
+    submission_id = (await in_every_state(local, "crm"))["delivered"]
+    for command in COMMANDS:
+        answer = await local.http.post(f"/submissions/{submission_id}/{command}")
+        assert (answer.status_code, answer.json()["code"]) == (409, "ALREADY_DELIVERED"), command
+        assert answer.json()["detail"] == f"submission {submission_id} has been delivered"
+        assert (await read_submission(local, submission_id))["state"] == "delivered"
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-async def test_what_is_delivered_can_be_neither(
-    quiet: LocalService, database: Database, fence: Fence, command: str
-) -> None:
-    submission_id = (await in_every_state(quiet, database, fence))["delivered"]
-    answer = await quiet.http.post(f"/submissions/{submission_id}/{command}")
-    assert (answer.status_code, answer.json()["code"]) == (409, "ALREADY_DELIVERED")
-    assert answer.json()["detail"] == f"submission {submission_id} is delivered"
-    assert (await shown(quiet, submission_id))["state"] == "delivered"
+async def test_command_does_not_affect_other_submissions(local: LocalService, gateway: str) -> None:
+    ids = await in_every_state(local, gateway)
+    (one,) = await accepted(local, gateway=gateway)
+    before = {state: await read_submission(local, each) for state, each in ids.items()}
+    for command in COMMANDS:
+        await local.http.post(f"/submissions/{one}/{command}")
+        after = {state: await read_submission(local, each) for state, each in ids.items()}
+        assert after == before, command
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-async def test_a_command_repeated_is_harmless(quiet: LocalService, command: str) -> None:
-    (submission_id,) = await accepted(quiet)
-    answers = [await quiet.http.post(f"/submissions/{submission_id}/{command}") for _ in range(2)]
-    assert [each.status_code for each in answers] == [200, 200]
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-async def test_a_command_to_one_leaves_the_others_alone(
-    quiet: LocalService, database: Database, fence: Fence, command: str
-) -> None:
-    ids = await in_every_state(quiet, database, fence)
-    (one,) = await accepted(quiet)
-    before = {state: await shown(quiet, each) for state, each in ids.items()}
-    await quiet.http.post(f"/submissions/{one}/{command}")
-    assert {state: await shown(quiet, each) for state, each in ids.items()} == before
-
-
-# Retrying and cancelling by filter.
+# Retry and cancel by filter.
 
 
 async def states(local: LocalService, ids: dict[str, str]) -> dict[str, str]:
-    return {state: (await shown(local, each))["state"] for state, each in ids.items()}
+    return {state: (await read_submission(local, each))["state"] for state, each in ids.items()}
 
 
-@pytest.mark.parametrize(
-    ("command", "query", "count", "changed"),
-    [
-        ("retry", {"gateway": "crm"}, 1, {"failed": "pending"}),
-        ("retry", {"gateway": "crm", "state": "cancelled"}, 1, {"cancelled": "pending"}),
-        ("retry", {"state": "failed"}, 2, {"failed": "pending"}),
-        ("retry", {"state": "pending"}, 2, {}),
-        ("cancel", {"gateway": "crm"}, 2, {"failed": "cancelled", "pending": "cancelled"}),
-        ("cancel", {"gateway": "crm", "state": "failed"}, 1, {"failed": "cancelled"}),
-        ("cancel", {"state": "pending"}, 2, {"pending": "cancelled"}),
-        ("cancel", {"gateway": "nothing"}, 0, {}),
-    ],
-)
-async def test_a_command_by_filter_reaches_what_it_is_meant_for(
-    quiet: LocalService,
-    database: Database,
-    fence: Fence,
-    command: str,
-    query: Json,
-    count: int,
-    changed: dict[str, str],
-) -> None:
-    ids = await in_every_state(quiet, database, fence, "crm")
-    others = await in_every_state(quiet, database, fence, "shop")
-    answer = await quiet.http.post(f"/submissions/{command}", json=query)
-    assert (answer.status_code, answer.json()) == (200, {"count": count})
-    assert await states(quiet, ids) == {state: changed.get(state, state) for state in ids}
-    both = "gateway" not in query
-    assert await states(quiet, others) == {state: changed.get(state, state) if both else state for state in others}
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-async def test_a_command_by_filter_reaches_more_than_a_batch(quiet: LocalService, command: str) -> None:
-    ids = await asyncio.gather(*(accepted(quiet) for _ in range(130)))
-    assert len(ids) == 130
-    answer = await quiet.http.post(f"/submissions/{command}", json={"state": "pending"})
-    assert answer.json() == {"count": 130}
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.parametrize(
-    ("content", "fields"),
-    [
-        (b"{}", ["body"]),
-        (b'{"gateway": null}', ["body"]),
-        (b"", ["body"]),
-        (b"[]", ["body"]),
-        (b'{"state": "delivered"}', ["state"]),
-        (b'{"state": "Failed"}', ["state"]),
-        (b'{"gateway": ""}', ["gateway"]),
-        (b'{"gateway": "crm", "limit": 5}', ["limit"]),
-        (b'{"gateway": ["crm"]}', ["gateway"]),
-    ],
-)
-def test_a_command_by_filter_refuses_what_it_does_not_know(
-    client: Client, command: str, content: bytes, fields: list[str]
-) -> None:
-    assert wrong(client.http.post(f"/submissions/{command}", content=content, headers=JSON)) == (400, fields)
-
-
-# Addresses.
+BY_FILTER: list[tuple[str, Json, int, dict[str, str]]] = [
+    ("retry", {"gateway": "crm"}, 1, {"failed": "pending"}),
+    ("retry", {"gateway": "crm", "state": "cancelled"}, 1, {"cancelled": "pending"}),
+    ("retry", {"state": "failed"}, 2, {"failed": "pending"}),
+    ("retry", {"state": "pending"}, 2, {}),
+    ("cancel", {"gateway": "crm"}, 2, {"failed": "cancelled", "pending": "cancelled"}),
+    ("cancel", {"gateway": "crm", "state": "failed"}, 1, {"failed": "cancelled"}),
+    ("cancel", {"state": "pending"}, 2, {"pending": "cancelled"}),
+    ("cancel", {"gateway": "nothing"}, 0, {}),
+]
+"""Command, filter, how many of the submissions to two gateways match, and their new states by old state."""
 
 
 @pytest.fixture
-async def prefixed(database: Database, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LocalService]:
+async def own_follower(database: Database) -> AsyncIterator[LocalService]:
+    """An instance of its own that never leads: submissions to it stay pending."""
     await executor(database.store)
-    gateways = {"crm": GatewayConfig(url="http://127.0.0.1:9/")}
-    async with LocalService.on(database, monkeypatch, prefix="/api/v3", gateways=gateways).running() as service:
+    async with LocalService.on(database, "crm", "erp").running() as service:
         yield service
 
 
-async def statuses(local: LocalService, below: str) -> list[int]:
-    """Of every route."""
+async def test_command_by_filter_changes_only_matching_submissions(own_follower: LocalService) -> None:
+    for command, query, count, changed in BY_FILTER:
+        ids = await in_every_state(own_follower, "crm")
+        others = await in_every_state(own_follower, "erp")
+        answer = await own_follower.http.post(f"/submissions/{command}", json=query)
+        assert (answer.status_code, answer.json()) == (200, {"count": count}), (command, query)
+        assert await states(own_follower, ids) == {state: changed.get(state, state) for state in ids}, (command, query)
+        expected = {state: state if "gateway" in query else changed.get(state, state) for state in others}
+        assert await states(own_follower, others) == expected, (command, query)
+        await own_follower.database.execute("DELETE FROM submission_attempts")
+        await own_follower.database.execute("DELETE FROM submissions")
+
+
+async def test_command_by_filter_processes_more_than_one_batch(local: LocalService, gateway: str) -> None:
+    await asyncio.gather(*(accepted(local, gateway=gateway) for _ in range(130)))
+    for command in COMMANDS:
+        answer = await local.http.post(f"/submissions/{command}", json={"gateway": gateway, "state": "pending"})
+        assert answer.json() == {"count": 130}, command
+
+
+def test_command_by_filter_with_invalid_body_returns_400(any_client: Client) -> None:
+    bodies = {
+        b"{}": "body",
+        b'{"gateway": null}': "body",
+        b"": "body",
+        b"[]": "body",
+        b'{"state": "delivered"}': "state",
+        b'{"state": "Failed"}': "state",
+        b'{"gateway": ""}': "gateway",
+        b'{"gateway": "crm", "limit": 5}': "limit",
+        b'{"gateway": ["crm"]}': "gateway",
+    }
+    for command, (content, field) in product(COMMANDS, bodies.items()):
+        answer = any_client.http.post(f"/submissions/{command}", content=content, headers=JSON)
+        assert invalid_fields(answer) == (400, [field]), (command, content)
+
+
+# Prefix and version.
+
+
+@pytest.fixture
+async def prefixed(database: Database) -> AsyncIterator[LocalService]:
+    await executor(database.store)
+    async with LocalService.on(database, "crm", prefix="/api/v3").running() as service:
+        yield service
+
+
+async def statuses(local: LocalService, prefix: str) -> list[int]:
+    """The status of each route."""
     posted = await local.http.post(
-        f"{below}/submissions", content=body("{}", "crm"), headers=JSON | {"Idempotency-Key": key()}
+        f"{prefix}/submissions", content=body("{}", "crm"), headers=JSON | {"Idempotency-Key": key()}
     )
     submission_id = posted.json().get("submissionId", "none")
     answers = [
         posted,
-        await local.http.get(f"{below}/submissions"),
-        await local.http.get(f"{below}/submissions/{submission_id}"),
-        *[await local.http.post(f"{below}/submissions/{submission_id}/{command}") for command in COMMANDS],
-        *[await local.http.post(f"{below}/submissions/{command}", json={"gateway": "crm"}) for command in COMMANDS],
+        await local.http.get(f"{prefix}/submissions"),
+        await local.http.get(f"{prefix}/submissions/{submission_id}"),
+        *[await local.http.post(f"{prefix}/submissions/{submission_id}/{command}") for command in COMMANDS],
+        *[await local.http.post(f"{prefix}/submissions/{command}", json={"gateway": "crm"}) for command in COMMANDS],
     ]
     return [answer.status_code for answer in answers]
 
 
-@pytest.mark.parametrize("version", ["", "/v1"])
-async def test_answers_with_and_without_the_version(quiet: LocalService, version: str) -> None:
-    assert await statuses(quiet, version) == [202, 200, 200, 200, 200, 200, 200]
+async def test_routes_are_available_with_and_without_version(local: LocalService) -> None:
+    for version in ("", "/v1"):
+        assert await statuses(local, version) == [202, 200, 200, 200, 200, 200, 200], version
 
 
-@pytest.mark.parametrize("version", ["", "/v1"])
-async def test_answers_below_the_prefix_and_nowhere_else(prefixed: LocalService, version: str) -> None:
-    assert await statuses(prefixed, f"/api/v3{version}") == [202, 200, 200, 200, 200, 200, 200]
-    assert await statuses(prefixed, version) == [404] * 7
-
-
-async def test_the_links_carry_the_prefix(prefixed: LocalService) -> None:
-    for _ in range(2):
-        await statuses(prefixed, "/api/v3")
+async def test_routes_and_next_links_are_available_only_below_prefix(prefixed: LocalService) -> None:
+    for version in ("", "/v1"):
+        assert await statuses(prefixed, f"/api/v3{version}") == [202, 200, 200, 200, 200, 200, 200], version
+        assert await statuses(prefixed, version) == [404] * 7, version
     answer = await prefixed.http.get("/api/v3/submissions?limit=1")
     link = answer.links["next"]["url"]
     assert link.startswith("/api/v3/submissions?")

@@ -1,4 +1,4 @@
-"""When the service itself cannot do what it is asked: no database yet, too much to do, a defect."""
+"""Failures of the service: no database yet, a full queue, and unexpected exceptions."""
 
 import asyncio
 import subprocess
@@ -11,211 +11,184 @@ from uuid import uuid4
 import pytest
 
 from tenure.config import Config
-from tests.http.client import wish
+from tests.http.client import open_body
 from tests.http.local import LocalService, eventually
 from tests.http.test_connections import Gate
 from tests.http.test_refusals import PROBLEM_KEYS
-from tests.support.databases import Clock, Database, PostgresServer
+from tests.support.databases import Clock, PostgresServer
 
-LANES = {"hot": "/sessions", "ordinary": "/%73essions"}
-
-
-@pytest.fixture(params=LANES)
-def path(request: pytest.FixtureRequest) -> str:
-    return LANES[request.param]
+LANES = ["/sessions", "/%73essions"]
+"""Paths of the hot and the ordinary lane."""
 
 
 # No database yet.
 
 
-class Absent:
-    """A database that is not there, and how to make it."""
+class MissingDatabase:
+    """The URL of a database that does not exist, and a function that creates it."""
 
-    def __init__(self, url: str, name: str, appear: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, url: str, name: str, create: Callable[[], Awaitable[None]]) -> None:
         self.url = url
         self.name = name
-        self.appear = appear
+        self.create = create
 
 
 @pytest.fixture
-def absent_sqlite(tmp_path: Path) -> Absent:
+def missing_sqlite(tmp_path: Path) -> MissingDatabase:
     name = f"later_{uuid4().hex}"
 
-    async def appear() -> None:
+    async def create() -> None:
         (tmp_path / name).mkdir()
 
-    return Absent(f"sqlite:///{tmp_path / name / 'tenure.db'}", name, appear)
+    return MissingDatabase(f"sqlite:///{tmp_path / name / 'tenure.db'}", name, create)
 
 
 @pytest.fixture
-def absent_postgresql(postgres: PostgresServer) -> Absent:
+def missing_postgresql(postgres: PostgresServer) -> MissingDatabase:
     name = f"later_{uuid4().hex}"
 
-    async def appear() -> None:
+    async def create() -> None:
         await postgres.execute(f"CREATE DATABASE {name}")
 
-    return Absent(postgres.url(name), name, appear)
+    return MissingDatabase(postgres.url(name), name, create)
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def absent(request: pytest.FixtureRequest) -> Absent:
-    return request.getfixturevalue(f"absent_{request.param}")  # type: ignore[no-any-return]
+def missing(request: pytest.FixtureRequest) -> MissingDatabase:
+    return request.getfixturevalue(f"missing_{request.param}")  # type: ignore[no-any-return]
 
 
 @pytest.fixture
-async def early(absent: Absent, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LocalService]:
-    """An instance that was started before its database."""
-    monkeypatch.setattr("tenure.app._settle_memory", lambda: None)
-    service = LocalService(Config(database=absent.url), Clock())
+async def waiting(missing: MissingDatabase) -> AsyncIterator[LocalService]:
+    """An instance that was started before its database exists."""
+    service = LocalService(Config(database=missing.url), Clock())
     await service.start()
     yield service
     await service.stop()
 
 
-async def test_without_a_database_the_process_is_alive_but_not_ready(early: LocalService) -> None:
-    alive, ready = await early.http.get("/healthz"), await early.http.get("/readyz")
+async def test_requests_without_database_return_503_with_retry_after(
+    waiting: LocalService, missing: MissingDatabase
+) -> None:
+    alive, ready = await waiting.http.get("/healthz"), await waiting.http.get("/readyz")
     assert (alive.status_code, ready.status_code) == (200, 503)
-
-
-async def test_without_a_database_every_request_is_told_to_come_again(early: LocalService) -> None:
     answers = [
-        await early.put(wish()),
-        await early.http.put("/%73essions", json=wish()),
-        await early.http.get("/sessions"),
-        await early.http.get("/sessions/00000000-0000-0000-0000-000000000000"),
-        await early.http.delete("/sessions/00000000-0000-0000-0000-000000000000"),
-        await early.http.get("/sessions/metrics"),
-        await early.http.get("/health"),
-        *[await early.http.get(path) for path in ("/leases", "/jobs", "/jobs/prune/runs")],
-        *[await early.http.post(f"/jobs/prune/{command}") for command in ("run", "pause", "resume")],
-        await early.http.post("/leases/submission-executor/resign"),
+        *[await waiting.http.put(path, json=open_body()) for path in LANES],
+        await waiting.http.get("/sessions"),
+        await waiting.http.get("/sessions/00000000-0000-0000-0000-000000000000"),
+        await waiting.http.delete("/sessions/00000000-0000-0000-0000-000000000000"),
+        await waiting.http.get("/sessions/metrics"),
+        await waiting.http.get("/health"),
+        *[await waiting.http.get(path) for path in ("/leases", "/jobs", "/jobs/prune/runs")],
+        *[await waiting.http.post(f"/jobs/prune/{command}") for command in ("run", "pause", "resume")],
+        await waiting.http.post("/leases/submission-executor/resign"),
     ]
-    told = {(answer.status_code, answer.json()["code"], answer.headers["Retry-After"]) for answer in answers}
-    assert told == {(503, "DATABASE_UNAVAILABLE", "1")}
+    for answer in answers:
+        problem = answer.json()
+        assert (answer.status_code, problem["code"]) == (503, "DATABASE_UNAVAILABLE"), answer.url
+        assert (answer.headers["Retry-After"], set(problem)) == ("1", PROBLEM_KEYS), answer.url
+        assert missing.name not in answer.text
 
 
-async def test_without_a_database_wrong_requests_are_still_refused(early: LocalService) -> None:
+async def test_invalid_requests_without_database_return_client_errors(waiting: LocalService) -> None:
     answers = [
-        await early.put({}),
-        await early.http.get("/nothing"),
-        await early.http.post("/sessions"),
-        await early.http.get("/leases?limit=501"),
-        await early.http.get("/jobs?cursor=!"),
-        await early.http.post("/jobs/prune/run?now=true"),
+        await waiting.put({}),
+        await waiting.http.get("/nothing"),
+        await waiting.http.post("/sessions"),
+        await waiting.http.get("/leases?limit=501"),
+        await waiting.http.get("/jobs?cursor=!"),
+        await waiting.http.post("/jobs/prune/run?now=true"),
     ]
     assert [answer.status_code for answer in answers] == [400, 404, 405, 400, 400, 400]
 
 
-async def test_the_same_request_works_once_the_database_is_there(early: LocalService, absent: Absent) -> None:
-    body = wish()
-    before = await early.put(body)
-    await absent.appear()
-    await early.until_ready()
-    after = await early.put(body)
+async def test_request_succeeds_once_database_is_available(waiting: LocalService, missing: MissingDatabase) -> None:
+    body = open_body()
+    before = await waiting.put(body)
+    await missing.create()
+    await waiting.until_ready()
+    after = await waiting.put(body)
     assert (before.status_code, after.status_code, after.json()["status"]) == (503, 201, "created")
 
 
-async def test_a_problem_of_the_database_does_not_show_its_address(early: LocalService, absent: Absent) -> None:
-    answer = await early.put(wish())
-    assert set(answer.json()) == PROBLEM_KEYS
-    assert absent.name not in answer.text
+# A full queue.
 
 
-# Too much to do.
-
-
-async def test_a_full_queue_refuses_and_says_when_to_come_again(
-    any_local: LocalService, sqlite_database: Database, monkeypatch: pytest.MonkeyPatch, path: str
+async def test_full_queue_returns_503_with_retry_after(
+    any_local: LocalService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gate = Gate(sqlite_database, monkeypatch)
-    monkeypatch.setattr("tenure.coalescer.WAITING_MAX", 1)
-    first = asyncio.create_task(any_local.put(wish()))
+    gate = Gate(any_local.database, monkeypatch)
+    monkeypatch.setattr("tenure.batching.coalescer.WAITING_MAX", 1)
+    first = asyncio.create_task(any_local.put(open_body()))
     await gate.reached.wait()
-    waiting = asyncio.create_task(any_local.put(wish()))
+    queued = asyncio.create_task(any_local.put(open_body()))
     await eventually(lambda: any_local.in_flight == 2)
-    refused = await any_local.http.put(path, json=wish())
+    rejected = [await any_local.http.put(path, json=open_body()) for path in LANES]
     gate.open.set()
-    answers = await asyncio.gather(first, waiting)
-    assert (refused.status_code, refused.json()["code"], refused.headers["Retry-After"]) == (503, "OVERLOADED", "1")
+    answers = await asyncio.gather(first, queued)
+    for answer in rejected:
+        assert (answer.status_code, answer.json()["code"], answer.headers["Retry-After"]) == (503, "OVERLOADED", "1")
     assert [answer.status_code for answer in answers] == [201, 201]
 
 
-# A defect.
+# Unexpected exceptions.
 
 
-@pytest.fixture
-def defect(sqlite_database: Database, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Whoever opens or lists sessions runs into a defect; returns what it says."""
-    message = "the secret of the defect"
-
+async def test_unexpected_exception_returns_500_problem_without_details(
+    any_local: LocalService, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def fail(*_arguments: Any) -> NoReturn:
-        raise RuntimeError(message)
+        raise RuntimeError("the secret message")
 
-    monkeypatch.setattr(sqlite_database.store, "open_sessions", fail)
-    monkeypatch.setattr(sqlite_database.store, "list_sessions", fail)
-    return message
-
-
-async def test_a_defect_is_answered_as_a_problem(any_local: LocalService, defect: str, path: str) -> None:
-    answer = await any_local.http.put(path, json=wish())
-    assert (answer.status_code, answer.json()["code"], set(answer.json())) == (500, "INTERNAL", PROBLEM_KEYS)
-    assert answer.headers["Content-Type"] == "application/problem+json"
-    assert defect not in answer.text
-
-
-async def test_a_defect_in_a_list_is_answered_as_a_problem(any_local: LocalService, defect: str) -> None:
-    answer = await any_local.http.get("/sessions")
-    assert (answer.status_code, answer.json()["code"]) == (500, "INTERNAL")
-    assert defect not in answer.text
-
-
-async def test_no_stack_trace_leaves_the_process(any_local: LocalService, defect: str, path: str) -> None:
-    del defect
-    answer = await any_local.http.put(path, json=wish())
-    assert [word for word in ("Traceback", "RuntimeError", ".py", "line ") if word in answer.text] == []
-
-
-async def test_a_defect_leaves_nothing_in_flight(any_local: LocalService, defect: str, path: str) -> None:
-    del defect
-    await any_local.http.put(path, json=wish())
+    monkeypatch.setattr(any_local.database.store, "open_sessions", fail)
+    monkeypatch.setattr(any_local.database.store, "list_sessions", fail)
+    answers = [await any_local.http.put(path, json=open_body()) for path in LANES]
+    for answer in [*answers, await any_local.http.get("/sessions")]:
+        assert (answer.status_code, answer.json()["code"], set(answer.json())) == (500, "INTERNAL", PROBLEM_KEYS)
+        assert answer.headers["Content-Type"] == "application/problem+json"
+        details = ("the secret message", "Traceback", "RuntimeError", ".py", "line ")
+        assert [word for word in details if word in answer.text] == []
     await eventually(lambda: any_local.in_flight == 0)
 
 
-async def test_one_request_that_fails_does_not_fail_its_batch(
-    any_local: LocalService, sqlite_database: Database, monkeypatch: pytest.MonkeyPatch
+async def test_failing_request_does_not_fail_its_batch(
+    any_local: LocalService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bad = wish()
-    open_sessions = sqlite_database.store.open_sessions
+    failing = open_body()
+    store = any_local.database.store
+    open_sessions = store.open_sessions
 
-    async def fail_for_one(lane: Any, wishes: Any, limits: Any) -> Any:
-        if any(each.user_object_id == bad["userObjectId"] for each in wishes):
-            raise RuntimeError("this one")
-        return await open_sessions(lane, wishes, limits)
+    async def fail_for_one(lane: Any, requests: Any, limits: Any) -> Any:
+        if any(each.user_object_id == failing["userObjectId"] for each in requests):
+            raise RuntimeError("the batch contains the failing request")
+        return await open_sessions(lane, requests, limits)
 
-    monkeypatch.setattr(sqlite_database.store, "open_sessions", fail_for_one)
-    answers = await asyncio.gather(*(any_local.put(body) for body in (wish(), bad, wish(), wish())))
+    monkeypatch.setattr(store, "open_sessions", fail_for_one)
+    bodies = (open_body(), failing, open_body(), open_body())
+    answers = await asyncio.gather(*map(any_local.put, bodies))
     assert [answer.status_code for answer in answers] == [201, 500, 201, 201]
 
 
-DEFECT_WITH_A_SECRET = """
-from tenure.http.routing import failure
-from tenure.logs import configure_logs
+EXCEPTION_WITH_A_SECRET = """
+from tenure.http.answers import failure
+from tenure.telemetry.events import Telemetry
+from tenure.telemetry.logs import configure_logs, log_events
 
 def connect(password):
-    raise RuntimeError("a defect")
+    raise RuntimeError("an exception")
 
 configure_logs()
 try:
     connect("hunter" + str(2))
 except RuntimeError as error:
-    failure(error)
+    failure(error, log_events(Telemetry()))
 """
 
 
-def test_the_log_of_a_defect_has_its_trace_but_no_values() -> None:
-    """A frame's variables may be a password, a token or a customer's data."""
+def test_exception_log_has_traceback_without_local_values() -> None:
+    """Local variables may contain a password, a token or data of a customer."""
     process = subprocess.run(
-        [sys.executable, "-c", DEFECT_WITH_A_SECRET], capture_output=True, text=True, timeout=30, check=True
+        [sys.executable, "-c", EXCEPTION_WITH_A_SECRET], capture_output=True, text=True, timeout=30, check=True
     )
     assert "RuntimeError" in process.stderr
     assert "connect" in process.stderr

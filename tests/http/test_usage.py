@@ -1,14 +1,16 @@
-"""`GET /usage`: sums over any span, exact, by any key, and page by page of one span."""
+"""`GET /usage`: exact sums over a span, filters, groups and pages."""
 
 import base64
 import random
 import re
 from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from datetime import datetime, timedelta, timezone
 from decimal import Decimal
 from fractions import Fraction
-from itertools import combinations, pairwise
+from itertools import combinations, pairwise, product
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,13 +18,15 @@ import msgspec
 import pytest
 
 from tenure.config.settings import UsageConfig
-from tenure.model.sessions import Session
+from tenure.domain.sessions import Session
+from tests.conftest import ENGINES
 from tests.http.client import Client, Json
+from tests.http.conftest import metered_on, new_postgresql, new_sqlite
 from tests.http.local import LocalService
 from tests.http.test_leases import FORGED
-from tests.support.databases import Database
+from tests.support.databases import Database, PostgresServer
+from tests.support.open_requests import NOON, some_id
 from tests.support.usage import chunk_all, cut, install, lived, minute, put_sessions, windows
-from tests.support.wishes import NOON, some_id
 
 MILLION = 1_000_000
 PERIOD = 30 * 86_400 * MILLION
@@ -36,11 +40,11 @@ KEYS = {
     "session": ("sessionId", "session_id"),
 }
 LATER = minute(10)
-"""When most tests ask."""
+"""The time of most requests."""
 
 
 def session(number: int, begins: float, ends: float, tenant: int, capacity: int, user: int, kind: int) -> Session:
-    """From so many seconds after noon to so many."""
+    """A session from `begins` to `ends`, in seconds after noon."""
     return lived(
         minute(0, begins),
         minute(0, ends),
@@ -63,7 +67,7 @@ SESSIONS = [
 
 
 def expected(of: Session, from_at: datetime, to_at: datetime) -> int:
-    """In millionths, of an installation that knows one era: by fractions, which `round` rounds half even."""
+    """The usage in millionths, for one era: computed with fractions, which `round` rounds half to even."""
     ended_at = of.closed_at or of.deadline_at
     return _rounded(of, min(max(to_at, of.started_at), ended_at)) - _rounded(
         of, min(max(from_at, of.started_at), ended_at)
@@ -74,16 +78,17 @@ def _rounded(of: Session, until: datetime) -> int:
     return round(Fraction(of.kind * MILLION * ((until - of.started_at) // MICROSECOND), PERIOD))
 
 
-def living(found: Sequence[Session], from_at: datetime, to_at: datetime) -> Sequence[Session]:
+def overlapping(found: Sequence[Session], from_at: datetime, to_at: datetime) -> Sequence[Session]:
+    """The sessions that are live in a part of the span."""
     return [each for each in found if each.started_at < to_at and (each.closed_at or each.deadline_at) > from_at]
 
 
 def sums(
     found: Sequence[Session], by: str | None = None, from_at: datetime = NOON, to_at: datetime = LATER
 ) -> Sequence[Mapping[str, Any]]:
-    """The groups of an answer, in the order of their keys."""
+    """The expected groups, in key order."""
     groups: dict[Any, list[Session]] = defaultdict(list)
-    for each in living(found, from_at, to_at):
+    for each in overlapping(found, from_at, to_at):
         groups[None if by is None else getattr(each, KEYS[by][1])].append(each)
     return [
         {**({} if by is None else {KEYS[by][0]: key}), "usage": _total(of, from_at, to_at), "sessions": len(of)}
@@ -96,13 +101,13 @@ def _total(of: Sequence[Session], from_at: datetime, to_at: datetime) -> Decimal
 
 
 def exact(answer: httpx.Response) -> Json:
-    """With decimals as they stand there."""
+    """The body, with decimals instead of floats."""
     assert answer.status_code == 200, answer.text
     return msgspec.json.Decoder(float_hook=Decimal).decode(answer.content)  # type: ignore[no-any-return]
 
 
-async def ask(local: LocalService, **query: Any) -> Json:
-    """`from` is spelled `from_`."""
+async def get_usage(local: LocalService, **query: Any) -> Json:
+    """The parameter `from` is written `from_`."""
     named = {name.rstrip("_"): each.isoformat() if isinstance(each, datetime) else each for name, each in query.items()}
     return exact(await local.http.get("/usage", params=named))
 
@@ -111,74 +116,118 @@ def text(instant: datetime) -> str:
     return instant.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
+# An instance with SESSIONS, ten minutes after noon, without a cut. Tests that only read share it.
+
+
+@asynccontextmanager
+async def _with_sessions(database: Database) -> AsyncIterator[LocalService]:
+    async with metered_on(database) as service:
+        await put_sessions(database, SESSIONS)
+        await database.clock.set(LATER)
+        yield service
+
+
+@pytest.fixture(scope="module")
+async def shared_sqlite_usage(
+    sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[LocalService]:
+    folder = tmp_path_factory.mktemp("usage")
+    async with new_sqlite(sqlite_template, folder) as database, _with_sessions(database) as service:
+        yield service
+
+
+@pytest.fixture(scope="module")
+async def shared_postgresql_usage(postgres: PostgresServer, template: str) -> AsyncIterator[LocalService]:
+    async with new_postgresql(postgres, template) as database, _with_sessions(database) as service:
+        yield service
+
+
 @pytest.fixture
-async def asked(metered: LocalService, database: Database) -> LocalService:
-    """Ten minutes after noon, in which some sessions lived; nothing is cut yet."""
-    await put_sessions(database, SESSIONS)
-    await database.clock.set(LATER)
-    return metered
+async def sqlite_usage(shared_sqlite_usage: LocalService) -> LocalService:
+    await shared_sqlite_usage.clock.set(LATER)
+    return shared_sqlite_usage
 
 
-# The answer.
+@pytest.fixture
+async def postgresql_usage(shared_postgresql_usage: LocalService) -> LocalService:
+    await shared_postgresql_usage.clock.set(LATER)
+    return shared_postgresql_usage
 
 
-async def test_an_answer_to_the_letter(asked: LocalService) -> None:
-    answer = await asked.http.get("/usage", params={"from": text(minute(1)), "groupBy": "tenant"})
-    usage = [_total(of, minute(1), LATER) for of in (SESSIONS[:2], SESSIONS[2:])]
+@pytest.fixture
+async def mssql_usage(mssql_database: Database) -> AsyncIterator[LocalService]:
+    async with _with_sessions(mssql_database) as service:
+        yield service
+
+
+@pytest.fixture(params=ENGINES)
+def usage(request: pytest.FixtureRequest) -> LocalService:
+    return request.getfixturevalue(f"{request.param}_usage")  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+async def own_usage(database: Database) -> AsyncIterator[LocalService]:
+    """For tests that cut."""
+    async with _with_sessions(database) as service:
+        yield service
+
+
+# The response.
+
+
+async def test_response_matches_expected_json_exactly(usage: LocalService) -> None:
+    answer = await usage.http.get("/usage", params={"from": text(minute(1)), "groupBy": "tenant"})
+    totals = [_total(of, minute(1), LATER) for of in (SESSIONS[:2], SESSIONS[2:])]
     assert answer.text == (
         '{"from":"2041-03-01T12:01:00.000000Z","to":"2041-03-01T12:10:00.000000Z",'
         '"finalUntil":"2041-03-01T12:00:00.123456Z","groupBy":"tenant","groups":['
-        f'{{"tenantObjectId":"{TENANTS[0]}","usage":{usage[0]},"sessions":2}},'
-        f'{{"tenantObjectId":"{TENANTS[1]}","usage":{usage[1]},"sessions":3}}],"count":2,"nextCursor":null}}'
+        f'{{"tenantObjectId":"{TENANTS[0]}","usage":{totals[0]},"sessions":2}},'
+        f'{{"tenantObjectId":"{TENANTS[1]}","usage":{totals[1]},"sessions":3}}],"count":2,"nextCursor":null}}'
     )
     assert "link" not in answer.headers
 
 
-async def test_without_a_key_there_is_one_group(asked: LocalService) -> None:
-    answer = await ask(asked)
+async def test_usage_without_group_by_returns_one_group(usage: LocalService) -> None:
+    answer = await get_usage(usage)
     assert (answer["groupBy"], answer["groups"], answer["count"]) == (None, sums(SESSIONS), 1)
     assert list(answer["groups"][0]) == ["usage", "sessions"]
 
 
-async def test_nothing_used_is_one_group_of_nothing(metered: LocalService) -> None:
+async def test_no_usage_returns_one_zero_group_or_no_groups(metered: LocalService) -> None:
     answer = await metered.http.get("/usage")
     assert '"groups":[{"usage":0,"sessions":0}],"count":1,' in answer.text
+    for by in KEYS:
+        grouped = await get_usage(metered, groupBy=by)
+        assert (grouped["groups"], grouped["count"], grouped["nextCursor"]) == ([], 0, None), by
 
 
-@pytest.mark.parametrize("by", KEYS)
-async def test_nothing_used_has_no_groups_by_a_key(metered: LocalService, by: str) -> None:
-    answer = await ask(metered, groupBy=by)
-    assert (answer["groups"], answer["count"], answer["nextCursor"]) == ([], 0, None)
-
-
-@pytest.mark.parametrize("by", KEYS)
-async def test_groups_by_any_key_in_its_order(asked: LocalService, by: str) -> None:
-    answer = await ask(asked, groupBy=by)
-    assert (answer["groupBy"], answer["groups"]) == (by, sums(SESSIONS, by))
+async def test_group_by_returns_groups_in_key_order(usage: LocalService) -> None:
+    for by in KEYS:
+        answer = await get_usage(usage, groupBy=by)
+        assert (answer["groupBy"], answer["groups"]) == (by, sums(SESSIONS, by))
 
 
 AMOUNTS = {2: "0.000001", 26: "0.00001", 518_400: "0.2", 2_592_000: "1", 25_920_000: "10", 25_920_003: "10.000001"}
-"""By the seconds that a basic session lives for it."""
+"""Usage of a basic session, by its duration in seconds."""
 
 
-@pytest.mark.parametrize("seconds", AMOUNTS)
-async def test_usage_is_an_exact_number_without_exponent(
-    metered: LocalService, database: Database, seconds: int
-) -> None:
-    await put_sessions(database, [lived(minute(1), minute(1, seconds))])
-    await database.clock.set(minute(2, seconds))
-    answer = await metered.http.get("/usage", params={"from": text(NOON)})
-    assert re.findall(r'"usage":(.*?),', answer.text) == [AMOUNTS[seconds]]
+async def test_usage_is_exact_decimal_without_exponent(metered: LocalService) -> None:
+    made = {seconds: lived(minute(1), minute(1, seconds)) for seconds in AMOUNTS}
+    await put_sessions(metered.database, list(made.values()))
+    await metered.clock.set(minute(2, max(AMOUNTS)))
+    for seconds, amount in AMOUNTS.items():
+        query = {"from": text(NOON), "tenant": made[seconds].tenant_object_id}
+        answer = await metered.http.get("/usage", params=query)
+        assert re.findall(r'"usage":(.*?),', answer.text) == [amount], seconds
 
 
-async def test_many_digits_stay_as_they_are(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """More than a binary float has."""
+async def test_usage_keeps_more_digits_than_a_float(database: Database) -> None:
     await database.clock.set(NOON)
     await install(database, NOON)
     await put_sessions(database, [lived(minute(1), minute(1) + timedelta(days=1800), closed=False) for _ in range(300)])
     await database.clock.set(NOON + timedelta(days=3000))
     factors = {"1": Decimal("999999.999999"), "2": Decimal(1), "3": Decimal(1)}
-    async with LocalService.on(database, monkeypatch, usage=UsageConfig(factors=factors)).running() as local:
+    async with LocalService.on(database, usage=UsageConfig(factors=factors)).running() as local:
         answer = await local.http.get("/usage", params={"from": text(NOON)})
     assert re.findall(r'"usage":(.*?),', answer.text) == ["17999999999.982"]
 
@@ -188,85 +237,80 @@ async def test_many_digits_stay_as_they_are(database: Database, monkeypatch: pyt
 FILTERS = {"tenant": TENANTS, "capacity": CAPACITIES, "user": USERS}
 
 
-@pytest.mark.parametrize("count", [1, 2, 3])
-async def test_counts_only_what_matches_all_filters(asked: LocalService, count: int) -> None:
-    for names in combinations(FILTERS, count):
-        for number in (0, 1):
-            query = {name: FILTERS[name][number] for name in names}
-            matching = [each for each in SESSIONS if all(getattr(each, KEYS[name][1]) == query[name] for name in names)]
-            answer = await ask(asked, groupBy="session", **query)
-            assert answer["groups"] == sums(matching, "session"), query
+async def test_usage_includes_only_sessions_matching_all_filters(usage: LocalService) -> None:
+    all_names = [names for count in (1, 2, 3) for names in combinations(FILTERS, count)]
+    for names, number in product(all_names, (0, 1)):
+        query = {name: FILTERS[name][number] for name in names}
+        matching = [each for each in SESSIONS if all(getattr(each, KEYS[name][1]) == query[name] for name in names)]
+        answer = await get_usage(usage, groupBy="session", **query)
+        assert answer["groups"] == sums(matching, "session"), query
 
 
-async def test_a_filter_may_be_in_upper_case(asked: LocalService) -> None:
-    answer = await ask(asked, tenant=TENANTS[1].upper(), groupBy="session")
+async def test_filter_ids_are_case_insensitive(usage: LocalService) -> None:
+    answer = await get_usage(usage, tenant=TENANTS[1].upper(), groupBy="session")
     assert answer["groups"] == sums(SESSIONS[2:], "session")
 
 
-@pytest.mark.parametrize("by", [None, "kind"])
-async def test_a_filter_that_matches_nothing_finds_nothing(asked: LocalService, by: str | None) -> None:
-    answer = await ask(asked, tenant=some_id(), **({} if by is None else {"groupBy": by}))
-    assert answer["groups"] == ([{"usage": 0, "sessions": 0}] if by is None else [])
+async def test_filter_without_match_returns_no_usage(usage: LocalService) -> None:
+    assert (await get_usage(usage, tenant=some_id()))["groups"] == [{"usage": 0, "sessions": 0}]
+    assert (await get_usage(usage, tenant=some_id(), groupBy="kind"))["groups"] == []
 
 
 # Spans.
 
 
-async def test_without_a_span_it_is_the_last_thirty_days(asked: LocalService) -> None:
-    answer = await ask(asked)
+async def test_default_span_is_last_thirty_days(usage: LocalService) -> None:
+    answer = await get_usage(usage)
     assert (answer["from"], answer["to"]) == (text(LATER - timedelta(days=30)), text(LATER))
 
 
-async def test_without_a_beginning_it_is_thirty_days_before_the_end(asked: LocalService) -> None:
-    answer = await ask(asked, to=minute(2))
+async def test_default_from_is_thirty_days_before_to(usage: LocalService) -> None:
+    answer = await get_usage(usage, to=minute(2))
     assert (answer["from"], answer["to"]) == (text(minute(2) - timedelta(days=30)), text(minute(2)))
     assert answer["groups"] == sums(SESSIONS, to_at=minute(2))
 
 
-async def test_an_end_in_the_future_means_now(asked: LocalService) -> None:
-    answer = await ask(asked, from_=NOON, to=LATER + timedelta(days=900))
+async def test_to_in_future_is_clamped_to_now(usage: LocalService) -> None:
+    answer = await get_usage(usage, from_=NOON, to=LATER + timedelta(days=900))
     assert (answer["to"], answer["groups"]) == (text(LATER), sums(SESSIONS))
 
 
-async def test_what_lies_in_the_future_is_nothing(asked: LocalService) -> None:
-    answer = await ask(asked, from_=LATER + timedelta(days=1), to=LATER + timedelta(days=2))
+async def test_span_in_future_returns_no_usage(usage: LocalService) -> None:
+    answer = await get_usage(usage, from_=LATER + timedelta(days=1), to=LATER + timedelta(days=2))
     assert answer["groups"] == [{"usage": 0, "sessions": 0}]
     assert answer["from"] == answer["to"] == text(LATER + timedelta(days=1))
 
 
-@pytest.mark.parametrize(
-    ("from_at", "to_at"),
-    [
+async def test_span_can_start_and_end_at_any_instant(usage: LocalService) -> None:
+    for from_at, to_at in (
         (minute(0, 10), minute(0, 130)),
         (minute(0, 61.000001), minute(0, 61.000002)),
         (minute(0, 62.500001), minute(0, 150)),
         (minute(2), minute(3)),
         (minute(0, 130), minute(0, 150.000001)),
-    ],
-)
-async def test_a_span_may_begin_and_end_anywhere(asked: LocalService, from_at: datetime, to_at: datetime) -> None:
-    answer = await ask(asked, from_=from_at, to=to_at, groupBy="session")
-    assert (answer["from"], answer["to"]) == (text(from_at), text(to_at))
-    assert answer["groups"] == sums(SESSIONS, "session", from_at, to_at)
+    ):
+        answer = await get_usage(usage, from_=from_at, to=to_at, groupBy="session")
+        assert (answer["from"], answer["to"]) == (text(from_at), text(to_at))
+        assert answer["groups"] == sums(SESSIONS, "session", from_at, to_at), (from_at, to_at)
 
 
-@pytest.mark.parametrize("hours", [14, 5.75, 0, -3.5, -12])
-async def test_an_instant_may_have_any_offset(asked: LocalService, hours: float) -> None:
-    zone = timezone(timedelta(hours=hours))
-    answer = await ask(asked, from_=minute(1).astimezone(zone), to=minute(3).astimezone(zone))
-    assert (answer["from"], answer["to"]) == (text(minute(1)), text(minute(3)))
-    assert answer["groups"] == sums(SESSIONS, None, minute(1), minute(3))
+async def test_instant_with_any_offset_is_accepted(usage: LocalService) -> None:
+    for hours in (14, 5.75, 0, -3.5, -12):
+        zone = timezone(timedelta(hours=hours))
+        answer = await get_usage(usage, from_=minute(1).astimezone(zone), to=minute(3).astimezone(zone))
+        assert (answer["from"], answer["to"]) == (text(minute(1)), text(minute(3))), hours
+        assert answer["groups"] == sums(SESSIONS, None, minute(1), minute(3)), hours
 
 
-async def test_spans_that_touch_add_up(asked: LocalService, seed: int) -> None:
+async def test_adjacent_spans_add_up_to_whole_span(usage: LocalService, seed: int) -> None:
     chance = random.Random(seed)
     ends = sorted({NOON, LATER, *(NOON + chance.randrange(600_000_000) * MICROSECOND for _ in range(5))})
-    parts = [await ask(asked, from_=one, to=other) for one, other in pairwise(ends)]
-    whole = await ask(asked, from_=NOON, to=LATER)
+    parts = [await get_usage(usage, from_=one, to=other) for one, other in pairwise(ends)]
+    whole = await get_usage(usage, from_=NOON, to=LATER)
     assert sum(part["groups"][0]["usage"] for part in parts) == whole["groups"][0]["usage"], seed
 
 
-CALENDAR = {
+OUTSIDE_CALENDAR = {
     "from=0001-01-01T00:00:00%2B01:00": "from",
     "from=0001-01-01T00:00:00.000000%2B00:01": "from",
     "to=9999-12-31T23:59:59.999999-00:01": "to",
@@ -277,14 +321,13 @@ CALENDAR = {
 }
 
 
-@pytest.mark.parametrize("query", CALENDAR)
-def test_an_instant_beyond_the_calendar_is_refused(client: Client, query: str) -> None:
-    assert refused(client.http.get(f"/usage?{query}")) == [CALENDAR[query]]
+def test_instant_outside_calendar_returns_400(any_client: Client) -> None:
+    for query, field in OUTSIDE_CALENDAR.items():
+        assert invalid_fields(any_client.http.get(f"/usage?{query}")) == [field], query
 
 
-@pytest.mark.parametrize(
-    "query",
-    [
+def test_first_and_last_instants_of_calendar_are_accepted(client: Client) -> None:
+    for query in (
         "from=0001-01-01T00:00:00Z",
         "from=0001-01-01T00:00:00-12:00",
         "to=9999-12-31T23:59:59.999999Z",
@@ -293,23 +336,21 @@ def test_an_instant_beyond_the_calendar_is_refused(client: Client, query: str) -
         "from=0001-01-01T00:00:00Z&to=0001-01-01T00:00:00.000001Z",
         "to=0001-01-31T00:00:00Z",
         "from=9999-12-31T23:59:59Z",
-    ],
-)
-def test_the_ends_of_the_calendar_are_instants_like_any(client: Client, query: str) -> None:
-    answer = client.http.get(f"/usage?{query}")
-    assert answer.status_code == 200, answer.text
+    ):
+        answer = client.http.get(f"/usage?{query}")
+        assert answer.status_code == 200, (query, answer.text)
 
 
-# Refusals.
+# Rejected requests.
 
 
-def refused(answer: httpx.Response) -> list[str]:
-    """The fields that it names."""
+def invalid_fields(answer: httpx.Response) -> list[str]:
+    """The fields in `errors`."""
     assert answer.status_code == 400, answer.text
     return [error["field"] for error in answer.json()["errors"]]
 
 
-WRONG_INSTANTS = [
+INVALID_INSTANTS = [
     "",
     "now",
     "2026-01-02",
@@ -331,30 +372,28 @@ WRONG_INSTANTS = [
 ]
 
 
-@pytest.mark.parametrize("instant", WRONG_INSTANTS)
-@pytest.mark.parametrize("field", ["from", "to"])
-def test_what_is_no_instant_with_an_offset_is_refused(any_client: Client, field: str, instant: str) -> None:
-    answer = any_client.http.get("/usage", params={field: instant})
-    assert refused(answer) == [field]
-    assert answer.json()["errors"][0]["message"] == "must be an instant with its offset, as 2026-01-02T03:04:05Z"
+def test_invalid_instant_returns_400(any_client: Client) -> None:
+    for field, instant in product(("from", "to"), INVALID_INSTANTS):
+        answer = any_client.http.get("/usage", params={field: instant})
+        assert invalid_fields(answer) == [field], instant
+        assert answer.json()["errors"][0]["message"] == "must be an instant with its offset, as 2026-01-02T03:04:05Z"
 
 
-@pytest.mark.parametrize(
-    ("from_at", "to_at"),
-    [
+def test_span_ending_before_start_returns_400(any_client: Client) -> None:
+    for from_at, to_at in (
         ("2026-01-02T03:04:05Z", "2026-01-02T03:04:05Z"),
         ("2026-01-02T03:04:05.000001Z", "2026-01-02T03:04:05Z"),
         ("2026-01-02T03:04:05+01:00", "2026-01-02T03:04:05+02:00"),
         ("2026-01-02T03:04:05+01:00", "2026-01-02T02:04:05Z"),
-    ],
-)
-def test_a_span_that_ends_before_it_begins_is_refused(any_client: Client, from_at: str, to_at: str) -> None:
-    answer = any_client.http.get("/usage", params={"from": from_at, "to": to_at})
-    assert answer.json()["errors"] == [{"field": "from", "message": "must lie before to"}]
-    assert answer.status_code == 400
+    ):
+        answer = any_client.http.get("/usage", params={"from": from_at, "to": to_at})
+        assert (answer.status_code, answer.json()["errors"]) == (
+            400,
+            [{"field": "from", "message": "must lie before to"}],
+        ), (from_at, to_at)
 
 
-WRONG = {
+INVALID_PARAMETERS = {
     "groupBy=": "groupBy",
     "groupBy=Tenant": "groupBy",
     "groupBy=day": "groupBy",
@@ -371,47 +410,46 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("query", WRONG)
-def test_refuses_what_it_does_not_know(any_client: Client, query: str) -> None:
-    assert refused(any_client.http.get(f"/usage?{query}")) == [WRONG[query]]
+def test_invalid_parameter_returns_400(any_client: Client) -> None:
+    for query, field in INVALID_PARAMETERS.items():
+        assert invalid_fields(any_client.http.get(f"/usage?{query}")) == [field], query
 
 
-def test_every_wrong_parameter_is_named(any_client: Client) -> None:
+def test_error_lists_every_invalid_parameter(any_client: Client) -> None:
     answer = any_client.http.get("/usage?from=x&to=y&tenant=z&groupBy=w&limit=0")
-    assert sorted(refused(answer)) == ["from", "groupBy", "limit", "tenant", "to"]
+    assert sorted(invalid_fields(answer)) == ["from", "groupBy", "limit", "tenant", "to"]
 
 
 # Pages.
 
 
-@pytest.mark.parametrize("by", KEYS)
-@pytest.mark.parametrize("limit", [1, 2, 500])
-async def test_pages_are_together_what_one_page_is(asked: LocalService, by: str, limit: int) -> None:
-    groups: list[Json] = []
-    query: Json = {"groupBy": by, "limit": limit}
-    while True:
-        page = await ask(asked, **query)
-        assert page["count"] == len(page["groups"]) <= limit
-        groups += page["groups"]
-        if page["nextCursor"] is None:
-            break
-        query["cursor"] = page["nextCursor"]
-    assert groups == sums(SESSIONS, by)
+async def test_pages_contain_all_groups_once(usage: LocalService) -> None:
+    for by, limit in product(KEYS, (1, 2, 500)):
+        groups: list[Json] = []
+        query: Json = {"groupBy": by, "limit": limit}
+        while True:
+            page = await get_usage(usage, **query)
+            assert page["count"] == len(page["groups"]) <= limit, (by, limit)
+            groups += page["groups"]
+            if page["nextCursor"] is None:
+                break
+            query["cursor"] = page["nextCursor"]
+        assert groups == sums(SESSIONS, by), (by, limit)
 
 
-async def test_every_page_is_of_the_span_of_the_first(asked: LocalService, database: Database) -> None:
-    first = await ask(asked, groupBy="session", limit=2)
-    await database.clock.set(LATER + timedelta(days=40))
-    second = await ask(asked, groupBy="session", limit=2, cursor=first["nextCursor"])
+async def test_every_page_uses_span_of_first_page(usage: LocalService) -> None:
+    first = await get_usage(usage, groupBy="session", limit=2)
+    await usage.clock.set(LATER + timedelta(days=40))
+    second = await get_usage(usage, groupBy="session", limit=2, cursor=first["nextCursor"])
     assert (second["from"], second["to"]) == (first["from"], first["to"])
     assert first["groups"] + second["groups"] == sums(SESSIONS, "session")[:4]
 
 
-async def test_the_link_leads_on_through_the_same_span(asked: LocalService, database: Database) -> None:
+async def test_next_link_keeps_span_and_filters(usage: LocalService) -> None:
     query = {"groupBy": "session", "limit": 2, "tenant": TENANTS[1], "from": "2041-03-01T13:01:00+01:00"}
-    answer = await asked.http.get("/usage", params=query)
-    await database.clock.set(LATER + timedelta(days=1))
-    following = await asked.http.get(answer.links["next"]["url"])
+    answer = await usage.http.get("/usage", params=query)
+    await usage.clock.set(LATER + timedelta(days=1))
+    following = await usage.http.get(answer.links["next"]["url"])
     pages = [exact(answer), exact(following)]
     assert [page["groups"] for page in pages] == [
         sums(SESSIONS[2:], "session", minute(1))[:2],
@@ -421,8 +459,8 @@ async def test_the_link_leads_on_through_the_same_span(asked: LocalService, data
     assert "next" not in following.links
 
 
-async def test_one_group_has_no_other_page(asked: LocalService) -> None:
-    answer = await asked.http.get("/usage", params={"limit": 1})
+async def test_single_group_has_no_next_page(usage: LocalService) -> None:
+    answer = await usage.http.get("/usage", params={"limit": 1})
     assert (exact(answer)["nextCursor"], "link" in answer.headers) == (None, False)
 
 
@@ -430,7 +468,7 @@ def cursor(text: str) -> str:
     return base64.urlsafe_b64encode(text.encode()).rstrip(b"=").decode()
 
 
-FORGED_HERE = [
+FORGED_FOR_TENANT = [
     *FORGED,
     cursor(f"1 2 {TENANTS[0]}"),
     cursor(f"user 1 2 {TENANTS[0]}"),
@@ -451,96 +489,80 @@ FORGED_HERE = [
 ]
 
 
-@pytest.mark.parametrize("forged", FORGED_HERE)
-def test_a_cursor_that_was_never_given_out_is_refused(client: Client, forged: str) -> None:
-    assert refused(client.http.get("/usage", params={"cursor": forged, "groupBy": "tenant"})) == ["cursor"]
+def test_forged_cursor_returns_400(client: Client) -> None:
+    for forged in FORGED_FOR_TENANT:
+        answer = client.http.get("/usage", params={"cursor": forged, "groupBy": "tenant"})
+        assert invalid_fields(answer) == ["cursor"], forged
+    for key in (TENANTS[0], "0", "4", "01", "1.0", ""):
+        answer = client.http.get("/usage", params={"cursor": cursor(f"kind 1 2 {key}"), "groupBy": "kind"})
+        assert invalid_fields(answer) == ["cursor"], f"{key} by kind"
+    for key in (TENANTS[0], "1"):
+        answer = client.http.get("/usage", params={"cursor": cursor(f"None 1 2 {key}")})
+        assert invalid_fields(answer) == ["cursor"], f"{key} without groupBy"
 
 
-@pytest.mark.parametrize("key", [TENANTS[0], "0", "4", "01", "1.0", ""])
-def test_a_cursor_of_another_key_is_refused(client: Client, key: str) -> None:
-    assert refused(client.http.get("/usage", params={"cursor": cursor(f"1 2 {key}"), "groupBy": "kind"})) == ["cursor"]
+def test_cursor_with_any_span_returns_200(client: Client) -> None:
+    for ends in ("-62135596800000000 253402300799999999", "5 5", "9 3", "0 1"):
+        query = {"cursor": cursor(f"tenant {ends} {TENANTS[0]}"), "groupBy": "tenant"}
+        answer = client.http.get("/usage", params=query)
+        assert answer.status_code == 200, (ends, answer.text)
 
 
-@pytest.mark.parametrize("key", [TENANTS[0], "1"])
-def test_a_cursor_without_a_key_is_refused(client: Client, key: str) -> None:
-    assert refused(client.http.get("/usage", params={"cursor": cursor(f"None 1 2 {key}")})) == ["cursor"]
+# Usage and windows.
 
 
-@pytest.mark.parametrize("ends", ["-62135596800000000 253402300799999999", "5 5", "9 3", "0 1"])
-def test_a_cursor_of_any_span_is_harmless(client: Client, ends: str) -> None:
-    answer = client.http.get("/usage", params={"cursor": cursor(f"tenant {ends} {TENANTS[0]}"), "groupBy": "tenant"})
-    assert answer.status_code == 200, answer.text
-
-
-# Both ways.
-
-
-async def test_says_for_the_span_between_two_cuts_what_its_windows_say(asked: LocalService, database: Database) -> None:
+async def test_usage_between_two_cuts_equals_sum_of_windows(own_usage: LocalService, database: Database) -> None:
     for number in range(1, 7):
         await cut(database, minute(number))
         await chunk_all(database)
     await database.clock.set(LATER)
     billed = await windows(database)
     for one, other in combinations([each.started_at for each in billed] + [billed[-1].ended_at], 2):
-        answer = await ask(asked, from_=one, to=other)
+        answer = await get_usage(own_usage, from_=one, to=other)
         inside = [each for each in billed if one <= each.started_at < other]
-        usage = Decimal(sum(each.usage_millionths or 0 for each in inside)) / MILLION
-        assert answer["groups"][0]["usage"] == usage, (one, other)
+        total = Decimal(sum(each.usage_millionths or 0 for each in inside)) / MILLION
+        assert answer["groups"][0]["usage"] == total, (one, other)
         assert answer["groups"] == sums(SESSIONS, None, one, other)
         assert answer["finalUntil"] == text(minute(6))
 
 
-async def test_what_is_final_does_not_change(asked: LocalService, database: Database) -> None:
-    before = await ask(asked, from_=NOON, to=minute(3), groupBy="session")
+async def test_final_usage_does_not_change_after_cut(own_usage: LocalService, database: Database) -> None:
+    before = await get_usage(own_usage, from_=NOON, to=minute(3), groupBy="session")
     await cut(database, minute(5))
-    after = await ask(asked, from_=NOON, to=minute(3), groupBy="session")
+    after = await get_usage(own_usage, from_=NOON, to=minute(3), groupBy="session")
     assert (before["finalUntil"], after["finalUntil"]) == (text(NOON), text(minute(5)))
     assert after["groups"] == before["groups"]
 
 
-# Addresses.
+# Prefix and version.
+
+PATHS = ["/usage", "/usage/windows", "/usage/windows/1"]
 
 
-@pytest.fixture
-async def prefixed(database: Database, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LocalService]:
+async def test_routes_are_available_with_and_without_version(own_usage: LocalService, database: Database) -> None:
+    await cut(database, minute(5))
+    for path in PATHS:
+        plain, versioned = [await own_usage.http.get(f"{version}{path}") for version in ("", "/v1")]
+        assert (plain.status_code, plain.text) == (200, versioned.text), path
+
+
+async def test_routes_and_next_links_are_available_only_below_prefix(database: Database) -> None:
     await database.clock.set(NOON)
     await install(database, NOON)
     await put_sessions(database, SESSIONS)
     await cut(database, minute(5))
     await cut(database, minute(6))
-    async with LocalService.on(database, monkeypatch, prefix="/api/v3").running() as service:
-        yield service
+    async with LocalService.on(database, prefix="/api/v3").running() as prefixed:
+        for version, path in product(("", "/v1"), PATHS):
+            assert (await prefixed.http.get(f"/api/v3{version}{path}")).status_code == 200, (version, path)
+            assert (await prefixed.http.get(f"{version}{path}")).status_code == 404, (version, path)
+        for path in ("/usage?groupBy=session", "/usage/windows?"):
+            answer = await prefixed.http.get(f"/api/v3{path}&limit=1")
+            following = answer.links["next"]["url"]
+            assert following.startswith(f"/api/v3{path.partition('?')[0]}?")
+            assert (await prefixed.http.get(following)).status_code == 200, following
 
 
-PATHS = ["/usage", "/usage/windows", "/usage/windows/1"]
-
-
-@pytest.mark.parametrize("path", PATHS)
-async def test_answers_with_and_without_the_version(asked: LocalService, database: Database, path: str) -> None:
-    await cut(database, minute(5))
-    plain, versioned = [await asked.http.get(f"{version}{path}") for version in ("", "/v1")]
-    assert (plain.status_code, plain.text) == (200, versioned.text)
-
-
-@pytest.mark.parametrize("version", ["", "/v1"])
-async def test_answers_below_the_prefix_and_nowhere_else(prefixed: LocalService, version: str) -> None:
-    statuses = [
-        (await prefixed.http.get(f"{prefix}{version}{path}")).status_code
-        for prefix in ("/api/v3", "")
-        for path in PATHS
-    ]
-    assert statuses == [200] * 3 + [404] * 3
-
-
-@pytest.mark.parametrize("path", ["/usage?groupBy=session", "/usage/windows?"])
-async def test_the_links_carry_the_prefix(prefixed: LocalService, path: str) -> None:
-    answer = await prefixed.http.get(f"/api/v3{path}&limit=1")
-    following = answer.links["next"]["url"]
-    assert following.startswith(f"/api/v3{path.partition('?')[0]}?")
-    assert (await prefixed.http.get(following)).status_code == 200
-
-
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH"])
-def test_usage_can_only_be_read(any_client: Client, method: str, path: str) -> None:
-    assert any_client.http.request(method, path).status_code == 405
+def test_write_methods_on_usage_return_405(any_client: Client) -> None:
+    for method, path in product(("POST", "PUT", "DELETE", "PATCH"), PATHS):
+        assert any_client.http.request(method, path).status_code == 405, (method, path)

@@ -1,10 +1,10 @@
-"""`/usage/windows`: what was billed, window by window, and what became of it."""
+"""`/usage/windows`: the windows, their chunks and submissions, and their delivery."""
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
-from datetime import datetime
+from datetime import datetime, timedelta
 from hashlib import sha256
 from typing import Any
 
@@ -13,20 +13,20 @@ import pytest
 
 from tenure.config import GatewayConfig
 from tenure.config.settings import UsageConfig
-from tenure.model.sessions import Session
-from tenure.model.usage import CHUNK_MAX, Seal
-from tests.http.client import JSON, Client, Json
+from tenure.domain.sessions import Session
+from tenure.domain.usage import CHUNK_MAX, ChunkDigest
+from tests.http.client import Client, Json
 from tests.http.local import LocalService
-from tests.http.submitting import body, key, shown, submit
+from tests.http.submitting import read_submission, submit
 from tests.http.test_deliveries import BOUND_SECONDS, FAST
 from tests.http.test_leases import FORGED
-from tests.http.test_usage import cursor, exact, refused, text
+from tests.http.test_usage import cursor, exact, invalid_fields, text
 from tests.support.databases import Database
 from tests.support.odd_receivers import answer as answering
 from tests.support.odd_receivers import odd_receiver
+from tests.support.open_requests import NOON, some_id
 from tests.support.submissions import DELIVERED, attempt, executor
 from tests.support.usage import CONTRACT, chunk_all, cut, install, lived, minute, put_sessions
-from tests.support.wishes import NOON, some_id
 
 WINDOW_KEYS = ["windowId", "startAt", "endAt", "factors", "sessions", "usage", "deliveredAt"]
 CHUNK_KEYS = ["chunk", "submissionId", "sessions", "usage", "digest", "deliveredAt"]
@@ -35,7 +35,7 @@ FIRST_CUT = minute(1)
 
 
 async def billed(database: Database, sessions: Sequence[Session] = (), at: datetime = FIRST_CUT, **given: Any) -> None:
-    """What these lived until then is cut and divided; given a contract, to be sent."""
+    """Inserts the sessions, cuts at `at` and divides the window. With a contract, its chunks are submitted."""
     if sessions:
         await put_sessions(database, sessions)
     await cut(database, at, **given)
@@ -43,7 +43,7 @@ async def billed(database: Database, sessions: Sequence[Session] = (), at: datet
 
 
 def basic(begins: float = 10, ends: float = 20) -> Session:
-    """From so many seconds after noon to so many."""
+    """A basic session from `begins` to `ends`, in seconds after noon."""
     return lived(minute(0, begins), minute(0, ends))
 
 
@@ -58,14 +58,14 @@ async def listed(local: LocalService, **query: Any) -> Json:
 # A window.
 
 
-async def test_a_list_without_windows_is_empty(metered: LocalService) -> None:
+async def test_list_without_windows_is_empty(metered: LocalService) -> None:
     answer = await metered.http.get("/usage/windows")
     assert (answer.status_code, answer.text) == (200, '{"windows":[],"count":0,"nextCursor":null}')
 
 
-async def test_a_window_that_is_cut_and_not_divided_has_no_sums(metered: LocalService, database: Database) -> None:
-    await put_sessions(database, [basic()])
-    await cut(database, minute(1), contract=CONTRACT)
+async def test_undivided_window_has_no_sums(metered: LocalService) -> None:
+    await put_sessions(metered.database, [basic()])
+    await cut(metered.database, minute(1), contract=CONTRACT)
     assert await window(metered) == {
         "windowId": 1,
         "startAt": text(NOON),
@@ -78,8 +78,8 @@ async def test_a_window_that_is_cut_and_not_divided_has_no_sums(metered: LocalSe
     }
 
 
-async def test_a_window_to_the_letter(metered: LocalService, database: Database) -> None:
-    await billed(database, [basic(10, 20), basic(30, 59)], factors=(250_000, 1, 3_000_000), contract=CONTRACT)
+async def test_window_response_matches_expected_json_exactly(metered: LocalService) -> None:
+    await billed(metered.database, [basic(10, 20), basic(30, 59)], factors=(250_000, 1, 3_000_000), contract=CONTRACT)
     answer = await metered.http.get("/usage/windows/1")
     (chunk,) = answer.json()["chunks"]
     assert answer.text == (
@@ -90,9 +90,9 @@ async def test_a_window_to_the_letter(metered: LocalService, database: Database)
     )
 
 
-async def test_a_list_has_all_but_the_chunks(metered: LocalService, database: Database) -> None:
-    await billed(database, [basic(10, 70)])
-    await billed(database, at=minute(2))
+async def test_list_returns_windows_without_chunks(metered: LocalService) -> None:
+    await billed(metered.database, [basic(10, 70)])
+    await billed(metered.database, at=minute(2))
     answer = await listed(metered)
     assert [list(each) for each in answer["windows"]] == [WINDOW_KEYS] * 2
     whole = [await window(metered, each) for each in (2, 1)]
@@ -100,15 +100,15 @@ async def test_a_list_has_all_but_the_chunks(metered: LocalService, database: Da
     assert answer["windows"] == [{name: each[name] for name in WINDOW_KEYS} for each in whole]
 
 
-async def test_windows_touch(metered: LocalService, database: Database) -> None:
-    await cut(database, minute(1))
-    await cut(database, minute(3))
+async def test_consecutive_windows_are_contiguous(metered: LocalService) -> None:
+    await cut(metered.database, minute(1))
+    await cut(metered.database, minute(3))
     newer, older = (await listed(metered))["windows"]
     assert (newer["startAt"], newer["endAt"], older["endAt"]) == (text(minute(1)), text(minute(3)), text(minute(1)))
 
 
-async def test_shows_every_chunk_in_order(metered: LocalService, database: Database) -> None:
-    await billed(database, [basic() for _ in range(CHUNK_MAX + 3)], contract=CONTRACT)
+async def test_window_lists_chunks_in_order(metered: LocalService) -> None:
+    await billed(metered.database, [basic() for _ in range(CHUNK_MAX + 3)], contract=CONTRACT)
     whole = await window(metered)
     assert [(each["chunk"], each["sessions"]) for each in whole["chunks"]] == [(1, CHUNK_MAX), (2, 3)]
     assert [list(each) for each in whole["chunks"]] == [CHUNK_KEYS] * 2
@@ -119,51 +119,51 @@ async def test_shows_every_chunk_in_order(metered: LocalService, database: Datab
 # Delivery.
 
 
-async def test_a_chunk_that_was_sealed_shows_its_digest(metered: LocalService, database: Database) -> None:
-    await billed(database, [basic()], contract=CONTRACT)
+async def test_chunk_with_stored_digest_shows_it(metered: LocalService) -> None:
+    await billed(metered.database, [basic()], contract=CONTRACT)
     (chunk,) = (await window(metered))["chunks"]
     digest = sha256(b"a body").digest()
-    await database.store.seal_chunks(await executor(database.store), [Seal(chunk["submissionId"], digest)])
+    await metered.database.store.store_digests(
+        await executor(metered.database.store), [ChunkDigest(chunk["submissionId"], digest)]
+    )
     assert (await window(metered))["chunks"] == [{**chunk, "digest": digest.hex()}]
 
 
-async def test_a_window_is_delivered_when_its_last_chunk_is(metered: LocalService, database: Database) -> None:
-    await billed(database, [basic() for _ in range(CHUNK_MAX + 1)], contract=CONTRACT)
-    fence = await executor(database.store)
+async def test_window_is_delivered_when_its_last_chunk_is_delivered(metered: LocalService) -> None:
+    await billed(metered.database, [basic() for _ in range(CHUNK_MAX + 1)], contract=CONTRACT)
+    fence = await executor(metered.database.store)
     first, second = (await window(metered))["chunks"]
-    await database.clock.set(minute(4))
-    await attempt(database.store, fence, second["submissionId"], DELIVERED)
+    await metered.clock.set(minute(4))
+    await attempt(metered.database.store, fence, second["submissionId"], DELIVERED)
     one = await window(metered)
-    await database.clock.set(minute(5))
-    await attempt(database.store, fence, first["submissionId"], DELIVERED)
+    await metered.clock.set(minute(5))
+    await attempt(metered.database.store, fence, first["submissionId"], DELIVERED)
     other = await window(metered)
     assert [each["deliveredAt"] for each in one["chunks"]] == [None, text(minute(4))]
     assert [each["deliveredAt"] for each in other["chunks"]] == [text(minute(5)), text(minute(4))]
     assert (one["deliveredAt"], other["deliveredAt"]) == (None, text(minute(5)))
 
 
-async def test_without_a_gateway_nothing_is_sent_and_nothing_delivered(
-    metered: LocalService, database: Database
-) -> None:
-    await billed(database, [basic()])
+async def test_window_without_gateway_is_neither_sent_nor_delivered(metered: LocalService) -> None:
+    await billed(metered.database, [basic()])
     whole = await window(metered)
     assert (whole["sessions"], whole["deliveredAt"]) == (1, None)
     assert [(each["submissionId"], each["deliveredAt"]) for each in whole["chunks"]] == [(None, None)]
     assert (await metered.http.get("/submissions")).json()["count"] == 0
 
 
-@pytest.mark.parametrize(("contract", "delivered_at"), [(CONTRACT, text(minute(1))), (None, None)])
-async def test_a_window_without_sessions_is_delivered_if_there_is_a_gateway(
-    metered: LocalService, database: Database, contract: Any, delivered_at: str | None
-) -> None:
-    await billed(database, contract=contract)
-    whole = await window(metered)
-    assert (whole["sessions"], whole["usage"], whole["chunks"], whole["deliveredAt"]) == (0, 0, [], delivered_at)
+async def test_empty_window_is_delivered_only_with_gateway(metered: LocalService) -> None:
+    await billed(metered.database, contract=CONTRACT)
+    await billed(metered.database, at=minute(2))
+    for window_id, delivered_at in ((1, text(minute(1))), (2, None)):
+        whole = await window(metered, window_id)
+        assert (whole["sessions"], whole["usage"], whole["chunks"]) == (0, 0, []), window_id
+        assert whole["deliveredAt"] == delivered_at, window_id
 
 
-# Windows that are not there.
+# Unknown windows.
 
-NO_WINDOWS = [
+UNKNOWN_WINDOWS = [
     "0",
     "2",
     "-1",
@@ -184,149 +184,134 @@ NO_WINDOWS = [
 ]
 
 
-@pytest.mark.parametrize("window_id", NO_WINDOWS)
-async def test_a_window_that_is_not_there_is_not_found(
-    metered: LocalService, database: Database, window_id: str
-) -> None:
-    await cut(database, minute(1))
-    answer = await metered.http.get(f"/usage/windows/{window_id}")
-    assert (answer.status_code, answer.json()["code"]) == (404, "NOT_FOUND")
+async def test_unknown_window_returns_404(metered: LocalService) -> None:
+    await cut(metered.database, minute(1))
+    for window_id in UNKNOWN_WINDOWS:
+        answer = await metered.http.get(f"/usage/windows/{window_id}")
+        assert (answer.status_code, answer.json()["code"]) == (404, "NOT_FOUND"), window_id[:40]
 
 
-def test_a_single_window_takes_no_parameters(any_client: Client) -> None:
-    assert refused(any_client.http.get("/usage/windows/1?limit=1")) == ["limit"]
+def test_window_with_query_parameter_returns_400(any_client: Client) -> None:
+    assert invalid_fields(any_client.http.get("/usage/windows/1?limit=1")) == ["limit"]
 
 
 # Pages.
 
 
-@pytest.mark.parametrize("limit", [1, 2, 5, 6, 500])
-async def test_lists_newest_first_page_by_page(metered: LocalService, database: Database, limit: int) -> None:
+async def test_list_is_paginated_newest_first(metered: LocalService) -> None:
     for number in range(1, 6):
-        await cut(database, minute(number))
-    seen: list[int] = []
-    url = f"/usage/windows?limit={limit}"
-    while url:
-        answer = await metered.http.get(url)
-        page = exact(answer)
-        assert (page["count"], page["nextCursor"] is not None) == (len(page["windows"]), "next" in answer.links)
-        seen += [each["windowId"] for each in page["windows"]]
-        url = answer.links["next"]["url"] if "next" in answer.links else ""
-    assert seen == [5, 4, 3, 2, 1]
+        await cut(metered.database, minute(number))
+    for limit in (1, 2, 5, 6, 500):
+        seen: list[int] = []
+        url = f"/usage/windows?limit={limit}"
+        while url:
+            answer = await metered.http.get(url)
+            page = exact(answer)
+            assert (page["count"], page["nextCursor"] is not None) == (len(page["windows"]), "next" in answer.links)
+            seen += [each["windowId"] for each in page["windows"]]
+            url = answer.links["next"]["url"] if "next" in answer.links else ""
+        assert seen == [5, 4, 3, 2, 1], limit
 
 
-async def test_a_list_is_stable_while_more_are_cut(metered: LocalService, database: Database) -> None:
+async def test_pagination_is_stable_when_windows_are_added(metered: LocalService) -> None:
     for number in (1, 2, 3):
-        await cut(database, minute(number))
+        await cut(metered.database, minute(number))
     first = await listed(metered, limit=2)
-    await cut(database, minute(4))
+    await cut(metered.database, minute(4))
     second = await listed(metered, limit=2, cursor=first["nextCursor"])
     assert [each["windowId"] for each in first["windows"] + second["windows"]] == [3, 2, 1]
 
 
-FORGED_HERE = [*FORGED, *map(cursor, ["-1", "1.0", "x", "1 2", "9" * 19, " 1"])]
+FORGED_NUMBERS = ["-1", "1.0", "x", "1 2", "9" * 19, " 1"]
 
 
-@pytest.mark.parametrize("forged", FORGED_HERE)
-def test_a_cursor_that_was_never_given_out_is_refused(client: Client, forged: str) -> None:
-    assert refused(client.http.get("/usage/windows", params={"cursor": forged})) == ["cursor"]
+def test_forged_cursor_returns_400(client: Client) -> None:
+    for forged in [*FORGED, *map(cursor, FORGED_NUMBERS)]:
+        assert invalid_fields(client.http.get("/usage/windows", params={"cursor": forged})) == ["cursor"], forged
 
 
-@pytest.mark.parametrize("number", ["0", "1", "9" * 18])
-def test_a_cursor_of_any_number_is_harmless(client: Client, number: str) -> None:
-    assert client.http.get("/usage/windows", params={"cursor": cursor(number)}).status_code == 200
+def test_cursor_with_any_window_number_returns_200(client: Client) -> None:
+    for number in ("0", "1", "9" * 18):
+        assert client.http.get("/usage/windows", params={"cursor": cursor(number)}).status_code == 200, number
 
 
-WRONG = ["limit=0", "limit=501", "limit=-1", "limit=", "from=2026-01-02T03:04:05Z", "windowId=1", "Limit=1"]
+def test_list_with_invalid_parameter_returns_400(any_client: Client) -> None:
+    for query in ("limit=0", "limit=501", "limit=-1", "limit=", "from=2026-01-02T03:04:05Z", "windowId=1", "Limit=1"):
+        answer = any_client.http.get(f"/usage/windows?{query}")
+        assert invalid_fields(answer) == [query.partition("=")[0]], query
 
 
-@pytest.mark.parametrize("query", WRONG)
-def test_the_list_refuses_what_it_does_not_know(any_client: Client, query: str) -> None:
-    assert refused(any_client.http.get(f"/usage/windows?{query}")) == [query.partition("=")[0]]
+# Submissions of usage.
 
 
-# Its submissions.
-
-
-async def usage_submission(local: LocalService, database: Database) -> str:
-    """Of a window with one chunk."""
-    await billed(database, [basic()], contract=CONTRACT)
+async def usage_submission(local: LocalService) -> str:
+    """The id of the submission of a window with one chunk."""
+    await billed(local.database, [basic()], contract=CONTRACT)
     return str((await window(local))["chunks"][0]["submissionId"])
 
 
-async def test_a_chunk_is_a_submission_like_any(metered: LocalService, database: Database) -> None:
-    submission_id = await usage_submission(metered, database)
-    submission = await shown(metered, submission_id)
+async def test_usage_submission_can_be_read_but_not_cancelled(metered: LocalService) -> None:
+    submission_id = await usage_submission(metered)
+    submission = await read_submission(metered, submission_id)
     assert (submission["gateway"], submission["state"], submission["attempts"]) == ("usages", "pending", [])
+    answer = await metered.http.post(f"/submissions/{submission_id}/cancel")
+    assert (answer.status_code, answer.json()["code"]) == (409, "USAGE_NOT_CANCELLABLE")
+    assert answer.json()["type"] == "urn:tenure:usage-not-cancellable"
+    assert answer.json()["detail"] == f"submission {submission_id} is usage, and is sent until it is delivered"
+    assert (await read_submission(metered, submission_id))["state"] == "pending"
 
 
-async def test_usage_cannot_be_cancelled(metered: LocalService, database: Database) -> None:
-    submission_id = await usage_submission(metered, database)
-    refusal = await metered.http.post(f"/submissions/{submission_id}/cancel")
-    assert (refusal.status_code, refusal.json()["code"]) == (409, "USAGE_NOT_CANCELLABLE")
-    assert refusal.json()["type"] == "urn:tenure:usage-not-cancellable"
-    assert refusal.json()["detail"] == f"submission {submission_id} is usage, which is sent until it is delivered"
-    assert (await shown(metered, submission_id))["state"] == "pending"
-
-
-async def test_usage_that_is_delivered_is_refused_as_that(metered: LocalService, database: Database) -> None:
-    submission_id = await usage_submission(metered, database)
-    await attempt(database.store, await executor(database.store), submission_id, DELIVERED)
+async def test_command_on_delivered_usage_returns_already_delivered(metered: LocalService) -> None:
+    submission_id = await usage_submission(metered)
+    store = metered.database.store
+    await attempt(store, await executor(store), submission_id, DELIVERED)
     for command in ("cancel", "retry"):
-        refusal = await metered.http.post(f"/submissions/{submission_id}/{command}")
-        assert (refusal.status_code, refusal.json()["code"]) == (409, "ALREADY_DELIVERED"), command
+        answer = await metered.http.post(f"/submissions/{submission_id}/{command}")
+        assert (answer.status_code, answer.json()["code"]) == (409, "ALREADY_DELIVERED"), command
 
 
-@pytest.mark.parametrize(
-    "given", [{"gateway": "usages"}, {"state": "pending"}, {"gateway": "usages", "state": "pending"}]
-)
-async def test_usage_is_left_out_where_many_are_cancelled(
-    metered: LocalService, database: Database, given: dict[str, str]
-) -> None:
-    submission_id = await usage_submission(metered, database)
+async def test_cancel_by_filter_skips_usage_submissions(metered: LocalService) -> None:
+    submission_id = await usage_submission(metered)
     other = (await submit(metered)).json()["submissionId"]
-    told = await metered.http.post("/submissions/cancel", json=given)
-    reaches_other = "gateway" not in given
-    assert (told.status_code, told.json()) == (200, {"count": int(reaches_other)})
-    states = [(await shown(metered, each))["state"] for each in (submission_id, other)]
-    assert states == ["pending", "cancelled" if reaches_other else "pending"]
+    for query, count in (
+        ({"gateway": "usages"}, 0),
+        ({"gateway": "usages", "state": "pending"}, 0),
+        ({"state": "pending"}, 1),
+    ):
+        answer = await metered.http.post("/submissions/cancel", json=query)
+        assert (answer.status_code, answer.json()) == (200, {"count": count}), query
+        states = [(await read_submission(metered, each))["state"] for each in (submission_id, other)]
+        assert states == ["pending", "cancelled" if count else "pending"], query
 
 
-async def after_a_failure(local: LocalService, database: Database) -> str:
-    submission_id = await usage_submission(local, database)
-    await attempt(database.store, await executor(database.store), submission_id)
-    await database.clock.set(minute(1, 10))
-    assert (await shown(local, submission_id))["nextAttemptAt"] == text(minute(1, 30))
-    return submission_id
+async def fail_attempt(local: LocalService, submission_id: str, at: datetime) -> None:
+    """A failed attempt, after which the clock moves on by ten of the thirty seconds before the next one."""
+    await local.clock.set(at)
+    await attempt(local.database.store, await executor(local.database.store), submission_id)
+    assert (await read_submission(local, submission_id))["nextAttemptAt"] == text(at + timedelta(seconds=30))
+    await local.clock.set(at + timedelta(seconds=10))
 
 
-async def test_usage_can_be_retried(metered: LocalService, database: Database) -> None:
-    submission_id = await after_a_failure(metered, database)
-    told = await metered.http.post(f"/submissions/{submission_id}/retry")
-    assert (told.status_code, told.json()["state"]) == (200, "pending")
-    assert told.json()["nextAttemptAt"] == text(minute(1, 10))
-
-
-async def test_all_usage_can_be_retried(metered: LocalService, database: Database) -> None:
-    submission_id = await after_a_failure(metered, database)
-    told = await metered.http.post("/submissions/retry", json={"gateway": "usages", "state": "pending"})
-    assert (told.status_code, told.json()) == (200, {"count": 1})
-    assert (await shown(metered, submission_id))["nextAttemptAt"] == text(minute(1, 10))
-
-
-async def test_nobody_can_submit_usage(metered: LocalService) -> None:
-    refusal = await metered.http.post(
-        "/submissions", content=body("[]", "usages"), headers=JSON | {"Idempotency-Key": key()}
-    )
-    assert (refusal.status_code, refusal.json()["code"]) == (403, "GATEWAY_RESERVED")
+async def test_usage_submission_can_be_retried_by_id_and_by_filter(metered: LocalService) -> None:
+    submission_id = await usage_submission(metered)
+    await fail_attempt(metered, submission_id, minute(1))
+    by_id = await metered.http.post(f"/submissions/{submission_id}/retry")
+    assert (by_id.status_code, by_id.json()["state"]) == (200, "pending")
+    assert by_id.json()["nextAttemptAt"] == text(minute(1, 10))
+    await fail_attempt(metered, submission_id, minute(2))
+    by_filter = await metered.http.post("/submissions/retry", json={"gateway": "usages", "state": "pending"})
+    assert (by_filter.status_code, by_filter.json()) == (200, {"count": 1})
+    assert (await read_submission(metered, submission_id))["nextAttemptAt"] == text(minute(2, 10))
 
 
 # From a session to the receiver.
 
+Emit = Callable[..., Awaitable[tuple[LocalService, Session]]]
+
 
 @pytest.fixture
-async def emit(database: Database, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Any]:
-    """Starts an instance that cuts at a minute past noon, in which a session lived, and sends to an address."""
+async def emit(database: Database) -> AsyncIterator[Emit]:
+    """Starts an instance that cuts at a minute past noon, after a session of thirty seconds, and sends to a URL."""
     await database.clock.set(NOON)
     await install(database, NOON)
     session = lived(minute(0, 15), minute(0, 45), kind=2, user_object_id=some_id())
@@ -336,7 +321,7 @@ async def emit(database: Database, monkeypatch: pytest.MonkeyPatch) -> AsyncIter
 
         async def start(url: str | None, **usage: Any) -> tuple[LocalService, Session]:
             gateways = {} if url is None else {"usages": GatewayConfig(url=url, schedule=(3600.0,))}
-            local = LocalService.on(database, monkeypatch, gateways=gateways, leases=FAST, usage=UsageConfig(**usage))
+            local = LocalService.on(database, gateways=gateways, leases=FAST, usage=UsageConfig(**usage))
             await started.enter_async_context(local.running())
             (await local.http.post("/jobs/emit-usage/run")).raise_for_status()
             return local, session
@@ -357,7 +342,9 @@ async def until_divided(local: LocalService, *, delivered: bool) -> Json:
     ("usage_format", "media_type"),
     [("tenure", "application/json"), ("cloudevents", "application/cloudevents-batch+json")],
 )
-async def test_what_was_lived_arrives(emit: Any, database: Database, usage_format: str, media_type: str) -> None:
+async def test_receiver_gets_usage_of_session(
+    emit: Emit, database: Database, usage_format: str, media_type: str
+) -> None:
     async with odd_receiver(answering("200 OK")) as receiver:
         local, session = await emit(receiver.address, format=usage_format)
         whole = await until_divided(local, delivered=True)
@@ -375,16 +362,16 @@ async def test_what_was_lived_arrives(emit: Any, database: Database, usage_forma
 
 
 async def attempted(local: LocalService, submission_id: str, times: int) -> Json:
-    """The submission once so many attempts at it have ended."""
+    """Waits until this number of attempts has ended, and returns the submission."""
     async with asyncio.timeout(BOUND_SECONDS):
         while True:
-            submission = await shown(local, submission_id)
+            submission = await read_submission(local, submission_id)
             if len([each for each in submission["attempts"] if each["outcome"]]) == times:
                 return submission
             await asyncio.sleep(0.02)
 
 
-async def test_a_receiver_that_is_gone_is_one_more_failure(emit: Any) -> None:
+async def test_410_from_receiver_keeps_usage_pending(emit: Emit) -> None:
     async with odd_receiver(answering("410 Gone")) as receiver:
         local, _ = await emit(receiver.address)
         (chunk,) = (await until_divided(local, delivered=False))["chunks"]
@@ -392,28 +379,28 @@ async def test_a_receiver_that_is_gone_is_one_more_failure(emit: Any) -> None:
     assert (submission["state"], submission["lastError"]) == ("pending", "answered 410")
 
 
-async def test_without_a_gateway_windows_are_cut_all_the_same(emit: Any) -> None:
+async def test_windows_are_cut_without_gateway(emit: Emit) -> None:
     local, _ = await emit(None)
     whole = await until_divided(local, delivered=False)
     assert (whole["sessions"], whole["usage"], whole["chunks"][0]["submissionId"]) == (1, 0.000023, None)
 
 
-async def test_a_clock_that_was_stepped_back_is_told_and_stops_no_job(
-    emit: Any, database: Database, capsys: pytest.CaptureFixture[str]
+async def test_clock_stepped_back_is_logged_and_jobs_keep_running(
+    emit: Emit, database: Database, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Jobs are run by the time that comes again, and the one that cuts says why it cannot."""
+    """Jobs run on the earlier time; the cut job logs why it skips the cut."""
     local, _ = await emit(None)
     await until_divided(local, delivered=False)
     for stepped_to in (minute(-90, 7), minute(-88)):
         await database.clock.set(stepped_to)
         await _began(local, "emit-usage", stepped_to)
         await _began(local, "expire-sessions", stepped_to)
-    told = ""
+    log = ""
     async with asyncio.timeout(BOUND_SECONDS):
-        while told.count("usage.cut_skipped") < 2:
-            told += capsys.readouterr().out
+        while log.count("usage.cut_skipped") < 2:
+            log += capsys.readouterr().out
             await asyncio.sleep(0.02)
-    assert len(re.findall(r"job\.clock_behind .*job=emit-usage", told)) == 1, told
+    assert len(re.findall(r"job\.clock_behind .*job=emit-usage", log)) == 1, log
 
 
 async def _began(local: LocalService, job: str, at: datetime) -> None:
@@ -422,8 +409,8 @@ async def _began(local: LocalService, job: str, at: datetime) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_what_was_changed_after_it_was_sent_is_withheld(emit: Any, database: Database) -> None:
-    """Somebody has altered the database, though not what it adds up to."""
+async def test_chunk_changed_after_first_attempt_is_withheld(emit: Emit, database: Database) -> None:
+    """The capacity of a billed session was changed in the database; the sums still match."""
     async with odd_receiver(answering("500 Oops")) as receiver:
         local, session = await emit(receiver.address)
         (chunk,) = (await until_divided(local, delivered=False))["chunks"]
@@ -435,7 +422,7 @@ async def test_what_was_changed_after_it_was_sent_is_withheld(emit: Any, databas
         await local.http.post(f"/submissions/{chunk['submissionId']}/retry")
         submission = await attempted(local, chunk["submissionId"], 2)
         assert len(receiver.received) == 1
-    told = submission["attempts"][1]
-    assert (told["outcome"], told["status"]) == ("abandoned", None)
-    assert submission["lastError"] == "not sent: it is not what was rendered before its first attempt"
+    withheld = submission["attempts"][1]
+    assert (withheld["outcome"], withheld["status"]) == ("abandoned", None)
+    assert submission["lastError"] == "not sent: its digest differs from the one stored before its first attempt"
     assert submission["nextAttemptAt"] == text(minute(11, 5))

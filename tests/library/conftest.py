@@ -1,4 +1,4 @@
-"""Processes of an application that uses Tenure's leases and jobs and nothing else, as ensembles in one process."""
+"""Ensembles in one process, in the place of processes of an application that uses only leases and jobs."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -18,12 +18,12 @@ class Join(Protocol):
 
 
 @pytest.fixture
-async def join(empty_database: Database) -> AsyncIterator[Join]:
-    """Has one more ensemble take part, on a database that was empty before the first."""
+async def join(database: Database) -> AsyncIterator[Join]:
+    """Starts one more ensemble on the database of the test."""
     async with AsyncExitStack() as stack:
 
         async def _join(prepare: Callable[[Ensemble], object] = lambda _ensemble: None, **given: Any) -> Ensemble:
-            ensemble = Ensemble(empty_database.url, **{"timing": QUICK, **given})
+            ensemble = Ensemble(database.url, **{"timing": QUICK, **given})
             prepare(ensemble)
             return await stack.enter_async_context(ensemble)
 

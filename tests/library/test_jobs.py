@@ -1,4 +1,4 @@
-"""Jobs as an application adds them."""
+"""Jobs that an application adds to an ensemble."""
 
 import asyncio
 from datetime import datetime
@@ -7,7 +7,7 @@ import pytest
 
 from tenure.clock import EPOCH
 from tenure.ensemble import Ensemble
-from tenure.jobs.jobs import ActiveRun
+from tenure.jobs.job import ActiveRun
 from tests.library.conftest import QUICK, Join
 from tests.support.databases import Database
 
@@ -16,23 +16,23 @@ RUNS = 12
 BOUND_SECONDS = 30.0
 
 
-class Reports:
-    """What the runs of a job in all ensembles have seen of each other."""
+class RecordedRuns:
+    """The runs of a job in all ensembles, and how many of them ran at the same time."""
 
     def __init__(self) -> None:
         self.ticks: list[datetime | None] = []
         self.holders: list[str] = []
-        self.at_work = 0
-        self.most_at_work = 0
+        self.running = 0
+        self.most_running = 0
         self.ran = asyncio.Event()
 
     async def run(self, run: ActiveRun) -> None:
-        self.at_work += 1
-        self.most_at_work = max(self.most_at_work, self.at_work)
+        self.running += 1
+        self.most_running = max(self.most_running, self.running)
         self.ticks.append(run.tick_at)
         self.holders.append(run.fence.holder)
         await asyncio.sleep(0.005)
-        self.at_work -= 1
+        self.running -= 1
         self.ran.set()
 
     def add_to(self, ensemble: Ensemble) -> None:
@@ -45,73 +45,53 @@ class Reports:
                 await self.ran.wait()
 
 
-@pytest.mark.slow
-async def test_one_of_all_runs_a_job_at_a_time_and_once_for_each_tick(join: Join) -> None:
-    reports = Reports()
+async def test_job_runs_on_one_instance_at_a_time_and_once_per_tick_of_the_grid(join: Join) -> None:
+    recorded = RecordedRuns()
     for _ in range(3):
-        await join(reports.add_to)
-    await reports.after(RUNS)
-    assert reports.most_at_work == 1
-    assert len(set(reports.ticks)) == len(reports.ticks), reports.ticks
-    assert reports.ticks == sorted(reports.ticks, key=str)
+        await join(recorded.add_to)
+    await recorded.after(RUNS)
+    assert recorded.most_running == 1
+    assert len(set(recorded.ticks)) == len(recorded.ticks), recorded.ticks
+    assert recorded.ticks == sorted(recorded.ticks, key=str)
+    off_grid = [tick for tick in recorded.ticks if tick is None or (tick - EPOCH).microseconds % 50_000]
+    assert off_grid == []
 
 
-async def test_ticks_lie_on_the_grid(join: Join) -> None:
-    reports = Reports()
-    await join(reports.add_to)
-    await reports.after(3)
-    off = [tick for tick in reports.ticks if tick is None or (tick - EPOCH).microseconds % 50_000]
-    assert off == []
-
-
-@pytest.mark.slow
-async def test_an_ensemble_that_ends_leaves_its_job_to_the_others(join: Join, empty_database: Database) -> None:
-    reports = Reports()
-    staying = await join(reports.add_to)
-    leaving = Ensemble(empty_database.url, holder="leaving", timing=QUICK)
-    reports.add_to(leaving)
+async def test_remaining_instance_runs_job_after_another_exits(join: Join, database: Database) -> None:
+    recorded = RecordedRuns()
+    staying = await join(recorded.add_to)
+    leaving = Ensemble(database.url, holder="leaving", timing=QUICK)
+    recorded.add_to(leaving)
     async with leaving:
-        await reports.after(3)
-    before = len(reports.ticks)
-    await reports.after(before + 3)
-    assert set(reports.holders[before:]) == {staying.holder}
+        await recorded.after(3)
+    before = len(recorded.ticks)
+    await recorded.after(before + 3)
+    assert set(recorded.holders[before:]) == {staying.holder}
 
 
-@pytest.mark.slow
-async def test_a_job_that_is_paused_from_the_first_is_not_run(join: Join, empty_database: Database) -> None:
-    reports = Reports()
-    other = Reports()
-
-    def add(ensemble: Ensemble) -> None:
-        ensemble.add_job("report", reports.run, interval_seconds=INTERVAL, paused=True)
-        ensemble.add_job("other", other.run, interval_seconds=INTERVAL)
-
-    await join(add)
-    await other.after(3)
-    assert reports.ticks == []
-    (job,) = [job for job in await empty_database.store.list_jobs(None, 10) if job.name == "report"]
-    assert job.paused
-
-
-async def test_a_job_that_always_fails_does_not_keep_others_from_running(join: Join) -> None:
-    other = Reports()
+async def test_paused_job_does_not_run_and_failing_job_does_not_block_others(join: Join, database: Database) -> None:
+    paused, other = RecordedRuns(), RecordedRuns()
 
     async def fail(_run: ActiveRun) -> None:
         raise ValueError("always")
 
     def add(ensemble: Ensemble) -> None:
+        ensemble.add_job("paused", paused.run, interval_seconds=INTERVAL, paused=True)
         ensemble.add_job("broken", fail, interval_seconds=INTERVAL)
         ensemble.add_job("other", other.run, interval_seconds=INTERVAL)
 
     await join(add)
     await other.after(5)
+    assert paused.ticks == []
+    jobs = {job.name: job.paused for job in await database.store.list_jobs(None, 10)}
+    assert jobs == {"paused": True, "broken": False, "other": False}
 
 
-@pytest.mark.slow
-async def test_a_run_is_cancelled_when_the_ensemble_ends(empty_database: Database) -> None:
+async def test_run_is_cancelled_when_ensemble_exits(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tenure.jobs.runner.GRACE_SECONDS", 0.1)
     began, cancelled = asyncio.Event(), asyncio.Event()
 
-    async def endless(_run: ActiveRun) -> None:
+    async def run_until_cancelled(_run: ActiveRun) -> None:
         began.set()
         try:
             await asyncio.Event().wait()
@@ -119,11 +99,11 @@ async def test_a_run_is_cancelled_when_the_ensemble_ends(empty_database: Databas
             cancelled.set()
             raise
 
-    ensemble = Ensemble(empty_database.url)
-    ensemble.add_job("endless", endless, interval_seconds=INTERVAL)
+    ensemble = Ensemble(database.url, timing=QUICK)
+    ensemble.add_job("endless", run_until_cancelled, interval_seconds=INTERVAL)
     async with ensemble, asyncio.timeout(BOUND_SECONDS):
         await began.wait()
     assert cancelled.is_set()
-    runs = await empty_database.store.list_runs("endless", None, 10)
+    runs = await database.store.list_runs("endless", None, 10)
     assert runs is not None
     assert [run.outcome for run in runs] == ["abandoned"]

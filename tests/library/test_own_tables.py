@@ -1,4 +1,4 @@
-"""An application's own tables beside Tenure's: writes that only a lease's holder may make, and names in the way."""
+"""Tables of an application next to those of Tenure: fenced writes, and conflicting names."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -10,10 +10,10 @@ import pytest
 from tenure.config.urls import is_database_url
 from tenure.ensemble import Ensemble
 from tenure.errors import ConfigurationError
-from tenure.jobs.jobs import ActiveRun
-from tenure.leases.keeping import KeptLease
+from tenure.jobs.job import ActiveRun
+from tenure.leases.held import AcquiredLease
 from tenure.store.engines import open_store
-from tests.http.client import wish
+from tests.http.client import open_body
 from tests.library.conftest import QUICK
 from tests.support.databases import Database
 from tests.support.instances import RunningInstance
@@ -24,22 +24,22 @@ OWN_TABLES = ("sessions", "jobs", "leases")
 
 
 @pytest.fixture
-async def connection(empty_postgres_database: Database) -> AsyncIterator[asyncpg.Connection]:
-    """The application's own."""
-    connection = await asyncpg.connect(empty_postgres_database.url)
+async def connection(postgres_database: Database) -> AsyncIterator[asyncpg.Connection]:
+    """A connection of the application."""
+    connection = await asyncpg.connect(postgres_database.url)
     yield connection
     connection.terminate()
 
 
 @pytest.fixture
-async def ensemble(empty_postgres_database: Database) -> AsyncIterator[Ensemble]:
-    async with Ensemble(empty_postgres_database.url, timing=QUICK) as ensemble:
+async def ensemble(postgres_database: Database) -> AsyncIterator[Ensemble]:
+    async with Ensemble(postgres_database.url, timing=QUICK) as ensemble:
         yield ensemble
 
 
 @pytest.fixture
-async def lease(ensemble: Ensemble, connection: asyncpg.Connection) -> AsyncIterator[KeptLease]:
-    """Of an application that has imported nothing yet."""
+async def lease(ensemble: Ensemble, connection: asyncpg.Connection) -> AsyncIterator[AcquiredLease]:
+    """A lease, and a table in which the application counts its imports."""
     await connection.execute("CREATE TABLE imports (rows int NOT NULL)")
     await connection.execute("INSERT INTO imports VALUES (0)")
     lease = await ensemble.try_acquire("import")
@@ -61,56 +61,51 @@ async def write(connection: asyncpg.Connection, name: str, holder: str, epoch: i
 # Fences.
 
 
-async def test_a_write_with_the_fence_is_made(connection: asyncpg.Connection, lease: KeptLease) -> None:
+async def test_write_with_current_fence_succeeds(connection: asyncpg.Connection, lease: AcquiredLease) -> None:
     fence = lease.fence
     await write(connection, fence.name, fence.holder, fence.epoch)
     assert await imported(connection) == 1
 
 
-@pytest.mark.parametrize("wrong", ["epoch before", "epoch after", "holder", "name"])
-async def test_a_write_with_another_fence_is_not_made(
-    connection: asyncpg.Connection, lease: KeptLease, wrong: str
-) -> None:
+async def test_write_with_wrong_fence_raises(connection: asyncpg.Connection, lease: AcquiredLease) -> None:
     fence = lease.fence
-    given = {
-        "epoch before": (fence.name, fence.holder, fence.epoch - 1),
-        "epoch after": (fence.name, fence.holder, fence.epoch + 1),
-        "holder": (fence.name, "another", fence.epoch),
-        "name": ("export", fence.holder, fence.epoch),
-    }
-    with pytest.raises(asyncpg.PostgresError) as refused:
-        await write(connection, *given[wrong])
-    assert (refused.value.sqlstate, await imported(connection)) == (LEASE_LOST, 0)
+    for wrong in (
+        (fence.name, fence.holder, fence.epoch - 1),
+        (fence.name, fence.holder, fence.epoch + 1),
+        (fence.name, "another", fence.epoch),
+        ("export", fence.holder, fence.epoch),
+    ):
+        with pytest.raises(asyncpg.PostgresError) as raised:
+            await write(connection, *wrong)
+        assert (raised.value.sqlstate, await imported(connection)) == (LEASE_LOST, 0), wrong
 
 
-async def test_a_write_after_the_lease_was_resigned_is_not_made(
-    connection: asyncpg.Connection, lease: KeptLease, empty_postgres_database: Database
+async def test_write_after_resign_raises(
+    connection: asyncpg.Connection, lease: AcquiredLease, postgres_database: Database
 ) -> None:
     fence = lease.fence
-    await empty_postgres_database.store.resign_lease("import")
+    await postgres_database.store.resign_lease("import")
     with pytest.raises(asyncpg.PostgresError, match="does not hold the lease import in epoch 1"):
         await write(connection, fence.name, fence.holder, fence.epoch)
     assert await imported(connection) == 0
 
 
-async def test_nobody_takes_over_before_the_write_is_committed(
-    connection: asyncpg.Connection, lease: KeptLease, empty_postgres_database: Database
+async def test_resign_waits_for_fenced_transaction_to_commit(
+    connection: asyncpg.Connection, lease: AcquiredLease, postgres_database: Database
 ) -> None:
     fence = lease.fence
     transaction = connection.transaction()
     await transaction.start()
     await connection.execute(CHECK, fence.name, fence.holder, fence.epoch)
-    ending = asyncio.create_task(empty_postgres_database.store.resign_lease("import"))
+    resigning = asyncio.create_task(postgres_database.store.resign_lease("import"))
     await asyncio.sleep(0.1)
-    waits = not ending.done()
+    is_blocked = not resigning.done()
     await connection.execute("UPDATE imports SET rows = 7")
     await transaction.commit()
-    assert (waits, (await ending) is not None, await imported(connection)) == (True, True, 7)
+    assert (is_blocked, (await resigning) is not None, await imported(connection)) == (True, True, 7)
 
 
-async def test_a_job_writes_with_the_fence_of_its_run(
-    connection: asyncpg.Connection, empty_postgres_database: Database
-) -> None:
+async def test_job_writes_with_fence_of_its_run(connection: asyncpg.Connection, postgres_database: Database) -> None:
     ran = asyncio.Event()
 
     async def count(run: ActiveRun) -> None:
@@ -119,14 +114,21 @@ async def test_a_job_writes_with_the_fence_of_its_run(
 
     await connection.execute("CREATE TABLE imports (rows int NOT NULL)")
     await connection.execute("INSERT INTO imports VALUES (0)")
-    ensemble = Ensemble(empty_postgres_database.url, timing=QUICK)
+    ensemble = Ensemble(postgres_database.url, timing=QUICK)
     ensemble.add_job("count", count, interval_seconds=0.05)
     async with ensemble, asyncio.timeout(30):
         await ran.wait()
     assert await imported(connection) >= 1
 
 
-# Names in the way.
+# Conflicting names.
+
+
+@pytest.fixture
+async def empty_connection(empty_postgres_database: Database) -> AsyncIterator[asyncpg.Connection]:
+    connection = await asyncpg.connect(empty_postgres_database.url)
+    yield connection
+    connection.terminate()
 
 
 async def create_own_tables(connection: asyncpg.Connection) -> None:
@@ -144,67 +146,67 @@ async def tables_of(connection: asyncpg.Connection, schema: str) -> set[str]:
     return {row["tablename"] for row in rows}
 
 
-@pytest.mark.parametrize("name", OWN_TABLES)
-async def test_a_table_in_the_way_stops_the_start_and_stays_as_it_was(
-    connection: asyncpg.Connection, empty_postgres_database: Database, name: str
+async def test_conflicting_table_stops_start_and_is_unchanged(
+    empty_connection: asyncpg.Connection, empty_postgres_database: Database
 ) -> None:
-    await connection.execute(f"CREATE TABLE {name} (of_the_application int)")
-    with pytest.raises(Exception, match=name):
-        await Ensemble(empty_postgres_database.url).__aenter__()
-    assert await tables_of(connection, "public") == {name}
+    for name in OWN_TABLES:
+        await empty_connection.execute(f"CREATE TABLE {name} (of_the_application int)")
+        with pytest.raises(Exception, match=name):
+            await Ensemble(empty_postgres_database.url).__aenter__()
+        assert await tables_of(empty_connection, "public") == {name}
+        await empty_connection.execute(f"DROP TABLE {name}")
 
 
-async def test_a_table_in_the_way_is_told_as_a_wrong_setting(empty_database: Database) -> None:
+async def test_conflicting_table_raises_configuration_error(empty_database: Database) -> None:
     await empty_database.execute("CREATE TABLE sessions (of_the_application int)")
     with pytest.raises(ConfigurationError, match=r"database: .*sessions"):
         await empty_database.store.migrate()
 
 
-# A schema of its own.
+# A separate schema.
 
 
 @pytest.fixture
-async def apart(connection: asyncpg.Connection, empty_postgres_database: Database) -> str:
+async def schema_url(empty_connection: asyncpg.Connection, empty_postgres_database: Database) -> str:
     """The URL of a schema for Tenure, in a database whose application has tables of the same names."""
-    await create_own_tables(connection)
-    await connection.execute("CREATE SCHEMA tenure")
+    await create_own_tables(empty_connection)
+    await empty_connection.execute("CREATE SCHEMA tenure")
     return f"{empty_postgres_database.url}&search_path=tenure"
 
 
-def test_a_schema_may_be_named_in_the_url() -> None:
+def test_database_url_accepts_search_path() -> None:
     assert is_database_url("postgresql://app@db.example/app?search_path=tenure")
 
 
-async def test_a_schema_of_its_own_holds_all_of_it(connection: asyncpg.Connection, apart: str) -> None:
-    async with Ensemble(apart, timing=QUICK) as ensemble, await _acquired(ensemble) as lease:
+async def test_separate_schema_contains_all_tables_and_functions(
+    empty_connection: asyncpg.Connection, schema_url: str
+) -> None:
+    async with Ensemble(schema_url, timing=QUICK) as ensemble, await _acquired(ensemble) as lease:
         assert lease.epoch == 1
-    assert await tables_of(connection, "tenure") >= {"leases", "jobs", "sessions", "tenure_schema"}
-    assert await tables_of(connection, "public") == set(OWN_TABLES)
-    assert await own_tables(connection) == [42, 42, 42]
-
-
-async def test_functions_are_in_that_schema_too(connection: asyncpg.Connection, apart: str) -> None:
-    async with Ensemble(apart, timing=QUICK):
-        pass
-    schemas = await connection.fetch(
+    assert await tables_of(empty_connection, "tenure") >= {"leases", "jobs", "sessions", "tenure_schema"}
+    assert await tables_of(empty_connection, "public") == set(OWN_TABLES)
+    assert await own_tables(empty_connection) == [42, 42, 42]
+    schemas = await empty_connection.fetch(
         "SELECT DISTINCT n.nspname FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace "
         "WHERE p.proname LIKE 'tenure%'"
     )
     assert [row["nspname"] for row in schemas] == ["tenure"]
 
 
-async def test_a_schema_of_its_own_is_migrated_once(apart: str) -> None:
-    store = open_store(apart, 4)
+async def test_separate_schema_is_migrated_once(schema_url: str) -> None:
+    store = open_store(schema_url, 4)
     first, second = await store.migrate(), await store.migrate()
     await store.close()
     assert (len(first) > 0, list(second)) == (True, [])
 
 
-async def test_two_schemas_of_one_database_are_two_ensembles(connection: asyncpg.Connection, apart: str) -> None:
-    await connection.execute("CREATE SCHEMA another")
-    elsewhere = apart.replace("search_path=tenure", "search_path=another")
+async def test_two_schemas_in_one_database_are_separate_ensembles(
+    empty_connection: asyncpg.Connection, schema_url: str
+) -> None:
+    await empty_connection.execute("CREATE SCHEMA another")
+    elsewhere = schema_url.replace("search_path=tenure", "search_path=another")
     async with (
-        Ensemble(apart, timing=QUICK) as one,
+        Ensemble(schema_url, timing=QUICK) as one,
         Ensemble(elsewhere, timing=QUICK) as other,
         await _acquired(one) as lease,
         await _acquired(other) as other_lease,
@@ -212,22 +214,22 @@ async def test_two_schemas_of_one_database_are_two_ensembles(connection: asyncpg
         assert (lease.epoch, other_lease.epoch) == (1, 1)
 
 
-async def test_the_application_can_check_a_fence_from_its_own_schema(
-    connection: asyncpg.Connection, apart: str
+async def test_application_checks_fence_from_its_own_schema(
+    empty_connection: asyncpg.Connection, schema_url: str
 ) -> None:
-    """Its search path does not name Tenure's schema, and it has a table `leases` of its own."""
-    await connection.execute("CREATE TABLE imports (rows int NOT NULL)")
-    await connection.execute("INSERT INTO imports VALUES (0)")
+    """The search path of the application does not contain the schema, and it has its own table `leases`."""
+    await empty_connection.execute("CREATE TABLE imports (rows int NOT NULL)")
+    await empty_connection.execute("INSERT INTO imports VALUES (0)")
     check = "SELECT tenure.tenure_check_fence_1($1, $2, $3)"
-    async with Ensemble(apart, timing=QUICK) as ensemble, await _acquired(ensemble) as lease:
+    async with Ensemble(schema_url, timing=QUICK) as ensemble, await _acquired(ensemble) as lease:
         fence = lease.fence
-        await write(connection, fence.name, fence.holder, fence.epoch, check)
-        with pytest.raises(asyncpg.PostgresError) as refused:
-            await write(connection, fence.name, fence.holder, fence.epoch + 1, check)
-    assert (refused.value.sqlstate, await imported(connection)) == (LEASE_LOST, 1)
+        await write(empty_connection, fence.name, fence.holder, fence.epoch, check)
+        with pytest.raises(asyncpg.PostgresError) as raised:
+            await write(empty_connection, fence.name, fence.holder, fence.epoch + 1, check)
+    assert (raised.value.sqlstate, await imported(empty_connection)) == (LEASE_LOST, 1)
 
 
-async def test_a_schema_that_is_not_there_is_told_as_a_wrong_setting(empty_postgres_database: Database) -> None:
+async def test_missing_schema_raises_configuration_error(empty_postgres_database: Database) -> None:
     store = open_store(f"{empty_postgres_database.url}&search_path=nowhere", 4)
     try:
         with pytest.raises(ConfigurationError, match=r"database: .*schema"):
@@ -237,19 +239,19 @@ async def test_a_schema_that_is_not_there_is_told_as_a_wrong_setting(empty_postg
 
 
 @pytest.mark.slow
-async def test_the_service_runs_in_a_schema_of_its_own(
-    connection: asyncpg.Connection, apart: str, start: type[RunningInstance]
+async def test_service_runs_in_separate_schema(
+    empty_connection: asyncpg.Connection, schema_url: str, start: type[RunningInstance]
 ) -> None:
-    instance = start(apart).wait_until_ready()
+    instance = start(schema_url).wait_until_ready()
     async with httpx.AsyncClient(base_url=instance.address, verify=False) as client:
-        opened = await client.put("/sessions", json=wish())
+        opened = await client.put("/sessions", json=open_body())
         jobs = (await client.get("/jobs")).json()["jobs"]
         ended = await client.delete(f"/sessions/{opened.json()['sessionId']}")
     assert (opened.status_code, ended.status_code, len(jobs) >= 2) == (201, 200, True)
-    assert await own_tables(connection) == [42, 42, 42]
+    assert await own_tables(empty_connection) == [42, 42, 42]
 
 
-async def _acquired(ensemble: Ensemble) -> KeptLease:
+async def _acquired(ensemble: Ensemble) -> AcquiredLease:
     lease = await ensemble.try_acquire("import")
     assert lease is not None
     return lease

@@ -1,6 +1,6 @@
-"""What leases and jobs must do, in plain Python: what the engines are compared with. It knows no SQL and no races.
+"""A model of leases and jobs in plain Python, which the engines are compared with. It has no SQL and no races.
 
-It shares no arithmetic with the code: the grid is computed here again, in another way.
+It shares no arithmetic with the code: it computes the grid in a different way.
 """
 
 from collections.abc import Mapping
@@ -9,24 +9,15 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
+from tenure.domain.jobs import BeginRunOutcome, BeginRunResult, Job, JobCommand, JobRun, JobSettings, RunOutcome
+from tenure.domain.leases import AcquireResult, Fence, Lease
 from tenure.errors import LeaseLost
-from tenure.model.leases import (
-    Acquired,
-    BeginFound,
-    Begun,
-    Fence,
-    Job,
-    JobCommand,
-    JobRun,
-    JobSettings,
-    Lease,
-    RunOutcome,
-)
 
 MICROSECOND = timedelta(microseconds=1)
+PAUSE_MAX = timedelta(minutes=1)
 GRID_BEGINS = datetime(1970, 1, 1, tzinfo=UTC)
-IDLE = Begun(BeginFound.IDLE)
-HELD = Begun(BeginFound.HELD)
+IDLE = BeginRunResult(BeginRunOutcome.IDLE)
+HELD = BeginRunResult(BeginRunOutcome.HELD)
 
 
 def tick_after(interval_microseconds: int, instant: datetime) -> datetime:
@@ -35,7 +26,7 @@ def tick_after(interval_microseconds: int, instant: datetime) -> datetime:
 
 
 class Stay(NamedTuple):
-    """A line of the history."""
+    """An entry of the history."""
 
     holder: str
     acquired_at: datetime
@@ -44,7 +35,7 @@ class Stay(NamedTuple):
 
 
 class Purpose(NamedTuple):
-    """What a run is for, which its row does not show."""
+    """The tick and the request of a run, which `JobRun` does not have."""
 
     tick_at: datetime | None
     requested_at: datetime | None
@@ -64,12 +55,12 @@ class LeaseModel:
     def read(self, now: datetime) -> Mapping[str, Lease]:
         return {name: self._seen(name, now) for name in self._leases}
 
-    def acquire(self, name: str, holder: str, attempt: str, duration: int, now: datetime) -> Acquired:
+    def acquire(self, name: str, holder: str, attempt: str, duration: int, now: datetime) -> AcquireResult:
         old = self._leases.get(name)
         if old is not None and self._seen(name, now).held:
-            return Acquired(self._seen(name, now), taken=self._attempts[name] == attempt)
+            return AcquireResult(self._seen(name, now), taken=self._attempts[name] == attempt)
         self._begin_epoch(name, holder, attempt, duration, now)
-        return Acquired(self._seen(name, now), taken=True, reclaimed=old is not None and not old.released)
+        return AcquireResult(self._seen(name, now), taken=True, reclaimed=old is not None and not old.released)
 
     def renew(self, fence: Fence, duration: int, now: datetime) -> Lease:
         self.check(fence, now)
@@ -154,7 +145,7 @@ class LeaseModel:
             paused=paused,
         )
 
-    def begin(self, name: str, holder: str, attempt: str, now: datetime) -> Begun:
+    def begin(self, name: str, holder: str, attempt: str, now: datetime) -> BeginRunResult:
         lock = self.read(now).get(f"job:{name}")
         if lock is not None and lock.held:
             return self._begun(name, None) if self._attempts[lock.name] == attempt else HELD
@@ -165,31 +156,41 @@ class LeaseModel:
         self._begin_epoch(f"job:{name}", holder, attempt, job.lock_timeout_microseconds, now)
         epoch = self._leases[f"job:{name}"].epoch
         self.runs[name, epoch] = JobRun(job=name, epoch=epoch, holder=holder, started_at=now)
-        tick_at = job.next_run_at if job.next_run_at <= now else None
+        is_behind = not job.paused and self._is_clock_behind(job, now)
+        next_run_at = tick_after(job.interval_microseconds, now - _interval(job)) if is_behind else job.next_run_at
+        tick_at = next_run_at if next_run_at <= now else None
         self.purposes[name, epoch] = Purpose(tick_at, job.requested_at)
-        self.jobs[name] = replace(self.jobs[name], last_start_at=now, run_count=job.run_count + 1)
-        return self._begun(name, reclaimed)
+        self.jobs[name] = replace(
+            self.jobs[name], next_run_at=next_run_at, last_start_at=now, run_count=job.run_count + 1
+        )
+        return replace(self._begun(name, reclaimed), clock_behind=job.next_run_at if is_behind else None)
 
     def _is_due(self, name: str, now: datetime) -> bool:
         job = self.jobs[name]
-        if job.retry_at is not None and now < job.retry_at:
+        if job.retry_at is not None and now < job.retry_at <= now + PAUSE_MAX:
             return False
-        return job.requested_at is not None or (not job.paused and job.next_run_at <= now)
+        if job.requested_at is not None:
+            return True
+        return not job.paused and (job.next_run_at <= now or self._is_clock_behind(job, now))
+
+    @staticmethod
+    def _is_clock_behind(job: Job, now: datetime) -> bool:
+        return job.next_run_at > now + 2 * _interval(job)
 
     def _abandon(self, name: str, lock: Lease) -> Fence | None:
         run = self.runs.get((name, lock.epoch))
         if run is None or run.ended_at is not None:
             return None
-        why = "its lock was taken from it" if lock.released else "its lock ran out"
+        why = "its lock was taken from it" if lock.released else "its lock expired"
         self.runs[name, lock.epoch] = replace(run, ended_at=lock.expires_at, outcome="abandoned", error=why)
         failures = self.jobs[name].failures_in_a_row + 1
         self.jobs[name] = replace(self.jobs[name], failures_in_a_row=failures, last_error=f"abandoned by {run.holder}")
         return lock.fence
 
-    def _begun(self, name: str, reclaimed: Fence | None) -> Begun:
+    def _begun(self, name: str, reclaimed: Fence | None) -> BeginRunResult:
         lock, job = self._leases[f"job:{name}"], self.jobs[name]
-        return Begun(
-            BeginFound.BEGUN,
+        return BeginRunResult(
+            BeginRunOutcome.BEGUN,
             lock.fence,
             started_at=self.runs[name, lock.epoch].started_at,
             expires_at=lock.expires_at,
@@ -216,7 +217,7 @@ class LeaseModel:
         self, run: JobRun, purpose: Purpose, outcome: RunOutcome, error: str | None, pause: int, now: datetime
     ) -> None:
         job = replace(self.jobs[run.job], retry_at=None)
-        changes: dict[str, Any] = {"last_duration_microseconds": (now - run.started_at) // MICROSECOND}
+        changes: dict[str, Any] = {"last_duration_microseconds": max(0, (now - run.started_at) // MICROSECOND)}
         if outcome is not RunOutcome.ABANDONED and job.requested_at == purpose.requested_at:
             changes["requested_at"] = None
         if outcome is RunOutcome.FAILED:
@@ -235,6 +236,10 @@ class LeaseModel:
         }
         self.jobs[name] = replace(self.jobs[name], **changes[command])
         return self.jobs[name]
+
+
+def _interval(job: Job) -> timedelta:
+    return job.interval_microseconds * MICROSECOND
 
 
 def _timing(settings: JobSettings) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""What every state machine of these tests needs: a database of its own, and somebody to run it."""
+"""Common parts of the state machines: each has its own database and its own event loop."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -13,7 +13,7 @@ from tests.support.databases import Database
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """Bound to a database by the test. Every run begins with empty tables."""
+    """Bound to a database by the test. Every example begins with empty tables."""
 
     database: Database
     run: Callable[..., Any]
@@ -31,7 +31,7 @@ Machine = TypeVar("Machine", bound=StoreMachine)
 
 
 def bound_to_database(machine: type[Machine], request: pytest.FixtureRequest) -> Iterator[type[Machine]]:
-    """A state machine runs synchronously, so its database lives on a loop of its own."""
+    """A state machine runs synchronously, so its database has its own event loop."""
     with asyncio.Runner() as runner:
         database = runner.run(request.getfixturevalue(f"make_{request.param}")())
         yield type("Bound", (machine,), {"database": database, "run": staticmethod(runner.run)})

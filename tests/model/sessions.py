@@ -1,7 +1,7 @@
-"""What sessions must do, in plain Python: what the engines are compared with. It knows no SQL, no locks and no races.
+"""A model of sessions in plain Python, which the engines are compared with. It has no SQL, no locks and no races.
 
-Where an engine may choose, the model is told what it chose and says whether it may: a count of seats may write down any
-lapse of its capacity that it comes across, but need not.
+Where an engine has a choice, the model gets the engine's choice and checks that it is allowed: a count of seats may
+record any lapsed session of its capacity, but need not.
 """
 
 from collections import Counter
@@ -11,29 +11,24 @@ from typing import Any
 
 from msgspec.structs import astuple, replace
 
-from tenure.model.sessions import (
-    Attach,
-    Attached,
-    Capacity,
+from tenure.domain.capacities import Capacity, Seats, WhenFull
+from tenure.domain.sessions import (
+    ClosedSession,
     CloseReason,
-    Closing,
     Found,
     Heartbeat,
-    Kept,
+    HeartbeatResult,
     Limits,
-    Open,
-    Opened,
-    Outcome,
-    Seats,
+    OpenOutcome,
+    OpenRequest,
+    OpenResult,
     Session,
     SessionCounts,
     State,
     StreamCounters,
-    StreamUpdate,
-    StreamUpdated,
-    Swept,
-    WhenFull,
+    SweepResult,
 )
+from tenure.domain.streams import AttachRequest, AttachResult, StreamUpdate, StreamUpdateResult
 
 MICROSECOND = timedelta(microseconds=1)
 NOTHING = StreamCounters(0, 0, 0, 0, 0, 0, 0)
@@ -73,55 +68,60 @@ class SessionModel:
 
     # Opening
 
-    def open(self, wish: Open, now: datetime, closings: Sequence[Closing]) -> Opened:
-        """`closings` is what the engine says it closed on the way."""
-        own = self._unended(wish.key)
+    def open(self, request: OpenRequest, now: datetime, closed_sessions: Sequence[ClosedSession]) -> OpenResult:
+        """`closed_sessions` are those that the engine closed for this request."""
+        own = self._unended(request.key)
         if own is not None and own.deadline_at > now:
-            if own.tenant_object_id != wish.tenant_object_id:
-                return Opened(Outcome.TENANT_MISMATCH)
-            if own.kind >= wish.kind:
-                return Opened(Outcome.EXISTING, own)
-        seats = self._seats(wish.capacity_id)
-        if seats.tenant_object_id not in (None, wish.tenant_object_id):
-            return Opened(Outcome.CAPACITY_OF_ANOTHER_TENANT)
+            if own.tenant_object_id != request.tenant_object_id:
+                return OpenResult(OpenOutcome.TENANT_MISMATCH)
+            if own.kind >= request.kind:
+                return OpenResult(OpenOutcome.EXISTING, own)
+        seats = self._seats(request.capacity_id)
+        if seats.tenant_object_id not in (None, request.tenant_object_id):
+            return OpenResult(OpenOutcome.CAPACITY_OF_ANOTHER_TENANT)
         if own is not None and own.deadline_at > now:
-            return self._upgrade(wish, own, max(now, own.started_at + MICROSECOND))
+            return self._upgrade(request, own, max(now, own.started_at + MICROSECOND))
         if seats == replace(Seats(), when_full=seats.when_full):
-            return self._open_freely(wish, own, now)
-        return self._open_seated(wish, own, now, seats, closings)
+            return self._open_freely(request, own, now)
+        return self._open_seated(request, own, now, seats, closed_sessions)
 
-    def _open_freely(self, wish: Open, own: Session | None, now: datetime) -> Opened:
-        told = [] if own is None else [self._lapse(own)]
-        return self._begin(wish, self._after_ends(now, wish.key), told)
+    def _open_freely(self, request: OpenRequest, own: Session | None, now: datetime) -> OpenResult:
+        closed = [] if own is None else [self._lapse(own)]
+        return self._begin(request, self._after_ends(now, request.key), closed)
 
     def _open_seated(
-        self, wish: Open, own: Session | None, now: datetime, seats: Seats, closings: Sequence[Closing]
-    ) -> Opened:
-        told = [] if own is None else [self._lapse(own)]
-        lapsed = {s.session_id: s for s in self._unended_on(wish.capacity_id) if s.deadline_at <= now}
-        told += [self._lapse(lapsed[one.session_id]) for one in closings if one.session_id in lapsed]
-        live = [s for s in self._unended_on(wish.capacity_id) if s.deadline_at > now]
+        self,
+        request: OpenRequest,
+        own: Session | None,
+        now: datetime,
+        seats: Seats,
+        closed_sessions: Sequence[ClosedSession],
+    ) -> OpenResult:
+        closed = [] if own is None else [self._lapse(own)]
+        lapsed = {s.session_id: s for s in self._unended_on(request.capacity_id) if s.deadline_at <= now}
+        closed += [self._lapse(lapsed[one.session_id]) for one in closed_sessions if one.session_id in lapsed]
+        live = [s for s in self._unended_on(request.capacity_id) if s.deadline_at > now]
         if seats.max_sessions is not None and len(live) >= seats.max_sessions:
             if seats.when_full == WhenFull.REJECT or seats.max_sessions == 0:
-                return Opened(Outcome.SESSION_LIMIT, None, told)
-            told += [self._evict(victim, now) for victim in _oldest(live, len(live) - seats.max_sessions + 1)]
-        return self._begin(wish, self._after_ends(now, (wish.capacity_id,)), told)
+                return OpenResult(OpenOutcome.SESSION_LIMIT, None, closed)
+            closed += [self._evict(victim, now) for victim in _oldest(live, len(live) - seats.max_sessions + 1)]
+        return self._begin(request, self._after_ends(now, (request.capacity_id,)), closed)
 
-    def _evict(self, session: Session, now: datetime) -> Closing:
+    def _evict(self, session: Session, now: datetime) -> ClosedSession:
         ended_at = min(session.deadline_at, max(now, session.started_at + MICROSECOND))
         return self._close(session, ended_at, CloseReason.EVICTED)
 
-    def _upgrade(self, wish: Open, old: Session, now: datetime) -> Opened:
+    def _upgrade(self, request: OpenRequest, old: Session, now: datetime) -> OpenResult:
         self._close(old, now, CloseReason.UPGRADED)
         inherited = Limits(self._limits.term, old.lease_microseconds, old.idle_microseconds, old.heartbeat_microseconds)
-        new = replace(_begun(wish, inherited, now), previous_session_id=old.session_id)
+        new = replace(_begun(request, inherited, now), previous_session_id=old.session_id)
         self._add(new)
-        return Opened(Outcome.UPGRADED, new)
+        return OpenResult(OpenOutcome.UPGRADED, new)
 
-    def _begin(self, wish: Open, now: datetime, told: Sequence[Closing]) -> Opened:
-        session = _begun(wish, self._limits, now)
+    def _begin(self, request: OpenRequest, now: datetime, closed: Sequence[ClosedSession]) -> OpenResult:
+        session = _begun(request, self._limits, now)
         self._add(session)
-        return Opened(Outcome.CREATED, session, told)
+        return OpenResult(OpenOutcome.CREATED, session, closed)
 
     def _add(self, session: Session) -> None:
         self.recorded[session.session_id] = session
@@ -130,16 +130,16 @@ class SessionModel:
 
     # Keeping and ending
 
-    def heartbeat(self, heartbeat: Heartbeat, now: datetime) -> Kept:
+    def heartbeat(self, heartbeat: Heartbeat, now: datetime) -> HeartbeatResult:
         session = self.recorded.get(heartbeat.session_id)
         if session is None:
-            return Kept(Found.UNKNOWN)
+            return HeartbeatResult(Found.UNKNOWN)
         closing = self._lapse(session) if session.closed_at is None and session.deadline_at <= now else None
         if session.closed_at is None and closing is None:
             self._renew(session, now, active=heartbeat.active)
         session = self.recorded[session.session_id]
         found = Found.LIVE if session.closed_at is None else Found.OVER
-        return Kept(
+        return HeartbeatResult(
             found, session.state, session.deadline_at, session.heartbeat_microseconds, session.close_reason, closing
         )
 
@@ -152,19 +152,19 @@ class SessionModel:
                 self._close(session, max(now, session.started_at + MICROSECOND), reason)
         return self.recorded[session_id]
 
-    def sweep(self, now: datetime) -> Swept:
+    def sweep(self, now: datetime) -> SweepResult:
         due = [session_id for session_id, at in self.check_at.items() if at is not None and at <= now]
-        told = []
+        closed = []
         for session_id in due:
             session = self.recorded[session_id]
             if session.deadline_at > now:
                 self.check_at[session_id] = session.deadline_at
             elif session.closed_at is None:
-                told.append(self._lapse(session))
+                closed.append(self._lapse(session))
             else:
                 self.recorded[session_id] = replace(session, state="closed")
                 self.check_at[session_id] = None
-        return Swept(told, len(due))
+        return SweepResult(closed, len(due))
 
     def _renew(self, session: Session, now: datetime, *, active: bool) -> None:
         changes: dict[str, Any] = {"last_heartbeat_at": max(session.last_heartbeat_at, now)}
@@ -175,7 +175,7 @@ class SessionModel:
 
     # Streams
 
-    def attach(self, attach: Attach, now: datetime) -> Attached:
+    def attach(self, attach: AttachRequest, now: datetime) -> AttachResult:
         session = self.recorded[attach.session_id]
         closing = self._lapse(session) if session.closed_at is None and session.deadline_at <= now else None
         if session.closed_at is not None or closing is not None:
@@ -197,40 +197,42 @@ class SessionModel:
         self.attachments[attach.session_id] += 1
         return self._attached(Found.LIVE, attach, now, None)
 
-    def _attached(self, found: Found, attach: Attach, now: datetime, closing: Closing | None) -> Attached:
+    def _attached(
+        self, found: Found, attach: AttachRequest, now: datetime, closing: ClosedSession | None
+    ) -> AttachResult:
         session_id = attach.session_id
-        return Attached(found, self.recorded[session_id], self.attachments[session_id], now, closing)
+        return AttachResult(found, self.recorded[session_id], self.attachments[session_id], now, closing)
 
-    def update_stream(self, said: StreamUpdate, now: datetime) -> StreamUpdated:
-        session_id = said.session_id
+    def update_stream(self, stream_update: StreamUpdate, now: datetime) -> StreamUpdateResult:
+        session_id = stream_update.session_id
         session = self.recorded[session_id]
-        is_current = self.attachments[session_id] == said.attachment
+        is_current = self.attachments[session_id] == stream_update.attachment
         was_open = session.closed_at is None
-        stream = (session_id, said.attachment)
-        if said.save > self.saves[stream]:
-            session = replace(session, stream=_sum(session.stream or NOTHING, said.counted))
-            self.saves[stream] = said.save
-        self._hear(session, said, now, is_current=is_current)
+        stream = (session_id, stream_update.attachment)
+        if stream_update.save > self.saves[stream]:
+            session = replace(session, stream=_sum(session.stream or NOTHING, stream_update.counted))
+            self.saves[stream] = stream_update.save
+        self._apply_update(session, stream_update, now, is_current=is_current)
         session = self.recorded[session_id]
         if session.closed_at is not None:
-            return StreamUpdated(Found.OVER, session, now, recorded=was_open)
-        return StreamUpdated(Found.LIVE if is_current else Found.REPLACED, session, now)
+            return StreamUpdateResult(Found.OVER, session, now, recorded=was_open)
+        return StreamUpdateResult(Found.LIVE if is_current else Found.REPLACED, session, now)
 
-    def _hear(self, session: Session, said: StreamUpdate, now: datetime, *, is_current: bool) -> None:
-        heard = replace(session, modified_at=max(session.modified_at, now))
+    def _apply_update(self, session: Session, stream_update: StreamUpdate, now: datetime, *, is_current: bool) -> None:
+        updated = replace(session, modified_at=max(session.modified_at, now))
         if session.closed_at is None and session.deadline_at <= now:
             self._lapse(session)
         elif not is_current:
-            self.recorded[session.session_id] = heard
+            self.recorded[session.session_id] = updated
         elif session.closed_at is not None:
-            self._settle(heard, finished=said.finished or heard.state == State.CLOSED)
-        elif said.end is None:
-            self._renew(session, now, active=said.active)
+            self._settle(updated, finished=stream_update.finished or updated.state == State.CLOSED)
+        elif stream_update.end is None:
+            self._renew(session, now, active=stream_update.active)
         else:
             ended_at = max(now, session.started_at + MICROSECOND)
-            activity = max(session.last_activity_at, now) if said.active else session.last_activity_at
-            ended = replace(heard, closed_at=ended_at, close_reason=said.end, last_activity_at=activity)
-            self._settle(ended, finished=said.finished)
+            activity = max(session.last_activity_at, now) if stream_update.active else session.last_activity_at
+            ended = replace(updated, closed_at=ended_at, close_reason=stream_update.end, last_activity_at=activity)
+            self._settle(ended, finished=stream_update.finished)
 
     def _settle(self, session: Session, *, finished: bool) -> None:
         self.recorded[session.session_id] = replace(session, state="closed" if finished else "closing")
@@ -268,20 +270,20 @@ class SessionModel:
         by_state = {state: sum(s.state == state for s in live) for state in ("created", "active")}
         return SessionCounts(len(self.recorded), by_kind, by_state)
 
-    def _lapse(self, session: Session) -> Closing:
+    def _lapse(self, session: Session) -> ClosedSession:
         return self._close(session, session.deadline_at, session.lapse_reason)
 
-    def _close(self, session: Session, closed_at: datetime, reason: str) -> Closing:
+    def _close(self, session: Session, closed_at: datetime, reason: str) -> ClosedSession:
         self.recorded[session.session_id] = closed(session, closed_at, reason)
         self.check_at[session.session_id] = None
-        return Closing(session.session_id, str(reason), closed_at)
+        return ClosedSession(session.session_id, str(reason), closed_at)
 
     def _seats(self, capacity_id: str) -> Seats:
         capacity = self.capacities.get(capacity_id)
         return Seats() if capacity is None else capacity.seats
 
     def _after_ends(self, now: datetime, key: tuple[str, ...]) -> datetime:
-        """No earlier than the last end of the key, or of the capacity."""
+        """`now`, but not before the last end of the key or of the capacity."""
         ends = [s.closed_at for s in self.recorded.values() if (s.capacity_id, s.user_object_id)[: len(key)] == key]
         return max([now, *(end for end in ends if end is not None)])
 
@@ -292,24 +294,26 @@ class SessionModel:
         return next((s for s in self._unended_on(key[0]) if s.user_object_id == key[1]), None)
 
 
-def _begun(wish: Open, limits: Limits, now: datetime) -> Session:
-    lease, heartbeat = wish.lease_microseconds, wish.heartbeat_microseconds
+def _begun(request: OpenRequest, limits: Limits, now: datetime) -> Session:
+    lease, heartbeat = request.lease_microseconds, request.heartbeat_microseconds
     if lease is None:
         lease, heartbeat = limits.lease_microseconds, limits.heartbeat_microseconds
     return with_deadline(
         Session(
-            session_id=wish.session_id,
-            tenant_object_id=wish.tenant_object_id,
-            user_object_id=wish.user_object_id,
-            capacity_id=wish.capacity_id,
-            kind=wish.kind,
+            session_id=request.session_id,
+            tenant_object_id=request.tenant_object_id,
+            user_object_id=request.user_object_id,
+            capacity_id=request.capacity_id,
+            kind=request.kind,
             state="created",
             started_at=now,
             term_ends_at=now + limits.term,
             deadline_at=now,
             lapse_reason="",
             lease_microseconds=lease,
-            idle_microseconds=limits.idle_microseconds if wish.idle_microseconds is None else wish.idle_microseconds,
+            idle_microseconds=limits.idle_microseconds
+            if request.idle_microseconds is None
+            else request.idle_microseconds,
             heartbeat_microseconds=heartbeat,
             last_heartbeat_at=now,
             last_activity_at=now,

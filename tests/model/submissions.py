@@ -1,4 +1,4 @@
-"""What submissions must do, in plain Python: what the engines are compared with. It knows no SQL and no leases."""
+"""A model of submissions in plain Python, which the engines are compared with. It has no SQL and no leases."""
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
@@ -6,44 +6,44 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from tenure.model.submissions import (
-    Accepted,
+from tenure.domain.submissions import (
     Attempt,
     AttemptEnd,
     AttemptOutcome,
-    BeginAttemptFound,
-    Moved,
+    BeginAttemptOutcome,
+    PendingEntry,
     Submission,
     SubmissionCommand,
-    Submit,
-    Waiting,
+    SubmissionStatus,
+    SubmitRequest,
+    SubmitResult,
 )
 from tests.support.submissions import waits
 
 MICROSECOND = timedelta(microseconds=1)
 
 Key = tuple[str, str, str]
-Told = tuple[BeginAttemptFound, int | datetime | None]
-"""What a begin tells: with the number if it may be sent, or when it is due."""
+Begun = tuple[BeginAttemptOutcome, int | datetime | None]
+"""The result of a begin: the attempt number if it may be sent, or the time at which it is due."""
 
 
 class SubmissionModel:
     def __init__(self) -> None:
-        self.by_key: dict[Key, Submit] = {}
+        self.by_key: dict[Key, SubmitRequest] = {}
         self.submissions: dict[str, Submission] = {}
         self.attempts: dict[str, list[Attempt]] = {}
 
-    def accept(self, wishes: Sequence[Submit], now: datetime) -> list[Accepted]:
-        return [self._accept(wish, now) for wish in wishes]
+    def accept(self, requests: Sequence[SubmitRequest], now: datetime) -> list[SubmitResult]:
+        return [self._accept(request, now) for request in requests]
 
-    def _accept(self, wish: Submit, now: datetime) -> Accepted:
-        key = (wish.caller, wish.gateway, wish.key)
+    def _accept(self, request: SubmitRequest, now: datetime) -> SubmitResult:
+        key = (request.caller, request.gateway, request.key)
         if key not in self.by_key:
-            self.by_key[key] = wish
-            self.attempts[wish.submission_id] = []
-            self.submissions[wish.submission_id] = Submission(
-                submission_id=wish.submission_id,
-                gateway=wish.gateway,
+            self.by_key[key] = request
+            self.attempts[request.submission_id] = []
+            self.submissions[request.submission_id] = Submission(
+                submission_id=request.submission_id,
+                gateway=request.gateway,
                 state="pending",
                 attempts=0,
                 failures=0,
@@ -52,45 +52,45 @@ class SubmissionModel:
                 last_modified_at=now,
             )
         known = self.by_key[key]
-        return Accepted(
+        return SubmitResult(
             known.submission_id,
             self.submissions[known.submission_id].state,
-            same=known.payload == wish.payload,
-            new=known.submission_id == wish.submission_id,
+            same=known.payload == request.payload,
+            new=known.submission_id == request.submission_id,
         )
 
-    def waiting(self) -> list[Waiting]:
+    def waiting(self) -> list[PendingEntry]:
         found = [one for one in self.submissions.values() if one.state == "pending"]
         found.sort(key=lambda one: (one.last_modified_at, one.submission_id))
         return [waits(one.submission_id, one.next_attempt_at, one.last_modified_at, one.gateway) for one in found]
 
-    def begin(self, epoch: int, submission_ids: Iterable[str], now: datetime) -> dict[str, Told]:
+    def begin(self, epoch: int, submission_ids: Iterable[str], now: datetime) -> dict[str, Begun]:
         return {submission_id: self._begin(epoch, submission_id, now) for submission_id in submission_ids}
 
-    def _begin(self, epoch: int, submission_id: str, now: datetime) -> Told:
+    def _begin(self, epoch: int, submission_id: str, now: datetime) -> Begun:
         one = self.submissions.get(submission_id)
         if one is None or one.state != "pending":
-            return BeginAttemptFound.OVER, None
+            return BeginAttemptOutcome.OVER, None
         under_way = self._under_way(submission_id)
         if under_way is not None:
             is_mine = under_way.epoch == epoch
-            return (BeginAttemptFound.BEGUN, under_way.number) if is_mine else (BeginAttemptFound.LATER, None)
+            return (BeginAttemptOutcome.BEGUN, under_way.number) if is_mine else (BeginAttemptOutcome.LATER, None)
         if one.next_attempt_at is None or now < one.next_attempt_at:
-            return BeginAttemptFound.LATER, one.next_attempt_at
+            return BeginAttemptOutcome.LATER, one.next_attempt_at
         number = len(self.attempts[submission_id]) + 1
         started_at = max(now, one.last_modified_at)
         self.attempts[submission_id].append(Attempt(number=number, epoch=epoch, started_at=started_at))
         self._change(submission_id, attempts=number, next_attempt_at=None)
-        return BeginAttemptFound.BEGUN, number
+        return BeginAttemptOutcome.BEGUN, number
 
-    def finish(self, ends: Sequence[AttemptEnd], now: datetime) -> dict[str, Moved]:
+    def finish(self, ends: Sequence[AttemptEnd], now: datetime) -> dict[str, SubmissionStatus]:
         for end in ends:
             under_way = self._under_way(end.submission_id)
             if under_way is not None and under_way.number == end.number:
                 self._close(end.submission_id, now, end.outcome, end.status, end.error)
                 self._move(end, under_way.started_at, now)
         found = (self.submissions[end.submission_id] for end in ends)
-        return {one.submission_id: Moved(one.submission_id, one.state, one.next_attempt_at) for one in found}
+        return {one.submission_id: SubmissionStatus(one.submission_id, one.state, one.next_attempt_at) for one in found}
 
     def _move(self, end: AttemptEnd, started_at: datetime, now: datetime) -> None:
         one = self.submissions[end.submission_id]
@@ -105,10 +105,10 @@ class SubmissionModel:
         elif one.state == "pending":
             self._change(end.submission_id, next_attempt_at=now + pause * MICROSECOND)
 
-    def close_unknown(self, epoch: int, now: datetime) -> int:
+    def close_orphaned_attempts(self, epoch: int, now: datetime) -> int:
         left = [each for each in self.submissions if self._is_left(each, epoch)]
         for submission_id in left:
-            error = "whoever sent it did not say what became of it"
+            error = "the executor stopped before it recorded the outcome"
             self._close(submission_id, now, AttemptOutcome.UNKNOWN, None, error)
             if self.submissions[submission_id].state == "pending":
                 self._change(submission_id, next_attempt_at=now)

@@ -1,8 +1,11 @@
-"""Leases and jobs of the store and of the model side by side, with a clock that jumps both ways by minutes.
+"""Compares leases and jobs of the store with those of the model, with a clock that jumps both ways by minutes.
 
-Apart from the model, which says what each call must answer, three promises are checked on what was answered alone:
-epochs only grow, no fence of an old epoch is good for anything after the next acquire, and of the ticks of a job none
-is run to success twice and none is lost.
+The model predicts the result of each call. Three guarantees are also checked on the results alone:
+
+- Epochs only increase.
+- No fence of an old epoch holds after the next acquire.
+- No tick of a job succeeds twice, and none is lost, unless the clock was stepped back by more than an interval: the
+  repeated time has its own ticks.
 """
 
 from collections import defaultdict
@@ -19,13 +22,14 @@ from hypothesis.stateful import (
     rule,
 )
 
+from tenure.domain.jobs import BeginRunOutcome, BeginRunResult, JobCommand, JobSettings, Pruned, RunOutcome
+from tenure.domain.leases import AcquireResult, Fence
 from tenure.errors import LeaseLost
 from tenure.ids import new_id
-from tenure.model.leases import Acquired, BeginFound, Begun, Fence, JobCommand, JobSettings, Pruned, RunOutcome
 from tests.model.leases import GRID_BEGINS, HELD, IDLE, LeaseModel
 from tests.model.machines import StoreMachine, bound_to_database, run_examples
 from tests.support.leases import table
-from tests.support.wishes import NOON, SECOND
+from tests.support.open_requests import NOON, SECOND
 
 ALL = 500
 LEASES = ("leader", "archive")
@@ -40,7 +44,7 @@ leases = st.sampled_from(LEASES)
 jobs = st.sampled_from(JOBS)
 all_names = st.sampled_from(LEASES + LOCKS)
 ages = st.sampled_from([0, 0, 0, 0, 1, 2])
-"""How many fences of that name are younger."""
+"""How many newer fences of that name exist."""
 lengths = st.sampled_from([SECOND, 20 * SECOND, 120 * SECOND])
 outcomes = st.sampled_from([RunOutcome.SUCCEEDED, RunOutcome.SUCCEEDED, RunOutcome.FAILED, RunOutcome.ABANDONED])
 steps = st.sampled_from([1, SECOND, 7 * SECOND, 20 * SECOND, 60 * SECOND, 60 * SECOND, 120 * SECOND, 600 * SECOND])
@@ -73,7 +77,7 @@ class LeaseMachine(StoreMachine):
             self._acquire(name, holder, attempt, length)
 
     def _acquire(self, name: str, holder: str, attempt: str, length: int) -> None:
-        found: Acquired = self._same(
+        found: AcquireResult = self._same(
             self.store.acquire_lease(name, holder, attempt, length),
             lambda: self.model.acquire(name, holder, attempt, length, self.now),
         )
@@ -110,10 +114,10 @@ class LeaseMachine(StoreMachine):
         for holder, attempt in self.tries[job][-1 - age :][:1]:
             self._begin(job, holder, attempt)
 
-    def _begin(self, job: str, holder: str, attempt: str) -> Begun:
+    def _begin(self, job: str, holder: str, attempt: str) -> BeginRunResult:
         expected = self.model.begin(job, holder, attempt, self.now)
-        found: Begun = self.run(self.store.begin_run(job, holder, attempt))
-        # Of a job that is held and not due either may be said.
+        found: BeginRunResult = self.run(self.store.begin_run(job, holder, attempt))
+        # For a job that is held and not due, both outcomes are allowed.
         assert found == expected or (expected == HELD and found == IDLE)
         if found.fence is not None:
             self.tries[job].append((holder, attempt))
@@ -129,8 +133,8 @@ class LeaseMachine(StoreMachine):
         was_open = run is not None and run.ended_at is None
         done = self._fenced(
             fence,
-            self.store.finish_run(fence, outcome, f"said {outcome}", RETRY),
-            lambda: self.model.finish(fence, outcome, f"said {outcome}", RETRY, self.now),
+            self.store.finish_run(fence, outcome, f"error of {outcome}", RETRY),
+            lambda: self.model.finish(fence, outcome, f"error of {outcome}", RETRY, self.now),
         )
         if done is None and was_open and outcome is RunOutcome.SUCCEEDED:
             self._note_success(job, fence.epoch)
@@ -148,7 +152,7 @@ class LeaseMachine(StoreMachine):
 
     @rule(job=jobs, holder=holders, outcome=outcomes, work=steps)
     def run_a_tick(self, job: str, holder: str, outcome: RunOutcome, work: int) -> None:
-        """In time or too late for its own lock, whichever it turns out to be."""
+        """Before or after its own lock has expired."""
         self.wait_for_the_tick(job)
         self.begin(job, holder)
         self.wait(work)
@@ -183,7 +187,7 @@ class LeaseMachine(StoreMachine):
         self._set_clock()
 
     @rule(name=all_names, early=st.booleans())
-    def wait_until_it_runs_out(self, name: str, early: bool) -> None:
+    def wait_until_it_expires(self, name: str, early: bool) -> None:
         lease = self.model.read(self.now).get(name)
         if lease is not None and lease.held:
             self.now = lease.expires_at - timedelta(microseconds=early)
@@ -208,7 +212,7 @@ class LeaseMachine(StoreMachine):
             }
 
     def teardown(self) -> None:
-        """No tick is lost: in the end each job can be run for the oldest that it owes."""
+        """No tick is lost: finally each job can run for its oldest tick that is not done."""
         if not hasattr(self, "model"):
             return
         self._check_history()
@@ -219,7 +223,7 @@ class LeaseMachine(StoreMachine):
             self.command(job, JobCommand.RESUME)
             owed = self.model.jobs[job].next_run_at
             found = self._begin(job, "the last", new_id())
-            assert (found.found, found.tick_at) == (BeginFound.BEGUN, owed)
+            assert (found.found, found.tick_at) == (BeginRunOutcome.BEGUN, owed)
 
     def _check_history(self) -> None:
         rows = self.run(table(self.database, "lease_history"))
@@ -230,46 +234,52 @@ class LeaseMachine(StoreMachine):
         assert found == self.model.history
 
     def _note(self, fence: Fence) -> None:
-        """Epochs only grow; the same one again only as the answer to a repetition."""
+        """Epochs only increase. Only a repetition returns the same epoch again."""
         known = self.issued[fence.name]
         if not known or known[-1] != fence:
             assert fence.epoch > max([0, *(one.epoch for one in known)])
             known.append(fence)
 
-    def _check_tick(self, job: str, found: Begun) -> None:
+    def _check_tick(self, job: str, found: BeginRunResult) -> None:
+        if found.clock_behind is not None and found.tick_at is not None:
+            assert found.clock_behind - found.tick_at > 2 * self._interval(job)
+            self.done[job] = {tick for tick in self.done[job] if tick < found.tick_at}
         assert found.tick_at not in self.done[job], "run to success before"
 
     def _note_success(self, job: str, epoch: int) -> None:
         """A run covers every tick from its own to its start."""
         tick_at, started_at = self.model.purposes[job, epoch].tick_at, self.model.runs[job, epoch].started_at
-        interval = timedelta(microseconds=self.model.jobs[job].interval_microseconds)
+        interval = self._interval(job)
         if tick_at is None or (tick_at - GRID_BEGINS) % interval:
             return
         ticks = {tick_at + n * interval for n in range((started_at - tick_at) // interval + 1)}
         assert not ticks & self.done[job], "run to success before"
         self.done[job] |= ticks
 
+    def _interval(self, job: str) -> timedelta:
+        return timedelta(microseconds=self.model.jobs[job].interval_microseconds)
+
     def _fence(self, name: str, age: int) -> Fence:
-        """One that was issued, or, where there is none so old, one that never was."""
-        return next(iter(self.issued[name][-1 - age :]), Fence(name, "nobody", 1))
+        """A fence that was issued, or one that never was if there is none of this age."""
+        return next(iter(self.issued[name][-1 - age :]), Fence(name, "stranger", 1))
 
     def _fenced(self, fence: Fence, call: Coroutine[Any, Any, Any], expected: Callable[[], Any]) -> Any:
         answer = self._same(call, expected)
         is_newest = self.issued[fence.name][-1:] == [fence]
-        assert answer is LeaseLost or is_newest, f"{fence} was good for a write after the next acquire"
+        assert answer is LeaseLost or is_newest, f"{fence} was accepted after the next acquire"
         return answer
 
     def _same(self, call: Coroutine[Any, Any, Any], expected: Callable[[], Any]) -> Any:
-        """What both answer, a lost lease as its exception."""
-        wanted = _answer(expected)
-        found = _answer(lambda: self.run(call))
+        """The result of both, with `LeaseLost` for a lost lease."""
+        wanted = _result(expected)
+        found = _result(lambda: self.run(call))
         assert found == wanted
         return found
 
 
-def _answer(ask: Callable[[], Any]) -> Any:
+def _result(call: Callable[[], Any]) -> Any:
     try:
-        return ask()
+        return call()
     except LeaseLost:
         return LeaseLost
 
@@ -279,10 +289,10 @@ def bound(request: pytest.FixtureRequest) -> Iterator[type[LeaseMachine]]:
     yield from bound_to_database(LeaseMachine, request)
 
 
-def test_leases_and_jobs_do_what_the_model_does(bound: type[LeaseMachine]) -> None:
+def test_leases_and_jobs_match_model(bound: type[LeaseMachine]) -> None:
     run_examples(bound, examples=3, steps=50)
 
 
 @pytest.mark.slow
-def test_leases_and_jobs_do_what_the_model_does_for_longer(bound: type[LeaseMachine]) -> None:
+def test_leases_and_jobs_match_model_with_more_examples(bound: type[LeaseMachine]) -> None:
     run_examples(bound, examples=25, steps=50)

@@ -1,4 +1,4 @@
-"""The store and the model side by side, with a clock that runs, stands and is stepped back."""
+"""Compares the store with the model of sessions, with a clock that runs, stands still and is stepped back."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -19,13 +19,23 @@ from hypothesis.stateful import (
 from msgspec.structs import replace
 
 from tenure.clock import from_microseconds
-from tenure.model.sessions import CloseReason, Heartbeat, Limits, Open, Opened, Outcome, Seats, SessionFilter, Swept
+from tenure.domain.capacities import Seats
+from tenure.domain.sessions import (
+    CloseReason,
+    Heartbeat,
+    Limits,
+    OpenOutcome,
+    OpenRequest,
+    OpenResult,
+    SessionFilter,
+    SweepResult,
+)
 from tests.model.machines import StoreMachine, bound_to_database, run_examples
 from tests.model.sessions import SessionModel
 from tests.support.databases import Database
 from tests.support.keeping import COUNTED, EVICTING, attach, attach_one, keep_one, stream_update, update_one
 from tests.support.leases import sweep_some
-from tests.support.wishes import NOON, SECOND, end_one, open_one, some_id, wish
+from tests.support.open_requests import NOON, SECOND, end_one, open_one, request, some_id
 
 LIMITS = Limits(timedelta(seconds=100))
 ALL = 10_000
@@ -47,7 +57,7 @@ class SessionMachine(StoreMachine):
 
     @initialize(target=sessions, lease=lengths, idle=lengths, rules=st.none() | seats)
     def begin(self, lease: int | None, idle: int | None, rules: tuple[int | None, str, int | None] | None) -> Any:
-        """With three sessions, since most of what there is to do takes one."""
+        """With three sessions, because most rules need one."""
         self.now = NOON
         self.capacities = [some_id() for _ in range(2)]
         self.users = [some_id() for _ in range(4)]
@@ -73,9 +83,9 @@ class SessionMachine(StoreMachine):
     def open(self, user: int, tenant: int, capacity: int, kind: int, lease: int | None, idle: int | None) -> Any:
         one = self._wish(user, tenant, capacity, kind, lease, idle)
         answer = self.run(open_one(self.store, one, LIMITS))
-        expected = self.model.open(one, self.now, answer.closings)
+        expected = self.model.open(one, self.now, answer.closed_sessions)
         assert _comparable(answer) == _comparable(expected)
-        return one.session_id if expected.outcome in (Outcome.CREATED, Outcome.UPGRADED) else multiple()
+        return one.session_id if expected.outcome in (OpenOutcome.CREATED, OpenOutcome.UPGRADED) else multiple()
 
     @rule(session=sessions, active=st.booleans())
     def heartbeat(self, session: str, active: bool) -> None:
@@ -95,9 +105,9 @@ class SessionMachine(StoreMachine):
 
     @rule(session=sessions, lease=lengths.filter(bool), idle=lengths.filter(bool))
     def attach(self, session: str, lease: int, idle: int) -> None:
-        asked = attach(session, lease=lease, idle=idle, every=max(lease // 12, SECOND))
-        expected = self.model.attach(asked, self.now)
-        limits = {"lease": lease, "idle": idle, "every": asked.heartbeat_microseconds}
+        attach_request = attach(session, lease=lease, idle=idle, every=max(lease // 12, SECOND))
+        expected = self.model.attach(attach_request, self.now)
+        limits = {"lease": lease, "idle": idle, "every": attach_request.heartbeat_microseconds}
         assert self.run(attach_one(self.store, session, **limits)) == expected
 
     @rule(
@@ -120,10 +130,10 @@ class SessionMachine(StoreMachine):
             return
         saves = self.model.saves[session, attachment]
         save = saves + (not repeated or not saves)
-        said = {"attachment": attachment, "save": int(save), "active": active, "end": end, "counted": counted}
-        said["finished"] = finished and end is not None
-        expected = self.model.update_stream(stream_update(session, **said), self.now)
-        assert self.run(update_one(self.store, session, **said)) == expected
+        values = {"attachment": attachment, "save": int(save), "active": active, "end": end, "counted": counted}
+        values["finished"] = finished and end is not None
+        expected = self.model.update_stream(stream_update(session, **values), self.now)
+        assert self.run(update_one(self.store, session, **values)) == expected
 
     @rule(capacity=capacities, rules=seats)
     def put_capacity(self, capacity: int, rules: tuple[int | None, str, int | None]) -> None:
@@ -174,8 +184,10 @@ class SessionMachine(StoreMachine):
             )
             assert all(end <= start for (_, end), (start, _) in pairwise(spans))
 
-    def _wish(self, user: int, tenant: int, capacity: int, kind: int, lease: int | None, idle: int | None) -> Open:
-        return wish(
+    def _wish(
+        self, user: int, tenant: int, capacity: int, kind: int, lease: int | None, idle: int | None
+    ) -> OpenRequest:
+        return request(
             user_object_id=self.users[user],
             tenant_object_id=self.tenants[tenant],
             capacity_id=self.capacities[capacity],
@@ -186,12 +198,12 @@ class SessionMachine(StoreMachine):
         )
 
 
-def _comparable(answer: Opened) -> object:
-    return answer.outcome, answer.session, Counter(answer.closings)
+def _comparable(answer: OpenResult) -> object:
+    return answer.outcome, answer.session, Counter(answer.closed_sessions)
 
 
-def _counted(swept: Swept) -> object:
-    return swept.looked_at, Counter(swept.closings)
+def _counted(swept: SweepResult) -> object:
+    return swept.looked_at, Counter(swept.closed_sessions)
 
 
 def _instant(value: Any) -> datetime | None:
@@ -203,31 +215,31 @@ def bound(request: pytest.FixtureRequest) -> Iterator[type[SessionMachine]]:
     yield from bound_to_database(SessionMachine, request)
 
 
-def test_the_store_does_what_the_model_does(bound: type[SessionMachine]) -> None:
+def test_sessions_match_model(bound: type[SessionMachine]) -> None:
     run_examples(bound, examples=3)
 
 
 @pytest.mark.slow
-def test_the_store_does_what_the_model_does_for_longer(bound: type[SessionMachine]) -> None:
+def test_sessions_match_model_with_more_examples(bound: type[SessionMachine]) -> None:
     run_examples(bound, examples=25)
 
 
-# Hypothesis goes where it likes; these go everywhere.
+# Hypothesis samples; these tests cover every combination.
 
 LENGTHS = (10, 20, 30)
 
 
 @pytest.mark.parametrize("term", LENGTHS)
-async def test_lease_idle_limit_and_term_end_a_session_in_every_order(database: Database, term: int) -> None:
-    """Sessions with every lease and idle limit there is, one without heartbeats, one idle, one active; read every five
-    seconds, kept alive at some of them, and swept only in the end.
+async def test_lease_idle_limit_and_term_match_model_in_every_combination(database: Database, term: int) -> None:
+    """For every lease and idle limit: a session without heartbeats, an idle one and an active one. They are read and
+    renewed every five seconds, and swept only at the end.
     """
     limits = Limits(timedelta(seconds=term))
     model = SessionModel(limits)
     await database.clock.set(NOON)
     kept: dict[str, list[str]] = {"silent": [], "idle": [], "active": []}
     for lease, idle, habit in product((None, *LENGTHS), (None, *LENGTHS), kept):
-        one = wish(
+        one = request(
             lease_microseconds=lease and lease * SECOND,
             heartbeat_microseconds=lease and SECOND,
             idle_microseconds=idle and idle * SECOND,
@@ -236,13 +248,13 @@ async def test_lease_idle_limit_and_term_end_a_session_in_every_order(database: 
         assert _comparable(answer) == _comparable(model.open(one, NOON, ()))
         kept[habit].append(one.session_id)
     for second in range(5, 45, 5):
-        await _keep(database, model, NOON + timedelta(seconds=second), kept)
+        await _read_and_renew(database, model, NOON + timedelta(seconds=second), kept)
     assert _counted(await sweep_some(database.store, ALL)) == _counted(model.sweep(NOON + timedelta(seconds=40)))
     found = await database.store.list_sessions(SessionFilter(active=False), None, ALL)
     assert {session.session_id: session for session in found} == model.recorded
 
 
-async def _keep(database: Database, model: SessionModel, now: datetime, kept: dict[str, list[str]]) -> None:
+async def _read_and_renew(database: Database, model: SessionModel, now: datetime, kept: dict[str, list[str]]) -> None:
     await database.clock.set(now)
     found = await database.store.list_sessions(SessionFilter(), None, ALL)
     assert {session.session_id: session for session in found} == model.read(now)

@@ -1,7 +1,7 @@
-"""Submissions of the store and of the model side by side, with epochs that change and a clock that jumps both ways.
+"""Compares submissions of the store with those of the model, with changing epochs and a clock that jumps both ways.
 
-Apart from the model, which says what each call must answer, three promises are checked on the rows alone: attempts are
-numbered without gaps, only the last of a submission can be open, and what waits is due some time or under way.
+The model predicts the result of each call. Three guarantees are also checked on the rows alone: attempts are numbered
+without gaps, only the last attempt of a submission can be open, and a pending submission is due or has an open attempt.
 """
 
 from collections.abc import Callable, Coroutine, Iterator
@@ -17,35 +17,35 @@ from hypothesis.stateful import (
     rule,
 )
 
-from tenure.errors import LeaseLost
-from tenure.model.leases import Fence
-from tenure.model.submissions import (
+from tenure.domain.leases import Fence
+from tenure.domain.submissions import (
     AttemptOutcome,
-    BeginAttemptFound,
-    BegunAttempts,
+    BeginAttemptOutcome,
+    BeginAttemptsResult,
     SubmissionCommand,
     SubmissionFilter,
-    Submit,
+    SubmitRequest,
 )
+from tenure.errors import LeaseLost
 from tests.model.machines import StoreMachine, bound_to_database, run_examples
-from tests.model.submissions import SubmissionModel, Told
+from tests.model.submissions import Begun, SubmissionModel
+from tests.support.open_requests import NOON, SECOND, some_id
 from tests.support.submissions import all_waiting, end, executor, next_executor, submit
-from tests.support.wishes import NOON, SECOND, some_id
 
 ALL = 500
 NEVER_ACCEPTED = some_id()
 TABLES = ("submissions", "submission_attempts", "leases", "lease_history")
 
 keys = st.sampled_from(
-    [("shop", "ledger", "a"), ("shop", "ledger", "b"), ("shop", "pager", "a"), ("till", "ledger", "a")]
+    [("caller", "ledger", "a"), ("caller", "ledger", "b"), ("caller", "pager", "a"), ("other", "ledger", "a")]
 )
 payloads = st.sampled_from([b"one", b"one", b"one", b"other"])
 some = st.sets(st.integers(0, 4), min_size=1, max_size=5)
-"""Which of those that were accepted, in the order of their acceptance; one beyond the last was never accepted."""
+"""Indexes of submissions in the order of their acceptance. The one after the last was never accepted."""
 ages = st.sampled_from([0, 0, 0, 0, 0, 1])
-"""How many epochs are younger."""
+"""How many newer epochs exist."""
 outcomes = st.sampled_from(AttemptOutcome)
-pauses = st.sampled_from([None, 0, 1, 5 * SECOND, 60 * SECOND])
+backoff = st.sampled_from([None, 0, 1, 5 * SECOND, 60 * SECOND])
 steps = st.sampled_from([0, 1, SECOND, 5 * SECOND, 60 * SECOND, 600 * SECOND])
 
 
@@ -54,7 +54,7 @@ class SubmissionMachine(StoreMachine):
     def start(self) -> None:
         self.now = NOON
         self.model = SubmissionModel()
-        self.wishes: list[Submit] = []
+        self.requests: list[SubmitRequest] = []
         for name in TABLES:
             self.run(self.database.execute(f"DELETE FROM {name}"))
         self._set_clock()
@@ -64,20 +64,22 @@ class SubmissionMachine(StoreMachine):
 
     @rule(wanted=st.lists(st.tuples(keys, payloads), min_size=1, max_size=3, unique_by=lambda each: each[0]))
     def accept(self, wanted: list[tuple[tuple[str, str, str], bytes]]) -> None:
-        wishes = [
+        requests = [
             submit(caller=caller, gateway=gateway, key=key, payload=payload)
             for (caller, gateway, key), payload in wanted
         ]
-        self.wishes += wishes
-        self._accept(wishes)
+        self.requests += requests
+        self._accept(requests)
 
-    @precondition(lambda self: self.wishes)
+    @precondition(lambda self: self.requests)
     @rule(which=some)
     def accept_again(self, which: set[int]) -> None:
-        self._accept([self.wishes[-1 - number] for number in which if number < len(self.wishes)] or self.wishes[:1])
+        self._accept(
+            [self.requests[-1 - number] for number in which if number < len(self.requests)] or self.requests[:1]
+        )
 
-    def _accept(self, wishes: list[Submit]) -> None:
-        self._same(self.store.accept_submissions(wishes), lambda: self.model.accept(wishes, self.now))
+    def _accept(self, requests: list[SubmitRequest]) -> None:
+        self._same(self.store.accept_submissions(requests), lambda: self.model.accept(requests, self.now))
 
     @rule(command=st.sampled_from(SubmissionCommand), which=some)
     def command(self, command: SubmissionCommand, which: set[int]) -> None:
@@ -90,18 +92,18 @@ class SubmissionMachine(StoreMachine):
     def begin(self, which: set[int], age: int) -> None:
         fence, ids = self._fence(age), self._ids(which)
 
-        async def told() -> dict[str, Told]:
-            return _told(await self.store.begin_attempts(fence, ids))
+        async def begun() -> dict[str, Begun]:
+            return _begun(await self.store.begin_attempts(fence, ids))
 
-        self._fenced(fence, told(), lambda: self.model.begin(fence.epoch, ids, self.now))
+        self._fenced(fence, begun(), lambda: self.model.begin(fence.epoch, ids, self.now))
 
     @rule(
-        which=some, age=ages, outcome=outcomes, pause=pauses, counts=st.booleans(), off=st.sampled_from([0, 0, 0, -1])
+        which=some, age=ages, outcome=outcomes, pause=backoff, counts=st.booleans(), off=st.sampled_from([0, 0, 0, -1])
     )
     def finish(
         self, which: set[int], age: int, outcome: AttemptOutcome, pause: int | None, counts: bool, off: int
     ) -> None:
-        """Also what is not under way, and of what is, a number that is not."""
+        """Also submissions without an open attempt, and wrong attempt numbers."""
         fence = self._fence(age)
         ends = [
             end(each, self.model.submissions[each].attempts + off, outcome, counts=counts, pause_microseconds=pause)
@@ -116,22 +118,24 @@ class SubmissionMachine(StoreMachine):
             self._fenced(fence, moved(), lambda: self.model.finish(ends, self.now))
 
     @rule(age=ages)
-    def close_unknown(self, age: int) -> None:
+    def close_orphaned_attempts(self, age: int) -> None:
         fence = self._fence(age)
         self._fenced(
-            fence, self.store.close_unknown(fence, ALL), lambda: self.model.close_unknown(fence.epoch, self.now)
+            fence,
+            self.store.close_orphaned_attempts(fence, ALL),
+            lambda: self.model.close_orphaned_attempts(fence.epoch, self.now),
         )
 
     @rule(which=some, age=ages, error=st.sampled_from(["gone", "still gone"]))
     def explain(self, which: set[int], age: int, error: str) -> None:
         fence, ids = self._fence(age), self._ids(which)
-        self._fenced(fence, self.store.explain_waiting(fence, ids, error), lambda: self.model.explain(ids, error))
+        self._fenced(fence, self.store.note_waiting_reason(fence, ids, error), lambda: self.model.explain(ids, error))
 
     @rule(tidies=st.booleans())
     def change_leader(self, tidies: bool) -> None:
         self.fences.append(self.run(next_executor(self.store)))
         if tidies:
-            self.close_unknown(0)
+            self.close_orphaned_attempts(0)
 
     # The clock
 
@@ -192,9 +196,12 @@ class SubmissionMachine(StoreMachine):
         assert self.run(call) == wanted
 
 
-def _told(begun: BegunAttempts) -> dict[str, Told]:
+def _begun(begun: BeginAttemptsResult) -> dict[str, Begun]:
     return {
-        each.submission_id: (each.found, each.number if each.found is BeginAttemptFound.BEGUN else each.next_attempt_at)
+        each.submission_id: (
+            each.found,
+            each.number if each.found is BeginAttemptOutcome.BEGUN else each.next_attempt_at,
+        )
         for each in begun.attempts
     }
 
@@ -204,10 +211,10 @@ def bound(request: pytest.FixtureRequest) -> Iterator[type[SubmissionMachine]]:
     yield from bound_to_database(SubmissionMachine, request)
 
 
-def test_submissions_do_what_the_model_does(bound: type[SubmissionMachine]) -> None:
+def test_submissions_match_model(bound: type[SubmissionMachine]) -> None:
     run_examples(bound, examples=4)
 
 
 @pytest.mark.slow
-def test_submissions_do_what_the_model_does_for_longer(bound: type[SubmissionMachine]) -> None:
-    run_examples(bound, examples=40)
+def test_submissions_match_model_with_more_examples(bound: type[SubmissionMachine]) -> None:
+    run_examples(bound, examples=25)

@@ -1,7 +1,7 @@
-"""Windows of the store and of the model side by side, while sessions come and go and the clock jumps both ways.
+"""Compares windows of the store with those of the model, while sessions open and end and the clock jumps both ways.
 
-What the model wrote down as a window was cut is compared with what the store tells of it, then and at any time later:
-however its sessions were renewed, upgraded, ended or swept since, and whatever the clock says.
+The contents that the model stored at a cut are compared with those that the store returns, at the cut and at any time
+later, after its sessions were renewed, upgraded, ended or swept, and at any time of the clock.
 """
 
 from collections.abc import Iterator
@@ -20,26 +20,27 @@ from hypothesis.stateful import (
 )
 
 from tenure.clock import EPOCH
-from tenure.model.sessions import CloseReason, Heartbeat, Limits, Open, Outcome, Seats
-from tenure.model.usage import Factors, GroupBy, UsageQuestion, Window
+from tenure.domain.capacities import Seats
+from tenure.domain.sessions import CloseReason, Heartbeat, Limits, OpenOutcome, OpenRequest
+from tenure.domain.usage import Factors, GroupBy, UsageSumQuery, Window
 from tests.model.machines import StoreMachine, bound_to_database, run_examples
 from tests.model.sessions import SessionModel
 from tests.model.usage import UsageModel
 from tests.support.keeping import EVICTING, keep_one
 from tests.support.leases import sweep_some
+from tests.support.open_requests import NOON, SECOND, end_one, open_one, request, some_id
 from tests.support.usage import ALL, emitter, install, rules, whole
-from tests.support.wishes import NOON, SECOND, end_one, open_one, some_id, wish
 
 LIMITS = Limits(timedelta(days=3))
 TABLES = ("sessions", "capacities", "usage_eras", "usage_windows", "usage_chunks", "leases", "lease_history")
 MICROSECOND = timedelta(microseconds=1)
 BEGIN = NOON.replace(microsecond=0)
-"""On the grid, so that some live from there for just so long that their amount is a half."""
+"""On the grid, so that the amount of some sessions is exactly a half."""
 CHUNK = 3
-"""Sessions in one, so that there are some."""
+"""Sessions per chunk, small enough for several chunks."""
 INTERVAL = 10 * SECOND
 HALF = 1_296_000
-"""Microseconds that a session of factor 1 lives for half a millionth."""
+"""Microseconds in which a session of factor 1 uses half a millionth."""
 
 lengths = st.none() | st.sampled_from([5 * SECOND, 20 * SECOND, 100 * SECOND, 7_200 * SECOND])
 steps = st.sampled_from([1, HALF, 3 * HALF, SECOND, 5 * SECOND, 10 * SECOND, 10 * SECOND, 100 * SECOND, 3_600 * SECOND])
@@ -54,7 +55,7 @@ class UsageMachine(StoreMachine):
 
     @initialize(target=sessions, lease=lengths, idle=lengths, first=factors)
     def begin(self, lease: int | None, idle: int | None, first: Factors) -> Any:
-        """With three sessions, since most of what there is to do takes one."""
+        """With three sessions, because most rules need one."""
         self.now = BEGIN
         self.users = [some_id() for _ in range(5)]
         self.tenant, self.capacities = some_id(), [some_id() for _ in range(2)]
@@ -81,14 +82,14 @@ class UsageMachine(StoreMachine):
         idle=lengths,
     )
     def open(self, user: int, capacity: int, kind: int, lease: int | None, idle: int | None) -> Any:
-        """Also by those who are there already, of the same kind or another."""
+        """Also for keys that have a session, of the same kind or another."""
         one = self._wish(user, capacity, kind, lease, idle)
         if self._reads_as_live_again(one):
             return multiple()
         answer = self.run(open_one(self.store, one, LIMITS))
-        expected = self.known.open(one, self._write_now(), answer.closings)
+        expected = self.known.open(one, self._write_now(), answer.closed_sessions)
         assert (answer.outcome, answer.session) == (expected.outcome, expected.session)
-        return one.session_id if expected.outcome in (Outcome.CREATED, Outcome.UPGRADED) else multiple()
+        return one.session_id if expected.outcome in (OpenOutcome.CREATED, OpenOutcome.UPGRADED) else multiple()
 
     @rule(session=sessions, active=st.booleans())
     def heartbeat(self, session: str, active: bool) -> None:
@@ -103,13 +104,13 @@ class UsageMachine(StoreMachine):
     @precondition(lambda self: self.now >= self.model.last_cut_at)
     @rule()
     def expire(self) -> None:
-        """With the clock behind the last cut, engines may leave it for later."""
+        """If the clock is behind the last cut, an engine may record the end later."""
         self.known.sweep(self.now)
         self.run(sweep_some(self.store, ALL))
 
     @rule(limit=st.none() | st.integers(1, 2))
     def put_capacity(self, limit: int | None) -> None:
-        """A full one evicts."""
+        """With a limit that evicts."""
         self.known.put_capacity(self.capacities[1], Seats(limit, EVICTING), self.now)
         self.run(self.store.put_capacity(self.capacities[1], Seats(limit, EVICTING)))
 
@@ -117,18 +118,18 @@ class UsageMachine(StoreMachine):
 
     @rule(on_time=st.booleans())
     def cut(self, on_time: bool) -> None:
-        """On time means at the very instant of the grid, unless that has passed."""
+        """`on time`: exactly at the instant of the grid, unless it has passed."""
         if on_time:
             interval = timedelta(microseconds=INTERVAL)
             self.now += (EPOCH - self.now) % interval
             self._set_clock()
-        told = self.run(self._cut())
+        result = self.run(self._cut())
         recorded = self.known.recorded.values()
-        assert told == self.model.cut(recorded, self.now, timedelta(microseconds=INTERVAL), self.factors)
+        assert result == self.model.cut(recorded, self.now, timedelta(microseconds=INTERVAL), self.factors)
 
     @rule(count=st.integers(1, 3), microseconds=st.sampled_from([0, 1, HALF, 5 * SECOND]))
     def cut_some(self, count: int, microseconds: int) -> None:
-        """As the job does, each time after an interval and a little more."""
+        """As the job does, a little more than an interval apart."""
         for _ in range(count):
             self.now = self._write_now() + timedelta(microseconds=INTERVAL + microseconds)
             self._set_clock()
@@ -143,13 +144,13 @@ class UsageMachine(StoreMachine):
 
     @rule(limit=st.integers(1, 2), pages=st.integers(1, 3))
     def divide(self, limit: int, pages: int) -> None:
-        """The oldest window that is not divided, or the rest of it, for as many pages."""
+        """Divides the oldest undivided window, or the rest of it, in `pages` pages."""
         for _ in range(pages):
-            for left in self.run(self.store.list_unchunked(1)):
-                pieces = self.run(self.store.divide_window(left.window, left.last_session_id, limit))
-                complete = len(pieces) < limit
+            for left in self.run(self.store.list_undivided_windows(1)):
+                bounds = self.run(self.store.divide_window(left.window, left.last_session_id, limit))
+                complete = len(bounds) < limit
                 fence = self.run(emitter(self.store))
-                save = self.store.save_chunks(fence, left.window.window_id, left.chunks + 1, pieces, complete=complete)
+                save = self.store.save_chunks(fence, left.window.window_id, left.chunks + 1, bounds, complete=complete)
                 self.run(save)
 
     # The clock
@@ -181,7 +182,7 @@ class UsageMachine(StoreMachine):
 
     @invariant()
     def the_newest_windows_are_what_they_were(self) -> None:
-        """The others, too, in the end."""
+        """Finally divides all other windows."""
         for window in self._windows()[-2:]:
             self._check(window)
 
@@ -191,7 +192,7 @@ class UsageMachine(StoreMachine):
         self.now = self._write_now() + timedelta(microseconds=INTERVAL)
         self._set_clock()
         self.cut(on_time=False)
-        while self.run(self.store.list_unchunked(1)):
+        while self.run(self.store.list_undivided_windows(1)):
             self.divide(2, 3)
         for window in self._windows():
             self._check(window)
@@ -200,27 +201,27 @@ class UsageMachine(StoreMachine):
 
     def _check(self, window: Window) -> None:
         expected = self.model.windows[window.window_id - 1]
-        lives = self.run(self.store.read_lives(window, whole(window)))
-        assert {life.session_id: life for life in lives} == expected.lives
-        assert [life.session_id for life in lives] == sorted(expected.lives)
-        assert self.rendered.setdefault(window.window_id, lives) == lives
+        intervals = self.run(self.store.read_intervals(window, whole(window)))
+        assert {life.session_id: life for life in intervals} == expected.intervals
+        assert [life.session_id for life in intervals] == sorted(expected.intervals)
+        assert self.rendered.setdefault(window.window_id, intervals) == intervals
         if window.chunked_at is not None:
-            assert (window.sessions, window.usage_millionths) == (len(lives), expected.usage_millionths)
+            assert (window.sessions, window.usage_millionths) == (len(intervals), expected.usage_millionths)
             self._check_chunks(window)
 
     def _check_chunks(self, window: Window) -> None:
         _window, chunks = self.run(self.store.get_window(window.window_id))
-        in_chunks = [self.run(self.store.read_lives(window, chunk)) for chunk in chunks]
-        assert [len(lives) for lives in in_chunks] == [chunk.sessions for chunk in chunks]
+        in_chunks = [self.run(self.store.read_intervals(window, chunk)) for chunk in chunks]
+        assert [len(intervals) for intervals in in_chunks] == [chunk.sessions for chunk in chunks]
         assert all(0 < chunk.sessions <= CHUNK for chunk in chunks)
-        assert [life for lives in in_chunks for life in lives] == self.rendered[window.window_id]
+        assert [life for intervals in in_chunks for life in intervals] == self.rendered[window.window_id]
 
     def _check_sums(self) -> None:
-        """Of everything up to the last cut, each session by itself."""
-        question = UsageQuestion(
+        """Sums up to the last cut, grouped by session."""
+        sum_query = UsageSumQuery(
             from_at=BEGIN, to_at=self.model.last_cut_at, group_by=GroupBy.SESSION, factors=self.factors
         )
-        sums = self.run(self.store.sum_usage(question, None, ALL))
+        sums = self.run(self.store.sum_usage(sum_query, None, ALL))
         by_session: dict[str, int] = {}
         for (session_id, _era), amount in self.model.billed().items():
             by_session[session_id] = by_session.get(session_id, 0) + amount
@@ -233,16 +234,16 @@ class UsageMachine(StoreMachine):
     def _write_now(self) -> Any:
         return self.model.write_now(self.now)
 
-    def _reads_as_live_again(self, one: Open) -> bool:
-        """One that lapsed before the last cut, by a clock that is behind its deadline: engines may say `existing`."""
+    def _reads_as_live_again(self, one: OpenRequest) -> bool:
+        """A session lapsed before the last cut, and the clock is before its deadline: engines may return `existing`."""
         return any(
             session.closed_at is None and self.now < session.deadline_at <= self.model.last_cut_at
             for session in self.known.recorded.values()
             if (session.capacity_id, session.user_object_id) == one.key
         )
 
-    def _wish(self, user: int, capacity: int, kind: int, lease: int | None, idle: int | None) -> Open:
-        return wish(
+    def _wish(self, user: int, capacity: int, kind: int, lease: int | None, idle: int | None) -> OpenRequest:
+        return request(
             user_object_id=self.users[user],
             tenant_object_id=self.tenant,
             capacity_id=self.capacities[capacity],
@@ -255,14 +256,14 @@ class UsageMachine(StoreMachine):
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def bound(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[UsageMachine]]:
-    monkeypatch.setattr("tenure.store.lives.CHUNK_MAX", CHUNK)
+    monkeypatch.setattr("tenure.store.reads.intervals.CHUNK_MAX", CHUNK)
     yield from bound_to_database(UsageMachine, request)
 
 
-def test_windows_are_what_the_model_says(bound: type[UsageMachine]) -> None:
+def test_windows_match_model(bound: type[UsageMachine]) -> None:
     run_examples(bound, examples=6)
 
 
 @pytest.mark.slow
-def test_windows_are_what_the_model_says_for_longer(bound: type[UsageMachine]) -> None:
-    run_examples(bound, examples=40)
+def test_windows_match_model_with_more_examples(bound: type[UsageMachine]) -> None:
+    run_examples(bound, examples=25)

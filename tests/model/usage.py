@@ -1,7 +1,7 @@
-"""What usage must be, in plain Python: each window as it was when it was cut, with what each session lived of it.
+"""A model of usage in plain Python: each window as it was at its cut, with the billable interval of each session.
 
-It goes by the model of sessions, whose clock never stands before the last cut. What a window contains is written down
-as it is cut; whatever an engine tells of it later must be that.
+It uses the model of sessions, whose clock is never before the last cut. The model stores the contents of a window at
+its cut. Everything that an engine returns for the window later must be equal.
 """
 
 from collections import defaultdict
@@ -12,8 +12,8 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from tenure.clock import EPOCH
-from tenure.model.sessions import Session
-from tenure.model.usage import Cut, Era, Factors, Life
+from tenure.domain.sessions import Session
+from tenure.domain.usage import BillableInterval, Cut, Era, Factors
 
 MICROSECOND = timedelta(microseconds=1)
 PERIOD = timedelta(days=30)
@@ -24,14 +24,14 @@ class ModelWindow(NamedTuple):
     started_at: datetime
     ended_at: datetime
     era: Era
-    lives: Mapping[str, Life]
-    """By their sessions."""
+    intervals: Mapping[str, BillableInterval]
+    """By session id."""
     usage_millionths: int
 
 
-def exact(lived: timedelta, factor_millionths: int) -> Fraction:
-    """Millionths, before they are rounded."""
-    return Fraction(factor_millionths * (lived // MICROSECOND), PERIOD // MICROSECOND)
+def exact(duration: timedelta, factor_millionths: int) -> Fraction:
+    """The usage in millionths, before rounding."""
+    return Fraction(factor_millionths * (duration // MICROSECOND), PERIOD // MICROSECOND)
 
 
 class UsageModel:
@@ -41,7 +41,7 @@ class UsageModel:
         self.windows: list[ModelWindow] = []
 
     def write_now(self, clock: datetime) -> datetime:
-        """What a session write is stamped with."""
+        """The instant with which a session write is stamped."""
         return max(clock, self.last_cut_at)
 
     def cut(self, sessions: Iterable[Session], clock: datetime, interval: timedelta, factors: Factors) -> Cut:
@@ -56,43 +56,43 @@ class UsageModel:
         return Cut(clock, self.last_cut_at, cuts)
 
     def billed(self) -> Mapping[tuple[str, datetime], int]:
-        """What all windows say of a session in an era."""
+        """The sum of all windows per session and era."""
         sums: defaultdict[tuple[str, datetime], int] = defaultdict(int)
         for window in self.windows:
-            for session_id, life in window.lives.items():
-                sums[session_id, window.era.started_at] += _amount(life, window.era)
+            for session_id, interval in window.intervals.items():
+                sums[session_id, window.era.started_at] += _amount(interval, window.era)
         return sums
 
     def whole(self, sessions: Iterable[Session]) -> Mapping[tuple[str, datetime], int]:
-        """What each lived in an era by the last cut, rounded once."""
+        """The usage per session and era up to the last cut, rounded once."""
         ends = {era: later.started_at for era, later in pairwise(self.eras)}
         amounts = {}
         for session in sessions:
             for era in self.eras:
                 era_ends_at = ends.get(era, self.last_cut_at)
                 starts = max(session.started_at, era.started_at)
-                lived = min(session.closed_at or session.deadline_at, era_ends_at) - starts
-                if lived > timedelta():
-                    amounts[session.session_id, era.started_at] = round(exact(lived, era.factors[session.kind - 1]))
+                duration = min(session.closed_at or session.deadline_at, era_ends_at) - starts
+                if duration > timedelta():
+                    amounts[session.session_id, era.started_at] = round(exact(duration, era.factors[session.kind - 1]))
         return amounts
 
     def _window(self, sessions: Sequence[Session], ends_at: datetime) -> ModelWindow:
         era = self.eras[-1]
-        lives = {
-            session.session_id: life
+        intervals = {
+            session.session_id: interval
             for session in sessions
-            if (life := _life(session, self.last_cut_at, ends_at, era)) is not None
+            if (interval := _life(session, self.last_cut_at, ends_at, era)) is not None
         }
-        usage = sum(_amount(life, era) for life in lives.values())
-        return ModelWindow(self.last_cut_at, ends_at, era, lives, usage)
+        usage = sum(_amount(interval, era) for interval in intervals.values())
+        return ModelWindow(self.last_cut_at, ends_at, era, intervals, usage)
 
 
-def _life(session: Session, starts_at: datetime, ends_at: datetime, era: Era) -> Life | None:
+def _life(session: Session, starts_at: datetime, ends_at: datetime, era: Era) -> BillableInterval | None:
     from_at, to_at = max(session.started_at, starts_at), min(session.closed_at or session.deadline_at, ends_at)
     if from_at >= to_at:
         return None
     counts_from = max(session.started_at, era.started_at)
-    return Life(
+    return BillableInterval(
         session.session_id,
         session.user_object_id,
         session.tenant_object_id,
@@ -105,9 +105,9 @@ def _life(session: Session, starts_at: datetime, ends_at: datetime, era: Era) ->
     )
 
 
-def _amount(life: Life, era: Era) -> int:
-    factor = era.factors[life.kind - 1]
-    before, total = life.before_microseconds * MICROSECOND, life.total_microseconds * MICROSECOND
+def _amount(interval: BillableInterval, era: Era) -> int:
+    factor = era.factors[interval.kind - 1]
+    before, total = interval.before_microseconds * MICROSECOND, interval.total_microseconds * MICROSECOND
     return round(exact(total, factor)) - round(exact(before, factor))
 
 

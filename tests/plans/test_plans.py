@@ -1,4 +1,4 @@
-"""Hot statements use the index they were written for: on an empty table, where plans are made, and on a million."""
+"""Hot statements use the expected indexes, both on an empty table, where plans are made, and on a million rows."""
 
 import asyncio
 import re
@@ -12,19 +12,22 @@ from msgspec.structs import asdict, replace
 from sqlalchemy import Connection, Dialect, Select, event
 from sqlalchemy.dialects import postgresql, sqlite
 
-from tenure.model.leases import JobCommand, RunOutcome
-from tenure.model.sessions import End, Heartbeat, Position, Seats, SessionFilter
-from tenure.model.submissions import SubmissionCommand, SubmissionFilter
-from tenure.model.usage import CHUNK_MAX, Era, GroupBy, Seal, UsageQuestion
-from tenure.store import Store, lives, sessions, submissions
+from tenure.domain.capacities import Seats
+from tenure.domain.jobs import JobCommand, RunOutcome
+from tenure.domain.sessions import EndRequest, Heartbeat, Position, SessionFilter
+from tenure.domain.submissions import SubmissionCommand, SubmissionFilter
+from tenure.domain.usage import CHUNK_MAX, ChunkDigest, Era, GroupBy, UsageSumQuery
+from tenure.store.contract import Store
 from tenure.store.engines import open_store
 from tenure.store.engines.postgres import statements
 from tenure.store.engines.postgres.connections import HOT_SETTINGS
 from tenure.store.engines.sqlite import opening
+from tenure.store.reads import intervals, sessions, submissions
 from tests.support.databases import POOL_SIZE, Clock, Database, PostgresServer, sqlite_store
 from tests.support.keeping import COUNTED, EVICTING, attach, stream_update
 from tests.support.leases import acquire, begin, begun, every, held, sweep_some
-from tests.support.plans import FOLDER, HotStatement, _statement, explain, hot_statements, prepare
+from tests.support.open_requests import NOON, SECOND, again, open_one, request, some_id
+from tests.support.plans import explain, hot_statements, prepare
 from tests.support.rows import (
     fill_postgres,
     fill_sqlite,
@@ -43,88 +46,60 @@ from tests.support.usage import (
     some_window,
     whole,
 )
-from tests.support.wishes import NOON, SECOND, again, open_one, some_id, wish
 
 MILLION = 1_000_000
 
 POSTGRES_INDEXES = {
-    "tenure_insert_1: insert": [],
-    "tenure_open_create_2: look": ["sessions_live_key"],
-    "tenure_open_create_2: limited": ["capacities_pkey"],
-    "tenure_open_create_2: ended since": ["sessions_closed_at"],
-    "tenure_open_reopen_2: lock": ["sessions_live_key", "sessions_pkey"],
-    "tenure_open_reopen_2: decide": ["sessions_live_key"],
+    "tenure_lock_sessions_1: lock": ["sessions_pkey"],
+    "tenure_lock_live_keys_1: lock": ["sessions_live_key", "sessions_pkey"],
+    "tenure_insert_sessions_1: insert": [],
+    "tenure_open_create_1: live": ["sessions_live_key"],
+    "tenure_open_create_1: limited": ["capacities_pkey"],
+    "tenure_open_create_1: ended since": ["sessions_closed_at"],
+    "tenure_open_reopen_1: decide": ["sessions_live_key"],
     "tenure_open_limited_1: seats": ["capacities_pkey"],
-    "tenure_open_limited_1: lock": ["sessions_live_key", "sessions_pkey"],
     "tenure_open_limited_1: own": ["sessions_live_key"],
     "tenure_open_limited_1: count": ["sessions_live_key"],
-    "tenure_heartbeat_1: lock": ["sessions_pkey"],
     "tenure_heartbeat_1: renew": ["sessions_pkey"],
-    "tenure_end_2: lock": ["sessions_pkey"],
     "tenure_expire_1: due": ["sessions_check_at"],
     "tenure_expire_1: sweep": ["sessions_pkey"],
-    "tenure_attach_1: lock": ["sessions_pkey"],
     "tenure_update_streams_1: lock": ["sessions_pkey"],
+    "tenure_lock_submissions_1: lock": ["submissions_pkey"],
     "tenure_accept_submissions_1: lock": ["submissions_key"],
     "tenure_accept_submissions_1: found": ["submissions_key"],
-    "tenure_begin_attempts_2: lock": ["submissions_pkey"],
-    "tenure_begin_attempts_2: begin": ["submissions_pkey"],
-    "tenure_begin_attempts_2: tell": ["submissions_pkey", "submission_attempts_pkey"],
-    "tenure_finish_attempts_1: lock": ["submissions_pkey"],
+    "tenure_begin_attempts_1: lock": ["submissions_pkey"],
+    "tenure_begin_attempts_1: begin": ["submissions_pkey"],
+    "tenure_begin_attempts_1: result": ["submissions_pkey", "submission_attempts_pkey"],
     "tenure_finish_attempts_1: close": ["submission_attempts_pkey"],
     "tenure_finish_attempts_1: move": ["submissions_pkey"],
-    "tenure_finish_attempts_1: tell": ["submissions_pkey"],
-    "tenure_close_unknown_1: left": ["submission_attempts_open"],
-    "tenure_close_unknown_1: lock": ["submissions_pkey"],
-    "tenure_close_unknown_1: close": ["submission_attempts_pkey"],
-    "tenure_close_unknown_1: due": ["submissions_pkey"],
-    "tenure_explain_waiting_1: lock": ["submissions_pkey"],
-    "tenure_explain_waiting_1: explain": ["submissions_pkey"],
-    "tenure_command_submissions_1: lock": ["submissions_pkey"],
-    "tenure_command_submissions_1: retry": ["submissions_pkey", "submission_attempts_pkey"],
+    "tenure_finish_attempts_1: result": ["submissions_pkey"],
+    "tenure_close_orphaned_attempts_1: orphaned": ["submission_attempts_open"],
+    "tenure_close_orphaned_attempts_1: close": ["submission_attempts_pkey"],
+    "tenure_close_orphaned_attempts_1: due": ["submissions_pkey"],
+    "tenure_note_waiting_reason_1: note": ["submissions_pkey"],
+    "tenure_command_submissions_1: retry": ["submissions_pkey", *2 * ["submission_attempts_pkey"]],
     "tenure_command_submissions_1: cancel": ["submissions_pkey"],
-    "tenure_command_submissions_1: tell": ["submissions_pkey"],
-    "tenure_prune_2: old": ["submissions_ended_at"],
+    "tenure_command_submissions_1: result": ["submissions_pkey"],
+    "tenure_prune_1: old": ["submissions_ended_at"],
     "tenure_save_chunks_1: saved": ["usage_chunks_pkey"],
-    "tenure_seal_chunks_1: seal": ["usage_chunks_submission"],
-    "tenure_seal_chunks_1: tell": ["usage_chunks_submission"],
-    "tenure_finish_attempts_2: arrived": ["submissions_pkey"],
-    "tenure_finish_attempts_2: windows": ["usage_chunks_submission", "usage_windows_pkey"],
-    "tenure_finish_attempts_2: chunks": ["usage_chunks_submission"],
-    "tenure_finish_attempts_2: delivered": ["usage_windows_pkey", "usage_chunks_undelivered"],
-    "tenure_command_submissions_2: usage": ["submissions_pkey"],
-    "tenure_command_submissions_2: after": ["submissions_pkey", "submission_attempts_pkey"],
+    "tenure_store_digests_1: store": ["usage_chunks_submission"],
+    "tenure_store_digests_1: result": ["usage_chunks_submission"],
+    "tenure_deliver_chunks_1: arrived": ["submissions_pkey"],
+    "tenure_deliver_chunks_1: windows": ["usage_chunks_submission", "usage_windows_pkey"],
+    "tenure_deliver_chunks_1: chunks": ["usage_chunks_submission"],
+    "tenure_deliver_chunks_1: delivered": ["usage_windows_pkey", "usage_chunks_undelivered"],
     "tenure_prune_usage_1: end": ["usage_windows_pkey"],
     "tenure_prune_usage_1: sessions": ["sessions_closed_at"],
 }
-"""What each hot statement reads through. A table scan has no place in any of them."""
+"""The indexes that each hot statement reads. None of them scans a table."""
 
 
 FROM_THE_START = {"tenure_prune_usage_1: end"}
-"""Which reads the oldest, in the order of the index and no more of it than asked: there is nothing to search by."""
-OLDER = {
-    "tenure_expire_1": "0002_keeping.sql",
-    "tenure_finish_attempts_1": "0004_submissions.sql",
-    "tenure_command_submissions_1": "0004_submissions.sql",
-}
-"""Versions that the newest only add something to, and call."""
+"""Reads the oldest entries in the order of the index, up to its limit, so it has no search condition."""
 
 
-def statements_in_use() -> dict[str, HotStatement]:
-    return hot_statements() | {
-        statement.name: statement for title, file in OLDER.items() for statement in _statements_of(title, file)
-    }
-
-
-def _statements_of(title: str, file: str) -> list[HotStatement]:
-    functions = (FOLDER / file).read_text(encoding="utf-8").split("CREATE FUNCTION ")
-    text = next(function for function in functions if function.startswith(f"{title}("))
-    marked = re.findall(r"-- plan: ([\w ]+)\n(.*?)-- plan end", text, re.DOTALL)
-    return [_statement(f"{title}: {name}", body) for name, body in marked]
-
-
-def test_every_hot_statement_of_the_functions_is_listed() -> None:
-    assert set(statements_in_use()) == set(POSTGRES_INDEXES)
+def test_every_hot_statement_is_listed() -> None:
+    assert set(hot_statements()) == set(POSTGRES_INDEXES)
 
 
 SIZES = ["empty", pytest.param("million", marks=pytest.mark.slow)]
@@ -156,25 +131,26 @@ async def connection(postgres_url: str) -> AsyncIterator[asyncpg.Connection]:
     await connection.close()
 
 
-@pytest.mark.parametrize("name", POSTGRES_INDEXES)
-async def test_postgres_searches_the_intended_index(connection: asyncpg.Connection, name: str) -> None:
-    statement = statements_in_use()[name]
-    await prepare(connection, statement)
-    plan = await explain(connection, {}, statement)
-    found = re.findall(r"Index (?:Only )?Scan (?:Backward )?using (\w+) on", plan)
-    assert sorted(found) == sorted(POSTGRES_INDEXES[name]), plan
-    assert "Seq Scan" not in plan, plan
-    # A scan of a whole index names the index as well: each must be searched by a condition.
-    searched = [] if name in FROM_THE_START else POSTGRES_INDEXES[name]
-    assert plan.count("Index Cond") == len(searched), plan
-    assert searched or not re.search("Sort|Hash", plan), plan
+async def test_postgresql_searches_expected_indexes(postgres_url: str) -> None:
+    for name, statement in hot_statements().items():
+        connection = await asyncpg.connect(postgres_url)
+        await prepare(connection, statement)
+        plan = f"{name}:\n{await explain(connection, {}, statement)}"
+        await connection.close()
+        found = re.findall(r"Index (?:Only )?Scan (?:Backward )?using (\w+) on", plan)
+        assert sorted(found) == sorted(POSTGRES_INDEXES[name]), plan
+        assert "Seq Scan" not in plan, plan
+        # A scan of a whole index also names the index, so each must have a condition.
+        searched = [] if name in FROM_THE_START else POSTGRES_INDEXES[name]
+        assert plan.count("Index Cond") == len(searched), plan
+        assert searched or not re.search("Sort|Hash", plan), plan
 
 
-async def test_postgres_searches_what_waits_from_its_cursor_on(connection: asyncpg.Connection) -> None:
-    """In the order of the index, and no more of it than a page."""
+async def test_postgresql_searches_pending_submissions_from_cursor(connection: asyncpg.Connection) -> None:
+    """In the order of the index, up to the end of the page."""
     for setting, value in HOT_SETTINGS.items():
         await connection.execute(f"SET {setting} = '{value}'")
-    await connection.execute(f"PREPARE hot (timestamptz, text, bigint) AS {statements.LIST_WAITING}")
+    await connection.execute(f"PREPARE hot (timestamptz, text, bigint) AS {statements.LIST_PENDING}")
     rows = await connection.fetch("EXPLAIN (COSTS OFF) EXECUTE hot (NULL, NULL, NULL)")
     plan = "\n".join(row[0] for row in rows)
     assert "Index Scan using submissions_waiting on submissions" in plan, plan
@@ -183,11 +159,11 @@ async def test_postgres_searches_what_waits_from_its_cursor_on(connection: async
 
 
 READS_MAX = 10_000
-"""Index entries and rows that all the calls below may read together. A scan of a million would be seen."""
+"""Limit on the index entries and rows that all calls below read together, far below a scan of a million rows."""
 
 
-async def test_postgres_reads_what_a_call_is_about_and_not_the_table(postgres_url: str) -> None:
-    """Also the statements that are not hot enough to be listed above."""
+async def test_postgresql_store_calls_do_not_read_whole_tables(postgres_url: str) -> None:
+    """Includes the statements that are not listed above."""
     store = open_store(postgres_url, POOL_SIZE)
     before = await _tuples_read(postgres_url)
     await call_everything(store)
@@ -196,13 +172,13 @@ async def test_postgres_reads_what_a_call_is_about_and_not_the_table(postgres_ur
 
 
 async def call_everything(store: Store) -> None:
-    """Every write there is, on a few sessions of their own: limited, evicting, lapsed, streamed."""
+    """Every write, on a few new sessions: limited, evicting, lapsed, streamed."""
     capacity_id = some_id()
     await store.put_capacity(capacity_id, Seats(8, EVICTING))
-    wishes = [wish(capacity_id=capacity_id, lease_microseconds=1 + 60 * SECOND * (n % 2)) for n in range(20)]
-    for one in (*wishes, wishes[-1], again(wishes[-2], kind=2), wish()):
+    requests = [request(capacity_id=capacity_id, lease_microseconds=1 + 60 * SECOND * (n % 2)) for n in range(20)]
+    for one in (*requests, requests[-1], again(requests[-2], kind=2), request()):
         await open_one(store, one)
-    ids = [one.session_id for one in wishes]
+    ids = [one.session_id for one in requests]
     await store.heartbeat([Heartbeat(session_id, True) for session_id in ids])
     await store.attach_streams([attach(session_id) for session_id in ids])
     await store.update_streams([stream_update(session_id, counted=COUNTED) for session_id in ids])
@@ -210,7 +186,7 @@ async def call_everything(store: Store) -> None:
     await call_leases_and_jobs(store)
     await call_submissions(store)
     await call_usage(store)
-    await store.end_sessions([End(session_id, "STOPPED") for session_id in ids])
+    await store.end_sessions([EndRequest(session_id, "STOPPED") for session_id in ids])
     await store.get_capacity(capacity_id)
     await store.list_capacities(None, None, 100)
     await store.delete_capacity(capacity_id)
@@ -235,7 +211,7 @@ async def call_leases_and_jobs(store: Store) -> None:
 
 
 async def call_submissions(store: Store) -> None:
-    """What is listed is some of what is there, in every state; it writes only to what is its own."""
+    """Lists submissions in every state, and writes only to its own."""
     fence = await executor(store)
     made = await accept(store, 8)
     await store.begin_attempts(fence, made)
@@ -243,26 +219,26 @@ async def call_submissions(store: Store) -> None:
     await store.command_submissions(SubmissionCommand.RETRY, made)
     await store.begin_attempts(fence, made)
     fence = await next_executor(store)
-    await store.close_unknown(fence, 100)
-    await store.explain_waiting(fence, made, "its gateway is gone")
+    await store.close_orphaned_attempts(fence, 100)
+    await store.note_waiting_reason(fence, made, "its gateway is gone")
     await store.command_submissions(SubmissionCommand.CANCEL, made)
-    await store.read_parcels(made)
+    await store.read_envelopes(made)
     await store.get_submission(made[0])
-    await store.list_waiting(None, 20)
-    await store.list_waiting(changed(datetime.now(UTC) - timedelta(days=1), made[0]), 20)
+    await store.list_pending(None, 20)
+    await store.list_pending(changed(datetime.now(UTC) - timedelta(days=1), made[0]), 20)
     for state in (None, "pending", "delivered", "failed"):
         await store.list_submissions(SubmissionFilter(state=state), None, 20)
         await store.list_submissions(SubmissionFilter(state=state), made[0], 20)
 
 
 async def call_usage(store: Store) -> None:
-    """A window of a moment, with whoever lives in it: of a million, as many as fit a chunk."""
+    """A short window with its live sessions: of a million, as many as fit into a chunk."""
     fence = await emitter(store)
     await store.cut_usage(fence, rules(interval=1000, contract=CONTRACT), 1)
-    window = (await store.list_unchunked(1))[0].window
-    pieces = await store.divide_window(window, None, 1)
+    window = (await store.list_undivided_windows(1))[0].window
+    bounds = await store.divide_window(window, None, 1)
     await store.divide_window(window, some_id(), 1)
-    await store.save_chunks(fence, window.window_id, 1, pieces, complete=True)
+    await store.save_chunks(fence, window.window_id, 1, bounds, complete=True)
     await store.list_windows(None, 20)
     await store.list_windows(window.window_id, 20)
     found = await store.get_window(window.window_id)
@@ -270,9 +246,9 @@ async def call_usage(store: Store) -> None:
     for chunk in found[1]:
         assert chunk.submission_id is not None
         await store.find_chunks([chunk.submission_id])
-        await store.read_lives(window, chunk)
+        await store.read_intervals(window, chunk)
         leader = await executor(store)
-        await store.seal_chunks(leader, [Seal(chunk.submission_id, b"9" * 32)])
+        await store.store_digests(leader, [ChunkDigest(chunk.submission_id, b"9" * 32)])
         await store.command_submissions(SubmissionCommand.CANCEL, [chunk.submission_id])
         await store.begin_attempts(leader, [chunk.submission_id])
         await store.finish_attempts(leader, [end(chunk.submission_id, outcome=DELIVERED)])
@@ -283,7 +259,7 @@ async def call_usage(store: Store) -> None:
 
 
 async def _tuples_read(url: str) -> int:
-    """By everybody whose connection is closed: PostgreSQL counts at the end of a session at the latest."""
+    """By closed connections: PostgreSQL updates its counters when a connection ends, at the latest."""
     connection = await asyncpg.connect(url)
     try:
         async with asyncio.timeout(5):
@@ -302,7 +278,7 @@ _TUPLES_READ = (
 )
 
 
-async def test_postgres_lists_a_state_in_which_nothing_is_without_reading_the_others(postgres_url: str) -> None:
+async def test_postgresql_lists_empty_state_without_reading_other_submissions(postgres_url: str) -> None:
     store = open_store(postgres_url, POOL_SIZE)
     before = await _tuples_read(postgres_url)
     await store.list_submissions(SubmissionFilter(state="cancelled"), None, 20)
@@ -317,7 +293,7 @@ MIDDLE = "80000000-0000-4000-8000-000000000000"
 
 @pytest.fixture
 async def postgres_lately(postgres_million: str) -> str:
-    """In the window of which some have just closed."""
+    """For a window in which some sessions have just closed."""
     made = [lived(LATELY - timedelta(hours=1), LATELY + n * MICROSECOND) for n in range(1, 51)]
     store = open_store(postgres_million, POOL_SIZE)
     await put_sessions(Database(postgres_million, store, Clock()), made)
@@ -336,36 +312,36 @@ async def _planned(url: str, statement: Select[Any]) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("after", [None, MIDDLE])
-async def test_postgres_divides_a_window_by_the_indexes_meant_for_it(postgres_lately: str, after: str | None) -> None:
-    """What is live in the order of ids and no further, what has closed since by its end."""
-    plan = await _planned(postgres_lately, lives.divide_statement(MINUTE_AGO, after, 1))
+async def test_postgresql_divides_window_with_expected_indexes(postgres_lately: str, after: str | None) -> None:
+    """Reads live sessions in the order of ids up to the limit, and sessions that closed since by their end."""
+    plan = await _planned(postgres_lately, intervals.divide_statement(MINUTE_AGO, after, 1))
     assert sorted(re.findall(r"Scan using (\w+) on", plan)) == ["sessions_closed_at", "sessions_live_id"], plan
     assert "Seq Scan" not in plan, plan
 
 
 @pytest.mark.slow
-async def test_postgres_reads_a_chunk_of_a_window_and_not_all_of_it(postgres_lately: str) -> None:
+async def test_postgresql_reads_one_chunk_without_reading_whole_window(postgres_lately: str) -> None:
     store = open_store(postgres_lately, POOL_SIZE)
     before = await _tuples_read(postgres_lately)
     for after in (None, MIDDLE):
-        (piece,) = await store.divide_window(MINUTE_AGO, after, 1)
-        chunk = replace(whole(MINUTE_AGO), **asdict(piece))
-        assert len(await store.read_lives(MINUTE_AGO, chunk)) == CHUNK_MAX
+        (chunk_bounds,) = await store.divide_window(MINUTE_AGO, after, 1)
+        chunk = replace(whole(MINUTE_AGO), **asdict(chunk_bounds))
+        assert len(await store.read_intervals(MINUTE_AGO, chunk)) == CHUNK_MAX
     await store.close()
     # A range of ids has as many again that closed long ago. The table has a million.
     assert await _tuples_read(postgres_lately) - before < 4 * 4 * CHUNK_MAX
 
 
 @pytest.mark.slow
-async def test_postgres_adds_up_usage_with_all_its_workers_and_sorts_only_the_groups(postgres_million: str) -> None:
+async def test_postgresql_sums_usage_in_parallel_and_sorts_only_groups(postgres_million: str) -> None:
     era, begins, ends = MINUTE_AGO.era, LATELY - timedelta(days=30), LATELY
-    question = UsageQuestion(from_at=begins, to_at=ends, group_by=GroupBy.TENANT, factors=era.factors)
-    plan = await _planned(postgres_million, lives.sums_statement(question, [(era, begins, ends)], None, 101))
+    sum_query = UsageSumQuery(from_at=begins, to_at=ends, group_by=GroupBy.TENANT, factors=era.factors)
+    plan = await _planned(postgres_million, intervals.sums_statement(sum_query, [(era, begins, ends)], None, 101))
     assert re.search(r"Gather.*Sort .*Partial HashAggregate.*Parallel Seq Scan on sessions", plan, re.DOTALL), plan
 
 
 SQLITE_STATEMENTS = {
-    "look": (opening.LIVE_OF, "SEARCH s USING INDEX sessions_live_key (capacity_id=? AND user_object_id=?)"),
+    "live": (opening.LIVE_OF, "SEARCH s USING INDEX sessions_live_key (capacity_id=? AND user_object_id=?)"),
     "ended since": (
         opening.ends_after_statement(NOON),
         "SEARCH sessions USING INDEX sessions_closed_at (closed_at>?)",
@@ -379,7 +355,7 @@ SQLITE_STATEMENTS = {
         "SEARCH sessions USING INDEX sessions_started_at (started_at<?)",
     ),
     "waiting": (
-        submissions.waiting_statement(changed(NOON, some_id()), 100),
+        submissions.pending_statement(changed(NOON, some_id()), 100),
         "SEARCH submissions USING INDEX submissions_waiting (last_modified_at>?)",
     ),
     "submissions": (
@@ -422,11 +398,11 @@ def sqlite_file(request: pytest.FixtureRequest) -> Database:
 
 
 @pytest.mark.parametrize("name", SQLITE_STATEMENTS)
-async def test_sqlite_searches_the_intended_index(sqlite_file: Database, name: str) -> None:
+async def test_sqlite_searches_expected_index(sqlite_file: Database, name: str) -> None:
     statement, expected = SQLITE_STATEMENTS[name]
     dialect: Dialect = sqlite.dialect()
     text = str(statement.compile(dialect=dialect, compile_kwargs={"literal_binds": True}))
-    # The planner looks at the form of a statement, not at its values.
+    # The planner uses the form of a statement, not its values.
     text = text.replace("tenure_now()", "0").replace(":keys", "'[]'")
     plan = [row["detail"] for row in await sqlite_file.rows(f"EXPLAIN QUERY PLAN {text}")]
     assert expected in plan
@@ -434,7 +410,7 @@ async def test_sqlite_searches_the_intended_index(sqlite_file: Database, name: s
 
 
 async def test_sqlite_never_scans_sessions_or_submissions(sqlite_file: Database) -> None:
-    """Every statement of every write, as it was sent."""
+    """Every statement that the writes send."""
     sent: dict[str, object] = {}
 
     def note(_connection: Any, _cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
@@ -451,9 +427,9 @@ async def test_sqlite_never_scans_sessions_or_submissions(sqlite_file: Database)
     due = next(plan for statement, plan in plans.items() if "check_at <=" in statement)
     assert due == ["SEARCH sessions USING INDEX sessions_check_at (check_at<?)"]
     assert len(plans) > 10
-    lives = [plan for statement, plan in plans.items() if "FROM sessions" in statement and "UNION ALL" in statement]
-    assert len(lives) > 1
-    for plan in lives:
+    intervals = [plan for statement, plan in plans.items() if "FROM sessions" in statement and "UNION ALL" in statement]
+    assert len(intervals) > 1
+    for plan in intervals:
         read = [line for line in plan if " sessions " in line]
         assert [re.search(r"sessions_\w+", line).group() for line in read] == ["sessions_live_id", "sessions_closed_at"]  # type: ignore[union-attr]
 
@@ -484,5 +460,5 @@ def _reads(statement: str) -> bool:
 
 
 def _is_scan(line: str) -> bool:
-    """A page from the beginning reads an index in its order, and no more of it than the page."""
+    """The first page reads an index in its order, up to the end of the page."""
     return bool(SCAN.match(line)) and line not in PAGES

@@ -1,4 +1,4 @@
-"""Many requests in one transaction: what goes to the store, and what each caller is told."""
+"""Many requests in one transaction: the batches that reach the store, and the result of each caller."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -6,116 +6,123 @@ from contextlib import AsyncExitStack, suppress
 
 import pytest
 
-from tenure.coalescer import WAITING_MAX, Coalescer
+from tenure.batching.coalescer import WAITING_MAX, Coalescer
 from tenure.config import SessionsConfig
-from tenure.deadlines import opened
-from tenure.errors import DatabaseBusy, DatabaseUnavailable, Overloaded, TenantMismatch
-from tenure.model.sessions import CloseReason, Limits, Open, Opened, Outcome
-from tenure.sessions.counters import Counters
-from tenure.sessions.opening import Opener
-from tenure.store import Store
-from tenure.store.store import BATCH_MAX, Lane
+from tenure.domain.deadlines import opened
+from tenure.domain.sessions import CloseReason, Limits, OpenOutcome, OpenRequest, OpenResult
+from tenure.errors import DatabaseBusy, DatabaseUnavailable, Overloaded
+from tenure.sessions.open import Opener
+from tenure.store.contract import Store
+from tenure.store.contract.sessions import OpenLane
+from tenure.store.limits import BATCH_MAX
+from tenure.telemetry.events import StoreRetried, Telemetry
 from tests.support.databases import Database
-from tests.support.locks import elsewhere
-from tests.support.wishes import LIMITS, NOON, again, end_one, open_one, some_id, wish
+from tests.support.locks import other_store
+from tests.support.open_requests import LIMITS, NOON, again, end_one, open_one, request, some_id
+from tests.support.telemetry import RecordedTelemetry
 
 ANSWERED_WITHIN_SECONDS = 3
 
 
 class ScriptedStore:
-    """Answers as a test says, and remembers what it was asked."""
+    """Returns scripted results, and records its calls."""
 
     batches_in_flight = 2
 
-    def __init__(self, answer: Callable[[Open], Opened], before: Callable[[Sequence[Open]], Awaitable[None]]) -> None:
+    def __init__(
+        self, answer: Callable[[OpenRequest], OpenResult], before: Callable[[Sequence[OpenRequest]], Awaitable[None]]
+    ) -> None:
         self._answer = answer
         self._before = before
-        self.calls: list[tuple[Lane, Sequence[Open]]] = []
+        self.calls: list[tuple[OpenLane, Sequence[OpenRequest]]] = []
 
-    async def open_sessions(self, lane: Lane, wishes: Sequence[Open], _limits: Limits) -> Sequence[Opened]:
-        self.calls.append((lane, wishes))
-        await self._before(wishes)
-        return [self._answer(one) for one in wishes]
-
-
-def created(one: Open) -> Opened:
-    return Opened(Outcome.CREATED, opened(one, LIMITS, NOON))
+    async def open_sessions(
+        self, lane: OpenLane, requests: Sequence[OpenRequest], _limits: Limits
+    ) -> Sequence[OpenResult]:
+        self.calls.append((lane, requests))
+        await self._before(requests)
+        return [self._answer(one) for one in requests]
 
 
-async def at_once(_wishes: Sequence[Open]) -> None:
+def created(one: OpenRequest) -> OpenResult:
+    return OpenResult(OpenOutcome.CREATED, opened(one, LIMITS, NOON))
+
+
+async def at_once(_requests: Sequence[OpenRequest]) -> None:
     pass
 
 
 def scripted(
-    answer: Callable[[Open], Opened] = created, before: Callable[[Sequence[Open]], Awaitable[None]] = at_once
+    answer: Callable[[OpenRequest], OpenResult] = created,
+    before: Callable[[Sequence[OpenRequest]], Awaitable[None]] = at_once,
 ) -> tuple[ScriptedStore, Opener]:
     store = ScriptedStore(answer, before)
     return store, opener_on(store)  # type: ignore[arg-type]
 
 
 def opener_on(store: Store) -> Opener:
-    return Opener(store, SessionsConfig(), Counters())
+    return Opener(store, SessionsConfig(), Telemetry())
 
 
-async def open_all(opener: Opener, wishes: Sequence[Open]) -> list[Opened | BaseException]:
-    return await asyncio.gather(*(opener.open(one) for one in wishes), return_exceptions=True)
+async def open_all(opener: Opener, requests: Sequence[OpenRequest]) -> list[OpenResult | BaseException]:
+    return await asyncio.gather(*(opener.open(one) for one in requests), return_exceptions=True)
 
 
-def begin_all(opener: Opener, wishes: Sequence[Open]) -> "asyncio.Task[list[Opened | BaseException]]":
-    return asyncio.create_task(open_all(opener, wishes))
+def begin_all(opener: Opener, requests: Sequence[OpenRequest]) -> "asyncio.Task[list[OpenResult | BaseException]]":
+    return asyncio.create_task(open_all(opener, requests))
 
 
-# What goes to the store
+# Batches
 
 
-async def test_a_batch_is_in_the_order_of_its_keys() -> None:
+async def test_batch_is_sorted_by_key() -> None:
     store, opener = scripted()
-    await open_all(opener, [wish() for _ in range(50)])
+    await open_all(opener, [request() for _ in range(50)])
     ((_, batch),) = store.calls
     assert [one.key for one in batch] == sorted(one.key for one in batch)
 
 
-async def test_a_key_stands_once_in_a_batch_with_the_highest_kind_that_was_asked_for() -> None:
+async def test_batch_contains_each_key_once_with_highest_requested_kind() -> None:
     store, opener = scripted()
-    one = wish(kind=1)
-    wishes = [one, again(one, kind=3), again(one, kind=2), again(one, kind=3)]
-    answers = await open_all(opener, wishes)
-    assert store.calls == [(Lane.CREATE, [wishes[1]])]
-    session = opened(wishes[1], LIMITS, NOON)
+    one = request(kind=1)
+    requests = [one, again(one, kind=3), again(one, kind=2), again(one, kind=3)]
+    answers = await open_all(opener, requests)
+    assert store.calls == [(OpenLane.CREATE, [requests[1]])]
+    session = opened(requests[1], LIMITS, NOON)
     assert answers == [
-        Opened(Outcome.EXISTING, session),
-        Opened(Outcome.CREATED, session),
-        Opened(Outcome.EXISTING, session),
-        Opened(Outcome.EXISTING, session),
+        OpenResult(OpenOutcome.EXISTING, session),
+        OpenResult(OpenOutcome.CREATED, session),
+        OpenResult(OpenOutcome.EXISTING, session),
+        OpenResult(OpenOutcome.EXISTING, session),
     ]
 
 
-async def test_another_tenant_in_the_same_batch_is_told_so() -> None:
+async def test_other_tenant_in_same_batch_gets_tenant_mismatch() -> None:
     _, opener = scripted()
-    one = wish(kind=3)
+    one = request(kind=3)
     answers = await open_all(opener, [one, again(one, kind=1, tenant_object_id=some_id())])
-    assert isinstance(answers[0], Opened)
-    assert isinstance(answers[1], TenantMismatch)
+    outcomes = [answer.outcome for answer in answers if isinstance(answer, OpenResult)]
+    assert outcomes == [OpenOutcome.CREATED, OpenOutcome.TENANT_MISMATCH]
 
 
-async def test_no_more_than_a_batch_goes_at_once_and_no_more_than_two_batches() -> None:
+async def test_at_most_two_full_batches_run_concurrently() -> None:
     gate = asyncio.Event()
 
-    async def wait(_wishes: Sequence[Open]) -> None:
+    async def wait(_requests: Sequence[OpenRequest]) -> None:
         await gate.wait()
 
     store, opener = scripted(before=wait)
-    opening = begin_all(opener, [wish() for _ in range(5 * BATCH_MAX)])
+    opening = begin_all(opener, [request() for _ in range(5 * BATCH_MAX)])
     await settled()
     assert [len(batch) for _, batch in store.calls] == [BATCH_MAX, BATCH_MAX]
     gate.set()
-    assert all(isinstance(answer, Opened) for answer in await opening)
+    assert all(isinstance(answer, OpenResult) for answer in await opening)
     assert [len(batch) for _, batch in store.calls] == [BATCH_MAX] * 5
 
 
-async def test_a_lone_request_waits_for_nobody() -> None:
+async def test_single_request_runs_immediately() -> None:
     store, opener = scripted()
-    opening = asyncio.create_task(opener.open(wish()))
+    opening = asyncio.create_task(opener.open(request()))
     await settled()
     assert len(store.calls) == 1
     await opening
@@ -123,59 +130,59 @@ async def test_a_lone_request_waits_for_nobody() -> None:
 
 async def test_batches_of_two_instances_do_not_deadlock(postgres_database: Database) -> None:
     """Keys that arrive in opposite order at two instances."""
-    async with elsewhere(postgres_database) as other:
+    telemetry = RecordedTelemetry()
+    async with other_store(postgres_database) as other:
+        for store in (postgres_database.store, other):
+            store._retries._telemetry = telemetry  # type: ignore[attr-defined]
         for _ in range(5):
-            wishes = [wish() for _ in range(BATCH_MAX)]
-            mirrored = [again(one) for one in reversed(wishes)]
+            requests = [request() for _ in range(BATCH_MAX)]
+            mirrored = [again(one) for one in reversed(requests)]
             here, there = opener_on(postgres_database.store), opener_on(other)
-            await asyncio.gather(open_all(here, wishes), open_all(there, mirrored))
-        assert [
-            dict(store._retries.counts)  # type: ignore[attr-defined]
-            for store in (postgres_database.store, other)
-        ] == [{}, {}]
+            await asyncio.gather(open_all(here, requests), open_all(there, mirrored))
+        assert telemetry.of(StoreRetried) == []
 
 
-# Other lane, and again
+# Lanes and retries
 
 
-async def test_a_wish_for_the_other_lane_goes_there_and_again_back_to_the_first() -> None:
-    script = [Outcome.AGAIN, Outcome.REOPEN, Outcome.AGAIN, Outcome.CREATED]
+async def test_request_moves_to_reopen_lane_and_back_to_create_lane() -> None:
+    script = [OpenOutcome.AGAIN, OpenOutcome.REOPEN, OpenOutcome.AGAIN, OpenOutcome.CREATED]
     left = iter(script)
 
-    def next_answer(one: Open) -> Opened:
+    def next_answer(one: OpenRequest) -> OpenResult:
         outcome = next(left)
-        return created(one) if outcome is Outcome.CREATED else Opened(outcome)
+        return created(one) if outcome is OpenOutcome.CREATED else OpenResult(outcome)
 
     store, opener = scripted(next_answer)
-    assert (await opener.open(wish())).outcome is Outcome.CREATED
-    assert [lane for lane, _ in store.calls] == [Lane.CREATE, Lane.CREATE, Lane.REOPEN, Lane.CREATE]
+    assert (await opener.open(request())).outcome is OpenOutcome.CREATED
+    assert [lane for lane, _ in store.calls] == [OpenLane.CREATE, OpenLane.CREATE, OpenLane.REOPEN, OpenLane.CREATE]
 
 
 @pytest.mark.slow
-async def test_a_wish_that_never_finds_rest_is_told_that_the_database_is_busy() -> None:
-    _, opener = scripted(lambda _one: Opened(Outcome.AGAIN))
+async def test_request_that_must_always_retry_raises_database_busy() -> None:
+    _, opener = scripted(lambda _one: OpenResult(OpenOutcome.AGAIN))
     with pytest.raises(DatabaseBusy):
-        await opener.open(wish())
+        await opener.open(request())
 
 
-async def test_is_not_refused_for_a_key_that_others_end_as_fast_as_it_is_opened(postgres_database: Database) -> None:
-    """Four instances want the same key while a fifth ends whatever is there."""
-    one, live = wish(), set[str]()
+async def test_open_succeeds_for_key_that_is_ended_continuously(postgres_database: Database) -> None:
+    """Four instances open the same key while a fifth ends every session of it."""
+    one, live = request(), set[str]()
     async with AsyncExitStack() as stores:
-        others = [await stores.enter_async_context(elsewhere(postgres_database)) for _ in range(4)]
+        others = [await stores.enter_async_context(other_store(postgres_database)) for _ in range(4)]
         ending = [asyncio.create_task(_end_all(postgres_database.store, live)) for _ in range(2)]
         answers = await asyncio.gather(*(_open_often(opener_on(store), one, live) for store in others))
         for task in ending:
             task.cancel()
         await asyncio.gather(*ending, return_exceptions=True)
-    assert [answer for several in answers for answer in several if not isinstance(answer, Opened)] == []
+    assert [answer for several in answers for answer in several if not isinstance(answer, OpenResult)] == []
 
 
-async def _open_often(opener: Opener, one: Open, live: set[str]) -> list[Opened | BaseException]:
-    answers: list[Opened | BaseException] = []
+async def _open_often(opener: Opener, one: OpenRequest, live: set[str]) -> list[OpenResult | BaseException]:
+    answers: list[OpenResult | BaseException] = []
     for number in range(60):
         latest = await open_all(opener, [again(one, kind=1 + number % 3) for _ in range(4)])
-        live.update(answer.session.session_id for answer in latest if isinstance(answer, Opened) and answer.session)
+        live.update(answer.session.session_id for answer in latest if isinstance(answer, OpenResult) and answer.session)
         answers += latest
     return answers
 
@@ -188,63 +195,63 @@ async def _end_all(store: Store, live: set[str]) -> None:
         await asyncio.sleep(0)
 
 
-# When something is wrong
+# Failures
 
 
-async def test_one_bad_member_of_a_batch_fails_alone() -> None:
-    bad = wish()
+async def test_bad_request_in_batch_fails_alone() -> None:
+    bad = request()
 
-    async def refuse_bad(wishes: Sequence[Open]) -> None:
-        if bad in wishes:
+    async def refuse_bad(requests: Sequence[OpenRequest]) -> None:
+        if bad in requests:
             raise ValueError("bad")
 
     store, opener = scripted(before=refuse_bad)
-    answers = await open_all(opener, [wish(), bad, wish()])
-    assert [type(answer) for answer in answers] == [Opened, ValueError, Opened]
+    answers = await open_all(opener, [request(), bad, request()])
+    assert [type(answer) for answer in answers] == [OpenResult, ValueError, OpenResult]
     assert [len(batch) for _, batch in store.calls] == [3, 1, 1, 1]
 
 
-async def test_an_unreachable_database_is_told_to_everybody_at_once() -> None:
-    """Also to those who wait behind the batch: they have waited as long as anyone should."""
+async def test_unreachable_database_fails_all_queued_requests_immediately() -> None:
+    """Also the requests in the queue behind the batch: they have waited long enough."""
     gate = asyncio.Event()
 
-    async def fail(_wishes: Sequence[Open]) -> None:
+    async def fail(_requests: Sequence[OpenRequest]) -> None:
         await gate.wait()
         raise DatabaseUnavailable("gone")
 
     store, opener = scripted(before=fail)
-    opening = begin_all(opener, [wish() for _ in range(3 * BATCH_MAX)])
+    opening = begin_all(opener, [request() for _ in range(3 * BATCH_MAX)])
     await settled()
     gate.set()
     assert {type(answer) for answer in await opening} == {DatabaseUnavailable}
     assert len(store.calls) == 2
 
 
-async def test_a_database_that_goes_while_members_run_one_by_one_is_told_to_everybody_at_once() -> None:
-    """Otherwise the last of 128 would wait 128 times as long as anyone should."""
+async def test_database_loss_during_individual_retries_fails_all_requests() -> None:
+    """Otherwise the last of 128 requests would wait for 128 timeouts."""
 
-    async def fail(wishes: Sequence[Open]) -> None:
-        raise DatabaseUnavailable("gone") if len(wishes) == 1 else ValueError("bad")
+    async def fail(requests: Sequence[OpenRequest]) -> None:
+        raise DatabaseUnavailable("gone") if len(requests) == 1 else ValueError("bad")
 
     store, opener = scripted(before=fail)
-    answers = await open_all(opener, [wish() for _ in range(10)])
+    answers = await open_all(opener, [request() for _ in range(10)])
     assert {type(answer) for answer in answers} == {DatabaseUnavailable}
     assert len(store.calls) == 2
 
 
-async def test_a_caller_who_went_away_leaves_the_others_their_answers() -> None:
+async def test_cancelled_request_does_not_affect_others_in_batch() -> None:
     _, opener = scripted()
-    impatient = asyncio.create_task(opener.open(wish()))
-    patient = asyncio.create_task(opener.open(wish()))
+    cancelled = asyncio.create_task(opener.open(request()))
+    other = asyncio.create_task(opener.open(request()))
     await asyncio.sleep(0)
-    impatient.cancel()
-    assert (await patient).outcome is Outcome.CREATED
+    cancelled.cancel()
+    assert (await other).outcome is OpenOutcome.CREATED
     with suppress(asyncio.CancelledError):
-        await impatient
+        await cancelled
 
 
-async def test_too_many_waiting_are_refused() -> None:
-    coalescer = Coalescer[int, int](asyncio.sleep, 1)  # type: ignore[arg-type]
+async def test_submit_raises_overloaded_when_too_many_requests_wait() -> None:
+    coalescer = Coalescer[int, int](asyncio.sleep, 1, Telemetry())  # type: ignore[arg-type]
     for number in range(WAITING_MAX):
         coalescer.submit(number, lambda _answer: None)
     with pytest.raises(Overloaded):
@@ -252,66 +259,66 @@ async def test_too_many_waiting_are_refused() -> None:
 
 
 @pytest.mark.slow
-async def test_rounds_are_bounded_in_time_however_slow_each_is() -> None:
-    async def slowly(_wishes: Sequence[Open]) -> None:
+async def test_retries_are_bounded_in_time_when_each_is_slow() -> None:
+    async def slowly(_requests: Sequence[OpenRequest]) -> None:
         await asyncio.sleep(0.5)
 
-    _, opener = scripted(lambda _one: Opened(Outcome.AGAIN), slowly)
+    _, opener = scripted(lambda _one: OpenResult(OpenOutcome.AGAIN), slowly)
     async with asyncio.timeout(ANSWERED_WITHIN_SECONDS):
         with pytest.raises(DatabaseUnavailable):
-            await opener.open(wish())
+            await opener.open(request())
 
 
 @pytest.mark.slow
-async def test_waiting_is_bounded_in_time_however_slow_the_batches_ahead_are() -> None:
-    async def slowly(_wishes: Sequence[Open]) -> None:
+async def test_queue_wait_is_bounded_in_time_when_batches_are_slow() -> None:
+    async def slowly(_requests: Sequence[OpenRequest]) -> None:
         await asyncio.sleep(0.5)
 
     _, opener = scripted(before=slowly)
     async with asyncio.timeout(ANSWERED_WITHIN_SECONDS):
-        await open_all(opener, [wish() for _ in range(20 * BATCH_MAX)])
+        await open_all(opener, [request() for _ in range(20 * BATCH_MAX)])
 
 
-# Lost answers
+# Lost responses
 
 
 @pytest.mark.parametrize("kind", [1, 3])
-async def test_recognises_its_own_session_after_a_lost_answer(postgres_database: Database, kind: int) -> None:
+async def test_opener_recognises_own_session_after_lost_response(postgres_database: Database, kind: int) -> None:
     store = postgres_database.store
-    one = wish(kind=2)
+    one = request(kind=2)
     if kind == 3:
         await open_one(store, one)
     mine = again(one, kind=kind)
-    lose_answers(store, lambda: is_there(postgres_database, mine.session_id))
+    lose_response(store, lambda: is_there(postgres_database, mine.session_id))
     answer = await opener_on(store).open(mine)
-    assert answer.outcome is (Outcome.UPGRADED if kind == 3 else Outcome.CREATED)
+    assert answer.outcome is (OpenOutcome.UPGRADED if kind == 3 else OpenOutcome.CREATED)
     assert answer.session is not None
     assert answer.session.session_id == mine.session_id
 
 
-async def test_a_session_that_was_ended_before_its_lost_answer_was_repeated_costs_nobody_an_error(
+async def test_opener_succeeds_when_session_ended_before_retry_of_lost_response(
     postgres_database: Database,
 ) -> None:
-    """The repetition brings an id that the table knows already, and the key is free."""
-    mine = wish()
+    """The retry sends a session id that is in the table already, and the key is free."""
+    mine = request()
 
     async def end_it() -> bool:
-        async with elsewhere(postgres_database) as other:
+        async with other_store(postgres_database) as other:
             ended = await end_one(other, mine.session_id, CloseReason.TERMINATED)
         return ended is not None
 
-    lose_answers(postgres_database.store, end_it)
+    lose_response(postgres_database.store, end_it)
     answer = await opener_on(postgres_database.store).open(mine)
     assert answer.session is not None
 
 
 async def is_there(database: Database, session_id: str) -> bool:
-    async with elsewhere(database) as other:
+    async with other_store(database) as other:
         return await other.get_session(session_id) is not None
 
 
-def lose_answers(store: Store, until: Callable[[], Awaitable[bool]]) -> None:
-    """Statements are carried out, but their answers are lost on the way, up to and including when `until` holds."""
+def lose_response(store: Store, until: Callable[[], Awaitable[bool]]) -> None:
+    """Statements are executed, and the response of the first one after which `until` holds is lost."""
     fetch = store._openings.fetch  # type: ignore[attr-defined]
     lost = False
 
@@ -327,6 +334,6 @@ def lose_answers(store: Store, until: Callable[[], Awaitable[bool]]) -> None:
 
 
 async def settled() -> None:
-    """Lets everything run that can run without waiting for anybody."""
+    """Runs everything that does not wait for I/O or time."""
     for _ in range(10):
         await asyncio.sleep(0)

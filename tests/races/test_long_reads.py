@@ -1,4 +1,4 @@
-"""Reads that take long: they may, and nobody who reads shortly waits for them."""
+"""Long reads may exceed the timeout of writes, and short reads do not wait for them."""
 
 import asyncio
 
@@ -16,22 +16,22 @@ def sleep(connection: Connection) -> None:
 
 
 @pytest.mark.slow
-async def test_a_long_read_may_take_longer_than_any_write(postgres_database: Database) -> None:
+async def test_long_read_may_exceed_write_timeout(postgres_database: Database) -> None:
     await postgres_database.store._read_long(sleep)  # type: ignore[attr-defined]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pool_size", [8, 10])
-async def test_short_reads_do_not_wait_for_long_ones(postgres_database: Database, pool_size: int) -> None:
+async def test_short_reads_do_not_wait_for_long_reads(postgres_database: Database, pool_size: int) -> None:
     store = open_store(postgres_database.url, pool_size)
-    long_ones = [asyncio.create_task(store._read_long(sleep)) for _ in range(pool_size)]  # type: ignore[attr-defined]
+    long_reads = [asyncio.create_task(store._read_long(sleep)) for _ in range(pool_size)]  # type: ignore[attr-defined]
     try:
         await asyncio.sleep(0.3)
         async with asyncio.timeout(1):
             assert await store.list_windows(None, 1) == []
-        assert not any(each.done() for each in long_ones)
+        assert not any(each.done() for each in long_reads)
     finally:
-        for each in long_ones:
+        for each in long_reads:
             each.cancel()
-        await asyncio.gather(*long_ones, return_exceptions=True)
+        await asyncio.gather(*long_reads, return_exceptions=True)
         await store.close()

@@ -1,4 +1,4 @@
-"""Requests share connections, batches and a file. One that is in trouble must not take its neighbours along."""
+"""Requests share connections, batches and a file. A request that fails or waits must not affect the others."""
 
 import asyncio
 import time
@@ -7,30 +7,32 @@ from itertools import pairwise
 
 import pytest
 
-from tenure.model.sessions import CloseReason
-from tenure.store import Store
+from tenure.domain.sessions import CloseReason
+from tenure.store.contract import Store
 from tests.support.databases import Database
 from tests.support.instances import RunningInstance
 from tests.support.load import Client, Exchange, clients, open_body, request_bytes, some_keys
-from tests.support.locks import elsewhere, holding, holding_the_file
-from tests.support.wishes import end_one, open_one, wish
+from tests.support.locks import holding, locked_file, other_store
+from tests.support.open_requests import end_one, open_one, request
 
 pytestmark = pytest.mark.slow
 
 Start = Callable[..., RunningInstance]
 
-HELD_UP_SECONDS = 3
+DELAYED_SECONDS = 3
 GATHERING_SECONDS = 0.2
-"""How long requests are given to arrive and wait for each other while the file is held."""
+"""Time for requests to arrive and form a batch while the file is locked."""
 
 
-async def test_a_client_that_sends_garbage_costs_nobody_else_an_answer(sqlite_database: Database, start: Start) -> None:
-    """Two requests at once and then garbage: the connection is closed before the first of them can be answered."""
+async def test_other_clients_get_responses_after_one_client_sends_garbage(
+    sqlite_database: Database, start: Start
+) -> None:
+    """Two pipelined requests and then garbage: the connection is closed before the first response."""
     instance = start(sqlite_database.url).wait_until_ready()
     ahead, first, second, *keys = some_keys(33, 0)
     requests = b"".join(request_bytes("PUT", "/sessions", open_body(key, 1)) for key in (first, second))
     async with clients([instance.address], 31) as (busy, *members):
-        with holding_the_file(sqlite_database):
+        with locked_file(sqlite_database):
             opening = [asyncio.create_task(busy.open(ahead, 1))]
             await asyncio.sleep(GATHERING_SECONDS)
             reader, writer = await asyncio.open_connection("127.0.0.1", instance.port)
@@ -38,14 +40,16 @@ async def test_a_client_that_sends_garbage_costs_nobody_else_an_answer(sqlite_da
             assert b" 400 " in await reader.readline()
             opening += [asyncio.create_task(member.open(key, 1)) for member, key in zip(members, keys, strict=True)]
             await asyncio.sleep(GATHERING_SECONDS)
-        _, unanswered = await asyncio.wait(opening, timeout=HELD_UP_SECONDS)
+        _, unanswered = await asyncio.wait(opening, timeout=DELAYED_SECONDS)
         for task in unanswered:
             task.cancel()
         writer.close()
     assert len(unanswered) == 0, instance.log()
 
 
-async def test_a_client_that_goes_away_costs_nobody_else_an_answer(sqlite_database: Database, start: Start) -> None:
+async def test_other_clients_get_responses_after_some_clients_disconnect(
+    sqlite_database: Database, start: Start
+) -> None:
     instance = start(sqlite_database.url).wait_until_ready()
     keys = some_keys(60, 0)
     async with clients([instance.address], 60) as members:
@@ -57,8 +61,8 @@ async def test_a_client_that_goes_away_costs_nobody_else_an_answer(sqlite_databa
     assert {one.status for one in answers[1::2]} == {201}
 
 
-async def test_a_held_row_fails_only_those_who_need_it(postgres_database: Database, start: Start) -> None:
-    """Upgrades of many keys go as one batch; somebody outside holds the session of one of them."""
+async def test_held_row_does_not_fail_other_upgrades_in_batch(postgres_database: Database, start: Start) -> None:
+    """Upgrades of many keys are one batch; another transaction holds the session of one of them."""
     instance = start(postgres_database.url).wait_until_ready()
     keys = some_keys(30, 0)
     async with clients([instance.address], 30) as members, holding(postgres_database) as holder:
@@ -66,10 +70,10 @@ async def test_a_held_row_fails_only_those_who_need_it(postgres_database: Databa
         await holder.lock_session(opened[15].answer["sessionId"])
         upgrades = await asyncio.gather(*(member.open(key, 2) for member, key in zip(members, keys, strict=True)))
     assert {one.status for one in (*upgrades[:15], *upgrades[16:])} == {201}
-    assert longest(upgrades) < HELD_UP_SECONDS
+    assert longest(upgrades) < DELAYED_SECONDS
 
 
-async def test_those_who_wait_for_a_held_row_leave_others_a_connection(
+async def test_requests_waiting_for_held_row_leave_connections_for_others(
     postgres_database: Database, start: Start
 ) -> None:
     instance = start(postgres_database.url).wait_until_ready()
@@ -83,7 +87,7 @@ async def test_those_who_wait_for_a_held_row_leave_others_a_connection(
         await holder.lock_session(session_id)
         enough = asyncio.Event()
         ending = [asyncio.create_task(_end_until(enough, client, session_id)) for client in waiting]
-        # None of them waits in the database: each finds the row held and asks again.
+        # None of them waits in the database: each finds the row held and retries.
         await asyncio.sleep(0.1)
         answers = [
             await asyncio.gather(*(c.open(key, 1) for c, key in zip(others, keys, strict=True))) for _ in range(3)
@@ -101,22 +105,22 @@ async def _end_until(enough: asyncio.Event, client: Client, session_id: str) -> 
         await client.end(("", ""), session_id)
 
 
-async def test_everybody_gets_a_turn_at_the_file(sqlite_database: Database) -> None:
-    """Two instances that write without a pause. Whoever sleeps too long while the other writes is never served."""
+async def test_concurrent_sqlite_writers_are_not_starved(sqlite_database: Database) -> None:
+    """Two instances write without a pause. A writer that sleeps too long between attempts would never get the file."""
     enough = asyncio.Event()
-    async with elsewhere(sqlite_database) as other:
+    async with other_store(sqlite_database) as other:
         writing = [_write_until(enough, store) for _ in range(8) for store in (sqlite_database.store, other)]
-        stop = asyncio.get_running_loop().call_later(4, enough.set)
+        stop = asyncio.get_running_loop().call_later(3, enough.set)
         writers = await asyncio.gather(*writing)
         stop.cancel()
     assert max(after - before for instants in writers for before, after in pairwise(instants)) < 1
 
 
 async def _write_until(enough: asyncio.Event, store: Store) -> list[float]:
-    """The instants between which each write was done, in seconds."""
+    """The instants before, between and after the writes, in seconds."""
     instants = [time.monotonic()]
     while not enough.is_set():
-        one = wish()
+        one = request()
         await open_one(store, one)
         instants.append(time.monotonic())
         await end_one(store, one.session_id, CloseReason.TERMINATED)

@@ -1,4 +1,4 @@
-"""Seats under any concurrency: never one too many at any instant, never one lost, whoever is killed."""
+"""A capacity never has more live sessions than seats, and loses no seat, under concurrency and kills."""
 
 import asyncio
 import random
@@ -8,23 +8,24 @@ from datetime import timedelta
 
 import pytest
 
-from tenure.model.sessions import CloseReason, Open, Outcome, Seats
-from tenure.store import Store
-from tenure.store.store import Lane
+from tenure.domain.capacities import Seats
+from tenure.domain.sessions import CloseReason, OpenOutcome, OpenRequest
+from tenure.store.contract import Store
+from tenure.store.contract.sessions import OpenLane
 from tests.races.test_one_session import Killer, started
 from tests.support.databases import Database
 from tests.support.instances import RunningInstance
 from tests.support.keeping import evicting
-from tests.support.load import TENANT, Exchange, clients, repeated
-from tests.support.locks import elsewhere, holding
+from tests.support.load import TENANT, Exchange, clients, retry_until
+from tests.support.locks import holding, other_store
+from tests.support.open_requests import LIMITS, NOON, SECOND, again, end_one, open_one, request, some_id
 from tests.support.seats import LEASE_SECONDS, Users, most_at_once, open_body, spans
-from tests.support.wishes import LIMITS, NOON, SECOND, again, end_one, open_one, some_id, wish
 
 Start = Callable[..., RunningInstance]
-LIMIT = 50
+LIMIT = 30
 SEATS_MIN = 20 * LIMIT
 KILLS_MIN = 2
-"""Fewer prove nothing: so long it goes on."""
+"""The load continues until there were so many, and the limit was reached."""
 USERS = 1_200
 LOST = 0
 CREATED = 201
@@ -36,85 +37,103 @@ A_FEW_OPENS_SECONDS = 0.02
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("when_full", ["reject", "evictOldest"])
-async def test_seats_are_never_exceeded_on_postgresql(
-    postgres_database: Database, start: Start, seed: int, when_full: str
-) -> None:
-    await hold_the_limit(postgres_database, start, seed, when_full, instances=4, seconds=8)
+async def test_seats_are_never_exceeded_on_postgresql(postgres_database: Database, start: Start, seed: int) -> None:
+    await keep_limits(postgres_database, start, seed, instances=3, seconds=6)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("when_full", ["reject", "evictOldest"])
-async def test_seats_are_never_exceeded_on_sqlite(
-    sqlite_database: Database, start: Start, seed: int, when_full: str
-) -> None:
-    await hold_the_limit(sqlite_database, start, seed, when_full, instances=2, seconds=4)
+async def test_seats_are_never_exceeded_on_sqlite(sqlite_database: Database, start: Start, seed: int) -> None:
+    await keep_limits(sqlite_database, start, seed, instances=2, seconds=4)
 
 
-async def hold_the_limit(
-    database: Database, start: Start, seed: int, when_full: str, *, instances: int, seconds: float
-) -> None:
+async def keep_limits(database: Database, start: Start, seed: int, *, instances: int, seconds: float) -> None:
+    """One capacity rejects and one evicts, under load at the same time, while instances are killed."""
     running = started(start, database, instances)
-    capacity_id, users = some_id(), [some_id() for _ in range(USERS)]
+    capacities = {when_full: some_id() for when_full in ("reject", "evictOldest")}
     async with clients([running[0].address], 1) as (operator,):
-        put = await operator.send("PUT", f"/capacities/{capacity_id}", {"maxSessions": LIMIT, "whenFull": when_full})
-        assert put.status == 200, put
+        for when_full, capacity_id in capacities.items():
+            rules = {"maxSessions": LIMIT, "whenFull": when_full}
+            assert (await operator.send("PUT", f"/capacities/{capacity_id}", rules)).status == 200
     killer = Killer(start, database.url, running, random.Random(seed))
-    killing = asyncio.create_task(killer.run())
-    exchanges: list[Exchange] = []
-    async with clients([instance.address for instance in running], 16, exchanges) as members:
-        crowd = Users(capacity_id, users, seed)
-        await crowd.come_and_go(members, seconds)
-        while not killing.done() and (killer.kills < KILLS_MIN or seats_given(exchanges) < SEATS_MIN):
-            await crowd.come_and_go(members, 1)
-    killer.enough = True
-    await killing
-    statuses = Counter(exchange.status for exchange in exchanges)
-    told = f"seed {seed}, {statuses}, {killer.kills} kills"
-    assert set(statuses) <= {200, 201, OVER, 429, 503, LOST}, told
-    assert most_at_once(await spans(database, capacity_id)) == LIMIT, told
-    await all_seats_can_be_had(running, database, capacity_id, when_full)
+    addresses = [instance.address for instance in running]
+    exchanges: dict[str, list[Exchange]] = {when_full: [] for when_full in capacities}
+    loads = [
+        fill(database, addresses, capacity_id, seed, seconds, exchanges[when_full], killer)
+        for when_full, capacity_id in capacities.items()
+    ]
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(killer.run())
+        await asyncio.gather(*loads)
+        killer.enough = True
+    for when_full, capacity_id in capacities.items():
+        statuses = Counter(exchange.status for exchange in exchanges[when_full])
+        shown = f"{when_full}, seed {seed}, {statuses}, {killer.kills} kills"
+        assert set(statuses) <= {200, 201, OVER, 429, 503, LOST}, shown
+        assert most_at_once(await spans(database, capacity_id)) == LIMIT, shown
+    for when_full, capacity_id in capacities.items():
+        await all_seats_can_be_taken(running, database, capacity_id, when_full)
 
 
-def seats_given(exchanges: Sequence[Exchange]) -> int:
+async def fill(
+    database: Database,
+    addresses: Sequence[str],
+    capacity_id: str,
+    seed: int,
+    seconds: float,
+    exchanges: list[Exchange],
+    killer: Killer,
+) -> None:
+    async def is_enough() -> bool:
+        if killer.kills < KILLS_MIN or seats_taken(exchanges) < SEATS_MIN:
+            return False
+        return most_at_once(await spans(database, capacity_id)) >= LIMIT
+
+    async with clients(addresses, 12, exchanges) as members:
+        users = Users(capacity_id, [some_id() for _ in range(USERS)], seed)
+        await users.run(members, seconds)
+        while not await is_enough():
+            await users.run(members, 1)
+
+
+def seats_taken(exchanges: Sequence[Exchange]) -> int:
     return sum(exchange.status == CREATED for exchange in exchanges)
 
 
-async def all_seats_can_be_had(
+async def all_seats_can_be_taken(
     running: list[RunningInstance], database: Database, capacity_id: str, when_full: str
 ) -> None:
-    """Once the leases of those who were killed or walked away have run out."""
+    """Once the leases of killed and abandoned clients have expired."""
     async with clients([instance.address for instance in running], 1) as members:
-        await repeated(lambda: members[0].get(f"/capacities/{capacity_id}"), _is_deserted, 4 * LEASE_SECONDS)
+        await retry_until(lambda: members[0].get(f"/capacities/{capacity_id}"), _is_empty, 4 * LEASE_SECONDS)
         opened = [
             await members[number % len(members)].send("PUT", "/sessions", open_body(capacity_id, some_id()))
             for number in range(LIMIT + 10)
         ]
         capacity = await members[0].get(f"/capacities/{capacity_id}")
-    refused = 201 if when_full == "evictOldest" else 429
-    assert [exchange.status for exchange in opened] == [201] * LIMIT + [refused] * 10
-    assert capacity.answer["activeSessions"] == LIMIT
-    assert most_at_once(await spans(database, capacity_id)) == LIMIT
+    over_limit = 201 if when_full == "evictOldest" else 429
+    assert [exchange.status for exchange in opened] == [201] * LIMIT + [over_limit] * 10, when_full
+    assert capacity.answer["activeSessions"] == LIMIT, when_full
+    assert most_at_once(await spans(database, capacity_id)) == LIMIT, when_full
 
 
-def _is_deserted(capacity: Exchange) -> bool:
+def _is_empty(capacity: Exchange) -> bool:
     return capacity.status == 200 and capacity.answer["activeSessions"] == 0
 
 
 # At the store
 
 
-async def opens_everywhere(stores: list[Store], capacity_id: str, count: int) -> Counter[Outcome]:
+async def opens_everywhere(stores: list[Store], capacity_id: str, count: int) -> Counter[OpenOutcome]:
     answers = await asyncio.gather(
-        *(open_one(stores[number % len(stores)], wish(capacity_id=capacity_id)) for number in range(count))
+        *(open_one(stores[number % len(stores)], request(capacity_id=capacity_id)) for number in range(count))
     )
     return Counter(answer.outcome for answer in answers)
 
 
-async def test_a_limit_holds_from_the_moment_it_is_answered(database: Database) -> None:
-    """While hundreds open, a limit is set: whatever is opened after its answer is within it."""
+async def test_limit_applies_to_every_open_after_put_capacity_returns(database: Database) -> None:
+    """A limit is set during hundreds of opens. Every open after its response obeys it."""
     capacity_id = some_id()
-    async with elsewhere(database) as other:
+    async with other_store(database) as other:
         opening = asyncio.create_task(opens_everywhere([database.store, other], capacity_id, 200))
         await asyncio.sleep(A_FEW_OPENS_SECONDS)
         await database.store.put_capacity(capacity_id, Seats(10))
@@ -125,79 +144,79 @@ async def test_a_limit_holds_from_the_moment_it_is_answered(database: Database) 
     assert capacity.active_sessions == max(before, 10)
 
 
-async def test_a_change_of_a_capacity_waits_for_the_opens_that_have_not_seen_it(postgres_database: Database) -> None:
-    """A capacity without a row has nothing to lock: an open that is under way must be counted by the next."""
-    one, late = wish(), wish()
+async def test_put_capacity_waits_for_opens_in_progress(postgres_database: Database) -> None:
+    """A capacity without a row has nothing to lock: an open in progress must be counted by the next open."""
+    one, late = request(), request()
     late = again(late, capacity_id=one.capacity_id)
-    async with holding(postgres_database) as holder, elsewhere(postgres_database) as other:
+    async with holding(postgres_database) as holder, other_store(postgres_database) as other:
         await holder.insert(again(one))
         opening = asyncio.create_task(open_one(postgres_database.store, one))
-        await holder.somebody_waits()
+        await holder.wait_for_blocked()
         putting = asyncio.create_task(other.put_capacity(one.capacity_id, Seats(1)))
-        await holder.somebody_waits(2)
+        await holder.wait_for_blocked(2)
         await holder.rollback()
         await opening
         await putting
-        assert (await open_one(other, late)).outcome is Outcome.SESSION_LIMIT
+        assert (await open_one(other, late)).outcome is OpenOutcome.SESSION_LIMIT
 
 
-async def test_a_seat_is_given_out_once_however_many_ask(postgres_database: Database) -> None:
+async def test_concurrent_opens_take_each_seat_once(postgres_database: Database) -> None:
     capacity_id = some_id()
     await postgres_database.store.put_capacity(capacity_id, Seats(7))
-    async with elsewhere(postgres_database) as one, elsewhere(postgres_database) as other:
+    async with other_store(postgres_database) as one, other_store(postgres_database) as other:
         outcomes = await opens_everywhere([postgres_database.store, one, other], capacity_id, 100)
-    assert outcomes == {Outcome.CREATED: 7, Outcome.SESSION_LIMIT: 93}
+    assert outcomes == {OpenOutcome.CREATED: 7, OpenOutcome.SESSION_LIMIT: 93}
     assert most_at_once(await spans(postgres_database, capacity_id)) == 7
 
 
-async def test_everybody_gets_a_seat_where_the_oldest_is_evicted(postgres_database: Database) -> None:
+async def test_concurrent_opens_all_succeed_when_oldest_is_evicted(postgres_database: Database) -> None:
     capacity_id = some_id()
     await postgres_database.store.put_capacity(capacity_id, evicting(3))
-    async with elsewhere(postgres_database) as one, elsewhere(postgres_database) as other:
+    async with other_store(postgres_database) as one, other_store(postgres_database) as other:
         outcomes = await opens_everywhere([postgres_database.store, one, other], capacity_id, 60)
-    assert outcomes == {Outcome.CREATED: 60}
+    assert outcomes == {OpenOutcome.CREATED: 60}
     assert most_at_once(await spans(postgres_database, capacity_id)) == 3
 
 
-async def test_a_session_that_somebody_has_locked_is_not_evicted(postgres_database: Database) -> None:
+async def test_locked_session_is_not_evicted(postgres_database: Database) -> None:
     capacity_id = some_id()
     await postgres_database.store.put_capacity(capacity_id, evicting(2))
-    oldest, newer = [wish(capacity_id=capacity_id) for _ in range(2)]
+    oldest, newer = [request(capacity_id=capacity_id) for _ in range(2)]
     for one in (oldest, newer):
         await open_one(postgres_database.store, one)
     async with holding(postgres_database) as holder:
         await holder.lock_session(oldest.session_id)
-        answer = await open_one(postgres_database.store, wish(capacity_id=capacity_id))
-    assert [closing.session_id for closing in answer.closings] == [newer.session_id]
+        answer = await open_one(postgres_database.store, request(capacity_id=capacity_id))
+    assert [closing.session_id for closing in answer.closed_sessions] == [newer.session_id]
 
 
-async def test_where_everybody_is_locked_nobody_can_be_evicted(postgres_database: Database) -> None:
+async def test_open_returns_session_limit_when_every_session_is_locked(postgres_database: Database) -> None:
     capacity_id = some_id()
     await postgres_database.store.put_capacity(capacity_id, evicting(1))
-    only = wish(capacity_id=capacity_id)
+    only = request(capacity_id=capacity_id)
     await open_one(postgres_database.store, only)
     async with holding(postgres_database) as holder:
         await holder.lock_session(only.session_id)
-        answer = await open_one(postgres_database.store, wish(capacity_id=capacity_id))
-    assert answer.outcome is Outcome.SESSION_LIMIT
+        answer = await open_one(postgres_database.store, request(capacity_id=capacity_id))
+    assert answer.outcome is OpenOutcome.SESSION_LIMIT
     assert (await postgres_database.store.get_session(only.session_id)).is_active  # type: ignore[union-attr]
 
 
-async def test_a_seat_whose_end_is_being_written_is_not_given_out_before_it_is(postgres_database: Database) -> None:
+async def test_seat_is_not_reused_before_end_is_committed(postgres_database: Database) -> None:
     capacity_id = some_id()
     await postgres_database.store.put_capacity(capacity_id, Seats(1))
-    one = wish(capacity_id=capacity_id)
+    one = request(capacity_id=capacity_id)
     await open_one(postgres_database.store, one)
     async with holding(postgres_database) as holder:
         await holder.end_session(one.session_id)
-        during = await open_one(postgres_database.store, wish(capacity_id=capacity_id))
+        during = await open_one(postgres_database.store, request(capacity_id=capacity_id))
         await holder.rollback()
-    assert during.outcome is Outcome.SESSION_LIMIT
+    assert during.outcome is OpenOutcome.SESSION_LIMIT
     assert most_at_once(await spans(postgres_database, capacity_id)) == 1
 
 
-async def test_batches_over_many_capacities_never_wait_for_each_other_in_a_circle(postgres_database: Database) -> None:
-    """Capacity rows are locked in one order, everything else only where it is free."""
+async def test_batches_over_many_capacities_do_not_deadlock(postgres_database: Database) -> None:
+    """Capacity rows are locked in one order; all other rows only if they are free."""
     ids = sorted(some_id() for _ in range(8))
     for capacity_id in ids:
         await postgres_database.store.put_capacity(capacity_id, evicting(4))
@@ -205,21 +224,21 @@ async def test_batches_over_many_capacities_never_wait_for_each_other_in_a_circl
 
     async def batches(store: Store) -> None:
         for _ in range(15):
-            wishes = sorted((wish(capacity_id=one) for one in source.choices(ids, k=24)), key=lambda one: one.key)
-            answers = await store.open_sessions(Lane.LIMITED, wishes, LIMITS)
+            requests = sorted((request(capacity_id=one) for one in source.choices(ids, k=24)), key=lambda one: one.key)
+            answers = await store.open_sessions(OpenLane.LIMITED, requests, LIMITS)
             ended = [one.session for one in answers if one.session is not None][::3]
             for session in ended:
                 await end_one(store, session.session_id, CloseReason.STOPPED)
 
-    async with elsewhere(postgres_database) as one, elsewhere(postgres_database) as other:
+    async with other_store(postgres_database) as one, other_store(postgres_database) as other:
         await asyncio.gather(*(batches(store) for store in (one, other, one, other)))
     assert [most_at_once(await spans(postgres_database, capacity_id)) for capacity_id in ids] == [4] * 8
 
 
-@pytest.mark.parametrize("seed", range(6))
-async def test_whole_batches_keep_the_limit_and_tell_every_end_once(database: Database, seed: int) -> None:
-    """Mixed batches of new users, returning ones and upgrades, on two capacities, by a clock that goes either way."""
-    source, now, told = random.Random(seed), NOON, list[str]()
+@pytest.mark.parametrize("seed", range(4))
+async def test_mixed_batches_keep_limit_and_report_every_end_once(database: Database, seed: int) -> None:
+    """New users, returning users and upgrades, on two capacities, with a clock that goes either way."""
+    source, now, reported = random.Random(seed), NOON, list[str]()
     limits = {some_id(): 3, some_id(): 5}
     for number, (capacity_id, limit) in enumerate(limits.items()):
         await database.store.put_capacity(capacity_id, evicting(limit) if number else Seats(limit))
@@ -228,20 +247,20 @@ async def test_whole_batches_keep_the_limit_and_tell_every_end_once(database: Da
         now += timedelta(seconds=source.choice([-2, 0, 0, 1, 3, 6]))
         await database.clock.set(max(now, NOON))
         keys = source.sample([(capacity_id, user) for capacity_id in limits for user in users], 7)
-        wishes = [_wish(capacity_id, user, source) for capacity_id, user in sorted(keys)]
-        for answer in await database.store.open_sessions(Lane.LIMITED, wishes, LIMITS):
-            told += [closing.session_id for closing in answer.closings]
+        requests = [_request(capacity_id, user, source) for capacity_id, user in sorted(keys)]
+        for answer in await database.store.open_sessions(OpenLane.LIMITED, requests, LIMITS):
+            reported += [closing.session_id for closing in answer.closed_sessions]
             if answer.session is not None:
                 assert (await database.store.get_session(answer.session.session_id)) == answer.session
     ended = await database.rows("SELECT session_id FROM sessions WHERE close_reason <> 'UPGRADED'")
-    assert Counter(told) == Counter(str(row["session_id"]) for row in ended)
+    assert Counter(reported) == Counter(str(row["session_id"]) for row in ended)
     most = {capacity_id: most_at_once(await spans(database, capacity_id)) for capacity_id in limits}
     assert most == limits
 
 
-def _wish(capacity_id: str, user: str, source: random.Random) -> Open:
+def _request(capacity_id: str, user: str, source: random.Random) -> OpenRequest:
     lease = source.choice([5, 8]) * SECOND
     kind = source.choice((1, 1, 2, 3))
-    return wish(
+    return request(
         capacity_id=capacity_id, user_object_id=user, tenant_object_id=TENANT, kind=kind, lease_microseconds=lease
     )

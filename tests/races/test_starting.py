@@ -1,4 +1,4 @@
-"""Ten instances on a database that nobody has set up yet."""
+"""Concurrent instances on an empty database."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -9,11 +9,11 @@ from tenure.store import migrate
 from tests.support.databases import Database
 from tests.support.instances import RunningInstance
 
-INSTANCES = 10
+INSTANCES = 5
 
 
 @pytest.mark.slow
-async def test_ten_instances_at_once_set_the_database_up_once(
+async def test_concurrent_instances_migrate_database_once(
     empty_database: Database, start: Callable[[str], RunningInstance]
 ) -> None:
     with ThreadPoolExecutor(INSTANCES) as threads:

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from tenure.receiver.faults import Faults
-from tenure.receiver.running import Server, Settings
+from tenure.receiver.server import ReceiverSettings, Server
 from tests.support.instances import stop_all
 from tests.support.receivers import RunningReceiver
 
@@ -14,11 +14,11 @@ Start = Callable[..., RunningReceiver]
 
 @pytest.fixture
 async def receive(tmp_path: Path) -> AsyncIterator[Receive]:
-    """Starts a receiver in this process, with these secrets and faults, and gives its address."""
+    """Starts a receiver in this process with the given secrets and faults, and returns its address."""
     servers: list[Server] = []
 
     async def _receive(*secrets: str, faults: Faults | None = None) -> str:
-        settings = Settings(
+        settings = ReceiverSettings(
             host="127.0.0.1", port=0, ledger=tmp_path / "ledger.db", secrets=secrets, faults=faults or Faults()
         )
         servers.append(Server(settings))
@@ -31,13 +31,13 @@ async def receive(tmp_path: Path) -> AsyncIterator[Receive]:
 
 @pytest.fixture
 async def address(receive: Receive) -> str:
-    """Of a receiver that checks no signatures."""
+    """The address of a receiver that checks no signatures."""
     return await receive()
 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts receivers as processes on one ledger and stops them after the test, whatever happened to them."""
+    """Starts receivers as processes on one ledger, and stops them after the test."""
     running: list[RunningReceiver] = []
 
     def _start(*flags: str, port: int = 0) -> RunningReceiver:

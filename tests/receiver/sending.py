@@ -1,4 +1,4 @@
-"""A sender that sees every byte: what it gets may be no HTTP at all."""
+"""A sender on a plain socket, because some responses of the receiver are not HTTP."""
 
 import asyncio
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ class Received(NamedTuple):
 
 
 async def exchange(address: str, sent: bytes) -> bytes:
-    """All that comes back until the receiver ends the connection."""
+    """Returns all bytes until the receiver closes the connection."""
     reader, writer = await connect(address)
     try:
         writer.write(sent)
@@ -47,7 +47,7 @@ async def connect(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWri
     return await asyncio.open_connection(parts.hostname, parts.port)
 
 
-async def ask(
+async def send(
     address: str, path: str, body: bytes = b"", method: str = "GET", headers: Mapping[str, str] | None = None
 ) -> Received:
     return parsed(await exchange(address, request(path, body, method, {"connection": "close", **(headers or {})})))
@@ -55,7 +55,7 @@ async def ask(
 
 async def deliver(address: str, key: str, body: bytes = b"{}", path: str = "/usages", **headers: str) -> Received:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
-    return await ask(address, path, body, "POST", {"idempotency-key": key, **named})
+    return await send(address, path, body, "POST", {"idempotency-key": key, **named})
 
 
 async def deliver_signed(
@@ -64,19 +64,19 @@ async def deliver_signed(
     timestamp = wall_microseconds() // 1_000_000 - age
     signed = signed_headers(by or [SECRET], key, timestamp, body)
     named = {name.replace("_", "-"): value for name, value in headers.items()}
-    return await ask(address, "/usages", body, "POST", {"idempotency-key": key, **signed, **named})
+    return await send(address, "/usages", body, "POST", {"idempotency-key": key, **signed, **named})
 
 
 async def set_faults(address: str, faults: object) -> Received:
-    return await ask(address, "/_faults", msgspec.json.encode(faults), "PUT")
+    return await send(address, "/_faults", msgspec.json.encode(faults), "PUT")
 
 
 async def totals(address: str) -> Any:
-    return (await ask(address, "/_totals")).json
+    return (await send(address, "/_totals")).json
 
 
 async def keys(address: str, query: str = "") -> Any:
-    return (await ask(address, f"/_keys{query}")).json["keys"]
+    return (await send(address, f"/_keys{query}")).json["keys"]
 
 
 def request(path: str, body: bytes = b"", method: str = "POST", headers: Mapping[str, str] | None = None) -> bytes:
@@ -85,8 +85,8 @@ def request(path: str, body: bytes = b"", method: str = "POST", headers: Mapping
     return "\r\n".join([*lines, "", ""]).encode() + body
 
 
-def parsed(answer: bytes) -> Received:
-    head, _, content = answer.partition(b"\r\n\r\n")
+def parsed(response: bytes) -> Received:
+    head, _, content = response.partition(b"\r\n\r\n")
     status_line, *lines = head.decode().split("\r\n")
-    assert status_line.startswith("HTTP/1.1 "), answer
+    assert status_line.startswith("HTTP/1.1 "), response
     return Received(int(status_line.split()[1]), dict(line.split(": ", 1) for line in lines), content)

@@ -1,13 +1,12 @@
-"""Each key is counted once, exactly."""
+"""The receiver counts each key once, and sums usage exactly."""
 
 import asyncio
 from hashlib import sha256
 
 import msgspec
-import pytest
 
 from tenure.clock import from_microseconds, wall_microseconds
-from tests.receiver.sending import ask, deliver, keys, totals
+from tests.receiver.sending import deliver, keys, send, totals
 
 USAGE = b'[{"sessionId": "a", "usage": 0.100000}, {"sessionId": "b", "usage": 0.200000}]'
 
@@ -16,7 +15,7 @@ def usage_body(*numbers: str) -> bytes:
     return ("[" + ", ".join(f'{{"usage": {number}}}' for number in numbers) + "]").encode()
 
 
-async def test_counts_a_key_the_first_time(address: str) -> None:
+async def test_receiver_counts_new_key(address: str) -> None:
     received = await deliver(address, "k1", b"hello", "/orders?a=b")
     assert (received.status, received.reason) == (200, "counted")
     (entry,) = await keys(address)
@@ -32,14 +31,14 @@ async def test_counts_a_key_the_first_time(address: str) -> None:
         "records": None,
         "usage": None,
     }
-    told = from_microseconds(wall_microseconds()) - msgspec.convert(received_at, type(from_microseconds(0)))
-    assert 0 <= told.total_seconds() < 10
+    age = from_microseconds(wall_microseconds()) - msgspec.convert(received_at, type(from_microseconds(0)))
+    assert 0 <= age.total_seconds() < 10
 
 
-async def test_does_not_count_a_key_again(address: str) -> None:
+async def test_receiver_does_not_count_duplicate_key(address: str) -> None:
     await deliver(address, "k1", USAGE)
-    again = await deliver(address, "k1", USAGE)
-    assert (again.status, again.reason) == (200, "already counted")
+    duplicate = await deliver(address, "k1", USAGE)
+    assert (duplicate.status, duplicate.reason) == (200, "already counted")
     assert await totals(address) == {
         "keys": 1,
         "requests": 2,
@@ -53,34 +52,34 @@ async def test_does_not_count_a_key_again(address: str) -> None:
     assert [entry["timesSeen"] for entry in await keys(address)] == [2]
 
 
-async def test_remembers_another_body_under_a_key_as_a_conflict(address: str) -> None:
+async def test_different_body_under_same_key_is_recorded_as_conflict(address: str) -> None:
     await deliver(address, "k1", b"one")
     other = await deliver(address, "k1", b"two")
-    assert (other.status, other.reason) == (422, "another body was counted under this key")
+    assert (other.status, other.reason) == (422, "another body was already counted under this key")
     (entry,) = await keys(address)
     assert (entry["digest"], entry["timesSeen"], entry["conflicts"]) == (sha256(b"one").hexdigest(), 1, 1)
 
 
-async def test_a_conflict_changes_neither_bytes_nor_usage(address: str) -> None:
+async def test_conflict_changes_neither_bytes_nor_usage(address: str) -> None:
     await deliver(address, "k1", USAGE)
     await deliver(address, "k1", usage_body("100"))
     counted = await totals(address)
     assert (counted["bytes"], counted["usage"], counted["conflicts"]) == (len(USAGE), "0.300000", 1)
 
 
-async def test_a_key_is_counted_once_however_many_bring_it_at_once(address: str) -> None:
+async def test_concurrent_deliveries_of_one_key_are_counted_once(address: str) -> None:
     received = await asyncio.gather(*(deliver(address, "k1", USAGE) for _ in range(30)))
     assert sorted(each.reason for each in received) == ["already counted"] * 29 + ["counted"]
     assert (await totals(address))["usage"] == "0.300000"
 
 
-async def test_counts_records_and_their_usage(address: str) -> None:
+async def test_receiver_counts_records_and_usage(address: str) -> None:
     await deliver(address, "k1", USAGE)
     (entry,) = await keys(address)
     assert (entry["records"], entry["usage"]) == (2, "0.300000")
 
 
-async def test_adds_usage_exactly(address: str) -> None:
+async def test_receiver_sums_usage_exactly(address: str) -> None:
     await deliver(address, "k1", usage_body("123456789012345678901234567890.000001", "0.1", "0.2"))
     await deliver(address, "k2", usage_body("0.000000000000000000000000000001", "-1e3", "1E+2"))
     assert (await totals(address))["usage"] == "123456789012345678901234566990.300001000000000000000000000001"
@@ -93,64 +92,65 @@ def cloud_events(*numbers: str) -> bytes:
     return f"[{', '.join(events)}]".encode()
 
 
-async def test_counts_cloud_events_by_the_records_they_are_about(address: str) -> None:
+async def test_receiver_counts_records_inside_cloud_events(address: str) -> None:
     await deliver(address, "k1", cloud_events("0.000001", "12.5", "3"))
     (entry,) = await keys(address)
     assert (entry["records"], entry["usage"], (await totals(address))["usage"]) == (3, "15.500001", "15.500001")
 
 
-async def test_adds_both_formats_to_one_total(address: str) -> None:
+async def test_receiver_sums_usage_of_both_formats(address: str) -> None:
     await deliver(address, "k1", USAGE)
     await deliver(address, "k2", cloud_events("0.000007"))
     assert (await totals(address))["usage"] == "0.300007"
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        b"",
-        b"{}",
-        b"[1]",
-        b'[{"amount": 1}]',
-        b'[{"usage": 1}, {"usage": "1"}]',
-        b'[{"usage": null}]',
-        b'[{"usage": 1e999999999}]',
-        b'[{"usage": 1}',
-        b"[" * 100_000,
-        b'[{"usage": 1}]\xff',
-        b'[{"data": {"amount": 1}}]',
-        b'[{"data": {"usage": "1"}}]',
-        b'[{"data": {"usage": 1e999}}]',
-        b'[{"data": {"usage": 1}}, {"usage": 1}]',
-    ],
-    ids=lambda body: repr(body[:20]),
-)
-async def test_a_body_that_is_not_usage_is_counted_without_any(address: str, body: bytes) -> None:
-    assert (await deliver(address, "k1", body)).status == 200
-    (entry,) = await keys(address)
-    assert (entry["records"], entry["usage"], (await totals(address))["usage"]) == (None, None, "0")
+WITHOUT_USAGE = [
+    b"",
+    b"{}",
+    b"[1]",
+    b'[{"amount": 1}]',
+    b'[{"usage": 1}, {"usage": "1"}]',
+    b'[{"usage": null}]',
+    b'[{"usage": 1e999999999}]',
+    b'[{"usage": 1}',
+    b"[" * 100_000,
+    b'[{"usage": 1}]\xff',
+    b'[{"data": {"amount": 1}}]',
+    b'[{"data": {"usage": "1"}}]',
+    b'[{"data": {"usage": 1e999}}]',
+    b'[{"data": {"usage": 1}}, {"usage": 1}]',
+]
 
 
-@pytest.mark.parametrize("key", ["", "with space", "k" * 256, "k\u00fc"])
-async def test_refuses_a_delivery_without_a_usable_key(address: str, key: str) -> None:
-    received = await deliver(address, key)
-    assert (received.status, received.reason.split(":")[0]) == (400, "Idempotency-Key must be given")
-    counted = await totals(address)
-    assert (counted["keys"], counted["requests"], counted["refused"]) == (0, 1, 1)
+async def test_body_without_usage_is_counted_without_records_and_usage(address: str) -> None:
+    for number, body in enumerate(WITHOUT_USAGE):
+        assert (await deliver(address, f"k{number}", body)).status == 200, body[:20]
+    entries = await keys(address)
+    for body, entry in zip(WITHOUT_USAGE, entries, strict=True):
+        assert (entry["records"], entry["usage"]) == (None, None), body[:20]
+    assert (await totals(address))["usage"] == "0"
 
 
-@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE"])
-async def test_takes_nothing_but_posts(address: str, method: str) -> None:
-    assert (await ask(address, "/usages", b"", method, {"idempotency-key": "k1"})).status == 405
+async def test_receiver_refuses_delivery_without_valid_key(address: str) -> None:
+    for number, key in enumerate(["", "with space", "k" * 256, "k\u00fc"], 1):
+        received = await deliver(address, key)
+        assert (received.status, received.reason.split(":")[0]) == (400, "Idempotency-Key is required"), key
+        counted = await totals(address)
+        assert (counted["keys"], counted["requests"], counted["refused"]) == (0, number, number), key
+
+
+async def test_receiver_refuses_methods_other_than_post(address: str) -> None:
+    for method in ("GET", "PUT", "DELETE"):
+        assert (await send(address, "/usages", b"", method, {"idempotency-key": "k1"})).status == 405, method
     assert (await totals(address))["keys"] == 0
 
 
-async def test_pages_through_the_keys_in_the_order_of_their_arrival(address: str) -> None:
+async def test_keys_are_paged_in_order_of_arrival(address: str) -> None:
     for key in ("c", "a", "e", "b", "d"):
         await deliver(address, key)
-    first = (await ask(address, "/_keys?limit=2")).json
-    second = (await ask(address, f"/_keys?limit=2&after={first['next']}")).json
-    last = (await ask(address, f"/_keys?limit=2&after={second['next']}")).json
+    first = (await send(address, "/_keys?limit=2")).json
+    second = (await send(address, f"/_keys?limit=2&after={first['next']}")).json
+    last = (await send(address, f"/_keys?limit=2&after={second['next']}")).json
     assert [[entry["key"] for entry in page["keys"]] for page in (first, second, last)] == [
         ["c", "a"],
         ["e", "b"],
@@ -159,13 +159,13 @@ async def test_pages_through_the_keys_in_the_order_of_their_arrival(address: str
     assert last["next"] is None
 
 
-@pytest.mark.parametrize("query", ["limit=0", "limit=1001", "limit=x", "after=-1", "after=" + "9" * 19, "limit="])
-async def test_refuses_a_page_that_cannot_be(address: str, query: str) -> None:
-    received = await ask(address, f"/_keys?{query}")
-    assert (received.status, received.reason.split(" must be ")[0]) == (400, query.partition("=")[0])
+async def test_invalid_page_parameters_are_refused(address: str) -> None:
+    for query in ("limit=0", "limit=1001", "limit=x", "after=-1", "after=" + "9" * 19, "limit="):
+        received = await send(address, f"/_keys?{query}")
+        assert (received.status, received.reason.split(" must be ")[0]) == (400, query.partition("=")[0]), query
 
 
-async def test_names_the_control_routes_to_whoever_asks_for_another(address: str) -> None:
+async def test_unknown_control_route_returns_404_and_lists_control_routes(address: str) -> None:
     received = await deliver(address, "k1", path="/_total")
     assert received.status == 404
     assert "GET /_totals" in received.reason

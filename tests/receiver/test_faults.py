@@ -1,4 +1,4 @@
-"""Fails as it is told, and only so."""
+"""The receiver plays the configured faults, and no others."""
 
 import asyncio
 import time
@@ -13,13 +13,13 @@ from tenure.clock import from_microseconds, wall_microseconds
 from tenure.errors import ConfigurationError
 from tenure.receiver.faults import EVERY_WAY, Chooser, Drop, Faults, Garbage, Status, Way, read_faults
 from tests.receiver.conftest import Receive
-from tests.receiver.sending import SECONDS, ask, connect, deliver, exchange, keys, request, set_faults, totals
+from tests.receiver.sending import SECONDS, connect, deliver, exchange, keys, request, send, set_faults, totals
 
 POST = request("/usages", b"{}", headers={"idempotency-key": "k1"})
 
 
-async def told(receive: Receive, **way: Any) -> str:
-    """A receiver that fails every time in this way."""
+async def failing(receive: Receive, **way: Any) -> str:
+    """The address of a receiver that fails every delivery in this way."""
     faults = read_faults(msgspec.json.encode({"share": 1, "ways": [way]}))
     return await receive(faults=faults)
 
@@ -29,42 +29,43 @@ async def counted_and_failed(address: str) -> tuple[int, int]:
     return now["keys"], now["failed"]
 
 
-# The ways
+# Ways to fail
 
 
-@pytest.mark.parametrize("status", [300, 404, 410, 429, 500, 503, 599])
-async def test_answers_with_the_status(receive: Receive, status: int) -> None:
-    address = await told(receive, way="status", status=status)
-    received = await deliver(address, "k1")
-    assert (received.status, received.reason, "retry-after" in received.headers) == (status, "told to fail", False)
-    assert await counted_and_failed(address) == (0, 1)
+async def test_status_fault_returns_configured_status(address: str) -> None:
+    for failed, status in enumerate((300, 404, 410, 429, 500, 503, 599), 1):
+        await set_faults(address, {"share": 1, "ways": [{"way": "status", "status": status}]})
+        received = await deliver(address, "k1")
+        assert (received.status, received.reason) == (status, "configured fault")
+        assert "retry-after" not in received.headers, status
+        assert await counted_and_failed(address) == (0, failed), status
 
 
-async def test_can_count_and_still_answer_with_a_failure(receive: Receive) -> None:
-    address = await told(receive, way="status", status=500, counted=True)
+async def test_status_fault_can_count_delivery(receive: Receive) -> None:
+    address = await failing(receive, way="status", status=500, counted=True)
     assert (await deliver(address, "k1")).status == 500
     assert await counted_and_failed(address) == (1, 1)
 
 
-async def test_a_status_without_a_body_has_none(receive: Receive) -> None:
-    received = await deliver(await told(receive, way="status", status=204, counted=True), "k1")
+async def test_status_fault_204_has_no_body(receive: Receive) -> None:
+    received = await deliver(await failing(receive, way="status", status=204, counted=True), "k1")
     assert (received.status, received.content, "content-length" in received.headers) == (204, b"", False)
 
 
-async def test_says_in_seconds_when_to_come_again(receive: Receive) -> None:
-    received = await deliver(await told(receive, way="status", status=503, retryAfterSeconds=7), "k1")
+async def test_status_fault_sends_retry_after_in_seconds(receive: Receive) -> None:
+    received = await deliver(await failing(receive, way="status", status=503, retryAfterSeconds=7), "k1")
     assert received.headers["retry-after"] == "7"
 
 
-async def test_says_by_a_date_when_to_come_again(receive: Receive) -> None:
-    address = await told(receive, way="status", status=429, retryAfterSeconds=100, retryAfterAs="date")
+async def test_status_fault_sends_retry_after_as_date(receive: Receive) -> None:
+    address = await failing(receive, way="status", status=429, retryAfterSeconds=100, retryAfterAs="date")
     received = await deliver(address, "k1")
     wait = parsedate_to_datetime(received.headers["retry-after"]) - from_microseconds(wall_microseconds())
     assert 95 < wait.total_seconds() <= 100
 
 
-async def test_counts_at_once_and_answers_late(receive: Receive) -> None:
-    address = await told(receive, way="delay", seconds=0.3)
+async def test_delay_fault_counts_delivery_and_responds_late(receive: Receive) -> None:
+    address = await failing(receive, way="delay", seconds=0.3)
     began = time.monotonic()
     received = await deliver(address, "k1")
     assert (received.status, received.reason) == (200, "counted")
@@ -72,16 +73,16 @@ async def test_counts_at_once_and_answers_late(receive: Receive) -> None:
     assert await counted_and_failed(address) == (1, 1)
 
 
-async def test_gives_a_body_byte_by_byte(receive: Receive) -> None:
-    address = await told(receive, way="slow-body", seconds=0.05, bytes=4)
+async def test_slow_body_fault_sends_body_byte_by_byte(receive: Receive) -> None:
+    address = await failing(receive, way="slow-body", seconds=0.05, bytes=4)
     began = time.monotonic()
     received = await deliver(address, "k1")
     assert (received.status, received.content) == (200, b"....")
     assert time.monotonic() - began >= 0.2
 
 
-async def test_gives_a_body_without_an_end(receive: Receive) -> None:
-    address = await told(receive, way="endless-body")
+async def test_endless_body_fault_sends_endless_body(receive: Receive) -> None:
+    address = await failing(receive, way="endless-body")
     reader, writer = await connect(address)
     writer.write(POST)
     assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
@@ -90,60 +91,60 @@ async def test_gives_a_body_without_an_end(receive: Receive) -> None:
     assert await counted_and_failed(address) == (1, 1)
 
 
-async def test_drops_the_connection_after_counting(receive: Receive) -> None:
-    address = await told(receive, way="drop")
+async def test_drop_fault_closes_connection_after_counting(receive: Receive) -> None:
+    address = await failing(receive, way="drop")
     assert await exchange(address, POST) == b""
     assert await counted_and_failed(address) == (1, 1)
 
 
-async def test_drops_the_connection_without_counting(receive: Receive) -> None:
-    address = await told(receive, way="drop", counted=False)
+async def test_drop_fault_closes_connection_without_counting(receive: Receive) -> None:
+    address = await failing(receive, way="drop", counted=False)
     assert await exchange(address, POST) == b""
     assert await counted_and_failed(address) == (0, 1)
 
 
-async def test_rejects_what_it_has_already(receive: Receive) -> None:
-    address = await told(receive, way="reject-duplicates")
+async def test_reject_duplicates_fault_returns_conflict_for_known_key(receive: Receive) -> None:
+    address = await failing(receive, way="reject-duplicates")
     statuses = [(await deliver(address, key)).status for key in ("k1", "k1", "k2", "k1")]
     assert statuses == [200, 409, 200, 409]
     assert await counted_and_failed(address) == (2, 2)
     assert [entry["timesSeen"] for entry in await keys(address)] == [3, 1]
 
 
-async def test_redirects(receive: Receive) -> None:
-    address = await told(receive, way="redirect", status=308, location="http://127.0.0.1:1/there")
+async def test_redirect_fault_returns_location(receive: Receive) -> None:
+    address = await failing(receive, way="redirect", status=308, location="http://127.0.0.1:1/there")
     received = await deliver(address, "k1")
     assert (received.status, received.headers["location"]) == (308, "http://127.0.0.1:1/there")
     assert await counted_and_failed(address) == (0, 1)
 
 
-async def test_answers_with_garbage(receive: Receive) -> None:
-    address = await told(receive, way="garbage")
-    answer = await exchange(address, POST)
-    assert answer
-    assert b"HTTP" not in answer
+async def test_garbage_fault_returns_invalid_http(receive: Receive) -> None:
+    address = await failing(receive, way="garbage")
+    response = await exchange(address, POST)
+    assert response
+    assert b"HTTP" not in response
     assert await counted_and_failed(address) == (0, 1)
 
 
 @pytest.mark.parametrize("way", ["delay", "slow-body"])
-async def test_a_conflict_stays_one_in_a_slow_answer(receive: Receive, way: str) -> None:
-    address = await told(receive, way=way, seconds=0)
+async def test_slow_faults_return_422_for_conflict(receive: Receive, way: str) -> None:
+    address = await failing(receive, way=way, seconds=0)
     await deliver(address, "k1", b"one")
     assert (await deliver(address, "k1", b"two")).status == 422
 
 
-# While it runs
+# Setting faults while the receiver runs
 
 
-async def test_is_told_while_it_runs(address: str) -> None:
+async def test_faults_can_be_set_while_receiver_runs(address: str) -> None:
     faults = {"share": 1, "seed": 5, "times": 1, "ways": [{"way": "status", "status": 418}]}
     assert (await set_faults(address, faults)).status == 200
     assert [(await deliver(address, "k1")).status for _ in range(2)] == [418, 200]
 
 
-async def test_says_what_it_is_told(address: str) -> None:
+async def test_get_faults_returns_current_faults(address: str) -> None:
     await set_faults(address, {"share": 0.5, "seed": 5, "ways": [{"way": "garbage", "weight": 3}]})
-    assert (await ask(address, "/_faults")).json == {
+    assert (await send(address, "/_faults")).json == {
         "share": 0.5,
         "seed": 5,
         "times": None,
@@ -151,55 +152,56 @@ async def test_says_what_it_is_told(address: str) -> None:
     }
 
 
-async def test_a_number_alone_is_the_share_that_fails_in_every_way(address: str) -> None:
+async def test_number_sets_share_of_all_fault_ways(address: str) -> None:
     await set_faults(address, 0.25)
-    shown = (await ask(address, "/_faults")).json
+    shown = (await send(address, "/_faults")).json
     assert (shown["share"], len(shown["ways"])) == (0.25, len(EVERY_WAY))
 
 
-async def test_what_it_says_can_be_told_again(address: str) -> None:
+async def test_get_faults_result_can_be_put_back(address: str) -> None:
     await set_faults(address, 0.25)
-    shown = (await ask(address, "/_faults")).json
+    shown = (await send(address, "/_faults")).json
     assert (await set_faults(address, shown)).json == shown
 
 
-async def test_stops_failing_when_told(receive: Receive) -> None:
-    address = await told(receive, way="drop")
+async def test_share_zero_stops_faults(receive: Receive) -> None:
+    address = await failing(receive, way="drop")
     await set_faults(address, 0)
     assert (await deliver(address, "k1")).status == 200
 
 
-@pytest.mark.parametrize(
-    "faults",
-    [
-        None,
-        -0.1,
-        1.1,
-        "1",
-        {"share": 2},
-        {"shares": 1},
-        {"ways": []},
-        {"ways": [{"way": "explode"}]},
-        {"ways": [{"way": "status", "status": 100}]},
-        {"ways": [{"way": "status", "status": 200}]},
-        {"ways": [{"way": "delay", "counted": False}]},
-        {"ways": [{"way": "garbage", "weight": 0}]},
-        {"ways": [{"way": "redirect", "location": "/x\r\nset-cookie: a"}]},
-        {"times": 0},
-    ],
-)
-async def test_refuses_faults_that_cannot_be(address: str, faults: object) -> None:
-    received = await set_faults(address, faults)
-    assert (received.status, received.reason.split(":")[0]) == (400, "faults")
-    assert (await ask(address, "/_faults")).json["share"] == 0
+INVALID_FAULTS: list[object] = [
+    None,
+    -0.1,
+    1.1,
+    "1",
+    {"share": 2},
+    {"shares": 1},
+    {"ways": []},
+    {"ways": [{"way": "explode"}]},
+    {"ways": [{"way": "status", "status": 100}]},
+    {"ways": [{"way": "status", "status": 200}]},
+    {"ways": [{"way": "delay", "counted": False}]},
+    {"ways": [{"way": "garbage", "weight": 0}]},
+    {"ways": [{"way": "redirect", "location": "/x\r\nset-cookie: a"}]},
+    {"times": 0},
+]
 
 
-def test_refuses_faults_that_are_not_json() -> None:
+async def test_invalid_faults_are_refused(address: str) -> None:
+    before = (await send(address, "/_faults")).json
+    for faults in INVALID_FAULTS:
+        received = await set_faults(address, faults)
+        assert (received.status, received.reason.split(":")[0]) == (400, "faults"), faults
+        assert (await send(address, "/_faults")).json == before, faults
+
+
+def test_faults_that_are_not_json_are_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"^faults: must be a share"):
         read_faults("often")
 
 
-# Which request meets which
+# Which delivery fails, and in which way
 
 
 def chosen(faults: Faults, keys: int = 2000, times: int = 2) -> dict[tuple[str, int], Way | None]:
@@ -207,7 +209,7 @@ def chosen(faults: Faults, keys: int = 2000, times: int = 2) -> dict[tuple[str, 
     return {(f"k{key}", time): chooser.choose(f"k{key}") for key in range(keys) for time in range(times)}
 
 
-def test_the_same_seed_fails_the_same_deliveries_in_whatever_order() -> None:
+def test_same_seed_fails_same_deliveries_in_any_order() -> None:
     faults = Faults(share=0.5, seed=7)
     forwards, backwards = Chooser(faults), Chooser(faults)
     names = [f"k{number}" for number in range(200)]
@@ -218,23 +220,23 @@ def test_the_same_seed_fails_the_same_deliveries_in_whatever_order() -> None:
     assert first == second
 
 
-def test_another_seed_fails_others() -> None:
+def test_different_seed_fails_different_deliveries() -> None:
     assert chosen(Faults(share=0.5, seed=1)) != chosen(Faults(share=0.5, seed=2))
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 1 / 3, 1.0])
-def test_fails_the_share_it_is_told(share: float) -> None:
+def test_failed_share_matches_configured_share(share: float) -> None:
     failed = [way for way in chosen(Faults(share=share)).values() if way is not None]
     assert len(failed) / 4000 == pytest.approx(share, abs=0.03)
 
 
-def test_every_way_comes_up_by_its_weight() -> None:
+def test_ways_are_chosen_by_weight() -> None:
     ways = (Status(weight=1), Drop(weight=3), Garbage(weight=6))
     met = Counter(type(way) for way in chosen(Faults(share=1, ways=ways)).values())
     assert [met[kind] / 4000 for kind in (Status, Drop, Garbage)] == pytest.approx([0.1, 0.3, 0.6], abs=0.03)
 
 
-def test_a_key_that_failed_may_succeed_the_next_time() -> None:
+def test_each_attempt_of_key_fails_independently() -> None:
     met = chosen(Faults(share=0.5))
     assert {(met[f"k{key}", 0] is None, met[f"k{key}", 1] is None) for key in range(2000)} == {
         (False, False),
@@ -244,15 +246,15 @@ def test_a_key_that_failed_may_succeed_the_next_time() -> None:
     }
 
 
-def test_forgets_the_keys_that_came_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chooser_forgets_oldest_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tenure.receiver.faults.KEYS_REMEMBERED", 2)
     chooser = Chooser(Faults(share=1, times=1))
     met = [chooser.choose(key) is not None for key in ("a", "a", "b", "c", "a", "c")]
     assert met == [True, False, True, True, True, False]
 
 
-async def test_one_who_fails_does_not_hold_up_the_others(receive: Receive) -> None:
-    address = await told(receive, way="endless-body")
+async def test_failing_request_does_not_block_other_requests(receive: Receive) -> None:
+    address = await failing(receive, way="endless-body")
     reader, writer = await connect(address)
     writer.write(POST)
     await reader.readuntil(b"\r\n\r\n")

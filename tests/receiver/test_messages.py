@@ -1,4 +1,4 @@
-"""HTTP as senders speak it, and as they should not."""
+"""HTTP requests: keep-alive, pipelining, limits, and malformed requests."""
 
 import asyncio
 
@@ -18,7 +18,7 @@ async def read_one(reader: asyncio.StreamReader) -> tuple[int, bytes]:
         return head.status, await reader.readexactly(int(head.headers["content-length"]))
 
 
-async def test_takes_many_requests_on_a_connection(address: str) -> None:
+async def test_receiver_handles_multiple_requests_per_connection(address: str) -> None:
     reader, writer = await connect(address)
     for key in ("a", "b"):
         writer.write(post(key))
@@ -26,14 +26,14 @@ async def test_takes_many_requests_on_a_connection(address: str) -> None:
     writer.close()
 
 
-async def test_answers_pipelined_requests_in_their_order(address: str) -> None:
+async def test_receiver_answers_pipelined_requests_in_order(address: str) -> None:
     reader, writer = await connect(address)
     writer.write(post("a", b"1") + post("a", b"2") + post("b"))
     assert [(await read_one(reader))[0] for _ in range(3)] == [200, 422, 200]
     writer.close()
 
 
-async def test_takes_a_request_that_comes_in_pieces(address: str) -> None:
+async def test_receiver_reads_request_sent_byte_by_byte(address: str) -> None:
     reader, writer = await connect(address)
     for byte in post("a", b"some body"):
         writer.write(bytes([byte]))
@@ -44,12 +44,12 @@ async def test_takes_a_request_that_comes_in_pieces(address: str) -> None:
     writer.close()
 
 
-async def test_takes_a_body_of_the_largest_size(address: str) -> None:
+async def test_receiver_accepts_body_of_maximum_size(address: str) -> None:
     assert (await deliver(address, "a", b"x" * BODY_MAX_BYTES)).status == 200
     assert (await totals(address))["bytes"] == BODY_MAX_BYTES
 
 
-async def test_tells_a_sender_that_asks_to_go_on(address: str) -> None:
+async def test_receiver_sends_100_continue_when_expected(address: str) -> None:
     reader, writer = await connect(address)
     head, body = post("a", b"body", expect="100-continue").split(b"\r\n\r\n")
     writer.write(head + b"\r\n\r\n")
@@ -60,14 +60,14 @@ async def test_tells_a_sender_that_asks_to_go_on(address: str) -> None:
 
 
 @pytest.mark.parametrize(("header", "version"), [({"connection": "close"}, b"HTTP/1.1"), ({}, b"HTTP/1.0")])
-async def test_ends_the_connection_where_the_sender_wants_it(
+async def test_receiver_closes_connection_on_request_of_sender(
     address: str, header: dict[str, str], version: bytes
 ) -> None:
-    answer = await exchange(address, post("a", **header).replace(b"HTTP/1.1", version))
-    assert parsed(answer).headers["connection"] == "close"
+    response = await exchange(address, post("a", **header).replace(b"HTTP/1.1", version))
+    assert parsed(response).headers["connection"] == "close"
 
 
-async def test_does_not_count_half_a_body(address: str) -> None:
+async def test_receiver_does_not_count_incomplete_body(address: str) -> None:
     _, writer = await connect(address)
     writer.write(post("a", b"0123456789")[:-5])
     writer.close()
@@ -93,14 +93,16 @@ async def test_does_not_count_half_a_body(address: str) -> None:
     ],
     ids=lambda value: repr(value[:45]) if isinstance(value, bytes) else None,
 )
-async def test_refuses_what_it_cannot_read(address: str, sent: bytes, status: int, words: str) -> None:
+async def test_receiver_refuses_malformed_or_oversized_request(
+    address: str, sent: bytes, status: int, words: str
+) -> None:
     received = parsed(await exchange(address, sent))
     assert (received.status, received.headers["connection"]) == (status, "close")
     assert words in received.reason
     assert (await totals(address))["refused"] == 1
 
 
-async def test_a_sender_of_too_much_gets_its_answer(address: str) -> None:
-    """Closing at once would reset the connection under it, and the answer would be lost."""
+async def test_sender_of_oversized_body_receives_response(address: str) -> None:
+    """Closing immediately would reset the connection, and the sender would lose the response."""
     received = parsed(await exchange(address, post("a", b"x" * (BODY_MAX_BYTES + 1))))
     assert received.status == 413

@@ -1,4 +1,4 @@
-"""What an ODBC error means. The messages are those of Microsoft's driver, as pyodbc hands them on."""
+"""The causes of ODBC errors. The messages are those of Microsoft's driver, in the form that pyodbc raises them."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -8,22 +8,23 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from tenure.errors import ConfigurationError
-from tenure.store.engines.sqlserver.errors import cause_of, drop_what_is_in_doubt, refuse_what_no_driver_takes
+from tenure.store.engines.sqlserver.errors import cause_of, discard_uncertain_connection, reject_missing_driver
 from tenure.store.retries import Cause
+from tests.sqlserver import tsql
 
 SERVER = "[Microsoft][ODBC Driver 18 for SQL Server][SQL Server]"
 DRIVER = "[Microsoft][ODBC Driver 18 for SQL Server]"
 
 
 class OdbcError(Exception):
-    """Has the arguments of a `pyodbc.Error`: the state, then all records of the diagnosis in one text."""
+    """Has the arguments of a `pyodbc.Error`: the SQLSTATE, then all diagnostic records in one text."""
 
 
 def odbc(state: str, message: str) -> OdbcError:
     return OdbcError(state, f"[{state}] {message}")
 
 
-MEANINGS = {
+ERRORS = {
     "deadlock": (
         Cause.DEADLOCK,
         odbc("40001", f"{SERVER}Transaction (Process ID 57) was deadlocked on lock resources. (1205) (SQLExecDirectW)"),
@@ -63,8 +64,11 @@ MEANINGS = {
     ),
     "query timeout": (Cause.TIMEOUT, odbc("HYT00", f"{DRIVER}Query timeout expired (0) (SQLExecDirectW)")),
     "login timeout": (Cause.CONNECTION, odbc("HYT00", f"{DRIVER}Login timeout expired (0) (SQLDriverConnect)")),
-    "broken line": (Cause.CONNECTION, odbc("08S01", f"{DRIVER}TCP Provider: Error code 0x68 (104) (SQLExecDirectW)")),
-    "no server": (
+    "broken connection": (
+        Cause.CONNECTION,
+        odbc("08S01", f"{DRIVER}TCP Provider: Error code 0x68 (104) (SQLExecDirectW)"),
+    ),
+    "server unreachable": (
         Cause.CONNECTION,
         odbc(
             "08001",
@@ -72,15 +76,15 @@ MEANINGS = {
             f"[08001] {DRIVER}Login timeout expired (0)",
         ),
     ),
-    "refused login": (
+    "login refused": (
         Cause.CONNECTION,
         odbc("28000", f"{SERVER}Login failed for user 'tenure'. (18456) (SQLDriverConnect)"),
     ),
-    "database not there yet": (
+    "database does not exist yet": (
         Cause.CONNECTION,
         odbc("42000", f'{SERVER}Cannot open database "tenure" requested by the login. (4060) (SQLDriverConnect)'),
     ),
-    "Azure is moving it": (
+    "database unavailable on Azure": (
         Cause.CONNECTION,
         odbc("HY000", f"{SERVER}Database 'tenure' is not currently available. (40613) (SQLDriverConnect)"),
     ),
@@ -91,7 +95,7 @@ MEANINGS = {
     "no such table": (Cause.SCHEMA, odbc("42S02", f"{SERVER}Invalid object name 'sessions'. (208) (SQLExecDirectW)")),
     "no such procedure": (
         Cause.SCHEMA,
-        odbc("42000", f"{SERVER}Could not find stored procedure 'dbo.tenure_open_2'. (2812) (SQLExecDirectW)"),
+        odbc("42000", f"{SERVER}Could not find stored procedure 'dbo.tenure_open_1'. (2812) (SQLExecDirectW)"),
     ),
     "no such function": (
         Cause.SCHEMA,
@@ -101,36 +105,36 @@ MEANINGS = {
             "or the name is ambiguous. (4121) (SQLExecDirectW)",
         ),
     ),
-    "a defect": (None, odbc("42000", f"{SERVER}Incorrect syntax near ','. (102) (SQLExecDirectW)")),
-    "a broken constraint": (
+    "syntax error": (None, odbc("42000", f"{SERVER}Incorrect syntax near ','. (102) (SQLExecDirectW)")),
+    "constraint violation": (
         None,
         odbc("23000", f"{SERVER}The INSERT conflicted with the CHECK constraint. (547) (SQLExecDirectW)"),
     ),
-    "no connection free": (Cause.CONNECTION, PoolTimeout("QueuePool limit of size 10 reached")),
+    "pool exhausted": (Cause.CONNECTION, PoolTimeout("QueuePool limit of size 10 reached")),
     "no route": (Cause.CONNECTION, OSError(113, "No route to host")),
-    "not of the database": (None, KeyError("position")),
+    "not a database error": (None, KeyError("position")),
 }
 
 
-@pytest.mark.parametrize("name", MEANINGS)
-def test_knows_what_an_error_means(name: str) -> None:
-    cause, error = MEANINGS[name]
+@tsql.for_each(ERRORS)
+def test_cause_of_classifies_odbc_error(name: str) -> None:
+    cause, error = ERRORS[name]
     assert cause_of(error) is cause
 
 
-@pytest.mark.parametrize("name", [name for name, (_, error) in MEANINGS.items() if isinstance(error, OdbcError)])
-def test_knows_it_also_from_inside_sqlalchemy(name: str) -> None:
-    cause, error = MEANINGS[name]
-    assert cause_of(DBAPIError("EXEC dbo.tenure_open_2 @request = ?;", None, error)) is cause
+@tsql.for_each([name for name, (_, error) in ERRORS.items() if isinstance(error, OdbcError)])
+def test_cause_of_classifies_error_wrapped_by_sqlalchemy(name: str) -> None:
+    cause, error = ERRORS[name]
+    assert cause_of(DBAPIError("EXEC dbo.tenure_open_1 @request = ?;", None, error)) is cause
 
 
-def test_does_not_take_a_number_in_the_text_for_the_number_of_the_error() -> None:
+def test_cause_of_ignores_numbers_inside_error_message() -> None:
     error = odbc("42000", f"{SERVER}The value (1205) (see below) is not valid. (245) (SQLExecDirectW)")
     assert cause_of(error) is None
 
 
 @pytest.mark.parametrize(
-    ("name", "this_one", "all_of_them"),
+    ("name", "invalidated", "pool_invalidated"),
     [
         ("deadlock", False, False),
         ("lock timeout", False, False),
@@ -138,17 +142,19 @@ def test_does_not_take_a_number_in_the_text_for_the_number_of_the_error() -> Non
         ("lease lost", False, False),
         ("query timeout", True, False),
         ("no such table", True, False),
-        ("a defect", True, False),
-        ("broken line", True, True),
+        ("syntax error", True, False),
+        ("broken connection", True, True),
     ],
 )
-def test_drops_a_connection_that_may_have_kept_a_transaction(name: str, this_one: bool, all_of_them: bool) -> None:
-    """Left to itself, SQLAlchemy would drop all of them after a lock timeout, and keep this one after most others."""
-    context: Any = SimpleNamespace(original_exception=MEANINGS[name][1])
-    drop_what_is_in_doubt(context)
+def test_connection_with_possibly_open_transaction_is_invalidated(
+    name: str, invalidated: bool, pool_invalidated: bool
+) -> None:
+    """By default, SQLAlchemy drops the whole pool after a lock timeout, and keeps the connection after most errors."""
+    context: Any = SimpleNamespace(original_exception=ERRORS[name][1])
+    discard_uncertain_connection(context)
     assert (context.is_disconnect, context.is_disconnect and context.invalidate_pool_on_disconnect) == (
-        this_one,
-        all_of_them,
+        invalidated,
+        pool_invalidated,
     )
 
 
@@ -160,13 +166,13 @@ def test_drops_a_connection_that_may_have_kept_a_transaction(name: str, this_one
     ],
     ids=["data source", "driver"],
 )
-def test_refuses_a_setting_that_only_the_driver_manager_can_judge(error: OdbcError) -> None:
+def test_driver_manager_error_raises_configuration_error(error: OdbcError) -> None:
     context: Any = SimpleNamespace(original_exception=error)
     with pytest.raises(ConfigurationError, match="database: "):
-        refuse_what_no_driver_takes(context)
+        reject_missing_driver(context)
 
 
-@pytest.mark.parametrize("name", MEANINGS)
-def test_refuses_no_setting_for_another_error(name: str) -> None:
-    context: Any = SimpleNamespace(original_exception=MEANINGS[name][1])
-    refuse_what_no_driver_takes(context)
+@tsql.for_each(ERRORS)
+def test_other_errors_raise_no_configuration_error(name: str) -> None:
+    context: Any = SimpleNamespace(original_exception=ERRORS[name][1])
+    reject_missing_driver(context)

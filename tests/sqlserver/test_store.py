@@ -1,4 +1,4 @@
-"""What the engine does around its statements, without a server."""
+"""The Python code of the engine: JSON arguments, result rows, connection URLs. Needs no server."""
 
 import asyncio
 import json
@@ -10,115 +10,117 @@ import pytest
 from msgspec.structs import replace
 from sqlalchemy import make_url
 
-from tenure.deadlines import opened
-from tenure.errors import ConfigurationError, DatabaseUnavailable
-from tenure.model.leases import ERROR_MAX, BeginFound, Begun, Fence, JobSettings, RunOutcome
-from tenure.model.sessions import (
-    Attach,
-    Attached,
-    Closing,
-    Ended,
+from tenure.domain.capacities import Seats
+from tenure.domain.deadlines import opened
+from tenure.domain.jobs import BeginRunOutcome, BeginRunResult, JobSettings, RunOutcome
+from tenure.domain.leases import Fence
+from tenure.domain.sessions import (
+    ClosedSession,
+    EndResult,
     Found,
-    Kept,
+    HeartbeatResult,
     Limits,
-    Open,
-    Opened,
-    Outcome,
-    Seats,
+    OpenOutcome,
+    OpenRequest,
+    OpenResult,
     Session,
     StreamCounters,
-    StreamUpdate,
-    StreamUpdated,
-    Swept,
+    SweepResult,
 )
-from tenure.model.submissions import Accepted, BeginAttemptFound, BegunAttempt, BegunAttempts
-from tenure.model.usage import Cut, CutRules, Piece, PrunedUsage, Seal
-from tenure.store import sessions
+from tenure.domain.streams import AttachRequest, AttachResult, StreamUpdate, StreamUpdateResult
+from tenure.domain.submissions import BeginAttemptOutcome, BeginAttemptResult, BeginAttemptsResult, SubmitResult
+from tenure.domain.usage import ChunkBounds, ChunkDigest, Cut, CutRules, PrunedUsage
+from tenure.errors import ERROR_MAX, ConfigurationError, DatabaseUnavailable
 from tenure.store.engines.sqlserver import calls, connections, rows
 from tenure.store.engines.sqlserver.connections import connection_url
 from tenure.store.engines.sqlserver.store import SqlServerStore
+from tenure.store.reads import sessions
+from tests.support.open_requests import LIMITS, NOON, SECOND, again, request, some_id
 from tests.support.submissions import CONTRACT, end, submit
-from tests.support.wishes import LIMITS, NOON, SECOND, again, some_id, wish
 
 LATER = NOON + timedelta(minutes=1)
 URL = "mssql://user:secret@host:1433/tenure"
 needs_odbc = pytest.mark.skipif(connections.pyodbc is None, reason="unixODBC is not installed")
 
 
-def line(position: int | None, outcome: str, **columns: Any) -> Any:
+def row(position: int | None, outcome: str, **columns: Any) -> Any:
     return SimpleNamespace(position=position, outcome=outcome, opened_at=LATER, **columns)
 
 
 def found(position: int, outcome: str, session: Session) -> Any:
     names = {column.name for column in calls.OPEN.selected_columns} - {"position", "outcome", "opened_at"}
-    return line(position, outcome, **{name: getattr(session, name, None) for name in names})
+    return row(position, outcome, **{name: getattr(session, name, None) for name in names})
 
 
-def answer_to(one: Open, *lines: Any, limits: Limits = LIMITS) -> Opened:
-    (answer,) = rows.openings([*lines, line(None, "created")], [one], limits)
-    return answer
+def result_of(one: OpenRequest, *result_rows: Any, limits: Limits = LIMITS) -> OpenResult:
+    (result,) = rows.open_results([*result_rows, row(None, "created")], [one], limits)
+    return result
 
 
-def old_of(one: Open) -> Session:
+def old_of(one: OpenRequest) -> Session:
     return opened(one, LIMITS, NOON)
 
 
-def test_a_wish_without_a_line_was_created_at_the_common_instant() -> None:
-    one = wish(kind=3)
-    assert answer_to(one) == Opened(Outcome.CREATED, opened(one, LIMITS, LATER))
+def test_open_request_without_row_is_created_at_common_instant() -> None:
+    one = request(kind=3)
+    assert result_of(one) == OpenResult(OpenOutcome.CREATED, opened(one, LIMITS, LATER))
 
 
-def test_a_created_line_names_a_start_of_its_own() -> None:
-    one = wish()
-    own = line(0, "created")
+def test_created_row_has_its_own_start() -> None:
+    one = request()
+    own = row(0, "created")
     own.opened_at = LATER + timedelta(seconds=1)
-    assert answer_to(one, own) == Opened(Outcome.CREATED, opened(one, LIMITS, own.opened_at))
+    assert result_of(one, own) == OpenResult(OpenOutcome.CREATED, opened(one, LIMITS, own.opened_at))
 
 
-def test_an_existing_session_is_answered_as_it_is() -> None:
-    old = old_of(wish(kind=2))
-    one = wish(user_object_id=old.user_object_id, capacity_id=old.capacity_id)
-    assert answer_to(one, found(0, "existing", old)) == Opened(Outcome.EXISTING, old)
+def test_existing_session_is_returned_unchanged() -> None:
+    old = old_of(request(kind=2))
+    one = request(user_object_id=old.user_object_id, capacity_id=old.capacity_id)
+    assert result_of(one, found(0, "existing", old)) == OpenResult(OpenOutcome.EXISTING, old)
 
 
-def test_nothing_is_told_about_the_session_of_another_tenant() -> None:
-    one = wish()
-    assert answer_to(again(one, tenant_object_id=some_id()), found(0, "tenant-mismatch", old_of(one))) == Opened(
-        Outcome.TENANT_MISMATCH
+def test_tenant_mismatch_returns_no_session() -> None:
+    one = request()
+    assert result_of(again(one, tenant_object_id=some_id()), found(0, "tenant-mismatch", old_of(one))) == OpenResult(
+        OpenOutcome.TENANT_MISMATCH
     )
 
 
-def test_a_lapsed_session_is_told_with_its_reason_and_its_deadline_as_its_end() -> None:
-    old = old_of(wish(lease_microseconds=SECOND))
-    one = wish(user_object_id=old.user_object_id, capacity_id=old.capacity_id)
-    closing = Closing(old.session_id, "LEASE_EXPIRED", old.deadline_at)
-    expected = Opened(Outcome.CREATED, opened(one, LIMITS, LATER), [closing])
-    assert answer_to(one, found(0, "lapsed", old)) == expected
+def test_lapsed_session_is_returned_as_closed_with_reason_and_deadline() -> None:
+    old = old_of(request(lease_microseconds=SECOND))
+    one = request(user_object_id=old.user_object_id, capacity_id=old.capacity_id)
+    closed = ClosedSession(old.session_id, "LEASE_EXPIRED", old.deadline_at)
+    expected = OpenResult(OpenOutcome.CREATED, opened(one, LIMITS, LATER), [closed])
+    assert result_of(one, found(0, "lapsed", old)) == expected
 
 
 @pytest.mark.parametrize("outcome", ["limited", "session-limit", "capacity-of-another-tenant", "again"])
-def test_a_wish_that_was_not_opened_is_told_why(outcome: str) -> None:
-    assert answer_to(wish(), line(0, outcome)) == Opened(Outcome(outcome))
+def test_unopened_request_returns_its_outcome(outcome: str) -> None:
+    assert result_of(request(), row(0, outcome)) == OpenResult(OpenOutcome(outcome))
 
 
-def test_what_was_closed_on_the_way_stands_with_its_answer() -> None:
-    one, two = wish(), wish()
-    closed = line(1, "closing", session_id=some_id(), lapse_reason="EVICTED")
-    refused, seated = rows.openings([line(0, "session-limit"), line(1, "created"), closed], [one, two], LIMITS)
-    assert refused == Opened(Outcome.SESSION_LIMIT)
-    expected = Opened(Outcome.CREATED, opened(two, LIMITS, LATER), [Closing(closed.session_id, "EVICTED", LATER)])
+def test_evicted_session_is_returned_with_its_open_request() -> None:
+    one, two = request(), request()
+    closed = row(1, "closing", session_id=some_id(), lapse_reason="EVICTED")
+    refused, seated = rows.open_results([row(0, "session-limit"), row(1, "created"), closed], [one, two], LIMITS)
+    assert refused == OpenResult(OpenOutcome.SESSION_LIMIT)
+    expected = OpenResult(
+        OpenOutcome.CREATED, opened(two, LIMITS, LATER), [ClosedSession(closed.session_id, "EVICTED", LATER)]
+    )
     assert seated == expected
 
 
-def test_a_wish_that_a_lane_without_a_common_instant_does_not_name_comes_again() -> None:
-    assert rows.openings([], [wish()], LIMITS) == [Opened(Outcome.AGAIN)]
+def test_open_request_without_row_and_common_instant_has_outcome_again() -> None:
+    assert rows.open_results([], [request()], LIMITS) == [OpenResult(OpenOutcome.AGAIN)]
 
 
-def test_an_upgrade_inherits_what_the_wish_does_not_bring() -> None:
-    one = wish(kind=1, lease_microseconds=60 * SECOND, heartbeat_microseconds=5 * SECOND, idle_microseconds=90 * SECOND)
-    answer = answer_to(again(one, kind=2, idle_microseconds=30 * SECOND), found(0, "upgraded", old_of(one)))
-    assert answer.outcome is Outcome.UPGRADED
-    new = answer.session
+def test_upgrade_inherits_limits_missing_in_request() -> None:
+    one = request(
+        kind=1, lease_microseconds=60 * SECOND, heartbeat_microseconds=5 * SECOND, idle_microseconds=90 * SECOND
+    )
+    result = result_of(again(one, kind=2, idle_microseconds=30 * SECOND), found(0, "upgraded", old_of(one)))
+    assert result.outcome is OpenOutcome.UPGRADED
+    new = result.session
     assert new is not None
     assert (new.lease_microseconds, new.heartbeat_microseconds, new.idle_microseconds) == (
         60 * SECOND,
@@ -128,31 +130,31 @@ def test_an_upgrade_inherits_what_the_wish_does_not_bring() -> None:
     assert (new.started_at, new.previous_session_id) == (LATER, one.session_id)
 
 
-def test_a_request_is_one_parameter_with_everything_in_it() -> None:
-    one = wish(kind=2, lease_microseconds=7, heartbeat_microseconds=8, idle_microseconds=9)
+def test_open_requests_are_encoded_as_one_json_parameter() -> None:
+    one = request(kind=2, lease_microseconds=7, heartbeat_microseconds=8, idle_microseconds=9)
     limits = Limits(timedelta(days=30), 4, 5, 6)
     ids = [one.capacity_id, one.user_object_id, one.tenant_object_id]
-    assert json.loads(rows.wishes_text([one], limits)) == {
+    assert json.loads(rows.open_requests_text([one], limits)) == {
         "term": 2_592_000_000_000,
         "lease": 4,
         "idle": 5,
         "heartbeat": 6,
-        "wishes": [[0, *ids, 2, one.session_id, 7, 8, 9]],
+        "requests": [[0, *ids, 2, one.session_id, 7, 8, 9]],
     }
 
 
-def test_a_request_leaves_out_limits_that_are_not_set() -> None:
-    assert json.loads(rows.wishes_text([], LIMITS)).keys() == {"term", "wishes"}
+def test_open_request_json_omits_unset_limits() -> None:
+    assert json.loads(rows.open_requests_text([], LIMITS)).keys() == {"term", "requests"}
 
 
-def test_requests_about_sessions_are_lists_with_their_positions() -> None:
+def test_session_requests_are_encoded_as_lists_with_positions() -> None:
     counted = StreamCounters(1, 2, 3, 4, 5, 6, 7)
     update = StreamUpdate("a", 8, 9, True, counted, end=None, finished=False)
-    assert json.loads(rows.numbered([rows.attach_values(Attach("a", 7, 8, 9))])) == [[0, "a", 7, 9, 8]]
+    assert json.loads(rows.numbered([rows.attach_values(AttachRequest("a", 7, 8, 9))])) == [[0, "a", 7, 9, 8]]
     assert json.loads(rows.numbered([rows.update_values(update)])) == [[0, "a", 8, 9, 1, None, 0, 1, 2, 3, 4, 5, 6, 7]]
 
 
-def test_a_capacity_leaves_out_what_is_not_set() -> None:
+def test_capacity_json_omits_unset_values() -> None:
     assert json.loads(rows.seats_text("a", Seats())) == {"capacity": "a", "whenFull": "reject"}
     assert json.loads(rows.seats_text("a", Seats(0, "evictOldest", "b"))) == {
         "capacity": "a",
@@ -163,16 +165,16 @@ def test_a_capacity_leaves_out_what_is_not_set() -> None:
 
 
 def whole(session: Session, **columns: Any) -> Any:
-    """A line with a whole row of the table in it."""
+    """A result row with all columns of a session."""
     values = {column.name: getattr(session, column.name, None) for column in sessions.COLUMNS} | columns
     return SimpleNamespace(_mapping=values, **values)
 
 
-def closed_of(one: Open) -> Session:
+def closed_of(one: OpenRequest) -> Session:
     return replace(old_of(one), state="closed", closed_at=LATER, close_reason="STOPPED", modified_at=LATER)
 
 
-def test_a_heartbeat_that_recorded_a_lapse_says_so() -> None:
+def test_heartbeat_that_recorded_lapse_returns_closed_session() -> None:
     over = SimpleNamespace(
         position=1,
         found="over",
@@ -182,49 +184,52 @@ def test_a_heartbeat_that_recorded_a_lapse_says_so() -> None:
         close_reason="LEASE_EXPIRED",
         recorded=True,
     )
-    closing = Closing("b", "LEASE_EXPIRED", NOON)
-    assert rows.kept([over], ["a", "b"]) == [
-        Kept(Found.UNKNOWN),
-        Kept(Found.OVER, "closed", NOON, None, "LEASE_EXPIRED", closing),
+    closed = ClosedSession("b", "LEASE_EXPIRED", NOON)
+    assert rows.heartbeat_results([over], ["a", "b"]) == [
+        HeartbeatResult(Found.UNKNOWN),
+        HeartbeatResult(Found.OVER, "closed", NOON, None, "LEASE_EXPIRED", closed),
     ]
 
 
-def test_an_end_that_comes_back_live_was_held() -> None:
-    one, two = wish(), wish()
-    lines = [whole(old_of(one), position=0, recorded=False), whole(closed_of(two), position=2, recorded=True)]
-    assert rows.ended(lines, 3) == [
-        Ended(Found.HELD),
-        Ended(Found.UNKNOWN),
-        Ended(Found.OVER, closed_of(two), recorded=True),
+def test_end_of_session_returned_live_is_held() -> None:
+    one, two = request(), request()
+    result = [whole(old_of(one), position=0, recorded=False), whole(closed_of(two), position=2, recorded=True)]
+    assert rows.end_results(result, 3) == [
+        EndResult(Found.HELD),
+        EndResult(Found.UNKNOWN),
+        EndResult(Found.OVER, closed_of(two), recorded=True),
     ]
 
 
-def test_a_sweep_counts_what_it_looked_at() -> None:
+def test_sweep_returns_number_of_checked_sessions() -> None:
     over = SimpleNamespace(session_id="a", reason="EXPIRED", ended_at=NOON, looked_at=None)
     count = SimpleNamespace(session_id=None, reason=None, ended_at=None, looked_at=7)
-    assert rows.swept([over, count]) == Swept([Closing("a", "EXPIRED", NOON)], 7)
+    assert rows.sweep_result([over, count]) == SweepResult([ClosedSession("a", "EXPIRED", NOON)], 7)
 
 
-def test_an_attached_stream_gets_its_own_number() -> None:
-    session = old_of(wish())
-    told = whole(session, position=1, found="live", attached=3, now=LATER, recorded=False)
-    assert rows.attached([told], 2) == [Attached(Found.UNKNOWN), Attached(Found.LIVE, session, 3, LATER)]
+def test_attach_returns_stream_number() -> None:
+    session = old_of(request())
+    row_of_stream = whole(session, position=1, found="live", attached=3, now=LATER, recorded=False)
+    assert rows.attach_results([row_of_stream], 2) == [
+        AttachResult(Found.UNKNOWN),
+        AttachResult(Found.LIVE, session, 3, LATER),
+    ]
 
 
-def test_an_attach_that_recorded_a_lapse_says_so() -> None:
-    session = closed_of(wish(lease_microseconds=SECOND))
-    (told,) = rows.attached([whole(session, position=0, found="over", attached=3, now=LATER, recorded=True)], 1)
-    assert told.closing == Closing(session.session_id, "LEASE_EXPIRED", session.deadline_at)
+def test_attach_that_recorded_lapse_returns_closed_session() -> None:
+    session = closed_of(request(lease_microseconds=SECOND))
+    (result,) = rows.attach_results([whole(session, position=0, found="over", attached=3, now=LATER, recorded=True)], 1)
+    assert result.closed_session == ClosedSession(session.session_id, "LEASE_EXPIRED", session.deadline_at)
 
 
-def test_a_stream_learns_what_its_session_has_become() -> None:
-    session = closed_of(wish())
-    told = whole(session, position=1, found="over", now=LATER, recorded=True)
-    expected = [StreamUpdated(Found.UNKNOWN), StreamUpdated(Found.OVER, session, LATER, recorded=True)]
-    assert rows.streams_updated([told], 2) == expected
+def test_stream_update_returns_current_session() -> None:
+    session = closed_of(request())
+    row_of_stream = whole(session, position=1, found="over", now=LATER, recorded=True)
+    expected = [StreamUpdateResult(Found.UNKNOWN), StreamUpdateResult(Found.OVER, session, LATER, recorded=True)]
+    assert rows.stream_update_results([row_of_stream], 2) == expected
 
 
-def lease_line(**columns: Any) -> Any:
+def lease_row(**columns: Any) -> Any:
     instants = {"acquired_at": NOON, "renewed_at": NOON, "expires_at": LATER}
     values = {
         "name": "leader",
@@ -241,27 +246,27 @@ def lease_line(**columns: Any) -> Any:
 @pytest.mark.parametrize(
     ("columns", "held"),
     [({"now": NOON}, True), ({"now": LATER}, False), ({"now": NOON, "released": True}, False)],
-    ids=["in time", "run out", "given up"],
+    ids=["held", "expired", "released"],
 )
-def test_a_lease_is_held_by_the_clock_that_came_with_it(columns: dict[str, Any], held: bool) -> None:
-    assert rows.lease(lease_line(**columns)).held is held
+def test_lease_is_held_by_clock_of_its_row(columns: dict[str, Any], held: bool) -> None:
+    assert rows.lease(lease_row(**columns)).held is held
 
 
-def test_an_acquired_lease_says_whether_it_was_taken_and_from_whom() -> None:
-    told = rows.acquired(lease_line(now=NOON, taken=True, reclaimed=True))
-    assert (told.taken, told.reclaimed, told.lease.fence) == (True, True, Fence("leader", "one", 7))
+def test_acquire_returns_taken_reclaimed_and_fence() -> None:
+    result = rows.acquire_result(lease_row(now=NOON, taken=True, reclaimed=True))
+    assert (result.taken, result.reclaimed, result.lease.fence) == (True, True, Fence("leader", "one", 7))
 
 
-def run_line(found: str, **columns: Any) -> Any:
-    instants = {"started_at": NOON, "expires_at": LATER, "tick_at": NOON}
+def run_row(found: str, **columns: Any) -> Any:
+    instants = {"started_at": NOON, "expires_at": LATER, "tick_at": NOON, "clock_behind": None}
     counts = {"lock_timeout_microseconds": 60 * SECOND, "failures_in_a_row": 2}
     return SimpleNamespace(found=found, epoch=7, **instants, **counts, **columns)
 
 
-def test_a_run_that_was_begun_names_the_one_that_was_abandoned() -> None:
-    told = rows.begun(run_line("begun", reclaimed_epoch=6, reclaimed_holder="two"), "tidy", "one")
-    assert told == Begun(
-        BeginFound.BEGUN,
+def test_begin_run_returns_fence_of_reclaimed_run() -> None:
+    result = rows.begin_run_result(run_row("begun", reclaimed_epoch=6, reclaimed_holder="two"), "tidy", "one")
+    assert result == BeginRunResult(
+        BeginRunOutcome.BEGUN,
         fence=Fence("job:tidy", "one", 7),
         started_at=NOON,
         expires_at=LATER,
@@ -272,17 +277,20 @@ def test_a_run_that_was_begun_names_the_one_that_was_abandoned() -> None:
     )
 
 
-def test_a_run_that_was_begun_in_good_order_names_no_other() -> None:
-    assert rows.begun(run_line("begun", reclaimed_epoch=None, reclaimed_holder=None), "tidy", "one").reclaimed is None
+def test_begin_run_returns_no_reclaimed_fence_after_normal_run() -> None:
+    assert (
+        rows.begin_run_result(run_row("begun", reclaimed_epoch=None, reclaimed_holder=None), "tidy", "one").reclaimed
+        is None
+    )
 
 
-@pytest.mark.parametrize("found", [BeginFound.HELD, BeginFound.IDLE])
-def test_a_run_that_was_not_begun_has_no_fence(found: BeginFound) -> None:
-    told = rows.begun(run_line(found.value, reclaimed_epoch=6, reclaimed_holder="two"), "tidy", "one")
-    assert told == Begun(found)
+@pytest.mark.parametrize("found", [BeginRunOutcome.HELD, BeginRunOutcome.IDLE])
+def test_begin_run_returns_no_fence_when_held_or_idle(found: BeginRunOutcome) -> None:
+    result = rows.begin_run_result(run_row(found.value, reclaimed_epoch=6, reclaimed_holder="two"), "tidy", "one")
+    assert result == BeginRunResult(found)
 
 
-def test_a_finished_run_is_told_without_an_error_if_there_was_none() -> None:
+def test_finish_json_omits_missing_error() -> None:
     fence = Fence("job:tidy", "one", 7)
     assert json.loads(rows.finish_text(fence, RunOutcome.SUCCEEDED, None, 0)) == {
         "name": "job:tidy",
@@ -296,28 +304,28 @@ def test_a_finished_run_is_told_without_an_error_if_there_was_none() -> None:
 @pytest.mark.parametrize(
     ("error", "kept"),
     [("x" * ERROR_MAX, "x" * ERROR_MAX), ("x" + "🎟" * ERROR_MAX, "x" + "🎟" * (ERROR_MAX // 2 - 1)), ("\ud83c", "?")],
-    ids=["just fits", "characters of two halves", "half a character"],
+    ids=["fits exactly", "surrogate pairs", "lone surrogate"],
 )
-def test_an_error_fits_its_column_and_ends_with_a_whole_character(error: str, kept: str) -> None:
+def test_run_error_is_truncated_to_column_at_whole_character(error: str, kept: str) -> None:
     text = rows.finish_text(Fence("job:tidy", "one", 7), RunOutcome.FAILED, error, SECOND)
     assert json.loads(text)["error"] == kept
 
 
-def test_jobs_are_told_with_their_timing() -> None:
+def test_job_settings_are_encoded_with_timing() -> None:
     job = JobSettings("tidy", 10 * SECOND, 20 * SECOND, paused=True)
     assert json.loads(rows.numbered([rows.job_values(job)])) == [[0, "tidy", 10 * SECOND, 20 * SECOND, 1]]
 
 
-def test_payloads_travel_one_behind_the_other() -> None:
-    wishes = [submit(payload=payload) for payload in (b"\x00\xff", b"", b"abc")]
-    told = json.loads(rows.submits_text(wishes))
-    payloads = b"".join(wish.payload for wish in wishes)
-    assert [entry[0] for entry in told] == [0, 1, 2]
-    assert [payloads[entry[6] - 1 :][: entry[7]] for entry in told] == [wish.payload for wish in wishes]
+def test_payloads_are_concatenated_with_offsets_and_lengths() -> None:
+    requests = [submit(payload=payload) for payload in (b"\x00\xff", b"", b"abc")]
+    encoded = json.loads(rows.submit_requests_text(requests))
+    payloads = b"".join(request.payload for request in requests)
+    assert [entry[0] for entry in encoded] == [0, 1, 2]
+    assert [payloads[entry[6] - 1 :][: entry[7]] for entry in encoded] == [request.payload for request in requests]
 
 
-def test_a_submission_is_told_with_its_contract_as_json() -> None:
-    one = submit(gateway="pager", caller="shop", key="once", payload=b"x", digest=b"\x01\xab")
+def test_submission_is_encoded_with_contract_as_json() -> None:
+    one = submit(gateway="pager", caller="caller", key="once", payload=b"x", digest=b"\x01\xab")
     contract = {
         "schedule_seconds": list(CONTRACT.schedule_seconds),
         "max_attempts": CONTRACT.max_attempts,
@@ -325,79 +333,79 @@ def test_a_submission_is_told_with_its_contract_as_json() -> None:
         "timeout_seconds": CONTRACT.timeout_seconds,
         "format": None,
     }
-    told = [0, one.submission_id, "pager", "shop", "once", "01ab", 1, 1, contract]
-    assert json.loads(rows.submits_text([one])) == [told]
+    encoded = [0, one.submission_id, "pager", "caller", "once", "01ab", 1, 1, contract]
+    assert json.loads(rows.submit_requests_text([one])) == [encoded]
 
 
-def test_accepted_submissions_are_answered_in_the_order_of_their_positions() -> None:
+def test_accepted_submissions_are_returned_in_order_of_position() -> None:
     second = SimpleNamespace(position=1, submission_id="b", state="delivered", same=False, new=False)
     first = SimpleNamespace(position=0, submission_id="a", state="pending", same=True, new=True)
-    lines: Any = [second, first]
-    assert rows.accepted(lines) == [
-        Accepted("a", "pending", same=True, new=True),
-        Accepted("b", "delivered", same=False, new=False),
+    result: Any = [second, first]
+    assert rows.submit_results(result) == [
+        SubmitResult("a", "pending", same=True, new=True),
+        SubmitResult("b", "delivered", same=False, new=False),
     ]
 
 
-def test_attempts_that_were_begun_come_with_the_clock() -> None:
+def test_begun_attempts_include_database_time() -> None:
     begun = SimpleNamespace(submission_id="a", found="begun", number=2, failures=1, next_attempt_at=None, now=NOON)
     later = SimpleNamespace(submission_id="b", found="later", number=None, failures=None, next_attempt_at=LATER)
-    lines: Any = [begun, later]
-    assert rows.begun_attempts(lines) == BegunAttempts(
+    result: Any = [begun, later]
+    assert rows.begin_attempts_result(result) == BeginAttemptsResult(
         NOON,
         [
-            BegunAttempt("a", BeginAttemptFound.BEGUN, 2, 1),
-            BegunAttempt("b", BeginAttemptFound.LATER, next_attempt_at=LATER),
+            BeginAttemptResult("a", BeginAttemptOutcome.BEGUN, 2, 1),
+            BeginAttemptResult("b", BeginAttemptOutcome.LATER, next_attempt_at=LATER),
         ],
     )
 
 
-def test_the_end_of_an_attempt_is_told_with_what_is_to_come() -> None:
-    told = rows.end_values(end("a", 3, status=503, error="later", counts=False, pause_microseconds=7))
-    assert json.loads(rows.numbered([told])) == [[0, "a", 3, "failed", 503, "later", 0, 7]]
+def test_attempt_end_is_encoded_with_retry_pause() -> None:
+    encoded = rows.end_values(end("a", 3, status=503, error="later", counts=False, pause_microseconds=7))
+    assert json.loads(rows.numbered([encoded])) == [[0, "a", 3, "failed", 503, "later", 0, 7]]
 
 
-def test_the_end_of_an_attempt_says_nothing_where_there_is_nothing_to_say() -> None:
-    told = rows.end_values(end("a", status=None, error=None, counts=True, pause_microseconds=None))
-    assert json.loads(rows.numbered([told])) == [[0, "a", 1, "failed", None, None, 1, None]]
+def test_attempt_end_encodes_missing_values_as_null() -> None:
+    encoded = rows.end_values(end("a", status=None, error=None, counts=True, pause_microseconds=None))
+    assert json.loads(rows.numbered([encoded])) == [[0, "a", 1, "failed", None, None, 1, None]]
 
 
-def test_the_error_of_an_attempt_fits_its_column() -> None:
+def test_attempt_error_is_truncated_to_column() -> None:
     assert rows.end_values(end("a", error="x" * (ERROR_MAX + 1)))[4] == "x" * ERROR_MAX
 
 
-def test_what_is_said_of_those_that_wait_fits_its_column() -> None:
-    told = json.loads(rows.explanation_text(["a", "b"], "x" * (ERROR_MAX + 1)))
-    assert told == {"error": "x" * ERROR_MAX, "submissions": ["a", "b"]}
+def test_waiting_reason_is_truncated_to_column() -> None:
+    encoded = json.loads(rows.waiting_reason_text(["a", "b"], "x" * (ERROR_MAX + 1)))
+    assert encoded == {"error": "x" * ERROR_MAX, "submissions": ["a", "b"]}
 
 
-class Answering(SqlServerStore):
-    """Is told what its next call brings back, and notes the call."""
+class ScriptedStore(SqlServerStore):
+    """Returns prepared rows from its next call, and records the call."""
 
-    def __init__(self, *lines: Any) -> None:
-        self.lines = lines
+    def __init__(self, *result: Any) -> None:
+        self.result = result
         self.called: Any = None
         self.given: dict[str, Any] = {}
 
     async def _call(self, call: Any, **parameters: Any) -> Any:
         self.called, self.given = call, parameters
-        return self.lines
+        return self.result
 
 
-EMITTER = Fence("job:emit-usage", "one", 7)
-SHOWN = {"name": "job:emit-usage", "holder": "one", "epoch": 7}
+FENCE = Fence("job:emit-usage", "one", 7)
+FENCE_PARAMETERS = {"name": "job:emit-usage", "holder": "one", "epoch": 7}
 
 
-async def test_a_cut_is_told_with_the_clock() -> None:
-    store = Answering(SimpleNamespace(now=LATER, last_cut_at=NOON, windows=2))
-    assert await store.cut_usage(EMITTER, CutRules(60, (1, 2, 3), None), 128) == Cut(LATER, NOON, 2)
+async def test_cut_usage_returns_database_time_and_last_cut() -> None:
+    store = ScriptedStore(SimpleNamespace(now=LATER, last_cut_at=NOON, windows=2))
+    assert await store.cut_usage(FENCE, CutRules(60, (1, 2, 3), None), 128) == Cut(LATER, NOON, 2)
     request = '{"interval":60,"factors":[1,2,3]}'
-    assert (store.called, store.given) == (calls.CUT_USAGE, {**SHOWN, "limit": 128, "request": request})
+    assert (store.called, store.given) == (calls.CUT_USAGE, {**FENCE_PARAMETERS, "limit": 128, "request": request})
 
 
-def test_a_contract_of_usage_is_told_as_json() -> None:
-    told = json.loads(rows.rules_text(CutRules(60, (1, 2, 3), replace(CONTRACT, format="tenure"))))
-    assert told["contract"] == {
+def test_usage_contract_is_encoded_as_json() -> None:
+    encoded = json.loads(rows.rules_text(CutRules(60, (1, 2, 3), replace(CONTRACT, format="tenure"))))
+    assert encoded["contract"] == {
         "schedule_seconds": list(CONTRACT.schedule_seconds),
         "max_attempts": CONTRACT.max_attempts,
         "already_have": list(CONTRACT.already_have),
@@ -406,36 +414,42 @@ def test_a_contract_of_usage_is_told_as_json() -> None:
     }
 
 
-async def test_chunks_are_saved_with_an_id_for_what_is_sent_of_each() -> None:
-    store = Answering(SimpleNamespace(saved=0))
-    await store.save_chunks(EMITTER, 9, 4, [Piece("a", "b", 1000, 77), Piece("c", "d", 5, 8)], complete=True)
-    told = json.loads(store.given.pop("request"))
-    assert [entry[:-1] for entry in told] == [[0, "a", "b", 1000, 77], [1, "c", "d", 5, 8]]
-    assert len({entry[-1] for entry in told}) == 2
-    given = {**SHOWN, "window_id": 9, "first": 4, "complete": True}
+async def test_save_chunks_assigns_submission_id_to_each_chunk() -> None:
+    store = ScriptedStore(SimpleNamespace(saved=0))
+    await store.save_chunks(FENCE, 9, 4, [ChunkBounds("a", "b", 1000, 77), ChunkBounds("c", "d", 5, 8)], complete=True)
+    encoded = json.loads(store.given.pop("request"))
+    assert [entry[:-1] for entry in encoded] == [[0, "a", "b", 1000, 77], [1, "c", "d", 5, 8]]
+    assert len({entry[-1] for entry in encoded}) == 2
+    given = {**FENCE_PARAMETERS, "window_id": 9, "first": 4, "complete": True}
     assert (store.called, store.given) == (calls.SAVE_CHUNKS, given)
 
 
-async def test_a_seal_tells_of_each_whether_it_has_this_digest() -> None:
-    lines = [SimpleNamespace(submission_id="a", same=True), SimpleNamespace(submission_id="b", same=False)]
-    store = Answering(*lines)
-    assert await store.seal_chunks(EMITTER, [Seal("a", b"\x01\xab"), Seal("b", b"")]) == {"a": True, "b": False}
+async def test_store_digests_returns_digest_match_of_each_chunk() -> None:
+    result = [SimpleNamespace(submission_id="a", same=True), SimpleNamespace(submission_id="b", same=False)]
+    store = ScriptedStore(*result)
+    assert await store.store_digests(FENCE, [ChunkDigest("a", b"\x01\xab"), ChunkDigest("b", b"")]) == {
+        "a": True,
+        "b": False,
+    }
     assert json.loads(store.given["request"]) == [[0, "a", "01ab"], [1, "b", ""]]
 
 
 async def test_usage_is_pruned_after_400_days() -> None:
-    store = Answering(SimpleNamespace(chunks=1, windows=2, sessions=3))
-    assert await store.prune_usage(EMITTER, 1000) == PrunedUsage(1, 2, 3)
-    assert (store.called, store.given) == (calls.PRUNE_USAGE, {**SHOWN, "limit": 1000, "kept": 400 * 86_400 * SECOND})
+    store = ScriptedStore(SimpleNamespace(chunks=1, windows=2, sessions=3))
+    assert await store.prune_usage(FENCE, 1000) == PrunedUsage(1, 2, 3)
+    assert (store.called, store.given) == (
+        calls.PRUNE_USAGE,
+        {**FENCE_PARAMETERS, "limit": 1000, "kept": 400 * 86_400 * SECOND},
+    )
 
 
-def test_instants_travel_as_text_with_all_their_decimals() -> None:
+def test_instants_are_sent_as_text_with_microseconds() -> None:
     sent = connections.with_exact_instants(None, None, "?", (NOON.replace(tzinfo=None), "x", 7), None, False)
     assert sent == ("?", ("2041-03-01T12:00:00.123456", "x", 7))
 
 
 class Cursor:
-    """Has its rows after some results without any."""
+    """Returns its rows after some messages."""
 
     def __init__(self, messages: int) -> None:
         self.messages = messages
@@ -448,33 +462,33 @@ class Cursor:
         self.messages -= 1
 
 
-@pytest.mark.parametrize(("answers", "left"), [(True, 0), (False, 2)])
-def test_finds_the_answer_behind_messages(answers: bool, left: int) -> None:
+@pytest.mark.parametrize(("returns_rows", "left"), [(True, 0), (False, 2)])
+def test_cursor_skips_messages_before_result(returns_rows: bool, left: int) -> None:
     cursor = Cursor(messages=2)
-    context = SimpleNamespace(execution_options={"answers": answers})
-    connections.wait_for_the_answer(None, cursor, "", (), context, False)
+    context = SimpleNamespace(execution_options={"returns_rows": returns_rows})
+    connections.skip_server_messages(None, cursor, "", (), context, False)
     assert cursor.messages == left
 
 
 @pytest.mark.parametrize("url", ["mssql://host", "mssql:///tenure", "mssql://"])
-def test_refuses_a_url_without_host_or_database(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_url_without_host_or_database_is_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "pyodbc", SimpleNamespace(drivers=list))
     with pytest.raises(ConfigurationError, match="must name host and database"):
         connection_url(make_url(url))
 
 
-def test_takes_the_driver_that_the_url_names(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connection_url_keeps_driver_from_url(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "pyodbc", SimpleNamespace(drivers=list))
     assert connection_url(make_url(f"{URL}?Driver=FreeTDS")).query["driver"] == "FreeTDS"
 
 
-def test_leaves_what_the_url_says_about_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connection_url_keeps_settings_from_url(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "pyodbc", SimpleNamespace(drivers=list))
     query = connection_url(make_url(f"{URL}?driver=x&keepalive=30&Encrypt=strict")).query
     assert (query["keepalive"], query["Encrypt"], query.get("KeepAlive")) == ("30", "strict", None)
 
 
-def test_prefers_the_newest_driver_of_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_driver_prefers_newest_installed_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     names = [
         "FreeTDS",
         "ODBC Driver 17 for SQL Server",
@@ -485,11 +499,11 @@ def test_prefers_the_newest_driver_of_the_system(monkeypatch: pytest.MonkeyPatch
     assert connections.driver() == "ODBC Driver 18 for SQL Server"
 
 
-def test_finds_the_driver_that_pip_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+def test_driver_finds_library_installed_by_pip(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     package = SimpleNamespace(get_libs_dir=lambda: str(tmp_path))
     monkeypatch.setitem(__import__("sys").modules, "mssql_python_odbc", package)
     monkeypatch.setattr(connections, "pyodbc", SimpleNamespace(drivers=list))
-    monkeypatch.setattr(connections, "_linux", lambda: "rhel")
+    monkeypatch.setattr(connections, "_linux_family", lambda: "rhel")
     monkeypatch.setattr(connections.platform, "machine", lambda: "aarch64")
     library = tmp_path / "linux" / "rhel" / "arm64" / "lib" / "libmsodbcsql-18.6.so.2.1"
     library.parent.mkdir(parents=True)
@@ -497,21 +511,21 @@ def test_finds_the_driver_that_pip_installed(monkeypatch: pytest.MonkeyPatch, tm
     assert connections.driver() == str(library)
 
 
-def test_says_what_is_missing_without_any_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_driver_raises_configuration_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "pyodbc", SimpleNamespace(drivers=list))
     monkeypatch.setattr(connections, "_drivers_from_pip", list)
     with pytest.raises(ConfigurationError, match="no ODBC driver"):
         connections.driver()
 
 
-def test_says_what_is_missing_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_extra_raises_configuration_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "pyodbc", None)
     with pytest.raises(ConfigurationError, match="extra"):
         connection_url(make_url(URL))
 
 
 @needs_odbc
-async def test_has_more_threads_than_connections_can_block() -> None:
+async def test_store_has_more_threads_than_connections() -> None:
     store = SqlServerStore(make_url(f"{URL}?driver=x"), 10)
     assert store._threads._max_workers > 2 * 10
     await store.close()
@@ -519,7 +533,7 @@ async def test_has_more_threads_than_connections_can_block() -> None:
 
 @needs_odbc
 @pytest.mark.parametrize(("pool_size", "own"), [(4, False), (7, True), (100, True)])
-async def test_renewals_have_connections_of_their_own_within_the_pool(pool_size: int, own: bool) -> None:
+async def test_renewals_use_reserved_connections_within_pool_size(pool_size: int, own: bool) -> None:
     store = SqlServerStore(make_url(f"{URL}?driver=x"), pool_size)
     sizes = {id(engine): engine.sync_engine.pool.size() for engine in (store._engine, store._renewals)}
     await store.close()
@@ -528,23 +542,23 @@ async def test_renewals_have_connections_of_their_own_within_the_pool(pool_size:
 
 
 @needs_odbc
-async def test_a_caller_who_stops_waiting_does_not_stop_the_statement() -> None:
+async def test_caller_timeout_does_not_cancel_statement() -> None:
     store = SqlServerStore(make_url(f"{URL}?driver=x"), 4)
-    go_on, ended = asyncio.Event(), asyncio.Event()
+    proceed, ended = asyncio.Event(), asyncio.Event()
 
     async def statement() -> None:
-        await go_on.wait()
+        await proceed.wait()
         ended.set()
 
     with pytest.raises(DatabaseUnavailable):
         await store._retries.run(lambda: store._finish(statement()), 0.01)
-    go_on.set()
+    proceed.set()
     await asyncio.wait_for(ended.wait(), 20)
     await store.close()
 
 
 @needs_odbc
-async def test_close_waits_for_what_is_under_way() -> None:
+async def test_close_waits_for_running_statements() -> None:
     store = SqlServerStore(make_url(f"{URL}?driver=x"), 4)
     ended = asyncio.Event()
 
@@ -552,8 +566,8 @@ async def test_close_waits_for_what_is_under_way() -> None:
         await asyncio.sleep(0)
         ended.set()
 
-    asking = asyncio.create_task(store._finish(statement()))
+    running = asyncio.create_task(store._finish(statement()))
     await asyncio.sleep(0)
     await store.close()
     assert ended.is_set()
-    await asking
+    await running

@@ -1,37 +1,50 @@
-"""Every T-SQL text of the package, found by looking for it, so that a new one cannot be forgotten."""
+"""Finds every T-SQL text of the package, so that the checks cannot miss a new one."""
 
 import importlib
 import pkgutil
 import re
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
 
 from sqlalchemy import TextClause
 from sqlalchemy.sql.selectable import TextualSelect
 
-from tenure.store import migrate
 from tenure.store.engines import sqlserver
-from tenure.store.migrations.dialects import BREAK
+from tenure.store.migrations import functions
 
-FOLDER = migrate.FOLDER / "sqlserver"
 _STATEMENT = re.compile(r"\b(SELECT|INSERT|UPDATE|DELETE|MERGE|EXEC|CALL|BEGIN|COMMIT|ROLLBACK|SET|THROW|CREATE)\b")
-_NAME = re.compile(r"CREATE (?:FUNCTION|PROCEDURE) dbo\.(\w+)")
 _PARAMETER = re.compile(r"(?<![:\w]):(\w+)")
 _COMMENT = re.compile(r"--[^\n]*")
 
 
+def for_each(names: Iterable[str]) -> Callable[[Callable[[str], None]], Callable[[], None]]:
+    """Makes one test of a check, which runs it for each name. A failure names the case in a note."""
+
+    def decorate(check: Callable[[str], None]) -> Callable[[], None]:
+        def test() -> None:
+            cases = list(names)
+            assert cases, "there is nothing to check"
+            for name in cases:
+                try:
+                    check(name)
+                except BaseException as error:
+                    error.add_note(f"case: {name}")
+                    raise
+
+        test.__name__, test.__doc__ = check.__name__, check.__doc__
+        return test
+
+    return decorate
+
+
 def routines() -> dict[str, str]:
-    """The functions and procedures of the migrations, by name."""
-    found = {}
-    for path in sorted(FOLDER.glob("*.sql")):
-        for statement in path.read_text(encoding="utf-8").split(BREAK):
-            name = _NAME.search(statement)
-            found[name[1] if name else f"{path.name}: {statement.strip()[:40]}"] = statement.strip()
-    return found
+    """The functions and procedures, by the names of their files."""
+    return dict(functions.functions_of("mssql"))
 
 
 def modules() -> list[ModuleType]:
-    """All of the engine's."""
+    """The modules of the engine."""
     return [
         importlib.import_module(f"{sqlserver.__name__}.{each.name}")
         for each in pkgutil.iter_modules(sqlserver.__path__)
@@ -39,24 +52,24 @@ def modules() -> list[ModuleType]:
 
 
 def constants() -> dict[str, str]:
-    """The statements of the engine's modules, by the names they have there."""
+    """The statements of the engine's modules, by the names of their constants."""
     values = {name: value for module in modules() for name, value in vars(module).items() if not name.startswith("__")}
     found = {name: _text(value) for name, value in values.items()}
     return {name: text for name, text in found.items() if text and _STATEMENT.search(text)}
 
 
 def batches() -> dict[str, str]:
-    """All that a server is ever given to read."""
-    return routines() | constants()
+    """Every text that is sent to a server."""
+    return routines() | constants() | {"DROP_OTHERS": functions.DROP_OTHERS["mssql"].replace("{names}", "'tenure_now'")}
 
 
 def code(text: str) -> str:
-    """Without comments, and with single blanks, so that a line break hides nothing."""
+    """The text without comments, and with single blanks instead of line breaks."""
     return " ".join(_COMMENT.sub("", text).split())
 
 
 def statements(text: str) -> list[str]:
-    """One by one, without comments."""
+    """The statements of a text, without comments."""
     return [each.strip() for each in code(text).split(";") if each.strip()]
 
 
@@ -65,7 +78,7 @@ def sources() -> list[str]:
 
 
 def without_parameters(text: str) -> str:
-    """With variables instead of SQLAlchemy's parameters, which no parser of T-SQL knows."""
+    """With variables instead of SQLAlchemy's parameters, which a T-SQL parser does not know."""
     return _PARAMETER.sub(r"@\1", text)
 
 

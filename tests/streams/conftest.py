@@ -1,5 +1,5 @@
-"""Two ways to a stream: a real process an engine that all tests share, and instances inside the test whose handlers,
-limits and store a test can choose.
+"""Two kinds of instances: one process per engine that all tests share, and instances inside the test process with the
+handler, limits and store of the test.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tenure.config import Config, JobConfig, StreamsConfig
-from tenure.store import Store
+from tenure.store.contract import Store
 from tenure.streams.handlers import EchoHandler, StreamHandler
 from tests.support.databases import Database, PostgresServer
 from tests.support.instances import RunningInstance
@@ -22,7 +22,7 @@ SHORT = {
     "TENURE_STREAMS__IDLE_SECONDS": "8",
     "TENURE_JOBS__EXPIRE_SESSIONS__INTERVAL_SECONDS": "1",
 }
-"""Keep-alives every second."""
+"""Heartbeats every second."""
 
 ServeLocally = Callable[..., Awaitable[LocalService]]
 
@@ -79,7 +79,7 @@ def service(request: pytest.FixtureRequest) -> RunningInstance:
 
 @pytest.fixture
 async def clients(service: RunningInstance) -> AsyncIterator[Streaming]:
-    """Clients of a running instance, one an engine."""
+    """Clients of a running instance of each engine."""
     async with streaming(service.port) as clients:
         yield clients
 
@@ -92,7 +92,7 @@ def neighbour(request: pytest.FixtureRequest, service: RunningInstance) -> Runni
 
 
 @pytest.fixture
-async def clients_elsewhere(neighbour: RunningInstance) -> AsyncIterator[Streaming]:
+async def clients_of_neighbour(neighbour: RunningInstance) -> AsyncIterator[Streaming]:
     """Clients of a second instance on the same database."""
     async with streaming(neighbour.port) as clients:
         yield clients
@@ -100,7 +100,7 @@ async def clients_elsewhere(neighbour: RunningInstance) -> AsyncIterator[Streami
 
 @pytest.fixture
 async def any_clients(sqlite_service: RunningInstance) -> AsyncIterator[Streaming]:
-    """For what has nothing to do with the database."""
+    """For tests that do not depend on the engine."""
     async with streaming(sqlite_service.port) as clients:
         yield clients
 
@@ -109,7 +109,7 @@ async def any_clients(sqlite_service: RunningInstance) -> AsyncIterator[Streamin
 async def serve(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ServeLocally]:
     """Starts instances in this process and stops them after the test.
 
-    To be asked for after the database: what is asked for last ends first, and a stop without a database takes seconds.
+    Request it after the database, so that it is torn down first: a stop without a database takes seconds.
     """
     running: list[LocalService] = []
     monkeypatch.setattr("tenure.app._settle_memory", lambda: None)
@@ -123,7 +123,7 @@ async def serve(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ServeLocally]:
     ) -> LocalService:
         monkeypatch.setattr("tenure.app.handler_factory", lambda *_: handler)
         if store is not None:
-            monkeypatch.setattr("tenure.app.open_store", lambda *_: store)
+            monkeypatch.setattr("tenure.app.open_store", lambda *_, **__: store)
         sweep = {"expire-sessions": JobConfig(interval_seconds=1.0)}
         config = Config(database=database.url, prefix=prefix, streams=StreamsConfig(**streams), jobs=sweep)
         service = LocalService(config)

@@ -42,30 +42,30 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("name", "made"), [("echo", EchoHandler), ("discard", DiscardHandler)])
-def test_makes_the_built_in_ones(name: str, made: type) -> None:
+def test_factory_creates_built_in_handler(name: str, made: type) -> None:
     assert isinstance(handler_factory(name, {})(), made)
 
 
-def test_makes_a_handler_for_each_stream() -> None:
+def test_factory_creates_new_handler_per_stream() -> None:
     make = handler_factory("echo", {})
     assert make() is not make()
 
 
 @pytest.mark.usefixtures("installed")
-def test_finds_a_handler_by_entry_point_and_gives_it_its_options() -> None:
+def test_factory_loads_entry_point_and_passes_options() -> None:
     made: Any = handler_factory("recorder", {"folder": "there"})()
     assert (type(made).__name__, made.folder) == ("Recorder", "there")
 
 
 @pytest.mark.usefixtures("installed")
-def test_names_those_there_are_if_there_is_none_of_that_name() -> None:
+def test_unknown_handler_error_lists_available_handlers() -> None:
     with pytest.raises(ConfigurationError, match=r"^streams\.handler: must be one of .*discard.*echo.*, not nonsense$"):
         handler_factory("nonsense", {})
 
 
 @pytest.mark.parametrize("name", ["lost", "nameless", "broken"])
 @pytest.mark.usefixtures("installed")
-def test_says_that_a_handler_cannot_be_loaded(name: str) -> None:
+def test_unloadable_handler_raises_configuration_error(name: str) -> None:
     with pytest.raises(ConfigurationError, match=rf"^streams\.handler: {name} cannot be loaded: ."):
         handler_factory(name, {})
 
@@ -80,6 +80,6 @@ def test_says_that_a_handler_cannot_be_loaded(name: str) -> None:
     ],
 )
 @pytest.mark.usefixtures("installed")
-def test_refuses_options_that_the_handler_does_not_take(name: str, options: dict[str, str]) -> None:
-    with pytest.raises(ConfigurationError, match=rf"^streams\.options: handler {name} does not take them: ."):
+def test_unsupported_handler_options_raise_configuration_error(name: str, options: dict[str, str]) -> None:
+    with pytest.raises(ConfigurationError, match=rf"^streams\.options: the handler {name} does not accept them: ."):
         handler_factory(name, options)

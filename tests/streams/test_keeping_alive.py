@@ -1,4 +1,4 @@
-"""While its socket lives, a session lives: keep-alives, idle limits, and ends that come from elsewhere."""
+"""A stream renews its session: heartbeats, idle limits, ends by other requests, and database outages."""
 
 import asyncio
 import time
@@ -14,20 +14,20 @@ import tenure.streams.stream
 from tenure.errors import DatabaseUnavailable, Overloaded
 from tenure.streams.handlers import EchoHandler
 from tests.streams.conftest import ServeLocally
-from tests.streams.stores import TroubledStore
+from tests.streams.stores import FailingStore
 from tests.support.databases import Database
-from tests.support.streams import STOP, Client, Json, Streaming, as_text, eventually, key_of, wish
+from tests.support.streams import STOP, Client, Json, Streaming, as_text, eventually, key_of, request
 
-pytestmark = pytest.mark.slow  # they wait for real leases and limits to run out
+pytestmark = pytest.mark.slow  # real leases and limits expire
 
 KEEP_ALIVE_SECONDS = 1.0
-"""Of a lease of five seconds."""
+"""The heartbeat interval of a lease of five seconds."""
 PROMPTLY_SECONDS = 2.0
-"""A tick, a transaction, and a machine with other things to do; but long before a lease of five seconds runs out."""
+"""A tick and a transaction on a busy machine, but much less than a lease of five seconds."""
 
 
 async def talk(client: Client, message: str | bytes = "hello") -> None:
-    await client.say(message)
+    await client.send(message)
     assert await client.receive() == message
 
 
@@ -35,35 +35,20 @@ def seconds_between(earlier: str, later: str) -> float:
     return (datetime.fromisoformat(later) - datetime.fromisoformat(earlier)) / timedelta(seconds=1)
 
 
-async def test_renews_the_lease_of_a_silent_client(database: Database, serve: ServeLocally) -> None:
-    clients = (await serve(database, lease_seconds=3)).clients
-    _, start = await clients.open()
-    later = await clients.until(start["sessionId"], lambda session: session["lastHeartbeat"] > start["leaseExpiresAt"])
-    assert (later["isActive"], later["lastActivity"], later["state"]) == (True, start["lastActivity"], "created")
-
-
-async def test_a_message_is_activity(database: Database, serve: ServeLocally) -> None:
-    clients = (await serve(database, lease_seconds=3)).clients
+async def test_stream_renews_lease_without_activity_and_saves_counters_and_activity(
+    database: Database, serve: ServeLocally
+) -> None:
+    clients = (await serve(database, lease_seconds=2)).clients
     client, start = await clients.open()
-    await talk(client)
-    active = await clients.until(start["sessionId"], lambda session: session["state"] == "active")
-    assert active["lastActivity"] > start["lastActivity"]
-
-
-async def test_a_stop_at_once_is_no_activity(clients: Streaming) -> None:
-    client, start = await clients.open()
-    await client.stop()
-    over = await clients.get(start["sessionId"])
-    assert over["lastActivity"] == start["lastActivity"]
-
-
-async def test_writes_the_counters_while_the_stream_runs(database: Database, serve: ServeLocally) -> None:
-    clients = (await serve(database, lease_seconds=3)).clients
-    client, start = await clients.open()
+    renewed = await clients.until(
+        start["sessionId"], lambda session: session["lastHeartbeat"] > start["leaseExpiresAt"]
+    )
+    assert (renewed["isActive"], renewed["lastActivity"], renewed["state"]) == (True, start["lastActivity"], "created")
     for _ in range(3):
         await talk(client, b"x" * 3200)
-    session = await clients.until(start["sessionId"], lambda session: session["stream"]["chunks"] == 3)
-    assert session["stream"] == {
+    active = await clients.until(start["sessionId"], lambda session: session["stream"]["chunks"] == 3)
+    assert (active["state"], active["lastActivity"] > start["lastActivity"]) == ("active", True)
+    assert active["stream"] == {
         "bytesReceived": 9600,
         "chunks": 3,
         "messagesSent": 3,
@@ -74,7 +59,14 @@ async def test_writes_the_counters_while_the_stream_runs(database: Database, ser
     }
 
 
-async def test_sums_the_counters_of_all_streams(sqlite_database: Database, serve: ServeLocally) -> None:
+async def test_immediate_stop_is_not_activity(clients: Streaming) -> None:
+    client, start = await clients.open()
+    await client.stop()
+    ended = await clients.get(start["sessionId"])
+    assert ended["lastActivity"] == start["lastActivity"]
+
+
+async def test_metrics_sum_counters_of_all_streams(sqlite_database: Database, serve: ServeLocally) -> None:
     clients = (await serve(sqlite_database)).clients
     for number in (1, 2):
         client, _ = await clients.open()
@@ -86,7 +78,7 @@ async def test_sums_the_counters_of_all_streams(sqlite_database: Database, serve
     assert metrics["closedByReason"]["STOPPED"] == 2
 
 
-async def test_adds_up_pieces_of_audio_without_loss(sqlite_database: Database, serve: ServeLocally) -> None:
+async def test_audio_duration_sums_fractions_without_loss(sqlite_database: Database, serve: ServeLocally) -> None:
     clients = (await serve(sqlite_database)).clients
     client, _ = await clients.open()
     for _ in range(10):
@@ -95,70 +87,66 @@ async def test_adds_up_pieces_of_audio_without_loss(sqlite_database: Database, s
     assert end["metrics"]["audioDurationMs"] == 330 // 32
 
 
-async def test_a_stream_that_is_ending_is_kept_alive_no_more(sqlite_database: Database, serve: ServeLocally) -> None:
+async def test_ending_stream_sends_no_more_heartbeats(sqlite_database: Database, serve: ServeLocally) -> None:
     class Finishing(EchoHandler):
         async def finish(self) -> None:
-            await asyncio.sleep(1.5)
+            await asyncio.sleep(1)
 
-    store, clients = await troubled(serve, sqlite_database, handler=Finishing, lease_seconds=3)
+    store, clients = await serve_failing(serve, sqlite_database, handler=Finishing, lease_seconds=2)
     client, _ = await clients.open()
     store.may_answer.clear()
-    await eventually(lambda: store.saved, "a keep-alive is under way")
-    await client.say(STOP)
+    await eventually(lambda: store.saved, "a heartbeat is in progress")
+    await client.send(STOP)
     asyncio.get_running_loop().call_later(0.2, store.may_answer.set)
-    await client.last_words()
+    await client.final_message()
     assert [(save.end, save.finished) for save in store.saved] == [(None, False), ("STOPPED", False), (None, True)]
 
 
 # Idle
 
 
-async def test_tells_an_idle_client_promptly(database: Database, serve: ServeLocally) -> None:
-    clients = (await serve(database, idle_seconds=1)).clients
-    asked = time.monotonic()
-    client, start = await clients.open()
-    began = time.monotonic()
-    end, code = await client.last_words()
-    told = time.monotonic()
-    assert (end["type"], end["reason"], code) == ("session_end", "IDLE_TIMEOUT", 1000)
-    assert told - asked > 0.9
-    assert told - began < 1 + PROMPTLY_SECONDS
-    over = await clients.get(start["sessionId"])
-    assert (over["state"], over["closeReason"]) == ("closed", "IDLE_TIMEOUT")
-    assert seconds_between(start["lastActivity"], over["sessionEndUtc"]) == 1
-
-
-async def test_counts_what_an_idle_client_had_said(database: Database, serve: ServeLocally) -> None:
-    clients = (await serve(database, idle_seconds=1)).clients
-    client, start = await clients.open()
-    await talk(client)
-    end, _ = await client.last_words()
-    over = await clients.get(start["sessionId"])
-    assert (end["metrics"]["chunks"], over["stream"]["chunks"]) == (1, 1)
-
-
-async def test_a_message_shortly_before_the_idle_limit_keeps_the_session(
+async def test_idle_client_receives_session_end_promptly_with_its_counters(
     database: Database, serve: ServeLocally
 ) -> None:
-    clients = (await serve(database, idle_seconds=4)).clients
+    clients = (await serve(database, idle_seconds=1)).clients
+    requested = time.monotonic()
+    client, start = await clients.open()
+    began = time.monotonic()
+    talking, talking_start = await clients.open()
+    await talk(talking)
+    end, code = await client.final_message()
+    received = time.monotonic()
+    assert (end["type"], end["reason"], code) == ("session_end", "IDLE_TIMEOUT", 1000)
+    assert received - requested > 0.9
+    assert received - began < 1 + PROMPTLY_SECONDS
+    ended = await clients.get(start["sessionId"])
+    assert (ended["state"], ended["closeReason"]) == ("closed", "IDLE_TIMEOUT")
+    assert seconds_between(start["lastActivity"], ended["sessionEndUtc"]) == 1
+    end, _ = await talking.final_message()
+    ended = await clients.get(talking_start["sessionId"])
+    assert (end["reason"], end["metrics"]["chunks"], ended["stream"]["chunks"]) == ("IDLE_TIMEOUT", 1, 1)
+
+
+async def test_message_shortly_before_idle_limit_keeps_session_alive(database: Database, serve: ServeLocally) -> None:
+    clients = (await serve(database, idle_seconds=3)).clients
     client, start = await clients.open()
     ends_at = datetime.fromisoformat(start["leaseExpiresAt"]).timestamp()
-    # Less than the quarter of the limit that lies between two keep-alives, and enough for a busy machine.
-    await asyncio.sleep(max(ends_at - time.time() - 0.9, 0))
+    # Less than the quarter of the limit between two heartbeats, and enough for a busy machine.
+    await asyncio.sleep(max(ends_at - time.time() - 0.65, 0))
     await talk(client)
     assert (await clients.until(start["sessionId"], _renewed_since(start)))["isActive"]
 
 
-async def test_a_message_during_the_last_save_before_the_idle_limit_keeps_the_session(
+async def test_message_during_last_save_before_idle_limit_keeps_session_alive(
     sqlite_database: Database, serve: ServeLocally
 ) -> None:
-    store, clients = await troubled(serve, sqlite_database, idle_seconds=3)
+    store, clients = await serve_failing(serve, sqlite_database, idle_seconds=3)
     client, start = await clients.open()
     store.may_answer.clear()
-    await eventually(lambda: store.saved, "a save is under way")
+    await eventually(lambda: store.saved, "a save is in progress")
     await talk(client)
     ends_at = datetime.fromisoformat(start["leaseExpiresAt"]).timestamp()
-    # Too late for the next keep-alive; and sooner than a save is given up.
+    # Too late for the next heartbeat, and before the save times out.
     await asyncio.sleep(ends_at - time.time() - 0.7)
     store.may_answer.set()
     session = await clients.until(start["sessionId"], _renewed_since(start))
@@ -169,148 +157,129 @@ def _renewed_since(earlier: Json) -> Callable[[Json], bool]:
     return lambda session: session["lastActivity"] > earlier["lastActivity"]
 
 
-async def test_frames_without_a_message_do_not_keep_it_from_being_idle(
-    sqlite_database: Database, serve: ServeLocally
-) -> None:
+async def test_ping_frames_do_not_reset_idle_limit(sqlite_database: Database, serve: ServeLocally) -> None:
     clients = (await serve(sqlite_database, idle_seconds=1)).clients
     client, _ = await clients.open()
-    pinging = asyncio.ensure_future(_ping_on(client))
+    pinging = asyncio.ensure_future(_keep_pinging(client))
     try:
-        assert (await client.last_words())[0]["reason"] == "IDLE_TIMEOUT"
+        assert (await client.final_message())[0]["reason"] == "IDLE_TIMEOUT"
     finally:
         pinging.cancel()
 
 
-async def _ping_on(client: Client) -> None:
+async def _keep_pinging(client: Client) -> None:
     while True:
         await client.send_frame(Opcode.PING, b"")
         await asyncio.sleep(0.1)
 
 
-# Ended from elsewhere
+# Ended by other requests
 
 
-async def test_tells_that_an_operator_ended_it(clients: Streaming) -> None:
-    client, start = await clients.open()
-    await clients.http.delete(f"/sessions/{start['sessionId']}")
-    assert await _told_in_time(client) == ("TERMINATED", 1000)
-
-
-async def test_tells_that_it_was_upgraded(clients: Streaming) -> None:
-    client, start = await clients.open()
-    await clients.put(**key_of(start) | {"sessionKind": 2})
-    assert await _told_in_time(client) == ("UPGRADED", 1000)
-
-
-async def test_tells_that_it_was_evicted(clients: Streaming) -> None:
+async def test_client_receives_reason_promptly_when_session_is_deleted_upgraded_or_evicted(clients: Streaming) -> None:
     capacity = str(uuid4())
     await clients.http.put(f"/capacities/{capacity}", json={"maxSessions": 1, "whenFull": "evictOldest"})
-    client, _ = await clients.open(capacityId=capacity)
-    await clients.put(capacityId=capacity)
-    assert await _told_in_time(client) == ("EVICTED", 1000)
-
-
-async def test_counts_what_was_said_until_it_was_told(clients: Streaming) -> None:
-    client, start = await clients.open()
-    await talk(client)
-    await clients.http.delete(f"/sessions/{start['sessionId']}")
-    await talk(client)
-    await client.last_words()
-    over = await clients.get(start["sessionId"])
-    assert (over["closeReason"], over["stream"]["chunks"]) == ("TERMINATED", 2)
-
-
-async def _told_in_time(client: Client) -> tuple[Any, int]:
+    deleted, deleted_start = await clients.open()
+    upgraded, upgraded_start = await clients.open()
+    evicted, _ = await clients.open(capacityId=capacity)
+    await talk(deleted)
     began = time.monotonic()
-    end, code = await client.last_words()
+    await clients.http.delete(f"/sessions/{deleted_start['sessionId']}")
+    await clients.put(**key_of(upgraded_start) | {"sessionKind": 2})
+    await clients.put(capacityId=capacity)
+    # Messages between the DELETE and the session_end are counted.
+    await talk(deleted)
+    ends = await asyncio.gather(*(client.final_message() for client in (deleted, upgraded, evicted)))
     assert time.monotonic() - began < KEEP_ALIVE_SECONDS + PROMPTLY_SECONDS
-    return end["reason"], code
+    expected = [("TERMINATED", 1000), ("UPGRADED", 1000), ("EVICTED", 1000)]
+    assert [(end["reason"], code) for end, code in ends] == expected
+    ended = await clients.get(deleted_start["sessionId"])
+    assert (ended["closeReason"], ended["stream"]["chunks"]) == ("TERMINATED", 2)
 
 
-# Trouble
+# Database outages
 
 
-async def troubled(serve: ServeLocally, database: Database, **streams: Any) -> tuple[TroubledStore, Streaming]:
-    store = TroubledStore(database.another_store())
+async def serve_failing(serve: ServeLocally, database: Database, **streams: Any) -> tuple[FailingStore, Streaming]:
+    store = FailingStore(database.another_store())
     service = await serve(database, store=store, **streams)
     return store, service.clients
 
 
-def gone() -> Exception:
-    return DatabaseUnavailable("away")
+def unavailable() -> Exception:
+    return DatabaseUnavailable("on purpose")
 
 
-async def test_outlives_a_database_that_is_away_for_a_while(sqlite_database: Database, serve: ServeLocally) -> None:
-    store, clients = await troubled(serve, sqlite_database, lease_seconds=5)
+async def test_stream_survives_short_database_outage(sqlite_database: Database, serve: ServeLocally) -> None:
+    store, clients = await serve_failing(serve, sqlite_database, lease_seconds=5)
     client, start = await clients.open()
-    store.is_away = gone
+    store.unavailable = unavailable
     await talk(client)
     await asyncio.sleep(1.5)
-    store.is_away = None
+    store.unavailable = None
     session = await clients.until(start["sessionId"], lambda session: session["stream"]["chunks"] == 1)
     assert (session["isActive"], session["state"]) == (True, "active")
     assert (await client.stop())[0]["metrics"]["chunks"] == 1
 
 
-async def test_tells_that_the_lease_ran_out_while_the_database_was_away(
-    database: Database, serve: ServeLocally
-) -> None:
-    store, clients = await troubled(serve, database, lease_seconds=1)
+async def test_client_receives_lease_expired_after_database_outage(database: Database, serve: ServeLocally) -> None:
+    store, clients = await serve_failing(serve, database, lease_seconds=1)
     client, start = await clients.open()
-    store.is_away = gone
+    store.unavailable = unavailable
     await clients.until(start["sessionId"], lambda session: not session["isActive"])
-    store.is_away = None
-    end, code = await client.last_words()
+    store.unavailable = None
+    end, code = await client.final_message()
     assert (end["reason"], code) == ("LEASE_EXPIRED", 1000)
 
 
-@pytest.mark.parametrize("trouble", [Overloaded, RuntimeError])
-async def test_goes_on_after_a_keep_alive_that_went_wrong(
-    sqlite_database: Database, serve: ServeLocally, trouble: type[Exception]
+@pytest.mark.parametrize("error", [Overloaded, RuntimeError])
+async def test_stream_continues_after_failed_heartbeat(
+    sqlite_database: Database, serve: ServeLocally, error: type[Exception]
 ) -> None:
-    store, clients = await troubled(serve, sqlite_database, lease_seconds=10)
+    store, clients = await serve_failing(serve, sqlite_database, lease_seconds=5)
     _, start = await clients.open()
-    store.before = [lambda: trouble("on purpose")]
+    store.before = [lambda: error("on purpose")]
     session = await clients.until(
-        start["sessionId"], lambda session: session["lastHeartbeat"] > start["lastHeartbeat"], 9
+        start["sessionId"], lambda session: session["lastHeartbeat"] > start["lastHeartbeat"], 4
     )
     assert (session["isActive"], store.before) == (True, [])
 
 
-@pytest.mark.parametrize("trouble", [Overloaded, RuntimeError])
-async def test_tries_again_to_write_down_an_end_that_went_wrong(
-    sqlite_database: Database, serve: ServeLocally, trouble: type[Exception]
+@pytest.mark.parametrize("error", [Overloaded, RuntimeError])
+async def test_failed_save_of_stream_end_is_retried(
+    sqlite_database: Database, serve: ServeLocally, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
 ) -> None:
-    store, clients = await troubled(serve, sqlite_database)
+    monkeypatch.setattr(tenure.streams.stream, "RETRY_SECONDS", 0.1)
+    store, clients = await serve_failing(serve, sqlite_database)
     client, start = await clients.open()
-    store.before = [lambda: trouble("on purpose")]
+    store.before = [lambda: error("on purpose")]
     end, code = await client.stop()
     assert (end["reason"], code) == ("STOPPED", 1000)
     assert (await clients.get(start["sessionId"]))["closeReason"] == "STOPPED"
 
 
-async def test_tells_its_client_even_if_the_end_cannot_be_written(
+async def test_client_receives_session_end_when_end_cannot_be_saved(
     sqlite_database: Database, serve: ServeLocally, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tenure.streams.stream, "RETRY_SECONDS", 0.1)
-    store, clients = await troubled(serve, sqlite_database, lease_seconds=1)
+    store, clients = await serve_failing(serve, sqlite_database, lease_seconds=1)
     client, start = await clients.open()
-    store.is_away = gone
+    store.unavailable = unavailable
     end, code = await client.stop()
     assert (end["reason"], code) == ("STOPPED", 1000)
     assert (await clients.until_closed(start["sessionId"]))["closeReason"] == "LEASE_EXPIRED"
 
 
-async def test_refuses_a_stream_while_the_database_is_away(
+async def test_open_during_database_outage_is_rejected(
     sqlite_database: Database, serve: ServeLocally, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store, clients = await troubled(serve, sqlite_database)
+    store, clients = await serve_failing(serve, sqlite_database)
 
-    async def away(*_: Any) -> Any:
-        raise gone()
+    async def attach(*_: Any) -> Any:
+        raise unavailable()
 
-    monkeypatch.setattr(store, "attach_streams", away, raising=False)
+    monkeypatch.setattr(store, "attach_streams", attach, raising=False)
     client = await clients.connect("/sessions/stream")
-    await client.say(as_text({"type": "open", **wish()}))
-    error, code = await client.last_words()
+    await client.send(as_text({"type": "open", **request()}))
+    error, code = await client.final_message()
     assert (error["type"], error["code"], code) == ("error", "DATABASE_UNAVAILABLE", 1013)

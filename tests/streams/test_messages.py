@@ -1,4 +1,4 @@
-"""What a client is told: the messages and close codes of a stream, on every engine where the database has a part."""
+"""Messages and close codes of a stream, on every engine where the database matters."""
 
 import asyncio
 from typing import Any
@@ -7,57 +7,57 @@ from uuid import uuid4
 import pytest
 from websockets.frames import Opcode
 
-import tenure.http.streams
+import tenure.http.routes.streams
 from tests.streams.conftest import MESSAGE_MAX_BYTES, ServeLocally
 from tests.support.databases import Database
-from tests.support.streams import STOP, Json, Streaming, as_text, key_of, read, wish
+from tests.support.streams import STOP, Json, Streaming, as_text, key_of, read, request
 
 
 async def refusal_of(clients: Streaming, first: str | bytes) -> tuple[Json, int]:
-    """What comes of a first message."""
+    """The last message and close code after this first message."""
     client = await clients.connect("/sessions/stream")
-    await client.say(first)
-    return await client.last_words()
+    await client.send(first)
+    return await client.final_message()
 
 
-def is_error(told: tuple[Json, int], code: str, close_code: int) -> bool:
-    error, closed = told
-    assert (error.get("type"), error.get("code"), closed) == ("error", code, close_code), told
+def is_error(received: tuple[Json, int], code: str, close_code: int) -> bool:
+    error, closed = received
+    assert (error.get("type"), error.get("code"), closed) == ("error", code, close_code), received
     return bool(error["message"]) and set(error) == {"type", "code", "message"}
 
 
-# The course of a stream
+# A stream from open to stop
 
 
-async def test_starts_with_the_answer_to_a_put(clients: Streaming) -> None:
-    # With limits so long that no keep-alive comes in between.
+async def test_session_start_contains_response_of_put(clients: Streaming) -> None:
+    # With limits so long that no heartbeat happens in between.
     _, start = await clients.open(leaseSeconds=3600, idleSeconds=3600)
     shown = await clients.get(start["sessionId"])
     expected = {"type": "session_start", **shown, "status": "created", "wasCreated": True, "wasUpgraded": False}
     assert start == expected
 
 
-async def test_gives_a_session_a_lease_and_an_idle_limit(clients: Streaming) -> None:
+async def test_stream_sets_default_lease_on_session(clients: Streaming) -> None:
     _, start = await clients.open()
     assert (start["heartbeatInterval"], start["stream"]["chunks"]) == (1, 0)
 
 
-async def test_takes_the_limits_of_the_first_message(clients: Streaming) -> None:
+async def test_first_message_sets_lease(clients: Streaming) -> None:
     _, start = await clients.open(leaseSeconds=36)
     assert start["heartbeatInterval"] == 3
 
 
-async def test_sends_every_message_back(any_clients: Streaming) -> None:
+async def test_echo_handler_returns_every_message(any_clients: Streaming) -> None:
     client, _ = await any_clients.open()
     for message in ("grüße", b"\x00\xff", "", b""):
-        await client.say(message)
+        await client.send(message)
         assert await client.receive() == message
 
 
-async def test_ends_with_a_stop(clients: Streaming) -> None:
+async def test_stop_ends_stream_and_returns_metrics(clients: Streaming) -> None:
     client, start = await clients.open()
     for message in (b"x" * 64, "äb"):
-        await client.say(message)
+        await client.send(message)
         await client.receive()
     end, code = await client.stop()
     counted = {
@@ -75,35 +75,35 @@ async def test_ends_with_a_stop(clients: Streaming) -> None:
 
 
 @pytest.mark.parametrize("stop", ['{"type":"stop"}', ' {\n "type" :\t"stop" }\n'])
-async def test_takes_a_stop_with_any_white_space(any_clients: Streaming, stop: str) -> None:
+async def test_stop_with_any_whitespace_is_accepted(any_clients: Streaming, stop: str) -> None:
     client, _ = await any_clients.open()
-    await client.say(stop)
-    assert (await client.last_words())[0]["reason"] == "STOPPED"
+    await client.send(stop)
+    assert (await client.final_message())[0]["reason"] == "STOPPED"
 
 
 @pytest.mark.parametrize("message", ['{"type":"stop","x":1}', '{"type":"Stop"}', '"stop"', "[" * 60, STOP.encode()])
-async def test_takes_nothing_else_for_a_stop(any_clients: Streaming, message: str | bytes) -> None:
+async def test_other_messages_are_not_taken_as_stop(any_clients: Streaming, message: str | bytes) -> None:
     client, _ = await any_clients.open()
-    await client.say(message)
+    await client.send(message)
     assert await client.receive() == message
 
 
-async def test_what_was_said_before_a_stop_is_still_answered(any_clients: Streaming) -> None:
+async def test_messages_sent_before_stop_are_answered(any_clients: Streaming) -> None:
     client, _ = await any_clients.open()
     for number in range(100):
-        await client.say(str(number))
-    await client.say(STOP)
-    messages, code = await client.ending()
+        await client.send(str(number))
+    await client.send(STOP)
+    messages, code = await client.read_to_end()
     assert (messages[:-1], code) == ([str(number) for number in range(100)], 1000)
 
 
-async def test_attaches_to_a_live_session(clients: Streaming) -> None:
+async def test_attach_to_live_session_returns_existing(clients: Streaming) -> None:
     session = await clients.put()
     _, start = await clients.attach(session["sessionId"])
     assert (start["sessionId"], start["status"], start["wasCreated"]) == (session["sessionId"], "existing", False)
 
 
-async def test_gives_a_lease_and_an_idle_limit_to_a_session_that_had_none(clients: Streaming) -> None:
+async def test_attach_sets_limits_on_session_without_limits(clients: Streaming) -> None:
     before = await clients.put()
     await clients.attach(before["sessionId"])
     after = await clients.get(before["sessionId"])
@@ -111,19 +111,19 @@ async def test_gives_a_lease_and_an_idle_limit_to_a_session_that_had_none(client
     assert before["leaseExpiresAt"] > after["leaseExpiresAt"]
 
 
-async def test_opens_the_session_that_is_there(clients: Streaming) -> None:
+async def test_open_returns_existing_session(clients: Streaming) -> None:
     session = await clients.put()
     _, start = await clients.open(**key_of(session))
     assert (start["sessionId"], start["status"]) == (session["sessionId"], "existing")
 
 
-async def test_upgrades_a_session_with_its_first_message(clients: Streaming) -> None:
+async def test_open_with_higher_kind_upgrades_session(clients: Streaming) -> None:
     session = await clients.put()
     _, start = await clients.open(**key_of(session) | {"sessionKind": 3})
     assert (start["status"], start["previousSessionId"]) == ("upgraded", session["sessionId"])
 
 
-# Refusals
+# Errors
 
 
 @pytest.mark.parametrize(
@@ -133,100 +133,99 @@ async def test_upgrades_a_session_with_its_first_message(clients: Streaming) -> 
         "nonsense",
         "[]",
         b"{}",
-        as_text(wish()),
+        as_text(request()),
         as_text({"type": "stop"}),
         as_text({"type": "open"}),
-        as_text({"type": "open", **wish(sessionKind=9)}),
-        as_text({"type": "open", **wish(surprise=1)}),
+        as_text({"type": "open", **request(sessionKind=9)}),
+        as_text({"type": "open", **request(surprise=1)}),
         "[" * 5000,
     ],
 )
-async def test_refuses_a_wrong_first_message(any_clients: Streaming, first: str | bytes) -> None:
+async def test_invalid_first_message_closes_with_1008(any_clients: Streaming, first: str | bytes) -> None:
     assert is_error(await refusal_of(any_clients, first), "INVALID", 1008)
 
 
-async def test_names_the_field_that_is_wrong(any_clients: Streaming) -> None:
-    error, _ = await refusal_of(any_clients, as_text({"type": "open", **wish(sessionKind=9)}))
+async def test_error_message_names_invalid_field(any_clients: Streaming) -> None:
+    error, _ = await refusal_of(any_clients, as_text({"type": "open", **request(sessionKind=9)}))
     assert error["message"] == "sessionKind: must be 1, 2 or 3"
 
 
-async def test_refuses_a_client_that_says_nothing(
+async def test_missing_first_message_closes_with_1008(
     sqlite_database: Database, serve: ServeLocally, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tenure.http.streams, "FIRST_MESSAGE_SECONDS", 0.2)
+    monkeypatch.setattr(tenure.http.routes.streams, "FIRST_MESSAGE_SECONDS", 0.2)
     client = await (await serve(sqlite_database)).clients.connect("/sessions/stream")
-    assert is_error(await client.last_words(), "INVALID", 1008)
+    assert is_error(await client.final_message(), "INVALID", 1008)
 
 
-@pytest.mark.parametrize("session_id", ["5f0a4f5e-0000-4000-8000-0000000000aa", "nonsense", "%00", "x" * 500])
-async def test_knows_no_unknown_session(clients: Streaming, session_id: str) -> None:
-    client = await clients.connect(f"/sessions/{session_id}/stream")
-    assert is_error(await client.last_words(), "NOT_FOUND", 4404)
+async def test_attach_to_unknown_session_closes_with_4404(clients: Streaming) -> None:
+    for session_id in ("5f0a4f5e-0000-4000-8000-0000000000aa", "nonsense", "%00", "x" * 500):
+        client = await clients.connect(f"/sessions/{session_id}/stream")
+        assert is_error(await client.final_message(), "NOT_FOUND", 4404), session_id
 
 
-async def test_refuses_a_session_that_is_over(clients: Streaming) -> None:
+async def test_attach_to_ended_session_closes_with_4410(clients: Streaming) -> None:
     session = await clients.put()
     await clients.http.delete(f"/sessions/{session['sessionId']}")
     client = await clients.connect(f"/sessions/{session['sessionId']}/stream")
-    error, code = await client.last_words()
+    error, code = await client.final_message()
     assert is_error((error, code), "SESSION_OVER", 4410)
     assert "TERMINATED" in error["message"]
 
 
 @pytest.mark.parametrize("message", ["x", b"x"])
-async def test_takes_a_message_of_the_largest_size(any_clients: Streaming, message: Any) -> None:
+async def test_message_of_maximum_size_is_accepted(any_clients: Streaming, message: Any) -> None:
     client, _ = await any_clients.open()
-    await client.say(message * MESSAGE_MAX_BYTES)
+    await client.send(message * MESSAGE_MAX_BYTES)
     assert await client.receive() == message * MESSAGE_MAX_BYTES
 
 
-@pytest.mark.parametrize("size", [MESSAGE_MAX_BYTES + 1, 50 * MESSAGE_MAX_BYTES])
-@pytest.mark.parametrize("message", ["x", b"x"])
-async def test_refuses_a_message_over_the_limit(clients: Streaming, message: Any, size: int) -> None:
+@pytest.mark.parametrize(("message", "size"), [("x", MESSAGE_MAX_BYTES + 1), (b"x", 50 * MESSAGE_MAX_BYTES)])
+async def test_oversized_message_closes_with_1009(clients: Streaming, message: Any, size: int) -> None:
     client, start = await clients.open()
-    await client.say(message * size)
-    messages, code = await client.ending()
+    await client.send(message * size)
+    messages, code = await client.read_to_end()
     error, end = (read(each) for each in messages)
     assert is_error((error, code), "TOO_LARGE", 1009)
     assert (end["type"], end["reason"]) == ("session_end", "FAILED")
     assert (await clients.get(start["sessionId"]))["closeReason"] == "FAILED"
 
 
-async def test_refuses_pieces_that_add_up_to_more_than_the_limit(any_clients: Streaming) -> None:
+async def test_fragments_over_size_limit_close_with_1009(any_clients: Streaming) -> None:
     client, _ = await any_clients.open()
     await client.send_frame(Opcode.BINARY, b"x" * MESSAGE_MAX_BYTES, fin=False)
     await client.send_frame(Opcode.CONT, b"x")
-    messages, code = await client.ending()
+    messages, code = await client.read_to_end()
     assert is_error((read(messages[0]), code), "TOO_LARGE", 1009)
 
 
-async def test_refuses_a_first_message_over_the_limit(any_clients: Streaming) -> None:
+async def test_oversized_first_message_closes_with_1009(any_clients: Streaming) -> None:
     assert is_error(await refusal_of(any_clients, "x" * (MESSAGE_MAX_BYTES + 1)), "TOO_LARGE", 1009)
 
 
-async def test_refuses_a_text_that_is_not_utf8(clients: Streaming) -> None:
+async def test_text_that_is_not_utf8_closes_with_1007(clients: Streaming) -> None:
     client, start = await clients.open()
     await client.send_frame(Opcode.TEXT, b"\xff\xfe")
-    messages, code = await client.ending()
+    messages, code = await client.read_to_end()
     assert is_error((read(messages[0]), code), "INVALID", 1007)
     assert (await clients.get(start["sessionId"]))["closeReason"] == "FAILED"
 
 
-async def test_refuses_a_first_text_that_is_not_utf8(any_clients: Streaming) -> None:
+async def test_first_text_that_is_not_utf8_closes_with_1007(any_clients: Streaming) -> None:
     client = await any_clients.connect("/sessions/stream")
     await client.send_frame(Opcode.TEXT, b"\xff\xfe")
-    assert is_error(await client.last_words(), "INVALID", 1007)
+    assert is_error(await client.final_message(), "INVALID", 1007)
 
 
-async def test_refuses_a_stream_too_many(sqlite_database: Database, serve: ServeLocally) -> None:
+async def test_stream_over_instance_limit_is_rejected(sqlite_database: Database, serve: ServeLocally) -> None:
     clients = (await serve(sqlite_database, max_per_instance=2)).clients
     for _ in range(2):
         await clients.open()
     client = await clients.connect("/sessions/stream")
-    assert is_error(await client.last_words(), "SESSION_LIMIT", 1008)
+    assert is_error(await client.final_message(), "SESSION_LIMIT", 1008)
 
 
-async def test_has_room_again_once_a_stream_is_over(sqlite_database: Database, serve: ServeLocally) -> None:
+async def test_ended_stream_frees_its_place(sqlite_database: Database, serve: ServeLocally) -> None:
     clients = (await serve(sqlite_database, max_per_instance=1)).clients
     for _ in range(3):
         client, _ = await clients.open()
@@ -235,22 +234,22 @@ async def test_has_room_again_once_a_stream_is_over(sqlite_database: Database, s
         await asyncio.sleep(0)
 
 
-async def test_refuses_a_stream_without_a_seat(clients: Streaming) -> None:
+async def test_open_without_free_seat_is_rejected(clients: Streaming) -> None:
     capacity = str(uuid4())
     await clients.http.put(f"/capacities/{capacity}", json={"maxSessions": 1})
     await clients.open(capacityId=capacity)
-    told = await refusal_of(clients, as_text({"type": "open", **wish(capacityId=capacity)}))
-    assert is_error(told, "SESSION_LIMIT", 1008)
+    received = await refusal_of(clients, as_text({"type": "open", **request(capacityId=capacity)}))
+    assert is_error(received, "SESSION_LIMIT", 1008)
 
 
-async def test_refuses_the_session_of_another_tenant(clients: Streaming) -> None:
+async def test_open_with_key_of_another_tenant_is_rejected(clients: Streaming) -> None:
     session = await clients.put()
-    told = await refusal_of(clients, as_text({"type": "open", **key_of(session), "tenantObjectId": str(uuid4())}))
-    assert is_error(told, "TENANT_MISMATCH", 1008)
+    received = await refusal_of(clients, as_text({"type": "open", **key_of(session), "tenantObjectId": str(uuid4())}))
+    assert is_error(received, "TENANT_MISMATCH", 1008)
 
 
-async def test_refuses_a_capacity_of_another_tenant(clients: Streaming) -> None:
+async def test_open_on_capacity_of_another_tenant_is_rejected(clients: Streaming) -> None:
     capacity = str(uuid4())
     await clients.http.put(f"/capacities/{capacity}", json={"tenantObjectId": str(uuid4())})
-    told = await refusal_of(clients, as_text({"type": "open", **wish(capacityId=capacity)}))
-    assert is_error(told, "CAPACITY_OF_ANOTHER_TENANT", 1008)
+    received = await refusal_of(clients, as_text({"type": "open", **request(capacityId=capacity)}))
+    assert is_error(received, "CAPACITY_OF_ANOTHER_TENANT", 1008)

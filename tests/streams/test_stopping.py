@@ -1,4 +1,4 @@
-"""Instances that stop or die, and their streams."""
+"""The streams of an instance that is stopped or killed."""
 
 import asyncio
 import signal
@@ -13,7 +13,7 @@ from tests.support.streams import Client, Json, Streaming, streaming
 
 pytestmark = pytest.mark.slow
 
-STREAMS = 200
+STREAMS = 100
 LEASE_SECONDS = 2
 SETTINGS = {
     "TENURE_STREAMS__LEASE_SECONDS": str(LEASE_SECONDS),
@@ -21,12 +21,12 @@ SETTINGS = {
     "TENURE_JOBS__EXPIRE_SESSIONS__INTERVAL_SECONDS": "1",
     "TENURE_JOBS__EXPIRE_SESSIONS__LOCK_TIMEOUT_SECONDS": "2",
 }
-"""One that is killed while it sweeps keeps its lock for so long."""
-PATIENT = SETTINGS | {"TENURE_STREAMS__LEASE_SECONDS": "24"}
+"""The lock of an instance that is killed during a sweep expires after LOCK_TIMEOUT_SECONDS."""
+LONG_LEASE = SETTINGS | {"TENURE_STREAMS__LEASE_SECONDS": "24"}
 
 
 async def open_many(clients: Streaming, count: int = STREAMS) -> list[tuple[Client, str]]:
-    """Streams that have said 320 bytes and were answered."""
+    """Streams that have sent 320 bytes and received them."""
     opened = await asyncio.gather(*(_open_and_talk(clients) for _ in range(count)))
     return list(opened)
 
@@ -38,7 +38,7 @@ async def _open_and_talk(clients: Streaming) -> tuple[Client, str]:
 
 
 async def _talk(client: Client) -> None:
-    await client.say(b"x" * 320)
+    await client.send(b"x" * 320)
     assert await client.receive() == b"x" * 320
 
 
@@ -47,52 +47,50 @@ def seen(session: Json) -> tuple[str, str, int, int]:
     return session["state"], session["closeReason"], stream["bytesReceived"], stream["messagesSent"]
 
 
-async def test_a_stop_is_told_to_every_stream(start: type[RunningInstance], database: Database) -> None:
-    leaving, staying = (start(database.url, **PATIENT).wait_until_ready() for _ in range(2))  # type: ignore[arg-type]
-    async with streaming(leaving.port) as here, streaming(staying.port) as there:
-        opened = await open_many(here)
+async def test_shutdown_sends_session_end_to_every_stream(start: type[RunningInstance], database: Database) -> None:
+    leaving, staying = (start(database.url, **LONG_LEASE).wait_until_ready() for _ in range(2))  # type: ignore[arg-type]
+    async with streaming(leaving.port) as clients, streaming(staying.port) as others:
+        opened = await open_many(clients)
         began = time.monotonic()
         leaving.send(signal.SIGTERM)
-        told = await asyncio.gather(*(client.last_words() for client, _ in opened))
+        ends = await asyncio.gather(*(client.final_message() for client, _ in opened))
         code = await asyncio.to_thread(leaving.process.wait, 15)
         took = time.monotonic() - began
-        assert [(end["type"], end["reason"], end["metrics"]["chunks"], code) for end, code in told] == [
+        assert [(end["type"], end["reason"], end["metrics"]["chunks"], code) for end, code in ends] == [
             ("session_end", "SHUTDOWN", 1, 1012)
         ] * STREAMS
-        sessions = [await there.get(session_id) for _, session_id in opened]
+        sessions = [await others.get(session_id) for _, session_id in opened]
         assert {seen(session) for session in sessions} == {("closed", "SHUTDOWN", 320, 1)}
         assert code == 0, leaving.log()
         assert took < 5, leaving.log()
 
 
-async def test_the_streams_of_a_killed_instance_lapse(
-    start: type[RunningInstance], postgres_database: Database
-) -> None:
-    dying, staying = (start(postgres_database.url, **SETTINGS).wait_until_ready() for _ in range(2))  # type: ignore[arg-type]
-    async with streaming(dying.port) as here, streaming(staying.port) as there:
-        opened = await open_many(here)
-        # From its next keep-alive on everything is counted in the database.
+async def test_streams_of_killed_instance_expire(start: type[RunningInstance], postgres_database: Database) -> None:
+    killed, staying = (start(postgres_database.url, **SETTINGS).wait_until_ready() for _ in range(2))  # type: ignore[arg-type]
+    async with streaming(killed.port) as clients, streaming(staying.port) as others:
+        opened = await open_many(clients)
+        # With the next heartbeat the counters are in the database.
         for _, session_id in opened:
-            await there.until(session_id, lambda session: session["stream"]["chunks"] == 1, 5)
-        dying.kill()
-        sessions = [await there.until_closed(session_id, LEASE_SECONDS + 4) for _, session_id in opened]
+            await others.until(session_id, lambda session: session["stream"]["chunks"] == 1, 5)
+        killed.kill()
+        sessions = [await others.until_closed(session_id, LEASE_SECONDS + 4) for _, session_id in opened]
         assert {seen(session) for session in sessions} == {("closed", "LEASE_EXPIRED", 320, 1)}
         await _until_recorded(postgres_database)
 
 
 async def _until_recorded(database: Database) -> None:
-    """By the instance that is left, not only read as it will be recorded."""
+    """Waits until the other instance has recorded the ends. Before that, reads compute them."""
     for _ in range(150):
         (row,) = await database.rows("SELECT count(*) AS n FROM sessions WHERE closed_at IS NULL")
         if row["n"] == 0:
             return
         await asyncio.sleep(0.1)
-    raise AssertionError(f"{row['n']} sessions have lapsed, and nobody has written it down")
+    raise AssertionError(f"{row['n']} sessions have lapsed and are not recorded")
 
 
-async def test_streams_outlive_a_database_that_stops_and_comes_back(start: type[RunningInstance]) -> None:
+async def test_streams_survive_database_restart(start: type[RunningInstance]) -> None:
     with postgres_server() as server:
-        instance = start(server.url(), **PATIENT).wait_until_ready()  # type: ignore[arg-type]
+        instance = start(server.url(), **LONG_LEASE).wait_until_ready()  # type: ignore[arg-type]
         async with streaming(instance.port) as clients:
             opened = await open_many(clients, 20)
             await asyncio.to_thread(server.stop)
@@ -107,7 +105,7 @@ async def test_streams_outlive_a_database_that_stops_and_comes_back(start: type[
             assert {seen(session) for session in sessions} == {("closed", "STOPPED", 1920, 6)}
 
 
-async def test_a_stop_waits_for_nobody_who_never_opened_a_session(
+async def test_shutdown_does_not_wait_for_client_without_session(
     start: type[RunningInstance], sqlite_database: Database
 ) -> None:
     instance = start(sqlite_database.url).wait_until_ready()  # type: ignore[call-arg]
@@ -115,15 +113,15 @@ async def test_a_stop_waits_for_nobody_who_never_opened_a_session(
         client = await clients.connect("/sessions/stream")
         began = time.monotonic()
         instance.send(signal.SIGTERM)
-        _, code = await client.ending()
+        _, code = await client.read_to_end()
         assert code == 1012
         await asyncio.to_thread(instance.process.wait, 15)
         assert time.monotonic() - began < 4, instance.log()
 
 
-async def test_refuses_a_stream_while_it_stops(sqlite_database: Database, serve: ServeLocally) -> None:
+async def test_stream_during_shutdown_is_rejected_as_draining(sqlite_database: Database, serve: ServeLocally) -> None:
     service = await serve(sqlite_database)
     await service.instance.streams.stop()
     client = await service.clients.connect("/sessions/stream")
-    error, code = await client.last_words()
+    error, code = await client.final_message()
     assert (error["code"], code) == ("DRAINING", 1012)

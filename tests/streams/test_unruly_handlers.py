@@ -1,4 +1,4 @@
-"""A handler that raises, hangs or floods harms only its own stream."""
+"""A handler that raises, hangs or floods affects only its own stream."""
 
 import asyncio
 import sys
@@ -10,15 +10,15 @@ from typing import Any
 import psutil
 import pytest
 
-import tenure.http.websockets
+import tenure.server.websocket
 import tenure.streams.stream
-from tenure.model.sessions import Session
+from tenure.domain.sessions import Session
 from tenure.streams.handlers import DiscardHandler, EchoHandler, Message, Output
 from tests.streams.conftest import ServeLocally
 from tests.support.databases import Database
 from tests.support.streams import STOP, Client, Json, LocalService, Streaming, eventually, read
 
-pytestmark = pytest.mark.slow  # they wait for real leases and limits to run out
+pytestmark = pytest.mark.slow  # real timeouts expire
 
 NEIGHBOUR_SECONDS = 1.0
 MEBIBYTE = 1_048_576
@@ -26,7 +26,7 @@ MEMORY_MAX = 32 * MEBIBYTE
 
 
 class Unruly(EchoHandler):
-    """An echo, but for streams whose first message names a misdeed: that message, or what follows, brings it about."""
+    """An echo handler that misbehaves when it receives the name of a misdeed."""
 
     misdeeds: dict[str, Callable[["Unruly"], Awaitable[None]]]
 
@@ -67,27 +67,27 @@ def raising(place: str) -> type[Raising]:
 
 
 @pytest.fixture(autouse=True)
-def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("FINISH_SECONDS", "CANCEL_SECONDS", "DRAIN_SECONDS", "TELL_SECONDS"):
+def short_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("FINISH_SECONDS", "CANCEL_SECONDS", "DRAIN_SECONDS", "GOODBYE_SECONDS"):
         monkeypatch.setattr(tenure.streams.stream, name, 0.2)
-    monkeypatch.setattr(tenure.http.websockets, "GOODBYE_SECONDS", 0.3)
+    monkeypatch.setattr(tenure.server.websocket, "GOODBYE_SECONDS", 0.3)
 
 
 async def talk(client: Client) -> None:
-    """A word and its echo."""
-    await client.say("hello")
+    """A message and its echo."""
+    await client.send("hello")
     assert await client.receive() == "hello"
 
 
-async def wicked_and_good(service: LocalService) -> tuple[Client, Json, Client]:
-    wicked, session = await service.clients.open()
+async def bad_and_good(service: LocalService) -> tuple[Client, Json, Client]:
+    bad, session = await service.clients.open()
     good, _ = await service.clients.open()
     await talk(good)
-    return wicked, session, good
+    return bad, session, good
 
 
 async def ended(clients: Streaming, client: Client, session: Json) -> tuple[list[Json], int, Json]:
-    messages, code = await client.ending()
+    messages, code = await client.read_to_end()
     return [read(message) for message in messages], code, await clients.until_closed(session["sessionId"])
 
 
@@ -105,18 +105,18 @@ def without_metrics(messages: list[Json]) -> list[Json]:
 
 
 @pytest.mark.parametrize("place", ["open", "chunk"])
-async def test_that_raises_ends_its_stream_with_failed(
+async def test_exception_in_handler_ends_stream_as_failed(
     sqlite_database: Database, serve: ServeLocally, place: str
 ) -> None:
     clients = (await serve(sqlite_database, raising(place))).clients
     client, session = await clients.open()
-    await client.say("anything")
-    messages, code, over = await ended(clients, client, session)
-    assert (without_metrics(messages), code, over["closeReason"]) == (FAILED, 1011, "FAILED")
-    assert over["stream"]["errorsSent"] == 1
+    await client.send("anything")
+    messages, code, shown = await ended(clients, client, session)
+    assert (without_metrics(messages), code, shown["closeReason"]) == (FAILED, 1011, "FAILED")
+    assert shown["stream"]["errorsSent"] == 1
 
 
-async def test_that_raises_as_it_finishes_ends_as_asked(sqlite_database: Database, serve: ServeLocally) -> None:
+async def test_exception_in_finish_ends_stream_as_stopped(sqlite_database: Database, serve: ServeLocally) -> None:
     clients = (await serve(sqlite_database, raising("finish"))).clients
     client, session = await clients.open()
     end, code = await client.stop()
@@ -124,50 +124,54 @@ async def test_that_raises_as_it_finishes_ends_as_asked(sqlite_database: Databas
     assert (await clients.get(session["sessionId"]))["closeReason"] == "STOPPED"
 
 
-async def _cancels_itself(_: Unruly) -> None:
+async def _cancel(_: Unruly) -> None:
     raise asyncio.CancelledError
 
 
-async def _leaves(_: Unruly) -> None:
+async def _exit(_: Unruly) -> None:
     sys.exit(3)
 
 
-@pytest.mark.parametrize("misdeed", [_cancels_itself, _leaves])
-async def test_that_raises_what_nobody_expects_fails_alone(
+@pytest.mark.parametrize("misdeed", [_cancel, _exit])
+async def test_base_exception_in_handler_fails_only_its_stream(
     sqlite_database: Database, serve: ServeLocally, misdeed: Callable[[Unruly], Awaitable[None]]
 ) -> None:
     service = await serve(sqlite_database, unruly(now=misdeed))
-    wicked, session, good = await wicked_and_good(service)
-    await wicked.say("now")
-    messages, code, over = await ended(service.clients, wicked, session)
-    assert (without_metrics(messages), code, over["closeReason"]) == (FAILED, 1011, "FAILED")
+    bad, session, good = await bad_and_good(service)
+    await bad.send("now")
+    messages, code, shown = await ended(service.clients, bad, session)
+    assert (without_metrics(messages), code, shown["closeReason"]) == (FAILED, 1011, "FAILED")
     await talk(good)
 
 
-async def test_that_cannot_be_made_fails_alone(sqlite_database: Database, serve: ServeLocally) -> None:
+async def test_exception_in_handler_factory_ends_stream_as_failed(
+    sqlite_database: Database, serve: ServeLocally
+) -> None:
     def make() -> EchoHandler:
         raise RuntimeError("on purpose")
 
     clients = (await serve(sqlite_database, make)).clients
     client, session = await clients.open()
-    messages, code, over = await ended(clients, client, session)
-    assert (without_metrics(messages), code, over["closeReason"]) == (FAILED, 1011, "FAILED")
+    messages, code, shown = await ended(clients, client, session)
+    assert (without_metrics(messages), code, shown["closeReason"]) == (FAILED, 1011, "FAILED")
 
 
-async def test_that_raises_before_it_can_be_awaited_fails_alone(sqlite_database: Database, serve: ServeLocally) -> None:
+async def test_exception_in_synchronous_chunk_ends_stream_as_failed(
+    sqlite_database: Database, serve: ServeLocally
+) -> None:
     class Plain(DiscardHandler):
         def chunk(self, message: Message) -> Any:
             raise RuntimeError(message)
 
     clients = (await serve(sqlite_database, Plain)).clients
     client, session = await clients.open()
-    await client.say("anything")
-    messages, code, over = await ended(clients, client, session)
-    assert (without_metrics(messages), code, over["closeReason"]) == (FAILED, 1011, "FAILED")
+    await client.send("anything")
+    messages, code, shown = await ended(clients, client, session)
+    assert (without_metrics(messages), code, shown["closeReason"]) == (FAILED, 1011, "FAILED")
 
 
 @pytest.mark.parametrize("place", ["chunk", "none"])
-async def test_is_told_to_finish_however_its_stream_ended(
+async def test_finish_is_called_after_failure_and_after_disconnect(
     sqlite_database: Database, serve: ServeLocally, place: str
 ) -> None:
     finished: list[str] = []
@@ -178,8 +182,8 @@ async def test_is_told_to_finish_however_its_stream_ended(
 
     clients = (await serve(sqlite_database, Finishing)).clients
     client, session = await clients.open()
-    await client.say("anything")
-    client.vanish()
+    await client.send("anything")
+    client.disconnect()
     await clients.until_closed(session["sessionId"])
     assert finished == [place]
 
@@ -191,26 +195,26 @@ async def _hang(_: Unruly) -> None:
     await asyncio.Event().wait()
 
 
-async def _hang_against_all_cancelling(_: Unruly) -> None:
+async def _hang_despite_cancellation(_: Unruly) -> None:
     for _attempt in range(3):
         with suppress(asyncio.CancelledError):
             await asyncio.sleep(1)
 
 
-@pytest.mark.parametrize("misdeed", [_hang, _hang_against_all_cancelling])
-async def test_that_hangs_can_be_ended(
+@pytest.mark.parametrize("misdeed", [_hang, _hang_despite_cancellation])
+async def test_hanging_handler_can_be_ended_by_delete(
     sqlite_database: Database, serve: ServeLocally, misdeed: Callable[[Unruly], Awaitable[None]]
 ) -> None:
     service = await serve(sqlite_database, unruly(hang=misdeed), lease_seconds=5)
-    wicked, session, good = await wicked_and_good(service)
-    await wicked.say("hang")
+    bad, session, good = await bad_and_good(service)
+    await bad.send("hang")
     await service.clients.http.delete(f"/sessions/{session['sessionId']}")
-    messages, code, over = await ended(service.clients, wicked, session)
-    assert (messages[-1]["reason"], code, over["closeReason"]) == ("TERMINATED", 1000, "TERMINATED")
+    messages, code, shown = await ended(service.clients, bad, session)
+    assert (messages[-1]["reason"], code, shown["closeReason"]) == ("TERMINATED", 1000, "TERMINATED")
     await talk(good)
 
 
-async def test_that_hangs_in_open_is_disconnected_with_its_client(
+async def test_handler_hanging_in_open_is_disconnected_with_its_client(
     sqlite_database: Database, serve: ServeLocally
 ) -> None:
     class HangingOpen(DiscardHandler):
@@ -220,22 +224,22 @@ async def test_that_hangs_in_open_is_disconnected_with_its_client(
 
     clients = (await serve(sqlite_database, HangingOpen)).clients
     client, session = await clients.open()
-    client.vanish()
+    client.disconnect()
     assert (await clients.until_closed(session["sessionId"]))["closeReason"] == "DISCONNECTED"
 
 
-async def test_that_hangs_is_kept_alive(sqlite_database: Database, serve: ServeLocally) -> None:
-    """It may be thinking; only its client and the idle limit decide."""
-    clients = (await serve(sqlite_database, unruly(hang=_hang), lease_seconds=3)).clients
+async def test_stream_with_hanging_handler_renews_its_lease(sqlite_database: Database, serve: ServeLocally) -> None:
+    """The handler may be computing; only the client and the idle limit end the stream."""
+    clients = (await serve(sqlite_database, unruly(hang=_hang), lease_seconds=2)).clients
     client, session = await clients.open()
-    await client.say("hang")
+    await client.send("hang")
     first = await clients.get(session["sessionId"])
     later = await clients.until(session["sessionId"], lambda now: now["lastHeartbeat"] > first["leaseExpiresAt"])
     assert later["isActive"]
 
 
 @pytest.mark.parametrize("stubborn", [False, True])
-async def test_that_hangs_as_it_finishes_is_left_behind(
+async def test_handler_hanging_in_finish_does_not_block_stream_end(
     sqlite_database: Database, serve: ServeLocally, stubborn: bool
 ) -> None:
     class HangingFinish(DiscardHandler):
@@ -252,7 +256,7 @@ async def test_that_hangs_as_it_finishes_is_left_behind(
     assert (await clients.get(session["sessionId"]))["state"] == "closed"
 
 
-async def test_that_swallows_its_cancelling_gets_no_more_messages(
+async def test_handler_that_suppresses_cancellation_gets_no_more_messages(
     sqlite_database: Database, serve: ServeLocally
 ) -> None:
     got: list[Message] = []
@@ -266,13 +270,13 @@ async def test_that_swallows_its_cancelling_gets_no_more_messages(
     clients = (await serve(sqlite_database, Swallowing, lease_seconds=5)).clients
     client, session = await clients.open()
     for message in ("first", "second"):
-        await client.say(message)
+        await client.send(message)
     await clients.http.delete(f"/sessions/{session['sessionId']}")
-    await client.ending()
+    await client.read_to_end()
     assert got == ["first"]
 
 
-async def test_while_it_finishes_the_session_is_closing_and_its_key_is_free(
+async def test_session_is_closing_and_its_key_free_while_handler_finishes(
     database: Database, serve: ServeLocally, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tenure.streams.stream, "FINISH_SECONDS", 30.0)
@@ -280,19 +284,19 @@ async def test_while_it_finishes_the_session_is_closing_and_its_key_is_free(
 
     class Finishing(EchoHandler):
         async def finish(self) -> None:
-            await self._output.message("one more thing")
+            await self._output.message("last message")
             await may_finish.wait()
 
     clients = (await serve(database, Finishing)).clients
     client, session = await clients.open()
-    await client.say(STOP)
-    assert await client.receive() == "one more thing"
+    await client.send(STOP)
+    assert await client.receive() == "last message"
     closing = await clients.get(session["sessionId"])
     assert (closing["state"], closing["isActive"], closing["closeReason"]) == ("closing", False, "STOPPED")
     again = await clients.put(**{name: session[name] for name in ("userObjectId", "tenantObjectId", "capacityId")})
     assert again["status"] == "created"
     may_finish.set()
-    end, _ = await client.last_words()
+    end, _ = await client.final_message()
     assert end["metrics"]["messagesSent"] == 1
     closed = await clients.get(session["sessionId"])
     assert (closed["state"], closed["sessionEndUtc"]) == ("closed", closing["sessionEndUtc"])
@@ -310,49 +314,49 @@ def rss() -> int:
     return int(psutil.Process().memory_info().rss)
 
 
-async def test_that_floods_a_client_that_does_not_read_fills_no_memory(
+async def test_flooding_handler_does_not_grow_memory_when_client_reads_nothing(
     sqlite_database: Database, serve: ServeLocally
 ) -> None:
     service = await serve(sqlite_database, unruly(flood=_flood))
-    wicked, _, good = await wicked_and_good(service)
-    wicked.read_nothing()
+    bad, _, good = await bad_and_good(service)
+    bad.stop_reading()
     before = rss()
-    await wicked.say("flood")
+    await bad.send("flood")
     for _ in range(50):
         await talk(good)
         await asyncio.sleep(0.01)
     assert rss() - before < MEMORY_MAX
 
 
-async def test_that_floods_can_be_ended_though_its_client_does_not_read(
+async def test_flooding_handler_can_be_ended_when_client_reads_nothing(
     sqlite_database: Database, serve: ServeLocally
 ) -> None:
     service = await serve(sqlite_database, unruly(flood=_flood), lease_seconds=5)
-    wicked, session, _ = await wicked_and_good(service)
-    wicked.read_nothing()
-    await wicked.say("flood")
+    bad, session, _ = await bad_and_good(service)
+    bad.stop_reading()
+    await bad.send("flood")
     await service.clients.http.delete(f"/sessions/{session['sessionId']}")
-    await eventually(lambda: service.instance.streams._places == 1, "the stream has given up its place", 5)
+    await eventually(lambda: service.instance.streams._admitted == 1, "the stream has released its place", 5)
 
 
-async def test_that_floods_a_client_that_says_goodbye_and_reads_nothing_is_disconnected(
+async def test_flooding_handler_is_disconnected_after_half_close_by_client(
     sqlite_database: Database, serve: ServeLocally
 ) -> None:
     service = await serve(sqlite_database, unruly(flood=_flood))
-    wicked, session, _ = await wicked_and_good(service)
-    wicked.read_nothing()
-    await wicked.say("flood")
+    bad, session, _ = await bad_and_good(service)
+    bad.stop_reading()
+    await bad.send("flood")
     await asyncio.sleep(0.3)
-    wicked.writer.write_eof()
-    over = await service.clients.until_closed(session["sessionId"], 5)
-    assert over["closeReason"] == "DISCONNECTED"
+    bad.writer.write_eof()
+    ended_session = await service.clients.until_closed(session["sessionId"], 5)
+    assert ended_session["closeReason"] == "DISCONNECTED"
 
 
-async def test_that_floods_leaves_the_others_their_turn(sqlite_database: Database, serve: ServeLocally) -> None:
+async def test_flooding_handler_does_not_delay_other_streams(sqlite_database: Database, serve: ServeLocally) -> None:
     service = await serve(sqlite_database, unruly(flood=_flood))
-    wicked, _, good = await wicked_and_good(service)
-    await wicked.say("flood")
-    reading = asyncio.ensure_future(_read_on(wicked))
+    bad, _, good = await bad_and_good(service)
+    await bad.send("flood")
+    reading = asyncio.ensure_future(_keep_reading(bad))
     began = time.monotonic()
     for _ in range(10):
         await talk(good)
@@ -360,17 +364,19 @@ async def test_that_floods_leaves_the_others_their_turn(sqlite_database: Databas
     assert time.monotonic() - began < NEIGHBOUR_SECONDS
 
 
-async def _read_on(client: Client) -> None:
+async def _keep_reading(client: Client) -> None:
     while await client.receive() is not None:
         pass
 
 
-async def test_that_floods_after_its_client_has_gone_is_stopped(sqlite_database: Database, serve: ServeLocally) -> None:
+async def test_flooding_handler_is_stopped_after_client_disconnects(
+    sqlite_database: Database, serve: ServeLocally
+) -> None:
     service = await serve(sqlite_database, unruly(flood=_flood))
-    wicked, session, good = await wicked_and_good(service)
-    await wicked.say("flood")
-    await wicked.receive()
-    wicked.vanish()
-    over = await service.clients.until_closed(session["sessionId"])
-    assert over["closeReason"] == "DISCONNECTED"
+    bad, session, good = await bad_and_good(service)
+    await bad.send("flood")
+    await bad.receive()
+    bad.disconnect()
+    ended_session = await service.clients.until_closed(session["sessionId"])
+    assert ended_session["closeReason"] == "DISCONNECTED"
     await talk(good)

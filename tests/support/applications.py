@@ -1,4 +1,4 @@
-"""An application's own jobs, as an installed distribution that says so by entry point."""
+"""Jobs of an application: an installed distribution that registers them by entry point."""
 
 import os
 from collections.abc import Mapping
@@ -16,12 +16,12 @@ class Beat:
 
 class Broken:
     def __init__(self):
-        raise ValueError("no beat without a heart")
+        raise ValueError("on purpose")
 """
 
 
 def installed(folder: Path, jobs: Mapping[str, str]) -> dict[str, str]:
-    """The environment in which instances find these: names of jobs, and of the classes of the module above."""
+    """The environment in which instances find these jobs: job name to class name in the module above."""
     distribution = folder / "pacemaker-1.0.dist-info"
     distribution.mkdir()
     (folder / "pacemaker.py").write_text(MODULE)

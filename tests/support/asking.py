@@ -1,4 +1,4 @@
-"""One HTTP request to an instance, and its answer."""
+"""One HTTP request to an instance, and its response."""
 
 from contextlib import closing
 from http.client import HTTPConnection

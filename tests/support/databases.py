@@ -19,7 +19,7 @@ from sqlalchemy import Connection, create_engine, make_url
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from tenure.clock import from_microseconds, to_microseconds, wall_microseconds
-from tenure.store import Store
+from tenure.store.contract import Store
 from tenure.store.engines import open_store
 from tenure.store.engines.sqlite.store import SqliteStore
 

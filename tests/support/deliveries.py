@@ -1,4 +1,4 @@
-"""Submissions on their way: clients that repeat until they are told, receivers, and what must be true in the end."""
+"""Clients that retry until a submission is accepted, receivers, and the checks at the end of a test."""
 
 import asyncio
 import json
@@ -43,112 +43,115 @@ def gateways(**named: dict[str, Any]) -> dict[str, str]:
 
 
 def comparing_often(folder: Path) -> dict[str, str]:
-    """For instances that compare every second what changed with what they know: none of them lives for minutes."""
-    path = folder / "hasty"
+    """Environment of instances whose executor compares its schedule with the database every second."""
+    path = folder / "comparing_often"
     path.mkdir(exist_ok=True)
     (path / "sitecustomize.py").write_text("import tenure.submissions.executor as e\ne.COMPARE_SECONDS = 1.0\n")
     return {"PYTHONPATH": os.pathsep.join(filter(None, [str(path), os.environ.get("PYTHONPATH")]))}
 
 
-# Those who submit
+# Submit
 
 
 class Submitter:
-    """Takes lost answers and a cut-off instance as reasons to ask another one, with the same key."""
+    """Retries at the next instance, with the same key, after a lost response or a 503."""
 
-    def __init__(self, client: aiohttp.ClientSession, addresses: Sequence[str], gateway: str = "shop") -> None:
+    def __init__(self, client: aiohttp.ClientSession, addresses: Sequence[str], gateway: str = "orders") -> None:
         self._client = client
         self._addresses = addresses
         self._gateway = gateway
         self.repeated = 0
 
     async def submit(self, number: int) -> str:
-        """The id of the submission whose key this number is."""
+        """The id of the submission whose idempotency key contains this number."""
         turn = number
         async with asyncio.timeout(ACCEPTED_WITHIN_SECONDS):
-            while (found := await self._ask(number, turn)) is None:
+            while (submission_id := await self._post(number, turn)) is None:
                 turn += 1
                 self.repeated += 1
                 await asyncio.sleep(REPEAT_PAUSE_SECONDS)
-        return found
+        return submission_id
 
     async def submit_all(self, numbers: Iterable[int], at_once: int = 1, pause_seconds: float = 0) -> list[str]:
-        """In the order in which they were accepted; each of those at once rests after each of its own."""
-        left, found = iter(numbers), list[str]()
+        """In the order in which they were accepted; each of the `at_once` tasks pauses after each submission."""
+        left, submission_ids = iter(numbers), list[str]()
 
         async def work() -> None:
             for number in left:
-                found.append(await self.submit(number))
+                submission_ids.append(await self.submit(number))
                 await asyncio.sleep(pause_seconds)
 
         async with asyncio.TaskGroup() as tasks:
             for _ in range(at_once):
                 tasks.create_task(work())
-        return found
+        return submission_ids
 
     async def retry(self, submission_id: str) -> None:
         async with self._client.post(f"{self._addresses[0]}/submissions/{submission_id}/retry") as answer:
             assert answer.status == 200, await answer.text()
 
-    async def _ask(self, number: int, turn: int) -> str | None:
+    async def _post(self, number: int, turn: int) -> str | None:
         address = self._addresses[turn % len(self._addresses)]
         body = {"gateway": self._gateway, "payload": {"number": number}}
         headers = {"idempotency-key": f"{self._gateway} {number}"}
         with suppress(aiohttp.ClientError, OSError, TimeoutError):
             async with self._client.post(f"{address}/submissions", json=body, headers=headers) as answer:
-                told = await answer.json()
+                content = await answer.json()
                 if answer.status == ACCEPTED:
-                    return str(told["submissionId"])
-                assert answer.status == UNAVAILABLE, told
+                    return str(content["submissionId"])
+                assert answer.status == UNAVAILABLE, content
         return None
 
 
 @asynccontextmanager
-async def submitter(addresses: Sequence[str], gateway: str = "shop") -> AsyncIterator[Submitter]:
+async def submitter(addresses: Sequence[str], gateway: str = "orders") -> AsyncIterator[Submitter]:
     timeout = aiohttp.ClientTimeout(total=ANSWER_SECONDS)
     async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as client:
         yield Submitter(client, addresses, gateway)
 
 
 async def submission(address: str, submission_id: str) -> Any:
-    """As anybody can read it."""
     async with aiohttp.ClientSession() as client, client.get(f"{address}/submissions/{submission_id}") as answer:
         return await answer.json()
 
 
-async def become(address: str, submission_id: str, state: str, seconds: float, told_by: Sequence[Logged] = ()) -> Any:
+async def wait_for_state(
+    address: str, submission_id: str, state: str, seconds: float, processes: Sequence[Logged] = ()
+) -> Any:
     """The submission, once it is in this state."""
 
-    async def look() -> Any:
+    async def in_state() -> Any:
         shown = await submission(address, submission_id)
         return shown if shown["state"] == state else None
 
-    return await found(look, seconds, f"{submission_id} is {state}", told_by)
+    return await poll(in_state, seconds, f"{submission_id} is {state}", processes)
 
 
-async def found(look: Callable[[], Awaitable[Any]], seconds: float, what: str, told_by: Sequence[Logged] = ()) -> Any:
-    """What `look` finds, once that is something."""
+async def poll(
+    condition: Callable[[], Awaitable[Any]], seconds: float, what: str, processes: Sequence[Logged] = ()
+) -> Any:
+    """The first true value that `condition` returns."""
     deadline = time.monotonic() + seconds
-    while not (seen := await look()):
+    while not (value := await condition()):
         if time.monotonic() > deadline:
-            raise AssertionError(f"not within {seconds} s: {what}\n{all_logs(told_by)}")
+            raise AssertionError(f"not within {seconds} s: {what}\n{all_logs(processes)}")
         await asyncio.sleep(POLL_SECONDS)
-    return seen
+    return value
 
 
-async def all_delivered(database: Database, seconds: float, told_by: Sequence[Logged]) -> None:
+async def all_delivered(database: Database, seconds: float, processes: Sequence[Logged]) -> None:
     async def none_is_left() -> bool:
         (row,) = await database.rows("SELECT count(*) AS count FROM submissions WHERE state <> 'delivered'")
         return bool(row["count"] == 0)
 
-    await found(none_is_left, seconds, "all are delivered", told_by)
+    await poll(none_is_left, seconds, "all are delivered", processes)
 
 
-# Those who receive
+# Receive
 
 
-class BlackHole:
-    """A receiver that takes every request and answers none."""
+class SilentReceiver:
+    """A receiver that reads every request and does not respond."""
 
     def __init__(self) -> None:
         self.keys: list[str] = []
@@ -167,6 +170,11 @@ class BlackHole:
         self._server.close()
         for writer in self._open:
             writer.transport.abort()
+
+    def accept_all(self) -> None:
+        """Responds to every open request."""
+        for writer in self._open:
+            writer.write(b"HTTP/1.1 202 Accepted\r\ncontent-length: 0\r\n\r\n")
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._open.add(writer)
@@ -191,7 +199,7 @@ async def totals(receiver: RunningReceiver) -> Any:
 
 
 def received(receiver: RunningReceiver) -> dict[str, int]:
-    """When each key came for the first time, in microseconds since 1970."""
+    """When each key was first received, in microseconds since 1970."""
     return {row["key"]: row["received_at"] for row in _ledger(receiver, "SELECT * FROM deliveries")}
 
 
@@ -201,11 +209,11 @@ def _ledger(receiver: RunningReceiver, statement: str) -> list[dict[str, Any]]:
         return [dict(row) for row in connection.execute(statement)]
 
 
-# Those who send
+# Send
 
 
 class Fleet:
-    """Instances of which some die: others take their place, at other addresses."""
+    """Instances that are killed and replaced, at new addresses."""
 
     def __init__(self, start: Start, url: str, environment: dict[str, str], count: int) -> None:
         self._start, self._url, self._environment = start, url, environment
@@ -223,7 +231,7 @@ class Fleet:
         async def leading() -> RunningInstance | None:
             return next((instance for instance in self.running if leads(instance.log())), None)
 
-        leader: RunningInstance = await found(leading, STARTED_WITHIN_SECONDS, "one leads", self.all)
+        leader: RunningInstance = await poll(leading, STARTED_WITHIN_SECONDS, "one leads", self.all)
         return leader
 
     async def followers(self) -> list[RunningInstance]:
@@ -244,18 +252,18 @@ class Fleet:
             await asyncio.to_thread(instance.wait_for_its_end)
 
     def kill(self) -> None:
-        """Where nobody wants to know how they end, which takes a moment."""
+        """Kills all instances, where a test does not check how they stop: a clean stop takes a moment."""
         for instance in self.running:
             instance.kill()
 
-    def told(self, event: str) -> list[str]:
+    def logged(self, event: str) -> list[str]:
         return [line for instance in self.all for line in instance.log().splitlines() if event in line]
 
     def _one(self) -> RunningInstance:
         return self._start(self._url, **self._environment)
 
 
-# What must be true in the end
+# Checks at the end
 
 
 STATES = "SELECT state, count(*) AS count FROM submissions GROUP BY state"
@@ -288,8 +296,13 @@ SELECT a.* FROM submission_attempts a JOIN submissions s ON s.submission_id = a.
 """
 
 
-async def broken_promises(database: Database, receiver: RunningReceiver, submission_ids: Sequence[str]) -> list[str]:
-    """Nobody may be running any more; an empty list is what is wanted."""
+async def broken_promises(
+    database: Database, receiver: RunningReceiver, submission_ids: Sequence[str], *, elsewhere: int = 0
+) -> list[str]:
+    """All instances must have stopped. The list is empty if every guarantee held.
+
+    `elsewhere`: how many more submissions were delivered to other receivers.
+    """
     wrong = {
         "numbers with gaps": NUMBERS_WITH_GAPS,
         "begun outside their epoch": OUTSIDE_THEIR_EPOCH,
@@ -301,8 +314,9 @@ async def broken_promises(database: Database, receiver: RunningReceiver, submiss
     counted = [(what, await database.rows(statement)) for what, statement in wrong.items()]
     broken = [f"{len(rows)} {what}: {rows[:3]}" for what, rows in counted if rows]
     states = {row["state"]: row["count"] for row in await database.rows(STATES)}
-    if states != {"delivered": len(set(submission_ids))}:
-        broken.append(f"states {states}, accepted {len(set(submission_ids))}")
+    accepted = len(set(submission_ids)) + elsewhere
+    if states != {"delivered": accepted}:
+        broken.append(f"states {states}, accepted {accepted}")
     return broken + await _broken_in_the_ledger(database, receiver, submission_ids)
 
 
@@ -319,5 +333,5 @@ async def _broken_in_the_ledger(
     if seen["keys"] != len(set(submission_ids)) or seen["conflicts"]:
         broken.append(f"totals {seen}")
     if seen["requests"] > attempts["count"]:
-        broken.append(f"{seen['requests']} requests came of {attempts['count']} attempts")
+        broken.append(f"{seen['requests']} requests were received of {attempts['count']} attempts")
     return broken

@@ -1,8 +1,8 @@
-"""Was everything that clients were told true, and is the table one that can have come about?
+"""Checks that the responses to all clients are consistent with the session table.
 
-Judges from two things alone: the exchanges of the clients, each with the instants at which it was sent and answered,
-and the rows of the session table. Requests under way at the same time may have been carried out in any order, so each
-check speaks only of what the instants prove. What is found is told in sentences; none means that all promises held.
+The input is the exchanges of the clients, each with the instants at which it was sent and answered, and the rows of
+the session table. Concurrent requests may have been executed in any order, so each check uses only what the instants
+prove. Each violation is one sentence; an empty list means that every guarantee held.
 """
 
 from collections import Counter, defaultdict
@@ -22,8 +22,8 @@ SHOWN_MAX = 12
 OPENED = (200, 201)
 
 
-class Lived(msgspec.Struct, frozen=True):
-    """A row of the table: a session as it was in the end. A live one ends `NEVER`."""
+class SessionRow(msgspec.Struct, frozen=True):
+    """A session at the end of the test. A live session ends at `NEVER`."""
 
     session_id: str
     key: Key
@@ -34,10 +34,10 @@ class Lived(msgspec.Struct, frozen=True):
     previous: str | None
 
 
-async def lived(database: Database) -> list[Lived]:
+async def read_sessions(database: Database) -> list[SessionRow]:
     found = await database.rows("SELECT * FROM sessions ORDER BY started_at")
     return [
-        Lived(
+        SessionRow(
             str(row["session_id"]),
             (str(row["capacity_id"]), str(row["user_object_id"])),
             row["kind"],
@@ -50,8 +50,8 @@ async def lived(database: Database) -> list[Lived]:
     ]
 
 
-def broken_promises(exchanges: Sequence[Exchange], table: Sequence[Lived], also: Sequence[int] = ()) -> list[str]:
-    """`also`: statuses that may occur although nothing failed for good; 0 stands for a lost connection."""
+def broken_promises(exchanges: Sequence[Exchange], table: Sequence[SessionRow], also: Sequence[int] = ()) -> list[str]:
+    """`also`: statuses that are allowed besides 200 and 201; 0 stands for a lost connection."""
     opens = [exchange for exchange in exchanges if exchange.method == "PUT"]
     ends = [exchange for exchange in exchanges if exchange.method == "DELETE"]
     checks: Iterable[Iterator[str]] = (
@@ -72,8 +72,8 @@ def _unexpected_statuses(exchanges: Sequence[Exchange], also: Sequence[int]) -> 
             yield f"status {exchange.status}: {exchange}"
 
 
-def overlaps(table: Sequence[Lived]) -> Iterator[str]:
-    """One live session at every instant, and each ends after it starts."""
+def overlaps(table: Sequence[SessionRow]) -> Iterator[str]:
+    """Each key has at most one live session at every instant, and each session ends after it starts."""
     for session in table:
         if session.ended_at <= session.started_at:
             yield f"ends before it starts: {session}"
@@ -83,8 +83,8 @@ def overlaps(table: Sequence[Lived]) -> Iterator[str]:
                 yield f"overlap: {one} {following}"
 
 
-def _wrong_successions(table: Sequence[Lived]) -> Iterator[str]:
-    """What was upgraded ends as its one successor, of a higher kind, starts."""
+def _wrong_successions(table: Sequence[SessionRow]) -> Iterator[str]:
+    """An upgraded session ends at the instant at which its one successor, of a higher kind, starts."""
     by_id = {session.session_id: session for session in table}
     successors = Counter(session.previous for session in table)
     for session in table:
@@ -96,42 +96,42 @@ def _wrong_successions(table: Sequence[Lived]) -> Iterator[str]:
                 yield f"not the successor of {old}: {session}"
 
 
-def _succeeds(old: Lived, new: Lived) -> bool:
+def _succeeds(old: SessionRow, new: SessionRow) -> bool:
     return (old.reason, old.key, old.ended_at) == ("UPGRADED", new.key, new.started_at) and old.kind < new.kind
 
 
-def _untrue_answers(opens: Sequence[Exchange], table: Sequence[Lived]) -> Iterator[str]:
-    """The session named was live at some instant while the request was under way, and enough for it."""
+def _untrue_answers(opens: Sequence[Exchange], table: Sequence[SessionRow]) -> Iterator[str]:
+    """The session in each response was live at some instant during the request, and of at least the requested kind."""
     by_id = {session.session_id: session for session in table}
     for exchange in _answered(opens):
         session = by_id.get(exchange.answer["sessionId"])
         if session is None:
-            yield f"told of a session that is not there: {exchange}"
+            yield f"response names a session that does not exist: {exchange}"
         elif not (session.started_at <= exchange.received_at and session.ended_at > exchange.sent_at):
-            yield f"not live while this was under way: {session} {exchange}"
+            yield f"session was not live during the request: {session} {exchange}"
         elif session.kind < exchange.kind or session.key != exchange.key:
-            yield f"not what was asked for: {session} {exchange}"
-        elif _told(exchange.answer) != (session.kind, session.started_at, session.previous):
-            yield f"not as in the table: {session} {exchange}"
+            yield f"session does not match the request: {session} {exchange}"
+        elif _shown(exchange.answer) != (session.kind, session.started_at, session.previous):
+            yield f"response differs from the table: {session} {exchange}"
 
 
-def _wrong_openers(opens: Sequence[Exchange], table: Sequence[Lived]) -> Iterator[str]:
-    """Each session was reported as opened once, to a request for just that. A lost answer may have been the one."""
+def _wrong_openers(opens: Sequence[Exchange], table: Sequence[SessionRow]) -> Iterator[str]:
+    """Each session was reported as opened once, to a request for its key and kind, unless that response was lost."""
     reports: defaultdict[str, list[Exchange]] = defaultdict(list)
     for exchange in _answered(opens):
         if exchange.answer["wasCreated"]:
             reports[exchange.answer["sessionId"]].append(exchange)
     lost = {(exchange.key, exchange.kind) for exchange in opens if exchange.status not in OPENED}
     for session in table:
-        told = reports[session.session_id]
-        if len(told) > 1 or (not told and (session.key, session.kind) not in lost):
-            yield f"reported as opened {len(told)} times: {session} {told}"
-        for exchange in told:
+        reported = reports[session.session_id]
+        if len(reported) > 1 or (not reported and (session.key, session.kind) not in lost):
+            yield f"reported as opened {len(reported)} times: {session} {reported}"
+        for exchange in reported:
             if not _opened_by(exchange, session):
-                yield f"cannot have been opened by this: {session} {exchange}"
+                yield f"session cannot have been opened by this request: {session} {exchange}"
 
 
-def _opened_by(exchange: Exchange, session: Lived) -> bool:
+def _opened_by(exchange: Exchange, session: SessionRow) -> bool:
     outcome = "created" if session.previous is None else "upgraded"
     return (
         (exchange.status, exchange.answer["status"], exchange.kind) == (201, outcome, session.kind)
@@ -140,56 +140,59 @@ def _opened_by(exchange: Exchange, session: Lived) -> bool:
     )
 
 
-def _wrong_kinds(opens: Sequence[Exchange], table: Sequence[Lived]) -> Iterator[str]:
-    """A run of upgrades ends with the highest kind that was asked for while it lasted."""
-    asked: defaultdict[Key, list[Exchange]] = defaultdict(list)
+def _wrong_kinds(opens: Sequence[Exchange], table: Sequence[SessionRow]) -> Iterator[str]:
+    """A sequence of upgrades ends with the highest kind that was requested during it."""
+    requested: defaultdict[Key, list[Exchange]] = defaultdict(list)
     for exchange in opens:
-        asked[exchange.key].append(exchange)
+        requested[exchange.key].append(exchange)
     for key, sessions in _by_key(table).items():
         free_since = 0
         for last in (session for session in sessions if session.reason != "UPGRADED"):
-            surely = _asked_within(asked[key], free_since, last.ended_at)
+            surely = _requested_within(requested[key], free_since, last.ended_at)
             if surely and max(surely) > last.kind:
-                yield f"kind {max(surely)} was asked for and not given: {last}"
-            if last.kind not in _asked_around(asked[key], free_since, last.ended_at):
-                yield f"nobody asked for kind {last.kind}: {last}"
+                yield f"kind {max(surely)} was requested and not opened: {last}"
+            if last.kind not in _requested_around(requested[key], free_since, last.ended_at):
+                yield f"kind {last.kind} was not requested: {last}"
             free_since = last.ended_at
 
 
-def _asked_within(opens: Sequence[Exchange], start: int, end: int) -> list[int]:
-    """Kinds of the requests that were carried out after `start` and before `end`, whatever the order of the others."""
+def _requested_within(opens: Sequence[Exchange], start: int, end: int) -> list[int]:
+    """Kinds of the requests that were executed after `start` and before `end` in every possible order."""
     return [one.kind for one in _answered(opens) if one.sent_at > start and one.received_at < end]
 
 
-def _asked_around(opens: Sequence[Exchange], start: int, end: int) -> list[int]:
-    """Kinds of requests that may have been carried out between the two; a lost one at any time after it was sent."""
+def _requested_around(opens: Sequence[Exchange], start: int, end: int) -> list[int]:
+    """Kinds of requests that may have been executed between `start` and `end`.
+
+    A request without a response may have been executed at any time after it was sent.
+    """
     return [one.kind for one in opens if one.sent_at <= end and (one.received_at >= start or one.status not in OPENED)]
 
 
-def _wrong_ends(ends: Sequence[Exchange], table: Sequence[Lived]) -> Iterator[str]:
-    """Whoever asked for an end was told the one that is in the table, and it came while somebody asked for it."""
+def _wrong_ends(ends: Sequence[Exchange], table: Sequence[SessionRow]) -> Iterator[str]:
+    """Each response to a DELETE contains the end in the table, and each such end is within one of its DELETEs."""
     by_id = {session.session_id: session for session in table}
-    asked: defaultdict[str, list[Exchange]] = defaultdict(list)
+    deletes: defaultdict[str, list[Exchange]] = defaultdict(list)
     for exchange in ends:
         session_id = exchange.path.rpartition("/")[2]
-        asked[session_id].append(exchange)
-        if exchange.status == OPENED[0] and not _told_end(exchange, by_id.get(session_id)):
-            yield f"told another end: {by_id.get(session_id)} {exchange}"
+        deletes[session_id].append(exchange)
+        if exchange.status == OPENED[0] and not _shows_end(exchange, by_id.get(session_id)):
+            yield f"response contains another end: {by_id.get(session_id)} {exchange}"
     for session in table:
-        if session.reason == "TERMINATED" and not any(_may_end(one, session) for one in asked[session.session_id]):
-            yield f"nobody asked for this end: {session} {asked[session.session_id]}"
+        if session.reason == "TERMINATED" and not any(_may_end(one, session) for one in deletes[session.session_id]):
+            yield f"session was ended without a DELETE: {session} {deletes[session.session_id]}"
 
 
-def _told_end(exchange: Exchange, session: Lived | None) -> bool:
-    told = exchange.answer
-    return session is not None and (told["isActive"], told["closeReason"], _instant(told["sessionEndUtc"])) == (
+def _shows_end(exchange: Exchange, session: SessionRow | None) -> bool:
+    shown = exchange.answer
+    return session is not None and (shown["isActive"], shown["closeReason"], _instant(shown["sessionEndUtc"])) == (
         False,
         session.reason,
         session.ended_at,
     )
 
 
-def _may_end(exchange: Exchange, session: Lived) -> bool:
+def _may_end(exchange: Exchange, session: SessionRow) -> bool:
     return exchange.sent_at <= session.ended_at and (
         exchange.status not in OPENED or session.ended_at <= exchange.received_at
     )
@@ -199,15 +202,15 @@ def _answered(opens: Sequence[Exchange]) -> Iterator[Exchange]:
     return (exchange for exchange in opens if exchange.status in OPENED)
 
 
-def _by_key(table: Sequence[Lived]) -> dict[Key, list[Lived]]:
+def _by_key(table: Sequence[SessionRow]) -> dict[Key, list[SessionRow]]:
     """In the order of their starts."""
-    groups: defaultdict[Key, list[Lived]] = defaultdict(list)
+    groups: defaultdict[Key, list[SessionRow]] = defaultdict(list)
     for session in table:
         groups[session.key].append(session)
     return groups
 
 
-def _told(answer: dict[str, Any]) -> tuple[int, int, str | None]:
+def _shown(answer: dict[str, Any]) -> tuple[int, int, str | None]:
     return answer["sessionKind"], _instant(answer["sessionStartUtc"]), answer["previousSessionId"]
 
 
@@ -216,5 +219,5 @@ def _instant(text: str) -> int:
 
 
 def _microseconds(value: datetime | int) -> int:
-    """An instant as PostgreSQL gives it, or as SQLite keeps it."""
+    """An instant as PostgreSQL returns it, or as SQLite stores it."""
     return value if isinstance(value, int) else to_microseconds(value)

@@ -4,35 +4,26 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from tenure.model.sessions import (
-    Attach,
-    Attached,
-    Found,
-    Heartbeat,
-    Kept,
-    Seats,
-    StreamCounters,
-    StreamUpdate,
-    StreamUpdated,
-    WhenFull,
-)
-from tenure.store import Store
-from tests.support.wishes import ROUNDS_MAX, SECOND
+from tenure.domain.capacities import Seats, WhenFull
+from tenure.domain.sessions import Found, Heartbeat, HeartbeatResult, StreamCounters
+from tenure.domain.streams import AttachRequest, AttachResult, StreamUpdate, StreamUpdateResult
+from tenure.store.contract import Store
+from tests.support.open_requests import ROUNDS_MAX, SECOND
 
 COUNTED = StreamCounters(1_001, 12, 103, 54, 205, 6, 307)
 NOTHING = StreamCounters(0, 0, 0, 0, 0, 0, 0)
 EVICTING = WhenFull.EVICT_OLDEST.value
 
 
-async def keep_one(store: Store, session_id: str, *, active: bool = False) -> Kept:
+async def keep_one(store: Store, session_id: str, *, active: bool = False) -> HeartbeatResult:
     return await _until_free(lambda: store.heartbeat([Heartbeat(session_id, active)]))
 
 
-async def attach_one(store: Store, session_id: str, **limits: int) -> Attached:
+async def attach_one(store: Store, session_id: str, **limits: int) -> AttachResult:
     return await _until_free(lambda: store.attach_streams([attach(session_id, **limits)]))
 
 
-async def update_one(store: Store, session_id: str, **said: Any) -> StreamUpdated:
+async def update_one(store: Store, session_id: str, **said: Any) -> StreamUpdateResult:
     return await _until_free(lambda: store.update_streams([stream_update(session_id, **said)]))
 
 
@@ -45,8 +36,10 @@ async def _until_free(ask: Callable[[], Awaitable[Any]]) -> Any:
     raise AssertionError(f"the row was held for {ROUNDS_MAX} rounds")
 
 
-def attach(session_id: str, *, lease: int = 60 * SECOND, idle: int = 300 * SECOND, every: int = 5 * SECOND) -> Attach:
-    return Attach(session_id, lease, idle, every)
+def attach(
+    session_id: str, *, lease: int = 60 * SECOND, idle: int = 300 * SECOND, every: int = 5 * SECOND
+) -> AttachRequest:
+    return AttachRequest(session_id, lease, idle, every)
 
 
 def stream_update(session_id: str, **said: Any) -> StreamUpdate:

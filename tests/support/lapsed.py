@@ -1,4 +1,4 @@
-"""Sessions whose deadline has passed and which nobody has recorded yet: work for a sweep."""
+"""Lapsed sessions that no sweep has recorded yet."""
 
 from tests.support.databases import Database
 from tests.support.rows import fill_postgres, fill_sqlite

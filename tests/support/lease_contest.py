@@ -1,7 +1,7 @@
-"""A process that takes a lease as often as it can, from others who do the same, and tells what it was told.
+"""A process that acquires a contested lease as often as it can, and prints every response of the store.
 
-Run as `python -m tests.support.lease_contest URL HOLDER TASKS EPOCHS SEED`. Ends with that epoch, or when it takes too
-long, and prints one JSON list of `Deed`s.
+Run as `python -m tests.support.lease_contest URL HOLDER TASKS EPOCHS SEED`. It ends with the given epoch, or after
+`SECONDS_MAX`, and prints one JSON list of `LeaseCall`s.
 """
 
 import asyncio
@@ -13,20 +13,20 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from tenure.clock import to_microseconds
+from tenure.domain.leases import Lease
 from tenure.errors import DatabaseUnavailable, LeaseLost
 from tenure.ids import new_id
-from tenure.model.leases import Lease
-from tenure.store import Store
+from tenure.store.contract import Store
 from tenure.store.engines import open_store
 
 NAME = "contested"
 SECONDS_MAX = 10.0
 DURATIONS = (1, 500, 2_000, 10_000, 100_000)
-"""Microseconds: some run out before the answer is there, some while they are renewed, some are held until released."""
+"""Microseconds: some expire before the response arrives, some during a renewal, some are held until released."""
 
 
-class Deed(NamedTuple):
-    """One answer: a lease was taken, renewed or released, in this epoch, then, until then."""
+class LeaseCall(NamedTuple):
+    """One response: a lease was taken, renewed or released in this epoch, at this instant, and is valid until then."""
 
     what: str
     holder: str
@@ -40,7 +40,7 @@ class Contestant:
         self._store, self._holder = store, holder
         self._random = random.Random(seed)
         self._epoch = 0
-        self.deeds: list[Deed] = []
+        self.calls: list[LeaseCall] = []
 
     async def contest(self, epochs: int) -> None:
         ends_at = time.monotonic() + SECONDS_MAX
@@ -56,16 +56,18 @@ class Contestant:
         self._epoch = acquired.lease.epoch
         if not acquired.taken:
             return
-        self._note("taken", acquired.lease, acquired.lease.acquired_at)
+        self._record("taken", acquired.lease, acquired.lease.acquired_at)
         while self._random.random() < 0.5:
             await asyncio.sleep(self._random.random() * 0.003)
             renewed = await self._store.renew_lease(acquired.lease.fence, self._random.choice(DURATIONS))
-            self._note("renewed", renewed, renewed.renewed_at)
+            self._record("renewed", renewed, renewed.renewed_at)
         released = await self._store.release_lease(acquired.lease.fence)
-        self._note("released", released, released.expires_at)
+        self._record("released", released, released.expires_at)
 
-    def _note(self, what: str, lease: Lease, at: datetime) -> None:
-        self.deeds.append(Deed(what, lease.holder, lease.epoch, to_microseconds(at), to_microseconds(lease.expires_at)))
+    def _record(self, what: str, lease: Lease, at: datetime) -> None:
+        self.calls.append(
+            LeaseCall(what, lease.holder, lease.epoch, to_microseconds(at), to_microseconds(lease.expires_at))
+        )
 
 
 async def contest(url: str, holder: str, tasks: int, epochs: int, seed: int) -> list[Any]:
@@ -73,7 +75,7 @@ async def contest(url: str, holder: str, tasks: int, epochs: int, seed: int) -> 
     contestants = [Contestant(store, f"{holder}-{number}", seed + number) for number in range(tasks)]
     await asyncio.gather(*(contestant.contest(epochs) for contestant in contestants))
     await store.close()
-    return [deed for contestant in contestants for deed in contestant.deeds]
+    return [call for contestant in contestants for call in contestant.calls]
 
 
 if __name__ == "__main__":

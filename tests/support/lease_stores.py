@@ -9,27 +9,16 @@ from typing import TypeVar
 import pytest
 from msgspec.structs import replace
 
+from tenure.domain.jobs import BeginRunOutcome, BeginRunResult, Board, BoardJob, Job, JobSettings, RunOutcome
+from tenure.domain.leases import JOB_LOCK, AcquireResult, Fence, Lease
 from tenure.errors import DatabaseUnavailable, LeaseLost
-from tenure.model.leases import (
-    JOB_LOCK,
-    Acquired,
-    BeginFound,
-    Begun,
-    Board,
-    Fence,
-    Job,
-    JobSettings,
-    Lease,
-    Posting,
-    RunOutcome,
-)
-from tenure.store.store import Topic
-from tests.support.wishes import NOON, SECOND
+from tenure.store.contract import Topic
+from tests.support.open_requests import NOON, SECOND
 
 T = TypeVar("T")
 Trouble = Callable[[], Exception]
 
-CLOCKS = ("tenure.leases.held", "tenure.leases.leadership", "tenure.jobs.runner", "tenure.leases.acquiring")
+CLOCKS = ("tenure.leases.held", "tenure.leases.leadership", "tenure.jobs.runner", "tenure.leases.acquirer")
 LOCK_TIMEOUT = 120 * SECOND
 
 
@@ -67,6 +56,7 @@ class LeaseStore:
         self.jobs: dict[str, Job] = {}
         self.failures_in_a_row = 0
         self.is_due = True
+        self.clock_behind: datetime | None = None
         self.finishes: list[Finish] = []
         self.asked: list[str] = []
         """Which methods were called, in order."""
@@ -83,7 +73,7 @@ class LeaseStore:
         self._may_answer[method] = asyncio.Event()
         return self._may_answer[method]
 
-    async def acquire_lease(self, name: str, holder: str, attempt: str, duration_microseconds: int) -> Acquired:
+    async def acquire_lease(self, name: str, holder: str, attempt: str, duration_microseconds: int) -> AcquireResult:
         del attempt
         return await self._do("acquire_lease", lambda: self._acquire(name, holder, duration_microseconds))
 
@@ -111,7 +101,7 @@ class LeaseStore:
                 paused=job.paused,
             )
 
-    async def begin_run(self, job: str, holder: str, attempt: str) -> Begun:
+    async def begin_run(self, job: str, holder: str, attempt: str) -> BeginRunResult:
         del attempt
         return await self._do("begin_run", lambda: self._begin(job, holder))
 
@@ -127,7 +117,7 @@ class LeaseStore:
 
     def board(self, *names: str) -> Board:
         leases = [self._seen(self.leases[name]) for name in names if name in self.leases]
-        return Board(leases, [Posting(job, self._lock(job.name), self.now) for job in self.jobs.values()])
+        return Board(leases, [BoardJob(job, self._lock(job.name), self.now) for job in self.jobs.values()])
 
     def resign(self, name: str) -> None:
         self._end(self.leases[name].fence, resigned=True)
@@ -161,10 +151,10 @@ class LeaseStore:
     def _seen(self, lease: Lease) -> Lease:
         return replace(lease, held=not lease.released and lease.expires_at > self.now)
 
-    def _acquire(self, name: str, holder: str, duration_microseconds: int) -> Acquired:
+    def _acquire(self, name: str, holder: str, duration_microseconds: int) -> AcquireResult:
         old = self.leases.get(name)
         if old is not None and self._seen(old).held:
-            return Acquired(self._seen(old), taken=False)
+            return AcquireResult(self._seen(old), taken=False)
         self.leases[name] = Lease(
             name=name,
             holder=holder,
@@ -174,7 +164,7 @@ class LeaseStore:
             renewed_at=self.now,
             expires_at=self.now + timedelta(microseconds=duration_microseconds),
         )
-        return Acquired(self.leases[name], taken=True)
+        return AcquireResult(self.leases[name], taken=True)
 
     def _renew(self, fence: Fence, duration_microseconds: int) -> Lease:
         lease = self._checked(fence)
@@ -193,21 +183,22 @@ class LeaseStore:
             raise LeaseLost(f"{fence.holder} does not hold the lease {fence.name} in epoch {fence.epoch}")
         return lease
 
-    def _begin(self, job: str, holder: str) -> Begun:
+    def _begin(self, job: str, holder: str) -> BeginRunResult:
         if not self.is_due:
-            return Begun(BeginFound.IDLE)
+            return BeginRunResult(BeginRunOutcome.IDLE)
         timeout = self.jobs[job].lock_timeout_microseconds if job in self.jobs else LOCK_TIMEOUT
         acquired = self._acquire(JOB_LOCK + job, holder, timeout)
         if not acquired.taken:
-            return Begun(BeginFound.HELD)
-        return Begun(
-            BeginFound.BEGUN,
+            return BeginRunResult(BeginRunOutcome.HELD)
+        return BeginRunResult(
+            BeginRunOutcome.BEGUN,
             acquired.lease.fence,
             self.now,
             acquired.lease.expires_at,
             self.now,
             timeout,
             self.failures_in_a_row,
+            clock_behind=self.clock_behind,
         )
 
 

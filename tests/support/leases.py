@@ -6,14 +6,15 @@ from typing import Any
 
 from sqlalchemy import Connection, insert, make_url, select
 
+from tenure.domain.jobs import BeginRunResult, JobSettings
+from tenure.domain.leases import JOB_LOCK, AcquireResult, Fence
+from tenure.domain.sessions import SweepResult
 from tenure.ids import new_id
-from tenure.model.leases import JOB_LOCK, Acquired, Begun, Fence, JobSettings
-from tenure.model.sessions import Swept
-from tenure.store import Store
+from tenure.store.contract import Store
 from tenure.store.engines.sqlite.store import SqliteStore
 from tenure.store.tables import metadata
 from tests.support.databases import Database, SqliteClock
-from tests.support.wishes import SECOND
+from tests.support.open_requests import SECOND
 
 MICROSECOND = timedelta(microseconds=1)
 SWEEP_LOCK = JOB_LOCK + "expire-sessions"
@@ -27,7 +28,7 @@ async def held(store: Store, name: str = SWEEP_LOCK, holder: str = "test") -> Fe
     return (await acquire(store, name, holder, AGES)).lease.fence
 
 
-async def acquire(store: Store, name: str, holder: str, duration: int = 60 * SECOND) -> Acquired:
+async def acquire(store: Store, name: str, holder: str, duration: int = 60 * SECOND) -> AcquireResult:
     return await store.acquire_lease(name, holder, new_id(), duration)
 
 
@@ -38,11 +39,11 @@ async def taken(store: Store, name: str, holder: str, duration: int = 60 * SECON
     return acquired.lease.fence
 
 
-async def sweep_some(store: Store, limit: int) -> Swept:
+async def sweep_some(store: Store, limit: int) -> SweepResult:
     return await store.expire_sessions(await held(store), limit)
 
 
-async def begin(store: Store, job: str, holder: str = "test") -> Begun:
+async def begin(store: Store, job: str, holder: str = "test") -> BeginRunResult:
     return await store.begin_run(job, holder, new_id())
 
 

@@ -1,7 +1,7 @@
-"""Many clients at once: a small HTTP/1.1 client over keep-alive connections that notes when it sent and received.
+"""Many concurrent clients: a small HTTP/1.1 client that records when it sent each request and received the response.
 
-Instants are microseconds of this host's clock, which is the database's clock here, so that what a client was told can
-be compared with what the table says.
+Instants are microseconds of this host's clock. The database uses the same clock, so a response can be compared with the
+table.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from tenure.clock import wall_microseconds
 
 ANSWER_SECONDS = 15
 PAUSE_SECONDS = 0.02
-REPEAT_SECONDS = 20
+RETRY_SECONDS = 20
 END_SHARE = 0.2
 TENANT = str(UUID(int=1))
 
@@ -28,7 +28,7 @@ Key = tuple[str, str]
 
 
 class Exchange(msgspec.Struct, kw_only=True):
-    """One request and what came back. `status` is 0 if nothing did: then it may or may not have been carried out."""
+    """One request and its response. `status` is 0 without a response: the request may have been executed or not."""
 
     method: str
     path: str
@@ -46,7 +46,7 @@ class Exchange(msgspec.Struct, kw_only=True):
 
 
 class Client:
-    """Sends one request after the other to an instance, and connects anew where that is needed."""
+    """Sends one request after the other to an instance, and reconnects if necessary."""
 
     def __init__(self, address: str, exchanges: list[Exchange]) -> None:
         self._host, _, port = urlsplit(address).netloc.rpartition(":")
@@ -148,8 +148,8 @@ async def clients(
     addresses: Iterable[str], each: int, exchanges: list[Exchange] | None = None
 ) -> AsyncIterator[list[Client]]:
     """`each` clients per instance, in turn one of each instance."""
-    noted = [] if exchanges is None else exchanges
-    made = [Client(address, noted) for _ in range(each) for address in addresses]
+    recorded = [] if exchanges is None else exchanges
+    made = [Client(address, recorded) for _ in range(each) for address in addresses]
     try:
         yield made
     finally:
@@ -157,23 +157,23 @@ async def clients(
             client.close()
 
 
-async def repeated(
-    ask: Callable[[], Awaitable[Exchange]], enough: Callable[[Exchange], bool], seconds: float
+async def retry_until(
+    send: Callable[[], Awaitable[Exchange]], enough: Callable[[Exchange], bool], seconds: float
 ) -> Exchange:
-    """Asks until the answer is `enough`, as a good client does that was told to come again."""
+    """Sends the request until `enough` accepts the response, as a client does after Retry-After."""
     async with asyncio.timeout(seconds):
         while True:
-            exchange = await ask()
+            exchange = await send()
             if enough(exchange):
                 return exchange
             await asyncio.sleep(PAUSE_SECONDS)
 
 
 class Crowd:
-    """Asks for every key many times at once, with mixed kinds, and ends some of the sessions meanwhile.
+    """Many concurrent opens of every key, with mixed kinds, and an end of some of the sessions.
 
-    The requests for a key stand next to each other in the queue that all clients take from, so that they are under way
-    on all instances at the same time.
+    The requests for a key are next to each other in the queue of all clients, so they run on all instances at the same
+    time.
     """
 
     def __init__(
@@ -183,9 +183,9 @@ class Crowd:
         keys: int,
         requests_per_key: int,
         end_share: float = END_SHARE / 2,
-        repeat_on: Collection[int] = (),
+        retry_on: Collection[int] = (),
     ) -> None:
-        """`repeat_on`: statuses that a client takes as a reason to ask again; 0 stands for a lost connection."""
+        """`retry_on`: statuses after which a client retries; 0 stands for a lost connection."""
         self._random = random.Random(seed)
         self._requests = iter(
             [
@@ -195,22 +195,22 @@ class Crowd:
             ]
         )
         self._end_share = end_share
-        self._repeat_on = repeat_on
+        self._retry_on = retry_on
 
-    async def ask(self, members: Sequence[Client]) -> None:
+    async def run(self, members: Sequence[Client]) -> None:
         async with asyncio.TaskGroup() as tasks:
             for member in members:
-                tasks.create_task(self._ask(member))
+                tasks.create_task(self._work(member))
 
-    async def _ask(self, member: Client) -> None:
+    async def _work(self, member: Client) -> None:
         for key, kind in self._requests:
-            opened = await repeated(partial(member.open, key, kind), self._is_answer, REPEAT_SECONDS)
+            opened = await retry_until(partial(member.open, key, kind), self._is_answer, RETRY_SECONDS)
             if opened.status in (200, 201) and self._random.random() < self._end_share:
                 session_id = opened.answer["sessionId"]
-                await repeated(partial(member.end, key, session_id), self._is_answer, REPEAT_SECONDS)
+                await retry_until(partial(member.end, key, session_id), self._is_answer, RETRY_SECONDS)
 
     def _is_answer(self, exchange: Exchange) -> bool:
-        return exchange.status not in self._repeat_on
+        return exchange.status not in self._retry_on
 
 
 def some_keys(count: int, seed: int) -> list[Key]:
@@ -226,7 +226,7 @@ def _some_id(source: random.Random) -> str:
 async def steady_load(
     addresses: Iterable[str], each: int, *, keys: Sequence[Key], seed: int
 ) -> AsyncIterator[list[Exchange]]:
-    """Clients that open and end sessions of `keys` until the block is left. A refused one goes on with another key."""
+    """Clients that open and end sessions of `keys` until the block exits. After a refusal they try another key."""
     exchanges: list[Exchange] = []
     source = random.Random(seed)
     enough = asyncio.Event()

@@ -1,4 +1,4 @@
-"""Holding what a store is about to need: a second connection with an open transaction, and a way to see who waits."""
+"""Locks that a test holds while a store needs them, and a wait for the calls that are blocked by them."""
 
 import asyncio
 import sqlite3
@@ -9,17 +9,17 @@ from datetime import datetime
 import asyncpg
 from sqlalchemy import make_url
 
-from tenure.model.sessions import Open
-from tenure.store import Store
+from tenure.domain.sessions import OpenRequest
+from tenure.store.contract import Store
 from tests.support.databases import Database
 
 CUT_LOCK = 7305808868231127649
 WAIT_SECONDS = 0.8
-"""Shorter than the store's lock timeout: whatever waits must still be waiting."""
+"""Shorter than the store's lock timeout: a blocked call must still be waiting."""
 
 
 class Holder:
-    """An open transaction on PostgreSQL. What it has locked stays locked until it commits or rolls back."""
+    """An open transaction on PostgreSQL. It keeps its locks until it commits or rolls back."""
 
     def __init__(self, connection: asyncpg.Connection) -> None:
         self._connection = connection
@@ -28,14 +28,14 @@ class Holder:
         await self._connection.execute("SELECT FROM sessions WHERE session_id = $1 FOR UPDATE", session_id)
 
     async def end_session(self, session_id: str) -> datetime:
-        """The end, which nobody else can see yet."""
+        """Ends the session without a commit; returns its end."""
         end: datetime = await self._connection.fetchval(
-            "SELECT (e.session).closed_at FROM tenure_end_1($1, 'TERMINATED') AS e", session_id
+            "SELECT (e.session).closed_at FROM tenure_end_1(ARRAY[$1::uuid], '{TERMINATED}') AS e", session_id
         )
         return end
 
-    async def insert(self, wish: Open) -> None:
-        """A session of the wish's key, which nobody else can see yet but everybody has to wait for."""
+    async def insert(self, request: OpenRequest) -> None:
+        """Inserts a session of the request's key without a commit: other inserts of the key wait for it."""
         await self._connection.execute(
             """
             INSERT INTO sessions (session_id, tenant_object_id, user_object_id, capacity_id, kind, state, started_at,
@@ -44,10 +44,10 @@ class Holder:
                    'EXPIRED'
               FROM clock_timestamp() AS now
             """,
-            *(wish.session_id, wish.tenant_object_id, wish.user_object_id, wish.capacity_id, wish.kind),
+            *(request.session_id, request.tenant_object_id, request.user_object_id, request.capacity_id, request.kind),
         )
 
-    async def hold_the_cut(self) -> None:
+    async def lock_cut(self) -> None:
         await self._connection.execute("SELECT pg_advisory_xact_lock($1)", CUT_LOCK)
 
     async def cut(self) -> datetime:
@@ -62,11 +62,11 @@ class Holder:
 
     async def wait_until(self, instant: datetime) -> None:
         async with asyncio.timeout(WAIT_SECONDS):
-            while await self.now() <= instant:  # noqa: ASYNC110 - nobody can signal an instant of the database's clock
+            while await self.now() <= instant:  # noqa: ASYNC110 - the database's clock does not signal
                 await asyncio.sleep(0.01)
 
-    async def somebody_waits(self, count: int = 1) -> None:
-        """Returns once `count` others wait for a lock."""
+    async def wait_for_blocked(self, count: int = 1) -> None:
+        """Returns once `count` connections wait for a lock."""
         async with asyncio.timeout(WAIT_SECONDS):
             while await self._connection.fetchval(_WAITING) < count:  # noqa: ASYNC110 - the server does not signal it
                 await asyncio.sleep(0.005)
@@ -78,7 +78,7 @@ class Holder:
         await self._connection.execute("ROLLBACK")
 
 
-# Not pg_stat_activity, which a transaction sees as it was when it first looked.
+# Not pg_stat_activity: within a transaction it does not change after the first read.
 _WAITING = "SELECT count(DISTINCT pid) FROM pg_locks WHERE NOT granted"
 
 
@@ -93,7 +93,7 @@ async def holding(database: Database) -> AsyncIterator[Holder]:
 
 
 @asynccontextmanager
-async def elsewhere(database: Database) -> AsyncIterator[Store]:
+async def other_store(database: Database) -> AsyncIterator[Store]:
     """The store of another instance."""
     store = database.another_store()
     try:
@@ -103,8 +103,8 @@ async def elsewhere(database: Database) -> AsyncIterator[Store]:
 
 
 @contextmanager
-def holding_the_file(database: Database) -> Iterator[Callable[[], object]]:
-    """The write lock of an SQLite file, until what is yielded is called."""
+def locked_file(database: Database) -> Iterator[Callable[[], object]]:
+    """Holds the write lock of an SQLite file until the yielded function is called."""
     connection = sqlite3.connect(str(make_url(database.url).database), isolation_level=None)
     connection.execute("BEGIN IMMEDIATE")
     try:

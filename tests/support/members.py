@@ -1,6 +1,6 @@
-"""Members of an ensemble: processes of their own that use Tenure as a library, with work that a test can look into.
+"""Members of an ensemble: processes that use Tenure as a library and log each step of their work.
 
-What a member does is told in its log: `member.ready`, `work.begun`, `work.step`, `work.refused`, `work.done`.
+The events are `member.ready`, `work.begun`, `work.step`, `work.refused`, `work.cancelled` and `work.done`.
 """
 
 import asyncio
@@ -19,16 +19,16 @@ import msgspec
 import structlog
 
 from tenure.config import LeasesConfig
+from tenure.domain.leases import Fence
 from tenure.ensemble import Ensemble
 from tenure.errors import LeaseLost
-from tenure.jobs.jobs import ActiveRun
+from tenure.jobs.job import ActiveRun
 from tenure.leases.held import HeldLease
-from tenure.logs import configure_logs
-from tenure.model.leases import Fence
+from tenure.store.contract import Store
 from tenure.store.engines import open_store
 from tenure.store.engines.postgres.connections import SETTINGS, connect
-from tenure.store.store import Store
-from tests.support.terms import told
+from tenure.telemetry.logs import configure_logs
+from tests.support.terms import logged
 
 log = structlog.get_logger()
 
@@ -39,24 +39,24 @@ NOTE = "INSERT INTO steps (epoch, holder, step) VALUES ($2, $1, $3)"
 POOL_SIZE = 4
 END_SECONDS = 12
 
-Right = ActiveRun | HeldLease
-"""What work is done under: either has a fence."""
+Held = ActiveRun | HeldLease
+"""Both have a fence."""
 
 
 class Task(msgspec.Struct, kw_only=True):
-    """A job, or with no interval a lease to lead under, and what is done."""
+    """A job, or without an interval a leadership, and what its work does."""
 
     name: str
     does: Literal["wait", "fail", "write", "write_late", "sweep"] = "wait"
     interval_seconds: float = 0.0
     lock_timeout_seconds: float = 2.0
     seconds: float = 0.0
-    """How long it waits, or how long each step has its transaction open, or pauses."""
+    """How long it waits, or how long each step keeps its transaction open."""
     pause_seconds: float = 0.05
     """Between two steps."""
 
 
-class Orders(msgspec.Struct, kw_only=True):
+class MemberConfig(msgspec.Struct, kw_only=True):
     database: str
     tasks: list[Task]
     duration_seconds: float = 3.0
@@ -64,13 +64,13 @@ class Orders(msgspec.Struct, kw_only=True):
 
 
 class Member:
-    """One such process, as the test sees it."""
+    """The handle of one member process."""
 
-    def __init__(self, folder: Path, orders: Orders) -> None:
+    def __init__(self, folder: Path, config: MemberConfig) -> None:
         self._log_path = folder / f"member-{time.monotonic_ns()}.log"
         with self._log_path.open("w") as file:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.support.members", msgspec.json.encode(orders).decode()],
+                [sys.executable, "-m", "tests.support.members", msgspec.json.encode(config).decode()],
                 stderr=file,
                 cwd=ROOT,
                 env=dict(os.environ),
@@ -79,8 +79,8 @@ class Member:
     def log(self) -> str:
         return self._log_path.read_text()
 
-    def told(self, *events: str) -> list[dict[str, Any]]:
-        return told(self.log(), *events)
+    def logged(self, *events: str) -> list[dict[str, Any]]:
+        return logged(self.log(), *events)
 
     def send(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
@@ -91,12 +91,12 @@ class Member:
 
 
 @contextmanager
-def members(folder: Path) -> Iterator[Callable[[Orders], Member]]:
-    """Starts them, and leaves none behind."""
+def members(folder: Path) -> Iterator[Callable[[MemberConfig], Member]]:
+    """Starts members, and kills all of them on exit."""
     started: list[Member] = []
 
-    def start(orders: Orders) -> Member:
-        started.append(Member(folder, orders))
+    def start(config: MemberConfig) -> Member:
+        started.append(Member(folder, config))
         return started[-1]
 
     try:
@@ -110,18 +110,18 @@ def members(folder: Path) -> Iterator[Callable[[Orders], Member]]:
 
 
 class Worker:
-    """Does what a task says, under whatever right it is given."""
+    """Does the work of a task as a job run or as a leader."""
 
-    def __init__(self, orders: Orders, store: Store, task: Task) -> None:
-        self._orders = orders
+    def __init__(self, config: MemberConfig, store: Store, task: Task) -> None:
+        self._config = config
         self._store = store
         self._task = task
 
-    async def work(self, right: Right) -> None:
-        fence = right.fence
+    async def work(self, held: Held) -> None:
+        fence = held.fence
         log.info("work.begun", job=self._task.name, epoch=fence.epoch, holder=fence.holder)
         try:
-            await getattr(self, f"_{self._task.does}")(right)
+            await getattr(self, f"_{self._task.does}")(held)
         except (LeaseLost, asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
             log.info("work.refused", job=self._task.name, epoch=fence.epoch, error=repr(error))
             raise
@@ -130,24 +130,24 @@ class Worker:
             raise
         log.info("work.done", job=self._task.name, epoch=fence.epoch)
 
-    async def _wait(self, _right: Right) -> None:
+    async def _wait(self, _held: Held) -> None:
         await asyncio.sleep(self._task.seconds)
 
-    async def _fail(self, _right: Right) -> None:
+    async def _fail(self, _held: Held) -> None:
         raise ValueError(f"{self._task.name} always fails")
 
-    async def _write(self, right: Right) -> None:
-        """Steps without end, each a transaction of the application's own that begins with the fence."""
-        connection = await connect(self._orders.database, SETTINGS)
+    async def _write(self, held: Held) -> None:
+        """Endless steps. Each is a transaction of the application that begins with a check of the fence."""
+        connection = await connect(self._config.database, SETTINGS)
         try:
             for step in range(1_000_000):
-                await self._write_step(connection, right, step)
+                await self._write_step(connection, held, step)
                 await asyncio.sleep(self._task.pause_seconds)
         finally:
             connection.terminate()
 
-    async def _write_step(self, connection: asyncpg.Connection, right: Right, step: int) -> None:
-        fence = right.fence
+    async def _write_step(self, connection: asyncpg.Connection, held: Held, step: int) -> None:
+        fence = held.fence
         async with connection.transaction():
             await connection.execute(CHECK, fence.name, fence.holder, fence.epoch)
             await connection.execute(NOTE, fence.holder, fence.epoch, step)
@@ -155,11 +155,11 @@ class Worker:
             await asyncio.sleep(self._task.seconds)
         log.info("work.step", epoch=fence.epoch, step=step)
 
-    async def _write_late(self, right: Right) -> None:
-        """Steps whose fence is old when it is shown, and which go on though they are cancelled."""
-        connection = await connect(self._orders.database, SETTINGS)
+    async def _write_late(self, held: Held) -> None:
+        """Endless steps that check an old fence late and ignore cancellation."""
+        connection = await connect(self._config.database, SETTINGS)
         for step in range(1_000_000):
-            await asyncio.shield(asyncio.create_task(self._write_late_step(connection, right.fence, step)))
+            await asyncio.shield(asyncio.create_task(self._write_late_step(connection, held.fence, step)))
 
     async def _write_late_step(self, connection: asyncpg.Connection, fence: Fence, step: int) -> None:
         log.info("work.step_open", epoch=fence.epoch, step=step)
@@ -173,27 +173,27 @@ class Worker:
             raise
         log.info("work.step", epoch=fence.epoch, step=step)
 
-    async def _sweep(self, right: Right) -> None:
-        """Steps without end, each a fenced write of the store, for one lapsed session."""
+    async def _sweep(self, held: Held) -> None:
+        """Endless steps. Each is a fenced write of the store that closes one lapsed session."""
         for step in range(1_000_000):
-            swept = await self._store.expire_sessions(right.fence, 1)
-            ended = [closing.session_id for closing in swept.closings]
-            log.info("work.step", epoch=right.fence.epoch, step=step, ended=ended)
+            swept = await self._store.expire_sessions(held.fence, 1)
+            ended = [closing.session_id for closing in swept.closed_sessions]
+            log.info("work.step", epoch=held.fence.epoch, step=step, ended=ended)
             await asyncio.sleep(self._task.pause_seconds)
 
 
-async def run(orders: Orders) -> None:
-    store = open_store(orders.database, POOL_SIZE)
-    refresh = orders.refresh_seconds
+async def run(config: MemberConfig) -> None:
+    store = open_store(config.database, POOL_SIZE)
+    refresh = config.refresh_seconds
     timing = LeasesConfig(
-        duration_seconds=orders.duration_seconds,
-        renew_seconds=orders.duration_seconds / 3,
+        duration_seconds=config.duration_seconds,
+        renew_seconds=config.duration_seconds / 3,
         acquire_seconds=refresh,
         refresh_seconds=refresh,
     )
     ensemble = Ensemble(store, timing=timing)
-    for task in orders.tasks:
-        _add(ensemble, task, Worker(orders, store, task).work)
+    for task in config.tasks:
+        _add(ensemble, task, Worker(config, store, task).work)
     stopping = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
     async with ensemble:
@@ -202,7 +202,7 @@ async def run(orders: Orders) -> None:
     await store.close()
 
 
-def _add(ensemble: Ensemble, task: Task, work: Callable[[Right], Awaitable[None]]) -> None:
+def _add(ensemble: Ensemble, task: Task, work: Callable[[Held], Awaitable[None]]) -> None:
     if task.interval_seconds:
         ensemble.add_job(
             task.name,
@@ -216,4 +216,4 @@ def _add(ensemble: Ensemble, task: Task, work: Callable[[Right], Awaitable[None]
 
 if __name__ == "__main__":
     configure_logs()
-    asyncio.run(run(msgspec.json.decode(sys.argv[1], type=Orders)))
+    asyncio.run(run(msgspec.json.decode(sys.argv[1], type=MemberConfig)))

@@ -7,8 +7,9 @@ from contextlib import asynccontextmanager, suppress
 from typing import NamedTuple
 
 from tenure.config import GatewayConfig
-from tenure.model.submissions import Contract, Parcel
+from tenure.domain.submissions import Contract, Envelope
 from tenure.submissions.gateways import Gateway
+from tenure.submissions.payloads import PayloadSources
 
 TOKEN = "tok-hunter2"
 """In the path of every address: no message may show it."""
@@ -158,9 +159,9 @@ async def say_nothing(_writer: asyncio.StreamWriter) -> None:
 
 
 def gateway(url: str, **given: object) -> Gateway:
-    return Gateway("crm", GatewayConfig(url=url, **given))  # type: ignore[arg-type]
+    return Gateway("crm", GatewayConfig(url=url, **given), PayloadSources())  # type: ignore[arg-type]
 
 
-def parcel(payload: bytes = b"{}", timeout_seconds: float = 3.0) -> Parcel:
+def envelope(payload: bytes = b"{}", timeout_seconds: float = 3.0) -> Envelope:
     submission_id = "01890000-0000-7000-8000-00000000beef"
-    return Parcel(submission_id, submission_id, payload, Contract((5.0,), 20, (409,), timeout_seconds))
+    return Envelope(submission_id, submission_id, payload, Contract((5.0,), 20, (409,), timeout_seconds))

@@ -6,15 +6,13 @@ the hot connections use.
 """
 
 import re
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import asyncpg
 
-from tenure.store import migrations
 from tenure.store.engines.postgres.connections import HOT_SETTINGS
+from tenure.store.migrations.functions import functions_of
 
-FOLDER = Path(next(iter(migrations.__path__))) / "postgres"
 TYPES = {
     "p_capacity": "uuid[]",
     "p_user": "uuid[]",
@@ -33,6 +31,7 @@ TYPES = {
     "p_limit": "int",
     "p_now": "timestamptz",
     "v_now": "timestamptz",
+    "v_term_ends_at": "timestamptz",
     "v_probe": "timestamptz",
     "v_locked": "uuid[]",
     "v_due": "uuid[]",
@@ -61,8 +60,8 @@ TYPES = {
     "v_windows": "bigint[]",
     "v_delivered": "uuid[]",
     "v_kept_from": "timestamptz",
-    "v_wish.capacity_id": "uuid",
-    "v_wish.user_object_id": "uuid",
+    "v_request.capacity_id": "uuid",
+    "v_request.user_object_id": "uuid",
     "v_capacity.capacity_id": "uuid",
 }
 VERBS = ("SELECT", "INSERT", "UPDATE", "DELETE", "WITH")
@@ -76,28 +75,13 @@ class HotStatement(NamedTuple):
 
 
 def hot_statements() -> dict[str, HotStatement]:
-    """By function and name, as `tenure_open_create_2: look`; of each function its newest version."""
+    """By function and name, as `tenure_open_create_1: live`."""
     found = {}
-    for title, function in _newest_functions().items():
+    for title, function in functions_of("postgresql").items():
         for name, body in re.findall(r"-- plan: ([\w ]+)\n(.*?)-- plan end", function, re.DOTALL):
             statement = _statement(f"{title}: {name}", body)
             found[statement.name] = statement
     return found
-
-
-def _newest_functions() -> dict[str, str]:
-    """By their names. The older versions are there for instances that have not been upgraded yet."""
-    text = "\n".join(path.read_text(encoding="utf-8") for path in sorted(FOLDER.glob("*.sql")))
-    functions = {part.split("(", 1)[0]: part for part in re.split(r"CREATE FUNCTION ", text)[1:]}
-    newest: dict[str, str] = {}
-    for title in sorted(functions, key=_version):
-        newest[title.rstrip("0123456789")] = title
-    return {title: functions[title] for title in newest.values()}
-
-
-def _version(title: str) -> int:
-    number = re.search(r"\d*$", title)
-    return int(number.group() or 0) if number else 0
 
 
 def _statement(name: str, body: str) -> HotStatement:

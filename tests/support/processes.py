@@ -1,4 +1,4 @@
-"""Processes and their families: stopped, continued, waited for."""
+"""Stop, continue and wait for processes and their descendants."""
 
 import asyncio
 import signal
@@ -12,16 +12,16 @@ POLL_SECONDS = 0.01
 
 
 def family(pid: int) -> list[psutil.Process]:
-    """The process and all its descendants, the eldest first."""
-    eldest = psutil.Process(pid)
-    return [eldest, *eldest.children(recursive=True)]
+    """The process and all its descendants, the process itself first."""
+    process = psutil.Process(pid)
+    return [process, *process.children(recursive=True)]
 
 
 @contextmanager
 def frozen(pid: int) -> Iterator[None]:
-    """SIGSTOP for the whole family, so that nothing of it answers, and SIGCONT afterwards."""
+    """Send SIGSTOP to the process and its descendants, and SIGCONT on exit."""
     stopped = list[psutil.Process]()
-    # Until nobody is left: one that was not stopped yet may have had another child.
+    # Repeat until no process is left: a child may fork before it is stopped.
     while new := [process for process in family(pid) if process not in stopped]:
         for process in new:
             with suppress(psutil.NoSuchProcess):
@@ -35,11 +35,11 @@ def frozen(pid: int) -> Iterator[None]:
                 process.send_signal(signal.SIGCONT)
 
 
-async def eventually(condition: Callable[[], object], seconds: float, told: str) -> float:
+async def eventually(condition: Callable[[], object], seconds: float, what: str) -> float:
     """Waits until `condition` holds and returns how long that took."""
     began = time.monotonic()
     while not condition():
         if time.monotonic() - began > seconds:
-            raise AssertionError(f"not within {seconds} s: {told}")
+            raise AssertionError(f"not within {seconds} s: {what}")
         await asyncio.sleep(POLL_SECONDS)
     return time.monotonic() - began

@@ -1,4 +1,4 @@
-"""A way to a PostgreSQL server that can be cut, or lose everything that is sent over it, for one instance only."""
+"""A proxy to a PostgreSQL server that can cut or silently drop the traffic of one instance."""
 
 import asyncio
 import socket
@@ -16,13 +16,13 @@ T = TypeVar("T")
 CHUNK = 65_536
 ANSWER_SECONDS = 10
 SETTLE_SECONDS = 0.02
-"""For transports that were ended to close their sockets."""
+"""Time for aborted transports to close their sockets."""
 
 
 class Proxy:
-    """Listens on a loopback port and passes everything on to the server's Unix socket.
+    """Listens on a loopback port and forwards to the server's Unix socket.
 
-    In a thread with a loop of its own: tests that wait for an instance block theirs.
+    It runs in a thread with its own event loop, because tests that wait for an instance block theirs.
     """
 
     def __init__(self, url: str) -> None:
@@ -42,15 +42,15 @@ class Proxy:
         return through.render_as_string(hide_password=False)
 
     def cut(self) -> None:
-        """Ends all connections and refuses new ones."""
+        """Closes all connections and refuses new ones."""
         self._call(self._cut)
 
     def swallow(self) -> None:
-        """Accepts connections and bytes as before, and passes nothing on: neither there nor back."""
+        """Accepts connections and bytes, and forwards nothing in either direction."""
         self._swallows = True
 
     def restore(self) -> None:
-        """What was swallowed stays lost: its connections end."""
+        """Forwards again. Connections that lost bytes are closed."""
         self._call(self._cut)
         self._swallows = False
         self._call(self._listen)
@@ -71,7 +71,7 @@ class Proxy:
         self._loop.add_reader(self._listener, self._accept)
 
     def _accept(self) -> None:
-        """By hand: asyncio's own ways to accept lose a connection that comes while they are cancelled."""
+        """Accepts manually: asyncio's accept loses a connection that arrives while it is cancelled."""
         with suppress(OSError):
             accepted, _ = self._listener.accept()
             accepted.setblocking(False)
@@ -97,21 +97,23 @@ class Proxy:
         with suppress(OSError):
             reader, writer = await asyncio.open_connection(sock=accepted)
             try:
-                await self._pass_on(reader, writer)
+                await self._forward(reader, writer)
             finally:
                 writer.transport.abort()
 
-    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         from_server, to_server = await asyncio.open_unix_connection(str(self._socket))
-        ways = [self._pump(reader, to_server), self._pump(from_server, writer)]
-        passing = [asyncio.create_task(way) for way in ways]
+        pumps = [
+            asyncio.create_task(self._pump(reader, to_server)),
+            asyncio.create_task(self._pump(from_server, writer)),
+        ]
         try:
-            await asyncio.wait(passing, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for way in passing:
-                way.cancel()
+            for pump in pumps:
+                pump.cancel()
             to_server.transport.abort()
-            await asyncio.gather(*passing, return_exceptions=True)
+            await asyncio.gather(*pumps, return_exceptions=True)
 
     async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
         while chunk := await source.read(CHUNK):

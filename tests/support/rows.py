@@ -2,7 +2,7 @@
 
 import asyncpg
 
-from tenure.store.submissions import contract_text
+from tenure.store.reads.submissions import contract_text
 from tests.support.databases import Database
 from tests.support.usage import CONTRACT
 

@@ -1,6 +1,6 @@
-"""How many sessions of a capacity were live at every instant, from their starts and ends alone; and users who want one.
+"""Counts the live sessions of a capacity at every instant, and simulates users that compete for its seats.
 
-A session lives from its start until just before its end, or, if nobody has recorded that yet, until its deadline.
+A session is live from its start until just before its end, or until its deadline if no end is recorded.
 """
 
 import asyncio
@@ -28,10 +28,10 @@ async def spans(database: Database, capacity_id: str) -> list[tuple[int, int]]:
     return [_span(row) for row in rows]
 
 
-def most_at_once(lived: Iterable[tuple[int, int]]) -> int:
-    """A seat that is left and taken in the same instant is one seat."""
+def most_at_once(intervals: Iterable[tuple[int, int]]) -> int:
+    """A seat that is freed and taken at the same instant counts once."""
     changes: Counter[int] = Counter()
-    for start, end in lived:
+    for start, end in intervals:
         changes[start] += 1
         changes[end] -= 1
     return max(accumulate(changes[instant] for instant in sorted(changes)), default=0)
@@ -41,7 +41,7 @@ def most_at_once(lived: Iterable[tuple[int, int]]) -> int:
 
 
 class Taken(NamedTuple):
-    """A seat that was taken: how many then were, itself among them, and how many might be."""
+    """A session that took a seat: the number of live sessions including it, and the limit at that instant."""
 
     instant: int
     live: int
@@ -49,7 +49,7 @@ class Taken(NamedTuple):
 
 
 class LimitLog:
-    """Notes every limit of every capacity in the database itself, also one whose answer was lost. PostgreSQL only."""
+    """A trigger that records every change of a limit, also if its response was lost. PostgreSQL only."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -59,7 +59,7 @@ class LimitLog:
             await self._database.execute(statement)
 
     async def limits(self, capacity_id: str) -> list[tuple[int, int]]:
-        """Since when, and how many."""
+        """The instant of each change, and the limit."""
         rows = await self._database.rows(
             f"SELECT since, max_sessions FROM test_limits WHERE capacity_id = '{capacity_id}' ORDER BY since"
         )
@@ -84,7 +84,7 @@ _LOG_LIMITS = (
 
 
 async def seats_taken(database: Database, capacity_id: str, limits: Sequence[tuple[int, int]]) -> list[Taken]:
-    """Every start, in order, but for upgrades: these keep their seat however many there may be."""
+    """Every start, in order, except upgrades: an upgrade keeps its seat whatever the limit is."""
     rows = await database.rows(
         "SELECT started_at, coalesce(closed_at, deadline_at) AS ended_at, previous_session_id FROM sessions "
         f"WHERE capacity_id = '{capacity_id}'"
@@ -92,18 +92,18 @@ async def seats_taken(database: Database, capacity_id: str, limits: Sequence[tup
     return _taken([(row["previous_session_id"] is None, *_span(row)) for row in rows], limits)
 
 
-def _taken(lived: Iterable[tuple[bool, int, int]], limits: Sequence[tuple[int, int]]) -> list[Taken]:
+def _taken(intervals: Iterable[tuple[bool, int, int]], limits: Sequence[tuple[int, int]]) -> list[Taken]:
     since, live, taken = [instant for instant, _ in limits], 0, []
-    for instant, change, is_new in sorted(_changes(lived)):
+    for instant, change, is_new in sorted(_changes(intervals)):
         live += change
         if is_new:
             taken.append(Taken(instant, live, limits[bisect_right(since, instant) - 1][1]))
     return taken
 
 
-def _changes(lived: Iterable[tuple[bool, int, int]]) -> Iterable[tuple[int, int, bool]]:
-    """Of one instant first the ends, then the upgrades, then those who take a seat: so they sort."""
-    for is_new, start, end in lived:
+def _changes(intervals: Iterable[tuple[bool, int, int]]) -> Iterable[tuple[int, int, bool]]:
+    """The order at one instant is: ends, upgrades, then sessions that take a seat."""
+    for is_new, start, end in intervals:
         yield end, -1, False
         yield start, 1, is_new
 
@@ -112,11 +112,11 @@ def _span(row: dict[str, Any]) -> tuple[int, int]:
     return _microseconds(row["started_at"]), _microseconds(row["ended_at"])
 
 
-# Who wants a seat
+# Users
 
 
 class Users:
-    """Open, upgrade, end, say that they are there, or just walk away, at random."""
+    """Users that open, upgrade, renew, end or abandon sessions at random."""
 
     def __init__(self, capacity_id: str, users: Sequence[str], seed: int, end_share: float = 0.9) -> None:
         self._capacity_id = capacity_id
@@ -124,15 +124,15 @@ class Users:
         self._random = random.Random(seed)
         self._end_share = end_share
 
-    async def come_and_go(self, members: Sequence[Client], seconds: float) -> None:
+    async def run(self, members: Sequence[Client], seconds: float) -> None:
         ends_at = asyncio.get_running_loop().time() + seconds
         async with asyncio.TaskGroup() as tasks:
             for member in members:
-                tasks.create_task(self._come_and_go(member, ends_at))
+                tasks.create_task(self._work(member, ends_at))
 
-    async def _come_and_go(self, member: Client, ends_at: float) -> None:
+    async def _work(self, member: Client, ends_at: float) -> None:
         while asyncio.get_running_loop().time() < ends_at:
-            opened = await member.send("PUT", "/sessions", self._wish())
+            opened = await member.send("PUT", "/sessions", self._body())
             if opened.status not in (200, 201):
                 await asyncio.sleep(PAUSE_SECONDS)
                 continue
@@ -142,7 +142,7 @@ class Users:
             elif self._random.random() < 0.5:
                 await member.send("POST", f"{path}/heartbeat", {"active": self._random.random() < 0.6})
 
-    def _wish(self) -> dict[str, Any]:
+    def _body(self) -> dict[str, Any]:
         kind = self._random.choices((1, 2, 3), (7, 2, 1))[0]
         return open_body(self._capacity_id, self._random.choice(self._users), kind, leaseSeconds=LEASE_SECONDS)
 
@@ -158,5 +158,5 @@ def open_body(capacity_id: str, user: str, kind: int = 1, **limits: int) -> dict
 
 
 def _microseconds(value: datetime | int) -> int:
-    """An instant as PostgreSQL gives it, or as SQLite keeps it."""
+    """An instant as PostgreSQL returns it, or as SQLite stores it."""
     return value if isinstance(value, int) else to_microseconds(value)

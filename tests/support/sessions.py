@@ -2,20 +2,20 @@
 
 from typing import Any
 
-from tenure.model.sessions import Open, Outcome, Session
+from tenure.domain.sessions import OpenOutcome, OpenRequest, Session
 from tests.support.databases import Database
-from tests.support.wishes import open_one, wish
+from tests.support.open_requests import open_one, request
 
 
 async def opened(database: Database, **given: Any) -> Session:
     """A new one."""
-    answer = await open_one(database.store, wish(**given))
-    assert answer.outcome is Outcome.CREATED
+    answer = await open_one(database.store, request(**given))
+    assert answer.outcome is OpenOutcome.CREATED
     assert answer.session is not None
     return answer.session
 
 
-async def live(database: Database, one: Open) -> Session:
+async def live(database: Database, one: OpenRequest) -> Session:
     """The one there is by that key now, new or not."""
     answer = await open_one(database.store, one)
     assert answer.session is not None

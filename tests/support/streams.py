@@ -1,4 +1,4 @@
-"""Streams as a test needs them: a WebSocket client that does only what it is told, and a service inside the test."""
+"""A WebSocket client that sends exactly the frames of a test, and an instance inside the test process."""
 
 import asyncio
 import base64
@@ -16,33 +16,35 @@ from websockets.frames import Frame, Opcode
 
 from tenure.app import Instance
 from tenure.config import Config
-from tenure.serving import _Server, bind
+from tenure.server.process import _Server, bind
+from tenure.telemetry.events import Telemetry
+from tenure.telemetry.logs import log_events
 
 Json: TypeAlias = dict[str, Any]
 Message: TypeAlias = bytes | str
 T = TypeVar("T")
 
-PATIENCE_SECONDS = 15.0
+TIMEOUT_SECONDS = 15.0
 POLL_SECONDS = 0.01
 FULL_SECONDS = 0.3
 CUT = 1006
-"""What a connection counts as that ended without a close frame."""
+"""The code of a connection that ended without a close frame."""
 STOP = '{"type": "stop"}'
 
 
-def wish(**fields: Any) -> Json:
-    """The body of a PUT for a key that nobody else uses."""
+def request(**fields: Any) -> Json:
+    """The body of a PUT with a new key."""
     ids = {name: str(uuid4()) for name in ("userObjectId", "tenantObjectId", "capacityId")}
     return {**ids, "sessionKind": 1, **fields}
 
 
 def key_of(session: Json) -> Json:
-    """What a wish for the same key has to say."""
+    """The fields of a request for the same key."""
     return {name: session[name] for name in ("userObjectId", "tenantObjectId", "capacityId", "sessionKind")}
 
 
 class Refused(Exception):
-    """The handshake was answered by an ordinary response."""
+    """The response to the handshake was not 101."""
 
     def __init__(self, status: int, head: str, body: bytes) -> None:
         super().__init__(f"{status}: {body!r}")
@@ -52,7 +54,7 @@ class Refused(Exception):
 
 
 class Client:
-    """Sends the frames it is told to, even broken ones. It answers pings unless told not to, and can vanish."""
+    """Sends frames, also invalid ones. It answers pings unless `answers_pings` is false."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, head: str) -> None:
         self._reader = reader
@@ -64,27 +66,27 @@ class Client:
 
     @classmethod
     async def connect(cls, port: int, path: str, *headers: str, at_once: bytes = b"") -> Self:
-        """`at_once` follows the handshake in the same packet."""
+        """`at_once` is sent with the handshake in the same packet."""
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(handshake(path, *headers) + at_once)
-        head = (await _soon(reader.readuntil(b"\r\n\r\n"))).decode()
+        head = (await _in_time(reader.readuntil(b"\r\n\r\n"))).decode()
         status = int(head.split()[1])
         if status != 101:
-            body = await _soon(reader.read())
+            body = await _in_time(reader.read())
             writer.close()
             raise Refused(status, head, body)
         return cls(reader, writer, head)
 
-    # What it says
+    # Send
 
-    async def say(self, message: Message) -> None:
+    async def send(self, message: Message) -> None:
         opcode = Opcode.TEXT if isinstance(message, str) else Opcode.BINARY
         await self.send_frame(opcode, message.encode() if isinstance(message, str) else message)
 
     async def open(self, **fields: Any) -> Json:
-        """Asks for a session that must come about; the answer."""
-        await self.say(as_text({"type": "open", **wish(**fields)}))
-        return await self.greeted()
+        """Opens a session; returns its `session_start`."""
+        await self.send(as_text({"type": "open", **request(**fields)}))
+        return await self.receive_start()
 
     async def send_frame(self, opcode: Opcode, data: bytes, *, fin: bool = True) -> None:
         await self.send_raw(frame(opcode, data, fin=fin))
@@ -94,26 +96,26 @@ class Client:
         await self.writer.drain()
 
     async def fill(self, most: int) -> int:
-        """Sends until nothing moves for a moment; how many bytes were taken."""
-        sent, piece = 0, frame(Opcode.BINARY, b"x" * 50_000)
+        """Sends until the peer stops reading; returns the number of bytes."""
+        sent, chunk = 0, frame(Opcode.BINARY, b"x" * 50_000)
         while sent < most:
-            self.writer.write(piece)
+            self.writer.write(chunk)
             try:
                 await asyncio.wait_for(self.writer.drain(), FULL_SECONDS)
             except TimeoutError:
                 return sent
-            sent += len(piece)
+            sent += len(chunk)
         return sent
 
-    def read_nothing(self) -> None:
+    def stop_reading(self) -> None:
         self.writer.transport.pause_reading()  # type: ignore[attr-defined]
 
-    # What it hears
+    # Receive
 
     async def receive(self) -> Message | None:
-        """The next message; None once the connection is over, `close_code` says how."""
+        """The next message, or None once the connection is closed; then `close_code` is set."""
         while True:
-            opcode, data = await _soon(self._next())
+            opcode, data = await _in_time(self._next())
             if opcode is Opcode.TEXT:
                 return data.decode()
             if opcode is Opcode.BINARY:
@@ -126,18 +128,18 @@ class Client:
                 self.close_code = struct.unpack("!H", data[:2])[0] if data else CUT
                 return None
 
-    async def told(self) -> Json:
+    async def receive_json(self) -> Json:
         message = await self.receive()
         assert isinstance(message, str), f"expected a message, got {message!r}, close code {self.close_code}"
         return read(message)
 
-    async def greeted(self) -> Json:
-        answer = await self.told()
+    async def receive_start(self) -> Json:
+        answer = await self.receive_json()
         assert answer["type"] == "session_start", answer
         return answer
 
-    async def ending(self) -> tuple[Sequence[Message], int]:
-        """All that is still said, and the close code; says goodbye as a good client does."""
+    async def read_to_end(self) -> tuple[Sequence[Message], int]:
+        """All remaining messages, and the close code. Answers the close frame."""
         messages: list[Message] = []
         while (message := await self.receive()) is not None:
             messages.append(message)
@@ -146,15 +148,15 @@ class Client:
         self.writer.close()
         return messages, self.close_code or CUT
 
-    async def last_words(self) -> tuple[Json, int]:
+    async def final_message(self) -> tuple[Json, int]:
         """The last message, and the close code."""
-        messages, code = await self.ending()
-        assert messages, f"closed with {code} and without a word"
+        messages, code = await self.read_to_end()
+        assert messages, f"closed with {code} and without a message"
         return read(messages[-1]), code
 
     async def stop(self) -> tuple[Json, int]:
-        await self.say(STOP)
-        return await self.last_words()
+        await self.send(STOP)
+        return await self.final_message()
 
     async def _next(self) -> tuple[Opcode, bytes]:
         try:
@@ -167,10 +169,10 @@ class Client:
         except (asyncio.IncompleteReadError, ConnectionError):
             return Opcode.CLOSE, struct.pack("!H", CUT)
 
-    # How it leaves
+    # Disconnect
 
-    def vanish(self) -> None:
-        """Cuts the connection without a goodbye: the peer gets a reset."""
+    def disconnect(self) -> None:
+        """Resets the connection without a close frame."""
         self.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.writer.transport.abort()
 
@@ -194,8 +196,8 @@ def read(message: Message) -> Json:
     return msgspec.json.decode(message)  # type: ignore[no-any-return]
 
 
-async def _soon(waiting: Awaitable[T]) -> T:
-    async with asyncio.timeout(PATIENCE_SECONDS):
+async def _in_time(waiting: Awaitable[T]) -> T:
+    async with asyncio.timeout(TIMEOUT_SECONDS):
         return await waiting
 
 
@@ -205,9 +207,9 @@ class Streaming:
     def __init__(self, port: int, prefix: str = "") -> None:
         self.port = port
         self.prefix = prefix
-        # To read the certificates that nobody needs here would take 40 ms a client.
+        # Without `verify=False` each client would spend 40 ms on reading certificates.
         self.http = httpx.AsyncClient(
-            base_url=f"http://127.0.0.1:{port}{prefix}", timeout=PATIENCE_SECONDS, verify=False
+            base_url=f"http://127.0.0.1:{port}{prefix}", timeout=TIMEOUT_SECONDS, verify=False
         )
         self._clients: list[Client] = []
 
@@ -223,10 +225,10 @@ class Streaming:
 
     async def attach(self, session_id: str) -> tuple[Client, Json]:
         client = await self.connect(f"/sessions/{session_id}/stream")
-        return client, await client.greeted()
+        return client, await client.receive_start()
 
     async def put(self, **fields: Any) -> Json:
-        answer = await self.http.put("/sessions", json=wish(**fields))
+        answer = await self.http.put("/sessions", json=request(**fields))
         assert answer.status_code in (200, 201), answer.text
         return answer.json()  # type: ignore[no-any-return]
 
@@ -238,8 +240,8 @@ class Streaming:
     async def metrics(self) -> Json:
         return (await self.http.get("/sessions/metrics")).json()  # type: ignore[no-any-return]
 
-    async def until(self, session_id: str, holds: Callable[[Json], object], seconds: float = PATIENCE_SECONDS) -> Json:
-        """The session as soon as this holds."""
+    async def until(self, session_id: str, holds: Callable[[Json], object], seconds: float = TIMEOUT_SECONDS) -> Json:
+        """The session, once `holds` is true for it."""
         session = await self.get(session_id)
         try:
             async with asyncio.timeout(seconds):
@@ -250,7 +252,7 @@ class Streaming:
             raise AssertionError(f"not within {seconds} s; the session is {session}") from None
         return session
 
-    async def until_closed(self, session_id: str, seconds: float = PATIENCE_SECONDS) -> Json:
+    async def until_closed(self, session_id: str, seconds: float = TIMEOUT_SECONDS) -> Json:
         return await self.until(session_id, lambda session: session["state"] == "closed", seconds)
 
     async def aclose(self) -> None:
@@ -269,11 +271,12 @@ async def streaming(port: int, prefix: str = "") -> AsyncIterator[Streaming]:
 
 
 class LocalService:
-    """An instance in the test's own process, served over a real socket."""
+    """An instance in the test process, served over a real socket."""
 
     def __init__(self, config: Config) -> None:
-        self.instance = Instance(config)
-        self._server = _Server(self.instance, config.streams.max_message_bytes)
+        telemetry = log_events(Telemetry())
+        self.instance = Instance(config, telemetry)
+        self._server = _Server(self.instance, config.streams.max_message_bytes, telemetry)
         self._listener = bind("127.0.0.1", 0)
         self.clients = Streaming(self._listener.getsockname()[1], config.prefix)
 
@@ -282,15 +285,15 @@ class LocalService:
         return len(self._server.server_state.connections)
 
     async def start(self) -> None:
-        """Without uvicorn's `serve`, which would take the signal handlers of the whole test run."""
+        """Without uvicorn's `serve`, which would replace the signal handlers of the test run."""
         self._server.config.load()
         self._server.lifespan = self._server.config.lifespan_class(self._server.config)
         await self._server.startup(sockets=[self._listener])
         await self.instance.start()
 
     async def settled(self) -> None:
-        """Until all streams are over."""
-        await eventually(lambda: not self.connections and not self.instance.streams._places, "no stream is left")
+        """Waits until all streams have ended."""
+        await eventually(lambda: not self.connections and not self.instance.streams._admitted, "no stream is left")
         await asyncio.sleep(0)
 
     async def stop(self) -> None:
@@ -303,10 +306,10 @@ class LocalService:
         await eventually(lambda: not self.connections, "all connections closed")
 
 
-async def eventually(holds: Callable[[], object], told: str, seconds: float = PATIENCE_SECONDS) -> None:
+async def eventually(holds: Callable[[], object], what: str, seconds: float = TIMEOUT_SECONDS) -> None:
     try:
         async with asyncio.timeout(seconds):
-            while not holds():  # noqa: ASYNC110 - what is waited for belongs to the service, which must not know
+            while not holds():  # noqa: ASYNC110 - the service has no signal for tests
                 await asyncio.sleep(POLL_SECONDS)
     except TimeoutError:
-        raise AssertionError(f"not within {seconds} s: {told}") from None
+        raise AssertionError(f"not within {seconds} s: {what}") from None

@@ -1,8 +1,8 @@
-"""Executors and callers that are in each other's way: who accepts the same keys, begins, ends, cancels and retries.
+"""Executors and callers that compete for the same submissions: accept, begin, finish, cancel and retry.
 
-Run as a process, `python -m tests.support.submission_contest URL NAME KEYS SECONDS SEED`, it accepts the same keys as
-all others who are given that number, then executes and commands for at least that long, and prints what it was told of
-its keys.
+As a process, `python -m tests.support.submission_contest URL NAME KEYS SECONDS SEED` accepts the same keys as all
+other processes with the same KEYS, then executes and commands for at least SECONDS, and prints the results of its
+accepts.
 """
 
 import asyncio
@@ -14,34 +14,34 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+from tenure.domain.leases import Fence
+from tenure.domain.submissions import BeginAttemptOutcome, SubmissionCommand, SubmitResult
 from tenure.errors import DatabaseUnavailable, LeaseLost
 from tenure.ids import new_id
-from tenure.model.leases import Fence
-from tenure.model.submissions import Accepted, BeginAttemptFound, SubmissionCommand
-from tenure.store import Store
+from tenure.store.contract import Store
 from tenure.store.engines import open_store
+from tests.support.open_requests import SECOND
 from tests.support.submissions import EXECUTOR, end, submit
-from tests.support.wishes import SECOND
 
 DURATIONS = (5_000, 50_000, 60 * SECOND, 60 * SECOND)
-"""Microseconds: some leases run out while they are used, some are held until somebody ends them."""
+"""Microseconds: some leases expire while they are used, some are held until they are resigned or released."""
 BATCH = 7
 PAUSES = (None, 0, 0, 1_000)
 ENOUGH = {"led": 5, "LeaseLost": 3, "begun": 20, "cancel": 5}
-"""Without so much of each, nothing is proved."""
+"""Fewer of each prove nothing."""
 SECONDS_MAX = 20.0
 
 
-async def accept_keys(store: Store, keys: int, payload: bytes, chance: random.Random) -> list[Accepted]:
-    """In an order of one's own, told in the order of the keys."""
+async def accept_keys(store: Store, keys: int, payload: bytes, chance: random.Random) -> list[SubmitResult]:
+    """Accepts the keys in random order; returns the results in the order of the keys."""
     order = chance.sample(range(keys), keys)
-    wishes = [submit(key=f"key {number}", payload=payload) for number in order]
-    told = await store.accept_submissions(wishes)
-    return [answer for _number, answer in sorted(zip(order, told, strict=True), key=lambda pair: pair[0])]
+    requests = [submit(key=f"key {number}", payload=payload) for number in order]
+    results = await store.accept_submissions(requests)
+    return [result for _number, result in sorted(zip(order, results, strict=True), key=lambda pair: pair[0])]
 
 
 class Contestant:
-    """One of those who work on the same submissions until they have had enough."""
+    """Executes and commands the same submissions as the others, until `ENOUGH` was done."""
 
     def __init__(
         self, store: Store, name: str, seed: int, submission_ids: Sequence[str], did: Counter[str], seconds: float
@@ -77,19 +77,19 @@ class Contestant:
                 await self._store.resign_lease(EXECUTOR)
             return
         self._did["led"] += 1
-        await self._store.close_unknown(acquired.lease.fence, 500)
+        await self._store.close_orphaned_attempts(acquired.lease.fence, 500)
         while self._random.random() < 0.9:
             await self._send(acquired.lease.fence)
         await self._store.release_lease(acquired.lease.fence)
 
     async def _send(self, fence: Fence) -> None:
-        """Now and then an attempt is left open, or all of a batch are begun twice."""
-        wanted = self._random.sample(self._ids, BATCH)
-        told = await self._store.begin_attempts(fence, wanted)
+        """Some attempts are left open, and some batches are begun twice."""
+        batch = self._random.sample(self._ids, BATCH)
+        found = await self._store.begin_attempts(fence, batch)
         if self._random.random() < 0.2:
-            told = await self._store.begin_attempts(fence, wanted)
-        begun = [each for each in told.attempts if each.found is BeginAttemptFound.BEGUN]
-        self._did["held"] += sum(each.found is BeginAttemptFound.HELD for each in told.attempts)
+            found = await self._store.begin_attempts(fence, batch)
+        begun = [each for each in found.attempts if each.found is BeginAttemptOutcome.BEGUN]
+        self._did["held"] += sum(each.found is BeginAttemptOutcome.HELD for each in found.attempts)
         self._did["begun"] += len(begun)
         ends = [end(each.submission_id, each.number or 0, pause_microseconds=self._pause()) for each in begun]
         if ends and self._random.random() < 0.8:
@@ -107,7 +107,7 @@ class Contestant:
 async def contest(
     stores: Sequence[Store], name: str, seconds: float, seed: int, submission_ids: Sequence[str]
 ) -> Counter[str]:
-    """An executor and a caller for each store. What they did, together."""
+    """Runs an executor and a caller for each store; returns how often they did what."""
     did: Counter[str] = Counter()
     async with asyncio.TaskGroup() as tasks:
         for number, store in enumerate(stores):
@@ -120,10 +120,10 @@ async def contest(
 async def run(url: str, name: str, keys: int, seconds: float, seed: int) -> dict[str, Any]:
     store = open_store(url, 8)
     chance = random.Random(seed)
-    told = await accept_keys(store, keys, chance.choice([b"one", b"other"]), chance)
-    did = await contest([store], name, seconds, seed, [answer.submission_id for answer in told])
+    results = await accept_keys(store, keys, chance.choice([b"one", b"other"]), chance)
+    did = await contest([store], name, seconds, seed, [result.submission_id for result in results])
     await store.close()
-    return {"told": [[answer.submission_id, answer.same, answer.new] for answer in told], "did": did}
+    return {"results": [[result.submission_id, result.same, result.new] for result in results], "did": did}
 
 
 if __name__ == "__main__":

@@ -6,27 +6,27 @@ from hashlib import sha256
 from typing import Any
 
 from tenure.clock import to_microseconds
-from tenure.ids import id_of_number, new_id, number_of_id
-from tenure.model.leases import Fence
-from tenure.model.submissions import (
+from tenure.domain.leases import Fence
+from tenure.domain.submissions import (
     Attempt,
     AttemptEnd,
     AttemptOutcome,
-    BeginAttemptFound,
-    BegunAttempt,
+    BeginAttemptOutcome,
+    BeginAttemptResult,
     Change,
     Contract,
-    Moved,
+    PendingEntry,
     Submission,
     SubmissionCommand,
     SubmissionState,
-    Submit,
-    Waiting,
+    SubmissionStatus,
+    SubmitRequest,
 )
-from tenure.store import Store
+from tenure.ids import id_of_number, new_id, number_of_id
+from tenure.store.contract import Store
 from tests.support.databases import Database
 from tests.support.leases import held
-from tests.support.wishes import SECOND
+from tests.support.open_requests import SECOND
 
 EXECUTOR = "submission-executor"
 CONTRACT = Contract((5.0, 30.25, 120.0), 7, (409, 422), 12.5)
@@ -35,7 +35,7 @@ PAUSED = timedelta(seconds=30)
 DELIVERED, FAILED, UNKNOWN, ABANDONED = AttemptOutcome
 
 
-def submit(**given: Any) -> Submit:
+def submit(**given: Any) -> SubmitRequest:
     """A wish with a new key unless `given` names one."""
     submission_id = new_id()
     payload = given.get("payload", f'{{"for": "{submission_id}"}}'.encode())
@@ -48,7 +48,7 @@ def submit(**given: Any) -> Submit:
         "digest": sha256(payload).digest(),
         "contract": CONTRACT,
     }
-    return Submit(**{**values, **given})
+    return SubmitRequest(**{**values, **given})
 
 
 async def accept(store: Store, count: int = 1, **given: Any) -> list[str]:
@@ -69,7 +69,7 @@ async def next_executor(store: Store) -> Fence:
     return await held(store, EXECUTOR, "two")
 
 
-async def begin_one(store: Store, fence: Fence, submission_id: str) -> BegunAttempt:
+async def begin_one(store: Store, fence: Fence, submission_id: str) -> BeginAttemptResult:
     (told,) = (await store.begin_attempts(fence, [submission_id])).attempts
     return told
 
@@ -88,7 +88,7 @@ def end(submission_id: str, number: int = 1, outcome: AttemptOutcome = FAILED, *
 
 async def attempt(
     store: Store, fence: Fence, submission_id: str, outcome: AttemptOutcome = FAILED, **given: Any
-) -> Moved:
+) -> SubmissionStatus:
     """The next one, from its beginning to its end."""
     begun = await begin_one(store, fence, submission_id)
     assert begun.number is not None, begun
@@ -117,7 +117,7 @@ async def under_way(database: Database) -> str:
     """One whose first attempt was begun at noon by whoever leads."""
     (submission_id,) = await accept(database.store)
     begun = await begin_one(database.store, await executor(database.store), submission_id)
-    assert begun == BegunAttempt(submission_id, BeginAttemptFound.BEGUN, number=1, failures=0)
+    assert begun == BeginAttemptResult(submission_id, BeginAttemptOutcome.BEGUN, number=1, failures=0)
     return submission_id
 
 
@@ -149,9 +149,9 @@ def pending(submission_id: str, at: datetime, **given: Any) -> Submission:
     return Submission(submission_id=submission_id, **{**values, **given})
 
 
-def waits(submission_id: str, due_at: datetime | None, changed_at: datetime, gateway: str = "ledger") -> Waiting:
+def waits(submission_id: str, due_at: datetime | None, changed_at: datetime, gateway: str = "ledger") -> PendingEntry:
     due = None if due_at is None else to_microseconds(due_at)
-    return Waiting(number_of_id(submission_id), gateway, due, to_microseconds(changed_at))
+    return PendingEntry(number_of_id(submission_id), gateway, due, to_microseconds(changed_at))
 
 
 def changed(changed_at: datetime, submission_id: str) -> Change:
@@ -163,19 +163,19 @@ async def drop_index(database: Database, name: str) -> None:
     await database.execute(f"DROP INDEX {name}" + (" ON submissions" if database.engine == "mssql" else ""))
 
 
-def place(waiting: Waiting) -> Change:
+def place(waiting: PendingEntry) -> Change:
     return Change(waiting.changed_microseconds, waiting.number)
 
 
-def ids_of(waiting: Iterable[Waiting]) -> list[str]:
+def ids_of(waiting: Iterable[PendingEntry]) -> list[str]:
     return [id_of_number(each.number) for each in waiting]
 
 
-async def all_waiting(store: Store, page: int, after: Change | None = None) -> list[Waiting]:
+async def all_waiting(store: Store, page: int, after: Change | None = None) -> list[PendingEntry]:
     """Page by page, as the executor builds its schedule."""
-    found: list[Waiting] = []
+    found: list[PendingEntry] = []
     while True:
-        waiting = (await store.list_waiting(after, page)).waiting
+        waiting = (await store.list_pending(after, page)).waiting
         found += waiting
         if len(waiting) < page:
             return found

@@ -1,4 +1,4 @@
-"""What processes tell in their logs of who led when, and the questions that this answers."""
+"""Terms of leadership, read from the logs of the processes."""
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
@@ -11,7 +11,7 @@ BEGIN, RENEWED, END = "leader_acquired", "leader_renewed", "leader_lost"
 
 
 class Term(NamedTuple):
-    """An epoch as its leader told it. Of one that was killed, the end is when its lease ran out at the latest."""
+    """One epoch according to its leader's log. If the leader was killed, the term ends when its lease expires."""
 
     epoch: int
     holder: str
@@ -20,14 +20,14 @@ class Term(NamedTuple):
     reason: str
 
 
-def told(log: str, *names: str) -> list[dict[str, Any]]:
-    """The lines of these events, in order; `at` is when they were told."""
+def logged(log: str, *events: str) -> list[dict[str, Any]]:
+    """The log lines of these events, in order; `at` is the timestamp."""
     lines = [_decoded(line) for line in log.splitlines()]
-    return [{**line, "at": datetime.fromisoformat(line["timestamp"])} for line in lines if line.get("event") in names]
+    return [{**line, "at": datetime.fromisoformat(line["timestamp"])} for line in lines if line.get("event") in events]
 
 
 def _decoded(line: str) -> dict[str, Any]:
-    """A line that is still being written, or was written by Python itself, tells nothing."""
+    """An incomplete line, or one that Python itself wrote, is empty."""
     try:
         decoded: Any = msgspec.json.decode(line)
     except msgspec.DecodeError:
@@ -36,18 +36,18 @@ def _decoded(line: str) -> dict[str, Any]:
 
 
 def leads(log: str, lease: str = "submission-executor") -> bool:
-    changes = [line for line in told(log, BEGIN, END) if line["lease"] == lease]
+    changes = [line for line in logged(log, BEGIN, END) if line["lease"] == lease]
     return bool(changes) and changes[-1]["event"] == BEGIN
 
 
 def terms(logs: Iterable[str], lease: str = "submission-executor") -> list[Term]:
-    """Of all these processes, by when they began."""
+    """The terms of all these processes, in the order of their start."""
     found = [term for log in logs for term in _terms(log, lease)]
     return sorted(found, key=lambda term: term.began_at)
 
 
 def _terms(log: str, lease: str) -> list[Term]:
-    lines = [line for line in told(log, BEGIN, RENEWED, END) if line["lease"] == lease]
+    lines = [line for line in logged(log, BEGIN, RENEWED, END) if line["lease"] == lease]
     epochs = dict.fromkeys(line["epoch"] for line in lines)
     return [_term([line for line in lines if line["epoch"] == epoch]) for epoch in epochs]
 

@@ -6,16 +6,16 @@ from typing import Any
 
 from sqlalchemy import Connection, insert, update
 
-from tenure.meter import usage_between
-from tenure.model.leases import JOB_LOCK, Fence
-from tenure.model.sessions import Session
-from tenure.model.submissions import Contract
-from tenure.model.usage import Chunk, Cut, CutRules, Era, Factors, Life, Piece, Window
-from tenure.store import Store
+from tenure.domain.leases import JOB_LOCK, Fence
+from tenure.domain.meter import usage_between
+from tenure.domain.sessions import Session
+from tenure.domain.submissions import Contract
+from tenure.domain.usage import BillableInterval, Chunk, ChunkBounds, Cut, CutRules, Era, Factors, Window
+from tenure.store.contract import Store
 from tenure.store.tables import installation, sessions
 from tests.support.databases import Database
 from tests.support.leases import held, table
-from tests.support.wishes import NOON, SECOND, some_id
+from tests.support.open_requests import NOON, SECOND, some_id
 
 MINUTE = 60 * SECOND
 DAY = 86_400 * SECOND
@@ -78,24 +78,24 @@ async def read_window(database: Database, window_id: int) -> tuple[Window, Seque
     return found
 
 
-async def divide(database: Database, window: Window, limit: int = 9) -> Sequence[Piece]:
+async def divide(database: Database, window: Window, limit: int = 9) -> Sequence[ChunkBounds]:
     return await database.store.divide_window(window, None, limit)
 
 
 async def save(
-    database: Database, window: Window, pieces: Sequence[Piece], *, first: int = 1, complete: bool = True
+    database: Database, window: Window, bounds: Sequence[ChunkBounds], *, first: int = 1, complete: bool = True
 ) -> Sequence[Chunk]:
     """The chunks that are there then."""
     fence = await emitter(database.store)
-    await database.store.save_chunks(fence, window.window_id, first, pieces, complete=complete)
+    await database.store.save_chunks(fence, window.window_id, first, bounds, complete=complete)
     return (await read_window(database, window.window_id))[1]
 
 
 async def chunk_all(database: Database) -> Sequence[Chunk]:
     """Whatever is cut and not divided: the job's other half."""
     chunks: list[Chunk] = []
-    for unchunked in await database.store.list_unchunked(ALL):
-        chunks += await save(database, unchunked.window, await divide(database, unchunked.window))
+    for undivided in await database.store.list_undivided_windows(ALL):
+        chunks += await save(database, undivided.window, await divide(database, undivided.window))
     return chunks
 
 
@@ -111,8 +111,8 @@ def whole(window: Window) -> Chunk:
     )
 
 
-async def lives(database: Database, window: Window) -> Sequence[Life]:
-    return await database.store.read_lives(window, whole(window))
+async def intervals(database: Database, window: Window) -> Sequence[BillableInterval]:
+    return await database.store.read_intervals(window, whole(window))
 
 
 def some_window(started_at: datetime, ended_at: datetime, era: Era) -> Window:
@@ -122,14 +122,14 @@ def some_window(started_at: datetime, ended_at: datetime, era: Era) -> Window:
     )
 
 
-def life_of(session: Session, window: Window) -> Life | None:
+def life_of(session: Session, window: Window) -> BillableInterval | None:
     """What it lived of the window; None if nothing."""
     ended_at = session.closed_at or session.deadline_at
     from_at, to_at = max(session.started_at, window.started_at), min(ended_at, window.ended_at)
     if from_at >= to_at:
         return None
     counts_from = max(session.started_at, window.era.started_at)
-    return Life(
+    return BillableInterval(
         session_id=session.session_id,
         user_object_id=session.user_object_id,
         tenant_object_id=session.tenant_object_id,
@@ -142,17 +142,17 @@ def life_of(session: Session, window: Window) -> Life | None:
     )
 
 
-def lives_of(found: Iterable[Session], window: Window) -> Sequence[Life]:
+def lives_of(found: Iterable[Session], window: Window) -> Sequence[BillableInterval]:
     """In the order of ids. Only SQL Server has another, and sorts them as it likes."""
     of_all = (life_of(session, window) for session in found)
     return sorted(life for life in of_all if life is not None)
 
 
-def used(life: Life, factors: Factors) -> int:
+def used(life: BillableInterval, factors: Factors) -> int:
     return usage_between(life.before_microseconds, life.total_microseconds, factors[life.kind - 1])
 
 
-def sum_of(found: Iterable[Life], factors: Factors) -> int:
+def sum_of(found: Iterable[BillableInterval], factors: Factors) -> int:
     return sum(used(life, factors) for life in found)
 
 

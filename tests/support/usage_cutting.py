@@ -1,37 +1,38 @@
-"""A process that does what job `emit-usage` does, but with windows shorter than any setting allows.
+"""A process that runs job `emit-usage` with windows that are shorter than the settings allow.
 
-Run as `python -m tests.support.usage_cutting URL INTERVAL_MICROSECONDS`, it cuts, divides and hands over until its
-input ends, and then once more.
+Run as `python -m tests.support.usage_cutting URL INTERVAL_MICROSECONDS`. It cuts, divides and submits until its input
+is closed, and then once more.
 """
 
 import asyncio
 import sys
 
 from tenure.clock import boottime
+from tenure.domain.leases import JOB_LOCK
+from tenure.domain.submissions import Contract
+from tenure.domain.usage import CutRules
 from tenure.errors import DatabaseUnavailable
 from tenure.ids import new_id
-from tenure.jobs.emit_usage import EmitUsage
-from tenure.jobs.jobs import ActiveRun
+from tenure.jobs.job import ActiveRun
 from tenure.leases.held import HeldLease
-from tenure.model.leases import JOB_LOCK
-from tenure.model.submissions import Contract
-from tenure.model.usage import CutRules
-from tenure.store import Store
+from tenure.store.contract import Store
 from tenure.store.engines import open_store
+from tenure.telemetry.events import Telemetry
+from tenure.usage.emit import EmitUsage
 
 HOUR = 3600 * 1_000_000
 FACTORS = (1_000_000_000_000, 31_415_926_535, 27_182_818)
-"""So high that windows of some milliseconds come to something."""
+"""So high that a window of some milliseconds has a usage above zero."""
 CONTRACT = Contract((0.2, 1.0), None, (409,), 5.0, "tenure")
 PAUSE_SECONDS = 0.002
 
 
 async def cut_until(ended: asyncio.Event, store: Store, interval_microseconds: int) -> None:
-    asked_at = boottime()
+    requested_at = boottime()
     acquired = await store.acquire_lease(f"{JOB_LOCK}emit-usage", "cutting", new_id(), HOUR)
     assert acquired.taken, acquired
-    lock = HeldLease(store, acquired.lease.fence, HOUR, asked_at)
-    job = EmitUsage(store, CutRules(interval_microseconds, FACTORS, CONTRACT), lambda: None)
+    lock = HeldLease(store, acquired.lease.fence, HOUR, requested_at)
+    job = EmitUsage(store, CutRules(interval_microseconds, FACTORS, CONTRACT), lambda: None, Telemetry())
     run = ActiveRun("emit-usage", lock, acquired.lease.acquired_at, None)
     while not ended.is_set():
         await _run_once(job, run)
@@ -41,7 +42,7 @@ async def cut_until(ended: asyncio.Event, store: Store, interval_microseconds: i
 
 
 async def _run_once(job: EmitUsage, run: ActiveRun) -> bool:
-    """False if it could not get past those who write; as the runner does, it comes again."""
+    """False if the cut could not get its lock in time; the caller retries, as the job runner does."""
     try:
         await job.run(run)
     except DatabaseUnavailable:

@@ -1,12 +1,14 @@
-"""Points at which an instance is caught in the middle of its work: a write that waits in the database for the test.
+"""Barriers at writes of an instance: a trigger in the database waits for a lock that the test holds.
 
-There are no hooks in the product. A trigger waits for a lock that the test holds, so that the test sees who waits and
-where. Who is killed there may have been heard (`carry_out`) or not (`call_off`).
+The product has no hooks. The test sees which instance waits at which write, and decides whether the write is executed
+(`carry_out`) or not (`call_off`) after it has killed or paused the instance.
 """
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import NamedTuple
 
 import asyncpg
@@ -21,29 +23,32 @@ WAITING = f"SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND objid = {BA
 FUNCTION = f"""
 CREATE FUNCTION test_barrier() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    -- The statement's own limit still ends it, so whoever is to be caught must be caught soon.
+    -- The statement timeout still applies, so the test must find the waiting instance in time.
     PERFORM set_config('lock_timeout', '0', true), pg_advisory_xact_lock_shared({BARRIER});
     RETURN NEW;
 END
 $$
 """
+REMOVE = "SELECT pg_advisory_unlock_all(); DROP FUNCTION test_barrier CASCADE"
+PAGE = 2
+"""Chunks that an instance with `small_pages` saves in one transaction."""
 
 
 class Point(NamedTuple):
-    told: str
+    name: str
     event: str
     condition: str
     lease: str
-    """Of whoever comes there."""
+    """Held by the instance that executes the write."""
 
 
 JOB = "job:emit-usage"
 CUT = Point("the cut", "INSERT ON usage_windows", "true", JOB)
 CHUNKS = Point("the chunks", "INSERT ON usage_chunks", "NEW.chunk = 1", JOB)
-SECOND_PAGE = Point("the chunks after the first page", "INSERT ON usage_chunks", "NEW.chunk = 129", JOB)
+SECOND_PAGE = Point("the chunks after the first page", "INSERT ON usage_chunks", f"NEW.chunk = {PAGE + 1}", JOB)
 DIGEST = Point("the digest", "UPDATE OF digest ON usage_chunks", "NEW.digest IS NOT NULL", LEASE)
 OUTCOME = Point("the outcome", "UPDATE OF outcome ON submission_attempts", "NEW.outcome = 'delivered'", LEASE)
-"""What is about to be written. All that comes before it is committed, and nothing that comes after it has begun."""
+"""The write that waits. Everything before it is committed, and nothing after it has begun."""
 
 
 class Barrier:
@@ -54,7 +59,7 @@ class Barrier:
         await self._connection.execute(f"SELECT pg_advisory_lock({BARRIER})")
 
     async def caught(self) -> int:
-        """The process id of the instance that waits there."""
+        """The process id of the instance that waits at the barrier."""
         async with asyncio.timeout(CAUGHT_WITHIN_SECONDS):
             while not await self._waiting():  # noqa: ASYNC110 - the server does not signal it
                 await asyncio.sleep(POLL_SECONDS)
@@ -62,13 +67,13 @@ class Barrier:
         return int(holder.split("-")[-2])
 
     async def call_off(self) -> None:
-        """Nothing of what was to be written is."""
+        """Terminates the waiting connections: nothing is written."""
         for pid in await self._waiting():
             await self._connection.execute("SELECT pg_terminate_backend($1, 5000)", pid)
         await self.carry_out()
 
     async def carry_out(self) -> None:
-        """It is written, although nobody waits for the answer any more."""
+        """Lets the write be executed, although its instance may not read the response."""
         await self._connection.execute(f"SELECT pg_advisory_unlock({BARRIER})")
 
     async def _waiting(self) -> list[int]:
@@ -77,7 +82,7 @@ class Barrier:
 
 @asynccontextmanager
 async def barrier(database: Database, point: Point) -> AsyncIterator[Barrier]:
-    """Down until it is raised."""
+    """Open until `raise_` is called. Removed on exit, so a test can use several in turn."""
     connection = await asyncpg.connect(database.url)
     await connection.execute(FUNCTION)
     await connection.execute(
@@ -87,4 +92,13 @@ async def barrier(database: Database, point: Point) -> AsyncIterator[Barrier]:
     try:
         yield Barrier(database, connection, point)
     finally:
+        await connection.execute(REMOVE)
         await connection.close()
+
+
+def small_pages(folder: Path) -> dict[str, str]:
+    """The environment of instances that save `PAGE` chunks in one transaction, so that few sessions need two pages."""
+    code = folder / "small_pages"
+    code.mkdir()
+    (code / "sitecustomize.py").write_text(f"import tenure.usage.emit as e\ne.BATCH_MAX = {PAGE}\n")
+    return {"PYTHONPATH": os.pathsep.join(filter(None, [str(code), os.environ.get("PYTHONPATH")]))}

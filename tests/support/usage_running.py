@@ -1,4 +1,4 @@
-"""Instances that cut and send usage every second, users who keep them busy, and clocks that jump for days."""
+"""Instances that cut and send usage every second, users that open and end sessions, and clocks that jump by days."""
 
 import asyncio
 import os
@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
 
-from tenure.model.leases import JobCommand
+from tenure.domain.jobs import JobCommand
 from tests.support.databases import Database
-from tests.support.deliveries import TIMING, Fleet, found, gateways
+from tests.support.deliveries import TIMING, Fleet, gateways, poll
 from tests.support.instances import RunningInstance
 from tests.support.load import Client, Key, some_keys
 from tests.support.usage_truth import audit, wrong_usage
@@ -30,7 +30,7 @@ CUTTING = {
     "TENURE_USAGE__FACTORS__2": "31415.926535",
     "TENURE_USAGE__FACTORS__3": "1000000",
 }
-"""With factors so high that a second comes to something."""
+"""Factors so high that a second has a usage above zero."""
 HASTY = {"schedule": [0.2, 0.5, 1], "timeout_seconds": 5}
 
 
@@ -49,19 +49,19 @@ def instance_of(fleet: Fleet, pid: int) -> RunningInstance:
 
 @asynccontextmanager
 async def used(addresses: Sequence[str], seed: int) -> AsyncIterator[None]:
-    """Sessions are opened, upgraded and ended, at whatever addresses there are, until the block is left."""
-    over = asyncio.Event()
+    """Sessions are opened, upgraded and ended at random addresses until the block exits."""
+    stopping = asyncio.Event()
     async with asyncio.TaskGroup() as tasks:
         for number in range(USERS):
-            tasks.create_task(_use(addresses, some_keys(KEYS, seed), random.Random(seed + number), over))
+            tasks.create_task(_use(addresses, some_keys(KEYS, seed), random.Random(seed + number), stopping))
         try:
             yield
         finally:
-            over.set()
+            stopping.set()
 
 
-async def _use(addresses: Sequence[str], keys: Sequence[Key], source: random.Random, over: asyncio.Event) -> None:
-    while not over.is_set():
+async def _use(addresses: Sequence[str], keys: Sequence[Key], source: random.Random, stopping: asyncio.Event) -> None:
+    while not stopping.is_set():
         client, key = Client(source.choice(addresses), []), source.choice(keys)
         opened = await client.open(key, source.choice((1, 2, 3)))
         if opened.status in (200, 201) and source.random() < END_SHARE:
@@ -71,7 +71,7 @@ async def _use(addresses: Sequence[str], keys: Sequence[Key], source: random.Ran
 
 
 async def open_some(instance: RunningInstance, count: int, seed: int) -> list[str]:
-    """Sessions of all kinds that go on for as long as they can."""
+    """Sessions of all kinds that stay open."""
     client = Client(instance.address, [])
     opened = [await client.open(key, 1 + number % 3) for number, key in enumerate(some_keys(count, seed))]
     client.close()
@@ -82,8 +82,8 @@ async def open_some(instance: RunningInstance, count: int, seed: int) -> list[st
 # The end
 
 
-async def windows_delivered(database: Database, count: int, told_by: Sequence[Logged], after: int = 0) -> None:
-    """So many at least, of those with sessions; after the window with that number."""
+async def windows_delivered(database: Database, count: int, processes: Sequence[Logged], after: int = 0) -> None:
+    """Waits until at least `count` windows with sessions, after window `after`, are delivered."""
 
     async def enough() -> bool:
         (row,) = await database.rows(
@@ -92,7 +92,7 @@ async def windows_delivered(database: Database, count: int, told_by: Sequence[Lo
         )
         return bool(row["count"] >= count)
 
-    await found(enough, DELIVERED_WITHIN_SECONDS, f"{count} windows are delivered", told_by)
+    await poll(enough, DELIVERED_WITHIN_SECONDS, f"{count} windows are delivered", processes)
 
 
 async def last_window(database: Database) -> int:
@@ -101,53 +101,53 @@ async def last_window(database: Database) -> int:
 
 
 async def settle(database: Database, instances: Sequence[RunningInstance]) -> None:
-    """Nothing more is cut, and all that was is delivered."""
-    await _none_waits(database, f"window_id <= {await last_window(database)}", instances)
+    """Pauses the job, and waits until every window is delivered."""
+    await _all_delivered(database, f"window_id <= {await last_window(database)}", instances)
     await database.store.command_job("emit-usage", JobCommand.PAUSE)
-    await found(lambda: _nobody_cuts(database, instances), DELIVERED_WITHIN_SECONDS, "nobody cuts", instances)
-    await _none_waits(database, "window_id > 0", instances)
+    await poll(lambda: _no_run_is_open(database, instances), DELIVERED_WITHIN_SECONDS, "no run is open", instances)
+    await _all_delivered(database, "window_id > 0", instances)
 
 
-async def _nobody_cuts(database: Database, instances: Sequence[RunningInstance]) -> bool:
-    """A run that had begun before the pause may still be about to. Those who were killed have left theirs open."""
+async def _no_run_is_open(database: Database, instances: Sequence[RunningInstance]) -> bool:
+    """A run that began before the pause may still cut. Runs of killed instances stay open and are ignored."""
     rows = await database.rows("SELECT holder FROM job_runs WHERE job = 'emit-usage' AND ended_at IS NULL")
     alive = {instance.process.pid for instance in instances if instance.process.poll() is None}
     return alive.isdisjoint(int(row["holder"].split("-")[-2]) for row in rows)
 
 
-async def _none_waits(database: Database, which: str, told_by: Sequence[Logged]) -> None:
+async def _all_delivered(database: Database, which: str, processes: Sequence[Logged]) -> None:
     async def none() -> bool:
         (row,) = await database.rows(
             f"SELECT count(*) AS count FROM usage_windows WHERE delivered_at IS NULL AND {which}"
         )
         return bool(row["count"] == 0)
 
-    await found(none, DELIVERED_WITHIN_SECONDS, "all is delivered", told_by)
+    await poll(none, DELIVERED_WITHIN_SECONDS, "every window is delivered", processes)
 
 
-async def assert_billed_once(database: Database, ledger: Path, fleet: Fleet, told: str = "") -> None:
-    """To the last digit, and `tenure audit` says so, too. Ends the instances."""
+async def assert_billed_once(database: Database, ledger: Path, fleet: Fleet, context: str = "") -> None:
+    """Every digit is correct, and `tenure audit` agrees. Stops the instances."""
     await settle(database, fleet.all)
     await fleet.stop()
     wrong = await wrong_usage(database, ledger)
-    assert wrong == [], f"{told}\n{wrong}\n{all_logs(fleet.all)}"
+    assert wrong == [], f"{context}\n{wrong}\n{all_logs(fleet.all)}"
     audited = await audit(database, ledger)
-    assert audited.returncode == 0, f"{told}\n{audited.stdout}{audited.stderr}\n{all_logs(fleet.all)}"
-    assert fleet.told("usage.withheld") == [], all_logs(fleet.all)
+    assert audited.returncode == 0, f"{context}\n{audited.stdout}{audited.stderr}\n{all_logs(fleet.all)}"
+    assert fleet.logged("usage.withheld") == [], all_logs(fleet.all)
 
 
 # Clocks
 
 
 class Shift:
-    """How far the database's clock is ahead, for every process that uses it. It goes on running."""
+    """Moves the database's clock ahead for every process that uses it. The clock keeps running."""
 
     def __init__(self, database: Database, folder: Path) -> None:
         self._database, self._folder = database, folder
         self._by = timedelta()
 
     async def install(self) -> dict[str, str]:
-        """What instances must have in their environment."""
+        """The environment that the instances need."""
         if self._database.engine == "sqlite":
             await self._move()
             return _shifting(self._folder)
@@ -159,7 +159,6 @@ class Shift:
         return {}
 
     async def ahead(self, **by: float) -> None:
-        """So much further."""
         self._by += timedelta(**by)
         await self._move()
 
@@ -174,7 +173,7 @@ class Shift:
 
 
 def _shifting(folder: Path) -> dict[str, str]:
-    """For instances whose host is as far ahead as the file says: it is the host's clock that SQLite is given."""
+    """SQLite uses the host's clock: instances with this environment add the number in a file to it."""
     code = folder / "shifting"
     code.mkdir()
     (code / "sitecustomize.py").write_text(

@@ -1,4 +1,4 @@
-"""Bounded waits that tell what the logs say at the end, not at the beginning."""
+"""Bounded waits whose failure message contains the logs as they are at the end of the wait."""
 
 import asyncio
 import time
@@ -12,15 +12,15 @@ class Logged(Protocol):
     def log(self) -> str: ...
 
 
-async def until(condition: Callable[[], object], seconds: float, what: str, told_by: Iterable[Logged]) -> float:
+async def until(condition: Callable[[], object], seconds: float, what: str, processes: Iterable[Logged]) -> float:
     """Waits until `condition` holds and returns how long that took."""
     began = time.monotonic()
     while not condition():
         if time.monotonic() - began > seconds:
-            raise AssertionError(f"not within {seconds} s: {what}\n{all_logs(told_by)}")
+            raise AssertionError(f"not within {seconds} s: {what}\n{all_logs(processes)}")
         await asyncio.sleep(POLL_SECONDS)
     return time.monotonic() - began
 
 
-def all_logs(told_by: Iterable[Logged]) -> str:
-    return "\n\n".join(f"--- {number}\n{each.log()}" for number, each in enumerate(told_by))
+def all_logs(processes: Iterable[Logged]) -> str:
+    return "\n\n".join(f"--- {number}\n{each.log()}" for number, each in enumerate(processes))

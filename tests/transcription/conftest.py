@@ -11,7 +11,7 @@ MakeHandler = Callable[[type], TranscriptionHandler]
 
 @pytest.fixture
 def with_stand_in(monkeypatch: pytest.MonkeyPatch) -> MakeHandler:
-    """Makes handlers with a recogniser of these tests, in a process of its own like any other."""
+    """Makes handlers whose recogniser is a stand-in, in its own process as usual."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
 
     def make(recognizer: type) -> TranscriptionHandler:

@@ -1,4 +1,4 @@
-"""What a client would see of a stream."""
+"""An output that records the messages of a stream."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from tenure.streams.handlers import Message
 
 
 class Recorder:
-    """An output that keeps what was sent, as (type, text)."""
+    """Keeps the sent messages as (type, text)."""
 
     def __init__(self) -> None:
         self.sent: list[tuple[str, str]] = []
@@ -29,4 +29,4 @@ class Recorder:
 
 
 NO_SESSION: Any = None
-"""A transcription asks nothing of the session it belongs to."""
+"""The transcription handler does not use its session."""

@@ -1,4 +1,4 @@
-"""Speech made by espeak-ng, as it comes with a package from pip, and how much of it was understood."""
+"""Speech synthesised by espeak-ng, and the number of recognition errors."""
 
 import ctypes
 import io
@@ -20,12 +20,12 @@ _Callback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctype
 
 def speak(text: str, voice: str = "en-us") -> bytes:
     """16 kHz, 16 bit, mono PCM with a pause on either side."""
-    said = bytearray()
+    samples_bytes = bytearray()
 
     @_Callback
     def keep(samples: "ctypes._Pointer[ctypes.c_short]", count: int, _events: object) -> int:
         if count:
-            said.extend(ctypes.string_at(samples, 2 * count))
+            samples_bytes.extend(ctypes.string_at(samples, 2 * count))
         return 0
 
     library = ctypes.CDLL(espeakng_loader.get_library_path())
@@ -36,11 +36,11 @@ def speak(text: str, voice: str = "en-us") -> bytes:
     content = text.encode()
     assert library.espeak_Synth(content, len(content) + 1, 0, 1, 0, _UTF8, None, None) == 0
     library.espeak_Terminate()
-    return PAUSE + _resampled(array("h", bytes(said)), rate) + PAUSE
+    return PAUSE + _resampled(array("h", bytes(samples_bytes)), rate) + PAUSE
 
 
 def _resampled(samples: "array[int]", rate: int) -> bytes:
-    """Straight lines between samples: enough, as espeak-ng says little above 8 kHz."""
+    """Linear interpolation: enough, because espeak-ng has little energy above 8 kHz."""
     made = array("h")
     for number in range((len(samples) - 1) * SAMPLE_RATE // rate):
         before, part = divmod(number * rate, SAMPLE_RATE)
@@ -59,11 +59,11 @@ def wav(pcm: bytes, *, channels: int = 1, rate: int = SAMPLE_RATE, width: int = 
     return content.getvalue()
 
 
-def errors(said: Sequence[str], heard: Sequence[str]) -> int:
-    """How many words have to be put in, left out or replaced to make the one of the other."""
-    row = list(range(len(heard) + 1))
-    for number, word in enumerate(said, start=1):
+def errors(spoken: Sequence[str], recognized: Sequence[str]) -> int:
+    """The number of words that must be inserted, deleted or replaced."""
+    row = list(range(len(recognized) + 1))
+    for number, word in enumerate(spoken, start=1):
         before, row[0] = row[0], number
-        for column, other in enumerate(heard, start=1):
+        for column, other in enumerate(recognized, start=1):
             before, row[column] = row[column], min(row[column] + 1, row[column - 1] + 1, before + (word != other))
     return row[-1]

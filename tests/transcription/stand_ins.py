@@ -1,4 +1,4 @@
-"""Recognisers that hear ASCII: what is sent is what was said, and a full stop ends an utterance."""
+"""Recognisers whose audio is ASCII text; a full stop ends an utterance."""
 
 import ctypes
 import os
@@ -8,17 +8,17 @@ import time
 class Letters:
     def __init__(self, *, model: str, grammar: str) -> None:
         del model, grammar
-        self._heard = ""
+        self._text = ""
 
     def accept(self, pcm: bytes) -> list[str]:
-        *ended, self._heard = (self._heard + pcm.decode()).split(".")
+        *ended, self._text = (self._text + pcm.decode()).split(".")
         return ended
 
     def partial(self) -> str:
-        return self._heard.strip()
+        return self._text.strip()
 
     def finish(self) -> str:
-        return self._heard.strip()
+        return self._text.strip()
 
 
 class Forgetful(Letters):
@@ -28,7 +28,7 @@ class Forgetful(Letters):
 
 class Chatty(Letters):
     def accept(self, pcm: bytes) -> list[str]:
-        os.write(1, b"what a library has to say\n")
+        os.write(1, b"output of a library\n")
         return super().accept(pcm)
 
 
@@ -56,7 +56,7 @@ class Hanging(Letters):
 
 
 class HoldsTheInterpreter(Letters):
-    """Opens the pipe whose name it hears, in native code and without letting go, until somebody opens the other end."""
+    """Opens the named pipe in native code and holds the GIL until the other end is opened."""
 
     def accept(self, pcm: bytes) -> list[str]:
         ctypes.PyDLL(None).open(pcm.strip(), os.O_RDONLY)

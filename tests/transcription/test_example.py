@@ -1,48 +1,49 @@
-"""The example against a running instance: WAV file, WebSocket, session and text."""
+"""The example program with a running instance: WAV file, WebSocket, session and text."""
 
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.support.instances import RunningInstance
+from tests.support.instances import RunningInstance, kill_all
 from tests.transcription.speech import errors, speak, wav
 
 pytestmark = pytest.mark.slow
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "transcribe.py"
-SAID = "four two nine one five"
+SPOKEN = "four two nine one five"
 RUN_SECONDS = 60
 
 
-@pytest.fixture
-def instance(start: type[RunningInstance], tmp_path: Path) -> RunningInstance:
+@pytest.fixture(scope="module")
+def instance(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningInstance]:
+    folder = tmp_path_factory.mktemp("transcription")
     settings = {"TENURE_STREAMS__HANDLER": "transcription", "TENURE_STREAMS__OPTIONS__GRAMMAR": "digits"}
-    running = start(f"sqlite:///{tmp_path / 'tenure.db'}", **settings)  # type: ignore[call-arg]
-    return running.wait_until_ready()
+    running = RunningInstance(f"sqlite:///{folder / 'tenure.db'}", folder, **settings)  # type: ignore[arg-type]
+    try:
+        yield running.wait_until_ready()
+    finally:
+        kill_all([running])
 
 
-def test_prints_the_text_as_it_comes(instance: RunningInstance, tmp_path: Path) -> None:
-    ran = transcribe(instance, recording(tmp_path, wav(speak(SAID))))
+def test_example_prints_partials_and_final_text_and_stops_session(instance: RunningInstance, tmp_path: Path) -> None:
+    pcm = speak(SPOKEN)
+    ran = transcribe(instance, recording(tmp_path, wav(pcm)))
     lines = ran.stdout.splitlines()
     finals = [line for line in lines if not line.startswith("...")]
-    assert ran.returncode == 0, told(ran, instance)
-    assert lines.index(finals[0]) > 0, told(ran, instance)
-    assert errors(SAID.split(), " ".join(finals).split()) <= 2, told(ran, instance)
-
-
-def test_leaves_a_session_that_its_client_stopped(instance: RunningInstance, tmp_path: Path) -> None:
-    pcm = speak(SAID)
-    ran = transcribe(instance, recording(tmp_path, wav(pcm)))
+    assert ran.returncode == 0, output_of(ran, instance)
+    assert lines.index(finals[0]) > 0, output_of(ran, instance)
+    assert errors(SPOKEN.split(), " ".join(finals).split()) <= 2, output_of(ran, instance)
     (session,) = httpx.get(f"{instance.address}/sessions").json()["sessions"]
-    assert session["closeReason"] == "STOPPED", told(ran, instance)
-    assert session["stream"]["audioDurationMs"] == len(pcm) // 32, told(ran, instance)
+    assert session["closeReason"] == "STOPPED", output_of(ran, instance)
+    assert session["stream"]["audioDurationMs"] == len(pcm) // 32, output_of(ran, instance)
 
 
-def test_says_what_is_wrong_with_a_file(instance: RunningInstance, tmp_path: Path) -> None:
+def test_example_reports_unsupported_wav_file(instance: RunningInstance, tmp_path: Path) -> None:
     ran = transcribe(instance, recording(tmp_path, wav(b"", rate=8000)))
     assert ran.returncode == 2
     assert "body: must be mono, 16000 Hz and 16 bits, not 1 channels, 8000 Hz and 16 bits" in ran.stderr
@@ -60,5 +61,5 @@ def transcribe(instance: RunningInstance, path: Path) -> "subprocess.CompletedPr
     return subprocess.run(command, capture_output=True, text=True, timeout=RUN_SECONDS, check=False)
 
 
-def told(ran: "subprocess.CompletedProcess[str]", instance: RunningInstance) -> str:
+def output_of(ran: "subprocess.CompletedProcess[str]", instance: RunningInstance) -> str:
     return f"exit {ran.returncode}\n{ran.stdout}\n{ran.stderr}\n{instance.log()}"

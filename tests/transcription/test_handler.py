@@ -1,4 +1,4 @@
-"""What the handler makes of a recogniser, whatever the recogniser does."""
+"""The transcription handler with recognisers that work, fail, crash or hang."""
 
 import asyncio
 import errno
@@ -11,9 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tenure.transcription import decoding
-from tenure.transcription.decoding import PIECE_BYTES, RecognizerFailed
+from tenure.transcription import recognizer_process
 from tenure.transcription.handler import TranscriptionHandler
+from tenure.transcription.recognizer_process import MESSAGE_MAX_BYTES, RecognizerFailed
 from tenure.transcription.recognizers import check_options
 from tests.support.processes import eventually
 from tests.transcription.conftest import MakeHandler
@@ -37,87 +37,87 @@ def output() -> Recorder:
     return Recorder()
 
 
-async def test_answers_a_text_message_with_an_error_and_goes_on(with_stand_in: MakeHandler, output: Recorder) -> None:
+async def test_text_message_returns_error_and_stream_continues(with_stand_in: MakeHandler, output: Recorder) -> None:
     await run(with_stand_in(Letters), output, "hello", b"one.")
     assert output.sent == [("error", "UNSUPPORTED"), ("final", "one")]
 
 
-async def test_keeps_an_odd_byte_for_the_next_message(with_stand_in: MakeHandler, output: Recorder) -> None:
+async def test_odd_byte_is_kept_for_next_message(with_stand_in: MakeHandler, output: Recorder) -> None:
     await run(with_stand_in(Letters), output, b"one", b"tw", b"o")
     assert output.sent == [("partial", "on"), ("partial", "onet"), ("partial", "onetwo"), ("final", "onetwo")]
 
 
-async def test_takes_a_partial_back_that_turned_out_to_be_nothing(with_stand_in: MakeHandler, output: Recorder) -> None:
+async def test_empty_final_replaces_retracted_partial(with_stand_in: MakeHandler, output: Recorder) -> None:
     await run(with_stand_in(Forgetful), output, b"one ")
     assert output.sent == [("partial", "one"), ("final", "")]
 
 
-async def test_gives_texts_while_a_long_message_is_decoded(with_stand_in: MakeHandler, output: Recorder) -> None:
-    await run(with_stand_in(Letters), output, b"a." * PIECE_BYTES)
-    assert output.texts("final") == ["a"] * PIECE_BYTES
+async def test_long_message_returns_every_final(with_stand_in: MakeHandler, output: Recorder) -> None:
+    await run(with_stand_in(Letters), output, b"a." * MESSAGE_MAX_BYTES)
+    assert output.texts("final") == ["a"] * MESSAGE_MAX_BYTES
 
 
-async def test_what_a_library_prints_does_not_come_between(with_stand_in: MakeHandler, output: Recorder) -> None:
+async def test_library_output_does_not_corrupt_results(with_stand_in: MakeHandler, output: Recorder) -> None:
     await run(with_stand_in(Chatty), output, b"one.")
     assert output.sent == [("final", "one")]
 
 
-async def test_does_not_hold_up_the_event_loop_while_native_code_holds_the_interpreter(
+async def test_event_loop_is_not_blocked_while_native_code_holds_the_gil(
     with_stand_in: MakeHandler, output: Recorder, tmp_path: Path
 ) -> None:
-    faulthandler.dump_traceback_later(WAIT_SECONDS, exit=True)  # nothing else could end a test that holds it itself
+    faulthandler.dump_traceback_later(WAIT_SECONDS, exit=True)  # no other timeout works while the GIL is held
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     handler = await opened(with_stand_in(HoldsTheInterpreter), output)
-    hearing = asyncio.create_task(handler.chunk(padded(str(pipe))))
+    decoding = asyncio.create_task(handler.chunk(padded(str(pipe))))
     await eventually(lambda: opens(pipe), WAIT_SECONDS, "the recogniser decodes")
-    await hearing
+    await decoding
     await handler.finish()
     faulthandler.cancel_dump_traceback_later()
     assert output.texts("final") == ["opened"]
 
 
-async def test_a_cancelled_message_loses_no_text_of_the_next(with_stand_in: MakeHandler, output: Recorder) -> None:
+async def test_cancelled_message_does_not_lose_later_text(with_stand_in: MakeHandler, output: Recorder) -> None:
     handler = await opened(with_stand_in(Letters), output)
-    hearing = asyncio.create_task(handler.chunk(b"one."))
+    decoding = asyncio.create_task(handler.chunk(b"one."))
     await asyncio.sleep(0)
-    hearing.cancel()
-    await asyncio.wait([hearing])
+    decoding.cancel()
+    await asyncio.wait([decoding])
     await handler.chunk(b"two.")
     await handler.finish()
     assert output.sent == [("final", "one"), ("final", "two")]
 
 
-async def test_a_recogniser_that_fails_says_why(with_stand_in: MakeHandler, output: Recorder) -> None:
+async def test_failing_recognizer_raises_with_its_error(with_stand_in: MakeHandler, output: Recorder) -> None:
     handler = await opened(with_stand_in(Failing), output)
     with pytest.raises(RecognizerFailed, match="ValueError: 4 bytes of noise"):
         await handler.chunk(b"one.")
     await handler.finish()
 
 
-async def test_a_recogniser_that_crashes_says_how(with_stand_in: MakeHandler, output: Recorder) -> None:
+async def test_crashing_recognizer_raises_with_exit_code(with_stand_in: MakeHandler, output: Recorder) -> None:
     handler = await opened(with_stand_in(Crashing), output)
-    with pytest.raises(RecognizerFailed, match="ended with 7"):
+    with pytest.raises(RecognizerFailed, match="exited with 7"):
         await handler.chunk(b"one.")
     await handler.finish()
 
 
-async def test_a_recogniser_that_hangs_is_given_up(
+async def test_hanging_recognizer_raises_after_timeout(
     with_stand_in: MakeHandler, output: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     handler = await opened(with_stand_in(Hanging), output)
-    monkeypatch.setattr(decoding, "ANSWER_SECONDS_MAX", 0.1)
+    monkeypatch.setattr(recognizer_process, "REPLY_SECONDS_MAX", 0.1)
     with pytest.raises(RecognizerFailed, match=r"did not decode 4 bytes within 0\.1 s"):
         await handler.chunk(b"one.")
     await handler.finish()
 
 
-async def test_a_model_that_cannot_be_loaded_fails_the_opening(with_stand_in: MakeHandler, output: Recorder) -> None:
+async def test_open_raises_when_model_cannot_be_loaded(with_stand_in: MakeHandler, output: Recorder) -> None:
     with pytest.raises(RecognizerFailed, match="RuntimeError: no such model"):
         await opened(with_stand_in(Unloadable), output)
 
 
-async def test_leaves_no_process_behind_however_it_ended(with_stand_in: MakeHandler, output: Recorder) -> None:
+async def test_no_child_process_is_left_after_success_or_failure(with_stand_in: MakeHandler, output: Recorder) -> None:
     before = psutil.Process().children()
     await run(with_stand_in(Letters), output, b"one.")
     for recognizer in (Failing, Crashing):
@@ -129,27 +129,25 @@ async def test_leaves_no_process_behind_however_it_ended(with_stand_in: MakeHand
 
 
 @pytest.mark.slow
-async def test_a_recogniser_that_still_computes_is_killed_at_the_end(
-    with_stand_in: MakeHandler, output: Recorder
-) -> None:
+async def test_busy_recognizer_is_killed_when_finish_is_cancelled(with_stand_in: MakeHandler, output: Recorder) -> None:
     before = psutil.Process().children()
     handler = await opened(with_stand_in(Hanging), output)
-    hearing = asyncio.create_task(handler.chunk(b"one."))
+    decoding = asyncio.create_task(handler.chunk(b"one."))
     await asyncio.sleep(0)
-    hearing.cancel()
+    decoding.cancel()
     finishing = asyncio.create_task(handler.finish())
-    await asyncio.wait([hearing, finishing], timeout=0.01)
+    await asyncio.wait([decoding, finishing], timeout=0.01)
     finishing.cancel()
     await asyncio.wait([finishing])
     assert psutil.Process().children() == before
 
 
-async def test_finishing_what_was_never_opened_is_harmless(with_stand_in: MakeHandler) -> None:
+async def test_finish_without_open_does_nothing(with_stand_in: MakeHandler) -> None:
     await with_stand_in(Letters).finish()
 
 
-def test_the_process_ends_with_the_instance_that_started_it() -> None:
-    """The end of its input is all it sees of an instance that was killed."""
+def test_worker_exits_when_its_input_is_closed() -> None:
+    """The end of its input is the only sign that the instance was killed."""
     options = check_options(grammar="digits")
     command = [sys.executable, "-m", "tenure.transcription.worker", options.recognizer, options.model, options.grammar]
     worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -175,12 +173,12 @@ async def opened(handler: TranscriptionHandler, output: Recorder) -> Transcripti
 
 
 def padded(text: str) -> bytes:
-    """As whole samples."""
+    """Padded to whole samples of two bytes."""
     return text.encode() + b" " * (len(text) % 2)
 
 
 def opens(pipe: Path) -> bool:
-    """Whether somebody is at the other end; lets it go if so."""
+    """Whether the pipe has a reader; if so, the reader continues."""
     try:
         os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What an audit compares: each check finds its fault, says which it is, and is silent otherwise."""
+"""Each check of an audit reports its fault, and reports nothing for valid data."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -8,27 +8,27 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from tenure.model.submissions import SubmissionState
-from tenure.model.usage import Chunk, ChunkDelivery, Era, Installation, Piece, Window
+from tenure.domain.submissions import SubmissionState
+from tenure.domain.usage import Chunk, ChunkBounds, ChunkDelivery, Era, Installation, Window
 from tenure.usage.checks import (
     Entry,
     check_chunks,
     check_delivery,
     check_entry,
     check_oldest,
-    check_place,
+    check_position,
     check_window_delivery,
-    key_of,
+    delivery_key,
 )
 
 MINUTE = timedelta(minutes=1)
 MIDNIGHT = datetime(2026, 11, 17, tzinfo=UTC)
 ERA = Era(MIDNIGHT - timedelta(days=3), (1_000_000, 2_000_000, 3_000_000))
-DIGEST = sha256(b"what was sent").digest()
+DIGEST = sha256(b"the sent body").digest()
 
 
 def window(window_id: int = 12, **given: Any) -> Window:
-    """The minute before midnight is number 12; each other lies as far from it as its number."""
+    """Window 12 is the minute before midnight; the other windows are numbered minute by minute."""
     values: dict[str, Any] = {
         "installation_id": "01a1e319-8e37-70d8-90e0-8dd76b11e610",
         "started_at": MIDNIGHT + (window_id - 13) * MINUTE,
@@ -54,17 +54,16 @@ def chunk(number: int = 1, **given: Any) -> Chunk:
     return Chunk(chunk=number, **{**values, **given})
 
 
-def piece(of: Chunk, **given: Any) -> Piece:
-    """What it must have been made of."""
-    return replace(Piece(of.first_session_id, of.last_session_id, of.sessions, of.usage_millionths), **given)
+def chunk_bounds(of: Chunk, **given: Any) -> ChunkBounds:
+    return replace(ChunkBounds(of.first_session_id, of.last_session_id, of.sessions, of.usage_millionths), **given)
 
 
 INSTALLATION = Installation("an id", kept_from=window(5).started_at, last_cut_at=window(12).ended_at, last_window_id=12)
 CHUNKS = [chunk(1), chunk(2)]
-PIECES = [piece(each) for each in CHUNKS]
+BOUNDS = [chunk_bounds(each) for each in CHUNKS]
 
 
-# Where a window lies.
+# Positions of windows.
 
 
 @pytest.mark.parametrize(
@@ -76,78 +75,83 @@ PIECES = [piece(each) for each in CHUNKS]
         (window(12, started_at=MIDNIGHT - timedelta(days=1)), None),
         (window(11), window(12, era=Era(window(12).started_at, (1, 2, 3)))),
     ],
-    ids=["the last", "with a next", "after midnight", "a whole day", "before another era"],
+    ids=["newest", "with a newer one", "after midnight", "whole day", "before another era"],
 )
-def test_a_window_in_its_place_is_no_fault(one: Window, newer: Window | None) -> None:
-    assert list(check_place(INSTALLATION, one, newer)) == []
+def test_audit_accepts_window_in_valid_position(one: Window, newer: Window | None) -> None:
+    assert list(check_position(INSTALLATION, one, newer)) == []
 
 
 MISPLACED = {
-    "a number is missing": (
+    "missing window": (
         window(10, ended_at=window(12).started_at),
         window(12),
-        "window 10 is followed by window 12",
+        "window 11 is missing",
     ),
-    "a number is missing at the end": (
+    "several missing windows": (
+        window(8, ended_at=window(12).started_at),
+        window(12),
+        "windows 9 to 11 are missing",
+    ),
+    "missing newest window": (
         window(11, ended_at=MIDNIGHT),
         None,
-        "window 11 is followed by window 13",
+        "window 12 is missing",
     ),
-    "a gap": (
+    "gap": (
         window(11, ended_at=window(11).ended_at - timedelta(microseconds=1)),
         window(12),
-        "window 11 ends at 2026-11-16T23:58:59.999999Z, and what follows begins at 2026-11-16T23:59:00.000000Z",
+        "window 11 ends at 2026-11-16T23:58:59.999999Z, but the next one begins at 2026-11-16T23:59:00.000000Z",
     ),
-    "an overlap": (
+    "overlap": (
         window(11, ended_at=window(11).ended_at + timedelta(seconds=1)),
         window(12),
-        "window 11 ends at 2026-11-16T23:59:01.000000Z, and what follows begins at 2026-11-16T23:59:00.000000Z",
+        "window 11 ends at 2026-11-16T23:59:01.000000Z, but the next one begins at 2026-11-16T23:59:00.000000Z",
     ),
-    "the last cut is another": (
+    "newest window does not end at the last cut": (
         window(12, ended_at=MIDNIGHT - timedelta(seconds=2)),
         None,
-        "window 12 ends at 2026-11-16T23:59:58.000000Z, and what follows begins at 2026-11-17T00:00:00.000000Z",
+        "window 12 ends at 2026-11-16T23:59:58.000000Z, but the last cut was at 2026-11-17T00:00:00.000000Z",
     ),
     "across midnight": (
         window(12, ended_at=MIDNIGHT + timedelta(microseconds=1)),
         window(13, started_at=MIDNIGHT + timedelta(microseconds=1)),
         "window 12 crosses a midnight",
     ),
-    "other factors without an era": (
+    "different factors without an era": (
         window(11),
         window(12, era=Era(ERA.started_at, (1_000_000, 2_000_000, 4_000_000))),
-        "window 12 has other factors, but does not begin an era",
+        "window 12 has different factors from window 11, but begins no era",
     ),
 }
 
 
 @pytest.mark.parametrize("fault", MISPLACED)
-def test_finds_a_window_out_of_place(fault: str) -> None:
-    one, newer, words = MISPLACED[fault]
-    assert list(check_place(INSTALLATION, one, newer)) == [words]
+def test_audit_reports_misplaced_window(fault: str) -> None:
+    one, newer, finding = MISPLACED[fault]
+    assert list(check_position(INSTALLATION, one, newer)) == [finding]
 
 
 @pytest.mark.parametrize(
     ("installation", "oldest"),
     [(INSTALLATION, window(5)), (replace(INSTALLATION, kept_from=INSTALLATION.last_cut_at), None)],
-    ids=["some are kept", "none was cut"],
+    ids=["windows kept", "no windows cut"],
 )
-def test_windows_from_the_first_that_is_kept_are_no_fault(installation: Installation, oldest: Window | None) -> None:
+def test_audit_accepts_oldest_window_at_start_of_retention(installation: Installation, oldest: Window | None) -> None:
     assert list(check_oldest(installation, oldest, installation)) == []
 
 
 @pytest.mark.parametrize(
     ("oldest", "begins"),
     [(window(6), "23:53:00"), (window(4), "23:51:00"), (None, None)],
-    ids=["the first is gone", "one is too many", "all are gone"],
+    ids=["oldest missing", "one too many", "all missing"],
 )
-def test_finds_that_the_first_windows_are_not_those_that_are_kept(oldest: Window | None, begins: str | None) -> None:
+def test_audit_reports_oldest_window_that_does_not_match_retention(oldest: Window | None, begins: str | None) -> None:
     instant = "2026-11-17T00:00:00.000000Z" if begins is None else f"2026-11-16T{begins}.000000Z"
-    words = f"the oldest window begins at {instant}, not at 2026-11-16T23:52:00.000000Z"
-    assert list(check_oldest(INSTALLATION, oldest, INSTALLATION)) == [words]
+    finding = f"the oldest window begins at {instant}, but usage is kept from 2026-11-16T23:52:00.000000Z"
+    assert list(check_oldest(INSTALLATION, oldest, INSTALLATION)) == [finding]
 
 
-def test_windows_that_are_pruned_meanwhile_are_no_fault() -> None:
+def test_audit_accepts_windows_pruned_during_audit() -> None:
     later = replace(INSTALLATION, kept_from=INSTALLATION.kept_from + 2 * MINUTE)
     for oldest in (window(5), window(6), window(7)):
         assert list(check_oldest(INSTALLATION, oldest, later)) == []
@@ -157,59 +161,61 @@ def test_windows_that_are_pruned_meanwhile_are_no_fault() -> None:
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_chunks_of_what_their_sessions_lived_are_no_fault(order: int) -> None:
-    assert list(check_chunks(window(), CHUNKS[::order], PIECES)) == []
+def test_audit_accepts_chunks_that_match_recomputed_bounds_and_sums(order: int) -> None:
+    assert list(check_chunks(window(), CHUNKS[::order], BOUNDS)) == []
 
 
-def test_a_window_in_which_nobody_lived_is_no_fault() -> None:
+def test_audit_accepts_window_without_sessions() -> None:
     assert list(check_chunks(window(sessions=0, usage_millionths=0), [], [])) == []
 
 
 @pytest.mark.parametrize("number", [1, 2])
-def test_finds_a_chunk_that_is_missing(number: int) -> None:
+def test_audit_reports_missing_chunk(number: int) -> None:
     chunks = [each for each in CHUNKS if each.chunk != number]
-    assert list(check_chunks(window(), chunks, PIECES)) == [
+    assert list(check_chunks(window(), chunks, BOUNDS)) == [
         f"chunk {number} of window 12 is missing",
-        "the chunks of window 12 do not add up to it",
+        "the chunks of window 12 do not add up to the sums of the window",
     ]
 
 
-def test_finds_a_chunk_without_sessions() -> None:
+def test_audit_reports_chunk_without_sessions() -> None:
     chunks = [*CHUNKS, chunk(3, sessions=0, usage_millionths=0)]
-    assert list(check_chunks(window(), chunks, PIECES)) == ["chunk 3 of window 12 has no sessions"]
+    assert list(check_chunks(window(), chunks, BOUNDS)) == ["chunk 3 of window 12 has no sessions"]
 
 
 @pytest.mark.parametrize(
-    ("changed", "words"),
+    ("changed", "recounted"),
     [
-        ({"sessions": 4}, "0.0005 for 4 from first of 2 to last of 2"),
-        ({"usage_millionths": 501}, "0.000501 for 3 from first of 2 to last of 2"),
-        ({"first_session_id": "another"}, "0.0005 for 3 from another to last of 2"),
-        ({"last_session_id": "another"}, "0.0005 for 3 from first of 2 to another"),
+        ({"sessions": 4}, "4 sessions from first of 2 to last of 2 with usage 0.0005"),
+        ({"usage_millionths": 501}, "3 sessions from first of 2 to last of 2 with usage 0.000501"),
+        ({"first_session_id": "another"}, "3 sessions from another to last of 2 with usage 0.0005"),
+        ({"last_session_id": "another"}, "3 sessions from first of 2 to another with usage 0.0005"),
     ],
     ids=["count", "usage", "first", "last"],
 )
-def test_finds_a_chunk_that_is_not_what_its_sessions_lived(changed: dict[str, Any], words: str) -> None:
-    (found,) = check_chunks(window(), CHUNKS, [PIECES[0], piece(CHUNKS[1], **changed)])
-    name = "chunk 2 of window 12 is not what its sessions lived"
-    assert found == f"{name}: 0.0005 for 3 from first of 2 to last of 2, not {words}"
+def test_audit_reports_chunk_that_differs_from_recomputed_bounds_or_sums(
+    changed: dict[str, Any], recounted: str
+) -> None:
+    (found,) = check_chunks(window(), CHUNKS, [BOUNDS[0], chunk_bounds(CHUNKS[1], **changed)])
+    stored = "3 sessions from first of 2 to last of 2 with usage 0.0005"
+    assert found == f"chunk 2 of window 12 does not match its sessions: stored {stored}, recounted {recounted}"
 
 
 @pytest.mark.parametrize("changed", [{"sessions": 1002}, {"usage_millionths": 69_999}], ids=str)
-def test_finds_a_window_that_its_chunks_do_not_add_up_to(changed: dict[str, int]) -> None:
-    found = list(check_chunks(window(**changed), CHUNKS, PIECES))
-    assert found == ["the chunks of window 12 do not add up to it"]
+def test_audit_reports_window_whose_chunks_do_not_sum_to_it(changed: dict[str, int]) -> None:
+    found = list(check_chunks(window(**changed), CHUNKS, BOUNDS))
+    assert found == ["the chunks of window 12 do not add up to the sums of the window"]
 
 
 # Deliveries.
 
 
 def delivery(number: int = 1, **given: Any) -> ChunkDelivery:
-    """Of a chunk that waits."""
+    """The delivery of a pending chunk."""
     values: dict[str, Any] = {
         "delivered_at": None,
         "submission_id": f"submission {number}",
-        "delivery_key": key_of(window(), number),
+        "delivery_key": delivery_key(window(), number),
         "state": SubmissionState.PENDING.value,
         "delivered_attempts": 0,
     }
@@ -224,8 +230,8 @@ def delivered(number: int = 1, **given: Any) -> ChunkDelivery:
 PRUNED = {"state": None, "delivery_key": None, "delivered_attempts": 0}
 
 
-def test_a_key_is_made_of_installation_window_and_chunk() -> None:
-    assert key_of(window(), 3) == "01a1e319-8e37-70d8-90e0-8dd76b11e610-12-3"
+def test_delivery_key_consists_of_installation_window_and_chunk() -> None:
+    assert delivery_key(window(), 3) == "01a1e319-8e37-70d8-90e0-8dd76b11e610-12-3"
 
 
 @pytest.mark.parametrize(
@@ -233,35 +239,42 @@ def test_a_key_is_made_of_installation_window_and_chunk() -> None:
     [(delivery(), None), (delivery(), DIGEST), (delivered(), DIGEST), (delivered(**PRUNED), DIGEST)],
     ids=["not sent yet", "sent, not delivered", "delivered", "delivered and pruned"],
 )
-def test_a_chunk_that_waits_or_is_delivered_is_no_fault(one: ChunkDelivery, digest: bytes | None) -> None:
+def test_audit_accepts_pending_and_delivered_chunks(one: ChunkDelivery, digest: bytes | None) -> None:
     assert list(check_delivery(window(), chunk(digest=digest), one)) == []
 
 
-FORGOTTEN = {
-    "failed": (delivery(state="failed"), "waits, but its submission is failed"),
-    "cancelled": (delivery(state="cancelled"), "waits, but its submission is cancelled"),
-    "delivered and not noted": (delivery(state="delivered"), "waits, but its submission is delivered"),
-    "gone": (delivery(**PRUNED), "waits, but its submission is gone"),
-    "noted and pending": (delivered(state="pending"), "is delivered, but its submission is pending"),
-    "noted and cancelled": (delivered(state="cancelled"), "is delivered, but its submission is cancelled"),
-    "delivered twice": (delivered(delivered_attempts=2), "was delivered by 2 attempts"),
-    "another key": (delivery(delivery_key="x-12-1"), "has the key x-12-1"),
-    "the key of another chunk": (
-        delivered(delivery_key=key_of(window(), 2)),
-        "has the key 01a1e319-8e37-70d8-90e0-8dd76b11e610-12-2",
+INCONSISTENT = {
+    "pending chunk, failed submission": (delivery(state="failed"), "is pending, but its submission is failed"),
+    "pending chunk, cancelled submission": (delivery(state="cancelled"), "is pending, but its submission is cancelled"),
+    "pending chunk, delivered submission": (delivery(state="delivered"), "is pending, but its submission is delivered"),
+    "pending chunk, no submission": (delivery(**PRUNED), "is pending, but its submission is missing"),
+    "delivered chunk, pending submission": (delivered(state="pending"), "is delivered, but its submission is pending"),
+    "delivered chunk, cancelled submission": (
+        delivered(state="cancelled"),
+        "is delivered, but its submission is cancelled",
+    ),
+    "two delivered attempts": (delivered(delivered_attempts=2), "was delivered by 2 attempts"),
+    "no delivered attempt": (delivered(delivered_attempts=0), "is delivered, but none of its attempts is"),
+    "key of another installation": (
+        delivery(delivery_key="x-12-1"),
+        f"has the delivery key x-12-1 instead of {delivery_key(window(), 1)}",
+    ),
+    "key of another chunk": (
+        delivered(delivery_key=delivery_key(window(), 2)),
+        f"has the delivery key {delivery_key(window(), 2)} instead of {delivery_key(window(), 1)}",
     ),
 }
 
 
-@pytest.mark.parametrize("fault", FORGOTTEN)
-def test_finds_a_delivery_that_cannot_be(fault: str) -> None:
-    one, words = FORGOTTEN[fault]
-    assert list(check_delivery(window(), chunk(), one)) == [f"chunk 1 of window 12 {words}"]
+@pytest.mark.parametrize("fault", INCONSISTENT)
+def test_audit_reports_inconsistent_chunk_delivery(fault: str) -> None:
+    one, finding = INCONSISTENT[fault]
+    assert list(check_delivery(window(), chunk(), one)) == [f"chunk 1 of window 12 {finding}"]
 
 
-def test_finds_that_it_was_not_noted_what_was_sent() -> None:
+def test_audit_reports_delivered_chunk_without_digest() -> None:
     (found,) = check_delivery(window(), chunk(digest=None), delivered())
-    assert found == "chunk 1 of window 12 is delivered, but it was not noted what was sent"
+    assert found == "chunk 1 of window 12 is delivered, but has no digest"
 
 
 @pytest.mark.parametrize(
@@ -272,31 +285,31 @@ def test_finds_that_it_was_not_noted_what_was_sent() -> None:
         (MIDNIGHT, [delivered(1), delivered(2)]),
         (MIDNIGHT, []),
     ],
-    ids=["one waits", "all wait", "all are delivered", "nothing to deliver"],
+    ids=["one pending", "all pending", "all delivered", "no chunks"],
 )
-def test_a_window_that_says_what_its_chunks_say_is_no_fault(
+def test_audit_accepts_window_delivery_that_matches_its_chunks(
     delivered_at: datetime | None, deliveries: Sequence[ChunkDelivery]
 ) -> None:
-    told = window(delivered_at=delivered_at)
-    assert list(check_window_delivery(told, deliveries, told)) == []
+    read = window(delivered_at=delivered_at)
+    assert list(check_window_delivery(read, deliveries, read)) == []
 
 
-def test_a_window_that_is_delivered_while_it_is_read_is_no_fault() -> None:
+def test_audit_accepts_window_delivered_during_audit() -> None:
     earlier, later = window(delivered_at=None), window(delivered_at=MIDNIGHT)
     assert list(check_window_delivery(earlier, [delivered(1), delivery(2)], later)) == []
     assert list(check_window_delivery(earlier, [delivered(1)], later)) == []
 
 
-def test_finds_a_window_that_is_not_delivered_though_its_chunks_are() -> None:
-    told = window(delivered_at=None)
-    (found,) = check_window_delivery(told, [delivered(1), delivered(2)], told)
+def test_audit_reports_undelivered_window_with_all_chunks_delivered() -> None:
+    read = window(delivered_at=None)
+    (found,) = check_window_delivery(read, [delivered(1), delivered(2)], read)
     assert found == "window 12 is not delivered, but all of its chunks are"
 
 
-def test_finds_a_window_that_is_delivered_before_its_chunks() -> None:
+def test_audit_reports_delivered_window_with_undelivered_chunks() -> None:
     deliveries = [delivered(1), delivery(2), delivery(3)]
-    told = window(delivered_at=MIDNIGHT)
-    (found,) = check_window_delivery(told, deliveries, told)
+    read = window(delivered_at=MIDNIGHT)
+    (found,) = check_window_delivery(read, deliveries, read)
     assert found == "window 12 is delivered, but 2 of its chunks are not"
 
 
@@ -305,40 +318,43 @@ def test_finds_a_window_that_is_delivered_before_its_chunks() -> None:
 
 def entry(**given: Any) -> Entry:
     values = {"digest": DIGEST.hex(), "records": 1000, "usage": "0.069500", "conflicts": 0}
-    return Entry(key_of(window(), 1), **{**values, **given})
+    return Entry(delivery_key(window(), 1), **{**values, **given})
 
 
 @pytest.mark.parametrize(
     ("one", "is_delivered"),
     [(entry(), True), (entry(usage="0.0695"), True), (entry(), False), (None, False)],
-    ids=["it has it", "spelled otherwise", "the answer was lost", "not sent yet"],
+    ids=["delivered", "other spelling of the amount", "response lost", "not sent yet"],
 )
-def test_a_ledger_that_has_what_was_sent_is_no_fault(one: Entry | None, *, is_delivered: bool) -> None:
+def test_audit_accepts_matching_or_not_yet_expected_ledger_entry(one: Entry | None, *, is_delivered: bool) -> None:
     assert list(check_entry(window(), chunk(), delivered=is_delivered, entry=one)) == []
 
 
-@pytest.mark.parametrize("is_delivered", [True, False])
+EXPECTED = "in the ledger instead of 1000 sessions with usage 0.0695"
+
+
 @pytest.mark.parametrize(
-    ("one", "words"),
+    ("one", "finding"),
     [
-        (entry(digest=sha256(b"x").hexdigest()), "has other bytes in the ledger than were sent"),
-        (entry(records=999), "is 0.069500 for 999 sessions in the ledger"),
-        (entry(usage="0.069501"), "is 0.069501 for 1000 sessions in the ledger"),
-        (entry(records=None, usage=None), "is None for None sessions in the ledger"),
-        (entry(conflicts=1), "was sent with other bytes, too"),
+        (entry(digest=sha256(b"x").hexdigest()), "has a different digest in the ledger"),
+        (entry(records=999), f"has 999 sessions with usage 0.069500 {EXPECTED}"),
+        (entry(usage="0.069501"), f"has 1000 sessions with usage 0.069501 {EXPECTED}"),
+        (entry(records=None, usage=None), f"has no usage {EXPECTED}"),
+        (entry(conflicts=1), "was also sent with different bytes"),
     ],
-    ids=["bytes", "count", "figures", "no usage", "conflict"],
+    ids=["digest", "sessions", "usage", "no usage", "conflict"],
 )
-def test_finds_a_ledger_that_has_something_else(one: Entry, words: str, *, is_delivered: bool) -> None:
-    found = list(check_entry(window(), chunk(), delivered=is_delivered, entry=one))
-    assert found == [f"chunk 1 of window 12 {words}"]
+def test_audit_reports_ledger_entry_that_differs_from_chunk(one: Entry, finding: str) -> None:
+    for is_delivered in (True, False):
+        found = list(check_entry(window(), chunk(), delivered=is_delivered, entry=one))
+        assert found == [f"chunk 1 of window 12 {finding}"], is_delivered
 
 
-def test_finds_what_is_delivered_and_not_in_the_ledger() -> None:
+def test_audit_reports_delivered_chunk_missing_from_ledger() -> None:
     (found,) = check_entry(window(), chunk(), delivered=True, entry=None)
-    assert found == "chunk 1 of window 12 is delivered, but not in the ledger"
+    assert found == "chunk 1 of window 12 is delivered, but is not in the ledger"
 
 
-def test_finds_what_is_in_the_ledger_and_was_never_sent() -> None:
+def test_audit_reports_ledger_entry_of_chunk_never_sent() -> None:
     (found,) = check_entry(window(), chunk(digest=None), delivered=False, entry=entry())
-    assert found == "chunk 1 of window 12 has other bytes in the ledger than were sent"
+    assert found == "chunk 1 of window 12 has a different digest in the ledger"

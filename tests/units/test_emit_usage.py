@@ -1,4 +1,4 @@
-"""One run of `emit-usage`, with a store that does what no real one can be made to do in time."""
+"""One run of `emit-usage`, with a store whose results a test controls."""
 
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
@@ -9,16 +9,18 @@ from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from tenure.clock import boottime
+from tenure.domain.leases import Fence
+from tenure.domain.submissions import Contract
+from tenure.domain.usage import ChunkBounds, Cut, CutRules, Lag, UndividedWindow, Window
 from tenure.errors import DatabaseUnavailable, LeaseLost
-from tenure.jobs.emit_usage import UNCHUNKED_MAX, EmitUsage
-from tenure.jobs.jobs import ActiveRun
+from tenure.jobs.job import ActiveRun
 from tenure.leases.held import HeldLease
-from tenure.model.leases import Fence
-from tenure.model.submissions import Contract
-from tenure.model.usage import Cut, CutRules, Lag, Piece, Unchunked, Window
-from tenure.store.store import BATCH_MAX, WINDOWS_MAX
+from tenure.store.limits import BATCH_MAX, WINDOWS_MAX
+from tenure.telemetry.events import Telemetry
+from tenure.telemetry.logs import log_events
+from tenure.usage.emit import UNDIVIDED_MAX, EmitUsage
+from tests.support.open_requests import NOON, SECOND
 from tests.support.usage import minute, rules
-from tests.support.wishes import NOON, SECOND
 from tests.units.test_formats import WINDOW
 
 FENCE = Fence("job:emit-usage", "us", 7)
@@ -26,75 +28,75 @@ RULES = rules(contract=Contract((5.0,), None, (409,), 30.0, "tenure"))
 
 
 class UsageStore:
-    """Windows in memory: cut as it is told, each divided into as many pieces as it is told."""
+    """Windows in memory, with configured cuts and chunks."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
-        """What was done, in order."""
+        """Descriptions of the calls, in order."""
         self.cuts: list[Cut] = []
-        """What the next calls of `cut_usage` tell."""
-        self.pieces: dict[int, int] = {}
-        """How many a window has, of those that are cut and not divided."""
-        self.saved: dict[int, list[tuple[int, Piece]]] = {}
-        """By window: numbers and pieces."""
-        self.trouble: Mapping[str, Exception] = {}
-        """Raised instead of a call, by what is told of it."""
+        """Results of the next calls of `cut_usage`."""
+        self.bounds: dict[int, int] = {}
+        """The number of chunks of each undivided window."""
+        self.saved: dict[int, list[tuple[int, ChunkBounds]]] = {}
+        """Chunk numbers and bounds, by window."""
+        self.errors: Mapping[str, Exception] = {}
+        """Errors to raise, by the description of the call."""
         self.lag = Lag(NOON, NOON - timedelta(seconds=61.25))
         self.lock = HeldLease(None, FENCE, 600 * SECOND, boottime())  # type: ignore[arg-type]
         self.era = WINDOW.era
-        self.give_up_after = ""
-        """The call during which the lock is lost."""
+        self.withdraw_after = ""
+        """The description of the call during which the lock is lost."""
 
-    def add(self, window_id: int, pieces: int, saved: int = 0) -> None:
-        self.pieces[window_id] = pieces
-        self.saved[window_id] = [(number, self._piece(window_id, number)) for number in range(1, saved + 1)]
+    def add(self, window_id: int, bounds: int, saved: int = 0) -> None:
+        self.bounds[window_id] = bounds
+        self.saved[window_id] = [(number, self._bounds(window_id, number)) for number in range(1, saved + 1)]
 
-    def _do(self, told: str, fence: Fence | None = None) -> None:
+    def _record(self, call: str, fence: Fence | None = None) -> None:
         assert fence in (None, FENCE)
-        self.calls.append(told)
-        if told in self.trouble:
-            raise self.trouble[told]
-        if told == self.give_up_after:
-            self.lock.give_up()
+        self.calls.append(call)
+        if call in self.errors:
+            raise self.errors[call]
+        if call == self.withdraw_after:
+            self.lock.withdraw()
 
     async def cut_usage(self, fence: Fence, cut_by: CutRules, limit: int) -> Cut:
-        self._do("cut", fence)
+        self._record("cut", fence)
         assert (replace(cut_by, contract=RULES.contract), limit) == (RULES, WINDOWS_MAX)
         return self.cuts.pop(0) if self.cuts else Cut(NOON, minute(0), 0)
 
-    async def list_unchunked(self, limit: int) -> Sequence[Unchunked]:
-        self._do("list")
-        return [self._unchunked(window_id) for window_id in sorted(self.pieces)[:limit]]
+    async def list_undivided_windows(self, limit: int) -> Sequence[UndividedWindow]:
+        self._record("list")
+        return [self._undivided(window_id) for window_id in sorted(self.bounds)[:limit]]
 
-    async def divide_window(self, window: Window, after: str | None, limit: int) -> Sequence[Piece]:
-        self._do(f"divide {window.window_id} after {after}")
+    async def divide_window(self, window: Window, after: str | None, limit: int) -> Sequence[ChunkBounds]:
+        self._record(f"divide {window.window_id} after {after}")
         assert limit == BATCH_MAX
-        numbers = range(1 if after is None else int(after) + 1, self.pieces[window.window_id] + 1)
-        return [self._piece(window.window_id, number) for number in numbers[:limit]]
+        numbers = range(1 if after is None else int(after) + 1, self.bounds[window.window_id] + 1)
+        return [self._bounds(window.window_id, number) for number in numbers[:limit]]
 
     async def save_chunks(
-        self, fence: Fence, window_id: int, first: int, pieces: Sequence[Piece], *, complete: bool
+        self, fence: Fence, window_id: int, first: int, bounds: Sequence[ChunkBounds], *, complete: bool
     ) -> None:
-        self._do(f"save {len(pieces)} of {window_id} from {first}{', complete' if complete else ''}", fence)
-        self.saved[window_id] += enumerate(pieces, first)
+        self._record(f"save {len(bounds)} of {window_id} from {first}{', complete' if complete else ''}", fence)
+        self.saved[window_id] += enumerate(bounds, first)
         if complete:
-            del self.pieces[window_id]
+            del self.bounds[window_id]
 
     async def announce_submissions(self) -> None:
-        self._do("announce")
+        self._record("announce")
 
     async def read_lag(self) -> Lag:
-        self._do("lag")
+        self._record("lag")
         return self.lag
 
-    def _unchunked(self, window_id: int) -> Unchunked:
+    def _undivided(self, window_id: int) -> UndividedWindow:
         last = str(self.saved[window_id][-1][0]) if self.saved[window_id] else None
         window = replace(WINDOW, window_id=window_id, era=self.era)
-        return Unchunked(window, len(self.saved[window_id]), last)
+        return UndividedWindow(window, len(self.saved[window_id]), last)
 
     @staticmethod
-    def _piece(window_id: int, number: int) -> Piece:
-        return Piece(f"{number}", f"{number}", window_id, number)
+    def _bounds(window_id: int, number: int) -> ChunkBounds:
+        return ChunkBounds(f"{number}", f"{number}", window_id, number)
 
 
 @pytest.fixture
@@ -103,55 +105,55 @@ def store() -> UsageStore:
 
 
 async def run(store: UsageStore, rules: CutRules = RULES) -> Sequence[Mapping[str, Any]]:
-    """Once; what it told in the log."""
-    job = EmitUsage(store, rules, lambda: store.calls.append("hint"))  # type: ignore[arg-type]
+    """Runs the job once, and returns the log."""
+    job = EmitUsage(store, rules, lambda: store.calls.append("hint"), log_events(Telemetry()))  # type: ignore[arg-type]
     with capture_logs() as logs:
         await job.run(ActiveRun("emit-usage", store.lock, NOON, None))
     return logs
 
 
-def told(logs: Sequence[Mapping[str, Any]], event: str) -> Sequence[Mapping[str, Any]]:
+def logged(logs: Sequence[Mapping[str, Any]], event: str) -> Sequence[Mapping[str, Any]]:
     return [{name: value for name, value in each.items() if name != "event"} for each in logs if each["event"] == event]
 
 
 # Cutting.
 
 
-async def test_cuts_again_until_there_is_no_more_to_cut(store: UsageStore) -> None:
+async def test_emit_usage_repeats_cut_until_cut_is_partial(store: UsageStore) -> None:
     store.cuts = [Cut(NOON, minute(-9), WINDOWS_MAX), Cut(NOON, minute(-5), WINDOWS_MAX), Cut(NOON, minute(0), 3)]
-    (line,) = told(await run(store), "usage.emitted")
+    (line,) = logged(await run(store), "usage.emitted")
     assert store.calls == ["cut", "cut", "cut", "list", "lag"]
     assert line["last_cut_at"] == "2041-03-01T12:00:00.000000Z"
 
 
-async def test_cuts_once_more_after_a_full_cut_that_was_the_last(store: UsageStore) -> None:
+async def test_emit_usage_cuts_again_after_full_cut(store: UsageStore) -> None:
     store.cuts = [Cut(NOON, minute(0), WINDOWS_MAX)]
     await run(store)
     assert store.calls.count("cut") == 2
 
 
-async def test_tells_how_many_windows_it_divided(store: UsageStore) -> None:
+async def test_emit_usage_logs_number_of_divided_windows(store: UsageStore) -> None:
     for window_id in (3, 4):
-        store.add(window_id, pieces=1)
-    (line,) = told(await run(store), "usage.emitted")
+        store.add(window_id, bounds=1)
+    (line,) = logged(await run(store), "usage.emitted")
     assert line["windows"] == 2
 
 
-async def test_says_nothing_of_a_cut_without_windows(store: UsageStore) -> None:
+async def test_emit_usage_logs_no_skip_for_cut_without_windows(store: UsageStore) -> None:
     logs = await run(store)
-    assert (store.calls, told(logs, "usage.cut_skipped")) == (["cut", "list", "lag"], [])
+    assert (store.calls, logged(logs, "usage.cut_skipped")) == (["cut", "list", "lag"], [])
 
 
-async def test_a_clock_at_the_last_cut_is_not_behind(store: UsageStore) -> None:
+async def test_clock_equal_to_last_cut_is_not_logged_as_skipped(store: UsageStore) -> None:
     store.cuts = [Cut(minute(0), minute(0), 0)]
-    assert told(await run(store), "usage.cut_skipped") == []
+    assert logged(await run(store), "usage.cut_skipped") == []
 
 
-async def test_a_clock_behind_the_last_cut_is_alerted_and_the_rest_goes_on(store: UsageStore) -> None:
+async def test_clock_behind_last_cut_is_logged_and_run_continues(store: UsageStore) -> None:
     store.cuts = [Cut(minute(0), minute(5), 0)]
-    store.add(3, pieces=1)
+    store.add(3, bounds=1)
     logs = await run(store)
-    assert told(logs, "usage.cut_skipped") == [
+    assert logged(logs, "usage.cut_skipped") == [
         {
             "now": "2041-03-01T12:00:00.000000Z",
             "last_cut_at": "2041-03-01T12:05:00.000000Z",
@@ -159,15 +161,15 @@ async def test_a_clock_behind_the_last_cut_is_alerted_and_the_rest_goes_on(store
         }
     ]
     assert "save 1 of 3 from 1, complete" in store.calls
-    assert told(logs, "usage.emitted") != []
+    assert logged(logs, "usage.emitted") != []
 
 
 # Dividing.
 
 
-async def test_divides_every_window_that_was_cut(store: UsageStore) -> None:
+async def test_emit_usage_divides_all_cut_windows(store: UsageStore) -> None:
     for window_id in (3, 4, 5):
-        store.add(window_id, pieces=window_id)
+        store.add(window_id, bounds=window_id)
     await run(store)
     assert {window_id: [number for number, _ in saved] for window_id, saved in store.saved.items()} == {
         3: [1, 2, 3],
@@ -176,27 +178,27 @@ async def test_divides_every_window_that_was_cut(store: UsageStore) -> None:
     }
 
 
-async def test_divides_more_windows_than_are_listed_at_once(store: UsageStore) -> None:
-    for window_id in range(1, 2 * UNCHUNKED_MAX + 2):
-        store.add(window_id, pieces=1)
+async def test_emit_usage_divides_more_windows_than_one_page(store: UsageStore) -> None:
+    for window_id in range(1, 2 * UNDIVIDED_MAX + 2):
+        store.add(window_id, bounds=1)
     await run(store)
-    assert (store.calls.count("list"), store.pieces) == (4, {})
+    assert (store.calls.count("list"), store.bounds) == (4, {})
 
 
-async def test_a_window_in_which_nobody_lived_is_complete_without_chunks(store: UsageStore) -> None:
-    store.add(3, pieces=0)
+async def test_window_without_sessions_is_complete_without_chunks(store: UsageStore) -> None:
+    store.add(3, bounds=0)
     await run(store)
     assert store.calls[2:4] == ["divide 3 after None", "save 0 of 3 from 1, complete"]
 
 
-async def test_goes_on_after_the_last_chunk_that_is_saved(store: UsageStore) -> None:
-    store.add(3, pieces=5, saved=2)
+async def test_emit_usage_resumes_after_last_saved_chunk(store: UsageStore) -> None:
+    store.add(3, bounds=5, saved=2)
     await run(store)
     assert store.calls[2:4] == ["divide 3 after 2", "save 3 of 3 from 3, complete"]
 
 
-async def test_saves_each_page_before_it_reads_the_next(store: UsageStore) -> None:
-    store.add(3, pieces=2 * BATCH_MAX + 7)
+async def test_emit_usage_saves_each_page_before_reading_next(store: UsageStore) -> None:
+    store.add(3, bounds=2 * BATCH_MAX + 7)
     await run(store)
     steps = [each for each in store.calls if each.startswith(("divide", "save"))]
     assert steps == [
@@ -210,8 +212,8 @@ async def test_saves_each_page_before_it_reads_the_next(store: UsageStore) -> No
     assert [number for number, _ in store.saved[3]] == list(range(1, 2 * BATCH_MAX + 8))
 
 
-async def test_a_last_page_that_is_full_is_not_known_to_be_the_last(store: UsageStore) -> None:
-    store.add(3, pieces=BATCH_MAX)
+async def test_full_last_page_is_followed_by_empty_completing_save(store: UsageStore) -> None:
+    store.add(3, bounds=BATCH_MAX)
     await run(store)
     assert f"save 0 of 3 from {BATCH_MAX + 1}, complete" in store.calls
 
@@ -219,88 +221,88 @@ async def test_a_last_page_that_is_full_is_not_known_to_be_the_last(store: Usage
 # Announcing.
 
 
-async def test_announces_what_is_to_be_sent_here_and_elsewhere(store: UsageStore) -> None:
-    store.add(3, pieces=1)
+async def test_emit_usage_sends_hint_and_announcement_after_saving_chunks(store: UsageStore) -> None:
+    store.add(3, bounds=1)
     await run(store)
     saved = store.calls.index("save 1 of 3 from 1, complete")
     assert store.calls[saved + 1 : saved + 3] == ["hint", "announce"]
 
 
-async def test_announces_a_large_window_page_by_page(store: UsageStore) -> None:
-    store.add(3, pieces=BATCH_MAX + 1)
+async def test_emit_usage_announces_large_window_after_each_page(store: UsageStore) -> None:
+    store.add(3, bounds=BATCH_MAX + 1)
     await run(store)
     first_saved = store.calls.index(f"save {BATCH_MAX} of 3 from 1")
     assert store.calls[first_saved + 1 : first_saved + 4] == ["hint", "announce", f"divide 3 after {BATCH_MAX}"]
 
 
-async def test_announces_nothing_if_there_was_nothing_to_divide(store: UsageStore) -> None:
+async def test_emit_usage_announces_nothing_without_windows_to_divide(store: UsageStore) -> None:
     await run(store)
     assert "announce" not in store.calls
 
 
-async def test_tells_the_lag_in_seconds(store: UsageStore) -> None:
-    (line,) = told(await run(store), "usage.emitted")
+async def test_emit_usage_logs_lag_in_seconds(store: UsageStore) -> None:
+    (line,) = logged(await run(store), "usage.emitted")
     assert line["lag_seconds"] == 61.25
 
 
-async def test_without_a_gateway_it_says_that_nothing_is_sent(store: UsageStore) -> None:
-    (line,) = told(await run(store, replace(RULES, contract=None)), "usage.emitted")
+async def test_emit_usage_logs_sent_false_without_gateway(store: UsageStore) -> None:
+    (line,) = logged(await run(store, replace(RULES, contract=None)), "usage.emitted")
     assert (line["sent"], "lag_seconds" in line, "lag" in store.calls) == (False, False, False)
 
 
 @pytest.mark.parametrize(("window_id", "saved", "times"), [(1, 0, 0), (3, 0, 1), (3, 1, 0)])
-async def test_tells_once_that_an_era_began(store: UsageStore, window_id: int, saved: int, times: int) -> None:
-    store.add(window_id, pieces=2, saved=saved)
+async def test_emit_usage_logs_era_began_once(store: UsageStore, window_id: int, saved: int, times: int) -> None:
+    store.add(window_id, bounds=2, saved=saved)
     store.era = replace(WINDOW.era, started_at=WINDOW.started_at)
-    lines = told(await run(store), "usage.era_began")
+    lines = logged(await run(store), "usage.era_began")
     assert [(line["window"], line["factors"]) for line in lines] == times * [(3, {"1": "1", "2": "2", "3": "3"})]
 
 
-# Cut short.
+# Interrupted runs.
 
 STEPS = ["cut", "list", "divide 3 after None", f"save {BATCH_MAX} of 3 from 1", "announce", "lag"]
 
 
 @pytest.mark.parametrize("step", STEPS)
-async def test_a_database_that_does_not_answer_ends_the_run(store: UsageStore, step: str) -> None:
-    store.add(3, pieces=BATCH_MAX + 1)
-    store.trouble = {step: DatabaseUnavailable("away")}
+async def test_unavailable_database_ends_run(store: UsageStore, step: str) -> None:
+    store.add(3, bounds=BATCH_MAX + 1)
+    store.errors = {step: DatabaseUnavailable("away")}
     with pytest.raises(DatabaseUnavailable):
         await run(store)
     assert store.calls[-1] == step
 
 
 @pytest.mark.parametrize("step", ["cut", f"save {BATCH_MAX} of 3 from 1"])
-async def test_a_refused_write_ends_the_run(store: UsageStore, step: str) -> None:
-    store.add(3, pieces=BATCH_MAX + 1)
-    store.trouble = {step: LeaseLost("another epoch")}
+async def test_lease_lost_on_write_ends_run(store: UsageStore, step: str) -> None:
+    store.add(3, bounds=BATCH_MAX + 1)
+    store.errors = {step: LeaseLost("another epoch")}
     with pytest.raises(LeaseLost):
         await run(store)
     assert (store.calls[-1], store.saved[3]) == (step, [])
 
 
 @pytest.mark.parametrize("step", ["cut", "list", "divide 3 after None"])
-async def test_nothing_is_saved_once_the_lock_cannot_be_trusted(store: UsageStore, step: str) -> None:
-    store.add(3, pieces=2)
-    store.give_up_after = step
+async def test_emit_usage_saves_nothing_after_lock_is_lost(store: UsageStore, step: str) -> None:
+    store.add(3, bounds=2)
+    store.withdraw_after = step
     with pytest.raises(LeaseLost):
         await run(store)
     assert store.saved[3] == []
 
 
-async def test_nothing_is_cut_without_the_lock(store: UsageStore) -> None:
-    store.lock.give_up()
+async def test_emit_usage_cuts_nothing_without_lock(store: UsageStore) -> None:
+    store.lock.withdraw()
     with pytest.raises(LeaseLost):
         await run(store)
     assert store.calls == []
 
 
-async def test_the_next_run_goes_on_where_one_was_cut_short(store: UsageStore) -> None:
-    store.add(3, pieces=BATCH_MAX + 1)
-    store.trouble = {f"divide 3 after {BATCH_MAX}": DatabaseUnavailable("away")}
+async def test_next_run_resumes_after_interrupted_run(store: UsageStore) -> None:
+    store.add(3, bounds=BATCH_MAX + 1)
+    store.errors = {f"divide 3 after {BATCH_MAX}": DatabaseUnavailable("away")}
     with pytest.raises(DatabaseUnavailable):
         await run(store)
-    store.trouble, store.calls = {}, []
+    store.errors, store.calls = {}, []
     await run(store)
     assert store.calls[2:4] == [f"divide 3 after {BATCH_MAX}", f"save 1 of 3 from {BATCH_MAX + 1}, complete"]
     assert [number for number, _ in store.saved[3]] == list(range(1, BATCH_MAX + 2))

@@ -1,6 +1,6 @@
-"""What a receiver gets, spelled out byte by byte: a format that was released never changes.
+"""The formats of usage, byte by byte: a released format never changes.
 
-Whoever makes one of these fail by a change on purpose needs a new format with a new name, and leaves these alone.
+If an intended change makes one of these tests fail, add a new format with a new name, and leave these tests unchanged.
 """
 
 from datetime import UTC, datetime, timedelta, timezone
@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tenure.clock import instant_text
-from tenure.meter import PERIOD_MICROSECONDS, usage_between
-from tenure.model.usage import Era, Life, Window
+from tenure.domain.meter import PERIOD_MICROSECONDS, usage_between
+from tenure.domain.usage import BillableInterval, Era, Window
 from tenure.usage.formats import FORMATS, render
 
 DAY = 86_400_000_000
@@ -35,8 +35,8 @@ WINDOW = Window(
 )
 
 
-def life(number: int, **given: Any) -> Life:
-    """A session that lived from before the window until after it, each with ids of its own."""
+def interval(number: int, **given: Any) -> BillableInterval:
+    """The interval of a session that was live from before the window until after it, with ids made from the number."""
     values: dict[str, Any] = {
         "session_id": f"01a1e319-9a00-7c3e-8000-00000000000{number}",
         "user_object_id": f"0190b0a0-0000-7000-8000-00000000001{number}",
@@ -48,12 +48,12 @@ def life(number: int, **given: Any) -> Life:
         "before_microseconds": 0,
         "total_microseconds": 60 * SECOND,
     }
-    return Life(**{**values, **given})
+    return BillableInterval(**{**values, **given})
 
 
-THROUGHOUT = life(1)
-INSIDE = life(2, kind=1, from_at=noon(7), to_at=noon(30.5), total_microseconds=23_500_000)
-FOR_A_MOMENT = life(3, kind=2, to_at=noon(0.000001), before_microseconds=5, total_microseconds=6)
+THROUGHOUT = interval(1)
+INSIDE = interval(2, kind=1, from_at=noon(7), to_at=noon(30.5), total_microseconds=23_500_000)
+ONE_MICROSECOND = interval(3, kind=2, to_at=noon(0.000001), before_microseconds=5, total_microseconds=6)
 
 TENURE = (
     b'[{"sessionId":"01a1e319-9a00-7c3e-8000-000000000001","userObjectId":"0190b0a0-0000-7000-8000-000000000011",'
@@ -82,15 +82,15 @@ CLOUD_EVENTS = (
 )
 
 
-def test_the_format_tenure_to_the_byte() -> None:
-    assert render("tenure", WINDOW, [THROUGHOUT, INSIDE, FOR_A_MOMENT]).body == TENURE
+def test_tenure_format_is_byte_exact() -> None:
+    assert render("tenure", WINDOW, [THROUGHOUT, INSIDE, ONE_MICROSECOND]).body == TENURE
 
 
-def test_the_format_cloudevents_to_the_byte() -> None:
+def test_cloudevents_format_is_byte_exact() -> None:
     assert render("cloudevents", WINDOW, [THROUGHOUT, INSIDE]).body == CLOUD_EVENTS
 
 
-def test_these_are_the_formats_there_are() -> None:
+def test_formats_have_expected_names_and_media_types() -> None:
     assert {name: each.media_type for name, each in FORMATS.items()} == {
         "tenure": "application/json",
         "cloudevents": "application/cloudevents-batch+json",
@@ -98,26 +98,26 @@ def test_these_are_the_formats_there_are() -> None:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_tells_what_a_body_adds_up_to(name: str) -> None:
-    rendered = render(name, WINDOW, [THROUGHOUT, INSIDE, FOR_A_MOMENT])
+def test_render_returns_session_count_and_usage_sum(name: str) -> None:
+    rendered = render(name, WINDOW, [THROUGHOUT, INSIDE, ONE_MICROSECOND])
     assert (rendered.sessions, rendered.usage_millionths) == (3, 78)
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_nothing_is_an_empty_list(name: str) -> None:
+def test_render_returns_empty_list_without_records(name: str) -> None:
     assert render(name, WINDOW, []) == (b"[]", 0, 0)
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_keeps_the_order_of_what_it_is_given(name: str) -> None:
+def test_render_keeps_record_order(name: str) -> None:
     body = render(name, WINDOW, [INSIDE, THROUGHOUT]).body
     assert body.index(INSIDE.session_id.encode()) < body.index(THROUGHOUT.session_id.encode())
 
 
-def test_an_event_is_about_its_whole_record() -> None:
-    lives = [THROUGHOUT, INSIDE, FOR_A_MOMENT]
-    events = msgspec.json.decode(render("cloudevents", WINDOW, lives).body)
-    assert [event["data"] for event in events] == msgspec.json.decode(render("tenure", WINDOW, lives).body)
+def test_cloudevent_data_equals_tenure_record() -> None:
+    intervals = [THROUGHOUT, INSIDE, ONE_MICROSECOND]
+    events = msgspec.json.decode(render("cloudevents", WINDOW, intervals).body)
+    assert [event["data"] for event in events] == msgspec.json.decode(render("tenure", WINDOW, intervals).body)
 
 
 # Amounts.
@@ -135,27 +135,28 @@ AMOUNTS = {
 }
 
 
-@pytest.mark.parametrize("lived", AMOUNTS, ids=AMOUNTS.values())
-def test_an_amount_has_no_exponent_and_no_zeros_at_its_end(lived: tuple[int, int, int]) -> None:
-    kind, before, total = lived
-    record = life(1, kind=kind, before_microseconds=before, total_microseconds=total)
-    assert f'"usage":{AMOUNTS[lived]},"fromUtc"'.encode() in render("tenure", WINDOW, [record]).body
+@pytest.mark.parametrize("times", AMOUNTS, ids=AMOUNTS.values())
+def test_amount_has_no_exponent_and_no_trailing_zeros(times: tuple[int, int, int]) -> None:
+    kind, before, total = times
+    record = interval(1, kind=kind, before_microseconds=before, total_microseconds=total)
+    assert f'"usage":{AMOUNTS[times]},"fromUtc"'.encode() in render("tenure", WINDOW, [record]).body
 
 
-def test_an_amount_goes_by_the_factors_of_the_window() -> None:
+def test_amount_uses_factors_of_window() -> None:
     window = msgspec.structs.replace(WINDOW, era=Era(noon(), (250_000, 1_000_000_000_000, 999_999)))
-    lives = [life(kind, kind=kind, total_microseconds=30 * DAY) for kind in (1, 2, 3)]
-    told = msgspec.json.decode(render("tenure", window, lives).body, type=list[dict[str, Any]])
-    assert [record["usage"] for record in told] == [0.25, 1_000_000, 0.999999]
+    intervals = [interval(kind, kind=kind, total_microseconds=30 * DAY) for kind in (1, 2, 3)]
+    records = msgspec.json.decode(render("tenure", window, intervals).body, type=list[dict[str, Any]])
+    assert [record["usage"] for record in records] == [0.25, 1_000_000, 0.999999]
 
 
 @given(st.integers(0, 10**16), st.integers(0, 10**16), st.sampled_from([1, 2, 3]))
-def test_an_amount_is_what_the_meter_says(before: int, more: int, kind: int) -> None:
-    record = life(1, kind=kind, before_microseconds=before, total_microseconds=before + more)
-    rendered = render("tenure", WINDOW, [record])
-    (told,) = msgspec.json.Decoder(float_hook=Decimal).decode(rendered.body)
+def test_amount_equals_metered_usage(before: int, more: int, kind: int) -> None:
+    rendered = render(
+        "tenure", WINDOW, [interval(1, kind=kind, before_microseconds=before, total_microseconds=before + more)]
+    )
+    (record,) = msgspec.json.Decoder(float_hook=Decimal).decode(rendered.body)
     expected = usage_between(before, before + more, kind * 1_000_000)
-    assert (told["usage"] * 1_000_000, rendered.usage_millionths) == (expected, expected)
+    assert (record["usage"] * 1_000_000, rendered.usage_millionths) == (expected, expected)
 
 
 # Instants.
@@ -171,12 +172,12 @@ def test_an_amount_is_what_the_meter_says(before: int, more: int, kind: int) -> 
         (datetime.max.replace(tzinfo=UTC), "9999-12-31T23:59:59.999999Z"),
     ],
 )
-def test_an_instant_always_has_six_decimals(instant: datetime, text: str) -> None:
+def test_instant_text_always_has_six_decimals(instant: datetime, text: str) -> None:
     assert instant_text(instant) == text
 
 
-def test_an_instant_of_another_kind_of_utc_is_the_same() -> None:
-    """Drivers bring their own."""
+def test_instant_text_accepts_other_utc_timezone_objects() -> None:
+    """Some database drivers have their own."""
     assert instant_text(noon().replace(tzinfo=timezone(timedelta(0), "Z"))) == "2026-11-16T12:00:00.000000Z"
 
 
@@ -189,6 +190,6 @@ def test_an_instant_of_another_kind_of_utc_is_the_same() -> None:
         ({"from_at": noon(1), "to_at": noon(2)}, "12:00:01.000000", "12:00:02.000000"),
     ],
 )
-def test_a_record_is_of_the_session_s_own_part(given: dict[str, datetime], from_utc: str, to_utc: str) -> None:
-    (told,) = msgspec.json.decode(render("tenure", WINDOW, [life(1, **given)]).body)
-    assert (told["fromUtc"], told["toUtc"]) == (f"2026-11-16T{from_utc}Z", f"2026-11-16T{to_utc}Z")
+def test_record_covers_billable_interval_of_session(given: dict[str, datetime], from_utc: str, to_utc: str) -> None:
+    (record,) = msgspec.json.decode(render("tenure", WINDOW, [interval(1, **given)]).body)
+    assert (record["fromUtc"], record["toUtc"]) == (f"2026-11-16T{from_utc}Z", f"2026-11-16T{to_utc}Z")

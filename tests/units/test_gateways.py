@@ -1,15 +1,17 @@
-"""How a request to a gateway is made up, and what of it must never be seen."""
+"""Headers and contract of a gateway, and the secrets that its repr hides."""
 
-import time
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from tenure import __version__
 from tenure.config import GatewayConfig
-from tenure.model.submissions import Contract, Parcel
+from tenure.domain.submissions import Contract, Envelope
 from tenure.signing import sign, verify
 from tenure.submissions.gateways import Gateway, gateways_of
+from tenure.submissions.payloads import PayloadSources
+from tenure.usage.rendering import UsagePayloads, usage_contract
 
 CURRENT = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 PREVIOUS = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD"
@@ -21,18 +23,21 @@ CONFIG = GatewayConfig(
     url=URL, timeout_seconds=2.5, schedule=(0.0, 7.0), max_attempts=3, already_have=(208, 409), concurrency=5
 )
 CONTRACT = Contract((0.0, 7.0), 3, (208, 409), 2.5)
+NO_STORE: Any = None
+SOURCES = PayloadSources()
+SOURCES.register(UsagePayloads(NO_STORE))
 
 
-def parcel(key: str = KEY, usage_format: str | None = None) -> Parcel:
-    return Parcel("01890000-0000-7000-8000-0000000000aa", key, PAYLOAD, replace(CONTRACT, format=usage_format))
+def envelope(key: str = KEY, usage_format: str | None = None) -> Envelope:
+    return Envelope("01890000-0000-7000-8000-0000000000aa", key, PAYLOAD, replace(CONTRACT, format=usage_format))
 
 
-def headers(usage_format: str | None = None, **given: object) -> dict[str, str]:
-    gateway = Gateway("crm", GatewayConfig(url=URL, **given))  # type: ignore[arg-type]
-    return gateway.headers(parcel(usage_format=usage_format), AT)
+def headers(usage_format: str | None = None, **settings: object) -> dict[str, str]:
+    gateway = Gateway("crm", GatewayConfig(url=URL, **settings), SOURCES)  # type: ignore[arg-type]
+    return gateway.headers(envelope(usage_format=usage_format), AT)
 
 
-def test_says_what_every_request_says() -> None:
+def test_request_has_standard_headers() -> None:
     assert headers() == {
         "content-type": "application/json",
         "user-agent": f"tenure/{__version__}",
@@ -42,48 +47,47 @@ def test_says_what_every_request_says() -> None:
     }
 
 
-def test_says_what_is_configured() -> None:
-    given = headers(headers={"X-Shop": "a", "User-Agent": "shop/1", "content-TYPE": "text/json"})
-    assert (given["x-shop"], given["user-agent"], given["content-type"]) == ("a", "shop/1", "text/json")
-    assert all(name.islower() for name in given)
+def test_configured_headers_override_defaults_and_are_lowercased() -> None:
+    built = headers(headers={"X-Shop": "a", "User-Agent": "shop/1", "content-TYPE": "text/json"})
+    assert (built["x-shop"], built["user-agent"], built["content-type"]) == ("a", "shop/1", "text/json")
+    assert all(name.islower() for name in built)
 
 
-def test_signs_by_its_secret() -> None:
+def test_request_is_signed_with_secret() -> None:
     assert headers(secret=CURRENT)["webhook-signature"] == sign(CURRENT, KEY, AT, PAYLOAD)
 
 
-def test_signs_by_both_secrets_while_one_is_being_replaced() -> None:
-    given = headers(secret=CURRENT, previous_secret=PREVIOUS)
-    assert given["webhook-signature"].split() == [sign(secret, KEY, AT, PAYLOAD) for secret in (CURRENT, PREVIOUS)]
+def test_request_is_signed_with_both_secrets_during_rotation() -> None:
+    built = headers(secret=CURRENT, previous_secret=PREVIOUS)
+    assert built["webhook-signature"].split() == [sign(secret, KEY, AT, PAYLOAD) for secret in (CURRENT, PREVIOUS)]
 
 
-@pytest.mark.parametrize("known", [CURRENT, PREVIOUS])
-def test_a_receiver_that_knows_either_secret_is_content(known: str) -> None:
-    now = int(time.time())
-    gateway = Gateway("crm", GatewayConfig(url=URL, secret=CURRENT, previous_secret=PREVIOUS))
-    verify([known], gateway.headers(parcel(), now), PAYLOAD, now)
+def test_receiver_verifies_with_either_secret() -> None:
+    signed = headers(secret=CURRENT, previous_secret=PREVIOUS)
+    for known in (CURRENT, PREVIOUS):
+        verify([known], signed, PAYLOAD, AT)
 
 
-def test_two_requests_share_nothing_that_can_be_changed() -> None:
-    gateway = Gateway("crm", GatewayConfig(url=URL))
-    gateway.headers(parcel("one"), 1)["x-more"] = "y"
-    assert gateway.headers(parcel("two"), 2)["idempotency-key"] == "two"
-    assert "x-more" not in gateway.headers(parcel("two"), 2)
+def test_requests_do_not_share_headers() -> None:
+    gateway = Gateway("crm", GatewayConfig(url=URL), SOURCES)
+    gateway.headers(envelope("one"), 1)["x-more"] = "y"
+    assert gateway.headers(envelope("two"), 2)["idempotency-key"] == "two"
+    assert "x-more" not in gateway.headers(envelope("two"), 2)
 
 
-def test_makes_the_contract_of_what_is_configured() -> None:
-    gateway = Gateway("crm", CONFIG)
+def test_gateway_builds_contract_from_config() -> None:
+    gateway = Gateway("crm", CONFIG, SOURCES)
     assert (gateway.contract, gateway.concurrency) == (CONTRACT, 5)
 
 
-def test_usage_has_a_format_and_is_never_given_up() -> None:
-    usage = Gateway("usages", CONFIG).usage_contract("cloudevents")
+def test_usage_contract_has_format_and_no_attempt_limit() -> None:
+    usage = usage_contract(Gateway("usages", CONFIG, SOURCES).contract, "cloudevents")
     assert usage == Contract((0.0, 7.0), None, (208, 409), 2.5, "cloudevents")
 
 
-def test_what_is_accepted_has_no_format() -> None:
-    gateway = Gateway("usages", CONFIG)
-    gateway.usage_contract("tenure")
+def test_default_contract_has_no_format() -> None:
+    gateway = Gateway("usages", CONFIG, SOURCES)
+    usage_contract(gateway.contract, "tenure")
     assert (gateway.contract.format, gateway.contract.max_attempts) == (None, 3)
 
 
@@ -91,20 +95,20 @@ def test_what_is_accepted_has_no_format() -> None:
     ("usage_format", "media_type"),
     [(None, "application/json"), ("tenure", "application/json"), ("cloudevents", "application/cloudevents-batch+json")],
 )
-def test_says_of_what_type_a_body_is_by_its_format(usage_format: str | None, media_type: str) -> None:
+def test_content_type_follows_usage_format(usage_format: str | None, media_type: str) -> None:
     assert headers(usage_format)["content-type"] == media_type
 
 
-def test_a_type_that_is_configured_goes_before_that_of_the_format() -> None:
+def test_configured_content_type_overrides_format() -> None:
     assert headers("cloudevents", headers={"Content-Type": "text/json"})["content-type"] == "text/json"
 
 
-def test_a_gateway_need_not_have_a_secret() -> None:
-    assert list(gateways_of({"crm": GatewayConfig(url=URL)})) == ["crm"]
+def test_gateway_secret_is_optional() -> None:
+    assert list(gateways_of({"crm": GatewayConfig(url=URL)}, SOURCES)) == ["crm"]
 
 
-def test_shows_no_secret() -> None:
+def test_gateway_repr_hides_secrets() -> None:
     config = GatewayConfig(url=URL, secret=CURRENT, previous_secret=PREVIOUS, headers={"Authorization": "hunter2"})
-    gateway = Gateway("crm", config)
-    shown = f"{gateway!r} {gateway} {gateways_of({'crm': config})}"
+    gateway = Gateway("crm", config, SOURCES)
+    shown = f"{gateway!r} {gateway} {gateways_of({'crm': config}, SOURCES)}"
     assert [each for each in ("hunter2", "whsec", CURRENT[6:], PREVIOUS[6:]) if each in shown] == []

@@ -1,4 +1,4 @@
-"""For how long a holder may believe that it holds its lease."""
+"""How long a holder may trust its lease."""
 
 import asyncio
 import time
@@ -9,7 +9,7 @@ from tenure import clock as host_clock
 from tenure.errors import DatabaseUnavailable, LeaseLost
 from tenure.leases.held import HeldLease
 from tests.support.lease_stores import HostClock, LeaseStore, away
-from tests.support.wishes import SECOND
+from tests.support.open_requests import SECOND
 
 DURATION = 60 * SECOND
 
@@ -25,14 +25,14 @@ def store() -> LeaseStore:
 
 
 async def acquired(store: LeaseStore, clock: HostClock, *, took: float = 0.0) -> HeldLease:
-    """A lease whose answer took so many seconds."""
-    asked_at = clock.seconds
+    """A lease whose acquire request took this many seconds."""
+    requested_at = clock.seconds
     lease = (await store.acquire_lease("lead", "us", "attempt", DURATION)).lease
     clock.move(took)
-    return HeldLease(store, lease.fence, DURATION, asked_at)  # type: ignore[arg-type]
+    return HeldLease(store, lease.fence, DURATION, requested_at)  # type: ignore[arg-type]
 
 
-async def test_is_trusted_for_nine_tenths_of_its_duration(store: LeaseStore, clock: HostClock) -> None:
+async def test_lease_is_trusted_for_nine_tenths_of_its_duration(store: LeaseStore, clock: HostClock) -> None:
     held = await acquired(store, clock)
     clock.move(53.999)
     assert held.fence == store.leases["lead"].fence
@@ -41,31 +41,31 @@ async def test_is_trusted_for_nine_tenths_of_its_duration(store: LeaseStore, clo
         _ = held.fence
 
 
-async def test_trust_counts_from_before_the_request(store: LeaseStore, clock: HostClock) -> None:
+async def test_lease_trust_starts_before_acquire_request(store: LeaseStore, clock: HostClock) -> None:
     held = await acquired(store, clock, took=10)
     assert held.trusted_seconds == pytest.approx(44)
 
 
-async def test_an_answer_that_took_too_long_is_never_trusted(store: LeaseStore, clock: HostClock) -> None:
+async def test_lease_acquired_too_slowly_is_never_trusted(store: LeaseStore, clock: HostClock) -> None:
     held = await acquired(store, clock, took=54)
-    with pytest.raises(LeaseLost, match="may no longer be trusted in epoch 1"):
+    with pytest.raises(LeaseLost, match="can no longer be trusted in epoch 1"):
         _ = held.fence
 
 
-async def test_a_renewal_is_trusted_from_before_it_was_sent(store: LeaseStore, clock: HostClock) -> None:
+async def test_renewed_trust_starts_before_renew_request(store: LeaseStore, clock: HostClock) -> None:
     held = await acquired(store, clock)
     clock.move(20)
-    may_answer = store.hold_back("renew_lease")
+    may_return = store.hold_back("renew_lease")
     renewing = asyncio.create_task(held.renew())
     await asyncio.sleep(0)
     clock.move(7)
-    may_answer.set()
+    may_return.set()
     await renewing
     assert held.trusted_seconds == pytest.approx(47)
 
 
-async def test_an_untrusted_lease_is_not_even_renewed(store: LeaseStore, clock: HostClock) -> None:
-    """The database might still do it: it would renew what this process has stopped to work under."""
+async def test_untrusted_lease_is_not_renewed(store: LeaseStore, clock: HostClock) -> None:
+    """The database might still renew it, after this process has stopped its work."""
     held = await acquired(store, clock)
     clock.move(54)
     with pytest.raises(LeaseLost):
@@ -73,7 +73,7 @@ async def test_an_untrusted_lease_is_not_even_renewed(store: LeaseStore, clock: 
     assert "renew_lease" not in store.asked
 
 
-async def test_a_renewal_that_fails_changes_no_trust(store: LeaseStore, clock: HostClock) -> None:
+async def test_failed_renewal_does_not_extend_trust(store: LeaseStore, clock: HostClock) -> None:
     held = await acquired(store, clock)
     clock.move(20)
     store.after["renew_lease"] = [away]
@@ -82,19 +82,19 @@ async def test_a_renewal_that_fails_changes_no_trust(store: LeaseStore, clock: H
     assert held.trusted_seconds == pytest.approx(34)
 
 
-async def test_what_was_given_up_is_never_trusted_again(store: LeaseStore, clock: HostClock) -> None:
+async def test_dropped_lease_is_not_trusted_after_late_renewal(store: LeaseStore, clock: HostClock) -> None:
     held = await acquired(store, clock)
-    may_answer = store.hold_back("renew_lease")
+    may_return = store.hold_back("renew_lease")
     renewing = asyncio.create_task(held.renew())
     await asyncio.sleep(0)
-    held.give_up()
-    may_answer.set()
+    held.withdraw()
+    may_return.set()
     await renewing
     with pytest.raises(LeaseLost):
         _ = held.fence
 
 
-async def test_gives_up_before_it_asks_the_database_to_end_it(store: LeaseStore, clock: HostClock) -> None:
+async def test_release_drops_trust_before_database_call(store: LeaseStore, clock: HostClock) -> None:
     held = await acquired(store, clock)
     store.hold_back("release_lease")
     releasing = asyncio.create_task(held.release())
@@ -104,15 +104,15 @@ async def test_gives_up_before_it_asks_the_database_to_end_it(store: LeaseStore,
     releasing.cancel()
 
 
-async def test_an_untrusted_lease_can_still_be_released(store: LeaseStore, clock: HostClock) -> None:
+async def test_untrusted_lease_can_be_released(store: LeaseStore, clock: HostClock) -> None:
     held = await acquired(store, clock)
     clock.move(54)
     await held.release()
     assert not store.is_held("lead")
 
 
-@pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="this host cannot tell how long it was suspended")
-def test_trust_runs_on_while_the_host_is_suspended() -> None:
+@pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="this host has no clock that includes suspension")
+def test_trust_clock_includes_host_suspension() -> None:
     before = time.clock_gettime(time.CLOCK_BOOTTIME)
     assert before <= host_clock.boottime() <= time.clock_gettime(time.CLOCK_BOOTTIME)
     assert host_clock._BOOTTIME.args == (time.CLOCK_BOOTTIME,)  # type: ignore[attr-defined]

@@ -1,15 +1,15 @@
-"""The schedule is kept in step with what is pending, however late that was committed, and by whatever clock."""
+"""The intake keeps the schedule in step with the pending submissions, also after late commits and clock changes."""
 
 import pytest
 
+from tenure.domain.submissions import Change, SubmissionState
 from tenure.ids import id_of_number
-from tenure.model.submissions import Change, SubmissionState
 from tenure.submissions import intake as intake_module
 from tenure.submissions.intake import COMPARED, TRAIL, Intake, ServerClock
+from tests.support.open_requests import SECOND
 from tests.support.submission_stores import NOON_MICROSECONDS, SubmissionStore
-from tests.support.wishes import SECOND
 
-LATER = NOON_MICROSECONDS + 3600 * SECOND
+MUCH_LATER = NOON_MICROSECONDS + 3600 * SECOND
 ALL = 10_000
 
 
@@ -22,7 +22,7 @@ def store() -> SubmissionStore:
 
 @pytest.fixture
 async def intake(store: SubmissionStore) -> Intake:
-    """Built from what was there in the beginning: nothing."""
+    """Built from an empty store."""
     return await built(store)
 
 
@@ -33,19 +33,19 @@ async def built(store: SubmissionStore) -> Intake:
 
 
 def at(seconds: float) -> int:
-    """So long after noon."""
+    """This many seconds after noon."""
     return NOON_MICROSECONDS + round(seconds * SECOND)
 
 
 def due(intake: Intake, gateway: str = "crm") -> list[int]:
-    """Which are given out by now, each time that they are."""
-    return [int(each.replace("-", ""), 16) for each in intake.schedule.take(gateway, LATER, ALL)]
+    """Takes all submissions that are due."""
+    return [int(each.replace("-", ""), 16) for each in intake.schedule.take(gateway, MUCH_LATER, ALL)]
 
 
 # Building.
 
 
-async def test_builds_from_all_that_is_pending(store: SubmissionStore) -> None:
+async def test_build_loads_all_pending_submissions(store: SubmissionStore) -> None:
     store.add(1, 2, changed=at(-86_400))
     store.add(3, gateway="usages", changed=at(-1))
     store.add(4, state=SubmissionState.DELIVERED.value)
@@ -53,17 +53,17 @@ async def test_builds_from_all_that_is_pending(store: SubmissionStore) -> None:
     assert (due(intake), due(intake, "usages"), len(intake.schedule)) == ([1, 2], [3], 3)
 
 
-async def test_builds_page_by_page(store: SubmissionStore, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_build_reads_pages(store: SubmissionStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(intake_module, "BUILDING_PAGE", 3)
     store.add(*range(1, 8), changed=at(-10))
     intake = await built(store)
-    assert (due(intake), store.asked.count("list_waiting")) == (list(range(1, 8)), 3)
+    assert (due(intake), store.calls.count("list_pending")) == (list(range(1, 8)), 3)
 
 
-async def test_what_changes_while_it_builds_comes_with_the_first_refresh(
+async def test_first_refresh_finds_submissions_changed_during_build(
     store: SubmissionStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a page that was read already."""
+    """The change is on a page that was already read."""
     monkeypatch.setattr(intake_module, "BUILDING_PAGE", 2)
     store.add(5, 6, 7, changed=at(-3))
     read = store._page
@@ -82,7 +82,7 @@ async def test_what_changes_while_it_builds_comes_with_the_first_refresh(
     assert due(intake) == [4]
 
 
-async def test_what_was_built_is_not_new_to_a_refresh(store: SubmissionStore) -> None:
+async def test_refresh_does_not_repeat_built_submissions(store: SubmissionStore) -> None:
     store.add(1, changed=at(-1))
     intake = await built(store)
     assert due(intake) == [1]
@@ -93,15 +93,15 @@ async def test_what_was_built_is_not_new_to_a_refresh(store: SubmissionStore) ->
 # Refreshing.
 
 
-async def test_finds_what_was_accepted_since(store: SubmissionStore, intake: Intake) -> None:
+async def test_refresh_finds_newly_accepted_submission(store: SubmissionStore, intake: Intake) -> None:
     store.add(1, changed=at(1))
     store.set_now(2)
     await intake.refresh()
     assert due(intake) == [1]
 
 
-async def test_takes_what_was_accepted_at_the_same_instant(store: SubmissionStore, intake: Intake) -> None:
-    """In whatever order of ids: 5 is read, then 3 and 7 appear beside it."""
+async def test_refresh_finds_later_submissions_with_equal_timestamp(store: SubmissionStore, intake: Intake) -> None:
+    """The order of ids does not matter: 5 is read, then 3 and 7 appear."""
     store.add(5, changed=at(1))
     store.set_now(1)
     await intake.refresh()
@@ -111,7 +111,7 @@ async def test_takes_what_was_accepted_at_the_same_instant(store: SubmissionStor
     assert due(intake) == [3, 7]
 
 
-async def test_takes_equal_instants_over_the_edge_of_a_page(
+async def test_refresh_reads_equal_timestamps_across_pages(
     store: SubmissionStore, intake: Intake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(intake_module, "PAGE", 2)
@@ -121,8 +121,8 @@ async def test_takes_equal_instants_over_the_edge_of_a_page(
     assert due(intake) == list(range(1, 8))
 
 
-async def test_takes_what_was_committed_late(store: SubmissionStore, intake: Intake) -> None:
-    """Almost as late as a write may be, several refreshes after others of that time."""
+async def test_refresh_finds_submission_committed_late(store: SubmissionStore, intake: Intake) -> None:
+    """Almost at the maximum delay, several refreshes after other submissions of that time."""
     for second in range(1, 5):
         store.set_now(second)
         await intake.refresh()
@@ -132,7 +132,7 @@ async def test_takes_what_was_committed_late(store: SubmissionStore, intake: Int
     assert due(intake) == [1]
 
 
-async def test_takes_what_was_committed_as_late_as_it_may_be(store: SubmissionStore, intake: Intake) -> None:
+async def test_refresh_finds_submission_committed_at_maximum_delay(store: SubmissionStore, intake: Intake) -> None:
     store.set_now(10)
     await intake.refresh()
     store.add(1, changed=at(10) - TRAIL)
@@ -141,7 +141,7 @@ async def test_takes_what_was_committed_as_late_as_it_may_be(store: SubmissionSt
     assert due(intake) == [1]
 
 
-async def test_takes_once_what_is_read_again_and_again(store: SubmissionStore, intake: Intake) -> None:
+async def test_repeatedly_read_submission_is_scheduled_once(store: SubmissionStore, intake: Intake) -> None:
     store.add(1, changed=at(1))
     taken = []
     for second in range(1, 9):
@@ -151,7 +151,7 @@ async def test_takes_once_what_is_read_again_and_again(store: SubmissionStore, i
     assert taken == [1]
 
 
-async def test_takes_again_what_is_to_be_retried(store: SubmissionStore, intake: Intake) -> None:
+async def test_refresh_schedules_retried_submission_again(store: SubmissionStore, intake: Intake) -> None:
     store.add(1, changed=at(1))
     store.set_now(1)
     await intake.refresh()
@@ -163,7 +163,9 @@ async def test_takes_again_what_is_to_be_retried(store: SubmissionStore, intake:
     assert (due(intake), 1 in intake.schedule) == ([1], True)
 
 
-async def test_takes_again_what_was_retried_before_it_was_forgotten(store: SubmissionStore, intake: Intake) -> None:
+async def test_refresh_schedules_submission_retried_before_it_was_forgotten(
+    store: SubmissionStore, intake: Intake
+) -> None:
     store.add(1, changed=at(1))
     store.set_now(1)
     await intake.refresh()
@@ -172,16 +174,16 @@ async def test_takes_again_what_was_retried_before_it_was_forgotten(store: Submi
     assert due(intake) == [1]
 
 
-async def test_has_whoever_sends_ask_about_what_is_under_way(store: SubmissionStore, intake: Intake) -> None:
-    """It may be an attempt of whose beginning nobody was told."""
+async def test_refresh_schedules_submission_with_attempt_under_way(store: SubmissionStore, intake: Intake) -> None:
+    """The response to its beginning may have been lost."""
     store.add(1, changed=at(1), due=None)
     store.set_now(1)
     await intake.refresh()
     assert (due(intake), 1 in intake.schedule) == ([1], True)
 
 
-async def test_forgets_what_it_has_seen_long_ago(store: SubmissionStore, intake: Intake) -> None:
-    """Or a leader's memory would grow with every submission."""
+async def test_refresh_forgets_old_seen_submissions(store: SubmissionStore, intake: Intake) -> None:
+    """Otherwise the memory of a leader would grow with every submission."""
     store.add(*range(100), changed=at(1))
     store.set_now(1)
     await intake.refresh()
@@ -190,7 +192,7 @@ async def test_forgets_what_it_has_seen_long_ago(store: SubmissionStore, intake:
     assert intake._seen == {}
 
 
-async def test_a_clock_that_was_set_back_loses_nothing(store: SubmissionStore, intake: Intake) -> None:
+async def test_refresh_finds_submissions_after_clock_is_set_back(store: SubmissionStore, intake: Intake) -> None:
     store.set_now(3600)
     await intake.refresh()
     store.add(1, changed=at(10))
@@ -202,7 +204,7 @@ async def test_a_clock_that_was_set_back_loses_nothing(store: SubmissionStore, i
     assert due(intake) == [1, 2]
 
 
-async def test_tells_the_time_by_the_databases_clock(store: SubmissionStore) -> None:
+async def test_build_sets_server_clock_from_database(store: SubmissionStore) -> None:
     clock = ServerClock()
     intake = Intake(store, clock)  # type: ignore[arg-type]
     store.set_now(777)
@@ -213,47 +215,47 @@ async def test_tells_the_time_by_the_databases_clock(store: SubmissionStore) -> 
 # Hints.
 
 
-async def test_a_hint_finds_what_was_just_accepted(store: SubmissionStore, intake: Intake) -> None:
+async def test_hint_finds_just_accepted_submission(store: SubmissionStore, intake: Intake) -> None:
     store.add(1, changed=at(1))
     store.set_now(1)
-    await intake.look()
+    await intake.read_recent()
     assert due(intake) == [1]
 
 
-async def test_a_refresh_finds_what_a_hint_missed(store: SubmissionStore, intake: Intake) -> None:
-    """Hints look back less far: they must not move the cursor of the refreshes."""
+async def test_refresh_finds_submission_missed_by_hint(store: SubmissionStore, intake: Intake) -> None:
+    """A hint reads back less far than a refresh, so it must not move the cursor of the refreshes."""
     store.set_now(4)
-    await intake.look()
+    await intake.read_recent()
     store.add(1, changed=at(1))
-    await intake.look()
+    await intake.read_recent()
     assert due(intake) == []
     await intake.refresh()
     assert due(intake) == [1]
 
 
-async def test_what_a_hint_found_is_not_new_to_a_refresh(store: SubmissionStore, intake: Intake) -> None:
+async def test_refresh_does_not_repeat_submission_found_by_hint(store: SubmissionStore, intake: Intake) -> None:
     store.add(1, changed=at(1))
     store.set_now(1)
-    await intake.look()
+    await intake.read_recent()
     await intake.refresh()
     assert due(intake) == [1]
     await intake.refresh()
     assert due(intake) == []
 
 
-async def test_hints_find_what_overtook_each_other(store: SubmissionStore, intake: Intake) -> None:
+async def test_hints_find_submissions_committed_out_of_order(store: SubmissionStore, intake: Intake) -> None:
     store.add(2, changed=at(1))
     store.set_now(1)
-    await intake.look()
+    await intake.read_recent()
     store.add(1, changed=at(0.9))
-    await intake.look()
+    await intake.read_recent()
     assert due(intake) == [1, 2]
 
 
 # Comparing.
 
 
-async def test_compares_and_finds_nothing_where_refreshes_found_all(store: SubmissionStore, intake: Intake) -> None:
+async def test_compare_finds_nothing_after_complete_refreshes(store: SubmissionStore, intake: Intake) -> None:
     for second in range(1, 60):
         store.add(second, changed=at(second))
         store.set_now(second)
@@ -261,21 +263,21 @@ async def test_compares_and_finds_nothing_where_refreshes_found_all(store: Submi
     assert (await intake.compare(), len(due(intake))) == (0, 59)
 
 
-async def test_compares_and_counts_what_no_refresh_found(store: SubmissionStore, intake: Intake) -> None:
+async def test_compare_counts_submissions_missed_by_refreshes(store: SubmissionStore, intake: Intake) -> None:
     store.set_now(60)
     await intake.refresh()
     store.add(1, 2, changed=at(60) - TRAIL - 1)
     assert (await intake.compare(), due(intake)) == (2, [1, 2])
 
 
-async def test_what_was_counted_is_not_counted_again(store: SubmissionStore, intake: Intake) -> None:
+async def test_compare_counts_missed_submission_once(store: SubmissionStore, intake: Intake) -> None:
     store.set_now(60)
     await intake.refresh()
     store.add(1, changed=at(50))
     assert [await intake.compare() for _ in range(2)] == [1, 0]
 
 
-async def test_does_not_count_what_the_next_refresh_will_find(store: SubmissionStore, intake: Intake) -> None:
+async def test_compare_ignores_submissions_within_reach_of_next_refresh(store: SubmissionStore, intake: Intake) -> None:
     store.set_now(60)
     await intake.refresh()
     store.add(1, changed=at(60) - TRAIL)
@@ -285,10 +287,10 @@ async def test_does_not_count_what_the_next_refresh_will_find(store: SubmissionS
     assert due(intake) == [1, 2]
 
 
-async def test_does_not_count_what_is_done_while_it_reads(
+async def test_compare_ignores_submission_finished_while_reading(
     store: SubmissionStore, intake: Intake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Pending when the page was read, delivered and forgotten before the page was looked at."""
+    """Pending when the page was read, delivered and forgotten before the page was compared."""
     store.add(1, changed=at(1))
     store.set_now(1)
     await intake.refresh()
@@ -296,17 +298,17 @@ async def test_does_not_count_what_is_done_while_it_reads(
     await intake.refresh()
     read = store._page
 
-    def done_meanwhile(after: Change | None, limit: int) -> object:
+    def read_and_finish(after: Change | None, limit: int) -> object:
         page = read(after, limit)
         intake.forget(id_of_number(1))
         return page
 
-    monkeypatch.setattr(store, "_page", done_meanwhile)
+    monkeypatch.setattr(store, "_page", read_and_finish)
     assert (await intake.compare(), due(intake)) == (0, [])
 
 
-async def test_counts_what_was_done_before_and_came_back_unseen(store: SubmissionStore, intake: Intake) -> None:
-    """What was forgotten during one comparison means nothing for the next."""
+async def test_compare_counts_finished_submission_that_is_pending_again(store: SubmissionStore, intake: Intake) -> None:
+    """Submissions forgotten during one comparison do not affect the next one."""
     store.add(1, changed=at(1))
     store.set_now(1)
     await intake.refresh()
@@ -319,7 +321,7 @@ async def test_counts_what_was_done_before_and_came_back_unseen(store: Submissio
     assert await intake.compare() == 1
 
 
-async def test_compares_no_further_back_than_ten_minutes(store: SubmissionStore, intake: Intake) -> None:
+async def test_compare_reads_back_ten_minutes(store: SubmissionStore, intake: Intake) -> None:
     store.set_now(1200)
     await intake.refresh()
     store.add(1, changed=at(1200) - COMPARED - 1)
@@ -327,7 +329,7 @@ async def test_compares_no_further_back_than_ten_minutes(store: SubmissionStore,
     assert (await intake.compare(), due(intake)) == (1, [2])
 
 
-async def test_compares_page_by_page(store: SubmissionStore, intake: Intake, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_compare_reads_pages(store: SubmissionStore, intake: Intake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(intake_module, "PAGE", 2)
     store.set_now(60)
     await intake.refresh()

@@ -1,4 +1,4 @@
-"""Running a job, with a store that fails, hangs and loses answers in the middle of it."""
+"""The job runner, with a store whose failures and delays a test controls."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -9,30 +9,31 @@ import pytest
 from structlog.testing import capture_logs
 
 from tenure.config import LeasesConfig
+from tenure.domain.jobs import JobSettings, RunOutcome
 from tenure.errors import LeaseLost
-from tenure.jobs.jobs import ActiveRun
+from tenure.jobs.job import ActiveRun
 from tenure.jobs.runner import JobRunner, renew_seconds
-from tenure.leases.counters import LeaseCounters
-from tenure.model.leases import JobSettings, RunOutcome
+from tenure.telemetry.events import JobClockBehind, JobRunEnded, LeaseContended
 from tests.support.lease_stores import HostClock, LeaseStore, away
-from tests.support.wishes import SECOND
+from tests.support.open_requests import SECOND
+from tests.support.telemetry import RecordedTelemetry
 
 JOB = "tidy"
 LOCK = "job:tidy"
 SHORT_TIMEOUT = SECOND // 50
-"""A lock of 20 ms is renewed every 5."""
+"""A lock of 20 ms is renewed every 5 ms."""
 TIMEOUT = 120 * SECOND
 BOUND_SECONDS = 20.0
 
 
 async def eventually(holds: Callable[[], bool], seconds: float = BOUND_SECONDS) -> None:
     async with asyncio.timeout(seconds):
-        while not holds():  # noqa: ASYNC110 - what is waited for must not know of it
+        while not holds():  # noqa: ASYNC110 - the code under test sets no event
             await asyncio.sleep(0.001)
 
 
-class Shop:
-    """A runner with one job, which begins and then does as the test says."""
+class Harness:
+    """A runner with one job, which ends or fails once the test allows it."""
 
     def __init__(self, store: LeaseStore, lock_timeout: int = TIMEOUT) -> None:
         self.store = store
@@ -41,8 +42,8 @@ class Shop:
         self.error: BaseException | None = None
         self.was_cancelled = False
         self.wakes = 0
-        self.counters = LeaseCounters()
-        self.runner = JobRunner(store, "us", LeasesConfig(), self.counters, self._wake)  # type: ignore[arg-type]
+        self.telemetry = RecordedTelemetry()
+        self.runner = JobRunner(store, "us", LeasesConfig(), self.telemetry, self._wake)  # type: ignore[arg-type]
         self.settings = JobSettings(JOB, SECOND, lock_timeout)
         self.runner.add(self.settings, self.job)
 
@@ -61,13 +62,13 @@ class Shop:
             return await self.runner.run_once(JOB)
 
     async def begun(self) -> "asyncio.Task[RunOutcome | None]":
-        """A run that is under way."""
+        """Starts a run, and returns its task once the job has begun."""
         running = asyncio.create_task(self.run_once())
         await eventually(lambda: len(self.runs) > 0)
         return running
 
-    def look(self) -> float | None:
-        return self.runner.look(self.store.board())
+    def show_board(self) -> float | None:
+        return self.runner.on_board(self.store.board())
 
     def _wake(self) -> None:
         self.wakes += 1
@@ -84,380 +85,388 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> HostClock:
 
 
 @pytest.fixture
-async def shop(store: LeaseStore, clock: HostClock, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Shop]:
+async def harness(store: LeaseStore, clock: HostClock, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Harness]:
     del clock
-    monkeypatch.setattr("tenure.jobs.runner.NOTE_AGAIN_SECONDS", 0.002)
+    monkeypatch.setattr("tenure.jobs.runner.RECORD_RETRY_SECONDS", 0.002)
     monkeypatch.setattr("tenure.jobs.runner.GRACE_SECONDS", 0.01)
-    shop = Shop(store)
-    await shop.runner.register()
-    yield shop
-    shop.may_end.set()
+    harness = Harness(store)
+    await harness.runner.register()
+    yield harness
+    harness.may_end.set()
 
 
 @pytest.fixture
-async def hurried(shop: Shop, store: LeaseStore) -> Shop:
-    """One whose lock is renewed every few milliseconds; its trust is by the stopped clock."""
-    hurried = Shop(store, SHORT_TIMEOUT)
-    await hurried.runner.register()
-    hurried.may_end = shop.may_end
-    return hurried
+async def short_lock(harness: Harness, store: LeaseStore) -> Harness:
+    """Its lock is renewed every few milliseconds. Its trust follows the stopped clock."""
+    short_lock = Harness(store, SHORT_TIMEOUT)
+    await short_lock.runner.register()
+    short_lock.may_end = harness.may_end
+    return short_lock
 
 
 def outcomes(store: LeaseStore) -> list[RunOutcome]:
     return [finish.outcome for finish in store.finishes]
 
 
-# Ends.
+# Outcomes.
 
 
-async def test_a_job_that_returns_has_succeeded(shop: Shop, store: LeaseStore) -> None:
-    shop.may_end.set()
-    assert await shop.run_once() is RunOutcome.SUCCEEDED
+async def test_returning_job_is_recorded_as_succeeded(harness: Harness, store: LeaseStore) -> None:
+    harness.may_end.set()
+    assert await harness.run_once() is RunOutcome.SUCCEEDED
     (finish,) = store.finishes
     assert (finish.outcome, finish.error, finish.retry_microseconds) == (RunOutcome.SUCCEEDED, None, 0)
     assert not store.is_held(LOCK)
 
 
-async def test_a_job_that_raises_has_failed_and_is_tried_again(shop: Shop, store: LeaseStore) -> None:
-    shop.may_end.set()
-    shop.error = ValueError("no such file\nand more")
-    assert await shop.run_once() is RunOutcome.FAILED
+async def test_raising_job_is_recorded_as_failed_and_retried(harness: Harness, store: LeaseStore) -> None:
+    harness.may_end.set()
+    harness.error = ValueError("no such file\nand more")
+    assert await harness.run_once() is RunOutcome.FAILED
     (finish,) = store.finishes
     assert (finish.error, finish.retry_microseconds) == ("ValueError: no such file", SECOND)
 
 
-async def test_the_pause_grows_with_the_failures_in_a_row(shop: Shop, store: LeaseStore) -> None:
+async def test_retry_pause_grows_with_consecutive_failures(harness: Harness, store: LeaseStore) -> None:
     store.failures_in_a_row = 3
-    shop.may_end.set()
-    shop.error = ValueError("again")
-    await shop.run_once()
+    harness.may_end.set()
+    harness.error = ValueError("again")
+    await harness.run_once()
     assert store.finishes[0].retry_microseconds == 8 * SECOND
 
 
-async def test_an_error_of_any_length_is_kept_in_a_thousand_characters(shop: Shop, store: LeaseStore) -> None:
-    shop.may_end.set()
-    shop.error = ValueError("x" * 5000)
-    await shop.run_once()
+async def test_job_error_is_truncated_to_thousand_characters(harness: Harness, store: LeaseStore) -> None:
+    harness.may_end.set()
+    harness.error = ValueError("x" * 5000)
+    await harness.run_once()
     assert len(store.finishes[0].error or "") == 1000
 
 
-async def test_a_job_that_cancels_itself_has_failed(shop: Shop, store: LeaseStore) -> None:
-    shop.may_end.set()
-    shop.error = asyncio.CancelledError()
-    assert await shop.run_once() is RunOutcome.FAILED
-    assert store.finishes[0].error == "it cancelled itself"
+async def test_job_raising_cancelled_error_is_recorded_as_failed(harness: Harness, store: LeaseStore) -> None:
+    harness.may_end.set()
+    harness.error = asyncio.CancelledError()
+    assert await harness.run_once() is RunOutcome.FAILED
+    assert store.finishes[0].error == "the job cancelled itself"
 
 
-async def test_a_job_that_is_no_coroutine_has_failed(shop: Shop, store: LeaseStore) -> None:
-    shop.runner._jobs[JOB] = lambda _run: None  # type: ignore[assignment,return-value]
-    assert await shop.run_once() is RunOutcome.FAILED
+async def test_non_coroutine_job_is_recorded_as_failed(harness: Harness, store: LeaseStore) -> None:
+    harness.runner._jobs[JOB] = lambda _run: None  # type: ignore[assignment,return-value]
+    assert await harness.run_once() is RunOutcome.FAILED
     assert not store.is_held(LOCK)
 
 
-async def test_outcomes_are_counted(shop: Shop) -> None:
-    shop.may_end.set()
-    await shop.run_once()
-    shop.error = ValueError("now it fails")
-    await shop.run_once()
-    assert shop.runner.outcomes == {(JOB, RunOutcome.SUCCEEDED): 1, (JOB, RunOutcome.FAILED): 1}
+async def test_runner_reports_outcomes(harness: Harness) -> None:
+    harness.may_end.set()
+    await harness.run_once()
+    harness.error = ValueError("now it fails")
+    await harness.run_once()
+    ended = [JobRunEnded(JOB, RunOutcome.SUCCEEDED), JobRunEnded(JOB, RunOutcome.FAILED)]
+    assert harness.telemetry.of(JobRunEnded) == ended
 
 
-async def test_what_is_not_due_is_not_run(shop: Shop, store: LeaseStore) -> None:
+async def test_runner_does_not_run_job_before_it_is_due(harness: Harness, store: LeaseStore) -> None:
     store.is_due = False
-    assert await shop.run_once() is None
-    assert shop.runs == []
+    assert await harness.run_once() is None
+    assert harness.runs == []
 
 
-async def test_what_somebody_else_runs_is_not_run(shop: Shop, store: LeaseStore) -> None:
+async def test_runner_does_not_run_job_locked_by_another_instance(harness: Harness, store: LeaseStore) -> None:
     await store.acquire_lease(LOCK, "another", "attempt", TIMEOUT)
-    assert await shop.run_once() is None
-    assert (shop.runs, shop.counters.contended) == ([], 1)
+    assert await harness.run_once() is None
+    assert (harness.runs, harness.telemetry.of(LeaseContended)) == ([], [LeaseContended(LOCK)])
 
 
-# Keeping the lock.
+# Renewing the lock.
 
 
 @pytest.mark.parametrize(("timeout", "seconds"), [(120, 30.0), (1000, 30.0), (60, 15.0), (1, 0.25)])
-def test_the_lock_is_renewed_four_times_in_its_timeout_and_at_least_every_half_minute(
-    timeout: int, seconds: float
-) -> None:
+def test_lock_renewal_interval_is_quarter_of_timeout_up_to_thirty_seconds(timeout: int, seconds: float) -> None:
     assert renew_seconds(timeout * SECOND) == seconds
 
 
-async def test_a_run_that_renews_may_take_longer_than_its_lock_timeout(hurried: Shop, store: LeaseStore) -> None:
-    running = await hurried.begun()
+async def test_renewing_run_may_exceed_lock_timeout(short_lock: Harness, store: LeaseStore) -> None:
+    running = await short_lock.begun()
     for _ in range(3):
         store.now += timedelta(microseconds=SHORT_TIMEOUT * 3 // 4)
         renewals = store.asked.count("renew_lease")
         await eventually(lambda before=renewals: store.asked.count("renew_lease") > before + 1)  # type: ignore[misc]
     assert not running.done()
-    hurried.may_end.set()
+    short_lock.may_end.set()
     assert await running is RunOutcome.SUCCEEDED
 
 
-async def test_two_renewals_that_fail_do_not_end_the_run(hurried: Shop, store: LeaseStore) -> None:
+async def test_two_failed_renewals_do_not_end_run(short_lock: Harness, store: LeaseStore) -> None:
     store.before["renew_lease"] = [away, away]
-    running = await hurried.begun()
+    running = await short_lock.begun()
     await eventually(lambda: store.asked.count("renew_lease") >= 4)
-    hurried.may_end.set()
+    short_lock.may_end.set()
     assert await running is RunOutcome.SUCCEEDED
 
 
-async def test_failures_that_are_not_in_a_row_do_not_add_up(hurried: Shop, store: LeaseStore) -> None:
-    running = await hurried.begun()
+async def test_nonconsecutive_renewal_failures_do_not_end_run(short_lock: Harness, store: LeaseStore) -> None:
+    running = await short_lock.begun()
     for _ in range(3):
         renewals = store.asked.count("renew_lease")
         store.before["renew_lease"] = [away]
         await eventually(lambda before=renewals: store.asked.count("renew_lease") >= before + 2)  # type: ignore[misc]
-    hurried.may_end.set()
+    short_lock.may_end.set()
     assert await running is RunOutcome.SUCCEEDED
 
 
-async def test_three_failed_renewals_in_a_row_abandon_the_run(hurried: Shop, store: LeaseStore) -> None:
+async def test_three_consecutive_failed_renewals_abandon_run(short_lock: Harness, store: LeaseStore) -> None:
     store.before["renew_lease"] = [away, away, away]
-    running = await hurried.begun()
+    running = await short_lock.begun()
     with capture_logs() as logs:
         assert await running is RunOutcome.ABANDONED
-    assert hurried.was_cancelled
+    assert short_lock.was_cancelled
     assert (outcomes(store), store.asked.count("renew_lease")) == ([RunOutcome.ABANDONED], 3)
     assert [entry["job"] for entry in logs if entry["event"] == "job.abandoned"] == [JOB]
 
 
-async def test_an_unexpected_error_counts_as_a_failed_renewal(hurried: Shop, store: LeaseStore) -> None:
+async def test_unexpected_error_counts_as_failed_renewal(short_lock: Harness, store: LeaseStore) -> None:
     store.before["renew_lease"] = [lambda: RuntimeError("read-only transaction")] * 3
-    running = await hurried.begun()
+    running = await short_lock.begun()
     assert await running is RunOutcome.ABANDONED
-    assert hurried.was_cancelled
+    assert short_lock.was_cancelled
 
 
-async def test_a_run_whose_lock_belongs_to_another_is_cancelled_and_noted_by_nobody(
-    hurried: Shop, store: LeaseStore
-) -> None:
-    running = await hurried.begun()
+async def test_run_with_stolen_lock_is_cancelled_and_not_recorded(short_lock: Harness, store: LeaseStore) -> None:
+    running = await short_lock.begun()
     store.steal(LOCK)
     assert await running is None
-    assert (hurried.was_cancelled, store.finishes) == (True, [])
+    assert (short_lock.was_cancelled, store.finishes) == (True, [])
 
 
-async def test_a_run_is_cancelled_at_the_end_of_trust(hurried: Shop, store: LeaseStore, clock: HostClock) -> None:
-    running = await hurried.begun()
+async def test_run_is_cancelled_when_trust_ends(short_lock: Harness, store: LeaseStore, clock: HostClock) -> None:
+    running = await short_lock.begun()
     store.before["renew_lease"] = [away]
     await eventually(lambda: "renew_lease" in store.asked)
     clock.move(0.9 * SHORT_TIMEOUT / SECOND)
     assert await running in (RunOutcome.ABANDONED, None)
-    assert hurried.was_cancelled
+    assert short_lock.was_cancelled
 
 
-async def test_a_run_is_cancelled_at_the_end_of_trust_while_a_renewal_hangs(
+async def test_run_is_cancelled_when_trust_ends_while_renewal_hangs(
     store: LeaseStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On the real clock: a lock of half a second is trusted for 450 ms, and the answer never comes."""
-    monkeypatch.setattr("tenure.leases.cancelling.PATIENCE_SECONDS", 0.01)
-    shop = Shop(store, SECOND // 2)
-    await shop.runner.register()
-    may_answer = store.hold_back("renew_lease")
-    running = await shop.begun()
+    """On the real clock: a lock of 300 ms is trusted for 270 ms, and the renewal does not return."""
+    monkeypatch.setattr("tenure.leases.waiting.CANCEL_SECONDS", 0.01)
+    harness = Harness(store, 3 * SECOND // 10)
+    await harness.runner.register()
+    may_return = store.hold_back("renew_lease")
+    running = await harness.begun()
     with suppress(TimeoutError):
-        await eventually(lambda: shop.was_cancelled, BOUND_SECONDS / 4)
-    was_cancelled = shop.was_cancelled
-    may_answer.set()
-    shop.may_end.set()
+        await eventually(lambda: harness.was_cancelled, BOUND_SECONDS / 4)
+    was_cancelled = harness.was_cancelled
+    may_return.set()
+    harness.may_end.set()
     await asyncio.wait({running})
     assert was_cancelled
 
 
-async def test_no_fence_is_given_out_once_a_run_is_abandoned(hurried: Shop, store: LeaseStore) -> None:
+async def test_fence_of_abandoned_run_raises_lease_lost(short_lock: Harness, store: LeaseStore) -> None:
     store.before["renew_lease"] = [away, away, away]
-    running = await hurried.begun()
+    running = await short_lock.begun()
     await running
     with pytest.raises(LeaseLost):
-        _ = hurried.runs[0].fence
+        _ = short_lock.runs[0].fence
 
 
-async def test_a_job_that_will_not_stop_keeps_its_lock(
-    hurried: Shop, store: LeaseStore, monkeypatch: pytest.MonkeyPatch
+async def test_job_that_ignores_cancellation_keeps_its_lock(
+    short_lock: Harness, store: LeaseStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may still be at it: nobody else must begin before the lock has run out."""
-    monkeypatch.setattr("tenure.leases.cancelling.PATIENCE_SECONDS", 0.005)
+    """The job may still have effects, so no other run may begin before the lock expires."""
+    monkeypatch.setattr("tenure.leases.waiting.CANCEL_SECONDS", 0.005)
 
-    async def stubborn(run: ActiveRun) -> None:
-        hurried.runs.append(run)
-        while not hurried.may_end.is_set():
+    async def ignore_cancellation(run: ActiveRun) -> None:
+        short_lock.runs.append(run)
+        while not short_lock.may_end.is_set():
             try:
-                await hurried.may_end.wait()
+                await short_lock.may_end.wait()
             except asyncio.CancelledError:
                 continue
 
-    hurried.runner._jobs[JOB] = stubborn
+    short_lock.runner._jobs[JOB] = ignore_cancellation
     store.before["renew_lease"] = [away, away, away]
-    running = await hurried.begun()
+    running = await short_lock.begun()
     with capture_logs() as logs:
         assert await running is None
     held = store.is_held(LOCK)
-    hurried.may_end.set()
+    short_lock.may_end.set()
     assert (held, store.finishes) == (True, [])
     assert [entry["lease"] for entry in logs if entry["event"] == "work_will_not_stop"] == [LOCK]
 
 
-# Noting the end.
+# Recording the end.
 
 
-async def test_an_end_that_cannot_be_noted_is_noted_later(shop: Shop, store: LeaseStore) -> None:
+async def test_finish_is_retried_until_recorded(harness: Harness, store: LeaseStore) -> None:
     store.before["finish_run"] = [away, away, away]
-    shop.may_end.set()
-    assert await shop.run_once() is RunOutcome.SUCCEEDED
+    harness.may_end.set()
+    assert await harness.run_once() is RunOutcome.SUCCEEDED
     assert outcomes(store) == [RunOutcome.SUCCEEDED]
 
 
-async def test_an_end_is_not_noted_after_the_end_of_trust(shop: Shop, store: LeaseStore, clock: HostClock) -> None:
-    running = await shop.begun()
+async def test_finish_is_not_recorded_after_trust_ends(harness: Harness, store: LeaseStore, clock: HostClock) -> None:
+    running = await harness.begun()
     store.is_away = away
-    shop.may_end.set()
+    harness.may_end.set()
     await eventually(lambda: store.asked.count("finish_run") >= 2)
     clock.move(108)
     with capture_logs() as logs:
         assert await running is None
-    tries = store.asked.count("finish_run")
+    attempts = store.asked.count("finish_run")
     store.is_away = None
     await asyncio.sleep(0.01)
-    assert (store.asked.count("finish_run"), store.finishes) == (tries, [])
+    assert (store.asked.count("finish_run"), store.finishes) == (attempts, [])
     assert [entry["job"] for entry in logs if entry["event"] == "job.lock_lost"] == [JOB]
 
 
-async def test_an_end_that_was_noted_without_an_answer_is_counted_once(shop: Shop, store: LeaseStore) -> None:
+async def test_finish_with_lost_response_is_counted_once(harness: Harness, store: LeaseStore) -> None:
     store.after["finish_run"] = [away]
-    shop.may_end.set()
-    assert await shop.run_once() is RunOutcome.SUCCEEDED
-    assert (sum(shop.runner.outcomes.values()), len(store.finishes)) == (1, 1)
+    harness.may_end.set()
+    assert await harness.run_once() is RunOutcome.SUCCEEDED
+    assert (len(harness.telemetry.of(JobRunEnded)), len(store.finishes)) == (1, 1)
 
 
-async def test_an_unexpected_error_in_noting_is_tried_again(shop: Shop, store: LeaseStore) -> None:
+async def test_finish_is_retried_after_unexpected_error(harness: Harness, store: LeaseStore) -> None:
     store.before["finish_run"] = [lambda: RuntimeError("no space left on device")]
-    shop.may_end.set()
-    assert await shop.run_once() is RunOutcome.SUCCEEDED
+    harness.may_end.set()
+    assert await harness.run_once() is RunOutcome.SUCCEEDED
 
 
-async def test_a_job_that_found_its_lock_lost_is_noted_by_nobody(shop: Shop, store: LeaseStore) -> None:
-    running = await shop.begun()
+async def test_job_raising_lease_lost_for_its_lock_is_not_recorded(harness: Harness, store: LeaseStore) -> None:
+    running = await harness.begun()
     store.steal(LOCK)
-    shop.error = LeaseLost("us does not hold the lease job:tidy in epoch 1")
-    shop.may_end.set()
+    harness.error = LeaseLost("us does not hold the lease job:tidy in epoch 1")
+    harness.may_end.set()
     assert await running is None
     assert store.finishes == []
 
 
-async def test_a_job_that_lost_another_lease_has_failed(shop: Shop, store: LeaseStore) -> None:
-    """Its own lock is as good as ever, and must not be held until it runs out."""
-    shop.error = LeaseLost("us does not hold the lease import in epoch 7")
-    shop.may_end.set()
-    assert await shop.run_once() is RunOutcome.FAILED
+async def test_job_raising_lease_lost_for_another_lease_is_recorded_as_failed(
+    harness: Harness, store: LeaseStore
+) -> None:
+    """Its own lock is still valid, and must be released instead of held until it expires."""
+    harness.error = LeaseLost("us does not hold the lease import in epoch 7")
+    harness.may_end.set()
+    assert await harness.run_once() is RunOutcome.FAILED
     assert not store.is_held(LOCK)
 
 
-# Looking at the board.
+# Reading the board.
 
 
-async def test_begins_what_is_due(shop: Shop) -> None:
-    assert shop.look() is None
-    await eventually(lambda: len(shop.runs) == 1)
+async def test_runner_starts_due_job(harness: Harness) -> None:
+    assert harness.show_board() is None
+    await eventually(lambda: len(harness.runs) == 1)
 
 
-async def test_does_not_begin_twice_what_it_runs(shop: Shop, store: LeaseStore) -> None:
-    nobody_has_it = store.board()
-    shop.look()
-    shop.runner.look(nobody_has_it)
-    await eventually(lambda: len(shop.runs) == 1)
-    shop.runner.look(nobody_has_it)
+async def test_runner_does_not_start_running_job_again(harness: Harness, store: LeaseStore) -> None:
+    free = store.board()
+    harness.show_board()
+    harness.runner.on_board(free)
+    await eventually(lambda: len(harness.runs) == 1)
+    harness.runner.on_board(free)
     await asyncio.sleep(0.005)
     assert store.asked.count("begin_run") == 1
 
 
-async def test_tells_when_the_next_tick_is(shop: Shop, store: LeaseStore) -> None:
+async def test_on_board_returns_seconds_until_next_tick(harness: Harness, store: LeaseStore) -> None:
     store.now -= timedelta(seconds=0.25)
-    assert shop.look() == 0.25
-    assert shop.runs == []
+    assert harness.show_board() == 0.25
+    assert harness.runs == []
 
 
-async def test_does_not_begin_what_another_runs(shop: Shop, store: LeaseStore) -> None:
+async def test_runner_begins_job_immediately_after_clock_step_back(harness: Harness, store: LeaseStore) -> None:
+    store.now -= timedelta(hours=1)
+    store.clock_behind = store.jobs[JOB].next_run_at
+    assert harness.show_board() is None
+    await eventually(lambda: len(harness.runs) == 1)
+    assert harness.telemetry.events == [JobClockBehind(JOB, store.now, store.clock_behind)]
+    assert store.asked == ["begin_run"]
+
+
+async def test_runner_does_not_start_job_run_by_another_instance(harness: Harness, store: LeaseStore) -> None:
     await store.acquire_lease(LOCK, "another", "attempt", TIMEOUT)
-    assert shop.look() is None
+    assert harness.show_board() is None
     await asyncio.sleep(0.005)
     assert "begin_run" not in store.asked
 
 
-async def test_jobs_of_others_are_not_its_business(shop: Shop, store: LeaseStore) -> None:
+async def test_runner_ignores_unknown_jobs_on_board(harness: Harness, store: LeaseStore) -> None:
     await store.register_jobs([JobSettings("unknown", SECOND, TIMEOUT)])
-    shop.look()
-    await eventually(lambda: len(shop.runs) == 1)
+    harness.show_board()
+    await eventually(lambda: len(harness.runs) == 1)
     assert store.asked.count("begin_run") == 1
 
 
-async def test_a_begin_that_fails_is_tried_again_at_the_next_look(shop: Shop, store: LeaseStore) -> None:
+async def test_failed_begin_is_retried_on_next_board(harness: Harness, store: LeaseStore) -> None:
     store.before["begin_run"] = [away]
-    shop.look()
-    await eventually(lambda: store.asked == ["begin_run"] and not shop.runner._running)
-    shop.look()
-    await eventually(lambda: len(shop.runs) == 1)
+    harness.show_board()
+    await eventually(lambda: store.asked == ["begin_run"] and not harness.runner._running)
+    harness.show_board()
+    await eventually(lambda: len(harness.runs) == 1)
 
 
-async def test_looks_again_at_once_after_a_run(shop: Shop) -> None:
-    shop.may_end.set()
-    shop.look()
-    await eventually(lambda: shop.wakes == 1)
+async def test_runner_requests_board_refresh_after_run(harness: Harness) -> None:
+    harness.may_end.set()
+    harness.show_board()
+    await eventually(lambda: harness.wakes == 1)
 
 
 # Stopping.
 
 
-async def test_stopping_lets_a_run_end_by_itself(
-    shop: Shop, store: LeaseStore, monkeypatch: pytest.MonkeyPatch
+async def test_stop_waits_for_run_within_grace(
+    harness: Harness, store: LeaseStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tenure.jobs.runner.GRACE_SECONDS", BOUND_SECONDS)
-    shop.look()
-    await eventually(lambda: len(shop.runs) == 1)
-    stopping = asyncio.create_task(shop.runner.stop())
+    harness.show_board()
+    await eventually(lambda: len(harness.runs) == 1)
+    stopping = asyncio.create_task(harness.runner.stop())
     await asyncio.sleep(0.005)
-    shop.may_end.set()
+    harness.may_end.set()
     await stopping
     assert outcomes(store) == [RunOutcome.SUCCEEDED]
 
 
-async def test_stopping_abandons_a_run_that_does_not_end(shop: Shop, store: LeaseStore) -> None:
-    shop.look()
-    await eventually(lambda: len(shop.runs) == 1)
+async def test_stop_abandons_run_after_grace(harness: Harness, store: LeaseStore) -> None:
+    harness.show_board()
+    await eventually(lambda: len(harness.runs) == 1)
     async with asyncio.timeout(BOUND_SECONDS):
-        await shop.runner.stop()
-    assert (shop.was_cancelled, outcomes(store)) == (True, [RunOutcome.ABANDONED])
+        await harness.runner.stop()
+    assert (harness.was_cancelled, outcomes(store)) == (True, [RunOutcome.ABANDONED])
     assert not store.is_held(LOCK)
 
 
-async def test_begins_nothing_once_it_stops(shop: Shop, store: LeaseStore) -> None:
-    await shop.runner.stop()
-    assert shop.look() is None
+async def test_stopped_runner_starts_no_job(harness: Harness, store: LeaseStore) -> None:
+    await harness.runner.stop()
+    assert harness.show_board() is None
     await asyncio.sleep(0.005)
     assert "begin_run" not in store.asked
 
 
-async def test_a_run_whose_begin_is_answered_after_the_stop_leaves_no_lock(shop: Shop, store: LeaseStore) -> None:
-    may_answer = store.hold_back("begin_run")
-    shop.look()
+async def test_run_begun_during_stop_releases_its_lock(harness: Harness, store: LeaseStore) -> None:
+    may_return = store.hold_back("begin_run")
+    harness.show_board()
     await eventually(lambda: store.is_held(LOCK))
-    stopping = asyncio.create_task(shop.runner.stop())
+    stopping = asyncio.create_task(harness.runner.stop())
     await asyncio.sleep(0)
-    may_answer.set()
+    may_return.set()
     async with asyncio.timeout(BOUND_SECONDS):
         await stopping
     assert not store.is_held(LOCK)
 
 
-async def test_stopping_does_not_wait_for_a_database_that_is_away(shop: Shop, store: LeaseStore) -> None:
-    """The lock is trusted for nearly two minutes more; nobody can wait that long for an end to be noted."""
-    shop.look()
-    await eventually(lambda: len(shop.runs) == 1)
+async def test_stop_does_not_wait_for_unavailable_database(harness: Harness, store: LeaseStore) -> None:
+    """The lock is trusted for almost two more minutes, which is too long to wait for the end to be recorded."""
+    harness.show_board()
+    await eventually(lambda: len(harness.runs) == 1)
     store.is_away = away
-    shop.may_end.set()
+    harness.may_end.set()
     await eventually(lambda: "finish_run" in store.asked)
-    stopping = asyncio.create_task(shop.runner.stop())
+    stopping = asyncio.create_task(harness.runner.stop())
     done, _ = await asyncio.wait({stopping}, timeout=BOUND_SECONDS)
     store.is_away = None
     await asyncio.wait({stopping})

@@ -1,4 +1,4 @@
-"""One lease as one instance sees it, with a store that does what no real database can be made to do in time."""
+"""The leadership of one instance, with a store whose failures and delays a test controls."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -8,11 +8,12 @@ import pytest
 from structlog.testing import capture_logs
 
 from tenure.config import LeasesConfig
+from tenure.domain.jobs import Board
 from tenure.errors import DatabaseUnavailable, LeaseLost
-from tenure.leases.counters import LeaseCounters
 from tenure.leases.held import HeldLease
 from tenure.leases.leadership import Leadership
-from tenure.model.leases import Board
+from tenure.telemetry.events import Telemetry
+from tenure.telemetry.logs import log_events
 from tests.support.lease_stores import HostClock, LeaseStore, away
 
 NAME = "executor"
@@ -23,12 +24,12 @@ BOUND_SECONDS = 20.0
 
 async def eventually(holds: Callable[[], bool]) -> None:
     async with asyncio.timeout(BOUND_SECONDS):
-        while not holds():  # noqa: ASYNC110 - what is waited for must not know of it
+        while not holds():  # noqa: ASYNC110 - the code under test sets no event
             await asyncio.sleep(0.001)
 
 
-class Office:
-    """A leadership, the work that is done in it, and a board that is shown when a test says so."""
+class Harness:
+    """A leadership, its work, and the boards that a test passes to it."""
 
     def __init__(
         self, store: LeaseStore, timing: LeasesConfig = TIMING, holder: str = "us", grace_seconds: float = 0.0
@@ -42,11 +43,11 @@ class Office:
             NAME,
             holder,
             timing,
-            LeaseCounters(),
+            log_events(Telemetry()),
             self.work,
             grace_seconds,
         )
-        self._looking: asyncio.Task[None] | None = None
+        self._showing: asyncio.Task[None] | None = None
         self._working: list[asyncio.Task[object] | None] = []
 
     async def work(self, lease: HeldLease) -> None:
@@ -60,33 +61,38 @@ class Office:
             self.cancelled += 1
             raise
 
-    def look(self, board: Board | None = None) -> float | None:
-        return self.leadership.look(board if board is not None else self.store.board(NAME))
+    def show_board(self, board: Board | None = None) -> float | None:
+        """Passes this board, or the current one."""
+        return self.leadership.on_board(board if board is not None else self.store.board(NAME))
 
     async def lead(self) -> HeldLease:
-        """Leads for the first time, or again."""
+        """Starts the next term."""
         before = len(self.terms)
-        self.look()
-        await eventually(lambda: len(self.terms) > before)
+        async with asyncio.timeout(BOUND_SECONDS):
+            # More than once: a board that arrives while the last term is still being released does not count.
+            while len(self.terms) == before:
+                self.show_board()
+                await asyncio.sleep(0.001)
         return self.terms[-1]
 
-    def keep_looking(self) -> None:
-        self._looking = asyncio.create_task(self._look_always())
+    def show_boards(self) -> None:
+        """Passes a board every TICK from now on."""
+        self._showing = asyncio.create_task(self._show_boards())
 
     async def stop(self) -> None:
         async with asyncio.timeout(BOUND_SECONDS):
             await self.leadership.stop()
 
     async def close(self) -> None:
-        """Leaves nothing behind, whatever the test found out."""
-        for task in (self._looking, self.leadership._running, *self._working):
+        """Cancels all tasks."""
+        for task in (self._showing, self.leadership._running, *self._working):
             if task is not None:
                 task.cancel()
                 await asyncio.wait({task})
 
-    async def _look_always(self) -> None:
+    async def _show_boards(self) -> None:
         while True:
-            self.look()
+            self.show_board()
             await asyncio.sleep(TICK)
 
 
@@ -101,12 +107,12 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> HostClock:
 
 
 @pytest.fixture
-async def office(store: LeaseStore, clock: HostClock) -> AsyncIterator[Office]:
+async def harness(store: LeaseStore, clock: HostClock) -> AsyncIterator[Harness]:
     del clock
-    office = Office(store)
-    office.leadership.start()
-    yield office
-    await office.close()
+    harness = Harness(store)
+    harness.leadership.start()
+    yield harness
+    await harness.close()
 
 
 def reasons(logs: list[dict[str, object]]) -> list[object]:
@@ -116,147 +122,141 @@ def reasons(logs: list[dict[str, object]]) -> list[object]:
 # Leading.
 
 
-async def test_leads_what_nobody_holds(office: Office, store: LeaseStore) -> None:
-    held = await office.lead()
-    assert (office.leadership.is_leading, held.fence) == (True, store.leases[NAME].fence)
+async def test_leadership_acquires_free_lease(harness: Harness, store: LeaseStore) -> None:
+    held = await harness.lead()
+    assert (harness.leadership.is_leading, held.fence) == (True, store.leases[NAME].fence)
 
 
-async def test_asks_for_nothing_before_it_has_seen_the_board(office: Office, store: LeaseStore) -> None:
+async def test_leadership_does_not_acquire_before_first_board(harness: Harness, store: LeaseStore) -> None:
     await asyncio.sleep(5 * TICK)
-    assert (store.asked, office.terms) == ([], [])
+    assert (store.asked, harness.terms) == ([], [])
 
 
-async def test_does_not_ask_for_what_somebody_holds(office: Office, store: LeaseStore) -> None:
+async def test_leadership_does_not_acquire_held_lease(harness: Harness, store: LeaseStore) -> None:
     await store.acquire_lease(NAME, "another", "attempt", 60_000_000)
-    assert office.look() is None
+    assert harness.show_board() is None
     await asyncio.sleep(5 * TICK)
     assert store.asked.count("acquire_lease") == 1
 
 
-async def test_follows_when_another_was_faster(office: Office, store: LeaseStore) -> None:
-    nobody = store.board(NAME)
+async def test_leadership_follows_after_losing_race_for_lease(harness: Harness, store: LeaseStore) -> None:
+    free = store.board(NAME)
     await store.acquire_lease(NAME, "another", "attempt", 60_000_000)
-    office.look(nobody)
+    harness.show_board(free)
     await eventually(lambda: store.asked.count("acquire_lease") == 2)
     await asyncio.sleep(TICK)
-    assert (office.terms, office.leadership.is_leading) == ([], False)
+    assert (harness.terms, harness.leadership.is_leading) == ([], False)
 
 
-async def test_renews_again_and_again(office: Office, store: LeaseStore) -> None:
-    await office.lead()
+async def test_leader_renews_lease_periodically(harness: Harness, store: LeaseStore) -> None:
+    await harness.lead()
     await eventually(lambda: store.asked.count("renew_lease") >= 3)
-    assert office.leadership.is_leading
+    assert harness.leadership.is_leading
 
 
-async def test_tries_again_when_acquiring_failed(office: Office, store: LeaseStore) -> None:
-    store.before["acquire_lease"] = [away]
-    office.look()
+@pytest.mark.parametrize("failure", [away, lambda: RuntimeError("no space left on device")], ids=["away", "unexpected"])
+async def test_leadership_retries_failed_acquire(
+    harness: Harness, store: LeaseStore, failure: Callable[[], Exception]
+) -> None:
+    store.before["acquire_lease"] = [failure]
+    harness.show_board()
     await eventually(lambda: store.asked == ["acquire_lease"])
     await asyncio.sleep(TICK)
-    await office.lead()
-    assert office.leadership.is_leading
-
-
-async def test_an_unexpected_error_in_acquiring_is_not_the_end_of_it(office: Office, store: LeaseStore) -> None:
-    store.before["acquire_lease"] = [lambda: RuntimeError("no space left on device")]
-    office.look()
-    await eventually(lambda: store.asked == ["acquire_lease"])
-    await asyncio.sleep(TICK)
-    await office.lead()
-    assert office.leadership.is_leading
+    await harness.lead()
+    assert harness.leadership.is_leading
 
 
 # The board.
 
 
-async def test_a_board_that_was_read_before_the_term_began_does_not_end_it(office: Office, store: LeaseStore) -> None:
+async def test_board_read_before_term_does_not_end_term(harness: Harness, store: LeaseStore) -> None:
     before = store.board(NAME)
-    await office.lead()
-    office.look(before)
+    await harness.lead()
+    harness.show_board(before)
     await asyncio.sleep(3 * TICK)
-    assert (office.cancelled, office.leadership.is_leading) == (0, True)
+    assert (harness.cancelled, harness.leadership.is_leading) == (0, True)
 
 
-async def test_a_board_of_an_earlier_epoch_does_not_end_the_term(office: Office, store: LeaseStore) -> None:
+async def test_board_with_earlier_epoch_does_not_end_term(harness: Harness, store: LeaseStore) -> None:
     await store.acquire_lease(NAME, "another", "attempt", 60_000_000)
     await store.release_lease(store.leases[NAME].fence)
     before = store.board(NAME)
-    await office.lead()
-    office.look(before)
+    await harness.lead()
+    harness.show_board(before)
     await asyncio.sleep(3 * TICK)
-    assert (office.cancelled, office.leadership.is_leading) == (0, True)
+    assert (harness.cancelled, harness.leadership.is_leading) == (0, True)
 
 
-async def test_what_a_board_promised_before_the_term_ended_is_forgotten(office: Office, store: LeaseStore) -> None:
-    nobody = store.board(NAME)
-    await office.lead()
-    office.look(nobody)
+async def test_board_read_before_term_does_not_trigger_acquire_after_term(harness: Harness, store: LeaseStore) -> None:
+    free = store.board(NAME)
+    await harness.lead()
+    harness.show_board(free)
     store.resign(NAME)
-    office.look()
-    await eventually(lambda: office.cancelled == 1)
+    harness.show_board()
+    await eventually(lambda: harness.cancelled == 1)
     await asyncio.sleep(3 * TICK)
     assert store.asked.count("acquire_lease") == 1
 
 
-async def test_a_board_with_a_later_epoch_ends_the_term_at_once(store: LeaseStore, clock: HostClock) -> None:
-    """Long before the next renewal would tell."""
+async def test_board_with_later_epoch_ends_term_immediately(store: LeaseStore, clock: HostClock) -> None:
+    """Long before the next renewal."""
     del clock
-    office = Office(store, LeasesConfig(duration_seconds=60.0, renew_seconds=30.0, refresh_seconds=TICK))
-    office.leadership.start()
-    held = await office.lead()
+    harness = Harness(store, LeasesConfig(duration_seconds=60.0, renew_seconds=30.0, refresh_seconds=TICK))
+    harness.leadership.start()
+    held = await harness.lead()
     store.steal(NAME)
     with capture_logs() as logs:
-        office.look()
+        harness.show_board()
         with pytest.raises(LeaseLost):
             _ = held.fence
-        await eventually(lambda: office.cancelled == 1)
+        await eventually(lambda: harness.cancelled == 1)
     assert reasons(logs) == ["lost"]
-    await office.close()
+    await harness.close()
 
 
-async def test_a_board_on_which_the_own_epoch_ran_out_ends_the_term(store: LeaseStore, clock: HostClock) -> None:
+async def test_board_with_expired_lease_ends_term(store: LeaseStore, clock: HostClock) -> None:
     del clock
-    office = Office(store, LeasesConfig(duration_seconds=60.0, renew_seconds=30.0, refresh_seconds=TICK))
-    office.leadership.start()
-    await office.lead()
+    harness = Harness(store, LeasesConfig(duration_seconds=60.0, renew_seconds=30.0, refresh_seconds=TICK))
+    harness.leadership.start()
+    await harness.lead()
     with capture_logs() as logs:
         store.now = store.leases[NAME].expires_at
-        office.look()
-        await eventually(lambda: office.cancelled == 1)
+        harness.show_board()
+        await eventually(lambda: harness.cancelled == 1)
     assert reasons(logs) == ["lost"]
-    await office.close()
+    await harness.close()
 
 
-# The database fails.
+# Failures of the database.
 
 
-async def test_one_renewal_that_fails_ends_the_term(office: Office, store: LeaseStore) -> None:
-    held = await office.lead()
+async def test_failed_renewal_ends_term(harness: Harness, store: LeaseStore) -> None:
+    held = await harness.lead()
     with capture_logs() as logs:
         store.before["renew_lease"] = [away]
-        await eventually(lambda: office.cancelled == 1)
+        await eventually(lambda: harness.cancelled == 1)
     assert reasons(logs) == ["database"]
     with pytest.raises(LeaseLost):
         _ = held.fence
 
 
-async def test_a_board_that_cannot_be_read_ends_the_term(office: Office, store: LeaseStore) -> None:
-    await office.lead()
+async def test_unavailable_board_ends_term(harness: Harness, store: LeaseStore) -> None:
+    await harness.lead()
     with capture_logs() as logs:
-        office.leadership.lose_sight(DatabaseUnavailable("the database took too long to answer"))
-        assert not office.leadership.is_leading
-        await eventually(lambda: office.cancelled == 1 and not store.is_held(NAME))
+        harness.leadership.on_board_unavailable(DatabaseUnavailable("the database did not answer in time"))
+        assert not harness.leadership.is_leading
+        await eventually(lambda: harness.cancelled == 1 and not store.is_held(NAME))
     assert reasons(logs) == ["database"]
 
 
-async def test_a_follower_that_cannot_read_the_board_says_nothing(office: Office) -> None:
+async def test_follower_logs_nothing_when_board_is_unavailable(harness: Harness) -> None:
     with capture_logs() as logs:
-        office.leadership.lose_sight(DatabaseUnavailable("the database took too long to answer"))
+        harness.leadership.on_board_unavailable(DatabaseUnavailable("the database did not answer in time"))
     assert logs == []
 
 
-async def test_releases_as_soon_as_the_database_answers(office: Office, store: LeaseStore) -> None:
-    await office.lead()
+async def test_leadership_retries_release_until_database_is_back(harness: Harness, store: LeaseStore) -> None:
+    await harness.lead()
     store.is_away = away
     await eventually(lambda: store.asked.count("release_lease") >= 3)
     assert store.is_held(NAME)
@@ -264,96 +264,96 @@ async def test_releases_as_soon_as_the_database_answers(office: Office, store: L
     await eventually(lambda: not store.is_held(NAME))
 
 
-async def test_does_not_lead_while_it_could_not_release(office: Office, store: LeaseStore) -> None:
-    await office.lead()
+async def test_leadership_does_not_lead_while_release_is_pending(harness: Harness, store: LeaseStore) -> None:
+    await harness.lead()
     store.is_away = away
     await eventually(lambda: store.asked.count("release_lease") >= 2)
-    office.look()
-    assert not office.leadership.is_leading
+    harness.show_board()
+    assert not harness.leadership.is_leading
 
 
-async def test_a_release_whose_answer_was_lost_is_not_repeated_for_ever(office: Office, store: LeaseStore) -> None:
-    await office.lead()
+async def test_release_with_lost_response_is_not_retried_indefinitely(harness: Harness, store: LeaseStore) -> None:
+    await harness.lead()
     store.before["renew_lease"] = [away]
     store.after["release_lease"] = [away]
     await eventually(lambda: store.asked.count("release_lease") >= 2)
-    await office.lead()
-    assert [held.epoch for held in office.terms] == [1, 2]
+    await harness.lead()
+    assert [held.epoch for held in harness.terms] == [1, 2]
 
 
-async def test_leads_again_in_a_new_epoch_once_the_database_is_back(office: Office, store: LeaseStore) -> None:
-    await office.lead()
+async def test_leadership_acquires_new_epoch_after_database_failure(harness: Harness, store: LeaseStore) -> None:
+    await harness.lead()
     store.before["renew_lease"] = [away]
     await eventually(lambda: not store.is_held(NAME))
-    await office.lead()
-    assert [held.epoch for held in office.terms] == [1, 2]
+    await harness.lead()
+    assert [held.epoch for held in harness.terms] == [1, 2]
 
 
-async def test_an_unexpected_error_in_a_renewal_ends_the_term(office: Office, store: LeaseStore) -> None:
-    """Whatever it is, leadership is not proved any more."""
-    await office.lead()
+async def test_unexpected_renewal_error_ends_term(harness: Harness, store: LeaseStore) -> None:
+    """After any error, the leadership is not proven."""
+    await harness.lead()
     store.before["renew_lease"] = [lambda: RuntimeError("cannot execute UPDATE in a read-only transaction")]
-    await eventually(lambda: office.cancelled == 1)
-    await office.lead()
-    assert office.leadership.is_leading
+    await eventually(lambda: harness.cancelled == 1)
+    await harness.lead()
+    assert harness.leadership.is_leading
 
 
 # Trust.
 
 
-async def test_a_term_that_was_not_renewed_in_time_has_expired(store: LeaseStore, clock: HostClock) -> None:
-    """As after a pause of the whole process."""
-    office = Office(store, LeasesConfig(duration_seconds=60.0, renew_seconds=0.1, refresh_seconds=TICK))
-    office.leadership.start()
-    held = await office.lead()
+async def test_term_expires_when_not_renewed_in_time(store: LeaseStore, clock: HostClock) -> None:
+    """As after a pause of the process."""
+    harness = Harness(store, LeasesConfig(duration_seconds=60.0, renew_seconds=0.1, refresh_seconds=TICK))
+    harness.leadership.start()
+    held = await harness.lead()
     with capture_logs() as logs:
         clock.move(54)
-        assert not office.leadership.is_leading
-        await eventually(lambda: office.cancelled == 1)
+        assert not harness.leadership.is_leading
+        await eventually(lambda: harness.cancelled == 1)
     assert reasons(logs) == ["expired"]
     with pytest.raises(LeaseLost):
         _ = held.fence
-    await office.close()
+    await harness.close()
 
 
-async def test_an_expired_term_is_not_renewed(office: Office, store: LeaseStore, clock: HostClock) -> None:
-    await office.lead()
+async def test_expired_term_is_not_renewed(harness: Harness, store: LeaseStore, clock: HostClock) -> None:
+    await harness.lead()
     renewals = store.asked.count("renew_lease")
     clock.move(54)
-    await eventually(lambda: office.cancelled == 1)
+    await eventually(lambda: harness.cancelled == 1)
     assert store.asked.count("renew_lease") == renewals
 
 
-async def test_work_stops_when_trust_ends_while_a_renewal_hangs(store: LeaseStore) -> None:
-    """On the real clock: trust ends after 450 ms, and the answer never comes."""
+async def test_work_is_cancelled_when_trust_ends_while_renewal_hangs(store: LeaseStore) -> None:
+    """On the real clock: trust ends after 270 ms, and the renewal never returns."""
     timing = LeasesConfig(duration_seconds=0.5, renew_seconds=TICK, acquire_seconds=TICK, refresh_seconds=TICK)
-    office = Office(store, timing)
-    office.leadership.start()
+    harness = Harness(store, timing)
+    harness.leadership.start()
     store.hold_back("renew_lease")
-    await office.lead()
+    await harness.lead()
     with suppress(TimeoutError):
-        await eventually(lambda: office.cancelled > 0)
-    found = office.cancelled, office.leadership.is_leading
-    await office.close()
+        await eventually(lambda: harness.cancelled > 0)
+    found = harness.cancelled, harness.leadership.is_leading
+    await harness.close()
     assert found == (1, False)
 
 
-async def test_a_lost_board_ends_the_term_while_a_renewal_hangs(office: Office, store: LeaseStore) -> None:
+async def test_unavailable_board_ends_term_while_renewal_hangs(harness: Harness, store: LeaseStore) -> None:
     store.hold_back("renew_lease")
-    await office.lead()
+    await harness.lead()
     await eventually(lambda: "renew_lease" in store.asked)
-    office.leadership.lose_sight(DatabaseUnavailable("the database took too long to answer"))
-    await eventually(lambda: office.cancelled == 1)
+    harness.leadership.on_board_unavailable(DatabaseUnavailable("the database did not answer in time"))
+    await eventually(lambda: harness.cancelled == 1)
 
 
-async def test_a_renewal_that_answers_after_the_term_is_over_changes_nothing(office: Office, store: LeaseStore) -> None:
-    may_answer = store.hold_back("renew_lease")
-    held = await office.lead()
+async def test_late_renewal_response_does_not_revive_ended_term(harness: Harness, store: LeaseStore) -> None:
+    may_return = store.hold_back("renew_lease")
+    held = await harness.lead()
     await eventually(lambda: "renew_lease" in store.asked)
-    office.leadership.lose_sight(DatabaseUnavailable("the database took too long to answer"))
-    may_answer.set()
+    harness.leadership.on_board_unavailable(DatabaseUnavailable("the database did not answer in time"))
+    may_return.set()
     await eventually(lambda: not store.is_held(NAME))
-    assert not office.leadership.is_leading
+    assert not harness.leadership.is_leading
     with pytest.raises(LeaseLost):
         _ = held.fence
 
@@ -361,57 +361,57 @@ async def test_a_renewal_that_answers_after_the_term_is_over_changes_nothing(off
 # Resigning.
 
 
-async def test_resigning_ends_the_term(office: Office, store: LeaseStore) -> None:
-    await office.lead()
+async def test_resign_ends_term(harness: Harness, store: LeaseStore) -> None:
+    await harness.lead()
     with capture_logs() as logs:
         store.resign(NAME)
-        office.look()
-        await eventually(lambda: office.cancelled == 1)
+        harness.show_board()
+        await eventually(lambda: harness.cancelled == 1)
     assert reasons(logs) == ["resigned"]
 
 
-async def test_who_resigned_stands_back_for_longer_than_others_wait(
+async def test_resigned_holder_has_longer_cooldown_than_followers(
     store: LeaseStore, clock: HostClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seconds = 100.0
-    monkeypatch.setattr("tenure.leases.patience.monotonic", lambda: seconds)
+    monkeypatch.setattr("tenure.leases.leadership.monotonic", lambda: seconds)
     del clock
     timing = LeasesConfig(duration_seconds=60.0, renew_seconds=30.0, refresh_seconds=1.0)
-    resigned, other = Office(store, timing), Office(store, timing, "others")
+    resigned, other = Harness(store, timing), Harness(store, timing, "another")
     resigned.leadership.start()
     await resigned.lead()
     store.resign(NAME)
-    resigned.look()
+    resigned.show_board()
     await eventually(lambda: resigned.cancelled == 1)
-    waits = resigned.look(), other.look()
-    assert waits == (5.0, 1.5)
+    delays = resigned.show_board(), other.show_board()
+    assert delays == (5.0, 1.5)
     seconds = 101.5
-    assert (resigned.look(), other.look()) == (3.5, None)
+    assert (resigned.show_board(), other.show_board()) == (3.5, None)
     await resigned.close()
 
 
-async def test_who_resigned_leads_again_if_nobody_else_does(office: Office, store: LeaseStore) -> None:
-    await office.lead()
+async def test_resigned_holder_leads_again_if_lease_stays_free(harness: Harness, store: LeaseStore) -> None:
+    await harness.lead()
     store.resign(NAME)
-    office.keep_looking()
-    await eventually(lambda: len(office.terms) == 2)
-    assert office.leadership.is_leading
+    harness.show_boards()
+    await eventually(lambda: len(harness.terms) == 2)
+    assert harness.leadership.is_leading
 
 
-async def test_what_was_released_rather_than_resigned_is_taken_at_once(office: Office, store: LeaseStore) -> None:
+async def test_released_lease_is_acquired_without_cooldown(harness: Harness, store: LeaseStore) -> None:
     await store.acquire_lease(NAME, "another", "attempt", 60_000_000)
     await store.release_lease(store.leases[NAME].fence)
-    assert office.look() is None
-    await eventually(lambda: office.leadership.is_leading)
+    assert harness.show_board() is None
+    await eventually(lambda: harness.leadership.is_leading)
 
 
-# The work itself.
+# The work.
 
 
-async def test_work_that_fails_ends_the_term_and_frees_the_lease(office: Office, store: LeaseStore) -> None:
-    office.work_fails = ValueError("the work cannot be done")
+async def test_failing_work_ends_term_and_releases_lease(harness: Harness, store: LeaseStore) -> None:
+    harness.work_fails = ValueError("the work cannot be done")
     with capture_logs() as logs:
-        await office.lead()
+        await harness.lead()
         await eventually(lambda: store.asked.count("release_lease") == 1)
     assert reasons(logs) == ["failed"]
     assert not store.is_held(NAME)
@@ -422,45 +422,45 @@ async def test_work_that_fails_ends_the_term_and_frees_the_lease(office: Office,
     [ValueError("the work cannot be done"), DatabaseUnavailable("a table is missing")],
     ids=["work", "database"],
 )
-async def test_work_that_fails_at_once_does_not_flap(
+async def test_failing_work_starts_cooldown(
     store: LeaseStore, clock: HostClock, monkeypatch: pytest.MonkeyPatch, failure: Exception
 ) -> None:
-    """It waits five refreshes, however often it looks."""
+    """The cool-down is five refreshes, however many boards are read."""
     seconds = 100.0
-    monkeypatch.setattr("tenure.leases.patience.monotonic", lambda: seconds)
+    monkeypatch.setattr("tenure.leases.leadership.monotonic", lambda: seconds)
     del clock
-    office = Office(store, LeasesConfig(duration_seconds=60.0, renew_seconds=30.0, refresh_seconds=1.0))
-    office.work_fails = failure
-    office.leadership.start()
-    await office.lead()
+    harness = Harness(store, LeasesConfig(duration_seconds=60.0, renew_seconds=30.0, refresh_seconds=1.0))
+    harness.work_fails = failure
+    harness.leadership.start()
+    await harness.lead()
     await eventually(lambda: not store.is_held(NAME))
-    office.keep_looking()
+    harness.show_boards()
     await asyncio.sleep(20 * TICK)
-    terms = len(office.terms)
+    terms = len(harness.terms)
     seconds = 105.0
-    await eventually(lambda: len(office.terms) > terms)
-    assert (terms, len(office.terms)) == (1, 2)
-    await office.close()
+    await eventually(lambda: len(harness.terms) > terms)
+    assert (terms, len(harness.terms)) == (1, 2)
+    await harness.close()
 
 
-async def test_work_that_is_no_coroutine_does_not_stop_the_leadership(store: LeaseStore, clock: HostClock) -> None:
+async def test_non_coroutine_work_does_not_break_leadership(store: LeaseStore, clock: HostClock) -> None:
     del clock
-    leadership = Leadership(store, NAME, "us", TIMING, LeaseCounters(), lambda _lease: None)  # type: ignore[arg-type,return-value]
+    leadership = Leadership(store, NAME, "us", TIMING, log_events(Telemetry()), lambda _lease: None)  # type: ignore[arg-type,return-value]
     leadership.start()
-    leadership.look(store.board(NAME))
+    leadership.on_board(store.board(NAME))
     await eventually(lambda: store.asked.count("release_lease") == 1)
     async with asyncio.timeout(BOUND_SECONDS):
         await leadership.stop()
 
 
-async def test_a_term_that_ended_because_the_work_did_says_so_without_an_error(store: LeaseStore) -> None:
-    async def nothing(_lease: HeldLease) -> None:
+async def test_returning_work_ends_term_as_failed_without_error(store: LeaseStore) -> None:
+    async def return_immediately(_lease: HeldLease) -> None:
         pass
 
-    leadership = Leadership(store, NAME, "us", TIMING, LeaseCounters(), nothing)  # type: ignore[arg-type]
+    leadership = Leadership(store, NAME, "us", TIMING, log_events(Telemetry()), return_immediately)  # type: ignore[arg-type]
     leadership.start()
     with capture_logs() as logs:
-        leadership.look(store.board(NAME))
+        leadership.on_board(store.board(NAME))
         await eventually(lambda: store.asked.count("release_lease") == 1)
     assert leadership._running is not None
     leadership._running.cancel()
@@ -468,27 +468,27 @@ async def test_a_term_that_ended_because_the_work_did_says_so_without_an_error(s
     assert (lost["reason"], lost.get("error")) == ("failed", None)
 
 
-async def test_a_lease_under_which_work_goes_on_is_not_released(
+async def test_lease_is_not_released_while_work_ignores_cancellation(
     store: LeaseStore, clock: HostClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Work that will not stop may still reach the outside world: the lease must run out by itself."""
+    """Work that does not stop may still have effects, so the lease must expire."""
     del clock
-    monkeypatch.setattr("tenure.leases.cancelling.PATIENCE_SECONDS", TICK)
+    monkeypatch.setattr("tenure.leases.waiting.CANCEL_SECONDS", TICK)
     may_end = asyncio.Event()
 
-    async def stubborn(_lease: HeldLease) -> None:
+    async def ignore_cancellation(_lease: HeldLease) -> None:
         while not may_end.is_set():
             try:
                 await may_end.wait()
             except asyncio.CancelledError:
                 continue
 
-    leadership = Leadership(store, NAME, "us", TIMING, LeaseCounters(), stubborn)  # type: ignore[arg-type]
+    leadership = Leadership(store, NAME, "us", TIMING, log_events(Telemetry()), ignore_cancellation)  # type: ignore[arg-type]
     leadership.start()
-    leadership.look(store.board(NAME))
+    leadership.on_board(store.board(NAME))
     await eventually(lambda: "renew_lease" in store.asked)
     with capture_logs() as logs:
-        leadership.lose_sight(DatabaseUnavailable("the database took too long to answer"))
+        leadership.on_board_unavailable(DatabaseUnavailable("the database did not answer in time"))
         await eventually(lambda: any(entry["event"] == "work_will_not_stop" for entry in logs))
         await asyncio.sleep(5 * TICK)
     held = store.is_held(NAME)
@@ -502,80 +502,69 @@ async def test_a_lease_under_which_work_goes_on_is_not_released(
 # Stopping.
 
 
-async def test_stopping_releases_the_lease(office: Office, store: LeaseStore) -> None:
-    await office.lead()
+async def test_stop_releases_lease(harness: Harness, store: LeaseStore) -> None:
+    await harness.lead()
     with capture_logs() as logs:
-        stopping = asyncio.create_task(office.stop())
+        stopping = asyncio.create_task(harness.stop())
         await eventually(lambda: not store.is_held(NAME))
-    assert (reasons(logs), office.cancelled) == (["released"], 1)
+    assert (reasons(logs), harness.cancelled) == (["released"], 1)
     stopping.cancel()
 
 
-async def test_stopping_ends_though_nobody_looks_at_the_board_any_more(office: Office) -> None:
-    await office.lead()
+async def test_stop_returns_without_further_boards(harness: Harness) -> None:
+    await harness.lead()
     async with asyncio.timeout(BOUND_SECONDS):
-        await office.leadership.stop()
+        await harness.leadership.stop()
 
 
-async def test_stopping_ends_though_another_one_leads_at_once(office: Office, store: LeaseStore) -> None:
-    await office.lead()
-    stopping = asyncio.create_task(office.stop())
+async def test_stop_returns_when_another_instance_acquires_immediately(harness: Harness, store: LeaseStore) -> None:
+    await harness.lead()
+    stopping = asyncio.create_task(harness.stop())
     await eventually(lambda: not store.is_held(NAME))
     await store.acquire_lease(NAME, "another", "attempt", 60_000_000)
-    office.keep_looking()
+    harness.show_boards()
     async with asyncio.timeout(BOUND_SECONDS):
         await stopping
 
 
-async def test_stopping_ends_though_the_database_is_away(office: Office, store: LeaseStore) -> None:
-    await office.lead()
+async def test_stop_returns_while_database_is_unavailable(harness: Harness, store: LeaseStore) -> None:
+    await harness.lead()
     store.is_away = away
     async with asyncio.timeout(BOUND_SECONDS):
-        await office.leadership.stop()
+        await harness.leadership.stop()
 
 
-async def test_stopping_ends_while_a_release_is_tried_again(office: Office, store: LeaseStore) -> None:
-    await office.lead()
+async def test_stop_returns_while_release_is_retried(harness: Harness, store: LeaseStore) -> None:
+    await harness.lead()
     store.is_away = away
     await eventually(lambda: store.asked.count("release_lease") >= 2)
     async with asyncio.timeout(BOUND_SECONDS):
-        await office.leadership.stop()
+        await harness.leadership.stop()
 
 
-async def test_a_follower_stops_at_once(office: Office, store: LeaseStore) -> None:
+async def test_follower_stops_immediately(harness: Harness, store: LeaseStore) -> None:
     async with asyncio.timeout(BOUND_SECONDS):
-        await office.leadership.stop()
+        await harness.leadership.stop()
     assert store.asked == []
 
 
-async def test_what_was_acquired_after_the_stop_is_released(office: Office, store: LeaseStore) -> None:
-    may_answer = store.hold_back("acquire_lease")
-    office.look()
+async def test_lease_acquired_during_stop_is_released_and_starts_no_work(harness: Harness, store: LeaseStore) -> None:
+    may_return = store.hold_back("acquire_lease")
+    harness.show_board()
     await eventually(lambda: store.is_held(NAME))
-    stopping = asyncio.create_task(office.stop())
+    stopping = asyncio.create_task(harness.stop())
     await asyncio.sleep(0)
-    may_answer.set()
+    may_return.set()
     await eventually(lambda: not store.is_held(NAME))
     stopping.cancel()
+    assert harness.terms == []
 
 
-async def test_no_work_begins_after_the_stop(office: Office, store: LeaseStore) -> None:
-    may_answer = store.hold_back("acquire_lease")
-    office.look()
-    await eventually(lambda: store.is_held(NAME))
-    stopping = asyncio.create_task(office.stop())
-    await asyncio.sleep(0)
-    may_answer.set()
-    await eventually(lambda: not store.is_held(NAME))
-    stopping.cancel()
-    assert office.terms == []
+# The grace period of a stop.
 
 
-# The grace of a stop.
-
-
-class Finishing(Office):
-    """Work that is told when its instance stops, and needs a moment then: as long as the test says."""
+class GracefulHarness(Harness):
+    """Its work is notified of a stop, and ends once the test allows it."""
 
     def __init__(self, store: LeaseStore, grace_seconds: float = BOUND_SECONDS) -> None:
         super().__init__(store, grace_seconds=grace_seconds)
@@ -597,97 +586,97 @@ class Finishing(Office):
             raise self.fails_with
 
 
-async def finishing(store: LeaseStore, grace_seconds: float = BOUND_SECONDS) -> Finishing:
-    """Leads already."""
-    office = Finishing(store, grace_seconds)
-    office.leadership.start()
-    await office.lead()
-    return office
+async def leading(store: LeaseStore, grace_seconds: float = BOUND_SECONDS) -> GracefulHarness:
+    """A harness that leads."""
+    harness = GracefulHarness(store, grace_seconds)
+    harness.leadership.start()
+    await harness.lead()
+    return harness
 
 
-async def test_work_is_told_of_the_stop_and_keeps_its_lease_until_it_has_ended(store: LeaseStore) -> None:
-    office = await finishing(store)
-    stopping = asyncio.create_task(office.stop())
-    await asyncio.wait_for(office.is_ending.wait(), BOUND_SECONDS)
+async def test_stop_signals_work_and_renews_lease_until_work_ends(store: LeaseStore) -> None:
+    harness = await leading(store)
+    stopping = asyncio.create_task(harness.stop())
+    await asyncio.wait_for(harness.is_ending.wait(), BOUND_SECONDS)
     renewed = store.asked.count("renew_lease")
     await eventually(lambda: store.asked.count("renew_lease") > renewed + 2)
-    assert (office.leadership.is_leading, store.is_held(NAME), stopping.done()) == (True, True, False)
-    office.may_end.set()
+    assert (harness.leadership.is_leading, store.is_held(NAME), stopping.done()) == (True, True, False)
+    harness.may_end.set()
     await stopping
-    assert (office.leadership.is_leading, store.is_held(NAME), office.cancelled) == (False, False, 0)
+    assert (harness.leadership.is_leading, store.is_held(NAME), harness.cancelled) == (False, False, 0)
 
 
-async def test_work_can_write_until_it_has_ended(store: LeaseStore) -> None:
-    office = await finishing(store)
-    stopping = asyncio.create_task(office.stop())
-    await asyncio.wait_for(office.is_ending.wait(), BOUND_SECONDS)
-    assert office.terms[0].fence == store.leases[NAME].fence
-    office.may_end.set()
+async def test_fence_is_valid_until_work_ends_during_stop(store: LeaseStore) -> None:
+    harness = await leading(store)
+    stopping = asyncio.create_task(harness.stop())
+    await asyncio.wait_for(harness.is_ending.wait(), BOUND_SECONDS)
+    assert harness.terms[0].fence == store.leases[NAME].fence
+    harness.may_end.set()
     await stopping
     with pytest.raises(LeaseLost):
-        _ = office.terms[0].fence
+        _ = harness.terms[0].fence
 
 
-async def test_work_that_ended_by_itself_at_a_stop_is_told_as_released(store: LeaseStore) -> None:
-    office = await finishing(store)
-    office.may_end.set()
+async def test_work_that_ends_during_stop_is_logged_as_released(store: LeaseStore) -> None:
+    harness = await leading(store)
+    harness.may_end.set()
     with capture_logs() as logs:
-        await office.stop()
+        await harness.stop()
     assert (reasons(logs), store.asked.count("release_lease")) == (["released"], 1)
 
 
-async def test_work_that_does_not_end_in_its_time_is_cancelled_and_its_lease_released(store: LeaseStore) -> None:
-    office = await finishing(store, grace_seconds=0.05)
+async def test_work_is_cancelled_and_lease_released_after_grace(store: LeaseStore) -> None:
+    harness = await leading(store, grace_seconds=0.05)
     with capture_logs() as logs:
-        await office.stop()
-    assert (reasons(logs), office.cancelled, store.is_held(NAME)) == (["released"], 1, False)
+        await harness.stop()
+    assert (reasons(logs), harness.cancelled, store.is_held(NAME)) == (["released"], 1, False)
 
 
-async def test_work_that_loses_its_lease_while_it_ends_is_told_as_lost(store: LeaseStore) -> None:
-    office = await finishing(store)
-    office.fails_with = LeaseLost("another epoch")
-    office.may_end.set()
+async def test_work_raising_lease_lost_during_stop_is_logged_as_lost(store: LeaseStore) -> None:
+    harness = await leading(store)
+    harness.fails_with = LeaseLost("another epoch")
+    harness.may_end.set()
     with capture_logs() as logs:
-        await office.stop()
+        await harness.stop()
     assert (reasons(logs), store.asked.count("release_lease")) == (["lost"], 0)
 
 
-async def test_work_that_fails_while_it_ends_is_told_as_failed_and_its_lease_released(store: LeaseStore) -> None:
-    office = await finishing(store)
-    office.fails_with = ValueError("no space left on device")
-    office.may_end.set()
+async def test_work_that_fails_during_stop_is_logged_as_failed_and_lease_released(store: LeaseStore) -> None:
+    harness = await leading(store)
+    harness.fails_with = ValueError("no space left on device")
+    harness.may_end.set()
     with capture_logs() as logs:
-        await office.stop()
+        await harness.stop()
     assert (reasons(logs), store.is_held(NAME)) == (["failed"], False)
 
 
-async def test_a_lease_that_is_lost_during_the_grace_ends_the_work_at_once(store: LeaseStore) -> None:
-    office = await finishing(store)
+async def test_lease_lost_during_grace_cancels_work_immediately(store: LeaseStore) -> None:
+    harness = await leading(store)
     with capture_logs() as logs:
-        stopping = asyncio.create_task(office.stop())
-        await asyncio.wait_for(office.is_ending.wait(), BOUND_SECONDS)
+        stopping = asyncio.create_task(harness.stop())
+        await asyncio.wait_for(harness.is_ending.wait(), BOUND_SECONDS)
         store.steal(NAME)
         await stopping
-    assert (reasons(logs), office.cancelled) == (["lost"], 1)
+    assert (reasons(logs), harness.cancelled) == (["lost"], 1)
 
 
-async def test_does_not_lead_again_after_its_work_has_ended_at_a_stop(store: LeaseStore) -> None:
-    office = await finishing(store)
-    office.may_end.set()
-    await office.stop()
-    office.look()
+async def test_stopped_leadership_does_not_acquire_again(store: LeaseStore) -> None:
+    harness = await leading(store)
+    harness.may_end.set()
+    await harness.stop()
+    harness.show_board()
     await asyncio.sleep(3 * TICK)
-    assert (len(office.terms), store.asked.count("acquire_lease")) == (1, 1)
+    assert (len(harness.terms), store.asked.count("acquire_lease")) == (1, 1)
 
 
-async def test_work_without_a_grace_is_not_told_and_not_waited_for(store: LeaseStore) -> None:
-    office = await finishing(store, grace_seconds=0.0)
-    await office.stop()
-    assert (office.is_ending.is_set(), office.cancelled, store.is_held(NAME)) == (False, 1, False)
+async def test_work_without_grace_is_cancelled_without_signal(store: LeaseStore) -> None:
+    harness = await leading(store, grace_seconds=0.0)
+    await harness.stop()
+    assert (harness.is_ending.is_set(), harness.cancelled, store.is_held(NAME)) == (False, 1, False)
 
 
-async def test_a_follower_that_stops_has_nothing_to_wait_for(store: LeaseStore) -> None:
-    office = Finishing(store)
-    office.leadership.start()
-    await office.stop()
-    assert (office.terms, store.asked) == ([], [])
+async def test_follower_with_grace_stops_immediately(store: LeaseStore) -> None:
+    harness = GracefulHarness(store)
+    harness.leadership.start()
+    await harness.stop()
+    assert (harness.terms, store.asked) == ([], [])

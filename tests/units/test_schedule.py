@@ -1,4 +1,4 @@
-"""When jobs run: the pure grid, what is due, and the pauses after failures."""
+"""When jobs run: the grid, due times, and the pauses after failures."""
 
 from datetime import datetime, timedelta
 from typing import Any
@@ -8,13 +8,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tenure.clock import EPOCH, MICROSECOND
-from tenure.model.leases import Job
-from tenure.schedule import due_in, grid_after, is_overtaken, next_run_after, retry_pause_microseconds
-from tests.support.wishes import NOON, SECOND
+from tenure.domain.job_grid import (
+    RETRY_MAX_SECONDS,
+    due_in,
+    grid_after,
+    grid_at,
+    is_clock_behind,
+    next_run_after,
+    retry_pause_microseconds,
+)
+from tenure.domain.jobs import Job
+from tests.support.open_requests import NOON, SECOND
 
 DAY = 86_400 * SECOND
+MINUTE = timedelta(minutes=1)
+TICK = grid_after(60 * SECOND, NOON)
 intervals = st.integers(1, 400 * DAY)
 instants = st.integers(0, 200 * 365 * DAY).map(lambda microseconds: EPOCH + timedelta(microseconds=microseconds))
+later_instants = instants.map(lambda instant: instant + timedelta(days=1))
 
 
 def job(**given: Any) -> Job:
@@ -34,18 +45,23 @@ def job(**given: Any) -> Job:
 
 
 @given(interval=intervals, instant=instants)
-def test_the_next_tick_lies_on_the_grid(interval: int, instant: datetime) -> None:
+def test_next_tick_is_on_grid(interval: int, instant: datetime) -> None:
     assert ((grid_after(interval, instant) - EPOCH) // MICROSECOND) % interval == 0
 
 
 @given(interval=intervals, instant=instants)
-def test_the_next_tick_is_the_first_one_after_the_instant(interval: int, instant: datetime) -> None:
+def test_next_tick_is_first_after_instant(interval: int, instant: datetime) -> None:
     tick = grid_after(interval, instant)
     assert tick - timedelta(microseconds=interval) <= instant < tick
 
 
 @given(interval=intervals, instant=instants)
-def test_from_a_tick_on_the_next_one_is_a_whole_interval_away(interval: int, instant: datetime) -> None:
+def test_last_tick_is_one_interval_before_next_tick(interval: int, instant: datetime) -> None:
+    assert grid_at(interval, instant) == grid_after(interval, instant) - timedelta(microseconds=interval)
+
+
+@given(interval=intervals, instant=instants)
+def test_next_tick_after_tick_is_one_interval_later(interval: int, instant: datetime) -> None:
     tick = grid_after(interval, instant)
     assert grid_after(interval, tick) == tick + timedelta(microseconds=interval)
 
@@ -54,8 +70,8 @@ def test_from_a_tick_on_the_next_one_is_a_whole_interval_away(interval: int, ins
     interval=st.integers(SECOND, DAY),
     parts=st.lists(st.floats(0, 0.999, allow_nan=False), min_size=1, max_size=50),
 )
-def test_runs_that_take_less_than_their_interval_do_not_drift(interval: int, parts: list[float]) -> None:
-    """Each run begins some time after its tick; however late, the next one is for the tick that follows."""
+def test_runs_shorter_than_interval_do_not_drift(interval: int, parts: list[float]) -> None:
+    """A run may begin late within its interval; the next run still belongs to the next tick."""
     first = tick = grid_after(interval, NOON)
     for part in parts:
         tick = next_run_after(
@@ -66,119 +82,123 @@ def test_runs_that_take_less_than_their_interval_do_not_drift(interval: int, par
 
 @given(missed=st.integers(1, 10**6))
 def test_missed_ticks_are_run_once(missed: int) -> None:
-    minute = timedelta(minutes=1)
-    tick = grid_after(60 * SECOND, NOON)
-    assert next_run_after(job(next_run_at=tick), tick + missed * minute) == tick + (missed + 1) * minute
+    assert next_run_after(job(next_run_at=TICK), TICK + missed * MINUTE) == TICK + (missed + 1) * MINUTE
 
 
 @given(back=st.integers(0, 365 * DAY))
-def test_a_clock_that_went_back_does_not_bring_a_tick_back(back: int) -> None:
-    tick = grid_after(60 * SECOND, NOON)
-    assert next_run_after(job(next_run_at=tick), tick - timedelta(microseconds=back)) >= tick
+def test_clock_set_back_does_not_repeat_tick(back: int) -> None:
+    assert next_run_after(job(next_run_at=TICK), TICK - timedelta(microseconds=back)) >= TICK
 
 
-MINUTE = timedelta(minutes=1)
-TICK = grid_after(60 * SECOND, NOON)
-DONE = {"next_run_at": TICK, "last_start_at": TICK - MINUTE}
+# A clock that was stepped back.
 
 
-def test_a_job_is_not_overtaken_while_its_next_tick_is_the_next() -> None:
-    for now in (TICK - MINUTE, TICK - MICROSECOND, TICK, TICK + timedelta(days=1)):
-        assert not is_overtaken(job(**DONE), now)
+@given(started=st.integers(0, 60 * SECOND - 1), back=st.integers(0, 60 * SECOND - 1))
+def test_clock_step_back_of_less_than_an_interval_makes_no_job_due(started: int, back: int) -> None:
+    """The last run may have begun anywhere in its interval."""
+    begun_at = TICK - MINUTE + timedelta(microseconds=started)
+    done = job(next_run_at=next_run_after(job(), begun_at))
+    delay = due_in(done, begun_at - timedelta(microseconds=back))
+    assert done.next_run_at == TICK
+    assert delay is not None
+    assert delay > timedelta(0)
 
 
-@given(back=st.integers(60 * SECOND + 1, 365 * DAY))
-def test_a_job_is_overtaken_once_the_clock_is_behind_a_tick_that_is_done(back: int) -> None:
-    now = TICK - timedelta(microseconds=back)
-    assert is_overtaken(job(**DONE), now)
-    assert is_overtaken(job(next_run_at=TICK), now)
+@given(started=st.integers(0, 60 * SECOND - 1), back=st.integers(120 * SECOND, 365 * DAY))
+def test_clock_step_back_of_two_intervals_makes_job_due(started: int, back: int) -> None:
+    begun_at = TICK - MINUTE + timedelta(microseconds=started)
+    assert due_in(job(next_run_at=TICK), begun_at - timedelta(microseconds=back)) == timedelta(0)
 
 
-def test_one_that_is_overtaken_runs_once_a_tick() -> None:
+def test_clock_is_behind_if_next_tick_is_more_than_two_intervals_ahead() -> None:
+    assert not is_clock_behind(job(next_run_at=TICK), TICK - 2 * MINUTE)
+    assert is_clock_behind(job(next_run_at=TICK), TICK - 2 * MINUTE - MICROSECOND)
+
+
+def test_paused_job_is_not_due_after_clock_step_back() -> None:
     hour_ago = TICK - timedelta(hours=1)
-    behind = job(next_run_at=TICK, last_start_at=hour_ago + timedelta(seconds=7))
-    assert not is_overtaken(behind, hour_ago + timedelta(seconds=7))
-    assert not is_overtaken(behind, hour_ago + MINUTE - MICROSECOND)
-    assert is_overtaken(behind, hour_ago + MINUTE)
+    assert due_in(job(next_run_at=TICK, paused=True), hour_ago) is None
+    assert due_in(job(next_run_at=TICK, paused=True, requested_at=hour_ago), hour_ago) == timedelta(0)
 
 
-def test_one_that_is_paused_or_asked_for_is_not_overtaken() -> None:
-    hour_ago = TICK - timedelta(hours=1)
-    assert not is_overtaken(job(**DONE, paused=True), hour_ago)
-    assert not is_overtaken(job(**DONE, requested_at=hour_ago), hour_ago)
+def test_retry_further_ahead_than_longest_pause_is_ignored() -> None:
+    longest = timedelta(seconds=RETRY_MAX_SECONDS)
+    assert due_in(job(retry_at=NOON + longest), NOON) == longest
+    assert due_in(job(retry_at=NOON + longest + MICROSECOND), NOON) == timedelta(0)
 
 
-# What is due.
+# Due times.
 
 
-def test_a_job_is_due_from_the_instant_of_its_tick() -> None:
+def test_job_is_due_from_instant_of_tick() -> None:
     assert due_in(job(), NOON) == timedelta(0)
     assert due_in(job(), NOON - MICROSECOND) == MICROSECOND
 
 
-def test_a_tick_that_has_passed_is_due() -> None:
-    waits = due_in(job(), NOON + timedelta(hours=1))
-    assert waits is not None
-    assert waits <= timedelta(0)
+def test_job_is_due_after_tick() -> None:
+    delay = due_in(job(), NOON + timedelta(hours=1))
+    assert delay is not None
+    assert delay <= timedelta(0)
 
 
-def test_a_paused_job_is_never_due() -> None:
+def test_paused_job_is_never_due() -> None:
     assert due_in(job(paused=True), NOON + timedelta(days=1)) is None
 
 
 @pytest.mark.parametrize("paused", [False, True])
-def test_a_job_that_was_asked_for_is_due_at_once(paused: bool) -> None:
-    asked = job(paused=paused, next_run_at=NOON + timedelta(days=1), requested_at=NOON)
-    assert due_in(asked, NOON) == timedelta(0)
+def test_requested_job_is_due_immediately(paused: bool) -> None:
+    requested = job(paused=paused, next_run_at=NOON + timedelta(days=1), requested_at=NOON)
+    assert due_in(requested, NOON) == timedelta(0)
 
 
-def test_a_failed_job_waits_until_it_is_tried_again() -> None:
+def test_failed_job_is_due_at_retry_time() -> None:
     failed = job(next_run_at=NOON - timedelta(hours=1), retry_at=NOON + timedelta(seconds=8))
     assert due_in(failed, NOON) == timedelta(seconds=8)
 
 
-def test_a_pause_after_a_failure_does_not_bring_the_next_tick_forward() -> None:
+def test_elapsed_retry_pause_does_not_advance_next_tick() -> None:
     assert due_in(job(retry_at=NOON - timedelta(seconds=9)), NOON - timedelta(seconds=5)) == timedelta(seconds=5)
 
 
-@given(
-    next_run_at=instants, retry_at=st.none() | instants, requested_at=st.none() | instants, now=instants, ago=instants
-)
-def test_what_is_due_stays_due(
-    next_run_at: datetime,
-    retry_at: datetime | None,
-    requested_at: datetime | None,
-    now: datetime,
-    ago: datetime,
+ahead = st.integers(-DAY, 120 * SECOND)
+"""Microseconds to the next tick, as long as the clock is not behind."""
+pauses = st.none() | st.integers(-DAY, RETRY_MAX_SECONDS * SECOND)
+
+
+def some_job(now: datetime, ahead: int, pause: int | None, requested_at: datetime | None = None) -> Job:
+    retry_at = None if pause is None else now + timedelta(microseconds=pause)
+    return job(next_run_at=now + timedelta(microseconds=ahead), retry_at=retry_at, requested_at=requested_at)
+
+
+@given(now=later_instants, ahead=ahead, pause=pauses, requested_at=st.none() | instants, after=st.integers(0, DAY))
+def test_due_job_stays_due(
+    now: datetime, ahead: int, pause: int | None, requested_at: datetime | None, after: int
 ) -> None:
-    one = job(next_run_at=next_run_at, retry_at=retry_at, requested_at=requested_at)
-    earlier, later = sorted([ago, now])
-    before, after = due_in(one, earlier), due_in(one, later)
+    one = some_job(now, ahead, pause, requested_at)
+    before, then = due_in(one, now), due_in(one, now + timedelta(microseconds=after))
     assert before is not None
-    assert after is not None
-    assert before > timedelta(0) or after <= timedelta(0)
+    assert then is not None
+    assert before > timedelta(0) or then <= timedelta(0)
 
 
-@given(next_run_at=instants, retry_at=st.none() | instants, now=instants)
-def test_a_job_is_due_after_just_as_long_as_was_said(
-    next_run_at: datetime, retry_at: datetime | None, now: datetime
-) -> None:
-    one = job(next_run_at=next_run_at, retry_at=retry_at)
-    waits = due_in(one, now)
-    assert waits is not None
-    if waits > timedelta(0):
-        assert due_in(one, now + waits) == timedelta(0)
-        assert due_in(one, now + waits - MICROSECOND) == MICROSECOND
+@given(now=later_instants, ahead=ahead, pause=pauses)
+def test_job_becomes_due_exactly_after_returned_delay(now: datetime, ahead: int, pause: int | None) -> None:
+    one = some_job(now, ahead, pause)
+    delay = due_in(one, now)
+    assert delay is not None
+    if delay > timedelta(0):
+        assert due_in(one, now + delay) == timedelta(0)
+        assert due_in(one, now + delay - MICROSECOND) == MICROSECOND
 
 
 # Pauses after failures.
 
 
-def test_pauses_double_from_a_second_to_a_minute() -> None:
-    pauses = [retry_pause_microseconds(failures) // SECOND for failures in range(1, 10)]
-    assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 60]
+def test_retry_pause_doubles_from_one_second_to_one_minute() -> None:
+    backoff = [retry_pause_microseconds(failures) // SECOND for failures in range(1, 10)]
+    assert backoff == [1, 2, 4, 8, 16, 32, 60, 60, 60]
 
 
 @given(failures=st.integers(1, 10**18))
-def test_no_number_of_failures_makes_a_pause_longer_or_shorter_than_allowed(failures: int) -> None:
+def test_retry_pause_stays_within_limits(failures: int) -> None:
     assert SECOND <= retry_pause_microseconds(failures) <= retry_pause_microseconds(failures + 1) <= 60 * SECOND

@@ -1,18 +1,38 @@
-"""What an instance asks of its host."""
+"""Limits of the host that an instance raises."""
 
-import subprocess
-import sys
-
-ASK = """
 import resource
-from tenure.serving import allow_many_connections
-_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-resource.setrlimit(resource.RLIMIT_NOFILE, (256, min(hard, 4096)))
-allow_many_connections()
-print(*resource.getrlimit(resource.RLIMIT_NOFILE))
-"""
+
+import pytest
+
+from tenure.server.process import FILES_WANTED, allow_many_connections
 
 
-def test_takes_as_many_files_as_it_may_have() -> None:
-    asked = subprocess.run([sys.executable, "-c", ASK], capture_output=True, text=True, check=True, timeout=30)
-    assert asked.stdout.split() == ["4096", "4096"]
+def test_server_raises_open_file_limit_to_hard_limit() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = FILES_WANTED if hard == resource.RLIM_INFINITY else min(FILES_WANTED, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    try:
+        allow_many_connections()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (wanted, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ((256, 2 * FILES_WANTED), (FILES_WANTED, 2 * FILES_WANTED)),
+        ((256, resource.RLIM_INFINITY), (FILES_WANTED, resource.RLIM_INFINITY)),
+        ((2 * FILES_WANTED, 2 * FILES_WANTED), (2 * FILES_WANTED, 2 * FILES_WANTED)),
+        ((resource.RLIM_INFINITY, resource.RLIM_INFINITY), (resource.RLIM_INFINITY, resource.RLIM_INFINITY)),
+    ],
+)
+def test_server_raises_open_file_limit_only_as_far_as_wanted(
+    monkeypatch: pytest.MonkeyPatch, before: tuple[int, int], after: tuple[int, int]
+) -> None:
+    """With simulated limits, because a process cannot raise its hard limit."""
+    limits = {resource.RLIMIT_NOFILE: before}
+    monkeypatch.setattr(resource, "getrlimit", limits.__getitem__)
+    monkeypatch.setattr(resource, "setrlimit", limits.__setitem__)
+    allow_many_connections()
+    assert limits == {resource.RLIMIT_NOFILE: after}

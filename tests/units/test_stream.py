@@ -1,23 +1,24 @@
-"""When a stream saves again what could not be saved."""
+"""When a stream retries a failed save."""
 
-from collections import Counter
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
+from tenure.domain.sessions import Found
+from tenure.domain.streams import AttachResult, StreamUpdate
 from tenure.errors import DatabaseUnavailable
-from tenure.model.sessions import Attached, Found, StreamUpdate
 from tenure.streams import stream as module
+from tenure.streams.output import Tally
 from tenure.streams.stream import Stream
-from tenure.streams.tally import Tally
+from tenure.telemetry.events import Telemetry
+from tests.support.open_requests import NOON
 from tests.support.usage import lived
-from tests.support.wishes import NOON
 
 BEGAN = 1000.0
 
 
-class Away:
+class UnavailableStore:
     async def update(self, update: StreamUpdate) -> None:
         raise DatabaseUnavailable(update.session_id)
 
@@ -26,12 +27,14 @@ class Away:
     ("left", "pause"),
     [(60, 1), (4, 1), (2, 0.5), (0.8, 0.2), (0.2, 0.1), (0.01, 0.1), (0, 1), (-5, 1)],
 )
-async def test_the_less_time_is_left_the_sooner(monkeypatch: pytest.MonkeyPatch, left: float, pause: float) -> None:
+async def test_stream_retries_failed_save_sooner_as_deadline_approaches(
+    monkeypatch: pytest.MonkeyPatch, left: float, pause: float
+) -> None:
     session = lived(NOON, NOON + timedelta(seconds=100), closed=False)
     monkeypatch.setattr(module, "monotonic", lambda: BEGAN)
-    store: Any = Away()
-    nobody: Any = None
-    stream = Stream(nobody, Attached(Found.LIVE, session, 1, NOON), nobody, store, Tally(Counter()))
+    store: Any = UnavailableStore()
+    unused: Any = None
+    stream = Stream(unused, AttachResult(Found.LIVE, session, 1, NOON), unused, store, Telemetry(), Tally(Telemetry()))
     now = BEGAN + 100 - left
     monkeypatch.setattr(module, "monotonic", lambda: now)
     stream.keep_alive()

@@ -1,10 +1,10 @@
-"""The schedule in memory, against a plain list."""
+"""The schedule in memory, compared with a plain list."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tenure.domain.submissions import PendingEntry
 from tenure.ids import id_of_number, new_id, number_of_id
-from tenure.model.submissions import Waiting
 from tenure.submissions.schedule import Entry, Schedule, entry_of
 
 NOW = 2_000_000_000_000_000
@@ -28,13 +28,13 @@ def some_entry(number: int, due: int = NOW, gateway: str = "crm") -> Entry:
 
 def loaded(*given_entries: Entry) -> Schedule:
     schedule = Schedule()
-    schedule.load(Waiting(*entry, NOW - 7) for entry in given_entries)
+    schedule.load(PendingEntry(*entry, NOW - 7) for entry in given_entries)
     schedule.put_in_order()
     return schedule
 
 
 @given(entries, entries)
-def test_gives_out_what_is_due_of_a_gateway_oldest_first(first: list[Entry], later: list[Entry]) -> None:
+def test_take_returns_due_submissions_of_gateway_oldest_first(first: list[Entry], later: list[Entry]) -> None:
     schedule = loaded(*first)
     for entry in later:
         schedule.add(entry)
@@ -44,7 +44,7 @@ def test_gives_out_what_is_due_of_a_gateway_oldest_first(first: list[Entry], lat
 
 
 @given(entries)
-def test_knows_what_it_was_given_until_it_is_forgotten(given_entries: list[Entry]) -> None:
+def test_schedule_contains_entries_until_forgotten(given_entries: list[Entry]) -> None:
     schedule = loaded(*given_entries)
     assert len(schedule) == len(given_entries)
     for entry in given_entries:
@@ -54,22 +54,22 @@ def test_knows_what_it_was_given_until_it_is_forgotten(given_entries: list[Entry
     assert schedule.take("crm", NOW + ALL, ALL) == []
 
 
-def test_is_due_on_the_microsecond() -> None:
+def test_take_returns_entry_exactly_at_due_time() -> None:
     schedule = loaded(some_entry(1))
     assert (schedule.take("crm", NOW - 1, ALL), schedule.take("crm", NOW, ALL)) == ([], [id_of_number(1)])
 
 
-def test_gives_out_no_more_than_is_wanted() -> None:
+def test_take_respects_limit() -> None:
     schedule = loaded(*(some_entry(number) for number in range(5)))
     assert [len(schedule.take("crm", NOW, 3)) for _ in range(3)] == [3, 2, 0]
 
 
-def test_gives_out_once_what_it_was_told_twice() -> None:
+def test_take_returns_duplicate_entry_once() -> None:
     schedule = loaded(some_entry(1), some_entry(1, NOW - 5))
     assert schedule.take("crm", NOW, ALL) == [id_of_number(1)]
 
 
-def test_what_is_taken_is_known_and_may_come_again() -> None:
+def test_taken_entry_stays_known_and_can_be_added_again() -> None:
     schedule = loaded(some_entry(1))
     schedule.take("crm", NOW, ALL)
     assert 1 in schedule
@@ -77,28 +77,28 @@ def test_what_is_taken_is_known_and_may_come_again() -> None:
     assert schedule.take("crm", NOW + 5, ALL) == [id_of_number(1)]
 
 
-def test_what_is_loaded_comes_in_pages() -> None:
+def test_loaded_pages_are_ordered_by_due_time() -> None:
     schedule = Schedule()
     for number in (3, 1, 2):
-        schedule.load([Waiting(number, "crm", NOW - number, NOW)])
+        schedule.load([PendingEntry(number, "crm", NOW - number, NOW)])
     schedule.put_in_order()
     assert schedule.take("crm", NOW, ALL) == [id_of_number(number) for number in (3, 2, 1)]
 
 
-def test_what_is_under_way_is_loaded_as_due() -> None:
+def test_load_treats_attempt_under_way_as_due() -> None:
     schedule = Schedule()
-    schedule.load([Waiting(1, "crm", None, NOW)])
+    schedule.load([PendingEntry(1, "crm", None, NOW)])
     schedule.put_in_order()
     assert (1 in schedule, schedule.next_due("crm")) == (True, 0)
 
 
-def test_takes_an_id_for_its_number() -> None:
+def test_entry_of_converts_id_to_number() -> None:
     submission_id = new_id()
     assert entry_of(submission_id, "crm", NOW) == Entry(number_of_id(submission_id), "crm", NOW)
     assert id_of_number(number_of_id(submission_id)) == submission_id
 
 
-def test_tells_when_the_next_one_is_due() -> None:
+def test_next_due_returns_earliest_due_time_of_gateway() -> None:
     schedule = loaded(some_entry(1, NOW + 7), some_entry(2, NOW + 3), some_entry(3, NOW + 1, "usages"))
     assert (schedule.next_due("crm"), schedule.next_due("usages"), schedule.next_due("none")) == (
         NOW + 3,
@@ -107,7 +107,7 @@ def test_tells_when_the_next_one_is_due() -> None:
     )
 
 
-def test_a_gateway_without_entries_is_none() -> None:
+def test_gateways_omits_gateway_without_entries() -> None:
     schedule = loaded(some_entry(1), some_entry(2, NOW, "usages"))
     schedule.take("usages", NOW, ALL)
     assert schedule.gateways() == ["crm"]

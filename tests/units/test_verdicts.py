@@ -1,4 +1,4 @@
-"""What an answer of a receiver means."""
+"""How a response of a receiver is judged."""
 
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
@@ -8,66 +8,65 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from tenure.model.submissions import AttemptOutcome, Contract
-from tenure.submissions.verdicts import DELIVERED, JITTER, RETRY_AFTER_MAX_SECONDS, Answer, Verdict, judge
+from tenure.domain.submissions import AttemptOutcome, Contract
+from tenure.domain.verdicts import DELIVERED, JITTER, RETRY_AFTER_MAX_SECONDS, Response, Verdict, judge
 
 NOON = datetime(2041, 3, 1, 12, tzinfo=UTC)
 CONTRACT = Contract(schedule_seconds=(5.0, 30.0, 120.0), max_attempts=4, already_have=(409, 208), timeout_seconds=30.0)
 
 
-def verdict(answer: Answer, failures: int = 0, contract: Contract = CONTRACT, chance: float = 0.0) -> Verdict:
-    return judge(contract, failures, answer, NOON, chance)
+def verdict(response: Response, failures: int = 0, contract: Contract = CONTRACT, chance: float = 0.0) -> Verdict:
+    return judge(contract, failures, response, NOON, chance)
 
 
 @pytest.mark.parametrize("status", [200, 201, 202, 204, 299, 409, 208])
-def test_is_delivered_by(status: int) -> None:
-    assert verdict(Answer(status)) == DELIVERED
+def test_success_and_already_have_statuses_are_delivered(status: int) -> None:
+    assert verdict(Response(status)) == DELIVERED
 
 
 @pytest.mark.parametrize("status", [100, 199, 300, 301, 307, 400, 401, 404, 408, 422, 500, 502, 504])
-def test_fails_by_any_other_status_and_comes_again(status: int) -> None:
-    assert verdict(Answer(status)) == Verdict(AttemptOutcome.FAILED, f"answered {status}", 5.0)
+def test_other_status_fails_and_is_retried(status: int) -> None:
+    assert verdict(Response(status)) == Verdict(AttemptOutcome.FAILED, f"answered {status}", 5.0)
 
 
-def test_fails_without_an_answer_and_says_why() -> None:
-    assert verdict(Answer(None, "the name does not resolve")) == Verdict(
+def test_missing_response_fails_with_its_error() -> None:
+    assert verdict(Response(None, "the name does not resolve")) == Verdict(
         AttemptOutcome.FAILED, "the name does not resolve", 5.0
     )
 
 
 @pytest.mark.parametrize(("failures", "pause"), [(0, 5.0), (1, 30.0), (2, 120.0)])
-def test_waits_as_the_contract_says(failures: int, pause: float) -> None:
-    assert verdict(Answer(500), failures).pause_seconds == pause
+def test_pause_follows_contract_schedule(failures: int, pause: float) -> None:
+    assert verdict(Response(500), failures).pause_seconds == pause
 
 
-def test_repeats_the_last_pause() -> None:
-    patient = replace(CONTRACT, max_attempts=100)
-    assert verdict(Answer(500), 50, patient).pause_seconds == 120.0
+def test_last_pause_of_schedule_repeats() -> None:
+    many_attempts = replace(CONTRACT, max_attempts=100)
+    assert verdict(Response(500), 50, many_attempts).pause_seconds == 120.0
 
 
-def test_gives_up_at_the_limit_and_not_before() -> None:
-    assert (verdict(Answer(500), 2).pause_seconds, verdict(Answer(500), 3).pause_seconds) == (120.0, None)
+def test_retries_end_exactly_at_max_attempts() -> None:
+    assert (verdict(Response(500), 2).pause_seconds, verdict(Response(500), 3).pause_seconds) == (120.0, None)
 
 
-def test_a_success_at_the_limit_is_a_success() -> None:
-    assert verdict(Answer(200), 3) == DELIVERED
+def test_success_at_max_attempts_is_delivered() -> None:
+    assert verdict(Response(200), 3) == DELIVERED
 
 
-def test_gone_is_the_end() -> None:
-    assert verdict(Answer(410)) == Verdict(AttemptOutcome.FAILED, "answered 410", None)
+def test_gone_ends_retries() -> None:
+    assert verdict(Response(410)) == Verdict(AttemptOutcome.FAILED, "answered 410", None)
 
 
-def test_gone_may_be_listed_as_already_had() -> None:
-    assert verdict(Answer(410), contract=replace(CONTRACT, already_have=(410,))) == DELIVERED
+def test_gone_in_already_have_is_delivered() -> None:
+    assert verdict(Response(410), contract=replace(CONTRACT, already_have=(410,))) == DELIVERED
 
 
 @pytest.mark.parametrize("status", [410, 500])
-def test_what_is_never_given_up_comes_again(status: int) -> None:
-    """Not even by 410: usage is sent for as long as it takes."""
-    assert verdict(Answer(status), 1000, replace(CONTRACT, max_attempts=None)).pause_seconds == 120.0
+def test_contract_without_limit_always_retries(status: int) -> None:
+    """Also after 410: usage is sent until it is delivered."""
+    assert verdict(Response(status), 1000, replace(CONTRACT, max_attempts=None)).pause_seconds == 120.0
 
 
-@pytest.mark.parametrize("status", [429, 503])
 @pytest.mark.parametrize(
     ("header", "pause"),
     [
@@ -82,34 +81,33 @@ def test_what_is_never_given_up_comes_again(status: int) -> None:
         (format_datetime(NOON - timedelta(seconds=90), usegmt=True), 1.0),
     ],
 )
-def test_comes_again_when_it_is_asked_to(status: int, header: str, pause: float) -> None:
-    assert verdict(Answer(status, retry_after=header)).pause_seconds == pause
+def test_retry_after_sets_pause_within_limits(header: str, pause: float) -> None:
+    for status in (429, 503):
+        assert verdict(Response(status, retry_after=header)).pause_seconds == pause, status
 
 
 @pytest.mark.parametrize("header", ["", "soon", "-1", "1.5", "٣", "Mon, 99 Foo 2041", "1" + "\x00"])
-def test_ignores_what_it_cannot_understand(header: str) -> None:
-    assert verdict(Answer(503, retry_after=header)).pause_seconds == 5.0
+def test_invalid_retry_after_is_ignored(header: str) -> None:
+    assert verdict(Response(503, retry_after=header)).pause_seconds == 5.0
 
 
-def test_ignores_retry_after_of_other_statuses() -> None:
-    assert verdict(Answer(500, retry_after="7")).pause_seconds == 5.0
+def test_retry_after_of_other_statuses_is_ignored() -> None:
+    assert verdict(Response(500, retry_after="7")).pause_seconds == 5.0
 
 
-def test_retry_after_does_not_lift_the_limit() -> None:
-    assert verdict(Answer(503, retry_after="7"), 3).pause_seconds is None
+def test_retry_after_does_not_override_max_attempts() -> None:
+    assert verdict(Response(503, retry_after="7"), 3).pause_seconds is None
 
 
 @given(st.text(max_size=60), st.integers(100, 599), st.integers(0, 30), st.floats(0, 1))
-def test_whatever_comes_back_a_verdict_is_found_and_no_pause_is_endless(
-    header: str, status: int, failures: int, chance: float
-) -> None:
-    pause = judge(CONTRACT, failures, Answer(status, retry_after=header), NOON, chance).pause_seconds
+def test_pause_is_bounded_for_any_status_and_header(header: str, status: int, failures: int, chance: float) -> None:
+    pause = judge(CONTRACT, failures, Response(status, retry_after=header), NOON, chance).pause_seconds
     assert pause is None or 0 <= pause <= RETRY_AFTER_MAX_SECONDS
 
 
 @given(st.floats(0, 1))
-def test_chance_only_lengthens_a_pause_and_by_little(chance: float) -> None:
-    pause = verdict(Answer(500), chance=chance).pause_seconds
+def test_jitter_only_lengthens_pause_within_bound(chance: float) -> None:
+    pause = verdict(Response(500), chance=chance).pause_seconds
     assert pause is not None
     assert 5.0 <= pause <= 5.0 * (1 + JITTER)
 
@@ -118,7 +116,7 @@ def test_chance_only_lengthens_a_pause_and_by_little(chance: float) -> None:
     st.text(st.characters(max_codepoint=255))
     | st.from_regex(r"[A-Z][a-z]{2}, [0-9]{1,20} Jan [0-9]{1,25} [0-9]{1,20}:0:0 [+-][0-9]{1,12}")
 )
-def test_no_header_is_too_odd_to_be_judged(header: str) -> None:
-    pause = verdict(Answer(503, retry_after=header)).pause_seconds
+def test_pause_is_bounded_for_malformed_retry_after(header: str) -> None:
+    pause = verdict(Response(503, retry_after=header)).pause_seconds
     assert pause is not None
     assert 0 <= pause <= RETRY_AFTER_MAX_SECONDS

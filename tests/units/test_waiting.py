@@ -5,7 +5,7 @@ import pytest
 from tenure.leases.waiting import is_set_within
 
 
-async def test_tells_that_it_was_set_in_time() -> None:
+async def test_is_set_within_returns_true_when_event_is_set_in_time() -> None:
     event = asyncio.Event()
     waiting = asyncio.create_task(is_set_within(event, 60))
     await asyncio.sleep(0)
@@ -14,24 +14,24 @@ async def test_tells_that_it_was_set_in_time() -> None:
 
 
 @pytest.mark.parametrize("seconds", [-1.0, 0.0, 0.01])
-async def test_tells_that_it_was_not_set(seconds: float) -> None:
+async def test_is_set_within_returns_false_on_timeout(seconds: float) -> None:
     assert await is_set_within(asyncio.Event(), seconds) is False
 
 
-async def test_needs_no_time_for_what_is_set() -> None:
+async def test_is_set_within_returns_true_immediately_for_set_event() -> None:
     event = asyncio.Event()
     event.set()
     assert await is_set_within(event, 0) is True
 
 
-@pytest.mark.parametrize("turns", range(8))
-async def test_loses_no_cancellation_that_comes_as_it_is_set(turns: int) -> None:
-    event = asyncio.Event()
-    waiting = asyncio.create_task(is_set_within(event, 60))
-    await asyncio.sleep(0)
-    event.set()
-    for _ in range(turns):
+async def test_is_set_within_propagates_cancellation_racing_with_set() -> None:
+    for turns in range(8):
+        event = asyncio.Event()
+        waiting = asyncio.create_task(is_set_within(event, 60))
         await asyncio.sleep(0)
-    taken = waiting.cancel()
-    await asyncio.wait({waiting})
-    assert waiting.cancelled() is taken
+        event.set()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        requested = waiting.cancel()
+        await asyncio.wait({waiting})
+        assert waiting.cancelled() is requested, turns

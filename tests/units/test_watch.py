@@ -1,4 +1,4 @@
-"""The loop that looks at the board: when it looks, and what it does when it cannot see."""
+"""The loop that reads the board: when it reads, and what it does if the board is unavailable."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -7,41 +7,43 @@ from itertools import pairwise
 import pytest
 
 from tenure.clock import monotonic
+from tenure.domain.jobs import Board
 from tenure.errors import DatabaseUnavailable
-from tenure.leases.watch import Watch
-from tenure.model.leases import Board
+from tenure.leases.board import BoardWatcher
+from tenure.telemetry.events import Telemetry
+from tenure.telemetry.logs import log_events
 from tests.support.lease_stores import LeaseStore, away
 
 LONG = 3600.0
 BOUND_SECONDS = 20
 
 
-class Looker:
+class BoardSubscriber:
     def __init__(self, *names: str) -> None:
         self.names: Sequence[str] = names
         self.wants: float | None = None
         self.fails: list[Exception] = []
         self.boards: list[Board] = []
-        self.looked_at: list[float] = []
-        self.lost_sight: list[Exception] = []
-        self.looked = asyncio.Event()
+        self.read_at: list[float] = []
+        self.unavailable: list[Exception] = []
+        self.was_called = asyncio.Event()
 
-    def look(self, board: Board) -> float | None:
+    def on_board(self, board: Board) -> float | None:
         self.boards.append(board)
-        self.looked_at.append(monotonic())
-        self.looked.set()
+        self.read_at.append(monotonic())
+        self.was_called.set()
         if self.fails:
             raise self.fails.pop(0)
         return self.wants
 
-    def lose_sight(self, error: Exception) -> None:
-        self.lost_sight.append(error)
-        self.looked.set()
+    def on_board_unavailable(self, error: Exception) -> None:
+        self.unavailable.append(error)
+        self.was_called.set()
 
-    async def next_look(self) -> None:
-        self.looked.clear()
+    async def next_call(self) -> None:
+        self.was_called.clear()
         async with asyncio.timeout(BOUND_SECONDS):
-            await self.looked.wait()
+            await self.was_called.wait()
 
 
 @pytest.fixture
@@ -50,99 +52,105 @@ def store() -> LeaseStore:
 
 
 @pytest.fixture
-def looker() -> Looker:
-    return Looker("one")
+def subscriber() -> BoardSubscriber:
+    return BoardSubscriber("one")
 
 
 class Running:
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, watch: BoardWatcher) -> None:
         self.watch = watch
         self.task = asyncio.create_task(watch.run())
 
 
 @pytest.fixture
-async def running(store: LeaseStore, looker: Looker) -> AsyncIterator[Running]:
-    """A watch that by itself looks once and then not for an hour."""
-    watch = Watch(store, LONG)  # type: ignore[arg-type]
-    watch.add(looker)
+async def running(store: LeaseStore, subscriber: BoardSubscriber) -> AsyncIterator[Running]:
+    """A watcher that reads the board once, and then only after a hint."""
+    watch = BoardWatcher(store, LONG, log_events(Telemetry()))  # type: ignore[arg-type]
+    watch.add(subscriber)
     running = Running(watch)
-    await looker.next_look()
+    await subscriber.next_call()
     yield running
     running.task.cancel()
     await asyncio.wait({running.task})
 
 
-def most_looks_since(began: float) -> float:
-    """One every 20 ms, one at the beginning and one before it."""
+def most_reads_since(began: float) -> float:
+    """One every 20 ms, one at the beginning, and one before it."""
     return (monotonic() - began) / 0.02 + 2
 
 
-# One look.
+# One read.
 
 
-async def test_one_query_asks_for_the_leases_of_all(store: LeaseStore) -> None:
-    watch = Watch(store, LONG)  # type: ignore[arg-type]
-    lookers = [Looker("one"), Looker(), Looker("two", "three")]
+async def test_watch_reads_leases_of_all_subscribers_in_one_query(store: LeaseStore) -> None:
+    watch = BoardWatcher(store, LONG, log_events(Telemetry()))  # type: ignore[arg-type]
+    subscribers = [BoardSubscriber("one"), BoardSubscriber(), BoardSubscriber("two", "three")]
     for name in ("one", "two", "three", "four"):
-        await store.acquire_lease(name, "somebody", "attempt", 1_000_000)
-    for looker in lookers:
-        watch.add(looker)
-    await watch.look()
+        await store.acquire_lease(name, "holder", "attempt", 1_000_000)
+    for subscriber in subscribers:
+        watch.add(subscriber)
+    await watch.run_once()
     assert store.asked.count("read_board") == 1
-    assert [[lease.name for lease in looker.boards[0].leases] for looker in lookers] == [["one", "two", "three"]] * 3
+    assert [[lease.name for lease in subscriber.boards[0].leases] for subscriber in subscribers] == [
+        ["one", "two", "three"]
+    ] * 3
 
 
 @pytest.mark.parametrize(
     ("wanted", "pause"),
     [([], 10.0), ([None], 10.0), ([3.0, None, 4.0], 3.0), ([30.0], 10.0), ([0.0], 0.0), ([-1.0], -1.0)],
 )
-async def test_looks_again_when_the_most_impatient_wants_it(
+async def test_watch_waits_for_shortest_delay_requested_by_subscribers(
     store: LeaseStore, wanted: list[float | None], pause: float
 ) -> None:
-    watch = Watch(store, 10.0)  # type: ignore[arg-type]
+    watch = BoardWatcher(store, 10.0, log_events(Telemetry()))  # type: ignore[arg-type]
     for seconds in wanted:
-        looker = Looker()
-        looker.wants = seconds
-        watch.add(looker)
-    assert await watch.look() == pause
+        subscriber = BoardSubscriber()
+        subscriber.wants = seconds
+        watch.add(subscriber)
+    assert await watch.run_once() == pause
 
 
-async def test_who_cannot_see_is_told_so_and_looks_again_as_usual(store: LeaseStore, looker: Looker) -> None:
-    watch = Watch(store, 10.0)  # type: ignore[arg-type]
-    watch.add(looker)
-    looker.wants = 1.0
+async def test_unavailable_board_notifies_subscriber_and_keeps_usual_interval(
+    store: LeaseStore, subscriber: BoardSubscriber
+) -> None:
+    watch = BoardWatcher(store, 10.0, log_events(Telemetry()))  # type: ignore[arg-type]
+    watch.add(subscriber)
+    subscriber.wants = 1.0
     store.before["read_board"] = [away]
-    assert await watch.look() == 10.0
-    assert [type(error) for error in looker.lost_sight] == [DatabaseUnavailable]
-    assert looker.boards == []
+    assert await watch.run_once() == 10.0
+    assert [type(error) for error in subscriber.unavailable] == [DatabaseUnavailable]
+    assert subscriber.boards == []
 
 
-async def test_an_unexpected_error_is_told_like_any_other(store: LeaseStore, looker: Looker) -> None:
-    watch = Watch(store, 10.0)  # type: ignore[arg-type]
-    watch.add(looker)
+async def test_unexpected_error_notifies_subscriber(store: LeaseStore, subscriber: BoardSubscriber) -> None:
+    watch = BoardWatcher(store, 10.0, log_events(Telemetry()))  # type: ignore[arg-type]
+    watch.add(subscriber)
     store.before["read_board"] = [lambda: RuntimeError("no space left on device")]
-    assert await watch.look() == 10.0
-    assert [type(error) for error in looker.lost_sight] == [RuntimeError]
+    assert await watch.run_once() == 10.0
+    assert [type(error) for error in subscriber.unavailable] == [RuntimeError]
 
 
 # The loop.
 
 
-async def test_a_hint_has_it_look_at_once(running: Running, looker: Looker) -> None:
+async def test_hint_triggers_immediate_board_read(running: Running, subscriber: BoardSubscriber) -> None:
     running.watch.wake()
-    await looker.next_look()
-    assert len(looker.boards) == 2
+    await subscriber.next_call()
+    assert len(subscriber.boards) == 2
 
 
-async def test_one_hint_is_one_look(running: Running, looker: Looker) -> None:
+async def test_hint_triggers_one_board_read(running: Running, subscriber: BoardSubscriber) -> None:
     running.watch.wake()
-    await looker.next_look()
+    await subscriber.next_call()
     await asyncio.sleep(0.06)
-    assert len(looker.boards) == 2
+    assert len(subscriber.boards) == 2
 
 
-async def test_a_hint_during_a_look_is_not_forgotten(running: Running, looker: Looker, store: LeaseStore) -> None:
-    """What it tells of may have happened after the board was read."""
+async def test_hint_during_board_read_triggers_another_read(
+    running: Running, subscriber: BoardSubscriber, store: LeaseStore
+) -> None:
+    """The announced change may have happened after the board was read."""
     may_answer = store.hold_back("read_board")
     running.watch.wake()
     async with asyncio.timeout(BOUND_SECONDS):
@@ -150,59 +158,63 @@ async def test_a_hint_during_a_look_is_not_forgotten(running: Running, looker: L
             await asyncio.sleep(0.001)
     running.watch.wake()
     may_answer.set()
-    await looker.next_look()
-    await looker.next_look()
-    assert len(looker.boards) == 3
+    await subscriber.next_call()
+    await subscriber.next_call()
+    assert len(subscriber.boards) == 3
 
 
-async def test_hints_without_end_do_not_make_it_look_without_end(running: Running, looker: Looker) -> None:
+async def test_continuous_hints_do_not_exceed_board_read_rate(running: Running, subscriber: BoardSubscriber) -> None:
     began = monotonic()
     async with asyncio.timeout(BOUND_SECONDS):
-        while monotonic() < began + 0.25 or len(looker.boards) <= 3:
+        while monotonic() < began + 0.25 or len(subscriber.boards) <= 3:
             running.watch.wake()
             await asyncio.sleep(0.001)
-    assert len(looker.boards) <= most_looks_since(began), looker.looked_at
+    assert len(subscriber.boards) <= most_reads_since(began), subscriber.read_at
 
 
-async def test_somebody_always_impatient_does_not_make_it_look_without_end(store: LeaseStore, looker: Looker) -> None:
-    watch = Watch(store, LONG)  # type: ignore[arg-type]
-    watch.add(looker)
-    looker.wants = -1.0
+async def test_impatient_subscriber_does_not_exceed_board_read_rate(
+    store: LeaseStore, subscriber: BoardSubscriber
+) -> None:
+    watch = BoardWatcher(store, LONG, log_events(Telemetry()))  # type: ignore[arg-type]
+    watch.add(subscriber)
+    subscriber.wants = -1.0
     began = monotonic()
     running = Running(watch)
     for _ in range(10):
-        await looker.next_look()
+        await subscriber.next_call()
     running.task.cancel()
     await asyncio.wait({running.task})
-    assert len(looker.boards) <= most_looks_since(began), looker.looked_at
+    assert len(subscriber.boards) <= most_reads_since(began), subscriber.read_at
 
 
-async def test_looks_again_after_its_usual_pause(store: LeaseStore, looker: Looker) -> None:
-    watch = Watch(store, 0.03)  # type: ignore[arg-type]
-    watch.add(looker)
+async def test_watch_reads_board_at_usual_interval(store: LeaseStore, subscriber: BoardSubscriber) -> None:
+    watch = BoardWatcher(store, 0.03, log_events(Telemetry()))  # type: ignore[arg-type]
+    watch.add(subscriber)
     running = Running(watch)
     for _ in range(3):
-        await looker.next_look()
+        await subscriber.next_call()
     running.task.cancel()
     await asyncio.wait({running.task})
-    pauses = [later - earlier for earlier, later in pairwise(looker.looked_at)]
-    assert min(pauses) >= 0.028, pauses
+    backoff = [later - earlier for earlier, later in pairwise(subscriber.read_at)]
+    assert min(backoff) >= 0.028, backoff
 
 
 @pytest.mark.parametrize("error", [DatabaseUnavailable("away"), RuntimeError("a defect")])
-async def test_no_error_ends_the_loop(running: Running, looker: Looker, store: LeaseStore, error: Exception) -> None:
+async def test_board_read_error_does_not_end_loop(
+    running: Running, subscriber: BoardSubscriber, store: LeaseStore, error: Exception
+) -> None:
     store.before["read_board"] = [lambda: error]
     running.watch.wake()
-    await looker.next_look()
+    await subscriber.next_call()
     running.watch.wake()
-    await looker.next_look()
-    assert (len(looker.lost_sight), len(looker.boards), running.task.done()) == (1, 2, False)
+    await subscriber.next_call()
+    assert (len(subscriber.unavailable), len(subscriber.boards), running.task.done()) == (1, 2, False)
 
 
-async def test_a_looker_that_fails_does_not_end_the_loop(running: Running, looker: Looker) -> None:
-    looker.fails = [ValueError("a defect")]
+async def test_failing_subscriber_does_not_end_loop(running: Running, subscriber: BoardSubscriber) -> None:
+    subscriber.fails = [ValueError("a defect")]
     running.watch.wake()
-    await looker.next_look()
+    await subscriber.next_call()
     running.watch.wake()
-    await looker.next_look()
-    assert (len(looker.boards), running.task.done()) == (3, False)
+    await subscriber.next_call()
+    assert (len(subscriber.boards), running.task.done()) == (3, False)

@@ -1,6 +1,8 @@
-"""`tenure audit`: what it found, in words and as an exit code."""
+"""`tenure audit`: runs the audit, prints its report, and exits with 1 if there are faults."""
 
+import asyncio
 from collections.abc import Iterator
+from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -8,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from tenure.cli.flags import ConfigFlag, DatabaseFlag, JsonFlag, load_settings
-from tenure.cli.instants import instant_of
+from tenure.cli.flags import ConfigFlag, DatabaseFlag, JsonFlag, instant_of, load_settings
 from tenure.cli.tables import fixed_text
 from tenure.clock import instant_text
+from tenure.config import Config
+from tenure.domain.meter import decimal_text
 from tenure.errors import ConfigurationError
-from tenure.meter import decimal_text
 
 if TYPE_CHECKING:
     from tenure.receiver.ledger import Entry as ReceiverEntry
@@ -26,31 +28,40 @@ PAGE = 1000
 
 def audit(
     database: DatabaseFlag = None,
-    ledger: Annotated[Path | None, typer.Option(help="A ledger of `tenure receiver` to compare with.")] = None,
+    ledger: Annotated[Path | None, typer.Option(help="The ledger of a `tenure receiver` to compare with.")] = None,
     from_at: Annotated[str | None, typer.Option("--from", help="Only windows that end after this instant.")] = None,
     as_json: JsonFlag = False,
     config: ConfigFlag = None,
 ) -> None:
     """Check that every instant was billed once, and exit with 1 if not."""
-    # It listens nowhere, so the host that `serve --insecure` is told must not stop it.
+    # `insecure`, because this command does not listen: it must accept a `host` that `serve` refuses without --insecure.
     settings = load_settings(config, database=database, insecure=True)
     from_instant = None if from_at is None else instant_of("from", from_at)
-    from tenure.auditing import audit as run  # noqa: PLC0415 - other commands need no store
-
-    report = run(settings, None if ledger is None else _ReceiverLedger(ledger), from_instant)
-    typer.echo(msgspec.json.encode(_values(report)).decode() if as_json else _words(report))
+    report = asyncio.run(_run(settings, None if ledger is None else _ReceiverLedger(ledger), from_instant))
+    typer.echo(msgspec.json.encode(_json_values(report)).decode() if as_json else _text(report))
     if report.findings:
         raise typer.Exit(FAULTS)
 
 
+async def _run(settings: Config, ledger: "_ReceiverLedger | None", from_at: datetime | None) -> "Report":
+    from tenure.store.engines import open_store  # noqa: PLC0415 - other commands need no store
+    from tenure.usage.audit import Audit  # noqa: PLC0415
+
+    store = open_store(settings.database, settings.pool_size, must_exist=True)
+    try:
+        return await Audit(store, ledger, from_at).run()
+    finally:
+        await store.close()
+
+
 class _ReceiverLedger:
-    """The file of `tenure receiver`, as the audit wants to see it."""
+    """Adapts the ledger file of `tenure receiver` to the protocol of the audit."""
 
     def __init__(self, path: Path) -> None:
         from tenure.receiver.ledger import Ledger  # noqa: PLC0415
 
         if not path.is_file():
-            raise ConfigurationError(f"ledger: there is no file {path}")
+            raise ConfigurationError(f"ledger: file {path} does not exist")
         self._ledger: Ledger = Ledger(path, read_only=True)
 
     def find(self, key: str) -> "Entry | None":
@@ -83,7 +94,7 @@ def _amounts(report: "Report") -> dict[str, int]:
     }
 
 
-def _values(report: "Report") -> dict[str, object]:
+def _json_values(report: "Report") -> dict[str, object]:
     amounts = {name: msgspec.Raw(decimal_text(amount).encode()) for name, amount in _amounts(report).items()}
     return {
         "installationId": report.installation_id,
@@ -92,33 +103,33 @@ def _values(report: "Report") -> dict[str, object]:
         "windows": report.windows,
         "chunks": report.chunks,
         **amounts,
-        "ledger": report.ledger and _ledger_values(report.ledger),
+        "ledger": report.ledger and _ledger_json_values(report.ledger),
         "findings": report.findings,
     }
 
 
-def _ledger_values(ledger: "LedgerTotals") -> dict[str, object]:
+def _ledger_json_values(ledger: "LedgerTotals") -> dict[str, object]:
     amounts = {"usage": ledger.usage, "unmatchedUsage": ledger.unmatched_usage}
     return {"keys": ledger.keys, "unmatched": ledger.unmatched} | {
         name: msgspec.Raw(f"{amount:f}".encode()) for name, amount in amounts.items()
     }
 
 
-def _words(report: "Report") -> str:
+def _text(report: "Report") -> str:
     span = f"from {instant_text(report.from_at)} to {instant_text(report.to_at)}"
     lines = [
         f"installation {report.installation_id}",
         f"{report.windows} windows, {report.chunks} chunks, {span}" if report.windows else "no windows",
         *(f"{name:9}  {fixed_text(amount):>20}" for name, amount in _amounts(report).items()),
-        *([] if report.ledger is None else [_ledger_words(report.ledger)]),
+        *([] if report.ledger is None else [_ledger_text(report.ledger)]),
         *(f"{finding.check}: {finding.detail}" for finding in report.findings),
         {0: "no faults", 1: "1 fault"}.get(len(report.findings), f"{len(report.findings)} faults"),
     ]
     return "\n".join(lines)
 
 
-def _ledger_words(ledger: "LedgerTotals") -> str:
-    words = f"ledger     {ledger.usage:20.6f}  {ledger.keys} keys"
+def _ledger_text(ledger: "LedgerTotals") -> str:
+    line = f"ledger     {ledger.usage:20.6f}  {ledger.keys} keys"
     if not ledger.unmatched:
-        return words
-    return f"{words}; {ledger.unmatched} of them, {ledger.unmatched_usage:f}, belong to none of these windows"
+        return line
+    return f"{line}; {ledger.unmatched} keys with usage {ledger.unmatched_usage:f} belong to none of these windows"

@@ -1,20 +1,37 @@
-"""What several commands share: flags, and how settings are loaded from them."""
+"""Flags that several commands share, and the loading of settings from flags."""
 
 import os
+import re
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from tenure.config import Config, load
+from tenure.errors import ConfigurationError
 
-DatabaseFlag = Annotated[str | None, typer.Option(help="sqlite:///file, postgresql://… or mssql://…")]
-ConfigFlag = Annotated[Path | None, typer.Option(help="The configuration file; tenure.toml if it is there.")]
-JsonFlag = Annotated[bool, typer.Option("--json", help="For programs.")]
-UrlFlag = Annotated[str, typer.Option(help="Where the service answers, with its prefix.")]
+DatabaseFlag = Annotated[str | None, typer.Option(help="The database: sqlite:///file, postgresql://… or mssql://…")]
+ConfigFlag = Annotated[Path | None, typer.Option(help="The configuration file; by default tenure.toml, if it exists.")]
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+UrlFlag = Annotated[str, typer.Option(help="The URL of the service, including its prefix.")]
 KeyFlag = Annotated[str | None, typer.Option(help="An API key.")]
 
 
 def load_settings(file: Path | None, **flags: str | bool | None) -> Config:
-    """Flags are taken as typed and checked with all other settings, so that each is refused in the same words."""
+    """Load the configuration with these flags. Flags are validated like all other settings, with the same messages."""
     return load({name: value for name, value in flags.items() if value is not None}, os.environ, file)
+
+
+_DAY = re.compile(r"\d{4}-\d\d-\d\d").fullmatch
+
+
+def instant_of(flag: str, text: str) -> datetime:
+    """Parse an instant with an offset, or a day, which stands for its midnight in UTC."""
+    try:
+        instant = datetime.fromisoformat(f"{text}T00:00:00Z" if _DAY(text) else text)
+    except ValueError:
+        instant = None
+    if instant is None or instant.tzinfo is None:
+        raise ConfigurationError(f"{flag}: must be an instant with an offset, such as 2026-01-02T03:04:05Z, or a day")
+    return instant

@@ -1,4 +1,4 @@
-"""`tenure receiver`: its flags, checked, and its totals, told."""
+"""`tenure receiver`: validates the flags, runs the receiver, and prints its totals."""
 
 import re
 from pathlib import Path
@@ -18,19 +18,19 @@ PORT_MAX = 65_535
 def receiver(
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[str, typer.Option(help="The port to listen on; 0 picks a free one.")] = "9090",
-    ledger: Annotated[Path, typer.Option(help="The file that keeps what was received.")] = Path("ledger.db"),
-    secret: Annotated[str | None, typer.Option(help="Check signatures with it, as whsec_…", show_default=False)] = None,
-    previous_secret: Annotated[str | None, typer.Option(help="Accept the secret before this one, too.")] = None,
-    fail: Annotated[str, typer.Option(help="A share from 0 to 1 that fails in every way, or faults as JSON.")] = "0",
+    ledger: Annotated[Path, typer.Option(help="The SQLite file that stores received deliveries.")] = Path("ledger.db"),
+    secret: Annotated[str | None, typer.Option(help="Verify signatures with this secret.", show_default=False)] = None,
+    previous_secret: Annotated[str | None, typer.Option(help="Also accept signatures by this secret.")] = None,
+    fail: Annotated[str, typer.Option(help="The share of deliveries that fail, from 0 to 1, or faults as JSON.")] = "0",
     insecure: Annotated[bool, typer.Option("--insecure", help="Listen on any address.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Tell the totals as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the totals as JSON.")] = False,
 ) -> None:
-    """Receive submissions, count each key once, and fail as told. Ends with its totals."""
+    """Receive submissions, count each key once, fail as configured, and print the totals at the end."""
     from tenure.receiver.faults import read_faults  # noqa: PLC0415 - other commands need no server
-    from tenure.receiver.running import Settings, run  # noqa: PLC0415
+    from tenure.receiver.server import ReceiverSettings, run  # noqa: PLC0415
 
-    _refuse_far_host(host, insecure=insecure)
-    settings = Settings(
+    _check_host(host, insecure=insecure)
+    settings = ReceiverSettings(
         host=host,
         port=_checked_port(port),
         ledger=ledger,
@@ -41,28 +41,28 @@ def receiver(
     typer.echo(msgspec.json.encode(totals).decode() if as_json else _table(totals))
 
 
-def _refuse_far_host(host: str, *, insecure: bool) -> None:
+def _check_host(host: str, *, insecure: bool) -> None:
     from tenure.config.settings import is_loopback  # noqa: PLC0415
 
     if not insecure and not is_loopback(host):
-        raise ConfigurationError("host: must be a loopback address, as 127.0.0.1, unless --insecure allows any")
+        raise ConfigurationError("host: must be a loopback address, such as 127.0.0.1, unless --insecure is set")
 
 
-def _checked_port(words: str) -> int:
-    if not re.fullmatch("[0-9]{1,5}", words) or int(words) > PORT_MAX:
+def _checked_port(text: str) -> int:
+    if not re.fullmatch("[0-9]{1,5}", text) or int(text) > PORT_MAX:
         raise ConfigurationError(f"port: must be a whole number from 0 to {PORT_MAX}")
-    return int(words)
+    return int(text)
 
 
 def _checked_secrets(secret: str | None, previous_secret: str | None) -> list[str]:
-    from tenure.signing import SECRET_WORDS, is_secret  # noqa: PLC0415
+    from tenure.signing import SECRET_RULE, is_secret  # noqa: PLC0415
 
     if previous_secret is not None and secret is None:
-        raise ConfigurationError("previous-secret: must come with secret")
+        raise ConfigurationError("previous-secret: requires secret")
     given = {"secret": secret, "previous-secret": previous_secret}
     for name, value in given.items():
         if value is not None and not is_secret(value):
-            raise ConfigurationError(f"{name}: must be {SECRET_WORDS}")
+            raise ConfigurationError(f"{name}: must be {SECRET_RULE}")
     return [value for value in given.values() if value is not None]
 
 

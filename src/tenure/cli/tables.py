@@ -1,25 +1,25 @@
-"""Tables for people."""
+"""Formats tables for the terminal."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from tenure.meter import DECIMALS, MILLIONTHS
+from tenure.domain.meter import DECIMALS, MILLIONTHS
 
 GAP = "  "
 _NUMBER = re.compile(r"-|-?\d+(\.\d+)?").fullmatch
 
 
 def table(rows: Sequence[Mapping[str, object]]) -> str:
-    """A line for each row, its columns aligned, numbers to the right, the names on top."""
+    """Format rows with aligned columns, column names in the first line, and numbers aligned to the right."""
     if not rows:
-        return "nothing"
+        return "no data"
     columns = [[name, *(_text(row[name]) for row in rows)] for name in rows[0]]
     aligned = [_aligned(column) for column in columns]
     return "\n".join(GAP.join(line).rstrip() for line in zip(*aligned, strict=True))
 
 
 def fixed_text(millionths: int) -> str:
-    """With all its decimals, so that they stand below each other."""
+    """Format an amount with all six decimals, so that the decimal points of a column are aligned."""
     whole, rest = divmod(millionths, MILLIONTHS)
     return f"{whole}.{rest:0{DECIMALS}}"
 

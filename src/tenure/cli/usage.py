@@ -1,13 +1,12 @@
-"""`tenure usage`: what was used, asked of a running service."""
+"""`tenure usage`: queries the usage of a running service, and prints it."""
 
 from decimal import Decimal
 from typing import Annotated, Any
 
 import typer
 
-from tenure.cli.asking import get, json_text
-from tenure.cli.flags import JsonFlag, KeyFlag, UrlFlag
-from tenure.cli.instants import instant_of
+from tenure.cli.flags import JsonFlag, KeyFlag, UrlFlag, instant_of
+from tenure.cli.service import get, json_text
 from tenure.cli.tables import table
 from tenure.errors import ConfigurationError
 
@@ -16,62 +15,64 @@ NEWEST = 50
 
 
 def usage(
-    from_at: Annotated[str | None, typer.Option("--from", help="An instant or a day. [30 days before the end]")] = None,
-    to_at: Annotated[str | None, typer.Option("--to", help="An instant or a day. [now]")] = None,
-    tenant: Annotated[str | None, typer.Option(help="Only of this tenant.")] = None,
-    capacity: Annotated[str | None, typer.Option(help="Only on this capacity.")] = None,
-    user: Annotated[str | None, typer.Option(help="Only of this user.")] = None,
-    group_by: Annotated[str | None, typer.Option(help="tenant, capacity, user, kind or session.")] = None,
-    windows: Annotated[bool, typer.Option("--windows", help="The newest 50 windows instead.")] = False,
-    window: Annotated[int | None, typer.Option(help="This window instead, with its chunks.")] = None,
+    from_at: Annotated[
+        str | None, typer.Option("--from", help="An instant or a day; by default 30 days before --to.")
+    ] = None,
+    to_at: Annotated[str | None, typer.Option("--to", help="An instant or a day; by default now.")] = None,
+    tenant: Annotated[str | None, typer.Option(help="Only the usage of this tenant.")] = None,
+    capacity: Annotated[str | None, typer.Option(help="Only the usage on this capacity.")] = None,
+    user: Annotated[str | None, typer.Option(help="Only the usage of this user.")] = None,
+    group_by: Annotated[str | None, typer.Option(help="Group by tenant, capacity, user, kind or session.")] = None,
+    windows: Annotated[bool, typer.Option("--windows", help="Print the newest 50 windows instead.")] = False,
+    window: Annotated[int | None, typer.Option(help="Print this window with its chunks instead.")] = None,
     url: UrlFlag = "http://127.0.0.1:8080",
     key: KeyFlag = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Show what was used in a span, or windows as they were billed."""
-    asked = {"tenant": tenant, "capacity": capacity, "user": user, "groupBy": group_by, **_span(from_at, to_at)}
-    if (windows or window is not None) and any(asked.values()):
-        raise ConfigurationError("windows: are shown as they were billed, without a span, a filter or groups")
+    """Print the usage in a time span, or windows as they were billed."""
+    query = {"tenant": tenant, "capacity": capacity, "user": user, "groupBy": group_by, **_span(from_at, to_at)}
+    if (windows or window is not None) and any(query.values()):
+        raise ConfigurationError("windows: cannot be combined with a span, a filter or --group-by")
     if window is not None:
-        answer = get(url, key, f"/usage/windows/{window}", {}, "chunks")
-        words = f"{_facts(answer)}\n\n{table([_fixed(chunk) for chunk in answer['chunks']])}"
+        content = get(url, key, f"/usage/windows/{window}", {}, "chunks")
+        text = f"{_format_window(content)}\n\n{table([_format_row(chunk) for chunk in content['chunks']])}"
     elif windows:
-        answer = get(url, key, "/usage/windows", {"limit": NEWEST}, "windows")
-        words = table([_fixed({**each, "factors": _factors(each["factors"])}) for each in answer["windows"]])
+        content = get(url, key, "/usage/windows", {"limit": NEWEST}, "windows")
+        text = table([_format_row(each) for each in content["windows"]])
     else:
-        answer = _all_groups(url, key, {**asked, "limit": PAGE})
-        final = f"from {answer['from']} to {answer['to']}, final until {answer['finalUntil']}"
-        words = f"{table([_fixed(group) for group in answer['groups']])}\n\n{final}"
-    typer.echo(json_text(answer) if as_json else words)
+        content = _all_groups(url, key, {**query, "limit": PAGE})
+        span = f"from {content['from']} to {content['to']}, final until {content['finalUntil']}"
+        text = f"{table([_format_row(group) for group in content['groups']])}\n\n{span}"
+    typer.echo(json_text(content) if as_json else text)
 
 
 def _span(from_at: str | None, to_at: str | None) -> dict[str, str | None]:
-    given = {"from": from_at, "to": to_at}
-    return {name: None if text is None else instant_of(name, text).isoformat() for name, text in given.items()}
+    flags = {"from": from_at, "to": to_at}
+    return {name: None if text is None else instant_of(name, text).isoformat() for name, text in flags.items()}
 
 
 def _all_groups(url: str, key: str | None, query: dict[str, Any]) -> Any:
-    answer = get(url, key, "/usage", query, "groups")
-    cursor = answer["nextCursor"]
+    """Read all pages, and return them as a single page."""
+    content = get(url, key, "/usage", query, "groups")
+    cursor = content["nextCursor"]
     while cursor is not None:
         page = get(url, key, "/usage", {**query, "cursor": cursor}, "groups")
-        answer["groups"] += page["groups"]
+        content["groups"] += page["groups"]
         cursor = page["nextCursor"]
-    return {**answer, "count": len(answer["groups"]), "nextCursor": None}
+    return {**content, "count": len(content["groups"]), "nextCursor": None}
 
 
-def _facts(window: Any) -> str:
-    facts = {**_fixed(window), "factors": _factors(window["factors"])}
-    return "\n".join(
-        f"{name:12} {'-' if value is None else value}" for name, value in facts.items() if name != "chunks"
-    )
+def _format_window(window: dict[str, Any]) -> str:
+    """Format the fields of a window, one per line, without its chunks."""
+    values = {name: value for name, value in _format_row(window).items() if name != "chunks"}
+    return "\n".join(f"{name:12} {'-' if value is None else value}" for name, value in values.items())
 
 
-def _factors(factors: dict[str, Any]) -> str:
-    return " ".join(f"{kind}:{factor}" for kind, factor in factors.items())
-
-
-def _fixed(row: dict[str, Any]) -> dict[str, Any]:
-    """Its usage with all decimals, so that amounts stand below each other."""
-    amount = row["usage"]
-    return row if amount is None else {**row, "usage": f"{Decimal(str(amount)):.6f}"}
+def _format_row(row: dict[str, Any]) -> dict[str, Any]:
+    """Format the factors as text, and the usage with six decimals, so that decimal points are aligned."""
+    formatted = dict(row)
+    if row["usage"] is not None:
+        formatted["usage"] = f"{Decimal(str(row['usage'])):.6f}"
+    if "factors" in row:
+        formatted["factors"] = " ".join(f"{kind}:{factor}" for kind, factor in row["factors"].items())
+    return formatted

@@ -1,4 +1,4 @@
-"""The configuration: one frozen record, checked once at the start."""
+"""The configuration: one frozen record, validated once at startup."""
 
 from tenure.config.load import load
 from tenure.config.settings import Config, GatewayConfig, JobConfig, LeasesConfig, SessionsConfig, StreamsConfig

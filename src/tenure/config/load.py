@@ -1,7 +1,7 @@
-"""Loads the configuration: flags over `TENURE_…` over the file over the defaults.
+"""Loads the configuration. Flags override `TENURE_…` variables, which override the file, which overrides the defaults.
 
-Whatever is wrong stops the start, with the setting's name, where it came from, what is allowed and, for a name that
-does not exist, the one that was meant. Values are never repeated: they may be secrets.
+Any invalid setting raises `ConfigurationError`, which prevents the start. Its message contains the setting's name, its
+source, the allowed values and, for an unknown name, a suggestion. It never contains the value, which may be a secret.
 """
 
 import json
@@ -27,11 +27,11 @@ from tenure.config.schema import (
     variable,
 )
 from tenure.config.settings import Config, is_loopback
-from tenure.config.sources import Source, Words, defaults, from_environment, from_file, from_flags, printable
+from tenure.config.sources import RawText, Source, defaults, from_environment, from_file, from_flags, printable
 from tenure.errors import ConfigurationError
 
 SECTION = object()
-"""The value of a setting that only says: this section is there."""
+"""Marks a section, which has no value besides the settings in it."""
 
 
 class Setting(NamedTuple):
@@ -45,59 +45,64 @@ Settings: TypeAlias = dict[SettingPath, Setting]
 
 
 def load(flags: Mapping[str, Any], environment: Mapping[str, str], file: Path | None = None) -> Config:
-    """The checked configuration. `flags` holds what was given, as it was typed; for None, `file` is looked for."""
+    """Return the validated configuration.
+
+    `flags` contains only flags that were given, as text. Without `file`, `TENURE_CONFIG` or `tenure.toml` is used.
+    """
     in_file = from_file(file, environment)
+    # In ascending precedence: a setting replaces the same setting of an earlier source.
     sources = [defaults(), in_file, *from_environment(environment, in_file.tree), *from_flags(flags)]
     settings = {setting.path: setting for source in sources for setting in _settings((), source.tree, Config, source)}
-    _refuse_missing(settings)
+    _check_required(settings)
     config = msgspec.convert(_tree(settings), Config)
-    _refuse_contradictions(config, settings)
+    _check_consistency(config, settings)
     return config
 
 
 def _settings(path: SettingPath, value: Any, kind: Any, source: Source) -> Iterator[Setting]:
-    """The settings in a source's tree, each checked, whether or not another source goes over it."""
+    """Yield the settings in a source's tree. Each is validated, even if another source overrides it."""
     if is_single(kind):
         yield Setting(path, _checked(path, value, kind, source), kind, source.name)
         return
-    content = _from_json(value) if isinstance(value, Words) else value
+    content = _from_json(value) if isinstance(value, RawText) else value
     if not isinstance(content, Mapping):
-        raise _refusal(path, source.name, "must be a table of settings")
+        raise _error(path, source.name, "must be a table of settings")
     yield Setting(path, SECTION, kind, source.name)
     for name, inner in content.items():
-        here = (*path, name)
-        yield from _settings(here, inner, _kind(here, kind, source), source)
+        inner_path = (*path, name)
+        yield from _settings(inner_path, inner, _kind(inner_path, kind, source), source)
 
 
 def _kind(path: SettingPath, section: Any, source: Source) -> Any:
-    """The type of what a section has under this name, which must be one it can have."""
+    """Return the type of a setting or section by its path. Raise if its section cannot contain this name."""
     if entries := entries_of(section):
         _checked(path, path[-1], entries.names, source, "the name must be")
         return entries.values
     known = settings_in(section)
     if path[-1] not in known:
-        raise _refusal(path, source.name, f"there is no such setting; {_meant(path, known, source)}")
+        raise _error(path, source.name, f"unknown setting; {_hint(path, known, source)}")
     return known[path[-1]]
 
 
-def _meant(path: SettingPath, siblings: Iterable[str], source: Source) -> str:
-    meant = suggestion(path, siblings)
-    return f"did you mean {source.spelled(meant)}?" if meant else f"known are {', '.join(siblings)}"
+def _hint(path: SettingPath, siblings: Iterable[str], source: Source) -> str:
+    suggested = suggestion(path, siblings)
+    return f"did you mean {source.spell(suggested)}?" if suggested else f"known settings: {', '.join(siblings)}"
 
 
 def _checked(path: SettingPath, value: Any, kind: Any, source: Source, must: str = "must be") -> Any:
     rule = rule_of(kind)
     converted = _converted(value, kind)
-    if converted is not None and rule.holds(converted):
+    if converted is not None and rule.check(converted):
         return converted
-    meant = rule.meant(value) if isinstance(value, str) else None
-    raise _refusal(path, source.name, f"{must} {rule.words}" + (f"; did you mean {meant}?" if meant else ""))
+    suggested = rule.suggest(value) if isinstance(value, str) else None
+    raise _error(path, source.name, f"{must} {rule.allowed}" + (f"; did you mean {suggested}?" if suggested else ""))
 
 
 def _converted(value: Any, kind: Any) -> Any:
-    """The value as the setting's type has it; None, which no setting takes, if it does not fit."""
-    if isinstance(value, Words):
+    """Convert to the setting's type. Return None if that is impossible; None is not a valid value of any setting."""
+    if isinstance(value, RawText):
         value = str(value) if is_text(kind) else _from_json(value)
+    # msgspec would convert a string to a Decimal, but no setting accepts a quoted number.
     if isinstance(value, str) and not is_text(kind):
         return None
     try:
@@ -106,23 +111,23 @@ def _converted(value: Any, kind: Any) -> Any:
         return None
 
 
-def _from_json(words: Words) -> Any:
+def _from_json(text: RawText) -> Any:
     try:
-        return json.loads(words, parse_float=Decimal)
+        return json.loads(text, parse_float=Decimal)
     except (ValueError, RecursionError):
         return None
 
 
-def _refuse_missing(settings: Settings) -> None:
+def _check_required(settings: Settings) -> None:
     for section in settings.values():
         for name in required_in(section.kind):
             path = (*section.path, name)
             if path not in settings:
-                raise _refusal(path, section.source, f"must be given as soon as {dotted(section.path)} is set up")
+                raise _error(path, section.source, f"is required if {dotted(section.path)} is configured")
 
 
 def _tree(settings: Settings) -> dict[str, Any]:
-    """Nested as the structs are. A section always comes before what is in it."""
+    """Nest the settings as the structs are nested. Relies on the order: a section comes before its settings."""
     root: dict[str, Any] = {}
     for path, value, *_ in settings.values():
         node = root
@@ -133,36 +138,38 @@ def _tree(settings: Settings) -> dict[str, Any]:
     return root
 
 
-def _refuse_contradictions(config: Config, settings: Settings) -> None:
-    for contradiction in chain(_contradictions(config, partial(_named, settings)), _indistinguishable(settings)):
-        raise ConfigurationError(printable(contradiction))
+def _check_consistency(config: Config, settings: Settings) -> None:
+    # The first conflict is enough: the user corrects one setting at a time.
+    for conflict in chain(_conflicts(config, partial(_named, settings)), _ambiguous_names(settings)):
+        raise ConfigurationError(printable(conflict))
 
 
-def _contradictions(config: Config, named: Callable[..., str]) -> Iterator[str]:
-    """What no setting says alone."""
+def _conflicts(config: Config, named: Callable[..., str]) -> Iterator[str]:
+    """Check the rules that involve more than one setting."""
     if not config.insecure and not is_loopback(config.host):
-        yield f"{named('host')}: must be a loopback address, as 127.0.0.1, unless insecure (--insecure) allows any"
+        yield f"{named('host')}: must be a loopback address, such as 127.0.0.1, unless insecure (--insecure) is set"
     if config.leases.renew_seconds >= config.leases.duration_seconds:
         yield f"{named('leases', 'renew_seconds')}: must be less than {named('leases', 'duration_seconds')}"
     if 0 < config.sessions.lease_seconds <= config.sessions.heartbeat_seconds:
         yield f"{named('sessions', 'heartbeat_seconds')}: must be less than {named('sessions', 'lease_seconds')}"
     for name, gateway in config.gateways.items():
         if gateway.previous_secret and not gateway.secret:
-            yield f"{named('gateways', name, 'previous_secret')}: must come with gateways.{name}.secret"
+            yield f"{named('gateways', name, 'previous_secret')}: requires gateways.{name}.secret"
 
 
-def _indistinguishable(settings: Settings) -> Iterator[str]:
+def _ambiguous_names(settings: Settings) -> Iterator[str]:
+    """Names that differ only in dashes and letter case have the same environment variable."""
     seen: dict[str, SettingPath] = {}
     for path in settings:
         other = seen.setdefault(variable(path), path)
         if other != path:
             names = _named(settings, *path), _named(settings, *other)
-            yield f"{names[0]}: must differ from {names[1]} in more than dashes and upper case"
+            yield f"{names[0]}: must differ from {names[1]} in more than dashes and letter case"
 
 
 def _named(settings: Settings, *path: str) -> str:
     return f"{dotted(path)} ({f'from {settings[path].source}' if path in settings else 'by default'})"
 
 
-def _refusal(path: SettingPath, source: str, message: str) -> ConfigurationError:
+def _error(path: SettingPath, source: str, message: str) -> ConfigurationError:
     return ConfigurationError(printable(f"{dotted(path)} (from {source}): {message}"))

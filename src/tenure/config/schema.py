@@ -1,4 +1,4 @@
-"""What the structs say about a setting, found by reflection: the names in a section, and each one's type and rule."""
+"""Reflection over the structs of `settings.py`: the settings of a section, and the type and rule of each."""
 
 import types
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,20 +14,20 @@ SettingPath: TypeAlias = tuple[str, ...]
 
 PREFIX = "TENURE_"
 SEPARATOR = "__"
-NAMED = {"jobs": tuple(JOBS), "gateways": ("usages", "oncall")}
-"""Names worth suggesting in sections whose names are open."""
+SUGGESTED_NAMES = {"jobs": tuple(JOBS), "gateways": ("usages", "oncall")}
+"""The names to suggest in sections that accept any name."""
 
 
 class Entries(NamedTuple):
-    """The types of a map's names and values."""
+    """The types of the names and values of a table."""
 
     names: Any
     values: Any
 
 
 def settings_in(kind: Any) -> Mapping[str, Any]:
-    """The types of the settings in a section, by name; empty for anything else."""
-    return {field.name: _given(field.type) for field in _fields(kind)}
+    """Return the types of the settings in a section, by name; an empty mapping if `kind` is not a section."""
+    return {field.name: _without_none(field.type) for field in _fields(kind)}
 
 
 def required_in(kind: Any) -> list[str]:
@@ -39,7 +39,7 @@ def entries_of(kind: Any) -> Entries | None:
 
 
 def is_single(kind: Any) -> bool:
-    """Neither a section nor a table."""
+    """Return whether the type is a single value: neither a section nor a table."""
     return not settings_in(kind) and not entries_of(kind)
 
 
@@ -48,7 +48,7 @@ def rule_of(kind: Any) -> Rule:
 
 
 def is_text(kind: Any) -> bool:
-    """Of these, a variable is the value as it stands, even where it looks like a number."""
+    """Return whether settings of this type keep the text of their variable as it is, even if it looks like a number."""
     plain = get_args(kind)[0] if get_origin(kind) is Annotated else kind
     return plain is str or get_origin(plain) is Literal
 
@@ -62,9 +62,12 @@ def variable(path: SettingPath) -> str:
 
 
 def suggestion(path: SettingPath, siblings: Iterable[str]) -> SettingPath | None:
-    """The setting that was meant: one of this name in another section, or the most similar one here, or of all."""
+    """Suggest a setting for an unknown name: the same name in another section, else the most similar name in this
+    section, else, at the top level, the most similar path.
+    """
     known = {_joined(other): other for other in _paths(Config)}
-    elsewhere = {other[-1]: other for other in reversed(known.values()) if other[0] not in NAMED}
+    # Reversed, so that the first of several settings with the same name is suggested.
+    elsewhere = {other[-1]: other for other in reversed(known.values()) if other[0] not in SUGGESTED_NAMES}
     if exact := known.get(_joined(path)) or elsewhere.get(path[-1]):
         return exact
     if near := near_miss(path[-1], siblings):
@@ -73,16 +76,16 @@ def suggestion(path: SettingPath, siblings: Iterable[str]) -> SettingPath | None
 
 
 def _joined(path: SettingPath) -> str:
-    """One underscore where a variable has two, which is how many write it at first."""
+    """Join with one underscore. Environment variables need two, and one is a common mistake."""
     return "_".join(path).replace("-", "_")
 
 
 def _paths(kind: Any, path: SettingPath = ()) -> Iterator[SettingPath]:
-    """Every known setting and section; where names are open, those worth suggesting."""
+    """Yield every known setting and section. Sections that accept any name contribute the suggested names."""
     if path:
         yield path
     entries = entries_of(kind)
-    settings = dict.fromkeys(NAMED.get(path[-1], ()), entries.values) if entries else settings_in(kind)
+    settings = dict.fromkeys(SUGGESTED_NAMES.get(path[-1], ()), entries.values) if entries else settings_in(kind)
     for name, inner in settings.items():
         yield from _paths(inner, (*path, name))
 
@@ -91,8 +94,8 @@ def _fields(kind: Any) -> Iterable[FieldInfo]:
     return fields(kind) if isinstance(kind, type) and issubclass(kind, msgspec.Struct) else ()
 
 
-def _given(kind: Any) -> Any:
-    """The type of what can be given: None is a default, but nothing that a file or a variable can say."""
+def _without_none(kind: Any) -> Any:
+    """Drop None from a type: None is a default, but neither a file nor a variable can set it."""
     if get_origin(kind) not in (Union, types.UnionType):
         return kind
     return next(part for part in get_args(kind) if part is not type(None))

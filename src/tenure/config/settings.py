@@ -1,6 +1,6 @@
-"""Every setting, its type and its default: the one place that says so.
+"""Defines every setting with its type and default.
 
-`docs/configuration.md` lists the same, and a test compares the two.
+`docs/configuration.md` lists the same settings; a test compares the two.
 """
 
 import ipaddress
@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from tenure.config.urls import HIDDEN, origin, without_password
 from tenure.config.values import (
     JOBS,
+    Backoff,
     Bytes,
     Count,
     DatabaseUrl,
@@ -29,7 +30,6 @@ from tenure.config.values import (
     JobName,
     Kind,
     OptionName,
-    Pauses,
     PoolSize,
     Port,
     Prefix,
@@ -49,21 +49,25 @@ SECRETS: dict[str, Callable[[Any], object]] = {
     "previous_secret": lambda secret: secret and HIDDEN,
     "headers": lambda headers: dict.fromkeys(headers, HIDDEN),
 }
-"""How settings that contain a secret are shown."""
+"""Settings that contain a secret, and how each is masked for output."""
 
 
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Settings that show no secrets: sooner or later a configuration is printed, logged or part of a traceback."""
+    """Masks secrets in its `repr`, because a configuration may be printed, logged or part of a traceback."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
 
     def __rich_repr__(self) -> list[tuple[str, Any]]:
-        return [(name, _shown(name, getattr(self, name))) for name in self.__struct_fields__]
+        return [(name, _masked(name, getattr(self, name))) for name in self.__struct_fields__]
 
 
 class SessionsConfig(Section, frozen=True, kw_only=True):
-    """Limits of new sessions. 0 means none unless the request asks, for the heartbeat a twelfth of the lease."""
+    """Limits of new sessions.
+
+    A lease or idle limit of 0 means no limit unless the request sets one. A heartbeat interval of 0 means a twelfth of
+    the lease.
+    """
 
     term_days: Days = 30.0
     lease_seconds: SecondsOrNone = 0.0
@@ -88,7 +92,7 @@ class LeasesConfig(Section, frozen=True, kw_only=True):
 
 
 class JobConfig(Section, frozen=True, kw_only=True):
-    """No interval stands for the job's own; `Config.job` fills in those of the built-in jobs."""
+    """If the interval is None, the job's own default applies; `Config.job` fills in the defaults of built-in jobs."""
 
     interval_seconds: Seconds | None = None
     lock_timeout_seconds: Seconds = 120.0
@@ -103,13 +107,13 @@ class UsageConfig(Section, frozen=True, kw_only=True):
 
 
 class GatewayConfig(Section, frozen=True, kw_only=True):
-    """Where submissions go."""
+    """A receiver of submissions."""
 
     url: HttpUrl
     secret: Secret | None = None
     previous_secret: Secret | None = None
     timeout_seconds: Seconds = 30.0
-    schedule: Pauses = (5.0, 30.0, 120.0, 600.0, 3600.0, 21600.0)
+    schedule: Backoff = (5.0, 30.0, 120.0, 600.0, 3600.0, 21600.0)
     max_attempts: Count = 20
     already_have: Statuses = (409,)
     headers: dict[HeaderName, HeaderValue] = {}
@@ -139,12 +143,14 @@ class Config(Section, frozen=True, kw_only=True):
     oidc: OidcConfig | None = None
 
     def job(self, name: str) -> JobConfig:
-        """A job's settings, configured or not. A job of an application may be left without an interval."""
-        given = self.jobs.get(name, JobConfig())
-        return given if given.interval_seconds is not None else replace(given, interval_seconds=JOBS.get(name))
+        """Return a job's settings, configured or default. For an application's job, the interval may be None."""
+        configured = self.jobs.get(name, JobConfig())
+        if configured.interval_seconds is not None:
+            return configured
+        return replace(configured, interval_seconds=JOBS.get(name))
 
 
-def _shown(name: str, value: Any) -> Any:
+def _masked(name: str, value: Any) -> Any:
     return SECRETS[name](value) if name in SECRETS else value
 
 

@@ -1,4 +1,4 @@
-"""Where settings come from: the file, `TENURE_…` variables and flags, each read into a tree of the file's form."""
+"""Reads the sources of settings: the file, `TENURE_…` variables and flags. Each becomes a tree shaped like the file."""
 
 import re
 import tomllib
@@ -14,18 +14,18 @@ from tenure.errors import ConfigurationError
 FILE = "tenure.toml"
 FILE_VARIABLE = "TENURE_CONFIG"
 NOT_SETTINGS = (FILE_VARIABLE, "TENURE_URL", "TENURE_KEY")
-"""Read by the command line itself."""
+"""Variables that are reserved for the command line."""
 
-_OF_TESTS = "TENURE_TEST_"
-_OF_A_CLUSTER = re.compile(
+_TEST_PREFIX = "TENURE_TEST_"
+_KUBERNETES = re.compile(
     r"TENURE(_[A-Z0-9]+)*_(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
 )
-_PORT_OF_A_CLUSTER = re.compile(r"TENURE(_[A-Z0-9]+)*_PORT=(tcp|udp|sctp)://.*")
-"""Kubernetes sets these in every pod for services whose names begin with `tenure`."""
+_KUBERNETES_PORT = re.compile(r"TENURE(_[A-Z0-9]+)*_PORT=(tcp|udp|sctp)://.*")
+"""Kubernetes sets these variables in every pod for services whose names begin with `tenure`."""
 
 
-class Words(str):
-    """What a flag or a variable says. Only the setting's type tells whether it is text, a number or JSON."""
+class RawText(str):
+    """The text of a flag or variable. The type of its setting determines whether it is parsed as JSON."""
 
     __slots__ = ()
 
@@ -33,17 +33,20 @@ class Words(str):
 class Source(NamedTuple):
     name: str
     tree: Mapping[str, Any]
-    spelled: Callable[[SettingPath], str] = dotted
-    """How a setting is written in this kind of source."""
+    spell: Callable[[SettingPath], str] = dotted
+    """Formats the path of a setting in the notation of this kind of source."""
 
 
 def defaults() -> Source:
-    """Those that are tables: whatever is given of a table goes over its defaults, entry by entry."""
+    """Return the defaults that are tables. They are a source, because other sources override a table entry by entry.
+
+    All other defaults come from the structs.
+    """
     return Source("defaults", {"usage": {"factors": UsageConfig().factors}})
 
 
 def from_file(file: Path | None, environment: Mapping[str, str]) -> Source:
-    """The named file, or else the one that TENURE_CONFIG names, or else `tenure.toml` if it is there."""
+    """Read `file`, else the file that TENURE_CONFIG names, else `tenure.toml` if it exists."""
     named = environment.get(FILE_VARIABLE)
     if file is not None:
         return Source(str(file), _content(file, "--config"))
@@ -53,20 +56,20 @@ def from_file(file: Path | None, environment: Mapping[str, str]) -> Source:
 
 
 def from_environment(environment: Mapping[str, str], in_file: Mapping[str, Any]) -> Iterator[Source]:
-    """In the order of their names, so that TENURE_USAGE__FACTORS__1 goes over TENURE_USAGE__FACTORS."""
+    """Yield the variables sorted by name, so that TENURE_USAGE__FACTORS__1 overrides TENURE_USAGE__FACTORS."""
     for name in sorted(environment):
         if _is_setting(name, environment[name]):
-            yield Source(name, _tree(_path(name, in_file), Words(environment[name])), variable)
+            yield Source(name, _tree(_path(name, in_file), RawText(environment[name])), variable)
 
 
 def from_flags(flags: Mapping[str, Any]) -> Iterator[Source]:
     for name, value in flags.items():
-        yield Source(f"--{name}", {name: Words(value) if isinstance(value, str) else value})
+        yield Source(f"--{name}", {name: RawText(value) if isinstance(value, str) else value})
 
 
 def _content(file: Path, named_by: str) -> Mapping[str, Any]:
     try:
-        # Decimals: a float would already have lost what a factor says. The signature is what some editors begin with.
+        # Decimal, because a float would round factors; utf-8-sig, because some editors write a byte order mark.
         return tomllib.loads(file.read_text(encoding="utf-8-sig"), parse_float=Decimal)
     except OSError as error:
         reason = f"cannot be read: {error.strerror}"
@@ -78,28 +81,31 @@ def _content(file: Path, named_by: str) -> Mapping[str, Any]:
 
 
 def printable(text: str) -> str:
-    """On one line, whatever a name contains."""
+    """Escape control characters, so that a message is always one line."""
     return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in text)
 
 
 def _is_setting(name: str, value: str) -> bool:
     return (
         name.startswith(PREFIX)
-        and not name.startswith(_OF_TESTS)
+        and not name.startswith(_TEST_PREFIX)
         and name not in NOT_SETTINGS
-        and not _OF_A_CLUSTER.fullmatch(name)
-        and not _PORT_OF_A_CLUSTER.fullmatch(f"{name}={value}")
+        and not _KUBERNETES.fullmatch(name)
+        and not _KUBERNETES_PORT.fullmatch(f"{name}={value}")
     )
 
 
 def _path(name: str, in_file: Any) -> SettingPath:
-    """A variable has neither dashes nor lower case. A name that is in the file is found again by what is left of it."""
+    """Return the path of the setting that a variable sets.
+
+    A variable has no dashes and no lower case. If the file has a name that differs only in these, that name is used.
+    """
     path: SettingPath = ()
     for part in name.removeprefix(PREFIX).lower().split(SEPARATOR):
         names = in_file if isinstance(in_file, Mapping) else {}
-        spelled = next((known for known in names if _as_in_variables(known) == part), None)
-        path = (*path, spelled or _with_dashes(path, part))
-        in_file = names.get(spelled)
+        name_in_file = next((known for known in names if _as_in_variables(known) == part), None)
+        path = (*path, name_in_file or _default_name(path, part))
+        in_file = names.get(name_in_file)
     return path
 
 
@@ -107,8 +113,8 @@ def _as_in_variables(name: str) -> str:
     return name.replace("-", "_").lower()
 
 
-def _with_dashes(section: SettingPath, name: str) -> str:
-    """Jobs and headers are usually named with dashes."""
+def _default_name(section: SettingPath, name: str) -> str:
+    """Return the name for a part of a variable if the file has no such name. Jobs and headers get dashes."""
     match section:
         case ("jobs",) | ("gateways", _, "headers"):
             return name.replace("_", "-")

@@ -1,4 +1,4 @@
-"""Which URLs are usable, and what of them may be shown."""
+"""Validates URLs, and masks the secrets in them."""
 
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
@@ -6,7 +6,7 @@ SCHEMES = ("sqlite", "postgresql", "mssql")
 SQLITE = "sqlite:///"
 HIDDEN = "***"
 SHOWN_PARAMETERS = ("host", "port", "sslmode", "driver")
-"""Drivers take passwords as parameters, too, so none is shown but these."""
+"""Query parameters whose values are shown. All others are masked, because drivers accept passwords as parameters."""
 
 
 def is_database_url(url: str) -> bool:
@@ -14,7 +14,7 @@ def is_database_url(url: str) -> bool:
 
 
 def is_http_url(url: str) -> bool:
-    """An http or https address that can be sent as it stands, without credentials in it."""
+    """Return whether `url` is an http or https URL that needs no encoding and contains no credentials."""
     parts = _split(url)
     return (
         parts is not None
@@ -27,7 +27,7 @@ def is_http_url(url: str) -> bool:
 
 
 def without_password(url: str) -> str:
-    """A database's URL as it may be shown. Of one that is not usable nobody knows where the password is."""
+    """Mask the password in a database URL. An invalid URL is masked entirely: the password could be anywhere in it."""
     if not is_database_url(url):
         return HIDDEN
     if url.startswith(SQLITE):
@@ -40,7 +40,7 @@ def without_password(url: str) -> str:
 
 
 def origin(url: str) -> str:
-    """A gateway's URL as it may be shown: receivers put tokens into paths and queries."""
+    """Mask path and query of a gateway URL, because receivers put tokens there."""
     parts = _split(url)
     if parts is None or not is_http_url(url):
         return HIDDEN
@@ -59,7 +59,7 @@ def _names_a_file(url: str) -> bool:
 
 
 def _names_a_server(url: str) -> bool:
-    """A second @, or one after the host, is part of a password that should have been encoded."""
+    """Refuses a second @ or an @ after the host, because it belongs to a password that was not percent-encoded."""
     parts = _split(url)
     return (
         parts is not None
@@ -69,6 +69,7 @@ def _names_a_server(url: str) -> bool:
         and url.count("@") == parts.netloc.count("@") <= 1
         and "#" not in url
         and len(parts.path) > 1
+        # PostgreSQL needs no host: it may be reached on a Unix socket.
         and (parts.scheme == "postgresql" or bool(parts.hostname))
     )
 
@@ -76,7 +77,7 @@ def _names_a_server(url: str) -> bool:
 def _split(url: str) -> SplitResult | None:
     try:
         parts = urlsplit(url)
-        parts.port  # noqa: B018 - reading it checks it
+        parts.port  # noqa: B018 - reading the port validates it
     except ValueError:
         return None
     return parts

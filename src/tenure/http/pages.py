@@ -1,10 +1,19 @@
-"""Lists, a page at a time."""
+"""Pages of lists, and the opaque, URL-safe cursors that mark where a page ended."""
 
+import base64
+import binascii
 from collections.abc import Callable, Sequence
+from datetime import UTC
 from typing import Any, TypeVar
+from urllib.parse import urlencode
+from uuid import UUID
 
-from tenure.http.cursors import next_link
-from tenure.http.routing import JSON, Answer
+import msgspec
+
+from tenure.domain.sessions import Position
+from tenure.errors import FieldError, Invalid
+from tenure.http.answers import JSON, Answer
+from tenure.ids import canonical_id
 
 T = TypeVar("T")
 
@@ -12,9 +21,9 @@ T = TypeVar("T")
 def page(
     found: Sequence[T], query: Any, path: str, cursor_after: Callable[[T], str], listed: Callable[..., Any]
 ) -> Answer:
-    """The answer for what was found if one more was asked for than fits: whether it is there tells of a next page.
+    """Return the answer for one page. If there is a next page, `found` has one item more than `query.limit`.
 
-    `listed` makes the list from what is shown, how many those are, and the cursor.
+    `listed` builds the body from the items of this page, their number and the cursor of the next page.
     """
     shown = found[: query.limit]
     cursor = None
@@ -23,3 +32,72 @@ def page(
         cursor = cursor_after(shown[-1])
         headers.append((b"link", next_link(path, query, cursor)))
     return Answer(listed(shown, len(shown), cursor), 200, headers)
+
+
+DIGITS_MAX = 18
+
+_decode = msgspec.msgpack.Decoder(Position).decode
+
+
+def cursor_of(position: Position) -> str:
+    return base64.urlsafe_b64encode(msgspec.msgpack.encode(position)).rstrip(b"=").decode()
+
+
+def position_of(cursor: str) -> Position:
+    try:
+        position = _decode(_bytes(cursor))
+        # A forged instant may overflow the calendar once it is converted to UTC.
+        position.started_at.astimezone(UTC)
+    except (msgspec.DecodeError, binascii.Error, ValueError, UnicodeError, OverflowError):
+        position = None
+    if position is None or canonical_id(position.session_id) is None or position.started_at.tzinfo is None:
+        raise forged()
+    return position
+
+
+def cursor_of_id(last: str) -> str:
+    """Return the cursor that follows `last` in a list ordered by id."""
+    return base64.urlsafe_b64encode(UUID(last).bytes).rstrip(b"=").decode()
+
+
+def id_of(cursor: str) -> str:
+    try:
+        return str(UUID(bytes=_bytes(cursor)))
+    except (binascii.Error, ValueError, UnicodeError) as error:
+        raise forged() from error
+
+
+def cursor_of_text(last: str) -> str:
+    """Return the cursor that follows `last` in a list ordered by name or number."""
+    return base64.urlsafe_b64encode(last.encode()).rstrip(b"=").decode()
+
+
+def text_of(cursor: str) -> str:
+    try:
+        text = _bytes(cursor).decode("ascii")
+    except (binascii.Error, ValueError, UnicodeError) as error:
+        raise forged() from error
+    if not text or not text.isprintable():
+        raise forged()
+    return text
+
+
+def number_of(cursor: str) -> int:
+    text = text_of(cursor)
+    if not text.isdecimal() or len(text) > DIGITS_MAX:
+        raise forged()
+    return int(text)
+
+
+def next_link(path: str, query: msgspec.Struct, cursor: str) -> bytes:
+    """Return the value of the `Link` header, which points to the next page."""
+    given = {name: value for name, value in msgspec.to_builtins(query).items() if value is not None}
+    return f'<{path}?{urlencode({**given, "cursor": cursor})}>; rel="next"'.encode()
+
+
+def _bytes(cursor: str) -> bytes:
+    return base64.b64decode(cursor.encode() + b"=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
+
+
+def forged() -> Invalid:
+    return Invalid(FieldError("cursor", "must be the nextCursor of an earlier answer"))

@@ -1,1 +1,1 @@
-"""Jobs: what the ensemble does by itself, each on its grid of ticks and by one instance at a time."""
+"""Jobs: recurring work, each on its grid of ticks and run by one instance at a time."""

@@ -1,14 +1,20 @@
-"""Deletes what was kept long enough: the history of leases after 30 days; after 7 runs of jobs, and submissions that
-are delivered or cancelled; after 400 windows of usage, and sessions that no window needs any more.
+"""Deletes records whose retention time has passed.
+
+- after 7 days: job runs, and submissions that are delivered or cancelled
+- after 30 days: the history of leases
+- after 400 days: usage windows, and sessions that no window needs any more
 """
 
 from msgspec.structs import astuple
 
-from tenure.jobs.jobs import ActiveRun
-from tenure.store.store import PRUNE_MAX, Store
+from tenure.jobs.job import ActiveRun
+from tenure.store.contract import Store
+from tenure.store.limits import PRUNE_MAX
 
 
 class Prune:
+    """The job `prune`. It deletes in batches until a batch of every kind is smaller than the limit."""
+
     interval_seconds = 3600.0
 
     def __init__(self, store: Store) -> None:

@@ -1,46 +1,54 @@
-"""A lease that this process holds, and for how long it may believe so."""
+"""A lease that this process holds: how long it may be trusted, and how it is renewed."""
 
 import asyncio
 import math
+from collections.abc import Callable
+from contextlib import suppress
+from types import TracebackType
+from typing import Self
 
 from tenure.clock import boottime
-from tenure.errors import LeaseLost
-from tenure.model.leases import Fence, Lease
-from tenure.store.store import Store
+from tenure.domain.leases import Fence, Lease
+from tenure.errors import DatabaseUnavailable, LeaseLost
+from tenure.leases.waiting import is_set_within
+from tenure.store.contract import Store
+from tenure.telemetry.events import HeldLeaseLost, LeaseRenewFailed, Telemetry
 
 TRUSTED = 0.9
-"""Of a lease's duration. The rest is for what clocks, pauses and networks take from it unseen."""
+"""Share of a lease's duration for which its holder trusts it. The rest covers clock drift, pauses and the network."""
 LATEST_RENEWAL = 0.6
-"""Of its duration, whatever `renew_seconds` says: there must be time for a second try before trust ends."""
+"""Share of a lease's duration after which the lease is renewed at the latest, even if `renew_seconds` is longer: there
+must be time for a second try before the lease stops being trusted."""
 MICROSECONDS = 1_000_000
+FAILURES_MAX = 3
 
 
 class HeldLease:
-    """The database decides who holds a lease; its holder can only know how long it surely does.
+    """The database decides which process holds a lease. The holder only knows how long it may trust its lease.
 
-    That time is counted from before the request was sent, on a clock that runs on during suspend, and ends a tenth
-    of the duration before the database would end the lease.
+    That time starts before the request to acquire or renew the lease is sent. It is measured on a clock that also runs
+    during suspend, and ends a tenth of the duration before the lease expires in the database.
     """
 
-    def __init__(self, store: Store, fence: Fence, duration_microseconds: int, asked_at: float) -> None:
+    def __init__(self, store: Store, fence: Fence, duration_microseconds: int, sent_at: float) -> None:
         self._store = store
         self._fence = fence
         self._duration = duration_microseconds
-        self._trusted_until = self._trust_from(asked_at)
-        self.given_up = asyncio.Event()
+        self._trusted_until = self._trust_from(sent_at)
+        self.withdrawn = asyncio.Event()
         self.ending = asyncio.Event()
-        """Its holder stops: what it does under this lease should end by itself soon."""
+        """Set when the instance stops: work under this lease should end soon."""
 
     @property
     def fence(self) -> Fence:
-        """What every write needs; raises `LeaseLost` once it may no longer be trusted."""
+        """The fence for the next write. Raises `LeaseLost` once the lease is no longer trusted."""
         self.check()
         return self._fence
 
     def check(self) -> None:
-        """Raises `LeaseLost` once it may no longer be trusted; before anything that the outside world would notice."""
+        """Raises `LeaseLost` once the lease is no longer trusted. Call it before any effect outside the database."""
         if self.trusted_seconds <= 0:
-            raise LeaseLost(f"the lease {self._fence.name} may no longer be trusted in epoch {self._fence.epoch}")
+            raise LeaseLost(f"lease {self._fence.name} can no longer be trusted in epoch {self._fence.epoch}")
 
     @property
     def name(self) -> str:
@@ -60,30 +68,126 @@ class HeldLease:
 
     async def renew(self) -> Lease:
         fence = self.fence
-        asked_at = boottime()
+        sent_at = boottime()
         lease = await self._store.renew_lease(fence, self._duration)
-        # Given up meanwhile: what was renewed serves nobody, and must not be trusted again.
-        if not self.given_up.is_set():
-            self._trusted_until = self._trust_from(asked_at)
+        # A lease that was withdrawn during the renewal must not be trusted again.
+        if not self.withdrawn.is_set():
+            self._trusted_until = self._trust_from(sent_at)
         return lease
 
-    def give_up(self) -> None:
-        """From now on no write gets a fence. The database is not asked."""
+    def withdraw(self) -> None:
+        """Stops trusting the lease, so that no further write gets a fence. Does not call the database."""
         self._trusted_until = -math.inf
-        self.given_up.set()
+        self.withdrawn.set()
 
     def is_over(self, lease: Lease) -> bool:
-        """By what the board shows of it. What was read before the lease was ours tells nothing."""
+        """Whether the board shows that this lease has ended. An older epoch on the board is ignored."""
         return lease.epoch > self.epoch or (lease.epoch == self.epoch and (lease.resigned or not lease.held))
 
     def compare(self, lease: Lease) -> None:
         if self.is_over(lease):
-            self.give_up()
+            self.withdraw()
 
     async def release(self) -> Lease:
-        """Ends the lease in the database, where it is still ours; `LeaseLost` if it is not."""
-        self.give_up()
+        """Ends the lease in the database; raises `LeaseLost` if this process no longer holds it."""
+        self.withdraw()
         return await self._store.release_lease(self._fence)
 
-    def _trust_from(self, asked_at: float) -> float:
-        return asked_at + TRUSTED * self._duration / MICROSECONDS
+    def _trust_from(self, sent_at: float) -> float:
+        return sent_at + TRUSTED * self._duration / MICROSECONDS
+
+
+async def keep_renewing(lease: HeldLease, renew_seconds: float, telemetry: Telemetry) -> str:
+    """Renews the lease until that is no longer possible, and returns the reason.
+
+    A failed renewal is retried. The lease is lost after three failures in a row, or when it is no longer trusted.
+    """
+    failures = 0
+    while failures < FAILURES_MAX:
+        await is_set_within(lease.withdrawn, min(renew_seconds, lease.trusted_seconds))
+        try:
+            async with asyncio.timeout(lease.trusted_seconds):
+                await lease.renew()
+        except LeaseLost as error:
+            return str(error)
+        except Exception as error:  # noqa: BLE001 - after any error the lease is still trusted for a while
+            failures += 1
+            telemetry.report(LeaseRenewFailed(lease.name, lease.epoch, failures, repr(error)))
+        else:
+            failures = 0
+    return f"the renewal failed {FAILURES_MAX} times in a row"
+
+
+class AcquiredLease:
+    """A lease that is renewed in the background until it is released or lost.
+
+    As a context manager it releases the lease at the end. If the lease is lost earlier, the body is cancelled and
+    `LeaseLost` is raised.
+    """
+
+    def __init__(
+        self,
+        held: HeldLease,
+        renew_seconds: float,
+        telemetry: Telemetry,
+        on_end: Callable[["AcquiredLease"], None] = lambda _: None,
+    ) -> None:
+        self._held = held
+        self._telemetry = telemetry
+        self._on_end = on_end
+        self._renewing = asyncio.create_task(keep_renewing(held, renew_seconds, telemetry))
+        self._renewing.add_done_callback(self._ended)
+        self._body: asyncio.Task[object] | None = None
+        self._cancelled = False
+
+    @property
+    def fence(self) -> Fence:
+        """The fence for the next write. Raises `LeaseLost` once the lease is no longer trusted."""
+        return self._held.fence
+
+    @property
+    def name(self) -> str:
+        return self._held.name
+
+    @property
+    def epoch(self) -> int:
+        return self._held.epoch
+
+    def compare(self, lease: Lease) -> None:
+        """Withdraws the lease if the board shows that it has ended."""
+        self._held.compare(lease)
+
+    async def release(self) -> None:
+        self._renewing.cancel()
+        with suppress(LeaseLost):
+            await self._held.release()
+
+    async def __aenter__(self) -> Self:
+        self._body = asyncio.current_task()
+        if self._renewing.done():
+            raise LeaseLost(f"lease {self._held.name} was lost before it was used")
+        return self
+
+    async def __aexit__(
+        self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        body, self._body = self._body, None
+        lost = self._renewing.done() and not self._renewing.cancelled()
+        with suppress(DatabaseUnavailable):
+            await self.release()
+        # True if `_ended` cancelled the body and no other task did.
+        ours = self._cancelled and body is not None and body.uncancel() == 0
+        if ours and isinstance(error, asyncio.CancelledError):
+            raise LeaseLost(f"lease {self._held.name}: {self._renewing.result()}") from error
+        if lost and error is None:
+            raise LeaseLost(f"lease {self._held.name}: {self._renewing.result()}")
+
+    def _ended(self, renewing: asyncio.Task[str]) -> None:
+        self._on_end(self)
+        if renewing.cancelled():
+            return
+        self._held.withdraw()
+        self._telemetry.report(HeldLeaseLost(self._held.name, self._held.epoch, renewing.result()))
+        if self._body is not None:
+            self._cancelled = True
+            self._body.cancel()

@@ -1,29 +1,29 @@
-"""Leadership: one instance of all does the work of a lease, and stops when it cannot prove that it still may.
+"""Leadership: one instance of the ensemble does the work of a lease, and stops when it can no longer trust the lease.
 
-An instance is a **follower** until it acquires the lease, and then **leads** for one epoch of it. It steps down in one
-of these ways, and follows again:
+An instance is a **follower** until it acquires the lease, and then **leads** for one epoch. It steps down for one of
+these reasons, and follows again:
 
-- *released*: the instance stops. Work that needs a moment to end cleanly is given it, and the lease is kept for so
-  long. Then it says that it no longer leads, and only then ends the lease in the database; others hear of it, or see it
-  within `refresh_seconds`, and one of them leads.
-- *resigned*: somebody asked for it, and the database has ended the lease. The board says so within `refresh_seconds`.
-  The others wait until that has surely passed before they acquire a lease that was resigned, and the instance stands
-  back for longer still, so that another one gets it if there is one.
-- *lost*: the board or a renewal says that the lease ran out or belongs to another epoch.
-- *expired*: it was not renewed in time to be trusted any longer (see `HeldLease`): the process or the host was
-  stopped, or the database too slow. The instance stops a tenth of the duration before another can lead.
-- *database*: the database did not answer it or its work, and the store's own retries did not cure it. The instance
-  stops at once, though its lease may last, and releases it as soon as the database answers. Otherwise nobody would work
-  until it ran out: this instance cannot, and the others may not.
-- *failed*: the work itself ended. Whoever leads must work.
+- *released*: the instance stops. Work that needs time to end gets its grace period, during which the instance keeps
+  the lease. Then the instance stops leading, and only then releases the lease. The other instances are notified, or
+  read it on the board within `refresh_seconds`, and one of them leads.
+- *resigned*: an operator ended the lease. The board shows it within `refresh_seconds`. Other instances acquire a
+  resigned lease only after the holder must have read that board (RESIGN_COOLDOWN_REFRESHES). The former holder waits
+  even longer (COOLDOWN_REFRESHES), so that another instance gets the lease if there is one.
+- *lost*: the board or a renewal shows that the lease expired or is in another epoch.
+- *expired*: the lease was not renewed in time to be trusted (see `HeldLease`): the process or the host was paused, or
+  the database was too slow. The instance stops a tenth of the duration before another instance can lead.
+- *database*: the database did not answer the instance or its work, and the store's retries did not help. The instance
+  stops at once, although its lease may still run, and releases it as soon as the database answers. Otherwise no
+  instance would work until the lease expired: this one cannot reach the database, and the others do not hold the lease.
+- *failed*: the work returned or raised. Work must run for as long as the instance leads.
 
-When it steps down, first the fence is withdrawn, so that nothing more can be written; then the work is cancelled; then
-the lease is released, if there is something to release. What the work has sent to the database before is either
-committed before the next epoch or refused: that is the fence's doing, not this module's.
+When an instance steps down, it first withdraws the fence, so that no further write can start. Then it cancels the work,
+and then it releases the lease, if it still holds it. A write that was sent earlier either commits before the next epoch
+begins or is refused. The fence check in the database guarantees this, not this module.
 
-The times: the lease lasts `duration_seconds`; it is renewed every `renew_seconds`; a lease that ran out is seen by
-everybody within `refresh_seconds`, or `acquire_seconds` if that is shorter. So after a crash another instance leads
-within the duration plus that; after a clean stop at once.
+Timing: the lease lasts `duration_seconds` and is renewed every `renew_seconds`. Every instance detects an expired lease
+within `refresh_seconds`, or `acquire_seconds` if that is shorter. So after a crash, another instance leads within the
+duration plus that time; after a clean stop, another instance leads at once.
 """
 
 import asyncio
@@ -31,25 +31,28 @@ from collections.abc import Awaitable, Callable, Sequence
 from enum import StrEnum
 from typing import Any
 
-import structlog
-
-from tenure.clock import boottime
+from tenure.clock import EPOCH, boottime, monotonic
 from tenure.config import LeasesConfig
+from tenure.domain.jobs import Board
+from tenure.domain.leases import Lease
 from tenure.errors import DatabaseUnavailable, LeaseLost
 from tenure.ids import new_id
-from tenure.leases.cancelling import cancel
-from tenure.leases.counters import LeaseCounters
 from tenure.leases.held import LATEST_RENEWAL, MICROSECONDS, HeldLease
-from tenure.leases.patience import Patience
-from tenure.leases.waiting import is_set_within
-from tenure.model.leases import Board, Lease
-from tenure.store.store import Store
+from tenure.leases.waiting import cancel, is_set_within
+from tenure.store.contract import Store
+from tenure.telemetry.events import (
+    LeaderAcquired,
+    LeaderAcquireFailed,
+    LeaderLost,
+    LeaderRenewed,
+    LeaderRenewFailed,
+    LeaseContended,
+    Telemetry,
+)
 
-log = structlog.get_logger()
-
-STAND_BACK = 5
-"""Refreshes that an instance lets pass after it was asked to resign, or if its work cannot be done: time for another
-one to lead, if there is one."""
+COOLDOWN_REFRESHES = 5
+"""How many refreshes an instance waits before it acquires the lease again, after its lease was resigned or its work
+failed. So another instance can lead."""
 
 Work = Callable[[HeldLease], Awaitable[None]]
 
@@ -64,12 +67,12 @@ class StepDown(StrEnum):
 
 
 async def hold(_lease: HeldLease) -> None:
-    """The work of a lease that is only held."""
+    """The default work: just hold the lease."""
     await asyncio.Event().wait()
 
 
 class Leadership:
-    """This instance's part in one lease: follows, and leads when it can."""
+    """Acquires one lease for this instance whenever it is free, and runs the work while the instance leads."""
 
     def __init__(
         self,
@@ -77,14 +80,14 @@ class Leadership:
         name: str,
         holder: str,
         timing: LeasesConfig,
-        counters: LeaseCounters,
+        telemetry: Telemetry,
         work: Work = hold,
         grace_seconds: float = 0.0,
     ) -> None:
         self.name = name
         self.names: Sequence[str] = (name,)
         self._store = store
-        self._counters = counters
+        self._telemetry = telemetry
         self._holder = holder
         self._timing = timing
         self._duration = round(timing.duration_seconds * MICROSECONDS)
@@ -94,10 +97,10 @@ class Leadership:
         self._working: asyncio.Task[None] | None = None
         self._free = asyncio.Event()
         self._stopping = asyncio.Event()
-        self._patience = Patience(timing.refresh_seconds)
-        self._failed_in = 0
+        self._delay = ReacquireDelay(timing.refresh_seconds)
+        self._failed_epoch = 0
         self._held: HeldLease | None = None
-        self._expires_at = ""
+        self._expires_at = EPOCH
         self._stepped_down: asyncio.Future[StepDown] | None = None
         self._running: asyncio.Task[None] | None = None
 
@@ -109,19 +112,19 @@ class Leadership:
         self._running = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
-        """Steps down, if it leads, once its work has ended or has had its time to, and releases the lease."""
+        """Stops. If the instance leads, waits up to the grace period for the work to end, and releases the lease."""
         self._stopping.set()
         self._free.set()
         if self._held is not None and self._working is not None and self._grace_seconds:
             self._held.ending.set()
             await asyncio.wait({self._working}, timeout=self._grace_seconds)
-        # Work that has ended says itself why.
+        # If the work has ended, its result determines the reason.
         if self._working is None or not self._working.done():
             self._step_down(StepDown.RELEASED)
         if self._running is not None:
             await self._running
 
-    def look(self, board: Board) -> float | None:
+    def on_board(self, board: Board) -> float | None:
         lease = next((lease for lease in board.leases if lease.name == self.name), None)
         if self._held is not None and lease is not None:
             self._compare(self._held, lease)
@@ -132,25 +135,25 @@ class Leadership:
         return None
 
     def _seconds_until_free(self, lease: Lease) -> float | None:
-        """None while it is held."""
+        """How long until this instance may acquire the lease; None while the lease is held."""
         if lease.held:
             return None
-        mine = lease.epoch == self._failed_in or (lease.resigned and lease.holder == self._holder)
-        return self._patience.seconds_left(lease, STAND_BACK if mine else None)
+        mine = lease.epoch == self._failed_epoch or (lease.resigned and lease.holder == self._holder)
+        return self._delay.seconds_left(lease, COOLDOWN_REFRESHES if mine else None)
 
     def _compare(self, held: HeldLease, lease: Lease) -> None:
         if held.is_over(lease):
             resigned = lease.epoch == held.epoch and lease.resigned
             self._step_down(StepDown.RESIGNED if resigned else StepDown.LOST)
 
-    def lose_sight(self, error: Exception) -> None:
+    def on_board_unavailable(self, error: Exception) -> None:
         if self._held is not None:
-            self._log("leader_renew_failed", self._held, error=_told(error))
+            self._report_failed_renewal(self._held, error)
             self._step_down(StepDown.DATABASE)
 
     def _step_down(self, why: StepDown) -> None:
         if self._held is not None and self._stepped_down is not None and not self._stepped_down.done():
-            self._held.give_up()
+            self._held.withdraw()
             self._stepped_down.set_result(why)
 
     async def _run(self) -> None:
@@ -160,21 +163,23 @@ class Leadership:
             held = None if self._stopping.is_set() else await self._acquire()
             if held is not None:
                 await self._lead(held)
-                self._free.clear()  # seen before we stepped down: it takes a new look
+                self._free.clear()  # discards a board from before the step-down: only a newer one counts
 
     async def _acquire(self) -> HeldLease | None:
-        asked_at = boottime()
+        sent_at = boottime()
         try:
             acquired = await self._store.acquire_lease(self.name, self._holder, new_id(), self._duration)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the next look tries again
-            log.warning("leader_acquire_failed", lease=self.name, holder=self._holder, error=_told(error))
+        except Exception as error:  # noqa: BLE001 - retried with the next board
+            self._telemetry.report(LeaderAcquireFailed(self.name, self._holder, _describe(error)))
             return None
         if not acquired.taken:
-            self._counters.contended += 1
+            self._telemetry.report(LeaseContended(self.name))
             return None
-        self._counters.reclaimed += acquired.reclaimed
-        held = HeldLease(self._store, acquired.lease.fence, self._duration, asked_at)
-        self._log("leader_acquired", held, acquired.lease, reclaimed=acquired.reclaimed)
+        held = HeldLease(self._store, acquired.lease.fence, self._duration, sent_at)
+        self._expires_at = acquired.lease.expires_at
+        self._telemetry.report(
+            LeaderAcquired(self.name, self._holder, held.epoch, self._expires_at, acquired.reclaimed)
+        )
         return held
 
     async def _lead(self, held: HeldLease) -> None:
@@ -184,29 +189,30 @@ class Leadership:
         if self._stopping.is_set():
             self._step_down(StepDown.RELEASED)
         why = await self._keep(held, self._stepped_down, working)
-        held.give_up()
+        held.withdraw()
         self._held = None
         failure = _failure(working)
-        # What fails as soon as it is begun would otherwise be begun again and again, as fast as the database answers.
-        at_once = failure is not None and boottime() - began_at < STAND_BACK * self._timing.refresh_seconds
+        # Without the cool-down, work that fails at once would be restarted as fast as the database answers.
+        at_once = failure is not None and boottime() - began_at < COOLDOWN_REFRESHES * self._timing.refresh_seconds
         if why is StepDown.FAILED or (why is StepDown.DATABASE and at_once):
-            self._failed_in = held.epoch
+            self._failed_epoch = held.epoch
         if why is StepDown.DATABASE and failure is not None:
-            self._log("leader_renew_failed", held, error=_told(failure))
-        self._log("leader_lost", held, reason=why.value, error=None if failure is None else repr(failure))
-        stopped = await cancel(working, held.name)
-        # Work that will not stop may still reach the outside world: nobody else is to begin before the lease is over.
+            self._report_failed_renewal(held, failure)
+        error = None if failure is None else repr(failure)
+        self._telemetry.report(LeaderLost(self.name, self._holder, held.epoch, self._expires_at, why.value, error))
+        stopped = await cancel(working, held.name, self._telemetry)
+        # Work that does not stop may still have effects outside: the lease must expire before another instance leads.
         if stopped and why is not StepDown.LOST:
             await self._release(held)
 
     async def _do(self, held: HeldLease) -> None:
-        held.check()  # the answer to the acquire may have been long on its way
+        held.check()  # the database may have answered too late to trust the lease
         await self._work(held)
 
     async def _keep(
         self, held: HeldLease, stepped_down: asyncio.Future[StepDown], working: asyncio.Future[None]
     ) -> StepDown:
-        """Renews until it must step down, and tells why."""
+        """Renews the lease until the instance must step down, and returns the reason."""
         either: set[asyncio.Future[Any]] = {stepped_down, working}
         while True:
             seconds = max(0.0, min(self._renew_seconds, held.trusted_seconds))
@@ -214,11 +220,11 @@ class Leadership:
             if why := _must_step_down(held, stepped_down, working):
                 return why
             renewing = asyncio.create_task(held.renew())
-            # A renewal that hangs must not hide that trust has ended, or what the board has said.
+            # While a renewal hangs, the instance must still step down when trust ends or the board shows a loss.
             await asyncio.wait({*either, renewing}, timeout=held.trusted_seconds, return_when=asyncio.FIRST_COMPLETED)
             why = _must_step_down(held, stepped_down, working)
             if why is not None:
-                renewing.add_done_callback(_look_at)
+                renewing.add_done_callback(_retrieve_exception)
                 renewing.cancel()
                 return why
             if why := self._after_renewal(held, renewing):
@@ -227,32 +233,31 @@ class Leadership:
     def _after_renewal(self, held: HeldLease, renewing: asyncio.Task[Lease]) -> StepDown | None:
         error = renewing.exception()
         if error is None:
-            self._log("leader_renewed", held, renewing.result())
+            self._expires_at = renewing.result().expires_at
+            self._telemetry.report(LeaderRenewed(self.name, self._holder, held.epoch, self._expires_at))
             return None
         if isinstance(error, LeaseLost):
             return StepDown.LOST
-        self._log("leader_renew_failed", held, error=_told(error))
+        self._report_failed_renewal(held, error)
         return StepDown.DATABASE
 
     async def _release(self, held: HeldLease) -> None:
-        """As soon as the database answers; an instance that stops asks once."""
+        """Retries until the database answers. An instance that is stopping tries only once."""
         while True:
             try:
                 await held.release()
             except LeaseLost:
                 return
-            except Exception:  # noqa: BLE001 - it was told when we stepped down
+            except Exception:  # noqa: BLE001 - reported when this instance stepped down
                 if await is_set_within(self._stopping, self._timing.refresh_seconds):
                     return
             else:
                 return
 
-    def _log(self, event: str, held: HeldLease, lease: Lease | None = None, **facts: Any) -> None:
-        if lease is not None:
-            self._expires_at = lease.expires_at.isoformat()
-        told = {name: value for name, value in facts.items() if value is not None}
-        write = log.warning if "error" in told else log.info
-        write(event, lease=self.name, holder=self._holder, epoch=held.epoch, expires_at=self._expires_at, **told)
+    def _report_failed_renewal(self, held: HeldLease, error: BaseException) -> None:
+        self._telemetry.report(
+            LeaderRenewFailed(self.name, self._holder, held.epoch, self._expires_at, _describe(error))
+        )
 
 
 def _must_step_down(
@@ -275,16 +280,37 @@ def _reason_of_end(held: HeldLease, failure: BaseException | None) -> StepDown:
     return StepDown.LOST if isinstance(failure, LeaseLost) else StepDown.FAILED
 
 
-def _look_at(task: asyncio.Task[Any]) -> None:
-    """So that asyncio does not complain about an exception that nobody wants to know."""
+def _retrieve_exception(task: asyncio.Task[Any]) -> None:
+    """Marks the exception as retrieved, so that asyncio does not log it."""
     if not task.cancelled():
         task.exception()
 
 
-def _told(error: BaseException) -> str:
-    """What we say of it, and what the database or its driver said."""
+def _describe(error: BaseException) -> str:
+    """The error, and the error of the database or its driver that caused it, if any."""
     return f"{error!r}" if error.__cause__ is None else f"{error}: {error.__cause__!r}"
 
 
 def _failure(working: asyncio.Future[None]) -> BaseException | None:
     return working.exception() if working.done() and not working.cancelled() else None
+
+
+RESIGN_COOLDOWN_REFRESHES = 1.5
+"""Refreshes after which every holder that can read the board has seen that its lease was resigned."""
+
+
+class ReacquireDelay:
+    """The cool-down of a free lease. It begins when this process first reads that the lease is free in its epoch."""
+
+    def __init__(self, refresh_seconds: float) -> None:
+        self._refresh_seconds = refresh_seconds
+        self._seen_free: dict[str, tuple[int, float]] = {}
+
+    def seconds_left(self, lease: Lease, refreshes: float | None = None) -> float:
+        """Seconds left of the cool-down; zero or less if the lease may be acquired."""
+        epoch, since = self._seen_free.get(lease.name, (0, 0.0))
+        if epoch != lease.epoch:
+            since = monotonic()
+            self._seen_free[lease.name] = (lease.epoch, since)
+        wanted = (RESIGN_COOLDOWN_REFRESHES if lease.resigned else 0.0) if refreshes is None else refreshes
+        return since + wanted * self._refresh_seconds - monotonic()

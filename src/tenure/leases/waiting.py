@@ -1,12 +1,35 @@
-"""Waiting for something, but not for ever."""
+"""Waits with a timeout, and cancels work whose lease has ended."""
 
 import asyncio
 from contextlib import suppress
+from typing import Any
+
+from tenure.telemetry.events import Telemetry, WorkWillNotStop
+
+CANCEL_SECONDS = 5.0
 
 
 async def is_set_within(event: asyncio.Event, seconds: float) -> bool:
-    """Not by `asyncio.wait_for`: before Python 3.12 it loses a cancellation that comes just as the event is set."""
+    """Waits until the event is set, for at most `seconds`. Returns whether it is set.
+
+    Not by `asyncio.wait_for`, which loses a cancellation that arrives just as the event is set (before Python 3.12).
+    """
     with suppress(TimeoutError):
         async with asyncio.timeout(max(0.0, seconds)):
             await event.wait()
     return event.is_set()
+
+
+async def cancel(work: asyncio.Future[Any], lease: str, telemetry: Telemetry) -> bool:
+    """Cancels `work` and waits until it has ended; False if it ignores the cancellation.
+
+    Work that does not end can still compute, but cannot write: its fence was withdrawn before this call.
+    """
+    work.cancel()
+    await asyncio.wait({work}, timeout=CANCEL_SECONDS)
+    if work.done():
+        if not work.cancelled():
+            work.exception()  # retrieved, so that asyncio logs no warning
+        return True
+    telemetry.report(WorkWillNotStop(lease))
+    return False

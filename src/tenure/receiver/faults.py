@@ -1,7 +1,7 @@
-"""The ways to fail, and which request meets which. Pure: they are played in `playing.py`.
+"""The faults of a receiver, and the selection of the fault for a delivery. No I/O: that is in `fault_playback.py`.
 
-Whether a delivery fails, and how, follows from the seed, its key and how often that key has come since the faults were
-set, and from nothing else. So a run can be repeated, however its requests are mixed and timed.
+Whether and how a delivery fails depends only on the seed, its key, and how often that key has arrived since the faults
+were set. So a run can be repeated: the order and the timing of its requests make no difference.
 """
 
 from bisect import bisect
@@ -15,9 +15,9 @@ from msgspec import Meta
 from tenure.errors import ConfigurationError
 
 KEYS_REMEMBERED = 1_000_000
-"""How often a key has come is forgotten for those that came first, once there are more."""
-FAILING = 300
-"""The first status that asks the sender to come again."""
+"""The maximum number of keys whose arrivals are counted. Beyond it, the key that arrived first is forgotten."""
+FIRST_FAILURE_STATUS = 300
+"""The lowest status that is a failure. A sender treats every status below it as an acceptance."""
 
 Seconds = Annotated[float, Meta(ge=0, le=3600)]
 FinalStatus = Annotated[int, Meta(ge=200, le=599)]
@@ -26,7 +26,7 @@ FinalStatus = Annotated[int, Meta(ge=200, le=599)]
 class _Way(msgspec.Struct, frozen=True, kw_only=True, tag_field="way", rename="camel", forbid_unknown_fields=True):
     weight: Annotated[float, Meta(gt=0, le=1_000_000)] = 1.0
     counted: bool = False
-    """Whether the delivery is in the ledger before it fails."""
+    """Whether the delivery is recorded in the ledger before it fails."""
 
 
 class Status(_Way, frozen=True, kw_only=True, tag="status"):
@@ -35,19 +35,19 @@ class Status(_Way, frozen=True, kw_only=True, tag="status"):
     retry_after_as: Literal["seconds", "date"] = "seconds"
 
     def __post_init__(self) -> None:
-        if self.status < FAILING and not self.counted:
-            raise ValueError("a status below 300 says that the delivery was counted, so `counted` must be true")
+        if self.status < FIRST_FAILURE_STATUS and not self.counted:
+            raise ValueError("`counted` must be true for a status below 300: the sender takes it as an acceptance")
 
 
 class Delay(_Way, frozen=True, kw_only=True, tag="delay"):
-    """A true answer whose first byte comes late."""
+    """Sends the true response after a delay of `seconds`."""
 
     seconds: Seconds = 1.0
     counted: Literal[True] = True
 
 
 class SlowBody(_Way, frozen=True, kw_only=True, tag="slow-body"):
-    """The status at once, then one byte at a time."""
+    """Sends the true status immediately, then `bytes` bytes with a pause of `seconds` before each of them."""
 
     seconds: Seconds = 0.1
     bytes: Annotated[int, Meta(ge=1, le=1_000_000)] = 10
@@ -55,19 +55,19 @@ class SlowBody(_Way, frozen=True, kw_only=True, tag="slow-body"):
 
 
 class EndlessBody(_Way, frozen=True, kw_only=True, tag="endless-body"):
-    """The status, and a body until the sender has had enough."""
+    """Sends the true status and a body that ends only when the sender closes the connection."""
 
     counted: Literal[True] = True
 
 
 class Drop(_Way, frozen=True, kw_only=True, tag="drop"):
-    """The connection ends without an answer; not counted, it ends as if nothing had arrived."""
+    """Resets the connection without a response. If not `counted`, it is as if the delivery never arrived."""
 
     counted: bool = True
 
 
 class RejectDuplicates(_Way, frozen=True, kw_only=True, tag="reject-duplicates"):
-    """A key that is in the ledger already gets this status; another is taken as usual."""
+    """Returns `status` for a key that is already in the ledger, and the true response for any other key."""
 
     status: FinalStatus = 409
     counted: Literal[True] = True
@@ -79,7 +79,7 @@ class Redirect(_Way, frozen=True, kw_only=True, tag="redirect"):
 
 
 class Garbage(_Way, frozen=True, kw_only=True, tag="garbage"):
-    """Bytes that are not HTTP."""
+    """Sends bytes that are not HTTP."""
 
 
 Way: TypeAlias = Status | Delay | SlowBody | EndlessBody | Drop | RejectDuplicates | Redirect | Garbage
@@ -103,47 +103,51 @@ class Faults(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_u
     share: Annotated[float, Meta(ge=0, le=1)] = 0.0
     seed: int = 0
     times: Annotated[int, Meta(ge=1)] | None = None
-    """Only the first so many deliveries of a key can fail; None: any."""
+    """Only the first `times` deliveries of a key can fail. If None, all of them can."""
     ways: Annotated[tuple[Way, ...], Meta(min_length=1, max_length=100)] = EVERY_WAY
 
 
 def read_faults(content: bytes | str) -> Faults:
-    """From JSON: an object, or a number alone, which is the share that fails in every way there is."""
+    """Decode JSON: a faults object, or a number, which is the share of deliveries that fail (in any of EVERY_WAY)."""
     try:
-        read = msgspec.json.decode(content, type=Annotated[float, Meta(ge=0, le=1)] | Faults)
+        decoded = msgspec.json.decode(content, type=Annotated[float, Meta(ge=0, le=1)] | Faults)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigurationError(f"faults: must be a share from 0 to 1 or an object with faults: {error}") from error
-    return read if isinstance(read, Faults) else Faults(share=read)
+        raise ConfigurationError(f"faults: must be a share from 0 to 1 or a faults object: {error}") from error
+    return decoded if isinstance(decoded, Faults) else Faults(share=decoded)
 
 
 class Chooser:
+    """Chooses the fault of each delivery, which depends on the number of arrivals of its key. So it counts them."""
+
     def __init__(self, faults: Faults) -> None:
         self.faults = faults
-        self._bounds = list(accumulate(way.weight for way in faults.ways))
-        self._times_seen: dict[str, int] = {}
+        self._cumulative_weights = list(accumulate(way.weight for way in faults.ways))
+        self._arrivals: dict[str, int] = {}
 
     def choose(self, key: str) -> Way | None:
-        """How this delivery of the key fails, if it does."""
+        """Return the fault of this delivery of the key, or None if it does not fail."""
         faults = self.faults
         if faults.share == 0:
             return None
-        time = self._seen_again(key)
-        if faults.times is not None and time > faults.times:
+        arrival = self._count_arrival(key)
+        if faults.times is not None and arrival > faults.times:
             return None
-        fails, how = _draws(f"{faults.seed} {key} {time}")
-        if fails >= faults.share:
+        share_draw, way_draw = _draw_two(f"{faults.seed} {key} {arrival}")
+        if share_draw >= faults.share:
             return None
-        return faults.ways[bisect(self._bounds, how * self._bounds[-1], hi=len(faults.ways) - 1)]
+        weights = self._cumulative_weights
+        # `hi` prevents that rounding produces an index after the last way.
+        return faults.ways[bisect(weights, way_draw * weights[-1], hi=len(faults.ways) - 1)]
 
-    def _seen_again(self, key: str) -> int:
-        time = self._times_seen.get(key, 0) + 1
-        self._times_seen[key] = time
-        if len(self._times_seen) > KEYS_REMEMBERED:
-            del self._times_seen[next(iter(self._times_seen))]
-        return time
+    def _count_arrival(self, key: str) -> int:
+        arrival = self._arrivals.get(key, 0) + 1
+        self._arrivals[key] = arrival
+        if len(self._arrivals) > KEYS_REMEMBERED:
+            del self._arrivals[next(iter(self._arrivals))]
+        return arrival
 
 
-def _draws(text: str) -> tuple[float, float]:
-    """Two numbers from 0 to below 1, the same for the same text on every machine."""
+def _draw_two(text: str) -> tuple[float, float]:
+    """Return two numbers from 0 to below 1 that depend only on the text. The hash is the same on every machine."""
     digest = blake2b(text.encode(), digest_size=12).digest()
     return int.from_bytes(digest[:6], "big") / 2**48, int.from_bytes(digest[6:], "big") / 2**48

@@ -1,7 +1,7 @@
-"""What has been received: a SQLite file with one row a key, whatever was sent how often.
+"""The ledger of received deliveries: a SQLite file with one row per key.
 
-Every method is a transaction, and what it returns is on the disk. The totals are a row of the same transaction, so
-that they never disagree with what they count.
+Every method is one transaction, and returns after its commit. The totals are updated in the same transaction, so they
+always agree with the rows that they count.
 """
 
 import sqlite3
@@ -21,7 +21,7 @@ from tenure.errors import ConfigurationError, TenureError
 from tenure.receiver.usage import exact_sum, usage_in
 
 APPLICATION_ID = 0x54_4E_4C_31
-"""In the head of the file: no other database is taken for a ledger."""
+"""SQLite stores it in the header of the file. It distinguishes a ledger from any other database."""
 BUSY_SECONDS = 5.0
 
 _SCHEMA = """
@@ -77,13 +77,15 @@ _FIND = f"{_ENTRIES} WHERE key = ?"
 
 
 class LedgerFailed(TenureError):
-    """Nothing of the transaction was kept."""
+    """The transaction failed and was rolled back."""
 
 
-class Outcome(Enum):
+class DeliveryOutcome(Enum):
+    """The values are the bodies of the responses."""
+
     COUNTED = "counted"
     DUPLICATE = "already counted"
-    CONFLICT = "another body was counted under this key"
+    CONFLICT = "another body was already counted under this key"
 
 
 class Delivery(NamedTuple):
@@ -94,15 +96,17 @@ class Delivery(NamedTuple):
     """In microseconds since 1970."""
 
 
-class Passed(NamedTuple):
-    """Requests that leave no delivery behind, and how many of all requests met a fault."""
+class RequestCounts(NamedTuple):
+    """Counts to add to the totals: `requests` that are not recorded as deliveries, `refused` requests, and all requests
+    to which a fault was applied (`failed`), recorded or not.
+    """
 
     requests: int = 0
     refused: int = 0
     failed: int = 0
 
-    def plus(self, other: "Passed") -> "Passed":
-        return Passed(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
+    def plus(self, other: "RequestCounts") -> "RequestCounts":
+        return RequestCounts(*(one + two for one, two in zip(self, other, strict=True)))
 
 
 class Totals(msgspec.Struct):
@@ -114,11 +118,11 @@ class Totals(msgspec.Struct):
     failed: int
     bytes: int
     usage: str
-    """A decimal of any length; the sum over all keys, each counted once."""
+    """The exact sum over all keys, as decimal text of any length."""
 
 
 class Entry(msgspec.Struct, frozen=True, rename="camel"):
-    """A key as the ledger has it. `position` is its place in the order of arrival."""
+    """A key in the ledger. `position` orders keys by their first arrival."""
 
     position: int
     key: str
@@ -133,21 +137,26 @@ class Entry(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Ledger:
-    """Used by one thread at a time."""
+    """Not thread-safe: only one thread may use it at a time."""
 
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
         self._begin = "BEGIN" if read_only else "BEGIN IMMEDIATE"
         try:
-            self._connection = _opened_to_read(path) if read_only else _opened(path)
+            self._connection = _open_for_reading(path) if read_only else _open_for_writing(path)
         except sqlite3.Error as error:
             raise ConfigurationError(f"ledger: cannot use {path}: {error}") from error
 
-    def record(self, deliveries: Sequence[Delivery], passed: Passed = Passed()) -> list[Outcome]:  # noqa: B008
+    def record(
+        self,
+        deliveries: Sequence[Delivery],
+        counts: RequestCounts = RequestCounts(),  # noqa: B008 - it is immutable
+    ) -> list[DeliveryOutcome]:
+        """Record a batch, and return the outcome of each delivery in the same order."""
         with self._transaction():
             totals = self._totals()
-            totals.requests += passed.requests + len(deliveries)
-            totals.refused += passed.refused
-            totals.failed += passed.failed
+            totals.requests += counts.requests + len(deliveries)
+            totals.refused += counts.refused
+            totals.failed += counts.failed
             outcomes = [self._record(delivery, totals) for delivery in deliveries]
             self._connection.execute(_SAVE_TOTALS, msgspec.structs.astuple(totals))
         return outcomes
@@ -157,7 +166,7 @@ class Ledger:
             return self._totals()
 
     def page(self, after: int, limit: int) -> list[Entry]:
-        """Keys in the order of their arrival, those behind position `after`."""
+        """Return the keys after position `after`, in the order of arrival."""
         with self._transaction():
             rows = self._connection.execute(_PAGE, (after, limit)).fetchall()
         return [_entry(row) for row in rows]
@@ -170,26 +179,26 @@ class Ledger:
     def close(self) -> None:
         self._connection.close()
 
-    def _record(self, delivery: Delivery, totals: Totals) -> Outcome:
+    def _record(self, delivery: Delivery, totals: Totals) -> DeliveryOutcome:
         digest = sha256(delivery.body).hexdigest()
         known = self._connection.execute("SELECT digest FROM deliveries WHERE key = ?", (delivery.key,)).fetchone()
         if known is None:
             self._count(delivery, digest, totals)
-            return Outcome.COUNTED
+            return DeliveryOutcome.COUNTED
         if known == (digest,):
             self._connection.execute(_SEEN_AGAIN, (delivery.key,))
             totals.duplicates += 1
-            return Outcome.DUPLICATE
+            return DeliveryOutcome.DUPLICATE
         row = (delivery.key, delivery.path, digest, len(delivery.body), delivery.received_at)
         self._connection.execute(_CONFLICT, row)
         totals.conflicts += 1
-        return Outcome.CONFLICT
+        return DeliveryOutcome.CONFLICT
 
     def _count(self, delivery: Delivery, digest: str, totals: Totals) -> None:
         usage = usage_in(delivery.body)
         row = (delivery.key, delivery.path, digest, len(delivery.body), delivery.received_at)
-        read = (None, None) if usage is None else (usage.records, f"{usage.total:f}")
-        self._connection.execute(_INSERT, row + read)
+        records_and_usage = (None, None) if usage is None else (usage.records, f"{usage.total:f}")
+        self._connection.execute(_INSERT, row + records_and_usage)
         totals.keys += 1
         totals.bytes += len(delivery.body)
         if usage is not None:
@@ -206,7 +215,7 @@ class Ledger:
                 yield
                 self._connection.execute("COMMIT")
             except BaseException:
-                # A full disk has ended the transaction already.
+                # SQLite itself rolls back after some errors, for example if the disk is full.
                 if self._connection.in_transaction:
                     self._connection.execute("ROLLBACK")
                 raise
@@ -218,7 +227,7 @@ def _entry(row: tuple[Any, ...]) -> Entry:
     return Entry(*(*row[:5], from_microseconds(row[5]), *row[6:]))
 
 
-def _opened(path: Path) -> sqlite3.Connection:
+def _open_for_writing(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
     try:
         _prepare(connection)
@@ -228,19 +237,20 @@ def _opened(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def _opened_to_read(path: Path) -> sqlite3.Connection:
-    """Where nothing may be written, not even beside it, it is read as one that nobody else has open."""
+def _open_for_reading(path: Path) -> sqlite3.Connection:
     try:
-        return _read_only(path, "mode=ro")
+        return _connect_read_only(path, "mode=ro")
     except sqlite3.OperationalError:
+        # In WAL mode, even a reader creates files beside the database. In a directory that is not writable, read the
+        # file as immutable instead, unless a WAL file exists: then another process may be writing.
         if path.with_name(f"{path.name}-wal").exists():
             raise
-        return _read_only(path, "immutable=1")
+        return _connect_read_only(path, "immutable=1")
 
 
-def _read_only(path: Path, how: str) -> sqlite3.Connection:
-    address = f"{path.resolve().as_uri()}?{how}"
-    connection = sqlite3.connect(address, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False, uri=True)
+def _connect_read_only(path: Path, parameter: str) -> sqlite3.Connection:
+    uri = f"{path.resolve().as_uri()}?{parameter}"
+    connection = sqlite3.connect(uri, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False, uri=True)
     try:
         (application_id,) = connection.execute("PRAGMA application_id").fetchone()
         connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
@@ -249,20 +259,22 @@ def _read_only(path: Path, how: str) -> sqlite3.Connection:
         raise
     if application_id != APPLICATION_ID:
         connection.close()
-        raise sqlite3.DatabaseError("it is no ledger")
+        raise sqlite3.DatabaseError("the file is not a ledger")
     return connection
 
 
 def _prepare(connection: sqlite3.Connection) -> None:
+    """Create the tables in a new file; refuse a database that is not a ledger before writing to it."""
     connection.execute("BEGIN IMMEDIATE")
     (application_id,) = connection.execute("PRAGMA application_id").fetchone()
     (tables,) = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
     if application_id != APPLICATION_ID and tables:
-        raise sqlite3.DatabaseError("it is the database of something else")
+        raise sqlite3.DatabaseError("the file is a database of another application")
     if not tables:
         for statement in _SCHEMA.split(";"):
             connection.execute(statement)
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     connection.execute("COMMIT")
     connection.execute("PRAGMA journal_mode = WAL")
+    # With NORMAL, a power failure could lose a committed delivery that was already answered.
     connection.execute("PRAGMA synchronous = FULL")

@@ -1,11 +1,11 @@
-"""Many requests, one commit: while a batch is being written, the next one gathers."""
+"""Records deliveries in batches: while one batch is being committed, the next one is collected."""
 
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from tenure.receiver.ledger import Delivery, Entry, Ledger, LedgerFailed, Outcome, Passed, Totals
+from tenure.receiver.ledger import Delivery, DeliveryOutcome, Entry, Ledger, LedgerFailed, RequestCounts, Totals
 
 BATCH_MAX = 512
 
@@ -13,26 +13,26 @@ T = TypeVar("T")
 
 
 class Recorder:
-    """The ledger, used from the event loop: one thread writes and reads it."""
+    """Makes the ledger usable from the event loop. One thread does all reads and writes."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._thread = ThreadPoolExecutor(1, "ledger")
-        self._waiting: list[tuple[Delivery, asyncio.Future[Outcome]]] = []
-        self._passed = Passed()
-        self._writing: asyncio.Task[None] | None = None
+        self._pending: list[tuple[Delivery, asyncio.Future[DeliveryOutcome]]] = []
+        self._counts = RequestCounts()
+        self._writer: asyncio.Task[None] | None = None
 
-    async def record(self, delivery: Delivery) -> Outcome:
-        """What became of it, once that is on the disk."""
-        recorded: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        self._waiting.append((delivery, recorded))
-        if self._writing is None:
-            self._writing = asyncio.create_task(self._write())
+    async def record(self, delivery: Delivery) -> DeliveryOutcome:
+        """Return the outcome after its transaction has been committed."""
+        recorded: asyncio.Future[DeliveryOutcome] = asyncio.get_running_loop().create_future()
+        self._pending.append((delivery, recorded))
+        if self._writer is None:
+            self._writer = asyncio.create_task(self._write_pending())
         return await recorded
 
-    def note(self, passed: Passed) -> None:
-        """Kept with the next commit: nobody waits for these."""
-        self._passed = self._passed.plus(passed)
+    def add_counts(self, counts: RequestCounts) -> None:
+        """Add to the totals with the next commit. A kill before that commit loses these counts."""
+        self._counts = self._counts.plus(counts)
 
     async def totals(self) -> Totals:
         await self._record_batch([])
@@ -42,35 +42,37 @@ class Recorder:
         return await self._in_thread(lambda: self._ledger.page(after, limit))
 
     async def close(self) -> Totals:
-        """Writes what is waiting, and gives the last word."""
-        if self._writing is not None:
-            await self._writing
+        """Write the pending deliveries, close the ledger, and return the final totals."""
+        if self._writer is not None:
+            await self._writer
         totals = await self.totals()
         self._thread.shutdown()
         self._ledger.close()
         return totals
 
-    async def _write(self) -> None:
-        while self._waiting:
-            batch, self._waiting = self._waiting[:BATCH_MAX], self._waiting[BATCH_MAX:]
+    async def _write_pending(self) -> None:
+        while self._pending:
+            batch, self._pending = self._pending[:BATCH_MAX], self._pending[BATCH_MAX:]
             try:
                 outcomes = await self._record_batch([delivery for delivery, _ in batch])
-            except Exception as failure:  # noqa: BLE001 - whatever it is, those who wait are told
+            except Exception as failure:  # noqa: BLE001 - every caller of the batch must get the error
                 for _, recorded in batch:
                     if not recorded.done():
                         recorded.set_exception(failure)
             else:
+                # A future is done already if its caller was cancelled.
                 for (_, recorded), outcome in zip(batch, outcomes, strict=True):
                     if not recorded.done():
                         recorded.set_result(outcome)
-        self._writing = None
+        self._writer = None
 
-    async def _record_batch(self, deliveries: Sequence[Delivery]) -> list[Outcome]:
-        passed, self._passed = self._passed, Passed()
+    async def _record_batch(self, deliveries: Sequence[Delivery]) -> list[DeliveryOutcome]:
+        counts, self._counts = self._counts, RequestCounts()
         try:
-            return await self._in_thread(lambda: self._ledger.record(deliveries, passed))
+            return await self._in_thread(lambda: self._ledger.record(deliveries, counts))
         except LedgerFailed:
-            self.note(passed)
+            # The transaction was rolled back, so the next commit must include these counts.
+            self.add_counts(counts)
             raise
 
     async def _in_thread(self, work: Callable[[], T]) -> T:

@@ -1,4 +1,4 @@
-"""What a body says about usage, added up exactly."""
+"""Reads the usage in a body, and sums it exactly."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -9,8 +9,8 @@ from typing import NamedTuple
 import msgspec
 
 _NUMBER = re.compile(rb"-?[0-9]{1,30}(\.[0-9]{1,30})?([eE][+-]?[0-9]{1,2})?")
-_EXACT = Context(prec=1000, traps=[Inexact])
-"""Numbers of that form span 260 digits; a sum that had to be rounded would raise rather than be wrong."""
+_EXACT_CONTEXT = Context(prec=1000, traps=[Inexact])
+"""Numbers of the form above span 260 digits. A sum that needed rounding would raise instead of being wrong."""
 
 
 class Usage(NamedTuple):
@@ -23,7 +23,7 @@ class _Record(msgspec.Struct):
 
 
 class _Event(msgspec.Struct):
-    """A CloudEvent about one."""
+    """A CloudEvent that contains a record."""
 
     data: _Record
 
@@ -33,7 +33,10 @@ _EVENTS = msgspec.json.Decoder(list[_Event])
 
 
 def usage_in(body: bytes) -> Usage | None:
-    """Of a JSON array of records that each have a number as `usage`, or of CloudEvents about such; else None."""
+    """Sum a JSON array of records, each with a number as `usage`, or of CloudEvents with such records as `data`.
+
+    Return None for any other body.
+    """
     records = _records_in(body)
     if records is None:
         return None
@@ -54,5 +57,5 @@ def _records_in(body: bytes) -> Sequence[_Record] | None:
 def exact_sum(amounts: Iterable[Decimal]) -> Decimal:
     total = Decimal(0)
     for amount in amounts:
-        total = _EXACT.add(total, amount)
+        total = _EXACT_CONTEXT.add(total, amount)
     return total

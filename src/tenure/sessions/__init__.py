@@ -1,1 +1,1 @@
-"""What a session is and how it is opened, kept and ended."""
+"""Sessions: opening, renewing, ending and expiring them."""

@@ -1,46 +1,44 @@
-"""How many sessions there are, from the database but never more often than every ten seconds.
+"""The number of sessions. The database counts them at most once in ten seconds.
 
-Counting reads every live row, so nobody waits for it but the first who asks, and no probe starts it twice.
+Counting reads every live row. So callers share the count that is running and do not start another one.
 """
 
 import asyncio
 
-import structlog
-
 from tenure.clock import monotonic
+from tenure.domain.sessions import SessionCounts
 from tenure.errors import DatabaseUnavailable
-from tenure.model.sessions import SessionCounts
-from tenure.store.store import Store
-
-log = structlog.get_logger()
+from tenure.store.contract import Store
+from tenure.telemetry.events import SessionsCountFailed, Telemetry
 
 FRESH_SECONDS = 10.0
 PATIENCE_SECONDS = 1.7
 
 
 class CachedCounts:
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, telemetry: Telemetry) -> None:
         self._store = store
+        self._telemetry = telemetry
         self._counts: SessionCounts | None = None
         self._counted_at = 0.0
         self._counting: asyncio.Task[SessionCounts] | None = None
 
     async def fresh(self) -> SessionCounts:
-        """At most ten seconds old."""
+        """Returns counts that are at most ten seconds old. Waits for a new count if the last one is older."""
         if self._counts is not None and monotonic() - self._counted_at < FRESH_SECONDS:
             return self._counts
-        return await self._counted_soon()
+        return await self._next()
 
     async def last(self) -> SessionCounts:
-        """The last count, and a new one under way if that is stale; waits only where there was none yet."""
+        """Returns the last counts. Starts a new count if they are stale, but waits only if there are no counts yet."""
         if self._counts is None:
-            return await self._counted_soon()
+            return await self._next()
         if monotonic() - self._counted_at >= FRESH_SECONDS:
             self._count()
         return self._counts
 
-    async def _counted_soon(self) -> SessionCounts:
-        """The count under way goes on when its caller gives up, and serves the next one."""
+    async def _next(self) -> SessionCounts:
+        """Waits for the running count. The count continues after the caller's timeout, and the next caller gets it."""
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
                 return await asyncio.shield(self._count())
@@ -61,4 +59,4 @@ class CachedCounts:
         if error is None:
             self._counts, self._counted_at = task.result(), monotonic()
         elif not isinstance(error, DatabaseUnavailable):
-            log.error("sessions.count_failed", error=repr(error))
+            self._telemetry.report(SessionsCountFailed(repr(error)))

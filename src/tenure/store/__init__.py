@@ -1,5 +1,1 @@
-"""The database: one contract, three engines, nothing above it that knows SQL."""
-
-from tenure.store.store import Store
-
-__all__ = ["Store"]
+"""The database: one contract and three engines. No module outside this package uses SQL."""

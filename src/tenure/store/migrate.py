@@ -1,4 +1,4 @@
-"""Applies the migrations. Engines call this inside a transaction that holds their migration lock."""
+"""Applies revisions and installs functions. Each engine calls `upgrade` in a transaction with its migration lock."""
 
 import io
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ FOLDER = Path(__file__).parent / "migrations"
 
 
 def required_revision() -> str:
-    """The migration this version of Tenure needs. Later ones only add, so any later one will do as well."""
+    """The lowest revision that this version of Tenure can use. Later revisions only add to it, so they work as well."""
     return max(path.name.partition("_")[0] for path in (FOLDER / "versions").glob("0*.py"))
 
 
@@ -38,25 +38,26 @@ def upgrade(connection: Connection) -> Sequence[str]:
     if is_sufficient(before):
         return []
     if before is None:
-        _check_room(connection)
+        _check_names_are_free(connection)
     config = _config()
     config.attributes["connection"] = connection
     command.upgrade(config, "head")
     return _pending(before)
 
 
-def _check_room(connection: Connection) -> None:
-    """That the first migration finds a schema, and no names of ours in it."""
+def _check_names_are_free(connection: Connection) -> None:
+    """Refuses a database without a default schema, and one in which other tables have the names of Tenure's tables."""
     found = inspect(connection)
     if connection.dialect.name == "postgresql" and found.default_schema_name is None:
         raise ConfigurationError("database: there is no schema in its search_path; create it first")
     taken = sorted(set(found.get_table_names()) & set(metadata.tables))
     if taken:
-        raise ConfigurationError(f"database: somebody else's tables are called {', '.join(taken)}; see docs/library.md")
+        names = ", ".join(taken)
+        raise ConfigurationError(f"database: another application has tables named {names}; see docs/library.md")
 
 
 def script(before: str | None, dialect_name: str) -> str:
-    """The SQL that `upgrade` would run on a database at `before`."""
+    """Returns the SQL that `upgrade` would run on a database whose revision is `before`."""
     if is_sufficient(before):
         return ""
     output = io.StringIO()

@@ -1,24 +1,21 @@
-"""The one place where a database operation is tried again, and where a driver's error becomes ours.
+"""The one place where a database operation is retried, and where a driver's error is converted to an error of Tenure.
 
-An engine says what an error means (`Cause`) or nothing, if it is a defect. Every operation of the store may be
-repeated, so each cause but a duplicate and a lost lease is worth another try, within one bound on tries and one on
-time: a caller is answered within two seconds whatever the database does.
+An engine maps an error to a `Cause`, or to None if the error is a bug. Every operation of the store can be repeated, so
+each cause except a duplicate, a lost lease and a missing schema is retried. The number of tries and their total time
+are limited: a caller gets its answer within two seconds, whatever the database does.
 """
 
 import asyncio
 import random
-from collections import Counter
 from collections.abc import Callable, Coroutine
 from enum import StrEnum
 from typing import Any, TypeVar
 
-import structlog
-
 from tenure.clock import monotonic
 from tenure.errors import DatabaseBusy, DatabaseUnavailable, IdTaken, LeaseLost
+from tenure.telemetry.events import StoreRetried, StoreUnavailable, Telemetry
 
 T = TypeVar("T")
-log = structlog.get_logger()
 
 TRIES = 3
 PATIENCE_SECONDS = 1.7
@@ -37,18 +34,18 @@ class Cause(StrEnum):
 
 
 class Retries:
-    def __init__(self, cause_of: Callable[[BaseException], Cause | None]) -> None:
+    def __init__(self, cause_of: Callable[[BaseException], Cause | None], telemetry: Telemetry) -> None:
         self._cause_of = cause_of
+        self._telemetry = telemetry
         self._quiet_until = 0.0
         self._running: set[asyncio.Task[Any]] = set()
-        self.counts: Counter[Cause] = Counter()
 
     async def run(
         self, operation: Callable[[], Coroutine[Any, Any, T]], patience_seconds: float = PATIENCE_SECONDS
     ) -> T:
-        """The result of `operation`, or `DatabaseUnavailable` when patience ends.
+        """Returns the result of `operation`, or raises `DatabaseUnavailable` after `patience_seconds`.
 
-        What is given up is cancelled and left to end by itself: to close a connection to a frozen server takes time.
+        After that time the operation is cancelled, but not awaited: closing a connection to a frozen server is slow.
         """
         task = asyncio.ensure_future(self._tries(operation))
         self._running.add(task)
@@ -72,32 +69,32 @@ class Retries:
                 if cause is None:
                     raise
                 if cause is Cause.DUPLICATE:
-                    raise IdTaken("this id is in the database already") from error
+                    raise IdTaken("this id already exists in the database") from error
                 if cause is Cause.LEASE_LOST:
                     raise LeaseLost(_one_line(error)) from error
-                self.counts[cause] += 1
+                self._telemetry.report(StoreRetried(cause.value))
                 if number == TRIES or cause is Cause.SCHEMA:
-                    self._say(cause, error)
+                    self._report(cause, error)
                     raise _EXCEPTIONS.get(cause, DatabaseUnavailable)(_SENTENCES[cause]) from error
-            # Those that collided must not collide again.
+            # Jitter, so that operations that collided do not collide again.
             await asyncio.sleep(PAUSE_SECONDS * number * (0.5 + random.random()))  # noqa: S311
         raise AssertionError("unreachable")
 
-    def _say(self, cause: Cause, error: Exception) -> None:
-        """Once a second: a database that is away fails hundreds of operations in one."""
+    def _report(self, cause: Cause, error: Exception) -> None:
+        """Reports once a second at most: while the database is unavailable, hundreds of operations fail per second."""
         now = monotonic()
         if now >= self._quiet_until:
             self._quiet_until = now + QUIET_SECONDS
-            log.warning("store.unavailable", cause=cause.value, error=_one_line(error), counts=dict(self.counts))
+            self._telemetry.report(StoreUnavailable(cause.value, _one_line(error)))
 
 
 _EXCEPTIONS = {Cause.DEADLOCK: DatabaseBusy, Cause.LOCK_TIMEOUT: DatabaseBusy}
 _SENTENCES = {
     Cause.CONNECTION: "the database cannot be reached",
-    Cause.DEADLOCK: "the database was too busy with other requests for the same sessions",
-    Cause.LOCK_TIMEOUT: "the database was too busy with other requests for the same sessions",
-    Cause.TIMEOUT: "the database took too long to answer",
-    Cause.SCHEMA: "the database is not set up yet",
+    Cause.DEADLOCK: "the database is busy with other requests for the same sessions",
+    Cause.LOCK_TIMEOUT: "the database is busy with other requests for the same sessions",
+    Cause.TIMEOUT: "the database did not answer in time",
+    Cause.SCHEMA: "the database schema is not set up yet",
 }
 
 

@@ -1,14 +1,15 @@
-"""The tables as they are after the last migration. A test compares them with what the migrations made.
+"""The tables after the last revision. A test compares them with those of a migrated database.
 
-Rules of the `sessions` table, each of which something relies on:
+Rules of the `sessions` table that other code relies on:
 
-- *live* is `closed_at IS NULL`, in every index. Whether a live row has lapsed only its deadline and the clock can say.
-- No index contains deadline, heartbeat, activity or state: PostgreSQL can then renew a session without touching any
+- Every index treats a row as *live* while `closed_at IS NULL`. Whether a live row has lapsed depends on its deadline
+  and the clock.
+- No index contains deadline, heartbeat, activity or state: PostgreSQL can then renew a session without changing any
   index (a HOT update), for which `fillfactor` leaves room on the page.
-- `check_at` is when the sweep must look at a row, NULL once there is nothing left to do. It moves lazily, and
-  `check_at <= deadline_at` always. Its index does not say `closed_at IS NULL`, so that no look-up of a key can be
-  planned on it.
-- `lapse_reason` says which limit `deadline_at` stands for and is written whenever that is.
+- `check_at` is when the sweep must check a row, NULL when there is nothing left to do. It is updated lazily, and
+  `check_at <= deadline_at` always. Its index has no condition `closed_at IS NULL`, so that the planner
+  does not use it to look up a key.
+- `lapse_reason` names the limit that determines `deadline_at`. The two are always written together.
 """
 
 from typing import Any
@@ -30,7 +31,7 @@ from sqlalchemy import (
     text,
 )
 
-from tenure.model.leases import ERROR_MAX
+from tenure.errors import ERROR_MAX
 from tenure.store.types import Digest, Id, Instant, Key, Name, Payload
 
 metadata = MetaData()
@@ -38,15 +39,15 @@ metadata = MetaData()
 installation = Table(
     "installation",
     metadata,
-    # One row, made by the first migration. Its key makes a second one impossible.
+    # The first revision inserts the only row. The key and the check constraint make a second row impossible.
     Column("only_row", SmallInteger, primary_key=True, autoincrement=False),
     Column("installation_id", Id, nullable=False),
     Column("created_at", Instant, nullable=False),
-    # No session write may be stamped before this instant: a usage window that is cut never changes.
+    # No session write is stamped before this instant, so a usage window never changes after its cut.
     Column("last_cut_at", Instant, nullable=False),
-    # Counted here, not in the windows, which are pruned: a number that came again would be a key that came again.
+    # Stored here because windows are pruned: the id is part of delivery keys, so it must never be used twice.
     Column("last_window_id", BigInteger, nullable=False, server_default="0"),
-    # Where the windows that are kept begin, or the first will.
+    # The start of the oldest window that is kept; before the first prune, the start of the first window.
     Column("usage_kept_from", Instant),
     CheckConstraint("only_row = 1", name="installation_is_one"),
 )
@@ -74,7 +75,7 @@ sessions = Table(
     Column("state", String(16), nullable=False),
     Column("lapse_reason", String(16), nullable=False),
     Column("close_reason", String(16)),
-    # The number of the newest stream; 0 until one was attached. The counters are NULL until then.
+    # The number of the newest stream; 0 before the first stream. The stream counters are NULL until then.
     Column("attachment", Integer, nullable=False, server_default="0"),
     Column("stream_bytes_received", BigInteger),
     Column("stream_chunks", BigInteger),
@@ -83,11 +84,11 @@ sessions = Table(
     Column("stream_finals_sent", BigInteger),
     Column("stream_errors_sent", BigInteger),
     Column("stream_audio_duration_ms", BigInteger),
-    # The numbers of the last saves of the newest stream and of the one before: a repetition adds nothing twice.
+    # The number of the last save of the newest stream, and of the stream before it: a repeated save adds nothing.
     Column("attachment_saves", Integer, nullable=False, server_default="0"),
     Column("replaced_saves", Integer, nullable=False, server_default="0"),
     PrimaryKeyConstraint("session_id", name="sessions_pkey"),
-    # Three short ones: PostgreSQL parses each again with every statement that writes.
+    # The constraints are few and short, because PostgreSQL parses each again for every statement that writes.
     CheckConstraint("closed_at > started_at", name="sessions_end_after_start"),
     CheckConstraint("kind BETWEEN 1 AND 3", name="sessions_kind"),
     CheckConstraint("check_at <= deadline_at", name="sessions_check_in_time"),
@@ -102,8 +103,8 @@ capacities = Table(
     Column("created_at", Instant, nullable=False),
     Column("modified_at", Instant, nullable=False),
     Column("max_sessions", Integer),
-    # Seats known free since the last count. Opens lower it, closes never touch it, a change of the capacity sets it to
-    # 0: so it can only be too low, and a batch counts only if it asks for more.
+    # Seats known to be free since the last count. Opens lower it, closes do not change it, a change of the capacity
+    # sets it to 0. So it is a lower bound, and a batch counts sessions only if it needs more seats than this.
     Column("slack", Integer, nullable=False),
     Column("when_full", String(16), nullable=False),
     PrimaryKeyConstraint("capacity_id", name="capacities_pkey"),
@@ -115,16 +116,18 @@ leases = Table(
     metadata,
     Column("name", Name, nullable=False),
     Column("holder", Name, nullable=False),
-    # Only grows. A row is never deleted: it is what makes an epoch the next one. Epoch 0 was never held.
+    # Only increases. A row is never deleted, because the next epoch is computed from it. At epoch 0 the lease has never
+    # been held.
     Column("epoch", BigInteger, nullable=False),
-    # Which try to acquire it succeeded, so that its repetition after a lost answer finds its own work.
+    # The id of the acquire call that succeeded. If its answer was lost, the repeated call recognises its own lease.
     Column("attempt", Id, nullable=False),
     Column("acquired_at", Instant, nullable=False),
     Column("renewed_at", Instant, nullable=False),
     Column("expires_at", Instant, nullable=False),
-    # Given up rather than run out. Not told by `expires_at` alone: the clock may have been stepped back since.
+    # True if the lease was released, not expired. `expires_at` alone does not show it: the clock may have been stepped
+    # back since.
     Column("released", Boolean, nullable=False),
-    # Given up on somebody's request, of which its holder may not know yet.
+    # True if the lease was resigned on request. Its holder may not know yet.
     Column("resigned", Boolean, nullable=False),
     PrimaryKeyConstraint("name", name="leases_pkey"),
 )
@@ -147,7 +150,7 @@ jobs = Table(
     Column("name", Name, nullable=False),
     Column("interval_microseconds", BigInteger, nullable=False),
     Column("lock_timeout_microseconds", BigInteger, nullable=False),
-    # The oldest tick that was not run, on the grid of the interval.
+    # The oldest tick that is not done, on the grid of the interval.
     Column("next_run_at", Instant, nullable=False),
     Column("retry_at", Instant),
     Column("requested_at", Instant),
@@ -165,10 +168,10 @@ job_runs = Table(
     "job_runs",
     metadata,
     Column("job", Name, nullable=False),
-    # Of the job's lock: one epoch, one run.
+    # The epoch of the job's lock. Each run has its own epoch.
     Column("epoch", BigInteger, nullable=False),
     Column("holder", Name, nullable=False),
-    # The tick it is for, and the request it answers, if any.
+    # The oldest tick that the run covers, and the request that it fulfils, if any.
     Column("tick_at", Instant),
     Column("requested_at", Instant),
     Column("started_at", Instant, nullable=False),
@@ -183,14 +186,14 @@ submissions = Table(
     metadata,
     Column("submission_id", Id, nullable=False),
     Column("created_at", Instant, nullable=False),
-    # When it was accepted or commanded, not when it was attempted: an attempt then moves nothing in an index, and the
-    # executor, which knows what it did itself, sees only what others did.
+    # The time when the submission was accepted or commanded. An attempt does not change it, so an attempt changes no
+    # index, and the executor, which knows its own attempts, reads only the submissions that callers changed.
     Column("last_modified_at", Instant, nullable=False),
-    # NULL if there is to be none, or while one is under way, so that no second one can begin beside it.
+    # NULL if there is no next attempt, and while an attempt is open, so that no second attempt can begin beside it.
     Column("next_attempt_at", Instant),
     Column("ended_at", Instant),
     Column("attempts", Integer, nullable=False),
-    # Attempts that count against the limit of the contract, since it was last retried by hand.
+    # Attempts that count against the limit of the contract, since the submission was last retried by hand.
     Column("failures", Integer, nullable=False),
     Column("state", String(16), nullable=False),
     Column("gateway", Name, nullable=False),
@@ -210,7 +213,7 @@ submission_attempts = Table(
     metadata,
     Column("submission_id", Id, nullable=False),
     Column("number", Integer, nullable=False),
-    # Of the executor's lease.
+    # The epoch of the executor's lease.
     Column("epoch", BigInteger, nullable=False),
     Column("holder", Name, nullable=False),
     Column("started_at", Instant, nullable=False),
@@ -226,7 +229,7 @@ usage_eras = Table(
     metadata,
     Column("era", Integer, nullable=False, autoincrement=False),
     Column("started_at", Instant, nullable=False),
-    # In millionths, as all amounts of usage are.
+    # The factors of kinds 1, 2 and 3, in millionths, like all amounts of usage.
     Column("factor_1", BigInteger, nullable=False),
     Column("factor_2", BigInteger, nullable=False),
     Column("factor_3", BigInteger, nullable=False),
@@ -237,19 +240,19 @@ usage_windows = Table(
     "usage_windows",
     metadata,
     Column("window_id", BigInteger, nullable=False, autoincrement=False),
-    # As it was when this was cut: part of the keys that its chunks are sent under.
+    # The installation id at the time of the cut. It is part of the delivery keys of the chunks.
     Column("installation_id", Id, nullable=False),
     Column("started_at", Instant, nullable=False),
     Column("ended_at", Instant, nullable=False),
     Column("cut_at", Instant, nullable=False),
-    # NULL until all of its chunks are there; only then are its sums.
+    # NULL until all chunks are saved. The same applies to the sums `usage_millionths` and `sessions`.
     Column("chunked_at", Instant),
-    # NULL, too, if it is not to be sent to anybody.
+    # NULL until the window is delivered. Stays NULL if the window has no contract, because it is not sent.
     Column("delivered_at", Instant),
     Column("usage_millionths", BigInteger),
     Column("sessions", Integer),
     Column("era", Integer, nullable=False),
-    # NULL if there was no gateway `usages` when it was cut.
+    # NULL if there was no gateway `usages` at the cut.
     Column("contract", Unicode),
     PrimaryKeyConstraint("window_id", name="usage_windows_pkey"),
     CheckConstraint("ended_at > started_at", name="usage_windows_end_after_start"),
@@ -266,7 +269,7 @@ usage_chunks = Table(
     Column("submission_id", Id),
     Column("delivered_at", Instant),
     Column("usage_millionths", BigInteger, nullable=False),
-    # Of the body, stored before it is sent for the first time. What is rendered later must have the same.
+    # The digest of the body, stored before the first attempt. A later rendering must have the same digest.
     Column("digest", Digest),
     PrimaryKeyConstraint("window_id", "chunk", name="usage_chunks_pkey"),
 )
@@ -287,7 +290,7 @@ UNDELIVERED = text("delivered_at IS NULL")
 
 
 def _partial(name: str, *columns: Column[Any], where: TextClause, **options: Any) -> Index:
-    """An index of some of the rows."""
+    """Returns a partial index: it contains only the rows that match `where`."""
     return Index(name, *columns, postgresql_where=where, sqlite_where=where, mssql_where=where, **options)
 
 
@@ -297,16 +300,17 @@ sessions_live_key = _partial(
     sessions.c.user_object_id,
     where=LIVE,
     unique=True,
-    # SQL Server otherwise looks up the row to check an IS NULL filter, and locks rows in the order of keys.
+    # Without this column, SQL Server reads the row to check the filter IS NULL, and locks rows in the order of keys.
     mssql_include=["closed_at"],
 )
 sessions_check_at = _partial("sessions_check_at", sessions.c.check_at, where=UNSWEPT)
 sessions_closed_at = _partial(
     "sessions_closed_at", sessions.c.closed_at, where=CLOSED, mssql_include=["capacity_id", "user_object_id"]
 )
-# A window is read in the order of ids: what is live by this one, what closed since by the one above. It asks for one
-# thing more, which is always so and which only those reads say: else a look-up of a key that is planned while the table
-# is empty would be planned on it, and read all that is live.
+# The sessions of a window are read in the order of their ids: live sessions by this index, and sessions that closed
+# since by `sessions_closed_at`. The condition `kind > 0` is always true, and only these reads have it. Without it, the
+# planner would choose this index for a look-up of a key that it plans while the table is empty. That look-up would then
+# read all live sessions.
 sessions_live_id = _partial(
     "sessions_live_id", sessions.c.session_id, where=LIVE_OF_ANY_KIND, mssql_include=["closed_at", "kind"]
 )
@@ -320,7 +324,8 @@ submissions_waiting = _partial(
     submissions.c.last_modified_at,
     submissions.c.submission_id,
     where=PENDING,
-    # All that a schedule is built from: whoever came from an entry to its row would meet those who go the other way.
+    # The index contains all columns that a schedule is built from. A read that continued from the index entry to the
+    # row could deadlock with a write that goes from the row to the index entry.
     mssql_include=["gateway", "next_attempt_at", "state"],
 )
 submissions_failed = _partial("submissions_failed", submissions.c.submission_id, where=FAILED)

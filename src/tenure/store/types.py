@@ -1,7 +1,6 @@
-"""Two column types that read the same on every engine: ids as canonical strings, instants as aware datetimes.
+"""Column types with the same Python values on every engine: ids as canonical strings, instants as aware datetimes.
 
-SQLite has neither type: there an id is its text and an instant whole microseconds since 1970, both of which sort and
-compare as they should.
+SQLite has neither type. It stores an id as text and an instant as microseconds since 1970, which sort correctly.
 """
 
 from datetime import UTC, datetime
@@ -13,21 +12,20 @@ from sqlalchemy.dialects.postgresql import TIMESTAMP
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
 from tenure.clock import from_microseconds, to_microseconds
+from tenure.domain.leases import NAME_MAX
+from tenure.domain.submissions import KEY_MAX
 from tenure.ids import id_text
-from tenure.model.leases import NAME_MAX
-from tenure.model.submissions import KEY_MAX
 
 ID_LENGTH = 36
 DIGEST_BYTES = 32
 
 Name = String(NAME_MAX).with_variant(VARCHAR(NAME_MAX, collation="Latin1_General_100_BIN2"), "mssql")
-"""Of leases, jobs, holders and gateways. SQL Server, too, is to tell capitals from small letters."""
+"""The name of a lease, job, holder or gateway. The collation makes comparisons case-sensitive on SQL Server too."""
 Key = String(KEY_MAX).with_variant(VARBINARY(KEY_MAX), "mssql")  # type: ignore[no-untyped-call]
-"""That a caller brings, so that what is sent twice is done once. To SQL Server a blank at the end of a text is nothing,
-so there its bytes are kept."""
+"""An idempotency key. SQL Server ignores trailing blanks when it compares text, so the column stores bytes there."""
 Payload = LargeBinary().with_variant(VARBINARY("max"), "mssql")  # type: ignore[no-untyped-call]
 Digest = LargeBinary(DIGEST_BYTES).with_variant(VARBINARY(DIGEST_BYTES), "mssql")  # type: ignore[no-untyped-call]
-"""SQL Server would otherwise be given IMAGE by a migration's script, which can be neither cut nor compared."""
+"""Without VARBINARY, a migration script for SQL Server uses IMAGE, which supports neither SUBSTRING nor comparison."""
 
 
 class Id(TypeDecorator[str]):

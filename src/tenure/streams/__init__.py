@@ -1,1 +1,1 @@
-"""Live connections that are sessions: what a stream is, who handles its messages, and how it is kept alive."""
+"""Streams: sessions over live connections, the handlers of their messages, and their keep-alives."""

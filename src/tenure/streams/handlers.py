@@ -1,20 +1,22 @@
-"""What is done with the messages of a stream: the interface, the built-in handlers, and how others are found.
+"""The interface of stream handlers, the built-in handlers, and the discovery of other handlers.
 
-A handler is made for each stream and lives as long as it does. Its calls come one at a time and in order: `open` once,
-`chunk` for every message, `finish` once, however the stream ended. Results go to the `Output` it was opened with, whose
-calls wait while the client is slow. A handler that raises ends its own stream with `FAILED`; one that does not return
-holds up its own stream only, as long as it does not block the event loop: what computes belongs in a thread.
+A handler is created for each stream and processes its messages. The stream makes one call at a time, in order: `open`
+once, `chunk` for every message, and `finish` once, however the stream ended. The handler sends results to the `Output`
+that it got in `open`; those calls wait while the client is slow. A handler that raises ends its own stream with
+`FAILED`. A handler that does not return delays only its own stream, unless it blocks the event loop: computations
+belong in a thread.
 
-Other handlers are found by entry point `tenure.stream_handlers`. Each is a class that takes the settings of
-`[streams] options` by keyword. Making one must be cheap, and must fail if an option is wrong: it is tried at the start.
+Applications register handlers with the entry point `tenure.stream_handlers`: a class that takes the settings in
+`[streams] options` as keyword arguments. Creating a handler must be cheap, and must raise if an option is
+invalid: Tenure creates one at startup to check the options.
 """
 
 from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
 from typing import Protocol, TypeAlias
 
+from tenure.domain.sessions import Session
 from tenure.errors import ConfigurationError
-from tenure.model.sessions import Session
 
 GROUP = "tenure.stream_handlers"
 
@@ -22,17 +24,17 @@ Message: TypeAlias = bytes | str
 
 
 class Output(Protocol):
-    """The way back to the client. After it is gone, what is sent goes nowhere."""
+    """Sends to the client of the stream. Does nothing after the client has disconnected."""
 
     async def message(self, content: Message) -> None: ...
 
     async def partial(self, text: str) -> None:
-        """A text that may still change."""
+        """Send a text that may still change."""
 
     async def final(self, text: str) -> None: ...
 
     async def error(self, code: str, message: str) -> None:
-        """Something the client should know; the stream goes on."""
+        """Report an error to the client. The stream continues."""
 
 
 class StreamHandler(Protocol):
@@ -41,14 +43,14 @@ class StreamHandler(Protocol):
     async def chunk(self, message: Message) -> None: ...
 
     async def finish(self) -> None:
-        """No more will come. What is still to be said must be sent before this returns."""
+        """No message follows. The handler must send its remaining results before it returns."""
 
 
 HandlerFactory: TypeAlias = Callable[[], StreamHandler]
 
 
 class EchoHandler:
-    """Sends every message back."""
+    """Sends every message back to the client."""
 
     _output: Output
 
@@ -64,7 +66,7 @@ class EchoHandler:
 
 
 class DiscardHandler:
-    """Takes every message and says nothing."""
+    """Ignores every message."""
 
     async def open(self, session: Session, output: Output) -> None:
         pass
@@ -80,18 +82,18 @@ BUILT_IN: Mapping[str, Callable[..., StreamHandler]] = {"echo": EchoHandler, "di
 
 
 def handler_factory(name: str, options: Mapping[str, str]) -> HandlerFactory:
-    """Makes handlers of this name with these options; raises `ConfigurationError` if it cannot."""
-    make = _find(name)
+    """Return a factory of handlers of this name with these options; raise `ConfigurationError` if they are invalid."""
+    create = _find(name)
 
     def factory() -> StreamHandler:
-        return make(**options)
+        return create(**options)
 
     try:
         factory()
     except ConfigurationError:
         raise
     except Exception as error:
-        raise ConfigurationError(f"streams.options: handler {name} does not take them: {error}") from error
+        raise ConfigurationError(f"streams.options: the handler {name} does not accept them: {error}") from error
     return factory
 
 
@@ -103,7 +105,7 @@ def _find(name: str) -> Callable[..., StreamHandler]:
         known = sorted({*BUILT_IN, *found})
         raise ConfigurationError(f"streams.handler: must be one of {', '.join(known)}, not {name}")
     try:
-        make: Callable[..., StreamHandler] = found[name].load()
+        create: Callable[..., StreamHandler] = found[name].load()
     except Exception as error:
         raise ConfigurationError(f"streams.handler: {name} cannot be loaded: {error}") from error
-    return make
+    return create

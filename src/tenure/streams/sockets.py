@@ -1,4 +1,4 @@
-"""What a stream needs of a connection. `http/websockets.py` is the one that clients use."""
+"""The interface through which streams use a connection. `server/websocket.py` implements it."""
 
 import asyncio
 from enum import IntEnum
@@ -9,7 +9,7 @@ from tenure.streams.handlers import Message
 
 
 class CloseCode(IntEnum):
-    """Why the server closed a connection, as clients see it."""
+    """The WebSocket close codes that the server sends."""
 
     NORMAL = 1000
     UNREADABLE = 1007
@@ -24,11 +24,11 @@ class CloseCode(IntEnum):
 
 
 class SocketGone(TenureError):
-    """The client has closed the connection, or it broke."""
+    """The client closed the connection, or the connection was lost."""
 
 
 class UnreadableMessage(TenureError):
-    """A message is too big, or not what it says it is. No other will be read."""
+    """A message is too big or malformed. No further message will be read."""
 
     def __init__(self, close_code: CloseCode, code: str, detail: str) -> None:
         super().__init__(detail)
@@ -39,13 +39,13 @@ class UnreadableMessage(TenureError):
 
 class Socket(Protocol):
     gone: asyncio.Future[None]
-    """Done as soon as the connection is lost, even if messages are still waiting to be received."""
+    """Done as soon as the connection is lost, even if received messages have not been read yet."""
 
     async def receive(self) -> Message:
-        """The next message; `SocketGone` after the last, `UnreadableMessage` where one could not be read."""
+        """Return the next message. Raise `SocketGone` after the last one, `UnreadableMessage` if one cannot be read."""
 
     async def send(self, message: Message) -> None:
-        """Waits while the client is slow. After the connection is lost, what is sent goes nowhere."""
+        """Send a message, and wait while the client is slow. Does nothing after the connection is lost."""
 
     async def close(self, code: CloseCode) -> None:
-        """Says goodbye and waits for the client's, for a moment."""
+        """Send a close frame, and wait briefly for the close frame of the client."""

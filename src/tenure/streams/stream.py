@@ -1,20 +1,22 @@
-"""One stream: a connection, the session it is, and the handler of its messages.
+"""One stream: a connection, its session, and the handler of its messages.
 
-Three things go on at once. The *pump* takes messages from the socket, counts them and gives them to the handler, one at
-a time. The *keep-alive*, called from outside, tells the database that the session lives, with what was counted since.
-And the *end* can come from any side; whichever comes first decides:
+Two loops run at once. The *pump* takes messages from the socket, counts them and passes them to the handler, one at a
+time. The *keep-alive*, called by the registry, renews the session in the database and saves the counters. The first of
+these events ends the stream and determines its close reason:
 
-- the client says stop (STOPPED), or the connection is lost (DISCONNECTED), or the handler raises or the client sends
-  what cannot be read (FAILED): found by the pump;
-- the session is over (whatever reason the database names), or a newer stream has taken over: found by a keep-alive;
+- found by the pump: the client sends stop (STOPPED), the connection is lost (DISCONNECTED), the handler raises or a
+  message cannot be read (FAILED);
+- found by a keep-alive: the session has ended (with the reason in the database), or a newer stream has replaced this
+  one;
 - the instance stops (SHUTDOWN).
 
-Then the end is stamped in the database at once (`closing`: seat and key are free), the handler finishes, for a bounded
-time, what it counted is saved with `closed`, the client is told, and the connection is closed. An instance that dies in
-between leaves the lease to run out, or the sweep to finish what is `closing`.
+Then the stream records the end in the database (state `closing`: the seat and the key are free), lets the handler
+finish within FINISH_SECONDS, saves the last counters with state `closed`, notifies the client and closes the
+connection. If the instance dies before the end is recorded, the lease expires. If it dies after that, the sweep closes
+the session that was left `closing`.
 
-What was counted is saved as additions, and each save has a number: one whose answer was lost is sent again just as it
-was, and the database adds it once.
+Counters are saved as increments, and each save has a number. If the response to a save is lost, the stream sends the
+same save again, and the database adds it only once.
 """
 
 import asyncio
@@ -23,33 +25,37 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 import msgspec
-import structlog
 
 from tenure.clock import monotonic
-from tenure.deadlines import MICROSECONDS
+from tenure.domain.deadlines import MICROSECONDS
+from tenure.domain.sessions import CloseReason, Found, Session
+from tenure.domain.streams import AttachResult, StreamUpdate, StreamUpdateResult
 from tenure.errors import Unavailable
-from tenure.model.sessions import Attached, CloseReason, Found, Session, StreamUpdate, StreamUpdated
+from tenure.streams.batches import StreamBatches
 from tenure.streams.handlers import HandlerFactory, Message, StreamHandler
-from tenure.streams.output import SocketOutput, as_json
-from tenure.streams.saving import StreamStore
+from tenure.streams.output import SocketOutput, Tally, as_json
 from tenure.streams.sockets import CloseCode, Socket, SocketGone, UnreadableMessage
-from tenure.streams.tally import Tally
+from tenure.telemetry.events import (
+    StreamCrashed,
+    StreamHandlerFailed,
+    StreamHandlerStuck,
+    StreamNotSaved,
+    Telemetry,
+)
 
 T = TypeVar("T")
-
-log = structlog.get_logger()
 
 FINISH_SECONDS = 5.0
 """How long a handler may take to finish."""
 CANCEL_SECONDS = 1.0
 DRAIN_SECONDS = 1.0
-"""How long the messages that arrived before the connection was lost may take."""
-TELL_SECONDS = 1.0
-"""How long a client may take to read what it is told at the end."""
+"""How long the handler may take for messages that arrived before the connection was lost."""
+GOODBYE_SECONDS = 1.0
+"""How long a client may take to read the last message."""
 RETRY_SECONDS = 1.0
 RETRY_LEAST_SECONDS = 0.1
 RETRY_PARTS = 4
-"""Of the time that the session has left."""
+"""A failed save is retried after the remaining time of the session divided by this number."""
 SAVE_TRIES = 3
 LEASE_PARTS = 3
 IDLE_PARTS = 4
@@ -57,14 +63,14 @@ STOP_LENGTH_MAX = 64
 
 
 class Ending(msgspec.Struct, frozen=True):
-    """Why a stream ends. Without a reason the session lives on, with a newer stream."""
+    """Why a stream ends. If `reason` is None, the session does not end: a newer stream continues it."""
 
     reason: str | None
     code: CloseCode
     error: tuple[str, str] | None = None
-    """A code and a sentence that the client is told first."""
+    """A code and a message that are sent to the client before the final message."""
     is_recorded: bool = False
-    """The database has the session's end already."""
+    """Whether the end of the session is already recorded in the database."""
 
 
 STOPPED = Ending(CloseReason.STOPPED.value, CloseCode.NORMAL)
@@ -76,12 +82,19 @@ FAILED = Ending(CloseReason.FAILED.value, CloseCode.FAILED, ("HANDLER_FAILED", "
 
 class Stream:
     def __init__(
-        self, socket: Socket, attached: Attached, make_handler: HandlerFactory, store: StreamStore, tally: Tally
+        self,
+        socket: Socket,
+        attached: AttachResult,
+        make_handler: HandlerFactory,
+        batches: StreamBatches,
+        telemetry: Telemetry,
+        tally: Tally,
     ) -> None:
         self._socket = socket
         self._make_handler = make_handler
         self._handler: StreamHandler | None = None
-        self._store = store
+        self._batches = batches
+        self._telemetry = telemetry
         self._tally = tally
         self._output = SocketOutput(socket, tally)
         self.attachment = attached.attachment
@@ -95,7 +108,7 @@ class Stream:
         self._learn(attached, monotonic())
 
     def end(self, ending: Ending) -> None:
-        """The first who says so decides why."""
+        """Ends the stream. Only the first call has an effect: it determines the reason."""
         if not self._ending.done():
             self._ending.set_result(ending)
 
@@ -144,14 +157,14 @@ class Stream:
         return handler
 
     async def _called(self, handling: Coroutine[Any, Any, T]) -> T | None:
-        """A handler's failure is its own stream's end, and nobody else's, whatever it raises."""
+        """Awaits a call of the handler. If it raises, reports the error and returns None: only this stream ends."""
         try:
             return await handling
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as error:
             _check_cancelled()
-            log.exception("stream.handler_failed", session_id=self.session.session_id)
-        except (Exception, SystemExit):
-            log.exception("stream.handler_failed", session_id=self.session.session_id)
+            self._telemetry.report(StreamHandlerFailed(self.session.session_id, error))
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - reported, and the stream ends as FAILED
+            self._telemetry.report(StreamHandlerFailed(self.session.session_id, error))
         return None
 
     def _received(self, message: Message) -> None:
@@ -164,19 +177,19 @@ class Stream:
     # Keeping the session alive
 
     def keep_alive(self) -> None:
-        """Soon, and one at a time."""
+        """Starts a keep-alive, unless one is running."""
         if not self._is_quiet and (self._keeping is None or self._keeping.done()):
             self.due_at = float("inf")
             self._keeping = asyncio.ensure_future(self._keep_alive())
 
     @property
     def _is_urgent(self) -> bool:
-        """What came in time must be written in time, and the next keep-alive may be too late for it."""
+        """Whether activity must be saved now, because the session may lapse before the next regular keep-alive."""
         is_movable = self.session.lapse_reason != CloseReason.EXPIRED.value
         return self._was_active and is_movable and monotonic() > self._ends_at - 2 * self._interval
 
     async def _keep_alive(self) -> None:
-        # A message may come while a save is under way: too late for that one, and perhaps too early to wait.
+        # A message that arrives during a save is not part of it. If the deadline is near, save again immediately.
         while await self._is_kept() and self._is_urgent:
             pass
 
@@ -184,10 +197,9 @@ class Stream:
         asked_at = monotonic()
         try:
             updated = await self._save()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - the socket is open, so the session must go on
             if not isinstance(error, Unavailable):
-                log.exception("stream.crashed", session_id=self.session.session_id)
-            # Whatever it was, the socket lives, and so must the session.
+                self._telemetry.report(StreamCrashed(self.session.session_id, error))
             self.due_at = monotonic() + self._retry_seconds()
             return False
         if updated.found is Found.LIVE:
@@ -200,14 +212,14 @@ class Stream:
         return updated.found is Found.LIVE
 
     def _retry_seconds(self) -> float:
-        """The sooner the less time is left: what came in time is not to be written too late by a pause of ours."""
+        """The pause before a retry. It is shorter if little time is left, so that the session does not lapse in it."""
         left = self._ends_at - monotonic()
         return min(RETRY_SECONDS, max(left / RETRY_PARTS, RETRY_LEAST_SECONDS)) if left > 0 else RETRY_SECONDS
 
-    def _learn(self, answer: Attached | StreamUpdated, asked_at: float) -> None:
-        """How long the session lives now, on this host's clock, and when the next keep-alive is due.
+    def _learn(self, answer: AttachResult | StreamUpdateResult, asked_at: float) -> None:
+        """Computes the session's deadline on this host's clock, and when the next keep-alive is due.
 
-        The answer may have been under way for long, so its time runs from when it was asked for.
+        The response may have been slow, so the remaining time counts from the instant at which the request was sent.
         """
         if answer.session is None or answer.now is None:
             raise ValueError(f"an answer that found {answer.found} without a session")
@@ -217,7 +229,7 @@ class Stream:
         self._ends_at = asked_at + remaining
         self.due_at = min(monotonic() + self._interval, self._ends_at)
 
-    async def _save(self, *, end: str | None = None, finished: bool = False) -> StreamUpdated:
+    async def _save(self, *, end: str | None = None, finished: bool = False) -> StreamUpdateResult:
         async with self._saving:
             if self._unanswered is not None:
                 await self._send(self._unanswered)
@@ -228,21 +240,21 @@ class Stream:
                 StreamUpdate(self.session.session_id, self.attachment, self._saves, was_active, counted, end, finished)
             )
 
-    async def _send(self, update: StreamUpdate) -> StreamUpdated:
+    async def _send(self, update: StreamUpdate) -> StreamUpdateResult:
         self._unanswered = update
-        updated = await self._store.update(update)
+        updated = await self._batches.update(update)
         self._unanswered = None
         return updated
 
     # The end
 
     async def _quiet(self, pump: "asyncio.Future[Ending]") -> None:
-        """No more messages, no more keep-alives. A handler that does not let itself be cancelled is left behind."""
+        """Stops the pump and the keep-alives. A handler that ignores its cancellation is abandoned."""
         self._is_quiet = True
         pump.cancel()
         _, stuck = await asyncio.wait({pump}, timeout=CANCEL_SECONDS)
         if stuck:
-            log.warning("stream.handler_stuck", session_id=self.session.session_id)
+            self._telemetry.report(StreamHandlerStuck(self.session.session_id))
             self._handler = None
         if self._keeping is not None:
             await asyncio.wait({self._keeping})
@@ -255,29 +267,32 @@ class Stream:
             await _in_time(self._output.error(*ending.error))
         await self._finish()
         last = await self._save_at_last(finished=reason is not None)
-        await self._tell(reason, last)
+        await self._notify(reason, last)
         code = CloseCode.REPLACED if reason is None else ending.code
         await self._socket.close(code)
 
     async def _stamp(self, reason: str) -> str | None:
-        """What the database says why the session is over: somebody may have been faster. None if it is not."""
+        """Records the end of the session and returns its close reason, which an earlier request may have set.
+
+        Returns None if a newer stream has replaced this one.
+        """
         updated = await self._save_at_last(end=reason)
         if updated is None or updated.session is None:
             return reason
         return None if updated.found is Found.REPLACED else updated.session.close_reason
 
-    async def _save_at_last(self, *, end: str | None = None, finished: bool = False) -> StreamUpdated | None:
-        """A few tries. If none succeeds, the lease will run out, and the sweep will write that down."""
+    async def _save_at_last(self, *, end: str | None = None, finished: bool = False) -> StreamUpdateResult | None:
+        """Tries to save SAVE_TRIES times. If all tries fail, the lease expires and the sweep records the lapse."""
         for _ in range(SAVE_TRIES):
             try:
                 return await self._save(end=end, finished=finished)
             except Unavailable as error:
                 last = error.detail
-            except Exception as error:
-                log.exception("stream.crashed", session_id=self.session.session_id)
+            except Exception as error:  # noqa: BLE001 - reported, and tried again
+                self._telemetry.report(StreamCrashed(self.session.session_id, error))
                 last = repr(error)
             await asyncio.sleep(RETRY_SECONDS)
-        log.warning("stream.not_saved", session_id=self.session.session_id, end=end, error=last)
+        self._telemetry.report(StreamNotSaved(self.session.session_id, end, last))
         return None
 
     async def _finish(self) -> None:
@@ -287,9 +302,9 @@ class Stream:
         _, stuck = await asyncio.wait({finishing}, timeout=FINISH_SECONDS)
         if stuck:
             finishing.cancel()
-            log.warning("stream.handler_stuck", session_id=self.session.session_id)
+            self._telemetry.report(StreamHandlerStuck(self.session.session_id))
 
-    async def _tell(self, reason: str | None, last: StreamUpdated | None) -> None:
+    async def _notify(self, reason: str | None, last: StreamUpdateResult | None) -> None:
         if reason is None:
             await _in_time(self._socket.send(as_json({"type": "replaced"})))
             return
@@ -299,18 +314,18 @@ class Stream:
 
 
 def _interval(session: Session) -> float:
-    """Seconds between two keep-alives. A client may be told to come more seldom than a short lease can bear."""
+    """Seconds between two keep-alives. The heartbeat interval of the session may be too long for a short lease."""
     heartbeat = session.heartbeat_microseconds or MICROSECONDS
     lease = (session.lease_microseconds or MICROSECONDS) // LEASE_PARTS
     idle = (session.idle_microseconds or MICROSECONDS) // IDLE_PARTS
     return min(heartbeat, lease, idle) / MICROSECONDS
 
 
-async def _in_time(telling: Coroutine[Any, Any, None]) -> None:
-    """A client that does not read must not hold up the end of its stream."""
+async def _in_time(sending: Coroutine[Any, Any, None]) -> None:
+    """Stops sending after GOODBYE_SECONDS: a client that does not read must not delay the end of its stream."""
     with suppress(TimeoutError):
-        async with asyncio.timeout(TELL_SECONDS):
-            await telling
+        async with asyncio.timeout(GOODBYE_SECONDS):
+            await sending
 
 
 async def _chunk(handler: StreamHandler, message: Message) -> bool:
@@ -324,7 +339,10 @@ async def _finish(handler: StreamHandler) -> bool:
 
 
 def _check_cancelled() -> None:
-    """A handler may swallow its cancelling, or raise one that nobody asked for."""
+    """Raises CancelledError if this task was cancelled.
+
+    The handler's behaviour does not show it: a handler may suppress its cancellation, or raise CancelledError itself.
+    """
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError

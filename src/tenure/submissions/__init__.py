@@ -1,1 +1,1 @@
-"""Submissions: accepted anywhere, sent by one, lost never."""
+"""Submissions: accepted by any instance, sent by one, at least once."""

@@ -1,104 +1,126 @@
-"""The executor: what the holder of lease `submission-executor` does.
+"""The executor: the work of the holder of lease `submission-executor`.
 
-One **term** is one epoch of the lease. It begins by closing what earlier epochs left open, and by building a schedule
-of all that is pending. Then three loops go on side by side until the lease is lost or the instance stops:
+One **term** is one epoch of the lease. It starts by closing attempts that earlier epochs left open, and by building a
+schedule of all pending submissions. Then three loops run until the lease is lost or the instance stops:
 
 - *intake* keeps the schedule in step with the database (`intake.py`);
-- *dispatch* takes what is due, records its attempts, and sends them, of each gateway no more at a time than it allows:
-  a receiver that does not answer delays only its own. Usage is rendered meanwhile, and its digest stored before it is
-  sent;
-- *recording* closes attempts with what came of them, and puts what must be sent again back into the schedule.
+- *dispatch* takes submissions that are due, records their attempts and sends them. Each gateway has its own limit on
+  concurrent requests, so a receiver that does not answer delays only its own submissions. Payload sources render while
+  the attempts are being recorded, and their digests are stored before anything is sent;
+- *recording* closes attempts with their outcome, and puts submissions that must be sent again back into the schedule.
 
-Where each step can be cut short, and what then happens:
+How the executor recovers from an interruption:
 
-- before an attempt is recorded: nothing has happened; the next term finds the submission due;
-- while it is being recorded, and the answer is lost: the schedule still has it, the next try finds the attempt open in
-  its own epoch and goes on with it;
-- between recording and sending, while sending, or before the outcome is recorded: the attempt stays open, the next term
-  closes it as unknown, and sends again. Whoever receives must know the key;
-- the process is stopped and continued after its lease was over: leadership is checked once more right before sending,
-  and no write passes the fence. A request that was on its way cannot be called back by anybody;
-- the database does not answer: the term ends at once, and whoever can reach it leads.
+- before an attempt is recorded: nothing has been sent or written, and the next term finds the submission due;
+- the database's response to recording an attempt is lost: the schedule still has the submission. The next try finds the
+  open attempt of its own epoch and continues with it;
+- after an attempt is recorded and before its outcome is: the attempt stays open. The next term closes it as `unknown`
+  and sends the submission again. The receiver must recognise the repeated delivery key;
+- the process is paused until after its lease expired: the executor checks the lease right before sending, and the
+  database refuses every write that carries the old fence. A request that is already on the network cannot be recalled;
+- the database does not answer: the term ends at once, and an instance that can reach the database leads.
 
-An instance that stops sends nothing more, waits a moment for the answers that are on the way, and records them before
-it gives up its lease.
+An instance that stops sends nothing more, waits up to ANSWERS_SECONDS for outstanding responses, and records them
+before it releases its lease.
 """
 
 import asyncio
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
-import structlog
-
 from tenure.clock import monotonic, to_microseconds
+from tenure.domain.leases import Fence
+from tenure.domain.submissions import (
+    AttemptEnd,
+    AttemptOutcome,
+    BeginAttemptOutcome,
+    BeginAttemptResult,
+    BeginAttemptsResult,
+    SubmissionState,
+    SubmissionStatus,
+)
+from tenure.domain.verdicts import Response
 from tenure.errors import LeaseLost
 from tenure.leases.held import HeldLease
 from tenure.leases.waiting import is_set_within
-from tenure.model.leases import Fence
-from tenure.model.submissions import (
-    AttemptEnd,
-    AttemptOutcome,
-    BeginAttemptFound,
-    BegunAttempt,
-    BegunAttempts,
-    Moved,
-    SubmissionState,
+from tenure.store.contract import Store
+from tenure.store.limits import BATCH_MAX
+from tenure.submissions.gateway_queue import (
+    GatewayQueue,
+    ReadyAttempt,
+    abandoned,
+    judged,
+    not_sent,
+    response_of,
+    unknown,
 )
-from tenure.store.store import BATCH_MAX, Store
-from tenure.submissions.contents import Contents
-from tenure.submissions.ends import abandoned, judged, unknown, withheld
-from tenure.submissions.gateways import Gateway
+from tenure.submissions.gateways import Gateway, Sender
 from tenure.submissions.intake import Intake, ServerClock
-from tenure.submissions.lanes import Lane, Ready
+from tenure.submissions.payloads import Payloads, PayloadSources
 from tenure.submissions.schedule import entry_of
-from tenure.submissions.sending import Sender
-from tenure.submissions.verdicts import Answer
-from tenure.usage.rendering import Renderer, Withheld
-
-log = structlog.get_logger()
+from tenure.telemetry.events import (
+    AttemptEnded,
+    ExecutorStarted,
+    ExecutorStopped,
+    GatewayFailing,
+    GatewayRecovered,
+    SubmissionFailed,
+    SubmissionNotSent,
+    SubmissionsFoundLate,
+    Telemetry,
+)
 
 LEASE = "submission-executor"
 COMPARE_SECONDS = 60.0
 HINT_PAUSE_SECONDS = 0.02
-"""Between two looks, however many hints there are."""
-REST = 9
-"""Times as long as a reading took, before the next one."""
+"""The shortest pause between two reads, however many hints arrive."""
+READ_IDLE_RATIO = 9
+"""Intake pauses for this many times the duration of its last read, so reading takes at most a tenth of the time."""
 RECORD_PAUSE_SECONDS = 0.005
-"""After which the next batch of outcomes is worth a transaction."""
+"""The pause between two batches of outcomes, so that each transaction records several outcomes."""
 HELD_PAUSE_MICROSECONDS = 200_000
 LONGEST_REST_SECONDS = 60.0
 CLOSE_MAX = 500
 ANSWERS_SECONDS = 3.0
-"""How long an instance that stops waits for answers that are on the way."""
+"""How long an instance that stops waits for outstanding responses."""
 GRACE_SECONDS = 5.0
-"""How long it may take in all."""
+"""How long stopping may take in total."""
 
 
 class Executor:
-    def __init__(self, store: Store, gateways: Mapping[str, Gateway], sender: Sender, refresh_seconds: float) -> None:
+    def __init__(
+        self,
+        store: Store,
+        gateways: Mapping[str, Gateway],
+        sources: PayloadSources,
+        sender: Sender,
+        refresh_seconds: float,
+        telemetry: Telemetry,
+    ) -> None:
         self._store = store
         self._gateways = gateways
+        self._sources = sources
         self._sender = sender
         self._refresh_seconds = refresh_seconds
+        self._telemetry = telemetry
         self._term: _Term | None = None
-        self.renderer = Renderer(store)
-        self.attempts: Counter[tuple[str, AttemptOutcome]] = Counter()
-        self.found_late = 0
 
     @property
     def is_working(self) -> bool:
         return self._term is not None
 
     def hint(self) -> None:
-        """Something was accepted or is to be retried."""
+        """Wakes intake, because a submission was accepted, or retried by command."""
         if self._term is not None:
             self._term.hinted.set()
 
     async def work(self, held: HeldLease) -> None:
-        """For one epoch of the lease; ends by itself only if the instance stops."""
-        self._term = _Term(self._store, self._gateways, self._sender, self._refresh_seconds, held, self)
+        """Works for one epoch of the lease; returns only if the instance stops."""
+        self._term = _Term(
+            self._store, self._gateways, self._sources, self._sender, self._refresh_seconds, held, self._telemetry
+        )
         try:
             await self._term.run()
         finally:
@@ -110,43 +132,47 @@ class _Term:
         self,
         store: Store,
         gateways: Mapping[str, Gateway],
+        sources: PayloadSources,
         sender: Sender,
         refresh_seconds: float,
         held: HeldLease,
-        executor: Executor,
+        telemetry: Telemetry,
     ) -> None:
         self.hinted = asyncio.Event()
         self._store = store
+        self._sources = sources
         self._sender = sender
         self._refresh_seconds = refresh_seconds
         self._held = held
-        self._executor = executor
+        self._telemetry = telemetry
         self._clock = ServerClock()
         self._intake = Intake(store, self._clock)
         self._schedule = self._intake.schedule
-        self._lanes = {name: Lane(gateway) for name, gateway in gateways.items()}
+        self._queues = {name: GatewayQueue(gateway) for name, gateway in gateways.items()}
         self._due = asyncio.Event()
-        self._sends: set[asyncio.Task[Answer]] = set()
+        self._sends: set[asyncio.Task[Response]] = set()
         self._under_way: set[str] = set()
-        """Begun and not recorded. What was retried by hand has two entries, of which one falls due while it is sent."""
-        self._ends: deque[tuple[Lane, AttemptEnd]] = deque()
+        """Submissions with an attempt that was begun and whose outcome is not recorded yet. A submission that was
+        retried by command has two entries in the schedule, and the second may become due while the first is being
+        sent."""
+        self._ends: deque[tuple[GatewayQueue, AttemptEnd]] = deque()
         self._ended = asyncio.Event()
         self._beginning: dict[str, asyncio.Task[None]] = {}
 
     async def run(self) -> None:
         try:
             if await self._is_started():
-                await self._go_on()
+                await self._run_loops()
         except BaseExceptionGroup as group:
-            raise _most_telling(group) from group
+            raise _most_relevant(group) from group
         finally:
-            for lane in self._lanes.values():
-                lane.ready.clear()
+            for queue in self._queues.values():
+                queue.ready.clear()
             for sending in self._sends:
                 sending.cancel()
 
     async def _is_started(self) -> bool:
-        """Not if the instance stops meanwhile: nothing is under way yet."""
+        """Starts the term. Returns False if the instance stops before that is done; no attempt is under way then."""
         starting = asyncio.ensure_future(self._start())
         ending = asyncio.ensure_future(self._held.ending.wait())
         try:
@@ -158,27 +184,22 @@ class _Term:
 
     async def _start(self) -> None:
         began = monotonic()
-        unknown = await self._close_unknown()
+        orphaned = await self._close_orphaned_attempts()
         await self._intake.build()
-        # A schedule that was built without leadership is of no use.
+        # Raises if the lease was lost while the schedule was being built.
         self._held.check()
-        log.info(
-            "executor.started",
-            epoch=self._held.epoch,
-            waiting=len(self._schedule),
-            unknown=unknown,
-            seconds=round(monotonic() - began, 3),
-        )
+        seconds = round(monotonic() - began, 3)
+        self._telemetry.report(ExecutorStarted(self._held.epoch, len(self._schedule), orphaned, seconds))
 
-    async def _close_unknown(self) -> int:
+    async def _close_orphaned_attempts(self) -> int:
         closed = 0
         while True:
-            batch = await self._store.close_unknown(self._held.fence, CLOSE_MAX)
+            batch = await self._store.close_orphaned_attempts(self._held.fence, CLOSE_MAX)
             closed += batch
             if batch < CLOSE_MAX:
                 return closed
 
-    async def _go_on(self) -> None:
+    async def _run_loops(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             loops = [tasks.create_task(self._take_in()), tasks.create_task(self._dispatch(tasks))]
             recording = tasks.create_task(self._record())
@@ -191,7 +212,7 @@ class _Term:
     # Intake.
 
     async def _take_in(self) -> None:
-        """Every `refresh_seconds`, or sooner on a hint; but however much is accepted, a tenth of the time is enough."""
+        """Reads every `refresh_seconds`, or sooner after a hint. Reading takes at most a tenth of the time."""
         read_at = refreshed_at = compared_at = monotonic()
         refresh_pause = self._refresh_seconds
         while True:
@@ -201,21 +222,20 @@ class _Term:
             if read_at - refreshed_at >= refresh_pause:
                 refreshed_at = read_at
                 await self._intake.refresh()
-                refresh_pause = max(self._refresh_seconds, REST * (monotonic() - read_at))
+                refresh_pause = max(self._refresh_seconds, READ_IDLE_RATIO * (monotonic() - read_at))
                 if read_at - compared_at >= COMPARE_SECONDS:
                     compared_at = read_at
                     await self._compare()
                 self._due.set()
             else:
-                await self._intake.look()
+                await self._intake.read_recent()
                 self._due.set()
-                await asyncio.sleep(max(HINT_PAUSE_SECONDS, REST * (monotonic() - read_at)))
+                await asyncio.sleep(max(HINT_PAUSE_SECONDS, READ_IDLE_RATIO * (monotonic() - read_at)))
 
     async def _compare(self) -> None:
         found = await self._intake.compare()
-        self._executor.found_late += found
         if found:
-            log.error("submissions.found_late", count=found)
+            self._telemetry.report(SubmissionsFoundLate(found))
 
     # Dispatch.
 
@@ -223,10 +243,10 @@ class _Term:
         while True:
             self._due.clear()
             for gateway in self._schedule.gateways():
-                self._begin_what_is_due(gateway, tasks)
+                self._begin_due(gateway, tasks)
             await is_set_within(self._due, self._rest_seconds())
 
-    def _begin_what_is_due(self, gateway: str, tasks: asyncio.TaskGroup) -> None:
+    def _begin_due(self, gateway: str, tasks: asyncio.TaskGroup) -> None:
         room = self._room(gateway)
         if room <= 0:
             return
@@ -234,8 +254,8 @@ class _Term:
         due = self._schedule.take(gateway, self._clock.now_microseconds(), room)
         taken = [submission_id for submission_id in due if submission_id not in self._under_way]
         if taken:
-            lane = self._lanes.get(gateway)
-            work = self._explain(gateway, taken) if lane is None else self._begin(lane, taken)
+            queue = self._queues.get(gateway)
+            work = self._note_unknown_gateway(gateway, taken) if queue is None else self._begin(queue, taken)
             self._beginning[gateway] = beginning = tasks.create_task(work)
             beginning.add_done_callback(partial(self._begun, gateway))
 
@@ -244,14 +264,14 @@ class _Term:
         self._due.set()
 
     def _room(self, gateway: str) -> int:
-        """For how many there is room now. One batch of a gateway at a time is at the database."""
+        """How many attempts may be begun now. Each gateway has at most one batch at the database at a time."""
         if gateway in self._beginning:
             return 0
-        lane = self._lanes.get(gateway)
-        return BATCH_MAX if lane is None else lane.room
+        queue = self._queues.get(gateway)
+        return BATCH_MAX if queue is None else queue.room
 
     def _rest_seconds(self) -> float:
-        """Until something is due for which there is room."""
+        """Seconds until the next submission is due at a gateway that has room for another attempt."""
         now = self._clock.now_microseconds()
         waiting = [
             due - now
@@ -260,75 +280,81 @@ class _Term:
         ]
         return min([LONGEST_REST_SECONDS, *(microseconds / 1_000_000 for microseconds in waiting)])
 
-    async def _explain(self, gateway: str, submission_ids: Sequence[str]) -> None:
-        """It stays pending, and known, until an instance that knows its gateway leads."""
-        await self._store.explain_waiting(self._held.fence, submission_ids, f"gateway {gateway} is not set up")
+    async def _note_unknown_gateway(self, gateway: str, submission_ids: Sequence[str]) -> None:
+        """Stores why they are not sent. They stay pending until an instance that has the gateway configured leads."""
+        await self._store.note_waiting_reason(self._held.fence, submission_ids, f"gateway {gateway} is not configured")
 
-    async def _begin(self, lane: Lane, submission_ids: Sequence[str]) -> None:
-        fence, answered = self._held.fence, lane.answered
-        contents = Contents(self._store, self._executor.renderer)
-        _, begun = await asyncio.gather(contents.read(submission_ids), self._record_begin(fence, submission_ids))
-        lane.begin_ahead(answered)
-        started = [each.submission_id for each in begun.attempts if each.found is BeginAttemptFound.BEGUN]
-        await contents.seal(self._held.fence, started)
+    async def _begin(self, queue: GatewayQueue, submission_ids: Sequence[str]) -> None:
+        fence, answered = self._held.fence, queue.answered
+        payloads = Payloads(self._store, self._sources)
+        _, begun = await asyncio.gather(payloads.read(submission_ids), self._record_begin(fence, submission_ids))
+        queue.begin_ahead(answered)
+        started = [each.submission_id for each in begun.attempts if each.found is BeginAttemptOutcome.BEGUN]
+        await payloads.store_digests(self._held.fence, started)
         for attempt in begun.attempts:
-            if attempt.found is BeginAttemptFound.BEGUN and attempt.number is not None:
-                parcel = contents.parcel(attempt.submission_id)
-                ready = Ready(attempt.number, attempt.failures or 0, parcel)
-                self._make_ready(lane, ready, contents.withheld(attempt.submission_id))
+            if attempt.found is BeginAttemptOutcome.BEGUN and attempt.number is not None:
+                envelope = payloads.envelope(attempt.submission_id)
+                self._make_ready(queue, ReadyAttempt(attempt.number, attempt.failures or 0, envelope), payloads)
             else:
-                self._put_back(lane.gateway.name, attempt)
-        self._send_ready(lane)
+                self._put_back(queue.gateway.name, attempt)
+        self._send_ready(queue)
 
-    async def _record_begin(self, fence: Fence, submission_ids: Sequence[str]) -> BegunAttempts:
+    async def _record_begin(self, fence: Fence, submission_ids: Sequence[str]) -> BeginAttemptsResult:
         begun = await self._store.begin_attempts(fence, submission_ids)
-        self._clock.set(begun.now)  # at once: what is rendered beside it may take much longer
+        self._clock.set(begun.now)  # set it here: `payloads.read` runs at the same time and may take much longer
         return begun
 
-    def _make_ready(self, lane: Lane, ready: Ready, why_not: Withheld | None) -> None:
-        lane.unrecorded += 1
-        self._under_way.add(ready.parcel.submission_id)
-        if why_not is None:
-            lane.ready.append(ready)
+    def _make_ready(self, queue: GatewayQueue, ready: ReadyAttempt, payloads: Payloads) -> None:
+        submission_id = ready.envelope.submission_id
+        queue.unrecorded += 1
+        self._under_way.add(submission_id)
+        withheld = payloads.withheld(submission_id)
+        if withheld is None:
+            queue.ready.append(ready)
         else:
-            self._end(lane, withheld(ready, why_not))
+            self._telemetry.report(payloads.withheld_event(submission_id, withheld))
+            self._end(queue, not_sent(ready, withheld))
 
-    def _put_back(self, gateway: str, attempt: BegunAttempt) -> None:
-        if attempt.found is BeginAttemptFound.OVER:
+    def _put_back(self, gateway: str, attempt: BeginAttemptResult) -> None:
+        if attempt.found is BeginAttemptOutcome.OVER:
             self._intake.forget(attempt.submission_id)
-        elif attempt.found is BeginAttemptFound.HELD:
+        elif attempt.found is BeginAttemptOutcome.HELD:
             due = self._clock.now_microseconds() + HELD_PAUSE_MICROSECONDS
             self._schedule.add(entry_of(attempt.submission_id, gateway, due))
         elif attempt.next_attempt_at is not None:
             self._schedule.add(entry_of(attempt.submission_id, gateway, to_microseconds(attempt.next_attempt_at)))
 
-    def _send_ready(self, lane: Lane) -> None:
-        while lane.ready and lane.has_place and not self._held.ending.is_set():
+    def _send_ready(self, queue: GatewayQueue) -> None:
+        while queue.ready and queue.has_place and not self._held.ending.is_set():
             self._held.check()
-            self._send(lane, lane.ready.popleft())
+            self._send(queue, queue.ready.popleft())
 
-    def _send(self, lane: Lane, ready: Ready) -> None:
-        sending = asyncio.get_running_loop().create_task(self._sender.send(lane.gateway, ready.parcel))
-        lane.sending += 1
+    def _send(self, queue: GatewayQueue, ready: ReadyAttempt) -> None:
+        sending = asyncio.get_running_loop().create_task(self._sender.send(queue.gateway, ready.envelope))
+        queue.sending += 1
         self._sends.add(sending)
-        sending.add_done_callback(partial(self._sent, lane, ready))
+        sending.add_done_callback(partial(self._sent, queue, ready))
 
-    def _sent(self, lane: Lane, ready: Ready, sending: asyncio.Task[Answer]) -> None:
+    def _sent(self, queue: GatewayQueue, ready: ReadyAttempt, sending: asyncio.Task[Response]) -> None:
         self._sends.discard(sending)
-        lane.sending -= 1
-        lane.answered += 1
+        queue.sending -= 1
+        queue.answered += 1
         self._due.set()
         if sending.cancelled():
-            self._end(lane, unknown(ready))
+            self._end(queue, unknown(ready))
             return
-        self._end(lane, judged(ready, sending))
-        with suppress(LeaseLost):  # whoever waits for the lease sees to that
-            self._send_ready(lane)
+        response = response_of(sending)
+        if isinstance(response, BaseException):
+            self._telemetry.report(SubmissionNotSent(response))
+            response = Response(None, f"the request could not be sent: {type(response).__name__}")
+        self._end(queue, judged(ready, response))
+        with suppress(LeaseLost):  # `Leadership` steps down
+            self._send_ready(queue)
 
     # Recording.
 
-    def _end(self, lane: Lane, end: AttemptEnd) -> None:
-        self._ends.append((lane, end))
+    def _end(self, queue: GatewayQueue, end: AttemptEnd) -> None:
+        self._ends.append((queue, end))
         self._ended.set()
 
     async def _record(self) -> None:
@@ -339,55 +365,54 @@ class _Term:
                 self._ended.clear()
             moved = await self._store.finish_attempts(self._held.fence, [end for _, end in batch])
             states = {each.submission_id: each for each in moved}
-            for lane, end in batch:
-                self._recorded(lane, end, states.get(end.submission_id))
+            for queue, end in batch:
+                self._recorded(queue, end, states.get(end.submission_id))
             self._due.set()
             await asyncio.sleep(RECORD_PAUSE_SECONDS)
 
-    def _recorded(self, lane: Lane, end: AttemptEnd, moved: Moved | None) -> None:
-        lane.unrecorded -= 1
+    def _recorded(self, queue: GatewayQueue, end: AttemptEnd, moved: SubmissionStatus | None) -> None:
+        queue.unrecorded -= 1
         self._under_way.discard(end.submission_id)
-        name = lane.gateway.name
-        self._executor.attempts[name, end.outcome] += 1
-        _tell_of_gateway(lane, end)
+        name = queue.gateway.name
+        self._telemetry.report(AttemptEnded(name, end.outcome))
+        self._report_gateway(queue, end)
         if moved is not None and moved.state == SubmissionState.PENDING and moved.next_attempt_at is not None:
             self._schedule.add(entry_of(moved.submission_id, name, to_microseconds(moved.next_attempt_at)))
             return
         self._intake.forget(end.submission_id)
         if moved is not None and moved.state == SubmissionState.FAILED:
-            log.warning("submission.failed", submission_id=end.submission_id, gateway=name, error=end.error)
+            self._telemetry.report(SubmissionFailed(end.submission_id, name, end.error))
 
-    # The end.
+    def _report_gateway(self, queue: GatewayQueue, end: AttemptEnd) -> None:
+        """Reports once when the gateway begins to fail, and once when it recovers; not for every attempt."""
+        if end.outcome is AttemptOutcome.FAILED and not queue.is_failing:
+            queue.is_failing = True
+            self._telemetry.report(GatewayFailing(queue.gateway.name, end.error))
+        elif end.outcome is AttemptOutcome.DELIVERED and queue.is_failing:
+            queue.is_failing = False
+            self._telemetry.report(GatewayRecovered(queue.gateway.name))
+
+    # Stopping.
 
     async def _wind_down(self) -> None:
-        """Nothing new is sent from here on."""
+        """Sends nothing new, waits for outstanding responses, and returns when all outcomes are recorded."""
         if self._beginning:
             await asyncio.wait(self._beginning.values())
-        for lane in self._lanes.values():
-            while lane.ready:
-                self._end(lane, abandoned(lane.ready.popleft()))
+        for queue in self._queues.values():
+            while queue.ready:
+                self._end(queue, abandoned(queue.ready.popleft()))
         if self._sends:
             await asyncio.wait(self._sends, timeout=ANSWERS_SECONDS)
         for sending in self._sends:
             sending.cancel()
-        while any(lane.unrecorded for lane in self._lanes.values()):
+        while any(queue.unrecorded for queue in self._queues.values()):
             self._due.clear()
             await self._due.wait()
-        log.info("executor.stopped", epoch=self._held.epoch)
+        self._telemetry.report(ExecutorStopped(self._held.epoch))
 
 
-def _tell_of_gateway(lane: Lane, end: AttemptEnd) -> None:
-    """Once when it begins to fail, and once when it is well again: not for every attempt."""
-    if end.outcome is AttemptOutcome.FAILED and not lane.is_failing:
-        lane.is_failing = True
-        log.warning("gateway.failing", gateway=lane.gateway.name, error=end.error)
-    elif end.outcome is AttemptOutcome.DELIVERED and lane.is_failing:
-        lane.is_failing = False
-        log.info("gateway.recovered", gateway=lane.gateway.name)
-
-
-def _most_telling(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Of what went wrong at the same time: that the lease is lost, if it is."""
+def _most_relevant(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Returns the `LeaseLost` of the group if there is one, otherwise the first error."""
     lost = group.subgroup(LeaseLost)
     return _first(lost or group)
 

@@ -1,17 +1,17 @@
-"""Keeps a schedule in step with what is pending in the database.
+"""Intake: keeps the executor's schedule in step with the pending submissions in the database.
 
-What must hold: everything that is pending is in the schedule, however late its transaction commits. What makes that
-hard: instants are read before a commit, so a row can appear behind what was read already, or beside it with the same
-instant. What is done about it:
+Guarantee: every pending submission gets into the schedule, however late its transaction commits. A cursor over the time
+of change is not enough: a transaction reads the clock before it commits, so a row can become visible with a timestamp
+that the cursor has already passed or that equals it. Therefore:
 
-- the schedule is **built** from all that is pending, page by page, when leadership begins;
-- every second it is **refreshed** by what was changed since the refresh before, less `TRAIL`, which is longer than any
-  write may take. What comes twice is recognised by when it was changed;
-- a hint that something was accepted has it **look** at the last moment only: cheap, and allowed to miss something;
-- once a minute all that was changed in the last ten is **compared** with the schedule. What only that finds is counted,
-  and must be none.
+- when leadership begins, the schedule is **built** from all pending submissions, page by page;
+- every second the schedule is **refreshed** with all submissions that changed after the last refresh minus TRAIL. TRAIL
+  is longer than any write may take. Rows that were read before are recognised by the time of their change;
+- after a hint, only the most recent changes are read (`read_recent`). This read is cheap, and may miss some changes;
+- once a minute all changes of the last ten minutes are **compared** with the schedule. Submissions that only the
+  comparison finds are reported: the refreshes must not miss any.
 
-If the database's clock is set back, so is the cursor, with the next refresh.
+If the database's clock is stepped back, the cursor follows with the next refresh.
 """
 
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -19,28 +19,28 @@ from contextlib import contextmanager
 from datetime import datetime
 
 from tenure.clock import monotonic, to_microseconds
+from tenure.domain.submissions import Change, PendingEntry, PendingPage
 from tenure.ids import number_of_id
-from tenure.model.submissions import Change, Waiting, WaitingPage
-from tenure.store.store import Store
+from tenure.store.contract import Store
 from tenure.submissions.schedule import Entry, Schedule
 
 SECOND = 1_000_000
 TRAIL = 5 * SECOND
 HINT_TRAIL = SECOND // 10
-"""Of transactions under way at the same time the later one may commit first; few take longer than this."""
+"""How far `read_recent` reads back: a transaction may commit after one that started later, but few take this long."""
 COMPARED = 600 * SECOND
 PAGE = 1000
 BUILDING_PAGE = 5000
 
 
 class ServerClock:
-    """The database's clock, as far as it can be told without asking. Microseconds since 1970."""
+    """Estimates the database's clock between two of its responses, in microseconds since 1970."""
 
     def __init__(self) -> None:
         self._ahead = 0
 
     def set(self, now: datetime) -> None:
-        """Read by an answer that has just come: at worst it is late by the time the answer took."""
+        """`now` is the time in a response that has just arrived: late by at most the time that the response took."""
         self._ahead = to_microseconds(now) - _monotonic_microseconds()
 
     def now_microseconds(self) -> int:
@@ -57,11 +57,11 @@ class Intake:
         self._store = store
         self._clock = clock
         self._refreshed_at = 0
-        self._looked_at = 0
+        self._read_at = 0
         self._seen: dict[int, int] = {}
-        """When what was read lately had been changed: what comes again unchanged is nothing new."""
+        """By number, the time of change of recently read rows, to recognise rows that are read again unchanged."""
         self._reads: list[set[int]] = []
-        """Of each read that is under way, what was done meanwhile: it may still be told as waiting."""
+        """For each read in progress, the submissions that ended during it. Its rows may still show them as pending."""
 
     async def build(self) -> None:
         began_at = None
@@ -71,18 +71,18 @@ class Intake:
             self._seen.update({row.number: row.changed_microseconds for row in page.waiting if row[3] >= since})
             self.schedule.load(page.waiting)
         self.schedule.put_in_order()
-        self._refreshed_at = self._looked_at = began_at or 0
+        self._refreshed_at = self._read_at = began_at or 0
 
     async def refresh(self) -> None:
         self._refreshed_at = await self._read_since(self._refreshed_at - TRAIL)
         horizon = self._refreshed_at - TRAIL
         self._seen = {each: changed_at for each, changed_at in self._seen.items() if changed_at >= horizon}
 
-    async def look(self) -> None:
-        await self._read_since(self._looked_at - HINT_TRAIL)
+    async def read_recent(self) -> None:
+        await self._read_since(self._read_at - HINT_TRAIL)
 
     async def compare(self) -> int:
-        """Right after a refresh; tells how many it found that no refresh had."""
+        """Call it right after a refresh. Returns how many submissions it found that no refresh had found."""
         found = 0
         with self._reading() as done:
             async for page in self._pages(Change(self._refreshed_at - COMPARED, 0), PAGE):
@@ -92,7 +92,9 @@ class Intake:
         return found
 
     def forget(self, submission_id: str) -> None:
-        """What was seen of it, too: it may have been retried since, and been read before its end was known here."""
+        """Removes a submission that needs no more attempts. Also forgets its time of change: it may have been retried,
+        and that change may have been read before its end was known here.
+        """
         number = number_of_id(submission_id)
         self.schedule.forget(number)
         self._seen.pop(number, None)
@@ -108,8 +110,8 @@ class Intake:
         finally:
             self._reads = [each for each in self._reads if each is not done]
 
-    def _is_missing(self, row: Waiting) -> bool:
-        """A refresh had passed it."""
+    def _is_missing(self, row: PendingEntry) -> bool:
+        """Whether the refreshes should have found this row and did not."""
         return row.changed_microseconds < self._refreshed_at - TRAIL and row.number not in self.schedule
 
     async def _read_since(self, instant: int) -> int:
@@ -118,22 +120,22 @@ class Intake:
             async for page in self._pages(Change(instant, 0), PAGE):
                 began_at = began_at or to_microseconds(page.now)
                 seen = self._seen.get
-                # One that was done meanwhile is left to the next read, which tells whether it waits again.
+                # Skip a submission that ended during this read: the next read shows whether it is pending again.
                 self._take([row for row in page.waiting if seen(row[0]) != row[3] and row[0] not in done])
         if began_at is None:
             raise AssertionError("there is always a first page")
-        self._looked_at = began_at
+        self._read_at = began_at
         return began_at
 
-    def _take(self, rows: Sequence[Waiting]) -> None:
+    def _take(self, rows: Sequence[PendingEntry]) -> None:
         for number, gateway, due, changed_at in rows:
             self._seen[number] = changed_at
-            # Without a next attempt, one is under way. If we do not know of it, we were never told of its beginning.
+            # A row without a due time has an open attempt. If it is unknown here, the response to its begin was lost.
             self.schedule.add(Entry(number, gateway, due or 0))
 
-    async def _pages(self, after: Change | None, size: int) -> AsyncIterator[WaitingPage]:
+    async def _pages(self, after: Change | None, size: int) -> AsyncIterator[PendingPage]:
         while True:
-            page = await self._store.list_waiting(after, size)
+            page = await self._store.list_pending(after, size)
             self._clock.set(page.now)
             yield page
             if len(page.waiting) < size:

@@ -1,16 +1,16 @@
-"""What waits to be sent, and when: of each gateway the next one first.
+"""The executor's schedule: pending submissions of each gateway, in the order in which they are due.
 
-A million of them fit into 150 MB: an entry is one integer, the instant above the id, and a heap of integers is as good
-as a heap of records. Entries are never looked for or changed. What is due at another time gets another entry, and the
-database, which is asked before anything is sent, refuses the one that is too many.
+A million entries fit into 150 MB: an entry is one integer in a heap, with the due time in the bits above the id.
+Entries are never searched or changed. A submission whose due time changes gets a second entry. The executor begins each
+attempt in the database before it sends anything, and the database refuses an attempt for the surplus entry.
 """
 
 from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
+from tenure.domain.submissions import PendingEntry
 from tenure.ids import id_of_number, number_of_id
-from tenure.model.submissions import Waiting
 
 ID_BITS = 128
 ID_MASK = (1 << ID_BITS) - 1
@@ -18,10 +18,10 @@ ID_MASK = (1 << ID_BITS) - 1
 
 class Entry(NamedTuple):
     number: int
-    """Of the submission's id."""
+    """The submission's id as an integer."""
     gateway: str
     due_microseconds: int
-    """Since 1970, by the database's clock."""
+    """Microseconds since 1970, by the database's clock."""
 
 
 class Schedule:
@@ -30,14 +30,14 @@ class Schedule:
         self._known: set[int] = set()
 
     def __len__(self) -> int:
-        """Submissions, however often each is in it."""
+        """The number of submissions, however many entries each has."""
         return len(self._known)
 
     def __contains__(self, number: int) -> bool:
         return number in self._known
 
-    def load(self, rows: Iterable[Waiting]) -> None:
-        """Many at once, in any order: cheaper than one by one. Nothing can be taken before they are put in order."""
+    def load(self, rows: Iterable[PendingEntry]) -> None:
+        """Adds many rows in any order, which is cheaper than `add` for each row. Call `put_in_order` before `take`."""
         for number, gateway, due, _ in rows:
             self._known.add(number)
             self._heap(gateway).append((due or 0) << ID_BITS | number)
@@ -64,7 +64,7 @@ class Schedule:
         return heap[0] >> ID_BITS if heap else None
 
     def take(self, gateway: str, now_microseconds: int, limit: int) -> list[str]:
-        """The ids of what is due, oldest first, each once; it stays known until it is forgotten."""
+        """Returns the ids of due submissions, oldest first, each once. They stay known until `forget` is called."""
         heap = self._heaps.get(gateway, [])
         taken: dict[int, None] = {}
         while heap and len(taken) < limit and heap[0] >> ID_BITS <= now_microseconds:
@@ -74,7 +74,7 @@ class Schedule:
         return [id_of_number(number) for number in taken]
 
     def forget(self, number: int) -> None:
-        """It is delivered, given up or cancelled: what entries it has left mean nothing."""
+        """Removes a submission that is delivered, failed or cancelled. `take` ignores its remaining entries."""
         self._known.discard(number)
 
 

@@ -1,15 +1,17 @@
 """Speech to text for streams: an extra, `pip install 'tenure[transcription]'`.
 
-A recogniser is a native library, and pocketsphinx holds the interpreter's lock. Beside a thread of the same process
-the event loop stood still for 0.15 to 0.34 s while it loaded a model, for 20 ms again and again while it was given 22
-s of speech in small pieces, for 0.5 s at the end of that, and for up to 3.7 s if it was given them whole. So each
-stream has a recogniser in a process of its own, started when the stream opens and gone when it has finished. Streams
-cannot mix, a recogniser that crashes or hangs takes only its own stream with it, and the scheduler shares the cores
-out.
+Each stream has its recogniser in a separate process, which starts when the stream opens and exits when the stream has
+finished. Streams cannot affect each other, a recogniser that crashes or hangs ends only its own stream, and the
+scheduler of the operating system distributes the cores.
 
-    handler.py       the stream handler, and `transcribe` for a whole recording
-    decoding.py      the instance's side of such a process
-    worker.py        what runs in it
-    recognizers.py   pocketsphinx, vosk, and the protocol that others fit
-    wav.py           the audio in a WAV file
+A thread is not enough: a recogniser is a native library, and pocketsphinx holds the interpreter's lock. Measured in a
+thread of the same process, the event loop stopped for 0.15 to 0.34 s while a model was loaded, for 20 ms at a time
+while 22 s of speech were decoded in small pieces, for 0.5 s at their end, and for up to 3.7 s if they were decoded in
+one call.
+
+    handler.py             the stream handler, and `transcribe` for a whole recording
+    recognizer_process.py  starts the process of a recogniser and exchanges messages with it
+    worker.py              runs in that process
+    recognizers.py         the protocol of recognisers, with pocketsphinx and vosk
+    wav.py                 reads WAV files
 """

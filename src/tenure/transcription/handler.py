@@ -1,49 +1,53 @@
-"""Speech in, texts out: 16 kHz, 16 bit, mono PCM in binary messages of any size, `partial` and `final` back."""
+"""The stream handler `transcription`. It receives 16 kHz, 16 bit, mono PCM in binary messages of any size, and sends
+`partial` and `final` texts.
+"""
 
 from collections.abc import Iterator
 
-from tenure.model.sessions import Session
+from tenure.domain.sessions import Session
 from tenure.streams.handlers import Message, Output
-from tenure.transcription.decoding import PIECE_BYTES, Decoding
+from tenure.transcription.recognizer_process import MESSAGE_MAX_BYTES, RecognizerProcess
 from tenure.transcription.recognizers import check_options
 from tenure.transcription.wav import SAMPLE_BYTES
 from tenure.transcription.worker import Result
 
 
 class TranscriptionHandler:
-    """The handler `transcription`; its options are those of `[streams] options`."""
+    """Its arguments are the settings in `[streams] options`."""
 
     _output: Output
 
     def __init__(self, **options: str) -> None:
-        self._decoding = Decoding(check_options(**options))
-        self._odd = b""
+        self._recognizer = RecognizerProcess(check_options(**options))
+        self._half_sample = b""
 
     async def open(self, session: Session, output: Output) -> None:
         del session
         self._output = output
         try:
-            await self._decoding.start()
+            await self._recognizer.start()
         except BaseException:
-            await self._decoding.close()
+            await self._recognizer.close()
             raise
 
     async def chunk(self, message: Message) -> None:
         if isinstance(message, str):
-            await self._output.error("UNSUPPORTED", "a transcription takes binary messages: 16 kHz, 16 bit, mono PCM")
+            detail = "transcription accepts only binary messages: 16 kHz, 16 bit, mono PCM"
+            await self._output.error("UNSUPPORTED", detail)
         else:
-            await self._hear(message)
+            await self._decode(message)
 
     async def finish(self) -> None:
         try:
-            await self._send(await self._decoding.finish())
+            await self._send(await self._recognizer.finish())
         finally:
-            await self._decoding.close()
+            await self._recognizer.close()
 
-    async def _hear(self, message: bytes) -> None:
-        whole, self._odd = _whole_samples(self._odd + message)
-        for piece in _pieces(whole):
-            await self._send(await self._decoding.hear(piece))
+    async def _decode(self, message: bytes) -> None:
+        # A message may end in the middle of a sample. The half sample is kept for the next message.
+        samples, self._half_sample = _split_samples(self._half_sample + message)
+        for pcm in _messages(samples):
+            await self._send(await self._recognizer.decode(pcm))
 
     async def _send(self, results: list[Result]) -> None:
         for result in results:
@@ -51,21 +55,23 @@ class TranscriptionHandler:
 
 
 async def transcribe(pcm: bytes, **options: str) -> str:
-    """The text of a whole recording. Takes the options of the handler, and like it a process while it runs."""
-    decoding = Decoding(check_options(**options))
+    """Return the text of a whole recording. Takes the options of the handler, and like it runs a separate process."""
+    recognizer = RecognizerProcess(check_options(**options))
     try:
-        await decoding.start()
-        results = [result for piece in _pieces(_whole_samples(pcm)[0]) for result in await decoding.hear(piece)]
-        results += await decoding.finish()
+        await recognizer.start()
+        samples, _ = _split_samples(pcm)
+        results = [result for message in _messages(samples) for result in await recognizer.decode(message)]
+        results += await recognizer.finish()
     finally:
-        await decoding.close()
+        await recognizer.close()
     return " ".join(result.text for result in results if result.is_final and result.text)
 
 
-def _whole_samples(pcm: bytes) -> tuple[bytes, bytes]:
+def _split_samples(pcm: bytes) -> tuple[bytes, bytes]:
+    """Split into the whole samples and the remaining bytes."""
     end = len(pcm) // SAMPLE_BYTES * SAMPLE_BYTES
     return pcm[:end], pcm[end:]
 
 
-def _pieces(pcm: bytes) -> Iterator[bytes]:
-    return (pcm[start : start + PIECE_BYTES] for start in range(0, len(pcm), PIECE_BYTES))
+def _messages(samples: bytes) -> Iterator[bytes]:
+    return (samples[start : start + MESSAGE_MAX_BYTES] for start in range(0, len(samples), MESSAGE_MAX_BYTES))

@@ -1,7 +1,7 @@
-"""What turns samples into words: the protocol, two implementations of it, and how one is chosen.
+"""Recognisers turn samples into text: the protocol, two implementations, and the selection of one by the options.
 
-A recogniser belongs to one stream and runs in a process of its own, so it may compute as long as it likes and keep
-state as it likes. Its library is imported where it is made, there and nowhere else.
+A recogniser belongs to one stream and runs in a separate process, so it may block and keep state. Its library is
+imported only when it is created, in that process.
 """
 
 import importlib
@@ -20,24 +20,24 @@ from tenure.transcription.wav import BYTES_PER_SECOND, SAMPLE_RATE
 OPTIONS = "streams.options"
 GRAMMARS = Path(__file__).parent / "grammars"
 UTTERANCE_SECONDS_MAX = 20
-"""An utterance without a pause is ended here: what a decoder keeps grows with it."""
+"""An utterance without a pause ends after this time, because the memory of a decoder grows with the utterance."""
 
 
 class Recognizer(Protocol):
-    """Made with the options `model` and `grammar`, both of which may be empty."""
+    """A recogniser is created with the options `model` and `grammar`, either of which may be empty."""
 
     def accept(self, pcm: bytes) -> list[str]:
-        """Takes whole samples, and gives the texts of the utterances that ended in them."""
+        """Decode whole samples, and return the texts of the utterances that ended in them."""
 
     def partial(self) -> str:
-        """The text so far of the utterance that is under way, empty if none is."""
+        """Return the text of the current utterance so far, or an empty string if there is no utterance."""
 
     def finish(self) -> str:
-        """The text of what is left. Nothing is called after it."""
+        """Return the text of the utterance that has not ended yet. This is the last call."""
 
 
 class Options(msgspec.Struct, frozen=True):
-    """A checked choice; `recognizer` is `module:Class`, `grammar` the path of a file."""
+    """Validated options. `recognizer` is `module:Class`, `grammar` is the path of a file."""
 
     recognizer: str
     model: str
@@ -57,19 +57,20 @@ BUILT_IN: Mapping[str, _BuiltIn] = {
 
 
 def check_options(*, recognizer: str = "pocketsphinx", model: str = "", grammar: str = "") -> Options:
-    """What can be known without loading anything; raises `ConfigurationError`."""
+    """Validate what can be validated without loading a library or a model; raise `ConfigurationError`."""
     name = _check_recognizer(recognizer)
     if model and not Path(model).is_dir():
-        raise ConfigurationError(f"{OPTIONS}.model: must be a folder, and {model} is none")
+        raise ConfigurationError(f"{OPTIONS}.model: must be a folder, and {model} is not a folder")
     if recognizer == "vosk" and not model:
-        raise ConfigurationError(f"{OPTIONS}.model: vosk brings no model, so this must be the folder of one")
+        raise ConfigurationError(f"{OPTIONS}.model: is required for vosk: the folder of a model")
     return Options(name, model, _check_grammar(grammar))
 
 
 def make_recognizer(options: Options) -> Recognizer:
     module, _, name = options.recognizer.partition(":")
-    made: Recognizer = getattr(importlib.import_module(module), name)(model=options.model, grammar=options.grammar)
-    return made
+    factory = getattr(importlib.import_module(module), name)
+    recognizer: Recognizer = factory(model=options.model, grammar=options.grammar)
+    return recognizer
 
 
 def _check_recognizer(name: str) -> str:
@@ -78,7 +79,7 @@ def _check_recognizer(name: str) -> str:
     if name not in BUILT_IN:
         raise ConfigurationError(f"{OPTIONS}.recognizer: must be {', '.join(BUILT_IN)} or module:Class, not {name}")
     if find_spec(BUILT_IN[name].package) is None:
-        raise ConfigurationError(f"{OPTIONS}.recognizer: {name} is missing: pip install {BUILT_IN[name].install}")
+        raise ConfigurationError(f"{OPTIONS}.recognizer: {name} is not installed: pip install {BUILT_IN[name].install}")
     return BUILT_IN[name].name
 
 
@@ -89,7 +90,7 @@ def _check_module(name: str) -> str:
     except (ImportError, ValueError):
         found = None
     if found is None:
-        raise ConfigurationError(f"{OPTIONS}.recognizer: there is no module {module!r}")
+        raise ConfigurationError(f"{OPTIONS}.recognizer: module {module!r} was not found")
     return name
 
 
@@ -107,64 +108,67 @@ def _check_grammar(grammar: str) -> str:
     return grammar
 
 
-WITH_A_GRAMMAR: Mapping[str, Any] = {"bestpath": False, "wip": 0.01}
-"""Of 480 digits spoken by espeak-ng, 90 come back wrong with the library's defaults; 56 without its second pass, which
-also takes 2 s after 20 s of speech; and 22 if a word costs more to insert (0.65 by default; at 0.00001 words get lost).
+GRAMMAR_SETTINGS: Mapping[str, Any] = {"bestpath": False, "wip": 0.01}
+"""The reasons for these settings, measured with 480 digits spoken by espeak-ng:
+
+- With the library's defaults, 90 digits are wrong.
+- Without its second pass (`bestpath`), which also takes 2 s after 20 s of speech, 56 digits are wrong.
+- With a higher cost of inserting a word (`wip`, 0.65 by default) as well, 22 are wrong. At 0.00001, words get lost.
 """
 
 
 class Pocketsphinx:
-    """Ends an utterance where the speaker pauses, as the library's own voice detection hears it.
+    """Ends an utterance where the library's voice detection finds a pause.
 
-    `model` is a folder with `acoustic`, `words.dict` and `language.lm.bin`; without it, English as the package has it.
+    `model` is a folder with `acoustic`, `words.dict` and `language.lm.bin`; by default, the package's English model.
     """
 
     def __init__(self, *, model: str, grammar: str) -> None:
-        import pocketsphinx  # noqa: PLC0415 - an extra
+        import pocketsphinx  # noqa: PLC0415 - an optional dependency
 
         files = _sphinx_files(model, grammar)
-        self._decoder = pocketsphinx.Decoder(loglevel="FATAL", **files, **(WITH_A_GRAMMAR if grammar else {}))
+        self._decoder = pocketsphinx.Decoder(loglevel="FATAL", **files, **(GRAMMAR_SETTINGS if grammar else {}))
         self._endpointer = pocketsphinx.Endpointer(sample_rate=SAMPLE_RATE)
-        self._waiting = bytearray()
-        self._heard_bytes = 0
+        self._buffer = bytearray()
+        self._utterance_bytes = 0
 
     def accept(self, pcm: bytes) -> list[str]:
-        self._waiting += pcm
+        self._buffer += pcm
         size = self._endpointer.frame_bytes
         texts = []
-        while len(self._waiting) > size:  # the last frame stays for `finish`: the endpointer takes no empty one
-            frame = bytes(self._waiting[:size])
-            del self._waiting[:size]
+        while len(self._buffer) > size:  # keep a frame for `finish`: the endpointer does not accept an empty last one
+            frame = bytes(self._buffer[:size])
+            del self._buffer[:size]
             if self._decode(self._endpointer.process(frame)):
                 texts.append(self._end())
         return texts
 
     def partial(self) -> str:
-        return self._text() if self._heard_bytes else ""
+        return self._text() if self._utterance_bytes else ""
 
     def finish(self) -> str:
         if self._endpointer.in_speech:
-            self._decode(self._endpointer.end_stream(bytes(self._waiting)))
-        return self._end() if self._heard_bytes else ""
+            self._decode(self._endpointer.end_stream(bytes(self._buffer)))
+        return self._end() if self._utterance_bytes else ""
 
     def _decode(self, speech: bytes | None) -> bool:
-        """Whether the utterance is over."""
+        """Decode speech, and return whether the utterance has ended."""
         if speech:
-            if not self._heard_bytes:
+            if not self._utterance_bytes:
                 self._decoder.start_utt()
             self._decoder.process_raw(speech)
-            self._heard_bytes += len(speech)
-        too_long = self._heard_bytes >= UTTERANCE_SECONDS_MAX * BYTES_PER_SECOND
-        return self._heard_bytes > 0 and (too_long or not self._endpointer.in_speech)
+            self._utterance_bytes += len(speech)
+        too_long = self._utterance_bytes >= UTTERANCE_SECONDS_MAX * BYTES_PER_SECOND
+        return self._utterance_bytes > 0 and (too_long or not self._endpointer.in_speech)
 
     def _end(self) -> str:
         self._decoder.end_utt()
-        self._heard_bytes = 0
+        self._utterance_bytes = 0
         return self._text()
 
     def _text(self) -> str:
-        heard = self._decoder.hyp()
-        return str(heard.hypstr) if heard else ""
+        hypothesis = self._decoder.hyp()
+        return str(hypothesis.hypstr) if hypothesis else ""
 
 
 def _sphinx_files(model: str, grammar: str) -> dict[str, str]:
@@ -177,10 +181,10 @@ def _sphinx_files(model: str, grammar: str) -> dict[str, str]:
 
 
 class Vosk:
-    """`model` is the folder of a model, `grammar` a JSGF file of which only the words are used, in any order."""
+    """`model` is the folder of a model. `grammar` is a JSGF file; only its words are used, in any order."""
 
     def __init__(self, *, model: str, grammar: str) -> None:
-        import vosk  # noqa: PLC0415 - only where it was asked for
+        import vosk  # noqa: PLC0415 - an optional dependency
 
         vosk.SetLogLevel(-1)
         words = (
@@ -189,28 +193,28 @@ class Vosk:
         self._recognizer = vosk.KaldiRecognizer(vosk.Model(model_path=model), float(SAMPLE_RATE), *words)
 
     def accept(self, pcm: bytes) -> list[str]:
-        return [_said(self._recognizer.Result())] if self._recognizer.AcceptWaveform(pcm) else []
+        return [_text_of(self._recognizer.Result())] if self._recognizer.AcceptWaveform(pcm) else []
 
     def partial(self) -> str:
-        return _said(self._recognizer.PartialResult())
+        return _text_of(self._recognizer.PartialResult())
 
     def finish(self) -> str:
-        return _said(self._recognizer.FinalResult())
+        return _text_of(self._recognizer.FinalResult())
 
 
 UNKNOWN = "[unk]"
-"""What vosk says for a word that its grammar does not have."""
+"""Vosk returns this for a word that is not in the grammar."""
 
 
-def _said(result: str) -> str:
-    answer: dict[str, Any] = json.loads(result)
-    text = str(answer.get("text") or answer.get("partial") or "")
+def _text_of(result: str) -> str:
+    content: dict[str, Any] = json.loads(result)
+    text = str(content.get("text") or content.get("partial") or "")
     return " ".join(word for word in text.split() if word != UNKNOWN)
 
 
 def words_in(grammar: str) -> list[str]:
-    """The words of a JSGF grammar, each once, without its rules' names, weights, tags and comments."""
-    bare = re.sub(r"/\*.*?\*/|//[^\n]*", " ", grammar, flags=re.DOTALL)
-    rules = re.findall(r"=([^;]*);", bare)
+    """Return the distinct words of a JSGF grammar, without the names of rules, weights, tags and comments."""
+    uncommented = re.sub(r"/\*.*?\*/|//[^\n]*", " ", grammar, flags=re.DOTALL)
+    rules = re.findall(r"=([^;]*);", uncommented)
     words = re.findall(r"[\w'-]+", re.sub(r"<[^>]*>|\{[^}]*\}|/[^/]*/", " ", " ".join(rules)))
     return list(dict.fromkeys(words))

@@ -1,4 +1,4 @@
-"""The audio in a WAV file. Only one form of it is taken, so that nothing is resampled behind the caller's back."""
+"""Reads the audio in a WAV file. Only one format is accepted, so that nothing is resampled silently."""
 
 import io
 import wave
@@ -11,20 +11,20 @@ BYTES_PER_SECOND = SAMPLE_RATE * SAMPLE_BYTES
 
 
 def read_pcm(content: bytes) -> bytes:
-    """The samples of a WAV file; raises `Invalid` for anything but mono PCM of 16 kHz and 16 bits."""
+    """Return the samples of a WAV file; raise `Invalid` unless it contains mono PCM with 16 kHz and 16 bits."""
     try:
         with wave.open(io.BytesIO(content)) as file:
-            _check(file)
+            _check_format(file)
             pcm: bytes = file.readframes(file.getnframes())
     except (wave.Error, EOFError, RuntimeError) as error:
-        raise _invalid(f"must be a WAV file with PCM samples: {str(error) or 'it is cut off or damaged'}") from error
+        reason = str(error) or "the file is truncated or damaged"
+        raise _invalid(f"must be a WAV file with PCM samples: {reason}") from error
     return pcm[: len(pcm) // SAMPLE_BYTES * SAMPLE_BYTES]
 
 
-def _check(file: wave.Wave_read) -> None:
-    form = (file.getnchannels(), file.getframerate(), file.getsampwidth())
-    if form != (1, SAMPLE_RATE, SAMPLE_BYTES):
-        channels, rate, width = form
+def _check_format(file: wave.Wave_read) -> None:
+    channels, rate, width = file.getnchannels(), file.getframerate(), file.getsampwidth()
+    if (channels, rate, width) != (1, SAMPLE_RATE, SAMPLE_BYTES):
         raise _invalid(f"must be mono, 16000 Hz and 16 bits, not {channels} channels, {rate} Hz and {8 * width} bits")
 
 

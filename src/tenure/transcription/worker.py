@@ -1,8 +1,10 @@
-"""The process in which a recogniser runs: samples come in on stdin, answers go out on stdout.
+"""Runs a recogniser in a separate process: reads samples from stdin and writes replies to stdout.
 
-A message is its length, four bytes, and that many bytes of whole samples; one of no length says that no more will come.
-Each is answered by one line of JSON, and so is the start. The end of stdin ends the process: an instance that is killed
-leaves none behind. Signals to the whole group do not: what is still to be said is asked for first.
+A message is a length of four bytes, followed by that many bytes of whole samples. The last message has length 0. The
+process writes one line of JSON when it has started, and one in reply to each message.
+
+The process exits when stdin ends, so an instance that is killed leaves no process behind. It ignores SIGTERM and
+SIGINT, which may be sent to the whole process group, because the instance still requests the last results.
 """
 
 import os
@@ -18,7 +20,7 @@ from tenure.transcription.recognizers import Options, Recognizer, make_recognize
 
 LENGTH = struct.Struct(">I")
 NICENESS = 5
-"""Text may be late; a heartbeat of the instance beside it may not."""
+"""The process has a lower priority than the instance: texts may be late, but heartbeats of the instance may not."""
 
 
 class Result(msgspec.Struct, frozen=True, array_like=True):
@@ -26,21 +28,24 @@ class Result(msgspec.Struct, frozen=True, array_like=True):
     text: str
 
 
-class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`failure` says why there will be no others."""
+class Reply(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A reply with a `failure` is the last one."""
 
     results: list[Result] = []
     failure: str | None = None
 
 
 class Transcript:
-    """Says a partial only when it changed, and a final after every utterance that anything was said of."""
+    """Returns a partial result only if it has changed.
+
+    Returns a final result for each utterance that has a text or had a partial result.
+    """
 
     def __init__(self, recognizer: Recognizer) -> None:
         self._recognizer = recognizer
         self._partial = ""
 
-    def hear(self, pcm: bytes) -> list[Result]:
+    def decode(self, pcm: bytes) -> list[Result]:
         finals = [result for text in self._recognizer.accept(pcm) for result in self._final(text)]
         return [*finals, *self._changed(self._recognizer.partial())]
 
@@ -48,10 +53,10 @@ class Transcript:
         return self._final(self._recognizer.finish())
 
     def _final(self, text: str) -> list[Result]:
-        """Also where a partial turned out to be nothing: it has to be taken back."""
-        said = bool(text or self._partial)
+        # An empty final result revokes a partial result if the utterance turned out to have no text.
+        is_needed = bool(text or self._partial)
         self._partial = ""
-        return [Result(is_final=True, text=text)] if said else []
+        return [Result(is_final=True, text=text)] if is_needed else []
 
     def _changed(self, partial: str) -> list[Result]:
         if not partial or partial == self._partial:
@@ -64,31 +69,31 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.nice(NICENESS)
-    with _take_stdout() as answers:
-        for answer in _answers(Options(*sys.argv[1:])):
-            answers.write(msgspec.json.encode(answer) + b"\n")
-            answers.flush()
+    with _claim_stdout() as output:
+        for reply in _replies(Options(*sys.argv[1:])):
+            output.write(msgspec.json.encode(reply) + b"\n")
+            output.flush()
 
 
-def _take_stdout() -> BinaryIO:
-    """What a library prints must not come between the answers."""
-    own = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+def _claim_stdout() -> BinaryIO:
+    """Redirect stdout to stderr, so that output of a library cannot mix with the replies. Return the real stdout."""
+    output = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    return own
+    return output
 
 
-def _answers(options: Options) -> Iterator[Answer]:
+def _replies(options: Options) -> Iterator[Reply]:
     try:
         transcript = Transcript(make_recognizer(options))
-        yield Answer()
+        yield Reply()
         for pcm in _messages():
-            yield Answer(transcript.hear(pcm) if pcm else transcript.finish())
-    except Exception as error:  # noqa: BLE001 - whatever a library raises, the instance is to know it
-        yield Answer(failure=f"{type(error).__name__}: {error}")
+            yield Reply(transcript.decode(pcm) if pcm else transcript.finish())
+    except Exception as error:  # noqa: BLE001 - a library may raise anything; the instance must get the reason
+        yield Reply(failure=f"{type(error).__name__}: {error}")
 
 
 def _messages() -> Iterator[bytes]:
-    """Up to the one of no length, which is the last."""
+    """Yield messages up to and including the one of length 0. Stop early at the end of stdin."""
     length = LENGTH.size
     while len(header := sys.stdin.buffer.read(LENGTH.size)) == LENGTH.size and length:
         (length,) = LENGTH.unpack(header)

@@ -1,7 +1,7 @@
-"""How a chunk is written for its receiver.
+"""The formats in which a chunk is rendered for its receiver.
 
-A format that was released never changes, not by a blank: what was rendered before a crash must come out the same
-after it. A new one gets a new name.
+A released format never changes, not even by a blank: a chunk must render to the same bytes before and after a crash. A
+new format gets a new name.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,11 +9,11 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from tenure.clock import instant_text
-from tenure.meter import decimal_text, usage_between
-from tenure.model.usage import Life, Window
+from tenure.domain.meter import decimal_text, usage_between
+from tenure.domain.usage import BillableInterval, Window
 
 _amount_text = lru_cache(4096)(decimal_text)
-"""Most sessions of a window live through all of it, and use one of a few amounts."""
+"""Cached because most sessions are live for a whole window, so that few distinct amounts occur."""
 
 
 class Rendered(NamedTuple):
@@ -24,22 +24,22 @@ class Rendered(NamedTuple):
 
 class Format(NamedTuple):
     media_type: str
-    wrap: Callable[[Window, Sequence[Life], Sequence[str]], Sequence[str]]
-    """Makes of each record what stands for it in the body."""
+    wrap: Callable[[Window, Sequence[BillableInterval], Sequence[str]], Sequence[str]]
+    """Turns each record into its element of the body."""
 
 
-def render(name: str, window: Window, lives: Sequence[Life]) -> Rendered:
-    records, usage = _records(window, lives)
-    parts = FORMATS[name].wrap(window, lives, records)
+def render(name: str, window: Window, intervals: Sequence[BillableInterval]) -> Rendered:
+    records, usage = _records(window, intervals)
+    parts = FORMATS[name].wrap(window, intervals, records)
     return Rendered(f"[{','.join(parts)}]".encode(), len(records), usage)
 
 
-def _records(window: Window, lives: Sequence[Life]) -> tuple[Sequence[str], int]:
-    """Each as a JSON object, and the sum of what they say."""
+def _records(window: Window, intervals: Sequence[BillableInterval]) -> tuple[Sequence[str], int]:
+    """Returns each record as a JSON object, and the sum of their usage."""
     factors = window.era.factors
     from_text, to_text = instant_text(window.started_at), instant_text(window.ended_at)
     records, usage = [], 0
-    for session_id, user, tenant, capacity, kind, from_at, to_at, before, total in lives:
+    for session_id, user, tenant, capacity, kind, from_at, to_at, before, total in intervals:
         amount = usage_between(before, total, factors[kind - 1])
         usage += amount
         records.append(
@@ -51,23 +51,23 @@ def _records(window: Window, lives: Sequence[Life]) -> tuple[Sequence[str], int]
     return records, usage
 
 
-def _as_they_are(_window: Window, _lives: Sequence[Life], records: Sequence[str]) -> Sequence[str]:
+def _unwrapped(_window: Window, _intervals: Sequence[BillableInterval], records: Sequence[str]) -> Sequence[str]:
     return records
 
 
-def _cloud_events(window: Window, lives: Sequence[Life], records: Sequence[str]) -> Sequence[str]:
-    """CloudEvents 1.0. `id` and `source` together are never those of another record."""
+def _cloud_events(window: Window, intervals: Sequence[BillableInterval], records: Sequence[str]) -> Sequence[str]:
+    """CloudEvents 1.0. `source` and `id` together identify a record uniquely."""
     head = f'{{"specversion":"1.0","type":"tenure.usage","source":"urn:tenure:{window.installation_id}"'
     to_text = instant_text(window.ended_at)
     return [
-        f'{head},"id":"{window.window_id}-{life.session_id}","subject":"{life.tenant_object_id}",'
-        f'"time":"{to_text if life.to_at is None else instant_text(life.to_at)}",'
+        f'{head},"id":"{window.window_id}-{interval.session_id}","subject":"{interval.tenant_object_id}",'
+        f'"time":"{to_text if interval.to_at is None else instant_text(interval.to_at)}",'
         f'"datacontenttype":"application/json","data":{record}}}'
-        for life, record in zip(lives, records, strict=True)
+        for interval, record in zip(intervals, records, strict=True)
     ]
 
 
 FORMATS = {
-    "tenure": Format("application/json", _as_they_are),
+    "tenure": Format("application/json", _unwrapped),
     "cloudevents": Format("application/cloudevents-batch+json", _cloud_events),
 }

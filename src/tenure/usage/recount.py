@@ -1,7 +1,8 @@
-"""Windows counted anew from the sessions: many at once, so that a session is read once and not for each of them.
+"""Recounts windows from the sessions, a run of adjacent windows at once.
 
-To find what lived in an old window the database goes through all that has closed since. That is done once for a run of
-windows; which of them each session lived in, and for how long, is told from its part of the run.
+To find the sessions of an old window, the database reads every session that closed since the window began. So a run
+reads each session once instead of once per window: the billable interval of the whole run is split into one
+interval per window.
 """
 
 from bisect import bisect_right
@@ -12,53 +13,53 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from tenure.clock import to_microseconds
-from tenure.model.usage import CHUNK_MAX, Life, Piece, Window
-from tenure.store.store import Store
+from tenure.domain.usage import CHUNK_MAX, BillableInterval, ChunkBounds, Window
+from tenure.store.contract import Store
 from tenure.usage.formats import FORMATS, render
 
 PAGE = 5_000
-"""Lives that are read at once: small enough to be made of rows long before a transaction counts as idle."""
-WAITING_MAX = 200_000
-"""Lives that may wait in memory to be rendered: of each window of a run, up to a chunk's."""
+"""Billable intervals per page: few enough to convert the rows long before the transaction's idle timeout."""
+BUFFERED_MAX = 200_000
+"""The limit on billable intervals in memory that are not yet rendered: up to one chunk for each window of a run."""
 
 
 class Recount(NamedTuple):
-    """What a window would be divided into today."""
+    """The chunks into which a window would be divided today."""
 
-    pieces: Sequence[Piece]
+    bounds: Sequence[ChunkBounds]
     digests: Sequence[bytes | None]
-    """Of what each renders to; None if it is not to be sent, or in a format that is not known here."""
+    """The digest of each rendered chunk; None if the window is not sent, or its format is unknown here."""
 
 
-def runs_of(windows: Sequence[Window]) -> Iterator[Sequence[Window]]:
-    """Of windows that are divided, newest first: those that touch, of one era, as many as may be counted at once."""
+def group_runs(windows: Sequence[Window]) -> Iterator[Sequence[Window]]:
+    """Groups divided windows, newest first, into runs: adjacent windows of one era, limited by BUFFERED_MAX."""
     run: list[Window] = []
-    waiting = 0
+    buffered = 0
     for window in windows:
-        waiting += min(window.sessions or 0, CHUNK_MAX)
-        if run and (window.ended_at != run[-1].started_at or window.era != run[-1].era or waiting > WAITING_MAX):
+        buffered += min(window.sessions or 0, CHUNK_MAX)
+        if run and (window.ended_at != run[-1].started_at or window.era != run[-1].era or buffered > BUFFERED_MAX):
             yield run
-            run, waiting = [], min(window.sessions or 0, CHUNK_MAX)
+            run, buffered = [], min(window.sessions or 0, CHUNK_MAX)
         run.append(window)
     if run:
         yield run
 
 
 async def recount(store: Store, run: Sequence[Window]) -> Sequence[Recount]:
-    """Of each window of a run, in its order."""
+    """Recounts each window of a run, in the order of the run."""
     counts = [_Count(window) for window in reversed(run)]
     ends = [count.ends for count in counts]
     whole = replace(run[0], started_at=run[-1].started_at)
     after: str | None = None
-    while lives := await store.list_lives(whole, after, PAGE):
-        for life in lives:
-            _spread(life, counts, ends)
-        after = lives[-1].session_id
-    return [count.counted() for count in reversed(counts)]
+    while intervals := await store.list_intervals(whole, after, PAGE):
+        for interval in intervals:
+            _split(interval, counts, ends)
+        after = intervals[-1].session_id
+    return [count.finish() for count in reversed(counts)]
 
 
 class _Count:
-    """What was found so far of a window."""
+    """The chunks of one window that were recounted so far."""
 
     def __init__(self, window: Window) -> None:
         self.starts = to_microseconds(window.started_at)
@@ -67,47 +68,47 @@ class _Count:
         name = None if window.contract is None else window.contract.format
         self._is_hashed = name in FORMATS
         self._format = name if name in FORMATS else "tenure"
-        self._lives: list[Life] = []
-        self._pieces: list[Piece] = []
+        self._intervals: list[BillableInterval] = []
+        self._bounds: list[ChunkBounds] = []
         self._digests: list[bytes | None] = []
 
-    def add(self, life: Life) -> None:
-        self._lives.append(life)
-        if len(self._lives) == CHUNK_MAX:
-            self._end_piece()
+    def add(self, interval: BillableInterval) -> None:
+        self._intervals.append(interval)
+        if len(self._intervals) == CHUNK_MAX:
+            self._end_chunk()
 
-    def counted(self) -> Recount:
-        if self._lives:
-            self._end_piece()
-        return Recount(self._pieces, self._digests)
+    def finish(self) -> Recount:
+        if self._intervals:
+            self._end_chunk()
+        return Recount(self._bounds, self._digests)
 
-    def _end_piece(self) -> None:
-        first, last = self._lives[0].session_id, self._lives[-1].session_id
-        body, sessions, usage_millionths = render(self._format, self._window, self._lives)
-        self._pieces.append(Piece(first, last, sessions, usage_millionths))
+    def _end_chunk(self) -> None:
+        first, last = self._intervals[0].session_id, self._intervals[-1].session_id
+        body, sessions, usage_millionths = render(self._format, self._window, self._intervals)
+        self._bounds.append(ChunkBounds(first, last, sessions, usage_millionths))
         self._digests.append(sha256(body).digest() if self._is_hashed else None)
-        self._lives = []
+        self._intervals = []
 
 
-def _spread(life: Life, counts: Sequence[_Count], ends: Sequence[int]) -> None:
-    """From what a session lived of the run to what it lived of each window."""
-    session_id, user, tenant, capacity, kind, from_at, to_at, before, _total = life
+def _split(interval: BillableInterval, counts: Sequence[_Count], ends: Sequence[int]) -> None:
+    """Splits the billable interval of a session in the run into one interval for each window."""
+    session_id, user, tenant, capacity, kind, from_at, to_at, before, _total = interval
     begins = counts[0].starts if from_at is None else to_microseconds(from_at)
-    over = ends[-1] if to_at is None else to_microseconds(to_at)
+    finishes = ends[-1] if to_at is None else to_microseconds(to_at)
     offset = before - begins
     for count in counts[bisect_right(ends, begins) :]:
-        if count.starts >= over:
+        if count.starts >= finishes:
             break
         count.add(
-            Life(
+            BillableInterval(
                 session_id,
                 user,
                 tenant,
                 capacity,
                 kind,
                 from_at if begins > count.starts else None,
-                to_at if over < count.ends else None,
+                to_at if finishes < count.ends else None,
                 offset + max(begins, count.starts),
-                offset + min(over, count.ends),
+                offset + min(finishes, count.ends),
             )
         )

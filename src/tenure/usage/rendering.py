@@ -1,68 +1,66 @@
-"""Chunks become bodies when they are sent: on any instance, at any time, byte for byte the same.
+"""The payload source of usage. It renders a chunk when it is sent. All renderings, on any instance, are identical.
 
-What is rendered is checked twice before anybody gets to see it. Its sums are added up here, by the meter, and must be
-those that the database found when it divided the window. And its digest must be the one that was stored before the
-first attempt. If either is not so, somebody has changed what never changes: it is not sent.
+A rendered chunk is checked twice before it is sent. Its sums, computed here by the meter, must equal those that the
+database computed when it divided the window. Its digest must equal the one that was stored before its first
+attempt. If either differs, rows have been altered, and the chunk is withheld.
 """
 
 import asyncio
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
 
+from msgspec.structs import replace
+
+from tenure.domain.leases import Fence
+from tenure.domain.submissions import Contract, Envelope
+from tenure.domain.usage import Chunk, ChunkDigest, Window
 from tenure.errors import DatabaseUnavailable
-from tenure.model.leases import Fence
-from tenure.model.submissions import Parcel
-from tenure.model.usage import Chunk, Seal, Window
-from tenure.store.store import Store
+from tenure.store.contract import Store
+from tenure.submissions.payloads import Withheld
 from tenure.usage.formats import FORMATS, render
 
-
-class Withheld(str):
-    """Why something is not sent."""
-
-    __slots__ = ()
-    pause_seconds = 600.0
-    """Nothing that time would mend; but whoever mends it need not tell us."""
+READ_RETRY_SECONDS = 10.0
+"""A chunk that could not be read in time is tried again after this pause; other chunks do not wait for it."""
 
 
-class Unread(Withheld):
-    """It took the database too long: others must not wait for it, and it may go better later."""
-
-    __slots__ = ()
-    pause_seconds = 10.0
+def usage_contract(contract: Contract, usage_format: str) -> Contract:
+    """Return the contract of a gateway for usage, without a limit on attempts: usage is sent until delivered."""
+    return replace(contract, max_attempts=None, format=usage_format)
 
 
-class Renderer:
+class UsagePayloads:
+    name = "usage"
+    media_types: Mapping[str, str] = {name: usage_format.media_type for name, usage_format in FORMATS.items()}
+
     def __init__(self, store: Store) -> None:
         self._store = store
-        # While one is put into words here, the next one is read.
+        # One chunk is read at a time. While a chunk is rendered, the next one is already being read.
         self._reading = asyncio.Semaphore(1)
 
-    async def render(self, parcels: Sequence[Parcel]) -> Mapping[str, bytes | Withheld]:
-        found = await self._store.find_chunks([parcel.submission_id for parcel in parcels])
+    async def render(self, envelopes: Sequence[Envelope]) -> Mapping[str, bytes | Withheld]:
+        found = await self._store.find_chunks([envelope.submission_id for envelope in envelopes])
         chunks = {chunk.submission_id: (window, chunk) for window, chunk in found}
-        bodies = await asyncio.gather(*(self._body(parcel, chunks.get(parcel.submission_id)) for parcel in parcels))
-        return {parcel.submission_id: body for parcel, body in zip(parcels, bodies, strict=True)}
+        payloads = await asyncio.gather(
+            *(self._payload(envelope, chunks.get(envelope.submission_id)) for envelope in envelopes)
+        )
+        return {envelope.submission_id: payload for envelope, payload in zip(envelopes, payloads, strict=True)}
 
-    async def _body(self, parcel: Parcel, found: tuple[Window, Chunk] | None) -> bytes | Withheld:
+    async def _payload(self, envelope: Envelope, found: tuple[Window, Chunk] | None) -> bytes | Withheld:
         if found is None:
-            return Withheld("there is no chunk for it")
-        if parcel.contract.format not in FORMATS:
-            return Withheld(f"this version does not know the format {parcel.contract.format}")
+            return Withheld("there is no chunk for this submission")
         window, chunk = found
         try:
             async with self._reading:
-                lives = await self._store.read_lives(window, chunk)
+                intervals = await self._store.read_intervals(window, chunk)
         except DatabaseUnavailable as error:
-            return Unread(f"it could not be read: {error.detail}")
-        rendered = render(parcel.contract.format, window, lives)
+            return Withheld(f"the chunk could not be read: {error.detail}", READ_RETRY_SECONDS)
+        rendered = render(str(envelope.contract.format), window, intervals)
         if (rendered.sessions, rendered.usage_millionths) != (chunk.sessions, chunk.usage_millionths):
-            return Withheld("it does not add up to what its window was divided into")
+            return Withheld("its sums differ from those that its window was divided with")
         return rendered.body
 
-    async def seal(self, fence: Fence, bodies: Mapping[str, bytes]) -> Mapping[str, Withheld]:
-        """Stores the digest of each that is sent for the first time; tells of those that have changed since theirs."""
-        seals = [Seal(submission_id, sha256(body).digest()) for submission_id, body in bodies.items()]
-        same = await self._store.seal_chunks(fence, seals)
-        changed = [submission_id for submission_id in bodies if not same.get(submission_id)]
-        return dict.fromkeys(changed, Withheld("it is not what was rendered before its first attempt"))
+    async def store_digests(self, fence: Fence, payloads: Mapping[str, bytes]) -> Mapping[str, Withheld]:
+        digests = [ChunkDigest(submission_id, sha256(payload).digest()) for submission_id, payload in payloads.items()]
+        same = await self._store.store_digests(fence, digests)
+        changed = [submission_id for submission_id in payloads if not same.get(submission_id)]
+        return dict.fromkeys(changed, Withheld("its digest differs from the one stored before its first attempt"))

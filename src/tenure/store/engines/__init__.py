@@ -1,4 +1,4 @@
-"""The engines, one module each: only what differs between databases, and nothing above knows their names."""
+"""The engines, one package each: everything that differs between databases. No module above knows an engine."""
 
 from pathlib import Path
 
@@ -6,31 +6,33 @@ from sqlalchemy import make_url
 from sqlalchemy.exc import ArgumentError
 
 from tenure.errors import ConfigurationError
-from tenure.store.store import Store
+from tenure.store.contract import Store
+from tenure.telemetry.events import Telemetry
 
 
-def open_store(database: str, pool_size: int, *, must_exist: bool = False) -> Store:
-    """The store behind a database URL. Nothing is connected yet.
+def open_store(database: str, pool_size: int, *, must_exist: bool = False, telemetry: Telemetry | None = None) -> Store:
+    """The store for a database URL. It connects with its first operation.
 
-    A file that is not there is made by the first who connects, unless it must exist.
+    An SQLite file that does not exist is created then, unless `must_exist`.
     """
+    telemetry = Telemetry() if telemetry is None else telemetry
     try:
         url = make_url(database)
     except ArgumentError as error:
         raise ConfigurationError("database: must be a URL such as sqlite:///tenure.db") from error
-    # Imported here: nobody should pay for, or need to install, the driver of another engine.
+    # Imported here, so that the drivers of the other engines need not be installed.
     match url.get_backend_name():
         case "sqlite":
             from tenure.store.engines.sqlite.store import SqliteStore  # noqa: PLC0415
 
             if must_exist and not Path(url.database or "").is_file():
-                raise ConfigurationError(f"database: there is no file {url.database}")
-            return SqliteStore(url, readers=pool_size - 1)
+                raise ConfigurationError(f"database: file {url.database} does not exist")
+            return SqliteStore(url, readers=pool_size - 1, telemetry=telemetry)
         case "postgresql":
             from tenure.store.engines.postgres.store import PostgresStore  # noqa: PLC0415
 
-            return PostgresStore(url, pool_size)
+            return PostgresStore(url, pool_size, telemetry)
         case _:
             from tenure.store.engines.sqlserver.store import SqlServerStore  # noqa: PLC0415
 
-            return SqlServerStore(url, pool_size)
+            return SqlServerStore(url, pool_size, telemetry)

@@ -1,7 +1,8 @@
-"""Alembic's entry: runs the migrations on the connection that `tenure.store.migrate` hands over."""
+"""Alembic's entry point: runs the migrations on the connection that `tenure.store.migrate` provides."""
 
 from alembic import context
 
+from tenure.store.migrations.functions import install_functions
 from tenure.store.tables import metadata
 
 options = context.config.attributes
@@ -14,7 +15,11 @@ context.configure(
     target_metadata=metadata,
     version_table="tenure_schema",
     literal_binds=options.get("connection") is None,
-    # The caller has begun the transaction and holds the lock in it.
+    # A script is not sent to a driver, which would undo doubled percent signs. With this style SQLAlchemy does not
+    # double them.
+    dialect_opts={"paramstyle": "named"},
+    # The caller has begun the transaction and taken the migration lock in it.
     transaction_per_migration=False,
 )
 context.run_migrations()
+install_functions(context.get_context())

@@ -1,6 +1,6 @@
-"""How an instance reaches its server: which connections are for what, and what is tried again.
+"""The connections of an instance to PostgreSQL, how each is used, and which calls are retried.
 
-Hot calls use connections of their own: resetting a pooled asyncpg connection costs 20 to 45 % of a short read. All
+Hot calls do not use the pool of SQLAlchemy: resetting a pooled asyncpg connection costs 20 to 45 % of a short read. All
 connections together never exceed `pool_size`.
 """
 
@@ -12,31 +12,33 @@ import asyncpg
 from sqlalchemy import URL, Connection
 from sqlalchemy.ext.asyncio import create_async_engine
 
+from tenure.store.contract import Topic
 from tenure.store.engines.postgres.connections import (
     CLOSE_SECONDS,
     CONNECT_SECONDS,
     HOT_SETTINGS,
     SETTINGS,
     HotConnections,
-    SomeOf,
-    allow,
+    LimitedConnections,
     connect,
-    share_out,
+    divide_pool,
+    set_timeouts,
 )
 from tenure.store.engines.postgres.errors import cause_of
+from tenure.store.limits import LONG_READ_SECONDS
 from tenure.store.retries import Retries
-from tenure.store.store import LONG_READ_SECONDS, Topic
+from tenure.telemetry.events import Telemetry
 
 T = TypeVar("T")
 
 
 class PostgresClient:
-    def __init__(self, url: URL, pool_size: int) -> None:
+    def __init__(self, url: URL, pool_size: int, telemetry: Telemetry | None = None) -> None:
         self._dsn = url.set(drivername="postgresql").render_as_string(hide_password=False)
-        shares = share_out(pool_size)
+        shares = divide_pool(pool_size)
         self._hot = HotConnections(self._connect_hot, shares.hot)
-        self._openings = SomeOf(self._hot, shares.openings)
-        self._keepings = SomeOf(self._hot, shares.keepings)
+        self._openings = LimitedConnections(self._hot, shares.openings)
+        self._ordinary = LimitedConnections(self._hot, shares.ordinary)
         self._watching = HotConnections(self._connect_listening, 1)
         self._renewals = HotConnections(self._connect_hot, shares.renewals) if shares.renewals else self._watching
         self._wakes: dict[str, list[Callable[[], None]]] = {}
@@ -47,27 +49,24 @@ class PostgresClient:
             max_overflow=0,
             pool_timeout=CONNECT_SECONDS,
         )
-        # One is left for short ones, where there are two.
+        # If there are several read connections, long reads leave one of them for short reads.
         self._long_reads = asyncio.Semaphore(max(1, shares.reads - 1))
-        self._retries = Retries(cause_of)
+        self._retries = Retries(cause_of, telemetry or Telemetry())
 
     async def close(self) -> None:
-        """Says goodbye if the server listens, and goes anyway."""
+        """Closes the connections, and stops waiting for the server after CLOSE_SECONDS."""
         hot = {self._hot, self._watching, self._renewals}
-        goodbyes = (*(connections.close() for connections in hot), self._engine.dispose())
-        tasks = [asyncio.ensure_future(goodbye) for goodbye in goodbyes]
+        closings = (*(connections.close() for connections in hot), self._engine.dispose())
+        tasks = [asyncio.ensure_future(closing) for closing in closings]
         await asyncio.wait(tasks, timeout=CLOSE_SECONDS)
         for task in tasks:
             task.cancel()
 
-    async def _keep(self, statement: str, *arguments: Any) -> Sequence[asyncpg.Record]:
-        return await self._call(self._keepings, statement, *arguments)
+    async def _call(self, statement: str, *arguments: Any) -> Sequence[asyncpg.Record]:
+        return await self._call_on(self._ordinary, statement, *arguments)
 
-    async def _watch(self, statement: str, *arguments: Any) -> Sequence[asyncpg.Record]:
-        return await self._call(self._watching, statement, *arguments)
-
-    async def _call(
-        self, connections: HotConnections | SomeOf, statement: str, *arguments: Any
+    async def _call_on(
+        self, connections: HotConnections | LimitedConnections, statement: str, *arguments: Any
     ) -> Sequence[asyncpg.Record]:
         return await self._retries.run(lambda: connections.fetch(statement, arguments))
 
@@ -80,25 +79,25 @@ class PostgresClient:
         return await self._retries.run(run)
 
     async def _read_long(self, read: Callable[[Connection], T], seconds: int = LONG_READ_SECONDS) -> T:
-        def unhurried(connection: Connection) -> T:
-            allow(connection, seconds)
+        def with_timeouts(connection: Connection) -> T:
+            set_timeouts(connection, seconds)
             return read(connection)
 
         async def run() -> T:
             async with self._long_reads, self._engine.begin() as connection:
-                return await connection.run_sync(unhurried)
+                return await connection.run_sync(with_timeouts)
 
         return await self._retries.run(run, seconds)
 
     async def _fetch_long(self, statement: str, *arguments: Any) -> Sequence[asyncpg.Record]:
-        """A long read in the driver's own words, planned for these arguments: hot connections plan once for all."""
+        """Runs a long read through asyncpg, planned for these arguments. Hot connections would use a generic plan."""
 
         async def run() -> Sequence[asyncpg.Record]:
             async with self._long_reads, self._engine.begin() as connection:
-                await connection.run_sync(allow, LONG_READ_SECONDS)
+                await connection.run_sync(set_timeouts, LONG_READ_SECONDS)
                 driver: Any = (await connection.get_raw_connection()).driver_connection
-                lines: Sequence[asyncpg.Record] = await driver.fetch(statement, *arguments)
-                return lines
+                records: Sequence[asyncpg.Record] = await driver.fetch(statement, *arguments)
+                return records
 
         return await self._retries.run(run, LONG_READ_SECONDS)
 
@@ -111,16 +110,16 @@ class PostgresClient:
     async def _connect_listening(self) -> asyncpg.Connection:
         connection = await self._connect_hot()
         for topic in Topic:
-            await connection.add_listener(topic.value, self._heard)
-        # The next look, which makes a new connection, is then at once.
-        connection.add_termination_listener(self._lost)
+            await connection.add_listener(topic.value, self._on_notification)
+        # A lost connection wakes the subscribers: their next read of the board opens a new connection.
+        connection.add_termination_listener(self._on_connection_lost)
         return connection
 
-    def _heard(self, _connection: object, _sender: int, channel: str, _text: object) -> None:
+    def _on_notification(self, _connection: object, _sender: int, channel: str, _text: object) -> None:
         for wake in self._wakes.get(channel, ()):
             wake()
 
-    def _lost(self, *_connection: object) -> None:
+    def _on_connection_lost(self, *_connection: object) -> None:
         for wakes in self._wakes.values():
             for wake in wakes:
                 wake()

@@ -1,4 +1,4 @@
-"""Connections, with limits on everything that could make others wait for this process."""
+"""Connections to PostgreSQL. Timeouts limit how long a connection of this process can block other transactions."""
 
 import asyncio
 import socket
@@ -12,10 +12,12 @@ from tenure.errors import ConfigurationError
 from tenure.store.engines.postgres.errors import LEASE_LOST
 
 OPENINGS_MAX = 4
-KEEPINGS_MAX = 3
+ORDINARY_MAX = 3
 READS = 2
-ROOMY = 7
-LARGE = 8
+RENEWALS_POOL_MIN = 7
+"""From this pool size on, renewals have their own connection."""
+READS_POOL_MIN = 8
+"""From this pool size on, reads have two connections."""
 CLOSE_SECONDS = 0.5
 CONNECT_SECONDS = 1.0
 TCP_USER_TIMEOUT_MS = 2000
@@ -26,16 +28,16 @@ SETTINGS = {
     "idle_in_transaction_session_timeout": "1000ms",
     "tcp_user_timeout": f"{TCP_USER_TIMEOUT_MS}ms",
     "jit": "off",
-    # Else a plan for windows of long ago, once it is taken for the general one, would be used for the newest, too.
+    # Otherwise a generic plan made for old windows would also be used for the newest ones.
     "plan_cache_mode": "force_custom_plan",
 }
 TRANSACTION_TIMEOUT = "2000ms"
-"""Ends a transaction whose last message never arrives, which the other timeouts do not."""
+"""Ends a transaction if the client's last message never arrives. The other timeouts do not cover that case."""
 TRANSACTION_TIMEOUT_SINCE = 17
 
 HOT_SETTINGS = {
-    # The generic plan of a hot statement is made once per connection, maybe while the table is still empty. It must be
-    # the one for a million rows.
+    # The generic plan of a hot statement is made once per connection, maybe while the table is still empty. These
+    # settings force the plan that suits a million rows.
     "plan_cache_mode": "force_generic_plan",
     "enable_seqscan": "off",
     "enable_bitmapscan": "off",
@@ -44,46 +46,47 @@ HOT_SETTINGS = {
 }
 
 
-class Shares(NamedTuple):
-    """How the connections of an instance are shared out; together they are never more than `pool_size`."""
+class PoolShares(NamedTuple):
+    """The division of an instance's connections. Their sum never exceeds `pool_size`."""
 
     hot: int
     openings: int
-    keepings: int
-    """Of the hot ones, at most: each leaves one to the other."""
+    """How many hot connections opens and accepts may use at a time. At least one is left for ordinary calls."""
+    ordinary: int
+    """How many hot connections all other calls may use at a time. At least one is left for opens."""
     renewals: int
     reads: int
 
 
-def share_out(pool_size: int) -> Shares:
-    """One is for the board. Renewals have one of their own, but in the smallest pools, where they share that one."""
-    renewals = 1 if pool_size >= ROOMY else 0
-    reads = READS if pool_size >= LARGE else 1
+def divide_pool(pool_size: int) -> PoolShares:
+    """Reserves one connection for the board. Renewals have their own, or use the board's in the smallest pools."""
+    renewals = 1 if pool_size >= RENEWALS_POOL_MIN else 0
+    reads = READS if pool_size >= READS_POOL_MIN else 1
     hot = pool_size - 1 - renewals - reads
-    return Shares(hot, min(OPENINGS_MAX, hot - 1), min(KEEPINGS_MAX, hot - 1), renewals, reads)
+    return PoolShares(hot, min(OPENINGS_MAX, hot - 1), min(ORDINARY_MAX, hot - 1), renewals, reads)
 
 
 class HotConnections:
-    """A few connections that go straight from one statement to the next. One that fails in any way is dropped."""
+    """A few connections that are reused without a reset. A connection that fails in any way is dropped."""
 
     def __init__(self, connect: Callable[[], Awaitable[asyncpg.Connection]], limit: int) -> None:
         self._connect = connect
-        self._room = asyncio.Semaphore(limit)
+        self._slots = asyncio.Semaphore(limit)
         self._free: list[asyncpg.Connection] = []
 
     async def fetch(self, statement: str, arguments: Sequence[Any]) -> Sequence[asyncpg.Record]:
-        async with self._room:
+        async with self._slots:
             connection = self._free.pop() if self._free else await self._connect()
             try:
-                lines: Sequence[asyncpg.Record] = await connection.fetch(statement, *arguments)
+                records: Sequence[asyncpg.Record] = await connection.fetch(statement, *arguments)
             except BaseException as error:
-                self._part_with(connection, error)
+                self._release_failed(connection, error)
                 raise
             self._free.append(connection)
-            return lines
+            return records
 
-    def _part_with(self, connection: asyncpg.Connection, error: BaseException) -> None:
-        """Whether it is broken, cancelled or in doubt: its transaction must not outlive it here."""
+    def _release_failed(self, connection: asyncpg.Connection, error: BaseException) -> None:
+        """Terminates the connection, so that its transaction does not stay open. After LEASE_LOST it is reused."""
         if getattr(error, "sqlstate", None) == LEASE_LOST:
             self._free.append(connection)
             return
@@ -92,7 +95,7 @@ class HotConnections:
             self._drop_free()
 
     def _drop_free(self) -> None:
-        """A server that went away took all connections with it: no try may be wasted on the others."""
+        """Terminates the free connections: the server may be gone, and then a retry must not use one of them."""
         while self._free:
             self._free.pop().terminate()
 
@@ -103,15 +106,15 @@ class HotConnections:
         )
 
 
-class SomeOf:
-    """At most so many of the hot connections at a time."""
+class LimitedConnections:
+    """Uses at most `limit` of the hot connections at a time."""
 
     def __init__(self, connections: HotConnections, limit: int) -> None:
         self._connections = connections
-        self._room = asyncio.Semaphore(limit)
+        self._slots = asyncio.Semaphore(limit)
 
     async def fetch(self, statement: str, arguments: Sequence[Any]) -> Sequence[asyncpg.Record]:
-        async with self._room:
+        async with self._slots:
             return await self._connections.fetch(statement, arguments)
 
 
@@ -134,12 +137,12 @@ async def connect(dsn: str, settings: dict[str, str]) -> asyncpg.Connection:
     return connection
 
 
-def allow(connection: Connection, seconds: int) -> None:
-    """Gives this transaction more time than the settings of its connection do."""
+def set_timeouts(connection: Connection, seconds: int) -> None:
+    """Replaces the timeouts of the connection for this transaction."""
     names = ["statement_timeout", "lock_timeout"]
     if connection.dialect.server_version_info >= (TRANSACTION_TIMEOUT_SINCE,):  # type: ignore[operator]
         names.append("transaction_timeout")
-    # A transaction timeout that is running goes on as it was set, unless it is stopped first.
+    # A transaction timeout that already runs keeps its value, unless it is switched off first.
     changes = [("transaction_timeout", "0")] if "transaction_timeout" in names else []
     changes += [(name, f"{seconds}s") for name in names]
     settings = ", ".join(f"set_config('{name}', '{value}', true)" for name, value in changes)
@@ -147,7 +150,7 @@ def allow(connection: Connection, seconds: int) -> None:
 
 
 def _detect_dead_peers(connection: asyncpg.Connection) -> None:
-    """Without this, a server that vanished without a goodbye is noticed after minutes only."""
+    """Sets TCP_USER_TIMEOUT. Without it, it takes minutes to detect that the server has disappeared."""
     transport_socket = connection._transport.get_extra_info("socket")  # noqa: SLF001 - asyncpg offers no other way
     if transport_socket is not None and transport_socket.family in (socket.AF_INET, socket.AF_INET6):
         option = getattr(socket, "TCP_USER_TIMEOUT", None)

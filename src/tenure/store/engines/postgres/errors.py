@@ -1,4 +1,4 @@
-"""What PostgreSQL's errors, and asyncpg's own, mean."""
+"""Maps errors of PostgreSQL and asyncpg to the causes that `store/retries.py` handles."""
 
 import asyncpg
 from sqlalchemy.exc import DBAPIError
@@ -7,7 +7,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from tenure.store.retries import Cause
 
 LEASE_LOST = "TL001"
-"""Raised by our own functions: no fault of the connection."""
+"""The SQLSTATE that Tenure's functions raise if a lease was lost. The connection remains usable."""
 
 _CAUSES = {
     LEASE_LOST: Cause.LEASE_LOST,
@@ -16,7 +16,7 @@ _CAUSES = {
     "40001": Cause.DEADLOCK,
     "55P03": Cause.LOCK_TIMEOUT,
     "57014": Cause.TIMEOUT,
-    "25006": Cause.CONNECTION,  # read only: a server that another one has taken over from
+    "25006": Cause.CONNECTION,  # read only: the server was demoted after a failover
     "25P03": Cause.CONNECTION,
     "25P04": Cause.TIMEOUT,
     "53300": Cause.CONNECTION,
@@ -37,7 +37,7 @@ _CONNECTION_ERRORS = (
     TimeoutError,
     PoolTimeout,
     asyncpg.InterfaceError,
-    # A connection that lost count of its own state, after a pause for example.
+    # The protocol state of the connection is inconsistent, for example after the process was paused.
     asyncpg.InternalClientError,
 )
 

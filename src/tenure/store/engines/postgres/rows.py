@@ -1,4 +1,4 @@
-"""Between records of asyncpg and the model; arguments and answers of the functions in `migrations/postgres`."""
+"""Maps requests to the arguments of the functions in `functions/`, and the records they return to domain objects."""
 
 import struct
 from collections.abc import Sequence
@@ -8,46 +8,50 @@ from typing import Any
 import asyncpg
 
 from tenure.clock import to_microseconds
-from tenure.deadlines import opened, span_of
-from tenure.ids import id_text
-from tenure.model.leases import JOB_LOCK, BeginFound, Begun, Fence, Lease
-from tenure.model.sessions import (
-    Attached,
-    Closing,
-    Ended,
+from tenure.domain.deadlines import opened, span_of
+from tenure.domain.jobs import BeginRunOutcome, BeginRunResult
+from tenure.domain.leases import JOB_LOCK, Fence, Lease
+from tenure.domain.sessions import (
+    ClosedSession,
+    EndResult,
     Found,
-    Kept,
+    HeartbeatResult,
     Limits,
-    Open,
-    Opened,
-    Outcome,
+    OpenOutcome,
+    OpenRequest,
+    OpenResult,
     Session,
     StreamCounters,
-    StreamUpdated,
 )
-from tenure.model.submissions import (
-    Accepted,
-    BeginAttemptFound,
-    BegunAttempt,
-    BegunAttempts,
+from tenure.domain.streams import AttachResult, StreamUpdateResult
+from tenure.domain.submissions import (
+    BeginAttemptOutcome,
+    BeginAttemptResult,
+    BeginAttemptsResult,
+    PendingEntry,
+    PendingPage,
     SubmissionState,
-    Submit,
-    Waiting,
-    WaitingPage,
+    SubmitRequest,
+    SubmitResult,
 )
-from tenure.store import leases, sessions
+from tenure.ids import id_text
+from tenure.store.reads import leases, sessions
 
 SESSION_COLUMNS = ", ".join(f"(e.session).{column.name}" for column in sessions.COLUMNS)
-"""Column by column: for a composite, asyncpg asks every new connection a dozen questions about its type."""
+"""The columns of the returned session, one by one. If a statement returned the session as one composite value, asyncpg
+would send a dozen queries about its type on every new connection."""
 
 
 def array(values: Sequence[str]) -> str:
-    """An array as text, for values that need no quotes. asyncpg's own encoding costs more than the rest of the call."""
+    """An array as text, for values that need no quotes. Encoding it in asyncpg costs more than the rest of the call."""
     return f"{{{','.join(values)}}}"
 
 
 def numbers(values: Sequence[int | None]) -> str | None:
-    """`unnest` fills up a missing array with NULLs, which is cheaper than sending them."""
+    """An array of numbers as text, or None if no value is set.
+
+    `unnest` fills a missing array with NULLs, which is cheaper than sending the NULLs.
+    """
     if not any(values):
         return None
     return array(["NULL" if value is None else str(value) for value in values])
@@ -57,169 +61,175 @@ def flags(values: Sequence[bool]) -> str:
     return array(["t" if value else "f" for value in values])
 
 
-def openings(lines: Sequence[asyncpg.Record], wishes: Sequence[Open], limits: Limits) -> Sequence[Opened]:
-    answers: list[Opened | None] = [None] * len(wishes)
-    closings: dict[int, list[Closing]] = {}
-    for line in lines:
-        position, outcome = line[0], line[1]
+def open_results(
+    records: Sequence[asyncpg.Record], requests: Sequence[OpenRequest], limits: Limits
+) -> Sequence[OpenResult]:
+    results: list[OpenResult | None] = [None] * len(requests)
+    closed_sessions: dict[int, list[ClosedSession]] = {}
+    for record in records:
+        position, outcome = record[0], record[1]
         if position is None:
             if outcome == "created":
-                return _created_or(answers, wishes, limits, line[5])
+                return _created_unless_found(results, requests, limits, record[5])
         elif outcome == "closing":
-            closings.setdefault(position, []).append(Closing(str(line[2]), line[8], line[7]))
+            closed_sessions.setdefault(position, []).append(ClosedSession(str(record[2]), record[8], record[7]))
         else:
-            answers[position - 1] = _opening(line, wishes[position - 1], limits)
-    found = [answer or _AGAIN for answer in answers]
-    for position, closed in closings.items():
-        found[position - 1] = Opened(found[position - 1].outcome, found[position - 1].session, closed)
+            results[position - 1] = _open_result(record, requests[position - 1], limits)
+    found = [result or _AGAIN for result in results]
+    for position, closed in closed_sessions.items():
+        found[position - 1] = OpenResult(found[position - 1].outcome, found[position - 1].session, closed)
     return found
 
 
-_AGAIN = Opened(Outcome.AGAIN)
+_AGAIN = OpenResult(OpenOutcome.AGAIN)
 
 
-def _created_or(
-    answers: Sequence[Opened | None], wishes: Sequence[Open], limits: Limits, started_at: datetime
-) -> Sequence[Opened]:
+def _created_unless_found(
+    results: Sequence[OpenResult | None], requests: Sequence[OpenRequest], limits: Limits, started_at: datetime
+) -> Sequence[OpenResult]:
     span = span_of(limits, started_at)
     return [
-        answer or Opened(Outcome.CREATED, opened(wish, limits, started_at, span))
-        for answer, wish in zip(answers, wishes, strict=True)
+        result or OpenResult(OpenOutcome.CREATED, opened(request, limits, started_at, span))
+        for result, request in zip(results, requests, strict=True)
     ]
 
 
-def _opening(line: asyncpg.Record, wish: Open, limits: Limits) -> Opened:
-    outcome = Outcome(line[1])
-    if outcome not in (Outcome.CREATED, Outcome.EXISTING, Outcome.UPGRADED):
-        return Opened(outcome)
-    if line[3] is None:
-        return Opened(outcome, opened(wish, limits, line[5]))
-    return Opened(outcome, _found(line, wish))
+def _open_result(record: asyncpg.Record, request: OpenRequest, limits: Limits) -> OpenResult:
+    outcome = OpenOutcome(record[1])
+    if outcome not in (OpenOutcome.CREATED, OpenOutcome.EXISTING, OpenOutcome.UPGRADED):
+        return OpenResult(outcome)
+    if record[3] is None:
+        return OpenResult(outcome, opened(request, limits, record[5]))
+    return OpenResult(outcome, _existing_session(record, request))
 
 
-def _found(line: asyncpg.Record, wish: Open) -> Session:
-    previous = line[14]
+def _existing_session(record: asyncpg.Record, request: OpenRequest) -> Session:
+    previous = record[14]
     return Session(
-        session_id=str(line[2]),
-        tenant_object_id=str(line[16]),
-        user_object_id=wish.user_object_id,
-        capacity_id=wish.capacity_id,
-        kind=line[3],
-        state=line[4],
-        started_at=line[5],
-        term_ends_at=line[6],
-        deadline_at=line[7],
-        lapse_reason=line[8],
-        lease_microseconds=line[9],
-        idle_microseconds=line[10],
-        heartbeat_microseconds=line[11],
-        last_heartbeat_at=line[12],
-        last_activity_at=line[13],
+        session_id=str(record[2]),
+        tenant_object_id=str(record[16]),
+        user_object_id=request.user_object_id,
+        capacity_id=request.capacity_id,
+        kind=record[3],
+        state=record[4],
+        started_at=record[5],
+        term_ends_at=record[6],
+        deadline_at=record[7],
+        lapse_reason=record[8],
+        lease_microseconds=record[9],
+        idle_microseconds=record[10],
+        heartbeat_microseconds=record[11],
+        last_heartbeat_at=record[12],
+        last_activity_at=record[13],
         previous_session_id=None if previous is None else str(previous),
-        modified_at=line[15],
-        stream=None if line[17] is None else StreamCounters(*line[17]),
+        modified_at=record[15],
+        stream=None if record[17] is None else StreamCounters(*record[17]),
     )
 
 
 def session(record: asyncpg.Record) -> Session:
-    return sessions.session_from_values(plain(record))
+    return sessions.session_from_values(values_of(record))
 
 
-def kept(lines: Sequence[asyncpg.Record], session_ids: Sequence[str]) -> Sequence[Kept]:
-    answers = [_UNKNOWN] * len(session_ids)
-    for position, found, state, deadline_at, heartbeat, close_reason, recorded in lines:
-        closing = Closing(session_ids[position - 1], close_reason, deadline_at) if recorded else None
-        answers[position - 1] = Kept(Found(found), state, deadline_at, heartbeat, close_reason, closing)
-    return answers
+def heartbeat_results(records: Sequence[asyncpg.Record], session_ids: Sequence[str]) -> Sequence[HeartbeatResult]:
+    results = [_UNKNOWN] * len(session_ids)
+    for position, found, state, deadline_at, heartbeat, close_reason, recorded in records:
+        closed = ClosedSession(session_ids[position - 1], close_reason, deadline_at) if recorded else None
+        results[position - 1] = HeartbeatResult(Found(found), state, deadline_at, heartbeat, close_reason, closed)
+    return results
 
 
-_UNKNOWN = Kept(Found.UNKNOWN)
+_UNKNOWN = HeartbeatResult(Found.UNKNOWN)
 
 
-def ended(lines: Sequence[asyncpg.Record], count: int) -> Sequence[Ended]:
-    answers = [Ended(Found.UNKNOWN)] * count
-    for line in lines:
-        held = line["session_id"] is None
-        answers[line["position"] - 1] = (
-            Ended(Found.HELD) if held else Ended(Found.OVER, session(line), line["recorded"])
+def end_results(records: Sequence[asyncpg.Record], count: int) -> Sequence[EndResult]:
+    results = [EndResult(Found.UNKNOWN)] * count
+    for record in records:
+        held = record["session_id"] is None
+        results[record["position"] - 1] = (
+            EndResult(Found.HELD) if held else EndResult(Found.OVER, session(record), record["recorded"])
         )
-    return answers
+    return results
 
 
-def attached(lines: Sequence[asyncpg.Record], count: int) -> Sequence[Attached]:
-    answers = [Attached(Found.UNKNOWN)] * count
-    for line in lines:
-        one = session(line)
-        closing = Closing(one.session_id, one.lapse_reason, one.deadline_at) if line["recorded"] else None
-        answers[line["position"] - 1] = Attached(Found(line["found"]), one, line["attachment"], line["now"], closing)
-    return answers
-
-
-def streams_updated(lines: Sequence[asyncpg.Record], count: int) -> Sequence[StreamUpdated]:
-    answers = [StreamUpdated(Found.UNKNOWN)] * count
-    for line in lines:
-        answers[line["position"] - 1] = StreamUpdated(
-            Found(line["found"]), session(line), line["now"], line["recorded"]
+def attach_results(records: Sequence[asyncpg.Record], count: int) -> Sequence[AttachResult]:
+    results = [AttachResult(Found.UNKNOWN)] * count
+    for record in records:
+        found = session(record)
+        closed = ClosedSession(found.session_id, found.lapse_reason, found.deadline_at) if record["recorded"] else None
+        results[record["position"] - 1] = AttachResult(
+            Found(record["found"]), found, record["attachment"], record["now"], closed
         )
-    return answers
+    return results
 
 
-def lease(line: asyncpg.Record) -> Lease:
-    return leases.lease_from_values(line, line["now"])
+def stream_update_results(records: Sequence[asyncpg.Record], count: int) -> Sequence[StreamUpdateResult]:
+    results = [StreamUpdateResult(Found.UNKNOWN)] * count
+    for record in records:
+        results[record["position"] - 1] = StreamUpdateResult(
+            Found(record["found"]), session(record), record["now"], record["recorded"]
+        )
+    return results
 
 
-def begun(line: asyncpg.Record, job: str, holder: str) -> Begun:
-    found = BeginFound(line["found"])
-    if found is not BeginFound.BEGUN:
-        return Begun(found)
+def lease(record: asyncpg.Record) -> Lease:
+    return leases.lease_from_values(record, record["now"])
+
+
+def begin_run_result(record: asyncpg.Record, job: str, holder: str) -> BeginRunResult:
+    found = BeginRunOutcome(record["found"])
+    if found is not BeginRunOutcome.BEGUN:
+        return BeginRunResult(found)
     name = JOB_LOCK + job
-    reclaimed = line["reclaimed_epoch"] and Fence(name, line["reclaimed_holder"], line["reclaimed_epoch"])
-    return Begun(
+    reclaimed = record["reclaimed_epoch"] and Fence(name, record["reclaimed_holder"], record["reclaimed_epoch"])
+    return BeginRunResult(
         found,
-        fence=Fence(name, holder, line["epoch"]),
-        started_at=line["started_at"],
-        expires_at=line["expires_at"],
-        tick_at=line["tick_at"],
-        lock_timeout_microseconds=line["lock_timeout_microseconds"],
-        failures_in_a_row=line["failures_in_a_row"],
+        fence=Fence(name, holder, record["epoch"]),
+        started_at=record["started_at"],
+        expires_at=record["expires_at"],
+        tick_at=record["tick_at"],
+        lock_timeout_microseconds=record["lock_timeout_microseconds"],
+        failures_in_a_row=record["failures_in_a_row"],
         reclaimed=reclaimed,
+        clock_behind=record["clock_behind"],
     )
 
 
-def accepted(lines: Sequence[asyncpg.Record], wishes: Sequence[Submit]) -> Sequence[Accepted]:
-    """What nothing is told of was made by this call."""
+def submit_results(records: Sequence[asyncpg.Record], requests: Sequence[SubmitRequest]) -> Sequence[SubmitResult]:
+    """A request without a record was stored by this call."""
     pending = SubmissionState.PENDING.value
-    answers = [Accepted(wish.submission_id, pending, same=True, new=True) for wish in wishes]
-    for position, submission_id, state, same, new in lines:
-        answers[position - 1] = Accepted(str(submission_id), state, same, new)
-    return answers
+    results = [SubmitResult(request.submission_id, pending, same=True, new=True) for request in requests]
+    for position, submission_id, state, same, new in records:
+        results[position - 1] = SubmitResult(str(submission_id), state, same, new)
+    return results
 
 
-def waiting(line: asyncpg.Record) -> WaitingPage:
-    now, gateways, packed = line
+def pending_page(record: asyncpg.Record) -> PendingPage:
+    now, gateways, packed = record
     if packed is None:
-        return WaitingPage(now, [])
+        return PendingPage(now, [])
     rows = [
         (int.from_bytes(each, "big"), gateway, None if due == _NEVER else due + _SINCE_1970, changed + _SINCE_1970)
-        for (each, changed, due), gateway in zip(_WAITING.iter_unpack(packed), gateways, strict=True)
+        for (each, changed, due), gateway in zip(_PENDING_ENTRY.iter_unpack(packed), gateways, strict=True)
     ]
-    return WaitingPage(now, list(map(Waiting._make, rows)))
+    return PendingPage(now, list(map(PendingEntry._make, rows)))
 
 
-_WAITING = struct.Struct(">16sqq")
+_PENDING_ENTRY = struct.Struct(">16sqq")
 _NEVER = -(1 << 63)
 _SINCE_1970 = to_microseconds(datetime(2000, 1, 1, tzinfo=UTC))
-"""PostgreSQL counts from 2000."""
+"""Microseconds from 1970 to 2000, because PostgreSQL counts from 2000."""
 
 
-def begun_attempts(lines: Sequence[asyncpg.Record]) -> BegunAttempts:
-    return BegunAttempts(
-        lines[0][5], [BegunAttempt(str(line[0]), BeginAttemptFound(line[1]), *line[2:5]) for line in lines]
+def begin_attempts_result(records: Sequence[asyncpg.Record]) -> BeginAttemptsResult:
+    return BeginAttemptsResult(
+        records[0][5],
+        [BeginAttemptResult(str(record[0]), BeginAttemptOutcome(record[1]), *record[2:5]) for record in records],
     )
 
 
-def plain(record: asyncpg.Record) -> dict[str, Any]:
-    """With ids as canonical strings."""
+def values_of(record: asyncpg.Record) -> dict[str, Any]:
+    """The values of the record by column name, with ids as canonical strings."""
     return {
         name: id_text(value) if name.endswith("_id") and value is not None else value for name, value in record.items()
     }

@@ -1,9 +1,9 @@
-"""PostgreSQL, from version 14 on, through asyncpg.
+"""The store on PostgreSQL 14 or later, through asyncpg.
 
-Every write is one server-side function, called in one message: no pause of this process can leave a transaction open,
-and what must be seen after a lock is read in a later statement of the function (READ COMMITTED takes a snapshot per
-statement). The functions are in `migrations/postgres`, each with its version in its name, so that instances of two
-versions can work side by side during an upgrade.
+Every write is one call of a server-side function, sent in one message. So a pause of this process cannot leave a
+transaction open. If a function must read rows as they are after it has acquired a lock, it reads them in a later
+statement than the lock, because READ COMMITTED takes a snapshot per statement. The functions are in `functions/`, each
+with its version in its name, so that instances of two versions can run side by side during an upgrade.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,72 +13,44 @@ from msgspec.structs import astuple
 from sqlalchemy import Connection, text
 
 from tenure.clock import MICROSECOND, from_microseconds
-from tenure.ids import id_of_number, new_id
-from tenure.model.leases import (
-    Acquired,
-    BeginFound,
-    Begun,
-    Board,
-    Fence,
-    Job,
-    JobCommand,
-    JobSettings,
-    Lease,
-    Pruned,
-    RunOutcome,
-)
-from tenure.model.sessions import (
-    Attach,
-    Attached,
-    Capacity,
-    Closing,
-    End,
-    Ended,
+from tenure.domain.capacities import Capacity, Seats
+from tenure.domain.jobs import BeginRunResult, Board, Job, JobCommand, JobSettings, Pruned, RunOutcome
+from tenure.domain.leases import AcquireResult, Fence, Lease
+from tenure.domain.sessions import (
+    ClosedSession,
+    EndRequest,
+    EndResult,
     Heartbeat,
-    Kept,
+    HeartbeatResult,
     Limits,
-    Open,
-    Opened,
-    Seats,
+    OpenRequest,
+    OpenResult,
     StreamCounters,
-    StreamUpdate,
-    StreamUpdated,
-    Swept,
+    SweepResult,
 )
-from tenure.model.submissions import (
-    Accepted,
+from tenure.domain.streams import AttachRequest, AttachResult, StreamUpdate, StreamUpdateResult
+from tenure.domain.submissions import (
     AttemptEnd,
-    BegunAttempts,
+    BeginAttemptsResult,
     Change,
-    Moved,
-    Parcel,
+    Envelope,
+    PendingPage,
     SubmissionCommand,
-    Submit,
-    WaitingPage,
+    SubmissionStatus,
+    SubmitRequest,
+    SubmitResult,
 )
-from tenure.model.usage import (
-    Chunk,
-    Cut,
-    CutRules,
-    Life,
-    Piece,
-    PrunedUsage,
-    Seal,
-    Window,
-)
-from tenure.store import capacities, leases, migrate, submissions
+from tenure.domain.usage import BillableInterval, Chunk, ChunkBounds, ChunkDigest, Cut, CutRules, PrunedUsage, Window
+from tenure.ids import id_of_number, new_id
+from tenure.store import migrate
+from tenure.store.contract import Topic
+from tenure.store.contract.sessions import OpenLane
 from tenure.store.engines.postgres import rows, statements
 from tenure.store.engines.postgres.client import PostgresClient
-from tenure.store.engines.postgres.connections import allow
-from tenure.store.reading import SharedReads
-from tenure.store.store import (
-    JOB_RUNS_KEPT,
-    LEASE_HISTORY_KEPT,
-    SUBMISSIONS_KEPT,
-    USAGE_KEPT,
-    Lane,
-    Topic,
-)
+from tenure.store.engines.postgres.connections import set_timeouts
+from tenure.store.limits import JOB_RUNS_KEPT, LEASE_HISTORY_KEPT, SUBMISSIONS_KEPT, USAGE_KEPT
+from tenure.store.reads import capacities, leases, submissions
+from tenure.store.reads.shared import SharedReads
 
 MIGRATION_SECONDS = 600
 MIGRATION_LOCK = 7305808868231127650
@@ -88,52 +60,58 @@ class PostgresStore(PostgresClient, SharedReads):
     dialect_name = "postgresql"
     batches_in_flight = 2
 
-    async def open_sessions(self, lane: Lane, wishes: Sequence[Open], limits: Limits) -> Sequence[Opened]:
-        lines = await self._call(
+    async def open_sessions(
+        self, lane: OpenLane, requests: Sequence[OpenRequest], limits: Limits
+    ) -> Sequence[OpenResult]:
+        records = await self._call_on(
             self._openings,
             statements.OPEN[lane],
-            rows.array([wish.capacity_id for wish in wishes]),
-            rows.array([wish.user_object_id for wish in wishes]),
-            rows.array([wish.tenant_object_id for wish in wishes]),
-            rows.array([str(wish.kind) for wish in wishes]),
-            rows.array([wish.session_id for wish in wishes]),
-            rows.numbers([wish.lease_microseconds for wish in wishes]),
-            rows.numbers([wish.heartbeat_microseconds for wish in wishes]),
-            rows.numbers([wish.idle_microseconds for wish in wishes]),
+            rows.array([request.capacity_id for request in requests]),
+            rows.array([request.user_object_id for request in requests]),
+            rows.array([request.tenant_object_id for request in requests]),
+            rows.array([str(request.kind) for request in requests]),
+            rows.array([request.session_id for request in requests]),
+            rows.numbers([request.lease_microseconds for request in requests]),
+            rows.numbers([request.heartbeat_microseconds for request in requests]),
+            rows.numbers([request.idle_microseconds for request in requests]),
             limits.term // MICROSECOND,
             limits.lease_microseconds,
             limits.heartbeat_microseconds,
             limits.idle_microseconds,
         )
-        return rows.openings(lines, wishes, limits)
+        return rows.open_results(records, requests, limits)
 
-    async def heartbeat(self, heartbeats: Sequence[Heartbeat]) -> Sequence[Kept]:
+    async def heartbeat(self, heartbeats: Sequence[Heartbeat]) -> Sequence[HeartbeatResult]:
         session_ids = [heartbeat.session_id for heartbeat in heartbeats]
         active = rows.flags([heartbeat.active for heartbeat in heartbeats])
-        return rows.kept(await self._keep(statements.HEARTBEAT, rows.array(session_ids), active), session_ids)
-
-    async def end_sessions(self, ends: Sequence[End]) -> Sequence[Ended]:
-        reasons = rows.array([end.reason for end in ends])
-        return rows.ended(
-            await self._keep(statements.END, rows.array([end.session_id for end in ends]), reasons), len(ends)
+        return rows.heartbeat_results(
+            await self._call(statements.HEARTBEAT, rows.array(session_ids), active), session_ids
         )
 
-    async def expire_sessions(self, fence: Fence, limit: int) -> Swept:
-        *over, (_, _, _, looked_at) = await self._keep(statements.EXPIRE, *astuple(fence), limit)
-        return Swept([Closing(str(session_id), reason, at) for session_id, reason, at, _ in over], looked_at)
+    async def end_sessions(self, ends: Sequence[EndRequest]) -> Sequence[EndResult]:
+        reasons = rows.array([end.reason for end in ends])
+        return rows.end_results(
+            await self._call(statements.END, rows.array([end.session_id for end in ends]), reasons), len(ends)
+        )
 
-    async def attach_streams(self, attaches: Sequence[Attach]) -> Sequence[Attached]:
-        lines = await self._keep(
+    async def expire_sessions(self, fence: Fence, limit: int) -> SweepResult:
+        *lapsed, (_, _, _, checked) = await self._call(statements.EXPIRE, *astuple(fence), limit)
+        return SweepResult(
+            [ClosedSession(str(session_id), reason, at) for session_id, reason, at, _ in lapsed], checked
+        )
+
+    async def attach_streams(self, attaches: Sequence[AttachRequest]) -> Sequence[AttachResult]:
+        records = await self._call(
             statements.ATTACH,
             rows.array([attach.session_id for attach in attaches]),
             rows.numbers([attach.lease_microseconds for attach in attaches]),
             rows.numbers([attach.heartbeat_microseconds for attach in attaches]),
             rows.numbers([attach.idle_microseconds for attach in attaches]),
         )
-        return rows.attached(lines, len(attaches))
+        return rows.attach_results(records, len(attaches))
 
-    async def update_streams(self, updates: Sequence[StreamUpdate]) -> Sequence[StreamUpdated]:
-        lines = await self._keep(
+    async def update_streams(self, updates: Sequence[StreamUpdate]) -> Sequence[StreamUpdateResult]:
+        records = await self._call(
             statements.UPDATE_STREAMS,
             rows.array([update.session_id for update in updates]),
             rows.array([str(update.attachment) for update in updates]),
@@ -146,49 +124,52 @@ class PostgresStore(PostgresClient, SharedReads):
                 for name in StreamCounters.__struct_fields__
             ),
         )
-        return rows.streams_updated(lines, len(updates))
+        return rows.stream_update_results(records, len(updates))
 
     async def put_capacity(self, capacity_id: str, seats: Seats) -> Capacity:
-        lines = await self._keep(
+        records = await self._call(
             statements.PUT_CAPACITY, capacity_id, seats.max_sessions, seats.when_full, seats.tenant_object_id
         )
-        return await self._counted(lines[0])
+        return await self._with_live_count(records[0])
 
     async def delete_capacity(self, capacity_id: str) -> Capacity | None:
-        lines = await self._keep(statements.DELETE_CAPACITY, capacity_id)
-        return await self._counted(lines[0]) if lines else None
+        records = await self._call(statements.DELETE_CAPACITY, capacity_id)
+        return await self._with_live_count(records[0]) if records else None
 
-    async def _counted(self, record: asyncpg.Record) -> Capacity:
-        values = rows.plain(record)
+    async def _with_live_count(self, record: asyncpg.Record) -> Capacity:
+        values = rows.values_of(record)
         live = await self._read_long(lambda connection: capacities.count_live(connection, values["capacity_id"]))
         return capacities.capacity_from_values(values, live)
 
-    async def acquire_lease(self, name: str, holder: str, attempt: str, duration_microseconds: int) -> Acquired:
-        (line,) = await self._watch(statements.ACQUIRE, name, holder, attempt, duration_microseconds)
-        return Acquired(rows.lease(line), line["taken"], line["reclaimed"])
+    async def acquire_lease(self, name: str, holder: str, attempt: str, duration_microseconds: int) -> AcquireResult:
+        (record,) = await self._call_on(
+            self._watching, statements.ACQUIRE, name, holder, attempt, duration_microseconds
+        )
+        return AcquireResult(rows.lease(record), record["taken"], record["reclaimed"])
 
     async def renew_lease(self, fence: Fence, duration_microseconds: int) -> Lease:
-        (line,) = await self._call(self._renewals, statements.RENEW, *astuple(fence), duration_microseconds)
-        return rows.lease(line)
+        (record,) = await self._call_on(self._renewals, statements.RENEW, *astuple(fence), duration_microseconds)
+        return rows.lease(record)
 
     async def release_lease(self, fence: Fence) -> Lease:
-        (line,) = await self._call(self._renewals, statements.RELEASE, *astuple(fence))
-        return rows.lease(line)
+        (record,) = await self._call_on(self._renewals, statements.RELEASE, *astuple(fence))
+        return rows.lease(record)
 
     async def resign_lease(self, name: str) -> Lease | None:
-        await self._keep(statements.MARK_RESIGNED, name)
-        lines = await self._keep(statements.RESIGN, name)
-        return rows.lease(lines[0]) if lines else None
+        await self._call(statements.MARK_RESIGNED, name)
+        records = await self._call(statements.RESIGN, name)
+        return rows.lease(records[0]) if records else None
 
     async def read_board(self, names: Sequence[str]) -> Board:
-        """Over the connection that listens, so that a dead one is noticed, and replaced, at the next look."""
-        return leases.board_from_values(await self._watch(statements.BOARD, names))
+        """Uses the connection that listens for notifications, so that each read detects and replaces a dead one."""
+        return leases.board_from_values(await self._call_on(self._watching, statements.BOARD, names))
 
     def listen(self, topic: Topic, wake: Callable[[], None]) -> None:
         self._wakes.setdefault(topic, []).append(wake)
 
     async def register_jobs(self, jobs: Sequence[JobSettings]) -> None:
-        await self._watch(
+        await self._call_on(
+            self._watching,
             statements.REGISTER_JOBS,
             [job.name for job in jobs],
             [job.interval_microseconds for job in jobs],
@@ -196,55 +177,57 @@ class PostgresStore(PostgresClient, SharedReads):
             [job.paused for job in jobs],
         )
 
-    async def begin_run(self, job: str, holder: str, attempt: str) -> Begun:
-        lines = await self._watch(statements.BEGIN_RUN, job, holder, attempt)
-        return rows.begun(lines[0], job, holder) if lines else Begun(BeginFound.HELD)
+    async def begin_run(self, job: str, holder: str, attempt: str) -> BeginRunResult:
+        (record,) = await self._call_on(self._watching, statements.BEGIN_RUN, job, holder, attempt)
+        return rows.begin_run_result(record, job, holder)
 
     async def finish_run(self, fence: Fence, outcome: RunOutcome, error: str | None, retry_microseconds: int) -> None:
-        await self._watch(statements.FINISH_RUN, *astuple(fence), outcome.value, error, retry_microseconds)
+        await self._call_on(
+            self._watching, statements.FINISH_RUN, *astuple(fence), outcome.value, error, retry_microseconds
+        )
 
     async def command_job(self, job: str, command: JobCommand) -> Job | None:
-        lines = await self._keep(statements.COMMAND_JOB, job, command.value)
-        return leases.job_from_values(lines[0]) if lines else None
+        records = await self._call(statements.COMMAND_JOB, job, command.value)
+        return leases.job_from_values(records[0]) if records else None
 
     async def prune(self, fence: Fence, limit: int) -> Pruned:
         kept = [span // MICROSECOND for span in (LEASE_HISTORY_KEPT, JOB_RUNS_KEPT, SUBMISSIONS_KEPT)]
-        (line,) = await self._keep(statements.PRUNE, *astuple(fence), limit, *kept)
-        return Pruned(*line)
+        (record,) = await self._call(statements.PRUNE, *astuple(fence), limit, *kept)
+        return Pruned(*record)
 
-    async def accept_submissions(self, wishes: Sequence[Submit]) -> Sequence[Accepted]:
-        lines = await self._call(
+    async def accept_submissions(self, requests: Sequence[SubmitRequest]) -> Sequence[SubmitResult]:
+        records = await self._call_on(
             self._openings,
             statements.ACCEPT_SUBMISSIONS,
-            rows.array([wish.submission_id for wish in wishes]),
-            [wish.gateway for wish in wishes],
-            [wish.caller for wish in wishes],
-            [wish.key for wish in wishes],
-            [wish.payload for wish in wishes],
-            [wish.digest for wish in wishes],
-            [submissions.contract_text(wish.contract) for wish in wishes],
+            rows.array([request.submission_id for request in requests]),
+            [request.gateway for request in requests],
+            [request.caller for request in requests],
+            [request.key for request in requests],
+            [request.payload for request in requests],
+            [request.digest for request in requests],
+            [submissions.contract_text(request.contract) for request in requests],
         )
-        return rows.accepted(lines, wishes)
+        return rows.submit_results(records, requests)
 
     async def announce_submissions(self) -> None:
-        await self._keep(statements.ANNOUNCE_SUBMISSIONS)
+        await self._call(statements.ANNOUNCE_SUBMISSIONS)
 
-    async def list_waiting(self, after: Change | None, limit: int) -> WaitingPage:
+    async def list_pending(self, after: Change | None, limit: int) -> PendingPage:
         changed, number = after or Change(0, 0)
         arguments = (from_microseconds(changed), id_of_number(number), limit)
-        (line,) = await self._keep(statements.LIST_WAITING, *arguments)
-        return rows.waiting(line)
+        (record,) = await self._call(statements.LIST_PENDING, *arguments)
+        return rows.pending_page(record)
 
-    async def read_parcels(self, submission_ids: Sequence[str]) -> Sequence[Parcel]:
-        lines = await self._keep(statements.READ_PARCELS, rows.array(submission_ids))
-        return [submissions.parcel(str(line[0]), *line[1:]) for line in lines]
+    async def read_envelopes(self, submission_ids: Sequence[str]) -> Sequence[Envelope]:
+        records = await self._call(statements.READ_ENVELOPES, rows.array(submission_ids))
+        return [submissions.envelope(str(record[0]), *record[1:]) for record in records]
 
-    async def begin_attempts(self, fence: Fence, submission_ids: Sequence[str]) -> BegunAttempts:
-        lines = await self._keep(statements.BEGIN_ATTEMPTS, *astuple(fence), rows.array(submission_ids))
-        return rows.begun_attempts(lines)
+    async def begin_attempts(self, fence: Fence, submission_ids: Sequence[str]) -> BeginAttemptsResult:
+        records = await self._call(statements.BEGIN_ATTEMPTS, *astuple(fence), rows.array(submission_ids))
+        return rows.begin_attempts_result(records)
 
-    async def finish_attempts(self, fence: Fence, ends: Sequence[AttemptEnd]) -> Sequence[Moved]:
-        lines = await self._keep(
+    async def finish_attempts(self, fence: Fence, ends: Sequence[AttemptEnd]) -> Sequence[SubmissionStatus]:
+        records = await self._call(
             statements.FINISH_ATTEMPTS,
             *astuple(fence),
             rows.array([end.submission_id for end in ends]),
@@ -255,67 +238,69 @@ class PostgresStore(PostgresClient, SharedReads):
             rows.flags([end.counts for end in ends]),
             [end.pause_microseconds for end in ends],
         )
-        return [Moved(str(line[0]), line[1], line[2]) for line in lines]
+        return [SubmissionStatus(str(record[0]), record[1], record[2]) for record in records]
 
-    async def close_unknown(self, fence: Fence, limit: int) -> int:
-        (line,) = await self._keep(statements.CLOSE_UNKNOWN, *astuple(fence), limit)
-        return int(line[0])
+    async def close_orphaned_attempts(self, fence: Fence, limit: int) -> int:
+        (record,) = await self._call(statements.CLOSE_ORPHANED_ATTEMPTS, *astuple(fence), limit)
+        return int(record[0])
 
-    async def explain_waiting(self, fence: Fence, submission_ids: Sequence[str], error: str) -> None:
-        await self._keep(statements.EXPLAIN_WAITING, *astuple(fence), rows.array(submission_ids), error)
+    async def note_waiting_reason(self, fence: Fence, submission_ids: Sequence[str], error: str) -> None:
+        await self._call(statements.NOTE_WAITING_REASON, *astuple(fence), rows.array(submission_ids), error)
 
     async def command_submissions(
         self, command: SubmissionCommand, submission_ids: Sequence[str]
     ) -> Mapping[str, bool]:
-        lines = await self._keep(statements.COMMAND_SUBMISSIONS, command.value, rows.array(submission_ids))
-        return {str(submission_id): done for submission_id, done in lines}
+        records = await self._call(statements.COMMAND_SUBMISSIONS, command.value, rows.array(submission_ids))
+        return {str(submission_id): done for submission_id, done in records}
 
     async def cut_usage(self, fence: Fence, rules: CutRules, limit: int) -> Cut:
         contract = None if rules.contract is None else submissions.contract_text(rules.contract)
-        (line,) = await self._keep(
+        (record,) = await self._call(
             statements.CUT_USAGE, *astuple(fence), rules.interval_microseconds, *rules.factors, contract, limit
         )
-        return Cut(*line)
+        return Cut(*record)
 
     async def save_chunks(
-        self, fence: Fence, window_id: int, first: int, pieces: Sequence[Piece], *, complete: bool
+        self, fence: Fence, window_id: int, first: int, bounds: Sequence[ChunkBounds], *, complete: bool
     ) -> None:
-        await self._keep(
+        await self._call(
             statements.SAVE_CHUNKS,
             *astuple(fence),
             window_id,
             first,
-            rows.array([piece.first_session_id for piece in pieces]),
-            rows.array([piece.last_session_id for piece in pieces]),
-            [piece.sessions for piece in pieces],
-            [piece.usage_millionths for piece in pieces],
-            rows.array([new_id() for _ in pieces]),
+            rows.array([chunk_bounds.first_session_id for chunk_bounds in bounds]),
+            rows.array([chunk_bounds.last_session_id for chunk_bounds in bounds]),
+            [chunk_bounds.sessions for chunk_bounds in bounds],
+            [chunk_bounds.usage_millionths for chunk_bounds in bounds],
+            rows.array([new_id() for _ in bounds]),
             complete,
         )
 
-    async def read_lives(self, window: Window, chunk: Chunk) -> Sequence[Life]:
+    async def read_intervals(self, window: Window, chunk: Chunk) -> Sequence[BillableInterval]:  # type: ignore[override]  # no index hint
         span = (window.started_at, window.ended_at, window.era.started_at)
-        lines = await self._fetch_long(statements.READ_LIVES, chunk.first_session_id, chunk.last_session_id, *span)
-        return list(map(Life._make, lines))
+        records = await self._fetch_long(
+            statements.READ_INTERVALS, chunk.first_session_id, chunk.last_session_id, *span
+        )
+        return list(map(BillableInterval._make, records))
 
-    async def seal_chunks(self, fence: Fence, seals: Sequence[Seal]) -> Mapping[str, bool]:
-        submission_ids = rows.array([seal.submission_id for seal in seals])
-        digests = [seal.digest for seal in seals]
-        lines = await self._keep(statements.SEAL_CHUNKS, *astuple(fence), submission_ids, digests)
-        return {str(submission_id): same for submission_id, same in lines}
+    async def store_digests(self, fence: Fence, digests: Sequence[ChunkDigest]) -> Mapping[str, bool]:
+        submission_ids = rows.array([digest.submission_id for digest in digests])
+        contents = [digest.digest for digest in digests]
+        records = await self._call(statements.STORE_DIGESTS, *astuple(fence), submission_ids, contents)
+        return {str(submission_id): same for submission_id, same in records}
 
     async def prune_usage(self, fence: Fence, limit: int) -> PrunedUsage:
-        (line,) = await self._keep(statements.PRUNE_USAGE, *astuple(fence), limit, USAGE_KEPT // MICROSECOND)
-        return PrunedUsage(*line)
+        (record,) = await self._call(statements.PRUNE_USAGE, *astuple(fence), limit, USAGE_KEPT // MICROSECOND)
+        return PrunedUsage(*record)
 
     async def migrate(self) -> Sequence[str]:
-        def locked(connection: Connection) -> Sequence[str]:
-            allow(connection, MIGRATION_SECONDS)
+        def upgrade(connection: Connection) -> Sequence[str]:
+            set_timeouts(connection, MIGRATION_SECONDS)
             connection.execute(text(f"SELECT pg_advisory_xact_lock({MIGRATION_LOCK})"))
             return migrate.upgrade(connection)
 
         async def run() -> Sequence[str]:
             async with self._engine.begin() as connection:
-                return await connection.run_sync(locked)
+                return await connection.run_sync(upgrade)
 
         return await self._retries.run(run, MIGRATION_SECONDS)

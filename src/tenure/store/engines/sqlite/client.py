@@ -1,11 +1,12 @@
-"""How an instance reaches its file: who waits for whom.
+"""The connections and threads of an instance to its SQLite file, and the file's write lock.
 
-All writes of an instance go through one thread with one connection, a call a transaction. `BEGIN IMMEDIATE` takes the
-file's only write lock before anything is looked at, so nothing that was read can change before the commit, and the
-clock is read under that lock. Other instances on the same file wait their turn, for a bounded time.
+All writes of an instance run on one thread with one connection, one transaction per call. `BEGIN IMMEDIATE` takes the
+file's only write lock before the transaction reads anything. So no row that the transaction has read can change before
+it commits, and the transaction reads the clock under the lock. Other instances that use the same file wait for the lock
+for a bounded time.
 
-Reads use connections of their own: in WAL mode they neither wait for the writer nor hold it up. Leases and jobs have a
-thread and a connection of their own: a renewal waits for the file, but not behind everything else this instance writes.
+Reads have their own connections: in WAL mode they neither wait for the writer nor delay it. Leases and jobs have their
+own thread and connection: a renewal waits for the file's lock, but not in the queue of its instance's other writes.
 """
 
 import asyncio
@@ -17,15 +18,16 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from sqlalchemy import URL, Connection, create_engine, event
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import QueuePool
 
-from tenure.clock import wall_microseconds
+from tenure.clock import from_microseconds, monotonic, pause, wall_microseconds
+from tenure.domain.meter import usage_of
 from tenure.errors import ConfigurationError
-from tenure.meter import usage_of
-from tenure.store.engines.sqlite.files import POLL_SECONDS, cause_of, immediate, write_now
 from tenure.store.engines.sqlite.leases import lease_now
-from tenure.store.retries import Retries
-from tenure.store.store import LONG_READ_SECONDS
+from tenure.store.limits import LONG_READ_SECONDS
+from tenure.store.retries import Cause, Retries
+from tenure.telemetry.events import Telemetry
 
 T = TypeVar("T")
 
@@ -33,12 +35,32 @@ READERS_MAX = 4
 CHECKPOINT_PAGES = 4000
 CACHE_KIB = 16_000
 SWITCH_SECONDS = 0.0005
-"""How long a thread may keep the interpreter while another wants it. The writer comes back from SQLite seven times a
-batch; with Python's five milliseconds it waits longer for its turn than for the disk."""
+"""How long a thread may keep the interpreter while another thread waits for it. The writer returns from SQLite seven
+times per batch. With Python's default of five milliseconds, the writer waits longer for the interpreter than for the
+disk."""
+BUSY_SECONDS = 1.2
+"""How long a writer waits for the transaction of another instance. If that process is suspended in a transaction, it
+keeps the lock, and requests to this instance fail with 503."""
+POLL_SECONDS = 0.0003
+
+
+_WRITE_NOW = "SELECT max(tenure_now(), last_cut_at) FROM installation"
+
+
+def write_now(connection: Connection) -> datetime:
+    """The clock of a session write: never before the last cut, even if the host's clock was stepped back."""
+    microseconds: int = connection.exec_driver_sql(_WRITE_NOW).scalar_one()
+    return from_microseconds(microseconds)
 
 
 class SqliteClient:
-    def __init__(self, url: URL, readers: int, clock: Callable[[], int] = wall_microseconds) -> None:
+    def __init__(
+        self,
+        url: URL,
+        readers: int,
+        clock: Callable[[], int] = wall_microseconds,
+        telemetry: Telemetry | None = None,
+    ) -> None:
         if not url.database or url.database == ":memory:":
             raise ConfigurationError("database: must name a file, as sqlite:///tenure.db does")
         self._clock = clock
@@ -54,9 +76,9 @@ class SqliteClient:
         self._writer = ThreadPoolExecutor(1, "tenure-sqlite-writer")
         self._lease_writer = ThreadPoolExecutor(1, "tenure-sqlite-leases")
         self._readers = ThreadPoolExecutor(min(readers, READERS_MAX), "tenure-sqlite-reader")
-        # One is left for short ones, where there are two.
+        # One reader is left for short reads, if there are at least two.
         self._long_reads = asyncio.Semaphore(max(1, min(readers, READERS_MAX) - 1))
-        self._retries = Retries(cause_of)
+        self._retries = Retries(cause_of, telemetry or Telemetry())
 
     async def close(self) -> None:
         for executor in (self._writer, self._lease_writer, self._readers):
@@ -72,7 +94,7 @@ class SqliteClient:
         return await self._retries.run(lambda: self._on(self._writer, transaction))
 
     async def _write_lease(self, work: Callable[[Connection, datetime], T]) -> T:
-        """By the clock as it is: a lease knows no cut."""
+        """Uses the plain clock: a lease does not depend on cuts."""
 
         def transaction(connection: Connection) -> T:
             return immediate(connection, lambda held: work(held, lease_now(held)))
@@ -102,12 +124,56 @@ class SqliteClient:
         except sqlite3.DatabaseError as error:
             if error.sqlite_errorcode != sqlite3.SQLITE_NOTADB:
                 raise
-            raise ConfigurationError(f"database: {self._engine.url.database} is no SQLite database") from error
+            raise ConfigurationError(f"database: {self._engine.url.database} is not an SQLite database") from error
         connection.execute("PRAGMA synchronous = FULL")
-        # Fewer, larger checkpoints, and the busy pages in memory.
+        # Fewer and larger checkpoints, and frequently used pages in memory.
         connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
         connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
         connection.create_function("tenure_now", 0, self._clock)
         connection.create_function("tenure_usage_1", 2, usage_of, deterministic=True)
-        # From here on we wait ourselves: see `files.py`.
+        # From here on, `_begin_immediate` waits for the lock instead of SQLite.
         connection.execute("PRAGMA busy_timeout = 0")
+
+
+def immediate(connection: Connection, work: Callable[[Connection], T]) -> T:
+    """Runs `work` in a transaction that holds the file's write lock."""
+    _begin_immediate(connection)
+    try:
+        result = work(connection)
+        connection.exec_driver_sql("COMMIT")
+    except BaseException:
+        # On some errors, such as a full disk, SQLite has already rolled back.
+        if connection.connection.dbapi_connection.in_transaction:  # type: ignore[union-attr]
+            connection.exec_driver_sql("ROLLBACK")
+        raise
+    return result
+
+
+def _begin_immediate(connection: Connection) -> None:
+    """Retries every POLL_SECONDS. SQLite's own busy timeout sleeps longer after each try, up to a tenth of a second, so
+    it misses the short time between two writes of a busy instance.
+    """
+    ends_at = monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
+        except DBAPIError as error:
+            if cause_of(error) is not Cause.LOCK_TIMEOUT or monotonic() >= ends_at:
+                raise
+            pause(POLL_SECONDS)
+        else:
+            return
+
+
+def cause_of(error: BaseException) -> Cause | None:
+    original = error.orig if isinstance(error, DBAPIError) else error
+    if isinstance(original, sqlite3.IntegrityError):
+        unique = (sqlite3.SQLITE_CONSTRAINT_UNIQUE, sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY)
+        return Cause.DUPLICATE if original.sqlite_errorcode in unique else None
+    if not isinstance(original, sqlite3.OperationalError):
+        return None
+    if original.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return Cause.LOCK_TIMEOUT
+    if "no such table" in str(original):
+        return Cause.SCHEMA
+    return Cause.CONNECTION

@@ -1,33 +1,24 @@
-"""Jobs and their runs, under the file's write lock."""
+"""Jobs and their runs. The functions run under the write lock of the SQLite file."""
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
+from msgspec.structs import replace
 from sqlalchemy import Connection, delete, insert, select, tuple_, update
 
 from tenure.clock import MICROSECOND
+from tenure.domain.job_grid import due_in, grid_after, grid_at, is_clock_behind, next_run_after
+from tenure.domain.jobs import BeginRunOutcome, BeginRunResult, Job, JobCommand, JobSettings, Pruned, RunOutcome
+from tenure.domain.leases import JOB_LOCK, Fence, Lease
 from tenure.errors import LeaseLost
-from tenure.model.leases import (
-    JOB_LOCK,
-    BeginFound,
-    Begun,
-    Fence,
-    Job,
-    JobCommand,
-    JobSettings,
-    Lease,
-    Pruned,
-    RunOutcome,
-)
-from tenure.schedule import due_in, grid_after, next_run_after
 from tenure.store.engines.sqlite.leases import begin_epoch, check_fence, end_epoch, find_lease, is_attempt, lease_now
 from tenure.store.engines.sqlite.submissions import prune_submissions
-from tenure.store.leases import job_from_values
-from tenure.store.store import JOB_RUNS_KEPT, LEASE_HISTORY_KEPT, SUBMISSIONS_KEPT
+from tenure.store.limits import JOB_RUNS_KEPT, LEASE_HISTORY_KEPT, SUBMISSIONS_KEPT
+from tenure.store.reads.leases import job_from_values
 from tenure.store.tables import job_runs, jobs, lease_history
 
-NOTHING = timedelta(0)
+ZERO = timedelta(0)
 
 
 def find_job(connection: Connection, name: str) -> Job | None:
@@ -40,41 +31,43 @@ def _write(connection: Connection, name: str, **values: Any) -> None:
 
 
 def register_jobs(connection: Connection, now: datetime, settings: Sequence[JobSettings]) -> None:
-    for given in settings:
-        known = find_job(connection, given.name)
-        next_tick = grid_after(given.interval_microseconds, now)
+    for setting in settings:
+        known = find_job(connection, setting.name)
+        next_tick = grid_after(setting.interval_microseconds, now)
         timing = {
-            "interval_microseconds": given.interval_microseconds,
-            "lock_timeout_microseconds": given.lock_timeout_microseconds,
+            "interval_microseconds": setting.interval_microseconds,
+            "lock_timeout_microseconds": setting.lock_timeout_microseconds,
         }
         if known is None:
             connection.execute(
                 insert(jobs).values(
-                    name=given.name,
+                    name=setting.name,
                     next_run_at=next_tick,
                     run_count=0,
                     failures_in_a_row=0,
-                    paused=given.paused,
+                    paused=setting.paused,
                     **timing,
                 )
             )
-        elif known.interval_microseconds == given.interval_microseconds:
-            _write(connection, given.name, **timing)
+        elif known.interval_microseconds == setting.interval_microseconds:
+            _write(connection, setting.name, **timing)
         else:
-            _write(connection, given.name, next_run_at=min(known.next_run_at, next_tick), **timing)
+            _write(connection, setting.name, next_run_at=min(known.next_run_at, next_tick), **timing)
 
 
-def begin_run(connection: Connection, now: datetime, name: str, holder: str, attempt: str) -> Begun:
+def begin_run(connection: Connection, now: datetime, name: str, holder: str, attempt: str) -> BeginRunResult:
     job = find_job(connection, name)
     lock = find_lease(connection, JOB_LOCK + name, now)
     if job is None:
-        return Begun(BeginFound.IDLE)
+        return BeginRunResult(BeginRunOutcome.IDLE)
     if lock is not None and lock.held:
         mine = is_attempt(connection, lock.name, attempt)
-        return _as_begun(connection, job, lock, None) if mine else Begun(BeginFound.HELD)
-    waits = due_in(job, now)
-    if waits is None or waits > NOTHING:
-        return Begun(BeginFound.IDLE)
+        return _begun_run(connection, job, lock, None) if mine else BeginRunResult(BeginRunOutcome.HELD)
+    wait = due_in(job, now)
+    if wait is None or wait > ZERO:
+        return BeginRunResult(BeginRunOutcome.IDLE)
+    clock_behind = job.next_run_at if not job.paused and is_clock_behind(job, now) else None
+    next_run_at = job.next_run_at if clock_behind is None else grid_at(job.interval_microseconds, now)
     reclaimed = _abandon_open_run(connection, name, lock)
     wanted = Fence(JOB_LOCK + name, holder, 0)
     taken = begin_epoch(connection, now, lock, wanted, attempt, job.lock_timeout_microseconds)
@@ -83,17 +76,17 @@ def begin_run(connection: Connection, now: datetime, name: str, holder: str, att
             job=name,
             epoch=taken.epoch,
             holder=holder,
-            tick_at=job.next_run_at if job.next_run_at <= now else None,
+            tick_at=next_run_at if next_run_at <= now else None,
             requested_at=job.requested_at,
             started_at=now,
         )
     )
-    _note_start(connection, now, job, reclaimed)
-    return _as_begun(connection, job, taken, reclaimed)
+    _record_start(connection, now, job, next_run_at, reclaimed)
+    return replace(_begun_run(connection, job, taken, reclaimed), clock_behind=clock_behind)
 
 
 def _abandon_open_run(connection: Connection, name: str, lock: Lease | None) -> Fence | None:
-    """Its holder died, or its lock was taken from it."""
+    """Records a run as abandoned if its holder left it open, because the holder died or lost the lock."""
     if lock is None:
         return None
     run = job_runs.c
@@ -103,28 +96,30 @@ def _abandon_open_run(connection: Connection, name: str, lock: Lease | None) -> 
         .values(
             ended_at=lock.expires_at,
             outcome=RunOutcome.ABANDONED.value,
-            error="its lock was taken from it" if lock.released else "its lock ran out",
+            error="its lock was taken from it" if lock.released else "its lock expired",
         )
     )
     return lock.fence if done.rowcount else None
 
 
-def _note_start(connection: Connection, now: datetime, job: Job, reclaimed: Fence | None) -> None:
-    values: dict[str, Any] = {"last_start_at": now, "run_count": job.run_count + 1}
+def _record_start(
+    connection: Connection, now: datetime, job: Job, next_run_at: datetime, reclaimed: Fence | None
+) -> None:
+    values: dict[str, Any] = {"next_run_at": next_run_at, "last_start_at": now, "run_count": job.run_count + 1}
     if reclaimed is not None:
         values["failures_in_a_row"] = job.failures_in_a_row + 1
         values["last_error"] = f"abandoned by {reclaimed.holder}"
     _write(connection, job.name, **values)
 
 
-def _as_begun(connection: Connection, job: Job, lock: Lease, reclaimed: Fence | None) -> Begun:
+def _begun_run(connection: Connection, job: Job, lock: Lease, reclaimed: Fence | None) -> BeginRunResult:
     run = connection.execute(
         select(job_runs).where(job_runs.c.job == job.name, job_runs.c.epoch == lock.epoch)
     ).one_or_none()
     if run is None:
-        return Begun(BeginFound.HELD)
-    return Begun(
-        BeginFound.BEGUN,
+        return BeginRunResult(BeginRunOutcome.HELD)
+    return BeginRunResult(
+        BeginRunOutcome.BEGUN,
         fence=lock.fence,
         started_at=run.started_at,
         expires_at=lock.expires_at,
@@ -147,14 +142,16 @@ def finish_run(
     run = connection.execute(select(job_runs).where(*run_row)).one_or_none()
     lock = find_lease(connection, fence.name, now)
     if run is not None and run.ended_at is not None and lock is not None and lock.fence == fence and lock.released:
-        return  # carried out before, and the answer was lost
+        return  # an earlier call ended the run, but its answer was lost
     lock = check_fence(connection, fence)
     job = find_job(connection, fence.job)
     if run is None or job is None:
-        raise LeaseLost(f"{fence.name} in epoch {fence.epoch} is no run's lock")
+        raise LeaseLost(f"{fence.name} in epoch {fence.epoch} is not the lock of a run")
     connection.execute(update(job_runs).where(*run_row).values(ended_at=now, outcome=outcome.value, error=error))
     changes = _after_run(job, run, now, outcome, error, retry_microseconds)
-    _write(connection, job.name, last_duration_microseconds=(now - run.started_at) // MICROSECOND, **changes)
+    # The duration is 0 if the clock was stepped back during the run.
+    duration = max(now - run.started_at, ZERO) // MICROSECOND
+    _write(connection, job.name, last_duration_microseconds=duration, **changes)
     end_epoch(connection, now, lock, "released")
 
 
@@ -163,12 +160,12 @@ def _after_run(
 ) -> dict[str, Any]:
     if outcome is RunOutcome.ABANDONED:
         return {"retry_at": None}
-    answered = {"requested_at": None} if job.requested_at == run.requested_at else {}
+    cleared = {"requested_at": None} if job.requested_at == run.requested_at else {}
     if outcome is RunOutcome.FAILED:
         retry_at = now + timedelta(microseconds=retry_microseconds)
-        return {**answered, "retry_at": retry_at, "failures_in_a_row": job.failures_in_a_row + 1, "last_error": error}
+        return {**cleared, "retry_at": retry_at, "failures_in_a_row": job.failures_in_a_row + 1, "last_error": error}
     return {
-        **answered,
+        **cleared,
         "retry_at": None,
         "next_run_at": next_run_after(job, run.started_at),
         "last_success_at": now,

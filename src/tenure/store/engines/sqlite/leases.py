@@ -1,4 +1,7 @@
-"""Leases under the file's write lock: nobody else can begin or end an epoch, or write under a fence, meanwhile."""
+"""Acquires, renews and ends leases, and checks fences.
+
+The transaction holds the file's write lock, so no other one begins or ends an epoch or checks a fence at the same time.
+"""
 
 from datetime import datetime, timedelta
 from typing import Any
@@ -6,9 +9,9 @@ from typing import Any
 from sqlalchemy import Connection, insert, select, update
 
 from tenure.clock import from_microseconds
+from tenure.domain.leases import JOB_LOCK, AcquireResult, Fence, Lease
 from tenure.errors import LeaseLost
-from tenure.model.leases import JOB_LOCK, Acquired, Fence, Lease
-from tenure.store.leases import LEASE_COLUMNS, lease_from_values
+from tenure.store.reads.leases import LEASE_COLUMNS, lease_from_values
 from tenure.store.tables import lease_history, leases
 
 
@@ -23,7 +26,7 @@ def find_lease(connection: Connection, name: str, now: datetime) -> Lease | None
 
 
 def check_fence(connection: Connection, fence: Fence) -> Lease:
-    """What every fenced write begins with."""
+    """Raises `LeaseLost` if the fence is no longer that of a held lease. Every fenced write calls it first."""
     lease = find_lease(connection, fence.name, lease_now(connection))
     if lease is None or lease.fence != fence or not lease.held:
         raise LeaseLost(f"{fence.holder} does not hold the lease {fence.name} in epoch {fence.epoch}")
@@ -32,18 +35,18 @@ def check_fence(connection: Connection, fence: Fence) -> Lease:
 
 def acquire_lease(
     connection: Connection, now: datetime, name: str, holder: str, attempt: str, duration_microseconds: int
-) -> Acquired:
+) -> AcquireResult:
     old = find_lease(connection, name, now)
     if old is not None and old.held:
-        return Acquired(old, taken=is_attempt(connection, name, attempt))
+        return AcquireResult(old, taken=is_attempt(connection, name, attempt))
     lease = begin_epoch(connection, now, old, Fence(name, holder, 0), attempt, duration_microseconds)
-    return Acquired(lease, taken=True, reclaimed=old is not None and not old.released)
+    return AcquireResult(lease, taken=True, reclaimed=old is not None and not old.released)
 
 
 def is_attempt(connection: Connection, name: str, attempt: str) -> bool:
-    """The very try that took the lease, whose answer was lost."""
-    taken_by = connection.execute(select(leases.c.attempt).where(leases.c.name == name)).scalar_one()
-    return bool(taken_by == attempt)
+    """Whether this attempt has already acquired the lease, in a call whose answer was lost."""
+    acquired_by = connection.execute(select(leases.c.attempt).where(leases.c.name == name)).scalar_one()
+    return bool(acquired_by == attempt)
 
 
 def begin_epoch(
@@ -65,19 +68,19 @@ def begin_epoch(
     else:
         connection.execute(update(leases).where(leases.c.name == fence.name).values(**values))
     if not fence.name.startswith(JOB_LOCK):
-        _note_begin(connection, now, old, fence)
+        _record_begin(connection, now, old, fence)
     return lease_from_values({"name": fence.name, **values}, now)
 
 
-def _note_begin(connection: Connection, now: datetime, old: Lease | None, fence: Fence) -> None:
+def _record_begin(connection: Connection, now: datetime, old: Lease | None, fence: Fence) -> None:
     if old is not None:
-        _note_end(connection, old, old.expires_at, "expired")
+        _record_end(connection, old, old.expires_at, "expired")
     connection.execute(
         insert(lease_history).values(name=fence.name, epoch=fence.epoch, holder=fence.holder, acquired_at=now)
     )
 
 
-def _note_end(connection: Connection, lease: Lease, ended_at: datetime, how: str) -> None:
+def _record_end(connection: Connection, lease: Lease, ended_at: datetime, how: str) -> None:
     history = lease_history.c
     connection.execute(
         update(lease_history)
@@ -93,7 +96,7 @@ def renew_lease(connection: Connection, now: datetime, fence: Fence, duration_mi
 
 
 def release_lease(connection: Connection, now: datetime, fence: Fence) -> Lease:
-    """A repetition after a lost answer finds the lease released."""
+    """Ends the epoch. If an earlier call, whose answer was lost, already did, returns the released lease."""
     lease = find_lease(connection, fence.name, now)
     if lease is not None and lease.fence == fence and lease.released:
         return lease
@@ -106,7 +109,7 @@ def resign_lease(connection: Connection, now: datetime, name: str) -> Lease | No
 
 
 def end_epoch(connection: Connection, now: datetime, lease: Lease, how: str) -> Lease:
-    _note_end(connection, lease, now, how)
+    _record_end(connection, lease, now, how)
     return _write(connection, lease.name, now, expires_at=now, released=True, resigned=how == "resigned")
 
 
@@ -114,5 +117,5 @@ def _write(connection: Connection, name: str, now: datetime, **values: Any) -> L
     connection.execute(update(leases).where(leases.c.name == name).values(**values))
     written = find_lease(connection, name, now)
     if written is None:
-        raise AssertionError(f"the row of lease {name} has gone")
+        raise AssertionError(f"the row of lease {name} does not exist")
     return written

@@ -1,4 +1,4 @@
-"""Opening sessions, under the file's write lock: one pass needs no lanes."""
+"""Opening sessions under the file's write lock. One pass does the work of all opening lanes."""
 
 import json
 from collections.abc import Sequence
@@ -9,114 +9,126 @@ from msgspec.structs import replace
 from sqlalchemy import Connection, Select, func, select, text
 
 from tenure.clock import to_microseconds
-from tenure.deadlines import as_recorded, closing_of, end_now, opened, span_of
-from tenure.model.sessions import CloseReason, Closing, Limits, Open, Opened, Outcome, Session
-from tenure.store import sessions, tables
-from tenure.store.engines.sqlite.seats import SeatsOf, seats_of
-from tenure.store.engines.sqlite.writing import close
+from tenure.domain.deadlines import as_recorded, closed_session_of, end_now, opened, span_of
+from tenure.domain.sessions import ClosedSession, CloseReason, Limits, OpenOutcome, OpenRequest, OpenResult, Session
+from tenure.store import tables
+from tenure.store.engines.sqlite.capacities import CapacitySeats, seats_of
+from tenure.store.engines.sqlite.sessions import close
+from tenure.store.reads import sessions
 
 
-def open_sessions(connection: Connection, now: datetime, wishes: Sequence[Open], limits: Limits) -> Sequence[Opened]:
-    live = _live_of(connection, wishes)
+def open_sessions(
+    connection: Connection, now: datetime, requests: Sequence[OpenRequest], limits: Limits
+) -> Sequence[OpenResult]:
+    live = _live_sessions(connection, requests)
     last_ends = _ends_after(connection, now)
-    seats = seats_of(connection, now, wishes)
+    seats = seats_of(connection, now, requests)
     for session in live.values():
         if session.capacity_id in seats:
-            # Whoever asks for it later in this batch must still find it.
+            # Protects the session from eviction: a later request of this batch may return it.
             seats[session.capacity_id].hold(session.session_id)
     span = span_of(limits, now)
-    answers: list[Opened] = []
+    results: list[OpenResult] = []
     new: list[Session] = []
-    for wish in wishes:
-        old = live.get(wish.key)
-        limited = seats.get(wish.capacity_id)
+    for request in requests:
+        old = live.get(request.key)
+        limited = seats.get(request.capacity_id)
         if limited is not None:
-            answer = _decide_limited(connection, now, wish, old, limits, limited)
-        elif old is None and wish.key not in last_ends:
-            answer = Opened(Outcome.CREATED, opened(wish, limits, now, span))
+            result = _decide_limited(connection, now, request, old, limits, limited)
+        elif old is None and request.key not in last_ends:
+            result = OpenResult(OpenOutcome.CREATED, opened(request, limits, now, span))
         else:
-            answer = _decide(connection, max(now, last_ends.get(wish.key, now)), wish, old, limits)
-        answers.append(answer)
-        if limited is None and answer.outcome in _NEW and answer.session is not None:
-            new.append(answer.session)
+            result = _decide(connection, max(now, last_ends.get(request.key, now)), request, old, limits)
+        results.append(result)
+        if limited is None and result.outcome in _INSERTED_OUTCOMES and result.session is not None:
+            new.append(result.session)
     _insert(connection, new)
     for each in seats.values():
         each.save()
-    return answers
+    return results
 
 
-_NEW = (Outcome.CREATED, Outcome.UPGRADED)
+_INSERTED_OUTCOMES = (OpenOutcome.CREATED, OpenOutcome.UPGRADED)
 
 
-def _decide(connection: Connection, now: datetime, wish: Open, old: Session | None, limits: Limits) -> Opened:
+def _decide(
+    connection: Connection, now: datetime, request: OpenRequest, old: Session | None, limits: Limits
+) -> OpenResult:
     if old is None:
-        return Opened(Outcome.CREATED, opened(wish, limits, now))
+        return OpenResult(OpenOutcome.CREATED, opened(request, limits, now))
     if old.deadline_at <= now:
         lapsed = close(connection, as_recorded(old, now))
-        return Opened(Outcome.CREATED, opened(wish, limits, now), [closing_of(lapsed)])
-    return _of_live(wish, old) or _upgraded(connection, now, wish, old, limits)
+        return OpenResult(OpenOutcome.CREATED, opened(request, limits, now), [closed_session_of(lapsed)])
+    return _existing_or_mismatch(request, old) or _upgraded(connection, now, request, old, limits)
 
 
-def _of_live(wish: Open, old: Session) -> Opened | None:
-    if old.tenant_object_id != wish.tenant_object_id:
-        return Opened(Outcome.TENANT_MISMATCH)
-    return Opened(Outcome.EXISTING, old) if old.kind >= wish.kind else None
+def _existing_or_mismatch(request: OpenRequest, old: Session) -> OpenResult | None:
+    if old.tenant_object_id != request.tenant_object_id:
+        return OpenResult(OpenOutcome.TENANT_MISMATCH)
+    return OpenResult(OpenOutcome.EXISTING, old) if old.kind >= request.kind else None
 
 
-def _upgraded(connection: Connection, now: datetime, wish: Open, old: Session, limits: Limits) -> Opened:
+def _upgraded(connection: Connection, now: datetime, request: OpenRequest, old: Session, limits: Limits) -> OpenResult:
     ended = close(connection, end_now(old, now, CloseReason.UPGRADED.value))
     inherited = Limits(limits.term, old.lease_microseconds, old.idle_microseconds, old.heartbeat_microseconds)
-    session = opened(wish, inherited, ended.closed_at or now)
-    return Opened(Outcome.UPGRADED, replace(session, previous_session_id=old.session_id))
+    session = opened(request, inherited, ended.closed_at or now)
+    return OpenResult(OpenOutcome.UPGRADED, replace(session, previous_session_id=old.session_id))
 
 
 def _decide_limited(
-    connection: Connection, now: datetime, wish: Open, old: Session | None, limits: Limits, seats: SeatsOf
-) -> Opened:
-    """On a capacity with rules: a live session, then the tenant, then the seats. What is new is inserted at once, so
-    that the next wish counts it.
+    connection: Connection,
+    now: datetime,
+    request: OpenRequest,
+    old: Session | None,
+    limits: Limits,
+    seats: CapacitySeats,
+) -> OpenResult:
+    """Decides a request for a capacity with rules: checks the live session, then the tenant, then the seats. A new
+    session is inserted immediately, so that the next request counts it.
     """
-    answer = _of_live(wish, old) if old is not None and old.deadline_at > now else None
-    if answer is None and seats.refuses(wish):
-        answer = Opened(Outcome.CAPACITY_OF_ANOTHER_TENANT)
-    if answer is None and old is not None and old.deadline_at > now:
-        answer = _upgraded(connection, now, wish, old, limits)
-    if answer is None:
+    result = _existing_or_mismatch(request, old) if old is not None and old.deadline_at > now else None
+    if result is None and seats.refuses(request):
+        result = OpenResult(OpenOutcome.CAPACITY_OF_ANOTHER_TENANT)
+    if result is None and old is not None and old.deadline_at > now:
+        result = _upgraded(connection, now, request, old, limits)
+    if result is None:
         unrecorded = old is not None and not seats.has_recorded(old.session_id)
-        lapsed = [closing_of(close(connection, as_recorded(old, now)))] if old is not None and unrecorded else ()
-        answer = _seated(wish, limits, seats, lapsed)
-    if answer.session is not None:
-        seats.hold(answer.session.session_id)
-        if answer.outcome in _NEW:
-            _insert(connection, [answer.session])
-    return answer
+        lapsed = [closed_session_of(close(connection, as_recorded(old, now)))] if old is not None and unrecorded else ()
+        result = _take_seat(request, limits, seats, lapsed)
+    if result.session is not None:
+        seats.hold(result.session.session_id)
+        if result.outcome in _INSERTED_OUTCOMES:
+            _insert(connection, [result.session])
+    return result
 
 
-def _seated(wish: Open, limits: Limits, seats: SeatsOf, lapsed: Sequence[Closing]) -> Opened:
-    taken, closings = seats.take()
-    if taken is Outcome.CREATED:
-        return Opened(taken, opened(wish, limits, seats.free_from()), [*lapsed, *closings])
-    return Opened(taken, None, [*lapsed, *closings])
+def _take_seat(
+    request: OpenRequest, limits: Limits, seats: CapacitySeats, lapsed: Sequence[ClosedSession]
+) -> OpenResult:
+    taken, closed_sessions = seats.take()
+    if taken is OpenOutcome.CREATED:
+        return OpenResult(taken, opened(request, limits, seats.free_from()), [*lapsed, *closed_sessions])
+    return OpenResult(taken, None, [*lapsed, *closed_sessions])
 
 
 LIVE_OF = text(
-    # CROSS JOIN keeps the order: for each wish one search of the index, never a scan of the table.
+    # CROSS JOIN fixes the join order: one index search per request, never a scan of the table.
     f"SELECT {', '.join(f's.{column.name}' for column in sessions.COLUMNS)} "  # noqa: S608 - no input in it
-    "FROM json_each(:keys) AS wish CROSS JOIN sessions AS s "
-    "WHERE s.capacity_id = json_extract(wish.value, '$[0]') AND s.user_object_id = json_extract(wish.value, '$[1]') "
-    "AND s.closed_at IS NULL"
+    "FROM json_each(:keys) AS request CROSS JOIN sessions AS s "
+    "WHERE s.capacity_id = json_extract(request.value, '$[0]') "
+    "AND s.user_object_id = json_extract(request.value, '$[1]') AND s.closed_at IS NULL"
 ).columns(*sessions.COLUMNS)
 
 
-def _live_of(connection: Connection, wishes: Sequence[Open]) -> dict[tuple[str, str], Session]:
-    keys = json.dumps([wish.key for wish in wishes])
+def _live_sessions(connection: Connection, requests: Sequence[OpenRequest]) -> dict[tuple[str, str], Session]:
+    keys = json.dumps([request.key for request in requests])
     found = map(sessions.session_from_row, connection.execute(LIVE_OF, {"keys": keys}))
     return {(session.capacity_id, session.user_object_id): session for session in found}
 
 
 def _ends_after(connection: Connection, now: datetime) -> dict[tuple[str, str], datetime]:
-    """Ends that lie after the clock, because it was stepped back or a session had to last its one microsecond.
-    A new session of the same key begins no earlier.
+    """The latest end of each key that has one after `now`. Such ends exist because the clock was stepped back, or
+    because a session lasts at least one microsecond. A new session of the same key must not start before that end.
     """
     if connection.exec_driver_sql(_ANY_END_AFTER, (to_microseconds(now),)).first() is None:
         return {}
@@ -124,7 +136,7 @@ def _ends_after(connection: Connection, now: datetime) -> dict[tuple[str, str], 
     return {(capacity_id, user_object_id): closed_at for capacity_id, user_object_id, closed_at in rows}
 
 
-# Almost always there is none, and asking this way costs a third.
+# Almost always no end lies after the clock, and this query costs a third of `ends_after_statement`.
 _ANY_END_AFTER = "SELECT 1 FROM sessions WHERE closed_at > ? LIMIT 1"
 
 
@@ -157,7 +169,7 @@ _INSERTED = (
     "last_activity_at",
     "modified_at",
 )
-# Written out: through Core, a row costs three times as much as SQLite itself takes for it.
+# Plain SQL, because inserting a row through SQLAlchemy Core takes three times as long as SQLite itself needs.
 _INSERT = f"INSERT INTO sessions ({', '.join(_INSERTED)}) VALUES ({', '.join('?' * len(_INSERTED))})"  # noqa: S608
 
 
@@ -167,7 +179,7 @@ def _insert(connection: Connection, new: Sequence[Session]) -> None:
 
 
 def _row(session: Session) -> tuple[Any, ...]:
-    """A session that has just begun, in the order of `_INSERTED`."""
+    """The values of a session that has just started, in the order of `_INSERTED`."""
     started_at = to_microseconds(session.started_at)
     deadline_at = to_microseconds(session.deadline_at)
     return (

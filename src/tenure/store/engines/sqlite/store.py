@@ -1,4 +1,4 @@
-"""SQLite: one file, one writer. See `client.py` for how it is reached."""
+"""The store on SQLite: one file, one writer. `client.py` explains its connections, threads and locks."""
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
@@ -6,54 +6,35 @@ from typing import TypeVar
 
 from sqlalchemy import Connection
 
-from tenure.model.leases import (
-    Acquired,
-    Begun,
-    Fence,
-    Job,
-    JobCommand,
-    JobSettings,
-    Lease,
-    Pruned,
-    RunOutcome,
-)
-from tenure.model.sessions import (
-    Attach,
-    Attached,
-    Capacity,
-    End,
-    Ended,
+from tenure.domain.capacities import Capacity, Seats
+from tenure.domain.jobs import BeginRunResult, Job, JobCommand, JobSettings, Pruned, RunOutcome
+from tenure.domain.leases import AcquireResult, Fence, Lease
+from tenure.domain.sessions import (
+    EndRequest,
+    EndResult,
     Heartbeat,
-    Kept,
+    HeartbeatResult,
     Limits,
-    Open,
-    Opened,
-    Seats,
-    StreamUpdate,
-    StreamUpdated,
-    Swept,
+    OpenRequest,
+    OpenResult,
+    SweepResult,
 )
-from tenure.model.submissions import (
-    Accepted,
+from tenure.domain.streams import AttachRequest, AttachResult, StreamUpdate, StreamUpdateResult
+from tenure.domain.submissions import (
     AttemptEnd,
-    BegunAttempts,
-    Moved,
+    BeginAttemptsResult,
     SubmissionCommand,
-    Submit,
+    SubmissionStatus,
+    SubmitRequest,
+    SubmitResult,
 )
-from tenure.model.usage import (
-    Cut,
-    CutRules,
-    Piece,
-    PrunedUsage,
-    Seal,
-)
+from tenure.domain.usage import ChunkBounds, ChunkDigest, Cut, CutRules, PrunedUsage
 from tenure.store import migrate
-from tenure.store.engines.sqlite import jobs, keeping, leases, opening, seats, streams, submissions, usage
-from tenure.store.engines.sqlite.client import SqliteClient
-from tenure.store.engines.sqlite.files import immediate
-from tenure.store.reading import SharedReads
-from tenure.store.store import Lane, Topic
+from tenure.store.contract import Topic
+from tenure.store.contract.sessions import OpenLane
+from tenure.store.engines.sqlite import capacities, jobs, leases, opening, sessions, streams, submissions, usage
+from tenure.store.engines.sqlite.client import SqliteClient, immediate
+from tenure.store.reads.shared import SharedReads
 
 T = TypeVar("T")
 
@@ -64,37 +45,39 @@ class SqliteStore(SqliteClient, SharedReads):
     dialect_name = "sqlite"
     batches_in_flight = 1
 
-    async def open_sessions(self, lane: Lane, wishes: Sequence[Open], limits: Limits) -> Sequence[Opened]:
-        """One writer needs no lanes: whatever a wish asks for is done at once."""
+    async def open_sessions(
+        self, lane: OpenLane, requests: Sequence[OpenRequest], limits: Limits
+    ) -> Sequence[OpenResult]:
+        """Ignores the lane: SQLite has one writer, so one pass handles all requests."""
         del lane
-        return await self._write(lambda connection, now: opening.open_sessions(connection, now, wishes, limits))
+        return await self._write(lambda connection, now: opening.open_sessions(connection, now, requests, limits))
 
-    async def heartbeat(self, heartbeats: Sequence[Heartbeat]) -> Sequence[Kept]:
-        return await self._write(lambda connection, now: keeping.heartbeat(connection, now, heartbeats))
+    async def heartbeat(self, heartbeats: Sequence[Heartbeat]) -> Sequence[HeartbeatResult]:
+        return await self._write(lambda connection, now: sessions.heartbeat(connection, now, heartbeats))
 
-    async def end_sessions(self, ends: Sequence[End]) -> Sequence[Ended]:
-        return await self._write(lambda connection, now: keeping.end_sessions(connection, now, ends))
+    async def end_sessions(self, ends: Sequence[EndRequest]) -> Sequence[EndResult]:
+        return await self._write(lambda connection, now: sessions.end_sessions(connection, now, ends))
 
-    async def expire_sessions(self, fence: Fence, limit: int) -> Swept:
-        def expire(connection: Connection, now: datetime) -> Swept:
+    async def expire_sessions(self, fence: Fence, limit: int) -> SweepResult:
+        def expire(connection: Connection, now: datetime) -> SweepResult:
             leases.check_fence(connection, fence)
-            return keeping.expire_sessions(connection, now, limit)
+            return sessions.expire_sessions(connection, now, limit)
 
         return await self._write(expire)
 
-    async def attach_streams(self, attaches: Sequence[Attach]) -> Sequence[Attached]:
+    async def attach_streams(self, attaches: Sequence[AttachRequest]) -> Sequence[AttachResult]:
         return await self._write(lambda connection, now: streams.attach_streams(connection, now, attaches))
 
-    async def update_streams(self, updates: Sequence[StreamUpdate]) -> Sequence[StreamUpdated]:
+    async def update_streams(self, updates: Sequence[StreamUpdate]) -> Sequence[StreamUpdateResult]:
         return await self._write(lambda connection, now: streams.update_streams(connection, now, updates))
 
-    async def put_capacity(self, capacity_id: str, seats_set: Seats) -> Capacity:
-        return await self._write(lambda connection, now: seats.put_capacity(connection, now, capacity_id, seats_set))
+    async def put_capacity(self, capacity_id: str, seats: Seats) -> Capacity:
+        return await self._write(lambda connection, now: capacities.put_capacity(connection, now, capacity_id, seats))
 
     async def delete_capacity(self, capacity_id: str) -> Capacity | None:
-        return await self._write(lambda connection, now: seats.delete_capacity(connection, now, capacity_id))
+        return await self._write(lambda connection, now: capacities.delete_capacity(connection, now, capacity_id))
 
-    async def acquire_lease(self, name: str, holder: str, attempt: str, duration_microseconds: int) -> Acquired:
+    async def acquire_lease(self, name: str, holder: str, attempt: str, duration_microseconds: int) -> AcquireResult:
         return await self._write_lease(
             lambda connection, now: leases.acquire_lease(connection, now, name, holder, attempt, duration_microseconds)
         )
@@ -111,12 +94,12 @@ class SqliteStore(SqliteClient, SharedReads):
         return await self._write_lease(lambda connection, now: leases.resign_lease(connection, now, name))
 
     def listen(self, topic: Topic, wake: Callable[[], None]) -> None:
-        """SQLite tells nobody anything."""
+        """SQLite sends no notifications."""
 
     async def register_jobs(self, settings: Sequence[JobSettings]) -> None:
         await self._write_lease(lambda connection, now: jobs.register_jobs(connection, now, settings))
 
-    async def begin_run(self, job: str, holder: str, attempt: str) -> Begun:
+    async def begin_run(self, job: str, holder: str, attempt: str) -> BeginRunResult:
         return await self._write_lease(lambda connection, now: jobs.begin_run(connection, now, job, holder, attempt))
 
     async def finish_run(self, fence: Fence, outcome: RunOutcome, error: str | None, retry_microseconds: int) -> None:
@@ -130,59 +113,72 @@ class SqliteStore(SqliteClient, SharedReads):
     async def prune(self, fence: Fence, limit: int) -> Pruned:
         return await self._write_lease(lambda connection, _now: jobs.prune(connection, fence, limit))
 
-    async def accept_submissions(self, wishes: Sequence[Submit]) -> Sequence[Accepted]:
-        return await self._submit(lambda connection, now: submissions.accept_submissions(connection, now, wishes))
+    async def accept_submissions(self, requests: Sequence[SubmitRequest]) -> Sequence[SubmitResult]:
+        return await self._write_by_plain_clock(
+            lambda connection, now: submissions.accept_submissions(connection, now, requests)
+        )
 
     async def announce_submissions(self) -> None:
-        """SQLite tells nobody anything."""
+        """SQLite sends no notifications."""
 
-    async def begin_attempts(self, fence: Fence, submission_ids: Sequence[str]) -> BegunAttempts:
-        return await self._submit(
+    async def begin_attempts(self, fence: Fence, submission_ids: Sequence[str]) -> BeginAttemptsResult:
+        return await self._write_by_plain_clock(
             lambda connection, now: submissions.begin_attempts(connection, now, fence, submission_ids)
         )
 
-    async def finish_attempts(self, fence: Fence, ends: Sequence[AttemptEnd]) -> Sequence[Moved]:
-        def finish(connection: Connection, now: datetime) -> Sequence[Moved]:
+    async def finish_attempts(self, fence: Fence, ends: Sequence[AttemptEnd]) -> Sequence[SubmissionStatus]:
+        def finish(connection: Connection, now: datetime) -> Sequence[SubmissionStatus]:
             moved = submissions.finish_attempts(connection, now, fence, ends)
             usage.deliver_chunks(connection, now, moved)
             return moved
 
-        return await self._submit(finish)
+        return await self._write_by_plain_clock(finish)
 
-    async def close_unknown(self, fence: Fence, limit: int) -> int:
-        return await self._submit(lambda connection, now: submissions.close_unknown(connection, now, fence, limit))
+    async def close_orphaned_attempts(self, fence: Fence, limit: int) -> int:
+        return await self._write_by_plain_clock(
+            lambda connection, now: submissions.close_orphaned_attempts(connection, now, fence, limit)
+        )
 
-    async def explain_waiting(self, fence: Fence, submission_ids: Sequence[str], error: str) -> None:
-        await self._submit(
-            lambda connection, _now: submissions.explain_waiting(connection, fence, submission_ids, error)
+    async def note_waiting_reason(self, fence: Fence, submission_ids: Sequence[str], error: str) -> None:
+        await self._write_by_plain_clock(
+            lambda connection, _now: submissions.note_waiting_reason(connection, fence, submission_ids, error)
         )
 
     async def command_submissions(
         self, command: SubmissionCommand, submission_ids: Sequence[str]
     ) -> Mapping[str, bool]:
-        return await self._submit(
+        return await self._write_by_plain_clock(
             lambda connection, now: submissions.command_submissions(connection, now, command, submission_ids)
         )
 
     async def cut_usage(self, fence: Fence, rules: CutRules, limit: int) -> Cut:
-        return await self._submit(lambda connection, now: usage.cut_usage(connection, now, fence, rules, limit))
+        return await self._write_by_plain_clock(
+            lambda connection, now: usage.cut_usage(connection, now, fence, rules, limit)
+        )
 
     async def save_chunks(
-        self, fence: Fence, window_id: int, first: int, pieces: Sequence[Piece], *, complete: bool
+        self, fence: Fence, window_id: int, first: int, bounds: Sequence[ChunkBounds], *, complete: bool
     ) -> None:
         def save(connection: Connection, now: datetime) -> None:
-            usage.save_chunks(connection, now, fence, window_id, first, pieces, complete=complete)
+            usage.save_chunks(connection, now, fence, window_id, first, bounds, complete=complete)
 
-        await self._submit(save)
+        await self._write_by_plain_clock(save)
 
-    async def seal_chunks(self, fence: Fence, seals: Sequence[Seal]) -> Mapping[str, bool]:
-        return await self._submit(lambda connection, _now: usage.seal_chunks(connection, fence, seals))
+    async def store_digests(self, fence: Fence, digests: Sequence[ChunkDigest]) -> Mapping[str, bool]:
+        return await self._write_by_plain_clock(
+            lambda connection, _now: usage.store_digests(connection, fence, digests)
+        )
 
     async def prune_usage(self, fence: Fence, limit: int) -> PrunedUsage:
-        return await self._submit(lambda connection, now: usage.prune_usage(connection, now, fence, limit))
+        return await self._write_by_plain_clock(
+            lambda connection, now: usage.prune_usage(connection, now, fence, limit)
+        )
 
-    async def _submit(self, work: Callable[[Connection, datetime], T]) -> T:
-        """By the clock as it is: a submission knows no cut, and a cut makes one."""
+    async def _write_by_plain_clock(self, work: Callable[[Connection, datetime], T]) -> T:
+        """Uses the plain clock, which may return an instant before the last cut.
+
+        Submissions do not depend on cuts, and a cut itself sets the lower limit of the clock for session writes.
+        """
         return await self._write(work, leases.lease_now)
 
     async def migrate(self) -> Sequence[str]:

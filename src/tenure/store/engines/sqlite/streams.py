@@ -1,4 +1,4 @@
-"""Streams of sessions, under the file's write lock."""
+"""Attaches and updates the streams of sessions. The transaction holds the file's write lock."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -8,31 +8,33 @@ from msgspec.structs import astuple, replace
 from sqlalchemy import Connection, func, literal, update
 
 from tenure.clock import MICROSECOND
-from tenure.deadlines import as_recorded, attached, closing_of, renewed
-from tenure.model.sessions import Attach, Attached, Found, Session, State, StreamCounters, StreamUpdate, StreamUpdated
-from tenure.store import sessions, tables
-from tenure.store.engines.sqlite.writing import close, counters, renew, rows_by_id
+from tenure.domain.deadlines import as_recorded, attached, closed_session_of, renewed
+from tenure.domain.sessions import Found, Session, State, StreamCounters
+from tenure.domain.streams import AttachRequest, AttachResult, StreamUpdate, StreamUpdateResult
+from tenure.store import tables
+from tenure.store.engines.sqlite.sessions import close, counters, renew, rows_by_id
+from tenure.store.reads import sessions
 from tenure.store.types import Instant
 
 _table = tables.sessions
 
 
-def attach_streams(connection: Connection, now: datetime, attaches: Sequence[Attach]) -> Sequence[Attached]:
+def attach_streams(connection: Connection, now: datetime, attaches: Sequence[AttachRequest]) -> Sequence[AttachResult]:
     found = {row.session_id: row for row in rows_by_id(connection, (attach.session_id for attach in attaches))}
-    return [_attached(connection, now, found.get(attach.session_id), attach) for attach in attaches]
+    return [_attach(connection, now, found.get(attach.session_id), attach) for attach in attaches]
 
 
-def _attached(connection: Connection, now: datetime, row: Any, attach: Attach) -> Attached:
+def _attach(connection: Connection, now: datetime, row: Any, attach: AttachRequest) -> AttachResult:
     if row is None:
-        return Attached(Found.UNKNOWN)
+        return AttachResult(Found.UNKNOWN)
     session = sessions.session_from_row(row)
     if session.closed_at is not None:
-        return Attached(Found.OVER, session, row.attachment, now)
+        return AttachResult(Found.OVER, session, row.attachment, now)
     if session.deadline_at <= now:
-        over = close(connection, as_recorded(session, now))
-        return Attached(Found.OVER, over, row.attachment, now, closing_of(over))
+        ended = close(connection, as_recorded(session, now))
+        return AttachResult(Found.OVER, ended, row.attachment, now, closed_session_of(ended))
     session = attached(session, now, attach)
-    # First, because `check_at` may never lie after the deadline, and the deadline may now be nearer.
+    # This precedes the renewal: `check_at` must never lie after the deadline, and attaching may bring that nearer.
     connection.execute(
         update(_table)
         .where(_table.c.session_id == session.session_id)
@@ -44,62 +46,64 @@ def _attached(connection: Connection, now: datetime, row: Any, attach: Attach) -
             heartbeat_microseconds=session.heartbeat_microseconds,
             idle_microseconds=session.idle_microseconds,
             check_at=func.min(_table.c.check_at, literal(session.deadline_at, Instant())),
-            **counters(session.stream or _NOTHING),
+            **counters(session.stream or _ZERO),
         )
     )
     renew(connection, [session])
-    return Attached(Found.LIVE, session, row.attachment + 1, now)
+    return AttachResult(Found.LIVE, session, row.attachment + 1, now)
 
 
-_NOTHING = StreamCounters(0, 0, 0, 0, 0, 0, 0)
+_ZERO = StreamCounters(0, 0, 0, 0, 0, 0, 0)
 
 
-def update_streams(connection: Connection, now: datetime, updates: Sequence[StreamUpdate]) -> Sequence[StreamUpdated]:
+def update_streams(
+    connection: Connection, now: datetime, updates: Sequence[StreamUpdate]
+) -> Sequence[StreamUpdateResult]:
     found = {row.session_id: row for row in rows_by_id(connection, (each.session_id for each in updates))}
-    return [_updated(connection, now, found.get(each.session_id), each) for each in updates]
+    return [_update(connection, now, found.get(each.session_id), each) for each in updates]
 
 
-def _updated(connection: Connection, now: datetime, row: Any, said: StreamUpdate) -> StreamUpdated:
+def _update(connection: Connection, now: datetime, row: Any, stream_update: StreamUpdate) -> StreamUpdateResult:
     if row is None:
-        return StreamUpdated(Found.UNKNOWN)
+        return StreamUpdateResult(Found.UNKNOWN)
     session = sessions.session_from_row(row)
     was_open = session.closed_at is None
-    is_current = row.attachment == said.attachment
-    column, saves = _saves_of(row, said.attachment)
-    if said.save > saves:
-        session = replace(session, stream=_sum(session.stream or _NOTHING, said.counted))
-    session = _as_said(session, now, said, is_current=is_current)
-    _write(connection, session, {column: max(saves, said.save)} if column else {})
+    is_current = row.attachment == stream_update.attachment
+    column, saves = _saves_of(row, stream_update.attachment)
+    if stream_update.save > saves:
+        session = replace(session, stream=_sum(session.stream or _ZERO, stream_update.counted))
+    session = _with_update(session, now, stream_update, is_current=is_current)
+    _write(connection, session, {column: max(saves, stream_update.save)} if column else {})
     if session.closed_at is not None:
-        return StreamUpdated(Found.OVER, session, now, recorded=was_open)
-    return StreamUpdated(Found.LIVE if is_current else Found.REPLACED, session, now)
+        return StreamUpdateResult(Found.OVER, session, now, recorded=was_open)
+    return StreamUpdateResult(Found.LIVE if is_current else Found.REPLACED, session, now)
 
 
-def _as_said(session: Session, now: datetime, said: StreamUpdate, *, is_current: bool) -> Session:
+def _with_update(session: Session, now: datetime, stream_update: StreamUpdate, *, is_current: bool) -> Session:
     if session.closed_at is None and session.deadline_at <= now:
         return as_recorded(session, now)
     modified = replace(session, modified_at=max(session.modified_at, now))
     if not is_current:
         return modified
     if session.closed_at is not None:
-        return replace(modified, state=State.CLOSED.value) if said.finished else modified
-    if said.end is None:
-        return renewed(session, now, active=said.active)
+        return replace(modified, state=State.CLOSED.value) if stream_update.finished else modified
+    if stream_update.end is None:
+        return renewed(session, now, active=stream_update.active)
     return replace(
         modified,
-        last_activity_at=max(session.last_activity_at, now) if said.active else session.last_activity_at,
-        state=State.CLOSED.value if said.finished else State.CLOSING.value,
+        last_activity_at=max(session.last_activity_at, now) if stream_update.active else session.last_activity_at,
+        state=State.CLOSED.value if stream_update.finished else State.CLOSING.value,
         closed_at=max(now, session.started_at + MICROSECOND),
-        close_reason=said.end,
+        close_reason=stream_update.end,
     )
 
 
 def _sum(one: StreamCounters, other: StreamCounters) -> StreamCounters:
-    return StreamCounters(*(mine + yours for mine, yours in zip(astuple(one), astuple(other), strict=True)))
+    return StreamCounters(*(first + second for first, second in zip(astuple(one), astuple(other), strict=True)))
 
 
 def _saves_of(row: Any, attachment: int) -> tuple[str | None, int]:
-    """Where the number of a stream's last save is kept, and what it is. Of those long replaced nothing is kept."""
+    """The column with the number of the stream's last save, and that number. Only the last two streams have one."""
     if attachment == row.attachment:
         return "attachment_saves", row.attachment_saves
     return ("replaced_saves", row.replaced_saves) if attachment == row.attachment - 1 else (None, 0)
@@ -107,7 +111,7 @@ def _saves_of(row: Any, attachment: int) -> tuple[str | None, int]:
 
 def _write(connection: Connection, session: Session, saves: dict[str, int]) -> None:
     renew(connection, [session])
-    values: dict[str, Any] = {**saves, **counters(session.stream or _NOTHING)}
+    values: dict[str, Any] = {**saves, **counters(session.stream or _ZERO)}
     if session.closed_at is not None:
         values |= {"closed_at": session.closed_at, "close_reason": session.close_reason}
     if session.state == State.CLOSED:

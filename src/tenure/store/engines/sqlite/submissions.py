@@ -1,4 +1,4 @@
-"""Submissions and their attempts, under the file's write lock."""
+"""Submissions and their attempts. The functions run under the write lock of the SQLite file."""
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
@@ -7,50 +7,52 @@ from typing import Any
 from sqlalchemy import Connection, delete, exists, insert, select, update
 
 from tenure.clock import MICROSECOND
-from tenure.model.leases import Fence
-from tenure.model.submissions import (
+from tenure.domain.leases import Fence
+from tenure.domain.submissions import (
     USAGES,
-    Accepted,
     AttemptEnd,
     AttemptOutcome,
-    BeginAttemptFound,
-    BegunAttempt,
-    BegunAttempts,
-    Moved,
+    BeginAttemptOutcome,
+    BeginAttemptResult,
+    BeginAttemptsResult,
     SubmissionCommand,
     SubmissionState,
-    Submit,
+    SubmissionStatus,
+    SubmitRequest,
+    SubmitResult,
 )
 from tenure.store.engines.sqlite.leases import check_fence
-from tenure.store.submissions import contract_text
+from tenure.store.reads.submissions import contract_text
 from tenure.store.tables import PRUNABLE, submission_attempts, submissions
 
-LEFT_OPEN = "whoever sent it did not say what became of it"
+ORPHANED = "the executor stopped before it recorded the outcome"
 
 _row = submissions.c
 _attempt = submission_attempts.c
 
 
-def accept_submissions(connection: Connection, now: datetime, wishes: Sequence[Submit]) -> Sequence[Accepted]:
-    return [_accept(connection, now, wish) for wish in wishes]
+def accept_submissions(
+    connection: Connection, now: datetime, requests: Sequence[SubmitRequest]
+) -> Sequence[SubmitResult]:
+    return [_accept(connection, now, request) for request in requests]
 
 
-def _accept(connection: Connection, now: datetime, wish: Submit) -> Accepted:
-    key = (_row.caller == wish.caller, _row.gateway == wish.gateway, _row.idempotency_key == wish.key)
+def _accept(connection: Connection, now: datetime, request: SubmitRequest) -> SubmitResult:
+    key = (_row.caller == request.caller, _row.gateway == request.gateway, _row.idempotency_key == request.key)
     found = connection.execute(select(_row.submission_id, _row.state, _row.digest).where(*key)).one_or_none()
     if found is not None:
-        new = found.submission_id == wish.submission_id
-        return Accepted(found.submission_id, found.state, found.digest == wish.digest, new)
+        new = found.submission_id == request.submission_id
+        return SubmitResult(found.submission_id, found.state, found.digest == request.digest, new)
     connection.execute(
         insert(submissions).values(
-            submission_id=wish.submission_id,
-            gateway=wish.gateway,
-            caller=wish.caller,
-            idempotency_key=wish.key,
-            delivery_key=wish.submission_id,
-            payload=wish.payload,
-            digest=wish.digest,
-            contract=contract_text(wish.contract),
+            submission_id=request.submission_id,
+            gateway=request.gateway,
+            caller=request.caller,
+            idempotency_key=request.key,
+            delivery_key=request.submission_id,
+            payload=request.payload,
+            digest=request.digest,
+            contract=contract_text(request.contract),
             state=SubmissionState.PENDING.value,
             attempts=0,
             failures=0,
@@ -59,10 +61,12 @@ def _accept(connection: Connection, now: datetime, wish: Submit) -> Accepted:
             last_modified_at=now,
         )
     )
-    return Accepted(wish.submission_id, SubmissionState.PENDING.value, same=True, new=True)
+    return SubmitResult(request.submission_id, SubmissionState.PENDING.value, same=True, new=True)
 
 
-def begin_attempts(connection: Connection, now: datetime, fence: Fence, submission_ids: Sequence[str]) -> BegunAttempts:
+def begin_attempts(
+    connection: Connection, now: datetime, fence: Fence, submission_ids: Sequence[str]
+) -> BeginAttemptsResult:
     check_fence(connection, fence)
     columns = (
         _row.submission_id,
@@ -73,39 +77,42 @@ def begin_attempts(connection: Connection, now: datetime, fence: Fence, submissi
         _row.last_modified_at,
     )
     rows = connection.execute(select(*columns).where(_row.submission_id.in_(submission_ids))).all()
-    gone = set(submission_ids) - {row.submission_id for row in rows}
-    return BegunAttempts(
+    missing = set(submission_ids) - {row.submission_id for row in rows}
+    return BeginAttemptsResult(
         now,
         [
             *(_begin(connection, now, fence, row) for row in rows),
-            *(BegunAttempt(submission_id, BeginAttemptFound.OVER) for submission_id in gone),
+            *(BeginAttemptResult(submission_id, BeginAttemptOutcome.OVER) for submission_id in missing),
         ],
     )
 
 
-def _begin(connection: Connection, now: datetime, fence: Fence, row: Any) -> BegunAttempt:
+def _begin(connection: Connection, now: datetime, fence: Fence, row: Any) -> BeginAttemptResult:
     if row.state != SubmissionState.PENDING.value:
-        return BegunAttempt(row.submission_id, BeginAttemptFound.OVER)
+        return BeginAttemptResult(row.submission_id, BeginAttemptOutcome.OVER)
     number = row.attempts
     if row.next_attempt_at is not None and row.next_attempt_at <= now:
         number += 1
         _write(connection, row.submission_id, attempts=number, next_attempt_at=None)
-        # Not before it was accepted or commanded, even if the clock was stepped back: that would read as a retry.
+        # If the clock was stepped back, `now` may lie before the last command or the acceptance. An attempt must not
+        # start before either: `_move` would take it for a retry.
         values = {"number": number, "epoch": fence.epoch, "holder": fence.holder}
         values |= {"submission_id": row.submission_id, "started_at": max(now, row.last_modified_at)}
         connection.execute(insert(submission_attempts).values(**values))
     elif not _is_open(connection, row.submission_id, number, fence.epoch):
-        return BegunAttempt(row.submission_id, BeginAttemptFound.LATER, next_attempt_at=row.next_attempt_at)
-    return BegunAttempt(row.submission_id, BeginAttemptFound.BEGUN, number, row.failures)
+        return BeginAttemptResult(row.submission_id, BeginAttemptOutcome.LATER, next_attempt_at=row.next_attempt_at)
+    return BeginAttemptResult(row.submission_id, BeginAttemptOutcome.BEGUN, number, row.failures)
 
 
 def _is_open(connection: Connection, submission_id: str, number: int, epoch: int) -> bool:
-    """An attempt of this epoch of whose beginning the executor was never told."""
-    mine = (_attempt.submission_id == submission_id, _attempt.number == number, _attempt.epoch == epoch)
-    return bool(connection.execute(select(exists().where(*mine, _attempt.ended_at.is_(None)))).scalar())
+    """Whether this attempt is already open in this epoch: then the answer to an earlier `begin_attempts` was lost."""
+    attempt = (_attempt.submission_id == submission_id, _attempt.number == number, _attempt.epoch == epoch)
+    return bool(connection.execute(select(exists().where(*attempt, _attempt.ended_at.is_(None)))).scalar())
 
 
-def finish_attempts(connection: Connection, now: datetime, fence: Fence, ends: Sequence[AttemptEnd]) -> Sequence[Moved]:
+def finish_attempts(
+    connection: Connection, now: datetime, fence: Fence, ends: Sequence[AttemptEnd]
+) -> Sequence[SubmissionStatus]:
     check_fence(connection, fence)
     for end in ends:
         closed = connection.execute(
@@ -119,13 +126,14 @@ def finish_attempts(connection: Connection, now: datetime, fence: Fence, ends: S
             _move(connection, now, closed.started_at, end)
     moved = select(_row.submission_id, _row.state, _row.next_attempt_at)
     rows = connection.execute(moved.where(_row.submission_id.in_([end.submission_id for end in ends])))
-    return [Moved(*row) for row in rows]
+    return [SubmissionStatus(*row) for row in rows]
 
 
 def _move(connection: Connection, now: datetime, started_at: datetime, end: AttemptEnd) -> None:
     columns = (_row.state, _row.failures, _row.last_modified_at)
     row = connection.execute(select(*columns).where(_row.submission_id == end.submission_id)).one()
-    # Retried by hand while its attempt was under way: due as soon as that has failed, and counted from 0.
+    # If the submission was retried by hand during the attempt, it is due as soon as the attempt has failed, and its
+    # failures count from 0.
     retried = row.last_modified_at > started_at
     pause = 0 if retried else end.pause_microseconds
     changes: dict[str, Any] = {"failures": row.failures + (end.counts and not retried), "last_error": end.error}
@@ -139,14 +147,14 @@ def _move(connection: Connection, now: datetime, started_at: datetime, end: Atte
     _write(connection, end.submission_id, **changes)
 
 
-def close_unknown(connection: Connection, now: datetime, fence: Fence, limit: int) -> int:
+def close_orphaned_attempts(connection: Connection, now: datetime, fence: Fence, limit: int) -> int:
     check_fence(connection, fence)
-    left = (_attempt.ended_at.is_(None), _attempt.epoch < fence.epoch)
-    found = connection.execute(select(_attempt.submission_id).where(*left).limit(limit)).scalars().all()
+    orphaned = (_attempt.ended_at.is_(None), _attempt.epoch < fence.epoch)
+    found = connection.execute(select(_attempt.submission_id).where(*orphaned).limit(limit)).scalars().all()
     connection.execute(
         update(submission_attempts)
-        .where(_attempt.submission_id.in_(found), *left)
-        .values(ended_at=now, outcome=AttemptOutcome.UNKNOWN.value, error=LEFT_OPEN)
+        .where(_attempt.submission_id.in_(found), *orphaned)
+        .values(ended_at=now, outcome=AttemptOutcome.UNKNOWN.value, error=ORPHANED)
     )
     connection.execute(
         update(submissions)
@@ -156,7 +164,7 @@ def close_unknown(connection: Connection, now: datetime, fence: Fence, limit: in
     return len(found)
 
 
-def explain_waiting(connection: Connection, fence: Fence, submission_ids: Sequence[str], error: str) -> None:
+def note_waiting_reason(connection: Connection, fence: Fence, submission_ids: Sequence[str], error: str) -> None:
     check_fence(connection, fence)
     connection.execute(
         update(submissions)
@@ -169,20 +177,21 @@ def explain_waiting(connection: Connection, fence: Fence, submission_ids: Sequen
 def command_submissions(
     connection: Connection, now: datetime, command: SubmissionCommand, submission_ids: Sequence[str]
 ) -> dict[str, bool]:
-    wanted = _retry if command is SubmissionCommand.RETRY else _cancel
+    carry_out = _retry if command is SubmissionCommand.RETRY else _cancel
     columns = (_row.submission_id, _row.gateway, _row.state, _row.attempts)
     rows = connection.execute(select(*columns).where(_row.submission_id.in_(submission_ids)))
-    return {row.submission_id: wanted(connection, now, row) for row in rows.all()}
+    return {row.submission_id: carry_out(connection, now, row) for row in rows.all()}
 
 
 def _retry(connection: Connection, now: datetime, row: Any) -> bool:
     if row.state == SubmissionState.DELIVERED.value:
         return False
     attempt = (_attempt.submission_id == row.submission_id, _attempt.number == row.attempts)
-    under_way = connection.execute(select(_attempt.started_at).where(*attempt, _attempt.ended_at.is_(None))).scalar()
-    # After the attempt that is under way began, whatever the clock says: that is how its end will know.
-    retried_at = now if under_way is None else max(now, under_way + MICROSECOND)
-    due = now if under_way is None else None
+    open_since = connection.execute(select(_attempt.started_at).where(*attempt, _attempt.ended_at.is_(None))).scalar()
+    # `retried_at` must be later than the start of the open attempt, even if the clock was stepped back, because `_move`
+    # compares the two.
+    retried_at = now if open_since is None else max(now, open_since + MICROSECOND)
+    due = now if open_since is None else None
     changes = {"state": SubmissionState.PENDING.value, "failures": 0, "ended_at": None, "next_attempt_at": due}
     _write(connection, row.submission_id, last_modified_at=retried_at, **changes)
     return True

@@ -1,4 +1,4 @@
-"""Windows and chunks, under the file's write lock: whoever holds it is alone, as a cut must be."""
+"""Windows and chunks. Every function runs under the file's write lock, so a cut excludes all other writes."""
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -7,13 +7,13 @@ from typing import Any
 from sqlalchemy import Connection, and_, delete, exists, func, insert, or_, select, tuple_, update
 
 from tenure.clock import from_microseconds, to_microseconds
+from tenure.domain.leases import Fence
+from tenure.domain.submissions import USAGES, SubmissionState, SubmissionStatus
+from tenure.domain.usage import ChunkBounds, ChunkDigest, Cut, CutRules, PrunedUsage
 from tenure.ids import new_id
-from tenure.model.leases import Fence
-from tenure.model.submissions import USAGES, Moved, SubmissionState
-from tenure.model.usage import Cut, CutRules, Piece, PrunedUsage, Seal
 from tenure.store.engines.sqlite.leases import check_fence
-from tenure.store.store import USAGE_KEPT
-from tenure.store.submissions import contract_text
+from tenure.store.limits import USAGE_KEPT
+from tenure.store.reads.submissions import contract_text
 from tenure.store.tables import installation, sessions, submissions, usage_chunks, usage_eras, usage_windows
 
 _window = usage_windows.c
@@ -31,13 +31,13 @@ def cut_usage(connection: Connection, now: datetime, fence: Fence, rules: CutRul
         return Cut(now, begins_at, 0)
     contract = None if rules.contract is None else contract_text(rules.contract)
     era = _era(connection, begins_at, rules)
-    kept = {"installation_id": installation_id, "era": era, "cut_at": now, "contract": contract}
+    common = {"installation_id": installation_id, "era": era, "cut_at": now, "contract": contract}
     cuts = 0
     while begins_at < grid and cuts < limit:
         ends_at = min(grid, _midnight_after(begins_at))
         cuts += 1
-        numbered = {"window_id": window_id + cuts, "started_at": begins_at, "ended_at": ends_at}
-        connection.execute(insert(usage_windows).values(**numbered, **kept))
+        bounds = {"window_id": window_id + cuts, "started_at": begins_at, "ended_at": ends_at}
+        connection.execute(insert(usage_windows).values(**bounds, **common))
         begins_at = ends_at
     connection.execute(update(installation).values(last_cut_at=begins_at, last_window_id=window_id + cuts))
     return Cut(now, begins_at, cuts)
@@ -62,7 +62,7 @@ def save_chunks(
     fence: Fence,
     window_id: int,
     first: int,
-    pieces: Sequence[Piece],
+    bounds: Sequence[ChunkBounds],
     *,
     complete: bool,
 ) -> None:
@@ -74,22 +74,22 @@ def save_chunks(
     if first > saved + 1:
         raise ValueError(f"chunk {first} of window {window_id} would follow chunk {saved}")
     if first == saved + 1:
-        for number, piece in enumerate(pieces, first):
-            _save_chunk(connection, now, window, number, piece)
+        for number, chunk_bounds in enumerate(bounds, first):
+            _save_chunk(connection, now, window, number, chunk_bounds)
     if complete:
         _complete(connection, now, window)
 
 
-def _save_chunk(connection: Connection, now: datetime, window: Any, number: int, piece: Piece) -> None:
+def _save_chunk(connection: Connection, now: datetime, window: Any, number: int, chunk_bounds: ChunkBounds) -> None:
     submission_id = None if window.contract is None else new_id()
     connection.execute(
         insert(usage_chunks).values(
             window_id=window.window_id,
             chunk=number,
-            first_session_id=piece.first_session_id,
-            last_session_id=piece.last_session_id,
-            sessions=piece.sessions,
-            usage_millionths=piece.usage_millionths,
+            first_session_id=chunk_bounds.first_session_id,
+            last_session_id=chunk_bounds.last_session_id,
+            sessions=chunk_bounds.sessions,
+            usage_millionths=chunk_bounds.usage_millionths,
             submission_id=submission_id,
         )
     )
@@ -133,18 +133,18 @@ def _complete(connection: Connection, now: datetime, window: Any) -> None:
     )
 
 
-def seal_chunks(connection: Connection, fence: Fence, seals: Sequence[Seal]) -> Mapping[str, bool]:
+def store_digests(connection: Connection, fence: Fence, digests: Sequence[ChunkDigest]) -> Mapping[str, bool]:
     check_fence(connection, fence)
-    for seal in seals:
-        unsealed = and_(_chunk.submission_id == seal.submission_id, _chunk.digest.is_(None))
-        connection.execute(update(usage_chunks).where(unsealed).values(digest=seal.digest))
-    wanted = {seal.submission_id: seal.digest for seal in seals}
+    for each in digests:
+        without_digest = and_(_chunk.submission_id == each.submission_id, _chunk.digest.is_(None))
+        connection.execute(update(usage_chunks).where(without_digest).values(digest=each.digest))
+    wanted = {each.submission_id: each.digest for each in digests}
     stored = select(_chunk.submission_id, _chunk.digest).where(_chunk.submission_id.in_(list(wanted)))
     return {submission_id: digest == wanted[submission_id] for submission_id, digest in connection.execute(stored)}
 
 
-def deliver_chunks(connection: Connection, now: datetime, moved: Sequence[Moved]) -> None:
-    """What delivered submissions make of chunks and windows."""
+def deliver_chunks(connection: Connection, now: datetime, moved: Sequence[SubmissionStatus]) -> None:
+    """Marks the chunks of delivered submissions, and the windows whose chunks are all delivered."""
     delivered = [each.submission_id for each in moved if each.state == SubmissionState.DELIVERED]
     arrived = and_(_chunk.submission_id.in_(delivered), _chunk.delivered_at.is_(None))
     rows = connection.execute(update(usage_chunks).where(arrived).values(delivered_at=now).returning(_chunk.window_id))
@@ -175,16 +175,16 @@ def prune_usage(connection: Connection, now: datetime, fence: Fence, limit: int)
 
 
 def _first_kept(connection: Connection, now: datetime, limit: int) -> int:
-    """The first window that must stay, of the oldest ones."""
-    over = and_(
+    """Returns the id of the first of the `limit` oldest windows that must be kept. Windows before it may be deleted."""
+    prunable = and_(
         _window.ended_at < now - USAGE_KEPT,
         _window.chunked_at.is_not(None),
         or_(_window.delivered_at.is_not(None), _window.contract.is_(None)),
     )
-    oldest = select(_window.window_id, over.label("over")).order_by(_window.window_id).limit(limit)
+    oldest = select(_window.window_id, prunable.label("prunable")).order_by(_window.window_id).limit(limit)
     last = 0
-    for window_id, is_over in connection.execute(oldest):
-        if not is_over:
+    for window_id, is_prunable in connection.execute(oldest):
+        if not is_prunable:
             return int(window_id)
         last = window_id
     return last + 1

@@ -1,7 +1,7 @@
-"""The calls that this engine makes: one statement each, with what comes back.
+"""The procedure calls of this engine, one statement each, with the columns that each returns.
 
-What is a list, or may be missing in part, travels as one JSON text: pyodbc would ask the server for the type of each
-parameter that is None.
+Lists and optional values are sent as one JSON text: for each parameter that is None, pyodbc would ask the server for
+its type.
 """
 
 from typing import Any
@@ -10,18 +10,18 @@ from sqlalchemy import Integer, String, TextClause, bindparam, text
 from sqlalchemy.sql.selectable import TextualSelect
 from sqlalchemy.types import BigInteger, Boolean
 
-from tenure.store import capacities, leases, sessions
 from tenure.store.engines.sqlserver.connections import LOCK_MILLISECONDS, SET_UP
+from tenure.store.reads import capacities, leases, sessions
 from tenure.store.tables import jobs
 from tenure.store.types import Id, Instant, Name, Payload
 
 MIGRATION_LOCK_MILLISECONDS = 5000
-"""Whatever waits to change a table holds up all who come after it, so it gives way and tries again."""
+"""A statement that waits to change a table blocks every later statement on it. So it times out early and is retried."""
 
 _IMPLIED = ("user_object_id", "capacity_id", "closed_at", "close_reason")
-"""What a wish knows, and what a live session has not."""
+"""Columns that are known from the open request, or that are NULL in a live session."""
 OLD_SESSION = tuple(each for each in sessions.COLUMNS if each.name not in _IMPLIED)
-"""What an open tells of the session that was there before."""
+"""The columns of the previous session that an open returns."""
 
 
 def _with_request(statement: str) -> TextClause:
@@ -29,9 +29,9 @@ def _with_request(statement: str) -> TextClause:
 
 
 def _with_parameters(statement: str) -> TextClause:
-    """Of the types that the procedures have: a name must meet its column without being converted."""
-    given = text(statement)
-    return given.bindparams(*(bindparam(name, type_=_PARAMETERS[name]) for name in given.compile().params))
+    """Binds the parameter types of the procedures, so that a name is compared with its column without conversion."""
+    clause = text(statement)
+    return clause.bindparams(*(bindparam(name, type_=_PARAMETERS[name]) for name in clause.compile().params))
 
 
 _PARAMETERS: dict[str, Any] = {
@@ -56,26 +56,26 @@ _PARAMETERS: dict[str, Any] = {
 }
 
 
-def _answered(statement: TextClause, *table_columns: Any, **columns: Any) -> TextualSelect:
+def _returning(statement: TextClause, *table_columns: Any, **columns: Any) -> TextualSelect:
     named = {column.name: column.type for column in table_columns}
-    return statement.columns(**columns, **named).execution_options(answers=True)
+    return statement.columns(**columns, **named).execution_options(returns_rows=True)
 
 
-OPEN = _answered(
-    _with_request("EXEC dbo.tenure_open_2 @request = :request;"),
+OPEN = _returning(
+    _with_request("EXEC dbo.tenure_open_1 @request = :request;"),
     *OLD_SESSION,
     position=Integer,
     outcome=String,
     opened_at=Instant,
 )
-OPEN_LIMITED = _answered(
+OPEN_LIMITED = _returning(
     _with_request("EXEC dbo.tenure_open_limited_1 @request = :request;"),
     *OLD_SESSION,
     position=Integer,
     outcome=String,
     opened_at=Instant,
 )
-HEARTBEAT = _answered(
+HEARTBEAT = _returning(
     _with_request("EXEC dbo.tenure_heartbeat_1 @request = :request;"),
     position=Integer,
     found=String,
@@ -85,20 +85,20 @@ HEARTBEAT = _answered(
     close_reason=String,
     recorded=Boolean,
 )
-END = _answered(
-    _with_request("EXEC dbo.tenure_end_2 @request = :request;"),
+END = _returning(
+    _with_request("EXEC dbo.tenure_end_1 @request = :request;"),
     *sessions.COLUMNS,
     position=Integer,
     recorded=Boolean,
 )
-EXPIRE = _answered(
-    _with_parameters("EXEC dbo.tenure_expire_2 @name = :name, @holder = :holder, @epoch = :epoch, @limit = :limit;"),
+EXPIRE = _returning(
+    _with_parameters("EXEC dbo.tenure_expire_1 @name = :name, @holder = :holder, @epoch = :epoch, @limit = :limit;"),
     session_id=Id,
     reason=String,
     ended_at=Instant,
     looked_at=Integer,
 )
-ATTACH = _answered(
+ATTACH = _returning(
     _with_request("EXEC dbo.tenure_attach_1 @request = :request;"),
     *sessions.COLUMNS,
     position=Integer,
@@ -107,7 +107,7 @@ ATTACH = _answered(
     recorded=Boolean,
     attached=Integer,
 )
-UPDATE_STREAMS = _answered(
+UPDATE_STREAMS = _returning(
     _with_request("EXEC dbo.tenure_update_streams_1 @request = :request;"),
     *sessions.COLUMNS,
     position=Integer,
@@ -115,15 +115,15 @@ UPDATE_STREAMS = _answered(
     now=Instant,
     recorded=Boolean,
 )
-PUT_CAPACITY = _answered(
+PUT_CAPACITY = _returning(
     _with_request("EXEC dbo.tenure_put_capacity_1 @request = :request;"),
     *capacities.COLUMNS,
 )
-DELETE_CAPACITY = _answered(
+DELETE_CAPACITY = _returning(
     _with_parameters("EXEC dbo.tenure_delete_capacity_1 @capacity_id = :capacity_id;"),
     *capacities.COLUMNS,
 )
-ACQUIRE_LEASE = _answered(
+ACQUIRE_LEASE = _returning(
     _with_parameters(
         "EXEC dbo.tenure_acquire_lease_1 @name = :name, @holder = :holder, @attempt = :attempt, @duration = :duration;"
     ),
@@ -132,28 +132,28 @@ ACQUIRE_LEASE = _answered(
     reclaimed=Boolean,
     now=Instant,
 )
-RENEW_LEASE = _answered(
+RENEW_LEASE = _returning(
     _with_parameters(
         "EXEC dbo.tenure_renew_lease_1 @name = :name, @holder = :holder, @epoch = :epoch, @duration = :duration;"
     ),
     *leases.LEASE_COLUMNS,
     now=Instant,
 )
-RELEASE_LEASE = _answered(
+RELEASE_LEASE = _returning(
     _with_parameters("EXEC dbo.tenure_release_lease_1 @name = :name, @holder = :holder, @epoch = :epoch;"),
     *leases.LEASE_COLUMNS,
     now=Instant,
 )
-RESIGN_LEASE = _answered(
+RESIGN_LEASE = _returning(
     _with_parameters("EXEC dbo.tenure_resign_lease_1 @name = :name;"),
     *leases.LEASE_COLUMNS,
     now=Instant,
 )
-REGISTER_JOBS = _answered(
+REGISTER_JOBS = _returning(
     _with_request("EXEC dbo.tenure_register_jobs_1 @request = :request;"),
     now=Instant,
 )
-BEGIN_RUN = _answered(
+BEGIN_RUN = _returning(
     _with_parameters("EXEC dbo.tenure_begin_run_1 @job = :job, @holder = :holder, @attempt = :attempt;"),
     found=String,
     epoch=BigInteger,
@@ -164,25 +164,26 @@ BEGIN_RUN = _answered(
     failures_in_a_row=Integer,
     reclaimed_epoch=BigInteger,
     reclaimed_holder=Name,
+    clock_behind=Instant,
 )
-FINISH_RUN = _answered(
+FINISH_RUN = _returning(
     _with_request("EXEC dbo.tenure_finish_run_1 @request = :request;"),
     now=Instant,
 )
-COMMAND_JOB = _answered(
+COMMAND_JOB = _returning(
     _with_parameters("EXEC dbo.tenure_command_job_1 @job = :job, @command = :command;"),
     *jobs.c,
 )
-PRUNE = _answered(
+PRUNE = _returning(
     _with_parameters(
-        "EXEC dbo.tenure_prune_2 @name = :name, @holder = :holder, @epoch = :epoch, @limit = :limit, "
+        "EXEC dbo.tenure_prune_1 @name = :name, @holder = :holder, @epoch = :epoch, @limit = :limit, "
         "@history = :history, @runs = :runs, @submissions = :submissions;"
     ),
     lease_history=Integer,
     job_runs=Integer,
     submissions=Integer,
 )
-ACCEPT_SUBMISSIONS = _answered(
+ACCEPT_SUBMISSIONS = _returning(
     _with_parameters("EXEC dbo.tenure_accept_submissions_1 @request = :request, @payloads = :payloads;"),
     position=Integer,
     submission_id=Id,
@@ -190,9 +191,9 @@ ACCEPT_SUBMISSIONS = _answered(
     same=Boolean,
     new=Boolean,
 )
-BEGIN_ATTEMPTS = _answered(
+BEGIN_ATTEMPTS = _returning(
     _with_parameters(
-        "EXEC dbo.tenure_begin_attempts_2 @name = :name, @holder = :holder, @epoch = :epoch, @request = :request;"
+        "EXEC dbo.tenure_begin_attempts_1 @name = :name, @holder = :holder, @epoch = :epoch, @request = :request;"
     ),
     submission_id=Id,
     found=String,
@@ -201,32 +202,32 @@ BEGIN_ATTEMPTS = _answered(
     next_attempt_at=Instant,
     now=Instant,
 )
-FINISH_ATTEMPTS = _answered(
+FINISH_ATTEMPTS = _returning(
     _with_parameters(
-        "EXEC dbo.tenure_finish_attempts_2 @name = :name, @holder = :holder, @epoch = :epoch, @request = :request;"
+        "EXEC dbo.tenure_finish_attempts_1 @name = :name, @holder = :holder, @epoch = :epoch, @request = :request;"
     ),
     submission_id=Id,
     state=String,
     next_attempt_at=Instant,
 )
-CLOSE_UNKNOWN = _answered(
+CLOSE_ORPHANED_ATTEMPTS = _returning(
     _with_parameters(
-        "EXEC dbo.tenure_close_unknown_1 @name = :name, @holder = :holder, @epoch = :epoch, @limit = :limit;"
+        "EXEC dbo.tenure_close_orphaned_attempts_1 @name = :name, @holder = :holder, @epoch = :epoch, @limit = :limit;"
     ),
     found=Integer,
 )
-EXPLAIN_WAITING = _answered(
+NOTE_WAITING_REASON = _returning(
     _with_parameters(
-        "EXEC dbo.tenure_explain_waiting_1 @name = :name, @holder = :holder, @epoch = :epoch, @request = :request;"
+        "EXEC dbo.tenure_note_waiting_reason_1 @name = :name, @holder = :holder, @epoch = :epoch, @request = :request;"
     ),
     explained=Integer,
 )
-COMMAND_SUBMISSIONS = _answered(
-    _with_parameters("EXEC dbo.tenure_command_submissions_2 @command = :command, @request = :request;"),
+COMMAND_SUBMISSIONS = _returning(
+    _with_parameters("EXEC dbo.tenure_command_submissions_1 @command = :command, @request = :request;"),
     submission_id=Id,
     done=Boolean,
 )
-CUT_USAGE = _answered(
+CUT_USAGE = _returning(
     _with_parameters(
         "EXEC dbo.tenure_cut_usage_1 @name = :name, @holder = :holder, @epoch = :epoch, @limit = :limit, "
         "@request = :request;"
@@ -235,21 +236,21 @@ CUT_USAGE = _answered(
     last_cut_at=Instant,
     windows=Integer,
 )
-SAVE_CHUNKS = _answered(
+SAVE_CHUNKS = _returning(
     _with_parameters(
         "EXEC dbo.tenure_save_chunks_1 @name = :name, @holder = :holder, @epoch = :epoch, @window_id = :window_id, "
         "@first = :first, @complete = :complete, @request = :request;"
     ),
     saved=Integer,
 )
-SEAL_CHUNKS = _answered(
+STORE_DIGESTS = _returning(
     _with_parameters(
-        "EXEC dbo.tenure_seal_chunks_1 @name = :name, @holder = :holder, @epoch = :epoch, @request = :request;"
+        "EXEC dbo.tenure_store_digests_1 @name = :name, @holder = :holder, @epoch = :epoch, @request = :request;"
     ),
     submission_id=Id,
     same=Boolean,
 )
-PRUNE_USAGE = _answered(
+PRUNE_USAGE = _returning(
     _with_parameters(
         "EXEC dbo.tenure_prune_usage_1 @name = :name, @holder = :holder, @epoch = :epoch, @limit = :limit, "
         "@kept = :kept;"
@@ -259,7 +260,7 @@ PRUNE_USAGE = _answered(
     sessions=Integer,
 )
 
-# Alembic counts the rows of its own table that a migration changes, so they are counted again from the end of this on.
+# Alembic needs the row counts of its own table, so NOCOUNT is switched off at the end.
 BEGIN_MIGRATION = text(f"""
 SET NOCOUNT ON;
 SET XACT_ABORT ON;
@@ -273,5 +274,5 @@ IF @granted < 0
     THROW 51222, N'tenure: the migration lock was not granted in time', 1;
 SET NOCOUNT OFF;
 SELECT @granted AS granted;
-""").execution_options(answers=True)
+""").execution_options(returns_rows=True)
 END_MIGRATION = f"COMMIT TRANSACTION; {SET_UP}"

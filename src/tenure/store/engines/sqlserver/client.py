@@ -1,10 +1,10 @@
-"""How an instance reaches its server: which connections are for what, and what is tried again.
+"""The connections of an instance to SQL Server, their uses and the retries.
 
-ODBC calls cannot be called back. Whoever stops waiting leaves the statement to end by itself, at the latest by its
-timeout, on a connection that nobody else gets until then; hence threads of our own, more than there are connections.
+An ODBC call cannot be cancelled. If a caller stops waiting, the statement runs on until it ends or times out, and its
+connection is not reused before that. So the executor has more threads than there are connections.
 
-Renewals have connections of their own, so that neither busy lanes nor a lease with a long write holds up the next; only
-in the smallest pools they share those of all others.
+Renewals have their own connections, so that busy lanes and long fenced writes do not delay them. A pool
+smaller than RENEWALS_POOL_MIN shares its connections among all calls.
 """
 
 import asyncio
@@ -18,34 +18,35 @@ from sqlalchemy.sql.selectable import TextualSelect
 
 from tenure.store.engines.sqlserver.connections import create_engine
 from tenure.store.engines.sqlserver.errors import cause_of
+from tenure.store.limits import LONG_READ_SECONDS
 from tenure.store.retries import PATIENCE_SECONDS, Retries
-from tenure.store.store import LONG_READ_SECONDS
+from tenure.telemetry.events import Telemetry
 
 T = TypeVar("T")
 
 STATEMENT_SECONDS = 2
-"""ODBC counts in whole seconds. The bound of the retries is shorter: callers do not wait for this one."""
+"""ODBC counts in whole seconds. The time limit of the retries is shorter, so callers do not wait for this timeout."""
 CLOSE_SECONDS = 3
 SPARE_THREADS = 4
-RENEWALS = 2
+RENEWAL_CONNECTIONS = 2
 LONG_READS_MAX = 2
-ROOMY = 7
-"""From this pool size on, renewals have connections of their own."""
+RENEWALS_POOL_MIN = 7
+"""From this pool size on, renewals have their own connections."""
 
 
 class SqlServerClient:
-    def __init__(self, url: URL, pool_size: int) -> None:
+    def __init__(self, url: URL, pool_size: int, telemetry: Telemetry | None = None) -> None:
         self._threads = ThreadPoolExecutor(2 * pool_size + SPARE_THREADS, "tenure-sqlserver")
-        renewals = RENEWALS if pool_size >= ROOMY else 0
+        renewals = RENEWAL_CONNECTIONS if pool_size >= RENEWALS_POOL_MIN else 0
         self._engine = create_engine(url, pool_size - renewals, self._threads)
         self._renewals = create_engine(url, renewals, self._threads) if renewals else self._engine
         self._long_reads = asyncio.Semaphore(LONG_READS_MAX)
-        self._retries = Retries(cause_of)
-        self._under_way: set[asyncio.Task[Any]] = set()
+        self._retries = Retries(cause_of, telemetry or Telemetry())
+        self._running: set[asyncio.Task[Any]] = set()
 
     async def close(self) -> None:
-        if self._under_way:
-            await asyncio.wait(self._under_way, timeout=CLOSE_SECONDS)
+        if self._running:
+            await asyncio.wait(self._running, timeout=CLOSE_SECONDS)
         for engine in {self._engine, self._renewals}:
             await engine.dispose()
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -76,17 +77,17 @@ class SqlServerClient:
     ) -> T:
         async with (engine or self._engine).connect() as connection:
             raw: Any = (await connection.get_raw_connection()).driver_connection
-            raw._conn.timeout = statement_seconds  # noqa: SLF001 - aioodbc shows it, but does not let it be set
+            raw._conn.timeout = statement_seconds  # noqa: SLF001 - aioodbc has no public setter
             return await connection.run_sync(work)
 
     async def _finish(self, operation: Coroutine[Any, Any, T]) -> T:
-        """Its outcome; a caller who stops waiting does not stop it."""
+        """Runs `operation` to its end, even if the caller is cancelled."""
         task = asyncio.create_task(operation)
-        self._under_way.add(task)
-        task.add_done_callback(self._finished)
+        self._running.add(task)
+        task.add_done_callback(self._on_finished)
         return await asyncio.shield(task)
 
-    def _finished(self, task: asyncio.Task[Any]) -> None:
-        self._under_way.discard(task)
+    def _on_finished(self, task: asyncio.Task[Any]) -> None:
+        self._running.discard(task)
         if not task.cancelled():
-            task.exception()  # looked at, so that asyncio does not complain when nobody waits for it any more
+            task.exception()  # retrieve it, so that asyncio does not log it if the caller was cancelled

@@ -1,6 +1,7 @@
-"""Connections to SQL Server: their address, their driver, their settings, and what each statement goes through.
+"""Connections to SQL Server: URL, driver, settings, and the hooks that run for every statement.
 
-All of them commit by themselves. Otherwise ODBC would wrap every call into a second transaction, which no timeout ends.
+All connections are in autocommit mode. Otherwise ODBC would wrap every call in a second transaction, which no timeout
+ends.
 """
 
 import asyncio
@@ -15,12 +16,12 @@ from sqlalchemy import URL, Connection, event
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from tenure.errors import ConfigurationError
-from tenure.store.engines.sqlserver.errors import drop_what_is_in_doubt, refuse_what_no_driver_takes
+from tenure.store.engines.sqlserver.errors import discard_uncertain_connection, reject_missing_driver
 
 try:
     import aioodbc  # noqa: F401 - SQLAlchemy imports it by name
     import pyodbc
-except ImportError:  # the extra is not installed, or unixODBC is missing: told when a store is asked for
+except ImportError:  # the extra or unixODBC is missing: `connection_url` reports it
     pyodbc = None
 
 CONNECT_SECONDS = 1
@@ -29,9 +30,9 @@ MESSAGES_MAX = 8
 
 CONNECTION_KEYWORDS = {
     "APP": "tenure",
-    # The driver would try to mend a broken connection by itself, ten seconds later.
+    # 0 disables the automatic reconnect of the driver, which waits ten seconds.
     "ConnectRetryCount": "0",
-    # A server that vanished without a goodbye is noticed while a statement waits for it.
+    # Detects a server that disappeared while a statement waits for it.
     "KeepAlive": "2",
     "KeepAliveInterval": "1",
 }
@@ -52,15 +53,15 @@ def create_engine(url: URL, pool_size: int, threads: ThreadPoolExecutor) -> Asyn
         pool_timeout=CONNECT_SECONDS,
         connect_args={"timeout": CONNECT_SECONDS, "executor": threads, "after_created": set_up},
     )
-    event.listen(engine.sync_engine, "handle_error", refuse_what_no_driver_takes)
-    event.listen(engine.sync_engine, "handle_error", drop_what_is_in_doubt)
+    event.listen(engine.sync_engine, "handle_error", reject_missing_driver)
+    event.listen(engine.sync_engine, "handle_error", discard_uncertain_connection)
     event.listen(engine.sync_engine, "before_cursor_execute", with_exact_instants, retval=True)
-    event.listen(engine.sync_engine, "after_cursor_execute", wait_for_the_answer)
+    event.listen(engine.sync_engine, "after_cursor_execute", skip_server_messages)
     return engine
 
 
 def connection_url(url: URL) -> URL:
-    """The URL as SQLAlchemy wants it; what it says about the driver and the connection goes before our own."""
+    """Returns the URL for SQLAlchemy. A driver or a connection keyword in `url` takes precedence over our default."""
     if pyodbc is None:
         raise ConfigurationError(_MISSING)
     given = {name.lower() for name in url.query}
@@ -76,11 +77,13 @@ def connection_url(url: URL) -> URL:
 
 
 _MISSING = "database: SQL Server needs the extra tenure[mssql] and unixODBC (package libodbc2 or unixODBC)"
-_NO_DRIVER = "database: there is no ODBC driver for SQL Server; install mssql-python-odbc or name one by ?driver="
+_NO_DRIVER = (
+    "database: no ODBC driver for SQL Server is installed; install mssql-python-odbc or name a driver by ?driver="
+)
 
 
 def driver() -> str:
-    """The newest of Microsoft's drivers that the system knows by name, or the path of the one that pip installed."""
+    """Returns the name of the newest registered Microsoft driver, or else the path of the driver installed by pip."""
     known = [name for name in pyodbc.drivers() if re.fullmatch(r"ODBC Driver \d+ for SQL Server", name)]
     installed = sorted(known, key=lambda name: int(name.split()[2])) or _drivers_from_pip()
     if not installed:
@@ -94,28 +97,33 @@ def _drivers_from_pip() -> list[str]:
     except ImportError:
         return []
     folder = (
-        Path(mssql_python_odbc.get_libs_dir()) / "linux" / _linux() / platform.machine().replace("aarch64", "arm64")
+        Path(mssql_python_odbc.get_libs_dir())
+        / "linux"
+        / _linux_family()
+        / platform.machine().replace("aarch64", "arm64")
     )
     return sorted(map(str, folder.glob("lib/libmsodbcsql*")))
 
 
-def _linux() -> str:
-    """What the package calls this Linux: its builds differ in the libraries they want."""
+def _linux_family() -> str:
+    """The name of this Linux family in mssql-python-odbc, which has one build per family of distributions."""
     try:
         release = platform.freedesktop_os_release()
     except OSError:
         return "debian_ubuntu"
     names = {release.get("ID", ""), *release.get("ID_LIKE", "").split()}
-    return next((flavour for flavour, ids in _LINUXES.items() if names & ids), "debian_ubuntu")
+    return next((family for family, ids in _LINUX_FAMILIES.items() if names & ids), "debian_ubuntu")
 
 
-_LINUXES = {"alpine": {"alpine"}, "rhel": {"rhel", "fedora", "centos"}, "suse": {"suse", "sles", "opensuse"}}
+_LINUX_FAMILIES = {"alpine": {"alpine"}, "rhel": {"rhel", "fedora", "centos"}, "suse": {"suse", "sles", "opensuse"}}
 
 
 def with_exact_instants(
     _connection: Connection, _cursor: Any, statement: str, parameters: Any, _context: Any, executemany: bool
 ) -> tuple[str, Any]:
-    """As text: as a datetime, pyodbc sends as many decimals as the driver admits to, which may be none."""
+    """Sends instants as text. pyodbc would truncate a datetime to the number of decimals that the driver reports, which
+    may be zero.
+    """
     if executemany:
         return statement, parameters
     return statement, tuple(
@@ -123,11 +131,11 @@ def with_exact_instants(
     )
 
 
-def wait_for_the_answer(
+def skip_server_messages(
     _connection: Connection, cursor: Any, _statement: str, _parameters: Any, context: Any, _executemany: bool
 ) -> None:
-    """A message of the server counts as a result without rows, and hides the rows or the error that come after it."""
+    """Skips server messages. Each is a result set without rows, and hides the rows or the error that follow it."""
     for _ in range(MESSAGES_MAX):
-        if cursor.description is not None or not context.execution_options.get("answers"):
+        if cursor.description is not None or not context.execution_options.get("returns_rows"):
             return
         cursor.nextset()

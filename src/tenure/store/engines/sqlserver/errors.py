@@ -1,4 +1,4 @@
-"""What SQL Server's errors, and those of the ODBC driver, mean."""
+"""Maps errors of SQL Server and of the ODBC driver to causes."""
 
 import re
 
@@ -10,37 +10,40 @@ from tenure.errors import ConfigurationError
 from tenure.store.retries import Cause
 
 NUMBERS = {
-    # Thrown by our own procedures, as 51222 is.
+    # Tenure's procedures throw 51001 and 51222.
     51001: Cause.LEASE_LOST,
     1205: Cause.DEADLOCK,
     2601: Cause.DUPLICATE,
     2627: Cause.DUPLICATE,
     1222: Cause.LOCK_TIMEOUT,
     51222: Cause.LOCK_TIMEOUT,
-    # Waits for memory or for a worker.
+    # The statement waited too long for memory or for a worker.
     701: Cause.TIMEOUT,
     8645: Cause.TIMEOUT,
     8651: Cause.TIMEOUT,
     208: Cause.SCHEMA,
     2812: Cause.SCHEMA,
     4121: Cause.SCHEMA,
-    # Refused, moved, restored, stopped, over its limits: all of these pass, or an operator is at it.
+    # The database refuses connections, is moved, restored or stopped, or is over its limits: temporary states.
     **dict.fromkeys((596, 913, 921, 922, 924, 927, 942, 952, 976, 983, 3906, 4060, 6005), Cause.CONNECTION),
     **dict.fromkeys((10928, 10929, 17142, 17187, 18401, 18451, 18456), Cause.CONNECTION),
     **dict.fromkeys((40197, 40501, 40613, 49918, 49919, 49920), Cause.CONNECTION),
 }
-_UNDONE = (Cause.DEADLOCK, Cause.LOCK_TIMEOUT, Cause.LEASE_LOST)
+_ROLLED_BACK = (Cause.DEADLOCK, Cause.LOCK_TIMEOUT, Cause.LEASE_LOST)
 _STATES = {
     "HYT00": Cause.TIMEOUT,
     "HY008": Cause.TIMEOUT,
     **dict.fromkeys(("01000", "01002", "28000", "HY010", "HYT01"), Cause.CONNECTION),
 }
 _RECORD = re.compile(r"\((?P<number>-?\d+)\) \((?P<function>SQL\w+)\)")
-"""How the first record of a diagnosis ends; those after it only say what became of the statement."""
+"""The end of the first diagnostic record. Later records only describe what happened to the statement."""
 
 
 def cause_of(error: BaseException) -> Cause | None:
-    """By the server's own number first: some of what it says in the state of a timeout or a refusal is neither."""
+    """Returns the cause of an error, or None if it is unknown.
+
+    The server's error number is checked first: some errors with the SQLSTATE of a timeout or a refusal are neither.
+    """
     original = error.orig if isinstance(error, DBAPIError) else error
     if isinstance(original, OSError | TimeoutError | PoolTimeout):
         return Cause.CONNECTION
@@ -59,18 +62,20 @@ def _cause_of_odbc(state: str, record: re.Match[str] | None) -> Cause | None:
     return _STATES.get(state)
 
 
-def refuse_what_no_driver_takes(context: ExceptionContext) -> None:
-    """A driver or data source that the driver manager does not know will not come by waiting for it."""
+def reject_missing_driver(context: ExceptionContext) -> None:
+    """Raises `ConfigurationError` for a driver or data source that is not installed: a retry would not help."""
     state, message = (*map(str, context.original_exception.args[:2]), "", "")[:2]
     if state.startswith("IM") or "Can't open lib" in message:
         raise ConfigurationError(f"database: {message}")
 
 
-def drop_what_is_in_doubt(context: ExceptionContext) -> None:
-    """After a deadlock, a lock timeout or a lost lease the server has rolled back. Any other error may have left a
-    transaction and its locks behind, which end with the connection. Only a broken line says something about the other
-    connections.
+def discard_uncertain_connection(context: ExceptionContext) -> None:
+    """Drops the connection unless the server has certainly rolled back its transaction.
+
+    The server rolls back after a deadlock, a lock timeout or a lost lease. After any other error the transaction may
+    still hold locks, and closing the connection ends the transaction. Only a connection error invalidates the
+    other connections of the pool too.
     """
     cause = cause_of(context.original_exception)
-    context.is_disconnect = cause not in _UNDONE
+    context.is_disconnect = cause not in _ROLLED_BACK
     context.invalidate_pool_on_disconnect = cause is Cause.CONNECTION

@@ -1,4 +1,4 @@
-"""Between the model and the procedures in `migrations/sqlserver`: requests as JSON, answers from rows."""
+"""Maps requests to the JSON arguments of the procedures in `functions/`, and their result rows to domain objects."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -11,76 +11,71 @@ from msgspec.structs import asdict, astuple, replace
 from sqlalchemy import Row
 
 from tenure.clock import MICROSECOND
-from tenure.deadlines import opened, own_limits, span_of
-from tenure.ids import new_id
-from tenure.model.leases import (
-    ERROR_MAX,
-    JOB_LOCK,
-    Acquired,
-    BeginFound,
-    Begun,
-    Fence,
-    Job,
-    JobSettings,
-    Lease,
-    RunOutcome,
-)
-from tenure.model.sessions import (
-    Attach,
-    Attached,
-    Closing,
-    Ended,
+from tenure.domain.capacities import Seats
+from tenure.domain.deadlines import opened, own_limits, span_of
+from tenure.domain.jobs import BeginRunOutcome, BeginRunResult, Job, JobSettings, RunOutcome
+from tenure.domain.leases import JOB_LOCK, AcquireResult, Fence, Lease
+from tenure.domain.sessions import (
+    ClosedSession,
+    EndResult,
     Found,
-    Kept,
+    HeartbeatResult,
     Limits,
-    Open,
-    Opened,
-    Outcome,
-    Seats,
+    OpenOutcome,
+    OpenRequest,
+    OpenResult,
     Session,
-    StreamUpdate,
-    StreamUpdated,
-    Swept,
+    SweepResult,
 )
-from tenure.model.submissions import Accepted, AttemptEnd, BeginAttemptFound, BegunAttempt, BegunAttempts, Submit
-from tenure.model.usage import CutRules, Piece, Seal
-from tenure.store import leases, sessions
+from tenure.domain.streams import AttachRequest, AttachResult, StreamUpdate, StreamUpdateResult
+from tenure.domain.submissions import (
+    AttemptEnd,
+    BeginAttemptOutcome,
+    BeginAttemptResult,
+    BeginAttemptsResult,
+    SubmitRequest,
+    SubmitResult,
+)
+from tenure.domain.usage import ChunkBounds, ChunkDigest, CutRules
+from tenure.errors import ERROR_MAX
+from tenure.ids import new_id
 from tenure.store.engines.sqlserver.calls import OLD_SESSION
+from tenure.store.reads import leases, sessions
 
 Value = str | int | None
-Lines = Sequence[Row[Any]]
+Rows = Sequence[Row[Any]]
 
 
 def numbered(entries: Iterable[Sequence[Any]]) -> str:
-    """A list of lists, each with its position first."""
+    """A JSON list of lists. Each inner list begins with its position."""
     return _json([(position, *entry) for position, entry in enumerate(entries)])
 
 
-def wishes_text(wishes: Sequence[Open], limits: Limits) -> str:
-    given = {
+def open_requests_text(requests: Sequence[OpenRequest], limits: Limits) -> str:
+    values = {
         "term": limits.term // MICROSECOND,
         "lease": limits.lease_microseconds,
         "heartbeat": limits.heartbeat_microseconds,
         "idle": limits.idle_microseconds,
-        "wishes": [(position, *_wish(wish)) for position, wish in enumerate(wishes)],
+        "requests": [(position, *_open_request_values(request)) for position, request in enumerate(requests)],
     }
-    return _set_ones(given)
+    return _json_without_nulls(values)
 
 
-def _wish(wish: Open) -> Sequence[Value]:
+def _open_request_values(request: OpenRequest) -> Sequence[Value]:
     return (
-        wish.capacity_id,
-        wish.user_object_id,
-        wish.tenant_object_id,
-        wish.kind,
-        wish.session_id,
-        wish.lease_microseconds,
-        wish.heartbeat_microseconds,
-        wish.idle_microseconds,
+        request.capacity_id,
+        request.user_object_id,
+        request.tenant_object_id,
+        request.kind,
+        request.session_id,
+        request.lease_microseconds,
+        request.heartbeat_microseconds,
+        request.idle_microseconds,
     )
 
 
-def attach_values(attach: Attach) -> Sequence[Value]:
+def attach_values(attach: AttachRequest) -> Sequence[Value]:
     return (attach.session_id, attach.lease_microseconds, attach.heartbeat_microseconds, attach.idle_microseconds)
 
 
@@ -97,7 +92,7 @@ def update_values(update: StreamUpdate) -> Sequence[Value]:
 
 
 def seats_text(capacity_id: str, seats: Seats) -> str:
-    return _set_ones(
+    return _json_without_nulls(
         {
             "capacity": capacity_id,
             "tenant": seats.tenant_object_id,
@@ -112,25 +107,25 @@ def job_values(job: JobSettings) -> Sequence[Value]:
 
 
 def finish_text(fence: Fence, outcome: RunOutcome, error: str | None, retry_microseconds: int) -> str:
-    given = {"outcome": outcome, "error": _fitting(error), "retry": retry_microseconds}
-    return _set_ones(asdict(fence) | given)
+    values = {"outcome": outcome, "error": _truncated(error), "retry": retry_microseconds}
+    return _json_without_nulls(asdict(fence) | values)
 
 
-def submits_text(wishes: Sequence[Submit]) -> str:
-    starts = accumulate((len(wish.payload) for wish in wishes), initial=1)
-    return numbered(_submit(wish, start) for wish, start in zip(wishes, starts, strict=False))
+def submit_requests_text(requests: Sequence[SubmitRequest]) -> str:
+    starts = accumulate((len(request.payload) for request in requests), initial=1)
+    return numbered(_submit_request_values(request, start) for request, start in zip(requests, starts, strict=False))
 
 
-def _submit(wish: Submit, start: int) -> Sequence[Any]:
+def _submit_request_values(request: SubmitRequest, start: int) -> Sequence[Any]:
     return (
-        wish.submission_id,
-        wish.gateway,
-        wish.caller,
-        wish.key,
-        wish.digest.hex(),
+        request.submission_id,
+        request.gateway,
+        request.caller,
+        request.key,
+        request.digest.hex(),
         start,
-        len(wish.payload),
-        to_builtins(wish.contract),
+        len(request.payload),
+        to_builtins(request.contract),
     )
 
 
@@ -144,18 +139,18 @@ def end_values(end: AttemptEnd) -> Sequence[Value]:
         end.number,
         end.outcome,
         end.status,
-        _fitting(end.error),
+        _truncated(end.error),
         int(end.counts),
         end.pause_microseconds,
     )
 
 
-def explanation_text(submission_ids: Sequence[str], error: str) -> str:
-    return _json({"error": _fitting(error), "submissions": list(submission_ids)})
+def waiting_reason_text(submission_ids: Sequence[str], error: str) -> str:
+    return _json({"error": _truncated(error), "submissions": list(submission_ids)})
 
 
 def rules_text(rules: CutRules) -> str:
-    return _set_ones(
+    return _json_without_nulls(
         {
             "interval": rules.interval_microseconds,
             "factors": rules.factors,
@@ -164,166 +159,171 @@ def rules_text(rules: CutRules) -> str:
     )
 
 
-def piece_values(piece: Piece) -> Sequence[Value]:
-    """With the id that its submission would get."""
-    return (*astuple(piece), new_id())
+def chunk_bounds_values(chunk_bounds: ChunkBounds) -> Sequence[Value]:
+    """The bounds of a chunk and a new submission id. The id is used only if the window has a contract."""
+    return (*astuple(chunk_bounds), new_id())
 
 
-def seal_values(seal: Seal) -> Sequence[Value]:
-    return (seal.submission_id, seal.digest.hex())
+def digest_values(digest: ChunkDigest) -> Sequence[Value]:
+    return (digest.submission_id, digest.digest.hex())
 
 
-def _fitting(error: str | None) -> str | None:
-    """SQL Server counts half of a character beyond the first 65,536 as one."""
+def _truncated(error: str | None) -> str | None:
+    """Truncates to ERROR_MAX characters as SQL Server counts them: a character beyond U+FFFF counts as two."""
     return error and error.encode("utf-16-le", "replace")[: 2 * ERROR_MAX].decode("utf-16-le", "ignore")
 
 
-def _set_ones(given: dict[str, Any]) -> str:
-    return _json({name: value for name, value in given.items() if value is not None})
+def _json_without_nulls(values: dict[str, Any]) -> str:
+    return _json({name: value for name, value in values.items() if value is not None})
 
 
 def _json(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"))
 
 
-def openings(lines: Lines, wishes: Sequence[Open], limits: Limits) -> Sequence[Opened]:
-    """A wish without a line was opened at the instant of the line without a position."""
-    answers: list[Opened | None] = [None] * len(wishes)
-    closings: dict[int, list[Closing]] = {}
-    common: datetime | None = None
-    for line in lines:
-        if line.position is None:
-            common = line.opened_at
-        elif line.outcome == "closing":
-            closings.setdefault(line.position, []).append(
-                Closing(line.session_id, line.lapse_reason, line.opened_at),
+def open_results(rows: Rows, requests: Sequence[OpenRequest], limits: Limits) -> Sequence[OpenResult]:
+    """Maps rows to requests by position. A row without a position has the instant at which all sessions were created
+    whose requests have no row.
+    """
+    results: list[OpenResult | None] = [None] * len(requests)
+    closed_sessions: dict[int, list[ClosedSession]] = {}
+    common_opened_at: datetime | None = None
+    for row in rows:
+        if row.position is None:
+            common_opened_at = row.opened_at
+        elif row.outcome == "closing":
+            closed_sessions.setdefault(row.position, []).append(
+                ClosedSession(row.session_id, row.lapse_reason, row.opened_at),
             )
         else:
-            answers[line.position] = _opening(line, wishes[line.position], limits)
-    found = _created_or(answers, wishes, limits, common)
-    for position, closed in closings.items():
-        found[position] = replace(found[position], closings=closed)
+            results[row.position] = _open_result(row, requests[row.position], limits)
+    found = _created_unless_found(results, requests, limits, common_opened_at)
+    for position, closed in closed_sessions.items():
+        found[position] = replace(found[position], closed_sessions=closed)
     return found
 
 
-def _created_or(
-    answers: Sequence[Opened | None], wishes: Sequence[Open], limits: Limits, opened_at: datetime | None
-) -> list[Opened]:
+def _created_unless_found(
+    results: Sequence[OpenResult | None], requests: Sequence[OpenRequest], limits: Limits, opened_at: datetime | None
+) -> list[OpenResult]:
     if opened_at is None:
-        return [answer or Opened(Outcome.AGAIN) for answer in answers]
+        return [result or OpenResult(OpenOutcome.AGAIN) for result in results]
     span = span_of(limits, opened_at)
     return [
-        answer or Opened(Outcome.CREATED, opened(wish, limits, opened_at, span))
-        for answer, wish in zip(answers, wishes, strict=True)
+        result or OpenResult(OpenOutcome.CREATED, opened(request, limits, opened_at, span))
+        for result, request in zip(results, requests, strict=True)
     ]
 
 
-def _opening(line: Row[Any], wish: Open, limits: Limits) -> Opened:
-    match line.outcome:
+def _open_result(row: Row[Any], request: OpenRequest, limits: Limits) -> OpenResult:
+    match row.outcome:
         case "created":
-            return Opened(Outcome.CREATED, opened(wish, limits, line.opened_at))
+            return OpenResult(OpenOutcome.CREATED, opened(request, limits, row.opened_at))
         case "lapsed":
-            closing = Closing(line.session_id, line.lapse_reason, line.deadline_at)
-            return Opened(Outcome.CREATED, opened(wish, limits, line.opened_at), [closing])
+            closed = ClosedSession(row.session_id, row.lapse_reason, row.deadline_at)
+            return OpenResult(OpenOutcome.CREATED, opened(request, limits, row.opened_at), [closed])
         case "existing":
-            return Opened(Outcome.EXISTING, _old(line, wish))
+            return OpenResult(OpenOutcome.EXISTING, _existing_session(row, request))
         case "upgraded":
-            return Opened(Outcome.UPGRADED, _upgraded(line, wish, limits))
-    return Opened(Outcome(line.outcome))
+            return OpenResult(OpenOutcome.UPGRADED, _upgraded(row, request, limits))
+    return OpenResult(OpenOutcome(row.outcome))
 
 
-def _upgraded(line: Row[Any], wish: Open, limits: Limits) -> Session:
-    inherited = Limits(limits.term, line.lease_microseconds, line.idle_microseconds, line.heartbeat_microseconds)
-    new = opened(wish, own_limits(wish, inherited), line.opened_at)
-    return replace(new, previous_session_id=line.session_id)
+def _upgraded(row: Row[Any], request: OpenRequest, limits: Limits) -> Session:
+    inherited = Limits(limits.term, row.lease_microseconds, row.idle_microseconds, row.heartbeat_microseconds)
+    new = opened(request, own_limits(request, inherited), row.opened_at)
+    return replace(new, previous_session_id=row.session_id)
 
 
-def _old(line: Row[Any], wish: Open) -> Session:
-    implied = {"capacity_id": wish.capacity_id, "user_object_id": wish.user_object_id}
-    found = {each.name: getattr(line, each.name) for each in OLD_SESSION}
+def _existing_session(row: Row[Any], request: OpenRequest) -> Session:
+    implied = {"capacity_id": request.capacity_id, "user_object_id": request.user_object_id}
+    found = {each.name: getattr(row, each.name) for each in OLD_SESSION}
     return sessions.session_from_values({"closed_at": None, "close_reason": None, **implied, **found})
 
 
-def kept(lines: Lines, session_ids: Sequence[str]) -> Sequence[Kept]:
-    answers = [Kept(Found.UNKNOWN)] * len(session_ids)
-    for line in lines:
-        closing = Closing(session_ids[line.position], line.close_reason, line.deadline_at) if line.recorded else None
-        answers[line.position] = Kept(
-            Found(line.found), line.state, line.deadline_at, line.heartbeat_microseconds, line.close_reason, closing
+def heartbeat_results(rows: Rows, session_ids: Sequence[str]) -> Sequence[HeartbeatResult]:
+    results = [HeartbeatResult(Found.UNKNOWN)] * len(session_ids)
+    for row in rows:
+        closed = ClosedSession(session_ids[row.position], row.close_reason, row.deadline_at) if row.recorded else None
+        results[row.position] = HeartbeatResult(
+            Found(row.found), row.state, row.deadline_at, row.heartbeat_microseconds, row.close_reason, closed
         )
-    return answers
+    return results
 
 
-def ended(lines: Lines, count: int) -> Sequence[Ended]:
-    answers = [Ended(Found.UNKNOWN)] * count
-    for line in lines:
-        held = line.closed_at is None
-        answers[line.position] = (
-            Ended(Found.HELD) if held else Ended(Found.OVER, sessions.session_from_row(line), line.recorded)
+def end_results(rows: Rows, count: int) -> Sequence[EndResult]:
+    results = [EndResult(Found.UNKNOWN)] * count
+    for row in rows:
+        held = row.closed_at is None
+        results[row.position] = (
+            EndResult(Found.HELD) if held else EndResult(Found.OVER, sessions.session_from_row(row), row.recorded)
         )
-    return answers
+    return results
 
 
-def swept(lines: Lines) -> Swept:
-    closings = [Closing(line.session_id, line.reason, line.ended_at) for line in lines if line.session_id is not None]
-    return Swept(closings, sum(line.looked_at or 0 for line in lines))
+def sweep_result(rows: Rows) -> SweepResult:
+    closed_sessions = [
+        ClosedSession(row.session_id, row.reason, row.ended_at) for row in rows if row.session_id is not None
+    ]
+    return SweepResult(closed_sessions, sum(row.looked_at or 0 for row in rows))
 
 
-def attached(lines: Lines, count: int) -> Sequence[Attached]:
-    answers = [Attached(Found.UNKNOWN)] * count
-    for line in lines:
-        session = sessions.session_from_row(line)
-        closing = Closing(session.session_id, session.lapse_reason, session.deadline_at) if line.recorded else None
-        answers[line.position] = Attached(Found(line.found), session, line.attached, line.now, closing)
-    return answers
+def attach_results(rows: Rows, count: int) -> Sequence[AttachResult]:
+    results = [AttachResult(Found.UNKNOWN)] * count
+    for row in rows:
+        session = sessions.session_from_row(row)
+        closed = ClosedSession(session.session_id, session.lapse_reason, session.deadline_at) if row.recorded else None
+        results[row.position] = AttachResult(Found(row.found), session, row.attached, row.now, closed)
+    return results
 
 
-def streams_updated(lines: Lines, count: int) -> Sequence[StreamUpdated]:
-    answers = [StreamUpdated(Found.UNKNOWN)] * count
-    for line in lines:
-        session = sessions.session_from_row(line)
-        answers[line.position] = StreamUpdated(Found(line.found), session, line.now, line.recorded)
-    return answers
+def stream_update_results(rows: Rows, count: int) -> Sequence[StreamUpdateResult]:
+    results = [StreamUpdateResult(Found.UNKNOWN)] * count
+    for row in rows:
+        session = sessions.session_from_row(row)
+        results[row.position] = StreamUpdateResult(Found(row.found), session, row.now, row.recorded)
+    return results
 
 
-def lease(line: Row[Any]) -> Lease:
-    return leases.lease_from_values(line._mapping, line.now)  # noqa: SLF001 - the public way to a row's names
+def lease(row: Row[Any]) -> Lease:
+    return leases.lease_from_values(row._mapping, row.now)  # noqa: SLF001 - public in SQLAlchemy
 
 
-def acquired(line: Row[Any]) -> Acquired:
-    return Acquired(lease(line), line.taken, line.reclaimed)
+def acquire_result(row: Row[Any]) -> AcquireResult:
+    return AcquireResult(lease(row), row.taken, row.reclaimed)
 
 
-def job(line: Row[Any]) -> Job:
-    return leases.job_from_values(line._mapping)  # noqa: SLF001 - the public way to a row's names
+def job(row: Row[Any]) -> Job:
+    return leases.job_from_values(row._mapping)  # noqa: SLF001 - public in SQLAlchemy
 
 
-def begun(line: Row[Any], job_name: str, holder: str) -> Begun:
-    found = BeginFound(line.found)
-    if found is not BeginFound.BEGUN:
-        return Begun(found)
+def begin_run_result(row: Row[Any], job_name: str, holder: str) -> BeginRunResult:
+    found = BeginRunOutcome(row.found)
+    if found is not BeginRunOutcome.BEGUN:
+        return BeginRunResult(found)
     name = JOB_LOCK + job_name
-    return Begun(
+    return BeginRunResult(
         found,
-        fence=Fence(name, holder, line.epoch),
-        started_at=line.started_at,
-        expires_at=line.expires_at,
-        tick_at=line.tick_at,
-        lock_timeout_microseconds=line.lock_timeout_microseconds,
-        failures_in_a_row=line.failures_in_a_row,
-        reclaimed=line.reclaimed_epoch and Fence(name, line.reclaimed_holder, line.reclaimed_epoch),
+        fence=Fence(name, holder, row.epoch),
+        started_at=row.started_at,
+        expires_at=row.expires_at,
+        tick_at=row.tick_at,
+        lock_timeout_microseconds=row.lock_timeout_microseconds,
+        failures_in_a_row=row.failures_in_a_row,
+        reclaimed=row.reclaimed_epoch and Fence(name, row.reclaimed_holder, row.reclaimed_epoch),
+        clock_behind=row.clock_behind,
     )
 
 
-def accepted(lines: Lines) -> Sequence[Accepted]:
-    in_order = sorted(lines, key=lambda line: line.position)
-    return [Accepted(line.submission_id, line.state, line.same, line.new) for line in in_order]
+def submit_results(rows: Rows) -> Sequence[SubmitResult]:
+    in_order = sorted(rows, key=lambda row: row.position)
+    return [SubmitResult(row.submission_id, row.state, row.same, row.new) for row in in_order]
 
 
-def begun_attempts(lines: Lines) -> BegunAttempts:
-    return BegunAttempts(lines[0].now, [_begun_attempt(line) for line in lines])
+def begin_attempts_result(rows: Rows) -> BeginAttemptsResult:
+    return BeginAttemptsResult(rows[0].now, [_begin_attempt_result(row) for row in rows])
 
 
-def _begun_attempt(line: Row[Any]) -> BegunAttempt:
-    found = BeginAttemptFound(line.found)
-    return BegunAttempt(line.submission_id, found, line.number, line.failures, line.next_attempt_at)
+def _begin_attempt_result(row: Row[Any]) -> BeginAttemptResult:
+    found = BeginAttemptOutcome(row.found)
+    return BeginAttemptResult(row.submission_id, found, row.number, row.failures, row.next_attempt_at)

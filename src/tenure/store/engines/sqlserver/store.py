@@ -1,79 +1,93 @@
 """SQL Server 2019 and Azure SQL, through aioodbc and Microsoft's ODBC driver.
 
-SQL Server ends no transaction whose client has gone quiet, so every write is one call of a stored procedure that begins
-and commits by itself: no pause of this process can hold a lock.
+SQL Server does not end a transaction whose client has stopped responding. So every write is one call of a stored
+procedure that begins and commits its own transaction: no pause of this process can hold a lock.
 
-The procedures are in `migrations/sqlserver`, each with its version in its name. They take locks in one of two ways.
+The procedures are in `functions/`, each with its version in its name. They take locks as follows.
 
-Those that open **wait**, with `UPDLOCK, HOLDLOCK`, in this order:
+**Sessions.** A procedure that opens sessions waits for its locks. It takes them `WITH (UPDLOCK, HOLDLOCK)`, in this
+order:
 
-1. the cut lock, shared; lanes CREATE and REOPEN then read which capacities have rules, while they hold nothing else;
-2. in lane LIMITED, the capacities by id: so their seats are given out by one batch at a time;
-3. the live keys (capacity, user) in the order of their index. On a key that nobody holds this locks the gap it would go
-   into: there is no race for a free key and nothing that must be looked at again;
-4. the session rows in the order of their ids: then nobody else can be about to end a session that we call `existing`.
-   The hints are needed although reads take locks of their own: those are not kept, and where row versions are read
-   (READ_COMMITTED_SNAPSHOT, the default on Azure) there are none.
+1. The cut lock (see Usage below), shared. Lanes CREATE and REOPEN then read which capacities have rules, while they
+   hold no other lock.
+2. In lane LIMITED, the capacities, by id. So one batch at a time gives out the seats of a capacity.
+3. The live keys (capacity, user), in the order of their index. For a free key this locks the gap that the key would go
+   into. So two batches never race for a free key, and nothing has to be checked again after the insert.
+4. The session rows, by id. So no other transaction can be ending a session that this one returns as `existing`. The
+   lock hints are needed: without them, a read does not keep its locks, and takes none at all where row versions are
+   read (READ_COMMITTED_SNAPSHOT, the default on Azure).
 
-Those that are told session ids, and the sweep, take **what nobody holds**, with `READPAST` (which needs
-`READCOMMITTEDLOCK` where row versions are read): first the rows, then, of those that are to end, the keys. An end takes
-its row's entry out of the index of the live keys. Whoever waited for that entry while he holds the row would wait
-against the order above: key before row. So he does not wait. What he did not get he answers by `held`, to be asked for
-again, and the others of his batch go on. The keys are locked by `XLOCK`, since an update lock would let in a reader on
-his way from the key to the row, for whom the write would then wait and he for it. To renew a session touches no index
-and needs no key. The same is true of the seats that lane LIMITED takes from others: it passes over what is held.
+A procedure that is given session ids, and the sweep, never wait for a session. They take only rows and keys that no
+other transaction holds, with `READPAST` (which needs `READCOMMITTEDLOCK` where row versions are read):
 
-Then comes the clock; then the writes, which need no lock on a key or a row that is not held already. They may find the
-sweep on an entry of another index: it waits for nobody.
+- They take the rows first, then the keys of the sessions that must end: the end of a session removes its entry from
+  the index of live keys. Waiting for this entry while holding the row would reverse the order above (key before row).
+  So the procedure does not wait: it returns `held` for the session, which the caller retries, and continues with the
+  rest of its batch.
+- They lock keys with `XLOCK`. An update lock would admit a reader that reads the key and then the row. The write would
+  then wait for the reader, and the reader would wait for the row that the writer holds.
+- A renewal changes no index and needs no key.
+- Lane LIMITED takes seats of other users in the same way: it skips the sessions that other transactions hold.
 
-So those who wait do it in one direction only, and one procedure serves the lanes CREATE and REOPEN. A closed key that
-is inserted again reuses its index entry; should a server ask for the gap behind it too, which another batch may hold,
-one of the two is told to go (error 1205) and goes again.
+After the locks the procedure reads the clock, and then writes. The transaction already holds all keys and rows that
+the writes need. The writes may wait for the sweep at an entry of another index; the sweep itself waits for no entry.
 
-**Leases.** A lease is locked before anything else: before its job, its runs, the cut lock and sessions. No procedure
-locks two of them.
+So transactions wait for each other in one direction only, and one procedure serves both lanes CREATE and REOPEN. When
+the key of a closed session is inserted again, SQL Server reuses the index entry. If it also locks the gap behind the
+entry while another batch holds that gap, one of the two transactions is rolled back as a deadlock (error 1205) and
+retried.
 
-- A fence reads the row `WITH (REPEATABLEREAD)`: a shared lock, kept until the end of the transaction, also where row
-  versions are read. Fences do not wait for each other; whoever begins or ends an epoch waits for all of them.
-- Whoever wants to begin one looks under `UPDLOCK, HOLDLOCK`, which admits fences but none of his kind, and on a name
-  without a row locks the gap. If the lease is free he then takes the row alone, by `XLOCK, REPEATABLEREAD`. A renewal,
-  a release and the end of a run take it so from the start. Nobody who holds a fence asks for more, so none of this
-  goes in circles.
-- Only then comes the clock. What ran out while somebody waited for fences is over, and an epoch begins after all that
-  was written under fences of the one before.
+**Leases.** A procedure locks a lease before anything else: before its job, its runs, the cut lock and sessions. No
+procedure locks two leases.
 
-SQL Server has no lock on a row that admits a fence and a renewal at once. So a renewal waits for the writes under the
-lease's fence that are under way, and for no more: fences that come later queue behind it. Our own are short: the sweep
-and the pruning take what nobody holds, and wait at most for the cut lock (one second). While an application keeps a
-transaction with a fence open, its lease cannot be renewed. It may then run out, but nobody takes it until that
-transaction has ended.
+- A fence reads the row `WITH (REPEATABLEREAD)`: a shared lock that is kept until the transaction ends, also where row
+  versions are read. Fences do not wait for each other. A transaction that begins or ends an epoch waits for all of
+  them.
+- A transaction that may begin an epoch first reads the row under `UPDLOCK, HOLDLOCK`. This lock admits fences but no
+  second transaction that may begin an epoch. For a name without a row it locks the gap. If the lease is free, the
+  transaction then locks the row exclusively, with `XLOCK, REPEATABLEREAD`. A renewal, a release and the end of a run
+  take the exclusive lock from the start. A transaction that holds a fence requests no stronger lock, so there is no
+  cycle.
+- The clock is read after the row is locked. So a lease that expired during the wait for fences counts as expired, and
+  an epoch begins after all writes under fences of the previous epoch.
 
-**Submissions.** Whoever accepts waits for the keys (caller, gateway, idempotency key), with `UPDLOCK, HOLDLOCK` in the
-order of their index, and under them reads the rows that are there. All others hold rows, and none of them waits for a
-key:
+SQL Server has no row lock that admits a fence and a renewal at once. So a renewal waits for the writes under the
+lease's fence that have already begun, and only for those: later fences queue behind the renewal. Tenure's own fenced
+writes are short: the sweep and the pruning skip rows that another transaction holds, and wait only for the cut lock
+(one second at most). While an application keeps a transaction with a fence open, the lease cannot be renewed. The lease
+may then expire, but no instance can acquire it until that transaction has ended.
 
-- Ends of attempts, commands and what is said of those that wait take their rows by waiting, in the order of their ids.
-  Those with a fence can hold up a renewal for as long as they wait, one second at most.
-- An attempt begins only on rows that nobody holds. Attempts are read and written by whoever holds their row.
-- The pruning takes rows, then their keys, that nobody holds, as the sweep does.
+**Submissions.** A transaction that accepts submissions waits for the keys (caller, gateway, idempotency key), with
+`UPDLOCK, HOLDLOCK` in the order of their index, and reads the existing rows under these locks. All other transactions
+hold rows, and none of them waits for a key:
 
-What reads a page for the schedule finds all of it in one index. It waits for those who are writing an entry, unless row
-versions are read, instead of passing over it: what is passed over and then not changed after all would be missed.
+- A transaction that ends attempts, carries out a command or notes a waiting reason waits for its rows, by id. If it
+  has a fence, it can delay a renewal for as long as it waits, one second at most.
+- A transaction that begins attempts takes only rows that no other transaction holds. A transaction reads and writes
+  attempts only while it holds the row of their submission.
+- Like the sweep, the pruning takes rows and then their keys, and skips those that another transaction holds.
 
-**Usage.** A cut takes the cut lock alone, as a change of a capacity does, after its fence and before the clock. It
-then holds up all session writes for as long as it takes to insert the windows. It may wait for the row of the
-installation, which otherwise only the pruning writes, as its last step.
+One index contains all columns that the executor reads for a page of its schedule. Unless row versions are read, this
+read waits for transactions that are writing an entry, instead of skipping the entry: if the write were rolled back
+after the entry was skipped, the entry would be missed.
 
-- Chunks are saved and delivered by whoever holds the row of their window, with `UPDLOCK, HOLDLOCK`, windows in the
-  order of their ids. A window comes before submissions: to save chunks is to insert keys, which may wait for whoever
-  accepts next to them, who may wait for rows that ends of attempts hold. So those take their windows first.
-- A seal waits for rows of chunks, in the order of their submissions, and holds nothing else. It changes no index.
-- The pruning takes chunks, windows and sessions that nobody holds, of which nobody writes any more.
+**Usage.** A cut takes the cut lock exclusively, after its fence and before it reads the clock. A change of a capacity
+takes this lock exclusively too. All session writes wait while a cut inserts its windows. The cut may wait for the row
+of the installation. Apart from cuts, only the pruning writes this row, as its last step.
 
-Where no row versions are read, a statement does not see one state of a table: a session that is being closed leaves one
-index for another, and may be met in both or in neither. So sessions are read by their ids, which never change, one row
-after the other (`reads.BY_ID`). What such a row says of a window is the same before and after it is closed. What is
-read of several tables is looked at again.
+- A transaction that saves or delivers chunks holds the row of their window, with `UPDLOCK, HOLDLOCK`, windows by id. A
+  window is locked before submissions. Saving chunks inserts submission keys. The insert may wait for a transaction that
+  accepts submissions with neighbouring keys. That transaction may wait for rows that are locked by the end of an
+  attempt. So a transaction that ends attempts locks its windows first.
+- Storing digests waits for rows of chunks, in the order of their submissions, and holds no other lock. It changes no
+  index.
+- The pruning takes chunks, windows and sessions that no other transaction holds. No other transaction writes
+  these rows any more.
+
+Where no row versions are read, a statement does not see the table at one instant: a session that is being closed moves
+from one index to another, and a statement may find it in both or in neither. So sessions are read by their ids, which
+never change, one row after the other (`reads.BY_ID`). The part of a window that such a row covers is the same before
+and after it is closed. A read that combines several tables is checked by a second read.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -84,74 +98,56 @@ from sqlalchemy import Connection, Row
 from sqlalchemy.exc import DBAPIError
 
 from tenure.clock import MICROSECOND
-from tenure.model.leases import (
-    Acquired,
-    Begun,
-    Fence,
-    Job,
-    JobCommand,
-    JobSettings,
-    Lease,
-    Pruned,
-    RunOutcome,
-)
-from tenure.model.sessions import (
-    Attach,
-    Attached,
-    Capacity,
-    End,
-    Ended,
+from tenure.domain.capacities import Capacity, Seats
+from tenure.domain.jobs import BeginRunResult, Job, JobCommand, JobSettings, Pruned, RunOutcome
+from tenure.domain.leases import AcquireResult, Fence, Lease
+from tenure.domain.sessions import (
+    EndRequest,
+    EndResult,
     Heartbeat,
-    Kept,
+    HeartbeatResult,
     Limits,
-    Open,
-    Opened,
-    Seats,
-    StreamUpdate,
-    StreamUpdated,
-    Swept,
+    OpenRequest,
+    OpenResult,
+    SweepResult,
 )
-from tenure.model.submissions import (
-    Accepted,
+from tenure.domain.streams import AttachRequest, AttachResult, StreamUpdate, StreamUpdateResult
+from tenure.domain.submissions import (
     AttemptEnd,
-    BegunAttempts,
+    BeginAttemptsResult,
     Change,
-    Moved,
+    PendingPage,
     Submission,
     SubmissionCommand,
     SubmissionFilter,
-    Submit,
-    WaitingPage,
+    SubmissionStatus,
+    SubmitRequest,
+    SubmitResult,
 )
-from tenure.model.usage import (
+from tenure.domain.usage import (
+    BillableInterval,
     Chunk,
+    ChunkBounds,
     ChunkDelivery,
+    ChunkDigest,
     Cut,
     CutRules,
-    Life,
     Overlap,
-    Piece,
     PrunedUsage,
-    Seal,
-    UsageQuestion,
+    UsageSumQuery,
     UsageSums,
     Window,
 )
-from tenure.store import capacities, lives, migrate
+from tenure.store import migrate
+from tenure.store.contract import Topic
+from tenure.store.contract.sessions import OpenLane
 from tenure.store.engines.sqlserver import calls, reads, rows
 from tenure.store.engines.sqlserver.client import SqlServerClient
 from tenure.store.engines.sqlserver.errors import cause_of
-from tenure.store.reading import SharedReads
+from tenure.store.limits import AUDIT_SECONDS, JOB_RUNS_KEPT, LEASE_HISTORY_KEPT, SUBMISSIONS_KEPT, USAGE_KEPT
+from tenure.store.reads import capacities, intervals
+from tenure.store.reads.shared import SharedReads
 from tenure.store.retries import Cause
-from tenure.store.store import (
-    AUDIT_SECONDS,
-    JOB_RUNS_KEPT,
-    LEASE_HISTORY_KEPT,
-    SUBMISSIONS_KEPT,
-    USAGE_KEPT,
-    Lane,
-    Topic,
-)
 
 MIGRATION_SECONDS = 600
 
@@ -160,120 +156,126 @@ class SqlServerStore(SqlServerClient, SharedReads):
     dialect_name = "mssql"
     batches_in_flight = 2
 
-    async def open_sessions(self, lane: Lane, wishes: Sequence[Open], limits: Limits) -> Sequence[Opened]:
-        """Locks on free keys make two lanes of three superfluous: CREATE does what REOPEN would."""
-        call = calls.OPEN_LIMITED if lane is Lane.LIMITED else calls.OPEN
-        return rows.openings(await self._call(call, request=rows.wishes_text(wishes, limits)), wishes, limits)
+    async def open_sessions(
+        self, lane: OpenLane, requests: Sequence[OpenRequest], limits: Limits
+    ) -> Sequence[OpenResult]:
+        """Lanes CREATE and REOPEN call the same procedure: it locks free keys too, so it can serve both lanes."""
+        call = calls.OPEN_LIMITED if lane is OpenLane.LIMITED else calls.OPEN
+        return rows.open_results(
+            await self._call(call, request=rows.open_requests_text(requests, limits)), requests, limits
+        )
 
-    async def heartbeat(self, heartbeats: Sequence[Heartbeat]) -> Sequence[Kept]:
+    async def heartbeat(self, heartbeats: Sequence[Heartbeat]) -> Sequence[HeartbeatResult]:
         request = rows.numbered((heartbeat.session_id, int(heartbeat.active)) for heartbeat in heartbeats)
-        lines = await self._call(calls.HEARTBEAT, request=request)
-        return rows.kept(lines, [heartbeat.session_id for heartbeat in heartbeats])
+        result = await self._call(calls.HEARTBEAT, request=request)
+        return rows.heartbeat_results(result, [heartbeat.session_id for heartbeat in heartbeats])
 
-    async def end_sessions(self, ends: Sequence[End]) -> Sequence[Ended]:
+    async def end_sessions(self, ends: Sequence[EndRequest]) -> Sequence[EndResult]:
         request = rows.numbered((end.session_id, end.reason) for end in ends)
-        return rows.ended(await self._call(calls.END, request=request), len(ends))
+        return rows.end_results(await self._call(calls.END, request=request), len(ends))
 
-    async def expire_sessions(self, fence: Fence, limit: int) -> Swept:
-        return rows.swept(await self._call(calls.EXPIRE, **asdict(fence), limit=limit))
+    async def expire_sessions(self, fence: Fence, limit: int) -> SweepResult:
+        return rows.sweep_result(await self._call(calls.EXPIRE, **asdict(fence), limit=limit))
 
-    async def attach_streams(self, attaches: Sequence[Attach]) -> Sequence[Attached]:
+    async def attach_streams(self, attaches: Sequence[AttachRequest]) -> Sequence[AttachResult]:
         request = rows.numbered(map(rows.attach_values, attaches))
-        return rows.attached(await self._call(calls.ATTACH, request=request), len(attaches))
+        return rows.attach_results(await self._call(calls.ATTACH, request=request), len(attaches))
 
-    async def update_streams(self, updates: Sequence[StreamUpdate]) -> Sequence[StreamUpdated]:
+    async def update_streams(self, updates: Sequence[StreamUpdate]) -> Sequence[StreamUpdateResult]:
         request = rows.numbered(map(rows.update_values, updates))
-        return rows.streams_updated(await self._call(calls.UPDATE_STREAMS, request=request), len(updates))
+        return rows.stream_update_results(await self._call(calls.UPDATE_STREAMS, request=request), len(updates))
 
     async def put_capacity(self, capacity_id: str, seats: Seats) -> Capacity:
-        (line,) = await self._call(calls.PUT_CAPACITY, request=rows.seats_text(capacity_id, seats))
-        return await self._counted(line)
+        (row,) = await self._call(calls.PUT_CAPACITY, request=rows.seats_text(capacity_id, seats))
+        return await self._with_live_count(row)
 
     async def delete_capacity(self, capacity_id: str) -> Capacity | None:
-        lines = await self._call(calls.DELETE_CAPACITY, capacity_id=capacity_id)
-        return await self._counted(lines[0]) if lines else None
+        result = await self._call(calls.DELETE_CAPACITY, capacity_id=capacity_id)
+        return await self._with_live_count(result[0]) if result else None
 
-    async def _counted(self, line: Row[Any]) -> Capacity:
-        live = await self._read_long(lambda connection: capacities.count_live(connection, line.capacity_id))
-        return capacities.capacity_from_values(line._mapping, live)  # noqa: SLF001 - the public way to a row's names
+    async def _with_live_count(self, row: Row[Any]) -> Capacity:
+        live = await self._read_long(lambda connection: capacities.count_live(connection, row.capacity_id))
+        return capacities.capacity_from_values(row._mapping, live)  # noqa: SLF001 - public in SQLAlchemy
 
-    async def acquire_lease(self, name: str, holder: str, attempt: str, duration_microseconds: int) -> Acquired:
-        (line,) = await self._call(
+    async def acquire_lease(self, name: str, holder: str, attempt: str, duration_microseconds: int) -> AcquireResult:
+        (row,) = await self._call(
             calls.ACQUIRE_LEASE, name=name, holder=holder, attempt=attempt, duration=duration_microseconds
         )
-        return rows.acquired(line)
+        return rows.acquire_result(row)
 
     async def renew_lease(self, fence: Fence, duration_microseconds: int) -> Lease:
         parameters = asdict(fence) | {"duration": duration_microseconds}
-        return await self._keep(lambda connection: connection.execute(calls.RENEW_LEASE, parameters).one())
+        return await self._write_lease(lambda connection: connection.execute(calls.RENEW_LEASE, parameters).one())
 
     async def release_lease(self, fence: Fence) -> Lease:
-        return await self._keep(lambda connection: connection.execute(calls.RELEASE_LEASE, asdict(fence)).one())
+        return await self._write_lease(lambda connection: connection.execute(calls.RELEASE_LEASE, asdict(fence)).one())
 
-    async def _keep(self, work: Callable[[Connection], Row[Any]]) -> Lease:
+    async def _write_lease(self, work: Callable[[Connection], Row[Any]]) -> Lease:
         return rows.lease(await self._run(work, engine=self._renewals))
 
     async def resign_lease(self, name: str) -> Lease | None:
-        lines = await self._call(calls.RESIGN_LEASE, name=name)
-        return rows.lease(lines[0]) if lines else None
+        result = await self._call(calls.RESIGN_LEASE, name=name)
+        return rows.lease(result[0]) if result else None
 
     def listen(self, topic: Topic, wake: Callable[[], None]) -> None:
-        """SQL Server calls nobody; the next look finds what has changed."""
+        """SQL Server sends no notifications. Instances see a change when they next read the board."""
 
     async def register_jobs(self, jobs: Sequence[JobSettings]) -> None:
         await self._call(calls.REGISTER_JOBS, request=rows.numbered(map(rows.job_values, jobs)))
 
-    async def begin_run(self, job: str, holder: str, attempt: str) -> Begun:
-        (line,) = await self._call(calls.BEGIN_RUN, job=job, holder=holder, attempt=attempt)
-        return rows.begun(line, job, holder)
+    async def begin_run(self, job: str, holder: str, attempt: str) -> BeginRunResult:
+        (row,) = await self._call(calls.BEGIN_RUN, job=job, holder=holder, attempt=attempt)
+        return rows.begin_run_result(row, job, holder)
 
     async def finish_run(self, fence: Fence, outcome: RunOutcome, error: str | None, retry_microseconds: int) -> None:
         await self._call(calls.FINISH_RUN, request=rows.finish_text(fence, outcome, error, retry_microseconds))
 
     async def command_job(self, job: str, command: JobCommand) -> Job | None:
-        lines = await self._call(calls.COMMAND_JOB, job=job, command=command.value)
-        return rows.job(lines[0]) if lines else None
+        result = await self._call(calls.COMMAND_JOB, job=job, command=command.value)
+        return rows.job(result[0]) if result else None
 
     async def prune(self, fence: Fence, limit: int) -> Pruned:
         kept = {"history": LEASE_HISTORY_KEPT, "runs": JOB_RUNS_KEPT, "submissions": SUBMISSIONS_KEPT}
         spans = {name: span // MICROSECOND for name, span in kept.items()}
-        (line,) = await self._call(calls.PRUNE, **asdict(fence), limit=limit, **spans)
-        return Pruned(line.lease_history, line.job_runs, line.submissions)
+        (row,) = await self._call(calls.PRUNE, **asdict(fence), limit=limit, **spans)
+        return Pruned(row.lease_history, row.job_runs, row.submissions)
 
-    async def accept_submissions(self, wishes: Sequence[Submit]) -> Sequence[Accepted]:
-        payloads = b"".join(wish.payload for wish in wishes)
-        lines = await self._call(calls.ACCEPT_SUBMISSIONS, request=rows.submits_text(wishes), payloads=payloads)
-        return rows.accepted(lines)
+    async def accept_submissions(self, requests: Sequence[SubmitRequest]) -> Sequence[SubmitResult]:
+        payloads = b"".join(request.payload for request in requests)
+        result = await self._call(
+            calls.ACCEPT_SUBMISSIONS, request=rows.submit_requests_text(requests), payloads=payloads
+        )
+        return rows.submit_results(result)
 
     async def announce_submissions(self) -> None:
-        """SQL Server calls nobody."""
+        """SQL Server sends no notifications."""
 
-    async def list_waiting(self, after: Change | None, limit: int) -> WaitingPage:
-        return await self._run(lambda connection: reads.list_waiting(connection, after, limit))
+    async def list_pending(self, after: Change | None, limit: int) -> PendingPage:
+        return await self._run(lambda connection: reads.list_pending(connection, after, limit))
 
-    async def begin_attempts(self, fence: Fence, submission_ids: Sequence[str]) -> BegunAttempts:
+    async def begin_attempts(self, fence: Fence, submission_ids: Sequence[str]) -> BeginAttemptsResult:
         request = rows.ids_text(submission_ids)
-        return rows.begun_attempts(await self._call(calls.BEGIN_ATTEMPTS, **asdict(fence), request=request))
+        return rows.begin_attempts_result(await self._call(calls.BEGIN_ATTEMPTS, **asdict(fence), request=request))
 
-    async def finish_attempts(self, fence: Fence, ends: Sequence[AttemptEnd]) -> Sequence[Moved]:
+    async def finish_attempts(self, fence: Fence, ends: Sequence[AttemptEnd]) -> Sequence[SubmissionStatus]:
         request = rows.numbered(map(rows.end_values, ends))
-        lines = await self._call(calls.FINISH_ATTEMPTS, **asdict(fence), request=request)
-        return [Moved(line.submission_id, line.state, line.next_attempt_at) for line in lines]
+        result = await self._call(calls.FINISH_ATTEMPTS, **asdict(fence), request=request)
+        return [SubmissionStatus(row.submission_id, row.state, row.next_attempt_at) for row in result]
 
-    async def close_unknown(self, fence: Fence, limit: int) -> int:
-        (line,) = await self._call(calls.CLOSE_UNKNOWN, **asdict(fence), limit=limit)
-        return int(line.found)
+    async def close_orphaned_attempts(self, fence: Fence, limit: int) -> int:
+        (row,) = await self._call(calls.CLOSE_ORPHANED_ATTEMPTS, **asdict(fence), limit=limit)
+        return int(row.found)
 
-    async def explain_waiting(self, fence: Fence, submission_ids: Sequence[str], error: str) -> None:
-        request = rows.explanation_text(submission_ids, error)
-        await self._call(calls.EXPLAIN_WAITING, **asdict(fence), request=request)
+    async def note_waiting_reason(self, fence: Fence, submission_ids: Sequence[str], error: str) -> None:
+        request = rows.waiting_reason_text(submission_ids, error)
+        await self._call(calls.NOTE_WAITING_REASON, **asdict(fence), request=request)
 
     async def command_submissions(
         self, command: SubmissionCommand, submission_ids: Sequence[str]
     ) -> Mapping[str, bool]:
         request = rows.ids_text(submission_ids)
-        lines = await self._call(calls.COMMAND_SUBMISSIONS, command=command.value, request=request)
-        return {line.submission_id: line.done for line in lines}
+        result = await self._call(calls.COMMAND_SUBMISSIONS, command=command.value, request=request)
+        return {row.submission_id: row.done for row in result}
 
     async def list_submissions(
         self, criteria: SubmissionFilter, before: str | None, limit: int
@@ -281,38 +283,40 @@ class SqlServerStore(SqlServerClient, SharedReads):
         return await self._read_long(lambda connection: reads.list_submissions(connection, criteria, before, limit))
 
     async def cut_usage(self, fence: Fence, rules: CutRules, limit: int) -> Cut:
-        (line,) = await self._call(calls.CUT_USAGE, **asdict(fence), limit=limit, request=rows.rules_text(rules))
-        return Cut(line.now, line.last_cut_at, line.windows)
+        (row,) = await self._call(calls.CUT_USAGE, **asdict(fence), limit=limit, request=rows.rules_text(rules))
+        return Cut(row.now, row.last_cut_at, row.windows)
 
-    async def divide_window(self, window: Window, after: str | None, limit: int) -> Sequence[Piece]:
+    async def divide_window(self, window: Window, after: str | None, limit: int) -> Sequence[ChunkBounds]:  # type: ignore[override]  # no index hint
         return await self._read_long(
-            lambda connection: lives.divide_window(connection, window, after, limit, reads.BY_ID)
+            lambda connection: intervals.divide_window(connection, window, after, limit, reads.BY_ID)
         )
 
     async def save_chunks(
-        self, fence: Fence, window_id: int, first: int, pieces: Sequence[Piece], *, complete: bool
+        self, fence: Fence, window_id: int, first: int, bounds: Sequence[ChunkBounds], *, complete: bool
     ) -> None:
-        request = rows.numbered(map(rows.piece_values, pieces))
+        request = rows.numbered(map(rows.chunk_bounds_values, bounds))
         numbers = {"window_id": window_id, "first": first, "complete": complete}
         await self._call(calls.SAVE_CHUNKS, **asdict(fence), **numbers, request=request)
 
-    async def read_lives(self, window: Window, chunk: Chunk) -> Sequence[Life]:
-        """Long: between the ids of a chunk there may be many that closed before its window."""
-        return await self._read_long(lambda connection: lives.read_lives(connection, window, chunk, reads.BY_ID))
-
-    async def list_lives(self, window: Window, after: str | None, limit: int) -> Sequence[Life]:
+    async def read_intervals(self, window: Window, chunk: Chunk) -> Sequence[BillableInterval]:  # type: ignore[override]  # no index hint
+        """Runs as a long read: many sessions between the ids of a chunk may have closed before its window."""
         return await self._read_long(
-            lambda connection: lives.list_lives(connection, window, after, limit, reads.BY_ID), AUDIT_SECONDS
+            lambda connection: intervals.read_intervals(connection, window, chunk, reads.BY_ID)
         )
 
-    async def seal_chunks(self, fence: Fence, seals: Sequence[Seal]) -> Mapping[str, bool]:
-        request = rows.numbered(map(rows.seal_values, seals))
-        lines = await self._call(calls.SEAL_CHUNKS, **asdict(fence), request=request)
-        return {line.submission_id: line.same for line in lines}
-
-    async def sum_usage(self, question: UsageQuestion, after: str | None, limit: int) -> UsageSums:
+    async def list_intervals(self, window: Window, after: str | None, limit: int) -> Sequence[BillableInterval]:  # type: ignore[override]  # no index hint
         return await self._read_long(
-            lambda connection: lives.sum_usage(connection, question, after, limit, reads.BY_ID)
+            lambda connection: intervals.list_intervals(connection, window, after, limit, reads.BY_ID), AUDIT_SECONDS
+        )
+
+    async def store_digests(self, fence: Fence, digests: Sequence[ChunkDigest]) -> Mapping[str, bool]:
+        request = rows.numbered(map(rows.digest_values, digests))
+        result = await self._call(calls.STORE_DIGESTS, **asdict(fence), request=request)
+        return {row.submission_id: row.same for row in result}
+
+    async def sum_usage(self, sum_query: UsageSumQuery, after: str | None, limit: int) -> UsageSums:  # type: ignore[override]  # no index hint
+        return await self._read_long(
+            lambda connection: intervals.sum_usage(connection, sum_query, after, limit, reads.BY_ID)
         )
 
     async def list_deliveries(self, window_id: int) -> Sequence[ChunkDelivery]:
@@ -323,14 +327,14 @@ class SqlServerStore(SqlServerClient, SharedReads):
 
     async def prune_usage(self, fence: Fence, limit: int) -> PrunedUsage:
         kept = USAGE_KEPT // MICROSECOND
-        (line,) = await self._call(calls.PRUNE_USAGE, **asdict(fence), limit=limit, kept=kept)
-        return PrunedUsage(line.chunks, line.windows, line.sessions)
+        (row,) = await self._call(calls.PRUNE_USAGE, **asdict(fence), limit=limit, kept=kept)
+        return PrunedUsage(row.chunks, row.windows, row.sessions)
 
     async def migrate(self) -> Sequence[str]:
         return await self._retries.run(self._migrate_in_turn, MIGRATION_SECONDS)
 
     async def _migrate_in_turn(self) -> Sequence[str]:
-        """Waits for others in short steps: a thread that waits can neither be stopped nor be left behind."""
+        """Waits for other migrations in short steps, because a thread that waits for a lock cannot be stopped."""
         while True:
             try:
                 return await self._finish(self._on_connection(_upgrade, MIGRATION_SECONDS))
@@ -345,7 +349,7 @@ def _upgrade(connection: Connection) -> Sequence[str]:
         applied = migrate.upgrade(connection)
         connection.exec_driver_sql(calls.END_MIGRATION)
     except BaseException:
-        # What it has begun ends with the connection, and so do its settings.
+        # Closing the connection rolls back the transaction and discards the settings.
         connection.invalidate()
         raise
     return applied

@@ -1,0 +1,1 @@
+"""Many requests, one transaction; and retries while another transaction holds a row."""

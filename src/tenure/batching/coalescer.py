@@ -1,0 +1,188 @@
+"""Combines many requests into one transaction.
+
+A request does not get its own transaction. While the database executes one batch, the next one fills, up to BATCH_MAX
+items, and is sent as one call. There is no linger timer: a single item is sent in the next iteration of the event loop,
+together with all items that arrived in the same iteration. Callers get their results after the commit.
+
+A second batch is sent while the first is still running only if it has at least `worth_another` items, or if the first
+has run for longer than OVERDUE_SECONDS. Larger batches cost the database a quarter less per item, but no item should
+wait behind a batch that waits for a lock.
+
+Failures:
+
+- The database cannot be reached: every member of the batch gets the error. Every item that waits behind the batch gets
+  it too, because these items have already waited as long as a request may.
+- The batch raises anything else: its members run one by one, so that only the member at fault fails.
+- The batch does not end: members that wait for longer than PATIENCE_SECONDS get an error. As after any lost
+  response, it is then unknown whether their item was written. The caller can send the same request again.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
+from itertools import chain, islice
+from typing import Generic, TypeVar
+
+from tenure.errors import DatabaseBusy, DatabaseUnavailable, Overloaded
+from tenure.store.limits import BATCH_MAX
+from tenure.telemetry.events import CallbackFailed, Telemetry
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+WAITING_MAX = 10_000
+WORTH_ANOTHER = 32
+OVERDUE_SECONDS = 0.01
+PATIENCE_SECONDS = 1.8
+PATROL_SECONDS = 0.1
+
+Done = Callable[[Result | Exception], None]
+
+
+class _Member(Generic[Item, Result]):
+    __slots__ = ("done", "item", "since")
+
+    def __init__(self, item: Item, done: Done[Result] | None, since: float) -> None:
+        self.item = item
+        self.done = done
+        self.since = since
+
+
+class Coalescer(Generic[Item, Result]):
+    def __init__(
+        self,
+        run_batch: Callable[[Sequence[Item]], Awaitable[Sequence[Result]]],
+        in_flight: int,
+        telemetry: Telemetry,
+        worth_another: int = WORTH_ANOTHER,
+    ) -> None:
+        self._run_batch = run_batch
+        self._places = in_flight
+        self._telemetry = telemetry
+        self._worth_another = worth_another
+        self._waiting: deque[_Member[Item, Result]] = deque()
+        self._in_flight: dict[asyncio.Task[None], Sequence[_Member[Item, Result]]] = {}
+        self._overdue: set[asyncio.Task[None]] = set()
+        self._scheduled = False
+        self._patrolling = False
+
+    def submit(self, item: Item, done: Done[Result], since: float | None = None) -> None:
+        """Calls `done` with the result after the commit, or with the error.
+
+        `since` is the time of the event loop at which the caller began to wait: now, unless a retry passes the time of
+        its first try.
+        """
+        if len(self._waiting) >= WAITING_MAX:
+            raise Overloaded(f"{WAITING_MAX} requests are already waiting for the database")
+        loop = asyncio.get_running_loop()
+        self._waiting.append(_Member(item, done, loop.time() if since is None else since))
+        if not self._scheduled and self._has_place():
+            self._scheduled = True
+            loop.call_soon(self._dispatch)
+        if not self._patrolling:
+            self._patrolling = True
+            loop.call_later(PATROL_SECONDS, self._patrol)
+
+    async def run(self, item: Item, since: float | None = None) -> Result:
+        future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        self.submit(item, partial(_settle, future), since)
+        return await future
+
+    def _has_place(self) -> bool:
+        if len(self._in_flight) >= self._places:
+            return False
+        return len(self._in_flight) == len(self._overdue) or len(self._waiting) >= self._worth_another
+
+    def _dispatch(self) -> None:
+        self._scheduled = False
+        while self._waiting and self._has_place():
+            batch = list(islice(self._waiting, BATCH_MAX))
+            for _ in batch:
+                self._waiting.popleft()
+            self._send(batch)
+
+    def _send(self, batch: Sequence[_Member[Item, Result]]) -> None:
+        loop = asyncio.get_running_loop()
+        task = loop.create_task(self._execute(batch))
+        self._in_flight[task] = batch
+        timer = loop.call_later(OVERDUE_SECONDS, self._mark_overdue, task)
+        task.add_done_callback(partial(self._batch_ended, timer))
+
+    def _mark_overdue(self, task: asyncio.Task[None]) -> None:
+        self._overdue.add(task)
+        self._dispatch()
+
+    def _batch_ended(self, timer: asyncio.TimerHandle, task: asyncio.Task[None]) -> None:
+        timer.cancel()
+        del self._in_flight[task]
+        self._overdue.discard(task)
+        self._dispatch()
+
+    async def _execute(self, batch: Sequence[_Member[Item, Result]]) -> None:
+        try:
+            results = await self._run_batch([member.item for member in batch])
+        except DatabaseUnavailable as error:
+            self._fail_with_waiting(batch, error)
+        except Exception as error:  # noqa: BLE001 - the member that caused it gets it
+            await self._run_one_by_one(batch, error)
+        except BaseException:
+            self._settle_all(batch, DatabaseUnavailable("this instance is stopping"))
+            raise
+        else:
+            for member, result in zip(batch, results, strict=True):
+                self._settle(member, result)
+
+    async def _run_one_by_one(self, batch: Sequence[_Member[Item, Result]], error: Exception) -> None:
+        if len(batch) == 1:
+            self._settle(batch[0], error)
+            return
+        for member in batch:
+            # A member that already has its result, because the database became unavailable, is not run again.
+            if member.done is not None:
+                await self._execute([member])
+
+    def _fail_with_waiting(self, batch: Sequence[_Member[Item, Result]], error: DatabaseUnavailable) -> None:
+        self._settle_all(batch, error)
+        if not isinstance(error, DatabaseBusy):
+            self._settle_all(chain(*self._in_flight_with(batch), self._waiting), error)
+            self._waiting.clear()
+
+    def _in_flight_with(self, batch: Sequence[_Member[Item, Result]]) -> Iterable[Sequence[_Member[Item, Result]]]:
+        """Return the batch in flight that contains `batch`, which may be a single member (see `_run_one_by_one`)."""
+        return [members for members in self._in_flight.values() if batch[0] in members]
+
+    def _patrol(self) -> None:
+        """Fails members that have waited for longer than PATIENCE_SECONDS, whether in flight or not."""
+        loop = asyncio.get_running_loop()
+        too_long_ago = loop.time() - PATIENCE_SECONDS
+        error = DatabaseUnavailable(f"the database did not answer within {PATIENCE_SECONDS:g} seconds")
+        late = [member for member in chain(*self._in_flight.values(), self._waiting) if member.since <= too_long_ago]
+        self._settle_all(late, error)
+        if late:
+            self._waiting = deque(member for member in self._waiting if member.done is not None)
+        self._patrolling = bool(self._in_flight or self._waiting)
+        if self._patrolling:
+            loop.call_later(PATROL_SECONDS, self._patrol)
+
+    def _settle_all(self, members: Iterable[_Member[Item, Result]], error: Exception) -> None:
+        for member in list(members):
+            self._settle(member, error)
+
+    def _settle(self, member: _Member[Item, Result], result: Result | Exception) -> None:
+        done, member.done = member.done, None
+        if done is None:
+            return
+        try:
+            done(result)
+        except Exception as error:  # noqa: BLE001 - one failing callback must not cost the others their results
+            self._telemetry.report(CallbackFailed(error))
+
+
+def _settle(future: asyncio.Future[Result], result: Result | Exception) -> None:
+    if future.done():
+        return
+    if isinstance(result, Exception):
+        future.set_exception(result)
+    else:
+        future.set_result(result)

@@ -1,0 +1,35 @@
+"""`tenure migrate`: applies or prints the migrations that `serve` applies at startup."""
+
+import asyncio
+from typing import Annotated
+
+import typer
+
+from tenure.cli.flags import ConfigFlag, DatabaseFlag, load_settings
+from tenure.config import Config
+
+
+def migrate(
+    database: DatabaseFlag = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the SQL without running it.")] = False,
+    config: ConfigFlag = None,
+) -> None:
+    """Migrate the database schema to the current version."""
+    # `insecure`, because this command does not listen: it must accept a `host` that `serve` refuses without --insecure.
+    settings = load_settings(config, database=database, insecure=True)
+    typer.echo(asyncio.run(_migrate(settings, dry_run=dry_run)))
+
+
+async def _migrate(config: Config, *, dry_run: bool) -> str:
+    from tenure.store import migrate as migrations  # noqa: PLC0415 - other commands need no store
+    from tenure.store.engines import open_store  # noqa: PLC0415
+
+    store = open_store(config.database, config.pool_size)
+    try:
+        if dry_run:
+            script = migrations.script(await store.schema_revision(), store.dialect_name)
+            return script or f"-- up to date ({migrations.required_revision()})"
+        applied = await store.migrate()
+    finally:
+        await store.close()
+    return f"migrated to {applied[-1]}" if applied else f"up to date ({migrations.required_revision()})"

@@ -1,0 +1,27 @@
+"""`tenure serve`: starts the service."""
+
+from typing import Annotated
+
+import typer
+
+from tenure.cli.flags import ConfigFlag, DatabaseFlag, load_settings
+
+
+def serve(
+    host: Annotated[str | None, typer.Option(help="The address to listen on. [127.0.0.1]")] = None,
+    port: Annotated[str | None, typer.Option(help="The port to listen on. [8080]")] = None,
+    database: DatabaseFlag = None,
+    workers: Annotated[str | None, typer.Option(help="The number of processes; each is an instance. [1]")] = None,
+    prefix: Annotated[str | None, typer.Option(help="Serve the API below this path, for example /api/v3.")] = None,
+    insecure: Annotated[
+        bool | None, typer.Option("--insecure", help="Listen on any address, although no API keys are set up.")
+    ] = None,
+    config: ConfigFlag = None,
+) -> None:
+    """Start the service. It migrates the database schema before it serves requests."""
+    settings = load_settings(
+        config, host=host, port=port, database=database, workers=workers, prefix=prefix, insecure=insecure
+    )
+    from tenure.server.workers import serve as run  # noqa: PLC0415 - other commands need no server
+
+    run(settings)

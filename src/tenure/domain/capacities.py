@@ -1,0 +1,27 @@
+"""Capacities: the number of seats, what happens when all seats are taken, and the owning tenant."""
+
+from datetime import datetime
+from enum import StrEnum
+
+import msgspec
+
+
+class WhenFull(StrEnum):
+    REJECT = "reject"
+    EVICT_OLDEST = "evictOldest"
+
+
+class Seats(msgspec.Struct, frozen=True):
+    """The settings of a capacity. A capacity without settings has the defaults: no limit and no tenant."""
+
+    max_sessions: int | None = None
+    when_full: str = WhenFull.REJECT.value
+    tenant_object_id: str | None = None
+
+
+class Capacity(msgspec.Struct, frozen=True, kw_only=True):
+    capacity_id: str
+    seats: Seats
+    active_sessions: int
+    created_at: datetime
+    modified_at: datetime

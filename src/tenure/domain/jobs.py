@@ -1,0 +1,109 @@
+"""Jobs, their runs, and the board: a snapshot of jobs and leases."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from enum import StrEnum
+
+import msgspec
+
+from tenure.domain.leases import Fence, Lease
+
+
+class JobSettings(msgspec.Struct, frozen=True):
+    """The settings of a job on an instance. `paused` applies only when the job's row is created."""
+
+    name: str
+    interval_microseconds: int
+    lock_timeout_microseconds: int
+    paused: bool = False
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    interval_microseconds: int
+    lock_timeout_microseconds: int
+    next_run_at: datetime
+    """The oldest tick that no successful run has completed."""
+    retry_at: datetime | None = None
+    requested_at: datetime | None = None
+    last_start_at: datetime | None = None
+    last_success_at: datetime | None = None
+    last_duration_microseconds: int | None = None
+    run_count: int
+    failures_in_a_row: int
+    last_error: str | None = None
+    paused: bool
+
+
+class JobCommand(StrEnum):
+    RUN = "run"
+    PAUSE = "pause"
+    RESUME = "resume"
+
+
+class RunOutcome(StrEnum):
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    ABANDONED = "abandoned"
+
+
+class JobRun(msgspec.Struct, frozen=True, kw_only=True):
+    job: str
+    epoch: int
+    holder: str
+    started_at: datetime
+    ended_at: datetime | None = None
+    outcome: str | None = None
+    error: str | None = None
+
+
+class BeginRunOutcome(StrEnum):
+    BEGUN = "begun"
+    HELD = "held"
+    """Another holder is running the job."""
+    IDLE = "idle"
+    """The job is not due, or does not exist."""
+
+
+class BeginRunResult(msgspec.Struct, frozen=True):
+    """The result of an attempt to begin a run of a job. Fields except `found` are set only if it was begun."""
+
+    found: BeginRunOutcome
+    fence: Fence | None = None
+    started_at: datetime | None = None
+    expires_at: datetime | None = None
+    tick_at: datetime | None = None
+    """The oldest tick that the run covers; None if it runs only because of a command."""
+    lock_timeout_microseconds: int = 0
+    failures_in_a_row: int = 0
+    reclaimed: Fence | None = None
+    """The fence of an earlier run that was abandoned while it held this lock."""
+    clock_behind: datetime | None = None
+    """If the clock was stepped back and the store moved the next tick back to `tick_at`: the next tick before that.
+    None otherwise, and also if the caller repeats `begin_run` after a lost answer."""
+
+
+class BoardJob(msgspec.Struct, frozen=True):
+    """A job on the board, with its lock if the lock was ever taken."""
+
+    job: Job
+    lock: Lease | None
+    now: datetime
+
+
+class Board(msgspec.Struct, frozen=True):
+    """The snapshot that each instance reads every second: all jobs, and the leases that the instance asks for by name.
+
+    A lease that was never held is missing.
+    """
+
+    leases: Sequence[Lease]
+    board_jobs: Sequence[BoardJob]
+
+
+class Pruned(msgspec.Struct, frozen=True):
+    """The numbers of rows that one batch of `prune` deleted."""
+
+    lease_history: int
+    job_runs: int
+    submissions: int

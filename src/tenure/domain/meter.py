@@ -1,0 +1,36 @@
+"""Computes usage from billable time, in whole millionths and without floats.
+
+The usage of a session is the factor of its kind, multiplied by its billable time, divided by 30 days. The usage of a
+window is the rounded running total at its end minus the rounded running total at its start. So the windows of an era
+add up to the whole usage of the session in the era, rounded once, however many cuts there were. The usage of a window
+is never negative, because a running total never decreases.
+
+The engines do the same arithmetic in SQL when they sum many sessions; conformance tests compare the results.
+"""
+
+PERIOD_MICROSECONDS = 30 * 24 * 3600 * 1_000_000
+MILLIONTHS = 1_000_000
+DECIMALS = 6
+
+_DIVISOR = PERIOD_MICROSECONDS
+"""Usage in millionths = factor in millionths * microseconds / divisor."""
+
+
+def usage_of(microseconds: int, factor_millionths: int) -> int:
+    """Return the usage in millionths, rounded half to even."""
+    whole, rest = divmod(factor_millionths * microseconds, _DIVISOR)
+    # Round up if the rest is more than one half, or exactly one half and `whole` is odd. `2 * rest` and the divisor are
+    # even, so the 1 that an odd `whole` adds changes the comparison only at exactly one half.
+    return whole + (2 * rest + (whole & 1) > _DIVISOR)
+
+
+def usage_between(before_microseconds: int, total_microseconds: int, factor_millionths: int) -> int:
+    """Return the usage of a window, from the billable time of its era up to its start and up to its end."""
+    return usage_of(total_microseconds, factor_millionths) - usage_of(before_microseconds, factor_millionths)
+
+
+def decimal_text(millionths: int) -> str:
+    """Format an amount as a JSON number, without exponent and trailing zeros."""
+    whole, rest = divmod(abs(millionths), MILLIONTHS)
+    sign = "-" if millionths < 0 else ""
+    return f"{sign}{whole}.{rest:0{DECIMALS}}".rstrip("0").rstrip(".")

@@ -1,0 +1,224 @@
+"""Sessions, the requests on them, and the results of those requests."""
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from enum import IntEnum, StrEnum
+
+import msgspec
+
+
+class Kind(IntEnum):
+    """A higher kind includes the lower ones."""
+
+    BASIC = 1
+    STANDARD = 2
+    PREMIUM = 3
+
+
+class State(StrEnum):
+    """created → active → closing → closed. A session may skip `active` and `closing`."""
+
+    CREATED = "created"
+    ACTIVE = "active"
+    CLOSING = "closing"
+    CLOSED = "closed"
+
+
+class CloseReason(StrEnum):
+    UPGRADED = "UPGRADED"
+    EXPIRED = "EXPIRED"
+    LEASE_EXPIRED = "LEASE_EXPIRED"
+    IDLE_TIMEOUT = "IDLE_TIMEOUT"
+    STOPPED = "STOPPED"
+    TERMINATED = "TERMINATED"
+    EVICTED = "EVICTED"
+    DISCONNECTED = "DISCONNECTED"
+    SHUTDOWN = "SHUTDOWN"
+    FAILED = "FAILED"
+
+
+LAPSE_REASONS = (CloseReason.EXPIRED, CloseReason.LEASE_EXPIRED, CloseReason.IDLE_TIMEOUT)
+"""The reasons why a session ends automatically.
+
+If two limits fall on the same instant, the reason that comes first in this tuple applies.
+"""
+
+
+class StreamCounters(msgspec.Struct, frozen=True, rename="camel"):
+    bytes_received: int
+    chunks: int
+    messages_sent: int
+    partials_sent: int
+    finals_sent: int
+    errors_sent: int
+    audio_duration_ms: int
+
+
+class Session(msgspec.Struct, frozen=True, kw_only=True):
+    """A session as it is recorded. If it has lapsed and its end is not recorded yet: as it will be recorded."""
+
+    session_id: str
+    tenant_object_id: str
+    user_object_id: str
+    capacity_id: str
+    kind: int
+    state: str
+    started_at: datetime
+    term_ends_at: datetime
+    deadline_at: datetime
+    lapse_reason: str
+    lease_microseconds: int | None
+    idle_microseconds: int | None
+    heartbeat_microseconds: int | None
+    last_heartbeat_at: datetime
+    last_activity_at: datetime
+    closed_at: datetime | None = None
+    close_reason: str | None = None
+    previous_session_id: str | None = None
+    modified_at: datetime
+    stream: StreamCounters | None = None
+
+    @property
+    def is_active(self) -> bool:
+        return self.closed_at is None
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """The limits of a session: its term, the lease that heartbeats renew, and the idle limit that activity renews."""
+
+    term: timedelta
+    lease_microseconds: int | None = None
+    idle_microseconds: int | None = None
+    heartbeat_microseconds: int | None = None
+    """The heartbeat interval for the client. Set together with the lease."""
+
+
+class OpenRequest(msgspec.Struct, frozen=True):
+    """A request for a session. Limits that are None were not requested.
+
+    `session_id` is the id of the session if this request creates it, so a retry after a lost response recognises the
+    session that the first attempt created.
+    """
+
+    session_id: str
+    tenant_object_id: str
+    user_object_id: str
+    capacity_id: str
+    kind: int
+    lease_microseconds: int | None = None
+    idle_microseconds: int | None = None
+    heartbeat_microseconds: int | None = None
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """At most one session per key is live. Keys sort in the order in which databases sort (capacity, user)."""
+        return (self.capacity_id, self.user_object_id)
+
+
+class ClosedSession(msgspec.Struct, frozen=True):
+    """A session whose end was recorded by another operation, because it had lapsed or was evicted from its seat."""
+
+    session_id: str
+    reason: str
+    ended_at: datetime
+
+
+class OpenOutcome(StrEnum):
+    """The outcome of an open request. The last three are internal to the opening lanes; callers never get them."""
+
+    CREATED = "created"
+    EXISTING = "existing"
+    UPGRADED = "upgraded"
+    TENANT_MISMATCH = "tenant-mismatch"
+    CAPACITY_OF_ANOTHER_TENANT = "capacity-of-another-tenant"
+    SESSION_LIMIT = "session-limit"
+    REOPEN = "reopen"
+    LIMITED = "limited"
+    AGAIN = "again"
+
+
+class OpenResult(msgspec.Struct, frozen=True):
+    """The result of an open request. `session` is set for created, existing and upgraded.
+
+    Each other session that the same transaction closed is in `closed_sessions` of one of the results of the batch,
+    whatever the outcome of that result.
+    """
+
+    outcome: OpenOutcome
+    session: Session | None = None
+    closed_sessions: Sequence[ClosedSession] = ()
+
+
+class SessionFilter(msgspec.Struct, frozen=True, kw_only=True):
+    tenant: str | None = None
+    user: str | None = None
+    capacity: str | None = None
+    kind: int | None = None
+    state: str | None = None
+    active: bool | None = None
+    close_reason: str | None = None
+
+
+class Position(msgspec.Struct, frozen=True, array_like=True):
+    """The last session of a page. The next page begins after it."""
+
+    started_at: datetime
+    session_id: str
+
+
+class SessionCounts(msgspec.Struct, frozen=True):
+    total: int
+    active_by_kind: dict[int, int]
+    active_by_state: dict[str, int]
+
+    @property
+    def active(self) -> int:
+        return sum(self.active_by_kind.values())
+
+
+class Found(StrEnum):
+    """The state in which a write found the session."""
+
+    LIVE = "live"
+    OVER = "over"
+    UNKNOWN = "unknown"
+    REPLACED = "replaced"
+    """Live, but a newer stream has taken over."""
+    HELD = "held"
+    """Another transaction holds the row lock: retry."""
+
+
+class EndRequest(msgspec.Struct, frozen=True):
+    session_id: str
+    reason: str
+
+
+class EndResult(msgspec.Struct, frozen=True):
+    """The result of an end request. `recorded` is true if this request recorded the end."""
+
+    found: Found
+    session: Session | None = None
+    recorded: bool = False
+
+
+class Heartbeat(msgspec.Struct, frozen=True):
+    session_id: str
+    active: bool
+
+
+class HeartbeatResult(msgspec.Struct, frozen=True):
+    """The result of a heartbeat: the new deadline, or the reason why the session has ended."""
+
+    found: Found
+    state: str | None = None
+    deadline_at: datetime | None = None
+    heartbeat_microseconds: int | None = None
+    close_reason: str | None = None
+    closed_session: ClosedSession | None = None
+
+
+class SweepResult(msgspec.Struct, frozen=True):
+    """The result of one batch of the sweep. `looked_at` counts all sessions that it checked, also live ones."""
+
+    closed_sessions: Sequence[ClosedSession]
+    looked_at: int

@@ -1,0 +1,54 @@
+"""Requests to the store by which an instance attaches a stream, the live connection of a session, and updates it."""
+
+from datetime import datetime
+
+import msgspec
+
+from tenure.domain.sessions import ClosedSession, Found, Session, StreamCounters
+
+
+class AttachRequest(msgspec.Struct, frozen=True):
+    """A request to attach a stream to a session. Its limits apply if the session has none."""
+
+    session_id: str
+    lease_microseconds: int
+    idle_microseconds: int
+    heartbeat_microseconds: int
+
+
+class AttachResult(msgspec.Struct, frozen=True):
+    """`attachment` is the number of the stream. The newest stream of a session replaces older ones.
+
+    `now` is from the database's clock.
+    """
+
+    found: Found
+    session: Session | None = None
+    attachment: int = 0
+    now: datetime | None = None
+    closed_session: ClosedSession | None = None
+
+
+class StreamUpdate(msgspec.Struct, frozen=True):
+    """An update from the instance that holds a stream.
+
+    `counted` holds the increments of the counters since the last save. `save` is the number of this save within the
+    attachment, so that a retry after a lost response is not added twice. `end` records the end and leaves the session
+    `closing`; `finished` closes it.
+    """
+
+    session_id: str
+    attachment: int
+    save: int
+    active: bool
+    counted: StreamCounters
+    end: str | None = None
+    finished: bool = False
+
+
+class StreamUpdateResult(msgspec.Struct, frozen=True):
+    found: Found
+    session: Session | None = None
+    now: datetime | None = None
+    recorded: bool = False
+    """Whether this update recorded the end of the session, for the reason in `end`, or because it had lapsed."""

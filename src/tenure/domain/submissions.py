@@ -1,0 +1,185 @@
+"""Submissions and the attempts to deliver them."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from enum import StrEnum
+from typing import NamedTuple
+
+import msgspec
+
+KEY_MAX = 255
+USAGES = "usages"
+ONCALL = "oncall"
+RESERVED = (USAGES, ONCALL)
+"""Gateways that only Tenure itself submits to."""
+
+
+class SubmissionState(StrEnum):
+    PENDING = "pending"
+    DELIVERED = "delivered"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+class Contract(msgspec.Struct, frozen=True):
+    """How a submission is delivered and retried. Copied from its gateway when the submission is accepted."""
+
+    schedule_seconds: tuple[float, ...]
+    """The pauses after the first failure, the second, …; the last pause repeats."""
+    max_attempts: int | None
+    """The number of failures after which the submission fails; None: it is retried indefinitely."""
+    already_have: tuple[int, ...]
+    """Response statuses that mean that the receiver already has the submission."""
+    timeout_seconds: float
+    format: str | None = None
+    """The format in which usage is rendered when it is sent; None for payloads that are sent as they were accepted."""
+
+
+class SubmitRequest(msgspec.Struct, frozen=True):
+    """A request to accept a submission. `submission_id` becomes its id, unless the key already has a submission."""
+
+    submission_id: str
+    gateway: str
+    caller: str
+    key: str
+    payload: bytes
+    digest: bytes
+    contract: Contract
+
+
+class SubmitResult(msgspec.Struct, frozen=True):
+    """The submission that now exists for the key."""
+
+    submission_id: str
+    state: str
+    same: bool
+    """Whether the submission has the payload of this request."""
+    new: bool
+    """Whether this request created the submission."""
+
+
+class Submission(msgspec.Struct, frozen=True, kw_only=True):
+    submission_id: str
+    gateway: str
+    state: str
+    attempts: int
+    failures: int
+    """The failed attempts that count against `max_attempts` of the contract."""
+    next_attempt_at: datetime | None = None
+    """None if no attempt is scheduled, or if an attempt is in progress."""
+    last_error: str | None = None
+    created_at: datetime
+    last_modified_at: datetime
+    """When the submission was accepted or last changed by a command. Attempts do not change it."""
+    ended_at: datetime | None = None
+
+
+class AttemptOutcome(StrEnum):
+    DELIVERED = "delivered"
+    FAILED = "failed"
+    UNKNOWN = "unknown"
+    """The instance that made the attempt did not record its result."""
+    ABANDONED = "abandoned"
+    """Nothing was sent in this attempt."""
+
+
+class Attempt(msgspec.Struct, frozen=True, kw_only=True):
+    number: int
+    epoch: int
+    """The epoch of the executor's lease."""
+    started_at: datetime
+    ended_at: datetime | None = None
+    outcome: str | None = None
+    status: int | None = None
+    error: str | None = None
+
+
+class PendingEntry(NamedTuple):
+    """A pending submission in the schedule. A tuple saves memory: a new leader may have to read a million of them."""
+
+    number: int
+    """The submission's id as a number."""
+    gateway: str
+    due_microseconds: int | None
+    """When the next attempt is due, in microseconds since 1970; None while an attempt is in progress."""
+    changed_microseconds: int
+
+
+class PendingPage(msgspec.Struct, frozen=True):
+    now: datetime
+    """The time of the database's clock."""
+    waiting: Sequence[PendingEntry]
+
+
+class Change(NamedTuple):
+    """A position in the order in which submissions were changed."""
+
+    changed_microseconds: int
+    number: int
+
+
+class BeginAttemptOutcome(StrEnum):
+    BEGUN = "begun"
+    """The attempt was recorded, and the submission may be sent."""
+    LATER = "later"
+    """The submission is not due."""
+    OVER = "over"
+    """The submission needs no more attempts."""
+    HELD = "held"
+    """Another transaction holds the row lock."""
+
+
+class BeginAttemptResult(msgspec.Struct, frozen=True):
+    submission_id: str
+    found: BeginAttemptOutcome
+    number: int | None = None
+    failures: int | None = None
+    next_attempt_at: datetime | None = None
+
+
+class BeginAttemptsResult(msgspec.Struct, frozen=True):
+    now: datetime
+    """The time of the database's clock."""
+    attempts: Sequence[BeginAttemptResult]
+
+
+class Envelope(msgspec.Struct, frozen=True):
+    """The data that is sent to a gateway. It is the same in every attempt."""
+
+    submission_id: str
+    delivery_key: str
+    payload: bytes
+    """Empty if the payload is rendered when it is sent."""
+    contract: Contract
+
+
+class AttemptEnd(msgspec.Struct, frozen=True):
+    """The result of an attempt."""
+
+    submission_id: str
+    number: int
+    outcome: AttemptOutcome
+    status: int | None
+    error: str | None
+    counts: bool
+    """Whether a failure counts against `max_attempts` of the contract."""
+    pause_microseconds: int | None
+    """The pause until the next attempt; None if there is no next attempt."""
+
+
+class SubmissionStatus(msgspec.Struct, frozen=True):
+    """The state of a submission after the end of an attempt."""
+
+    submission_id: str
+    state: str
+    next_attempt_at: datetime | None
+
+
+class SubmissionCommand(StrEnum):
+    RETRY = "retry"
+    CANCEL = "cancel"
+
+
+class SubmissionFilter(msgspec.Struct, frozen=True, kw_only=True):
+    gateway: str | None = None
+    state: str | None = None

@@ -1,0 +1,191 @@
+"""Usage: eras, windows, chunks, and the billable intervals of sessions. All amounts are in millionths."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from enum import StrEnum
+from typing import NamedTuple
+
+import msgspec
+
+from tenure.domain.submissions import Contract
+
+CHUNK_MAX = 1000
+"""The maximum number of sessions in a chunk."""
+
+KINDS = (1, 2, 3)
+
+Factors = tuple[int, int, int]
+"""The factors of kinds 1, 2 and 3, in millionths."""
+
+
+class Era(msgspec.Struct, frozen=True):
+    """A sequence of windows with the same factors."""
+
+    started_at: datetime
+    factors: Factors
+
+
+class CutRules(msgspec.Struct, frozen=True):
+    """The rules for the next cut. Each window that the cut ends keeps these factors and this contract."""
+
+    interval_microseconds: int
+    factors: Factors
+    contract: Contract | None
+    """None if no gateway is configured for usage."""
+
+
+class Cut(msgspec.Struct, frozen=True):
+    now: datetime
+    """By the database's clock."""
+    last_cut_at: datetime
+    windows: int
+
+
+class Window(msgspec.Struct, frozen=True, kw_only=True):
+    window_id: int
+    installation_id: str
+    """The installation that cut the window."""
+    started_at: datetime
+    ended_at: datetime
+    era: Era
+    contract: Contract | None
+    chunked_at: datetime | None = None
+    sessions: int | None = None
+    """None until all chunks of the window exist; the same applies to `usage_millionths`."""
+    usage_millionths: int | None = None
+    delivered_at: datetime | None = None
+
+
+class UndividedWindow(msgspec.Struct, frozen=True):
+    """A window that has been cut but not yet completely divided into chunks."""
+
+    window: Window
+    chunks: int
+    last_session_id: str | None
+    """The last session of the last existing chunk."""
+
+
+class ChunkBounds(msgspec.Struct, frozen=True):
+    """The range of sessions in a chunk, and their sums."""
+
+    first_session_id: str
+    last_session_id: str
+    sessions: int
+    usage_millionths: int
+
+
+class Chunk(msgspec.Struct, frozen=True, kw_only=True):
+    window_id: int
+    chunk: int
+    first_session_id: str
+    last_session_id: str
+    sessions: int
+    usage_millionths: int
+    submission_id: str | None = None
+    digest: bytes | None = None
+    delivered_at: datetime | None = None
+
+
+class BillableInterval(NamedTuple):
+    """The part of a window in which a session was live. A tuple, because a window may have a million of them."""
+
+    session_id: str
+    user_object_id: str
+    tenant_object_id: str
+    capacity_id: str
+    kind: int
+    from_at: datetime | None
+    """None if the session was already live when the window began."""
+    to_at: datetime | None
+    """None if the session was still live when the window ended."""
+    before_microseconds: int
+    """The billable time from the start of the era to the start of the window."""
+    total_microseconds: int
+    """The billable time from the start of the era to the end of the window."""
+
+
+class ChunkDigest(msgspec.Struct, frozen=True):
+    submission_id: str
+    digest: bytes
+
+
+class PrunedUsage(msgspec.Struct, frozen=True):
+    """The numbers of rows that one batch of `prune` deleted."""
+
+    chunks: int
+    windows: int
+    sessions: int
+
+
+class Lag(msgspec.Struct, frozen=True):
+    """How far the delivery of usage has progressed."""
+
+    now: datetime
+    delivered_until: datetime
+    """All usage before this instant has been delivered, or had no gateway to be delivered to."""
+
+
+class GroupBy(StrEnum):
+    TENANT = "tenant"
+    CAPACITY = "capacity"
+    USER = "user"
+    KIND = "kind"
+    SESSION = "session"
+
+
+class UsageFilter(msgspec.Struct, frozen=True, kw_only=True):
+    tenant: str | None = None
+    capacity: str | None = None
+    user: str | None = None
+
+
+class UsageSumQuery(msgspec.Struct, frozen=True, kw_only=True):
+    from_at: datetime | None = None
+    """None: 30 days before the end."""
+    to_at: datetime | None = None
+    """None: now. A later instant is limited to now, because future usage is unknown."""
+    criteria: UsageFilter = UsageFilter()
+    group_by: GroupBy | None = None
+    factors: Factors
+    """The factors for the usage since the last cut, as the next cut would apply them."""
+
+
+class UsageGroup(msgspec.Struct, frozen=True):
+    key: str | None
+    usage_millionths: int
+    sessions: int
+
+
+class UsageSums(msgspec.Struct, frozen=True):
+    final_until: datetime
+    """The last cut. Usage before it cannot change."""
+    groups: Sequence[UsageGroup]
+    from_at: datetime
+    to_at: datetime
+
+
+class Installation(msgspec.Struct, frozen=True):
+    installation_id: str
+    kept_from: datetime
+    """The start of the oldest window that is kept."""
+    last_cut_at: datetime
+    last_window_id: int
+
+
+class ChunkDelivery(msgspec.Struct, frozen=True):
+    """A chunk and its submission, as of one instant."""
+
+    chunk: int
+    delivered_at: datetime | None
+    submission_id: str | None
+    delivery_key: str | None
+    """None if the submission was pruned or never created."""
+    state: str | None
+    delivered_attempts: int
+
+
+class Overlap(msgspec.Struct, frozen=True):
+    """Two sessions of a user on a capacity that were live at the same time."""
+
+    session_id: str
+    other_session_id: str

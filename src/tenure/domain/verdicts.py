@@ -1,0 +1,83 @@
+"""Decides what a response of a receiver means for a submission.
+
+The functions are pure: no clock, no randomness, no network.
+"""
+
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+
+import msgspec
+
+from tenure.domain.submissions import AttemptOutcome, Contract
+
+LATER = (429, 503)
+"""Statuses for which `Retry-After` is respected."""
+GONE = 410
+RETRY_AFTER_MAX_SECONDS = 3600.0
+RETRY_AFTER_MIN_SECONDS = 1.0
+"""The minimum pause, so that `Retry-After: 0` does not cause immediate retries."""
+JITTER = 0.2
+"""A pause is extended by up to this share of it, so that simultaneous failures are not retried simultaneously."""
+
+
+class Response(msgspec.Struct, frozen=True):
+    """The result of a request: a status, or an error if there was no response."""
+
+    status: int | None
+    error: str | None = None
+    retry_after: str | None = None
+    """The value of the header, unparsed."""
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    outcome: AttemptOutcome
+    error: str | None = None
+    pause_seconds: float | None = None
+    """The pause until the next attempt; None if there is no next attempt."""
+
+
+DELIVERED = Verdict(AttemptOutcome.DELIVERED)
+
+
+def judge(contract: Contract, failures: int, answer: Response, now: datetime, chance: float) -> Verdict:
+    """Return the verdict on a response.
+
+    `failures` is the number of earlier failures. `chance`, from 0 to 1, spreads the pauses. `now` is used for a date in
+    `Retry-After`.
+    """
+    if answer.status is not None and (answer.status // 100 == 2 or answer.status in contract.already_have):  # noqa: PLR2004
+        return DELIVERED
+    error = answer.error or f"answered {answer.status}"
+    # Without a limit on attempts, as for usage, even 410 is retried.
+    if contract.max_attempts is not None and (answer.status == GONE or failures + 1 >= contract.max_attempts):
+        return Verdict(AttemptOutcome.FAILED, error)
+    asked_for = _retry_after(answer.retry_after, now) if answer.status in LATER else None
+    pause = asked_for if asked_for is not None else _scheduled(contract, failures, chance)
+    return Verdict(AttemptOutcome.FAILED, error, pause)
+
+
+def _scheduled(contract: Contract, failures: int, chance: float) -> float:
+    pause = contract.schedule_seconds[min(failures, len(contract.schedule_seconds) - 1)]
+    return pause * (1 + JITTER * chance)
+
+
+def _retry_after(header: str | None, now: datetime) -> float | None:
+    """Return the seconds that the header gives, or those until its date; None if it is missing or invalid."""
+    if header is None:
+        return None
+    text = header.strip()
+    if text.isascii() and text.isdecimal():
+        # Nine digits exceed the maximum already.
+        return _within_bounds(float(text[:9]))
+    try:
+        until = parsedate_to_datetime(text)
+    except (ValueError, OverflowError):  # OverflowError for a date out of range
+        return None
+    # A date without a zone, or with -0000, is parsed as naive. It is taken as UTC.
+    if until.tzinfo is None:
+        until = until.replace(tzinfo=UTC)
+    return _within_bounds((until - now).total_seconds())
+
+
+def _within_bounds(seconds: float) -> float:
+    return min(max(seconds, RETRY_AFTER_MIN_SECONDS), RETRY_AFTER_MAX_SECONDS)

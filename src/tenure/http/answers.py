@@ -1,0 +1,63 @@
+"""Responses of the HTTP and WebSocket routes, and errors as RFC 9457 problem details."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from tenure.errors import FieldError, Internal, Invalid, Problem, SessionOver
+from tenure.telemetry.events import HttpFailed, Telemetry
+
+Headers = Sequence[tuple[bytes, bytes]]
+
+MEDIA_TYPE = "application/problem+json"
+JSON: Headers = ((b"content-type", b"application/json"),)
+HTML: Headers = ((b"content-type", b"text/html; charset=utf-8"),)
+PROBLEM: Headers = ((b"content-type", MEDIA_TYPE.encode()),)
+
+_encode_json = msgspec.json.Encoder().encode
+
+
+class Answer(msgspec.Struct):
+    """A response. If `content` is bytes, it is sent as it is; any other value is encoded as JSON."""
+
+    content: Any
+    status: int = 200
+    headers: Headers = JSON
+
+    def body(self) -> bytes:
+        return self.content if type(self.content) is bytes else _encode_json(self.content)
+
+
+class ProblemDetails(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
+    type: str
+    title: str
+    status: int
+    detail: str
+    error: str
+    code: str
+    errors: tuple[FieldError, ...] = ()
+    close_reason: str | None = None
+
+
+def refusal(problem: Problem) -> Answer:
+    details = ProblemDetails(
+        type=f"urn:tenure:{problem.slug}",
+        title=problem.title,
+        status=problem.status,
+        detail=problem.detail,
+        error=problem.detail,
+        code=problem.code,
+        errors=problem.errors if isinstance(problem, Invalid) else (),
+        close_reason=problem.close_reason if isinstance(problem, SessionOver) else None,
+    )
+    headers = [(name.lower().encode(), value.encode()) for name, value in problem.headers.items()]
+    return Answer(details, problem.status, [*PROBLEM, *headers])
+
+
+def failure(error: BaseException, telemetry: Telemetry) -> Answer:
+    """Return the response for an exception. An exception that is not a `Problem` is reported, and gets status 500."""
+    if isinstance(error, Problem):
+        return refusal(error)
+    telemetry.report(HttpFailed(error))
+    return refusal(Internal("an unexpected error; the log has the details"))

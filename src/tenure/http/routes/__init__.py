@@ -1,0 +1,1 @@
+"""The routes, one resource a file, each with its JSON shapes."""

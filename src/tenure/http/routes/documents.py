@@ -1,0 +1,227 @@
+"""The OpenAPI 3.1 and AsyncAPI 3.0 documents, generated from the table of routes, and the page that shows them."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tenure import __version__
+from tenure.errors import MethodNotAllowed, Problem
+from tenure.http.answers import HTML, MEDIA_TYPE, Answer, ProblemDetails
+from tenure.http.pipeline import Call, Route, StreamRoute, Table
+
+REFERENCE = "#/components/schemas/{name}"
+PAGE = Path(__file__).with_name("docs.html")
+
+
+class DocumentRoutes:
+    def __init__(self, table: Table, prefix: str) -> None:
+        routes = [route for route in table if isinstance(route, Route)]
+        streams = [route for route in table if isinstance(route, StreamRoute)]
+        self._openapi = msgspec.json.encode(openapi_document(routes, prefix))
+        self._asyncapi = msgspec.json.encode(asyncapi_document(streams, prefix))
+        self._page = PAGE.read_bytes()
+
+    def routes(self) -> Sequence[Route]:
+        return [
+            Route(
+                method="GET",
+                path=path,
+                handler=handler,
+                tag="documents",
+                summary=summary,
+                answers={200: None},
+                listed=False,
+            )
+            for path, handler, summary in (
+                ("/openapi.json", self.openapi, "OpenAPI document of the HTTP routes"),
+                ("/asyncapi.json", self.asyncapi, "AsyncAPI document of the WebSocket routes"),
+                ("/docs", self.docs, "API reference as a page"),
+            )
+        ]
+
+    async def openapi(self, _call: Call) -> Answer:
+        return Answer(self._openapi)
+
+    async def asyncapi(self, _call: Call) -> Answer:
+        return Answer(self._asyncapi)
+
+    async def docs(self, _call: Call) -> Answer:
+        return Answer(self._page, headers=HTML)
+
+
+def asyncapi_document(routes: Sequence[StreamRoute], prefix: str) -> dict[str, Any]:
+    """Return one channel per WebSocket route. Both sides send JSON or binary messages (see `docs/streams.md`)."""
+    shapes = [route.first_message for route in routes if route.first_message is not None]
+    _, components = msgspec.json.schema_components(shapes, ref_template=REFERENCE)
+    return {
+        "asyncapi": "3.0.0",
+        "info": {"title": "Tenure", "version": __version__, "description": "Sessions over WebSockets."},
+        "channels": {_operation_id(route): _channel(route, prefix) for route in routes},
+        "operations": {
+            f"{action}_{name}": {"action": action, "channel": {"$ref": f"#/channels/{name}"}, "summary": route.summary}
+            for route in routes
+            for name in (_operation_id(route),)
+            for action in ("receive", "send")
+        },
+        "components": {"schemas": components},
+    }
+
+
+def _channel(route: StreamRoute, prefix: str) -> dict[str, Any]:
+    first = route.first_message
+    messages: dict[str, Any] = {"message": {"summary": "Any text or binary message, for the handler."}}
+    if first is not None:
+        schema = {"$ref": REFERENCE.format(name=first.__name__)}
+        messages["open"] = {"summary": "The first message of the client.", "payload": schema}
+    channel: dict[str, Any] = {
+        "address": f"{prefix}{route.path}",
+        "title": route.summary,
+        "description": route.description,
+        "messages": messages,
+        "bindings": {"ws": {"method": "GET"}},
+    }
+    parameters: dict[str, Any] = {name: {} for name in re.findall(r"{(\w+)}", route.path)}
+    return channel | ({"parameters": parameters} if parameters else {})
+
+
+def openapi_document(routes: Sequence[Route], prefix: str) -> dict[str, Any]:
+    listed = [route for route in routes if route.listed]
+    shapes = {ProblemDetails, *(shape for route in listed for shape in _shapes(route))}
+    _, components = msgspec.json.schema_components(
+        sorted(shapes, key=lambda shape: shape.__name__), ref_template=REFERENCE
+    )
+    paths: dict[str, dict[str, Any]] = {}
+    for route in listed:
+        item = paths.setdefault(route.path, {})
+        item[route.method.lower()] = _operation(route)
+        if route.stays and prefix:
+            item["servers"] = [{"url": "/"}]
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Tenure",
+            "version": __version__,
+            "description": "Sessions by the seat, the tier and the minute.",
+        },
+        "servers": [{"url": prefix or "/"}],
+        "paths": paths,
+        "components": {"schemas": components},
+    }
+
+
+def _shapes(route: Route) -> Iterable[type[msgspec.Struct]]:
+    yield from (shape for shape in (route.body, *route.answers.values()) if shape is not None)
+
+
+def _operation(route: Route) -> dict[str, Any]:
+    operation: dict[str, Any] = {
+        "operationId": _operation_id(route),
+        "tags": [route.tag],
+        "summary": route.summary,
+        "parameters": [
+            *_path_parameters(route),
+            *_parameters("query", route.query),
+            *_parameters("header", route.headers),
+        ],
+        "responses": {**_answers(route), **_refusals(route)},
+    }
+    if route.description:
+        operation["description"] = route.description
+    if route.body is not None:
+        operation["requestBody"] = {
+            "required": route.body_required,
+            "content": _content("application/json", route.body),
+        }
+    if route.raw_body is not None:
+        binary = {"schema": {"type": "string", "format": "binary"}}
+        content = {media_type.decode(): binary for media_type in route.raw_body.media_types}
+        operation["requestBody"] = {"required": True, "content": content}
+    return operation
+
+
+def _operation_id(route: Route | StreamRoute) -> str:
+    return f"{route.method.lower()}{route.path.replace('/', '_').replace('{', '').replace('}', '')}"
+
+
+def _content(media_type: str, shape: type[msgspec.Struct]) -> dict[str, Any]:
+    return {media_type: {"schema": {"$ref": REFERENCE.format(name=shape.__name__)}}}
+
+
+def _path_parameters(route: Route) -> Iterable[dict[str, Any]]:
+    for part in route.path.split("/"):
+        if part.startswith("{"):
+            name = part.strip("{}")
+            yield {"name": name, "in": "path", "required": True, "schema": _path_schema(name)}
+
+
+def _path_schema(name: str) -> dict[str, Any]:
+    if name == "windowId":
+        return {"type": "integer", "minimum": 1}
+    return {"type": "string", "format": "uuid"} if name.endswith("Id") else {"type": "string", "minLength": 1}
+
+
+def _parameters(place: str, shape: type[msgspec.Struct] | None) -> Iterable[dict[str, Any]]:
+    if shape is None:
+        return
+    for field in msgspec.structs.fields(shape):
+        (schema,), components = msgspec.json.schema_components([field.type], ref_template=REFERENCE)
+        schema = _without_null(_inlined(schema, components))
+        yield {"name": field.encode_name, "in": place, "required": field.required, "schema": schema}
+
+
+def _inlined(schema: dict[str, Any], components: Mapping[str, Any]) -> dict[str, Any]:
+    if "$ref" in schema:
+        return dict(components[schema["$ref"].rpartition("/")[2]])
+    if "anyOf" in schema:
+        return schema | {"anyOf": [_inlined(inner, components) for inner in schema["anyOf"]]}
+    return schema
+
+
+def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
+    """Remove null from the schema of a parameter: a query cannot contain null, a parameter is given or not."""
+    choices: list[dict[str, Any]] = [inner for inner in schema.get("anyOf", ()) if inner != {"type": "null"}]
+    if len(choices) == 1:
+        return choices[0]
+    if isinstance(schema.get("enum"), list):
+        return schema | {"enum": [value for value in schema["enum"] if value is not None]}
+    return schema
+
+
+def _answers(route: Route) -> dict[str, Any]:
+    return {
+        str(status): {
+            "description": HTTPStatus(status).phrase,
+            **({"content": _content("application/json", shape)} if shape else {}),
+            **({"headers": {"Location": _header("Address of the session.")}} if status == 201 else {}),  # noqa: PLR2004
+        }
+        for status, shape in route.answers.items()
+    }
+
+
+def _refusals(route: Route) -> dict[str, Any]:
+    by_status: dict[int, list[type[Problem]]] = {}
+    for problem in _problems(route):
+        by_status.setdefault(problem.status, []).append(problem)
+    return {str(status): _refusal(problems) for status, problems in by_status.items()}
+
+
+def _refusal(problems: Sequence[type[Problem]]) -> dict[str, Any]:
+    """Describe all problems that share a status in one OpenAPI response."""
+    waits = any(problem.retry_after_seconds for problem in problems)
+    return {
+        "description": " ".join(f"{problem.title} (`{problem.slug}`)." for problem in problems),
+        "content": _content(MEDIA_TYPE, ProblemDetails),
+        **({"headers": {"Retry-After": _header("Seconds to wait before a retry.")}} if waits else {}),
+    }
+
+
+def _problems(route: Route) -> Sequence[type[Problem]]:
+    return [*route.refusals, MethodNotAllowed]
+
+
+def _header(description: str) -> dict[str, Any]:
+    return {"description": description, "schema": {"type": "string"}}

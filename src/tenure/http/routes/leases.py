@@ -1,0 +1,100 @@
+"""The lease routes: list leases, and make a holder resign."""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from tenure.domain.leases import Lease
+from tenure.errors import Invalid, NotFound, Unavailable
+from tenure.http.answers import Answer
+from tenure.http.decoding import name_of
+from tenure.http.fields import Cursor, Instant, PageLimit, instant
+from tenure.http.pages import cursor_of_text, page, text_of
+from tenure.http.pipeline import Call, Route
+from tenure.store.contract import Store
+
+
+class LeaseQuery(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
+    limit: PageLimit = 100
+    cursor: Cursor | None = None
+
+
+class LeaseAnswer(msgspec.Struct, frozen=True, rename="camel"):
+    name: str
+    holder: str
+    epoch: int
+    held: bool
+    acquired_at: Instant
+    renewed_at: Instant
+    expires_at: Instant
+
+
+class LeaseWithRole(LeaseAnswer, frozen=True, rename="camel", kw_only=True):
+    role: Literal["leader", "follower"]
+
+
+class LeaseList(msgspec.Struct, frozen=True, rename="camel"):
+    leases: list[LeaseAnswer]
+    count: int
+    next_cursor: str | None
+
+
+class LeaseRoutes:
+    def __init__(self, store: Store, prefix: str) -> None:
+        self._store = store
+        self._path = f"{prefix}/leases"
+
+    def routes(self) -> Sequence[Route]:
+        return [
+            Route(
+                method="GET",
+                path="/leases",
+                handler=self.list,
+                tag="leases",
+                summary="List leases, by name",
+                description="All leases that were ever held, job locks included. `held` is by the database's clock.",
+                query=LeaseQuery,
+                answers={200: LeaseList},
+                refusals=(Invalid, Unavailable),
+            ),
+            Route(
+                method="POST",
+                path="/leases/{name}/resign",
+                handler=self.resign,
+                tag="leases",
+                summary="End a lease now",
+                description="The holder stops and waits before it acquires the lease again, so that another can lead.",
+                answers={200: LeaseAnswer},
+                refusals=(Invalid, NotFound, Unavailable),
+            ),
+        ]
+
+    async def list(self, call: Call) -> Answer:
+        query: LeaseQuery = call.query
+        after = None if query.cursor is None else text_of(query.cursor)
+        found = await self._store.list_leases(after, query.limit + 1)
+        return page(found, query, self._path, lambda lease: cursor_of_text(lease.name), _listed)
+
+    async def resign(self, call: Call) -> Answer:
+        lease = await self._store.resign_lease(name_of(call.path["name"]))
+        if lease is None:
+            raise NotFound(f"lease {call.path['name'][:64]} does not exist")
+        return Answer(lease_answer(lease))
+
+
+def _listed(leases: Sequence[Lease], count: int, cursor: str | None) -> LeaseList:
+    return LeaseList([lease_answer(lease) for lease in leases], count, cursor)
+
+
+def _lease_values(lease: Lease) -> tuple[Any, ...]:
+    instants = (instant(lease.acquired_at), instant(lease.renewed_at), instant(lease.expires_at))
+    return (lease.name, lease.holder, lease.epoch, lease.held, *instants)
+
+
+def lease_answer(lease: Lease) -> LeaseAnswer:
+    return LeaseAnswer(*_lease_values(lease))
+
+
+def lease_with_role(lease: Lease, leads: bool) -> LeaseWithRole:
+    return LeaseWithRole(*_lease_values(lease), role="leader" if leads else "follower")

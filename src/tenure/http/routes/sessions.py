@@ -1,0 +1,478 @@
+"""The session routes, their JSON bodies, and the conversion of results to HTTP responses."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from tenure.domain.sessions import (
+    CloseReason,
+    Found,
+    Heartbeat,
+    HeartbeatResult,
+    OpenOutcome,
+    OpenRequest,
+    OpenResult,
+    Position,
+    Session,
+    SessionCounts,
+    SessionFilter,
+    State,
+    StreamCounters,
+)
+from tenure.domain.streams import AttachResult
+from tenure.errors import (
+    CapacityOfAnotherTenant,
+    Invalid,
+    NotFound,
+    Problem,
+    SessionLimit,
+    SessionOver,
+    TenantMismatch,
+    TooLarge,
+    Unavailable,
+    UnsupportedMediaType,
+)
+from tenure.http.answers import JSON, Answer, refusal
+from tenure.http.fields import Cursor, Instant, KindNumber, PageLimit, Uuid, instant, seconds_number
+from tenure.http.pages import cursor_of, page, position_of
+from tenure.http.pipeline import Call, Respond, Route
+from tenure.ids import canonical_id
+from tenure.sessions.counts import CachedCounts
+from tenure.sessions.end import Ender
+from tenure.sessions.heartbeat import Renewer
+from tenure.sessions.open import Opener
+from tenure.store.contract import Store
+from tenure.telemetry.counters import Counters
+
+HEARTBEATS_MAX = 1000
+
+
+class SessionQuery(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
+    tenant: Uuid | None = None
+    user: Uuid | None = None
+    capacity: Uuid | None = None
+    kind: Annotated[Literal["1", "2", "3"], Meta(extra={"must": "must be 1, 2 or 3"})] | None = None
+    state: Annotated[State, Meta(extra={"must": f"must be {', '.join(State)}"})] | None = None
+    active: Annotated[Literal["true", "false"], Meta(extra={"must": "must be true or false"})] | None = None
+    close_reason: Annotated[CloseReason, Meta(extra={"must": f"must be {', '.join(CloseReason)}"})] | None = None
+    limit: PageLimit = 100
+    cursor: Cursor | None = None
+
+
+class OpenBody(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
+    user_object_id: Uuid
+    tenant_object_id: Uuid
+    capacity_id: Uuid
+    session_kind: KindNumber
+    lease_seconds: (
+        Annotated[int, Meta(ge=5, le=86_400, extra={"must": "must be a whole number from 5 to 86400"})] | None
+    ) = None
+    idle_seconds: (
+        Annotated[int, Meta(ge=5, le=2_592_000, extra={"must": "must be a whole number from 5 to 2592000"})] | None
+    ) = None
+
+
+class SessionAnswer(msgspec.Struct, frozen=True, rename="camel"):
+    session_id: Uuid
+    user_object_id: Uuid
+    tenant_object_id: Uuid
+    capacity_id: Uuid
+    session_kind: KindNumber
+    session_start_utc: Instant
+    session_end_utc: Instant
+    is_active: bool
+    state: State
+    lease_expires_at: Instant
+    heartbeat_interval: float | int | None
+    last_heartbeat: Instant
+    last_activity: Instant
+    close_reason: CloseReason | None
+    previous_session_id: Uuid | None
+    created_utc: Instant
+    modified_utc: Instant
+    stream: StreamCounters | None
+
+
+class OpenAnswer(SessionAnswer, frozen=True, rename="camel", kw_only=True):
+    status: Literal["created", "existing", "upgraded"]
+    was_created: bool
+    was_upgraded: bool
+
+
+class SessionList(msgspec.Struct, frozen=True, rename="camel"):
+    sessions: list[SessionAnswer]
+    count: int
+    next_cursor: str | None
+
+
+class MetricsAnswer(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
+    active_sessions: int
+    total_sessions: int
+    active_by_kind: dict[str, int]
+    active_by_state: dict[str, int]
+    opened: int
+    upgraded: int
+    closed_by_reason: dict[str, int]
+    total_bytes_received: int
+    total_chunks: int
+    total_messages_sent: int
+    total_partials_sent: int
+    total_finals_sent: int
+    total_errors_sent: int
+    total_audio_duration_ms: int
+
+
+class HeartbeatBody(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
+    active: Annotated[bool, Meta(extra={"must": "must be true or false"})] = False
+
+
+class HeartbeatsBody(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
+    session_ids: Annotated[
+        list[Uuid],
+        Meta(min_length=1, max_length=HEARTBEATS_MAX, extra={"must": "must be a list of 1 to 1000 UUIDs"}),
+    ]
+    active: Annotated[bool, Meta(extra={"must": "must be true or false"})] = False
+
+
+class HeartbeatAnswer(msgspec.Struct, frozen=True, rename="camel"):
+    session_id: Uuid
+    lease_expires_at: Instant
+    heartbeat_interval: float | int | None
+    acknowledged: Literal[True]
+    state: State
+
+
+class HeartbeatOfMany(msgspec.Struct, frozen=True, rename="camel"):
+    """The result for one session: acknowledged with its deadline, or refused with the status of a single heartbeat."""
+
+    session_id: Uuid
+    acknowledged: bool
+    lease_expires_at: Instant | msgspec.UnsetType = msgspec.UNSET
+    heartbeat_interval: float | int | msgspec.UnsetType | None = msgspec.UNSET
+    state: State | msgspec.UnsetType = msgspec.UNSET
+    status: Literal[404, 410] | msgspec.UnsetType = msgspec.UNSET
+    close_reason: CloseReason | msgspec.UnsetType = msgspec.UNSET
+
+
+class HeartbeatsAnswer(msgspec.Struct, frozen=True, rename="camel"):
+    heartbeats: list[HeartbeatOfMany]
+    count: int
+
+
+class SessionRoutes:
+    def __init__(
+        self,
+        store: Store,
+        opener: Opener,
+        renewer: Renewer,
+        ender: Ender,
+        counts: CachedCounts,
+        counters: Counters,
+        prefix: str,
+    ) -> None:
+        self._store = store
+        self._opener = opener
+        self._renewer = renewer
+        self._ender = ender
+        self._counts = counts
+        self._counters = counters
+        self._path = f"{prefix}/sessions"
+
+    def routes(self) -> Sequence[Route]:
+        return [
+            Route(
+                method="PUT",
+                path="/sessions",
+                hot_handler=self.open,
+                tag="sessions",
+                summary="Open a session, or return the live one",
+                description="One live session per user and capacity. Repeating the request returns the same session.",
+                body=OpenBody,
+                answers={200: OpenAnswer, 201: OpenAnswer},
+                refusals=(
+                    Invalid,
+                    CapacityOfAnotherTenant,
+                    TenantMismatch,
+                    TooLarge,
+                    UnsupportedMediaType,
+                    SessionLimit,
+                    Unavailable,
+                ),
+            ),
+            Route(
+                method="POST",
+                path="/sessions/{sessionId}/heartbeat",
+                hot_handler=self.heartbeat,
+                tag="sessions",
+                summary="Send a heartbeat",
+                description="Renews the lease; with `active`, the idle limit too. The body is optional.",
+                body=HeartbeatBody,
+                body_required=False,
+                answers={200: HeartbeatAnswer},
+                refusals=(Invalid, NotFound, SessionOver, TooLarge, UnsupportedMediaType, Unavailable),
+            ),
+            Route(
+                method="POST",
+                path="/sessions/heartbeats",
+                handler=self.heartbeats,
+                tag="sessions",
+                summary="Send heartbeats of up to 1000 sessions",
+                description="For proxies that hold many sessions. One result per session, in the order of the request.",
+                body=HeartbeatsBody,
+                answers={200: HeartbeatsAnswer},
+                refusals=(Invalid, TooLarge, UnsupportedMediaType, Unavailable),
+            ),
+            Route(
+                method="GET",
+                path="/sessions",
+                handler=self.list,
+                tag="sessions",
+                summary="List sessions, newest start first",
+                description="All states unless filtered. A lapsed session is shown as it will be recorded.",
+                query=SessionQuery,
+                answers={200: SessionList},
+                refusals=(Invalid, Unavailable),
+            ),
+            Route(
+                method="GET",
+                path="/sessions/metrics",
+                handler=self.metrics,
+                tag="sessions",
+                summary="Session counts",
+                description=(
+                    "Live and total counts come from the database and are at most ten seconds old. "
+                    "The other counts are those of this instance since its start."
+                ),
+                answers={200: MetricsAnswer},
+                refusals=(Invalid, Unavailable),
+            ),
+            Route(
+                method="GET",
+                path="/sessions/{sessionId}",
+                handler=self.get,
+                tag="sessions",
+                summary="Read a session",
+                answers={200: SessionAnswer},
+                refusals=(Invalid, NotFound, Unavailable),
+            ),
+            Route(
+                method="DELETE",
+                path="/sessions/{sessionId}",
+                handler=self.end,
+                tag="sessions",
+                summary="End a session",
+                description="Idempotent: a session that has ended keeps its end and its reason.",
+                answers={200: SessionAnswer},
+                refusals=(Invalid, NotFound, Unavailable),
+            ),
+        ]
+
+    def open(self, call: Call, respond: Respond) -> None:
+        def done(result: OpenResult | Exception) -> None:
+            respond(result if isinstance(result, Exception) else self._open_answer(result))
+
+        self._opener.open_soon(open_request(self._opener, call.body), done)
+
+    def _open_answer(self, result: OpenResult) -> Answer:
+        problem = refusal_of(result)
+        if problem is not None:
+            return refusal(problem)
+        answer = open_answer(result)
+        if result.outcome is OpenOutcome.EXISTING:
+            return Answer(answer)
+        location = f"{self._path}/{answer.session_id}"
+        return Answer(answer, 201, [*JSON, (b"location", location.encode())])
+
+    def heartbeat(self, call: Call, respond: Respond) -> None:
+        session_id = _session_id(call)
+
+        def done(result: HeartbeatResult | Exception) -> None:
+            respond(result if isinstance(result, Exception) else _heartbeat_answer(session_id, result))
+
+        self._renewer.heartbeat_soon(Heartbeat(session_id, call.body.active), done)
+
+    async def heartbeats(self, call: Call) -> Answer:
+        body: HeartbeatsBody = call.body
+        session_ids = [session_id.lower() for session_id in body.session_ids]
+        results = await self._renewer.heartbeats(session_ids, active=body.active)
+        return Answer(HeartbeatsAnswer(list(map(heartbeat_of_many, session_ids, results)), len(session_ids)))
+
+    async def get(self, call: Call) -> Answer:
+        session_id = _session_id(call)
+        session = await self._store.get_session(session_id)
+        if session is None:
+            raise _unknown(session_id)
+        return Answer(session_answer(session))
+
+    async def end(self, call: Call) -> Answer:
+        session_id = _session_id(call)
+        result = await self._ender.end(session_id, CloseReason.TERMINATED)
+        if result.session is None:
+            raise _unknown(session_id)
+        return Answer(session_answer(result.session))
+
+    async def list(self, call: Call) -> Answer:
+        query: SessionQuery = call.query
+        after = None if query.cursor is None else position_of(query.cursor)
+        found = await self._store.list_sessions(_filter(query), after, query.limit + 1)
+        return page(found, query, self._path, _cursor_after, _listed)
+
+    async def metrics(self, _call: Call) -> Answer:
+        return Answer(metrics_answer(await self._counts.fresh(), self._counters))
+
+
+def open_request(opener: Opener, body: OpenBody) -> OpenRequest:
+    return opener.request(
+        user=body.user_object_id,
+        tenant=body.tenant_object_id,
+        capacity=body.capacity_id,
+        kind=body.session_kind,
+        lease_seconds=body.lease_seconds,
+        idle_seconds=body.idle_seconds,
+    )
+
+
+def refusal_of(result: OpenResult | HeartbeatResult | AttachResult, session_id: str = "") -> Problem | None:
+    """Returns the problem if the result is a refusal, otherwise None. All transports report the same problem."""
+    if isinstance(result, OpenResult):
+        return None if result.session is not None else _OPEN_REFUSALS[result.outcome]
+    if result.found is Found.UNKNOWN:
+        return _unknown(session_id)
+    if result.found is Found.OVER:
+        reason = result.close_reason if isinstance(result, HeartbeatResult) else _close_reason(result)
+        return SessionOver(str(reason))
+    return None
+
+
+_OPEN_REFUSALS: dict[OpenOutcome, Problem] = {
+    OpenOutcome.TENANT_MISMATCH: TenantMismatch("this user has a live session of another tenant on this capacity"),
+    OpenOutcome.CAPACITY_OF_ANOTHER_TENANT: CapacityOfAnotherTenant("only its own tenant can open sessions on it"),
+    OpenOutcome.SESSION_LIMIT: SessionLimit("all seats of this capacity are taken"),
+}
+
+
+def _close_reason(result: AttachResult) -> str | None:
+    return None if result.session is None else result.session.close_reason
+
+
+def _heartbeat_answer(session_id: str, result: HeartbeatResult) -> Answer:
+    problem = refusal_of(result, session_id)
+    return Answer(heartbeat_answer(session_id, result)) if problem is None else refusal(problem)
+
+
+def _cursor_after(session: Session) -> str:
+    return cursor_of(Position(session.started_at, session.session_id))
+
+
+def _listed(sessions: Sequence[Session], count: int, cursor: str | None) -> SessionList:
+    return SessionList([session_answer(session) for session in sessions], count, cursor)
+
+
+def _filter(query: SessionQuery) -> SessionFilter:
+    return SessionFilter(
+        tenant=query.tenant and query.tenant.lower(),
+        user=query.user and query.user.lower(),
+        capacity=query.capacity and query.capacity.lower(),
+        kind=int(query.kind) if query.kind else None,
+        state=query.state,
+        active=query.active and query.active == "true",
+        close_reason=query.close_reason,
+    )
+
+
+def _session_id(call: Call) -> str:
+    """Returns the session id of the path in canonical form. A malformed id is refused as not found."""
+    session_id = call.path["sessionId"]
+    canonical = canonical_id(session_id)
+    if canonical is None:
+        raise _unknown(session_id)
+    return canonical
+
+
+def _unknown(session_id: str) -> NotFound:
+    return NotFound(f"session {session_id[:64]} does not exist")
+
+
+def _session_values(session: Session) -> tuple[Any, ...]:
+    started_at = instant(session.started_at)
+    closed_at = session.closed_at
+    return (
+        session.session_id,
+        session.user_object_id,
+        session.tenant_object_id,
+        session.capacity_id,
+        session.kind,
+        started_at,
+        instant(session.term_ends_at if closed_at is None else closed_at),
+        closed_at is None,
+        session.state,
+        instant(session.deadline_at),
+        seconds_number(session.heartbeat_microseconds),
+        instant(session.last_heartbeat_at),
+        instant(session.last_activity_at),
+        session.close_reason,
+        session.previous_session_id,
+        started_at,
+        instant(session.modified_at),
+        session.stream,
+    )
+
+
+def session_answer(session: Session) -> SessionAnswer:
+    return SessionAnswer(*_session_values(session))
+
+
+def open_answer(result: OpenResult) -> OpenAnswer:
+    if result.session is None:
+        raise ValueError(f"an open request with outcome {result.outcome} has no session")
+    outcome = result.outcome
+    return OpenAnswer(
+        *_session_values(result.session),
+        status=outcome.value,  # type: ignore[arg-type]
+        was_created=outcome is not OpenOutcome.EXISTING,
+        was_upgraded=outcome is OpenOutcome.UPGRADED,
+    )
+
+
+def heartbeat_answer(session_id: str, result: HeartbeatResult) -> HeartbeatAnswer:
+    if result.deadline_at is None:
+        raise ValueError(f"a heartbeat that found {result.found} has no deadline")
+    return HeartbeatAnswer(
+        session_id,
+        instant(result.deadline_at),
+        seconds_number(result.heartbeat_microseconds),
+        acknowledged=True,
+        state=result.state,  # type: ignore[arg-type]
+    )
+
+
+def heartbeat_of_many(session_id: str, result: HeartbeatResult) -> HeartbeatOfMany:
+    if result.found is Found.LIVE and result.deadline_at is not None:
+        return HeartbeatOfMany(
+            session_id,
+            True,
+            instant(result.deadline_at),
+            seconds_number(result.heartbeat_microseconds),
+            result.state,  # type: ignore[arg-type]
+        )
+    if result.found is Found.OVER:
+        return HeartbeatOfMany(session_id, False, status=410, close_reason=result.close_reason)  # type: ignore[arg-type]
+    return HeartbeatOfMany(session_id, False, status=404)
+
+
+def metrics_answer(counts: SessionCounts, counters: Counters) -> MetricsAnswer:
+    def total(outcome: OpenOutcome) -> int:
+        return sum(count for (name, _), count in counters.opened.items() if name == outcome)
+
+    return MetricsAnswer(
+        active_sessions=counts.active,
+        total_sessions=counts.total,
+        active_by_kind={str(kind): count for kind, count in counts.active_by_kind.items()},
+        active_by_state=counts.active_by_state,
+        opened=total(OpenOutcome.CREATED) + total(OpenOutcome.UPGRADED),
+        upgraded=total(OpenOutcome.UPGRADED),
+        closed_by_reason={reason.value: counters.closed.get(reason, 0) for reason in CloseReason},
+        **{f"total_{name}": counters.streamed[name] for name in StreamCounters.__struct_fields__},
+    )

@@ -1,0 +1,150 @@
+"""The WebSocket routes: a stream that opens a session, and one that attaches to a session."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from tenure.domain.sessions import OpenOutcome, OpenResult
+from tenure.errors import (
+    Draining,
+    FieldError,
+    Internal,
+    Invalid,
+    NotFound,
+    Problem,
+    SessionLimit,
+    SessionOver,
+    TooLarge,
+    Unavailable,
+)
+from tenure.http.decoding import decoder_for
+from tenure.http.pipeline import Call, StreamRoute
+from tenure.http.routes.sessions import OpenBody, open_answer, open_request, refusal_of
+from tenure.ids import canonical_id
+from tenure.sessions.open import Opener
+from tenure.streams.handlers import Message
+from tenure.streams.output import as_json
+from tenure.streams.registry import Admission, Streams
+from tenure.streams.sockets import CloseCode, Socket, SocketGone, UnreadableMessage
+
+FIRST_MESSAGE_SECONDS = 10.0
+
+_decode_open = decoder_for(OpenBody)
+
+
+class StreamRoutes:
+    def __init__(self, streams: Streams, opener: Opener) -> None:
+        self._streams = streams
+        self._opener = opener
+
+    def routes(self) -> Sequence[StreamRoute]:
+        return [
+            StreamRoute(
+                path="/sessions/stream",
+                serve=self.open,
+                tag="streams",
+                summary="Open a session and stream",
+                description='The client sends `{"type": "open", …}` with the fields of `PUT /sessions` first.',
+                first_message=OpenBody,
+            ),
+            StreamRoute(
+                path="/sessions/{sessionId}/stream",
+                serve=self.attach,
+                tag="streams",
+                summary="Stream within an existing session",
+                description="A newer stream replaces an older one of the same session.",
+            ),
+        ]
+
+    async def open(self, socket: Socket, call: Call) -> None:
+        del call
+        await self._serve(socket, None)
+
+    async def attach(self, socket: Socket, call: Call) -> None:
+        await self._serve(socket, call.path["sessionId"])
+
+    async def _serve(self, socket: Socket, session_id: str | None) -> None:
+        try:
+            with self._streams.admit() as admission:
+                check_admission(admission, self._streams)
+                await self._run(socket, session_id)
+        except SocketGone:
+            pass
+        except UnreadableMessage as error:
+            await _refuse(socket, error.code, error.detail, error.close_code)
+        except Problem as problem:
+            await _refuse(socket, problem.code, problem.detail, _close_code(problem))
+
+    async def _run(self, socket: Socket, session_id: str | None) -> None:
+        if session_id is None:
+            opened = await self._opener.open(open_request(self._opener, await _first_message(socket)))
+            if (problem := refusal_of(opened)) is not None:
+                raise problem
+            session_id = opened.session.session_id if opened.session is not None else ""
+        else:
+            opened = OpenResult(OpenOutcome.EXISTING)
+            session_id = _canonical(session_id)
+        attached = await self._streams.attach(session_id)
+        if (problem := refusal_of(attached, session_id)) is not None:
+            raise problem
+        answer = open_answer(OpenResult(opened.outcome, attached.session))
+        greeting = as_json({"type": "session_start", **msgspec.to_builtins(answer)})
+        await self._streams.run(socket, attached, greeting)
+
+
+def check_admission(admission: Admission, streams: Streams) -> None:
+    if admission is Admission.STOPPING:
+        raise Draining("this instance is stopping")
+    if admission is Admission.FULL:
+        raise SessionLimit(f"this instance already has {streams.max} streams")
+
+
+def _canonical(session_id: str) -> str:
+    """Returns the canonical form of the id. Raises `NotFound` for a malformed id: no session can have it."""
+    canonical = canonical_id(session_id)
+    if canonical is None:
+        raise NotFound(f"session {session_id[:64]} does not exist")
+    return canonical
+
+
+async def _first_message(socket: Socket) -> OpenBody:
+    try:
+        async with asyncio.timeout(FIRST_MESSAGE_SECONDS):
+            message = await socket.receive()
+    except TimeoutError as error:
+        raise Invalid(FieldError("type", f"must be open, within {FIRST_MESSAGE_SECONDS:g} seconds")) from error
+    content = _as_object(message)
+    if content.pop("type", None) != "open":
+        raise Invalid(FieldError("type", "must be open in the first message"))
+    return _decode_open(msgspec.json.encode(content))
+
+
+def _as_object(message: Message) -> dict[str, Any]:
+    content: Any = None
+    if isinstance(message, str):
+        try:
+            content = msgspec.json.decode(message)
+        except (msgspec.DecodeError, RecursionError):
+            content = None
+    if not isinstance(content, dict):
+        raise Invalid(FieldError("type", "must be open, in a JSON object, in the first message"))
+    return content
+
+
+async def _refuse(socket: Socket, code: str, message: str, close_code: CloseCode) -> None:
+    await socket.send(as_json({"type": "error", "code": code, "message": message}))
+    await socket.close(close_code)
+
+
+def _close_code(problem: Problem) -> CloseCode:
+    codes: list[tuple[type[Problem], CloseCode]] = [
+        (NotFound, CloseCode.UNKNOWN),
+        (SessionOver, CloseCode.OVER),
+        (TooLarge, CloseCode.TOO_BIG),
+        (Draining, CloseCode.SHUTDOWN),
+        (Unavailable, CloseCode.TRY_AGAIN_LATER),
+        (Internal, CloseCode.FAILED),
+    ]
+    return next((code for kind, code in codes if isinstance(problem, kind)), CloseCode.REFUSED)

@@ -1,0 +1,198 @@
+"""`POST /transcribe`: transcribes a whole recording as one short stream."""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import chain
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from tenure.domain.sessions import CloseReason, Heartbeat, OpenOutcome, OpenRequest, Session
+from tenure.errors import (
+    CapacityOfAnotherTenant,
+    DatabaseUnavailable,
+    Internal,
+    Invalid,
+    NotInstalled,
+    Overloaded,
+    SessionLimit,
+    SessionOver,
+    TenantMismatch,
+    TooLarge,
+    Unavailable,
+    UnsupportedMediaType,
+)
+from tenure.http.answers import JSON, Answer
+from tenure.http.fields import Uuid
+from tenure.http.pipeline import Call, RawBody, Route
+from tenure.http.routes.sessions import refusal_of
+from tenure.http.routes.streams import check_admission
+from tenure.sessions.heartbeat import Renewer
+from tenure.sessions.open import Opener
+from tenure.streams.handlers import HandlerFactory, Message
+from tenure.streams.output import SocketOutput, Tally, as_json
+from tenure.streams.registry import Streams
+from tenure.streams.sockets import CloseCode
+from tenure.telemetry.events import Telemetry
+from tenure.transcription.wav import BYTES_PER_SECOND, read_pcm
+
+FILE_MAX_BYTES = 32 * 1024 * 1024
+AT_ONCE_MAX = 4
+"""The maximum number of files that are transcribed at once. Each needs a core, and memory for its file."""
+HEARTBEAT_SECONDS = 5.0
+WAV = RawBody((b"audio/wav", b"audio/x-wav", b"audio/vnd.wave", b"application/octet-stream"), FILE_MAX_BYTES)
+STOP = '{"type":"stop"}'
+
+
+class TranscribeQuery(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
+    user_object_id: Uuid
+    tenant_object_id: Uuid
+    capacity_id: Uuid
+    session_kind: Annotated[Literal["1", "2", "3"], Meta(extra={"must": "must be 1, 2 or 3"})]
+
+
+class TranscribeAnswer(msgspec.Struct, frozen=True):
+    text: str
+
+
+class TranscriptionRoutes:
+    """`make_handler` is None if the extra `tenure[transcription]` is not installed."""
+
+    def __init__(self, streams: Streams, opener: Opener, renewer: Renewer, make_handler: HandlerFactory | None) -> None:
+        self._streams = streams
+        self._opener = opener
+        self._keeper = renewer
+        self._make_handler = make_handler
+        self._running = 0
+
+    def routes(self) -> Sequence[Route]:
+        return [
+            Route(
+                method="POST",
+                path="/transcribe",
+                handler=self.transcribe,
+                tag="streams",
+                summary="Transcribe a whole WAV file",
+                description="Mono, 16 kHz, 16 bits. Opens a short session, with its id in `X-Session-ID`. A session "
+                "that is already live is used instead, and stays open.",
+                query=TranscribeQuery,
+                raw_body=WAV,
+                answers={200: TranscribeAnswer},
+                refusals=(
+                    Invalid,
+                    CapacityOfAnotherTenant,
+                    TenantMismatch,
+                    SessionOver,
+                    TooLarge,
+                    UnsupportedMediaType,
+                    SessionLimit,
+                    NotInstalled,
+                    Unavailable,
+                ),
+            )
+        ]
+
+    async def transcribe(self, call: Call) -> Answer:
+        if self._make_handler is None:
+            raise NotInstalled("tenure[transcription] is not installed on this instance")
+        pcm = read_pcm(call.body)
+        with self._turn(), self._streams.admit() as admission:
+            check_admission(admission, self._streams)
+            opened = await self._opener.open(_open_request(self._opener, call.query))
+            problem = refusal_of(opened)
+            if problem is not None or opened.session is None:
+                raise problem or Internal("an open request without a session")
+            if opened.outcome is OpenOutcome.EXISTING:
+                text = await self._within(opened.session, pcm, self._make_handler)
+            else:
+                text = await self._as_stream(opened.session, pcm, self._make_handler)
+        headers = [*JSON, (b"x-session-id", opened.session.session_id.encode())]
+        return Answer(TranscribeAnswer(text), 200, headers)
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        if self._running >= AT_ONCE_MAX:
+            raise Overloaded(f"this instance already transcribes {AT_ONCE_MAX} files")
+        self._running += 1
+        try:
+            yield
+        finally:
+            self._running -= 1
+
+    async def _as_stream(self, session: Session, pcm: bytes, make_handler: HandlerFactory) -> str:
+        """Transcribes in a new session, which is renewed, counted and ended like the session of any stream."""
+        recording = Recording(pcm)
+        attached = await self._streams.attach(session.session_id)
+        if (problem := refusal_of(attached, session.session_id)) is not None:
+            raise problem
+        await self._streams.run(recording, attached, as_json({"type": "session_start"}), make_handler)
+        if recording.reason == CloseReason.FAILED:
+            raise Internal("the recording could not be transcribed; the log has the details")
+        if recording.reason != CloseReason.STOPPED:
+            raise SessionOver(str(recording.reason))
+        return recording.text
+
+    async def _within(self, session: Session, pcm: bytes, make_handler: HandlerFactory) -> str:
+        """Transcribes in a session that was already live.
+
+        Does not attach to the session, because that would replace its stream, and does not end it.
+        """
+        recording = Recording(pcm)
+        handler = make_handler()
+        keeping = asyncio.ensure_future(self._keep(session.session_id))
+        try:
+            await handler.open(session, SocketOutput(recording, Tally(Telemetry())))
+            try:
+                while (message := await recording.receive()) != STOP:
+                    await handler.chunk(message)
+            finally:
+                await handler.finish()
+        finally:
+            keeping.cancel()
+        return recording.text
+
+    async def _keep(self, session_id: str) -> None:
+        while True:
+            with suppress(DatabaseUnavailable):
+                await self._keeper.heartbeat(Heartbeat(session_id, active=True))
+            await asyncio.sleep(HEARTBEAT_SECONDS)
+
+
+class Recording:
+    """A recording that acts as a socket: it delivers its audio, then the message STOP, and collects the results."""
+
+    def __init__(self, pcm: bytes) -> None:
+        self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.reason: str | None = None
+        self._finals: list[str] = []
+        self._messages: Iterator[Message] = chain(
+            (pcm[start : start + BYTES_PER_SECOND] for start in range(0, len(pcm), BYTES_PER_SECOND)), [STOP]
+        )
+
+    @property
+    def text(self) -> str:
+        return " ".join(self._finals)
+
+    async def receive(self) -> Message:
+        return next(self._messages)
+
+    async def send(self, message: Message) -> None:
+        result = msgspec.json.decode(message)
+        if result["type"] == "final" and result["text"]:
+            self._finals.append(result["text"])
+        elif result["type"] == "session_end":
+            self.reason = result["reason"]
+
+    async def close(self, code: CloseCode) -> None:
+        pass
+
+
+def _open_request(opener: Opener, query: TranscribeQuery) -> OpenRequest:
+    return opener.request(
+        user=query.user_object_id,
+        tenant=query.tenant_object_id,
+        capacity=query.capacity_id,
+        kind=int(query.session_kind),
+    )

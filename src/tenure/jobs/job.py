@@ -1,0 +1,60 @@
+"""The interface of jobs, and the discovery of jobs that applications register.
+
+Only one instance of the ensemble runs a job at a time. A run can be cancelled at any `await`, because the instance
+stops or because the lock of the job can no longer be trusted. The job then runs again. So a job must work in small
+steps that can be repeated. Every write through the store must carry `run.fence`, read again for each step. Computations
+belong in a thread: they would block the event loop, which also renews the lock of the job.
+
+Applications register jobs with the entry point `tenure.jobs`: a class that is created without arguments and has
+`interval_seconds` and `run`. The settings in `[jobs.<name>]` override those of the class.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import datetime
+from importlib.metadata import entry_points
+from typing import Protocol
+
+import msgspec
+
+from tenure.domain.leases import Fence
+from tenure.errors import ConfigurationError
+from tenure.leases.held import HeldLease
+
+GROUP = "tenure.jobs"
+
+
+class ActiveRun(msgspec.Struct, frozen=True):
+    """The current run of a job."""
+
+    job: str
+    lock: HeldLease
+    started_at: datetime
+    """The start of the run, by the database's clock."""
+    tick_at: datetime | None
+    """The oldest tick that this run covers; None if it runs only because of a command."""
+
+    @property
+    def fence(self) -> Fence:
+        """The fence for the next write. Raises `LeaseLost` if the lock can no longer be trusted."""
+        return self.lock.fence
+
+
+RunJob = Callable[[ActiveRun], Awaitable[None]]
+
+
+class Job(Protocol):
+    interval_seconds: float
+
+    async def run(self, run: ActiveRun) -> None: ...
+
+
+def jobs_of_applications() -> Mapping[str, Job]:
+    """Create the jobs of all installed applications, by name."""
+    return {point.name: _create(point.name, point.load) for point in entry_points(group=GROUP)}
+
+
+def _create(name: str, load: Callable[[], Callable[[], Job]]) -> Job:
+    try:
+        return load()()
+    except Exception as error:
+        raise ConfigurationError(f"jobs.{name}: cannot be loaded: {error}") from error

@@ -1,0 +1,177 @@
+"""Runs a receiver: listens, serves connections, and stops on SIGTERM or SIGINT.
+
+When it stops, a receiver answers the requests in progress, aborts faults in progress, and returns its totals.
+"""
+
+import asyncio
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+import structlog
+
+from tenure.errors import ConfigurationError
+from tenure.receiver.fault_playback import play_fault
+from tenure.receiver.faults import Faults
+from tenure.receiver.ledger import Ledger, Totals
+from tenure.receiver.messages import HEAD_MAX_BYTES, Unreadable, read_request, render, send, text_response
+from tenure.receiver.receiver import Receiver
+from tenure.receiver.recorder import Recorder
+
+log = structlog.get_logger()
+
+BACKLOG = 2048
+IDLE_SECONDS = 75.0
+"""How long a connection may take to send its next request."""
+LINGER_SECONDS = 1.0
+STOP_SECONDS = 2.0
+
+
+class ReceiverSettings(msgspec.Struct, frozen=True, kw_only=True):
+    host: str
+    port: int
+    ledger: Path
+    secrets: Sequence[str]
+    faults: Faults
+
+    def __repr__(self) -> str:
+        # The secrets are left out, because settings may be printed, logged or part of a traceback.
+        return f"ReceiverSettings(host={self.host!r}, port={self.port!r}, ledger={self.ledger!r})"
+
+
+def run(settings: ReceiverSettings) -> Totals:
+    """Serve until a signal stops the receiver. Return the totals since the ledger was created."""
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        return runner.run(_run(settings))
+
+
+async def _run(settings: ReceiverSettings) -> Totals:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    server = Server(settings)
+    address = await server.start()
+    log.info("listening", address=address)
+    sys.stderr.flush()
+    await stop.wait()
+    return await server.stop()
+
+
+class Server:
+    def __init__(self, settings: ReceiverSettings) -> None:
+        self._settings = settings
+        self._recorder = Recorder(Ledger(settings.ledger))
+        self._receiver = Receiver(self._recorder, settings.secrets, settings.faults)
+        self._connections: dict[asyncio.Task[None], _Connection] = {}
+        self._listener: asyncio.Server
+
+    async def start(self) -> str:
+        """Listen, and return the address."""
+        host, port = self._settings.host, self._settings.port
+        try:
+            self._listener = await asyncio.start_server(self._serve, host, port, limit=HEAD_MAX_BYTES, backlog=BACKLOG)
+        except OSError as error:
+            await self._recorder.close()
+            reason = error.strerror or "the host was not found"
+            raise ConfigurationError(f"host, port: cannot listen on {host}:{port}: {reason}") from error
+        return _address(self._listener.sockets[0])
+
+    async def stop(self) -> Totals:
+        """Stop listening, finish the requests in progress, and close the ledger. Faults in progress are aborted."""
+        self._listener.close()
+        for task, connection in self._connections.items():
+            connection.stop(task)
+        if self._connections:
+            _, late = await asyncio.wait(list(self._connections), timeout=STOP_SECONDS)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+        return await self._recorder.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - a coroutine runs in a task
+        self._connections[task] = connection = _Connection(self._receiver, reader, writer)
+        try:
+            # Senders may close connections at any time; that is not logged.
+            with suppress(OSError, asyncio.CancelledError):
+                await connection.serve()
+        finally:
+            del self._connections[task]
+            writer.close()
+
+
+class _Connection:
+    """Serves the requests of a connection, one after the other."""
+
+    def __init__(self, receiver: Receiver, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._receiver = receiver
+        self._reader = reader
+        self._writer = writer
+        self._busy = False
+        self._stopping = False
+
+    def stop(self, task: asyncio.Task[None]) -> None:
+        """End the connection after the response in progress, or immediately if there is none."""
+        self._stopping = True
+        if not self._busy:
+            task.cancel()
+
+    async def serve(self) -> None:
+        try:
+            while await self._serve_one():
+                pass
+        except Unreadable as refusal:
+            self._receiver.count_unreadable()
+            send(self._writer, render(text_response(refusal.status, str(refusal)), keep_alive=False))
+            await self._linger()
+        except TimeoutError:
+            pass
+
+    async def _serve_one(self) -> bool:
+        """Serve the next request, and return whether another one may follow."""
+        async with asyncio.timeout(IDLE_SECONDS):
+            request = await read_request(self._reader, self._writer)
+        if request is None:
+            return False
+        self._busy = True
+        response, fault = await self._receiver.handle(request)
+        # `stop` may cancel a fault in progress, because its sender gets no proper response anyway.
+        self._busy = fault is None
+        request = request._replace(keep_alive=request.keep_alive and not self._stopping)
+        if fault is not None:
+            keep_alive = await play_fault(fault, response, request, self._writer)
+        else:
+            keep_alive = request.keep_alive
+            send(self._writer, render(response, keep_alive=keep_alive))
+        await self._writer.drain()
+        self._busy = False
+        return keep_alive and not self._stopping
+
+    async def _linger(self) -> None:
+        """Read and discard the rest of the sender's input.
+
+        Closing immediately would reset the connection while the sender is still sending, and lose the response.
+        """
+        self._writer.write_eof()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LINGER_SECONDS):
+                while await self._reader.read(HEAD_MAX_BYTES):
+                    pass
+
+
+def _address(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop  # noqa: PLC0415 - not available on every platform
+    except ImportError:
+        return None
+    return uvloop.Loop

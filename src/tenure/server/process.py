@@ -1,0 +1,144 @@
+"""Runs one instance: the listening socket, the HTTP server and signals.
+
+SIGTERM or SIGINT starts a drain: the instance reports that it is not ready, continues to answer for a moment so that a
+load balancer notices, finishes the requests it has begun, and stops. A second signal stops it at once.
+"""
+
+import asyncio
+import signal
+import socket
+import sys
+from multiprocessing.connection import Connection
+from types import FrameType
+
+import uvicorn
+
+from tenure.app import Instance
+from tenure.config import Config
+from tenure.errors import ConfigurationError
+from tenure.server.http1 import protocol_for
+from tenure.server.websocket import websocket_protocol_for
+from tenure.telemetry.events import InstanceDraining, InstanceStopped, Listening, Telemetry
+
+DRAIN_SECONDS = 10.0
+DRAIN_LINGER_SECONDS = 0.5
+KEEP_ALIVE_SECONDS = 75
+BACKLOG = 2048
+FILES_WANTED = 65_536
+
+
+def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # Without IPPROTO_TCP, asyncio does not disable Nagle's algorithm: that costs 40 ms per answer without uvloop.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if shared:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        raise ConfigurationError(f"host, port: cannot listen on {host}:{port}: {error.strerror}") from error
+    return listener
+
+
+def run_instance(
+    config: Config, listener: socket.socket, telemetry: Telemetry, supervisor: Connection | None = None
+) -> None:
+    # A wrong setting must be reported before the instance listens.
+    instance = Instance(config, telemetry)
+    allow_many_connections()
+    server = _Server(instance, config.streams.max_message_bytes, telemetry)
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(server.run(listener, supervisor))
+
+
+def allow_many_connections() -> None:
+    """Raises the limit on open files: the usual default of 1024 is too low for a thousand streams."""
+    try:
+        import resource  # noqa: PLC0415 - not available on every platform
+    except ImportError:
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = FILES_WANTED if hard == resource.RLIM_INFINITY else min(FILES_WANTED, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop  # noqa: PLC0415 - not available on every platform
+    except ImportError:
+        return None
+    return uvloop.Loop
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, instance: Instance, message_max_bytes: int, telemetry: Telemetry) -> None:
+        super().__init__(
+            uvicorn.Config(
+                instance.pipeline,
+                http=protocol_for(instance.pipeline),
+                ws=websocket_protocol_for(instance.pipeline, telemetry, message_max_bytes),
+                lifespan="off",
+                access_log=False,
+                log_config=None,
+                server_header=False,
+                date_header=False,
+                backlog=BACKLOG,
+                proxy_headers=False,
+                timeout_keep_alive=KEEP_ALIVE_SECONDS,
+                timeout_graceful_shutdown=int(DRAIN_SECONDS),
+            )
+        )
+        self._instance = instance
+        self._telemetry = telemetry
+        self._draining: asyncio.Task[None] | None = None
+
+    async def run(self, listener: socket.socket, supervisor: Connection | None) -> None:  # type: ignore[override]
+        self._loop = asyncio.get_running_loop()
+        if supervisor is not None:
+            self._loop.add_reader(supervisor.fileno(), self._leave_with, supervisor)
+        starting = self._instance.start()
+        starting.add_done_callback(self._check_start)
+        try:
+            await self.serve(sockets=[listener])
+        finally:
+            await self._instance.stop()
+            self._telemetry.report(InstanceStopped())
+        if not starting.cancelled():
+            starting.result()
+
+    def _check_start(self, starting: asyncio.Task[None]) -> None:
+        if not starting.cancelled() and starting.exception() is not None:
+            self.should_exit = True
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        del frame
+        self._loop.call_soon_threadsafe(self._begin_to_drain, signal.Signals(sig).name)
+
+    def _leave_with(self, supervisor: Connection) -> None:
+        """Starts a drain. The supervisor has closed its end of the pipe: it is stopping or has died."""
+        self._loop.remove_reader(supervisor.fileno())
+        if self._draining is None:
+            self._begin_to_drain("supervisor")
+
+    def _begin_to_drain(self, reason: str) -> None:
+        if self._draining is not None:
+            self.should_exit = self.force_exit = True
+            return
+        self._telemetry.report(InstanceDraining(reason))
+        self._instance.readiness.draining = True
+        self._draining = asyncio.create_task(self._drain())
+
+    async def _drain(self) -> None:
+        # The load balancer gets a moment to notice. Then uvicorn accepts no more connections and finishes requests.
+        stopping = (self._instance.stop_leading(), self._instance.streams.stop())
+        await asyncio.gather(asyncio.sleep(DRAIN_LINGER_SECONDS), *stopping)
+        self.should_exit = True
+
+
+def announce(listener: socket.socket, telemetry: Telemetry) -> None:
+    host, port = listener.getsockname()[:2]
+    address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    telemetry.report(Listening(address))
+    sys.stderr.flush()

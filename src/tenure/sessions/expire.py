@@ -1,0 +1,31 @@
+"""The sweep, job `expire-sessions`: records the end of lapsed sessions. Each has already ended at its deadline."""
+
+import asyncio
+
+from tenure.clock import monotonic
+from tenure.jobs.job import ActiveRun
+from tenure.store.contract import Store
+from tenure.store.limits import SWEEP_MAX
+from tenure.telemetry.events import SessionClosed, Telemetry
+
+IDLE_RATIO = 0.15
+"""The sweep pauses after each batch for this share of the time that the batch took, to leave room for requests."""
+
+
+class ExpireSessions:
+    interval_seconds = 10.0
+
+    def __init__(self, store: Store, telemetry: Telemetry) -> None:
+        self._store = store
+        self._telemetry = telemetry
+
+    async def run(self, run: ActiveRun) -> None:
+        """Records the end of all sessions that are due, in bounded batches."""
+        while True:
+            began = monotonic()
+            swept = await self._store.expire_sessions(run.fence, SWEEP_MAX)
+            for closed in swept.closed_sessions:
+                self._telemetry.report(SessionClosed.of(closed))
+            if swept.looked_at < SWEEP_MAX:
+                return
+            await asyncio.sleep((monotonic() - began) * IDLE_RATIO)

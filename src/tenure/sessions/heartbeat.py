@@ -1,0 +1,77 @@
+"""Heartbeats, for one session or for many sessions in one request."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from tenure.batching.coalescer import Coalescer
+from tenure.batching.contention import BackgroundRetries, Backoff, retry_until_unlocked, run_until_unlocked
+from tenure.domain.sessions import Found, Heartbeat, HeartbeatResult
+from tenure.store.contract import Store
+from tenure.store.limits import BATCH_MAX
+from tenure.telemetry.events import HeartbeatsAnswered, SessionClosed, Telemetry
+
+Done = Callable[[HeartbeatResult | Exception], None]
+
+
+class Renewer:
+    def __init__(self, store: Store, telemetry: Telemetry) -> None:
+        self._store = store
+        self._telemetry = telemetry
+        self._retries = BackgroundRetries[HeartbeatResult]()
+        self._coalescer = Coalescer[Heartbeat, HeartbeatResult](self._run, store.batches_in_flight, telemetry)
+
+    async def heartbeat(self, heartbeat: Heartbeat) -> HeartbeatResult:
+        """Renews a session. Retries while its row is held, so the result is LIVE, OVER or UNKNOWN."""
+        return await run_until_unlocked(self._coalescer, heartbeat)
+
+    def heartbeat_soon(self, heartbeat: Heartbeat, done: Done) -> None:
+        """The same as `heartbeat`, for a caller with a callback: no task is created unless a retry is needed."""
+        since = asyncio.get_running_loop().time()
+        self._coalescer.submit(heartbeat, partial(self._first_result, heartbeat, done, since), since)
+
+    async def heartbeats(self, session_ids: Sequence[str], *, active: bool) -> Sequence[HeartbeatResult]:
+        """Returns results in the order of `session_ids`. Each batch of at most BATCH_MAX ids is one transaction."""
+        ids = list(dict.fromkeys(session_ids))
+        batches = [ids[start : start + BATCH_MAX] for start in range(0, len(ids), BATCH_MAX)]
+        results = await asyncio.gather(*(self._run_batch(batch, active=active) for batch in batches))
+        found = dict(zip(ids, (result for batch in results for result in batch), strict=True))
+        return [found[session_id] for session_id in session_ids]
+
+    async def _run_batch(self, session_ids: Sequence[str], *, active: bool) -> Sequence[HeartbeatResult]:
+        """Runs one batch. All sessions whose rows are held are retried together."""
+        backoff = Backoff(asyncio.get_running_loop().time())
+        found: dict[str, HeartbeatResult] = {}
+        missing = session_ids
+        while missing:
+            results = await self._run([Heartbeat(session_id, active) for session_id in missing])
+            found |= zip(missing, results, strict=True)
+            missing = [session_id for session_id in missing if found[session_id].found is Found.HELD]
+            if missing:
+                await backoff.pause()
+        return [found[session_id] for session_id in session_ids]
+
+    def _first_result(
+        self, heartbeat: Heartbeat, done: Done, since: float, result: HeartbeatResult | Exception
+    ) -> None:
+        if isinstance(result, HeartbeatResult) and result.found is Found.HELD:
+            self._retries.start(retry_until_unlocked(self._coalescer, heartbeat, result, since), done)
+        else:
+            done(result)
+
+    async def _run(self, heartbeats: Sequence[Heartbeat]) -> Sequence[HeartbeatResult]:
+        """Sends one heartbeat per session. If a batch has several for one session, an `active` one is preferred."""
+        best: dict[str, Heartbeat] = {}
+        for heartbeat in heartbeats:
+            if heartbeat.active or heartbeat.session_id not in best:
+                best[heartbeat.session_id] = heartbeat
+        answers = await self._store.heartbeat([best[session_id] for session_id in sorted(best)])
+        found = dict(zip(sorted(best), answers, strict=True))
+        for result in answers:
+            if (closed := result.closed_session) is not None:
+                self._telemetry.report(SessionClosed.of(closed))
+        results = [found[heartbeat.session_id] for heartbeat in heartbeats]
+        renewed = sum(result.found is Found.LIVE for result in results)
+        late = sum(result.found is Found.OVER for result in results)
+        self._telemetry.report(HeartbeatsAnswered(renewed, late))
+        return results

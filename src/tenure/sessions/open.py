@@ -1,0 +1,174 @@
+"""Opening sessions: from one open request to one result, through the opening lanes of the store.
+
+A request starts in lane CREATE. The result `reopen` or `limited` sends it to the lane of that name, where it is retried
+while another transaction holds a row. The result `again` sends it back to CREATE, because the session of its key
+(capacity and user) changed between two reads. Each such retry means that another request for the key was answered; a
+time limit bounds the retries.
+
+A batch holds each key once, in ascending order, because unsorted batches deadlock. Of several requests for one key,
+only the one with the highest kind is sent to the database. The others get a result that is derived from its result, as
+if they had arrived just after it.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from functools import partial
+
+from msgspec.structs import replace
+
+from tenure.batching.coalescer import Coalescer
+from tenure.batching.contention import BackgroundRetries, Backoff
+from tenure.config import SessionsConfig
+from tenure.domain.deadlines import MICROSECONDS, heartbeat_microseconds
+from tenure.domain.sessions import Limits, OpenOutcome, OpenRequest, OpenResult
+from tenure.errors import IdTaken
+from tenure.ids import new_session_id
+from tenure.store.contract import Store
+from tenure.store.contract.sessions import OpenLane
+from tenure.telemetry.events import SessionClosed, SessionOpened, Telemetry
+
+Done = Callable[[OpenResult | Exception], None]
+
+
+class Opener:
+    def __init__(self, store: Store, config: SessionsConfig, telemetry: Telemetry) -> None:
+        self._store = store
+        self._limits = limits_from(config)
+        self._heartbeat = round(config.heartbeat_seconds * MICROSECONDS)
+        self._telemetry = telemetry
+        self._retries = BackgroundRetries[OpenResult]()
+        self._lanes = {
+            lane: Coalescer[OpenRequest, OpenResult](partial(self._run, lane), store.batches_in_flight, telemetry)
+            for lane in OpenLane
+        }
+
+    def request(
+        self,
+        *,
+        user: str,
+        tenant: str,
+        capacity: str,
+        kind: int,
+        lease_seconds: int | None = None,
+        idle_seconds: int | None = None,
+    ) -> OpenRequest:
+        """An open request with a new session id. Limits that are not given come from the configuration."""
+        lease = lease_seconds and lease_seconds * MICROSECONDS
+        return OpenRequest(
+            new_session_id(),
+            tenant.lower(),
+            user.lower(),
+            capacity.lower(),
+            kind,
+            lease,
+            idle_seconds and idle_seconds * MICROSECONDS,
+            heartbeat_microseconds(lease, self._heartbeat),
+        )
+
+    async def open(self, request: OpenRequest) -> OpenResult:
+        """Returns the outcome `created`, `existing` or `upgraded` with the session, or a refusal without a session."""
+        since = asyncio.get_running_loop().time()
+        return await self._finish(request, await self._lanes[OpenLane.CREATE].run(request, since), since)
+
+    def open_soon(self, request: OpenRequest, done: Done) -> None:
+        """Like `open`, but passes the result to a callback: no task is created unless a retry is needed."""
+        since = asyncio.get_running_loop().time()
+        self._lanes[OpenLane.CREATE].submit(request, partial(self._first_result, request, done, since), since)
+
+    def _first_result(self, request: OpenRequest, done: Done, since: float, result: OpenResult | Exception) -> None:
+        if isinstance(result, OpenResult):
+            if result.session is None:
+                self._retries.start(self._finish(request, result, since), done)
+                return
+            self._telemetry.report(SessionOpened(result.outcome, result.session))
+        done(result)
+
+    async def _finish(self, request: OpenRequest, result: OpenResult, since: float) -> OpenResult:
+        """Retries until the request has a session or a refusal, within CONTENTION_SECONDS."""
+        backoff = Backoff(since)
+        while result.session is None and result.outcome not in REFUSALS:
+            if result.outcome in _NEXT_LANES:
+                # From the second pause on, another transaction holds a row, usually for a millisecond.
+                await backoff.pause()
+                result = await self._lanes[_NEXT_LANES[result.outcome]].run(request, since)
+            else:
+                backoff.check()
+                # The last try did not open a session, so the next one may use a new id.
+                request = replace(request, session_id=new_session_id())
+                result = await self._lanes[OpenLane.CREATE].run(request, since)
+        if result.session is not None:
+            self._telemetry.report(SessionOpened(result.outcome, result.session))
+        return result
+
+    async def _run(self, lane: OpenLane, requests: Sequence[OpenRequest]) -> Sequence[OpenResult]:
+        best = _highest_kinds(requests)
+        leaders = [best[key] for key in sorted(best)]
+        try:
+            results = await self._store.open_sessions(lane, leaders, self._limits)
+        except IdTaken:
+            if len(requests) > 1:
+                raise  # the coalescer runs the requests one by one, and the one whose id is taken fails here again
+            return [OpenResult(OpenOutcome.AGAIN)]
+        for result in results:
+            for closed in result.closed_sessions:
+                self._telemetry.report(SessionClosed.of(closed))
+        if len(leaders) == len(requests):
+            own = {leader.session_id: _own(leader, result) for leader, result in zip(leaders, results, strict=True)}
+            return [own[request.session_id] for request in requests]
+        found = {leader.key: (leader, _own(leader, result)) for leader, result in zip(leaders, results, strict=True)}
+        return [_follow(request, *found[request.key]) for request in requests]
+
+
+_NEXT_LANES = {OpenOutcome.REOPEN: OpenLane.REOPEN, OpenOutcome.LIMITED: OpenLane.LIMITED}
+REFUSALS = (OpenOutcome.TENANT_MISMATCH, OpenOutcome.CAPACITY_OF_ANOTHER_TENANT, OpenOutcome.SESSION_LIMIT)
+
+
+def limits_from(config: SessionsConfig) -> Limits:
+    """The limits of sessions whose request sets none."""
+    lease = round(config.lease_seconds * MICROSECONDS) or None
+    return Limits(
+        term=timedelta(days=config.term_days),
+        lease_microseconds=lease,
+        idle_microseconds=round(config.idle_seconds * MICROSECONDS) or None,
+        heartbeat_microseconds=heartbeat_microseconds(lease, round(config.heartbeat_seconds * MICROSECONDS)),
+    )
+
+
+def _highest_kinds(requests: Sequence[OpenRequest]) -> dict[tuple[str, str], OpenRequest]:
+    """One request per key: the first of those with the highest kind."""
+    best: dict[tuple[str, str], OpenRequest] = {}
+    for request in requests:
+        key = request.key
+        other = best.get(key)
+        if other is None or request.kind > other.kind:
+            best[key] = request
+    return best
+
+
+def _own(request: OpenRequest, result: OpenResult) -> OpenResult:
+    """Corrects the outcome if the existing session has the id of this request.
+
+    Then an earlier try of the same request opened the session, and the answer was lost.
+    """
+    session = result.session
+    if result.outcome is not OpenOutcome.EXISTING or session is None or session.session_id != request.session_id:
+        return result
+    outcome = OpenOutcome.CREATED if session.previous_session_id is None else OpenOutcome.UPGRADED
+    return OpenResult(outcome, session)
+
+
+_ABOUT_THE_TENANT = (OpenOutcome.TENANT_MISMATCH, OpenOutcome.CAPACITY_OF_ANOTHER_TENANT)
+
+
+def _follow(request: OpenRequest, leader: OpenRequest, result: OpenResult) -> OpenResult:
+    """The result for a request, derived from the result of the request for its key that was sent to the database."""
+    if request is leader:
+        return result
+    session = result.session
+    if session is None:
+        same = result.outcome not in _ABOUT_THE_TENANT or request.tenant_object_id == leader.tenant_object_id
+        return result if same else OpenResult(OpenOutcome.AGAIN)
+    if session.tenant_object_id != request.tenant_object_id:
+        return OpenResult(OpenOutcome.TENANT_MISMATCH)
+    return OpenResult(OpenOutcome.EXISTING, session)

@@ -1,0 +1,33 @@
+"""Jobs, their runs and locks, and pruning."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from tenure.domain.jobs import BeginRunResult, Job, JobCommand, JobRun, JobSettings, Pruned, RunOutcome
+from tenure.domain.leases import Fence
+
+
+class JobStore(Protocol):
+    async def register_jobs(self, jobs: Sequence[JobSettings]) -> None:
+        """Inserts new jobs. A changed interval or lock timeout takes effect immediately."""
+
+    async def begin_run(self, job: str, holder: str, attempt: str) -> BeginRunResult:
+        """Acquires the job's lock and records the run, if the job is due and its lock is free.
+
+        If the clock was stepped back behind ticks that are done, the job is due, and its next run is moved back too.
+        """
+
+    async def finish_run(self, fence: Fence, outcome: RunOutcome, error: str | None, retry_microseconds: int) -> None:
+        """Records the outcome of the run and the time of the next run or retry, and releases the lock."""
+
+    async def command_job(self, job: str, command: JobCommand) -> Job | None:
+        """Carries out the command and returns the job, or None if the job does not exist."""
+
+    async def list_jobs(self, after: str | None, limit: int) -> Sequence[Job]:
+        """Up to `limit` jobs, ordered by name, starting after the name `after`."""
+
+    async def list_runs(self, job: str, before: int | None, limit: int) -> Sequence[JobRun] | None:
+        """Up to `limit` runs, newest first, from before the epoch `before`; None if the job does not exist."""
+
+    async def prune(self, fence: Fence, limit: int) -> Pruned:
+        """Deletes up to `limit` rows of each kind that is past its retention time."""

@@ -1,0 +1,29 @@
+"""Leases, and the board: the snapshot of leases and jobs that each instance reads every second."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from tenure.domain.jobs import Board
+from tenure.domain.leases import AcquireResult, Fence, Lease
+
+
+class LeaseStore(Protocol):
+    async def acquire_lease(self, name: str, holder: str, attempt: str, duration_microseconds: int) -> AcquireResult:
+        """Acquires the lease with the next epoch, if it is free.
+
+        `attempt` is a new id for each try. A repeated call after a lost answer passes the same id.
+        """
+
+    async def renew_lease(self, fence: Fence, duration_microseconds: int) -> Lease: ...
+
+    async def release_lease(self, fence: Fence) -> Lease:
+        """Ends the lease now."""
+
+    async def resign_lease(self, name: str) -> Lease | None:
+        """Ends the lease now, whichever instance holds it; None if the lease does not exist."""
+
+    async def list_leases(self, after: str | None, limit: int) -> Sequence[Lease]:
+        """All leases that were ever held, by name, starting after `after`."""
+
+    async def read_board(self, names: Sequence[str]) -> Board:
+        """All jobs with their locks, and the leases with these names, in one statement."""

@@ -1,0 +1,73 @@
+"""Sessions: opening, renewing, ending, the sweep, and reads."""
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Protocol
+
+from tenure.domain.leases import Fence
+from tenure.domain.sessions import (
+    EndRequest,
+    EndResult,
+    Heartbeat,
+    HeartbeatResult,
+    Limits,
+    OpenRequest,
+    OpenResult,
+    Position,
+    Session,
+    SessionCounts,
+    SessionFilter,
+    SweepResult,
+)
+from tenure.domain.usage import (
+    Overlap,
+)
+
+
+class OpenLane(StrEnum):
+    """The lane of a batch of open requests.
+
+    Creating and replacing sessions in one transaction deadlocks even with sorted keys, so each batch uses one lane.
+
+    CREATE returns live sessions, and inserts new ones for keys that have none.
+    REOPEN closes sessions that have lapsed or have a lower kind, and inserts a new session for each that it closed.
+    LIMITED does both for capacities that have a limit or a tenant, one batch per capacity at a time.
+    """
+
+    CREATE = "create"
+    REOPEN = "reopen"
+    LIMITED = "limited"
+
+
+class SessionStore(Protocol):
+    async def open_sessions(
+        self, lane: OpenLane, requests: Sequence[OpenRequest], limits: Limits
+    ) -> Sequence[OpenResult]:
+        """Opens sessions, and returns one result per request, in the same order.
+
+        `requests` has at most BATCH_MAX requests, each key once, in ascending order of key.
+
+        Raises `IdTaken` if an earlier try of a request committed, its answer was lost, and its session has ended since.
+        """
+
+    async def heartbeat(self, heartbeats: Sequence[Heartbeat]) -> Sequence[HeartbeatResult]:
+        """Renews live sessions, and records the end of lapsed ones. At most BATCH_MAX heartbeats, each session once."""
+
+    async def end_sessions(self, ends: Sequence[EndRequest]) -> Sequence[EndResult]:
+        """Ends each session with its reason, or with its lapse reason if it has lapsed. At most BATCH_MAX requests."""
+
+    async def expire_sessions(self, fence: Fence, limit: int) -> SweepResult:
+        """Records the end of up to `limit` lapsed sessions, and closes those that a dead instance left `closing`.
+
+        The cost grows with the number of sessions that are due, not with the size of the table.
+        """
+
+    async def get_session(self, session_id: str) -> Session | None: ...
+
+    async def list_sessions(self, criteria: SessionFilter, after: Position | None, limit: int) -> Sequence[Session]:
+        """Returns the sessions after the position `after`, newest start first."""
+
+    async def count_sessions(self) -> SessionCounts: ...
+
+    async def find_overlaps(self, limit: int) -> Sequence[Overlap]:
+        """Reads all sessions. Returns pairs of sessions of one key that overlap in time; there should be none."""

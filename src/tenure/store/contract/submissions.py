@@ -1,0 +1,68 @@
+"""The store's operations on submissions and their attempts."""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from tenure.domain.leases import Fence
+from tenure.domain.submissions import (
+    Attempt,
+    AttemptEnd,
+    BeginAttemptsResult,
+    Change,
+    Envelope,
+    PendingPage,
+    Submission,
+    SubmissionCommand,
+    SubmissionFilter,
+    SubmissionStatus,
+    SubmitRequest,
+    SubmitResult,
+)
+
+
+class SubmissionStore(Protocol):
+    async def accept_submissions(self, requests: Sequence[SubmitRequest]) -> Sequence[SubmitResult]:
+        """Accepts at most BATCH_MAX requests. Returns one result per request, in the same order, after the commit."""
+
+    async def announce_submissions(self) -> None:
+        """Notifies all instances, if the engine supports notifications.
+
+        Separate from `accept_submissions`, because PostgreSQL commits transactions with a notification one at a time.
+        """
+
+    async def list_pending(self, after: Change | None, limit: int) -> PendingPage:
+        """Returns pending submissions in the order of their last change, starting after `after`."""
+
+    async def read_envelopes(self, submission_ids: Sequence[str]) -> Sequence[Envelope]:
+        """In any order. Not part of the result of `begin_attempts`: payloads do not fit into a socket buffer."""
+
+    async def begin_attempts(self, fence: Fence, submission_ids: Sequence[str]) -> BeginAttemptsResult:
+        """Records an attempt of each submission that is due, before it is sent. Returns one result per submission, in
+        any order.
+
+        If a submission has an open attempt of this epoch, the store assumes that the response to an earlier call was
+        lost, and returns that attempt. So the caller must not pass a submission that it is sending.
+        """
+
+    async def finish_attempts(self, fence: Fence, ends: Sequence[AttemptEnd]) -> Sequence[SubmissionStatus]:
+        """Closes attempts with their outcome, and returns the new state of their submissions, in any order."""
+
+    async def close_orphaned_attempts(self, fence: Fence, limit: int) -> int:
+        """Closes up to `limit` attempts that earlier epochs left open. Their submissions are due immediately."""
+
+    async def note_waiting_reason(self, fence: Fence, submission_ids: Sequence[str], error: str) -> None:
+        """Stores `error` as the reason why these submissions are due and not sent."""
+
+    async def command_submissions(
+        self, command: SubmissionCommand, submission_ids: Sequence[str]
+    ) -> Mapping[str, bool]:
+        """Returns, for each submission that exists, whether the command was carried out: False if it is delivered, or
+        if the command would cancel usage.
+        """
+
+    async def get_submission(self, submission_id: str) -> tuple[Submission, Sequence[Attempt]] | None: ...
+
+    async def list_submissions(
+        self, criteria: SubmissionFilter, before: str | None, limit: int
+    ) -> Sequence[Submission]:
+        """Returns submissions in descending order of id, starting below the id `before`."""

@@ -1,0 +1,23 @@
+-- Acquires a lease if it is free, and returns its current row. `taken` is also true if an earlier call with the same
+-- p_attempt acquired the lease and the response was lost. `reclaimed`: the last holder did not release the lease, and
+-- it expired.
+--
+-- Order: lock the lease exclusively, read the clock, write.
+CREATE OR REPLACE FUNCTION tenure_acquire_lease_1(p_name text, p_holder text, p_attempt uuid, p_duration bigint)
+RETURNS TABLE (taken boolean, reclaimed boolean, now timestamptz, lease leases)
+LANGUAGE plpgsql VOLATILE
+AS $$
+#variable_conflict use_column
+BEGIN
+    lease := tenure_lock_lease_1(p_name);
+    now := tenure_now();
+    taken := lease.attempt = p_attempt AND NOT lease.released AND lease.expires_at > now;
+    reclaimed := false;
+    IF lease.released OR lease.expires_at <= now THEN
+        reclaimed := NOT lease.released;
+        lease := tenure_begin_epoch_1(lease, p_holder, p_attempt, p_duration, now);
+        taken := true;
+    END IF;
+    RETURN NEXT;
+END
+$$;

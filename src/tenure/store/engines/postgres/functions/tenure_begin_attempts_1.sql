@@ -1,0 +1,54 @@
+-- Records attempts before they are sent, under the fence of the executor. `found` is `begun` (may be sent), `later`
+-- (due at `next_attempt_at`), `over` (no more attempts) or `held` (another transaction holds the row lock).
+--
+-- While an attempt is open its submission has no `next_attempt_at`, so no second attempt can begin beside it. An open
+-- attempt of this epoch is returned as `begun`, too: the executor never begins an attempt of a submission that it is
+-- sending, so the answer to the call that began this attempt was lost.
+--
+-- No attempt starts before its submission was accepted or commanded, even if the clock was stepped back:
+-- tenure_finish_attempts_1 treats a submission that was commanded after the attempt started as retried by hand.
+--
+-- Order: the lease; the rows that no other transaction holds; the clock; the fence again; the writes.
+CREATE OR REPLACE FUNCTION tenure_begin_attempts_1(p_name text, p_holder text, p_epoch bigint, p_submission uuid[])
+RETURNS TABLE (submission_id uuid, found text, number int, failures int, next_attempt_at timestamptz, now timestamptz)
+LANGUAGE plpgsql VOLATILE
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_now timestamptz;
+    v_held uuid[];
+BEGIN
+    PERFORM tenure_check_fence_1(p_name, p_holder, p_epoch);
+    v_held := ARRAY(
+        -- plan: lock
+        SELECT s.submission_id FROM submissions s WHERE s.submission_id = ANY (p_submission)
+         ORDER BY s.submission_id FOR NO KEY UPDATE SKIP LOCKED
+        -- plan end
+    );
+    v_now := tenure_now();
+    -- The lease may have expired since the first check. After that, no attempt may be returned as begun.
+    PERFORM tenure_check_fence_1(p_name, p_holder, p_epoch);
+    WITH begun AS (
+        -- plan: begin
+        UPDATE submissions s SET attempts = s.attempts + 1, next_attempt_at = NULL
+         WHERE s.submission_id = ANY (v_held) AND s.next_attempt_at <= v_now
+        RETURNING s.submission_id, s.attempts, s.last_modified_at
+        -- plan end
+    )
+    INSERT INTO submission_attempts (submission_id, number, epoch, holder, started_at)
+    SELECT b.submission_id, b.attempts, p_epoch, p_holder, greatest(v_now, b.last_modified_at) FROM begun b;
+    RETURN QUERY
+        -- plan: result
+        SELECT w.submission_id,
+               CASE WHEN s.state IS DISTINCT FROM 'pending' THEN 'over'
+                    WHEN NOT w.submission_id = ANY (v_held) THEN 'held'
+                    WHEN a.number IS NULL THEN 'later' ELSE 'begun' END,
+               a.number, s.failures, s.next_attempt_at, v_now
+          FROM unnest(p_submission) AS w(submission_id)
+          LEFT JOIN submissions s ON s.submission_id = w.submission_id
+          LEFT JOIN submission_attempts a
+            ON a.submission_id = s.submission_id AND a.number = s.attempts AND a.outcome IS NULL AND a.epoch = p_epoch
+        -- plan end
+    ;
+END
+$$;

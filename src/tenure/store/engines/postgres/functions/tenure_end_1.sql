@@ -1,0 +1,35 @@
+-- Ends each session now and for its given reason. A session whose deadline has passed ends at its deadline and for its
+-- lapse reason. `recorded` means that this call recorded the end. The result has no row for an unknown id. If another
+-- transaction holds a session, the column `session` is NULL in its row, and the caller retries it.
+--
+-- Order: the cut lock; the rows that no other transaction holds; the clock; the writes.
+CREATE OR REPLACE FUNCTION tenure_end_1(p_session uuid[], p_reason text[])
+RETURNS TABLE ("position" int, recorded boolean, session sessions)
+LANGUAGE plpgsql VOLATILE
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_locked uuid[];
+    v_now timestamptz;
+BEGIN
+    PERFORM tenure_lock_cut_shared_1();
+    v_locked := tenure_lock_sessions_1(p_session);
+    v_now := tenure_write_now();
+    RETURN QUERY
+        UPDATE sessions s
+           SET state = 'closed', check_at = NULL,
+               closed_at = tenure_closed_at_1(s.started_at, s.deadline_at, v_now),
+               modified_at = tenure_closed_at_1(s.started_at, s.deadline_at, v_now),
+               close_reason = CASE WHEN s.deadline_at <= v_now THEN s.lapse_reason ELSE e.reason END
+          FROM unnest(p_session, p_reason) WITH ORDINALITY AS e(session_id, reason, position)
+         WHERE s.session_id = e.session_id AND s.session_id = ANY (v_locked)
+        RETURNING e.position::int, true, s;
+    IF cardinality(v_locked) < cardinality(p_session) THEN
+        RETURN QUERY
+            SELECT e.position::int, false, CASE WHEN s.closed_at IS NULL THEN NULL::sessions ELSE s END
+              FROM unnest(p_session) WITH ORDINALITY AS e(session_id, position)
+              JOIN sessions s ON s.session_id = e.session_id
+             WHERE NOT e.session_id = ANY (v_locked);
+    END IF;
+END
+$$;

@@ -1,0 +1,58 @@
+-- One batch of the sweep, under the fence of its job. It checks the rows whose `check_at` has passed. If the deadline
+-- of a session has passed, it records the lapse, with the deadline as the end. If not, the deadline becomes the next
+-- `check_at`. It closes a session that an instance left in state `closing` when the instance died. Each result line is
+-- a lapse; the last line has only the number of rows that were checked.
+--
+-- It skips rows that other transactions hold, and the next sweep finds them again. So any number of sweeps may run at
+-- the same time.
+--
+-- Order: the lease; the cut lock; the rows that no other transaction holds; the clock; the writes.
+CREATE OR REPLACE FUNCTION tenure_expire_1(p_name text, p_holder text, p_epoch bigint, p_limit int)
+RETURNS TABLE (session_id uuid, reason text, ended_at timestamptz, looked_at int)
+LANGUAGE plpgsql VOLATILE
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_probe timestamptz;
+    v_now timestamptz;
+    v_due uuid[];
+BEGIN
+    PERFORM tenure_check_fence_1(p_name, p_holder, p_epoch);
+    PERFORM tenure_lock_cut_shared_1();
+    -- The clock is read into a variable, because a condition that calls a volatile function cannot use an index.
+    v_probe := tenure_now();
+    v_due := ARRAY(
+        -- plan: due
+        SELECT s.session_id FROM sessions s
+         WHERE s.check_at <= v_probe
+         ORDER BY s.check_at
+         LIMIT p_limit
+           FOR UPDATE SKIP LOCKED
+        -- plan end
+    );
+    v_now := tenure_write_now();
+    IF cardinality(v_due) > 0 THEN
+        RETURN QUERY
+            WITH swept AS (
+                -- plan: sweep
+                UPDATE sessions s
+                   SET state = CASE WHEN s.deadline_at <= v_now THEN 'closed' ELSE s.state END,
+                       check_at = CASE WHEN s.deadline_at <= v_now THEN NULL ELSE s.deadline_at END,
+                       closed_at = CASE WHEN s.deadline_at <= v_now THEN coalesce(s.closed_at, s.deadline_at)
+                                        ELSE s.closed_at END,
+                       close_reason = CASE WHEN s.deadline_at <= v_now THEN coalesce(s.close_reason, s.lapse_reason)
+                                           ELSE s.close_reason END,
+                       modified_at = CASE WHEN s.deadline_at <= v_now AND s.closed_at IS NULL THEN s.deadline_at
+                                          ELSE s.modified_at END
+                 WHERE s.session_id = ANY (v_due) AND s.state IN ('created', 'active', 'closing')
+                RETURNING s.session_id, s.deadline_at, s.close_reason, s.closed_at
+                -- plan end
+            )
+            SELECT w.session_id, w.close_reason::text, w.closed_at, NULL::int
+              -- Only lapses: their end is the deadline. An end that a stream recorded is before the deadline, and was
+              -- already returned to the stream's instance.
+              FROM swept w WHERE w.closed_at = w.deadline_at;
+    END IF;
+    RETURN QUERY SELECT NULL::uuid, NULL::text, NULL::timestamptz, cardinality(v_due);
+END
+$$;

@@ -1,0 +1,24 @@
+-- Locks the row of a lease and returns it. If there is no row, inserts one with epoch 0, which was never held.
+--
+-- Every transaction that begins or ends an epoch takes FOR UPDATE. This lock waits for all writes under a fence of the
+-- current epoch (they hold FOR KEY SHARE), so none of them can commit after it. A renewal is a plain update, so fences
+-- and renewals do not wait for each other.
+CREATE OR REPLACE FUNCTION tenure_lock_lease_1(p_name text)
+RETURNS leases
+LANGUAGE plpgsql VOLATILE
+AS $$
+DECLARE
+    v_lease leases;
+    v_now timestamptz;
+BEGIN
+    SELECT * INTO v_lease FROM leases l WHERE l.name = p_name FOR UPDATE;
+    IF NOT FOUND THEN
+        v_now := tenure_now();
+        INSERT INTO leases (name, holder, epoch, attempt, acquired_at, renewed_at, expires_at, released, resigned)
+        VALUES (p_name, '', 0, '00000000-0000-0000-0000-000000000000', v_now, v_now, v_now, true, false)
+        ON CONFLICT DO NOTHING;
+        SELECT * INTO v_lease FROM leases l WHERE l.name = p_name FOR UPDATE;
+    END IF;
+    RETURN v_lease;
+END
+$$;

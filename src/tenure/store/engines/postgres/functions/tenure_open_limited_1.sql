@@ -1,0 +1,210 @@
+-- Opens, lane `limited`: does the same as lanes `create` and `reopen`, for capacities that have a limit or belong to a
+-- tenant. A request that gets `limited` is retried in this lane. A request without its own line gets `again` and is
+-- retried in lane `create`, because its capacity has no rules any more. A line `closing` returns a session that this
+-- function ended: `lapse_reason` is its close reason, and `deadline_at` is its end. All other lines have the same
+-- meaning as in tenure_open_reopen_1.
+--
+-- Order: the cut lock; the capacities, in the order of their ids; session rows that no other transaction holds; for
+-- each capacity the count, the lapsed sessions and the victims (again only those that no other transaction holds); the
+-- clock; the writes. One batch at a time gives out the seats of a capacity, and no transaction waits while it holds a
+-- row.
+--
+-- The count is an upper bound: other transactions may end sessions at the same time, but none can open one. `slack` is
+-- the number of seats known to be free since the last count. A batch counts (about one microsecond per live row) only
+-- if it needs more seats than that.
+CREATE OR REPLACE FUNCTION tenure_open_limited_1(
+    p_capacity uuid[], p_user uuid[], p_tenant uuid[], p_kind smallint[], p_session uuid[],
+    p_lease bigint[], p_heartbeat bigint[], p_idle bigint[],
+    p_term bigint, p_default_lease bigint, p_default_heartbeat bigint, p_default_idle bigint
+) RETURNS SETOF tenure_opened_1
+LANGUAGE plpgsql VOLATILE
+AS $$
+#variable_conflict use_column
+DECLARE
+    -- How many more sessions this transaction may end to make room: its answer must fit into a socket buffer.
+    v_closings_left int := 500;
+    v_line tenure_opened_1;
+    v_capacity capacities;
+    v_request record;
+    v_old sessions;
+    v_new sessions;
+    v_locked uuid[];
+    v_seekers int[];
+    v_upgrades int[];
+    v_over uuid[];
+    v_victims uuid[];
+    v_opened uuid[];
+    v_probe timestamptz;
+    v_now timestamptz;
+    v_start timestamptz;
+    v_taken int;
+    v_lapsed int;
+    v_short int;
+    v_slack int;
+    v_more boolean;
+    v_refusal text;
+BEGIN
+    PERFORM tenure_lock_cut_shared_1();
+    -- plan: seats
+    PERFORM 1 FROM capacities c WHERE c.capacity_id = ANY (p_capacity) ORDER BY c.capacity_id FOR UPDATE;
+    -- plan end
+    v_locked := tenure_lock_live_keys_1(p_capacity, p_user);
+
+    FOR v_capacity IN
+        SELECT c.* FROM capacities c
+         WHERE c.capacity_id = ANY (p_capacity) AND (c.max_sessions IS NOT NULL OR c.tenant_object_id IS NOT NULL)
+         ORDER BY c.capacity_id
+    LOOP
+        v_probe := tenure_write_now();
+        v_seekers := '{}';
+        v_upgrades := '{}';
+        v_refusal := 'session-limit';
+
+        -- A user who has a session needs a seat only if that session has lapsed.
+        FOR v_request IN
+            -- plan: own
+            SELECT w.position, w.tenant_object_id, w.kind, s.old
+              FROM unnest(p_capacity, p_user, p_tenant, p_kind) WITH ORDINALITY
+                   AS w(capacity_id, user_object_id, tenant_object_id, kind, position)
+              LEFT JOIN LATERAL (
+                   SELECT n AS old FROM sessions n
+                    WHERE n.capacity_id = w.capacity_id AND n.user_object_id = w.user_object_id AND n.closed_at IS NULL
+                   OFFSET 0) AS s ON true
+             WHERE w.capacity_id = v_capacity.capacity_id
+            -- plan end
+        LOOP
+            v_old := v_request.old;
+            IF v_old.session_id IS NOT NULL AND NOT v_old.session_id = ANY (v_locked) THEN
+                RETURN NEXT tenure_as_opened_1(v_request.position, 'limited', NULL);
+            ELSIF v_old.deadline_at > v_probe AND v_old.tenant_object_id <> v_request.tenant_object_id THEN
+                RETURN NEXT tenure_as_opened_1(v_request.position, 'tenant-mismatch', NULL);
+            ELSIF v_old.deadline_at > v_probe AND v_old.kind >= v_request.kind THEN
+                RETURN NEXT tenure_as_opened_1(v_request.position, 'existing', v_old);
+            ELSIF v_request.tenant_object_id <> v_capacity.tenant_object_id THEN
+                RETURN NEXT tenure_as_opened_1(v_request.position, 'capacity-of-another-tenant', NULL);
+            ELSIF v_old.deadline_at > v_probe THEN
+                v_upgrades := v_upgrades || v_request.position::int;
+            ELSE
+                IF v_old.session_id IS NOT NULL THEN
+                    PERFORM tenure_close_lapsed_1(ARRAY[v_old.session_id], v_probe);
+                    RETURN NEXT tenure_as_opened_1(v_request.position, 'closing', v_old);
+                END IF;
+                v_seekers := v_seekers || v_request.position::int;
+            END IF;
+        END LOOP;
+
+        v_slack := v_capacity.slack;
+        v_over := '{}';
+        IF cardinality(v_seekers) > v_slack AND v_capacity.max_sessions IS NOT NULL THEN
+            -- plan: count
+            SELECT count(*), count(*) FILTER (WHERE s.deadline_at <= v_probe) INTO v_taken, v_lapsed
+              FROM sessions s
+             WHERE s.capacity_id = v_capacity.capacity_id AND s.closed_at IS NULL;
+            -- plan end
+            v_short := v_taken + cardinality(v_seekers) - v_capacity.max_sessions;
+            IF v_short > 0 AND v_lapsed > 0 THEN
+                v_over := ARRAY(
+                    SELECT s.session_id FROM sessions s
+                     WHERE s.capacity_id = v_capacity.capacity_id AND s.closed_at IS NULL AND s.deadline_at <= v_probe
+                     LIMIT least(v_short, v_closings_left)
+                       FOR UPDATE SKIP LOCKED);
+                v_taken := v_taken - cardinality(v_over);
+                v_short := v_short - cardinality(v_over);
+                v_lapsed := v_lapsed - cardinality(v_over);
+                v_closings_left := v_closings_left - cardinality(v_over);
+            END IF;
+            IF v_short > 0 AND v_lapsed > 0 THEN
+                -- Another transaction is recording a lapse, which will free a seat: the request is retried.
+                v_refusal := 'limited';
+            ELSIF v_short > 0 AND v_capacity.when_full = 'evictOldest' AND v_capacity.max_sessions > 0 THEN
+                v_victims := ARRAY(
+                    SELECT s.session_id FROM sessions s
+                     WHERE s.capacity_id = v_capacity.capacity_id AND s.closed_at IS NULL
+                       AND NOT s.session_id = ANY (v_locked) AND NOT s.session_id = ANY (v_over)
+                     ORDER BY s.last_activity_at, s.session_id
+                     LIMIT least(v_short, v_closings_left)
+                       FOR UPDATE SKIP LOCKED);
+                -- Evict only if this frees a seat, or if this transaction has reached its limit: the next transaction
+                -- then continues.
+                v_more := cardinality(v_victims) = v_closings_left;
+                IF v_more OR v_taken - cardinality(v_victims) < v_capacity.max_sessions THEN
+                    v_over := v_over || v_victims;
+                    v_taken := v_taken - cardinality(v_victims);
+                    v_closings_left := v_closings_left - cardinality(v_victims);
+                END IF;
+                -- Retry: the next batch may evict sessions that this batch holds or opens.
+                IF v_more OR cardinality(v_locked) > 0 OR v_taken < v_capacity.max_sessions THEN
+                    v_refusal := 'limited';
+                END IF;
+            END IF;
+            v_slack := greatest(v_capacity.max_sessions - v_taken, 0);
+        ELSIF v_capacity.max_sessions IS NULL THEN
+            v_slack := cardinality(v_seekers);
+        END IF;
+
+        -- All rows are locked, so the clock for the writes is read here. A session of this capacity may have ended
+        -- after this instant, because the clock was stepped back or because a session lasts at least one microsecond.
+        -- The new sessions then start at that end (`v_start`).
+        v_now := greatest(v_probe, tenure_write_now());
+        v_line := NULL;
+        v_line.position := 1;
+        v_line.outcome := 'closing';
+        FOR v_line.session_id, v_line.lapse_reason, v_line.deadline_at IN
+            UPDATE sessions n
+               SET state = 'closed', check_at = NULL,
+                   closed_at = tenure_closed_at_1(n.started_at, n.deadline_at, v_now),
+                   modified_at = tenure_closed_at_1(n.started_at, n.deadline_at, v_now),
+                   close_reason = CASE WHEN n.deadline_at <= v_now THEN n.lapse_reason ELSE 'EVICTED' END
+             WHERE n.session_id = ANY (v_over) AND n.state IN ('created', 'active')
+            RETURNING n.session_id, n.close_reason, n.closed_at
+        LOOP
+            RETURN NEXT v_line;
+        END LOOP;
+        SELECT greatest(v_now, max(s.closed_at)) INTO v_start
+          FROM sessions s WHERE s.closed_at > v_now AND s.capacity_id = v_capacity.capacity_id;
+
+        v_line := NULL;
+        v_line.outcome := v_refusal;
+        FOREACH v_line.position IN ARRAY v_seekers[v_slack + 1:] LOOP
+            RETURN NEXT v_line;
+        END LOOP;
+        v_seekers := v_seekers[:v_slack];
+        IF cardinality(v_seekers) > 0 THEN
+            v_opened := tenure_insert_sessions_1(
+                v_seekers, v_start, p_capacity, p_user, p_tenant, p_kind, p_session, p_lease, p_heartbeat, p_idle,
+                p_term, p_default_lease, p_default_heartbeat, p_default_idle);
+            v_line.started_at := v_start;
+            FOREACH v_line.position IN ARRAY v_seekers LOOP
+                v_line.outcome := CASE WHEN p_session[v_line.position] = ANY (v_opened) THEN 'created' ELSE 'again' END;
+                RETURN NEXT v_line;
+            END LOOP;
+        END IF;
+
+        FOR v_request IN
+            SELECT u.*
+              FROM unnest(p_capacity, p_user, p_tenant, p_kind, p_session, p_lease, p_heartbeat, p_idle) WITH ORDINALITY
+                   AS u(capacity_id, user_object_id, tenant_object_id, kind, session_id, lease, heartbeat, idle,
+                        position)
+             WHERE u.position = ANY (v_upgrades)
+        LOOP
+            SELECT * INTO v_old FROM sessions s
+             WHERE s.capacity_id = v_request.capacity_id AND s.user_object_id = v_request.user_object_id
+               AND s.closed_at IS NULL;
+            IF v_old.deadline_at <= v_now THEN
+                RETURN NEXT tenure_as_opened_1(v_request.position, 'limited', NULL);
+            ELSE
+                v_new := tenure_replace_session_1(
+                    v_old, v_now, v_request.session_id, v_request.tenant_object_id, v_request.kind,
+                    v_request.lease, v_request.heartbeat, v_request.idle,
+                    p_term, p_default_lease, p_default_heartbeat, p_default_idle);
+                RETURN NEXT tenure_as_opened_1(v_request.position, 'upgraded', v_new);
+            END IF;
+        END LOOP;
+
+        IF v_capacity.max_sessions IS NOT NULL AND v_slack - cardinality(v_seekers) <> v_capacity.slack THEN
+            UPDATE capacities SET slack = v_slack - cardinality(v_seekers) WHERE capacity_id = v_capacity.capacity_id;
+        END IF;
+    END LOOP;
+    RETURN NEXT tenure_as_opened_1(NULL, 'again', NULL);
+END
+$$;

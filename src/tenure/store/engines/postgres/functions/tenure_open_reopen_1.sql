@@ -1,0 +1,70 @@
+-- Opens, lane `reopen`: ends sessions that have lapsed or are of a lower kind, and inserts a new session for each.
+--
+-- It inserts a key only if it has locked the key's live row, so it never waits for lane `create`. It does not wait for
+-- a row that another transaction holds, either: that request gets `reopen` and is sent to this lane again, and the rest
+-- of its batch continues. A request without a live row gets `again`. A request whose capacity has rules gets `limited`.
+-- A line `closing` returns the lapsed session that was ended. All other lines are those of tenure_open_create_1.
+--
+-- Order: the cut lock; the rows that no other transaction holds; the clock; the writes.
+CREATE OR REPLACE FUNCTION tenure_open_reopen_1(
+    p_capacity uuid[], p_user uuid[], p_tenant uuid[], p_kind smallint[], p_session uuid[],
+    p_lease bigint[], p_heartbeat bigint[], p_idle bigint[],
+    p_term bigint, p_default_lease bigint, p_default_heartbeat bigint, p_default_idle bigint
+) RETURNS SETOF tenure_opened_1
+LANGUAGE plpgsql VOLATILE
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_locked uuid[];
+    v_limited uuid[];
+    v_now timestamptz;
+    v_live boolean;
+    v_request record;
+    v_old sessions;
+    v_new sessions;
+BEGIN
+    PERFORM tenure_lock_cut_shared_1();
+    v_locked := tenure_lock_live_keys_1(p_capacity, p_user);
+    v_limited := ARRAY(
+        SELECT c.capacity_id FROM capacities c
+         WHERE c.capacity_id = ANY (p_capacity)
+           AND (c.max_sessions IS NOT NULL OR c.tenant_object_id IS NOT NULL));
+    -- Read the clock after the locks: then no end written here is before an `existing` returned for the same session.
+    v_now := tenure_write_now();
+
+    FOR v_request IN
+        SELECT u.*
+          FROM unnest(p_capacity, p_user, p_tenant, p_kind, p_session, p_lease, p_heartbeat, p_idle) WITH ORDINALITY
+               AS u(capacity_id, user_object_id, tenant_object_id, kind, session_id, lease, heartbeat, idle, position)
+    LOOP
+        -- plan: decide
+        SELECT * INTO v_old FROM sessions s
+         WHERE s.capacity_id = v_request.capacity_id AND s.user_object_id = v_request.user_object_id
+           AND s.closed_at IS NULL;
+        -- plan end
+        CONTINUE WHEN NOT FOUND;
+        v_live := v_old.deadline_at > v_now;
+        IF NOT v_old.session_id = ANY (v_locked) THEN
+            RETURN NEXT tenure_as_opened_1(v_request.position, 'reopen', NULL);
+        ELSIF v_live AND v_old.tenant_object_id <> v_request.tenant_object_id THEN
+            RETURN NEXT tenure_as_opened_1(v_request.position, 'tenant-mismatch', v_old);
+        ELSIF v_live AND v_old.kind >= v_request.kind THEN
+            RETURN NEXT tenure_as_opened_1(v_request.position, 'existing', v_old);
+        ELSIF v_request.capacity_id = ANY (v_limited) THEN
+            RETURN NEXT tenure_as_opened_1(v_request.position, 'limited', NULL);
+        ELSE
+            v_new := tenure_replace_session_1(
+                v_old, v_now, v_request.session_id, v_request.tenant_object_id, v_request.kind,
+                v_request.lease, v_request.heartbeat, v_request.idle,
+                p_term, p_default_lease, p_default_heartbeat, p_default_idle);
+            IF v_live THEN
+                RETURN NEXT tenure_as_opened_1(v_request.position, 'upgraded', v_new);
+            ELSE
+                RETURN NEXT tenure_as_opened_1(v_request.position, 'closing', v_old);
+                RETURN NEXT tenure_as_opened_1(v_request.position, 'created', v_new);
+            END IF;
+        END IF;
+    END LOOP;
+    RETURN NEXT tenure_as_opened_1(NULL, 'again', NULL);
+END
+$$;

@@ -1,0 +1,39 @@
+-- Deletes one batch of rows past their retention time, under the fence of its job: lease history, runs of jobs,
+-- and submissions that are delivered or cancelled, with their attempts. `p_history`, `p_runs` and `p_submissions` are
+-- the retention times in microseconds. Returns how many rows of each it deleted. A submission that another transaction
+-- holds is left for the next batch.
+CREATE OR REPLACE FUNCTION tenure_prune_1(
+    p_name text, p_holder text, p_epoch bigint, p_limit int, p_history bigint, p_runs bigint, p_submissions bigint)
+RETURNS TABLE (lease_history int, job_runs int, submissions int)
+LANGUAGE plpgsql VOLATILE
+AS $$
+DECLARE
+    v_now timestamptz;
+    v_old uuid[];
+BEGIN
+    PERFORM tenure_check_fence_1(p_name, p_holder, p_epoch);
+    v_now := tenure_now();
+    DELETE FROM lease_history d
+     WHERE (d.name, d.epoch) IN (
+        SELECT h.name, h.epoch FROM lease_history h
+         WHERE h.ended_at < v_now - p_history * interval '1 microsecond' LIMIT p_limit);
+    GET DIAGNOSTICS lease_history = ROW_COUNT;
+    DELETE FROM job_runs d
+     WHERE (d.job, d.epoch) IN (
+        SELECT r.job, r.epoch FROM job_runs r
+         WHERE r.started_at < v_now - p_runs * interval '1 microsecond' AND r.ended_at IS NOT NULL
+         ORDER BY r.started_at LIMIT p_limit);
+    GET DIAGNOSTICS job_runs = ROW_COUNT;
+    v_old := ARRAY(
+        -- plan: old
+        SELECT s.submission_id FROM submissions s
+         WHERE s.state IN ('delivered', 'cancelled') AND s.ended_at < v_now - p_submissions * interval '1 microsecond'
+         ORDER BY s.ended_at LIMIT p_limit FOR UPDATE SKIP LOCKED
+        -- plan end
+    );
+    DELETE FROM submission_attempts a WHERE a.submission_id = ANY (v_old);
+    DELETE FROM submissions s WHERE s.submission_id = ANY (v_old);
+    submissions := cardinality(v_old);
+    RETURN NEXT;
+END
+$$;

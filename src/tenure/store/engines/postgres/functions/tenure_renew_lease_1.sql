@@ -1,0 +1,24 @@
+-- Renews a lease for its holder, and returns it. Raises an error if the fence does not hold: an expired lease cannot be
+-- renewed.
+--
+-- Order: the lease, FOR NO KEY UPDATE, which waits for an acquire but not for fences; the clock; the write.
+CREATE OR REPLACE FUNCTION tenure_renew_lease_1(p_name text, p_holder text, p_epoch bigint, p_duration bigint)
+RETURNS TABLE (now timestamptz, lease leases)
+LANGUAGE plpgsql VOLATILE
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_now timestamptz;
+BEGIN
+    PERFORM 1 FROM leases l WHERE l.name = p_name FOR NO KEY UPDATE;
+    v_now := tenure_now();
+    RETURN QUERY
+        UPDATE leases l SET renewed_at = v_now, expires_at = v_now + p_duration * interval '1 microsecond'
+         WHERE l.name = p_name AND l.holder = p_holder AND l.epoch = p_epoch AND NOT l.released AND NOT l.resigned
+           AND l.expires_at > v_now
+        RETURNING v_now, l;
+    IF NOT FOUND THEN
+        PERFORM tenure_lease_lost_1(p_name, p_holder, p_epoch);
+    END IF;
+END
+$$;

@@ -1,0 +1,21 @@
+-- The second step of a resign: ends the epoch of the lease, whichever instance holds it, and returns the lease. Returns
+-- no row for a lease that was never held. Call tenure_mark_resigned_1 first.
+--
+-- Order: the lease, exclusively; the clock; the writes.
+CREATE OR REPLACE FUNCTION tenure_resign_lease_1(p_name text)
+RETURNS TABLE (now timestamptz, lease leases)
+LANGUAGE plpgsql VOLATILE
+AS $$
+#variable_conflict use_column
+BEGIN
+    SELECT * INTO lease FROM leases l WHERE l.name = p_name AND l.epoch > 0 FOR UPDATE;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    now := tenure_now();
+    IF NOT lease.released AND lease.expires_at > now THEN
+        lease := tenure_end_epoch_1(lease, 'resigned', now);
+    END IF;
+    RETURN NEXT;
+END
+$$;

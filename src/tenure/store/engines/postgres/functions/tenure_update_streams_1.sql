@@ -1,0 +1,97 @@
+-- Saves updates of streams. An update reports that its stream is alive or has ended (`p_end`, and `p_finished` once its
+-- handler has flushed), and what the stream has counted since its last save. Only the newest stream of a session renews
+-- or ends the session; the counts of an older stream are still added. `p_save` numbers the saves of a stream: a save
+-- that arrives twice adds nothing the second time.
+--
+-- `found` is `live`, `over`, `replaced` (a newer stream was attached) or `held`. A held row is not written, and the
+-- caller retries it. `recorded` means that this call recorded the end. An unknown id returns no row.
+--
+-- Order: the cut lock; the rows that no other transaction holds; the clock; the writes. Unlike tenure_lock_sessions_1
+-- it locks rows of any state, because counts are also added to a session that has ended.
+CREATE OR REPLACE FUNCTION tenure_update_streams_1(
+    p_session uuid[], p_attachment int[], p_save int[], p_active boolean[], p_end text[], p_finished boolean[],
+    p_bytes_received bigint[], p_chunks bigint[], p_messages_sent bigint[], p_partials_sent bigint[],
+    p_finals_sent bigint[], p_errors_sent bigint[], p_audio_duration_ms bigint[]
+) RETURNS TABLE ("position" int, found text, "now" timestamptz, recorded boolean, session sessions)
+LANGUAGE plpgsql VOLATILE
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_locked uuid[];
+    v_now timestamptz;
+BEGIN
+    PERFORM tenure_lock_cut_shared_1();
+    v_locked := ARRAY(
+        -- plan: lock
+        SELECT s.session_id FROM sessions s WHERE s.session_id = ANY (p_session) FOR UPDATE SKIP LOCKED
+        -- plan end
+    );
+    v_now := tenure_write_now();
+    RETURN QUERY
+        WITH seen AS MATERIALIZED (
+            SELECT u.*, o.attachment = u.attachment AS is_current,
+                   o.attachment = u.attachment + 1 AS is_previous,
+                   u.save > CASE u.attachment WHEN o.attachment THEN o.attachment_saves
+                                              WHEN o.attachment - 1 THEN o.replaced_saves ELSE 0 END AS is_new,
+                   o.closed_at IS NULL AND o.deadline_at <= v_now AS has_lapsed,
+                   o.closed_at IS NULL AND o.deadline_at > v_now AND o.attachment = u.attachment AS is_kept,
+                   greatest(o.last_heartbeat_at, v_now) AS last_heartbeat_at,
+                   greatest(o.last_activity_at, CASE WHEN u.active THEN v_now END) AS last_activity_at
+              FROM unnest(p_session, p_attachment, p_save, p_active, p_end, p_finished, p_bytes_received, p_chunks,
+                          p_messages_sent, p_partials_sent, p_finals_sent, p_errors_sent, p_audio_duration_ms)
+                   WITH ORDINALITY
+                   AS u(session_id, attachment, save, active, end_reason, finished, bytes_received, chunks,
+                        messages_sent, partials_sent, finals_sent, errors_sent, audio_duration_ms, position)
+              JOIN sessions o ON o.session_id = u.session_id
+             WHERE o.session_id = ANY (v_locked)),
+        decided AS MATERIALIZED (
+            SELECT n.*, n.is_kept AND n.end_reason IS NOT NULL AS is_ended,
+                   n.is_kept AND n.end_reason IS NULL AS is_renewed
+              FROM seen n)
+        UPDATE sessions s
+           SET attachment_saves = CASE WHEN d.is_current THEN greatest(s.attachment_saves, d.save)
+                                       ELSE s.attachment_saves END,
+               replaced_saves = CASE WHEN d.is_previous THEN greatest(s.replaced_saves, d.save)
+                                     ELSE s.replaced_saves END,
+               stream_bytes_received = s.stream_bytes_received + CASE WHEN d.is_new THEN d.bytes_received ELSE 0 END,
+               stream_chunks = s.stream_chunks + CASE WHEN d.is_new THEN d.chunks ELSE 0 END,
+               stream_messages_sent = s.stream_messages_sent + CASE WHEN d.is_new THEN d.messages_sent ELSE 0 END,
+               stream_partials_sent = s.stream_partials_sent + CASE WHEN d.is_new THEN d.partials_sent ELSE 0 END,
+               stream_finals_sent = s.stream_finals_sent + CASE WHEN d.is_new THEN d.finals_sent ELSE 0 END,
+               stream_errors_sent = s.stream_errors_sent + CASE WHEN d.is_new THEN d.errors_sent ELSE 0 END,
+               stream_audio_duration_ms =
+                   s.stream_audio_duration_ms + CASE WHEN d.is_new THEN d.audio_duration_ms ELSE 0 END,
+               last_heartbeat_at = CASE WHEN d.is_renewed THEN d.last_heartbeat_at ELSE s.last_heartbeat_at END,
+               last_activity_at = CASE WHEN d.is_kept THEN d.last_activity_at ELSE s.last_activity_at END,
+               deadline_at = CASE WHEN d.is_renewed THEN tenure_deadline_1(
+                       s.term_ends_at, d.last_heartbeat_at, s.lease_microseconds, d.last_activity_at,
+                       s.idle_microseconds) ELSE s.deadline_at END,
+               lapse_reason = CASE WHEN d.is_renewed THEN tenure_lapse_reason_1(
+                       s.term_ends_at, d.last_heartbeat_at, s.lease_microseconds, d.last_activity_at,
+                       s.idle_microseconds) ELSE s.lapse_reason END,
+               state = CASE WHEN d.has_lapsed THEN 'closed'
+                            WHEN d.is_ended THEN CASE WHEN d.finished THEN 'closed' ELSE 'closing' END
+                            WHEN s.state = 'closing' AND d.is_current AND d.finished THEN 'closed'
+                            WHEN d.is_renewed AND d.active THEN 'active'
+                            ELSE s.state END,
+               closed_at = CASE WHEN d.has_lapsed OR d.is_ended
+                                THEN tenure_closed_at_1(s.started_at, s.deadline_at, v_now) ELSE s.closed_at END,
+               close_reason = CASE WHEN d.has_lapsed THEN s.lapse_reason WHEN d.is_ended THEN d.end_reason
+                                   ELSE s.close_reason END,
+               check_at = CASE WHEN d.has_lapsed
+                                 OR (d.finished AND (d.is_ended OR s.state = 'closing' AND d.is_current))
+                               THEN NULL ELSE s.check_at END,
+               modified_at = CASE WHEN d.has_lapsed THEN s.deadline_at ELSE greatest(s.modified_at, v_now) END
+          FROM decided d WHERE s.session_id = d.session_id
+        RETURNING d.position::int,
+                  CASE WHEN s.closed_at IS NOT NULL THEN 'over' WHEN d.is_current THEN 'live' ELSE 'replaced' END,
+                  v_now, d.has_lapsed OR d.is_ended, s;
+    IF cardinality(v_locked) < cardinality(p_session) THEN
+        RETURN QUERY
+            SELECT u.position::int, 'held', v_now, false, s
+              FROM unnest(p_session) WITH ORDINALITY AS u(session_id, position)
+              JOIN sessions s ON s.session_id = u.session_id
+             WHERE NOT u.session_id = ANY (v_locked);
+    END IF;
+END
+$$;

@@ -1,0 +1,107 @@
+-- Records attempts before they are sent, under the fence of the executor. `found` is `begun` (it may be sent), `later`
+-- (due at `next_attempt_at`), `over` (no more attempts) or `held` (another transaction is changing it).
+--
+-- While an attempt is open its submission has no `next_attempt_at`, so no second attempt can begin beside it. An open
+-- attempt of this epoch is returned as `begun`, too: the executor never asks for what it is sending, so the answer to
+-- that attempt's begin was lost.
+--
+-- No attempt starts before its submission was accepted or commanded, even if the clock was stepped back:
+-- tenure_finish_attempts_1 takes a submission that was commanded after the attempt started for one that was retried.
+--
+-- Order: the lease; the rows that no other transaction holds; their attempts; the clock; the fence again; the writes.
+--
+-- @request: [submission, …]
+CREATE OR ALTER PROCEDURE dbo.tenure_begin_attempts_1
+    @name varchar(200),
+    @holder varchar(200),
+    @epoch bigint,
+    @request nvarchar(MAX)
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET XACT_ABORT ON;
+    SET LOCK_TIMEOUT 1000;
+
+    DECLARE @now datetime2(6);
+    DECLARE @asked TABLE (
+        submission_id uniqueidentifier NOT NULL PRIMARY KEY
+    );
+    DECLARE @mine TABLE (
+        submission_id uniqueidentifier NOT NULL PRIMARY KEY,
+        state varchar(16) NOT NULL,
+        number int NOT NULL,
+        failures int NOT NULL,
+        last_modified_at datetime2(6) NOT NULL,
+        next_attempt_at datetime2(6),
+        is_open bit NOT NULL,
+        is_due bit NOT NULL
+    );
+
+    INSERT INTO @asked (submission_id)
+    SELECT j.submission_id
+    FROM OPENJSON(@request) WITH (submission_id uniqueidentifier '$') AS j;
+
+    BEGIN TRANSACTION;
+    EXEC dbo.tenure_check_fence_1 @name = @name, @holder = @holder, @epoch = @epoch;
+
+    -- Lock the rows that no other transaction holds.
+    INSERT INTO @mine (submission_id, state, number, failures, last_modified_at, next_attempt_at, is_open, is_due)
+    SELECT s.submission_id, s.state, s.attempts, s.failures, s.last_modified_at, s.next_attempt_at, 0, 0
+    FROM @asked AS a
+    INNER JOIN dbo.submissions AS s WITH (UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK, INDEX (submissions_pkey))
+        ON a.submission_id = s.submission_id
+    OPTION (FORCE ORDER, LOOP JOIN, MAXDOP 1);
+
+    UPDATE m
+    SET m.is_open = 1
+    FROM @mine AS m
+    INNER JOIN dbo.submission_attempts AS t WITH (READCOMMITTEDLOCK, INDEX (submission_attempts_pkey))
+        ON m.submission_id = t.submission_id AND m.number = t.number
+    WHERE m.state = 'pending' AND t.ended_at IS NULL AND t.epoch = @epoch
+    OPTION (FORCE ORDER, LOOP JOIN, MAXDOP 1);
+
+    SET @now = dbo.tenure_now();
+    -- The lease may have expired meanwhile, and no attempt may be returned as begun after that.
+    EXEC dbo.tenure_check_fence_1 @name = @name, @holder = @holder, @epoch = @epoch;
+
+    UPDATE m
+    SET m.is_due = 1, m.number = m.number + 1
+    FROM @mine AS m
+    WHERE m.state = 'pending' AND m.is_open = 0 AND m.next_attempt_at <= @now;
+
+    UPDATE s
+    SET s.attempts = m.number, s.next_attempt_at = NULL
+    FROM @mine AS m
+    INNER JOIN dbo.submissions AS s ON m.submission_id = s.submission_id
+    WHERE m.is_due = 1
+    OPTION (FORCE ORDER, LOOP JOIN, MAXDOP 1);
+
+    INSERT INTO dbo.submission_attempts (submission_id, number, epoch, holder, started_at)
+    SELECT
+        m.submission_id, m.number, @epoch, @holder,
+        CASE WHEN m.last_modified_at > @now THEN m.last_modified_at ELSE @now END
+    FROM @mine AS m
+    WHERE m.is_due = 1;
+
+    COMMIT TRANSACTION;
+
+    -- Of a submission that another transaction holds it reads only whether it exists: its new state is not committed
+    -- yet, and waiting for that is what READPAST avoids.
+    SELECT
+        a.submission_id,
+        CASE
+            WHEN m.is_open = 1 OR m.is_due = 1 THEN 'begun'
+            WHEN m.state = 'pending' THEN 'later'
+            WHEN m.state IS NULL AND s.submission_id IS NOT NULL THEN 'held'
+            ELSE 'over'
+        END AS found,
+        CASE WHEN m.is_open = 1 OR m.is_due = 1 THEN m.number END AS number,
+        CASE WHEN m.is_open = 1 OR m.is_due = 1 THEN m.failures END AS failures,
+        CASE WHEN m.is_open = 0 AND m.is_due = 0 THEN m.next_attempt_at END AS next_attempt_at,
+        @now AS now
+    FROM @asked AS a
+    LEFT JOIN @mine AS m ON a.submission_id = m.submission_id
+    LEFT JOIN dbo.submissions AS s WITH (READUNCOMMITTED, INDEX (submissions_pkey))
+        ON a.submission_id = s.submission_id AND m.submission_id IS NULL
+    OPTION (FORCE ORDER, LOOP JOIN, MAXDOP 1);
+END;

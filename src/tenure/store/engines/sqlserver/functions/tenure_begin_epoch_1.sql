@@ -1,0 +1,45 @@
+-- Begins an epoch of a lease that is free and whose key the caller has locked. Keeps the history of all leases except
+-- the locks of jobs: their runs are their history.
+--
+-- Here and elsewhere names are compared with columns only, never one variable with another: that comparison would
+-- follow the collation of the database, which may ignore case.
+CREATE OR ALTER PROCEDURE dbo.tenure_begin_epoch_1
+    @name varchar(200),
+    @holder varchar(200),
+    @epoch bigint,
+    @attempt uniqueidentifier,
+    @now datetime2(6),
+    @expires_at datetime2(6)
+AS
+BEGIN
+    SET NOCOUNT ON;
+
+    IF LEFT(@name, 4) COLLATE Latin1_General_100_BIN2 <> 'job:'
+    BEGIN
+        UPDATE h
+        SET h.ended_at = l.expires_at, h.how = 'expired'
+        FROM dbo.leases AS l
+        INNER JOIN dbo.lease_history AS h ON l.name = h.name AND l.epoch = h.epoch
+        WHERE l.name = @name AND h.ended_at IS NULL
+        OPTION (FORCE ORDER, LOOP JOIN, MAXDOP 1);
+
+        INSERT INTO dbo.lease_history (name, epoch, holder, acquired_at)
+        VALUES (@name, @epoch, @holder, @now);
+    END;
+
+    UPDATE dbo.leases
+    SET
+        holder = @holder,
+        epoch = @epoch,
+        attempt = @attempt,
+        acquired_at = @now,
+        renewed_at = @now,
+        expires_at = @expires_at,
+        released = 0,
+        resigned = 0
+    WHERE name = @name;
+
+    IF @@ROWCOUNT = 0
+        INSERT INTO dbo.leases (name, holder, epoch, attempt, acquired_at, renewed_at, expires_at, released, resigned)
+        VALUES (@name, @holder, @epoch, @attempt, @now, @now, @expires_at, 0, 0);
+END;

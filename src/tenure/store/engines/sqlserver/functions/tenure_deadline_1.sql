@@ -1,0 +1,38 @@
+-- The deadline of a session, and the limit it stands for: the earliest of the end of its term, its last heartbeat plus
+-- its lease, and its last activity plus its idle limit. The term wins a tie, then the lease. A limit that is NULL does
+-- not count. `earliest` in deadlines.py computes the same.
+--
+-- An inline table-valued function, which costs no call. Hence DATEADD in two steps (it takes an int, too small for 30
+-- days of microseconds) and not tenure_add_microseconds_1, which would be called for each row.
+CREATE OR ALTER FUNCTION dbo.tenure_deadline_1(
+    @term_ends_at datetime2(6),
+    @last_heartbeat_at datetime2(6),
+    @lease bigint,
+    @last_activity_at datetime2(6),
+    @idle bigint
+)
+RETURNS TABLE
+AS
+RETURN
+SELECT
+    r.lapse_reason,
+    CASE r.lapse_reason
+        WHEN 'LEASE_EXPIRED' THEN e.lease_ends_at
+        WHEN 'IDLE_TIMEOUT' THEN e.idle_ends_at
+        ELSE @term_ends_at
+    END AS deadline_at
+FROM (
+    SELECT
+        DATEADD(MICROSECOND, @lease % 1000000, DATEADD(SECOND, @lease / 1000000, @last_heartbeat_at)) AS lease_ends_at,
+        DATEADD(MICROSECOND, @idle % 1000000, DATEADD(SECOND, @idle / 1000000, @last_activity_at)) AS idle_ends_at
+) AS e
+CROSS APPLY (
+    SELECT
+        CASE
+            WHEN
+                e.lease_ends_at < @term_ends_at AND (e.idle_ends_at IS NULL OR e.lease_ends_at <= e.idle_ends_at)
+                THEN 'LEASE_EXPIRED'
+            WHEN e.idle_ends_at < @term_ends_at THEN 'IDLE_TIMEOUT'
+            ELSE 'EXPIRED'
+        END AS lapse_reason
+) AS r;

@@ -1,0 +1,25 @@
+-- Whether a job may run now. A run that was requested is due even if the job is paused. A tick is due when it has come,
+-- or when the clock was stepped back behind ticks that are done: see tenure_clock_is_behind_1.
+--
+-- After a failure a job waits until @retry_at. No pause is longer than 60 s (RETRY_MAX_SECONDS in job_grid.py), so a
+-- @retry_at further ahead was written before the clock was stepped back, and does not count. `due_in` in job_grid.py
+-- computes the same.
+CREATE OR ALTER FUNCTION dbo.tenure_is_due_1(
+    @next_run_at datetime2(6),
+    @interval bigint,
+    @retry_at datetime2(6),
+    @requested_at datetime2(6),
+    @paused bit,
+    @now datetime2(6)
+)
+RETURNS bit
+AS
+BEGIN
+    RETURN CASE
+        WHEN @retry_at > @now AND @retry_at <= DATEADD(SECOND, 60, @now) THEN 0
+        WHEN @requested_at IS NOT NULL THEN 1
+        WHEN @paused = 1 THEN 0
+        WHEN @next_run_at <= @now THEN 1
+        ELSE dbo.tenure_clock_is_behind_1(@next_run_at, @interval, @now)
+    END;
+END;

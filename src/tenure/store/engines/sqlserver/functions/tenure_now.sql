@@ -1,0 +1,6 @@
+-- The database's clock. No other routine reads it: tests replace this one to move time.
+CREATE OR ALTER FUNCTION dbo.tenure_now() RETURNS datetime2(6)
+AS
+BEGIN
+    RETURN CAST(SYSUTCDATETIME() AS datetime2(6));
+END;

@@ -1,0 +1,518 @@
+-- Opens, lane `limited`: for capacities that have a limit or belong to a tenant. The request is that of tenure_open_1;
+-- every open request has a line. A request that gets `limited` comes to this lane again; one that gets `again` starts
+-- over in the first lane, because its capacity has no rules any more. `closing` is a session that was ended on the way,
+-- with the reason as its lapse reason and its end as `opened_at`.
+--
+-- Order: the cut lock; the capacities, by id; the keys of the requests, in the order of their index; their rows, by id;
+-- the count; seats of other users, only where no other transaction holds key and row; the clock; the writes. One batch
+-- at a time gives out the seats of a capacity, and no other transaction can open a session on it meanwhile.
+--
+-- The count is an upper bound, because other transactions may end sessions meanwhile. It reads the rows as they are and
+-- keeps no lock: a transaction that is writing one of them waits for no key and no row, so waiting for it is harmless.
+-- To lock what is counted would lock keys against their order, and the whole capacity. Hence the two steps to a lapsed
+-- seat or a victim: read without keeping a lock, then lock those that no other transaction holds, and check them again.
+-- `slack` is the number of seats known to be free since the last count; a batch counts only if it needs more than that.
+CREATE OR ALTER PROCEDURE dbo.tenure_open_limited_1 @request nvarchar(MAX)
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET XACT_ABORT ON;
+    SET LOCK_TIMEOUT 1000;
+
+    DECLARE
+        @term bigint = JSON_VALUE(@request, '$.term'),
+        @lease bigint = JSON_VALUE(@request, '$.lease'),
+        @heartbeat bigint = JSON_VALUE(@request, '$.heartbeat'),
+        @idle bigint = JSON_VALUE(@request, '$.idle'),
+        @closings_left int = 500,
+        @probe datetime2(6),
+        @now datetime2(6);
+
+    -- `place` numbers the requests that need a seat of the same capacity.
+    DECLARE @wanted TABLE (
+        position int NOT NULL,
+        capacity_id uniqueidentifier NOT NULL,
+        user_object_id uniqueidentifier NOT NULL,
+        tenant_object_id uniqueidentifier NOT NULL,
+        kind smallint NOT NULL,
+        session_id uniqueidentifier NOT NULL,
+        lease_microseconds bigint,
+        heartbeat_microseconds bigint,
+        idle_microseconds bigint,
+        outcome varchar(32),
+        place int,
+        PRIMARY KEY (capacity_id, user_object_id)
+    );
+    DECLARE @asked TABLE (
+        capacity_id uniqueidentifier NOT NULL PRIMARY KEY
+    );
+    -- `held` counts sessions of this batch's users that stay, `recorded` those that have lapsed. `taken` is NULL unless
+    -- the seats were counted, `short` is how many seats are missing, `quota` how many sessions may be ended to free
+    -- them.
+    DECLARE @seats TABLE (
+        capacity_id uniqueidentifier NOT NULL PRIMARY KEY,
+        tenant_object_id uniqueidentifier,
+        max_sessions int,
+        slack int NOT NULL,
+        when_full varchar(16) NOT NULL,
+        seekers int,
+        held int,
+        recorded int,
+        taken int,
+        lapsed int,
+        short int,
+        quota int,
+        victims int,
+        free int,
+        refusal varchar(16),
+        starts_at datetime2(6)
+    );
+    DECLARE @live TABLE (
+        session_id uniqueidentifier NOT NULL PRIMARY KEY,
+        position int NOT NULL
+    );
+    DECLARE @old TABLE (
+        position int NOT NULL PRIMARY KEY,
+        capacity_id uniqueidentifier NOT NULL,
+        session_id uniqueidentifier NOT NULL UNIQUE,
+        tenant_object_id uniqueidentifier NOT NULL,
+        kind smallint NOT NULL,
+        state varchar(16) NOT NULL,
+        started_at datetime2(6) NOT NULL,
+        term_ends_at datetime2(6) NOT NULL,
+        deadline_at datetime2(6) NOT NULL,
+        lapse_reason varchar(16) NOT NULL,
+        lease_microseconds bigint,
+        idle_microseconds bigint,
+        heartbeat_microseconds bigint,
+        last_heartbeat_at datetime2(6) NOT NULL,
+        last_activity_at datetime2(6) NOT NULL,
+        previous_session_id uniqueidentifier,
+        modified_at datetime2(6) NOT NULL,
+        stream_bytes_received bigint,
+        stream_chunks bigint,
+        stream_messages_sent bigint,
+        stream_partials_sent bigint,
+        stream_finals_sent bigint,
+        stream_errors_sent bigint,
+        stream_audio_duration_ms bigint
+    );
+    DECLARE @candidate TABLE (
+        capacity_id uniqueidentifier NOT NULL,
+        place int NOT NULL,
+        session_id uniqueidentifier NOT NULL,
+        user_object_id uniqueidentifier NOT NULL,
+        last_activity_at datetime2(6) NOT NULL,
+        has_lapsed bit NOT NULL,
+        PRIMARY KEY (capacity_id, place)
+    );
+    -- The sessions that this batch ends. Only those of its own users have a position.
+    DECLARE @over TABLE (
+        session_id uniqueidentifier NOT NULL PRIMARY KEY,
+        capacity_id uniqueidentifier NOT NULL,
+        position int,
+        started_at datetime2(6) NOT NULL,
+        deadline_at datetime2(6) NOT NULL,
+        lapse_reason varchar(16) NOT NULL,
+        reason varchar(16) NOT NULL,
+        ended_at datetime2(6)
+    );
+
+    INSERT INTO @wanted (
+        position, capacity_id, user_object_id, tenant_object_id, kind, session_id,
+        lease_microseconds, heartbeat_microseconds, idle_microseconds
+    )
+    SELECT
+        w.position, w.capacity_id, w.user_object_id, w.tenant_object_id, w.kind, w.session_id,
+        w.lease_microseconds, w.heartbeat_microseconds, w.idle_microseconds
+    FROM dbo.tenure_open_requests_1(@request) AS w;
+
+    INSERT INTO @asked (capacity_id)
+    SELECT DISTINCT w.capacity_id
+    FROM @wanted AS w;
+
+    BEGIN TRANSACTION;
+    EXEC dbo.tenure_lock_cut_shared_1;
+
+    -- Lock the capacities, in the order of their ids, before any key.
+    INSERT INTO @seats (capacity_id, tenant_object_id, max_sessions, slack, when_full)
+    SELECT TOP (1000) c.capacity_id, c.tenant_object_id, c.max_sessions, c.slack, c.when_full
+    FROM @asked AS a
+    INNER JOIN dbo.capacities AS c WITH (UPDLOCK, HOLDLOCK, ROWLOCK, INDEX (capacities_pkey))
+        ON a.capacity_id = c.capacity_id
+    WHERE c.max_sessions IS NOT NULL OR c.tenant_object_id IS NOT NULL
+    ORDER BY a.capacity_id
+    OPTION (FORCE ORDER, LOOP JOIN, MAXDOP 1);
+
+    UPDATE w
+    SET w.outcome = 'again'
+    FROM @wanted AS w
+    WHERE NOT EXISTS (SELECT 1 FROM @seats AS c WHERE c.capacity_id = w.capacity_id);
+
+    -- Lock the keys in the order of their index, then the rows in the order of their ids, as tenure_open_1 does.
+    INSERT INTO @live (session_id, position)
+    SELECT TOP (1000) s.session_id, w.position
+    FROM @wanted AS w
+    INNER JOIN dbo.sessions AS s WITH (UPDLOCK, HOLDLOCK, ROWLOCK, INDEX (sessions_live_key))
+        ON w.capacity_id = s.capacity_id AND w.user_object_id = s.user_object_id AND s.closed_at IS NULL
+    WHERE w.outcome IS NULL
+    ORDER BY w.capacity_id, w.user_object_id
+    OPTION (FORCE ORDER, LOOP JOIN, MAXDOP 1);
+
+    INSERT INTO @old (
+        position, capacity_id, session_id, tenant_object_id, kind, state,
+        started_at, term_ends_at, deadline_at, lapse_reason,
+        lease_microseconds, idle_microseconds, heartbeat_microseconds,
+        last_heartbeat_at, last_activity_at, previous_session_id, modified_at,
+        stream_bytes_received, stream_chunks, stream_messages_sent, stream_partials_sent, stream_finals_sent,
+        stream_errors_sent, stream_audio_duration_ms
+    )
+    SELECT TOP (1000)
+        l.position, s.capacity_id, s.session_id, s.tenant_object_id, s.kind, s.state,
+        s.started_at, s.term_ends_at, s.deadline_at, s.lapse_reason,
+        s.lease_microseconds, s.idle_microseconds, s.heartbeat_microseconds,
+        s.last_heartbeat_at, s.last_activity_at, s.previous_session_id, s.modified_at,
+        s.stream_bytes_received, s.stream_chunks, s.stream_messages_sent, s.stream_partials_sent,
+        s.stream_finals_sent, s.stream_errors_sent, s.stream_audio_duration_ms
+    FROM @live AS l
+    INNER JOIN dbo.sessions AS s WITH (UPDLOCK, HOLDLOCK, ROWLOCK, INDEX (sessions_pkey))
+        ON l.session_id = s.session_id
+    ORDER BY l.session_id
+    OPTION (FORCE ORDER, LOOP JOIN, MAXDOP 1);
+
+    SET @probe = dbo.tenure_write_now();
+
+    -- First the users who have a session: they need a seat only if it has lapsed.
+    UPDATE w
+    SET
+        w.outcome = CASE
+            WHEN o.deadline_at > @probe AND o.tenant_object_id <> w.tenant_object_id THEN 'tenant-mismatch'
+            WHEN o.deadline_at > @probe AND o.kind >= w.kind THEN 'existing'
+            WHEN c.tenant_object_id <> w.tenant_object_id THEN 'capacity-of-another-tenant'
+            WHEN o.deadline_at > @probe THEN 'upgraded'
+            ELSE 'seeking'
+        END
+    FROM @wanted AS w
+    INNER JOIN @seats AS c ON w.capacity_id = c.capacity_id
+    LEFT JOIN @old AS o ON w.position = o.position;
+
+    UPDATE w
+    SET w.place = n.place
+    FROM @wanted AS w
+    INNER JOIN (
+        SELECT
+            k.position,
+            ROW_NUMBER() OVER (PARTITION BY k.capacity_id ORDER BY k.position) AS place
+        FROM @wanted AS k
+        WHERE k.outcome = 'seeking'
+    ) AS n ON w.position = n.position;
+
+    UPDATE c
+    SET
+        c.seekers = n.seekers,
+        c.held = n.held,
+        c.recorded = n.recorded,
+        c.quota = 0,
+        c.victims = 0,
+        c.refusal = 'session-limit'
+    FROM @seats AS c
+    CROSS APPLY (
+        SELECT
+            COALESCE(SUM(CASE WHEN w.outcome = 'seeking' THEN 1 ELSE 0 END), 0) AS seekers,
+            COALESCE(SUM(CASE WHEN w.outcome <> 'seeking' AND o.position IS NOT NULL THEN 1 ELSE 0 END), 0) AS held,
+            COALESCE(SUM(CASE WHEN w.outcome = 'seeking' AND o.position IS NOT NULL THEN 1 ELSE 0 END), 0) AS recorded
+        FROM @wanted AS w
+        LEFT JOIN @old AS o ON w.position = o.position
+        WHERE w.capacity_id = c.capacity_id
+    ) AS n;
+
+    -- Count, under the lock of the capacity.
+    IF EXISTS (SELECT 1 FROM @seats AS c WHERE c.seekers > c.slack AND c.max_sessions IS NOT NULL)
+        UPDATE c
+        SET
+            c.taken = n.taken - c.recorded,
+            c.lapsed = n.lapsed - c.recorded,
+            c.short = n.taken - c.recorded + c.seekers - c.max_sessions
+        FROM @seats AS c
+        CROSS APPLY (
+            SELECT
+                COUNT(*) AS taken,
+                COALESCE(SUM(CASE WHEN s.deadline_at <= @probe THEN 1 ELSE 0 END), 0) AS lapsed
+            FROM dbo.sessions AS s WITH (READCOMMITTEDLOCK, INDEX (sessions_live_key))
+            WHERE s.capacity_id = c.capacity_id AND s.closed_at IS NULL
+        ) AS n
+        WHERE c.seekers > c.slack AND c.max_sessions IS NOT NULL;
+
+    IF EXISTS (SELECT 1 FROM @seats AS c WHERE c.short > 0 AND (c.lapsed > 0 OR c.when_full = 'evictOldest'))
+    BEGIN
+        -- More than are needed: other transactions may hold some.
+        INSERT INTO @candidate (capacity_id, place, session_id, user_object_id, last_activity_at, has_lapsed)
+        SELECT
+            c.capacity_id,
+            ROW_NUMBER() OVER (
+                PARTITION BY c.capacity_id ORDER BY n.has_lapsed DESC, n.last_activity_at, n.session_id
+            ),
+            n.session_id, n.user_object_id, n.last_activity_at, n.has_lapsed
+        FROM @seats AS c
+        CROSS APPLY (
+            SELECT TOP (1000)
+                s.session_id, s.user_object_id, s.last_activity_at,
+                CASE WHEN s.deadline_at <= @probe THEN 1 ELSE 0 END AS has_lapsed
+            FROM dbo.sessions AS s WITH (READCOMMITTEDLOCK, INDEX (sessions_live_key))
+            WHERE
+                s.capacity_id = c.capacity_id AND s.closed_at IS NULL
+                AND NOT EXISTS (SELECT 1 FROM @old AS o WHERE o.session_id = s.session_id)
+            ORDER BY CASE WHEN s.deadline_at <= @probe THEN 0 ELSE 1 END, s.last_activity_at, s.session_id
+        ) AS n
+        WHERE c.short > 0 AND (c.lapsed > 0 OR c.when_full = 'evictOldest');
+
+        -- One transaction ends at most @closings_left sessions of other users: the first capacities get them.
+        UPDATE c
+        SET
+            c.quota = CASE
+                WHEN n.closings_left <= 0 THEN 0
+                WHEN n.closings_left < c.short THEN n.closings_left
+                ELSE c.short
+            END
+        FROM @seats AS c
+        INNER JOIN (
+            SELECT
+                a.capacity_id,
+                @closings_left + a.short
+                - SUM(a.short) OVER (ORDER BY a.capacity_id ROWS UNBOUNDED PRECEDING) AS closings_left
+            FROM @seats AS a
+            WHERE a.short > 0 AND a.lapsed > 0
+        ) AS n ON c.capacity_id = n.capacity_id;
+
+        -- Lapsed sessions of which no other transaction holds key or row.
+        INSERT INTO @over (session_id, capacity_id, started_at, deadline_at, lapse_reason, reason)
+        SELECT v.session_id, c.capacity_id, v.started_at, v.deadline_at, v.lapse_reason, v.lapse_reason
+        FROM @seats AS c
+        CROSS APPLY (
+            SELECT TOP (c.quota)
+                s.session_id, s.started_at, s.deadline_at, s.lapse_reason
+            FROM @candidate AS n
+            INNER JOIN dbo.sessions AS k WITH (XLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK, INDEX (sessions_live_key))
+                ON n.capacity_id = k.capacity_id AND n.user_object_id = k.user_object_id AND k.closed_at IS NULL
+            INNER JOIN dbo.sessions AS s WITH (UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK, INDEX (sessions_pkey))
+                ON k.session_id = s.session_id
+            WHERE
+                n.capacity_id = c.capacity_id AND n.has_lapsed = 1
+                AND n.session_id = s.session_id AND s.deadline_at <= @probe
+            ORDER BY n.place
+        ) AS v
+        WHERE c.short > 0 AND c.lapsed > 0
+        OPTION (FORCE ORDER, LOOP JOIN, MAXDOP 1);
+
+        UPDATE c
+        SET c.taken = c.taken - n.found, c.lapsed = c.lapsed - n.found, c.short = c.short - n.found
+        FROM @seats AS c
+        CROSS APPLY (SELECT COUNT(*) AS found FROM @over AS v WHERE v.capacity_id = c.capacity_id) AS n
+        WHERE c.short > 0;
+
+        -- Another transaction is recording a lapse at this moment, which will free its seat: retry.
+        UPDATE c
+        SET c.refusal = 'limited'
+        FROM @seats AS c
+        WHERE c.short > 0 AND c.lapsed > 0;
+
+        SET @closings_left = @closings_left - (SELECT COUNT(*) FROM @over);
+        UPDATE c
+        SET
+            c.quota = CASE
+                WHEN n.closings_left <= 0 THEN 0
+                WHEN n.closings_left < c.short THEN n.closings_left
+                ELSE c.short
+            END
+        FROM @seats AS c
+        INNER JOIN (
+            SELECT
+                a.capacity_id,
+                @closings_left + a.short
+                - SUM(a.short) OVER (ORDER BY a.capacity_id ROWS UNBOUNDED PRECEDING) AS closings_left
+            FROM @seats AS a
+            WHERE a.short > 0 AND a.lapsed <= 0 AND a.when_full = 'evictOldest' AND a.max_sessions > 0
+        ) AS n ON c.capacity_id = n.capacity_id;
+
+        -- Victims that no other transaction holds, those with the oldest last activity first.
+        INSERT INTO @over (session_id, capacity_id, started_at, deadline_at, lapse_reason, reason)
+        SELECT v.session_id, c.capacity_id, v.started_at, v.deadline_at, v.lapse_reason, 'EVICTED'
+        FROM @seats AS c
+        CROSS APPLY (
+            SELECT TOP (c.quota)
+                s.session_id, s.started_at, s.deadline_at, s.lapse_reason
+            FROM @candidate AS n
+            INNER JOIN dbo.sessions AS k WITH (XLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK, INDEX (sessions_live_key))
+                ON n.capacity_id = k.capacity_id AND n.user_object_id = k.user_object_id AND k.closed_at IS NULL
+            INNER JOIN dbo.sessions AS s WITH (UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK, INDEX (sessions_pkey))
+                ON k.session_id = s.session_id
+            WHERE
+                n.capacity_id = c.capacity_id AND n.has_lapsed = 0
+                AND n.session_id = s.session_id AND n.last_activity_at = s.last_activity_at
+            ORDER BY n.place
+        ) AS v
+        WHERE c.short > 0 AND c.lapsed <= 0 AND c.when_full = 'evictOldest' AND c.max_sessions > 0
+        OPTION (FORCE ORDER, LOOP JOIN, MAXDOP 1);
+
+        UPDATE c
+        SET c.victims = n.found
+        FROM @seats AS c
+        CROSS APPLY (
+            SELECT COUNT(*) AS found FROM @over AS v WHERE v.capacity_id = c.capacity_id AND v.reason = 'EVICTED'
+        ) AS n;
+
+        -- Evict only if that frees a seat, or if this transaction has reached its limit and the next one goes on.
+        DELETE v
+        FROM @over AS v
+        INNER JOIN @seats AS c ON v.capacity_id = c.capacity_id
+        WHERE
+            v.reason = 'EVICTED' AND c.taken - c.victims >= c.max_sessions
+            AND NOT (c.victims = c.quota AND c.quota < c.short);
+
+        UPDATE c
+        SET
+            c.taken = c.taken - n.found,
+            -- What this batch holds or opens, the next batch may evict.
+            c.refusal = CASE
+                WHEN c.victims = c.quota AND c.quota < c.short THEN 'limited'
+                WHEN c.held > 0 OR c.taken - n.found < c.max_sessions THEN 'limited'
+                ELSE 'session-limit'
+            END
+        FROM @seats AS c
+        CROSS APPLY (
+            SELECT COUNT(*) AS found FROM @over AS v WHERE v.capacity_id = c.capacity_id AND v.reason = 'EVICTED'
+        ) AS n
+        WHERE c.short > 0 AND c.lapsed <= 0 AND c.when_full = 'evictOldest' AND c.max_sessions > 0;
+    END;
+
+    -- All rows are locked: the clock of the writes.
+    SET @now = dbo.tenure_write_now();
+    IF @now < @probe
+        SET @now = @probe;
+
+    UPDATE c
+    SET
+        c.free = CASE
+            WHEN c.max_sessions IS NULL THEN c.seekers
+            WHEN c.taken IS NULL THEN c.slack
+            WHEN c.taken < c.max_sessions THEN c.max_sessions - c.taken
+            ELSE 0
+        END
+    FROM @seats AS c;
+
+    -- The sessions of this batch's users that end: those that have lapsed, and those that are replaced by a higher
+    -- kind.
+    UPDATE w
+    SET w.outcome = 'limited'
+    FROM @wanted AS w
+    INNER JOIN @old AS o ON w.position = o.position
+    WHERE w.outcome = 'upgraded' AND o.deadline_at <= @now;
+
+    INSERT INTO @over (session_id, capacity_id, position, started_at, deadline_at, lapse_reason, reason)
+    SELECT
+        o.session_id, o.capacity_id, o.position, o.started_at, o.deadline_at, o.lapse_reason,
+        CASE w.outcome WHEN 'upgraded' THEN 'UPGRADED' ELSE o.lapse_reason END
+    FROM @wanted AS w
+    INNER JOIN @old AS o ON w.position = o.position
+    WHERE w.outcome IN ('upgraded', 'seeking');
+
+    UPDATE v
+    SET
+        v.reason = CASE WHEN v.deadline_at <= @now THEN v.lapse_reason ELSE v.reason END,
+        v.ended_at = n.closed_at
+    FROM @over AS v
+    CROSS APPLY dbo.tenure_closed_at_1(v.started_at, v.deadline_at, @now) AS n;
+
+    UPDATE w
+    SET w.outcome = CASE WHEN w.place <= c.free THEN 'created' ELSE c.refusal END
+    FROM @wanted AS w
+    INNER JOIN @seats AS c ON w.capacity_id = c.capacity_id
+    WHERE w.outcome = 'seeking';
+
+    IF EXISTS (SELECT 1 FROM @over)
+        UPDATE s
+        SET
+            s.state = 'closed',
+            s.check_at = NULL,
+            s.closed_at = v.ended_at,
+            s.modified_at = v.ended_at,
+            s.close_reason = v.reason
+        FROM @over AS v
+        INNER JOIN dbo.sessions AS s ON v.session_id = s.session_id
+        OPTION (FORCE ORDER, LOOP JOIN, MAXDOP 1);
+
+    -- A seat may have been left later than now, because the clock was stepped back or because a session lasts at least
+    -- one microsecond: then it is taken at that instant. What other transactions are ending at this moment counted as
+    -- taken.
+    UPDATE c
+    SET c.starts_at = COALESCE(n.closed_at, @now)
+    FROM @seats AS c
+    OUTER APPLY (
+        SELECT MAX(s.closed_at) AS closed_at
+        FROM dbo.sessions AS s WITH (READCOMMITTEDLOCK, READPAST, FORCESEEK, INDEX (sessions_closed_at))
+        WHERE s.closed_at > @now AND s.closed_at IS NOT NULL AND s.capacity_id = c.capacity_id
+    ) AS n;
+
+    INSERT INTO dbo.sessions (
+        session_id, tenant_object_id, user_object_id, capacity_id, previous_session_id,
+        started_at, term_ends_at, deadline_at, check_at, last_heartbeat_at, last_activity_at, modified_at,
+        lease_microseconds, idle_microseconds, heartbeat_microseconds, kind, state, lapse_reason
+    )
+    SELECT
+        w.session_id, w.tenant_object_id, w.user_object_id, w.capacity_id, n.previous_session_id,
+        n.started_at, p.term_ends_at, p.deadline_at, p.deadline_at, n.started_at, n.started_at, n.started_at,
+        n.lease_microseconds, n.idle_microseconds, n.heartbeat_microseconds, w.kind, 'created', p.lapse_reason
+    FROM @wanted AS w
+    INNER JOIN @seats AS c ON w.capacity_id = c.capacity_id
+    LEFT JOIN @old AS o ON w.position = o.position
+    LEFT JOIN @over AS v ON o.session_id = v.session_id
+    CROSS APPLY (
+        SELECT
+            CASE w.outcome WHEN 'upgraded' THEN o.session_id END AS previous_session_id,
+            CASE w.outcome WHEN 'upgraded' THEN v.ended_at ELSE c.starts_at END AS started_at,
+            COALESCE(
+                w.lease_microseconds, CASE w.outcome WHEN 'upgraded' THEN o.lease_microseconds ELSE @lease END
+            ) AS lease_microseconds,
+            COALESCE(
+                w.idle_microseconds, CASE w.outcome WHEN 'upgraded' THEN o.idle_microseconds ELSE @idle END
+            ) AS idle_microseconds,
+            CASE
+                WHEN w.lease_microseconds IS NOT NULL THEN w.heartbeat_microseconds
+                WHEN w.outcome = 'upgraded' THEN o.heartbeat_microseconds
+                ELSE @heartbeat
+            END AS heartbeat_microseconds
+    ) AS n
+    CROSS APPLY dbo.tenure_span_1(n.started_at, @term, n.lease_microseconds, n.idle_microseconds) AS p
+    WHERE w.outcome IN ('created', 'upgraded');
+
+    -- Last, and only where it can change: lanes `create` and `reopen` wait for this row to read its rules.
+    UPDATE k
+    SET k.slack = CASE WHEN c.seekers < c.free THEN c.free - c.seekers ELSE 0 END
+    FROM @seats AS c
+    INNER JOIN dbo.capacities AS k ON c.capacity_id = k.capacity_id
+    WHERE c.max_sessions IS NOT NULL AND c.seekers > 0 AND (c.slack > 0 OR c.free > 0)
+    OPTION (FORCE ORDER, LOOP JOIN, MAXDOP 1);
+
+    COMMIT TRANSACTION;
+
+    SELECT
+        w.position, w.outcome,
+        CASE w.outcome WHEN 'upgraded' THEN v.ended_at ELSE c.starts_at END AS opened_at,
+        o.session_id, o.tenant_object_id, o.kind, o.state,
+        o.started_at, o.term_ends_at, o.deadline_at, o.lapse_reason,
+        o.lease_microseconds, o.idle_microseconds, o.heartbeat_microseconds,
+        o.last_heartbeat_at, o.last_activity_at, o.previous_session_id, o.modified_at,
+        o.stream_bytes_received, o.stream_chunks, o.stream_messages_sent, o.stream_partials_sent,
+        o.stream_finals_sent, o.stream_errors_sent, o.stream_audio_duration_ms
+    FROM @wanted AS w
+    LEFT JOIN @seats AS c ON w.capacity_id = c.capacity_id
+    LEFT JOIN @old AS o ON w.position = o.position
+    LEFT JOIN @over AS v ON o.session_id = v.session_id
+    UNION ALL
+    SELECT
+        COALESCE(v.position, 0), 'closing', v.ended_at,
+        v.session_id, NULL, NULL, NULL, NULL, NULL, NULL, v.reason, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+        NULL, NULL, NULL, NULL, NULL, NULL, NULL
+    FROM @over AS v
+    WHERE v.reason <> 'UPGRADED';
+END;

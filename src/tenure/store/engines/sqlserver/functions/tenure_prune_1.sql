@@ -1,0 +1,120 @@
+-- Deletes one batch of what was kept long enough, under the fence of its job: lease history, runs of jobs, and
+-- submissions that are delivered or cancelled, with their attempts. The spans are microseconds; returns how many rows
+-- of each it deleted.
+--
+-- It takes only rows that no other transaction holds, so it does not wait while its fence keeps the lease from being
+-- renewed. Of submissions it takes first the rows, then their keys: tenure_accept_submissions_1 waits for a row while
+-- it holds its key.
+CREATE OR ALTER PROCEDURE dbo.tenure_prune_1
+    @name varchar(200),
+    @holder varchar(200),
+    @epoch bigint,
+    @limit int,
+    @history bigint,
+    @runs bigint,
+    @submissions bigint
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET XACT_ABORT ON;
+    SET LOCK_TIMEOUT 1000;
+
+    DECLARE
+        @now datetime2(6),
+        @history_before datetime2(6),
+        @runs_before datetime2(6),
+        @submissions_before datetime2(6),
+        @deleted int = 1,
+        @pruned_history int,
+        @pruned_runs int,
+        @pruned_submissions int;
+    DECLARE @old_history TABLE (
+        name varchar(200) COLLATE Latin1_General_100_BIN2 NOT NULL,
+        epoch bigint NOT NULL,
+        PRIMARY KEY (name, epoch)
+    );
+    DECLARE @old_runs TABLE (
+        job varchar(200) COLLATE Latin1_General_100_BIN2 NOT NULL,
+        epoch bigint NOT NULL,
+        PRIMARY KEY (job, epoch)
+    );
+    DECLARE @old TABLE (
+        submission_id uniqueidentifier NOT NULL PRIMARY KEY,
+        caller varchar(200) COLLATE Latin1_General_100_BIN2 NOT NULL,
+        gateway varchar(200) COLLATE Latin1_General_100_BIN2 NOT NULL,
+        idempotency_key varbinary(255) NOT NULL,
+        has_key bit NOT NULL
+    );
+
+    BEGIN TRANSACTION;
+    EXEC dbo.tenure_check_fence_1 @name = @name, @holder = @holder, @epoch = @epoch;
+
+    SET @now = dbo.tenure_now();
+    SET @history_before = dbo.tenure_add_microseconds_1(@now, -@history);
+    SET @runs_before = dbo.tenure_add_microseconds_1(@now, -@runs);
+    SET @submissions_before = dbo.tenure_add_microseconds_1(@now, -@submissions);
+
+    INSERT INTO @old_history (name, epoch)
+    SELECT TOP (@limit) h.name, h.epoch
+    FROM dbo.lease_history AS h WITH (UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK, INDEX (lease_history_pkey))
+    WHERE h.ended_at < @history_before
+    ORDER BY h.name, h.epoch
+    OPTION (MAXDOP 1);
+
+    DELETE h
+    FROM @old_history AS o
+    INNER JOIN dbo.lease_history AS h ON o.name = h.name AND o.epoch = h.epoch
+    OPTION (FORCE ORDER, LOOP JOIN, MAXDOP 1);
+    SET @pruned_history = @@ROWCOUNT;
+
+    INSERT INTO @old_runs (job, epoch)
+    SELECT TOP (@limit) r.job, r.epoch
+    FROM dbo.job_runs AS r
+        WITH (UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK, FORCESEEK, INDEX (job_runs_started_at))
+    WHERE r.started_at < @runs_before AND r.ended_at IS NOT NULL
+    ORDER BY r.started_at
+    OPTION (MAXDOP 1);
+
+    DELETE r
+    FROM @old_runs AS o
+    INNER JOIN dbo.job_runs AS r ON o.job = r.job AND o.epoch = r.epoch
+    OPTION (FORCE ORDER, LOOP JOIN, MAXDOP 1);
+    SET @pruned_runs = @@ROWCOUNT;
+
+    INSERT INTO @old (submission_id, caller, gateway, idempotency_key, has_key)
+    SELECT TOP (@limit) s.submission_id, s.caller, s.gateway, s.idempotency_key, 0
+    FROM dbo.submissions AS s
+        WITH (UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK, FORCESEEK, INDEX (submissions_ended_at))
+    WHERE s.state IN ('delivered', 'cancelled') AND s.ended_at < @submissions_before
+    ORDER BY s.ended_at
+    OPTION (MAXDOP 1);
+
+    UPDATE o
+    SET o.has_key = 1
+    FROM @old AS o
+    INNER JOIN dbo.submissions AS s WITH (XLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK, INDEX (submissions_key))
+        ON o.caller = s.caller AND o.gateway = s.gateway AND o.idempotency_key = s.idempotency_key
+    OPTION (FORCE ORDER, LOOP JOIN, MAXDOP 1);
+
+    -- In portions: from 5000 locks on, a statement locks the whole table.
+    WHILE @deleted > 0
+    BEGIN
+        DELETE TOP (2000) t
+        FROM @old AS o
+        INNER JOIN dbo.submission_attempts AS t ON o.submission_id = t.submission_id
+        WHERE o.has_key = 1
+        OPTION (FORCE ORDER, LOOP JOIN, MAXDOP 1);
+        SET @deleted = @@ROWCOUNT;
+    END;
+
+    DELETE s
+    FROM @old AS o
+    INNER JOIN dbo.submissions AS s ON o.submission_id = s.submission_id
+    WHERE o.has_key = 1
+    OPTION (FORCE ORDER, LOOP JOIN, MAXDOP 1);
+    SET @pruned_submissions = @@ROWCOUNT;
+
+    COMMIT TRANSACTION;
+
+    SELECT @pruned_history AS lease_history, @pruned_runs AS job_runs, @pruned_submissions AS submissions;
+END;

@@ -1,0 +1,136 @@
+-- Deletes one batch, under the fence of its job: the oldest windows that ended long ago and are delivered, or had no
+-- contract, with their chunks; then sessions that closed before the first window that is kept. So a window that exists
+-- can always be rendered. Returns how many rows of each it deleted.
+--
+-- No other transaction writes such a window, its chunks, or a closed session. So windows are only read, and the rest is
+-- taken where no other transaction holds it. What is deleted was stamped long ago, so it needs no cut lock.
+--
+-- The last cut is read first. A window that is cut meanwhile begins at that instant, whether or not it is seen here, so
+-- nothing that it needs is deleted. The row of the installation, which all session writes read, is written last.
+CREATE OR ALTER PROCEDURE dbo.tenure_prune_usage_1
+    @name varchar(200),
+    @holder varchar(200),
+    @epoch bigint,
+    @limit int,
+    @kept bigint
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET XACT_ABORT ON;
+    SET LOCK_TIMEOUT 1000;
+
+    DECLARE
+        @before datetime2(6),
+        @last_cut_at datetime2(6),
+        @kept_from datetime2(6),
+        @end bigint,
+        @pruned_chunks int,
+        @pruned_windows int,
+        @pruned_sessions int;
+    DECLARE @oldest TABLE (
+        window_id bigint NOT NULL PRIMARY KEY,
+        is_over bit NOT NULL
+    );
+    DECLARE @old_chunks TABLE (
+        window_id bigint NOT NULL,
+        chunk int NOT NULL,
+        PRIMARY KEY (window_id, chunk)
+    );
+    DECLARE @old_windows TABLE (
+        window_id bigint NOT NULL PRIMARY KEY
+    );
+    DECLARE @old_sessions TABLE (
+        session_id uniqueidentifier NOT NULL PRIMARY KEY
+    );
+
+    BEGIN TRANSACTION;
+    EXEC dbo.tenure_check_fence_1 @name = @name, @holder = @holder, @epoch = @epoch;
+
+    SET @before = dbo.tenure_add_microseconds_1(dbo.tenure_now(), -@kept);
+
+    SELECT @last_cut_at = i.last_cut_at, @kept_from = i.usage_kept_from
+    FROM dbo.installation AS i;
+
+    INSERT INTO @oldest (window_id, is_over)
+    SELECT TOP (@limit)
+        w.window_id,
+        CASE
+            WHEN
+                w.ended_at < @before AND w.chunked_at IS NOT NULL
+                AND (w.delivered_at IS NOT NULL OR w.contract IS NULL)
+                THEN 1
+            ELSE 0
+        END
+    FROM dbo.usage_windows AS w WITH (READCOMMITTEDLOCK, INDEX (usage_windows_pkey))
+    ORDER BY w.window_id
+    OPTION (MAXDOP 1);
+
+    -- The first window that must stay, or the one after all that were read.
+    SET @end = COALESCE(
+        (SELECT MIN(o.window_id) FROM @oldest AS o WHERE o.is_over = 0),
+        (SELECT MAX(o.window_id) + 1 FROM @oldest AS o),
+        0
+    );
+
+    INSERT INTO @old_chunks (window_id, chunk)
+    SELECT TOP (@limit) c.window_id, c.chunk
+    FROM dbo.usage_chunks AS c WITH (UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK, INDEX (usage_chunks_pkey))
+    WHERE c.window_id < @end
+    ORDER BY c.window_id, c.chunk
+    OPTION (MAXDOP 1);
+
+    DELETE c
+    FROM @old_chunks AS o
+    INNER JOIN dbo.usage_chunks AS c ON o.window_id = c.window_id AND o.chunk = c.chunk
+    OPTION (FORCE ORDER, LOOP JOIN, MAXDOP 1);
+    SET @pruned_chunks = @@ROWCOUNT;
+
+    -- No further than to the first window that still has chunks.
+    SELECT @end = COALESCE(MIN(c.window_id), @end)
+    FROM dbo.usage_chunks AS c WITH (READCOMMITTEDLOCK, INDEX (usage_chunks_pkey))
+    WHERE c.window_id < @end;
+
+    INSERT INTO @old_windows (window_id)
+    SELECT TOP (@limit) w.window_id
+    FROM dbo.usage_windows AS w WITH (UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK, INDEX (usage_windows_pkey))
+    WHERE w.window_id < @end
+    ORDER BY w.window_id
+    OPTION (MAXDOP 1);
+
+    DELETE w
+    FROM @old_windows AS o
+    INNER JOIN dbo.usage_windows AS w ON o.window_id = w.window_id
+    OPTION (FORCE ORDER, LOOP JOIN, MAXDOP 1);
+    SET @pruned_windows = @@ROWCOUNT;
+
+    IF @pruned_windows > 0
+    BEGIN
+        SET @kept_from = @last_cut_at;
+        SELECT TOP (1) @kept_from = w.started_at
+        FROM dbo.usage_windows AS w WITH (READCOMMITTEDLOCK, INDEX (usage_windows_pkey))
+        ORDER BY w.window_id
+        OPTION (MAXDOP 1);
+    END;
+
+    INSERT INTO @old_sessions (session_id)
+    SELECT TOP (@limit) s.session_id
+    FROM dbo.sessions AS s WITH (UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK, FORCESEEK, INDEX (sessions_closed_at))
+    WHERE s.closed_at < @kept_from AND s.closed_at IS NOT NULL AND s.state = 'closed'
+    ORDER BY s.closed_at
+    OPTION (MAXDOP 1);
+
+    DELETE s
+    FROM @old_sessions AS o
+    INNER JOIN dbo.sessions AS s ON o.session_id = s.session_id
+    OPTION (FORCE ORDER, LOOP JOIN, MAXDOP 1);
+    SET @pruned_sessions = @@ROWCOUNT;
+
+    IF @pruned_windows > 0
+        UPDATE dbo.installation
+        SET usage_kept_from = @kept_from
+        WHERE only_row = 1;
+
+    COMMIT TRANSACTION;
+
+    SELECT @pruned_chunks AS chunks, @pruned_windows AS windows, @pruned_sessions AS sessions;
+END;

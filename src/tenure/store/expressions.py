@@ -1,0 +1,107 @@
+"""SQL expressions that compile differently on each engine."""
+
+from typing import Any
+
+from sqlalchemy import BigInteger, ColumnElement, Select, case
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.functions import FunctionElement
+
+from tenure.store.types import Id, Instant
+
+
+class microseconds_between(FunctionElement[int]):  # noqa: N801 - reads as the SQL function it is
+    """The microseconds from the first instant to the second. Exact for spans of any length."""
+
+    type = BigInteger()
+    name = "microseconds_between"
+    inherit_cache = True
+
+
+@compiles(microseconds_between, "postgresql")
+def _postgresql_between(element: Any, compiler: Any, **options: Any) -> str:
+    earlier, later = (compiler.process(clause, **options) for clause in element.clauses)
+    return f"CAST(extract(epoch FROM ({later} - {earlier})) * 1000000 AS bigint)"
+
+
+@compiles(microseconds_between, "sqlite")
+def _sqlite_between(element: Any, compiler: Any, **options: Any) -> str:
+    earlier, later = (compiler.process(clause, **options) for clause in element.clauses)
+    return f"({later} - {earlier})"
+
+
+@compiles(microseconds_between, "mssql")
+def _mssql_between(element: Any, compiler: Any, **options: Any) -> str:
+    earlier, later = (compiler.process(clause, **options) for clause in element.clauses)
+    return f"DATEDIFF_BIG(microsecond, {earlier}, {later})"
+
+
+class usage_of(FunctionElement[int]):  # noqa: N801 - reads as the SQL function it is
+    """`meter.usage_of` in SQL: the usage of a number of microseconds at a factor."""
+
+    type = BigInteger()
+    name = "tenure_usage_1"
+    inherit_cache = True
+
+
+@compiles(usage_of)
+def _usage_of(element: Any, compiler: Any, **options: Any) -> str:
+    return f"tenure_usage_1({compiler.process(element.clauses, **options)})"
+
+
+@compiles(usage_of, "mssql")
+def _mssql_usage_of(element: Any, compiler: Any, **options: Any) -> str:
+    return f"dbo.tenure_usage_1({compiler.process(element.clauses, **options)})"
+
+
+class unindexed(FunctionElement[str]):  # noqa: N801 - reads as the SQL function it is
+    """An id for which the planner must not use the index on ids.
+
+    Otherwise SQLite reads all closed sessions in the order of ids, instead of sorting the few that closed recently.
+    """
+
+    type = Id()
+    name = "unindexed"
+    inherit_cache = True
+
+
+@compiles(unindexed)
+def _unindexed(element: Any, compiler: Any, **options: Any) -> str:
+    return str(compiler.process(element.clauses, **options))
+
+
+@compiles(unindexed, "sqlite")
+def _sqlite_unindexed(element: Any, compiler: Any, **options: Any) -> str:
+    return f"+{compiler.process(element.clauses, **options)}"
+
+
+def later_of(one: Any, other: Any) -> ColumnElement[Any]:
+    return case((one > other, one), else_=other)
+
+
+def earlier_of(one: Any, other: Any) -> ColumnElement[Any]:
+    return case((one < other, one), else_=other)
+
+
+def apart(statement: Select[Any]) -> Select[Any]:
+    """A subquery that PostgreSQL plans separately, instead of merging it into the outer query.
+
+    The zero is quoted because the planner then sees a constant. An unquoted zero needs a cast; the planner treats the
+    cast as a possible limit and therefore uses no parallel workers.
+    """
+    return statement.suffix_with("OFFSET '0'", dialect="postgresql")
+
+
+class database_now(FunctionElement[Any]):  # noqa: N801 - reads as the SQL function it is
+    type = Instant()
+    name = "tenure_now"
+    inherit_cache = True
+
+
+@compiles(database_now)
+def _default(_element: ColumnElement[Any], _compiler: Any, **_options: Any) -> str:
+    return "tenure_now()"
+
+
+@compiles(database_now, "mssql")
+def _mssql(_element: ColumnElement[Any], _compiler: Any, **_options: Any) -> str:
+    return "dbo.tenure_now()"

@@ -1,0 +1,273 @@
+"""All tables, their indexes, and the row of the installation."""
+
+from typing import Any
+
+import sqlalchemy as sa
+from alembic import op
+
+from tenure.ids import new_id
+from tenure.store.migrations.functions import install_functions
+from tenure.store.types import Digest, Id, Instant, Key, Name, Payload
+
+revision = "0001"
+down_revision = None
+
+ERROR_MAX = 1000
+
+
+def upgrade() -> None:
+    _create_installation()
+    _create_sessions()
+    _create_leases()
+    _create_jobs()
+    _create_submissions()
+    _create_usage()
+    _insert_installation()
+
+
+def _create_installation() -> None:
+    op.create_table(
+        "installation",
+        sa.Column("only_row", sa.SmallInteger, primary_key=True, autoincrement=False),
+        sa.Column("installation_id", Id, nullable=False),
+        sa.Column("created_at", Instant, nullable=False),
+        sa.Column("last_cut_at", Instant, nullable=False),
+        sa.Column("last_window_id", sa.BigInteger, nullable=False, server_default="0"),
+        sa.Column("usage_kept_from", Instant),
+        sa.CheckConstraint("only_row = 1", name="installation_is_one"),
+    )
+
+
+def _create_sessions() -> None:
+    op.create_table(
+        "sessions",
+        sa.Column("session_id", Id, nullable=False),
+        sa.Column("tenant_object_id", Id, nullable=False),
+        sa.Column("user_object_id", Id, nullable=False),
+        sa.Column("capacity_id", Id, nullable=False),
+        sa.Column("previous_session_id", Id),
+        sa.Column("started_at", Instant, nullable=False),
+        sa.Column("term_ends_at", Instant, nullable=False),
+        sa.Column("deadline_at", Instant, nullable=False),
+        sa.Column("check_at", Instant),
+        sa.Column("last_heartbeat_at", Instant, nullable=False),
+        sa.Column("last_activity_at", Instant, nullable=False),
+        sa.Column("modified_at", Instant, nullable=False),
+        sa.Column("closed_at", Instant),
+        sa.Column("lease_microseconds", sa.BigInteger),
+        sa.Column("idle_microseconds", sa.BigInteger),
+        sa.Column("heartbeat_microseconds", sa.BigInteger),
+        sa.Column("kind", sa.SmallInteger, nullable=False),
+        sa.Column("state", sa.String(16), nullable=False),
+        sa.Column("lapse_reason", sa.String(16), nullable=False),
+        sa.Column("close_reason", sa.String(16)),
+        sa.Column("attachment", sa.Integer, nullable=False, server_default="0"),
+        sa.Column("stream_bytes_received", sa.BigInteger),
+        sa.Column("stream_chunks", sa.BigInteger),
+        sa.Column("stream_messages_sent", sa.BigInteger),
+        sa.Column("stream_partials_sent", sa.BigInteger),
+        sa.Column("stream_finals_sent", sa.BigInteger),
+        sa.Column("stream_errors_sent", sa.BigInteger),
+        sa.Column("stream_audio_duration_ms", sa.BigInteger),
+        sa.Column("attachment_saves", sa.Integer, nullable=False, server_default="0"),
+        sa.Column("replaced_saves", sa.Integer, nullable=False, server_default="0"),
+        sa.PrimaryKeyConstraint("session_id", name="sessions_pkey"),
+        sa.CheckConstraint("closed_at > started_at", name="sessions_end_after_start"),
+        sa.CheckConstraint("kind BETWEEN 1 AND 3", name="sessions_kind"),
+        sa.CheckConstraint("check_at <= deadline_at", name="sessions_check_in_time"),
+        postgresql_with={"fillfactor": 85},
+    )
+    op.create_table(
+        "capacities",
+        sa.Column("capacity_id", Id, nullable=False),
+        sa.Column("tenant_object_id", Id),
+        sa.Column("created_at", Instant, nullable=False),
+        sa.Column("modified_at", Instant, nullable=False),
+        sa.Column("max_sessions", sa.Integer),
+        sa.Column("slack", sa.Integer, nullable=False),
+        sa.Column("when_full", sa.String(16), nullable=False),
+        sa.PrimaryKeyConstraint("capacity_id", name="capacities_pkey"),
+        sa.CheckConstraint("slack >= 0", name="capacities_slack"),
+    )
+    key = ["capacity_id", "user_object_id"]
+    op.create_index(
+        "sessions_live_key", "sessions", key, unique=True, **_where("closed_at IS NULL", include=["closed_at"])
+    )
+    op.create_index("sessions_check_at", "sessions", ["check_at"], **_where("check_at IS NOT NULL"))
+    op.create_index("sessions_closed_at", "sessions", ["closed_at"], **_where("closed_at IS NOT NULL", include=key))
+    live = _where("closed_at IS NULL AND kind > 0", include=["closed_at", "kind"])
+    op.create_index("sessions_live_id", "sessions", ["session_id"], **live)
+    op.create_index("sessions_started_at", "sessions", ["started_at", "session_id"])
+
+
+def _create_leases() -> None:
+    op.create_table(
+        "leases",
+        sa.Column("name", Name, nullable=False),
+        sa.Column("holder", Name, nullable=False),
+        sa.Column("epoch", sa.BigInteger, nullable=False),
+        sa.Column("attempt", Id, nullable=False),
+        sa.Column("acquired_at", Instant, nullable=False),
+        sa.Column("renewed_at", Instant, nullable=False),
+        sa.Column("expires_at", Instant, nullable=False),
+        sa.Column("released", sa.Boolean, nullable=False),
+        sa.Column("resigned", sa.Boolean, nullable=False),
+        sa.PrimaryKeyConstraint("name", name="leases_pkey"),
+    )
+    op.create_table(
+        "lease_history",
+        sa.Column("name", Name, nullable=False),
+        sa.Column("epoch", sa.BigInteger, nullable=False),
+        sa.Column("holder", Name, nullable=False),
+        sa.Column("acquired_at", Instant, nullable=False),
+        sa.Column("ended_at", Instant),
+        sa.Column("how", sa.String(16)),
+        sa.PrimaryKeyConstraint("name", "epoch", name="lease_history_pkey"),
+    )
+
+
+def _create_jobs() -> None:
+    op.create_table(
+        "jobs",
+        sa.Column("name", Name, nullable=False),
+        sa.Column("interval_microseconds", sa.BigInteger, nullable=False),
+        sa.Column("lock_timeout_microseconds", sa.BigInteger, nullable=False),
+        sa.Column("next_run_at", Instant, nullable=False),
+        sa.Column("retry_at", Instant),
+        sa.Column("requested_at", Instant),
+        sa.Column("last_start_at", Instant),
+        sa.Column("last_success_at", Instant),
+        sa.Column("last_duration_microseconds", sa.BigInteger),
+        sa.Column("run_count", sa.BigInteger, nullable=False),
+        sa.Column("failures_in_a_row", sa.Integer, nullable=False),
+        sa.Column("last_error", sa.Unicode(ERROR_MAX)),
+        sa.Column("paused", sa.Boolean, nullable=False),
+        sa.PrimaryKeyConstraint("name", name="jobs_pkey"),
+    )
+    op.create_table(
+        "job_runs",
+        sa.Column("job", Name, nullable=False),
+        sa.Column("epoch", sa.BigInteger, nullable=False),
+        sa.Column("holder", Name, nullable=False),
+        sa.Column("tick_at", Instant),
+        sa.Column("requested_at", Instant),
+        sa.Column("started_at", Instant, nullable=False),
+        sa.Column("ended_at", Instant),
+        sa.Column("outcome", sa.String(16)),
+        sa.Column("error", sa.Unicode(ERROR_MAX)),
+        sa.PrimaryKeyConstraint("job", "epoch", name="job_runs_pkey"),
+    )
+    op.create_index("job_runs_started_at", "job_runs", ["started_at"])
+
+
+def _create_submissions() -> None:
+    op.create_table(
+        "submissions",
+        sa.Column("submission_id", Id, nullable=False),
+        sa.Column("created_at", Instant, nullable=False),
+        sa.Column("last_modified_at", Instant, nullable=False),
+        sa.Column("next_attempt_at", Instant),
+        sa.Column("ended_at", Instant),
+        sa.Column("attempts", sa.Integer, nullable=False),
+        sa.Column("failures", sa.Integer, nullable=False),
+        sa.Column("state", sa.String(16), nullable=False),
+        sa.Column("gateway", Name, nullable=False),
+        sa.Column("caller", Name, nullable=False),
+        sa.Column("idempotency_key", Key, nullable=False),
+        sa.Column("delivery_key", Name, nullable=False),
+        sa.Column("digest", Digest, nullable=False),
+        sa.Column("contract", sa.Unicode, nullable=False),
+        sa.Column("last_error", sa.Unicode(ERROR_MAX)),
+        sa.Column("payload", Payload),
+        sa.PrimaryKeyConstraint("submission_id", name="submissions_pkey"),
+        postgresql_with={"fillfactor": 80},
+    )
+    op.create_table(
+        "submission_attempts",
+        sa.Column("submission_id", Id, nullable=False),
+        sa.Column("number", sa.Integer, nullable=False),
+        sa.Column("epoch", sa.BigInteger, nullable=False),
+        sa.Column("holder", Name, nullable=False),
+        sa.Column("started_at", Instant, nullable=False),
+        sa.Column("ended_at", Instant),
+        sa.Column("outcome", sa.String(16)),
+        sa.Column("status", sa.Integer),
+        sa.Column("error", sa.Unicode(ERROR_MAX)),
+        sa.PrimaryKeyConstraint("submission_id", "number", name="submission_attempts_pkey"),
+    )
+    op.create_index("submissions_key", "submissions", ["caller", "gateway", "idempotency_key"], unique=True)
+    waiting = _where("state = 'pending'", include=["gateway", "next_attempt_at", "state"])
+    op.create_index("submissions_waiting", "submissions", ["last_modified_at", "submission_id"], **waiting)
+    op.create_index("submissions_failed", "submissions", ["submission_id"], **_where("state = 'failed'"))
+    op.create_index("submissions_cancelled", "submissions", ["submission_id"], **_where("state = 'cancelled'"))
+    ended = _where("state IN ('delivered', 'cancelled')")
+    op.create_index("submissions_ended_at", "submissions", ["ended_at"], **ended)
+    still_open = _where("ended_at IS NULL", include=["ended_at"])
+    op.create_index("submission_attempts_open", "submission_attempts", ["epoch"], **still_open)
+
+
+def _create_usage() -> None:
+    op.create_table(
+        "usage_eras",
+        sa.Column("era", sa.Integer, nullable=False, autoincrement=False),
+        sa.Column("started_at", Instant, nullable=False),
+        sa.Column("factor_1", sa.BigInteger, nullable=False),
+        sa.Column("factor_2", sa.BigInteger, nullable=False),
+        sa.Column("factor_3", sa.BigInteger, nullable=False),
+        sa.PrimaryKeyConstraint("era", name="usage_eras_pkey"),
+    )
+    op.create_table(
+        "usage_windows",
+        sa.Column("window_id", sa.BigInteger, nullable=False, autoincrement=False),
+        sa.Column("installation_id", Id, nullable=False),
+        sa.Column("started_at", Instant, nullable=False),
+        sa.Column("ended_at", Instant, nullable=False),
+        sa.Column("cut_at", Instant, nullable=False),
+        sa.Column("chunked_at", Instant),
+        sa.Column("delivered_at", Instant),
+        sa.Column("usage_millionths", sa.BigInteger),
+        sa.Column("sessions", sa.Integer),
+        sa.Column("era", sa.Integer, nullable=False),
+        sa.Column("contract", sa.Unicode),
+        sa.PrimaryKeyConstraint("window_id", name="usage_windows_pkey"),
+        sa.CheckConstraint("ended_at > started_at", name="usage_windows_end_after_start"),
+    )
+    op.create_table(
+        "usage_chunks",
+        sa.Column("window_id", sa.BigInteger, nullable=False),
+        sa.Column("chunk", sa.Integer, nullable=False),
+        sa.Column("sessions", sa.Integer, nullable=False),
+        sa.Column("first_session_id", Id, nullable=False),
+        sa.Column("last_session_id", Id, nullable=False),
+        sa.Column("submission_id", Id),
+        sa.Column("delivered_at", Instant),
+        sa.Column("usage_millionths", sa.BigInteger, nullable=False),
+        sa.Column("digest", Digest),
+        sa.PrimaryKeyConstraint("window_id", "chunk", name="usage_chunks_pkey"),
+    )
+    unchunked = _where("chunked_at IS NULL", include=["chunked_at"])
+    op.create_index("usage_windows_unchunked", "usage_windows", ["window_id"], **unchunked)
+    awaited = _where("delivered_at IS NULL AND contract IS NOT NULL", include=["delivered_at"])
+    op.create_index("usage_windows_awaited", "usage_windows", ["window_id"], **awaited)
+    sent = _where("submission_id IS NOT NULL")
+    op.create_index("usage_chunks_submission", "usage_chunks", ["submission_id"], unique=True, **sent)
+    undelivered = _where("delivered_at IS NULL", include=["delivered_at"])
+    op.create_index("usage_chunks_undelivered", "usage_chunks", ["window_id"], **undelivered)
+
+
+def _where(condition: str, include: list[str] | None = None) -> dict[str, Any]:
+    """An index of some rows; `include` are columns that SQL Server keeps beside its keys."""
+    where = {f"{dialect}_where": sa.text(condition) for dialect in ("postgresql", "sqlite", "mssql")}
+    return where if include is None else {**where, "mssql_include": include}
+
+
+def _insert_installation() -> None:
+    """At the time of the database, which is also the start of the first window."""
+    install_functions(op.get_context(), only=["tenure_now"])
+    now = {"mssql": "dbo.tenure_now()"}.get(op.get_context().dialect.name, "tenure_now()")
+    op.execute(
+        "INSERT INTO installation (only_row, installation_id, created_at, last_cut_at) "  # noqa: S608 - no input in it
+        f"VALUES (1, '{new_id()}', {now}, {now})"
+    )
+    # The same instant in both columns: two readings of the clock could differ by a microsecond.
+    op.execute("UPDATE installation SET last_cut_at = created_at, usage_kept_from = created_at")

@@ -1,0 +1,1 @@
+"""The reads that all engines share, as SQLAlchemy Core."""

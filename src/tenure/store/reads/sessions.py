@@ -1,0 +1,164 @@
+"""Statements and rows of the `sessions` table that all engines share: the reads, and ending a session.
+
+Every read compares deadlines with the database's clock, and returns a lapsed session as the sweep will record it.
+"""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Row,
+    RowMapping,
+    Select,
+    Update,
+    and_,
+    case,
+    func,
+    or_,
+    select,
+    update,
+)
+
+from tenure.domain.deadlines import as_recorded
+from tenure.domain.sessions import Position, Session, SessionCounts, SessionFilter, State, StreamCounters
+from tenure.domain.usage import Overlap
+from tenure.store.expressions import database_now
+from tenure.store.tables import sessions
+from tenure.store.types import Id
+
+COUNTERS = tuple(column for column in sessions.c if column.name.startswith("stream_"))
+_ENGINE_ONLY = ("check_at", "attachment", "attachment_saves", "replaced_saves")
+FACTS = tuple(column for column in sessions.c if column.name not in _ENGINE_ONLY and column not in COUNTERS)
+COLUMNS = (*FACTS, *COUNTERS)
+"""The columns of a `Session`: all except those that only the engines use."""
+
+
+def session_from_row(row: Row[Any]) -> Session:
+    return session_from_values(row._mapping)  # noqa: SLF001 - public in SQLAlchemy
+
+
+def session_from_values(values: RowMapping | Mapping[str, Any]) -> Session:
+    """Returns a session from the values of a table row by column name."""
+    counters: list[Any] = [values[column.name] for column in COUNTERS]
+    stream = None if counters[0] is None else StreamCounters(*counters)
+    return Session(stream=stream, **{column.name: values[column.name] for column in FACTS})
+
+
+def get_session(connection: Connection, session_id: str) -> Session | None:
+    row = connection.execute(get_statement(session_id)).one_or_none()
+    return None if row is None else as_recorded(session_from_row(row), row.now)
+
+
+def get_statement(session_id: str) -> Select[Any]:
+    return select(*COLUMNS, database_now().label("now")).where(sessions.c.session_id == session_id)
+
+
+def read_now(connection: Connection) -> datetime:
+    now: datetime = connection.execute(select(database_now())).scalar_one()
+    return now
+
+
+def list_sessions(
+    connection: Connection, criteria: SessionFilter, after: Position | None, limit: int
+) -> Sequence[Session]:
+    # The whole page uses one instant: a session that passes the filter as live must also be returned as live.
+    now = read_now(connection)
+    rows = connection.execute(list_statement(criteria, after, limit, now))
+    return [as_recorded(session_from_row(row), now) for row in rows]
+
+
+def list_statement(criteria: SessionFilter, after: Position | None, limit: int, now: datetime) -> Select[Any]:
+    statement = select(*COLUMNS).where(*_conditions(criteria, now))
+    if after is not None:
+        # The first condition is redundant, but an index can be searched by it.
+        statement = statement.where(
+            sessions.c.started_at <= after.started_at,
+            or_(sessions.c.started_at < after.started_at, sessions.c.session_id < after.session_id),
+        )
+    return statement.order_by(sessions.c.started_at.desc(), sessions.c.session_id.desc()).limit(limit)
+
+
+def _conditions(criteria: SessionFilter, now: datetime) -> list[ColumnElement[bool]]:
+    live = and_(sessions.c.closed_at.is_(None), sessions.c.deadline_at > now)
+    lapsed = and_(sessions.c.closed_at.is_(None), sessions.c.deadline_at <= now)
+    conditions: list[ColumnElement[bool]] = [
+        column == value
+        for column, value in (
+            (sessions.c.tenant_object_id, criteria.tenant),
+            (sessions.c.user_object_id, criteria.user),
+            (sessions.c.capacity_id, criteria.capacity),
+            (sessions.c.kind, criteria.kind),
+        )
+        if value is not None
+    ]
+    if criteria.active is not None:
+        conditions.append(live if criteria.active else or_(sessions.c.closed_at.is_not(None), lapsed))
+    if criteria.state is not None:
+        state = case((lapsed, State.CLOSED.value), else_=sessions.c.state)
+        conditions.append(state == criteria.state)
+    if criteria.close_reason is not None:
+        reason = case((lapsed, sessions.c.lapse_reason), else_=sessions.c.close_reason)
+        conditions.append(reason == criteria.close_reason)
+    return conditions
+
+
+def count_sessions(connection: Connection) -> SessionCounts:
+    total = connection.execute(select(func.count()).select_from(sessions)).scalar_one()
+    by_kind: dict[int, int] = dict.fromkeys((1, 2, 3), 0)
+    by_state: dict[str, int] = {State.CREATED.value: 0, State.ACTIVE.value: 0}
+    for kind, state, count in connection.execute(count_statement(read_now(connection))):
+        by_kind[kind] += count
+        by_state[state] += count
+    return SessionCounts(total, by_kind, by_state)
+
+
+def count_statement(now: datetime) -> Select[Any]:
+    live = and_(sessions.c.closed_at.is_(None), sessions.c.deadline_at > now)
+    return (
+        select(sessions.c.kind, sessions.c.state, func.count()).where(live).group_by(sessions.c.kind, sessions.c.state)
+    )
+
+
+def whole_statement(session_id: str) -> Select[Any]:
+    return select(*COLUMNS).where(sessions.c.session_id == session_id)
+
+
+def close_statement(closed: Session) -> Update:
+    """Records the end of `closed`. Finds the row by id and state, so that no planner chooses a partial index."""
+    return (
+        update(sessions)
+        .where(
+            sessions.c.session_id == closed.session_id,
+            sessions.c.state.in_((State.CREATED.value, State.ACTIVE.value)),
+        )
+        .values(
+            state=closed.state,
+            closed_at=closed.closed_at,
+            close_reason=closed.close_reason,
+            check_at=None,
+            modified_at=closed.modified_at,
+        )
+    )
+
+
+def find_overlaps(connection: Connection, limit: int) -> Sequence[Overlap]:
+    return [Overlap(*row) for row in connection.execute(overlaps_statement(limit))]
+
+
+def overlaps_statement(limit: int) -> Select[Any]:
+    """Compares consecutive sessions only: if any two sessions of a key overlap, two consecutive ones overlap too."""
+    by_key: Any = {
+        "partition_by": (sessions.c.capacity_id, sessions.c.user_object_id),
+        "order_by": (sessions.c.started_at, sessions.c.session_id),
+    }
+    ordered = select(
+        sessions.c.session_id,
+        func.coalesce(sessions.c.closed_at, sessions.c.deadline_at).label("ended_at"),
+        func.lead(sessions.c.session_id, type_=Id()).over(**by_key).label("next_session_id"),
+        func.lead(sessions.c.started_at).over(**by_key).label("next_started_at"),
+    ).subquery("ordered")
+    overlaps = ordered.c.next_started_at < ordered.c.ended_at
+    return select(ordered.c.session_id, ordered.c.next_session_id).where(overlaps).limit(limit)

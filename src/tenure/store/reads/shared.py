@@ -1,0 +1,76 @@
+"""The reads that all engines share. Each is a function that takes a connection, and runs as a short or a long read.
+
+An engine that has a better statement for a read overrides its method.
+"""
+
+from collections.abc import Callable, Coroutine
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from sqlalchemy import Connection
+
+from tenure.store import migrate
+from tenure.store.limits import AUDIT_SECONDS, LONG_READ_SECONDS
+from tenure.store.reads import capacities, intervals, leases, sessions, submissions, usage
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Read = Callable[Concatenate[Connection, P], T]
+Method = Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]
+
+
+def _short(read: Read[P, T]) -> Method[P, T]:
+    """A read whose cost does not grow with the table."""
+
+    async def method(store: "SharedReads", /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await store._read(lambda connection: read(connection, *args, **kwargs))  # noqa: SLF001 - of its own class
+
+    return method
+
+
+def _long(read: Read[P, T], seconds: int = LONG_READ_SECONDS) -> Method[P, T]:
+    """A read whose cost grows with the table. It blocks no writer, and leaves connections for short reads."""
+
+    async def method(store: "SharedReads", /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await store._read_long(lambda connection: read(connection, *args, **kwargs), seconds)  # noqa: SLF001
+
+    return method
+
+
+class SharedReads:
+    async def _read(self, read: Callable[[Connection], T]) -> T:
+        raise NotImplementedError
+
+    async def _read_long(self, read: Callable[[Connection], T], seconds: int = LONG_READ_SECONDS) -> T:
+        raise NotImplementedError
+
+    get_session = _short(sessions.get_session)
+    list_sessions = _short(sessions.list_sessions)
+    count_sessions = _long(sessions.count_sessions)
+    find_overlaps = _long(sessions.find_overlaps, AUDIT_SECONDS)
+
+    get_capacity = _long(capacities.get_capacity)
+    list_capacities = _long(capacities.list_capacities)
+
+    list_leases = _short(leases.list_leases)
+    read_board = _short(leases.read_board)
+    list_jobs = _short(leases.list_jobs)
+    list_runs = _short(leases.list_runs)
+
+    list_pending = _short(submissions.list_pending)
+    read_envelopes = _short(submissions.read_envelopes)
+    get_submission = _short(submissions.get_submission)
+    list_submissions = _short(submissions.list_submissions)
+
+    list_undivided_windows = _short(usage.list_undivided_windows)
+    divide_window = _long(intervals.divide_window)
+    find_chunks = _short(usage.find_chunks)
+    read_intervals = _long(intervals.read_intervals)
+    list_intervals = _long(intervals.list_intervals, AUDIT_SECONDS)
+    list_windows = _short(usage.list_windows)
+    get_window = _short(usage.get_window)
+    sum_usage = _long(intervals.sum_usage)
+    read_lag = _short(usage.read_lag)
+    read_installation = _short(usage.read_installation)
+    list_deliveries = _short(usage.list_deliveries)
+
+    schema_revision = _short(migrate.current_revision)

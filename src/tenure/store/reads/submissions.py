@@ -1,0 +1,122 @@
+"""The reads of `submissions` and `submission_attempts` that all engines share."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+import msgspec
+from sqlalchemy import BindParameter, Connection, RowMapping, Select, String, bindparam, or_, select
+
+from tenure.clock import from_microseconds, to_microseconds
+from tenure.domain.submissions import (
+    Attempt,
+    Change,
+    Contract,
+    Envelope,
+    PendingEntry,
+    PendingPage,
+    Submission,
+    SubmissionFilter,
+    SubmissionState,
+)
+from tenure.ids import id_of_number, number_of_id
+from tenure.store.reads.sessions import read_now
+from tenure.store.tables import submission_attempts, submissions
+
+COLUMNS = tuple(submissions.c[name] for name in Submission.__struct_fields__)
+ATTEMPT_COLUMNS = tuple(submission_attempts.c[name] for name in Attempt.__struct_fields__)
+ENVELOPE_COLUMNS = tuple(submissions.c[name] for name in Envelope.__struct_fields__)
+
+_decode = msgspec.json.Decoder(Contract).decode
+_encode = msgspec.json.Encoder().encode
+
+
+def contract_text(contract: Contract) -> str:
+    return _encode(contract).decode()
+
+
+def contract_of(text: str) -> Contract:
+    return _decode(text)
+
+
+def get_submission(connection: Connection, submission_id: str) -> tuple[Submission, Sequence[Attempt]] | None:
+    rows = connection.execute(get_statement(submission_id)).mappings().all()
+    if not rows:
+        return None
+    found = Submission(**{column.name: rows[0][column.name] for column in COLUMNS})
+    return found, [_attempt(row) for row in rows if row["attempt_number"] is not None]
+
+
+def get_statement(submission_id: str) -> Select[Any]:
+    """Uses one statement, so that a submission and its attempts are read at one instant."""
+    named = [column.label(f"attempt_{column.name}") for column in ATTEMPT_COLUMNS]
+    of_submission = submission_attempts.c.submission_id == submissions.c.submission_id
+    return (
+        select(*COLUMNS, *named)
+        .outerjoin_from(submissions, submission_attempts, of_submission)
+        .where(submissions.c.submission_id == submission_id)
+        .order_by(submission_attempts.c.number)
+    )
+
+
+def _attempt(row: RowMapping) -> Attempt:
+    return Attempt(**{column.name: row[f"attempt_{column.name}"] for column in ATTEMPT_COLUMNS})
+
+
+def list_submissions(
+    connection: Connection, criteria: SubmissionFilter, before: str | None, limit: int
+) -> Sequence[Submission]:
+    rows = connection.execute(list_statement(criteria, before, limit)).mappings()
+    return [Submission(**row) for row in rows]
+
+
+def list_statement(criteria: SubmissionFilter, before: str | None, limit: int) -> Select[Any]:
+    """Lists the newest submissions first: their ids sort by time."""
+    statement = select(*COLUMNS)
+    if criteria.gateway is not None:
+        statement = statement.where(submissions.c.gateway == criteria.gateway)
+    if criteria.state is not None:
+        statement = statement.where(submissions.c.state == _literal(criteria.state))
+    if before is not None:
+        statement = statement.where(submissions.c.submission_id < before)
+    return statement.order_by(submissions.c.submission_id.desc()).limit(limit)
+
+
+def _literal(state: str) -> BindParameter[str]:
+    """Puts the state into the text of the statement: a partial index is not used if the state is a parameter."""
+    return bindparam(None, state, String, literal_execute=True)
+
+
+def list_pending(connection: Connection, after: Change | None, limit: int) -> PendingPage:
+    # The clock is read first: changes after that instant may be missing from the page.
+    now = read_now(connection)
+    rows = connection.execute(pending_statement(after, limit))
+    return PendingPage(now, [_pending_entry(*row) for row in rows])
+
+
+def _pending_entry(submission_id: str, gateway: str, due_at: datetime | None, changed_at: datetime) -> PendingEntry:
+    due = None if due_at is None else to_microseconds(due_at)
+    return PendingEntry(number_of_id(submission_id), gateway, due, to_microseconds(changed_at))
+
+
+def pending_statement(after: Change | None, limit: int) -> Select[Any]:
+    row = submissions.c
+    columns = (row.submission_id, row.gateway, row.next_attempt_at, row.last_modified_at)
+    statement = select(*columns).where(row.state == _literal(SubmissionState.PENDING.value))
+    if after is not None:
+        changed_at = from_microseconds(after.changed_microseconds)
+        # The first condition is redundant, but the database can use it to search an index.
+        statement = statement.where(
+            row.last_modified_at >= changed_at,
+            or_(row.last_modified_at > changed_at, row.submission_id > id_of_number(after.number)),
+        )
+    return statement.order_by(row.last_modified_at, row.submission_id).limit(limit)
+
+
+def read_envelopes(connection: Connection, submission_ids: Sequence[str]) -> Sequence[Envelope]:
+    rows = connection.execute(select(*ENVELOPE_COLUMNS).where(submissions.c.submission_id.in_(submission_ids)))
+    return [envelope(*row) for row in rows]
+
+
+def envelope(submission_id: str, delivery_key: str, payload: bytes | None, contract: str) -> Envelope:
+    return Envelope(submission_id, delivery_key, payload or b"", contract_of(contract))

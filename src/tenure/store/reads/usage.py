@@ -1,0 +1,165 @@
+"""Reads that all engines share: eras, windows and chunks."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Row, Select, and_, func, select
+
+from tenure.domain.submissions import AttemptOutcome
+from tenure.domain.usage import Chunk, ChunkDelivery, Era, Installation, Lag, UndividedWindow, Window
+from tenure.store.reads.sessions import read_now
+from tenure.store.reads.submissions import contract_of
+from tenure.store.tables import (
+    installation,
+    submission_attempts,
+    submissions,
+    usage_chunks,
+    usage_eras,
+    usage_windows,
+)
+
+FACTORS = (usage_eras.c.factor_1, usage_eras.c.factor_2, usage_eras.c.factor_3)
+CHUNK_COLUMNS = tuple(usage_chunks.c[name] for name in Chunk.__struct_fields__)
+WINDOW_COLUMNS = (
+    usage_windows.c.window_id,
+    usage_windows.c.installation_id,
+    usage_windows.c.started_at,
+    usage_windows.c.ended_at,
+    usage_windows.c.contract,
+    usage_windows.c.chunked_at,
+    usage_windows.c.sessions,
+    usage_windows.c.usage_millionths,
+    usage_windows.c.delivered_at,
+    usage_eras.c.started_at.label("era_started_at"),
+    *FACTORS,
+)
+_WINDOWS = select(*WINDOW_COLUMNS).join_from(usage_windows, usage_eras, usage_windows.c.era == usage_eras.c.era)
+_LABELLED_CHUNK_COLUMNS = tuple(column.label(f"chunk_{column.name}") for column in CHUNK_COLUMNS)
+_OF_WINDOW = usage_windows.c.window_id == usage_chunks.c.window_id
+
+
+def window_from_row(row: Any) -> Window:
+    return Window(
+        window_id=row.window_id,
+        installation_id=row.installation_id,
+        started_at=row.started_at,
+        ended_at=row.ended_at,
+        era=Era(row.era_started_at, (row.factor_1, row.factor_2, row.factor_3)),
+        contract=None if row.contract is None else contract_of(row.contract),
+        chunked_at=row.chunked_at,
+        sessions=row.sessions,
+        usage_millionths=row.usage_millionths,
+        delivered_at=row.delivered_at,
+    )
+
+
+def list_windows(connection: Connection, before: int | None, limit: int) -> Sequence[Window]:
+    return [window_from_row(row) for row in connection.execute(windows_statement(before, limit))]
+
+
+def windows_statement(before: int | None, limit: int) -> Select[Any]:
+    """Selects windows, newest first."""
+    statement = _WINDOWS if before is None else _WINDOWS.where(usage_windows.c.window_id < before)
+    return statement.order_by(usage_windows.c.window_id.desc()).limit(limit)
+
+
+def get_window(connection: Connection, window_id: int) -> tuple[Window, Sequence[Chunk]] | None:
+    rows = connection.execute(window_statement(window_id)).all()
+    if not rows:
+        return None
+    return window_from_row(rows[0]), [_chunk(row) for row in rows if row.chunk_chunk is not None]
+
+
+def window_statement(window_id: int) -> Select[Any]:
+    """One statement, so that a window is never returned without its chunks."""
+    return (
+        _WINDOWS.add_columns(*_LABELLED_CHUNK_COLUMNS)
+        .outerjoin(usage_chunks, _OF_WINDOW)
+        .where(usage_windows.c.window_id == window_id)
+        .order_by(usage_chunks.c.chunk)
+    )
+
+
+def list_undivided_windows(connection: Connection, limit: int) -> Sequence[UndividedWindow]:
+    rows = connection.execute(undivided_statement(limit)).all()
+    return [_undivided(connection, window_from_row(row)) for row in rows]
+
+
+def undivided_statement(limit: int) -> Select[Any]:
+    """Selects undivided windows, oldest first."""
+    return _WINDOWS.where(usage_windows.c.chunked_at.is_(None)).order_by(usage_windows.c.window_id).limit(limit)
+
+
+def _undivided(connection: Connection, window: Window) -> UndividedWindow:
+    last = (
+        select(usage_chunks.c.chunk, usage_chunks.c.last_session_id)
+        .where(usage_chunks.c.window_id == window.window_id)
+        .order_by(usage_chunks.c.chunk.desc())
+        .limit(1)
+    )
+    row = connection.execute(last).one_or_none()
+    return UndividedWindow(window, 0, None) if row is None else UndividedWindow(window, row.chunk, row.last_session_id)
+
+
+def find_chunks(connection: Connection, submission_ids: Sequence[str]) -> Sequence[tuple[Window, Chunk]]:
+    rows = connection.execute(find_statement(submission_ids))
+    return [(window_from_row(row), _chunk(row)) for row in rows]
+
+
+def find_statement(submission_ids: Sequence[str]) -> Select[Any]:
+    return (
+        _WINDOWS.add_columns(*_LABELLED_CHUNK_COLUMNS)
+        .join(usage_chunks, _OF_WINDOW)
+        .where(usage_chunks.c.submission_id.in_(submission_ids), usage_chunks.c.submission_id.is_not(None))
+    )
+
+
+def _chunk(row: Row[Any]) -> Chunk:
+    values = row._mapping  # noqa: SLF001 - public in SQLAlchemy
+    return Chunk(**{column.name: values[f"chunk_{column.name}"] for column in CHUNK_COLUMNS})
+
+
+def read_lag(connection: Connection) -> Lag:
+    now = read_now(connection)
+    # Read before the windows: otherwise a window that is cut between the two reads would count as delivered.
+    last_cut_at = connection.execute(select(installation.c.last_cut_at)).scalar_one()
+    return Lag(now, connection.execute(undelivered_statement()).scalar_one_or_none() or last_cut_at)
+
+
+def undelivered_statement() -> Select[Any]:
+    """The start of the oldest window that is not delivered yet."""
+    undelivered = and_(usage_windows.c.delivered_at.is_(None), usage_windows.c.contract.is_not(None))
+    return select(usage_windows.c.started_at).where(undelivered).order_by(usage_windows.c.window_id).limit(1)
+
+
+# Reads of the audit.
+
+
+def read_installation(connection: Connection) -> Installation:
+    row = installation.c
+    kept_from = func.coalesce(row.usage_kept_from, row.created_at)
+    return Installation(
+        *connection.execute(select(row.installation_id, kept_from, row.last_cut_at, row.last_window_id)).one()
+    )
+
+
+def list_deliveries(connection: Connection, window_id: int) -> Sequence[ChunkDelivery]:
+    return [ChunkDelivery(*row) for row in connection.execute(deliveries_statement(window_id))]
+
+
+def deliveries_statement(window_id: int) -> Select[Any]:
+    chunk, attempt = usage_chunks.c, submission_attempts.c
+    delivered = and_(attempt.submission_id == chunk.submission_id, attempt.outcome == AttemptOutcome.DELIVERED.value)
+    return (
+        select(
+            chunk.chunk,
+            chunk.delivered_at,
+            chunk.submission_id,
+            submissions.c.delivery_key,
+            submissions.c.state,
+            select(func.count()).select_from(submission_attempts).where(delivered).scalar_subquery(),
+        )
+        .join_from(usage_chunks, submissions, submissions.c.submission_id == chunk.submission_id, isouter=True)
+        .where(chunk.window_id == window_id)
+        .order_by(chunk.chunk)
+    )

@@ -1,0 +1,119 @@
+"""All streams of this instance: the limit on their number, their keep-alives, and their end when the instance stops."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import Enum
+
+from tenure.clock import monotonic
+from tenure.config import SessionsConfig, StreamsConfig
+from tenure.domain.deadlines import MICROSECONDS, heartbeat_microseconds
+from tenure.domain.streams import AttachRequest, AttachResult
+from tenure.store.contract import Store
+from tenure.streams.batches import StreamBatches
+from tenure.streams.handlers import HandlerFactory
+from tenure.streams.output import Tally
+from tenure.streams.sockets import Socket
+from tenure.streams.stream import REPLACED, SHUTDOWN, Stream
+from tenure.telemetry.events import StreamsStopped, Telemetry
+
+TICK_SECONDS = 0.25
+STOP_SECONDS = 8.0
+
+
+class Admission(Enum):
+    """Whether this instance accepts one more stream."""
+
+    ADMITTED = "admitted"
+    FULL = "full"
+    STOPPING = "stopping"
+
+
+class Streams:
+    def __init__(
+        self,
+        store: Store,
+        config: StreamsConfig,
+        sessions: SessionsConfig,
+        make_handler: HandlerFactory,
+        telemetry: Telemetry,
+    ) -> None:
+        self._batches = StreamBatches(store, telemetry)
+        self.max = config.max_per_instance
+        self._lease = round(config.lease_seconds * MICROSECONDS)
+        self._idle = round(config.idle_seconds * MICROSECONDS)
+        configured = round(sessions.heartbeat_seconds * MICROSECONDS)
+        self._heartbeat = heartbeat_microseconds(self._lease, configured) or self._lease
+        self._make_handler = make_handler
+        self._telemetry = telemetry
+        self._newest: dict[str, Stream] = {}
+        self._running: dict[Stream, asyncio.Future[None]] = {}
+        self._admitted = 0
+        self._is_stopping = False
+
+    @contextmanager
+    def admit(self) -> Iterator[Admission]:
+        """Reserves a place for one stream before its session is opened, and frees the place at the end."""
+        if self._is_stopping:
+            yield Admission.STOPPING
+        elif self._admitted >= self.max:
+            yield Admission.FULL
+        else:
+            self._admitted += 1
+            try:
+                yield Admission.ADMITTED
+            finally:
+                self._admitted -= 1
+
+    async def attach(self, session_id: str) -> AttachResult:
+        return await self._batches.attach(AttachRequest(session_id, self._lease, self._idle, self._heartbeat))
+
+    async def run(
+        self, socket: Socket, attached: AttachResult, greeting: str, make_handler: HandlerFactory | None = None
+    ) -> None:
+        """Runs a stream to its end, with the configured handler unless another one is given."""
+        make = make_handler or self._make_handler
+        stream = Stream(socket, attached, make, self._batches, self._telemetry, Tally(self._telemetry))
+        session_id = stream.session.session_id
+        self._replace_older(session_id, stream)
+        if self._is_stopping:
+            stream.end(SHUTDOWN)
+        running = self._running[stream] = asyncio.ensure_future(stream.run(greeting))
+        try:
+            await running
+        finally:
+            del self._running[stream]
+            if self._newest.get(session_id) is stream:
+                del self._newest[session_id]
+
+    def _replace_older(self, session_id: str, stream: Stream) -> None:
+        """Ends the older of two streams of one session.
+
+        Answers of the database can arrive out of order, so the attachment numbers decide which stream is older.
+        """
+        other = self._newest.get(session_id)
+        if other is not None and other.attachment > stream.attachment:
+            stream.end(REPLACED)
+            return
+        if other is not None:
+            other.end(REPLACED)
+        self._newest[session_id] = stream
+
+    async def keep_alive(self) -> None:
+        """Starts the keep-alive of each stream when it is due. Runs until cancelled."""
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            now = monotonic()
+            for stream in list(self._running):
+                if stream.due_at <= now:
+                    stream.keep_alive()
+
+    async def stop(self) -> None:
+        """Ends, flushes and closes every stream, within STOP_SECONDS."""
+        self._is_stopping = True
+        for stream in self._running:
+            stream.end(SHUTDOWN)
+        running = list(self._running.values())
+        if running:
+            _, left = await asyncio.wait(running, timeout=STOP_SECONDS)
+            self._telemetry.report(StreamsStopped(len(running), len(left)))

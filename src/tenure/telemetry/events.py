@@ -1,0 +1,516 @@
+"""Telemetry: every event that Tenure reports, with typed fields, and the class that passes events to subscribers.
+
+Code reports an event once: `telemetry.report(JobFailed(...))`. Subscribers process it: `logs.py` writes a log line,
+`counters.py` counts it. No other module writes logs or counts events.
+
+Reporting costs one dictionary look-up plus the subscribers of that event, so it may be called on the hot path. An event
+without a log level is never written to the log; it exists to be counted.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, ClassVar, Literal, Self, TypeVar
+
+import msgspec
+
+from tenure.domain.jobs import RunOutcome
+from tenure.domain.sessions import ClosedSession, OpenOutcome, Session
+from tenure.domain.submissions import AttemptOutcome
+
+Level = Literal["info", "warning", "error"]
+
+
+class Event(msgspec.Struct, frozen=True):
+    name: ClassVar[str]
+    """The name in the log. Names are stable: alerts and searches depend on them."""
+    level: ClassVar[Level | None] = "info"
+    """The log level; None if the event is not logged."""
+
+    def log_entry(self) -> tuple[Level, str] | None:
+        """The level and name of the log line, or None if this event is not logged."""
+        return None if self.level is None else (self.level, self.name)
+
+
+E = TypeVar("E", bound=Event)
+Subscriber = Callable[[Any], None]
+
+
+class Telemetry:
+    """Passes each reported event to the subscribers of its type, in the order in which they subscribed."""
+
+    def __init__(self) -> None:
+        self._subscribers: dict[type[Event], list[Subscriber]] = {}
+
+    def subscribe(self, kind: type[E], subscriber: Callable[[E], None]) -> None:
+        self._subscribers.setdefault(kind, []).append(subscriber)
+
+    def report(self, event: Event) -> None:
+        for subscriber in self._subscribers.get(type(event), ()):
+            subscriber(event)
+
+
+def all_events() -> Sequence[type[Event]]:
+    return Event.__subclasses__()
+
+
+# The process.
+
+
+class Listening(Event, frozen=True):
+    name: ClassVar = "listening"
+    address: str
+
+
+class InstanceReady(Event, frozen=True):
+    name: ClassVar = "instance.ready"
+
+
+class InstanceDraining(Event, frozen=True):
+    name: ClassVar = "instance.draining"
+    reason: str
+
+
+class InstanceStopped(Event, frozen=True):
+    name: ClassVar = "instance.stopped"
+
+
+class WorkerDied(Event, frozen=True):
+    name: ClassVar = "supervisor.worker_died"
+    level: ClassVar[Level | None] = "warning"
+    exit_codes: Sequence[int | None]
+
+
+class HttpFailed(Event, frozen=True):
+    name: ClassVar = "http.failed"
+    level: ClassVar[Level | None] = "error"
+    exception: BaseException
+
+
+# The database.
+
+
+class SchemaMigrated(Event, frozen=True):
+    name: ClassVar = "schema.migrated"
+    revision: str
+
+
+class SchemaWaiting(Event, frozen=True):
+    """The database does not answer yet."""
+
+    name: ClassVar = "schema.waiting"
+    level: ClassVar[Level | None] = "warning"
+    error: str
+
+
+class SchemaFailed(Event, frozen=True):
+    name: ClassVar = "schema.failed"
+    level: ClassVar[Level | None] = "error"
+    exception: BaseException
+
+
+class StoreRetried(Event, frozen=True):
+    """An operation failed with an error that the store usually retries."""
+
+    name: ClassVar = "store.retried"
+    level: ClassVar[Level | None] = None
+    cause: str
+
+
+class StoreUnavailable(Event, frozen=True):
+    """An operation failed and is not retried any more. Reported once a second at most."""
+
+    name: ClassVar = "store.unavailable"
+    level: ClassVar[Level | None] = "warning"
+    cause: str
+    error: str
+
+
+class CallbackFailed(Event, frozen=True):
+    name: ClassVar = "coalescer.callback_failed"
+    level: ClassVar[Level | None] = "error"
+    exception: BaseException
+
+
+# Sessions.
+
+
+class SessionOpened(Event, frozen=True):
+    """An open request was answered with a session: created, upgraded or existing."""
+
+    name: ClassVar = "session.opened"
+    level: ClassVar[Level | None] = None
+    outcome: OpenOutcome
+    session: Session
+
+
+class SessionClosed(Event, frozen=True):
+    """This instance recorded the end of a session. Only ends that no client requested are logged."""
+
+    name: ClassVar = "session.closed"
+    log_names: ClassVar[Mapping[str, str]] = {
+        "EXPIRED": "session.expired",
+        "LEASE_EXPIRED": "session.lease_expired",
+        "IDLE_TIMEOUT": "session.idle_timeout",
+        "EVICTED": "session.evicted",
+    }
+    session_id: str
+    reason: str
+    ended_at: datetime
+    state: Literal["closed"] = "closed"
+
+    @classmethod
+    def of(cls, closed: ClosedSession) -> Self:
+        return cls(closed.session_id, closed.reason, closed.ended_at)
+
+    def log_entry(self) -> tuple[Level, str] | None:
+        name = self.log_names.get(self.reason)
+        return None if name is None else ("info", name)
+
+
+class HeartbeatsAnswered(Event, frozen=True):
+    """A batch of heartbeats was answered. `late` counts those that came after their session had ended."""
+
+    name: ClassVar = "session.heartbeats"
+    level: ClassVar[Level | None] = None
+    renewed: int
+    late: int
+
+
+class SessionsCountFailed(Event, frozen=True):
+    name: ClassVar = "sessions.count_failed"
+    level: ClassVar[Level | None] = "error"
+    error: str
+
+
+# Streams.
+
+
+class StreamReceived(Event, frozen=True):
+    """A client sent a message."""
+
+    name: ClassVar = "stream.received"
+    level: ClassVar[Level | None] = None
+    byte_count: int
+    audio_duration_ms: int
+
+
+class StreamSent(Event, frozen=True):
+    """A message was sent to a client. `kind` is the field of `StreamCounters` for this kind of message, if any."""
+
+    name: ClassVar = "stream.sent"
+    level: ClassVar[Level | None] = None
+    kind: str | None
+
+
+class StreamCrashed(Event, frozen=True):
+    name: ClassVar = "stream.crashed"
+    level: ClassVar[Level | None] = "error"
+    session_id: str | None
+    exception: BaseException
+
+
+class StreamHandlerFailed(Event, frozen=True):
+    name: ClassVar = "stream.handler_failed"
+    level: ClassVar[Level | None] = "error"
+    session_id: str
+    exception: BaseException
+
+
+class StreamHandlerStuck(Event, frozen=True):
+    name: ClassVar = "stream.handler_stuck"
+    level: ClassVar[Level | None] = "warning"
+    session_id: str
+
+
+class StreamNotSaved(Event, frozen=True):
+    name: ClassVar = "stream.not_saved"
+    level: ClassVar[Level | None] = "warning"
+    session_id: str
+    end: str | None
+    error: str
+
+
+class StreamsStopped(Event, frozen=True):
+    """The instance is stopping. `left` is the number of streams that did not end in time."""
+
+    name: ClassVar = "streams.stopped"
+    streams: int
+    left: int
+
+
+# Leases.
+
+
+class LeaseContended(Event, frozen=True):
+    """Another instance acquired the lease, or began the job's run, first."""
+
+    name: ClassVar = "lease.contended"
+    level: ClassVar[Level | None] = None
+    lease: str
+
+
+class LeaderAcquired(Event, frozen=True):
+    name: ClassVar = "leader_acquired"
+    lease: str
+    holder: str
+    epoch: int
+    expires_at: datetime
+    reclaimed: bool
+    """Whether the last holder let the lease expire."""
+
+
+class LeaderRenewed(Event, frozen=True):
+    name: ClassVar = "leader_renewed"
+    lease: str
+    holder: str
+    epoch: int
+    expires_at: datetime
+
+
+class LeaderAcquireFailed(Event, frozen=True):
+    name: ClassVar = "leader_acquire_failed"
+    level: ClassVar[Level | None] = "warning"
+    lease: str
+    holder: str
+    error: str
+
+
+class LeaderRenewFailed(Event, frozen=True):
+    name: ClassVar = "leader_renew_failed"
+    level: ClassVar[Level | None] = "warning"
+    lease: str
+    holder: str
+    epoch: int
+    expires_at: datetime
+    error: str
+
+
+class LeaderLost(Event, frozen=True):
+    name: ClassVar = "leader_lost"
+    lease: str
+    holder: str
+    epoch: int
+    expires_at: datetime
+    reason: str
+    error: str | None = None
+
+    def log_entry(self) -> tuple[Level, str] | None:
+        return ("info" if self.error is None else "warning", self.name)
+
+
+class LeaseRenewFailed(Event, frozen=True):
+    name: ClassVar = "lease.renew_failed"
+    level: ClassVar[Level | None] = "warning"
+    lease: str
+    epoch: int
+    failures: int
+    error: str
+
+
+class HeldLeaseLost(Event, frozen=True):
+    name: ClassVar = "lease.lost"
+    level: ClassVar[Level | None] = "warning"
+    lease: str
+    epoch: int
+    error: str
+
+
+class WorkWillNotStop(Event, frozen=True):
+    """Leader work or a job's run ignores its cancellation."""
+
+    name: ClassVar = "work_will_not_stop"
+    level: ClassVar[Level | None] = "error"
+    lease: str
+
+
+class BoardFailed(Event, frozen=True):
+    name: ClassVar = "board.failed"
+    level: ClassVar[Level | None] = "error"
+    exception: BaseException
+
+
+# Jobs.
+
+
+class JobUnknown(Event, frozen=True):
+    """The configuration names a job that does not exist."""
+
+    name: ClassVar = "job.unknown"
+    level: ClassVar[Level | None] = "warning"
+    job: str
+
+
+class JobPostponed(Event, frozen=True):
+    name: ClassVar = "job.postponed"
+    level: ClassVar[Level | None] = "warning"
+    job: str
+    error: str
+
+
+class JobNotRun(Event, frozen=True):
+    name: ClassVar = "job.not_run"
+    level: ClassVar[Level | None] = "error"
+    job: str
+    exception: BaseException
+
+
+class JobClockBehind(Event, frozen=True):
+    """The database's clock was stepped back behind ticks that are done."""
+
+    name: ClassVar = "job.clock_behind"
+    level: ClassVar[Level | None] = "error"
+    job: str
+    now: datetime
+    next_run_at: datetime
+
+
+class JobReclaimed(Event, frozen=True):
+    """The last run was abandoned by `holder`."""
+
+    name: ClassVar = "job.reclaimed"
+    level: ClassVar[Level | None] = "warning"
+    job: str
+    holder: str
+    epoch: int
+
+
+class JobAbandoned(Event, frozen=True):
+    name: ClassVar = "job.abandoned"
+    level: ClassVar[Level | None] = "warning"
+    job: str
+    epoch: int
+    error: str
+
+
+class JobFailed(Event, frozen=True):
+    name: ClassVar = "job.failed"
+    level: ClassVar[Level | None] = "warning"
+    job: str
+    epoch: int
+    error: str
+    exception: BaseException | None
+
+
+class JobLockLost(Event, frozen=True):
+    """The outcome of a run could not be recorded; its tick runs again."""
+
+    name: ClassVar = "job.lock_lost"
+    level: ClassVar[Level | None] = "warning"
+    job: str
+    epoch: int
+    error: str
+
+
+class JobRunEnded(Event, frozen=True):
+    """The outcome of a run is recorded."""
+
+    name: ClassVar = "job.run_ended"
+    level: ClassVar[Level | None] = None
+    job: str
+    outcome: RunOutcome
+
+
+# Submissions.
+
+
+class ExecutorStarted(Event, frozen=True):
+    name: ClassVar = "executor.started"
+    epoch: int
+    waiting: int
+    unknown: int
+    """The number of attempts of earlier epochs that were still open."""
+    seconds: float
+
+
+class ExecutorStopped(Event, frozen=True):
+    name: ClassVar = "executor.stopped"
+    epoch: int
+
+
+class SubmissionsFoundLate(Event, frozen=True):
+    """The executor's comparison found pending submissions that no refresh had read. This indicates a bug."""
+
+    name: ClassVar = "submissions.found_late"
+    level: ClassVar[Level | None] = "error"
+    count: int
+
+
+class SubmissionNotSent(Event, frozen=True):
+    name: ClassVar = "submission.not_sent"
+    level: ClassVar[Level | None] = "error"
+    exception: BaseException
+
+
+class SubmissionFailed(Event, frozen=True):
+    """The last attempt that the contract of the submission allows has failed."""
+
+    name: ClassVar = "submission.failed"
+    level: ClassVar[Level | None] = "warning"
+    submission_id: str
+    gateway: str
+    error: str | None
+
+
+class AttemptEnded(Event, frozen=True):
+    """The outcome of an attempt is recorded."""
+
+    name: ClassVar = "submission.attempt_ended"
+    level: ClassVar[Level | None] = None
+    gateway: str
+    outcome: AttemptOutcome
+
+
+class GatewayFailing(Event, frozen=True):
+    """Reported once, when attempts begin to fail."""
+
+    name: ClassVar = "gateway.failing"
+    level: ClassVar[Level | None] = "warning"
+    gateway: str
+    error: str | None
+
+
+class GatewayRecovered(Event, frozen=True):
+    name: ClassVar = "gateway.recovered"
+    gateway: str
+
+
+class PayloadWithheld(Event, frozen=True):
+    """A payload source refused to hand over a payload. The log name begins with the name of the source."""
+
+    name: ClassVar = "payload.withheld"
+    level: ClassVar[Level | None] = "error"
+    source: str
+    submission_id: str
+    error: str
+
+    def log_entry(self) -> tuple[Level, str] | None:
+        return ("error", f"{self.source}.withheld")
+
+
+# Usage.
+
+
+class UsageCutSkipped(Event, frozen=True):
+    """The database's clock is behind the last cut."""
+
+    name: ClassVar = "usage.cut_skipped"
+    level: ClassVar[Level | None] = "error"
+    now: datetime
+    last_cut_at: datetime
+
+
+class UsageEraBegan(Event, frozen=True):
+    name: ClassVar = "usage.era_began"
+    level: ClassVar[Level | None] = "warning"
+    window: int
+    factors: Mapping[str, str]
+
+
+class UsageEmitted(Event, frozen=True):
+    """One run of job `emit-usage`. With a gateway, `lag_seconds` is set; without one, `sent` is False."""
+
+    name: ClassVar = "usage.emitted"
+    windows: int
+    last_cut_at: datetime
+    lag_seconds: float | None = None
+    sent: bool | None = None

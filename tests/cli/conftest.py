@@ -1,0 +1,40 @@
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tenure.cli.main import main
+from tenure.store.retries import Retries
+
+
+class Result(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+Tenure = Callable[..., Result]
+BOUND_SECONDS = 30.0
+
+
+@pytest.fixture(autouse=True)
+def _long_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pause of the machine of two seconds must not count as an unavailable database."""
+    monkeypatch.setattr(Retries.run, "__defaults__", (BOUND_SECONDS,))
+
+
+@pytest.fixture
+def tenure(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Tenure:
+    """Runs a command in this process, which saves the start of another one. Asynchronous tests call it in a thread."""
+
+    def run(*arguments: str) -> Result:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", ["tenure", *arguments])
+        monkeypatch.setattr("tenure.cli.main.configure_logs", lambda: None)
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return Result(int(ended.value.code or 0), *capsys.readouterr())
+
+    return run

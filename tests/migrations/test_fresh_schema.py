@@ -1,0 +1,70 @@
+"""The revisions create the tables of `tables.py`, and a migrated database has the functions of the tree."""
+
+from pathlib import Path
+
+import asyncpg
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import Connection, create_engine, text
+
+from tenure.store import migrate
+from tenure.store.migrate import SCHEMA_TABLE
+from tenure.store.migrations.functions import functions_of
+from tenure.store.tables import metadata
+from tests.migrations import catalog
+from tests.support.databases import Database
+
+
+async def test_postgres_is_migrated_to_what_a_fresh_schema_is(
+    postgres_database: Database, empty_postgres_database: Database
+) -> None:
+    def make(connection: Connection) -> None:
+        metadata.create_all(connection)
+        for definition in functions_of("postgresql").values():
+            connection.execute(text(definition.replace(":", "\\:")))
+        connection.commit()
+
+    await empty_postgres_database.run_sync(make)
+    migrated, fresh = [await catalog.of_postgres(each.url) for each in (postgres_database, empty_postgres_database)]
+    assert migrated == fresh
+    assert all(migrated.values()), "nothing was found of a kind"
+
+
+async def test_sqlite_is_migrated_to_what_a_fresh_schema_is(sqlite_database: Database, tmp_path: Path) -> None:
+    engine = create_engine(f"sqlite:///{tmp_path / 'fresh.db'}")
+    metadata.create_all(engine)
+    with engine.connect() as connection:
+        fresh = catalog.of_sqlite(connection)
+    engine.dispose()
+    migrated = await sqlite_database.run_sync(catalog.of_sqlite)
+    assert migrated == fresh
+    assert all(migrated.values()), "nothing was found of a kind"
+
+
+def test_sql_server_is_migrated_to_what_a_fresh_schema_is() -> None:
+    scripts = migrate.script(None, "mssql"), catalog.tables_as_script("mssql")
+    migrated, fresh = (catalog.of_tsql(script) for script in scripts)
+    assert migrated == fresh
+    assert migrated["tables"].keys() == metadata.tables.keys()
+    assert migrated["indexes"]
+
+
+async def test_alembic_finds_no_difference_to_the_tables_in_code(database: Database) -> None:
+    """In its own way, and on SQL Server, where there is one, on the server."""
+
+    def differences(connection: Connection) -> list[object]:
+        context = MigrationContext.configure(connection, opts={"version_table": SCHEMA_TABLE, "compare_type": True})
+        return list(compare_metadata(context, metadata))
+
+    assert await database.run_sync(differences) == []
+
+
+async def test_what_a_dry_run_prints_makes_the_schema(
+    postgres_database: Database, empty_postgres_database: Database
+) -> None:
+    connection = await asyncpg.connect(empty_postgres_database.url)
+    await connection.execute(migrate.script(None, "postgresql"))
+    await connection.close()
+    assert await empty_postgres_database.store.schema_revision() == migrate.required_revision()
+    made, migrated = [await catalog.of_postgres(each.url) for each in (empty_postgres_database, postgres_database)]
+    assert made == migrated

@@ -1,0 +1,102 @@
+"""An upgrade: the next revision on a database with rows in it, and the functions of the version that applies it."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tenure.store import migrate
+from tenure.store.migrations import functions
+from tests.support.databases import Database
+from tests.support.rows import fill_postgres, fill_sqlite
+
+HEAD = migrate.required_revision()
+NEXT = f"{int(HEAD) + 1:04}"
+REVISION = f"""
+import sqlalchemy as sa
+from alembic import op
+
+revision = "{NEXT}"
+down_revision = "{HEAD}"
+
+
+def upgrade() -> None:
+    op.add_column("capacities", sa.Column("note", sa.String(16)))
+"""
+
+
+@pytest.fixture
+def next_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """Adds a revision to the tree when called, and replaces the function files of the engine by a copy."""
+
+    def make(dialect: str) -> Path:
+        folder = tmp_path / "migrations"
+        shutil.copytree(migrate.FOLDER, folder, ignore=shutil.ignore_patterns("__pycache__"))
+        (folder / "versions" / f"{NEXT}_next.py").write_text(REVISION, encoding="utf-8")
+        monkeypatch.setattr(migrate, "FOLDER", folder)
+        if dialect in functions.FOLDERS:
+            shutil.copytree(functions.folder_of(dialect), tmp_path / dialect)
+            monkeypatch.setattr(functions, "folder_of", lambda name: tmp_path / name)
+        return tmp_path / dialect
+
+    return make
+
+
+async def test_an_upgrade_keeps_what_is_in_the_database(
+    database: Database, next_version: Callable[[str], Path]
+) -> None:
+    rows = 4
+    if database.engine == "sqlite":
+        await fill_sqlite(database, rows)
+    elif database.engine == "postgresql":
+        await fill_postgres(database.url, rows)
+    else:
+        rows = 0  # nothing here fills that one by hand
+    next_version(database.store.dialect_name)
+    assert await database.store.schema_revision() == HEAD
+    assert await database.store.migrate() == [NEXT]
+    assert await database.store.schema_revision() == NEXT
+    assert (await database.store.count_sessions()).total == rows
+    assert await database.rows("SELECT note FROM capacities") == []
+
+
+async def test_an_upgrade_replaces_functions_and_drops_those_without_a_file(
+    postgres_database: Database, next_version: Callable[[str], Path]
+) -> None:
+    folder = next_version("postgresql")
+    await postgres_database.execute("CREATE FUNCTION tenure_report() RETURNS int LANGUAGE sql AS 'SELECT 1'")
+    await postgres_database.execute("CREATE FUNCTION tenure_usage_1(int) RETURNS int LANGUAGE sql AS 'SELECT 1'")
+    changed = (folder / "tenure_grid_at_1.sql").read_text(encoding="utf-8").replace("SELECT p_at -", "SELECT p_at +")
+    (folder / "tenure_grid_at_1.sql").write_text(changed, encoding="utf-8")
+    (folder / "tenure_usage_1.sql").rename(folder / "tenure_usage_2.sql")
+    (folder / "tenure_usage_2.sql").write_text(
+        (folder / "tenure_usage_2.sql").read_text(encoding="utf-8").replace("tenure_usage_1(", "tenure_usage_2("),
+        encoding="utf-8",
+    )
+    await postgres_database.store.migrate()
+    found = await postgres_database.rows("SELECT proname, prosrc FROM pg_proc WHERE proname LIKE 'tenure%'")
+    sources = {row["proname"]: row["prosrc"] for row in found}
+    assert sources.keys() == {*functions.functions_of("postgresql"), "tenure_report"} - {"tenure_opened_1"}
+    assert "SELECT p_at +" in sources["tenure_grid_at_1"]
+
+
+async def test_nothing_is_installed_where_no_revision_is_applied(
+    postgres_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A version that finds a newer schema must leave its functions alone."""
+    monkeypatch.setattr(functions, "folder_of", lambda _name: tmp_path)
+    assert await postgres_database.store.migrate() == []
+    assert await postgres_database.rows("SELECT FROM pg_proc WHERE proname = 'tenure_usage_1'") != []
+
+
+async def test_an_upgrade_that_fails_changes_nothing(
+    postgres_database: Database, next_version: Callable[[str], Path]
+) -> None:
+    folder = next_version("postgresql")
+    (folder / "tenure_zzz_1.sql").write_text("CREATE OR REPLACE FUNCTION tenure_zzz_1(", encoding="utf-8")
+    (folder / "tenure_usage_1.sql").unlink()
+    with pytest.raises(Exception, match="syntax error"):
+        await postgres_database.store.migrate()
+    assert await postgres_database.store.schema_revision() == HEAD
+    assert await postgres_database.rows("SELECT FROM pg_proc WHERE proname = 'tenure_usage_1'") != []

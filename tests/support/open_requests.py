@@ -1,0 +1,71 @@
+"""Wishes for sessions, with a value of its own in every column."""
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import uuid4
+
+from tenure.domain.sessions import (
+    CloseReason,
+    EndRequest,
+    EndResult,
+    Found,
+    Limits,
+    OpenOutcome,
+    OpenRequest,
+    OpenResult,
+)
+from tenure.ids import new_id
+from tenure.store.contract import Store
+from tenure.store.contract.sessions import OpenLane
+
+LIMITS = Limits(timedelta(days=30))
+NOON = datetime(2041, 3, 1, 12, 0, 0, 123456, tzinfo=UTC)
+"""Later than any real installation: nothing is stamped before the last cut, and a new one is cut as it is made."""
+SECOND = 1_000_000
+ROUNDS_MAX = 300
+
+
+def some_id() -> str:
+    return str(uuid4())
+
+
+def request(**given: Any) -> OpenRequest:
+    """A wish for a new key unless `given` names one."""
+    values: dict[str, Any] = {
+        "session_id": new_id(),
+        "tenant_object_id": some_id(),
+        "user_object_id": some_id(),
+        "capacity_id": some_id(),
+        "kind": 1,
+    }
+    return OpenRequest(**{**values, **given})
+
+
+def again(old: OpenRequest, **given: Any) -> OpenRequest:
+    """Another request for the same key."""
+    same = {name: getattr(old, name) for name in ("tenant_object_id", "user_object_id", "capacity_id", "kind")}
+    return request(**{**same, **given})
+
+
+async def open_one(store: Store, one: OpenRequest, limits: Limits = LIMITS) -> OpenResult:
+    """Through as many lanes as it takes."""
+    lane = OpenLane.CREATE
+    for _ in range(ROUNDS_MAX):
+        (answer,) = await store.open_sessions(lane, [one], limits)
+        if answer.outcome not in (OpenOutcome.REOPEN, OpenOutcome.LIMITED, OpenOutcome.AGAIN):
+            return answer
+        if lane.value == answer.outcome.value:
+            await asyncio.sleep(0.005)  # somebody holds the row
+        lane = OpenLane.CREATE if answer.outcome is OpenOutcome.AGAIN else OpenLane(answer.outcome.value)
+    raise AssertionError(f"no answer after {ROUNDS_MAX} rounds, last {answer.outcome}")
+
+
+async def end_one(store: Store, session_id: str, reason: CloseReason) -> EndResult | None:
+    """As often as somebody holds the row; None if there is no such session."""
+    for _ in range(ROUNDS_MAX):
+        (ended,) = await store.end_sessions([EndRequest(session_id, reason.value)])
+        if ended.found is not Found.HELD:
+            return None if ended.found is Found.UNKNOWN else ended
+        await asyncio.sleep(0.005)
+    raise AssertionError(f"the row of {session_id} was held for {ROUNDS_MAX} rounds")

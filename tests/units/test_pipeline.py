@@ -1,0 +1,135 @@
+"""One pipeline for three transports: match, identify, decode, handle, answer, in this order."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import pytest
+
+from tenure.access.caller import ANONYMOUS, Caller, identify_as_anonymous
+from tenure.errors import GatewayReserved, NotFound
+from tenure.http.answers import Answer, Headers
+from tenure.http.pipeline import Call, Pipeline, Respond, Route, StreamRoute
+from tenure.telemetry.events import HttpFailed
+from tests.support.telemetry import RecordedTelemetry
+
+JSON = [(b"content-type", b"application/json")]
+ID = "0190b0a0-0000-7000-8000-000000000001"
+
+
+class Body(msgspec.Struct):
+    number: int
+
+
+class Service:
+    """A table with one route per transport, and the calls that its handlers got."""
+
+    def __init__(self, identify: Callable[[Headers], Caller] = identify_as_anonymous) -> None:
+        self.calls: list[Call] = []
+        self.telemetry = RecordedTelemetry()
+        shared: Any = {"tag": "things", "summary": "", "body": Body, "answers": {200: None}}
+        table = [
+            Route(method="POST", path="/things/{thingId}", handler=self.handle, **shared),
+            Route(method="PUT", path="/things/{thingId}", hot_handler=self.handle_hot, **shared),
+            StreamRoute(path="/things/{thingId}/stream", serve=self.serve, tag="things", summary=""),
+        ]
+        self.pipeline = Pipeline(table, "/api", identify, self.telemetry)
+
+    async def handle(self, call: Call) -> Answer:
+        self.calls.append(call)
+        return Answer({"number": call.body.number})
+
+    def handle_hot(self, call: Call, respond: Respond) -> None:
+        self.calls.append(call)
+        respond(Answer({"number": call.body.number}) if call.body.number else ValueError("zero"))
+
+    async def serve(self, _socket: Any, call: Call) -> None:
+        self.calls.append(call)
+
+    async def ordinary(self, method: str, path: str, body: bytes) -> tuple[int, bytes]:
+        sent: list[Any] = []
+
+        async def receive() -> Any:
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        scope = {"type": "http", "method": method, "path": path, "query_string": b"", "headers": JSON}
+        await self.pipeline(scope, receive, send)
+        return sent[0]["status"], sent[1]["body"]
+
+    def hot(self, url: bytes, body: bytes) -> list[Answer | Exception]:
+        """As `server/http1.py` calls it."""
+        answers: list[Answer | Exception] = []
+        route = next(each for each in self.pipeline.hot_routes() if each.matches(url))
+        try:
+            route.start(url, JSON, body, answers.append)
+        except Exception as error:  # noqa: BLE001 - answered like any failure
+            answers.append(error)
+        return answers
+
+
+def refuse(_headers: Sequence[tuple[bytes, bytes]]) -> Caller:
+    raise GatewayReserved("not for you")
+
+
+async def test_handlers_of_all_transports_get_caller_and_path() -> None:
+    service = Service()
+    assert await service.ordinary("POST", f"/api/things/{ID}", b'{"number": 1}') == (200, b'{"number":1}')
+    assert await service.ordinary("PUT", f"/api/v1/things/{ID}", b'{"number": 2}') == (200, b'{"number":2}')
+    assert len(service.hot(f"/api/things/{ID}".encode(), b'{"number": 3}')) == 1
+    route, call = service.pipeline.accept_stream(f"/api/things/{ID}/stream?x=1", JSON)
+    await route.serve(None, call)  # type: ignore[arg-type]
+    assert [call.caller for call in service.calls] == [ANONYMOUS] * 4
+    assert [call.path for call in service.calls] == [{"thingId": ID}] * 4
+
+
+async def test_caller_is_identified_before_body_is_decoded() -> None:
+    service = Service(refuse)
+    status, body = await service.ordinary("POST", f"/api/things/{ID}", b"no JSON")
+    assert (status, msgspec.json.decode(body)["code"]) == (403, "GATEWAY_RESERVED")
+    assert [type(answer) for answer in service.hot(f"/api/things/{ID}".encode(), b"no JSON")] == [GatewayReserved]
+    with pytest.raises(GatewayReserved):
+        service.pipeline.accept_stream(f"/api/things/{ID}/stream", JSON)
+    assert service.calls == []
+
+
+async def test_unknown_address_is_refused_before_caller_is_identified() -> None:
+    service = Service(refuse)
+    assert (await service.ordinary("POST", "/api/nothing", b""))[0] == 404
+    for path in ("/api/things/x", f"/things/{ID}/stream", "/api/nothing/stream"):
+        with pytest.raises(NotFound):
+            service.pipeline.accept_stream(path, JSON)
+
+
+async def test_stream_route_does_not_answer_http_requests() -> None:
+    assert (await Service().ordinary("GET", f"/api/things/{ID}/stream", b""))[0] == 404
+
+
+async def test_exception_of_hot_handler_is_answered_500_on_both_lanes() -> None:
+    service = Service()
+    assert (await service.ordinary("PUT", f"/api/things/{ID}", b'{"number": 0}'))[0] == 500
+    (error,) = service.hot(f"/api/things/{ID}".encode(), b'{"number": 0}')
+    assert isinstance(error, ValueError)
+    assert service.pipeline.failure(error).status == 500
+    assert len(service.telemetry.of(HttpFailed)) == 2
+
+
+async def test_second_answer_of_hot_handler_is_ignored() -> None:
+    def twice(_call: Call, respond: Respond) -> None:
+        respond(Answer({"number": 1}))
+        respond(Answer({"number": 2}))
+
+    service = Service()
+    route = Route(method="PUT", path="/twice", hot_handler=twice, tag="", summary="", body=Body, answers={200: None})
+    service.pipeline = Pipeline([route], "", identify_as_anonymous, service.telemetry)
+    async with asyncio.timeout(5):
+        assert await service.ordinary("PUT", "/twice", b'{"number": 1}') == (200, b'{"number":1}')
+
+
+def test_route_without_handler_is_refused() -> None:
+    route = Route(method="GET", path="/nothing", tag="", summary="", answers={200: None})
+    with pytest.raises(TypeError, match="GET /nothing has no handler"):
+        Pipeline([route], "", identify_as_anonymous, RecordedTelemetry())
