@@ -1,4 +1,4 @@
-"""Every bar, one after the other."""
+"""Runs all benchmarks, one after the other."""
 
 import subprocess
 import sys

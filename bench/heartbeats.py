@@ -1,13 +1,14 @@
-"""Heartbeats over HTTP, one by one and a hundred at once, against pgbench's single-row update without any HTTP.
+"""Heartbeats over HTTP, one session or a hundred sessions per request.
 
-Afterwards PostgreSQL tells how many of the updates were HOT, that is, touched no index.
+Yardstick: pgbench updates one row per transaction, without HTTP. At the end, the statistics of PostgreSQL show the
+share of HOT updates, which are the updates that changed no index.
 """
 
 import argparse
 
-from bench import Load, Postgres, in_turns, median, postgres, service, verdict, wrk
+from bench import Load, Postgres, check_bar, measure_pairs, median, postgres, service, wrk
 
-BULK = 100
+SESSIONS_PER_REQUEST = 100
 
 SESSIONS = """
 INSERT INTO sessions (session_id, tenant_object_id, user_object_id, capacity_id, started_at, term_ends_at, deadline_at,
@@ -24,11 +25,13 @@ SELECT pg_stat_reset();
 
 
 def bulk(address: str) -> Load:
+    """Returns the load in sessions, not requests, per second."""
     load = wrk(address, "heartbeats")
-    return load._replace(per_second=load.per_second * BULK)
+    return load._replace(per_second=load.per_second * SESSIONS_PER_REQUEST)
 
 
 def hot_share(server: Postgres) -> float:
+    """Returns the percentage of HOT updates."""
     server.sql("heartbeats", "SELECT pg_stat_force_next_flush()")
     counts = server.sql(
         "heartbeats", "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = 'sessions'"
@@ -39,26 +42,26 @@ def hot_share(server: Postgres) -> float:
 
 def main() -> None:
     arguments = argparse.ArgumentParser()
-    arguments.add_argument("--minutes", type=int, default=10, help="how long to go on for the share of HOT updates")
+    arguments.add_argument("--minutes", type=int, default=10, help="how long to measure the share of HOT updates")
     minutes = arguments.parse_args().minutes
-    with postgres() as server, service(server.fresh("heartbeats")) as running:
+    with postgres() as server, service(server.create_database("heartbeats")) as running:
         server.sql("heartbeats", SESSIONS)
         wrk(running.address, "heartbeat", 2)
-        ratio, loads = in_turns(
+        ratio, loads = measure_pairs(
             lambda: wrk(running.address, "heartbeat"), lambda: server.pgbench("heartbeats", "heartbeat")
         )
-        many, _ = in_turns(lambda: bulk(running.address), lambda: server.pgbench("heartbeats", "heartbeat"))
+        bulk_ratio, _ = measure_pairs(lambda: bulk(running.address), lambda: server.pgbench("heartbeats", "heartbeat"))
         server.sql("heartbeats", "SELECT pg_stat_reset()")
         shares = []
         for minute in range(1, minutes + 1):
             wrk(running.address, "heartbeat", 60)
             shares.append(hot_share(server))
             print(f"  minute {minute}: {shares[-1]:.1f} % HOT")
-    verdict("heartbeats", ratio, 1.25)
-    verdict("heartbeats, p99", median([load.p99_ms for load in loads]), 20, "ms", at_most=True)
-    verdict("heartbeats in bulk", many, 5)
-    verdict("HOT updates after the first minute", shares[0], 95, "%")
-    verdict(f"HOT updates after {minutes} minutes", shares[-1], 95, "%")
+    check_bar("heartbeats", ratio, 1.25)
+    check_bar("heartbeats, p99", median([load.p99_ms for load in loads]), 20, "ms", at_most=True)
+    check_bar("heartbeats in bulk", bulk_ratio, 5)
+    check_bar("HOT updates after the first minute", shares[0], 95, "%")
+    check_bar(f"HOT updates after {minutes} minutes", shares[-1], 95, "%")
 
 
 if __name__ == "__main__":

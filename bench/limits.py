@@ -1,8 +1,8 @@
-"""What a limit costs: opening sessions on a capacity of 100 000 seats against opening them on one without a limit."""
+"""Creates sessions on a capacity with 100 000 seats. Yardstick: the same on a capacity without a limit."""
 
 import urllib.request
 
-from bench import Load, in_turns, median, postgres, service, verdict, wrk
+from bench import Load, check_bar, measure_pairs, median, postgres, service, wrk
 
 CAPACITY = "00000000-0000-4000-8000-000000000002"
 SEATS = b'{"maxSessions": 100000}'
@@ -10,7 +10,7 @@ CONNECTIONS = 16
 SECONDS = 3
 
 
-def limit(address: str) -> None:
+def set_limit(address: str) -> None:
     request = urllib.request.Request(
         f"{address}/capacities/{CAPACITY}", SEATS, {"Content-Type": "application/json"}, method="PUT"
     )
@@ -18,11 +18,11 @@ def limit(address: str) -> None:
 
 
 def main() -> None:
-    with postgres() as server, service(server.fresh("limits")) as running:
-        limit(running.address)
+    with postgres() as server, service(server.create_database("limits")) as running:
+        set_limit(running.address)
 
         def limited() -> Load:
-            # Seats enough for this round, and as many live sessions in every round.
+            # Each round starts without sessions, so it has enough seats and the same number of live sessions.
             server.sql("limits", "DELETE FROM sessions")
             server.sql("limits", "VACUUM ANALYZE sessions")
             return wrk(running.address, "limited", SECONDS, CONNECTIONS)
@@ -34,8 +34,8 @@ def main() -> None:
 
         limited()
         unlimited()
-        ratio, loads = in_turns(limited, unlimited)
-    verdict("creates on a limited capacity", ratio, 0.4)
+        ratio, loads = measure_pairs(limited, unlimited)
+    check_bar("creates on a limited capacity", ratio, 0.4)
     print(f"     p99 {median([load.p99_ms for load in loads]):.1f} ms")
 
 

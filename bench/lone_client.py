@@ -1,4 +1,4 @@
-"""One client alone: a create over HTTP against the same insert and commit through asyncpg alone."""
+"""The latency of a lone client that creates sessions over HTTP. Yardstick: the same insert and commit with asyncpg."""
 
 import asyncio
 import json
@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import asyncpg
 
-from bench import PAIRS, median, postgres, service, verdict
+from bench import PAIRS, check_bar, median, postgres, service
 
 REQUESTS = 600
 INSERT = """
@@ -20,8 +20,8 @@ VALUES ($1, $2, $3, $4, $5, $6, $6, $6, $5, $5, $5, 1, 'created', 'EXPIRED')
 """
 
 
-async def alone(url: str) -> float:
-    """The median in ms of one insert and its commit."""
+async def insert_with_asyncpg(url: str) -> float:
+    """Returns the median time in ms of one insert and its commit."""
     connection = await asyncpg.connect(url)
     insert = await connection.prepare(INSERT)
     times = []
@@ -35,8 +35,11 @@ async def alone(url: str) -> float:
     return median(times) * 1000
 
 
-def over_http(address: str) -> float:
-    """The median in ms of one PUT on one kept connection. A bare socket: the client is not what is measured."""
+def create_over_http(address: str) -> float:
+    """Returns the median time in ms of one PUT on a persistent connection.
+
+    The client is a plain socket, so that it adds little to the measured time.
+    """
     host, port = urlsplit(address).netloc.split(":")
     times = []
     with socket.create_connection((host, int(port))) as client:
@@ -45,9 +48,9 @@ def over_http(address: str) -> float:
             request = _request()
             start = time.perf_counter()
             client.sendall(request)
-            answer = _answer(client)
+            response = _read_response(client)
             times.append(time.perf_counter() - start)
-            assert answer.startswith(b"HTTP/1.1 201"), answer
+            assert response.startswith(b"HTTP/1.1 201"), response
     return median(times) * 1000
 
 
@@ -60,25 +63,25 @@ def _request() -> bytes:
     )
 
 
-def _answer(client: socket.socket) -> bytes:
-    answer = client.recv(8192)
-    while not answer.endswith(b"}"):
-        answer += client.recv(8192)
-    return answer
+def _read_response(client: socket.socket) -> bytes:
+    response = client.recv(8192)
+    while not response.endswith(b"}"):
+        response += client.recv(8192)
+    return response
 
 
 def main() -> None:
     with postgres() as server:
-        database = server.fresh("alone")
+        database = server.create_database("lone_client")
         with service(database, workers=1) as running:
-            over_http(running.address)
+            create_over_http(running.address)
             ratios = []
             for number in range(1, PAIRS + 1):
-                base = asyncio.run(alone(database))
-                ours = over_http(running.address)
-                ratios.append(ours / base)
-                print(f"  pair {number}: {ours:.3f} ms against {base:.3f} ms = {ratios[-1]:.2f}")
-    verdict("a lone client, p50", median(ratios), 3, at_most=True)
+                base = asyncio.run(insert_with_asyncpg(database))
+                measured = create_over_http(running.address)
+                ratios.append(measured / base)
+                print(f"  pair {number}: {measured:.3f} ms against {base:.3f} ms = {ratios[-1]:.2f}")
+    check_bar("a lone client, p50", median(ratios), 3, at_most=True)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""The memory of an idle instance, and whether a million requests leave any behind."""
+"""The memory of an idle instance, and its growth over a million requests."""
 
 import argparse
 
 import psutil
 
-from bench import postgres, service, verdict, wrk
+from bench import check_bar, postgres, service, wrk
 
 REQUESTS = 1_000_000
 
@@ -16,19 +16,19 @@ def resident_mb(process: psutil.Process) -> float:
 def main() -> None:
     arguments = argparse.ArgumentParser()
     arguments.add_argument("--requests", type=int, default=REQUESTS)
-    wanted = arguments.parse_args().requests
-    with postgres() as server, service(server.fresh("memory"), workers=1) as running:
+    requests = arguments.parse_args().requests
+    with postgres() as server, service(server.create_database("memory"), workers=1) as running:
         process = psutil.Process(running.process.pid)
         idle = resident_mb(process)
         sent, sizes = 0, []
-        while sent < wanted:
+        while sent < requests:
             load = wrk(running.address, "created", 10)
             sent += round(load.per_second * 10)
             sizes.append(resident_mb(process))
             print(f"  after {sent:8d} requests: {sizes[-1]:.1f} MB")
-    verdict("idle instance", idle, 120, "MB", at_most=True)
-    # The first tenth fills caches and buffers; after that nothing may grow.
-    verdict("growth over the last nine tenths", sizes[-1] - sizes[len(sizes) // 10], 5, "MB", at_most=True)
+    check_bar("memory of an idle instance", idle, 120, "MB", at_most=True)
+    # The first tenth of the requests fills caches and buffers. After it, the memory must stay constant.
+    check_bar("memory growth over the last nine tenths", sizes[-1] - sizes[len(sizes) // 10], 5, "MB", at_most=True)
 
 
 if __name__ == "__main__":

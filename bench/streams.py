@@ -1,4 +1,4 @@
-"""1000 echo streams, one message of 1 KB a second each: how much of a core the instance takes."""
+"""The CPU time that an instance uses for 1000 echo streams with one message of 1 KB per second each."""
 
 import argparse
 import asyncio
@@ -9,7 +9,7 @@ import uuid
 import psutil
 from websockets.asyncio.client import ClientConnection, connect
 
-from bench import postgres, service, verdict
+from bench import check_bar, postgres, service
 
 STREAMS = 1000
 SECONDS = 20
@@ -17,16 +17,17 @@ MESSAGE = b"x" * 1024
 
 
 async def stream(address: str, begin: asyncio.Event, number: int, seconds: int) -> int:
+    """Runs one stream. Returns the number of messages that the instance counted."""
     async with connect(f"{address}/sessions/stream", compression=None, ping_interval=None) as socket:
         await _open(socket)
         await begin.wait()
-        # Spread over the second, as independent clients are.
+        # The streams start at different times of the second, like independent clients.
         await asyncio.sleep(number / STREAMS)
         next_at = time.monotonic()
         for _ in range(seconds):
             await socket.send(MESSAGE)
             if await socket.recv() != MESSAGE:
-                raise RuntimeError("an echo that is none")
+                raise RuntimeError("the echo differs from the message")
             next_at += 1
             await asyncio.sleep(max(next_at - time.monotonic(), 0))
         await socket.send('{"type":"stop"}')
@@ -35,13 +36,14 @@ async def stream(address: str, begin: asyncio.Event, number: int, seconds: int) 
 
 
 async def _open(socket: ClientConnection) -> None:
-    wish = {name: str(uuid.uuid4()) for name in ("userObjectId", "tenantObjectId", "capacityId")}
-    await socket.send(json.dumps({"type": "open", "sessionKind": 1, **wish}))
+    request = {name: str(uuid.uuid4()) for name in ("userObjectId", "tenantObjectId", "capacityId")}
+    await socket.send(json.dumps({"type": "open", "sessionKind": 1, **request}))
     if json.loads(await socket.recv())["type"] != "session_start":
         raise RuntimeError("the stream was not opened")
 
 
 async def load(address: str, process: psutil.Process, seconds: int) -> float:
+    """Runs all streams. Returns the cores that the process used."""
     begin = asyncio.Event()
     running = [asyncio.ensure_future(stream(address, begin, number, seconds)) for number in range(STREAMS)]
     await asyncio.sleep(5)
@@ -59,10 +61,10 @@ def main() -> None:
     arguments = argparse.ArgumentParser()
     arguments.add_argument("--seconds", type=int, default=SECONDS)
     seconds = arguments.parse_args().seconds
-    with postgres() as server, service(server.fresh("streams"), workers=1) as running:
+    with postgres() as server, service(server.create_database("streams"), workers=1) as running:
         process = psutil.Process(running.process.pid)
         used = asyncio.run(load(running.address.replace("http", "ws"), process, seconds))
-    verdict("1000 echo streams, 1 KB a second each", used, 0.5, "cores", at_most=True)
+    check_bar("1000 echo streams, 1 KB per second each", used, 0.5, "cores", at_most=True)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
-"""Usage: a million sessions cut, divided, rendered and delivered; what openings notice of cuts; sums over a month.
+"""Usage: the delivery of a million sessions, the time of a cut, sums over a month, and opens during cuts.
 
-Delivering is measured against COPY writing the same columns of the same sessions to a file; it ends when the last chunk
-is recorded as delivered, to `tenure receiver`, which checks and counts all of it. A sum is measured against the same
-sum in plain SQL.
+- Delivery: the service cuts a window, divides it, renders it and sends it to `tenure receiver`, which checks and counts
+  every chunk. The measurement ends when the last chunk is recorded as delivered. The yardstick is a COPY of the same
+  columns of the same sessions to a file.
+- Sums: the yardstick is the same sum in plain SQL.
+- Opens: the yardstick is the same load without cuts and sweeps.
 """
 
 import asyncio
@@ -19,19 +21,19 @@ from pathlib import Path
 import asyncpg
 import psutil
 
-from bench import PAIRS, Postgres, Service, median, postgres, service, verdict, wrk
+from bench import PAIRS, Postgres, Service, check_bar, median, postgres, service, wrk
 from submissions import MEGABYTE, receiver
+from tenure.domain.usage import CutRules
 from tenure.ids import new_id
-from tenure.model.usage import CutRules
 from tenure.store.engines import open_store
 
 LIVE = 1_000_000
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 FACTORS = (1_000_000, 2_000_000, 3_000_000)
-HOUR = 3_600_000_000
+HOUR_MICROSECONDS = 3_600_000_000
 CUTS = 20
 
-# Ids in the order of their starts, as the service makes them.
+# The ids have the order of the starts, like the ids that the service creates.
 ROWS = f"""
 INSERT INTO sessions (session_id, tenant_object_id, user_object_id, capacity_id, started_at, term_ends_at, deadline_at,
                       check_at, last_heartbeat_at, last_activity_at, modified_at, kind, state, lapse_reason)
@@ -47,7 +49,7 @@ VACUUM ANALYZE;
 CHECKPOINT;
 """
 COLUMNS = "session_id, user_object_id, tenant_object_id, capacity_id, kind, started_at, deadline_at, closed_at"
-PLAIN = """
+PLAIN_SUM = """
 SELECT tenant_object_id,
        sum(round(kind * extract(epoch FROM least(coalesce(closed_at, deadline_at), now())
                                            - greatest(started_at, now() - interval '30 days')) / 2592000, 6)), count(*)
@@ -57,8 +59,9 @@ SELECT tenant_object_id,
 """
 
 
-async def filled(server: Postgres, name: str) -> str:
-    url = server.fresh(name)
+async def create_filled(server: Postgres, name: str) -> str:
+    """Creates a database with a million live sessions and returns its URL."""
+    url = server.create_database(name)
     store = open_store(url, 4)
     await store.migrate()
     await store.close()
@@ -66,57 +69,59 @@ async def filled(server: Postgres, name: str) -> str:
     return url
 
 
-def copied(server: Postgres, name: str) -> float:
+def copy(server: Postgres, name: str) -> float:
+    """Copies the sessions to a file. Returns the seconds."""
     with tempfile.TemporaryDirectory() as folder:
-        Path(folder).chmod(0o777)  # the server may run as somebody else
+        Path(folder).chmod(0o777)  # the server may run as another user
         began = time.monotonic()
         server.sql(name, f"COPY (SELECT {COLUMNS} FROM sessions) TO '{folder}/sessions'")
         return time.monotonic() - began
 
 
-def ask(running: Service, path: str, method: str = "GET") -> dict:
+def request_json(running: Service, path: str, method: str = "GET") -> dict:
     request = urllib.request.Request(f"{running.address}{path}", method=method)
-    with urllib.request.urlopen(request) as answer:
-        return json.load(answer)
+    with urllib.request.urlopen(request) as response:
+        return json.load(response)
 
 
 @contextlib.contextmanager
-def watched(pid: int) -> Iterator[list[int]]:
-    """The resident memory of a process, ten times a second."""
-    process, sizes, over = psutil.Process(pid), [], threading.Event()
+def sampled_memory(pid: int) -> Iterator[list[int]]:
+    """Samples the resident memory of a process ten times per second."""
+    process, sizes, stopped = psutil.Process(pid), [], threading.Event()
 
-    def look() -> None:
-        while not over.wait(0.1):
+    def sample() -> None:
+        while not stopped.wait(0.1):
             sizes.append(process.memory_info().rss)
 
     sizes.append(process.memory_info().rss)
-    looking = threading.Thread(target=look)
-    looking.start()
+    sampler = threading.Thread(target=sample)
+    sampler.start()
     try:
         yield sizes
     finally:
-        over.set()
-        looking.join()
+        stopped.set()
+        sampler.join()
 
 
-def delivered(running: Service) -> float:
-    """Seconds from the wish to have usage emitted until all of it is delivered."""
+def deliver(running: Service) -> float:
+    """Runs the job `emit-usage`. Returns the seconds until its whole window is delivered."""
     began = time.monotonic()
-    before = ask(running, "/usage/windows?limit=1")["windows"]
+    before = request_json(running, "/usage/windows?limit=1")["windows"]
     last = before[0]["windowId"] if before else 0
-    ask(running, "/jobs/emit-usage/run", "POST")
+    request_json(running, "/jobs/emit-usage/run", "POST")
     while True:
-        newest = ask(running, "/usage/windows?limit=1")["windows"]
+        newest = request_json(running, "/usage/windows?limit=1")["windows"]
         if newest and newest[0]["windowId"] > last and newest[0]["deliveredAt"] is not None:
             break
         time.sleep(0.05)
     if newest[0]["sessions"] != LIVE:
-        raise AssertionError(f"{newest[0]['sessions']} sessions were in the window")
+        raise AssertionError(f"the window has {newest[0]['sessions']} sessions")
     return time.monotonic() - began
 
 
-def delivering(server: Postgres) -> tuple[float, float, float]:
-    url = asyncio.run(filled(server, "delivered"))
+def measure_delivery(server: Postgres) -> tuple[float, float, float]:
+    """Returns the median ratio, the longest time in seconds and the largest growth of memory in MB."""
+    url = asyncio.run(create_filled(server, "delivered"))
     os.environ["TENURE_JOBS__EMIT_USAGE__INTERVAL_SECONDS"] = "1"
     os.environ["TENURE_JOBS__EMIT_USAGE__PAUSED"] = "true"
     ratios, times, grown = [], [], []
@@ -125,9 +130,9 @@ def delivering(server: Postgres) -> tuple[float, float, float]:
         os.environ["TENURE_GATEWAYS__USAGES__SECRET"] = SECRET
         with service(url, workers=1) as running:
             for number in range(1, PAIRS + 1):
-                base = copied(server, "delivered")
-                with watched(running.process.pid) as sizes:
-                    seconds = delivered(running)
+                base = copy(server, "delivered")
+                with sampled_memory(running.process.pid) as sizes:
+                    seconds = deliver(running)
                 times.append(seconds)
                 ratios.append(seconds / base)
                 grown.append((max(sizes) - sizes[0]) / MEGABYTE)
@@ -136,10 +141,10 @@ def delivering(server: Postgres) -> tuple[float, float, float]:
     return median(ratios), max(times), max(grown)
 
 
-async def cutting(url: str) -> float:
-    """Milliseconds for a whole cut: its lock is held for less."""
+async def measure_cut(url: str) -> float:
+    """Returns the median time in ms of a whole cut. The cut holds its lock for a shorter time."""
     store = open_store(url, 10)
-    fence = (await store.acquire_lease("bench", "me", new_id(), HOUR)).lease.fence
+    fence = (await store.acquire_lease("bench", "me", new_id(), HOUR_MICROSECONDS)).lease.fence
     times = []
     for _ in range(CUTS):
         await asyncio.sleep(0.05)
@@ -147,43 +152,46 @@ async def cutting(url: str) -> float:
         cut = await store.cut_usage(fence, CutRules(1000, FACTORS, None), 128)
         times.append((time.monotonic() - began) * 1000)
         if cut.windows == 0:
-            raise AssertionError("nothing was cut")
+            raise AssertionError("the cut created no window")
     await store.close()
     return median(times)
 
 
-def opening_meanwhile(server: Postgres, name: str, interval: str) -> float:
+def measure_opens(server: Postgres, name: str, interval: str) -> float:
+    """Returns the p99 in ms of opens, with cuts and sweeps at this interval in seconds."""
     os.environ["TENURE_JOBS__EMIT_USAGE__PAUSED"] = "false"
     for job in ("EMIT_USAGE", "EXPIRE_SESSIONS"):
         os.environ[f"TENURE_JOBS__{job}__INTERVAL_SECONDS"] = interval
-    with service(server.fresh(name)) as running:
+    with service(server.create_database(name)) as running:
         wrk(running.address, "created", 3)
         load = wrk(running.address, "created", 10)
-    print(f"  every {interval} s: {load.per_second:.0f} opens a second, p99 {load.p99_ms:.1f} ms")
+    print(f"  cuts and sweeps every {interval} s: {load.per_second:.0f} opens per second, p99 {load.p99_ms:.1f} ms")
     return load.p99_ms
 
 
-async def plainly(url: str) -> float:
+async def sum_in_plain_sql(url: str) -> float:
+    """Runs the yardstick. Returns the seconds."""
     connection = await asyncpg.connect(url, server_settings={"jit": "off"})
     began = time.monotonic()
-    lines = await connection.fetch(PLAIN)
+    rows = await connection.fetch(PLAIN_SUM)
     seconds = time.monotonic() - began
     await connection.close()
-    if len(lines) != 1000:
-        raise AssertionError(f"{len(lines)} tenants")
+    if len(rows) != 1000:
+        raise AssertionError(f"the sum has {len(rows)} tenants")
     return seconds
 
 
-def summing(url: str) -> float:
+def measure_sum(url: str) -> float:
+    """Returns the median ratio of the time of `GET /usage` to plain SQL."""
     ratios = []
     with service(url, workers=1) as running:
         for number in range(1, PAIRS + 1):
-            base = asyncio.run(plainly(url))
+            base = asyncio.run(sum_in_plain_sql(url))
             began = time.monotonic()
-            answer = ask(running, "/usage?groupBy=tenant&limit=500")
+            usage = request_json(running, "/usage?groupBy=tenant&limit=500")
             seconds = time.monotonic() - began
-            if answer["count"] != 500:
-                raise AssertionError(f"{answer['count']} groups")
+            if usage["count"] != 500:
+                raise AssertionError(f"the response has {usage['count']} groups")
             ratios.append(seconds / base)
             print(f"  pair {number}: {seconds:.2f} s against {base:.2f} s = {ratios[-1]:.2f}")
     return median(ratios)
@@ -191,19 +199,17 @@ def summing(url: str) -> float:
 
 def main() -> None:
     with postgres() as server:
-        ratio, slowest, grown = delivering(server)
+        ratio, slowest, grown = measure_delivery(server)
         url = server.url("delivered")
-        lock = asyncio.run(cutting(url))
-        sums = summing(url)
-        pairs = [
-            (opening_meanwhile(server, "often", "1"), opening_meanwhile(server, "seldom", "3600")) for _ in range(3)
-        ]
-    verdict("a million sessions delivered, against COPY", ratio, 15, at_most=True)
-    verdict("the slowest", slowest, 30, "s", at_most=True)
-    verdict("its memory", grown, 100, "MB", at_most=True)
-    verdict("a cut", lock, 20, "ms", at_most=True)
-    verdict("a month by tenant, against plain SQL", sums, 3, at_most=True)
-    verdict("p99 of opens with cuts and sweeps every second", median([a / b for a, b in pairs]), 3, at_most=True)
+        cut = asyncio.run(measure_cut(url))
+        sums = measure_sum(url)
+        pairs = [(measure_opens(server, "often", "1"), measure_opens(server, "seldom", "3600")) for _ in range(3)]
+    check_bar("delivery of a million sessions, against COPY", ratio, 15, at_most=True)
+    check_bar("delivery, slowest", slowest, 30, "s", at_most=True)
+    check_bar("delivery, memory", grown, 100, "MB", at_most=True)
+    check_bar("cut", cut, 20, "ms", at_most=True)
+    check_bar("sum over a month by tenant, against plain SQL", sums, 3, at_most=True)
+    check_bar("opens with cuts and sweeps every second, p99", median([a / b for a, b in pairs]), 3, at_most=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
--- The same row that a submission makes, one transaction each.
+-- Each transaction inserts one row, the same as for an accepted submission.
 \set a random(0, 2147483647)
 \set b random(0, 2147483647)
 INSERT INTO submissions (

@@ -1,4 +1,4 @@
--- The textbook: begin, look under a lock, insert, commit. Into the table that Tenure itself uses, for a new user each
+-- The textbook transaction: begin, select for update, insert, commit. It uses the table of Tenure, and a new user each
 -- time.
 \set a random(0, 2147483647)
 \set b random(0, 2147483647)

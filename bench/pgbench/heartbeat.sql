@@ -1,4 +1,4 @@
--- The textbook: one row, one update, one commit. One of the ten thousand sessions.
+-- The textbook transaction: one update of one of ten thousand sessions, and its commit.
 \set session random(1, 10000)
 UPDATE sessions
    SET last_heartbeat_at = clock_timestamp(), modified_at = clock_timestamp(),

@@ -1,4 +1,4 @@
--- A new key with every request, so that every request makes a submission.
+-- Each request has a new key, so each request creates a submission.
 local random, format = math.random, string.format
 
 local threads = 0

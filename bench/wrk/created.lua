@@ -1,4 +1,4 @@
--- A new user with every request, so that every request creates a session.
+-- Each request has a new user, so each request creates a session.
 local random, format = math.random, string.format
 
 local threads = 0

@@ -1,4 +1,4 @@
--- One of ten thousand users, all of whom hold a session.
+-- Each request opens a session for one of ten thousand users, who all have a live session.
 local random, format = math.random, string.format
 
 local threads = 0

@@ -1,4 +1,4 @@
--- The heartbeat of one of ten thousand sessions.
+-- Each request is a heartbeat for one of ten thousand sessions.
 local random, format = math.random, string.format
 
 local threads = 0

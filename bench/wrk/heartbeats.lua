@@ -1,4 +1,4 @@
--- The heartbeats of a hundred sessions of ten thousand, as a proxy sends them: always the same hundred together.
+-- Each request has the heartbeats of a hundred of ten thousand sessions. The groups are fixed, as if a proxy sent them.
 local random, format = math.random, string.format
 
 local threads = 0

@@ -1,4 +1,4 @@
--- As created.lua, on the capacity that has a limit.
+-- Like created.lua, on the capacity with a limit.
 local random, format = math.random, string.format
 
 local threads = 0
