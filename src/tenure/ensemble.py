@@ -99,7 +99,7 @@ class Ensemble:
     def trusts(self, name: str) -> bool:
         """Whether this process still trusts a lease that it holds according to the database.
 
-        True for all other leases: a run checks its own job lock.
+        Only leases of `lead` are checked. The result is True for any other lease: each run checks its own job lock.
         """
         return name not in self._leaderships or self._leaderships[name].is_leading
 

@@ -11,7 +11,7 @@ wait behind a batch that waits for a lock.
 Failures:
 
 - The database cannot be reached: every member of the batch gets the error. Every item that waits behind the batch gets
-  it too, because these items have already waited as long as a request may.
+  it too, because these items have already waited for the maximum time of a request.
 - The batch raises anything else: its members run one by one, so that only the member at fault fails.
 - The batch does not end: members that wait for longer than PATIENCE_SECONDS get an error. As after any lost
   response, it is then unknown whether their item was written. The caller can send the same request again.

@@ -81,7 +81,10 @@ def _is_header_name(name: str) -> bool:
 
 
 def _misspelled_gateway(name: str) -> str | None:
-    """Return the built-in gateway that `name` misspells, or None. Tenure itself would never submit to `name`."""
+    """Return the built-in gateway that `name` misspells, or None.
+
+    A misspelled name is refused, because Tenure itself would never submit to that gateway.
+    """
     near = near_miss(name, GATEWAYS, MISSPELLED_GATEWAY)
     return None if near == name else near
 

@@ -55,7 +55,7 @@ def end_now(session: Session, now: datetime, reason: str) -> Session:
     """End the session at `now` for `reason`, or at its deadline if it has lapsed. Sessions last at least 1 µs."""
     if session.deadline_at <= now:
         return as_recorded(session, now)
-    # After the start, even if the clock was stepped back, and never after the deadline.
+    # The end is after the start, even if the clock was stepped back, and never after the deadline.
     closed_at = min(session.deadline_at, max(now, session.started_at + MICROSECOND))
     return msgspec.structs.replace(
         session, state=State.CLOSED.value, closed_at=closed_at, close_reason=reason, modified_at=closed_at

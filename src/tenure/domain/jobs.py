@@ -66,7 +66,7 @@ class BeginRunOutcome(StrEnum):
 
 
 class BeginRunResult(msgspec.Struct, frozen=True):
-    """The result of an attempt to begin a run of a job. Fields except `found` are set only if it was begun."""
+    """The result of an attempt to begin a run of a job. All fields except `found` are set only if the run began."""
 
     found: BeginRunOutcome
     fence: Fence | None = None
@@ -79,7 +79,7 @@ class BeginRunResult(msgspec.Struct, frozen=True):
     reclaimed: Fence | None = None
     """The fence of an earlier run that was abandoned while it held this lock."""
     clock_behind: datetime | None = None
-    """If the clock was stepped back and the store moved the next tick back to `tick_at`: the next tick before that.
+    """The previous value of the next tick, if the store moved it back to `tick_at` because the clock was stepped back.
     None otherwise, and also if the caller repeats `begin_run` after a lost answer."""
 
 

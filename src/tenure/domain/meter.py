@@ -25,7 +25,11 @@ def usage_of(microseconds: int, factor_millionths: int) -> int:
 
 
 def usage_between(before_microseconds: int, total_microseconds: int, factor_millionths: int) -> int:
-    """Return the usage of a window, from the billable time of its era up to its start and up to its end."""
+    """Return the usage of a window.
+
+    Both times are billable times since the start of the era: `before_microseconds` up to the window's start,
+    `total_microseconds` up to its end.
+    """
     return usage_of(total_microseconds, factor_millionths) - usage_of(before_microseconds, factor_millionths)
 
 

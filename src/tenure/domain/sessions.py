@@ -140,8 +140,8 @@ class OpenOutcome(StrEnum):
 class OpenResult(msgspec.Struct, frozen=True):
     """The result of an open request. `session` is set for created, existing and upgraded.
 
-    Each other session that the same transaction closed is in `closed_sessions` of one of the results of the batch,
-    whatever the outcome of that result.
+    If the transaction of a batch also closed other sessions, each of them is in `closed_sessions` of one result of the
+    batch, whatever the outcome of that result.
     """
 
     outcome: OpenOutcome

@@ -4,8 +4,8 @@ An instance is a **follower** until it acquires the lease, and then **leads** fo
 these reasons, and follows again:
 
 - *released*: the instance stops. Work that needs time to end gets its grace period, during which the instance keeps
-  the lease. Then the instance stops leading, and only then releases the lease. The other instances are notified, or
-  read it on the board within `refresh_seconds`, and one of them leads.
+  the lease. Then the instance stops leading, and only then releases the lease. The other instances are
+  notified, or read on the board within `refresh_seconds` that the lease is free, and one of them leads.
 - *resigned*: an operator ended the lease. The board shows it within `refresh_seconds`. Other instances acquire a
   resigned lease only after the holder must have read that board (RESIGN_COOLDOWN_REFRESHES). The former holder waits
   even longer (COOLDOWN_REFRESHES), so that another instance gets the lease if there is one.
@@ -13,7 +13,7 @@ these reasons, and follows again:
 - *expired*: the lease was not renewed in time to be trusted (see `HeldLease`): the process or the host was paused, or
   the database was too slow. The instance stops a tenth of the duration before another instance can lead.
 - *database*: the database did not answer the instance or its work, and the store's retries did not help. The instance
-  stops at once, although its lease may still run, and releases it as soon as the database answers. Otherwise no
+  stops at once, although it may still hold the lease, and releases it as soon as the database answers. Otherwise no
   instance would work until the lease expired: this one cannot reach the database, and the others do not hold the lease.
 - *failed*: the work returned or raised. Work must run for as long as the instance leads.
 
@@ -300,7 +300,7 @@ RESIGN_COOLDOWN_REFRESHES = 1.5
 
 
 class ReacquireDelay:
-    """The cool-down of a free lease. It begins when this process first reads that the lease is free in its epoch."""
+    """The cool-down of a free lease. In each epoch, it begins when this process first reads that the lease is free."""
 
     def __init__(self, refresh_seconds: float) -> None:
         self._refresh_seconds = refresh_seconds

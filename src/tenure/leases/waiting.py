@@ -12,7 +12,7 @@ CANCEL_SECONDS = 5.0
 async def is_set_within(event: asyncio.Event, seconds: float) -> bool:
     """Waits until the event is set, for at most `seconds`. Returns whether it is set.
 
-    Not by `asyncio.wait_for`, which loses a cancellation that arrives just as the event is set (before Python 3.12).
+    Does not use `asyncio.wait_for`: before Python 3.12, it loses a cancellation that arrives just as the event is set.
     """
     with suppress(TimeoutError):
         async with asyncio.timeout(max(0.0, seconds)):

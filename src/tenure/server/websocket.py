@@ -29,7 +29,7 @@ WAITING_BYTES_MAX = 1_048_576
 FRAGMENTS_MAX = 1024
 PING_SECONDS = 15.0
 LAST_LOOK_SECONDS = 1.0
-"""How long the server waits after it missed a pong before it closes the connection."""
+"""How much longer than PING_SECONDS the server waits for a pong before it closes the connection."""
 GOODBYE_SECONDS = 2.0
 EXCESS_SECONDS = 5.0
 """How long a client may take to close after it sent an unreadable message, before the connection is aborted."""

@@ -89,7 +89,7 @@ class Opener:
         backoff = Backoff(since)
         while result.session is None and result.outcome not in REFUSALS:
             if result.outcome in _NEXT_LANES:
-                # From the second pause on, another transaction holds a row, usually for a millisecond.
+                # The first pause is zero. A further one means that another transaction holds a row, usually for 1 ms.
                 await backoff.pause()
                 result = await self._lanes[_NEXT_LANES[result.outcome]].run(request, since)
             else:
@@ -108,7 +108,7 @@ class Opener:
             results = await self._store.open_sessions(lane, leaders, self._limits)
         except IdTaken:
             if len(requests) > 1:
-                raise  # the coalescer runs the requests one by one, and the one whose id is taken fails here again
+                raise  # the coalescer then runs each request alone; the one whose id is taken gets AGAIN
             return [OpenResult(OpenOutcome.AGAIN)]
         for result in results:
             for closed in result.closed_sessions:

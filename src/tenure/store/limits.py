@@ -3,10 +3,11 @@
 from datetime import timedelta
 
 BATCH_MAX = 128
-"""The most requests in one transaction. The answer to a write must fit into a socket buffer, because PostgreSQL does
-not end a transaction whose client does not read."""
+"""The most requests in one transaction. The answer to a write must fit into a socket buffer: PostgreSQL could not send
+a larger answer to a paused instance, and no timeout would end the transaction, which would keep its locks."""
 SWEEP_MAX = 500
-"""The most sessions in a batch of the sweep or of evictions. The answer contains only their id, reason and end."""
+"""The most sessions in a batch of the sweep or of evictions. So many fit into the answer, because it contains only
+the id, reason and end of each."""
 PRUNE_MAX = 1000
 LEASE_HISTORY_KEPT = timedelta(days=30)
 JOB_RUNS_KEPT = timedelta(days=7)

@@ -29,7 +29,7 @@ from tenure.telemetry.events import Telemetry
 ANNOUNCE_PAUSE_SECONDS = 0.05
 """The pause between two notifications to other instances, however many submissions are accepted."""
 WORTH_ANOTHER = 16
-"""How many waiting submissions justify a second batch beside the first; fewer than sessions, which are smaller."""
+"""How many waiting submissions justify a second concurrent batch. Lower than for sessions, which are smaller."""
 BATCH_BYTES = 1024 * 1024
 WAITING_BYTES = 64 * 1024 * 1024
 DEFAULT_STATES = {

@@ -281,7 +281,7 @@ class _Term:
         return min([LONGEST_REST_SECONDS, *(microseconds / 1_000_000 for microseconds in waiting)])
 
     async def _note_unknown_gateway(self, gateway: str, submission_ids: Sequence[str]) -> None:
-        """Stores why they are not sent. They stay pending until an instance that has the gateway configured leads."""
+        """Stores why these submissions are not sent. They stay pending until an instance with this gateway leads."""
         await self._store.note_waiting_reason(self._held.fence, submission_ids, f"gateway {gateway} is not configured")
 
     async def _begin(self, queue: GatewayQueue, submission_ids: Sequence[str]) -> None:

@@ -59,7 +59,7 @@ class Intake:
         self._refreshed_at = 0
         self._read_at = 0
         self._seen: dict[int, int] = {}
-        """By number, the time of change of recently read rows, to recognise rows that are read again unchanged."""
+        """The time of change of recently read rows, by submission number: recognises rows that have not changed."""
         self._reads: list[set[int]] = []
         """For each read in progress, the submissions that ended during it. Its rows may still show them as pending."""
 

@@ -24,7 +24,7 @@ class Withheld(msgspec.Struct, frozen=True):
 
     error: str
     retry_seconds: float = RETRY_SECONDS
-    """The delay before the retry. Usually an operator must repair the cause first, but need not notify Tenure."""
+    """The delay before the retry. Usually an operator must repair the cause first; the retries are automatic."""
 
 
 class PayloadSource(Protocol):

@@ -179,7 +179,7 @@ class Audit:
         self._check_deliveries(window, chunks, deliveries, entries)
 
     def _entries(self, window: Window, deliveries: Sequence[ChunkDelivery]) -> Mapping[int, Entry | None]:
-        """By chunk number; empty if there is no ledger to compare with."""
+        """Returns the ledger entries of the window by chunk number; empty if there is no ledger to compare with."""
         if self._ledger is None:
             return {}
         return {each.chunk: self._ledger.find(delivery_key(window, each.chunk)) for each in deliveries}

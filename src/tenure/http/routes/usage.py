@@ -22,7 +22,7 @@ from tenure.store.reads.intervals import SPAN
 
 DIGITS_MAX = 18
 EARLIEST_END = datetime.min.replace(tzinfo=UTC) + SPAN
-"""The earliest end of a span whose start is not given."""
+"""The earliest valid end of a span without a start: with an earlier end, the default start would precede the year 1."""
 
 Amount = Annotated[msgspec.Raw, Meta(extra_json_schema={"type": "number"}, description="At most six decimals, exact.")]
 QueryInstant = Annotated[

@@ -34,7 +34,7 @@ class SubmissionStore(Protocol):
         """Returns pending submissions in the order of their last change, starting after `after`."""
 
     async def read_envelopes(self, submission_ids: Sequence[str]) -> Sequence[Envelope]:
-        """In any order. Not part of the result of `begin_attempts`: payloads do not fit into a socket buffer."""
+        """Returns envelopes in any order. `begin_attempts` omits them: payloads do not fit into a socket buffer."""
 
     async def begin_attempts(self, fence: Fence, submission_ids: Sequence[str]) -> BeginAttemptsResult:
         """Records an attempt of each submission that is due, before it is sent. Returns one result per submission, in

@@ -15,8 +15,8 @@ context.configure(
     target_metadata=metadata,
     version_table="tenure_schema",
     literal_binds=options.get("connection") is None,
-    # A script is not sent to a driver, which would undo doubled percent signs. With this style SQLAlchemy does not
-    # double them.
+    # With this style SQLAlchemy does not double percent signs. A driver would undo the doubling, but a script is not
+    # sent to a driver.
     dialect_opts={"paramstyle": "named"},
     # The caller has begun the transaction and taken the migration lock in it.
     transaction_per_migration=False,

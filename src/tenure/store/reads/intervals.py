@@ -312,7 +312,7 @@ def _intervals_in(
     conditions: Sequence[ColumnElement[bool]],
     index_hint: str,
 ) -> Subquery:
-    """One row per session and era in which it was live. The first row of a session counts the session.
+    """One row per session and era in which it was live. To count each session once, only its first row has `counts` 1.
 
     It is planned separately from the sums: otherwise PostgreSQL computes an interval again for each use of it.
     """

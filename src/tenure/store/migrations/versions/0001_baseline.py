@@ -262,7 +262,7 @@ def _where(condition: str, include: list[str] | None = None) -> dict[str, Any]:
 
 
 def _insert_installation() -> None:
-    """At the time of the database, which is also the start of the first window."""
+    """Inserts the row with the current time of the database, at which the first window starts."""
     install_functions(op.get_context(), only=["tenure_now"])
     now = {"mssql": "dbo.tenure_now()"}.get(op.get_context().dialect.name, "tenure_now()")
     op.execute(
