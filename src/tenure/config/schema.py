@@ -48,7 +48,7 @@ def rule_of(kind: Any) -> Rule:
 
 
 def is_text(kind: Any) -> bool:
-    """Return whether settings of this type keep the text of their variable as it is, even if it looks like a number."""
+    """Return whether a flag or variable of this type is taken as text, even if it looks like a number."""
     plain = get_args(kind)[0] if get_origin(kind) is Annotated else kind
     return plain is str or get_origin(plain) is Literal
 
@@ -76,7 +76,7 @@ def suggestion(path: SettingPath, siblings: Iterable[str]) -> SettingPath | None
 
 
 def _joined(path: SettingPath) -> str:
-    """Join with one underscore. Environment variables need two, and one is a common mistake."""
+    """Join with one underscore, so that `suggestion` recognises a variable with one underscore where two are needed."""
     return "_".join(path).replace("-", "_")
 
 

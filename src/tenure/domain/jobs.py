@@ -79,8 +79,8 @@ class BeginRunResult(msgspec.Struct, frozen=True):
     reclaimed: Fence | None = None
     """The fence of an earlier run that was abandoned while it held this lock."""
     clock_behind: datetime | None = None
-    """The previous value of the next tick, if the store moved it back to `tick_at` because the clock was stepped back.
-    None otherwise, and also if the caller repeats `begin_run` after a lost answer."""
+    """If the clock was stepped back and the store therefore moved the job's `next_run_at` back to `tick_at`: the value
+    before the move. None if it was not moved, or if this call repeats a `begin_run` whose answer was lost."""
 
 
 class BoardJob(msgspec.Struct, frozen=True):

@@ -26,7 +26,7 @@ class Era(msgspec.Struct, frozen=True):
 
 
 class CutRules(msgspec.Struct, frozen=True):
-    """The rules for the next cut. Each window that the cut ends keeps these factors and this contract."""
+    """The rules for a call of `cut_usage`. All windows that the call creates keep these factors and this contract."""
 
     interval_microseconds: int
     factors: Factors

@@ -20,7 +20,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 BODY_MAX_BYTES = 64 * 1024
 PARAMETERS_MAX = 50
 UNKNOWN_MAX = 20
-"""The limit of unknown fields in one response. A body of 64 KiB could otherwise cause a response of a megabyte."""
+"""How many unknown fields one error response may name. A body of 64 KiB could otherwise cause a megabyte of errors."""
 JSON = (b"application/json",)
 
 
