@@ -242,7 +242,7 @@ class Ensemble:
 async def test_ensemble_loses_and_repeats_no_tick_while_clock_jumps(tidy: Database, seed: int) -> None:
     stores = [sibling(tidy) for _ in range(4)]
     ensemble = Ensemble(tidy, stores, seed)
-    await ensemble.work(1.0)
+    await ensemble.work(1.5)
     for store in stores:
         await store.close()
     rows = [row for row in await table(tidy, "job_runs") if row["outcome"] == SUCCEEDED]

@@ -169,7 +169,7 @@ async def test_heartbeat_fails_after_lapsed_seat_was_reused(postgres_database: D
 async def test_heartbeat_never_revives_session_that_concurrent_call_ended(database: Database, taker: str) -> None:
     """At the instant of the deadline and a microsecond before: a recorded end stays, and a renewed session is live."""
     fence = await held(database.store)
-    for number in range(8):
+    for number in range(12):
         await database.clock.set(NOON)
         capacity = some_id()
         await database.store.put_capacity(capacity, Seats(1, "evictOldest" if taker == "eviction" else "reject"))

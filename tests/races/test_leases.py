@@ -503,7 +503,7 @@ class FencedWriters:
 
 
 async def test_no_write_of_old_epoch_is_committed_after_next_acquire(postgres_database: Database, seed: int) -> None:
-    seconds = 1.0
+    seconds = 1.5
     async with several(postgres_database, 3) as stores:
         writers = FencedWriters(postgres_database, stores, seed)
         await writers.run(seconds, writers=6)
