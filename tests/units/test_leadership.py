@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -680,3 +681,24 @@ async def test_follower_with_grace_stops_immediately(store: LeaseStore) -> None:
     harness.leadership.start()
     await harness.stop()
     assert (harness.terms, store.asked) == ([], [])
+
+
+async def test_term_expires_if_wait_for_renewal_returns_early(
+    harness: Harness, store: LeaseStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The timers of uvloop fire up to a millisecond before trust ends."""
+    await harness.lead()
+    wait, held = asyncio.wait, asyncio.Event()
+
+    async def hang(*_args: object) -> None:
+        await held.wait()
+
+    async def wait_briefly(tasks: Any, *, timeout: float | None = None, **options: Any) -> Any:  # noqa: ASYNC109
+        return await wait(tasks, timeout=None if timeout is None else min(timeout, 0.05), **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store, "renew_lease", hang)
+        patched.setattr("tenure.leases.leadership.asyncio.wait", wait_briefly)
+        await eventually(lambda: harness.cancelled == 1)
+    await harness.lead()
+    assert harness.leadership.is_leading

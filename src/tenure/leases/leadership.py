@@ -223,6 +223,8 @@ class Leadership:
             # While a renewal hangs, the instance must still step down when trust ends or the board shows a loss.
             await asyncio.wait({*either, renewing}, timeout=held.trusted_seconds, return_when=asyncio.FIRST_COMPLETED)
             why = _must_step_down(held, stepped_down, working)
+            if why is None and not renewing.done():
+                why = StepDown.EXPIRED  # uvloop's timers fire up to a millisecond early
             if why is not None:
                 renewing.add_done_callback(_retrieve_exception)
                 renewing.cancel()
