@@ -10,14 +10,18 @@ BARS = (
     "lone_client",
     "sqlite_created",
     "growth",
+    "lists",
     "memory",
+    "sqlite_memory",
     "heartbeats",
     "limits",
     "sweep",
     "ensemble",
     "streams",
     "submissions",
+    "flood",
     "usage",
+    "access",
 )
 
 

@@ -1,6 +1,6 @@
 """Shared by all benchmarks: a PostgreSQL server, the service, the load generators wrk and pgbench, and the ratios.
 
-A bar is a required value. Most bars are ratios of Tenure to a yardstick. Each benchmark measures both alternately, in
+A bar is a required value. Most bars are ratios of Tenure to a baseline. Each benchmark measures both alternately, in
 the same run on the same machine, and takes the median ratio of several pairs. Absolute numbers from noisy machines
 cannot be compared.
 """
@@ -132,26 +132,29 @@ def service(database: str, workers: int = WORKERS) -> Iterator[Service]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def wrk(address: str, script: str, seconds: int = SECONDS, connections: int = CONNECTIONS) -> Load:
-    """Runs a wrk script against the service."""
+def wrk(
+    address: str, script: str, seconds: int = SECONDS, connections: int = CONNECTIONS, key: str | None = None
+) -> Load:
+    """Runs a wrk script against the service. Not every script sends the key."""
     if shutil.which("wrk") is None:
         sys.exit("the benchmarks need wrk; on Debian, install the package wrk")
     threads = str(min(2, connections))
     command = ["wrk", "-t", threads, "-c", str(connections), "-d", str(seconds)]
     command += ["-s", str(FOLDER / "wrk" / f"{script}.lua"), address]
-    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    environment = os.environ if key is None else {**os.environ, "TENURE_KEY": key}
+    output = subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
     numbers = output.partition("RESULT ")[2].split()
     requests, duration, p50, p99, errors = map(int, numbers)
     return Load(requests / duration * 1e6, p50 / 1000, p99 / 1000, errors)
 
 
 def measure_pairs(
-    subject: Callable[[], Load], yardstick: Callable[[], float], pairs: int = PAIRS
+    subject: Callable[[], Load], baseline: Callable[[], float], pairs: int = PAIRS
 ) -> tuple[float, list[Load]]:
-    """Measures the yardstick and the subject alternately. Returns the median ratio and the loads of the subject."""
+    """Measures the baseline and the subject alternately. Returns the median ratio and the loads of the subject."""
     ratios, loads = [], []
     for number in range(1, pairs + 1):
-        base = yardstick()
+        base = baseline()
         load = subject()
         ratios.append(load.per_second / base)
         loads.append(load)

@@ -1,4 +1,4 @@
-"""Creates sessions over HTTP. Yardstick: pgbench runs the textbook transaction, without HTTP."""
+"""Creates sessions over HTTP. Baseline: pgbench runs the textbook transaction, without HTTP."""
 
 from bench import check_bar, measure_pairs, median, postgres, service, wrk
 

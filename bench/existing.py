@@ -1,4 +1,4 @@
-"""Opens sessions that are already live, over HTTP. Yardstick: pgbench selects for update and commits, without HTTP."""
+"""Opens sessions that are already live, over HTTP. Baseline: pgbench selects for update and commits, without HTTP."""
 
 from bench import EXISTING, check_bar, measure_pairs, median, postgres, service, wrk
 

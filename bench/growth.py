@@ -1,6 +1,6 @@
 """Growth from ten thousand to two million sessions: the latency of opens, and the buffers of each hot statement.
 
-The yardstick is the same measurement with ten thousand sessions.
+The baseline is the same measurement with ten thousand sessions.
 """
 
 import argparse
@@ -79,7 +79,7 @@ def main() -> None:
     arguments = argparse.ArgumentParser()
     arguments.add_argument("--large", type=int, default=LARGE)
     large = arguments.parse_args().large
-    indexes = {"insert": 4}
+    indexes = {"insert": 7}
     with postgres() as server:
         small_p50, large_p50 = p50s(server, "small", SMALL), p50s(server, "large", large)
         small_buffers = asyncio.run(buffers(server.url("small")))

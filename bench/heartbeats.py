@@ -1,6 +1,6 @@
 """Heartbeats over HTTP, one session or a hundred sessions per request.
 
-Yardstick: pgbench updates one row per transaction, without HTTP. At the end, the statistics of PostgreSQL show the
+Baseline: pgbench updates one row per transaction, without HTTP. At the end, the statistics of PostgreSQL show the
 share of HOT updates, which are the updates that changed no index.
 """
 

@@ -1,4 +1,4 @@
-"""The latency of a lone client that creates sessions over HTTP. Yardstick: the same insert and commit with asyncpg."""
+"""The latency of a lone client that creates sessions over HTTP. Baseline: the same insert and commit with asyncpg."""
 
 import asyncio
 import json
@@ -58,7 +58,7 @@ def _request() -> bytes:
     names = ("userObjectId", "tenantObjectId", "capacityId")
     body = json.dumps({**{name: str(uuid.uuid4()) for name in names}, "sessionKind": 1}).encode()
     return (
-        b"PUT /sessions HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\n"
+        b"PUT /sessions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
     )
 

@@ -1,4 +1,4 @@
-"""Creates sessions over HTTP on SQLite. Yardstick: one commit per insert with the standard library."""
+"""Creates sessions over HTTP on SQLite. Baseline: one commit per insert with the standard library."""
 
 import sqlite3
 import tempfile
@@ -34,12 +34,12 @@ def insert_one_by_one(path: Path) -> float:
 
 def main() -> None:
     folder = Path(tempfile.mkdtemp(prefix="tsqlite"))
-    subject, yardstick = folder / "ours.db", folder / "plain.db"
-    with service(f"sqlite:///{yardstick}", workers=1):
+    subject, baseline = folder / "ours.db", folder / "plain.db"
+    with service(f"sqlite:///{baseline}", workers=1):
         pass  # the service creates the same tables and indexes
     with service(f"sqlite:///{subject}", workers=1) as running:
         wrk(running.address, "created", 2)
-        ratio, _ = measure_pairs(lambda: wrk(running.address, "created"), lambda: insert_one_by_one(yardstick))
+        ratio, _ = measure_pairs(lambda: wrk(running.address, "created"), lambda: insert_one_by_one(baseline))
     check_bar("SQLite, created", ratio, 2.5)
 
 

@@ -1,10 +1,10 @@
 """Submissions: the rate of accepting, the rate of sending, and the time that a new leader needs to build its schedule.
 
-- Accepting: the yardstick is pgbench, which inserts the same rows. The receiver never responds, so the service does
+- Accepting: the baseline is pgbench, which inserts the same rows. The receiver never responds, so the service does
   nothing but accept.
-- Sending: the yardstick is the same HTTP client without a database. It sends to the same receiver with the same number
+- Sending: the baseline is the same HTTP client without a database. It sends to the same receiver with the same number
   of requests in flight.
-- Building: the schedule has a million pending submissions. There is no yardstick.
+- Building: the schedule has a million pending submissions. There is no baseline.
 """
 
 import asyncio

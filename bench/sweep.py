@@ -1,6 +1,6 @@
 """The sweep: its time when no session is due and when 100 000 are due, and the latency of opens during a sweep.
 
-Yardstick for 100 000 due sessions: one UPDATE of the same rows.
+Baseline for 100 000 due sessions: one UPDATE of the same rows.
 """
 
 import asyncio
@@ -16,12 +16,14 @@ from tenure.clock import boottime
 from tenure.ids import new_id
 from tenure.jobs.job import ActiveRun
 from tenure.leases.held import HeldLease
+from tenure.sessions.ends import SessionEnds
 from tenure.sessions.expire import ExpireSessions
 from tenure.store.contract import Store
 from tenure.store.engines import open_store
 from tenure.telemetry.counters import Counters
 from tenure.telemetry.events import Telemetry
 from tenure.telemetry.logs import configure_logs, log_events
+from tenure.telemetry.siblings import Siblings
 
 LIVE = 1_000_000
 DUE = 100_000
@@ -57,11 +59,11 @@ DEV_NULL = Path(os.devnull).open("w")  # noqa: SIM115 - open until the process e
 async def sweep(store: Store, run: ActiveRun) -> float:
     """Runs the job as an instance does: it logs and counts each session. Returns the seconds."""
     telemetry = log_events(Telemetry())
-    Counters(telemetry)
+    Counters(telemetry, Siblings())
     began = time.monotonic()
     with contextlib.redirect_stderr(DEV_NULL):
         configure_logs()
-        await ExpireSessions(store, telemetry).run(run)
+        await ExpireSessions(store, SessionEnds(telemetry)).run(run)
     return time.monotonic() - began
 
 
@@ -72,7 +74,7 @@ async def begin_run(store: Store) -> ActiveRun:
 
 
 async def update(url: str) -> float:
-    """Runs the yardstick. Returns the seconds."""
+    """Runs the baseline. Returns the seconds."""
     connection = await asyncpg.connect(url)
     began = time.monotonic()
     await connection.execute(UPDATE)

@@ -1,10 +1,10 @@
 """Usage: the delivery of a million sessions, the time of a cut, sums over a month, and opens during cuts.
 
 - Delivery: the service cuts a window, divides it, renders it and sends it to `tenure receiver`, which checks and counts
-  every chunk. The measurement ends when the last chunk is recorded as delivered. The yardstick is a COPY of the same
+  every chunk. The measurement ends when the last chunk is recorded as delivered. The baseline is a COPY of the same
   columns of the same sessions to a file.
-- Sums: the yardstick is the same sum in plain SQL.
-- Opens: the yardstick is the same load without cuts and sweeps.
+- Sums: the baseline is the same sum in plain SQL.
+- Opens: the baseline is the same load without cuts and sweeps.
 """
 
 import asyncio
@@ -170,7 +170,7 @@ def measure_opens(server: Postgres, name: str, interval: str) -> float:
 
 
 async def sum_in_plain_sql(url: str) -> float:
-    """Runs the yardstick. Returns the seconds."""
+    """Runs the baseline. Returns the seconds."""
     connection = await asyncpg.connect(url, server_settings={"jit": "off"})
     began = time.monotonic()
     rows = await connection.fetch(PLAIN_SUM)

@@ -29,19 +29,19 @@ if "TENURE_TEST_MSSQL_URL" in os.environ:
     ENGINES.append("mssql")
 
 
-# A machine that stands still for a moment is no reason to fail.
+# A test must not fail because the machine was paused for a moment.
 hypothesis.settings.register_profile("tenure", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("tenure")
 
-TOGETHER = {"plans": "plans", "crashes": "crashes", "races": "clocks", "streams": "clocks"}
-"""Folders whose tests run one after the other on one worker, by the scope they share: they start many processes and
-watch clocks, or fill large tables. The other tests go one by one to whoever is free, so that both end at once.
+SHARED_WORKER = {"plans": "plans", "crashes": "crashes", "races": "clocks", "streams": "clocks", "edge": "edge"}
+"""Folders whose tests run sequentially on one worker, and the name of the worker's scope: they start many processes and
+measure time, or fill large tables. Each other test runs on the next idle worker, so both workers end at the same time.
 """
 
 
 class ByFolder(LoadScopeScheduling):
     def _split_scope(self, nodeid: str) -> str:
-        return TOGETHER.get(nodeid.removeprefix("tests/").partition("/")[0], nodeid)
+        return SHARED_WORKER.get(nodeid.removeprefix("tests/").partition("/")[0], nodeid)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFolder:
@@ -62,7 +62,7 @@ async def template(postgres: PostgresServer) -> str:
 
 @pytest.fixture(scope="session")
 async def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Migrated once, copied for every test."""
+    """The migrated file that is copied for every test."""
     path = tmp_path_factory.mktemp("template") / "tenure.db"
     store, _ = sqlite_store(path)
     await store.migrate()
@@ -111,7 +111,7 @@ async def postgres_database(make_postgresql: MakeDatabase) -> AsyncIterator[Data
 
 @pytest.fixture(params=ENGINES)
 def database(request: pytest.FixtureRequest) -> Database:
-    """One database an engine, migrated and empty."""
+    """A migrated database without rows, for each engine."""
     name = {"postgresql": "postgres"}.get(request.param, request.param)
     return request.getfixturevalue(f"{name}_database")  # type: ignore[no-any-return]
 
@@ -136,20 +136,20 @@ async def empty_postgres_database(postgres: PostgresServer) -> AsyncIterator[Dat
 
 @pytest.fixture(params=ENGINES)
 def empty_database(request: pytest.FixtureRequest) -> Database:
-    """One database an engine, with nothing in it."""
+    """A database without tables, for each engine."""
     name = {"postgresql": "postgres"}.get(request.param, request.param)
     return request.getfixturevalue(f"empty_{name}_database")  # type: ignore[no-any-return]
 
 
 @pytest.fixture
 def seed() -> int:
-    """Another one every time; a test that fails says which."""
+    """A new random seed. A failing test prints it."""
     return random.SystemRandom().getrandbits(32)
 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[type[RunningInstance]]:
-    """Starts instances and kills them after the test, whatever happened to them."""
+    """Starts instances and kills them after the test."""
     running: list[RunningInstance] = []
 
     def _start(database: str, *flags: str, port: int = 0, **environment: str) -> RunningInstance:

@@ -1,4 +1,4 @@
--- Each request has a new user, so each request creates a session.
+-- Each request has a new user, so each request creates a session. It has the API key in TENURE_KEY if that is set.
 local random, format = math.random, string.format
 
 local threads = 0
@@ -15,10 +15,13 @@ local head = '{"userObjectId":"'
 local tail = '","tenantObjectId":"00000000-0000-4000-8000-0000000000aa",'
   .. '"capacityId":"00000000-0000-4000-8000-000000000001","sessionKind":1}'
 
+local key = os.getenv("TENURE_KEY")
+local headers = { ["Content-Type"] = "application/json", ["Authorization"] = key and "Bearer " .. key }
+
 function request()
   local user = format("%08x-%04x-4%03x-8%03x-%06x%06x", random(0, 4294967295), random(0, 65535), random(0, 4095),
     random(0, 4095), random(0, 16777215), random(0, 16777215))
-  return wrk.format("PUT", "/sessions", { ["Content-Type"] = "application/json" }, head .. user .. tail)
+  return wrk.format("PUT", "/sessions", headers, head .. user .. tail)
 end
 
 function done(summary, latency)

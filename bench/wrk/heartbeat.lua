@@ -1,4 +1,4 @@
--- Each request is a heartbeat for one of ten thousand sessions.
+-- Each request is a heartbeat for one of ten thousand sessions, with the API key in TENURE_KEY if it is set.
 local random, format = math.random, string.format
 
 local threads = 0
@@ -11,8 +11,11 @@ function init()
   math.randomseed(seed)
 end
 
+local key = os.getenv("TENURE_KEY")
+local headers = key and { ["Authorization"] = "Bearer " .. key } or {}
+
 function request()
-  return wrk.format("POST", format("/sessions/00000000-0000-7000-8000-%012x/heartbeat", random(1, 10000)))
+  return wrk.format("POST", format("/sessions/00000000-0000-7000-8000-%012x/heartbeat", random(1, 10000)), headers)
 end
 
 function done(summary, latency)

@@ -26,11 +26,11 @@ def boottime() -> float:
 _BOOTTIME = partial(time.clock_gettime, time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic
 
 pause = time.sleep
-"""Sleeps. Call it only in threads, because it would block the event loop."""
+"""Sleeps. Call it only outside the thread of the event loop, because it blocks."""
 
 
 def wall_microseconds() -> int:
-    """Return microseconds since 1970. SQLite has no clock, so this one is also the database's clock there."""
+    """Return microseconds since 1970. On SQLite, which has no clock of its own, this is also the database's clock."""
     return time.time_ns() // 1000
 
 
@@ -46,3 +46,24 @@ def instant_text(instant: datetime) -> str:
 def to_microseconds(instant: datetime) -> int:
     """Return the exact microseconds since 1970. A float of seconds would lose microseconds from the year 2255 on."""
     return (instant - EPOCH) // MICROSECOND
+
+
+class ServerClock:
+    """Estimates the database's clock between two of its responses, in microseconds since 1970."""
+
+    def __init__(self) -> None:
+        self._ahead = 0
+
+    def set(self, now: datetime) -> None:
+        """Set the clock to `now`, the database's time in a response that has just arrived.
+
+        The estimate is behind the database's clock by at most the duration of that call.
+        """
+        self._ahead = to_microseconds(now) - _monotonic_microseconds()
+
+    def now_microseconds(self) -> int:
+        return _monotonic_microseconds() + self._ahead
+
+
+def _monotonic_microseconds() -> int:
+    return int(monotonic() * 1_000_000)

@@ -1,7 +1,7 @@
 """The ensemble: all processes that share one database, and the leases and jobs that they share.
 
-The service uses it. An application that only needs leases and jobs can use it, too: `docs/library.md` has an example of
-ten lines.
+The service uses this module. Applications that need only leases and jobs can use it without the service:
+`docs/library.md` has an example.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ _NAME = re.compile(rf"(?!{JOB_LOCK})[!-.0-~]{{1,{NAME_MAX - len(JOB_LOCK)}}}").f
 
 
 def new_holder() -> str:
-    """A unique name that shows host and process."""
+    """Return a unique holder name that contains the host name and the process id."""
     host = re.sub(r"[^!-.0-~]", "_", socket.gethostname())[:HOST_MAX]
     return f"{host}-{os.getpid()}-{new_id()[-8:]}"
 
@@ -51,7 +51,7 @@ class Ensemble:
         timing: LeasesConfig = DEFAULT_TIMING,
         telemetry: Telemetry | None = None,
     ) -> None:
-        """`telemetry` gets the events of leases and jobs; without it they are logged."""
+        """`telemetry` receives the events of leases and jobs. By default, the events are logged."""
         telemetry = log_events(Telemetry()) if telemetry is None else telemetry
         self.holder = _checked("holder", new_holder() if holder is None else holder)
         self._own_store = open_store(database, POOL_SIZE, telemetry=telemetry) if isinstance(database, str) else None
@@ -97,9 +97,10 @@ class Ensemble:
         return leadership
 
     def trusts(self, name: str) -> bool:
-        """Whether this process still trusts a lease that it holds according to the database.
+        """Return whether this process still trusts a lease that, according to the database, it holds.
 
-        Only leases of `lead` are checked. The result is True for any other lease: each run checks its own job lock.
+        Only leases that were added with `lead` are checked. For any other lease the result is True: each run checks its
+        own job lock.
         """
         return name not in self._leaderships or self._leaderships[name].is_leading
 
@@ -123,7 +124,7 @@ class Ensemble:
         self._watching = asyncio.create_task(self._watch.run())
 
     async def stop(self) -> None:
-        """Releases all leases, after giving running jobs a moment to end."""
+        """Waits briefly for running jobs and leader work to end, and releases all leases."""
         await asyncio.gather(
             self.jobs.stop(), self._acquirer.release_all(), *(each.stop() for each in self._leaderships.values())
         )

@@ -6,24 +6,33 @@ TenureError
 ├── LeaseLost                     the caller does not hold the lease; nothing was written
 ├── Problem                       the response is application/problem+json
 │   ├── Invalid                   400  names every wrong field
+│   ├── Unauthenticated           401  no credential, or one that is not valid
+│   ├── Forbidden                 403  the credential does not allow this
 │   ├── CapacityOfAnotherTenant   403
+│   ├── ForbiddenOrigin           403  a page of another origin sent the request
 │   ├── GatewayReserved           403  only Tenure itself submits to this gateway
 │   ├── NotFound                  404
 │   ├── MethodNotAllowed          405
+│   ├── RequestTimeout            408  the client sent the request too slowly
 │   ├── TenantMismatch            409  the live session belongs to another tenant
 │   ├── AlreadyDelivered          409  too late to retry or cancel
 │   ├── UsageNotCancellable       409  usage is sent until it is delivered
+│   ├── KeyNameTaken              409  the name has two live API keys
 │   ├── SessionOver               410  names the close reason
 │   ├── TooLarge                  413
+│   ├── UriTooLong                414
 │   ├── UnsupportedMediaType      415
+│   ├── Misdirected               421  the request names a host that this instance does not serve
 │   ├── KeyReused                 422  the idempotency key was used with another payload
 │   ├── SessionLimit              429  all seats of the capacity are taken
+│   ├── HeadersTooLarge           431
 │   ├── Internal                  500  an unexpected error; the log has the details
 │   ├── NotInstalled              501  an extra is missing on this instance
 │   └── Unavailable               503  retry the same request later
 │       ├── DatabaseUnavailable   the database cannot be reached, or does not answer
 │       │   └── DatabaseBusy      the database answers, but other transactions hold the rows
 │       ├── Overloaded
+│       ├── TooManyConnections
 │       ├── SchemaTooOld
 │       ├── Starting
 │       └── Draining
@@ -50,7 +59,7 @@ class ConfigurationError(TenureError):
 
 
 class IdTaken(TenureError):
-    """An earlier try of this request opened a session with this id. Its answer was lost, and the session has ended."""
+    """An earlier try of this request opened a session with this id. Its response was lost, and the session ended."""
 
 
 class LeaseLost(TenureError):
@@ -94,6 +103,22 @@ class Invalid(Problem):
         self.errors = errors
 
 
+class Unauthenticated(Problem):
+    status = 401
+    slug = "unauthenticated"
+    title = "Unauthenticated"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"WWW-Authenticate": "Bearer"}
+
+
+class Forbidden(Problem):
+    status = 403
+    slug = "forbidden"
+    title = "Forbidden"
+
+
 class CapacityOfAnotherTenant(Problem):
     status = 403
     slug = "capacity-of-another-tenant"
@@ -104,6 +129,12 @@ class GatewayReserved(Problem):
     status = 403
     slug = "gateway-reserved"
     title = "Gateway is reserved"
+
+
+class ForbiddenOrigin(Problem):
+    status = 403
+    slug = "forbidden-origin"
+    title = "Origin is not allowed"
 
 
 class NotFound(Problem):
@@ -126,6 +157,12 @@ class MethodNotAllowed(Problem):
         return {"Allow": self.allow}
 
 
+class RequestTimeout(Problem):
+    status = 408
+    slug = "request-timeout"
+    title = "Request took too long to arrive"
+
+
 class TenantMismatch(Problem):
     status = 409
     slug = "tenant-mismatch"
@@ -144,6 +181,18 @@ class UsageNotCancellable(Problem):
     title = "Usage cannot be cancelled"
 
 
+class NoUsageGateway(Problem):
+    status = 409
+    slug = "no-usage-gateway"
+    title = "No gateway for usage"
+
+
+class KeyNameTaken(Problem):
+    status = 409
+    slug = "key-name-taken"
+    title = "Name has two live API keys"
+
+
 class SessionOver(Problem):
     status = 410
     slug = "session-over"
@@ -160,10 +209,22 @@ class TooLarge(Problem):
     title = "Request body too large"
 
 
+class UriTooLong(Problem):
+    status = 414
+    slug = "uri-too-long"
+    title = "Request target too long"
+
+
 class UnsupportedMediaType(Problem):
     status = 415
     slug = "unsupported-media-type"
     title = "Unsupported media type"
+
+
+class Misdirected(Problem):
+    status = 421
+    slug = "misdirected"
+    title = "Host is not served here"
 
 
 class KeyReused(Problem):
@@ -177,6 +238,12 @@ class SessionLimit(Problem):
     slug = "session-limit"
     title = "Session limit reached"
     retry_after_seconds = 5
+
+
+class HeadersTooLarge(Problem):
+    status = 431
+    slug = "headers-too-large"
+    title = "Request headers too large"
 
 
 class Internal(Problem):
@@ -210,6 +277,11 @@ class DatabaseBusy(DatabaseUnavailable):
 class Overloaded(Unavailable):
     slug = "overloaded"
     title = "Too many requests are waiting"
+
+
+class TooManyConnections(Unavailable):
+    slug = "too-many-connections"
+    title = "Too many connections"
 
 
 class SchemaTooOld(Unavailable):

@@ -19,34 +19,34 @@ CELL = "000"
 
 
 def new_id() -> str:
-    """A UUIDv7. Ids are roughly ordered by time, but callers may rely on their uniqueness only."""
+    """Return a UUIDv7. Ids are roughly ordered by time, but callers may rely only on uniqueness."""
     return str(uuid7())
 
 
 def new_session_id() -> str:
-    """A UUIDv7 whose first 12 random bits, the three digits after the version digit, are a cell number.
+    """Return a UUIDv7 in which CELL replaces the first 12 random bits, the three digits after the version digit.
 
-    They are reserved so that sessions can later be spread over several databases: the id then contains the number of
-    the session's database.
+    CELL is reserved so that sessions can later be spread over several databases: the id of a session then contains the
+    number of its database.
     """
     text = str(uuid7())
     return f"{text[:15]}{CELL}{text[18:]}"
 
 
 def canonical_id(text: str) -> str | None:
-    """The canonical form of a UUID in its 8-4-4-4-12 form, or None if `text` is not one."""
+    """Return a UUID in lower case; None if `text` is not a UUID in 8-4-4-4-12 form."""
     if _CANONICAL(text):
         return text
     return text.lower() if _ANY_CASE(text) else None
 
 
 def id_text(value: object) -> str:
-    """The canonical form of an id as a driver returned it."""
+    """Return the canonical form of an id that a database driver returned as a UUID or as text."""
     return str(cast("UUID | str", value)).lower()
 
 
 def number_of_id(canonical: str) -> int:
-    """The id as an integer, computed five times as fast as by `UUID(canonical).int`."""
+    """Return the id as an integer. Five times as fast as `UUID(canonical).int`."""
     return int(canonical.replace("-", ""), 16)
 
 

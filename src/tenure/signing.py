@@ -105,7 +105,10 @@ def _any_equal(expected: Iterable[str], offered: Iterable[str]) -> bool:
 
 
 def _is_unambiguous(message_id: str) -> bool:
-    """Whether the id has no dot. With one, the same signature would also match another id, timestamp and body."""
+    """Return whether the id is printable and has no dot.
+
+    With a dot, the same signature would also match another id, timestamp and body.
+    """
     return _ID.fullmatch(message_id) is not None and "." not in message_id
 
 

@@ -26,11 +26,21 @@ from tenure.usage.formats import render
 from tests.cli.conftest import Result, Tenure
 from tests.conftest import ENGINES
 from tests.support.databases import POOL_SIZE, Database, PostgresClock, PostgresServer, sqlite_store
-from tests.support.leases import put_row, table
+from tests.support.expected_usage import run_audit
+from tests.support.leases import insert_row, read_table
 from tests.support.open_requests import some_id
-from tests.support.submissions import DELIVERED, begin_one, end, executor
-from tests.support.usage import CONTRACT, chunk_all, cut_one, install, lived, minute, put_sessions, read_window, windows
-from tests.support.usage_truth import audit as run_audit
+from tests.support.submissions import DELIVERED, attempt_end, begin_one, executor_fence
+from tests.support.usage import (
+    CONTRACT,
+    chunk_all,
+    cut_one,
+    insert_sessions,
+    install,
+    minute,
+    read_window,
+    session_between,
+    windows,
+)
 
 Plant = Callable[[Database, Path], Awaitable[None]]
 
@@ -55,13 +65,13 @@ class Installation(NamedTuple):
 async def bill(database: Database, ledger_path: Path) -> None:
     """Cuts and delivers the windows, the newest first."""
     await install(database, minute(0))
-    await put_sessions(
+    await insert_sessions(
         database,
         [
-            lived(minute(0, 10), minute(2, 20), session_id=LONG),
-            lived(minute(0, 5), minute(99), closed=False, kind=2, session_id=OPEN),
-            lived(minute(1, 15), minute(1, 45), kind=3, session_id=SHORT),
-            lived(minute(3, 15), minute(3, 16), kind=3),
+            session_between(minute(0, 10), minute(2, 20), session_id=LONG),
+            session_between(minute(0, 5), minute(99), closed=False, kind=2, session_id=OPEN),
+            session_between(minute(1, 15), minute(1, 45), kind=3, session_id=SHORT),
+            session_between(minute(3, 15), minute(3, 16), kind=3),
         ],
     )
     for number in (1, 2, 3, PENDING):
@@ -135,14 +145,15 @@ def installation(request: pytest.FixtureRequest) -> Installation:
 
 
 async def _deliver(database: Database, ledger: Ledger, window: Window, chunk: Chunk) -> None:
-    store, fence, submission_id = database.store, await executor(database.store), str(chunk.submission_id)
+    store, fence, submission_id = database.store, await executor_fence(database.store), str(chunk.submission_id)
     body = render("tenure", window, await store.read_intervals(window, chunk)).body
     begun = await begin_one(store, fence, submission_id)
     await store.store_digests(fence, [ChunkDigest(submission_id, sha256(body).digest())])
     key = f"{window.installation_id}-{window.window_id}-{chunk.chunk}"
     ledger.record([Delivery(key, "/", body, to_microseconds(window.ended_at))])
     if window.window_id != PENDING:
-        await store.finish_attempts(fence, [end(submission_id, begun.number or 0, DELIVERED)])
+        end = attempt_end(submission_id, begun.number or 0, DELIVERED, has_receipt=window.window_id > 1)
+        await store.finish_attempts(fence, [end])
 
 
 async def audit(tenure: Tenure, installation: Installation, *flags: str) -> Result:
@@ -157,7 +168,8 @@ async def test_audit_reports_no_faults_on_consistent_data(installation: Installa
     """Runs the command in a new process."""
     audited = await run_audit(installation.database, installation.ledger)
     assert (audited.returncode, audited.stderr) == (0, ""), audited
-    first, windows, *_, ledger, last = audited.stdout.splitlines()
+    first, windows, *_, receipts, ledger, last = audited.stdout.splitlines()
+    assert receipts == "receipts   2 delivered chunks with a receipt, 1 without"
     assert re.fullmatch(r"installation [0-9a-f-]{36}", first)
     assert re.fullmatch(r"4 windows, 4 chunks, from \S+Z to \S+Z", windows)
     assert re.fullmatch(r"ledger +\d+\.\d{6}  4 keys", ledger)
@@ -168,6 +180,7 @@ async def test_audit_runs_without_ledger(tenure: Tenure, installation: Installat
     audited = await asyncio.to_thread(tenure, "audit", "--database", installation.database.url, "--json")
     report = json.loads(audited.out, parse_float=str)
     assert (audited.code, report["windows"], report["chunks"], report["findings"]) == (0, 4, 4, []), audited
+    assert (report["chunksWithReceipt"], report["chunksWithoutReceipt"]) == (2, 1)
     assert (report["lived"], report["delivered"], report["waiting"]) == ("0.000267", "0.00022", "0.000047")
 
 
@@ -203,10 +216,10 @@ class InterruptedStore:
             self.interrupted = True
             if self._when == "before":
                 await self._action()
-            answer = await method(*arguments)
+            response = await method(*arguments)
             if self._when == "after":
                 await self._action()
-            return answer
+            return response
 
         return call
 
@@ -277,16 +290,16 @@ def ledger_sql(*statements: str) -> Plant:
 async def double_an_attempt(database: Database, _ledger: Path) -> None:
     _, (chunk,) = await read_window(database, 2)
     (row,) = [
-        row for row in await table(database, "submission_attempts") if row["submission_id"] == chunk.submission_id
+        row for row in await read_table(database, "submission_attempts") if row["submission_id"] == chunk.submission_id
     ]
-    await put_row(database, "submission_attempts", **{**row, "number": row["number"] + 1})
+    await insert_row(database, "submission_attempts", **{**row, "number": row["number"] + 1})
 
 
 async def overlap(database: Database, _ledger: Path) -> None:
     """After the last cut, so that the billed usage does not change."""
     key = {"capacity_id": some_id(), "user_object_id": some_id()}
-    one = lived(minute(PENDING, 1), minute(PENDING, 10), **key)
-    await put_sessions(database, [one, lived(minute(PENDING, 9), minute(PENDING, 20), **key)])
+    one = session_between(minute(PENDING, 1), minute(PENDING, 10), **key)
+    await insert_sessions(database, [one, session_between(minute(PENDING, 9), minute(PENDING, 20), **key)])
 
 
 OF_WINDOW_2 = "SELECT submission_id FROM usage_chunks WHERE window_id = 2"
@@ -313,7 +326,7 @@ FAULTS = [
         "sent, but the window has no contract",
         sql("UPDATE usage_windows SET contract = NULL WHERE window_id = 2"),
         {"deliveries", "ledger"},
-        "deliveries: chunk 1 of window 2 was sent, but its window was cut without a gateway",
+        "deliveries: chunk 1 of window 2 was sent, but its window has no contract",
     ),
     Fault(
         "the total counts a delivery twice",

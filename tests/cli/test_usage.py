@@ -1,5 +1,6 @@
 """`tenure usage` against a running instance, and against servers that are not Tenure."""
 
+import asyncio
 import shutil
 import socket
 import threading
@@ -18,7 +19,7 @@ from tests.cli.conftest import Result, Tenure
 from tests.support.databases import Database, sqlite_store
 from tests.support.instances import RunningInstance, kill_all
 from tests.support.open_requests import NOON
-from tests.support.usage import CONTRACT, chunk_all, cut, install, lived, minute, put_sessions
+from tests.support.usage import CONTRACT, chunk_all, cut, insert_sessions, install, minute, session_between
 
 TENANTS = ["0190b0a0-0000-7000-8000-0000000000a1", "0190b0a0-0000-7000-8000-0000000000a2"]
 CAPACITY = "0190b0a0-0000-7000-8000-0000000000c1"
@@ -36,9 +37,9 @@ async def address(sqlite_template: Path, tmp_path_factory: pytest.TempPathFactor
     database = Database(f"sqlite:///{path}", *sqlite_store(path))
     await database.clock.set(NOON)
     await install(database, NOON)
-    of_one = [lived(minute(0, 10), minute(0, 20), tenant_object_id=TENANTS[0]) for _ in range(MANY - 1)]
-    of_other = lived(minute(0, 30), minute(1, 50), tenant_object_id=TENANTS[1], capacity_id=CAPACITY, kind=3)
-    await put_sessions(database, [*of_one, of_other])
+    of_one = [session_between(minute(0, 10), minute(0, 20), tenant_object_id=TENANTS[0]) for _ in range(MANY - 1)]
+    of_other = session_between(minute(0, 30), minute(1, 50), tenant_object_id=TENANTS[1], capacity_id=CAPACITY, kind=3)
+    await insert_sessions(database, [*of_one, of_other])
     await cut(database, minute(1), contract=CONTRACT)
     await cut(database, minute(2), factors=(1_000_000, 2_500_000, 3_000_000))
     await chunk_all(database)
@@ -159,8 +160,8 @@ def test_window_is_printed_with_its_chunks(tenure: Tenure, address: str) -> None
         "usage        0.002043\n"
         "deliveredAt  -\n"
         "\n"
-        "chunk  submissionId                          sessions     usage  digest  deliveredAt\n"
-        f"    1  {chunk['submissionId']}       {MANY}  0.002043       -            -\n"
+        "chunk  submissionId                          sessions     usage  digest  deliveredAt  receipt\n"
+        f"    1  {chunk['submissionId']}       {MANY}  0.002043       -            -  False\n"
     )
 
 
@@ -193,7 +194,7 @@ def test_wrong_prefix_prints_error(tenure: Tenure, address: str) -> None:
 
 
 def test_invalid_url_exits_with_2(tenure: Tenure) -> None:
-    error = "tenure: url: must be a URL that begins with http:// or https://\n"
+    error = "tenure: url: must be a valid http:// or https:// URL\n"
     for url in (
         "127.0.0.1:8080",
         "ftp://127.0.0.1",
@@ -206,10 +207,16 @@ def test_invalid_url_exits_with_2(tenure: Tenure) -> None:
         assert tenure("usage", "--url", url) == Result(2, "", error), url
 
 
-def test_invalid_api_key_exits_with_2(tenure: Tenure) -> None:
-    for key in ("a\nb", "k\u00fc"):
-        result = tenure("usage", "--url", "http://127.0.0.1:9", "--key", key)
-        assert result == Result(2, "", "tenure: key: must be printable ASCII\n"), key
+def test_malformed_key_is_refused_and_not_printed(tenure: Tenure, monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = Result(2, "", "tenure: key: must be an API key, as `tenure keys create` prints it\n")
+    assert tenure("usage", "--url", "http://127.0.0.1:9", "--key", "tk_1") == refused
+    monkeypatch.setenv("TENURE_KEY", "tk_1")
+    assert tenure("usage", "--url", "http://127.0.0.1:9") == refused
+
+
+def test_url_is_read_from_variable(tenure: Tenure, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TENURE_URL", "http://127.0.0.1:9/from-variable")
+    assert tenure("usage").err.startswith("tenure: http://127.0.0.1:9/from-variable cannot be reached: ")
 
 
 def test_unreachable_service_prints_one_line_error(tenure: Tenure) -> None:
@@ -282,7 +289,7 @@ def test_response_that_is_not_from_tenure_prints_error(tenure: Tenure, fake_serv
     url = fake_server(NOT_TENURE[kind]).address
     for flags in ([], ["--windows"], ["--window", "1"]):
         result = tenure("usage", "--url", url, *flags)
-        assert result == Result(1, "", f"tenure: {url} is not a Tenure service\n"), flags
+        assert result == Result(1, "", f"tenure: {url} did not return a valid Tenure response\n"), flags
 
 
 def test_error_response_without_detail_prints_status(tenure: Tenure, fake_server: StartServer) -> None:
@@ -298,14 +305,62 @@ def test_dropped_connection_prints_one_line_error(tenure: Tenure, fake_server: S
     assert result.err.startswith(f"tenure: {url} cannot be reached: ")
 
 
-def test_api_key_is_sent_as_bearer_token(tenure: Tenure, fake_server: StartServer) -> None:
-    other = fake_server(response("401 Unauthorized", b'{"detail": "unknown key"}'))
-    assert tenure("usage", "--url", other.address, "--key", "tk_1").err == "tenure: unknown key\n"
-    assert b"\r\nAuthorization: Bearer tk_1\r\n" in other.requests[0]
+# Windows that were cut without a gateway.
 
 
-def test_api_key_is_not_sent_to_redirect_target(tenure: Tenure, fake_server: StartServer) -> None:
-    target = fake_server(response("200 OK", b"{}"))
-    other = fake_server(response("302 Found", b"", f"Location: {target.address}/"))
-    tenure("usage", "--url", other.address, "--key", "tk_1")
-    assert [b"tk_1" in request for request in other.requests + target.requests] == [True, False]
+@pytest.fixture
+async def unsent(database: Database) -> Database:
+    """A database with two unsent windows, of which one is empty."""
+    await install(database, NOON)
+    await insert_sessions(database, [session_between(minute(0, 10), minute(0, 20))])
+    for number in (1, 2):
+        await cut(database, minute(number))
+    await chunk_all(database)
+    return database
+
+
+@pytest.fixture
+def with_gateway(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TENURE_GATEWAYS__USAGES__URL", "http://127.0.0.1:9/")
+
+
+FROM_NOON = ("--from", NOON.isoformat())
+
+
+@pytest.mark.usefixtures("with_gateway")
+async def test_usage_send_hands_over_unsent_windows_once(tenure: Tenure, unsent: Database) -> None:
+    command = ("usage", "send", *FROM_NOON, "--database", unsent.url)
+    assert await asyncio.to_thread(tenure, *command, "--to", minute(1).isoformat()) == Result(
+        0, "handed over windows: 1, chunks: 1\n", ""
+    )
+    as_json = await asyncio.to_thread(tenure, *command, "--json")
+    assert as_json == Result(0, '{"windows":1,"chunks":0,"complete":true}\n', "")
+    assert await asyncio.to_thread(tenure, *command) == Result(0, "handed over windows: 0, chunks: 0\n", "")
+    audit = await asyncio.to_thread(tenure, "audit", "--database", unsent.url)
+    assert (audit.code, audit.out.splitlines()[-1]) == (0, "no faults")
+
+
+@pytest.mark.usefixtures("with_gateway")
+async def test_usage_send_exits_with_1_while_windows_are_not_divided(tenure: Tenure, unsent: Database) -> None:
+    await cut(unsent, minute(3))
+    result = await asyncio.to_thread(tenure, "usage", "send", *FROM_NOON, "--database", unsent.url)
+    assert (result.code, result.out) == (1, "handed over windows: 2, chunks: 1\n")
+    assert "not divided yet" in result.err
+
+
+def test_usage_send_without_gateway_exits_with_2(tenure: Tenure) -> None:
+    result = tenure("usage", "send", *FROM_NOON)
+    assert result == Result(2, "", "tenure: gateways.usages: must be configured to send usage\n")
+
+
+@pytest.mark.usefixtures("with_gateway")
+def test_usage_send_refuses_invalid_flags(tenure: Tenure) -> None:
+    for flags, message in (
+        (("send", "--from", "yesterday"), "from: must be an instant with an offset"),
+        (("send", *FROM_NOON, "--to", "12:00"), "to: must be an instant with an offset"),
+        ((*FROM_NOON, "send"), "usage send: write the flags after send"),
+        (("send", *FROM_NOON, "--database", "sqlite:///missing.db"), "database: file missing.db does not exist"),
+    ):
+        result = tenure("usage", *flags)
+        assert (result.code, result.out) == (2, ""), flags
+        assert message in result.err, flags

@@ -13,7 +13,6 @@ import pytest
 
 from tenure.config import JOBS, Config, GatewayConfig, JobConfig, load
 from tenure.config.schema import SettingPath, entries_of, is_single, rule_of, settings_in, variable
-from tenure.config.settings import OidcConfig
 from tests.config.conftest import Run
 
 DOCS = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text(encoding="utf-8")
@@ -159,17 +158,15 @@ def places(tree: Any, path: SettingPath) -> list[dict[str, Any]]:
 def test_complete_file_contains_defaults(empty_folder: Path) -> None:
     (empty_folder / "tenure.toml").write_text(EXAMPLE, encoding="utf-8")
     config = load({}, {})
-    usages, oidc = config.gateways["usages"], config.oidc
-    assert oidc is not None
+    usages = config.gateways["usages"]
     assert config == Config(
         jobs={name: JobConfig(interval_seconds=interval) for name, interval in JOBS.items()},
         gateways={
             "usages": GatewayConfig(
                 url=usages.url, secret=usages.secret, previous_secret=usages.previous_secret, headers=usages.headers
             ),
-            "oncall": GatewayConfig(url=config.gateways["oncall"].url),
+            "crm": GatewayConfig(url=config.gateways["crm"].url),
         },
-        oidc=OidcConfig(issuer=oidc.issuer, audience=oidc.audience, jwks_url=oidc.jwks_url),
     )
 
 

@@ -16,7 +16,7 @@ HEADERS = "TENURE_GATEWAYS__USAGES__HEADERS"
 
 
 def test_any_gateway_name_is_accepted() -> None:
-    for name in ("usages", "oncall", "crm", "crm-2"):
+    for name in ("usages", "oncalls", "crm", "crm-2"):
         gateways = load({}, {"TENURE_GATEWAYS": json.dumps({name: {"url": "http://127.0.0.1:81"}})}).gateways
         assert gateways == {name: GatewayConfig(url="http://127.0.0.1:81")}
 
@@ -83,13 +83,14 @@ def test_gateway_without_url_is_rejected(error_message: ErrorMessage) -> None:
 
 
 def test_empty_gateway_section_is_rejected(error_message: ErrorMessage) -> None:
-    message = error_message(toml="[gateways.oncall]")
-    assert message == "gateways.oncall.url (from tenure.toml): is required if gateways.oncall is configured"
+    message = error_message(toml="[gateways.crm]")
+    assert message == "gateways.crm.url (from tenure.toml): is required if gateways.crm is configured"
 
 
-def test_incomplete_oidc_section_is_rejected(error_message: ErrorMessage) -> None:
-    message = error_message(toml='[oidc]\nissuer = "https://login.example"\njwks_url = "https://login.example/keys"')
-    assert message == "oidc.audience (from tenure.toml): is required if oidc is configured"
+def test_limit_of_attempts_for_usage_is_rejected(error_message: ErrorMessage) -> None:
+    assert error_message(toml="[gateways.usages]\nurl = 'http://a'\nmax_attempts = 3") == (
+        "gateways.usages.max_attempts (from tenure.toml): cannot be set, because usage is sent until it is delivered"
+    )
 
 
 def test_previous_secret_without_secret_is_rejected(error_message: ErrorMessage) -> None:

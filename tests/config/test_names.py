@@ -23,7 +23,6 @@ MISSPELLED_IN_FILE = [
     ("jobs.own.pause = true", "jobs.own.pause", "jobs.own.paused"),
     ("gateways.crm.ulr = 'http://x'", "gateways.crm.ulr", "gateways.crm.url"),
     ("usage.factor = { 1 = 2 }", "usage.factor", "usage.factors"),
-    ("oidc.isuer = 'x'", "oidc.isuer", "oidc.issuer"),
     ("[sessions]\nport = 5", "sessions.port", "port"),
     ("lease_seconds = 5", "lease_seconds", "sessions.lease_seconds"),
     ("sessions_lease_seconds = 5", "sessions_lease_seconds", "sessions.lease_seconds"),
@@ -31,8 +30,8 @@ MISSPELLED_IN_FILE = [
 
 
 def test_misspelled_setting_in_file_returns_suggestion(error_message: ErrorMessage) -> None:
-    for toml, name, meant in MISSPELLED_IN_FILE:
-        assert error_message(toml=toml) == f"{name} (from tenure.toml): unknown setting; did you mean {meant}?"
+    for toml, name, suggestion in MISSPELLED_IN_FILE:
+        assert error_message(toml=toml) == f"{name} (from tenure.toml): unknown setting; did you mean {suggestion}?"
 
 
 MISSPELLED_VARIABLES = [
@@ -51,9 +50,9 @@ MISSPELLED_VARIABLES = [
 
 
 def test_misspelled_variable_returns_suggestion(error_message: ErrorMessage) -> None:
-    for variable, name, meant in MISSPELLED_VARIABLES:
+    for variable, name, suggestion in MISSPELLED_VARIABLES:
         message = error_message(**{variable: "1"})
-        assert message == f"{name} (from {variable}): unknown setting; did you mean {meant}?"
+        assert message == f"{name} (from {variable}): unknown setting; did you mean {suggestion}?"
 
 
 def test_unknown_setting_without_near_match_lists_known_settings(error_message: ErrorMessage) -> None:
@@ -63,25 +62,43 @@ def test_unknown_setting_without_near_match_lists_known_settings(error_message: 
 
 
 def test_misspelled_job_name_returns_suggestion(error_message: ErrorMessage) -> None:
-    for name, meant in {
+    for name, suggestion in {
         "emit-usge": "emit-usage",
         "emit_usage": "emit-usage",
         "expire-session": "expire-sessions",
         "prunes": "prune",
-        "wacth": "watch",
     }.items():
         message = error_message(toml=f"[jobs.{name}]")
-        rule = "the name must be expire-sessions, emit-usage, prune, watch"
+        rule = "the name must be expire-sessions, emit-usage, prune or the name of an application's job"
         assert message.startswith(f"jobs.{name} (from tenure.toml): {rule}")
-        assert message.endswith(f"; did you mean {meant}?")
+        assert message.endswith(f"; did you mean {suggestion}?")
 
 
 def test_misspelled_gateway_name_returns_suggestion(error_message: ErrorMessage) -> None:
-    for name, meant in {"usage": "usages", "on-call": "oncall", "oncal": "oncall"}.items():
+    for name, suggestion in {"usage": "usages", "usagess": "usages"}.items():
         message = error_message(toml=f"[gateways.{name}]\nurl = 'http://127.0.0.1/'")
-        rule = "the name must be usages, oncall or a name of your choice"
+        rule = "the name must be usages or a name of your choice"
         assert message.startswith(f"gateways.{name} (from tenure.toml): {rule}")
-        assert message.endswith(f"; did you mean {meant}?")
+        assert message.endswith(f"; did you mean {suggestion}?")
+
+
+def test_setting_of_a_later_version_is_refused(error_message: ErrorMessage) -> None:
+    for path, toml in {
+        "oidc": "[oidc]\nissuer = 'https://login.example'",
+        "jobs.watch": "[jobs.watch]\ninterval_seconds = 5",
+        "gateways.oncall": "[gateways.oncall]\nurl = 'http://127.0.0.1/'",
+    }.items():
+        assert error_message(toml=toml) == f"{path} (from tenure.toml): is not supported yet"
+
+
+def test_variable_of_a_later_version_is_refused(error_message: ErrorMessage) -> None:
+    for path, variable in {
+        "oidc": "TENURE_OIDC__ISSUER",
+        "jobs.watch": "TENURE_JOBS__WATCH__PAUSED",
+        "gateways.oncall": "TENURE_GATEWAYS__ONCALL__URL",
+    }.items():
+        Path("tenure.toml").unlink(missing_ok=True)
+        assert error_message(**{variable: "x"}) == f"{path} (from {variable}): is not supported yet"
 
 
 def test_custom_gateway_name_is_accepted(empty_folder: Path) -> None:
@@ -97,9 +114,9 @@ def test_application_job_name_is_accepted(empty_folder: Path) -> None:
 
 
 def test_registered_job_name_similar_to_built_in_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
-    ours = metadata.EntryPoints([metadata.EntryPoint("watcher", "application:watcher", "tenure.jobs")])
+    ours = metadata.EntryPoints([metadata.EntryPoint("pruner", "application:pruner", "tenure.jobs")])
     monkeypatch.setattr("tenure.config.values.entry_points", lambda group: ours.select(group=group))
-    assert load({}, {"TENURE_JOBS__WATCHER__PAUSED": "true"}).job("watcher").paused
+    assert load({}, {"TENURE_JOBS__PRUNER__PAUSED": "true"}).job("pruner").paused
 
 
 def test_name_not_expressible_as_variable_is_rejected(error_message: ErrorMessage) -> None:
@@ -125,7 +142,7 @@ def test_misspelled_format_returns_suggestion(error_message: ErrorMessage) -> No
 
 
 def test_misspelled_database_scheme_returns_suggestion(error_message: ErrorMessage) -> None:
-    for url, meant in {
+    for url, suggestion in {
         "postgres://u:hunter2@h/db": "postgresql://",
         "postgresql+asyncpg://u:hunter2@h/db": "postgresql://",
         "POSTGRESQL://u:hunter2@h/db": "postgresql://",
@@ -135,7 +152,7 @@ def test_misspelled_database_scheme_returns_suggestion(error_message: ErrorMessa
         "sqlite+aiosqlite:///x.db": "sqlite:///",
     }.items():
         message = error_message(flags={"database": url})
-        assert message.endswith(f"percent-encoded; did you mean {meant}?"), url
+        assert message.endswith(f"percent-encoded; did you mean {suggestion}?"), url
 
 
 def test_single_value_for_section_is_rejected(error_message: ErrorMessage) -> None:

@@ -57,3 +57,10 @@ def test_repr_masks_invalid_database_url() -> None:
 
 def test_config_survives_pickling() -> None:
     assert pickle.loads(pickle.dumps(CONFIG_WITH_SECRETS)) == CONFIG_WITH_SECRETS
+
+
+def test_password_of_url_with_several_hosts_is_masked() -> None:
+    url = "postgresql://user:hunter2@one:5433,two:5434/db?target_session_attrs=read-write&sslpassword=hunter2"
+    text = repr(Config(database=url))
+    assert "postgresql://user:***@one:5433,two:5434/db?target_session_attrs=read-write&sslpassword=***" in text
+    assert "hunter2" not in text

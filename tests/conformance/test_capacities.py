@@ -7,8 +7,8 @@ import pytest
 from tenure.domain.capacities import Capacity, Seats
 from tenure.domain.sessions import CloseReason
 from tests.support.databases import Database
-from tests.support.keeping import EVICTING, attach_one, update_one
 from tests.support.open_requests import NOON, SECOND, end_one, open_one, request, some_id
+from tests.support.session_calls import EVICTING, attach_one, update_one
 
 pytestmark = pytest.mark.usefixtures("noon")
 

@@ -18,9 +18,9 @@ from tenure.store.engines.postgres.store import PostgresStore
 from tenure.store.engines.sqlite.store import SqliteStore
 from tenure.store.engines.sqlserver.store import SqlServerStore
 from tests.support.databases import Database
-from tests.support.leases import all_tables, begun, every, held, put_row
+from tests.support.leases import all_tables, begin_due_run, hold_lease, insert_row, job_every
 from tests.support.open_requests import NOON, SECOND, open_one, request, some_id
-from tests.support.submissions import end, submit
+from tests.support.submissions import attempt_end, submit_request
 from tests.support.usage import rules
 
 TICK = datetime(2041, 3, 1, 12, 1, tzinfo=UTC)
@@ -41,8 +41,7 @@ ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
     "finish_run": {"outcome": RunOutcome.SUCCEEDED, "error": None, "retry_microseconds": 0},
     "prune": {"limit": 9},
     "begin_attempts": {"submission_ids": [DUE]},
-    "finish_attempts": {"ends": [end(OPEN)]},
-    "close_orphaned_attempts": {"limit": 9},
+    "finish_attempts": {"ends": [attempt_end(OPEN)]},
     "note_waiting_reason": {"submission_ids": [DUE], "error": "its gateway is gone"},
     "cut_usage": {"rules": rules(), "limit": 2},
     "save_chunks": {
@@ -80,7 +79,7 @@ async def prepared(database: Database) -> tuple[Database, Fence]:
     """An open run, open attempts, a lapsed session and rows to prune: work for every method."""
     await database.clock.set(NOON)
     await open_one(database.store, request(lease_microseconds=SECOND))
-    await put_row(
+    await insert_row(
         database,
         "lease_history",
         name="archive",
@@ -90,11 +89,11 @@ async def prepared(database: Database) -> tuple[Database, Fence]:
         ended_at=AGES_AGO,
         how="released",
     )
-    await put_row(database, "job_runs", job="old", epoch=1, holder="one", started_at=AGES_AGO)
-    await database.store.register_jobs([every(60 * SECOND, timeout=LOCK_SECONDS * SECOND)])
-    await held(database.store, "leader", "two")
+    await insert_row(database, "job_runs", job="old", epoch=1, holder="one", started_at=AGES_AGO)
+    await database.store.register_jobs([job_every(60 * SECOND, timeout=LOCK_SECONDS * SECOND)])
+    await hold_lease(database.store, "leader", "two")
     await database.clock.set(TICK)
-    fence = await begun(database.store, "tidy", "one")
+    fence = await begin_due_run(database.store, "tidy", "one")
     await prepare_submissions(database, fence)
     await prepare_usage(database)
     return database, fence
@@ -102,9 +101,9 @@ async def prepared(database: Database) -> tuple[Database, Fence]:
 
 async def prepare_submissions(database: Database, fence: Fence) -> None:
     """A submission that is due, one with an open attempt, and one with an attempt that an earlier epoch left open."""
-    await database.store.accept_submissions([submit(submission_id=each) for each in (DUE, OPEN, ORPHANED)])
+    await database.store.accept_submissions([submit_request(submission_id=each) for each in (DUE, OPEN, ORPHANED)])
     await database.store.begin_attempts(fence, [OPEN])
-    await put_row(
+    await insert_row(
         database,
         "submission_attempts",
         submission_id=ORPHANED,
@@ -117,10 +116,10 @@ async def prepare_submissions(database: Database, fence: Fence) -> None:
 
 async def prepare_usage(database: Database) -> None:
     """A window past its retention, one with a chunk that was never sent, and an undivided one."""
-    await put_row(database, "usage_eras", era=1, started_at=AGES_AGO, factor_1=1, factor_2=2, factor_3=3)
+    await insert_row(database, "usage_eras", era=1, started_at=AGES_AGO, factor_1=1, factor_2=2, factor_3=3)
     for window_id in (OLD, SENT, UNDIVIDED):
         ended_at = AGES_AGO + timedelta(days=window_id)
-        await put_row(
+        await insert_row(
             database,
             "usage_windows",
             window_id=window_id,
@@ -131,7 +130,7 @@ async def prepare_usage(database: Database) -> None:
             cut_at=NOON,
             chunked_at=NOON if window_id == OLD else None,
         )
-    await put_row(
+    await insert_row(
         database,
         "usage_chunks",
         window_id=SENT,
@@ -165,35 +164,35 @@ async def _expired(database: Database, fence: Fence) -> Fence:
     return fence
 
 
-async def _taken_by_another(database: Database, fence: Fence) -> Fence:
+async def _acquired_by_another(database: Database, fence: Fence) -> Fence:
     await database.clock.set(EXPIRY)
-    await begun(database.store, "tidy", "two")
+    await begin_due_run(database.store, "tidy", "two")
     return fence
 
 
-async def _taken_again_by_its_own_holder(database: Database, fence: Fence) -> Fence:
+async def _reacquired_by_same_holder(database: Database, fence: Fence) -> Fence:
     await database.clock.set(EXPIRY)
-    await begun(database.store, "tidy", "one")
+    await begin_due_run(database.store, "tidy", "one")
     return fence
 
 
-async def _taken_after_it_was_resigned(database: Database, fence: Fence) -> Fence:
+async def _acquired_after_resign(database: Database, fence: Fence) -> Fence:
     await database.store.resign_lease(fence.name)
-    await begun(database.store, "tidy", "one")
+    await begin_due_run(database.store, "tidy", "one")
     return fence
 
 
-async def _taken_and_the_clock_stepped_back(database: Database, fence: Fence) -> Fence:
+async def _acquired_and_clock_stepped_back(database: Database, fence: Fence) -> Fence:
     """By the clock alone, the old epoch would hold its lease again."""
     await database.clock.set(EXPIRY)
-    await begun(database.store, "tidy", "one")
+    await begin_due_run(database.store, "tidy", "one")
     await database.clock.set(TICK)
     return fence
 
 
-async def _taken_and_released(database: Database, fence: Fence) -> Fence:
+async def _acquired_and_released(database: Database, fence: Fence) -> Fence:
     await database.clock.set(EXPIRY)
-    await database.store.release_lease(await begun(database.store, "tidy", "one"))
+    await database.store.release_lease(await begin_due_run(database.store, "tidy", "one"))
     return fence
 
 
@@ -204,15 +203,15 @@ async def _released(database: Database, fence: Fence) -> Fence:
 
 LOSSES: list[Callable[[Database, Fence], Awaitable[Fence]]] = [
     _expired,
-    _taken_by_another,
-    _taken_again_by_its_own_holder,
-    _taken_after_it_was_resigned,
-    _taken_and_the_clock_stepped_back,
-    _taken_and_released,
+    _acquired_by_another,
+    _reacquired_by_same_holder,
+    _acquired_after_resign,
+    _acquired_and_clock_stepped_back,
+    _acquired_and_released,
     _released,
 ]
 NOT_REFUSED = {(_released, "release_lease")}
-"""A repeated release after a lost answer does not raise."""
+"""A repeated release after a lost response does not raise."""
 
 
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.__name__.strip("_"))

@@ -7,9 +7,9 @@ import pytest
 from tenure.domain.sessions import ClosedSession, CloseReason, Found, Heartbeat, HeartbeatResult, State
 from tenure.store.limits import BATCH_MAX
 from tests.support.databases import Database
-from tests.support.keeping import keep_one
 from tests.support.open_requests import NOON, SECOND, end_one, some_id
-from tests.support.sessions import opened, recorded
+from tests.support.session_calls import heartbeat_one
+from tests.support.sessions import open_new_session, read_session
 
 pytestmark = pytest.mark.usefixtures("noon")
 
@@ -17,38 +17,38 @@ SECONDS = timedelta(seconds=1)
 
 
 async def test_heartbeat__renews_lease_but_not_idle_limit(database: Database) -> None:
-    one = await opened(
+    one = await open_new_session(
         database, lease_microseconds=60 * SECOND, heartbeat_microseconds=5 * SECOND, idle_microseconds=300 * SECOND
     )
     now = NOON + 7 * SECONDS
     await database.clock.set(now)
-    kept = await keep_one(database.store, one.session_id)
+    kept = await heartbeat_one(database.store, one.session_id)
     assert kept == HeartbeatResult(Found.LIVE, State.CREATED, now + 60 * SECONDS, 5 * SECOND)
-    after = await recorded(database, one.session_id)
+    after = await read_session(database, one.session_id)
     assert (after.last_heartbeat_at, after.last_activity_at, after.modified_at) == (now, NOON, now)
     assert (after.state, after.deadline_at, after.lapse_reason) == ("created", now + 60 * SECONDS, "LEASE_EXPIRED")
 
 
 async def test_heartbeat__renews_idle_limit_when_client_is_active(database: Database) -> None:
-    one = await opened(database, lease_microseconds=60 * SECOND, idle_microseconds=20 * SECOND)
+    one = await open_new_session(database, lease_microseconds=60 * SECOND, idle_microseconds=20 * SECOND)
     now = NOON + 7 * SECONDS
     await database.clock.set(now)
-    kept = await keep_one(database.store, one.session_id, active=True)
+    kept = await heartbeat_one(database.store, one.session_id, active=True)
     assert (kept.state, kept.deadline_at) == (State.ACTIVE, now + 20 * SECONDS)
-    after = await recorded(database, one.session_id)
+    after = await read_session(database, one.session_id)
     assert (after.last_activity_at, after.state, after.lapse_reason) == (now, "active", "IDLE_TIMEOUT")
 
 
 async def test_heartbeat__keeps_active_session_active_without_activity(database: Database) -> None:
-    one = await opened(database)
-    await keep_one(database.store, one.session_id, active=True)
-    assert (await keep_one(database.store, one.session_id)).state == State.ACTIVE
+    one = await open_new_session(database)
+    await heartbeat_one(database.store, one.session_id, active=True)
+    assert (await heartbeat_one(database.store, one.session_id)).state == State.ACTIVE
 
 
 async def test_heartbeat__does_not_move_deadline_of_session_without_lease(database: Database) -> None:
-    one = await opened(database)
+    one = await open_new_session(database)
     await database.clock.set(NOON + 7 * SECONDS)
-    kept = await keep_one(database.store, one.session_id, active=True)
+    kept = await heartbeat_one(database.store, one.session_id, active=True)
     assert (kept.deadline_at, kept.heartbeat_microseconds) == (one.deadline_at, None)
 
 
@@ -59,101 +59,107 @@ async def test_heartbeat__does_not_move_deadline_of_session_without_lease(databa
 async def test_heartbeat__updates_lapse_reason_to_earliest_limit(
     database: Database, lease: int | None, idle: int, reason: str
 ) -> None:
-    one = await opened(
+    one = await open_new_session(
         database, lease_microseconds=lease and lease * SECOND, idle_microseconds=idle * SECOND, heartbeat_microseconds=1
     )
     await database.clock.set(NOON + 3 * SECONDS)
-    await keep_one(database.store, one.session_id, active=True)
-    after = await recorded(database, one.session_id)
+    await heartbeat_one(database.store, one.session_id, active=True)
+    after = await read_session(database, one.session_id)
     assert (after.lapse_reason, after.deadline_at) == (reason, NOON + 43 * SECONDS)
 
 
 async def test_heartbeat__never_extends_deadline_beyond_term(database: Database) -> None:
-    one = await opened(database, lease_microseconds=86_400 * SECOND)
+    one = await open_new_session(database, lease_microseconds=86_400 * SECOND)
     now = NOON
     while now < one.term_ends_at - timedelta(hours=20):
         now += timedelta(hours=20)
         await database.clock.set(now)
-        kept = await keep_one(database.store, one.session_id)
-    after = await recorded(database, one.session_id)
+        kept = await heartbeat_one(database.store, one.session_id)
+    after = await read_session(database, one.session_id)
     assert (kept.deadline_at, after.lapse_reason) == (one.term_ends_at, "EXPIRED")
 
 
 async def test_heartbeat__succeeds_one_microsecond_before_deadline(database: Database) -> None:
-    one = await opened(database, lease_microseconds=10 * SECOND)
+    one = await open_new_session(database, lease_microseconds=10 * SECOND)
     await database.clock.set(NOON + 10 * SECONDS - timedelta(microseconds=1))
-    assert (await keep_one(database.store, one.session_id)).found is Found.LIVE
+    assert (await heartbeat_one(database.store, one.session_id)).found is Found.LIVE
 
 
 async def test_heartbeat__records_lapse_and_does_not_revive_session(database: Database) -> None:
-    one = await opened(
+    one = await open_new_session(
         database, lease_microseconds=10 * SECOND, idle_microseconds=12 * SECOND, heartbeat_microseconds=2 * SECOND
     )
     await database.clock.set(NOON + 10 * SECONDS)
-    kept = await keep_one(database.store, one.session_id, active=True)
+    kept = await heartbeat_one(database.store, one.session_id, active=True)
     deadline = NOON + 10 * SECONDS
     closing = ClosedSession(one.session_id, "LEASE_EXPIRED", deadline)
     assert kept == HeartbeatResult(Found.OVER, State.CLOSED, deadline, 2 * SECOND, "LEASE_EXPIRED", closing)
-    await database.clock.set(NOON)  # what is recorded does not depend on the clock any more
-    after = await recorded(database, one.session_id)
+    await database.clock.set(NOON)  # a recorded end no longer depends on the clock
+    after = await read_session(database, one.session_id)
     assert (after.state, after.closed_at, after.close_reason) == ("closed", deadline, "LEASE_EXPIRED")
     assert (after.last_heartbeat_at, after.last_activity_at, after.modified_at) == (NOON, NOON, deadline)
 
 
 async def test_heartbeat__does_not_change_ended_session(database: Database) -> None:
-    one = await opened(database)
+    one = await open_new_session(database)
     await end_one(database.store, one.session_id, CloseReason.TERMINATED)
-    before = await recorded(database, one.session_id)
+    before = await read_session(database, one.session_id)
     await database.clock.set(NOON + 9 * SECONDS)
-    kept = await keep_one(database.store, one.session_id, active=True)
+    kept = await heartbeat_one(database.store, one.session_id, active=True)
     assert (kept.found, kept.close_reason, kept.closed_session) == (Found.OVER, "TERMINATED", None)
-    assert await recorded(database, one.session_id) == before
+    assert await read_session(database, one.session_id) == before
 
 
 async def test_heartbeat__does_not_move_timestamps_back_after_clock_step_back(database: Database) -> None:
-    one = await opened(database, lease_microseconds=60 * SECOND, idle_microseconds=70 * SECOND)
+    one = await open_new_session(database, lease_microseconds=60 * SECOND, idle_microseconds=70 * SECOND)
     await database.clock.set(NOON + 30 * SECONDS)
-    await keep_one(database.store, one.session_id, active=True)
-    before = await recorded(database, one.session_id)
+    await heartbeat_one(database.store, one.session_id, active=True)
+    before = await read_session(database, one.session_id)
     await database.clock.set(NOON + 10 * SECONDS)
-    await keep_one(database.store, one.session_id, active=True)
-    assert await recorded(database, one.session_id) == before
+    await heartbeat_one(database.store, one.session_id, active=True)
+    assert await read_session(database, one.session_id) == before
 
 
 async def test_heartbeat__returns_unknown_for_unknown_session(database: Database) -> None:
-    assert await keep_one(database.store, some_id()) == HeartbeatResult(Found.UNKNOWN)
+    assert await heartbeat_one(database.store, some_id()) == HeartbeatResult(Found.UNKNOWN)
 
 
 async def test_heartbeat__returns_results_in_request_order_for_mixed_batch(database: Database) -> None:
-    live, ended, lapsed = await opened(database), await opened(database), await opened(database, lease_microseconds=1)
+    live, ended, lapsed = (
+        await open_new_session(database),
+        await open_new_session(database),
+        await open_new_session(database, lease_microseconds=1),
+    )
     await end_one(database.store, ended.session_id, CloseReason.STOPPED)
     await database.clock.set(NOON + SECONDS)
     session_ids = [lapsed.session_id, some_id(), live.session_id, ended.session_id]
-    answers = await database.store.heartbeat(
+    results = await database.store.heartbeat(
         [Heartbeat(session_id, session_id == session_ids[2]) for session_id in session_ids]
     )
-    assert [(kept.found, kept.close_reason) for kept in answers] == [
+    assert [(kept.found, kept.close_reason) for kept in results] == [
         (Found.OVER, "LEASE_EXPIRED"),
         (Found.UNKNOWN, None),
         (Found.LIVE, None),
         (Found.OVER, "STOPPED"),
     ]
-    assert answers[2].state == State.ACTIVE
+    assert results[2].state == State.ACTIVE
 
 
 async def test_heartbeat__accepts_full_batch(database: Database) -> None:
-    sessions = [await opened(database, lease_microseconds=(30 + number) * SECOND) for number in range(BATCH_MAX)]
+    sessions = [
+        await open_new_session(database, lease_microseconds=(30 + number) * SECOND) for number in range(BATCH_MAX)
+    ]
     now = NOON + 5 * SECONDS
     await database.clock.set(now)
-    answers = await database.store.heartbeat([Heartbeat(one.session_id, False) for one in sessions])
-    assert [kept.deadline_at for kept in answers] == [now + (30 + number) * SECONDS for number in range(BATCH_MAX)]
+    results = await database.store.heartbeat([Heartbeat(one.session_id, False) for one in sessions])
+    assert [kept.deadline_at for kept in results] == [now + (30 + number) * SECONDS for number in range(BATCH_MAX)]
 
 
 async def test_heartbeat__does_not_change_check_at(database: Database) -> None:
     """One index write per lease, not per heartbeat."""
-    one = await opened(database, lease_microseconds=10 * SECOND)
+    one = await open_new_session(database, lease_microseconds=10 * SECOND)
     (before,) = await database.rows("SELECT check_at FROM sessions")
     await database.clock.set(NOON + 5 * SECONDS)
-    await keep_one(database.store, one.session_id)
+    await heartbeat_one(database.store, one.session_id)
     (after,) = await database.rows("SELECT check_at FROM sessions")
     assert after == before

@@ -18,13 +18,13 @@ from tests.support.databases import Database
 from tests.support.leases import (
     MICROSECOND,
     acquire,
+    acquire_free_lease,
     all_tables,
-    begun,
-    every,
-    put_row,
-    sibling,
-    table,
-    taken,
+    begin_due_run,
+    insert_row,
+    job_every,
+    read_table,
+    sibling_store,
 )
 from tests.support.open_requests import NOON, SECOND
 
@@ -50,7 +50,7 @@ async def put_unheld(database: Database, name: str) -> None:
     """A row that an acquire may leave behind, of a lease that was never held."""
     instants = dict.fromkeys(("acquired_at", "renewed_at", "expires_at"), NOON + 60 * SECONDS)
     ended = {"released": True, "resigned": False}
-    await put_row(database, "leases", name=name, holder="", epoch=0, attempt=new_id(), **ended, **instants)
+    await insert_row(database, "leases", name=name, holder="", epoch=0, attempt=new_id(), **ended, **instants)
 
 
 # Acquire
@@ -61,7 +61,7 @@ async def test_acquire_lease__acquires_lease_never_held(database: Database) -> N
 
 
 async def test_acquire_lease__returns_current_holder_and_changes_nothing(database: Database) -> None:
-    await taken(database.store, "leader", "one")
+    await acquire_free_lease(database.store, "leader", "one")
     before = await all_tables(database)
     await database.clock.set(NOON + 60 * SECONDS - MICROSECOND)
     assert await acquire(database.store, "leader", "two", 7 * SECOND) == AcquireResult(lease(), taken=False)
@@ -69,14 +69,14 @@ async def test_acquire_lease__returns_current_holder_and_changes_nothing(databas
 
 
 async def test_acquire_lease__does_not_renew_for_current_holder(database: Database) -> None:
-    await taken(database.store, "leader", "one")
+    await acquire_free_lease(database.store, "leader", "one")
     await database.clock.set(NOON + 3 * SECONDS)
     assert await acquire(database.store, "leader", "one") == AcquireResult(lease(), taken=False)
 
 
 @pytest.mark.parametrize("holder", ["one", "two"])
 async def test_acquire_lease__acquires_lease_at_instant_of_expiry(database: Database, holder: str) -> None:
-    await taken(database.store, "leader", "one")
+    await acquire_free_lease(database.store, "leader", "one")
     now = NOON + 60 * SECONDS
     await database.clock.set(now)
     found = await acquire(database.store, "leader", holder, 7 * SECOND)
@@ -85,13 +85,13 @@ async def test_acquire_lease__acquires_lease_at_instant_of_expiry(database: Data
 
 
 async def test_acquire_lease__acquires_released_lease_without_reclaim(database: Database) -> None:
-    await database.store.release_lease(await taken(database.store, "leader", "one"))
+    await database.store.release_lease(await acquire_free_lease(database.store, "leader", "one"))
     assert await acquire(database.store, "leader", "two") == AcquireResult(lease(holder="two", epoch=2), taken=True)
 
 
 async def test_acquire_lease__acquires_released_lease_after_clock_step_back(database: Database) -> None:
-    """By its end alone, the lease would count as held until the clock reaches that instant again."""
-    await database.store.release_lease(await taken(database.store, "leader", "one"))
+    """By its expiry alone, the lease would count as held until the clock reaches that instant again."""
+    await database.store.release_lease(await acquire_free_lease(database.store, "leader", "one"))
     now = NOON - 300 * SECONDS
     await database.clock.set(now)
     expected = lease(holder="two", epoch=2, acquired_at=now, renewed_at=now, expires_at=now + 60 * SECONDS)
@@ -121,7 +121,7 @@ async def test_acquire_lease__returns_other_holder_when_attempt_is_repeated_too_
     attempt = new_id()
     first = await database.store.acquire_lease("leader", "one", attempt, LEASE)
     await database.store.release_lease(first.lease.fence)
-    await taken(database.store, "leader", "two")
+    await acquire_free_lease(database.store, "leader", "two")
     found = await database.store.acquire_lease("leader", "one", attempt, LEASE)
     assert found == AcquireResult(lease(holder="two", epoch=2), taken=False)
 
@@ -129,9 +129,9 @@ async def test_acquire_lease__returns_other_holder_when_attempt_is_repeated_too_
 async def test_acquire_lease__counts_epochs_per_name(database: Database) -> None:
     """Names are case-sensitive."""
     for _ in range(3):
-        await database.store.release_lease(await taken(database.store, "leader", "one"))
-    assert (await taken(database.store, "Leader", "one")).epoch == 1
-    assert (await taken(database.store, "leader", "one")).epoch == 4
+        await database.store.release_lease(await acquire_free_lease(database.store, "leader", "one"))
+    assert (await acquire_free_lease(database.store, "Leader", "one")).epoch == 1
+    assert (await acquire_free_lease(database.store, "leader", "one")).epoch == 4
 
 
 async def test_acquire_lease__assigns_first_epoch_to_row_never_held(database: Database) -> None:
@@ -156,30 +156,30 @@ def _cut_in_an_hour(connection: Connection) -> None:
 
 
 async def test_renew_lease__extends_expiry_from_now_and_changes_nothing_else(database: Database) -> None:
-    fence = await taken(database.store, "leader", "one")
+    fence = await acquire_free_lease(database.store, "leader", "one")
     now = NOON + 60 * SECONDS - MICROSECOND
     await database.clock.set(now)
     expected = lease(renewed_at=now, expires_at=now + 7 * SECONDS)
     assert await database.store.renew_lease(fence, 7 * SECOND) == expected
     assert await database.store.list_leases(None, 9) == [expected]
-    (history,) = await table(database, "lease_history")
+    (history,) = await read_table(database, "lease_history")
     assert history["ended_at"] is None
 
 
 async def test_renew_lease__raises_lease_lost_at_instant_of_expiry(database: Database) -> None:
-    fence = await taken(database.store, "leader", "one")
+    fence = await acquire_free_lease(database.store, "leader", "one")
     await database.clock.set(NOON + 60 * SECONDS)
     with pytest.raises(LeaseLost):
         await database.store.renew_lease(fence, LEASE)
 
 
 async def test_renew_lease__accepts_shorter_duration(database: Database) -> None:
-    fence = await taken(database.store, "leader", "one")
+    fence = await acquire_free_lease(database.store, "leader", "one")
     assert await database.store.renew_lease(fence, 1) == lease(expires_at=NOON + MICROSECOND)
 
 
 async def test_renew_lease__extends_expiry_from_current_clock_after_step_back(database: Database) -> None:
-    fence = await taken(database.store, "leader", "one")
+    fence = await acquire_free_lease(database.store, "leader", "one")
     now = NOON - 300 * SECONDS
     await database.clock.set(now)
     expected = lease(renewed_at=now, expires_at=now + 60 * SECONDS)
@@ -188,7 +188,7 @@ async def test_renew_lease__extends_expiry_from_current_clock_after_step_back(da
 
 @pytest.mark.parametrize("end", ["release", "resign"])
 async def test_renew_lease__raises_lease_lost_after_release_or_resign(database: Database, end: str) -> None:
-    fence = await taken(database.store, "leader", "one")
+    fence = await acquire_free_lease(database.store, "leader", "one")
     if end == "release":
         await database.store.release_lease(fence)
     else:
@@ -202,7 +202,7 @@ async def test_renew_lease__raises_lease_lost_after_release_or_resign(database: 
 
 
 async def test_release_lease__expires_lease_now_and_keeps_row_and_epoch(database: Database) -> None:
-    fence = await taken(database.store, "leader", "one")
+    fence = await acquire_free_lease(database.store, "leader", "one")
     await database.clock.set(NOON + 5 * SECONDS)
     await database.store.renew_lease(fence, LEASE)
     now = NOON + 9 * SECONDS
@@ -213,7 +213,7 @@ async def test_release_lease__expires_lease_now_and_keeps_row_and_epoch(database
 
 
 async def test_release_lease__changes_nothing_when_repeated(database: Database) -> None:
-    fence = await taken(database.store, "leader", "one")
+    fence = await acquire_free_lease(database.store, "leader", "one")
     first = await database.store.release_lease(fence)
     before = await all_tables(database)
     await database.clock.set(NOON + 5 * SECONDS)
@@ -222,13 +222,13 @@ async def test_release_lease__changes_nothing_when_repeated(database: Database) 
 
 
 async def test_acquire_lease__acquires_resigned_lease_without_reclaim(database: Database) -> None:
-    await taken(database.store, "leader", "one")
+    await acquire_free_lease(database.store, "leader", "one")
     await database.store.resign_lease("leader")
     assert await acquire(database.store, "leader", "two") == AcquireResult(lease(holder="two", epoch=2), taken=True)
 
 
 async def test_release_lease__returns_resigned_lease_unchanged(database: Database) -> None:
-    fence = await taken(database.store, "leader", "one")
+    fence = await acquire_free_lease(database.store, "leader", "one")
     await database.store.resign_lease("leader")
     await database.clock.set(NOON + 5 * SECONDS)
     expected = lease(held=False, expires_at=NOON, released=True, resigned=True)
@@ -237,14 +237,14 @@ async def test_release_lease__returns_resigned_lease_unchanged(database: Databas
 
 
 async def test_release_lease__raises_lease_lost_at_instant_of_expiry(database: Database) -> None:
-    fence = await taken(database.store, "leader", "one")
+    fence = await acquire_free_lease(database.store, "leader", "one")
     await database.clock.set(NOON + 60 * SECONDS)
     with pytest.raises(LeaseLost):
         await database.store.release_lease(fence)
 
 
 async def test_resign_lease__expires_lease_of_current_holder_now(database: Database) -> None:
-    await taken(database.store, "leader", "one")
+    await acquire_free_lease(database.store, "leader", "one")
     now = NOON + 9 * SECONDS
     await database.clock.set(now)
     expected = lease(held=False, expires_at=now, released=True, resigned=True)
@@ -253,7 +253,7 @@ async def test_resign_lease__expires_lease_of_current_holder_now(database: Datab
 
 
 async def test_resign_lease__does_not_change_expired_lease(database: Database) -> None:
-    await taken(database.store, "leader", "one")
+    await acquire_free_lease(database.store, "leader", "one")
     await database.clock.set(NOON + 60 * SECONDS)
     before = await all_tables(database)
     assert await database.store.resign_lease("leader") == lease(held=False)
@@ -261,7 +261,7 @@ async def test_resign_lease__does_not_change_expired_lease(database: Database) -
 
 
 async def test_resign_lease__changes_nothing_when_repeated(database: Database) -> None:
-    await taken(database.store, "leader", "one")
+    await acquire_free_lease(database.store, "leader", "one")
     first = await database.store.resign_lease("leader")
     before = await all_tables(database)
     await database.clock.set(NOON + 5 * SECONDS)
@@ -271,7 +271,7 @@ async def test_resign_lease__changes_nothing_when_repeated(database: Database) -
 
 async def test_resign_lease__returns_none_for_lease_never_held(database: Database) -> None:
     assert await database.store.resign_lease("leader") is None
-    if database.engine != "sqlite":  # which makes no such rows
+    if database.engine != "sqlite":  # SQLite creates no such rows
         await put_unheld(database, "leader")
         assert await database.store.resign_lease("leader") is None
 
@@ -281,35 +281,35 @@ async def test_resign_lease__returns_none_for_lease_never_held(database: Databas
 
 async def ends(database: Database) -> list[tuple[object, ...]]:
     columns = ("name", "epoch", "holder", "acquired_at", "ended_at", "how")
-    return [tuple(row[column] for column in columns) for row in await table(database, "lease_history")]
+    return [tuple(row[column] for column in columns) for row in await read_table(database, "lease_history")]
 
 
 async def test_acquire_lease__adds_open_history_row(database: Database) -> None:
-    await taken(database.store, "leader", "one")
+    await acquire_free_lease(database.store, "leader", "one")
     assert await ends(database) == [("leader", 1, "one", NOON, None, None)]
 
 
 async def test_release_lease__records_release_in_history(database: Database) -> None:
-    fence = await taken(database.store, "leader", "one")
+    fence = await acquire_free_lease(database.store, "leader", "one")
     await database.clock.set(NOON + 5 * SECONDS)
     await database.store.release_lease(fence)
     assert await ends(database) == [("leader", 1, "one", NOON, NOON + 5 * SECONDS, "released")]
 
 
 async def test_resign_lease__records_resign_in_history(database: Database) -> None:
-    await taken(database.store, "leader", "one")
+    await acquire_free_lease(database.store, "leader", "one")
     await database.clock.set(NOON + 5 * SECONDS)
     await database.store.resign_lease("leader")
     assert await ends(database) == [("leader", 1, "one", NOON, NOON + 5 * SECONDS, "resigned")]
 
 
 async def test_acquire_lease__records_expiry_of_previous_holder_in_history(database: Database) -> None:
-    """At its expiry, not at the next acquire."""
-    fence = await taken(database.store, "leader", "one")
+    """The recorded end is the expiry, not the next acquire."""
+    fence = await acquire_free_lease(database.store, "leader", "one")
     await database.clock.set(NOON + 5 * SECONDS)
     await database.store.renew_lease(fence, LEASE)
     await database.clock.set(NOON + 99 * SECONDS)
-    await taken(database.store, "leader", "two")
+    await acquire_free_lease(database.store, "leader", "two")
     assert await ends(database) == [
         ("leader", 1, "one", NOON, NOON + 65 * SECONDS, "expired"),
         ("leader", 2, "two", NOON + 99 * SECONDS, None, None),
@@ -317,11 +317,11 @@ async def test_acquire_lease__records_expiry_of_previous_holder_in_history(datab
 
 
 async def test_acquire_lease__keeps_recorded_end_of_released_lease(database: Database) -> None:
-    fence = await taken(database.store, "leader", "one")
+    fence = await acquire_free_lease(database.store, "leader", "one")
     await database.clock.set(NOON + 5 * SECONDS)
     await database.store.release_lease(fence)
     await database.clock.set(NOON + 9 * SECONDS)
-    await taken(database.store, "leader", "two")
+    await acquire_free_lease(database.store, "leader", "two")
     assert await ends(database) == [
         ("leader", 1, "one", NOON, NOON + 5 * SECONDS, "released"),
         ("leader", 2, "two", NOON + 9 * SECONDS, None, None),
@@ -330,11 +330,11 @@ async def test_acquire_lease__keeps_recorded_end_of_released_lease(database: Dat
 
 async def test_acquire_lease__writes_no_history_for_job_locks(database: Database) -> None:
     """The runs of a job are its history."""
-    await taken(database.store, "job:tidy", "one")
+    await acquire_free_lease(database.store, "job:tidy", "one")
     await database.clock.set(NOON + 60 * SECONDS)
-    fence = await taken(database.store, "job:tidy", "two")
+    fence = await acquire_free_lease(database.store, "job:tidy", "two")
     await database.store.release_lease(fence)
-    await taken(database.store, "job:tidy", "three")
+    await acquire_free_lease(database.store, "job:tidy", "three")
     await database.store.resign_lease("job:tidy")
     assert await ends(database) == []
 
@@ -344,7 +344,7 @@ async def test_acquire_lease__writes_no_history_for_job_locks(database: Database
 
 async def test_list_leases__returns_leases_ever_held_in_pages(database: Database) -> None:
     for number, name in enumerate(("cutter", "archive", "job:tidy", "backup"), start=1):
-        await taken(database.store, name, f"holder {number}", number * SECOND)
+        await acquire_free_lease(database.store, name, f"holder {number}", number * SECOND)
     await put_unheld(database, "aardvark")
     await database.clock.set(NOON + 2 * SECONDS)
     named = {
@@ -359,7 +359,7 @@ async def test_list_leases__returns_leases_ever_held_in_pages(database: Database
 
 async def test_read_board__returns_requested_leases(database: Database) -> None:
     for name in ("leader", "archive", "backup"):
-        await taken(database.store, name, "one")
+        await acquire_free_lease(database.store, name, "one")
     await put_unheld(database, "aardvark")
     board = await database.store.read_board(["leader", "archive", "aardvark", "unknown"])
     assert sorted(board.leases, key=lambda one: one.name) == [lease("archive"), lease("leader")]
@@ -372,7 +372,7 @@ async def test_read_board__is_empty_without_leases_and_jobs(database: Database) 
 
 
 async def test_read_board__returns_whether_lease_is_held_now(database: Database) -> None:
-    await taken(database.store, "leader", "one")
+    await acquire_free_lease(database.store, "leader", "one")
     await database.clock.set(NOON + 60 * SECONDS - MICROSECOND)
     assert (await database.store.read_board(["leader"])).leases == [lease()]
     await database.clock.set(NOON + 60 * SECONDS)
@@ -380,11 +380,11 @@ async def test_read_board__returns_whether_lease_is_held_now(database: Database)
 
 
 async def test_read_board__returns_every_job_with_its_lock(database: Database) -> None:
-    await database.store.register_jobs([every(10 * SECOND, name) for name in ("running", "resting", "never")])
+    await database.store.register_jobs([job_every(10 * SECOND, name) for name in ("running", "resting", "never")])
     await put_unheld(database, "job:never")
     now = NOON + 20 * SECONDS
     await database.clock.set(now)
-    await begun(database.store, "running", "two")
+    await begin_due_run(database.store, "running", "two")
     jobs = {job.name: job for job in await database.store.list_jobs(None, 9)}
     lock = lease("job:running", "two", acquired_at=now, renewed_at=now, expires_at=now + 120 * SECONDS)
     board = await database.store.read_board(["leader"])
@@ -397,15 +397,15 @@ async def test_read_board__returns_every_job_with_its_lock(database: Database) -
 
 
 async def test_read_board__returns_released_job_lock(database: Database) -> None:
-    await database.store.register_jobs([every(10 * SECOND)])
-    await database.store.release_lease(await taken(database.store, "job:tidy", "one"))
+    await database.store.register_jobs([job_every(10 * SECOND)])
+    await database.store.release_lease(await acquire_free_lease(database.store, "job:tidy", "one"))
     (board_job,) = (await database.store.read_board([])).board_jobs
     assert board_job.lock == lease("job:tidy", held=False, expires_at=NOON, released=True)
 
 
 async def test_read_board__distinguishes_application_lease_from_job_lock(database: Database) -> None:
-    await database.store.register_jobs([every(10 * SECOND)])
-    await taken(database.store, "tidy", "one")
+    await database.store.register_jobs([job_every(10 * SECOND)])
+    await acquire_free_lease(database.store, "tidy", "one")
     board = await database.store.read_board(["tidy"])
     assert [board_job.lock for board_job in board.board_jobs] == [None]
     assert board.leases == [lease("tidy")]
@@ -415,13 +415,13 @@ async def test_read_board__distinguishes_application_lease_from_job_lock(databas
 
 
 async def test_listen__notifies_when_lease_is_released_or_resigned(database: Database) -> None:
-    other = sibling(database)
+    other = sibling_store(database)
     woken = asyncio.Event()
     other.listen(Topic.BOARD, woken.set)
     await other.read_board([])
     for name, end in (("leader", database.store.release_lease), ("archive", _resign(database))):
         woken.clear()
-        await end(await taken(database.store, name, "one"))
+        await end(await acquire_free_lease(database.store, name, "one"))
         if database.engine == "postgresql":
             await asyncio.wait_for(woken.wait(), 5)
     await other.close()
@@ -435,7 +435,7 @@ def _resign(database: Database) -> Any:
 
 
 async def test_acquire_lease__has_one_winner_among_concurrent_stores(database: Database) -> None:
-    stores = [sibling(database) for _ in range(6)]
+    stores = [sibling_store(database) for _ in range(6)]
     found = await asyncio.gather(*(acquire(store, "leader", f"holder {n}") for n, store in enumerate(stores)))
     for store in stores:
         await store.close()

@@ -10,23 +10,23 @@ from tenure.errors import IdTaken
 from tenure.store.contract.sessions import OpenLane
 from tenure.store.limits import BATCH_MAX
 from tests.support.databases import Database
-from tests.support.open_requests import LIMITS, NOON, SECOND, again, end_one, open_one, request, some_id
+from tests.support.open_requests import LIMITS, NOON, SECOND, end_one, open_one, request, same_key_request, some_id
 
 pytestmark = pytest.mark.usefixtures("noon")
 
 SECONDS = timedelta(seconds=1)
 
 
-def session_of(answer: OpenResult) -> Session:
-    assert answer.session is not None, answer
-    return answer.session
+def session_of(result: OpenResult) -> Session:
+    assert result.session is not None, result
+    return result.session
 
 
 async def test_open_sessions__creates_session_for_unused_key(database: Database) -> None:
     one = request(kind=2)
-    answer = await open_one(database.store, one)
-    assert answer == OpenResult(OpenOutcome.CREATED, opened(one, LIMITS, NOON))
-    assert await database.store.get_session(one.session_id) == answer.session
+    result = await open_one(database.store, one)
+    assert result == OpenResult(OpenOutcome.CREATED, opened(one, LIMITS, NOON))
+    assert await database.store.get_session(one.session_id) == result.session
 
 
 async def test_open_sessions__stores_limits_of_request(database: Database) -> None:
@@ -71,8 +71,8 @@ async def test_open_sessions__returns_existing_live_session(database: Database) 
     first = session_of(await open_one(database.store, one))
     await database.clock.set(NOON + 5 * SECONDS)
     for kind in (2, 1):
-        answer = await open_one(database.store, again(one, kind=kind, lease_microseconds=7 * SECOND))
-        assert answer == OpenResult(OpenOutcome.EXISTING, first)
+        result = await open_one(database.store, same_key_request(one, kind=kind, lease_microseconds=7 * SECOND))
+        assert result == OpenResult(OpenOutcome.EXISTING, first)
 
 
 async def test_open_sessions__upgrades_session_of_lower_kind(database: Database) -> None:
@@ -82,7 +82,7 @@ async def test_open_sessions__upgrades_session_of_lower_kind(database: Database)
     await open_one(database.store, one)
     now = NOON + 5 * SECONDS
     await database.clock.set(now)
-    higher = again(one, kind=3)
+    higher = same_key_request(one, kind=3)
     new = session_of(await open_one(database.store, higher))
     assert new == await database.store.get_session(higher.session_id)
     assert (new.previous_session_id, new.kind, new.started_at) == (one.session_id, 3, now)
@@ -101,7 +101,7 @@ async def test_open_sessions__upgrades_with_limits_of_request(database: Database
         kind=1, lease_microseconds=60 * SECOND, heartbeat_microseconds=5 * SECOND, idle_microseconds=90 * SECOND
     )
     await open_one(database.store, one)
-    higher = again(one, kind=2, lease_microseconds=24 * SECOND, heartbeat_microseconds=2 * SECOND)
+    higher = same_key_request(one, kind=2, lease_microseconds=24 * SECOND, heartbeat_microseconds=2 * SECOND)
     new = session_of(await open_one(database.store, higher))
     assert (new.lease_microseconds, new.heartbeat_microseconds, new.idle_microseconds) == (
         24 * SECOND,
@@ -113,7 +113,7 @@ async def test_open_sessions__upgrades_with_limits_of_request(database: Database
 async def test_open_sessions__upgrade_at_start_instant_is_recorded_one_microsecond_later(database: Database) -> None:
     one = request(kind=1)
     await open_one(database.store, one)
-    new = session_of(await open_one(database.store, again(one, kind=2)))
+    new = session_of(await open_one(database.store, same_key_request(one, kind=2)))
     old = await database.store.get_session(one.session_id)
     assert old is not None
     assert old.closed_at == new.started_at == NOON + timedelta(microseconds=1)
@@ -123,11 +123,11 @@ async def test_open_sessions__records_lapse_and_creates_new_session(database: Da
     one = request(kind=3, lease_microseconds=10 * SECOND)
     await open_one(database.store, one)
     await database.clock.set(NOON + 10 * SECONDS)
-    other = again(one, kind=1, tenant_object_id=some_id())
-    answer = await open_one(database.store, other)
-    assert (answer.outcome, session_of(answer)) == (OpenOutcome.CREATED, opened(other, LIMITS, NOON + 10 * SECONDS))
-    assert answer.closed_sessions == [ClosedSession(one.session_id, "LEASE_EXPIRED", NOON + 10 * SECONDS)]
-    await database.clock.set(NOON)  # what is recorded does not depend on the clock any more
+    other = same_key_request(one, kind=1, tenant_object_id=some_id())
+    result = await open_one(database.store, other)
+    assert (result.outcome, session_of(result)) == (OpenOutcome.CREATED, opened(other, LIMITS, NOON + 10 * SECONDS))
+    assert result.closed_sessions == [ClosedSession(one.session_id, "LEASE_EXPIRED", NOON + 10 * SECONDS)]
+    await database.clock.set(NOON)  # a recorded end no longer depends on the clock
     old = await database.store.get_session(one.session_id)
     assert old is not None
     assert (old.state, old.closed_at, old.close_reason) == ("closed", NOON + 10 * SECONDS, CloseReason.LEASE_EXPIRED)
@@ -137,15 +137,15 @@ async def test_open_sessions__returns_existing_session_one_microsecond_before_de
     one = request(lease_microseconds=10 * SECOND)
     await open_one(database.store, one)
     await database.clock.set(NOON + 10 * SECONDS - timedelta(microseconds=1))
-    assert (await open_one(database.store, again(one))).outcome is OpenOutcome.EXISTING
+    assert (await open_one(database.store, same_key_request(one))).outcome is OpenOutcome.EXISTING
 
 
 async def test_open_sessions__returns_tenant_mismatch_without_session(database: Database) -> None:
     one = request(kind=1)
     await open_one(database.store, one)
     for kind in (1, 3):
-        answer = await open_one(database.store, again(one, kind=kind, tenant_object_id=some_id()))
-        assert answer == OpenResult(OpenOutcome.TENANT_MISMATCH)
+        result = await open_one(database.store, same_key_request(one, kind=kind, tenant_object_id=some_id()))
+        assert result == OpenResult(OpenOutcome.TENANT_MISMATCH)
 
 
 async def test_open_sessions__starts_no_earlier_than_end_of_previous_session_of_key(database: Database) -> None:
@@ -154,7 +154,7 @@ async def test_open_sessions__starts_no_earlier_than_end_of_previous_session_of_
     await database.clock.set(NOON + 60 * SECONDS)
     await end_one(database.store, one.session_id, CloseReason.TERMINATED)
     await database.clock.set(NOON + 30 * SECONDS)  # the clock is stepped back
-    new = again(one)
+    new = same_key_request(one)
     session = session_of(await open_one(database.store, new))
     assert session.started_at == NOON + 60 * SECONDS
     assert session == await database.store.get_session(new.session_id)
@@ -166,10 +166,10 @@ async def test_open_sessions__returns_outcome_of_each_request_in_mixed_batch(dat
         await open_one(database.store, one)
     await database.clock.set(NOON + 2 * SECONDS)
     expected = {
-        again(live): OpenOutcome.EXISTING,
-        again(lower, kind=2): OpenOutcome.UPGRADED,
-        again(lapsed): OpenOutcome.CREATED,
-        again(foreign, tenant_object_id=some_id()): OpenOutcome.TENANT_MISMATCH,
+        same_key_request(live): OpenOutcome.EXISTING,
+        same_key_request(lower, kind=2): OpenOutcome.UPGRADED,
+        same_key_request(lapsed): OpenOutcome.CREATED,
+        same_key_request(foreign, tenant_object_id=some_id()): OpenOutcome.TENANT_MISMATCH,
         request(): OpenOutcome.CREATED,
     }
     assert await _outcomes(database, expected) == expected
@@ -181,8 +181,8 @@ async def _outcomes(database: Database, requests: dict[OpenRequest, OpenOutcome]
     lane = OpenLane.CREATE
     waiting = sorted(requests, key=lambda one: one.key)
     while waiting:
-        answers = await database.store.open_sessions(lane, waiting, LIMITS)
-        done = dict(zip(waiting, [answer.outcome for answer in answers], strict=True))
+        results = await database.store.open_sessions(lane, waiting, LIMITS)
+        done = dict(zip(waiting, [result.outcome for result in results], strict=True))
         outcomes |= done
         waiting = [one for one in waiting if done[one] in (OpenOutcome.REOPEN, OpenOutcome.AGAIN)]
         lane = OpenLane.REOPEN
@@ -191,8 +191,8 @@ async def _outcomes(database: Database, requests: dict[OpenRequest, OpenOutcome]
 
 async def test_open_sessions__accepts_full_batch(database: Database) -> None:
     requests = sorted((request(kind=1 + number % 3) for number in range(BATCH_MAX)), key=lambda one: one.key)
-    answers = await database.store.open_sessions(OpenLane.CREATE, requests, LIMITS)
-    assert [answer.session for answer in answers] == [opened(one, LIMITS, NOON) for one in requests]
+    results = await database.store.open_sessions(OpenLane.CREATE, requests, LIMITS)
+    assert [result.session for result in results] == [opened(one, LIMITS, NOON) for one in requests]
     assert (await database.store.count_sessions()).total == BATCH_MAX
 
 

@@ -5,7 +5,7 @@ from datetime import timedelta
 
 from tenure.store import migrate
 from tests.support.databases import Database
-from tests.support.leases import table
+from tests.support.leases import read_table
 from tests.support.usage import cut, windows
 
 
@@ -30,7 +30,7 @@ async def test_migrate__runs_once_among_ten_concurrent_stores(empty_database: Da
 
 async def test_migrate__lets_first_window_start_at_installation(empty_database: Database) -> None:
     await empty_database.store.migrate()
-    (row,) = await table(empty_database, "installation")
+    (row,) = await read_table(empty_database, "installation")
     assert row["created_at"] == row["last_cut_at"] == row["usage_kept_from"]
     assert (await empty_database.store.read_installation()).kept_from == row["last_cut_at"]
     result = await cut(empty_database, row["created_at"] + timedelta(minutes=1), limit=1)

@@ -7,7 +7,7 @@ import pytest
 from tenure.domain.sessions import CloseReason, Position, SessionFilter
 from tests.support.databases import Database
 from tests.support.open_requests import NOON, SECOND, end_one, some_id
-from tests.support.sessions import opened
+from tests.support.sessions import open_new_session
 
 pytestmark = pytest.mark.usefixtures("noon")
 
@@ -17,7 +17,7 @@ MICROSECOND = timedelta(microseconds=1)
 
 async def ids(database: Database, **criteria: object) -> list[str]:
     found = await database.store.list_sessions(SessionFilter(**criteria), None, 100)  # type: ignore[arg-type]
-    return [session.session_id for session in found]
+    return [session.session_id for session in found.sessions]
 
 
 async def test_get_session__returns_none_for_unknown_session(database: Database) -> None:
@@ -25,7 +25,7 @@ async def test_get_session__returns_none_for_unknown_session(database: Database)
 
 
 async def test_get_session__returns_lapsed_session_as_it_will_be_recorded(database: Database) -> None:
-    session = await opened(database, lease_microseconds=10 * SECOND)
+    session = await open_new_session(database, lease_microseconds=10 * SECOND)
     await database.clock.set(NOON + 15 * SECONDS)
     unrecorded = await database.store.get_session(session.session_id)
     await end_one(database.store, session.session_id, CloseReason.TERMINATED)
@@ -38,15 +38,15 @@ async def test_list_sessions__returns_newest_start_first(database: Database) -> 
     expected = []
     for second in (3, 1, 2):
         await database.clock.set(NOON + second * SECONDS)
-        expected.append((second, (await opened(database)).session_id))
+        expected.append((second, (await open_new_session(database)).session_id))
     assert await ids(database) == [session_id for _, session_id in sorted(expected, reverse=True)]
 
 
 async def test_list_sessions__pages_without_gap_or_repetition_among_equal_starts(database: Database) -> None:
-    created = {(await opened(database)).session_id for _ in range(7)}
+    created = {(await open_new_session(database)).session_id for _ in range(7)}
     seen: list[str] = []
     after = None
-    while page := await database.store.list_sessions(SessionFilter(), after, 2):
+    while page := (await database.store.list_sessions(SessionFilter(), after, 2)).sessions:
         seen += [session.session_id for session in page]
         after = Position(page[-1].started_at, page[-1].session_id)
     assert sorted(seen) == sorted(created)
@@ -56,33 +56,33 @@ async def test_list_sessions__continues_after_cursor_while_rows_change(database:
     old = []
     for second in range(4):
         await database.clock.set(NOON + second * SECONDS)
-        old.append((await opened(database)).session_id)
-    page = await database.store.list_sessions(SessionFilter(), None, 2)
+        old.append((await open_new_session(database)).session_id)
+    page = (await database.store.list_sessions(SessionFilter(), None, 2)).sessions
     await database.clock.set(NOON + 60 * SECONDS)
-    await opened(database)
+    await open_new_session(database)
     await end_one(database.store, old[1], CloseReason.TERMINATED)
     rest = await database.store.list_sessions(SessionFilter(), Position(page[-1].started_at, page[-1].session_id), 10)
-    assert [session.session_id for session in rest] == [old[1], old[0]]
+    assert [session.session_id for session in rest.sessions] == [old[1], old[0]]
 
 
 @pytest.mark.parametrize("name", ["tenant", "user", "capacity"])
 async def test_list_sessions__filters_by_id(database: Database, name: str) -> None:
-    wanted = await opened(database)
-    await opened(database)
+    wanted = await open_new_session(database)
+    await open_new_session(database)
     column = {"tenant": "tenant_object_id", "user": "user_object_id", "capacity": "capacity_id"}[name]
     assert await ids(database, **{name: getattr(wanted, column)}) == [wanted.session_id]
 
 
 async def test_list_sessions__filters_by_kind(database: Database) -> None:
-    wanted = await opened(database, kind=2)
-    await opened(database, kind=3)
+    wanted = await open_new_session(database, kind=2)
+    await open_new_session(database, kind=3)
     assert await ids(database, kind=2) == [wanted.session_id]
 
 
 async def test_list_sessions__filters_lapsed_session_as_it_will_be_recorded(database: Database) -> None:
-    live = await opened(database)
-    ended = await opened(database)
-    lapsed = await opened(database, lease_microseconds=10 * SECOND)
+    live = await open_new_session(database)
+    ended = await open_new_session(database)
+    lapsed = await open_new_session(database, lease_microseconds=10 * SECOND)
     await end_one(database.store, ended.session_id, CloseReason.TERMINATED)
     await database.clock.set(NOON + 10 * SECONDS)
     over = {ended.session_id, lapsed.session_id}
@@ -97,12 +97,21 @@ async def test_list_sessions__filters_lapsed_session_as_it_will_be_recorded(data
 
 async def test_count_sessions__counts_live_sessions_by_kind_and_state_and_total(database: Database) -> None:
     for kind in (1, 2, 2):
-        await opened(database, kind=kind)
-    await opened(database, kind=3, lease_microseconds=10 * SECOND)
-    ended = await opened(database, kind=1)
+        await open_new_session(database, kind=kind)
+    await open_new_session(database, kind=3, lease_microseconds=10 * SECOND)
+    ended = await open_new_session(database, kind=1)
     await end_one(database.store, ended.session_id, CloseReason.TERMINATED)
     await database.clock.set(NOON + 10 * SECONDS)
     counts = await database.store.count_sessions()
     assert (counts.total, counts.active) == (5, 3)
     assert counts.active_by_kind == {1: 1, 2: 2, 3: 0}
     assert counts.active_by_state == {"created": 3, "active": 0}
+
+
+async def test_count_active_sessions__counts_sessions_whose_deadline_has_not_passed(database: Database) -> None:
+    for lease in (None, 10 * SECOND, 20 * SECOND):
+        await open_new_session(database, lease_microseconds=lease)
+    ended = await open_new_session(database)
+    await end_one(database.store, ended.session_id, CloseReason.TERMINATED)
+    await database.clock.set(NOON + 10 * SECONDS)
+    assert await database.store.count_active_sessions() == 2

@@ -8,20 +8,21 @@ from msgspec.structs import replace
 from tenure.domain.jobs import Pruned
 from tenure.domain.submissions import SubmissionCommand, SubmissionFilter
 from tests.support.databases import Database
-from tests.support.leases import MICROSECOND, all_tables, held, table
+from tests.support.leases import MICROSECOND, all_tables, hold_lease, read_table
 from tests.support.open_requests import NOON, some_id
 from tests.support.submissions import (
     accept,
-    attempt,
-    attempts,
+    attempt_end,
     begin_one,
+    close_orphaned,
+    create_in_state,
     drop_index,
-    end,
-    executor,
-    one,
-    pending,
-    put_in_state,
-    submit,
+    executor_fence,
+    make_attempt,
+    pending_submission,
+    read_attempts,
+    read_submission,
+    submit_request,
 )
 
 pytestmark = pytest.mark.usefixtures("noon")
@@ -40,16 +41,16 @@ IS_DELIVERED, IS_FAILED, IS_CANCELLED = "delivered", "failed", "cancelled"
 async def test_command_submissions__retry_resets_failures_and_makes_submission_due_now(
     database: Database, state: str
 ) -> None:
-    fence = await executor(database.store)
+    fence = await executor_fence(database.store)
     (submission_id,) = await accept(database.store)
     pause = None if state == IS_FAILED else 3_600_000_000
-    await attempt(database.store, fence, submission_id, pause_microseconds=pause, error="no luck")
+    await make_attempt(database.store, fence, submission_id, pause_microseconds=pause, error="no luck")
     if state == IS_CANCELLED:
         await database.store.command_submissions(CANCEL, [submission_id])
     later = NOON + SECONDS
     await database.clock.set(later)
     assert await database.store.command_submissions(RETRY, [submission_id]) == {submission_id: True}
-    assert await one(database, submission_id) == pending(
+    assert await read_submission(database, submission_id) == pending_submission(
         submission_id, NOON, attempts=1, next_attempt_at=later, last_modified_at=later, last_error="no luck"
     )
     assert (await begin_one(database.store, fence, submission_id)).number == 2
@@ -57,12 +58,12 @@ async def test_command_submissions__retry_resets_failures_and_makes_submission_d
 
 @pytest.mark.parametrize("state", [IS_FAILED, "pending"])
 async def test_command_submissions__cancels_undelivered_submission(database: Database, state: str) -> None:
-    submission_id = await put_in_state(database.store, state)
-    before = await one(database, submission_id)
+    submission_id = await create_in_state(database.store, state)
+    before = await read_submission(database, submission_id)
     later = NOON + SECONDS
     await database.clock.set(later)
     assert await database.store.command_submissions(CANCEL, [submission_id]) == {submission_id: True}
-    assert await one(database, submission_id) == replace(
+    assert await read_submission(database, submission_id) == replace(
         before, state=IS_CANCELLED, next_attempt_at=None, ended_at=later, last_modified_at=later
     )
 
@@ -71,7 +72,7 @@ async def test_command_submissions__cancels_undelivered_submission(database: Dat
 async def test_command_submissions__does_not_change_delivered_submission(
     database: Database, command: SubmissionCommand
 ) -> None:
-    submission_id = await put_in_state(database.store, IS_DELIVERED)
+    submission_id = await create_in_state(database.store, IS_DELIVERED)
     before = await all_tables(database)
     await database.clock.set(NOON + SECONDS)
     assert await database.store.command_submissions(command, [submission_id]) == {submission_id: False}
@@ -79,7 +80,7 @@ async def test_command_submissions__does_not_change_delivered_submission(
 
 
 async def test_command_submissions__cancel_succeeds_and_changes_nothing_when_repeated(database: Database) -> None:
-    submission_id = await put_in_state(database.store, IS_CANCELLED)
+    submission_id = await create_in_state(database.store, IS_CANCELLED)
     before = await all_tables(database)
     await database.clock.set(NOON + SECONDS)
     assert await database.store.command_submissions(CANCEL, [submission_id]) == {submission_id: True}
@@ -87,65 +88,67 @@ async def test_command_submissions__cancel_succeeds_and_changes_nothing_when_rep
 
 
 async def test_command_submissions__retry_does_not_start_second_attempt_when_repeated(database: Database) -> None:
-    submission_id = await put_in_state(database.store, IS_FAILED)
-    fence = await executor(database.store)
+    submission_id = await create_in_state(database.store, IS_FAILED)
+    fence = await executor_fence(database.store)
     await database.store.command_submissions(RETRY, [submission_id])
     await begin_one(database.store, fence, submission_id)
     assert await database.store.command_submissions(RETRY, [submission_id]) == {submission_id: True}
-    assert (await one(database, submission_id)).next_attempt_at is None
-    assert len(await attempts(database, submission_id)) == 2
+    assert (await read_submission(database, submission_id)).next_attempt_at is None
+    assert len(await read_attempts(database, submission_id)) == 2
 
 
 @pytest.mark.parametrize("cancelled", [False, True])
 async def test_command_submissions__retry_during_open_attempt_takes_effect_after_it_fails(
     database: Database, cancelled: bool
 ) -> None:
-    """Also if it was cancelled in between, because its attempt is still open."""
-    fence = await executor(database.store)
+    """This includes a submission that was cancelled in between, because its attempt is still open."""
+    fence = await executor_fence(database.store)
     (submission_id,) = await accept(database.store)
     await begin_one(database.store, fence, submission_id)
     if cancelled:
         await database.store.command_submissions(CANCEL, [submission_id])
     assert await database.store.command_submissions(RETRY, [submission_id]) == {submission_id: True}
-    retried = pending(submission_id, NOON, attempts=1, next_attempt_at=None, last_modified_at=NOON + MICROSECOND)
-    assert await one(database, submission_id) == retried
-    await database.store.finish_attempts(fence, [end(submission_id, pause_microseconds=0)])
+    retried = pending_submission(
+        submission_id, NOON, attempts=1, next_attempt_at=None, last_modified_at=NOON + MICROSECOND
+    )
+    assert await read_submission(database, submission_id) == retried
+    await database.store.finish_attempts(fence, [attempt_end(submission_id, pause_microseconds=0)])
     begun = await begin_one(database.store, fence, submission_id)
     assert (begun.number, begun.failures) == (2, 0)
 
 
 async def test_command_submissions__retry_is_not_lost_after_clock_step_back(database: Database) -> None:
-    fence = await executor(database.store)
+    fence = await executor_fence(database.store)
     (submission_id,) = await accept(database.store)
     await begin_one(database.store, fence, submission_id)
     await database.clock.set(NOON - SECONDS)
     await database.store.command_submissions(RETRY, [submission_id])
-    (moved,) = await database.store.finish_attempts(fence, [end(submission_id, pause_microseconds=None)])
+    (moved,) = await database.store.finish_attempts(fence, [attempt_end(submission_id, pause_microseconds=None)])
     assert (moved.state, moved.next_attempt_at) == ("pending", NOON - SECONDS)
 
 
 async def test_finish_attempts__detects_no_false_retry_after_clock_step_back(database: Database) -> None:
     (submission_id,) = await accept(database.store)
-    first = await executor(database.store)
+    first = await executor_fence(database.store)
     await begin_one(database.store, first, submission_id)
     await database.clock.set(NOON - SECONDS)
     await database.store.release_lease(first)
-    second = await executor(database.store)
-    await database.store.close_orphaned_attempts(second, 1)
+    second = await executor_fence(database.store)
+    await close_orphaned(database.store, second, 1)
     begun = await begin_one(database.store, second, submission_id)
-    failed = end(submission_id, number=2, counts=True, pause_microseconds=7)
+    failed = attempt_end(submission_id, number=2, counts=True, pause_microseconds=7)
     (moved,) = await database.store.finish_attempts(second, [failed])
     assert (begun.number, moved.next_attempt_at) == (2, NOON - SECONDS + 7 * MICROSECOND)
-    assert (await one(database, submission_id)).failures == 1
+    assert (await read_submission(database, submission_id)).failures == 1
 
 
 async def test_command_submissions__returns_only_existing_submissions(database: Database) -> None:
-    delivered = await put_in_state(database.store, IS_DELIVERED)
+    delivered = await create_in_state(database.store, IS_DELIVERED)
     (waiting, untouched) = await accept(database.store, 2)
-    before = await one(database, untouched)
+    before = await read_submission(database, untouched)
     result = await database.store.command_submissions(CANCEL, [some_id(), waiting, delivered])
     assert result == {waiting: True, delivered: False}
-    assert await one(database, untouched) == before
+    assert await read_submission(database, untouched) == before
 
 
 # Pruning
@@ -156,7 +159,7 @@ async def ids(database: Database) -> list[str]:
 
 
 async def prune(database: Database, limit: int = 9) -> int:
-    pruned = await database.store.prune(await held(database.store, PRUNE_LOCK), limit)
+    pruned = await database.store.prune(await hold_lease(database.store, PRUNE_LOCK), limit)
     assert replace(pruned, submissions=0) == Pruned(0, 0, 0)
     return pruned.submissions
 
@@ -167,7 +170,7 @@ async def test_prune__keeps_delivered_and_cancelled_submissions_for_seven_days(d
     made = []
     for ended_at in ends:
         await database.clock.set(ended_at)
-        made.append(await put_in_state(database.store, state))
+        made.append(await create_in_state(database.store, state))
     await database.clock.set(NOON + KEPT)
     assert await prune(database) == 1
     assert set(await ids(database)) == set(made[1:])
@@ -175,22 +178,22 @@ async def test_prune__keeps_delivered_and_cancelled_submissions_for_seven_days(d
 
 @pytest.mark.parametrize("state", ["pending", IS_FAILED])
 async def test_prune__keeps_pending_and_failed_submissions(database: Database, state: str) -> None:
-    submission_id = await put_in_state(database.store, state)
+    submission_id = await create_in_state(database.store, state)
     await database.clock.set(NOON + 100 * KEPT)
     assert await prune(database) == 0
     assert await ids(database) == [submission_id]
 
 
 async def test_prune__deletes_attempts_of_pruned_submissions_only(database: Database) -> None:
-    fence = await executor(database.store)
+    fence = await executor_fence(database.store)
     over, waiting = await accept(database.store, 2)
     for submission_id in (over, waiting):
-        await attempt(database.store, fence, submission_id, pause_microseconds=0)
+        await make_attempt(database.store, fence, submission_id, pause_microseconds=0)
         await begin_one(database.store, fence, submission_id)
     await database.store.command_submissions(CANCEL, [over])
     await database.clock.set(NOON + KEPT + MICROSECOND)
     assert await prune(database) == 1
-    rows = await table(database, "submission_attempts")
+    rows = await read_table(database, "submission_attempts")
     assert [(row["submission_id"], row["number"]) for row in rows] == [(waiting, 1), (waiting, 2)]
 
 
@@ -206,8 +209,8 @@ async def test_prune__deletes_submissions_that_ended_first(database: Database) -
 
 
 async def test_prune__frees_idempotency_key(database: Database) -> None:
-    await put_in_state(database.store, IS_CANCELLED, key="once", payload=b"the first")
+    await create_in_state(database.store, IS_CANCELLED, key="once", payload=b"the first")
     await database.clock.set(NOON + KEPT + MICROSECOND)
     await prune(database)
-    (result,) = await database.store.accept_submissions([submit(key="once", payload=b"the second")])
+    (result,) = await database.store.accept_submissions([submit_request(key="once", payload=b"the second")])
     assert (result.same, result.new) == (True, True)

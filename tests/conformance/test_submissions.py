@@ -19,20 +19,20 @@ from tenure.ids import new_id
 from tenure.store.contract import Topic
 from tenure.store.limits import BATCH_MAX
 from tests.support.databases import Database
-from tests.support.leases import all_tables, sibling, table
+from tests.support.leases import all_tables, read_table, sibling_store
 from tests.support.open_requests import NOON, some_id
 from tests.support.submissions import (
     CONTRACT,
     DELIVERED,
     PAUSED,
     accept,
-    attempt,
-    attempts,
-    end,
-    executor,
-    pending,
-    put_in_state,
-    submit,
+    attempt_end,
+    create_in_state,
+    executor_fence,
+    make_attempt,
+    pending_submission,
+    read_attempts,
+    submit_request,
 )
 
 pytestmark = pytest.mark.usefixtures("noon")
@@ -46,17 +46,17 @@ IS_DELIVERED, IS_FAILED, IS_CANCELLED = "delivered", "failed", "cancelled"
 
 
 async def test_accept_submissions__creates_submission_due_now(database: Database) -> None:
-    request = submit(gateway="pager")
+    request = submit_request(gateway="pager")
     results = await database.store.accept_submissions([request])
     assert results == [SubmitResult(request.submission_id, "pending", same=True, new=True)]
     assert await database.store.get_submission(request.submission_id) == (
-        pending(request.submission_id, NOON, gateway="pager"),
+        pending_submission(request.submission_id, NOON, gateway="pager"),
         [],
     )
 
 
 async def test_accept_submissions__returns_same_result_when_repeated(database: Database) -> None:
-    requests = [submit() for _ in range(3)]
+    requests = [submit_request() for _ in range(3)]
     first = await database.store.accept_submissions(requests)
     before = await all_tables(database)
     await database.clock.set(NOON + SECONDS)
@@ -65,9 +65,9 @@ async def test_accept_submissions__returns_same_result_when_repeated(database: D
 
 
 async def test_accept_submissions__returns_own_submission_when_repeated_after_delivery(database: Database) -> None:
-    request = submit()
+    request = submit_request()
     await database.store.accept_submissions([request])
-    await attempt(database.store, await executor(database.store), request.submission_id, DELIVERED)
+    await make_attempt(database.store, await executor_fence(database.store), request.submission_id, DELIVERED)
     assert await database.store.accept_submissions([request]) == [
         SubmitResult(request.submission_id, IS_DELIVERED, same=True, new=True)
     ]
@@ -77,10 +77,10 @@ async def test_accept_submissions__returns_own_submission_when_repeated_after_de
 async def test_accept_submissions__returns_existing_submission_for_known_key(
     database: Database, state: SubmissionState
 ) -> None:
-    known = await put_in_state(database.store, state, key="once", payload=b"the same")
+    known = await create_in_state(database.store, state, key="once", payload=b"the same")
     before = await all_tables(database)
     await database.clock.set(NOON + SECONDS)
-    results = await database.store.accept_submissions([submit(key="once", payload=b"the same")])
+    results = await database.store.accept_submissions([submit_request(key="once", payload=b"the same")])
     assert results == [SubmitResult(known, state.value, same=True, new=False)]
     assert await all_tables(database) == before
 
@@ -88,7 +88,7 @@ async def test_accept_submissions__returns_existing_submission_for_known_key(
 async def test_accept_submissions__reports_different_payload_for_known_key(database: Database) -> None:
     (known,) = await accept(database.store, key="once", payload=b"the first")
     before = await all_tables(database)
-    results = await database.store.accept_submissions([submit(key="once", payload=b"the second")])
+    results = await database.store.accept_submissions([submit_request(key="once", payload=b"the second")])
     assert results == [SubmitResult(known, "pending", same=False, new=False)]
     assert await all_tables(database) == before
 
@@ -108,26 +108,28 @@ async def test_accept_submissions__reports_different_payload_for_known_key(datab
     ids=str,
 )
 async def test_accept_submissions__scopes_keys_by_caller_and_gateway(database: Database, other: dict[str, str]) -> None:
-    known = submit(key="once", payload=b"the same")
-    another = submit(**{"key": "once", "payload": b"the same", **other})
+    known = submit_request(key="once", payload=b"the same")
+    another = submit_request(**{"key": "once", "payload": b"the same", **other})
     await database.store.accept_submissions([known])
     results = await database.store.accept_submissions([another, known])
     assert [result.submission_id for result in results] == [another.submission_id, known.submission_id]
-    assert len(await table(database, "submissions")) == 2
+    assert len(await read_table(database, "submissions")) == 2
 
 
 async def test_accept_submissions__creates_one_submission_for_duplicate_key_in_batch(database: Database) -> None:
-    requests = [submit(key="twice", payload=b"the same") for _ in range(2)]
-    results = await database.store.accept_submissions([submit(), *requests, submit()])
+    requests = [submit_request(key="twice", payload=b"the same") for _ in range(2)]
+    results = await database.store.accept_submissions([submit_request(), *requests, submit_request()])
     made = next(request for request, result in zip(requests, results[1:3], strict=True) if result.new)
     assert {result.submission_id for result in results[1:3]} == {made.submission_id}
     assert sorted(result.new for result in results[1:3]) == [False, True]
     assert all(result.same for result in results)
-    assert len(await table(database, "submissions")) == 3
+    assert len(await read_table(database, "submissions")) == 3
 
 
 async def test_accept_submissions__creates_one_submission_for_key_with_two_payloads(database: Database) -> None:
-    results = await database.store.accept_submissions([submit(key="twice", payload=b"%d" % n) for n in range(2)])
+    results = await database.store.accept_submissions(
+        [submit_request(key="twice", payload=b"%d" % n) for n in range(2)]
+    )
     assert len({result.submission_id for result in results}) == 1
     assert sorted((result.same, result.new) for result in results) == [(False, False), (True, True)]
 
@@ -135,14 +137,16 @@ async def test_accept_submissions__creates_one_submission_for_key_with_two_paylo
 async def test_accept_submissions__returns_results_in_request_order(database: Database) -> None:
     """In any order of keys, with some keys already known."""
     numbers = [(37 * n) % BATCH_MAX for n in range(BATCH_MAX)]
-    requests = [submit(key=f"key {n:03}", caller=f"caller {n % 3}", gateway=f"gateway {n % 5}") for n in numbers]
+    requests = [
+        submit_request(key=f"key {n:03}", caller=f"caller {n % 3}", gateway=f"gateway {n % 5}") for n in numbers
+    ]
     await database.store.accept_submissions(requests[::7])
     results = await database.store.accept_submissions(requests)
     assert [result.submission_id for result in results] == [request.submission_id for request in requests]
 
 
 async def test_announce_submissions__notifies_only_submission_listeners_of_other_instances(database: Database) -> None:
-    other = sibling(database)
+    other = sibling_store(database)
     woken, disturbed = asyncio.Event(), asyncio.Event()
     other.listen(Topic.SUBMISSIONS, woken.set)
     other.listen(Topic.BOARD, disturbed.set)
@@ -154,7 +158,7 @@ async def test_announce_submissions__notifies_only_submission_listeners_of_other
     await other.close()
 
 
-# What is sent
+# Envelopes
 
 
 PAYLOADS = {
@@ -169,7 +173,7 @@ PAYLOADS = {
 
 
 async def test_read_envelopes__returns_exact_payload_bytes(database: Database) -> None:
-    requests = {name: submit(payload=payload) for name, payload in PAYLOADS.items()}
+    requests = {name: submit_request(payload=payload) for name, payload in PAYLOADS.items()}
     await database.store.accept_submissions(list(requests.values()))
     envelopes = await database.store.read_envelopes([request.submission_id for request in requests.values()])
     found = {envelope.submission_id: envelope.payload for envelope in envelopes}
@@ -179,7 +183,7 @@ async def test_read_envelopes__returns_exact_payload_bytes(database: Database) -
 
 @pytest.mark.parametrize("contract", [CONTRACT, Contract((0.001,), None, (), 1e6)])
 async def test_read_envelopes__returns_contract_stored_at_acceptance(database: Database, contract: Contract) -> None:
-    request = submit(payload=b"parcel", contract=contract)
+    request = submit_request(payload=b"parcel", contract=contract)
     await database.store.accept_submissions([request])
     await database.store.accept_submissions([replace(request, contract=Contract((9.0,), 9, (9,), 9.0))])
     assert await database.store.read_envelopes([request.submission_id]) == [
@@ -203,18 +207,18 @@ async def test_get_submission__returns_none_for_unknown_submission(database: Dat
 
 async def test_get_submission__returns_own_attempts_in_order(database: Database) -> None:
     mine, other = await accept(database.store, 2)
-    fence = await executor(database.store)
-    await attempt(database.store, fence, other)
+    fence = await executor_fence(database.store)
+    await make_attempt(database.store, fence, other)
     for number in range(12):
         await database.clock.set(NOON + number * PAUSED)
-        await attempt(database.store, fence, mine)
-    found = await attempts(database, mine)
+        await make_attempt(database.store, fence, mine)
+    found = await read_attempts(database, mine)
     assert [(each.number, each.started_at) for each in found] == [(n + 1, NOON + n * PAUSED) for n in range(12)]
 
 
 async def test_get_submission__returns_ended_submission_only_with_ended_attempt(database: Database) -> None:
     """A reader sees each submission either before or after the end of its attempt."""
-    fence = await executor(database.store)
+    fence = await executor_fence(database.store)
     made = await accept(database.store, 30)
     await database.store.begin_attempts(fence, made)
     seen: set[tuple[str, bool]] = set()
@@ -231,7 +235,7 @@ async def test_get_submission__returns_ended_submission_only_with_ended_attempt(
     async with asyncio.timeout(30), asyncio.TaskGroup() as group:
         group.create_task(watch())
         for submission_id in made:
-            await database.store.finish_attempts(fence, [end(submission_id, outcome=DELIVERED)])
+            await database.store.finish_attempts(fence, [attempt_end(submission_id, outcome=DELIVERED)])
     assert ("delivered", True) in seen
     assert seen <= {("pending", False), ("delivered", True)}
 
@@ -247,7 +251,9 @@ async def test_list_submissions__returns_newest_first(database: Database) -> Non
 
 async def test_list_submissions__returns_all_fields(database: Database) -> None:
     waiting, failed = await accept(database.store, 2)
-    await attempt(database.store, await executor(database.store), failed, pause_microseconds=None, error="no luck")
+    await make_attempt(
+        database.store, await executor_fence(database.store), failed, pause_microseconds=None, error="no luck"
+    )
     failed = Submission(
         submission_id=failed,
         gateway="ledger",
@@ -259,7 +265,7 @@ async def test_list_submissions__returns_all_fields(database: Database) -> None:
         last_modified_at=NOON,
         ended_at=NOON,
     )
-    assert await database.store.list_submissions(EVERYTHING, None, 9) == [failed, pending(waiting, NOON)]
+    assert await database.store.list_submissions(EVERYTHING, None, 9) == [failed, pending_submission(waiting, NOON)]
 
 
 async def test_list_submissions__continues_before_cursor(database: Database) -> None:
@@ -272,16 +278,16 @@ async def test_list_submissions__continues_before_cursor(database: Database) -> 
 
 @pytest.mark.parametrize("state", SubmissionState)
 async def test_list_submissions__filters_by_state(database: Database, state: SubmissionState) -> None:
-    made = {each: [await put_in_state(database.store, each) for _ in range(3)] for each in SubmissionState}
+    made = {each: [await create_in_state(database.store, each) for _ in range(3)] for each in SubmissionState}
     wanted = sorted(made[state], reverse=True)
     assert await ids(database, SubmissionFilter(state=state.value)) == wanted
     assert await ids(database, SubmissionFilter(state=state.value), before=wanted[0]) == wanted[1:]
 
 
 async def test_list_submissions__filters_by_gateway_and_state(database: Database) -> None:
-    mine = await put_in_state(database.store, IS_FAILED, gateway="pager")
-    await put_in_state(database.store, IS_FAILED)
-    waiting = await put_in_state(database.store, "pending", gateway="pager")
+    mine = await create_in_state(database.store, IS_FAILED, gateway="pager")
+    await create_in_state(database.store, IS_FAILED)
+    waiting = await create_in_state(database.store, "pending", gateway="pager")
     assert await ids(database, SubmissionFilter(gateway="pager")) == sorted([mine, waiting], reverse=True)
     assert await ids(database, SubmissionFilter(gateway="pager", state=IS_FAILED)) == [mine]
     assert await ids(database, SubmissionFilter(gateway="Pager")) == []

@@ -6,10 +6,10 @@ import pytest
 
 from tenure.domain.sessions import ClosedSession, CloseReason, Session, SweepResult
 from tests.support.databases import Database
-from tests.support.keeping import COUNTED, attach_one, keep_one, update_one
 from tests.support.leases import sweep_some
 from tests.support.open_requests import NOON, SECOND, end_one
-from tests.support.sessions import opened
+from tests.support.session_calls import COUNTERS, attach_one, heartbeat_one, update_one
+from tests.support.sessions import open_new_session
 
 pytestmark = pytest.mark.usefixtures("noon")
 
@@ -36,7 +36,7 @@ async def recorded(database: Database, session_id: str) -> Session:
 async def test_expire_sessions__records_deadline_as_end(
     database: Database, limits: dict[str, int], reason: str, ends_after: timedelta
 ) -> None:
-    one = await opened(database, **limits)
+    one = await open_new_session(database, **limits)
     await database.clock.set(NOON + timedelta(days=31))
     swept = await sweep_some(database.store, ALL)
     assert swept == SweepResult([ClosedSession(one.session_id, reason, NOON + ends_after)], 1)
@@ -46,7 +46,7 @@ async def test_expire_sessions__records_deadline_as_end(
 
 
 async def test_expire_sessions__does_not_change_how_lapsed_session_reads(database: Database) -> None:
-    one = await opened(database, lease_microseconds=10 * SECOND)
+    one = await open_new_session(database, lease_microseconds=10 * SECOND)
     await database.clock.set(NOON + 15 * SECONDS)
     before = await database.store.get_session(one.session_id)
     await sweep_some(database.store, ALL)
@@ -54,16 +54,16 @@ async def test_expire_sessions__does_not_change_how_lapsed_session_reads(databas
 
 
 async def test_expire_sessions__skips_live_sessions(database: Database) -> None:
-    one = await opened(database, lease_microseconds=10 * SECOND)
+    one = await open_new_session(database, lease_microseconds=10 * SECOND)
     await database.clock.set(NOON + 10 * SECONDS - timedelta(microseconds=1))
     assert await sweep_some(database.store, ALL) == SweepResult([], 0)
     assert (await recorded(database, one.session_id)).closed_at is None
 
 
 async def test_expire_sessions__checks_renewed_session_once_per_lease(database: Database) -> None:
-    one = await opened(database, lease_microseconds=10 * SECOND)
+    one = await open_new_session(database, lease_microseconds=10 * SECOND)
     await database.clock.set(NOON + 9 * SECONDS)
-    await keep_one(database.store, one.session_id)
+    await heartbeat_one(database.store, one.session_id)
     await database.clock.set(NOON + 11 * SECONDS)
     assert await sweep_some(database.store, ALL) == SweepResult([], 1)
     assert await sweep_some(database.store, ALL) == SweepResult([], 0)
@@ -73,14 +73,14 @@ async def test_expire_sessions__checks_renewed_session_once_per_lease(database: 
 
 
 async def test_expire_sessions__records_each_lapse_once(database: Database) -> None:
-    await opened(database, lease_microseconds=10 * SECOND)
+    await open_new_session(database, lease_microseconds=10 * SECOND)
     await database.clock.set(NOON + 60 * SECONDS)
     assert len((await sweep_some(database.store, ALL)).closed_sessions) == 1
     assert await sweep_some(database.store, ALL) == SweepResult([], 0)
 
 
 async def test_expire_sessions__skips_ended_sessions(database: Database) -> None:
-    one = await opened(database, lease_microseconds=10 * SECOND)
+    one = await open_new_session(database, lease_microseconds=10 * SECOND)
     await end_one(database.store, one.session_id, CloseReason.STOPPED)
     await database.clock.set(NOON + 60 * SECONDS)
     assert await sweep_some(database.store, ALL) == SweepResult([], 0)
@@ -89,7 +89,7 @@ async def test_expire_sessions__skips_ended_sessions(database: Database) -> None
 
 async def test_expire_sessions__expires_longest_overdue_sessions_up_to_limit(database: Database) -> None:
     leases = [30, 10, 20]
-    ids = {lease: (await opened(database, lease_microseconds=lease * SECOND)).session_id for lease in leases}
+    ids = {lease: (await open_new_session(database, lease_microseconds=lease * SECOND)).session_id for lease in leases}
     await database.clock.set(NOON + 60 * SECONDS)
     first, second = await sweep_some(database.store, 2), await sweep_some(database.store, 2)
     assert {closing.session_id for closing in first.closed_sessions} == {ids[10], ids[20]}
@@ -97,22 +97,22 @@ async def test_expire_sessions__expires_longest_overdue_sessions_up_to_limit(dat
 
 
 async def test_expire_sessions__closes_session_left_closing_by_dead_instance(database: Database) -> None:
-    one = await opened(database, lease_microseconds=10 * SECOND, idle_microseconds=20 * SECOND)
+    one = await open_new_session(database, lease_microseconds=10 * SECOND, idle_microseconds=20 * SECOND)
     await attach_one(database.store, one.session_id)
     await database.clock.set(NOON + 3 * SECONDS)
-    ended = await update_one(database.store, one.session_id, end="FAILED", counted=COUNTED)
+    ended = await update_one(database.store, one.session_id, end="FAILED", counted=COUNTERS)
     assert ended.session is not None
     assert ended.session.state == "closing"
     await database.clock.set(NOON + 10 * SECONDS)
     assert await sweep_some(database.store, ALL) == SweepResult([], 1)
     after = await recorded(database, one.session_id)
     assert (after.state, after.close_reason, after.closed_at) == ("closed", "FAILED", NOON + 3 * SECONDS)
-    assert (after.modified_at, after.stream) == (NOON + 3 * SECONDS, COUNTED)
+    assert (after.modified_at, after.stream) == (NOON + 3 * SECONDS, COUNTERS)
 
 
 async def test_expire_sessions__does_not_report_end_already_recorded_by_stream(database: Database) -> None:
     """The caller that recorded the reason has reported it, even if a lapse would have the same reason."""
-    one = await opened(database, lease_microseconds=20 * SECOND, idle_microseconds=10 * SECOND)
+    one = await open_new_session(database, lease_microseconds=20 * SECOND, idle_microseconds=10 * SECOND)
     await attach_one(database.store, one.session_id)
     await database.clock.set(NOON + 3 * SECONDS)
     await update_one(database.store, one.session_id, end="IDLE_TIMEOUT")

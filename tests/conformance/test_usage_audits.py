@@ -7,19 +7,19 @@ import pytest
 from tenure.domain.submissions import SubmissionFilter
 from tenure.domain.usage import ChunkBounds, ChunkDelivery, Installation, Overlap, Window
 from tests.support.databases import Database
-from tests.support.leases import held, table
+from tests.support.leases import hold_lease, read_table
 from tests.support.open_requests import NOON, some_id
-from tests.support.submissions import DELIVERED, FAILED, attempt, executor
+from tests.support.submissions import DELIVERED, FAILED, executor_fence, make_attempt
 from tests.support.usage import (
     CONTRACT,
     MICROSECOND,
     chunk_all,
     cut,
     cut_one,
-    lived,
+    insert_sessions,
     minute,
-    put_sessions,
     save,
+    session_between,
 )
 
 PIECES = [ChunkBounds(some_id(), some_id(), 1000 + number, 7**number) for number in range(3)]
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("installed")
 
 
 async def test_read_installation__returns_start_and_end_of_windows(database: Database) -> None:
-    (row,) = await table(database, "installation")
+    (row,) = await read_table(database, "installation")
     installation_id = row["installation_id"]
     assert await database.store.read_installation() == Installation(installation_id, NOON, NOON, 0)
     await cut(database, minute(3))
@@ -42,7 +42,7 @@ async def test_read_installation__returns_start_of_retained_windows(database: Da
     await chunk_all(database)
     await cut(database, minute(3))
     await database.clock.set(NOON + timedelta(days=500))
-    await database.store.prune_usage(await held(database.store, "job:prune"), 9)
+    await database.store.prune_usage(await hold_lease(database.store, "job:prune"), 9)
     result = await database.store.read_installation()
     assert (result.kept_from, result.last_cut_at, result.last_window_id) == (minute(2), minute(3), 3)
 
@@ -55,11 +55,11 @@ async def sent(database: Database) -> tuple[Window, list[str]]:
 
 async def test_list_deliveries__returns_delivery_state_of_each_chunk(database: Database) -> None:
     window, (first, second, third) = await sent(database)
-    fence = await executor(database.store)
-    await attempt(database.store, fence, first, FAILED)
+    fence = await executor_fence(database.store)
+    await make_attempt(database.store, fence, first, FAILED)
     await database.clock.set(minute(5))
-    await attempt(database.store, fence, first, DELIVERED)
-    await attempt(database.store, fence, second, FAILED)
+    await make_attempt(database.store, fence, first, DELIVERED)
+    await make_attempt(database.store, fence, second, FAILED)
     key = f"{window.installation_id}-1"
     assert await database.store.list_deliveries(1) == [
         ChunkDelivery(1, minute(5), first, f"{key}-1", "delivered", 1),
@@ -70,9 +70,9 @@ async def test_list_deliveries__returns_delivery_state_of_each_chunk(database: D
 
 async def test_list_deliveries__includes_chunks_with_pruned_submissions(database: Database) -> None:
     _window, (first, *_others) = await sent(database)
-    await attempt(database.store, await executor(database.store), first, DELIVERED)
+    await make_attempt(database.store, await executor_fence(database.store), first, DELIVERED)
     await database.clock.set(minute(1) + timedelta(days=8))
-    await database.store.prune(await held(database.store, "job:prune"), 9)
+    await database.store.prune(await hold_lease(database.store, "job:prune"), 9)
     assert len(await database.store.list_submissions(SubmissionFilter(), None, 9)) == 2
     result = await database.store.list_deliveries(1)
     assert result[0] == ChunkDelivery(1, minute(1), first, None, None, 0)
@@ -90,27 +90,33 @@ KEY = {"user_object_id": some_id(), "capacity_id": some_id()}
 
 
 async def test_find_overlaps__ignores_session_that_starts_when_previous_ends(database: Database) -> None:
-    await put_sessions(
+    await insert_sessions(
         database,
         [
-            lived(minute(1), minute(2), **KEY),
-            lived(minute(2), minute(3), **KEY),
-            lived(minute(3), minute(9), closed=False, **KEY),
+            session_between(minute(1), minute(2), **KEY),
+            session_between(minute(2), minute(3), **KEY),
+            session_between(minute(3), minute(9), closed=False, **KEY),
         ],
     )
     assert await database.store.find_overlaps(9) == []
 
 
 async def test_find_overlaps__finds_overlap_of_one_microsecond(database: Database) -> None:
-    one, other = lived(minute(1), minute(2) + MICROSECOND, **KEY), lived(minute(2), minute(3), **KEY)
-    await put_sessions(database, [other, one, lived(minute(4), minute(5), **KEY)])
+    one, other = (
+        session_between(minute(1), minute(2) + MICROSECOND, **KEY),
+        session_between(minute(2), minute(3), **KEY),
+    )
+    await insert_sessions(database, [other, one, session_between(minute(4), minute(5), **KEY)])
     assert await database.store.find_overlaps(9) == [Overlap(one.session_id, other.session_id)]
 
 
 async def test_find_overlaps__uses_deadline_of_unclosed_session(database: Database) -> None:
-    one, other = lived(minute(2), minute(4), **KEY), lived(minute(3), minute(9), closed=False, **KEY)
-    third = lived(minute(8), minute(10), **KEY)
-    await put_sessions(database, [one, other, third])
+    one, other = (
+        session_between(minute(2), minute(4), **KEY),
+        session_between(minute(3), minute(9), closed=False, **KEY),
+    )
+    third = session_between(minute(8), minute(10), **KEY)
+    await insert_sessions(database, [one, other, third])
     found = await database.store.find_overlaps(9)
     assert set(found) == {Overlap(one.session_id, other.session_id), Overlap(other.session_id, third.session_id)}
 
@@ -118,10 +124,12 @@ async def test_find_overlaps__uses_deadline_of_unclosed_session(database: Databa
 @pytest.mark.parametrize("name", KEY)
 async def test_find_overlaps__ignores_sessions_of_other_users_and_capacities(database: Database, name: str) -> None:
     """Sessions of another user on the capacity, and of the user on another capacity."""
-    await put_sessions(database, [lived(minute(1), minute(2), **{**KEY, name: some_id()}) for _ in range(2)])
+    await insert_sessions(
+        database, [session_between(minute(1), minute(2), **{**KEY, name: some_id()}) for _ in range(2)]
+    )
     assert await database.store.find_overlaps(9) == []
 
 
 async def test_find_overlaps__returns_at_most_limit_overlaps(database: Database) -> None:
-    await put_sessions(database, [lived(minute(1), minute(5 + number), **KEY) for number in range(5)])
+    await insert_sessions(database, [session_between(minute(1), minute(5 + number), **KEY) for number in range(5)])
     assert len(await database.store.find_overlaps(3)) == 3

@@ -10,32 +10,32 @@ from tenure.domain.sessions import CloseReason, Session
 from tenure.domain.submissions import SubmissionFilter
 from tenure.domain.usage import CHUNK_MAX, BillableInterval, Chunk, ChunkBounds, UndividedWindow, Window
 from tests.support.databases import Database
-from tests.support.keeping import evicting, keep_one
-from tests.support.leases import all_tables, sweep_some, table
-from tests.support.open_requests import NOON, again, end_one, open_one, request, some_id
-from tests.support.sessions import opened, recorded
+from tests.support.leases import all_tables, read_table, sweep_some
+from tests.support.open_requests import NOON, end_one, open_one, request, same_key_request, some_id
+from tests.support.session_calls import evicting_seats, heartbeat_one
+from tests.support.sessions import open_new_session, read_session
 from tests.support.submissions import (
-    all_waiting,
     ids_of,
-    one,
+    list_all_pending,
+    read_submission,
 )
 from tests.support.usage import (
     CONTRACT,
     FACTORS,
     MICROSECOND,
     MINUTE,
+    billable_intervals,
     chunk_all,
     cut,
     cut_one,
     divide,
+    insert_sessions,
     intervals,
-    lived,
-    lives_of,
     minute,
-    newest,
-    put_sessions,
+    newest_window,
     read_window,
     save,
+    session_between,
     sum_of,
     windows,
 )
@@ -47,7 +47,7 @@ pytestmark = pytest.mark.usefixtures("installed")
 
 
 async def second_window(database: Database, **given: object) -> Window:
-    """From minute one to minute two."""
+    """Cuts the window from minute one to minute two."""
     await cut_one(database, minute(1), **given)
     return await cut_one(database, minute(2), **given)
 
@@ -59,7 +59,7 @@ def in_every_way() -> list[Session]:
     """Sessions that begin and end before, in and after the second window, closed or at their deadline."""
     edges = [minute(0, 30), minute(1), minute(1, 20), minute(1, 40), minute(2), minute(2, 30)]
     return [
-        lived(started_at, ended_at, closed=closed, kind=1 + number % 3)
+        session_between(started_at, ended_at, closed=closed, kind=1 + number % 3)
         for number, started_at in enumerate(edges)
         for ended_at in edges[number + 1 :]
         for closed in (True, False)
@@ -68,10 +68,10 @@ def in_every_way() -> list[Session]:
 
 async def test_read_intervals__returns_billable_interval_of_each_session(database: Database) -> None:
     made = in_every_way()
-    await put_sessions(database, made)
+    await insert_sessions(database, made)
     window = await second_window(database)
     found = await intervals(database, window)
-    assert sorted(found) == lives_of(made, window)
+    assert sorted(found) == billable_intervals(made, window)
     assert len(found) == 2 * (4 + 4 + 3 + 2), "of 30"
 
 
@@ -83,10 +83,11 @@ async def test_read_intervals__omits_bounds_that_reach_window_bounds(database: D
         "its end": (minute(1, 20), minute(2, 1)),
         "a part": (minute(1, 20), minute(1, 40)),
     }
-    made = {name: lived(*span) for name, span in spans.items()}
-    await put_sessions(database, list(made.values()))
+    made = {name: session_between(*span) for name, span in spans.items()}
+    await insert_sessions(database, list(made.values()))
     found = {
-        life.session_id: (life.from_at, life.to_at) for life in await intervals(database, await second_window(database))
+        interval.session_id: (interval.from_at, interval.to_at)
+        for interval in await intervals(database, await second_window(database))
     }
     assert {name: found[session.session_id] for name, session in made.items()} == {
         "all of it": (None, None),
@@ -98,13 +99,13 @@ async def test_read_intervals__omits_bounds_that_reach_window_bounds(database: D
 
 
 async def test_read_intervals__counts_microseconds_from_start_of_era(database: Database) -> None:
-    session = lived(NOON, minute(9))
-    await put_sessions(database, [session])
+    session = session_between(NOON, minute(9))
+    await insert_sessions(database, [session])
     await cut(database, minute(1))
     await cut(database, minute(2), factors=(7, 8, 9))
     await cut(database, minute(4), factors=(7, 8, 9))
     found = [(await intervals(database, window))[0] for window in await windows(database)]
-    assert [(life.before_microseconds, life.total_microseconds) for life in found] == [
+    assert [(interval.before_microseconds, interval.total_microseconds) for interval in found] == [
         (0, (minute(1) - NOON) // MICROSECOND),
         (0, MINUTE),
         (MINUTE, 3 * MINUTE),
@@ -113,35 +114,35 @@ async def test_read_intervals__counts_microseconds_from_start_of_era(database: D
 
 async def test_read_intervals__includes_sessions_of_one_microsecond(database: Database) -> None:
     made = [
-        lived(minute(1), minute(1) + MICROSECOND),
-        lived(minute(1, 7), minute(1, 7) + MICROSECOND),
-        lived(minute(2) - MICROSECOND, minute(2)),
+        session_between(minute(1), minute(1) + MICROSECOND),
+        session_between(minute(1, 7), minute(1, 7) + MICROSECOND),
+        session_between(minute(2) - MICROSECOND, minute(2)),
     ]
-    outside = [lived(minute(1) - MICROSECOND, minute(1)), lived(minute(2), minute(2) + MICROSECOND)]
-    await put_sessions(database, [*made, *outside])
+    outside = [session_between(minute(1) - MICROSECOND, minute(1)), session_between(minute(2), minute(2) + MICROSECOND)]
+    await insert_sessions(database, [*made, *outside])
     found = await intervals(database, await second_window(database))
-    assert {life.session_id: (life.before_microseconds, life.total_microseconds) for life in found} == {
+    assert {interval.session_id: (interval.before_microseconds, interval.total_microseconds) for interval in found} == {
         session.session_id: (0, 1) for session in made
     }
 
 
 async def test_read_intervals__ends_unrecorded_lapse_at_its_deadline(database: Database) -> None:
-    session = await opened(database, lease_microseconds=(minute(1, 15) - NOON) // MICROSECOND)
+    session = await open_new_session(database, lease_microseconds=(minute(1, 15) - NOON) // MICROSECOND)
     window = await second_window(database)
     third = await cut_one(database, minute(3))
     before = await intervals(database, window)
-    assert [(life.session_id, life.from_at, life.to_at) for life in before] == [
+    assert [(interval.session_id, interval.from_at, interval.to_at) for interval in before] == [
         (session.session_id, None, minute(1, 15))
     ]
     await sweep_some(database.store, 9)
-    assert (await recorded(database, session.session_id)).closed_at == minute(1, 15)
+    assert (await read_session(database, session.session_id)).closed_at == minute(1, 15)
     assert await intervals(database, window) == before
     assert await intervals(database, third) == []
 
 
 async def test_read_intervals__returns_only_sessions_of_chunk(database: Database) -> None:
-    made = [lived(NOON, minute(3), closed=number % 2 == 0) for number in range(7)]
-    await put_sessions(database, made)
+    made = [session_between(NOON, minute(3), closed=number % 2 == 0) for number in range(7)]
+    await insert_sessions(database, made)
     window = await second_window(database)
     every = await intervals(database, window)
     assert len(every) == 7
@@ -166,22 +167,22 @@ async def test_read_intervals__is_unchanged_by_later_session_changes(database: D
     upgraded, ended, evicted, kept = [request(kind=1 + n % 2, **lease) for n in range(4)]
     for each in (upgraded, ended, evicted, kept):
         await open_one(database.store, each)
-    swept = await opened(database, **lease)
+    swept = await open_new_session(database, **lease)
     window = await second_window(database)
     before = await intervals(database, window)
     assert len(before) == 5
     await database.clock.set(minute(2, 10))
-    new = (await open_one(database.store, again(upgraded, kind=3))).session
+    new = (await open_one(database.store, same_key_request(upgraded, kind=3))).session
     await end_one(database.store, ended.session_id, CloseReason.STOPPED)
-    await database.store.put_capacity(evicted.capacity_id, evicting(1))
-    newcomer = await opened(database, capacity_id=evicted.capacity_id)
-    await keep_one(database.store, kept.session_id)
+    await database.store.put_capacity(evicted.capacity_id, evicting_seats(1))
+    newcomer = await open_new_session(database, capacity_id=evicted.capacity_id)
+    await heartbeat_one(database.store, kept.session_id)
     await database.clock.set(minute(2, 50))
     await sweep_some(database.store, 9)
     assert await intervals(database, window) == before
     third = await cut_one(database, minute(3))
     assert new is not None
-    found = {life.session_id: (life.from_at, life.to_at) for life in await intervals(database, third)}
+    found = {interval.session_id: (interval.from_at, interval.to_at) for interval in await intervals(database, third)}
     assert found == {
         upgraded.session_id: (None, minute(2, 10)),
         new.session_id: (minute(2, 10), None),
@@ -194,23 +195,27 @@ async def test_read_intervals__is_unchanged_by_later_session_changes(database: D
 
 
 async def test_list_intervals__returns_same_intervals_as_read_intervals_in_pages(database: Database) -> None:
-    await put_sessions(database, in_every_way())
+    await insert_sessions(database, in_every_way())
     window = await second_window(database)
     pages, after = [], None
     while page := await database.store.list_intervals(window, after, 10):
         pages.append(page)
         after = page[-1].session_id
     assert list(map(len, pages)) == [10, 10, 6]
-    assert [life for page in pages for life in page] == await intervals(database, window)
+    assert [interval for page in pages for interval in page] == await intervals(database, window)
 
 
 async def test_list_intervals__accepts_any_span_of_an_era(database: Database) -> None:
-    """For a span that is not a window."""
-    made = [lived(NOON, minute(3), closed=False), lived(minute(1, 20), minute(4, 30)), lived(NOON, minute(1))]
-    await put_sessions(database, made)
+    """The span need not be a window."""
+    made = [
+        session_between(NOON, minute(3), closed=False),
+        session_between(minute(1, 20), minute(4, 30)),
+        session_between(NOON, minute(1)),
+    ]
+    await insert_sessions(database, made)
     await cut(database, minute(6))
-    span = replace(await newest(database), started_at=minute(1), ended_at=minute(5))
-    assert sorted(await database.store.list_intervals(span, None, 9)) == lives_of(made, span)
+    span = replace(await newest_window(database), started_at=minute(1), ended_at=minute(5))
+    assert sorted(await database.store.list_intervals(span, None, 9)) == billable_intervals(made, span)
 
 
 # Dividing
@@ -219,9 +224,10 @@ async def test_list_intervals__accepts_any_span_of_an_era(database: Database) ->
 async def live_through(database: Database, count: int) -> Sequence[BillableInterval]:
     """`count` sessions of all kinds, alternately closed and live, in the order in which the engine sorts them."""
     made = [
-        lived(NOON, minute(1, 1 + number % 58), closed=number % 2 == 0, kind=1 + number % 3) for number in range(count)
+        session_between(NOON, minute(1, 1 + number % 58), closed=number % 2 == 0, kind=1 + number % 3)
+        for number in range(count)
     ]
-    await put_sessions(database, made)
+    await insert_sessions(database, made)
     return await intervals(database, await second_window(database))
 
 
@@ -234,11 +240,13 @@ def expected_bounds(found: Sequence[BillableInterval], size: int) -> list[ChunkB
 @pytest.mark.usefixtures("small")
 async def test_divide_window__makes_chunks_in_id_order(database: Database, count: int) -> None:
     found = await live_through(database, count)
-    assert await divide(database, await newest(database)) == expected_bounds(found, 3)
+    assert await divide(database, await newest_window(database)) == expected_bounds(found, 3)
 
 
 async def test_divide_window__returns_no_chunks_for_window_without_live_sessions(database: Database) -> None:
-    await put_sessions(database, [lived(NOON, minute(1)), lived(minute(2), minute(3), closed=False)])
+    await insert_sessions(
+        database, [session_between(NOON, minute(1)), session_between(minute(2), minute(3), closed=False)]
+    )
     assert await divide(database, await second_window(database)) == []
 
 
@@ -247,7 +255,7 @@ async def test_divide_window__returns_no_chunks_for_window_without_live_sessions
 async def test_divide_window__continues_after_last_session_of_previous_page(database: Database, count: int) -> None:
     """In pages of two chunks. A page that is not full is the last."""
     found = await live_through(database, count)
-    window = await newest(database)
+    window = await newest_window(database)
     pages: list[Sequence[ChunkBounds]] = []
     after = None
     while not pages or len(pages[-1]) == 2:
@@ -259,17 +267,17 @@ async def test_divide_window__continues_after_last_session_of_previous_page(data
 @pytest.mark.parametrize("count", [CHUNK_MAX - 1, CHUNK_MAX, CHUNK_MAX + 1, 2 * CHUNK_MAX + 1])
 async def test_divide_window__puts_at_most_1000_sessions_in_a_chunk(database: Database, count: int) -> None:
     found = await live_through(database, count)
-    bounds = await divide(database, await newest(database))
+    bounds = await divide(database, await newest_window(database))
     assert bounds == expected_bounds(found, 1000)
 
 
 @pytest.mark.usefixtures("small")
 async def test_divide_window__is_unchanged_after_sessions_end(database: Database) -> None:
     for _ in range(7):
-        await opened(database)
+        await open_new_session(database)
     window = await second_window(database)
     before = await divide(database, window)
-    for row in (await table(database, "sessions"))[::2]:
+    for row in (await read_table(database, "sessions"))[::2]:
         await end_one(database.store, row["session_id"], CloseReason.TERMINATED)
     assert [chunk_bounds.sessions for chunk_bounds in before] == [3, 3, 1]
     assert await divide(database, window) == before
@@ -304,7 +312,7 @@ async def test_save_chunks__stores_chunks_and_window_sums(database: Database) ->
         as_chunk(window, n, chunk_bounds) for n, chunk_bounds in enumerate(PIECES, 1)
     ]
     sums = {"sessions": 5010, "usage_millionths": 5 * 10**15 + 1 + 7 + 49 + 343 + 2401}
-    assert await newest(database) == replace(window, chunked_at=minute(1, 5), **sums)
+    assert await newest_window(database) == replace(window, chunked_at=minute(1, 5), **sums)
 
 
 async def test_save_chunks__creates_submission_with_unique_key_per_chunk(database: Database) -> None:
@@ -312,9 +320,9 @@ async def test_save_chunks__creates_submission_with_unique_key_per_chunk(databas
     window = await cut_one(database, minute(2), contract=CONTRACT)
     await database.clock.set(minute(2, 5))
     chunks = await save(database, window, PIECES[:3])
-    (row,) = await table(database, "installation")
+    (row,) = await read_table(database, "installation")
     keys = [f"{row['installation_id']}-2-{number}" for number in (1, 2, 3)]
-    rows = {each["submission_id"]: each for each in await table(database, "submissions")}
+    rows = {each["submission_id"]: each for each in await read_table(database, "submissions")}
     assert len(rows) == 3
     stored = [rows[chunk.submission_id] for chunk in chunks]
     assert [each["delivery_key"] for each in stored] == [each["idempotency_key"] for each in stored] == keys
@@ -328,7 +336,7 @@ async def test_save_chunks__makes_submissions_due_now(database: Database) -> Non
     window = await cut_one(database, minute(1), contract=CONTRACT)
     await database.clock.set(minute(1, 5))
     chunks = await save(database, window, PIECES[:2])
-    waiting = await all_waiting(database.store, 10)
+    waiting = await list_all_pending(database.store, 10)
     assert sorted(ids_of(waiting)) == sorted(str(chunk.submission_id) for chunk in chunks)
     (first, _second) = await database.store.list_submissions(SubmissionFilter(), None, 9)
     assert (first.gateway, first.state, first.attempts, first.failures) == ("usages", "pending", 0, 0)
@@ -339,8 +347,8 @@ async def test_save_chunks__creates_no_submissions_without_contract(database: Da
     window = await cut_one(database, minute(1), contract=None)
     chunks = await save(database, window, PIECES)
     assert {chunk.submission_id for chunk in chunks} == {None}
-    assert await table(database, "submissions") == []
-    assert (await newest(database)).delivered_at is None
+    assert await read_table(database, "submissions") == []
+    assert (await newest_window(database)).delivered_at is None
 
 
 async def test_save_chunks__uses_contract_of_own_window(database: Database) -> None:
@@ -348,7 +356,7 @@ async def test_save_chunks__uses_contract_of_own_window(database: Database) -> N
     kept = await cut_one(database, minute(2), contract=None)
     assert [chunk.submission_id for chunk in await save(database, kept, PIECES[:1])] == [None]
     (chunk,) = await save(database, sent, PIECES[1:2])
-    assert await one(database, str(chunk.submission_id)) is not None
+    assert await read_submission(database, str(chunk.submission_id)) is not None
 
 
 async def test_save_chunks__changes_nothing_when_repeated_for_incomplete_window(database: Database) -> None:
@@ -378,17 +386,17 @@ async def test_save_chunks__continues_partly_saved_window(database: Database) ->
     assert without_submissions(chunks) == [
         as_chunk(window, n, chunk_bounds) for n, chunk_bounds in enumerate(PIECES, 1)
     ]
-    assert (await newest(database)).sessions == 5010
-    assert len(await table(database, "submissions")) == 5
+    assert (await newest_window(database)).sessions == 5010
+    assert len(await read_table(database, "submissions")) == 5
 
 
 async def test_save_chunks__completes_window_without_further_chunks(database: Database) -> None:
     """If the last page is full, the next one is empty."""
     window = await cut_one(database, minute(1))
     await save(database, window, PIECES[:2], complete=False)
-    assert (await newest(database)).chunked_at is None
+    assert (await newest_window(database)).chunked_at is None
     await save(database, window, [], first=3)
-    assert (await newest(database)).sessions == 2001
+    assert (await newest_window(database)).sessions == 2001
 
 
 async def test_save_chunks__raises_on_gap_in_chunk_numbers(database: Database) -> None:
@@ -405,8 +413,8 @@ async def test_save_chunks__marks_empty_window_delivered(database: Database) -> 
     await database.clock.set(minute(1, 5))
     assert await save(database, window, []) == []
     expected = replace(window, chunked_at=minute(1, 5), delivered_at=minute(1, 5), sessions=0, usage_millionths=0)
-    assert await newest(database) == expected
-    assert await table(database, "submissions") == []
+    assert await newest_window(database) == expected
+    assert await read_table(database, "submissions") == []
 
 
 async def test_save_chunks__accepts_full_batch(database: Database) -> None:
@@ -421,9 +429,9 @@ async def test_save_chunks__accepts_full_batch(database: Database) -> None:
 @pytest.mark.usefixtures("small")
 async def test_save_chunks__stores_sums_of_billable_intervals(database: Database) -> None:
     found = await live_through(database, 8)
-    window = await newest(database)
+    window = await newest_window(database)
     await save(database, window, await divide(database, window))
-    window_read = await newest(database)
+    window_read = await newest_window(database)
     assert (window_read.sessions, window_read.usage_millionths) == (8, sum_of(found, FACTORS))
 
 
@@ -468,7 +476,7 @@ async def test_get_window__returns_chunks_in_order(database: Database) -> None:
     await save(database, window, PIECES[:2], complete=False)
     await save(database, window, PIECES[2:3], first=3)
     window_read, chunks = await read_window(database, 2)
-    assert window_read == await newest(database)
+    assert window_read == await newest_window(database)
     assert without_submissions(chunks) == [
         as_chunk(window, n, chunk_bounds) for n, chunk_bounds in enumerate(PIECES[:3], 1)
     ]

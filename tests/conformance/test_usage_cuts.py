@@ -12,10 +12,10 @@ from tenure.domain.capacities import Seats
 from tenure.domain.sessions import CloseReason, Found, OpenOutcome, Session
 from tenure.domain.usage import Cut, Era, Window
 from tests.support.databases import Database
-from tests.support.keeping import attach_one, evicting, keep_one, update_one
-from tests.support.leases import all_tables, held, sweep_some, table
-from tests.support.open_requests import NOON, SECOND, again, end_one, open_one, request
-from tests.support.sessions import opened, recorded
+from tests.support.leases import all_tables, hold_lease, read_table, sweep_some
+from tests.support.open_requests import NOON, SECOND, end_one, open_one, request, same_key_request
+from tests.support.session_calls import attach_one, evicting_seats, heartbeat_one, update_one
+from tests.support.sessions import open_new_session, read_session
 from tests.support.usage import (
     CONTRACT,
     DAY,
@@ -45,7 +45,7 @@ async def spans(database: Database) -> list[tuple[datetime, datetime]]:
 
 
 async def test_cut_usage__starts_first_window_at_installation(database: Database) -> None:
-    (row,) = await table(database, "installation")
+    (row,) = await read_table(database, "installation")
     result = await cut(database, minute(1, 3.417))
     assert result == Cut(now=minute(1, 3.417), last_cut_at=minute(1), windows=1)
     expected = Window(
@@ -92,7 +92,7 @@ async def test_cut_usage__cuts_one_window_after_pause_within_a_day(database: Dat
 
 async def test_cut_usage__records_cut_at(database: Database) -> None:
     await cut(database, minute(1, 2.5))
-    assert [row["cut_at"] for row in await table(database, "usage_windows")] == [minute(1, 2.5)]
+    assert [row["cut_at"] for row in await read_table(database, "usage_windows")] == [minute(1, 2.5)]
 
 
 # Midnights
@@ -115,7 +115,7 @@ async def test_cut_usage__ends_window_at_midnight_on_grid(database: Database) ->
 
 
 async def test_cut_usage__splits_windows_at_midnight_off_grid(database: Database) -> None:
-    """Only when the clock has reached the next instant of the grid."""
+    """The windows are cut when the clock has reached the next instant of the grid."""
     interval = 7 * 60 * MINUTE
     grid = midnight(1) - (midnight(1) - EPOCH) % timedelta(microseconds=interval)
     assert grid < midnight(1)
@@ -126,7 +126,7 @@ async def test_cut_usage__splits_windows_at_midnight_off_grid(database: Database
     assert await spans(database) == list(pairwise(edges))
 
 
-# How many
+# Limits
 
 
 async def test_cut_usage__cuts_at_most_limit_windows_and_continues(database: Database) -> None:
@@ -148,7 +148,7 @@ async def test_cut_usage__continues_window_numbers_after_all_windows_were_pruned
     await cut(database, midnight(2))
     await chunk_all(database)
     await database.clock.set(midnight(500))
-    pruned = await database.store.prune_usage(await held(database.store, "job:prune"), 9)
+    pruned = await database.store.prune_usage(await hold_lease(database.store, "job:prune"), 9)
     assert (pruned.windows, await windows(database)) == (2, [])
     await cut(database, midnight(500), limit=1)
     assert [(window.window_id, window.started_at) for window in await windows(database)] == [(3, midnight(2))]
@@ -174,7 +174,7 @@ async def test_cut_usage__continues_from_last_cut_when_clock_catches_up(database
     assert len(await eras(database)) == 1, "a cut that was skipped began an era"
 
 
-# What a window keeps
+# Eras and contracts
 
 
 async def test_cut_usage__starts_era_when_factors_change(database: Database) -> None:
@@ -214,7 +214,7 @@ async def test_cut_usage__stores_contract_with_window(database: Database) -> Non
     assert [window.contract for window in await windows(database)] == [None, CONTRACT, later, None]
 
 
-# Nothing is written into a window that is cut.
+# No write changes a window after its cut.
 
 STEPPED_BACK = [minute(10), minute(10) - MICROSECOND, NOON - timedelta(days=2)]
 """The clock after a cut at minute ten."""
@@ -233,7 +233,7 @@ async def cut_and_step_back(database: Database, later: datetime) -> None:
 
 async def test_cut_usage__prevents_session_start_before_cut(database: Database, later: datetime) -> None:
     await cut_and_step_back(database, later)
-    assert (await opened(database)).started_at == minute(10)
+    assert (await open_new_session(database)).started_at == minute(10)
 
 
 async def test_cut_usage__prevents_session_start_before_cut_on_limited_capacity(
@@ -248,7 +248,7 @@ async def test_cut_usage__prevents_session_start_before_cut_on_limited_capacity(
 
 
 async def test_cut_usage__prevents_session_end_before_cut(database: Database, later: datetime) -> None:
-    session = await opened(database)
+    session = await open_new_session(database)
     await cut_and_step_back(database, later)
     ended = await end_one(database.store, session.session_id, CloseReason.TERMINATED)
     assert ended is not None
@@ -260,38 +260,38 @@ async def test_cut_usage__prevents_upgrade_before_cut(database: Database, later:
     one = request()
     await open_one(database.store, one)
     await cut_and_step_back(database, later)
-    answer = await open_one(database.store, again(one, kind=2))
+    answer = await open_one(database.store, same_key_request(one, kind=2))
     assert answer.outcome is OpenOutcome.UPGRADED
     assert answer.session is not None
-    old = await recorded(database, one.session_id)
+    old = await read_session(database, one.session_id)
     assert (old.closed_at, answer.session.started_at) == (minute(10), minute(10))
 
 
 async def test_cut_usage__prevents_eviction_before_cut(database: Database, later: datetime) -> None:
-    old = await opened(database)
-    await database.store.put_capacity(old.capacity_id, evicting(1))
+    old = await open_new_session(database)
+    await database.store.put_capacity(old.capacity_id, evicting_seats(1))
     await cut_and_step_back(database, later)
-    new = await opened(database, capacity_id=old.capacity_id)
-    assert ((await recorded(database, old.session_id)).closed_at, new.started_at) == (minute(10), minute(10))
+    new = await open_new_session(database, capacity_id=old.capacity_id)
+    assert ((await read_session(database, old.session_id)).closed_at, new.started_at) == (minute(10), minute(10))
 
 
 async def test_cut_usage__heartbeat_renews_no_earlier_than_cut(database: Database, later: datetime) -> None:
-    session = await opened(database, lease_microseconds=20 * MINUTE)
+    session = await open_new_session(database, lease_microseconds=20 * MINUTE)
     await cut_and_step_back(database, later)
-    kept = await keep_one(database.store, session.session_id)
+    kept = await heartbeat_one(database.store, session.session_id)
     assert (kept.found, kept.deadline_at) == (Found.LIVE, minute(30))
 
 
 async def test_cut_usage__prevents_stream_end_before_cut(database: Database, later: datetime) -> None:
-    session = await opened(database)
+    session = await open_new_session(database)
     await attach_one(database.store, session.session_id, lease=60 * MINUTE, idle=60 * MINUTE)
     await cut_and_step_back(database, later)
     await update_one(database.store, session.session_id, end="STOPPED", finished=True)
-    assert (await recorded(database, session.session_id)).closed_at == minute(10)
+    assert (await read_session(database, session.session_id)).closed_at == minute(10)
 
 
 async def test_cut_usage__prevents_stream_deadline_before_cut(database: Database, later: datetime) -> None:
-    session = await opened(database)
+    session = await open_new_session(database)
     await cut_and_step_back(database, later)
     attached = await attach_one(database.store, session.session_id, lease=SECOND, idle=2 * SECOND)
     assert attached.session is not None
@@ -300,7 +300,7 @@ async def test_cut_usage__prevents_stream_deadline_before_cut(database: Database
 
 async def lapsed(database: Database) -> Session:
     """A session that lapsed at minute four and is not recorded."""
-    return await opened(database, lease_microseconds=(minute(4) - NOON) // MICROSECOND)
+    return await open_new_session(database, lease_microseconds=(minute(4) - NOON) // MICROSECOND)
 
 
 async def test_cut_usage__prevents_heartbeat_of_session_that_lapsed_before_cut(
@@ -309,15 +309,15 @@ async def test_cut_usage__prevents_heartbeat_of_session_that_lapsed_before_cut(
     """With the clock before the deadline again, a heartbeat would be in time by the clock alone."""
     session = await lapsed(database)
     await cut_and_step_back(database, later)
-    kept = await keep_one(database.store, session.session_id)
-    assert (kept.found, (await recorded(database, session.session_id)).closed_at) == (Found.OVER, minute(4))
+    kept = await heartbeat_one(database.store, session.session_id)
+    assert (kept.found, (await read_session(database, session.session_id)).closed_at) == (Found.OVER, minute(4))
 
 
 async def test_cut_usage__keeps_end_of_session_that_lapsed_before_cut(database: Database, later: datetime) -> None:
     session = await lapsed(database)
     await cut_and_step_back(database, later)
     await end_one(database.store, session.session_id, CloseReason.TERMINATED)
-    found = await recorded(database, session.session_id)
+    found = await read_session(database, session.session_id)
     assert (found.closed_at, found.close_reason) == (minute(4), CloseReason.LEASE_EXPIRED)
 
 
@@ -340,11 +340,11 @@ async def test_cut_usage__lets_key_of_session_that_lapsed_before_cut_reopen(
     one = request(lease_microseconds=(minute(4) - NOON) // MICROSECOND)
     await open_one(database.store, one)
     await cut_and_step_back(database, later)
-    answer = await open_one(database.store, again(one))
+    answer = await open_one(database.store, same_key_request(one))
     assert answer.outcome is OpenOutcome.CREATED
     assert answer.session is not None
     assert answer.session.started_at == minute(10)
-    assert (await recorded(database, one.session_id)).closed_at == minute(4)
+    assert (await read_session(database, one.session_id)).closed_at == minute(4)
 
 
 async def test_cut_usage__window_is_unchanged_by_later_session_changes(database: Database, later: datetime) -> None:
@@ -356,19 +356,19 @@ async def test_cut_usage__window_is_unchanged_by_later_session_changes(database:
     window = await cut_one(database, minute(10))
     before = await intervals(database, window)
     await database.clock.set(later)
-    await keep_one(database.store, kept.session_id)
-    await keep_one(database.store, over.session_id)
+    await heartbeat_one(database.store, kept.session_id)
+    await heartbeat_one(database.store, over.session_id)
     await end_one(database.store, ended.session_id, CloseReason.STOPPED)
-    await open_one(database.store, again(upgraded, kind=3))
-    await database.store.put_capacity(evicted.capacity_id, evicting(1))
-    await opened(database, capacity_id=evicted.capacity_id)
+    await open_one(database.store, same_key_request(upgraded, kind=3))
+    await database.store.put_capacity(evicted.capacity_id, evicting_seats(1))
+    await open_new_session(database, capacity_id=evicted.capacity_id)
     await sweep_some(database.store, 9)
     assert len(before) == 5
     assert await intervals(database, window) == before
 
 
 async def test_cut_usage__cuts_daily_windows_after_300_days_without_cut(database: Database) -> None:
-    """As after a very long pause, in several calls."""
+    """Several calls cut the windows of a very long pause."""
     now = NOON + timedelta(days=300)
     cuts = [(await cut(database, now, limit=128, interval=DAY)).windows for _ in range(4)]
     assert cuts == [128, 128, 44, 0]

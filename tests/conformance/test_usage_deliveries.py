@@ -9,27 +9,28 @@ from tenure.domain.submissions import AttemptOutcome, SubmissionCommand, Submiss
 from tenure.domain.usage import ChunkDigest, Lag
 from tests.conformance.test_usage_chunks import PIECES
 from tests.support.databases import Database
-from tests.support.leases import all_tables, table
+from tests.support.leases import all_tables, read_table
 from tests.support.open_requests import NOON, some_id
 from tests.support.submissions import (
     DELIVERED,
     FAILED,
     UNKNOWN,
     accept,
-    attempt,
-    attempts,
+    attempt_end,
     begin_one,
-    end,
-    executor,
-    next_executor,
-    one,
+    close_orphaned,
+    executor_fence,
+    make_attempt,
+    next_executor_fence,
+    read_attempts,
+    read_submission,
 )
 from tests.support.usage import (
     CONTRACT,
     cut,
     cut_one,
     minute,
-    newest,
+    newest_window,
     save,
     windows,
 )
@@ -37,7 +38,7 @@ from tests.support.usage import (
 pytestmark = pytest.mark.usefixtures("installed")
 
 
-# Sealing
+# Digests
 
 
 async def sent(database: Database, count: int = 1, *, complete: bool = True) -> list[str]:
@@ -57,11 +58,11 @@ def digest(text: str) -> bytes:
 
 
 async def store_digests(database: Database, *digests: ChunkDigest) -> dict[str, bool]:
-    return dict(await database.store.store_digests(await executor(database.store), digests))
+    return dict(await database.store.store_digests(await executor_fence(database.store), digests))
 
 
 async def digests(database: Database) -> list[bytes | None]:
-    return [row["digest"] for row in await table(database, "usage_chunks")]
+    return [row["digest"] for row in await read_table(database, "usage_chunks")]
 
 
 async def test_store_digests__stores_first_digest(database: Database) -> None:
@@ -99,13 +100,13 @@ async def delivered(database: Database) -> list[object]:
 
 
 async def chunks_delivered(database: Database) -> list[object]:
-    return [row["delivered_at"] for row in await table(database, "usage_chunks")]
+    return [row["delivered_at"] for row in await read_table(database, "usage_chunks")]
 
 
 async def deliver(database: Database, *submission_ids: str) -> None:
-    fence = await executor(database.store)
+    fence = await executor_fence(database.store)
     for submission_id in submission_ids:
-        await attempt(database.store, fence, submission_id, DELIVERED)
+        await make_attempt(database.store, fence, submission_id, DELIVERED)
 
 
 async def test_finish_attempts__marks_window_delivered_with_its_last_chunk(database: Database) -> None:
@@ -124,9 +125,9 @@ async def test_finish_attempts__marks_window_delivered_with_its_last_chunk(datab
 
 async def test_finish_attempts__marks_chunks_of_several_windows_delivered(database: Database) -> None:
     ids = [*await sent(database), *await sent(database, 2), *await sent(database, 2)]
-    fence = await executor(database.store)
+    fence = await executor_fence(database.store)
     await database.store.begin_attempts(fence, ids)
-    ends = [end(each, outcome=DELIVERED if number != 3 else FAILED) for number, each in enumerate(ids)]
+    ends = [attempt_end(each, outcome=DELIVERED if number != 3 else FAILED) for number, each in enumerate(ids)]
     await database.store.finish_attempts(fence, ends)
     now = minute(3)
     assert await delivered(database) == [now, now, None]
@@ -138,10 +139,10 @@ async def test_finish_attempts__does_not_mark_chunk_delivered_by_other_outcomes(
     database: Database, outcome: AttemptOutcome
 ) -> None:
     (submission_id,) = await sent(database)
-    fence = await executor(database.store)
-    await attempt(database.store, fence, submission_id, outcome)
+    fence = await executor_fence(database.store)
+    await make_attempt(database.store, fence, submission_id, outcome)
     await database.clock.set(minute(9))
-    await attempt(database.store, fence, submission_id, outcome, pause_microseconds=None)
+    await make_attempt(database.store, fence, submission_id, outcome, pause_microseconds=None)
     assert (await chunks_delivered(database), await delivered(database)) == ([None], [None])
 
 
@@ -150,7 +151,7 @@ async def test_finish_attempts__does_not_mark_incomplete_window_delivered(databa
     first, second = await sent(database, 2, complete=False)
     await deliver(database, first, second)
     assert await delivered(database) == [None]
-    window = await newest(database)
+    window = await newest_window(database)
     (*_, third) = await save(database, window, PIECES[2:3], first=3)
     assert await delivered(database) == [None]
     await database.clock.set(minute(7))
@@ -163,31 +164,42 @@ async def test_save_chunks__marks_completed_window_delivered_when_all_chunks_are
 ) -> None:
     await deliver(database, *await sent(database, 2, complete=False))
     await database.clock.set(minute(7))
-    await save(database, await newest(database), [], first=3)
+    await save(database, await newest_window(database), [], first=3)
     assert await delivered(database) == [minute(7)]
 
 
 async def test_finish_attempts__changes_nothing_when_repeated_for_delivered_chunk(database: Database) -> None:
     (submission_id,) = await sent(database)
-    fence = await executor(database.store)
+    fence = await executor_fence(database.store)
     await begin_one(database.store, fence, submission_id)
-    await database.store.finish_attempts(fence, [end(submission_id, outcome=DELIVERED)])
+    await database.store.finish_attempts(fence, [attempt_end(submission_id, outcome=DELIVERED)])
     before = await all_tables(database)
     await database.clock.set(minute(9))
-    await database.store.finish_attempts(fence, [end(submission_id, outcome=DELIVERED)])
+    await database.store.finish_attempts(fence, [attempt_end(submission_id, outcome=DELIVERED)])
     assert await all_tables(database) == before
+
+
+async def test_finish_attempts__stores_receipt_with_chunk(database: Database) -> None:
+    with_receipt, without = await sent(database, 2)
+    fence = await executor_fence(database.store)
+    await make_attempt(database.store, fence, with_receipt, DELIVERED, has_receipt=True)
+    await make_attempt(database.store, fence, without, DELIVERED)
+    late = attempt_end(without, 1, DELIVERED, has_receipt=True)
+    await database.store.finish_attempts(fence, [late])
+    rows = {row["submission_id"]: row["has_receipt"] for row in await read_table(database, "usage_chunks")}
+    assert {str(each): bool(rows[each]) for each in rows} == {with_receipt: True, without: False}
 
 
 async def test_finish_attempts__marks_chunk_delivered_by_attempt_of_later_epoch(database: Database) -> None:
     (submission_id,) = await sent(database)
-    await begin_one(database.store, await executor(database.store), submission_id)
-    fence = await next_executor(database.store)
-    assert await database.store.close_orphaned_attempts(fence, 9) == 1
+    await begin_one(database.store, await executor_fence(database.store), submission_id)
+    fence = await next_executor_fence(database.store)
+    assert await close_orphaned(database.store, fence) == 1
     assert await chunks_delivered(database) == [None]
     await database.clock.set(minute(8))
-    await attempt(database.store, fence, submission_id, DELIVERED)
+    await make_attempt(database.store, fence, submission_id, DELIVERED)
     assert (await chunks_delivered(database), await delivered(database)) == ([minute(8)], [minute(8)])
-    assert [each.outcome for each in await attempts(database, submission_id)] == [UNKNOWN, DELIVERED]
+    assert [each.outcome for each in await read_attempts(database, submission_id)] == [UNKNOWN, DELIVERED]
 
 
 # Commands
@@ -197,12 +209,12 @@ async def test_finish_attempts__marks_chunk_delivered_by_attempt_of_later_epoch(
 async def test_command_submissions__refuses_to_cancel_usage(database: Database, state: SubmissionState) -> None:
     (submission_id,) = await sent(database)
     if state is SubmissionState.FAILED:
-        fence = await executor(database.store)
-        await attempt(database.store, fence, submission_id, FAILED, pause_microseconds=None)
+        fence = await executor_fence(database.store)
+        await make_attempt(database.store, fence, submission_id, FAILED, pause_microseconds=None)
     before = await all_tables(database)
     result = await database.store.command_submissions(SubmissionCommand.CANCEL, [submission_id])
     assert result == {submission_id: False}
-    assert (await one(database, submission_id)).state == state
+    assert (await read_submission(database, submission_id)).state == state
     assert await all_tables(database) == before
 
 
@@ -213,22 +225,22 @@ async def test_command_submissions__cancels_other_submissions_in_batch_with_usag
         SubmissionCommand.CANCEL, [usage_ids[0], other, some_id(), usage_ids[1]]
     )
     assert result == {usage_ids[0]: False, other: True, usage_ids[1]: False}
-    assert (await one(database, other)).state == "cancelled"
+    assert (await read_submission(database, other)).state == "cancelled"
 
 
 async def test_command_submissions__makes_retried_usage_due_now(database: Database) -> None:
     (submission_id,) = await sent(database)
-    await attempt(database.store, await executor(database.store), submission_id, FAILED)
-    assert (await one(database, submission_id)).next_attempt_at == minute(1, 30)
+    await make_attempt(database.store, await executor_fence(database.store), submission_id, FAILED)
+    assert (await read_submission(database, submission_id)).next_attempt_at == minute(1, 30)
     await database.clock.set(minute(1, 3))
     result = await database.store.command_submissions(SubmissionCommand.RETRY, [submission_id])
     assert result == {submission_id: True}
-    assert (await one(database, submission_id)).next_attempt_at == minute(1, 3)
+    assert (await read_submission(database, submission_id)).next_attempt_at == minute(1, 3)
     await deliver(database, submission_id)
     assert await delivered(database) == [minute(1, 3)]
 
 
-# How far delivery is
+# Lag
 
 
 async def test_read_lag__returns_installation_time_before_first_cut(database: Database) -> None:

@@ -11,11 +11,11 @@ from tenure.domain.sessions import CloseReason
 from tenure.domain.usage import BillableInterval, PrunedUsage, UsageSumQuery
 from tenure.store.reads import intervals as store_lives
 from tests.support.databases import Database
-from tests.support.keeping import attach_one, update_one
-from tests.support.leases import all_tables, held, table
+from tests.support.leases import all_tables, hold_lease, read_table
 from tests.support.open_requests import NOON, end_one
-from tests.support.sessions import opened
-from tests.support.submissions import DELIVERED, attempt, executor
+from tests.support.session_calls import attach_one, update_one
+from tests.support.sessions import open_new_session
+from tests.support.submissions import DELIVERED, executor_fence, make_attempt
 from tests.support.usage import (
     CONTRACT,
     FACTORS,
@@ -23,12 +23,12 @@ from tests.support.usage import (
     chunk_all,
     cut,
     divide,
+    insert_sessions,
     install,
     intervals,
-    lived,
-    newest,
-    put_sessions,
+    newest_window,
     save,
+    session_between,
     sum_of,
     windows,
 )
@@ -43,13 +43,13 @@ def midnight(days: int) -> datetime:
 
 @pytest.fixture(autouse=True)
 async def installed(database: Database) -> None:
-    """At midnight, with one window per day."""
+    """An installation at midnight, with one window per day."""
     await database.clock.set(midnight(0))
     await install(database, midnight(0))
 
 
 async def pruner(database: Database) -> Fence:
-    return await held(database.store, "job:prune", "pruner")
+    return await hold_lease(database.store, "job:prune", "pruner")
 
 
 async def prune(database: Database, at: datetime, limit: int = 100) -> PrunedUsage:
@@ -62,19 +62,19 @@ async def window_ids(database: Database) -> list[int]:
 
 
 async def session_ids(database: Database) -> set[str]:
-    return {row["session_id"] for row in await table(database, "sessions")}
+    return {row["session_id"] for row in await read_table(database, "sessions")}
 
 
 async def deliver(database: Database, *window_ids: int) -> None:
-    fence = await executor(database.store)
-    for row in await table(database, "usage_chunks"):
+    fence = await executor_fence(database.store)
+    for row in await read_table(database, "usage_chunks"):
         if row["window_id"] in window_ids:
-            await attempt(database.store, fence, row["submission_id"], DELIVERED)
+            await make_attempt(database.store, fence, row["submission_id"], DELIVERED)
 
 
 async def chunked_days(database: Database, days: int, **given: object) -> None:
     """Windows of one day, and a session that is live in all of them."""
-    await put_sessions(database, [lived(midnight(0), midnight(999), closed=False)])
+    await insert_sessions(database, [session_between(midnight(0), midnight(999), closed=False)])
     await cut(database, midnight(days), **given)
     await chunk_all(database)
 
@@ -85,7 +85,7 @@ async def test_prune_usage__keeps_windows_for_400_days_after_end(database: Datab
     assert await window_ids(database) == [2, 3, 4]
     assert await prune(database, midnight(2) + KEPT + MICROSECOND) == PrunedUsage(1, 1, 0)
     assert await window_ids(database) == [3, 4]
-    assert [row["window_id"] for row in await table(database, "usage_chunks")] == [3, 4]
+    assert [row["window_id"] for row in await read_table(database, "usage_chunks")] == [3, 4]
 
 
 async def test_prune_usage__keeps_undelivered_window_and_all_later_windows(database: Database) -> None:
@@ -110,7 +110,7 @@ async def test_prune_usage__keeps_undivided_window_and_all_later_windows(databas
 async def test_prune_usage__treats_window_without_contract_as_delivered(database: Database) -> None:
     await chunked_days(database, 2, contract=None)
     assert await prune(database, midnight(999)) == PrunedUsage(2, 2, 0)
-    assert await table(database, "usage_chunks") == []
+    assert await read_table(database, "usage_chunks") == []
 
 
 async def test_prune_usage__deletes_at_most_limit_rows_per_table(
@@ -118,14 +118,16 @@ async def test_prune_usage__deletes_at_most_limit_rows_per_table(
 ) -> None:
     """A window is deleted only after its chunks."""
     monkeypatch.setattr("tenure.store.reads.intervals.CHUNK_MAX", 2)
-    await put_sessions(database, [lived(midnight(0), midnight(2) + number * MICROSECOND) for number in range(1, 6)])
+    await insert_sessions(
+        database, [session_between(midnight(0), midnight(2) + number * MICROSECOND) for number in range(1, 6)]
+    )
     await cut(database, midnight(3))
     await chunk_all(database)
-    assert len(await table(database, "usage_chunks")) == 9
+    assert len(await read_table(database, "usage_chunks")) == 9
     pruned: list[PrunedUsage] = []
     while not pruned or pruned[-1] != PrunedUsage(0, 0, 0):
         pruned.append(await prune(database, midnight(999), limit=2))
-        left = {row["window_id"] for row in await table(database, "usage_chunks")}
+        left = {row["window_id"] for row in await read_table(database, "usage_chunks")}
         assert left <= set(await window_ids(database)), "chunks without their window"
     counts = [astuple(each) for each in pruned]
     assert max(max(each) for each in counts) == 2, counts
@@ -133,9 +135,9 @@ async def test_prune_usage__deletes_at_most_limit_rows_per_table(
 
 
 async def test_prune_usage__keeps_sessions_needed_by_oldest_kept_window(database: Database) -> None:
-    """Sessions that ended at its start or later."""
-    made = [lived(midnight(0), midnight(2) + off * MICROSECOND) for off in (-1, 0, 1)]
-    await put_sessions(database, made)
+    """The window needs the sessions that ended at its start or later."""
+    made = [session_between(midnight(0), midnight(2) + off * MICROSECOND) for off in (-1, 0, 1)]
+    await insert_sessions(database, made)
     await cut(database, midnight(4))
     await chunk_all(database)
     assert await prune(database, midnight(2) + KEPT + MICROSECOND) == PrunedUsage(2, 2, 1)
@@ -144,8 +146,8 @@ async def test_prune_usage__keeps_sessions_needed_by_oldest_kept_window(database
 
 async def test_prune_usage__keeps_sessions_until_a_window_is_pruned(database: Database) -> None:
     """However old the sessions are, their window may still be kept."""
-    made = [lived(midnight(0), midnight(0) + MICROSECOND), lived(midnight(1), midnight(2))]
-    await put_sessions(database, made)
+    made = [session_between(midnight(0), midnight(0) + MICROSECOND), session_between(midnight(1), midnight(2))]
+    await insert_sessions(database, made)
     await cut(database, midnight(3), contract=CONTRACT)
     await chunk_all(database)
     assert await prune(database, midnight(999)) == PrunedUsage(0, 0, 0)
@@ -155,11 +157,11 @@ async def test_prune_usage__keeps_sessions_until_a_window_is_pruned(database: Da
 async def test_prune_usage__keeps_sessions_that_ended_after_last_cut(database: Database) -> None:
     """After a long time without cuts all windows are pruned, but usage since the last cut is not billed yet."""
     made = [
-        lived(midnight(0), midnight(1)),
-        lived(midnight(1), midnight(2) + MICROSECOND),
-        lived(midnight(3), midnight(4)),
+        session_between(midnight(0), midnight(1)),
+        session_between(midnight(1), midnight(2) + MICROSECOND),
+        session_between(midnight(3), midnight(4)),
     ]
-    await put_sessions(database, made)
+    await insert_sessions(database, made)
     await cut(database, midnight(2))
     await chunk_all(database)
     assert await prune(database, midnight(999)) == PrunedUsage(2, 2, 1)
@@ -167,8 +169,8 @@ async def test_prune_usage__keeps_sessions_that_ended_after_last_cut(database: D
 
 
 async def test_prune_usage__keeps_lapsed_session_until_its_end_is_recorded(database: Database) -> None:
-    """Until its end is recorded."""
-    await put_sessions(database, [lived(midnight(0), midnight(1), closed=False)])
+    """The session is kept even if its deadline is long past."""
+    await insert_sessions(database, [session_between(midnight(0), midnight(1), closed=False)])
     await cut(database, midnight(3))
     await chunk_all(database)
     assert await prune(database, midnight(999)) == PrunedUsage(1, 3, 0)
@@ -176,7 +178,7 @@ async def test_prune_usage__keeps_lapsed_session_until_its_end_is_recorded(datab
 
 
 async def test_prune_usage__keeps_closing_session(database: Database) -> None:
-    session = await opened(database)
+    session = await open_new_session(database)
     await attach_one(database.store, session.session_id)
     await update_one(database.store, session.session_id, end="STOPPED", finished=False)
     await cut(database, midnight(3))
@@ -186,8 +188,8 @@ async def test_prune_usage__keeps_closing_session(database: Database) -> None:
 
 
 async def test_prune_usage__deletes_sessions_that_ended_first(database: Database) -> None:
-    made = [lived(midnight(0), midnight(1) - days * MICROSECOND) for days in (2, 5, 1, 4, 3)]
-    await put_sessions(database, made)
+    made = [session_between(midnight(0), midnight(1) - days * MICROSECOND) for days in (2, 5, 1, 4, 3)]
+    await insert_sessions(database, made)
     await cut(database, midnight(2))
     await chunk_all(database)
     await prune(database, midnight(999), limit=2)
@@ -203,7 +205,7 @@ async def rendered(database: Database) -> dict[int, tuple[Sequence[BillableInter
 async def test_prune_usage__does_not_change_rendering_of_kept_windows(database: Database) -> None:
     """Sessions of every length, pruned day by day, over a change of factors."""
     made = [
-        lived(
+        session_between(
             midnight(start) + timedelta(hours=start),
             midnight(end) + timedelta(minutes=end),
             closed=(start + end) % 3 > 0,
@@ -211,7 +213,7 @@ async def test_prune_usage__does_not_change_rendering_of_kept_windows(database: 
         for start in range(8)
         for end in range(start + 1, 9)
     ]
-    await put_sessions(database, made)
+    await insert_sessions(database, made)
     await cut(database, midnight(4))
     await cut(database, midnight(9), factors=(7, 8, 9))
     await chunk_all(database)
@@ -225,22 +227,22 @@ async def test_prune_usage__does_not_change_rendering_of_kept_windows(database: 
 
 
 async def test_prune_usage__does_not_change_sums_of_kept_windows(database: Database) -> None:
-    ended = await opened(database)
+    ended = await open_new_session(database)
     await database.clock.set(midnight(1))
     await end_one(database.store, ended.session_id, CloseReason.TERMINATED)
     await chunked_days(database, 3)
-    window = await newest(database)
+    window = await newest_window(database)
     await prune(database, midnight(2) + KEPT + MICROSECOND)
     assert ended.session_id not in await session_ids(database)
     found = await intervals(database, window)
-    assert await newest(database) == window
+    assert await newest_window(database) == window
     assert window.usage_millionths == sum_of(found, FACTORS)
     assert len(found) == 1
 
 
 async def test_prune_usage__limits_span_of_sums_to_retained_usage(database: Database) -> None:
     """Pruned usage lies before the span, or the result has a later start."""
-    ended = await opened(database)
+    ended = await open_new_session(database)
     await database.clock.set(midnight(1))
     await end_one(database.store, ended.session_id, CloseReason.TERMINATED)
     await chunked_days(database, 3)
@@ -278,12 +280,12 @@ async def test_prune_usage__records_start_of_retained_usage(database: Database) 
     await chunked_days(database, 3)
     for at, kept_from in ((9, 0), (400, 0), (401, 1), (402, 2), (999, 3)):
         await prune(database, midnight(at) + timedelta(hours=1))
-        (row,) = await table(database, "installation")
+        (row,) = await read_table(database, "installation")
         assert row["usage_kept_from"] == midnight(kept_from), at
 
 
 async def test_prune_usage__changes_only_windows_chunks_and_start_of_retained_usage(database: Database) -> None:
-    await opened(database)
+    await open_new_session(database)
     await chunked_days(database, 2, contract=CONTRACT)
     await deliver(database, 1, 2)
     await database.clock.set(midnight(999))

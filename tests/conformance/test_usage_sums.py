@@ -15,25 +15,25 @@ from tenure.domain.sessions import Session
 from tenure.domain.usage import Era, Factors, GroupBy, UsageFilter, UsageGroup, UsageSumQuery, UsageSums
 from tests.support.databases import Database
 from tests.support.open_requests import NOON, some_id
-from tests.support.sessions import opened
+from tests.support.sessions import open_new_session
 from tests.support.usage import (
     ALL,
     FACTORS,
     MICROSECOND,
+    billable_interval,
+    billable_intervals,
     chunk_all,
     cut,
     divide,
-    emitter,
+    emitter_fence,
+    insert_sessions,
     install,
-    life_of,
-    lived,
-    lives_of,
     minute,
-    put_sessions,
     rules,
-    some_window,
+    session_between,
     sum_of,
-    used,
+    uncut_window,
+    usage_of,
     windows,
 )
 
@@ -67,7 +67,7 @@ def spread(seed: int, count: int) -> list[Session]:
         )
         started_at = LONG_AGO + timedelta(microseconds=starts)
         ended_at = started_at + timedelta(microseconds=length)
-        made.append(lived(started_at, ended_at, closed=bool(number % 2), kind=1 + number % 3))
+        made.append(session_between(started_at, ended_at, closed=bool(number % 2), kind=1 + number % 3))
     return made
 
 
@@ -83,13 +83,13 @@ ALL_FACTORS: Sequence[Factors] = [
 async def test_divide_window__sums_match_the_meter(database: Database, seed: int, factors: Factors) -> None:
     """Windows of any length, in eras that began long before."""
     made = spread(seed, 300)
-    await put_sessions(database, made)
+    await insert_sessions(database, made)
     edges = [LONG_AGO + timedelta(days=days, microseconds=days * HALF) for days in (0, 900, 9_000, 9_031, 26_000)]
     for started_at, ended_at in pairwise(edges):
-        window = some_window(started_at, ended_at, Era(LONG_AGO, factors))
+        window = uncut_window(started_at, ended_at, Era(LONG_AGO, factors))
         (chunk_bounds,) = await divide(database, window) or [None]
         assert chunk_bounds is not None, f"no session was live from {started_at} to {ended_at}, seed {seed}"
-        assert chunk_bounds.usage_millionths == sum_of(lives_of(made, window), factors), f"seed {seed}"
+        assert chunk_bounds.usage_millionths == sum_of(billable_intervals(made, window), factors), f"seed {seed}"
 
 
 @pytest.mark.parametrize("factors", ALL_FACTORS)
@@ -97,13 +97,32 @@ async def test_sum_usage__matches_the_meter_for_each_session(database: Database,
     """Grouped by session, over spans whose bounds are not cuts."""
     await install(database, LONG_AGO)
     made = spread(seed, 300)
-    await put_sessions(database, made)
+    await insert_sessions(database, made)
     span = (LONG_AGO + timedelta(days=4_000, microseconds=7), LONG_AGO + timedelta(days=24_000, microseconds=HALF))
     sums = await sum_usage(database, *span, group_by=GroupBy.SESSION, factors=factors)
-    window = some_window(*span, Era(LONG_AGO, factors))
-    expected = {interval.session_id: (used(interval, factors), 1) for interval in lives_of(made, window)}
+    window = uncut_window(*span, Era(LONG_AGO, factors))
+    expected = {interval.session_id: (usage_of(interval, factors), 1) for interval in billable_intervals(made, window)}
     assert {group.key: (group.usage_millionths, group.sessions) for group in sums.groups} == expected, f"seed {seed}"
     assert len(expected) > 100
+
+
+async def test_sum_usage__counts_sessions_of_any_duration(database: Database) -> None:
+    """Sessions of up to 31 days are searched near the span, longer ones separately."""
+    await install(database, LONG_AGO)
+    tenant = some_id()
+    days = timedelta(days=1)
+    durations = [days, *(31 * days + off * MICROSECOND for off in (-1, 0, 1)), 100 * days, 900 * days]
+    made = [
+        session_between(NOON - before, NOON - before + duration, tenant_object_id=tenant)
+        for duration in durations
+        for before in (duration - MICROSECOND, duration / 2, timedelta(), -3 * days)
+    ]
+    await insert_sessions(database, made)
+    await database.clock.set(NOON + 1_000 * days)
+    for from_at, to_at in ((NOON, NOON + days), (NOON - 2 * days, NOON), (NOON - 900 * days, NOON + 900 * days)):
+        expected = sum(from_at < (session.closed_at or NOON) and session.started_at < to_at for session in made)
+        assert (await total(database, from_at, to_at)).sessions == expected
+        assert (await total(database, from_at, to_at, criteria=UsageFilter(tenant=tenant))).sessions == expected
 
 
 @pytest.mark.parametrize("factor", [1, 500_000, 1_000_000, 3_000_000, LARGE, FACTOR_MAX])
@@ -111,8 +130,8 @@ async def test_sum_usage__rounds_half_to_even(database: Database, factor: int) -
     """Sessions whose amount is exactly a half, and a microsecond more or less."""
     lengths = [max(1, HALF * number + off) for number in range(12) for off in (-1, 0, 1)]
     lengths += [PERIOD_MICROSECONDS * number + HALF * 3 for number in (1, 2, 11)]
-    made = [lived(NOON, NOON + length * MICROSECOND) for length in lengths]
-    await put_sessions(database, made)
+    made = [session_between(NOON, NOON + length * MICROSECOND) for length in lengths]
+    await insert_sessions(database, made)
     await database.clock.set(NOON + timedelta(days=999))
     sums = await sum_usage(database, NOON, NOON + timedelta(days=999), group_by=GroupBy.SESSION, factors=(factor, 0, 0))
     found = {group.key: group.usage_millionths for group in sums.groups}
@@ -141,7 +160,7 @@ OTHER_FACTORS = (7_000_001, LARGE, 0)
 async def three_eras(database: Database) -> Sequence[Session]:
     """Cut every minute for six minutes, with other factors in the third and fourth. Some sessions stay live."""
     made = [
-        lived(
+        session_between(
             minute(0, 3 + 13 * number % 300),
             minute(0, 10 + (13 * number % 300) + 37 * number % 200),
             closed=number % 3 > 0,
@@ -152,7 +171,7 @@ async def three_eras(database: Database) -> Sequence[Session]:
         )
         for number in range(40)
     ]
-    await put_sessions(database, made)
+    await insert_sessions(database, made)
     for number, factors in enumerate((FACTORS, FACTORS, OTHER_FACTORS, OTHER_FACTORS, FACTORS, FACTORS), start=1):
         await cut(database, minute(number), factors=factors)
     return made
@@ -169,31 +188,31 @@ async def test_sum_usage__equals_sum_of_windows_between_cuts(database: Database,
     found = (await windows(database))[first:last]
     group = await total(database, found[0].started_at, found[-1].ended_at)
     assert group.usage_millionths == sum(window.usage_millionths or 0 for window in found) > 0
-    lived_in = {interval.session_id for window in found for interval in lives_of(made, window)}
-    assert group.sessions == len(lived_in)
+    session_ids = {interval.session_id for window in found for interval in billable_intervals(made, window)}
+    assert group.sessions == len(session_ids)
 
 
 async def test_sum_usage__clips_usage_to_requested_span(database: Database) -> None:
-    """Over three eras, from within the first to within the last."""
+    """The span begins within the first of three eras and ends within the last."""
     made = await three_eras(database)
     span = (minute(1, 17.5), minute(5, 20.25))
     group = await total(database, *span)
     eras = [Era(NOON, FACTORS), Era(minute(2), OTHER_FACTORS), Era(minute(4), FACTORS)]
     parts = zip(eras, pairwise([span[0], minute(2), minute(4), span[1]]), strict=True)
-    of_eras = [(era, lives_of(made, some_window(*part, era))) for era, part in parts]
+    of_eras = [(era, billable_intervals(made, uncut_window(*part, era))) for era, part in parts]
     assert group.usage_millionths == sum(sum_of(intervals, era.factors) for era, intervals in of_eras)
     assert group.sessions == len({interval.session_id for _era, intervals in of_eras for interval in intervals})
 
 
 async def test_sum_usage__returns_last_cut_as_final_until(database: Database) -> None:
-    await opened(database)
+    await open_new_session(database)
     assert (await sum_usage(database, NOON, minute(9))).final_until == NOON
     await cut(database, minute(3, 7))
     assert (await sum_usage(database, NOON, minute(9))).final_until == minute(3)
 
 
 async def test_sum_usage__uses_given_factors_after_last_cut(database: Database) -> None:
-    await put_sessions(database, [lived(NOON, minute(9))])
+    await insert_sessions(database, [session_between(NOON, minute(9))])
     await cut(database, minute(2))
     await database.clock.set(minute(4))
     same = await total(database, minute(1), minute(3))
@@ -208,13 +227,13 @@ async def test_sum_usage__uses_given_factors_after_last_cut(database: Database) 
 
 def _used(from_at: datetime, to_at: datetime, era: Era) -> int:
     """The usage of a session of kind 1 that starts at noon."""
-    interval = life_of(lived(NOON, minute(9)), some_window(from_at, to_at, era))
+    interval = billable_interval(session_between(NOON, minute(9)), uncut_window(from_at, to_at, era))
     assert interval is not None
-    return used(interval, era.factors)
+    return usage_of(interval, era.factors)
 
 
 async def test_sum_usage__ignores_usage_before_installation(database: Database) -> None:
-    await put_sessions(database, [lived(NOON - timedelta(days=3), minute(1))])
+    await insert_sessions(database, [session_between(NOON - timedelta(days=3), minute(1))])
     await database.clock.set(minute(9))
     assert await total(database, NOON - timedelta(days=9), NOON) == UsageGroup(None, 0, 0)
     whole = await total(database, NOON - timedelta(days=9), minute(9))
@@ -222,7 +241,7 @@ async def test_sum_usage__ignores_usage_before_installation(database: Database) 
 
 
 async def test_sum_usage__does_not_count_future_usage(database: Database) -> None:
-    await put_sessions(database, [lived(NOON, minute(9), closed=False)])
+    await insert_sessions(database, [session_between(NOON, minute(9), closed=False)])
     await database.clock.set(minute(3))
     sums = await sum_usage(database, NOON, minute(9))
     assert (sums.from_at, sums.to_at) == (NOON, minute(3))
@@ -230,7 +249,7 @@ async def test_sum_usage__does_not_count_future_usage(database: Database) -> Non
 
 
 async def test_sum_usage__includes_cut_windows_while_clock_is_behind_last_cut(database: Database) -> None:
-    await put_sessions(database, [lived(NOON, minute(9), closed=False)])
+    await insert_sessions(database, [session_between(NOON, minute(9), closed=False)])
     await cut(database, minute(5))
     await database.clock.set(minute(3))
     sums = await sum_usage(database, NOON, minute(9))
@@ -239,7 +258,7 @@ async def test_sum_usage__includes_cut_windows_while_clock_is_behind_last_cut(da
 
 
 async def test_sum_usage__defaults_to_last_thirty_days(database: Database) -> None:
-    await put_sessions(database, [lived(NOON, minute(9), closed=False)])
+    await insert_sessions(database, [session_between(NOON, minute(9), closed=False)])
     await database.clock.set(minute(3))
     sums = await sum_usage(database, None, None)
     assert (sums.from_at, sums.to_at) == (minute(3) - timedelta(days=30), minute(3))
@@ -249,7 +268,7 @@ async def test_sum_usage__defaults_to_last_thirty_days(database: Database) -> No
 
 @pytest.mark.parametrize("cuts", [0, 1])
 async def test_sum_usage__returns_zero_for_span_without_live_sessions(database: Database, cuts: int) -> None:
-    await put_sessions(database, [lived(minute(1), minute(2))])
+    await insert_sessions(database, [session_between(minute(1), minute(2))])
     if cuts:
         await cut(database, minute(4))
     for span in ((NOON, minute(1)), (minute(2), minute(3)), (minute(3), minute(3))):
@@ -258,7 +277,7 @@ async def test_sum_usage__returns_zero_for_span_without_live_sessions(database: 
 
 
 async def test_sum_usage__counts_unrecorded_lapse_until_its_deadline(database: Database) -> None:
-    session = await opened(database, lease_microseconds=(minute(2, 30) - NOON) // MICROSECOND)
+    session = await open_new_session(database, lease_microseconds=(minute(2, 30) - NOON) // MICROSECOND)
     await cut(database, minute(5))
     expected = UsageGroup(None, _used(NOON, minute(2, 30), Era(NOON, FACTORS)), 1)
     assert await total(database, NOON, minute(5)) == expected
@@ -283,9 +302,9 @@ async def grouped(database: Database, made: Sequence[Session], key: Callable[[Se
     usage: defaultdict[str, int] = defaultdict(int)
     found: defaultdict[str, set[str]] = defaultdict(set)
     for window in await windows(database):
-        for interval in lives_of(made, window):
+        for interval in billable_intervals(made, window):
             name = key(sessions[interval.session_id])
-            usage[name] += used(interval, window.era.factors)
+            usage[name] += usage_of(interval, window.era.factors)
             found[name].add(interval.session_id)
     return [UsageGroup(name, usage[name], len(found[name])) for name in usage]
 
@@ -352,8 +371,8 @@ async def test_sum_usage__returns_same_sums_when_eras_need_several_statements(
     database: Database, monkeypatch: pytest.MonkeyPatch, group_by: GroupBy | None
 ) -> None:
     """More eras than fit into one statement, and a page of groups that no single statement returns."""
-    await put_sessions(database, [lived(minute(0, number), minute(20)) for number in range(6)])
-    fence = await emitter(database.store)
+    await insert_sessions(database, [session_between(minute(0, number), minute(20)) for number in range(6)])
+    fence = await emitter_fence(database.store)
     for number in range(1, 10):
         await database.clock.set(minute(number))
         await database.store.cut_usage(fence, rules(factors=(number * LARGE, 1, 1)), 1)

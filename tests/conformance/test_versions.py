@@ -5,7 +5,7 @@ import pytest
 from tenure.domain.sessions import CloseReason, OpenOutcome
 from tenure.store.engines import open_store
 from tests.support.databases import POOL_SIZE, postgres_server
-from tests.support.open_requests import again, end_one, open_one, request
+from tests.support.open_requests import end_one, open_one, request, same_key_request
 
 
 @pytest.mark.slow
@@ -14,8 +14,8 @@ async def test_postgresql_16_opens_upgrades_and_ends_sessions() -> None:
         store = open_store(server.url(), POOL_SIZE)
         await store.migrate()
         one = request(kind=1)
-        higher = again(one, kind=2)
-        outcomes = [(await open_one(store, each)).outcome for each in (one, again(one), higher)]
+        higher = same_key_request(one, kind=2)
+        outcomes = [(await open_one(store, each)).outcome for each in (one, same_key_request(one), higher)]
         ended = await end_one(store, higher.session_id, CloseReason.TERMINATED)
         counts = await store.count_sessions()
         await store.close()

@@ -18,13 +18,13 @@ from tenure.ensemble import Ensemble
 from tenure.leases import waiting as cancelling
 from tenure.leases.held import HeldLease
 from tenure.store.engines.postgres.errors import LEASE_LOST
-from tests.support.asking import ask
 from tests.support.databases import Database, PostgresServer
 from tests.support.instances import RunningInstance
-from tests.support.lapsed import lapsed_sessions
+from tests.support.lapsed import insert_lapsed_sessions
 from tests.support.members import STEPS, Member, MemberConfig, Task, members
 from tests.support.processes import eventually
 from tests.support.proxies import Proxy, proxy_to
+from tests.support.simple_http import send_request
 from tests.support.terms import leads, logged, overlapping, table, terms
 from tests.support.waiting import all_logs, until
 
@@ -44,7 +44,7 @@ NOTIFIED_WITHIN_SECONDS = 0.7
 UNAVAILABLE = 503
 LISTENING = (
     "FROM pg_stat_activity WHERE application_name = 'tenure' AND datname = current_database() "
-    "AND query LIKE '%LEFT JOIN leases%' AND pid <> pg_backend_pid()"
+    "AND (query LIKE '%LEFT JOIN leases%' OR query LIKE '%keys_version%') AND pid <> pg_backend_pid()"
 )
 
 
@@ -55,7 +55,7 @@ def start_member(tmp_path: Path) -> Iterator[StartMember]:
 
 
 def timing(duration: int = DURATION, acquire: int = ACQUIRE, refresh: int = 1) -> dict[str, str]:
-    """Without the sweep, whose run would read the board early."""
+    """The sweep is paused, because its run would read the board early."""
     return {
         "TENURE_LEASES__DURATION_SECONDS": str(duration),
         "TENURE_LEASES__RENEW_SECONDS": "1",
@@ -88,7 +88,7 @@ async def test_another_instance_leads_in_time_after_stop_and_after_kill(database
 async def test_step_paused_past_its_lease_is_not_committed(
     postgres_database: Database, start_member: StartMember
 ) -> None:
-    """It had checked its fence and written its row, but not committed."""
+    """The step had checked its fence and written its row, but not committed."""
     old, new = await paused_in_step(postgres_database, start_member, "write", 1)
     await until(
         lambda: old.logged("work.refused", "work.cancelled"), 5, "the old one is refused or cancelled", [old, new]
@@ -99,7 +99,7 @@ async def test_step_paused_past_its_lease_is_not_committed(
 async def test_step_that_checks_its_fence_after_lease_is_lost_is_refused(
     postgres_database: Database, start_member: StartMember
 ) -> None:
-    """It got its fence before the pause, and continues although its work was cancelled."""
+    """The step got its fence before the pause, and continues although its work was cancelled."""
     old, new = await paused_in_step(postgres_database, start_member, "write_late", 0)
     await until(
         # It may have been paused in its very first step.
@@ -160,9 +160,9 @@ def file_is_free(database: Database) -> bool:
 async def test_worker_paused_between_steps_past_its_lease_writes_nothing(
     database: Database, start_member: StartMember
 ) -> None:
-    """As a leader on PostgreSQL, in a job's run on SQLite."""
+    """The worker is a leader on PostgreSQL, and a job run on SQLite."""
     interval = int(database.engine == "sqlite")
-    await lapsed_sessions(database, 1000)
+    await insert_lapsed_sessions(database, 1000)
     old, new = await worker_and_rival(start_member, member_config(database, "sweep", interval, pause_seconds=0.02))
     await until(lambda: old.logged("work.step"), 5, "a step is done", [old, new])
     await pause_between_writes(old, database)
@@ -208,7 +208,7 @@ async def cut_off(leader: RunningInstance, follower: RunningInstance, cut: Calla
     await until(lambda: not leads(leader.log()), NOTICED_WITHIN_SECONDS, "the leader loses the lease", both)
     assert logged(leader.log(), "leader_lost")[-1]["reason"] == "database", leader.log()
     assert logged(leader.log(), "leader_renew_failed")[-1]["error"], leader.log()
-    assert (await asyncio.to_thread(ask, leader.address, "/readyz")).status == UNAVAILABLE
+    assert (await asyncio.to_thread(send_request, leader.address, "/readyz")).status == UNAVAILABLE
     await until(lambda: leads(follower.log()), LONGER_DURATION + ACQUIRE, "the follower leads", both)
     assert seconds_after(cut_at, follower) <= LONGER_DURATION + ACQUIRE, follower.log()
 
@@ -319,7 +319,7 @@ async def test_failover_works_after_notification_connections_are_terminated(
     first.send(signal.SIGTERM)
     remaining = [second, third]
     leading = await next_leader(remaining, [first, *remaining])
-    await asyncio.to_thread(first.wait_for_its_end)
+    await asyncio.to_thread(first.wait_for_exit)
     await until_listening(postgres_database, 2)
     last = third if leading is second else second
     await until_no_refresh_is_near(postgres_database, 1.2 * NOTIFIED_WITHIN_SECONDS, refresh)
@@ -369,7 +369,7 @@ async def until_listening(database: Database, count: int) -> None:
 
 
 async def until_no_refresh_is_near(database: Database, seconds: float, refresh: float) -> None:
-    """After this, a change is detected first by a notification, and not by a refresh of the board."""
+    """Waits, so that a notification detects the next change earlier than a refresh of the board."""
     late = f"SELECT pid {LISTENING} AND clock_timestamp() - query_start > interval '{refresh - seconds} seconds'"
     deadline = time.monotonic() + 3 * refresh
     while await database.rows(late):
@@ -378,7 +378,7 @@ async def until_no_refresh_is_near(database: Database, seconds: float, refresh: 
 
 
 async def undisturbed(follower: RunningInstance, leader: RunningInstance) -> None:
-    """Until its next renewal the leader leads in the same epoch, and the follower follows."""
+    """Checks that until its next renewal the leader leads in the same epoch, and the follower follows."""
     epoch = terms([leader.log()])[-1].epoch
     renewals = len(logged(leader.log(), "leader_renewed"))
     both = [follower, leader]
@@ -399,13 +399,13 @@ def holder(instance: RunningInstance) -> str:
 
 
 def lease_shown(instance: RunningInstance) -> dict[str, object]:
-    leases = ask(instance.address, "/leases").body["leases"]
+    leases = send_request(instance.address, "/leases").body["leases"]
     found: dict[str, object] = next(lease for lease in leases if lease["name"] == LEASE)
     return found
 
 
 def role(instance: RunningInstance) -> str:
-    leases = ask(instance.address, "/readyz").body["leases"]
+    leases = send_request(instance.address, "/readyz").body["leases"]
     return str(next(lease["role"] for lease in leases if lease["name"] == LEASE))
 
 
@@ -413,7 +413,7 @@ def role(instance: RunningInstance) -> str:
 
 
 def member_config(database: Database, does: str, interval: int, **task: float) -> MemberConfig:
-    """Under a lease of two seconds, as a leader or in an endless run."""
+    """A member with a lease of two seconds, as a leader or in an endless run."""
     work = Task(name="work", does=does, interval_seconds=interval, lock_timeout_seconds=2, **task)  # type: ignore[arg-type]
     return MemberConfig(database=database.url, tasks=[work], duration_seconds=2)
 

@@ -9,11 +9,11 @@ import pytest
 
 from tenure.store.engines.postgres.connections import SETTINGS, connect
 from tests.support.databases import Database
-from tests.support.history import broken_promises, read_sessions
+from tests.support.history import find_violations, read_sessions
 from tests.support.instances import RunningInstance
 from tests.support.load import Client, Exchange, Key, clients, retry_until, some_keys, steady_load
 from tests.support.locks import locked_file
-from tests.support.open_requests import again, open_one, request
+from tests.support.open_requests import open_one, request, same_key_request
 from tests.support.processes import eventually
 
 Start = Callable[..., RunningInstance]
@@ -35,13 +35,13 @@ async def test_paused_instance_does_not_block_others_on_postgresql(
         steady_load([paused.address], 16, keys=keys, seed=seed) as of_paused,
         steady_load([other.address], 16, keys=keys, seed=seed + 1) as of_other,
     ):
-        await under_way(of_other)
+        await wait_for_load(of_other)
         for _ in range(PAUSES):
             await pause(paused, source.uniform(0, 0.05))
     assert [one for one in of_other if not is_served(one)] == [], f"seed {seed}"
     assert max(one.seconds for one in of_other) < DELAYED_SECONDS, f"seed {seed}"
     exchanges = [*of_paused, *of_other]
-    broken = broken_promises(exchanges, await read_sessions(postgres_database), also=[UNAVAILABLE])
+    broken = find_violations(exchanges, await read_sessions(postgres_database), also=[UNAVAILABLE])
     assert broken == [], f"seed {seed}\n{paused.log()}"
 
 
@@ -63,7 +63,7 @@ async def test_transaction_of_paused_owner_is_terminated_in_time(postgres_databa
     await connection.execute("BEGIN")
     await connection.execute("SELECT FROM sessions WHERE session_id = $1 FOR UPDATE", one.session_id)
     async with asyncio.timeout(DELAYED_SECONDS):
-        await open_one(postgres_database.store, again(one, kind=2))
+        await open_one(postgres_database.store, same_key_request(one, kind=2))
     connection.terminate()
 
 
@@ -88,7 +88,7 @@ async def test_other_instance_returns_503_until_paused_instance_that_holds_file_
         steady_load([paused.address], 8, keys=keys, seed=seed) as exchanges,
         clients([other.address], 8) as others,
     ):
-        await under_way(exchanges)
+        await wait_for_load(exchanges)
         for release in (lambda: paused.send(signal.SIGCONT), paused.kill):
             refused = await pause_during_write(paused, others, keys)
             release()
@@ -112,8 +112,8 @@ async def pause_during_write(
     """Pauses the instance until it happens to hold the file: then the others get 503. Returns these responses."""
     for attempt in range(40):
         instance.send(signal.SIGSTOP)
-        answers = await asyncio.gather(*(client.open(key, 1) for client, key in zip(others, keys, strict=False)))
-        refused = [one for one in answers if one.status == UNAVAILABLE]
+        responses = await asyncio.gather(*(client.open(key, 1) for client, key in zip(others, keys, strict=False)))
+        refused = [one for one in responses if one.status == UNAVAILABLE]
         if refused:
             return refused
         instance.send(signal.SIGCONT)
@@ -125,5 +125,5 @@ def is_served(exchange: Exchange) -> bool:
     return exchange.status in (200, 201)
 
 
-async def under_way(exchanges: Sequence[Exchange]) -> None:
+async def wait_for_load(exchanges: Sequence[Exchange]) -> None:
     await eventually(lambda: len(exchanges) > 100, 10, "the load has begun")

@@ -2,14 +2,16 @@
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Callable
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import psutil
 import pytest
 
 from tests.support.databases import Database
-from tests.support.history import broken_promises, read_sessions
+from tests.support.history import find_violations, read_sessions
 from tests.support.instances import RunningInstance
 from tests.support.load import Exchange, clients, some_keys, steady_load
 from tests.support.locks import Holder, holding
@@ -21,6 +23,7 @@ pytestmark = pytest.mark.slow
 Start = Callable[..., RunningInstance]
 
 STARTED_WITHIN_SECONDS = 30
+CONNECTIONS = 12
 LINGER_SECONDS = 0.8
 """Longer than an idle instance keeps responding after SIGTERM, shorter than any lock timeout."""
 
@@ -58,7 +61,7 @@ async def test_stop_under_load_loses_no_session(postgres_database: Database, sta
         await eventually(lambda: len(exchanges) > 100, 10, "the load has begun")
         instance.send(signal.SIGTERM)
         assert await exit_code(instance, 15) == 0
-    assert broken_promises(exchanges, await read_sessions(postgres_database), also=[0]) == [], f"seed {seed}"
+    assert find_violations(exchanges, await read_sessions(postgres_database), also=[0]) == [], f"seed {seed}"
 
 
 async def test_instance_accepts_connections_once_it_logs_its_address(sqlite_database: Database, start: Start) -> None:
@@ -70,25 +73,68 @@ async def test_instance_accepts_connections_once_it_logs_its_address(sqlite_data
 # Workers
 
 
-async def test_supervisor_replaces_killed_worker_and_stops_all_workers(sqlite_database: Database, start: Start) -> None:
-    supervisor = start(sqlite_database.url, "--workers", "2")
+async def test_supervisor_replaces_killed_worker_and_stops_all_workers(
+    sqlite_database: Database, start: Start, short_folder: Path
+) -> None:
+    """The metrics that any worker shows have the figures of all workers, before and after."""
+    supervisor = start(sqlite_database.url, "--workers", "2", TMPDIR=str(short_folder))
     await all_ready(supervisor, 2)
+    async with clients([supervisor.address], CONNECTIONS) as each:
+        for client, key in zip(each, some_keys(CONNECTIONS, 0), strict=True):
+            assert (await client.open(key, 1)).status == 201
+    assert await metrics_of_workers(supervisor) == (CONNECTIONS, CONNECTIONS)
+
     victim = workers(supervisor)[0]
     victim.kill()
     await all_ready(supervisor, 3)
     current = workers(supervisor)
     assert (len(current), victim in current) == (2, False)
+    # The counts of the killed worker are lost; those of the other worker and of the database are not.
+    total, opened = await metrics_of_workers(supervisor)
+    assert (total, opened < CONNECTIONS) == (CONNECTIONS, True)
+
     supervisor.send(signal.SIGTERM)
     assert await exit_code(supervisor, 5) == 0
     assert [worker for worker in current if worker.is_running()] == []
+    assert content(short_folder) == []
 
 
-async def test_workers_exit_after_supervisor_is_killed(sqlite_database: Database, start: Start) -> None:
-    supervisor = start(sqlite_database.url, "--workers", "2")
+async def metrics_of_workers(supervisor: RunningInstance) -> tuple[int, int]:
+    """The total in the database and the number of opened sessions, which must be the same from all workers.
+
+    A connection reaches one of them; this many connections reach all. On a busy machine, a worker may need more than a
+    second to answer the other one, so the question is repeated until both answer.
+    """
+    async with clients([supervisor.address], CONNECTIONS) as each, asyncio.timeout(STARTED_WITHIN_SECONDS):
+        while True:
+            answers = [(await client.get("/sessions/metrics")).answer for client in each]
+            assert {answer["workers"] for answer in answers} == {2}
+            if all(answer["workersAnswered"] == 2 for answer in answers):
+                break
+    ((total, opened),) = {(answer["totalSessions"], answer["opened"]) for answer in answers}
+    return total, opened
+
+
+async def test_workers_exit_after_supervisor_is_killed(
+    sqlite_database: Database, start: Start, short_folder: Path
+) -> None:
+    supervisor = start(sqlite_database.url, "--workers", "2", TMPDIR=str(short_folder))
     await all_ready(supervisor, 2)
     own = workers(supervisor)
     supervisor.kill()
     await eventually(lambda: not any(worker.is_running() for worker in own), 5, "the workers have ended")
+    assert content(short_folder) == []  # the last worker has deleted the folder of the sockets
+
+
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """A folder for temporary files. The path of `tmp_path` may be too long for a socket."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+def content(folder: Path) -> list[Path]:
+    return list(folder.iterdir())
 
 
 async def test_workers_finish_open_requests_when_process_group_gets_sigterm(
@@ -128,7 +174,7 @@ async def exit_code(instance: RunningInstance, seconds: float) -> int | None:
 
 
 async def all_ready(supervisor: RunningInstance, count: int) -> None:
-    """Until `count` workers have become ready since the start."""
+    """Waits until `count` workers have become ready since the start."""
     what = f"{count} workers are ready"
     await until(lambda: supervisor.log().count("instance.ready") == count, STARTED_WITHIN_SECONDS, what, [supervisor])
 

@@ -18,8 +18,8 @@ from tests.support.deliveries import (
     Fleet,
     SilentReceiver,
     all_delivered,
-    broken_promises,
     comparing_often,
+    find_violations,
     gateways,
     poll,
     set_faults,
@@ -56,7 +56,7 @@ EPOCHS = f"SELECT epoch FROM lease_history WHERE name = '{LEASE}'"
 UNKNOWN_EPOCHS = "SELECT DISTINCT epoch FROM submission_attempts WHERE outcome = 'unknown'"
 DRAINED_WITHIN_SECONDS = 10
 TAKEN_OVER_WITHIN_SECONDS = 15
-"""For another instance to acquire the released lease, to build its schedule and to send: much less than LONG_LEASE."""
+"""Time for another instance to acquire the released lease and to send. It is much less than LONG_LEASE."""
 FROZEN_SECONDS = 3
 """Longer than a lease."""
 
@@ -73,10 +73,10 @@ def receiver(tmp_path: Path) -> Iterator[RunningReceiver]:
 
 class Disturbance(NamedTuple):
     faults: Sequence[str]
-    """In this order: `kill` or `pause` of the current leader."""
+    """The faults of the current leader, `kill` or `pause`, in order."""
     submissions_min: int
     pause_seconds: float
-    """Of each client between two submissions, so that some are submitted around every fault."""
+    """The pause of each client between two submissions, so that some are submitted during every fault."""
     seed: int
 
 
@@ -110,7 +110,7 @@ async def survive(database: Database, receiver: RunningReceiver, fleet: Fleet, d
     await all_delivered(database, 60, fleet.all)
     await fleet.stop()
     shown = f"{disturbance}, {submitting.repeated} repeated\n{all_logs(fleet.all)}"
-    assert await broken_promises(database, receiver, submission_ids) == [], shown
+    assert await find_violations(database, receiver, submission_ids) == [], shown
     assert fleet.logged("submissions.found_late") == [], shown
     assert len(set(submission_ids)) == len(set(numbers)) < len(numbers), shown
     assert submitting.repeated, f"no client had to retry\n{shown}"
@@ -206,7 +206,7 @@ async def test_stopped_leader_records_responses_and_next_leader_sends_the_rest(
     first, second = await attempts(database, unanswered)
     assert (first["outcome"], second["outcome"]) == ("unknown", "delivered"), logs
     assert first["error"] == "the instance stopped before it got a response"
-    assert await broken_promises(database, receiver, submission_ids, elsewhere=1) == [], logs
+    assert await find_violations(database, receiver, submission_ids, elsewhere=1) == [], logs
     assert (await totals(receiver))["duplicates"] == 0
 
 
@@ -238,7 +238,7 @@ async def test_every_submission_is_delivered_once_when_database_restarts_and_fre
     await all_delivered(own_database, 40, fleet.all)
     await fleet.stop()
     assert submitting.repeated, "no client had to retry"
-    assert await broken_promises(own_database, receiver, submission_ids) == [], all_logs(fleet.all)
+    assert await find_violations(own_database, receiver, submission_ids) == [], all_logs(fleet.all)
 
 
 async def restart_and_freeze(server: PostgresServer, receiver: RunningReceiver) -> None:

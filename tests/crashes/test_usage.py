@@ -16,10 +16,10 @@ from tests.support.receivers import RunningReceiver
 from tests.support.usage_points import CHUNKS, CUT, DIGEST, JOB, OUTCOME, PAGE, SECOND_PAGE, barrier, small_pages
 from tests.support.usage_running import (
     assert_billed_once,
-    cutting,
+    cutting_environment,
     instance_of,
     last_window,
-    used,
+    session_load,
     windows_delivered,
 )
 from tests.support.waiting import until
@@ -55,14 +55,14 @@ def receiver(tmp_path: Path) -> Iterator[RunningReceiver]:
 async def test_usage_is_billed_once_after_kill_at_each_write(
     postgres_database: Database, start: Start, receiver: RunningReceiver, seed: int
 ) -> None:
-    """At each write one instance is killed before the write is executed, and one right after it."""
-    fleet = await Fleet(start, postgres_database.url, cutting(receiver.address, SECRET), 2).ready()
-    async with used(fleet.addresses, seed):
+    """At each write, one instance is killed before the write is executed, and one right after it."""
+    fleet = await Fleet(start, postgres_database.url, cutting_environment(receiver.address, SECRET), 2).ready()
+    async with session_load(fleet.addresses, seed):
         for point in (CHUNKS, DIGEST, OUTCOME):
             async with barrier(postgres_database, point) as at_write:
-                for release in (at_write.call_off, at_write.carry_out):
-                    await at_write.raise_()
-                    victim = instance_of(fleet, await at_write.caught())
+                for release in (at_write.cancel_write, at_write.allow_write):
+                    await at_write.close()
+                    victim = instance_of(fleet, await at_write.blocked_pid())
                     victim.kill()
                     await release()
                     await fleet.kill_and_replace(victim)
@@ -73,13 +73,13 @@ async def test_next_holder_resumes_after_kill_between_chunks(
     postgres_database: Database, start: Start, receiver: RunningReceiver, tmp_path: Path
 ) -> None:
     await postgres_database.execute(PUT_SESSIONS.format(count=PAGE * 1000 + 1500))
-    environment = cutting(receiver.address, SECRET, **small_pages(tmp_path))
+    environment = cutting_environment(receiver.address, SECRET, **small_pages(tmp_path))
     async with barrier(postgres_database, SECOND_PAGE) as at_write:
-        await at_write.raise_()
+        await at_write.close()
         fleet = await Fleet(start, postgres_database.url, environment, 1).ready()
-        victim = instance_of(fleet, await at_write.caught())
+        victim = instance_of(fleet, await at_write.blocked_pid())
         victim.kill()
-        await at_write.call_off()
+        await at_write.cancel_write()
         saved = await chunks(postgres_database)
         await fleet.kill_and_replace(victim)
     await windows_delivered(postgres_database, 1, fleet.all)
@@ -100,8 +100,8 @@ async def test_usage_is_billed_once_on_sqlite_after_random_kills(
     sqlite_database: Database, start: Start, receiver: RunningReceiver, seed: int
 ) -> None:
     source = random.Random(seed)
-    fleet = await Fleet(start, sqlite_database.url, cutting(receiver.address, SECRET), 2).ready()
-    async with used(fleet.addresses, seed):
+    fleet = await Fleet(start, sqlite_database.url, cutting_environment(receiver.address, SECRET), 2).ready()
+    async with session_load(fleet.addresses, seed):
         for _ in range(3):
             await asyncio.sleep(source.uniform(0.2, 1.2))
             await fleet.kill_and_replace(source.choice(fleet.running))
@@ -116,8 +116,8 @@ async def test_usage_is_billed_once_on_sqlite_after_random_kills(
 async def test_usage_is_billed_once_when_database_restarts(
     own_postgres: PostgresServer, own_database: Database, start: Start, receiver: RunningReceiver, seed: int
 ) -> None:
-    fleet = await Fleet(start, own_database.url, cutting(receiver.address, SECRET), 2).ready()
-    async with used(fleet.addresses, seed):
+    fleet = await Fleet(start, own_database.url, cutting_environment(receiver.address, SECRET), 2).ready()
+    async with session_load(fleet.addresses, seed):
         for _ in range(RESTARTS):
             await windows_delivered(own_database, 1, fleet.all, after=await last_window(own_database))
             await asyncio.to_thread(own_postgres.stop)
@@ -133,17 +133,17 @@ async def test_usage_is_billed_once_when_run_is_paused_past_its_lock(
     postgres_database: Database, start: Start, receiver: RunningReceiver, seed: int
 ) -> None:
     """The write that the paused instance had sent is executed, and another instance runs the job before it resumes."""
-    fleet = await Fleet(start, postgres_database.url, cutting(receiver.address, SECRET), 2).ready()
-    async with used(fleet.addresses, seed):
+    fleet = await Fleet(start, postgres_database.url, cutting_environment(receiver.address, SECRET), 2).ready()
+    async with session_load(fleet.addresses, seed):
         for point in (CUT, CHUNKS):
             async with barrier(postgres_database, point) as at_write:
-                await at_write.raise_()
-                paused = instance_of(fleet, await at_write.caught())
+                await at_write.close()
+                paused = instance_of(fleet, await at_write.blocked_pid())
                 epoch = await lock_epoch(postgres_database)
                 lost_before = lock_losses(paused)
                 paused.send(signal.SIGSTOP)
                 try:
-                    await at_write.carry_out()
+                    await at_write.allow_write()
                     await poll(lambda: run_by_another(postgres_database, epoch), 20, f"next run after {point.name}")  # noqa: B023
                 finally:
                     paused.send(signal.SIGCONT)

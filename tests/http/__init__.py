@@ -1,1 +1,1 @@
-"""The HTTP edge, from outside: what a caller can rely on, on every engine and in both lanes."""
+"""The HTTP API as clients see it, on every engine and in both lanes."""

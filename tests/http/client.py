@@ -49,9 +49,9 @@ class Client:
 
     def open(self, **fields: Any) -> Json:
         """Opens a session and asserts that it was opened."""
-        answer = self.put(open_body(**fields))
-        assert answer.status_code in (200, 201), answer.text
-        return answer.json()  # type: ignore[no-any-return]
+        response = self.put(open_body(**fields))
+        assert response.status_code in (200, 201), response.text
+        return response.json()  # type: ignore[no-any-return]
 
     def get(self, session_id: str) -> httpx.Response:
         return self.http.get(f"{self._sessions}/{session_id}")
@@ -67,9 +67,9 @@ class Client:
         return ids_of(self.list(**query))
 
 
-def ids_of(answer: httpx.Response) -> Sequence[str]:
-    assert answer.status_code == 200, answer.text
-    return [session["sessionId"] for session in answer.json()["sessions"]]
+def ids_of(response: httpx.Response) -> Sequence[str]:
+    assert response.status_code == 200, response.text
+    return [session["sessionId"] for session in response.json()["sessions"]]
 
 
 class RawResponse(msgspec.Struct):
@@ -99,8 +99,8 @@ class Connection:
 
     def read(self) -> RawResponse:
         """The next final response; skips an interim `100 Continue`."""
-        answer = self._next()
-        return self.read() if answer.status == 100 else answer
+        response = self._next()
+        return self.read() if response.status == 100 else response
 
     def read_interim(self) -> int:
         return self._next().status
@@ -157,7 +157,7 @@ def request(
 ) -> bytes:
     """The bytes of a request. With the defaults, it is a plain request, which takes the hot lane."""
     content = body if isinstance(body, bytes) else msgspec.json.encode(body)
-    lines = [f"{method} {path} HTTP/{version}", "Host: tenure"]
+    lines = [f"{method} {path} HTTP/{version}", "Host: localhost"]
     if media_type is not None:
         lines.append(f"Content-Type: {media_type}")
     if not any(header.lower().startswith("transfer-encoding") for header in headers):

@@ -24,8 +24,8 @@ from tests.http.local import LocalService, prepare_process
 from tests.support.databases import POOL_SIZE, Database, PostgresClock, PostgresServer, sqlite_store
 from tests.support.instances import RunningInstance, kill_all
 from tests.support.open_requests import NOON
-from tests.support.submissions import executor
-from tests.support.usage import emitter, install
+from tests.support.submissions import executor_fence
+from tests.support.usage import emitter_fence, install
 
 GATEWAYS = [f"gateway-{number}" for number in range(100)]
 """Gateways of the shared instances; `gateway` and `other_gateway` are new ones for each test."""
@@ -97,7 +97,7 @@ def any_client(any_service: RunningInstance) -> Iterator[Client]:
 
 @asynccontextmanager
 async def _shared(database: Database) -> AsyncIterator[LocalService]:
-    await executor(database.store)
+    await executor_fence(database.store)
     jobs = {name: JobConfig(paused=True) for name in JOBS}
     async with LocalService.on(database, *GATEWAYS, "crm", "usages", jobs=jobs).running() as service:
         yield service
@@ -177,7 +177,7 @@ async def own_local(database: Database) -> AsyncIterator[LocalService]:
 
 @pytest.fixture
 async def any_local(sqlite_database: Database) -> AsyncIterator[LocalService]:
-    async with LocalService.on(sqlite_database, "billing").running() as service:
+    async with LocalService.on(sqlite_database, "billing", "usages").running() as service:
         yield service
 
 
@@ -186,8 +186,8 @@ async def metered_on(database: Database) -> AsyncIterator[LocalService]:
     """An instance that was installed at noon; it cuts and sends only when the test does so."""
     await database.clock.set(NOON)
     await install(database, NOON)
-    await emitter(database.store)
-    await executor(database.store)
+    await emitter_fence(database.store)
+    await executor_fence(database.store)
     async with LocalService.on(database, "usages", "crm").running() as service:
         yield service
 

@@ -97,14 +97,14 @@ class LocalService:
         return await self.http.put("/sessions", json=body)
 
     async def open(self, **fields: Any) -> Json:
-        answer = await self.put(open_body(**fields))
-        assert answer.status_code in (200, 201), answer.text
-        return answer.json()  # type: ignore[no-any-return]
+        response = await self.put(open_body(**fields))
+        assert response.status_code in (200, 201), response.text
+        return response.json()  # type: ignore[no-any-return]
 
     async def get(self, session_id: str) -> Json:
-        answer = await self.http.get(f"/sessions/{session_id}")
-        assert answer.status_code == 200, answer.text
-        return answer.json()  # type: ignore[no-any-return]
+        response = await self.http.get(f"/sessions/{session_id}")
+        assert response.status_code == 200, response.text
+        return response.json()  # type: ignore[no-any-return]
 
     async def move_to(self, instant: str, **later: float) -> None:
         """Stops the database clock at an instant from a response, plus `later`."""
@@ -135,21 +135,21 @@ async def eventually(condition: Callable[[], bool]) -> None:
 async def call(application: Any, scope: Mapping[str, Any], *messages: Mapping[str, Any]) -> RawResponse:
     """Calls an ASGI application with these messages, followed by a disconnect."""
     pending = [*messages, {"type": "http.disconnect"}]
-    answer = RawResponse(headers={})
+    response = RawResponse(headers={})
 
     async def receive() -> Mapping[str, Any]:
         return pending.pop(0) if len(pending) > 1 else pending[0]
 
     async def send(message: Mapping[str, Any]) -> None:
         if message["type"] == "http.response.start":
-            answer.status = message["status"]
-            answer.headers.update({name.decode(): value.decode() for name, value in message["headers"]})
+            response.status = message["status"]
+            response.headers.update({name.decode(): value.decode() for name, value in message["headers"]})
         else:
-            answer.body += message.get("body", b"")
-            answer.complete = not message.get("more_body", False)
+            response.body += message.get("body", b"")
+            response.complete = not message.get("more_body", False)
 
     await application(scope, receive, send)
-    return answer
+    return response
 
 
 def http_scope(method: str, path: str, query: bytes = b"", *headers: tuple[bytes, bytes]) -> Mapping[str, Any]:
@@ -163,7 +163,7 @@ def http_scope(method: str, path: str, query: bytes = b"", *headers: tuple[bytes
         "raw_path": path.encode(),
         "query_string": query,
         "root_path": "",
-        "headers": list(headers),
+        "headers": [(b"host", b"localhost"), *headers],
         "client": None,
         "server": None,
     }

@@ -33,12 +33,12 @@ async def submit_raw(local: LocalService, content: bytes) -> httpx.Response:
 
 async def accepted(local: LocalService, count: int = 1, gateway: str = "crm") -> list[str]:
     """Submits `count` payloads and returns their ids, oldest first."""
-    answers = [await submit(local, number, gateway) for number in range(count)]
-    assert {each.status_code for each in answers} <= {202}, [each.text for each in answers]
-    return [each.json()["submissionId"] for each in answers]
+    responses = [await submit(local, number, gateway) for number in range(count)]
+    assert {each.status_code for each in responses} <= {202}, [each.text for each in responses]
+    return [each.json()["submissionId"] for each in responses]
 
 
 async def read_submission(local: LocalService, submission_id: str) -> Json:
-    answer = await local.http.get(f"/submissions/{submission_id}")
-    assert answer.status_code == 200, answer.text
-    return answer.json()  # type: ignore[no-any-return]
+    response = await local.http.get(f"/submissions/{submission_id}")
+    assert response.status_code == 200, response.text
+    return response.json()  # type: ignore[no-any-return]

@@ -28,9 +28,9 @@ def limited(client: Client, **body: Any) -> str:
 
 def test_put_returns_all_fields(client: Client) -> None:
     capacity_id, tenant = str(uuid4()), str(uuid4())
-    answer = put(client, capacity_id, maxSessions=20, whenFull="evictOldest", tenantObjectId=tenant)
-    capacity = answer.json()
-    assert (answer.status_code, set(capacity)) == (200, FIELDS)
+    response = put(client, capacity_id, maxSessions=20, whenFull="evictOldest", tenantObjectId=tenant)
+    capacity = response.json()
+    assert (response.status_code, set(capacity)) == (200, FIELDS)
     assert capacity["createdAt"] == capacity["modifiedAt"]
     assert capacity == {
         **capacity,
@@ -65,16 +65,16 @@ def test_ids_are_case_insensitive(client: Client) -> None:
 def test_unknown_capacity_returns_404(client: Client) -> None:
     for capacity_id in (str(uuid4()), "nothing"):
         for method in ("GET", "DELETE"):
-            answer = client.http.request(method, f"/capacities/{capacity_id}")
-            assert (answer.status_code, answer.json()["code"]) == (404, "NOT_FOUND"), (method, capacity_id)
+            response = client.http.request(method, f"/capacities/{capacity_id}")
+            assert (response.status_code, response.json()["code"]) == (404, "NOT_FOUND"), (method, capacity_id)
     assert put(client, "nothing", maxSessions=1).status_code == 404
 
 
 def test_delete_returns_capacity_and_removes_it(client: Client) -> None:
     capacity_id = limited(client, maxSessions=3)
     capacity = client.http.get(f"/capacities/{capacity_id}").json()
-    answer = client.http.delete(f"/capacities/{capacity_id}")
-    assert (answer.status_code, answer.json()) == (200, capacity)
+    response = client.http.delete(f"/capacities/{capacity_id}")
+    assert (response.status_code, response.json()) == (200, capacity)
     assert client.http.get(f"/capacities/{capacity_id}").status_code == 404
 
 
@@ -95,8 +95,8 @@ def test_delete_returns_capacity_and_removes_it(client: Client) -> None:
 )
 def test_put_with_invalid_field_returns_400_and_stores_nothing(any_client: Client, body: Json) -> None:
     capacity_id = str(uuid4())
-    answer = put(any_client, capacity_id, **body)
-    assert (answer.status_code, [error["field"] for error in answer.json()["errors"]]) == (400, list(body))
+    response = put(any_client, capacity_id, **body)
+    assert (response.status_code, [error["field"] for error in response.json()["errors"]]) == (400, list(body))
     assert any_client.http.get(f"/capacities/{capacity_id}").status_code == 404
 
 
@@ -106,19 +106,19 @@ def test_list_is_paginated(client: Client) -> None:
     seen: list[str] = []
     url: str | None = f"/capacities?tenant={tenant}&limit=2"
     while url is not None:
-        answer = client.http.get(url)
-        page = answer.json()
+        response = client.http.get(url)
+        page = response.json()
         assert page["count"] == len(page["capacities"]) <= 2
         assert set(page["capacities"][0]) == FIELDS
         seen += [capacity["capacityId"] for capacity in page["capacities"]]
-        url = answer.links["next"]["url"] if page["nextCursor"] else None
+        url = response.links["next"]["url"] if page["nextCursor"] else None
     assert seen == ids
 
 
 def test_list_with_invalid_parameter_returns_400(any_client: Client) -> None:
     for query in ("limit=0", "limit=501", "cursor=x", "tenant=x", "limit=1e1", "state=created"):
-        answer = any_client.http.get(f"/capacities?{query}")
-        assert (answer.status_code, answer.json()["errors"][0]["field"]) == (400, query.partition("=")[0]), query
+        response = any_client.http.get(f"/capacities?{query}")
+        assert (response.status_code, response.json()["errors"][0]["field"]) == (400, query.partition("=")[0]), query
 
 
 # Seats
@@ -127,10 +127,10 @@ def test_list_with_invalid_parameter_returns_400(any_client: Client) -> None:
 def test_open_returns_429_when_all_seats_are_taken(client: Client) -> None:
     capacity_id = limited(client, maxSessions=1)
     client.open(capacityId=capacity_id)
-    answer = client.put(open_body(capacityId=capacity_id))
-    assert (answer.status_code, answer.headers["content-type"]) == (429, "application/problem+json")
-    assert int(answer.headers["retry-after"]) >= 1
-    problem = answer.json()
+    response = client.put(open_body(capacityId=capacity_id))
+    assert (response.status_code, response.headers["content-type"]) == (429, "application/problem+json")
+    assert int(response.headers["retry-after"]) >= 1
+    problem = response.json()
     assert (problem["type"], problem["code"], problem["status"]) == ("urn:tenure:session-limit", "SESSION_LIMIT", 429)
     assert problem["detail"] == problem["error"]
 
@@ -143,8 +143,8 @@ def test_ending_a_session_frees_its_seat(client: Client) -> None:
 
 def test_upgrade_keeps_its_seat(client: Client) -> None:
     capacity_id = limited(client, maxSessions=1)
-    answer = client.put(same_key(client.open(capacityId=capacity_id), sessionKind=3))
-    assert (answer.status_code, answer.json()["status"]) == (201, "upgraded")
+    response = client.put(same_key(client.open(capacityId=capacity_id), sessionKind=3))
+    assert (response.status_code, response.json()["status"]) == (201, "upgraded")
     assert client.http.get(f"/capacities/{capacity_id}").json()["activeSessions"] == 1
 
 
@@ -158,9 +158,9 @@ def test_full_capacity_with_evict_oldest_evicts_oldest_session(client: Client) -
 
 def test_open_on_capacity_of_another_tenant_returns_403(client: Client) -> None:
     capacity_id = limited(client, tenantObjectId=str(uuid4()))
-    answer = client.put(open_body(capacityId=capacity_id))
-    assert (answer.status_code, answer.json()["code"]) == (403, "CAPACITY_OF_ANOTHER_TENANT")
-    assert answer.json()["type"] == "urn:tenure:capacity-of-another-tenant"
+    response = client.put(open_body(capacityId=capacity_id))
+    assert (response.status_code, response.json()["code"]) == (403, "CAPACITY_OF_ANOTHER_TENANT")
+    assert response.json()["type"] == "urn:tenure:capacity-of-another-tenant"
 
 
 def test_live_session_stays_usable_after_capacity_moves_to_another_tenant(client: Client) -> None:

@@ -62,8 +62,8 @@ def test_connection_is_kept_alive(any_service: RunningInstance, path: str) -> No
     with connected(any_service.port) as connection:
         for _ in range(3):
             connection.send(request(open_body(), path=path))
-            answer = connection.read()
-            assert (answer.status, answer.headers.get("connection")) == (201, None)
+            response = connection.read()
+            assert (response.status, response.headers.get("connection")) == (201, None)
 
 
 def test_connection_alternates_between_lanes(any_service: RunningInstance) -> None:
@@ -99,9 +99,9 @@ def test_pipelined_requests_are_answered_in_order(any_service: RunningInstance) 
     bodies = [open_body() for _ in range(20)]
     with connected(any_service.port) as connection:
         connection.send(_mixed(bodies))
-        answers = [connection.read().json() for _ in range(2 * len(bodies))]
-    assert [answer["userObjectId"] for answer in answers[::2]] == [body["userObjectId"] for body in bodies]
-    assert answers[1::2] == [{"status": "ok"}] * len(bodies)
+        responses = [connection.read().json() for _ in range(2 * len(bodies))]
+    assert [response["userObjectId"] for response in responses[::2]] == [body["userObjectId"] for body in bodies]
+    assert responses[1::2] == [{"status": "ok"}] * len(bodies)
 
 
 def test_pipelined_requests_are_parsed_when_split_at_any_byte(any_service: RunningInstance) -> None:
@@ -110,8 +110,8 @@ def test_pipelined_requests_are_parsed_when_split_at_any_byte(any_service: Runni
     for size in (1, 7, 100, 333):
         with connected(any_service.port) as connection:
             connection.send(*(message[at : at + size] for at in range(0, len(message), size)))
-            answers = [connection.read() for _ in range(2 * len(bodies))]
-        assert {answer.status for answer in answers} <= {200, 201}
+            responses = [connection.read() for _ in range(2 * len(bodies))]
+        assert {response.status for response in responses} <= {200, 201}
 
 
 def test_pipelined_requests_see_effects_of_earlier_requests(any_service: RunningInstance) -> None:
@@ -146,19 +146,19 @@ def test_h2c_upgrade_offer_is_ignored_and_body_read(any_service: RunningInstance
 
 MALFORMED = {
     "request line": b"NONSENSE\r\n\r\n",
-    "method": b"P\xffT /sessions HTTP/1.1\r\nHost: tenure\r\n\r\n",
-    "target": b"GET /sess\xffions HTTP/1.1\r\nHost: tenure\r\n\r\n",
-    "version": b"GET /sessions HTTP/9.9\r\nHost: tenure\r\n\r\n",
+    "method": b"P\xffT /sessions HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "target": b"GET /sess\xffions HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "version": b"GET /sessions HTTP/9.9\r\nHost: localhost\r\n\r\n",
     "header": b"GET /sessions HTTP/1.1\r\nno colon\r\n\r\n",
     "header name": b"GET /sessions HTTP/1.1\r\nbad name: 1\r\n\r\n",
     "header value": b"GET /sessions HTTP/1.1\r\nName: a\x00b\r\n\r\n",
-    "negative length": b"PUT /sessions HTTP/1.1\r\nHost: tenure\r\nContent-Length: -1\r\n\r\n",
-    "two lengths": b"PUT /sessions HTTP/1.1\r\nHost: tenure\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n{}",
+    "negative length": b"PUT /sessions HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n",
+    "two lengths": b"PUT /sessions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n{}",
     "length and chunks": request(chunked(b"{}"), "Transfer-Encoding: chunked", "Content-Length: 2"),
     "chunk size": request(b"xyz\r\n", "Transfer-Encoding: chunked"),
     "TLS": bytes.fromhex("16030100f1010000ed0303"),
     "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-    "CONNECT": b"CONNECT tenure:80 HTTP/1.1\r\nHost: tenure\r\n\r\n",
+    "CONNECT": b"CONNECT tenure:80 HTTP/1.1\r\nHost: localhost\r\n\r\n",
 }
 
 
@@ -166,11 +166,11 @@ MALFORMED = {
 def test_malformed_request_returns_400_and_closes_connection(any_service: RunningInstance, name: str) -> None:
     with connected(any_service.port) as connection:
         connection.send(MALFORMED[name])
-        answer = connection.read()
-        assert (answer.status, answer.headers["connection"]) == (400, "close")
+        response = connection.read()
+        assert (response.status, response.headers["connection"]) == (400, "close")
         assert connection.is_closed_by_peer()
-    assert answer.headers["content-type"] == "application/problem+json", answer
-    assert answer.json()["code"] == "INVALID"
+    assert response.headers["content-type"] == "application/problem+json", response
+    assert response.json()["code"] == "INVALID"
 
 
 def test_malformed_request_does_not_affect_other_connections(any_service: RunningInstance) -> None:
@@ -226,8 +226,8 @@ async def test_incomplete_body_opens_no_session(any_local: LocalService) -> None
             await _send(connection, request(body, path=path, length=1000))
             await eventually(lambda: any_local.in_flight == 1)
         await eventually(lambda: any_local.in_flight == 0)
-        answer = await any_local.http.get("/sessions", params={"tenant": body["tenantObjectId"]})
-        assert answer.json()["count"] == 0, path
+        response = await any_local.http.get("/sessions", params={"tenant": body["tenantObjectId"]})
+        assert response.json()["count"] == 0, path
 
 
 async def test_malformed_chunk_removes_request_from_in_flight(any_local: LocalService) -> None:
@@ -299,8 +299,8 @@ async def test_client_disconnect_does_not_block_its_batch(any_local: LocalServic
             await eventually(lambda: any_local.in_flight == 5)
             disconnect(connection)
         gate.open.set()
-        answers = await asyncio.gather(first, *others)
-        assert [answer.status_code for answer in answers] == [201] * 4, disconnect
+        responses = await asyncio.gather(first, *others)
+        assert [response.status_code for response in responses] == [201] * 4, disconnect
         await eventually(lambda: any_local.in_flight == 0)
 
 

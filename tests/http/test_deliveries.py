@@ -12,7 +12,7 @@ from tests.http.client import Json
 from tests.http.local import UNREACHABLE, LocalService
 from tests.http.submitting import MEBIBYTE, accepted, body, read_submission, submit_raw
 from tests.support.databases import Database
-from tests.support.odd_receivers import answer, odd_receiver, say_nothing
+from tests.support.odd_receivers import http_response, never_respond, odd_receiver
 
 BOUND_SECONDS = 30.0
 FAST = LeasesConfig(duration_seconds=10.0, renew_seconds=3.0, acquire_seconds=0.05, refresh_seconds=0.05)
@@ -64,7 +64,7 @@ PAYLOADS = ['{ "a" :\t1.50, "a": "\\u00e9é😀" }', "1e999", '"x"', '"' + "x" *
 
 
 async def test_receiver_gets_payload_byte_for_byte(deliver: Deliver) -> None:
-    async with odd_receiver(answer("200 OK")) as receiver:
+    async with odd_receiver(http_response("200 OK")) as receiver:
         delivery = await deliver(crm={"url": receiver.address})
         for payload in PAYLOADS:
             space = "  " if len(payload) < 100 else ""
@@ -92,7 +92,7 @@ async def test_response_status_sets_submission_state_and_error(deliver: Deliver)
     async with AsyncExitStack() as stack:
         gateways = {}
         for head in RESPONSES:
-            respond = answer(head, b"any body", "Location: http://127.0.0.1:9/")
+            respond = http_response(head, b"any body", "Location: http://127.0.0.1:9/")
             receiver = await stack.enter_async_context(odd_receiver(respond))
             gateways[f"status-{head[:3]}"] = {"url": receiver.address}
         delivery = await deliver(**gateways)
@@ -105,9 +105,9 @@ async def test_response_status_sets_submission_state_and_error(deliver: Deliver)
 async def test_next_attempt_follows_retry_after_or_schedule_with_jitter(deliver: Deliver) -> None:
     """`Retry-After` counts with 429 and 503 only."""
     async with (
-        odd_receiver(answer("429 Later", b"", "Retry-After: 600")) as limiting,
-        odd_receiver(answer("503 Away", b"", "Retry-After: 600")) as unavailable,
-        odd_receiver(answer("500 Oops", b"", "Retry-After: 1")) as failing,
+        odd_receiver(http_response("429 Later", b"", "Retry-After: 600")) as limiting,
+        odd_receiver(http_response("503 Away", b"", "Retry-After: 600")) as unavailable,
+        odd_receiver(http_response("500 Oops", b"", "Retry-After: 1")) as failing,
     ):
         receivers = {"limiting": limiting, "unavailable": unavailable, "failing": failing}
         delivery = await deliver(
@@ -120,7 +120,7 @@ async def test_next_attempt_follows_retry_after_or_schedule_with_jitter(deliver:
 
 
 async def test_submission_fails_after_max_attempts(deliver: Deliver) -> None:
-    async with odd_receiver(answer("500 Oops")) as receiver:
+    async with odd_receiver(http_response("500 Oops")) as receiver:
         delivery = await deliver(crm={"url": receiver.address, "schedule": (0.0,), "max_attempts": 3})
         (submission_id,) = await accepted(delivery.local)
         submission = await delivery.ended(submission_id, 3)
@@ -129,7 +129,7 @@ async def test_submission_fails_after_max_attempts(deliver: Deliver) -> None:
 
 
 async def test_receiver_without_response_records_error(deliver: Deliver) -> None:
-    async with odd_receiver(say_nothing) as silent:
+    async with odd_receiver(never_respond) as silent:
         delivery = await deliver(
             unknown={"url": "http://receiver.invalid/tok-hunter2"},
             refusing={"url": f"{UNREACHABLE}tok-hunter2"},
@@ -146,7 +146,7 @@ async def test_receiver_without_response_records_error(deliver: Deliver) -> None
 
 
 async def test_retry_resends_failed_submission(deliver: Deliver) -> None:
-    async with odd_receiver(answer("410 Gone")) as receiver:
+    async with odd_receiver(http_response("410 Gone")) as receiver:
         delivery = await deliver(crm={"url": receiver.address})
         (submission_id,) = await accepted(delivery.local)
         await delivery.ended(submission_id)
@@ -156,7 +156,7 @@ async def test_retry_resends_failed_submission(deliver: Deliver) -> None:
 
 
 async def test_cancelled_submission_is_not_sent(deliver: Deliver) -> None:
-    async with odd_receiver(answer("500 Oops")) as receiver:
+    async with odd_receiver(http_response("500 Oops")) as receiver:
         delivery = await deliver(crm={"url": receiver.address, "schedule": (0.15,)})
         (submission_id,) = await accepted(delivery.local)
         await delivery.ended(submission_id)
@@ -174,7 +174,7 @@ async def test_retry_during_an_attempt_starts_next_attempt_when_it_fails(deliver
 
     async def fail_late(writer: asyncio.StreamWriter) -> None:
         await may_answer.wait()
-        await answer("500 Oops")(writer)
+        await http_response("500 Oops")(writer)
 
     async with odd_receiver(fail_late) as receiver, asyncio.timeout(BOUND_SECONDS):
         limits = {"once": 1, "often": 20}

@@ -106,8 +106,8 @@ def examples(text: str) -> list[Example]:
 
 
 def _example(block: str) -> Example:
-    command, _, answer = block.partition("\nHTTP/1.1 ")
-    head, _, body = answer.partition("\n\n")
+    command, _, response = block.partition("\nHTTP/1.1 ")
+    head, _, body = response.partition("\n\n")
     status, *headers = head.splitlines()
     named = dict(header.split(": ", 1) for header in headers)
     return Example(command, int(status.split()[0]), named, msgspec.json.decode(body) if body else None)
@@ -122,14 +122,14 @@ async def test_examples_return_documented_responses(any_local: LocalService, tex
     """Runs the examples in order. Ids, instants and cursors in the text are replaced by those of this run."""
     known: dict[str, str] = {}
     for example in examples(text):
-        answer = await _run(any_local, _translated(example.command, known))
-        assert answer.status_code == example.status, f"{example.command}\n{answer.text}"
+        response = await _run(any_local, _translated(example.command, known))
+        assert response.status_code == example.status, f"{example.command}\n{response.text}"
         if example.body is not None:
-            _learn(example.body, answer.json(), known)
+            _learn(example.body, response.json(), known)
             expected = _translated(msgspec.json.encode(example.body).decode(), known)
-            assert answer.json() == msgspec.json.decode(expected), example.command
+            assert response.json() == msgspec.json.decode(expected), example.command
         for name, value in example.headers.items():
-            assert _shape(answer.headers[name]) == _shape(value), example.command
+            assert _shape(response.headers[name]) == _shape(value), example.command
 
 
 async def _run(local: LocalService, command: str) -> httpx.Response:

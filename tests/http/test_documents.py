@@ -16,9 +16,9 @@ METHODS = {"get", "put", "post", "patch", "delete"}
 
 @pytest.fixture(scope="module")
 def document(any_client: Client) -> Json:
-    answer = any_client.http.get("/openapi.json")
-    assert (answer.status_code, answer.headers["Content-Type"]) == (200, "application/json")
-    return answer.json()  # type: ignore[no-any-return]
+    response = any_client.http.get("/openapi.json")
+    assert (response.status_code, response.headers["Content-Type"]) == (200, "application/json")
+    return response.json()  # type: ignore[no-any-return]
 
 
 def operations(document: Json) -> Iterator[tuple[str, str, Json]]:
@@ -106,12 +106,12 @@ def test_every_operation_has_summary_tag_and_success_response(document: Json) ->
 
 
 def test_every_response_has_description_and_content(document: Json) -> None:
-    answers = [
-        (method, path, status, answer)
+    responses = [
+        (method, path, status, response)
         for method, path, operation in operations(document)
-        for status, answer in operation["responses"].items()
+        for status, response in operation["responses"].items()
     ]
-    assert [entry[:3] for entry in answers if not (entry[3]["description"] and entry[3].get("content"))] == []
+    assert [entry[:3] for entry in responses if not (entry[3]["description"] and entry[3].get("content"))] == []
 
 
 def test_every_path_parameter_is_declared(document: Json) -> None:
@@ -132,15 +132,24 @@ def test_path_parameters_have_expected_types(document: Json) -> None:
         ("submissionId", "string", "uuid"),
         ("windowId", "integer", None),
         ("name", "string", None),
+        ("publicId", "string", None),
     }
+
+
+def test_every_route_but_public_ones_requires_a_key(document: Json) -> None:
+    assert document["components"]["securitySchemes"]["apiKey"]["scheme"] == "bearer"
+    public = {path for _, path, operation in operations(document) if operation["security"] == []}
+    assert public == {"/healthz", "/readyz"}
+    for _, path, operation in operations(document):
+        assert ({"401", "403"} <= set(operation["responses"])) == (path not in public), path
 
 
 def test_error_responses_are_problem_json(document: Json) -> None:
     wrong = [
         (method, path, status)
         for method, path, operation in operations(document)
-        for status, answer in operation["responses"].items()
-        if status >= "400" and set(answer["content"]) != {"application/problem+json"}
+        for status, response in operation["responses"].items()
+        if status >= "400" and set(response["content"]) != {"application/problem+json"}
     ]
     assert wrong == []
 
@@ -217,9 +226,9 @@ def test_problem_schema_requires_all_fields(document: Json) -> None:
 
 @pytest.fixture(scope="module")
 def page(any_client: Client) -> str:
-    answer = any_client.http.get("/docs")
-    assert (answer.status_code, answer.headers["Content-Type"]) == (200, "text/html; charset=utf-8")
-    return answer.text
+    response = any_client.http.get("/docs")
+    assert (response.status_code, response.headers["Content-Type"]) == (200, "text/html; charset=utf-8")
+    return response.text
 
 
 def test_docs_page_refers_to_no_other_host(page: str) -> None:

@@ -8,9 +8,9 @@ from tests.http.test_opening import SESSION_KEYS
 
 
 def test_delete_closes_session_as_terminated(client: Client) -> None:
-    answer = client.end(client.open()["sessionId"])
-    session = answer.json()
-    assert (answer.status_code, set(session)) == (200, SESSION_KEYS)
+    response = client.end(client.open()["sessionId"])
+    session = response.json()
+    assert (response.status_code, set(session)) == (200, SESSION_KEYS)
     assert (session["isActive"], session["state"], session["closeReason"]) == (False, "closed", "TERMINATED")
 
 
@@ -58,9 +58,9 @@ async def test_delete_of_lapsed_session_keeps_lapse_reason(local: LocalService) 
     for limits, reason in LAPSES:
         opened = await local.open(**limits)
         await local.move_to(opened["leaseExpiresAt"], seconds=1)
-        answer = await local.http.delete(f"/sessions/{opened['sessionId']}")
-        ended = answer.json()
-        assert (answer.status_code, ended["closeReason"]) == (200, reason)
+        response = await local.http.delete(f"/sessions/{opened['sessionId']}")
+        ended = response.json()
+        assert (response.status_code, ended["closeReason"]) == (200, reason)
         assert ended["sessionEndUtc"] == opened["leaseExpiresAt"], reason
 
 
@@ -72,8 +72,8 @@ async def test_session_ended_at_its_start_instant_lasts_one_microsecond(local: L
 
 
 def test_unknown_session_returns_404(client: Client) -> None:
-    answer = client.end(str(uuid4()))
-    assert (answer.status_code, answer.json()["code"]) == (404, "NOT_FOUND")
+    response = client.end(str(uuid4()))
+    assert (response.status_code, response.json()["code"]) == (404, "NOT_FOUND")
 
 
 def test_session_id_is_case_insensitive(client: Client) -> None:
@@ -88,5 +88,5 @@ def test_delete_is_available_under_v1(client: Client) -> None:
 
 def test_delete_with_query_parameter_returns_400(client: Client) -> None:
     session_id = client.open()["sessionId"]
-    answer = client.http.delete(f"/sessions/{session_id}", params={"reason": "STOPPED"})
-    assert (answer.status_code, client.get(session_id).json()["isActive"]) == (400, True)
+    response = client.http.delete(f"/sessions/{session_id}", params={"reason": "STOPPED"})
+    assert (response.status_code, client.get(session_id).json()["isActive"]) == (400, True)

@@ -32,9 +32,9 @@ def heartbeats(client: Client, *session_ids: str, **body: Any) -> httpx.Response
 
 def test_heartbeat_returns_deadline_interval_and_state(client: Client) -> None:
     opened = client.open(leaseSeconds=60)
-    answer = heartbeat(client, opened["sessionId"])
-    result = answer.json()
-    assert (answer.status_code, answer.headers["content-type"]) == (200, "application/json")
+    response = heartbeat(client, opened["sessionId"])
+    result = response.json()
+    assert (response.status_code, response.headers["content-type"]) == (200, "application/json")
     assert result.pop("leaseExpiresAt") > opened["leaseExpiresAt"]
     assert result == {
         "sessionId": opened["sessionId"],
@@ -73,8 +73,10 @@ def test_heartbeat_requires_neither_body_nor_media_type(any_client: Client) -> N
 
 def test_body_with_wrong_media_type_returns_415(any_client: Client) -> None:
     session_id = any_client.open()["sessionId"]
-    answer = any_client.http.post(path(session_id), content=b'{"active":true}', headers={"content-type": "text/plain"})
-    assert (answer.status_code, answer.json()["code"]) == (415, "UNSUPPORTED_MEDIA_TYPE")
+    response = any_client.http.post(
+        path(session_id), content=b'{"active":true}', headers={"content-type": "text/plain"}
+    )
+    assert (response.status_code, response.json()["code"]) == (415, "UNSUPPORTED_MEDIA_TYPE")
 
 
 def test_invalid_body_returns_400_with_field(any_client: Client) -> None:
@@ -86,14 +88,14 @@ def test_invalid_body_returns_400_with_field(any_client: Client) -> None:
         b"[]": "body",
         b"{": "body",
     }.items():
-        answer = any_client.http.post(path(session_id), content=body, headers={"content-type": "application/json"})
-        assert (answer.status_code, [error["field"] for error in answer.json()["errors"]]) == (400, [field]), body
+        response = any_client.http.post(path(session_id), content=body, headers={"content-type": "application/json"})
+        assert (response.status_code, [error["field"] for error in response.json()["errors"]]) == (400, [field]), body
 
 
 def test_unknown_session_returns_404(client: Client) -> None:
     for session_id in (str(uuid4()), "nothing", "x" * 36):
-        answer = heartbeat(client, session_id)
-        assert (answer.status_code, answer.json()["code"]) == (404, "NOT_FOUND"), session_id
+        response = heartbeat(client, session_id)
+        assert (response.status_code, response.json()["code"]) == (404, "NOT_FOUND"), session_id
 
 
 def test_session_id_is_case_insensitive(client: Client) -> None:
@@ -108,16 +110,16 @@ def test_heartbeat_is_available_under_v1(client: Client) -> None:
 
 def test_other_methods_return_405(any_client: Client) -> None:
     for method in ("GET", "PUT", "DELETE"):
-        answer = any_client.http.request(method, path(str(uuid4())))
-        assert (answer.status_code, answer.headers["allow"]) == (405, "POST"), method
+        response = any_client.http.request(method, path(str(uuid4())))
+        assert (response.status_code, response.headers["allow"]) == (405, "POST"), method
 
 
 def test_ended_session_returns_410_with_close_reason(client: Client) -> None:
     session_id = client.open()["sessionId"]
     client.end(session_id)
-    answer = heartbeat(client, session_id)
-    assert (answer.status_code, answer.headers["content-type"]) == (410, "application/problem+json")
-    assert answer.json() == {
+    response = heartbeat(client, session_id)
+    assert (response.status_code, response.headers["content-type"]) == (410, "application/problem+json")
+    assert response.json() == {
         "type": "urn:tenure:session-over",
         "title": "Session has ended",
         "status": 410,
@@ -132,8 +134,8 @@ async def test_lapsed_session_returns_410_and_is_recorded_before_sweep(local: Lo
     for limits, reason in LAPSES:
         opened = await local.open(**limits)
         await local.move_to(opened["leaseExpiresAt"])
-        answer = await local.http.post(path(opened["sessionId"]))
-        assert (answer.status_code, answer.json()["closeReason"]) == (410, reason)
+        response = await local.http.post(path(opened["sessionId"]))
+        assert (response.status_code, response.json()["closeReason"]) == (410, reason)
         await local.move_to(opened["sessionStartUtc"])
         assert (await local.get(opened["sessionId"]))["sessionEndUtc"] == opened["leaseExpiresAt"], reason
 
@@ -151,8 +153,8 @@ async def test_idle_session_ends_despite_heartbeats(local: LocalService) -> None
     await local.move_to(opened["sessionStartUtc"], seconds=50)
     await local.http.post(path(opened["sessionId"]))
     await local.move_to(opened["sessionStartUtc"], seconds=80)
-    answer = await local.http.post(path(opened["sessionId"]), json={"active": True})
-    assert (answer.status_code, answer.json()["closeReason"]) == (410, "IDLE_TIMEOUT")
+    response = await local.http.post(path(opened["sessionId"]), json={"active": True})
+    assert (response.status_code, response.json()["closeReason"]) == (410, "IDLE_TIMEOUT")
 
 
 async def test_heartbeats_and_late_heartbeats_are_reported(local: LocalService) -> None:
@@ -244,11 +246,11 @@ def test_hot_and_ordinary_lane_reject_same_bodies(any_service: RunningInstance, 
         _compare(any_service, any_client, form, session, body)
 
 
-def _comparable(answer: RawResponse, session_id: str) -> tuple[int, Json, Json]:
-    content = {name: value for name, value in answer.json().items() if name != "leaseExpiresAt"}
+def _comparable(response: RawResponse, session_id: str) -> tuple[int, Json, Json]:
+    content = {name: value for name, value in response.json().items() if name != "leaseExpiresAt"}
     fields = {name: str(value).lower().replace(session_id.lower(), "<session>") for name, value in content.items()}
-    headers = {name: value for name, value in answer.headers.items() if name != "content-length"}
-    return answer.status, headers, fields
+    headers = {name: value for name, value in response.headers.items() if name != "content-length"}
+    return response.status, headers, fields
 
 
 async def test_plain_heartbeat_uses_hot_lane(local: LocalService, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,9 +266,9 @@ def test_batch_results_follow_request_order(client: Client) -> None:
     live, limited, ended, unknown = client.open(), client.open(leaseSeconds=60), client.open(), str(uuid4())
     client.end(ended["sessionId"])
     ids = [ended["sessionId"], limited["sessionId"], unknown, live["sessionId"]]
-    answer = heartbeats(client, *ids)
-    result = answer.json()
-    assert (answer.status_code, result["count"]) == (200, 4)
+    response = heartbeats(client, *ids)
+    result = response.json()
+    assert (response.status_code, result["count"]) == (200, 4)
     assert result["heartbeats"][1].pop("leaseExpiresAt") > limited["leaseExpiresAt"]
     assert result["heartbeats"] == [
         {"sessionId": ids[0], "acknowledged": False, "status": 410, "closeReason": "TERMINATED"},
@@ -291,7 +293,7 @@ def test_batch_heartbeat_with_active_marks_sessions_active(client: Client) -> No
 def test_batch_with_duplicate_id_returns_result_for_each(client: Client) -> None:
     one, other = client.open(leaseSeconds=60)["sessionId"], client.open()["sessionId"]
     result = heartbeats(client, one, other, one.upper()).json()
-    assert [answer["sessionId"] for answer in result["heartbeats"]] == [one, other, one]
+    assert [response["sessionId"] for response in result["heartbeats"]] == [one, other, one]
     assert result["heartbeats"][0] == result["heartbeats"][2]
     assert result["count"] == 3
 
@@ -314,9 +316,9 @@ def test_batch_with_invalid_fields_returns_400_with_field(any_client: Client) ->
         ({"sessionIds": [str(uuid4())], "active": "no"}, "active"),
         ({"sessionIds": [str(uuid4())], "idle": True}, "idle"),
     ):
-        answer = any_client.http.post(MANY, json=body)
-        assert answer.status_code == 400, str(body)[:80]
-        assert [error["field"] for error in answer.json()["errors"]] == [field], str(body)[:80]
+        response = any_client.http.post(MANY, json=body)
+        assert response.status_code == 400, str(body)[:80]
+        assert [error["field"] for error in response.json()["errors"]] == [field], str(body)[:80]
 
 
 def test_batch_requires_body_and_media_type(any_client: Client) -> None:
@@ -327,8 +329,8 @@ def test_batch_requires_body_and_media_type(any_client: Client) -> None:
 async def test_batch_records_lapsed_sessions(local: LocalService) -> None:
     opened = [await local.open(leaseSeconds=60) for _ in range(3)]
     await local.move_to(opened[-1]["leaseExpiresAt"])
-    answer = await local.http.post(MANY, json={"sessionIds": [one["sessionId"] for one in opened]})
-    assert {one["closeReason"] for one in answer.json()["heartbeats"]} == {"LEASE_EXPIRED"}
+    response = await local.http.post(MANY, json={"sessionIds": [one["sessionId"] for one in opened]})
+    assert {one["closeReason"] for one in response.json()["heartbeats"]} == {"LEASE_EXPIRED"}
     await local.move_to(opened[0]["sessionStartUtc"])
     for one in opened:
         assert (await local.get(one["sessionId"]))["sessionEndUtc"] == one["leaseExpiresAt"]

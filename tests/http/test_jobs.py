@@ -16,7 +16,7 @@ from tests.http.client import TIMEOUT_SECONDS, Client, Json
 from tests.http.local import LocalService
 from tests.http.test_leases import FORGED
 from tests.support.databases import Database
-from tests.support.leases import begun, every
+from tests.support.leases import begin_due_run, job_every
 from tests.support.open_requests import NOON, SECOND
 
 JOB_FIELDS = [
@@ -44,18 +44,18 @@ def job() -> str:
 
 
 async def register(local: LocalService, *names: str, **given: Any) -> None:
-    await local.database.store.register_jobs([every(60 * SECOND, name, **given) for name in names])
+    await local.database.store.register_jobs([job_every(60 * SECOND, name, **given) for name in names])
 
 
 async def run(local: LocalService, job: str, outcome: RunOutcome, error: str | None = None) -> None:
     store = local.database.store
     await store.command_job(job, JobCommand.RUN)
-    await store.finish_run(await begun(store, job, "batch-1"), outcome, error, 7 * SECOND)
+    await store.finish_run(await begin_due_run(store, job, "batch-1"), outcome, error, 7 * SECOND)
 
 
 async def read_job(local: LocalService, name: str) -> Json:
-    answer = await local.http.get("/jobs", params={"limit": 500})
-    (found,) = [each for each in answer.json()["jobs"] if each["name"] == name]
+    response = await local.http.get("/jobs", params={"limit": 500})
+    (found,) = [each for each in response.json()["jobs"] if each["name"] == name]
     return found  # type: ignore[no-any-return]
 
 
@@ -64,9 +64,9 @@ async def command(local: LocalService, name: str, command: str, prefix: str = ""
 
 
 async def runs(local: LocalService, name: str, **query: Any) -> Json:
-    answer = await local.http.get(f"/jobs/{quote(name, safe='')}/runs", params=query)
-    assert answer.status_code == 200, answer.text
-    return answer.json()  # type: ignore[no-any-return]
+    response = await local.http.get(f"/jobs/{quote(name, safe='')}/runs", params=query)
+    assert response.status_code == 200, response.text
+    return response.json()  # type: ignore[no-any-return]
 
 
 # The list.
@@ -128,11 +128,11 @@ async def test_list_is_paginated_in_name_order(own_local: LocalService) -> None:
         seen: list[str] = []
         url = f"/jobs?limit={limit}"
         while url:
-            answer = await own_local.http.get(url)
-            page = answer.json()
+            response = await own_local.http.get(url)
+            page = response.json()
             assert (page["count"], set(page)) == (len(page["jobs"]), {"jobs", "count", "nextCursor"})
             seen += [job["name"] for job in page["jobs"]]
-            url = answer.links["next"]["url"] if page["nextCursor"] else ""
+            url = response.links["next"]["url"] if page["nextCursor"] else ""
         assert [name for name in seen if name in mine] == sorted(mine), limit
         assert len(seen) == len(set(seen)), limit
 
@@ -142,25 +142,25 @@ LISTS = ["/jobs", "/jobs/prune/runs"]
 
 def test_forged_cursor_returns_400(client: Client) -> None:
     for path, cursor in product(LISTS, FORGED):
-        answer = client.http.get(path, params={"cursor": cursor})
-        assert answer.status_code == 400, (path, cursor)
-        assert [error["field"] for error in answer.json()["errors"]] == ["cursor"], (path, cursor)
+        response = client.http.get(path, params={"cursor": cursor})
+        assert response.status_code == 400, (path, cursor)
+        assert [error["field"] for error in response.json()["errors"]] == ["cursor"], (path, cursor)
 
 
 def test_non_numeric_runs_cursor_returns_400(client: Client) -> None:
     """-1, 1.5, x, twenty digits, a superscript two and 1e3."""
     for cursor in ("LTE", "MS41", "eA", "MTIzNDU2Nzg5MDEyMzQ1Njc4OTA", "wrI", "MWUz"):
-        answer = client.http.get("/jobs/prune/runs", params={"cursor": cursor})
-        assert answer.status_code == 400, cursor
-        assert [error["field"] for error in answer.json()["errors"]] == ["cursor"], cursor
+        response = client.http.get("/jobs/prune/runs", params={"cursor": cursor})
+        assert response.status_code == 400, cursor
+        assert [error["field"] for error in response.json()["errors"]] == ["cursor"], cursor
 
 
 def test_list_with_invalid_parameter_returns_400(any_client: Client) -> None:
     queries = ("limit=0", "limit=501", "limit=1e2", "limit=", "paused=true", "outcome=failed")
     for path, query in product(LISTS, queries):
-        answer = any_client.http.get(f"{path}?{query}")
-        assert answer.status_code == 400, (path, query)
-        assert answer.json()["errors"][0]["field"] == query.partition("=")[0], (path, query)
+        response = any_client.http.get(f"{path}?{query}")
+        assert response.status_code == 400, (path, query)
+        assert response.json()["errors"][0]["field"] == query.partition("=")[0], (path, query)
 
 
 def test_list_accepts_limit_of_500(client: Client) -> None:
@@ -173,7 +173,7 @@ def test_list_accepts_limit_of_500(client: Client) -> None:
 async def test_running_run_has_no_end_or_outcome(local: LocalService, job: str) -> None:
     await register(local, job)
     await local.database.store.command_job(job, JobCommand.RUN)
-    await begun(local.database.store, job, "batch-1")
+    await begin_due_run(local.database.store, job, "batch-1")
     (found,) = (await runs(local, job))["runs"]
     assert list(found) == RUN_FIELDS
     assert {**found, "startedAt": None} == {
@@ -208,11 +208,11 @@ async def test_runs_are_paginated_newest_first(local: LocalService, job: str) ->
     epochs: list[int] = []
     url = f"/jobs/{job}/runs?limit=2"
     while url:
-        answer = await local.http.get(url)
-        page = answer.json()
+        response = await local.http.get(url)
+        page = response.json()
         assert page["count"] == len(page["runs"]) <= 2
         epochs += [found["epoch"] for found in page["runs"]]
-        url = answer.links["next"]["url"] if page["nextCursor"] else ""
+        url = response.links["next"]["url"] if page["nextCursor"] else ""
     assert epochs == [5, 4, 3, 2, 1]
 
 
@@ -242,9 +242,9 @@ async def test_next_link_escapes_job_name(any_local: LocalService) -> None:
 async def test_command_returns_202_with_job(local: LocalService, job: str) -> None:
     await register(local, job)
     for each in COMMANDS:
-        answer = await command(local, job, each)
-        assert (answer.status_code, list(answer.json()), answer.json()["name"]) == (202, JOB_FIELDS, job), each
-        assert answer.json() == await read_job(local, job), each
+        response = await command(local, job, each)
+        assert (response.status_code, list(response.json()), response.json()["name"]) == (202, JOB_FIELDS, job), each
+        assert response.json() == await read_job(local, job), each
 
 
 async def test_pause_and_resume_are_idempotent(local: LocalService, job: str) -> None:
@@ -289,7 +289,7 @@ async def test_run_ignores_retry_delay_after_failure(local: LocalService, job: s
     await run(local, job, RunOutcome.FAILED, "ValueError: no such file")
     assert (await read_job(local, job))["retryAt"] is not None
     await command(local, job, "run")
-    await begun(local.database.store, job, "batch-2")
+    await begin_due_run(local.database.store, job, "batch-2")
 
 
 async def test_repeated_run_commands_start_one_run(local: LocalService, job: str) -> None:
@@ -297,7 +297,7 @@ async def test_repeated_run_commands_start_one_run(local: LocalService, job: str
     for _ in range(2):
         await command(local, job, "run")
     store = local.database.store
-    await store.finish_run(await begun(store, job), RunOutcome.SUCCEEDED, None, 0)
+    await store.finish_run(await begin_due_run(store, job), RunOutcome.SUCCEEDED, None, 0)
     assert (await store.begin_run(job, "batch-2", "01890000-0000-7000-8000-000000000000")).fence is None
 
 
@@ -321,8 +321,8 @@ UNKNOWN = [
 def test_unknown_job_returns_404(client: Client) -> None:
     for name, (method, action) in product(UNKNOWN, [("GET", "runs"), *(("POST", each) for each in COMMANDS)]):
         url = client.http.base_url.copy_with(raw_path=f"/jobs/{name}/{action}".encode())
-        answer = client.http.request(method, url)
-        assert (answer.status_code, answer.json()["code"]) == (404, "NOT_FOUND"), (name[:20], action)
+        response = client.http.request(method, url)
+        assert (response.status_code, response.json()["code"]) == (404, "NOT_FOUND"), (name[:20], action)
 
 
 def test_unknown_jobs_path_returns_404(any_client: Client) -> None:
@@ -333,8 +333,8 @@ def test_unknown_jobs_path_returns_404(any_client: Client) -> None:
 
 def test_command_with_query_parameter_returns_400(any_client: Client) -> None:
     for each in COMMANDS:
-        answer = any_client.http.post(f"/jobs/prune/{each}?now=true")
-        assert (answer.status_code, answer.json()["errors"][0]["field"]) == (400, "now"), each
+        response = any_client.http.post(f"/jobs/prune/{each}?now=true")
+        assert (response.status_code, response.json()["errors"][0]["field"]) == (400, "now"), each
 
 
 def test_unsupported_method_returns_405(any_client: Client) -> None:
@@ -355,7 +355,9 @@ async def prefixed(database: Database) -> AsyncIterator[LocalService]:
 
 async def statuses(local: LocalService, prefix: str, job: str) -> list[int]:
     reads = [await local.http.get(f"{prefix}{path}") for path in ("/jobs", f"/jobs/{job}/runs")]
-    return [answer.status_code for answer in (*reads, *[await command(local, job, each, prefix) for each in COMMANDS])]
+    return [
+        response.status_code for response in (*reads, *[await command(local, job, each, prefix) for each in COMMANDS])
+    ]
 
 
 async def test_routes_are_available_with_and_without_version(local: LocalService, job: str) -> None:

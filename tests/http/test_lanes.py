@@ -112,15 +112,15 @@ def test_lanes_return_same_response_on_every_engine(service: RunningInstance, cl
         _compare(service, client, form, name)
 
 
-def _comparable(answer: RawResponse, sent: Sent) -> tuple[int, Json, Any]:
+def _comparable(response: RawResponse, sent: Sent) -> tuple[int, Json, Any]:
     """A response without the values that differ between two sessions."""
-    text = answer.body.decode()
+    text = response.body.decode()
     if isinstance(sent.body, dict):
         for name in KEY:
             text = text.replace(str(sent.body.get(name, name)).lower(), f"<{name}>")
     text = INSTANT.sub("<instant>", UUID.sub("<session>", text))
-    headers = {name: UUID.sub("<session>", value) for name, value in answer.headers.items() if name != CONNECTION}
-    return answer.status, headers, msgspec.json.decode(text)
+    headers = {name: UUID.sub("<session>", value) for name, value in response.headers.items() if name != CONNECTION}
+    return response.status, headers, msgspec.json.decode(text)
 
 
 # The lane that a request takes.
@@ -130,11 +130,11 @@ def _comparable(answer: RawResponse, sent: Sent) -> tuple[int, Json, Any]:
 def asgi_calls(local: LocalService, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The method of each request that took the ordinary lane."""
     calls: list[str] = []
-    answer = local.instance.pipeline._answer
+    response = local.instance.pipeline._answer
 
     async def recording(scope: Any, receive: Any) -> Any:
         calls.append(scope["method"])
-        return await answer(scope, receive)
+        return await response(scope, receive)
 
     monkeypatch.setattr(local.instance.pipeline, "_answer", recording)
     return calls
@@ -142,8 +142,8 @@ def asgi_calls(local: LocalService, monkeypatch: pytest.MonkeyPatch) -> list[str
 
 async def test_plain_put_uses_hot_lane(local: LocalService, asgi_calls: Sequence[str]) -> None:
     for path in ("/sessions", "/v1/sessions"):
-        answer = await local.http.put(path, json=open_body())
-        assert (answer.status_code, asgi_calls) == (201, []), path
+        response = await local.http.put(path, json=open_body())
+        assert (response.status_code, asgi_calls) == (201, []), path
 
 
 async def test_put_that_is_not_plain_uses_ordinary_lane(local: LocalService, asgi_calls: Sequence[str]) -> None:
@@ -168,21 +168,21 @@ async def test_body_split_across_asgi_messages_is_accepted(local: LocalService) 
     scope = http_scope("PUT", "/sessions", b"", JSON_TYPE)
     for size in (1, 10, 1000):
         messages = _messages(msgspec.json.encode(open_body()), size)
-        answer = await call(local.instance.pipeline, scope, *messages, LAST)
-        assert (answer.status, answer.complete) == (201, True), size
+        response = await call(local.instance.pipeline, scope, *messages, LAST)
+        assert (response.status, response.complete) == (201, True), size
 
 
 async def test_asgi_message_without_body_is_empty_body(local: LocalService) -> None:
-    answer = await call(local.instance.pipeline, http_scope("PUT", "/sessions", b"", JSON_TYPE), LAST)
-    assert (answer.status, answer.json()["detail"]) == (400, "body: must be valid JSON")
+    response = await call(local.instance.pipeline, http_scope("PUT", "/sessions", b"", JSON_TYPE), LAST)
+    assert (response.status, response.json()["detail"]) == (400, "body: must be valid JSON")
 
 
 async def test_disconnect_before_body_end_opens_no_session(local: LocalService) -> None:
     body = open_body()
     scope = http_scope("PUT", "/sessions", b"", JSON_TYPE)
     await call(local.instance.pipeline, scope, *_messages(msgspec.json.encode(body), 1000), {"type": "http.disconnect"})
-    answer = await local.http.get("/sessions", params={"tenant": body["tenantObjectId"]})
-    assert answer.json()["count"] == 0
+    response = await local.http.get("/sessions", params={"tenant": body["tenantObjectId"]})
+    assert response.json()["count"] == 0
 
 
 # Submissions: their bodies may be larger than one read of the server.
@@ -256,33 +256,33 @@ def test_hot_and_ordinary_lane_reject_same_idempotency_keys(any_service: Running
 def test_same_idempotency_key_on_both_lanes_creates_one_submission(service: RunningInstance) -> None:
     for form, name in itertools.product(SUBMISSION_FORMS, ("100 B", "70 KiB", "1 MiB - 1")):
         key = _new_key()
-        answers = [
+        responses = [
             _send(service, *SUBMISSION_FORMS[form](SUBMITTED[name], key)),
             _send(service, _posted(SUBMITTED[name], key)),
         ]
-        assert {answer.status for answer in answers} == {202}, (form, name)
-        assert len({answer.json()["submissionId"] for answer in answers}) == 1, (form, name)
+        assert {response.status for response in responses} == {202}, (form, name)
+        assert len({response.json()["submissionId"] for response in responses}) == 1, (form, name)
 
 
 def test_repeated_idempotency_key_header_is_read_alike_on_both_lanes(service: RunningInstance) -> None:
     two = [f"Idempotency-Key: {each}" for each in (uuid4(), uuid4())]
-    answers = [
+    responses = [
         _send(service, request(SUBMITTED["100 B"], *two, method="POST", path=path))
         for path in ("/submissions", "/submissions?")
     ]
-    assert {answer.status for answer in answers} == {202}
-    assert len({answer.json()["submissionId"] for answer in answers}) == 1
+    assert {response.status for response in responses} == {202}
+    assert len({response.json()["submissionId"] for response in responses}) == 1
 
 
 async def test_plain_submission_uses_hot_lane(local: LocalService, asgi_calls: Sequence[str]) -> None:
     for path, size in itertools.product(("/submissions", "/v1/submissions"), (100, 70 * 1024, MEBIBYTE)):
         content = _submission(size, b"crm")
         headers = {"Idempotency-Key": _new_key(), "Content-Type": "application/json"}
-        answer = await local.http.post(path, content=content, headers=headers)
-        assert (answer.status_code, asgi_calls) == (202, []), (path, size)
+        response = await local.http.post(path, content=content, headers=headers)
+        assert (response.status_code, asgi_calls) == (202, []), (path, size)
 
 
 async def test_submission_that_is_not_plain_uses_ordinary_lane(local: LocalService, asgi_calls: Sequence[str]) -> None:
     headers = {"Idempotency-Key": _new_key(), "Expect": "100-continue"}
-    answer = await local.http.post("/submissions", json={"gateway": "crm", "payload": 1}, headers=headers)
-    assert (answer.status_code, asgi_calls) == (202, ["POST"])
+    response = await local.http.post("/submissions", json={"gateway": "crm", "payload": 1}, headers=headers)
+    assert (response.status_code, asgi_calls) == (202, ["POST"])

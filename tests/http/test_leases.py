@@ -13,7 +13,7 @@ from tenure.errors import LeaseLost
 from tests.http.client import Client, Json
 from tests.http.local import LocalService
 from tests.support.databases import Database
-from tests.support.leases import acquire, begun, every, taken
+from tests.support.leases import acquire, acquire_free_lease, begin_due_run, job_every
 from tests.support.open_requests import SECOND
 
 FIELDS = ["name", "holder", "epoch", "held", "acquiredAt", "renewedAt", "expiresAt"]
@@ -35,8 +35,8 @@ async def resign(local: LocalService, name: str, prefix: str = "") -> httpx.Resp
 
 
 async def read_lease(local: LocalService, name: str) -> Json:
-    answer = await local.http.get("/leases", params={"limit": 500})
-    (lease,) = [lease for lease in answer.json()["leases"] if lease["name"] == name]
+    response = await local.http.get("/leases", params={"limit": 500})
+    (lease,) = [lease for lease in response.json()["leases"] if lease["name"] == name]
     return lease  # type: ignore[no-any-return]
 
 
@@ -44,12 +44,12 @@ async def all_names(local: LocalService, url: str) -> Sequence[str]:
     """Follows the links of all pages."""
     seen: list[str] = []
     while url:
-        answer = await local.http.get(url)
-        assert answer.status_code == 200, f"{url}\n{answer.text}"
-        page = answer.json()
-        assert (page["count"], "next" in answer.links) == (len(page["leases"]), page["nextCursor"] is not None)
+        response = await local.http.get(url)
+        assert response.status_code == 200, f"{url}\n{response.text}"
+        page = response.json()
+        assert (page["count"], "next" in response.links) == (len(page["leases"]), page["nextCursor"] is not None)
         seen += [lease["name"] for lease in page["leases"]]
-        url = answer.links["next"]["url"] if "next" in answer.links else ""
+        url = response.links["next"]["url"] if "next" in response.links else ""
     return seen
 
 
@@ -73,7 +73,7 @@ async def test_list_returns_lease_with_all_fields(local: LocalService, name: str
 
 
 async def test_renewal_updates_renewed_at_and_expires_at(local: LocalService, name: str) -> None:
-    fence = await taken(local.database.store, name, "batch-1")
+    fence = await acquire_free_lease(local.database.store, name, "batch-1")
     before = await read_lease(local, name)
     await local.database.store.renew_lease(fence, 90 * SECOND)
     after = await read_lease(local, name)
@@ -94,15 +94,15 @@ async def test_held_is_false_once_database_clock_reaches_expiry(local: LocalServ
 
 
 async def test_released_lease_stays_in_list(local: LocalService, name: str) -> None:
-    await local.database.store.release_lease(await taken(local.database.store, name, "batch-1"))
+    await local.database.store.release_lease(await acquire_free_lease(local.database.store, name, "batch-1"))
     lease = await read_lease(local, name)
     assert (lease["held"], lease["holder"], lease["epoch"]) == (False, "batch-1", 1)
 
 
 async def test_job_lock_is_listed_as_lease(local: LocalService, name: str) -> None:
-    await local.database.store.register_jobs([every(SECOND, name)])
+    await local.database.store.register_jobs([job_every(SECOND, name)])
     await local.database.store.command_job(name, JobCommand.RUN)
-    await begun(local.database.store, name, "batch-1")
+    await begin_due_run(local.database.store, name, "batch-1")
     assert (await read_lease(local, f"job:{name}"))["holder"] == "batch-1"
 
 
@@ -121,9 +121,9 @@ async def test_list_is_paginated_in_name_order(own_local: LocalService) -> None:
 async def test_next_link_includes_limit_and_cursor(local: LocalService, name: str) -> None:
     for number in range(3):
         await acquire(local.database.store, f"{name}-{number}", "batch-1")
-    answer = await local.http.get("/leases", params={"limit": 2})
-    link = httpx.URL(answer.links["next"]["url"])
-    assert (link.path, dict(link.params)) == ("/leases", {"limit": "2", "cursor": answer.json()["nextCursor"]})
+    response = await local.http.get("/leases", params={"limit": 2})
+    link = httpx.URL(response.links["next"]["url"])
+    assert (link.path, dict(link.params)) == ("/leases", {"limit": "2", "cursor": response.json()["nextCursor"]})
 
 
 async def test_default_page_has_100_leases(any_local: LocalService) -> None:
@@ -135,9 +135,9 @@ async def test_default_page_has_100_leases(any_local: LocalService) -> None:
 
 def test_forged_cursor_returns_400(client: Client) -> None:
     for cursor in FORGED:
-        answer = client.http.get("/leases", params={"cursor": cursor})
-        assert answer.status_code == 400, cursor
-        assert [error["field"] for error in answer.json()["errors"]] == ["cursor"], cursor
+        response = client.http.get("/leases", params={"cursor": cursor})
+        assert response.status_code == 400, cursor
+        assert [error["field"] for error in response.json()["errors"]] == ["cursor"], cursor
 
 
 def test_cursor_of_missing_lease_is_accepted(client: Client) -> None:
@@ -146,8 +146,8 @@ def test_cursor_of_missing_lease_is_accepted(client: Client) -> None:
 
 def test_list_with_invalid_parameter_returns_400(any_client: Client) -> None:
     for query in ("limit=0", "limit=501", "limit=-1", "limit=1e2", "limit=", "held=true", "name=x", "Limit=1"):
-        answer = any_client.http.get(f"/leases?{query}")
-        assert (answer.status_code, answer.json()["errors"][0]["field"]) == (400, query.partition("=")[0]), query
+        response = any_client.http.get(f"/leases?{query}")
+        assert (response.status_code, response.json()["errors"][0]["field"]) == (400, query.partition("=")[0]), query
 
 
 def test_list_accepts_limit_of_500(client: Client) -> None:
@@ -160,16 +160,16 @@ def test_list_accepts_limit_of_500(client: Client) -> None:
 async def test_resign_ends_lease_and_returns_it(local: LocalService, name: str) -> None:
     await acquire(local.database.store, name, "batch-1")
     before = await read_lease(local, name)
-    answer = await resign(local, name)
-    lease = answer.json()
-    assert (answer.status_code, list(lease)) == (200, FIELDS)
+    response = await resign(local, name)
+    lease = response.json()
+    assert (response.status_code, list(lease)) == (200, FIELDS)
     assert (lease["held"], lease["holder"], lease["epoch"]) == (False, "batch-1", 1)
     assert lease["expiresAt"] < before["expiresAt"]
     assert lease == await read_lease(local, name)
 
 
 async def test_former_holder_cannot_renew_after_resign(local: LocalService, name: str) -> None:
-    fence = await taken(local.database.store, name, "batch-1")
+    fence = await acquire_free_lease(local.database.store, name, "batch-1")
     await resign(local, name)
     with pytest.raises(LeaseLost):
         await local.database.store.renew_lease(fence, SECOND)
@@ -184,15 +184,17 @@ async def test_resign_is_idempotent(local: LocalService, name: str) -> None:
 async def test_resign_accepts_any_encoding_of_job_lock_name(local: LocalService) -> None:
     for encoded in ("job%3Atidy", "job%3atidy", "job:tidy", "%6Aob%3Atid%79"):
         await acquire(local.database.store, "job:tidy", "batch-1")
-        answer = await local.http.post(f"/leases/{encoded}/resign")
-        assert (answer.status_code, answer.json()["name"], answer.json()["held"]) == (200, "job:tidy", False), encoded
+        response = await local.http.post(f"/leases/{encoded}/resign")
+        assert (response.status_code, response.json()["name"], response.json()["held"]) == (200, "job:tidy", False), (
+            encoded
+        )
 
 
 async def test_resign_accepts_every_valid_lease_name(any_local: LocalService) -> None:
     for name in ("a b", "a?b", "a#b", "a%b", "a%2Fb", "100%", "a+b", "a;b", "resign", "~!$&'()*,=@^"):
         await acquire(any_local.database.store, name, "batch-1")
-        answer = await resign(any_local, name)
-        assert (answer.status_code, answer.json().get("name")) == (200, name)
+        response = await resign(any_local, name)
+        assert (response.status_code, response.json().get("name")) == (200, name)
 
 
 UNKNOWN = [
@@ -212,8 +214,8 @@ UNKNOWN = [
 
 def test_resign_of_unknown_lease_returns_404(client: Client) -> None:
     for name in UNKNOWN:
-        answer = client.http.post(client.http.base_url.copy_with(raw_path=f"/leases/{name}/resign".encode()))
-        assert (answer.status_code, answer.json()["code"]) == (404, "NOT_FOUND"), name[:20]
+        response = client.http.post(client.http.base_url.copy_with(raw_path=f"/leases/{name}/resign".encode()))
+        assert (response.status_code, response.json()["code"]) == (404, "NOT_FOUND"), name[:20]
 
 
 def test_unknown_leases_path_returns_404(any_client: Client) -> None:
@@ -223,8 +225,8 @@ def test_unknown_leases_path_returns_404(any_client: Client) -> None:
 
 
 def test_resign_with_query_parameter_returns_400(any_client: Client) -> None:
-    answer = any_client.http.post("/leases/nightly/resign?force=true")
-    assert (answer.status_code, answer.json()["errors"][0]["field"]) == (400, "force")
+    response = any_client.http.post("/leases/nightly/resign?force=true")
+    assert (response.status_code, response.json()["errors"][0]["field"]) == (400, "force")
 
 
 def test_unsupported_method_returns_405(any_client: Client) -> None:

@@ -11,6 +11,7 @@ import httpx
 import msgspec
 import pytest
 
+from tenure.store.reads import session_list
 from tests.http.client import Client, Json, ids_of, open_body, same_key
 from tests.http.local import LAPSES, LocalService
 from tests.http.test_opening import SESSION_KEYS
@@ -50,19 +51,19 @@ def tenant_of(client: Client, count: int) -> str:
 
 
 def pages(client: Client, **query: Any) -> Iterator[httpx.Response]:
-    answer = client.list(**query)
-    yield answer
-    while answer.json()["nextCursor"] is not None:
-        answer = client.list(**query, cursor=answer.json()["nextCursor"])
-        yield answer
+    response = client.list(**query)
+    yield response
+    while response.json()["nextCursor"] is not None:
+        response = client.list(**query, cursor=response.json()["nextCursor"])
+        yield response
 
 
 # Fields and order.
 
 
 def test_list_returns_sessions_count_and_next_cursor(client: Client) -> None:
-    answer = client.list(tenant=tenant_of(client, 2)).json()
-    assert (set(answer), answer["count"], answer["nextCursor"]) == ({"sessions", "count", "nextCursor"}, 2, None)
+    response = client.list(tenant=tenant_of(client, 2)).json()
+    assert (set(response), response["count"], response["nextCursor"]) == ({"sessions", "count", "nextCursor"}, 2, None)
 
 
 def test_listed_session_equals_session_read_by_id(client: Client, samples: SampleSessions) -> None:
@@ -72,8 +73,8 @@ def test_listed_session_equals_session_read_by_id(client: Client, samples: Sampl
 
 
 def test_empty_list_returns_200(client: Client) -> None:
-    answer = client.list(tenant=str(uuid4()))
-    assert (answer.status_code, answer.json()) == (200, {"sessions": [], "count": 0, "nextCursor": None})
+    response = client.list(tenant=str(uuid4()))
+    assert (response.status_code, response.json()) == (200, {"sessions": [], "count": 0, "nextCursor": None})
 
 
 def test_list_orders_newest_start_first(client: Client) -> None:
@@ -86,17 +87,33 @@ async def test_sessions_with_equal_start_are_ordered_by_id(local: LocalService) 
     await local.move_to("2030-01-01T00:00:00Z")
     tenant = str(uuid4())
     opened = [(await local.open(tenantObjectId=tenant))["sessionId"] for _ in range(5)]
-    answer = await local.http.get("/sessions", params={"tenant": tenant, "limit": 2})
-    seen = list(ids_of(answer))
-    while "next" in answer.links:
-        answer = await local.http.get(answer.links["next"]["url"])
-        seen += ids_of(answer)
+    response = await local.http.get("/sessions", params={"tenant": tenant, "limit": 2})
+    seen = list(ids_of(response))
+    while "next" in response.links:
+        response = await local.http.get(response.links["next"]["url"])
+        seen += ids_of(response)
     assert seen == sorted(opened, reverse=True)
 
 
 def test_list_is_available_under_v1(client: Client, samples: SampleSessions) -> None:
-    answer = client.http.get("/v1/sessions", params={"tenant": samples.tenant})
-    assert ids_of(answer) == samples.matching()
+    response = client.http.get("/v1/sessions", params={"tenant": samples.tenant})
+    assert ids_of(response) == samples.matching()
+
+
+async def test_page_that_ends_at_scan_limit_has_cursor_and_link(
+    local: LocalService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_list, "SCAN_MAX", 3)
+    opened = []
+    for second in range(12):
+        await local.move_to(f"2030-01-01T00:00:{second:02}Z")
+        opened.append((await local.open())["sessionId"])
+    await local.http.post(f"/sessions/{opened[0]}/heartbeat", json={"active": True})
+    responses = [await local.http.get("/sessions", params={"state": "active"})]
+    while "next" in responses[-1].links:
+        responses.append(await local.http.get(responses[-1].links["next"]["url"]))
+    assert (responses[0].json()["sessions"], responses[0].json()["nextCursor"] is None) == ([], False)
+    assert [session_id for response in responses for session_id in ids_of(response)] == [opened[0]]
 
 
 # Filters.
@@ -210,8 +227,8 @@ async def test_live_session_is_listed_as_live_until_deadline(local: LocalService
 def test_default_page_has_100_sessions_and_limit_may_be_500(client: Client) -> None:
     for _ in range(101 - len(client.ids(limit=500))):
         client.open()
-    answer = client.list()
-    assert (answer.json()["count"], answer.json()["nextCursor"] is None) == (100, False)
+    response = client.list()
+    assert (response.json()["count"], response.json()["nextCursor"] is None) == (100, False)
 
 
 def test_pages_contain_every_session_once(client: Client) -> None:
@@ -259,19 +276,19 @@ def test_session_ended_before_its_page_is_omitted(client: Client) -> None:
 
 def test_next_link_returns_next_page(client: Client) -> None:
     tenant = tenant_of(client, 5)
-    answer = client.list(tenant=tenant, active="true", kind=1, limit=2)
-    seen = list(ids_of(answer))
-    while "next" in answer.links:
-        answer = client.http.get(answer.links["next"]["url"])
-        seen += ids_of(answer)
+    response = client.list(tenant=tenant, active="true", kind=1, limit=2)
+    seen = list(ids_of(response))
+    while "next" in response.links:
+        response = client.http.get(response.links["next"]["url"])
+        seen += ids_of(response)
     assert seen == client.ids(tenant=tenant)
 
 
 def test_next_link_includes_cursor_and_filters(client: Client, samples: SampleSessions) -> None:
     query = {"tenant": samples.tenant, "user": samples.user, "active": "true", "limit": "1"}
-    answer = client.list(**query)
-    link = httpx.URL(answer.links["next"]["url"])
-    assert (link.path, dict(link.params)) == ("/sessions", {**query, "cursor": answer.json()["nextCursor"]})
+    response = client.list(**query)
+    link = httpx.URL(response.links["next"]["url"])
+    assert (link.path, dict(link.params)) == ("/sessions", {**query, "cursor": response.json()["nextCursor"]})
 
 
 def test_last_page_has_no_next_link(client: Client) -> None:
@@ -303,8 +320,8 @@ FORGED = [
 
 def test_forged_cursor_returns_400(client: Client) -> None:
     for cursor in FORGED:
-        answer = client.list(cursor=cursor)
-        assert (answer.status_code, _fields(answer)) == (400, ["cursor"]), cursor
+        response = client.list(cursor=cursor)
+        assert (response.status_code, _fields(response)) == (400, ["cursor"]), cursor
 
 
 def test_truncated_cursor_is_rejected(client: Client) -> None:
@@ -330,16 +347,16 @@ INVALID_VALUES: dict[str, tuple[str, Sequence[str]]] = {
 def test_invalid_value_returns_400_with_allowed_values(any_client: Client) -> None:
     for name, (message, values) in INVALID_VALUES.items():
         for value in values:
-            answer = any_client.http.get(f"/sessions?{name}={value}")
-            assert (answer.status_code, answer.json()["detail"]) == (400, f"{name}: {message}"), value[:80]
-    answer = any_client.http.get("/sessions?active")
-    assert (answer.status_code, answer.json()["detail"]) == (400, "active: must be true or false")
+            response = any_client.http.get(f"/sessions?{name}={value}")
+            assert (response.status_code, response.json()["detail"]) == (400, f"{name}: {message}"), value[:80]
+    response = any_client.http.get("/sessions?active")
+    assert (response.status_code, response.json()["detail"]) == (400, "active: must be true or false")
 
 
 def test_unknown_parameter_returns_400(any_client: Client) -> None:
     for name in ("tenants", "closereason", "Kind", "offset", "", "a b"):
-        answer = any_client.list(**{name: "1"})
-        assert (answer.status_code, _fields(answer)) == (400, [name])
+        response = any_client.list(**{name: "1"})
+        assert (response.status_code, _fields(response)) == (400, [name])
 
 
 def test_misspelled_parameter_returns_suggestion(any_client: Client) -> None:
@@ -348,22 +365,22 @@ def test_misspelled_parameter_returns_suggestion(any_client: Client) -> None:
 
 def test_repeated_parameter_returns_400(any_client: Client) -> None:
     for query in ("limit=1&limit=1", "tenant=x&kind=1&tenant=x", "nothing=1&nothing=2"):
-        answer = any_client.http.get(f"/sessions?{query}")
-        assert (answer.status_code, answer.json()["errors"]) == (
+        response = any_client.http.get(f"/sessions?{query}")
+        assert (response.status_code, response.json()["errors"]) == (
             400,
             [{"field": query.partition("=")[0], "message": "must be given only once"}],
         )
 
 
 def test_error_lists_every_invalid_parameter(any_client: Client) -> None:
-    answer = any_client.list(kind="9", limit="0", tenant="x", nothing="1")
-    assert sorted(_fields(answer)) == ["kind", "limit", "nothing", "tenant"]
+    response = any_client.list(kind="9", limit="0", tenant="x", nothing="1")
+    assert sorted(_fields(response)) == ["kind", "limit", "nothing", "tenant"]
 
 
 def test_undecodable_query_returns_400(any_client: Client) -> None:
     for query in ("tenant=%FF", "%FF=1", "tenant=%ED%A0%80", "&".join(f"a{n}=1" for n in range(60))):
-        answer = any_client.http.get(f"/sessions?{query}")
-        assert (answer.status_code, _fields(answer)) == (400, ["query"]), query
+        response = any_client.http.get(f"/sessions?{query}")
+        assert (response.status_code, _fields(response)) == (400, ["query"]), query
 
 
 def test_empty_query_is_accepted(any_client: Client) -> None:
@@ -373,11 +390,11 @@ def test_empty_query_is_accepted(any_client: Client) -> None:
 
 def test_route_without_parameters_rejects_query_parameter(any_client: Client) -> None:
     for path in ("/sessions/metrics", "/healthz", "/readyz", "/health", "/openapi.json", "/docs"):
-        answer = any_client.http.get(path, params={"verbose": "1"})
-        assert (answer.status_code, _fields(answer)) == (400, ["verbose"]), path
-    answer = any_client.http.put("/sessions", params={"dryRun": "1"}, json=open_body())
-    assert (answer.status_code, _fields(answer)) == (400, ["dryRun"])
+        response = any_client.http.get(path, params={"verbose": "1"})
+        assert (response.status_code, _fields(response)) == (400, ["verbose"]), path
+    response = any_client.http.put("/sessions", params={"dryRun": "1"}, json=open_body())
+    assert (response.status_code, _fields(response)) == (400, ["dryRun"])
 
 
-def _fields(answer: httpx.Response) -> list[str]:
-    return [error["field"] for error in answer.json()["errors"]]
+def _fields(response: httpx.Response) -> list[str]:
+    return [error["field"] for error in response.json()["errors"]]

@@ -9,7 +9,8 @@ from tests.http.local import LocalService
 from tests.http.test_listing import REASONS
 
 FROM_DATABASE = {"activeSessions", "totalSessions", "activeByKind", "activeByState"}
-OF_THIS_INSTANCE = {"opened", "upgraded", "closedByReason"}
+OF_THIS_GROUP = {"opened", "upgraded", "closedByReason"}
+WORKERS = {"workers", "workersAnswered"}
 STREAMS = {
     "totalBytesReceived",
     "totalChunks",
@@ -22,9 +23,9 @@ STREAMS = {
 
 
 async def metrics(local: LocalService) -> Json:
-    answer = await local.http.get("/sessions/metrics")
-    assert answer.status_code == 200, answer.text
-    return answer.json()  # type: ignore[no-any-return]
+    response = await local.http.get("/sessions/metrics")
+    assert response.status_code == 200, response.text
+    return response.json()  # type: ignore[no-any-return]
 
 
 async def end(local: LocalService, session: Json) -> None:
@@ -33,15 +34,15 @@ async def end(local: LocalService, session: Json) -> None:
 
 def test_metrics_return_exactly_the_expected_fields(client: Client) -> None:
     for path in ("/sessions/metrics", "/v1/sessions/metrics"):
-        assert set(client.http.get(path).json()) == FROM_DATABASE | OF_THIS_INSTANCE | STREAMS, path
+        assert set(client.http.get(path).json()) == FROM_DATABASE | OF_THIS_GROUP | STREAMS | WORKERS, path
 
 
 async def test_metrics_count_active_and_total_sessions(own_local: LocalService) -> None:
     for kind in (1, 1, 3):
         await own_local.open(sessionKind=kind)
     await end(own_local, await own_local.open(sessionKind=2))
-    answer = await metrics(own_local)
-    assert {name: answer[name] for name in FROM_DATABASE} == {
+    response = await metrics(own_local)
+    assert {name: response[name] for name in FROM_DATABASE} == {
         "activeSessions": 3,
         "totalSessions": 4,
         "activeByKind": {"1": 2, "2": 0, "3": 1},
@@ -52,21 +53,36 @@ async def test_metrics_count_active_and_total_sessions(own_local: LocalService) 
 async def test_lapsed_session_is_not_counted_as_active(own_local: LocalService) -> None:
     opened = await own_local.open(leaseSeconds=5)
     await own_local.move_to(opened["leaseExpiresAt"])
-    answer = await metrics(own_local)
-    assert (answer["activeSessions"], answer["totalSessions"]) == (0, 1)
+    response = await metrics(own_local)
+    assert (response["activeSessions"], response["totalSessions"]) == (0, 1)
 
 
-async def test_database_counts_are_cached_for_ten_seconds(
+async def test_database_counts_are_at_most_a_second_old(
     own_local: LocalService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 1000.0
     monkeypatch.setattr(counts, "monotonic", lambda: now)
     await metrics(own_local)
     await own_local.open()
-    now += 9.9
+    now += 0.9
     assert (await metrics(own_local))["totalSessions"] == 0
     now += 0.1
     assert (await metrics(own_local))["totalSessions"] == 1
+
+
+async def test_health_count_is_at_most_a_second_old(own_local: LocalService, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(counts, "monotonic", lambda: now)
+    for later, expected in ((0.0, 0), (0.9, 0), (0.1, 1)):
+        now += later
+        assert (await own_local.http.get("/v1/health")).json()["activeSessions"] == expected, later
+        if not later:
+            await own_local.open()
+
+
+async def test_metrics_of_one_worker_have_one_answer(own_local: LocalService) -> None:
+    response = await metrics(own_local)
+    assert (response["workers"], response["workersAnswered"]) == (1, 1)
 
 
 async def test_metrics_count_sessions_opened_upgraded_and_closed_by_instance(own_local: LocalService) -> None:
@@ -78,9 +94,9 @@ async def test_metrics_count_sessions_opened_upgraded_and_closed_by_instance(own
     lapsing = await own_local.open(leaseSeconds=5)
     await own_local.move_to(lapsing["leaseExpiresAt"])
     await own_local.put(same_key(lapsing))
-    answer = await metrics(own_local)
+    response = await metrics(own_local)
     closed = {"UPGRADED": 1, "TERMINATED": 1, "LEASE_EXPIRED": 1}
-    assert {name: answer[name] for name in OF_THIS_INSTANCE} == {
+    assert {name: response[name] for name in OF_THIS_GROUP} == {
         "opened": 4,
         "upgraded": 1,
         "closedByReason": dict.fromkeys(REASONS, 0) | closed,
@@ -91,8 +107,8 @@ async def test_metrics_and_health_after_one_open_and_two_rejected_opens(own_loca
     opened = await own_local.open()
     await own_local.put(same_key(opened, tenantObjectId=opened["userObjectId"]))
     await own_local.put(same_key(opened, sessionKind=9))
-    answer = await metrics(own_local)
-    assert answer["opened"] == 1
-    assert {name: answer[name] for name in STREAMS} == dict.fromkeys(STREAMS, 0)
+    response = await metrics(own_local)
+    assert response["opened"] == 1
+    assert {name: response[name] for name in STREAMS} == dict.fromkeys(STREAMS, 0)
     health = (await own_local.http.get("/v1/health")).json()
     assert health == {"status": "ok", "version": __version__, "activeSessions": 1}

@@ -45,9 +45,9 @@ INSTANT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z")
 TERM = timedelta(days=30)
 
 
-def flags_of(answer: httpx.Response) -> tuple[int, str, bool, bool]:
-    body = answer.json()
-    return (answer.status_code, *(body[name] for name in FLAGS))
+def flags_of(response: httpx.Response) -> tuple[int, str, bool, bool]:
+    body = response.json()
+    return (response.status_code, *(body[name] for name in FLAGS))
 
 
 def moment(session: Json, name: str) -> datetime:
@@ -62,10 +62,10 @@ def test_open_creates_session(client: Client) -> None:
 
 
 def test_open_returns_location_of_created_session(client: Client) -> None:
-    answer = client.put(open_body())
-    location = answer.headers["Location"]
-    assert location == f"/sessions/{answer.json()['sessionId']}"
-    assert client.http.get(location).json()["sessionId"] == answer.json()["sessionId"]
+    response = client.put(open_body())
+    location = response.headers["Location"]
+    assert location == f"/sessions/{response.json()['sessionId']}"
+    assert client.http.get(location).json()["sessionId"] == response.json()["sessionId"]
 
 
 def test_open_returns_exactly_the_expected_fields(client: Client) -> None:
@@ -80,8 +80,8 @@ def test_get_returns_same_session_as_open_without_flags(client: Client) -> None:
 
 def test_open_returns_requested_ids_and_kind(client: Client) -> None:
     body = open_body(sessionKind=3)
-    answer = client.put(body).json()
-    assert {name: answer[name] for name in body} == body
+    response = client.put(body).json()
+    assert {name: response[name] for name in body} == body
 
 
 def test_session_id_is_uuid_version_7(client: Client) -> None:
@@ -131,8 +131,8 @@ def test_heartbeat_interval_is_null_without_lease(client: Client) -> None:
 
 def test_heartbeat_interval_is_a_twelfth_of_lease(client: Client) -> None:
     for lease, interval in ((5, 1), (11, 1), (12, 1), (23, 1), (24, 2), (60, 5), (86_400, 7200)):
-        answer = client.open(leaseSeconds=lease)["heartbeatInterval"]
-        assert (answer, type(answer)) == (interval, int), lease
+        response = client.open(leaseSeconds=lease)["heartbeatInterval"]
+        assert (response, type(response)) == (interval, int), lease
 
 
 def test_deadline_is_earliest_of_term_lease_and_idle_limit(client: Client) -> None:
@@ -265,16 +265,16 @@ def test_upgrade_chain_is_linked_by_previous_session_id(client: Client) -> None:
 def test_open_with_key_of_another_tenant_returns_409(client: Client) -> None:
     for existing, requested in ((1, 1), (1, 3), (3, 1)):
         first = client.open(sessionKind=existing)
-        answer = client.put(same_key(first, tenantObjectId=str(uuid4()), sessionKind=requested))
-        assert (answer.status_code, answer.json()["code"]) == (409, "TENANT_MISMATCH"), (existing, requested)
+        response = client.put(same_key(first, tenantObjectId=str(uuid4()), sessionKind=requested))
+        assert (response.status_code, response.json()["code"]) == (409, "TENANT_MISMATCH"), (existing, requested)
 
 
 def test_tenant_mismatch_discloses_nothing_of_other_session(client: Client) -> None:
     first = client.open(sessionKind=2, leaseSeconds=60)
-    answer = client.put(same_key(first, tenantObjectId=str(uuid4())))
+    response = client.put(same_key(first, tenantObjectId=str(uuid4())))
     secrets = [first[name] for name in ("sessionId", "tenantObjectId", *INSTANTS)]
-    assert [secret for secret in secrets if secret in answer.text or secret in str(answer.headers)] == []
-    assert set(answer.json()) == {"type", "title", "status", "detail", "error", "code"}
+    assert [secret for secret in secrets if secret in response.text or secret in str(response.headers)] == []
+    assert set(response.json()) == {"type", "title", "status", "detail", "error", "code"}
 
 
 def test_tenant_mismatch_does_not_change_other_session(client: Client) -> None:
@@ -346,10 +346,10 @@ def test_versioned_and_unversioned_paths_open_same_session(client: Client) -> No
 
 def _upgraded(client: Client, existing: Json, requested: Json) -> tuple[Json, Json]:
     first = client.open(**existing)
-    answer = client.put(same_key(first, sessionKind=2, **requested))
-    assert answer.status_code == 201, answer.text
-    return first, answer.json()
+    response = client.put(same_key(first, sessionKind=2, **requested))
+    assert response.status_code == 201, response.text
+    return first, response.json()
 
 
-def _without_flags(answer: httpx.Response) -> Json:
-    return {name: value for name, value in answer.json().items() if name not in FLAGS}
+def _without_flags(response: httpx.Response) -> Json:
+    return {name: value for name, value in response.json().items() if name not in FLAGS}

@@ -64,8 +64,8 @@ def test_unknown_path_returns_404(prefixed: Client) -> None:
 
 @pytest.mark.parametrize("version", ["", "/v1"])
 def test_open_is_available_below_prefix(prefixed: Client, version: str) -> None:
-    answer = prefixed.http.put(f"{PREFIX}{version}/sessions", json=open_body())
-    assert (answer.status_code, answer.json()["status"]) == (201, "created")
+    response = prefixed.http.put(f"{PREFIX}{version}/sessions", json=open_body())
+    assert (response.status_code, response.json()["status"]) == (201, "created")
 
 
 def test_open_outside_prefix_returns_404(prefixed: Client) -> None:
@@ -73,9 +73,9 @@ def test_open_outside_prefix_returns_404(prefixed: Client) -> None:
 
 
 def test_location_includes_prefix(prefixed: Client) -> None:
-    answer = prefixed.put(open_body())
-    assert answer.headers["Location"] == f"{PREFIX}/sessions/{answer.json()['sessionId']}"
-    assert prefixed.http.get(answer.headers["Location"]).status_code == 200
+    response = prefixed.put(open_body())
+    assert response.headers["Location"] == f"{PREFIX}/sessions/{response.json()['sessionId']}"
+    assert prefixed.http.get(response.headers["Location"]).status_code == 200
 
 
 def test_get_and_delete_are_available_below_prefix(prefixed: Client) -> None:
@@ -105,5 +105,5 @@ def test_openapi_lists_same_routes_with_prefix(prefixed: Client, any_client: Cli
 
 
 def test_unsupported_method_below_prefix_returns_405(prefixed: Client) -> None:
-    answer = prefixed.http.post(f"{PREFIX}/sessions")
-    assert (answer.status_code, set(answer.headers["Allow"].split(", ")) - {"HEAD"}) == (405, {"GET", "PUT"})
+    response = prefixed.http.post(f"{PREFIX}/sessions")
+    assert (response.status_code, set(response.headers["Allow"].split(", ")) - {"HEAD"}) == (405, {"GET", "PUT"})

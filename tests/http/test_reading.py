@@ -10,8 +10,8 @@ from tests.http.test_opening import SESSION_KEYS
 
 
 def test_get_returns_exactly_the_expected_fields(client: Client) -> None:
-    answer = client.get(client.open()["sessionId"])
-    assert (answer.status_code, set(answer.json())) == (200, SESSION_KEYS)
+    response = client.get(client.open()["sessionId"])
+    assert (response.status_code, set(response.json())) == (200, SESSION_KEYS)
 
 
 def test_session_id_is_case_insensitive(client: Client) -> None:
@@ -26,8 +26,8 @@ def test_get_is_available_with_and_without_version(client: Client) -> None:
 
 
 def test_unknown_session_returns_404(client: Client) -> None:
-    answer = client.get(str(uuid4()))
-    assert (answer.status_code, answer.json()["code"]) == (404, "NOT_FOUND")
+    response = client.get(str(uuid4()))
+    assert (response.status_code, response.json()["code"]) == (404, "NOT_FOUND")
 
 
 MALFORMED = [
@@ -50,8 +50,8 @@ MALFORMED = [
 @pytest.mark.parametrize("method", ["GET", "DELETE"])
 def test_malformed_session_id_returns_404(client: Client, method: str) -> None:
     for session_id in MALFORMED:
-        answer = client.http.request(method, f"/sessions/{session_id}")
-        assert (answer.status_code, answer.json()["code"]) == (404, "NOT_FOUND"), session_id
+        response = client.http.request(method, f"/sessions/{session_id}")
+        assert (response.status_code, response.json()["code"]) == (404, "NOT_FOUND"), session_id
 
 
 async def test_unrecorded_lapsed_session_reads_as_closed(local: LocalService) -> None:

@@ -21,9 +21,9 @@ MUST_BE_A_LEASE = "must be a whole number from 5 to 86400"
 MUST_BE_AN_IDLE_LIMIT = "must be a whole number from 5 to 2592000"
 
 
-def errors_of(answer: httpx.Response) -> dict[str, str]:
-    assert answer.status_code == 400, f"{answer.status_code}: {answer.text}"
-    return {error["field"]: error["message"] for error in answer.json()["errors"]}
+def errors_of(response: httpx.Response) -> dict[str, str]:
+    assert response.status_code == 400, f"{response.status_code}: {response.text}"
+    return {error["field"]: error["message"] for error in response.json()["errors"]}
 
 
 # Fields of a problem.
@@ -49,11 +49,11 @@ PROBLEMS: dict[str, tuple[int, str, Callable[[Client], httpx.Response]]] = {
 @pytest.mark.parametrize("slug", PROBLEMS)
 def test_every_problem_has_same_fields(client: Client, slug: str) -> None:
     status, code, provoke = PROBLEMS[slug]
-    answer = provoke(client)
-    problem = answer.json()
-    assert answer.headers["Content-Type"] == "application/problem+json"
+    response = provoke(client)
+    problem = response.json()
+    assert response.headers["Content-Type"] == "application/problem+json"
     assert set(problem) == PROBLEM_KEYS | ({"errors"} if slug == "invalid" else set())
-    assert (answer.status_code, problem["status"], problem["type"], problem["code"]) == (
+    assert (response.status_code, problem["status"], problem["type"], problem["code"]) == (
         status,
         status,
         f"urn:tenure:{slug}",
@@ -102,8 +102,12 @@ def test_values_at_bounds_are_accepted_and_beyond_bounds_rejected(client: Client
 
 def test_whole_number_with_decimal_point_is_accepted(client: Client) -> None:
     """JSON has one number type, and the schema in /openapi.json allows 2.0 as an integer."""
-    answer = client.put(open_body(sessionKind=2.0, leaseSeconds=60.0))
-    assert (answer.status_code, answer.json().get("sessionKind"), answer.json().get("heartbeatInterval")) == (201, 2, 5)
+    response = client.put(open_body(sessionKind=2.0, leaseSeconds=60.0))
+    assert (response.status_code, response.json().get("sessionKind"), response.json().get("heartbeatInterval")) == (
+        201,
+        2,
+        5,
+    )
 
 
 MALFORMED_UUIDS = [
@@ -137,8 +141,8 @@ def test_uuid_of_any_version_is_accepted(client: Client) -> None:
 
 
 def test_errors_list_every_invalid_field(any_client: Client) -> None:
-    answer = any_client.put({"userObjectId": 1, "capacityId": "x", "sessionKind": 9, "leaseSeconds": 0, "more": 1})
-    assert errors_of(answer) == {
+    response = any_client.put({"userObjectId": 1, "capacityId": "x", "sessionKind": 9, "leaseSeconds": 0, "more": 1})
+    assert errors_of(response) == {
         "userObjectId": MUST_BE_A_UUID,
         "tenantObjectId": "is missing",
         "capacityId": MUST_BE_A_UUID,
@@ -153,13 +157,13 @@ def test_detail_includes_field_name(any_client: Client) -> None:
 
 
 def test_misspelled_field_returns_suggestion(any_client: Client) -> None:
-    for name, meant in (
+    for name, suggestion in (
         ("sessionkind", "sessionKind"),
         ("leaseSecond", "leaseSeconds"),
         ("user_object_id", "userObjectId"),
     ):
-        answer = any_client.put(open_body(**{name: 1}))
-        assert errors_of(answer) == {name: f"is not a field of this request; did you mean {meant}?"}
+        response = any_client.put(open_body(**{name: 1}))
+        assert errors_of(response) == {name: f"is not a field of this request; did you mean {suggestion}?"}
 
 
 def test_response_size_is_bounded_for_many_unknown_fields(any_client: Client) -> None:
@@ -224,8 +228,8 @@ def test_deeply_nested_value_is_rejected_as_invalid_value(any_client: Client) ->
 
 def test_duplicate_field_uses_last_value(any_client: Client) -> None:
     twice = json.dumps(open_body()).replace('"sessionKind": 1', '"sessionKind": 9, "sessionKind": 2')
-    answer = any_client.put_raw(twice.encode())
-    assert (answer.status_code, answer.json()["sessionKind"]) == (201, 2)
+    response = any_client.put_raw(twice.encode())
+    assert (response.status_code, response.json()["sessionKind"]) == (201, 2)
 
 
 def test_duplicate_field_with_invalid_last_value_returns_400(any_client: Client) -> None:
@@ -301,8 +305,8 @@ def test_other_media_type_returns_415(any_client: Client) -> None:
         "*/*",
         "",
     ):
-        answer = any_client.put_raw(VALID, content_type=media_type)
-        assert (answer.status_code, answer.json()["code"]) == (415, "UNSUPPORTED_MEDIA_TYPE"), media_type
+        response = any_client.put_raw(VALID, content_type=media_type)
+        assert (response.status_code, response.json()["code"]) == (415, "UNSUPPORTED_MEDIA_TYPE"), media_type
 
 
 def test_missing_media_type_returns_415(any_service: RunningInstance) -> None:

@@ -14,7 +14,7 @@ from tests.http.submitting import MEBIBYTE, accepted, body, key, read_submission
 from tests.http.test_leases import FORGED
 from tests.support.databases import Database
 from tests.support.instances import RunningInstance
-from tests.support.submissions import DELIVERED, attempt, executor
+from tests.support.submissions import DELIVERED, executor_fence, make_attempt
 
 LISTED_FIELDS = [
     "submissionId",
@@ -26,7 +26,7 @@ LISTED_FIELDS = [
     "createdAt",
     "endedAt",
 ]
-ATTEMPT_FIELDS = ["number", "epoch", "startedAt", "endedAt", "outcome", "status", "error"]
+ATTEMPT_FIELDS = ["number", "epoch", "startedAt", "endedAt", "outcome", "status", "error", "early", "receipt"]
 COMMANDS = ["retry", "cancel"]
 UNKNOWN = [
     "00000000-0000-7000-8000-000000000000",
@@ -47,21 +47,21 @@ def post(client: Client, content: bytes, **headers: str) -> httpx.Response:
     return client.http.post("/submissions", content=content, headers=JSON | named)
 
 
-def invalid_fields(answer: httpx.Response) -> tuple[int, list[str]]:
+def invalid_fields(response: httpx.Response) -> tuple[int, list[str]]:
     """The status, and the fields in `errors`."""
-    return answer.status_code, [error["field"] for error in answer.json().get("errors", [])]
+    return response.status_code, [error["field"] for error in response.json().get("errors", [])]
 
 
 async def try_once(local: LocalService, submission_id: str, *outcome: Any, **given: Any) -> None:
     """Records an attempt in the place of the executor."""
     store = local.database.store
-    await attempt(store, await executor(store), submission_id, *outcome, **given)
+    await make_attempt(store, await executor_fence(store), submission_id, *outcome, **given)
 
 
 async def listed(local: LocalService, **query: Any) -> Sequence[str]:
-    answer = await local.http.get("/submissions", params=query)
-    assert answer.status_code == 200, answer.text
-    return [each["submissionId"] for each in answer.json()["submissions"]]
+    response = await local.http.get("/submissions", params=query)
+    assert response.status_code == 200, response.text
+    return [each["submissionId"] for each in response.json()["submissions"]]
 
 
 async def in_every_state(local: LocalService, gateway: str) -> dict[str, str]:
@@ -77,10 +77,10 @@ async def in_every_state(local: LocalService, gateway: str) -> dict[str, str]:
 
 
 async def test_submit_returns_202_and_submission_can_be_read(local: LocalService) -> None:
-    answer = await submit(local, {"a": 1})
-    assert (answer.status_code, list(answer.json())) == (202, ["submissionId", "state"])
-    assert answer.json()["state"] == "pending"
-    submission_id = answer.json()["submissionId"]
+    response = await submit(local, {"a": 1})
+    assert (response.status_code, list(response.json())) == (202, ["submissionId", "state"])
+    assert response.json()["state"] == "pending"
+    submission_id = response.json()["submissionId"]
     submission = await read_submission(local, submission_id)
     assert list(submission) == [*LISTED_FIELDS, "attempts"]
     assert submission == {
@@ -98,9 +98,9 @@ async def test_submit_returns_202_and_submission_can_be_read(local: LocalService
 
 
 async def test_same_key_and_payload_return_same_submission(local: LocalService, gateway: str) -> None:
-    answers = [await submit(local, {"a": 1}, gateway, **{"Idempotency-Key": "order-7"}) for _ in range(3)]
-    assert [each.status_code for each in answers] == [202] * 3
-    assert len({each.json()["submissionId"] for each in answers}) == 1
+    responses = [await submit(local, {"a": 1}, gateway, **{"Idempotency-Key": "order-7"}) for _ in range(3)]
+    assert [each.status_code for each in responses] == [202] * 3
+    assert len({each.json()["submissionId"] for each in responses}) == 1
     assert len(await listed(local, gateway=gateway)) == 1
 
 
@@ -113,9 +113,9 @@ async def test_same_key_returns_current_state(local: LocalService, gateway: str)
 
 async def test_same_key_with_another_payload_returns_422(local: LocalService, gateway: str) -> None:
     await submit(local, {"a": 1}, gateway, **{"Idempotency-Key": "order-7"})
-    answer = await submit(local, {"a": 2}, gateway, **{"Idempotency-Key": "order-7"})
-    assert (answer.status_code, answer.json()["code"]) == (422, "KEY_REUSED")
-    assert answer.json()["type"] == "urn:tenure:key-reused"
+    response = await submit(local, {"a": 2}, gateway, **{"Idempotency-Key": "order-7"})
+    assert (response.status_code, response.json()["code"]) == (422, "KEY_REUSED")
+    assert response.json()["type"] == "urn:tenure:key-reused"
     assert len(await listed(local, gateway=gateway)) == 1
 
 
@@ -142,21 +142,21 @@ async def test_idempotency_key_is_case_sensitive_and_scoped_to_gateway(
 async def test_concurrent_requests_with_same_key_create_one_submission(local: LocalService, gateway: str) -> None:
     """On both lanes."""
     lanes = [{}, {"Expect": "100-continue"}]
-    answers = await asyncio.gather(
+    responses = await asyncio.gather(
         *(
             submit(local, {"a": 1}, gateway, **{"Idempotency-Key": "order-7", **lanes[number % 2]})
             for number in range(30)
         )
     )
-    assert {each.status_code for each in answers} == {202}
-    assert len({each.json()["submissionId"] for each in answers}) == 1
+    assert {each.status_code for each in responses} == {202}
+    assert len({each.json()["submissionId"] for each in responses}) == 1
     assert len(await listed(local, gateway=gateway)) == 1
 
 
 async def test_concurrent_payloads_with_same_key_accept_only_one_payload(local: LocalService, gateway: str) -> None:
     payloads = (1, 2, 1, 2)
-    answers = await asyncio.gather(*(submit(local, each, gateway, **{"Idempotency-Key": "x"}) for each in payloads))
-    assert sorted(each.status_code for each in answers) == [202, 202, 422, 422]
+    responses = await asyncio.gather(*(submit(local, each, gateway, **{"Idempotency-Key": "x"}) for each in payloads))
+    assert sorted(each.status_code for each in responses) == [202, 202, 422, 422]
     assert len(await listed(local, gateway=gateway)) == 1
 
 
@@ -189,9 +189,9 @@ async def test_payload_is_stored_byte_for_byte(local: LocalService) -> None:
     bodies = {body(f" {payload}\n", "crm"): payload.encode() for payload in PAYLOADS}
     bodies[b'{"payload" : [1,  2], "gateway":"crm"}'] = b"[1,  2]"
     for content, payload in bodies.items():
-        answer = await submit_raw(local, content)
-        assert answer.status_code == 202, answer.text
-        assert await stored(local, answer.json()["submissionId"]) == payload
+        response = await submit_raw(local, content)
+        assert response.status_code == 202, response.text
+        assert await stored(local, response.json()["submissionId"]) == payload
 
 
 NOT_UTF_8 = [
@@ -224,8 +224,8 @@ NOT_JSON = [
 
 def test_payload_that_is_not_utf_8_or_not_json_returns_400(any_client: Client) -> None:
     for payload in [*NOT_UTF_8, *(text.encode() for text in NOT_JSON)]:
-        answer = post(any_client, b'{"gateway": "parked", "payload": ' + payload + b"}")
-        assert invalid_fields(answer) == (400, ["body"]), payload
+        response = post(any_client, b'{"gateway": "parked", "payload": ' + payload + b"}")
+        assert invalid_fields(response) == (400, ["body"]), payload
 
 
 def sized(size: int) -> bytes:
@@ -237,16 +237,16 @@ def sized(size: int) -> bytes:
 async def test_payload_up_to_one_mebibyte_is_accepted(local: LocalService) -> None:
     for size in (100, 65_536, 65_537, 200_000, MEBIBYTE - 1, MEBIBYTE):
         content = sized(size).replace(b"parked", b"crm") + b"   "
-        answer = await submit_raw(local, content)
-        assert answer.status_code == 202, (size, answer.text[:200])
-        assert len(await stored(local, answer.json()["submissionId"])) == size - len(body('""')) + 2
+        response = await submit_raw(local, content)
+        assert response.status_code == 202, (size, response.text[:200])
+        assert len(await stored(local, response.json()["submissionId"])) == size - len(body('""')) + 2
 
 
 def test_payload_over_one_mebibyte_returns_413(any_client: Client) -> None:
     for size in (MEBIBYTE + 1, 2 * MEBIBYTE):
-        answer = post(any_client, sized(size))
-        assert (answer.status_code, answer.json()["code"]) == (413, "TOO_LARGE"), size
-        assert answer.json()["detail"] == "the body may have at most 1048576 bytes"
+        response = post(any_client, sized(size))
+        assert (response.status_code, response.json()["code"]) == (413, "TOO_LARGE"), size
+        assert response.json()["detail"] == "the body may have at most 1048576 bytes"
 
 
 def test_connection_is_reusable_after_413(any_service: RunningInstance) -> None:
@@ -259,17 +259,17 @@ def test_connection_is_reusable_after_413(any_service: RunningInstance) -> None:
 def test_command_body_over_64_kib_returns_413(any_client: Client) -> None:
     content = b'{"gateway": "parked"}'.ljust(65_537)
     for command in COMMANDS:
-        answer = any_client.http.post(f"/submissions/{command}", content=content, headers=JSON)
-        assert answer.status_code == 413, command
+        response = any_client.http.post(f"/submissions/{command}", content=content, headers=JSON)
+        assert response.status_code == 413, command
 
 
 # Rejected requests.
 
 
 def test_missing_idempotency_key_returns_400(any_client: Client) -> None:
-    answer = any_client.http.post("/submissions", content=body(), headers=JSON)
-    assert invalid_fields(answer) == (400, ["Idempotency-Key"])
-    assert answer.json()["errors"][0]["message"] == "is missing"
+    response = any_client.http.post("/submissions", content=body(), headers=JSON)
+    assert invalid_fields(response) == (400, ["Idempotency-Key"])
+    assert response.json()["errors"][0]["message"] == "is missing"
 
 
 def test_invalid_idempotency_key_returns_400(any_service: RunningInstance) -> None:
@@ -277,8 +277,8 @@ def test_invalid_idempotency_key_returns_400(any_service: RunningInstance) -> No
     for invalid in ("", "é", "x" * 256, "a\tb"):
         with connected(any_service.port) as connection:
             connection.send(lines.replace(b"<key>", invalid.encode()))
-            answer = connection.read()
-        assert (answer.status, answer.json()["errors"][0]["field"]) == (400, "Idempotency-Key"), invalid
+            response = connection.read()
+        assert (response.status, response.json()["errors"][0]["field"]) == (400, "Idempotency-Key"), invalid
 
 
 def test_printable_idempotency_key_is_accepted(client: Client) -> None:
@@ -321,21 +321,20 @@ def test_deeply_nested_payload_returns_202_or_400(client: Client) -> None:
 
 def test_submit_to_unconfigured_reserved_gateway_returns_403(any_client: Client) -> None:
     """The response does not disclose whether the gateway is configured."""
-    for gateway in ("usages", "oncall"):
-        answer = post(any_client, body("{}", gateway))
-        assert (answer.status_code, answer.json()["code"]) == (403, "GATEWAY_RESERVED"), gateway
+    response = post(any_client, body("{}", "usages"))
+    assert (response.status_code, response.json()["code"]) == (403, "GATEWAY_RESERVED")
 
 
 async def test_submit_to_configured_reserved_gateway_returns_403(local: LocalService) -> None:
-    answer = await submit(local, 1, "usages")
-    assert (answer.status_code, answer.json()["detail"]) == (403, "gateway usages is reserved for Tenure")
+    response = await submit(local, 1, "usages")
+    assert (response.status_code, response.json()["detail"]) == (403, "gateway usages is reserved for Tenure")
     assert await listed(local, gateway="usages") == []
 
 
 def test_unknown_gateway_returns_404(any_client: Client) -> None:
     for gateway in ("nothing", "Parked", "parked ", "x" * 200, "' OR 1=1"):
-        answer = post(any_client, body("{}", gateway))
-        assert (answer.status_code, answer.json()["code"]) == (404, "NOT_FOUND"), gateway
+        response = post(any_client, body("{}", gateway))
+        assert (response.status_code, response.json()["code"]) == (404, "NOT_FOUND"), gateway
 
 
 def test_other_media_type_returns_415(any_client: Client) -> None:
@@ -349,8 +348,8 @@ def test_other_media_type_returns_415(any_client: Client) -> None:
 def test_unknown_submission_returns_404(client: Client) -> None:
     for submission_id, command in product(UNKNOWN, ("", "/retry", "/cancel")):
         address = client.http.base_url.copy_with(raw_path=f"/submissions/{submission_id}{command}".encode())
-        answer = client.http.request("POST" if command else "GET", address)
-        assert (answer.status_code, answer.json()["code"]) == (404, "NOT_FOUND"), (submission_id[:40], command)
+        response = client.http.request("POST" if command else "GET", address)
+        assert (response.status_code, response.json()["code"]) == (404, "NOT_FOUND"), (submission_id[:40], command)
 
 
 def test_unsupported_method_returns_405(any_client: Client) -> None:
@@ -368,8 +367,8 @@ def test_unsupported_method_returns_405(any_client: Client) -> None:
 
 def test_post_with_query_parameter_returns_400(any_client: Client) -> None:
     for path in ("/submissions", "/submissions/retry", "/submissions/x/cancel"):
-        answer = any_client.http.post(f"{path}?now=true", content=body(), headers=JSON | {"Idempotency-Key": "k"})
-        assert invalid_fields(answer) == (400, ["now"]), path
+        response = any_client.http.post(f"{path}?now=true", content=body(), headers=JSON | {"Idempotency-Key": "k"})
+        assert invalid_fields(response) == (400, ["now"]), path
 
 
 # Attempts.
@@ -386,10 +385,12 @@ async def test_get_returns_attempts(local: LocalService) -> None:
     assert first == {
         **times,
         "number": 1,
-        "epoch": (await executor(local.database.store)).epoch,
+        "epoch": (await executor_fence(local.database.store)).epoch,
         "outcome": "failed",
         "status": 500,
         "error": "answered 500 to number 1",
+        "early": False,
+        "receipt": False,
     }
     assert (second["number"], second["outcome"], second["status"], second["error"]) == (2, "delivered", 202, None)
     assert first["startedAt"] <= first["endedAt"] <= second["startedAt"] <= second["endedAt"]
@@ -400,7 +401,7 @@ async def test_get_returns_attempts(local: LocalService) -> None:
 async def test_get_returns_running_attempt_without_outcome(local: LocalService) -> None:
     (submission_id,) = await accepted(local)
     store = local.database.store
-    await store.begin_attempts(await executor(store), [submission_id])
+    await store.begin_attempts(await executor_fence(store), [submission_id])
     submission = await read_submission(local, submission_id)
     (running,) = submission["attempts"]
     assert [running[name] for name in ("endedAt", "outcome", "status", "error")] == [None] * 4
@@ -415,8 +416,8 @@ async def test_failed_submission_shows_last_error(local: LocalService) -> None:
 
 
 async def test_responses_omit_payload_and_idempotency_key(local: LocalService, gateway: str) -> None:
-    answer = await submit(local, "hunter2", gateway, **{"Idempotency-Key": "hunter3"})
-    submission_id = answer.json()["submissionId"]
+    response = await submit(local, "hunter2", gateway, **{"Idempotency-Key": "hunter3"})
+    submission_id = response.json()["submissionId"]
     for path in (f"/submissions?gateway={gateway}", f"/submissions/{submission_id}"):
         found = await local.http.get(path)
         assert submission_id in found.text
@@ -428,10 +429,14 @@ async def test_responses_omit_payload_and_idempotency_key(local: LocalService, g
 
 async def test_list_returns_newest_first_without_attempts(local: LocalService, gateway: str) -> None:
     ids = await accepted(local, 3, gateway)
-    answer = (await local.http.get("/submissions", params={"gateway": gateway})).json()
-    assert [each["submissionId"] for each in answer["submissions"]] == ids[::-1]
-    assert (list(answer), answer["count"], answer["nextCursor"]) == (["submissions", "count", "nextCursor"], 3, None)
-    assert list(answer["submissions"][0]) == LISTED_FIELDS
+    response = (await local.http.get("/submissions", params={"gateway": gateway})).json()
+    assert [each["submissionId"] for each in response["submissions"]] == ids[::-1]
+    assert (list(response), response["count"], response["nextCursor"]) == (
+        ["submissions", "count", "nextCursor"],
+        3,
+        None,
+    )
+    assert list(response["submissions"][0]) == LISTED_FIELDS
 
 
 async def test_list_filters_by_gateway_and_state(local: LocalService, gateway: str, other_gateway: str) -> None:
@@ -453,11 +458,14 @@ async def test_list_is_paginated(local: LocalService, gateway: str, other_gatewa
     for limit in (1, 2, 3, 500):
         url, seen = f"/submissions?gateway={gateway}&state=pending&limit={limit}", []
         while url:
-            answer = await local.http.get(url)
-            page = answer.json()
-            assert (page["count"], "next" in answer.links) == (len(page["submissions"]), page["nextCursor"] is not None)
+            response = await local.http.get(url)
+            page = response.json()
+            assert (page["count"], "next" in response.links) == (
+                len(page["submissions"]),
+                page["nextCursor"] is not None,
+            )
             seen += [each["submissionId"] for each in page["submissions"]]
-            url = answer.links["next"]["url"] if "next" in answer.links else ""
+            url = response.links["next"]["url"] if "next" in response.links else ""
         assert seen == ids[::-1], limit
 
 
@@ -472,8 +480,8 @@ async def test_pagination_is_stable_when_submissions_are_added(local: LocalServi
 
 def test_forged_cursor_returns_400(client: Client) -> None:
     for cursor in FORGED:
-        answer = client.http.get("/submissions", params={"cursor": cursor})
-        assert invalid_fields(answer) == (400, ["cursor"]), cursor
+        response = client.http.get("/submissions", params={"cursor": cursor})
+        assert invalid_fields(response) == (400, ["cursor"]), cursor
 
 
 def test_list_with_invalid_parameter_returns_400(any_client: Client) -> None:
@@ -490,21 +498,21 @@ def test_list_with_invalid_parameter_returns_400(any_client: Client) -> None:
         "tenant=x",
         "key=x",
     ):
-        answer = any_client.http.get(f"/submissions?{query}")
-        assert invalid_fields(answer) == (400, [query.partition("=")[0]]), query
+        response = any_client.http.get(f"/submissions?{query}")
+        assert invalid_fields(response) == (400, [query.partition("=")[0]]), query
 
 
 def test_list_with_impossible_gateway_name_is_empty_or_returns_400(client: Client) -> None:
     for name in ("%00", "%C3%A9", "%20", "%27%20OR%201=1", "%F0%9F%98%80", "a%00b"):
-        answer = client.http.get(f"/submissions?gateway={name}")
-        assert answer.status_code == 400 or answer.json()["submissions"] == [], (name, answer.text)
+        response = client.http.get(f"/submissions?gateway={name}")
+        assert response.status_code == 400 or response.json()["submissions"] == [], (name, response.text)
 
 
 def test_command_with_impossible_gateway_name_matches_nothing_or_returns_400(client: Client) -> None:
     for command, name in product(COMMANDS, ("\\u0000", "é", "' OR 1=1", "a\\u0000b")):
         content = f'{{"gateway": "{name}"}}'.encode()
-        answer = client.http.post(f"/submissions/{command}", content=content, headers=JSON)
-        assert answer.status_code == 400 or answer.json() == {"count": 0}, (command, name, answer.text)
+        response = client.http.post(f"/submissions/{command}", content=content, headers=JSON)
+        assert response.status_code == 400 or response.json() == {"count": 0}, (command, name, response.text)
 
 
 # Retry and cancel of one submission.
@@ -514,10 +522,10 @@ async def test_retry_makes_submission_due_now(local: LocalService) -> None:
     (submission_id,) = await accepted(local)
     await try_once(local, submission_id)
     before = await read_submission(local, submission_id)
-    answer = await local.http.post(f"/submissions/{submission_id}/retry")
-    assert (answer.status_code, answer.json()) == (200, await read_submission(local, submission_id))
-    assert (answer.json()["state"], answer.json()["attemptCount"]) == ("pending", 1)
-    assert answer.json()["nextAttemptAt"] < before["nextAttemptAt"]
+    response = await local.http.post(f"/submissions/{submission_id}/retry")
+    assert (response.status_code, response.json()) == (200, await read_submission(local, submission_id))
+    assert (response.json()["state"], response.json()["attemptCount"]) == ("pending", 1)
+    assert response.json()["nextAttemptAt"] < before["nextAttemptAt"]
 
 
 async def test_undelivered_submission_can_be_retried_and_cancelled_repeatedly(local: LocalService) -> None:
@@ -525,17 +533,17 @@ async def test_undelivered_submission_can_be_retried_and_cancelled_repeatedly(lo
         ids = await in_every_state(local, "crm")
         for state in ("pending", "failed", "cancelled"):
             for _ in range(2):
-                answer = await local.http.post(f"/submissions/{ids[state]}/{command}")
-                assert (answer.status_code, answer.json()["state"]) == (200, result), (command, state)
-                assert answer.json()[empty_field] is None, (command, state)
+                response = await local.http.post(f"/submissions/{ids[state]}/{command}")
+                assert (response.status_code, response.json()["state"]) == (200, result), (command, state)
+                assert response.json()[empty_field] is None, (command, state)
 
 
 async def test_command_on_delivered_submission_returns_409(local: LocalService) -> None:
     submission_id = (await in_every_state(local, "crm"))["delivered"]
     for command in COMMANDS:
-        answer = await local.http.post(f"/submissions/{submission_id}/{command}")
-        assert (answer.status_code, answer.json()["code"]) == (409, "ALREADY_DELIVERED"), command
-        assert answer.json()["detail"] == f"submission {submission_id} has been delivered"
+        response = await local.http.post(f"/submissions/{submission_id}/{command}")
+        assert (response.status_code, response.json()["code"]) == (409, "ALREADY_DELIVERED"), command
+        assert response.json()["detail"] == f"submission {submission_id} has been delivered"
         assert (await read_submission(local, submission_id))["state"] == "delivered"
 
 
@@ -572,7 +580,7 @@ BY_FILTER: list[tuple[str, Json, int, dict[str, str]]] = [
 @pytest.fixture
 async def own_follower(database: Database) -> AsyncIterator[LocalService]:
     """An instance of its own that never leads: submissions to it stay pending."""
-    await executor(database.store)
+    await executor_fence(database.store)
     async with LocalService.on(database, "crm", "erp").running() as service:
         yield service
 
@@ -581,8 +589,8 @@ async def test_command_by_filter_changes_only_matching_submissions(own_follower:
     for command, query, count, changed in BY_FILTER:
         ids = await in_every_state(own_follower, "crm")
         others = await in_every_state(own_follower, "erp")
-        answer = await own_follower.http.post(f"/submissions/{command}", json=query)
-        assert (answer.status_code, answer.json()) == (200, {"count": count}), (command, query)
+        response = await own_follower.http.post(f"/submissions/{command}", json=query)
+        assert (response.status_code, response.json()) == (200, {"count": count}), (command, query)
         assert await states(own_follower, ids) == {state: changed.get(state, state) for state in ids}, (command, query)
         expected = {state: state if "gateway" in query else changed.get(state, state) for state in others}
         assert await states(own_follower, others) == expected, (command, query)
@@ -593,8 +601,8 @@ async def test_command_by_filter_changes_only_matching_submissions(own_follower:
 async def test_command_by_filter_processes_more_than_one_batch(local: LocalService, gateway: str) -> None:
     await asyncio.gather(*(accepted(local, gateway=gateway) for _ in range(130)))
     for command in COMMANDS:
-        answer = await local.http.post(f"/submissions/{command}", json={"gateway": gateway, "state": "pending"})
-        assert answer.json() == {"count": 130}, command
+        response = await local.http.post(f"/submissions/{command}", json={"gateway": gateway, "state": "pending"})
+        assert response.json() == {"count": 130}, command
 
 
 def test_command_by_filter_with_invalid_body_returns_400(any_client: Client) -> None:
@@ -610,8 +618,8 @@ def test_command_by_filter_with_invalid_body_returns_400(any_client: Client) -> 
         b'{"gateway": ["crm"]}': "gateway",
     }
     for command, (content, field) in product(COMMANDS, bodies.items()):
-        answer = any_client.http.post(f"/submissions/{command}", content=content, headers=JSON)
-        assert invalid_fields(answer) == (400, [field]), (command, content)
+        response = any_client.http.post(f"/submissions/{command}", content=content, headers=JSON)
+        assert invalid_fields(response) == (400, [field]), (command, content)
 
 
 # Prefix and version.
@@ -619,7 +627,7 @@ def test_command_by_filter_with_invalid_body_returns_400(any_client: Client) -> 
 
 @pytest.fixture
 async def prefixed(database: Database) -> AsyncIterator[LocalService]:
-    await executor(database.store)
+    await executor_fence(database.store)
     async with LocalService.on(database, "crm", prefix="/api/v3").running() as service:
         yield service
 
@@ -630,14 +638,14 @@ async def statuses(local: LocalService, prefix: str) -> list[int]:
         f"{prefix}/submissions", content=body("{}", "crm"), headers=JSON | {"Idempotency-Key": key()}
     )
     submission_id = posted.json().get("submissionId", "none")
-    answers = [
+    responses = [
         posted,
         await local.http.get(f"{prefix}/submissions"),
         await local.http.get(f"{prefix}/submissions/{submission_id}"),
         *[await local.http.post(f"{prefix}/submissions/{submission_id}/{command}") for command in COMMANDS],
         *[await local.http.post(f"{prefix}/submissions/{command}", json={"gateway": "crm"}) for command in COMMANDS],
     ]
-    return [answer.status_code for answer in answers]
+    return [response.status_code for response in responses]
 
 
 async def test_routes_are_available_with_and_without_version(local: LocalService) -> None:
@@ -649,7 +657,7 @@ async def test_routes_and_next_links_are_available_only_below_prefix(prefixed: L
     for version in ("", "/v1"):
         assert await statuses(prefixed, f"/api/v3{version}") == [202, 200, 200, 200, 200, 200, 200], version
         assert await statuses(prefixed, version) == [404] * 7, version
-    answer = await prefixed.http.get("/api/v3/submissions?limit=1")
-    link = answer.links["next"]["url"]
+    response = await prefixed.http.get("/api/v3/submissions?limit=1")
+    link = response.links["next"]["url"]
     assert link.startswith("/api/v3/submissions?")
     assert (await prefixed.http.get(link)).json()["count"] == 1

@@ -72,7 +72,7 @@ async def test_requests_without_database_return_503_with_retry_after(
 ) -> None:
     alive, ready = await waiting.http.get("/healthz"), await waiting.http.get("/readyz")
     assert (alive.status_code, ready.status_code) == (200, 503)
-    answers = [
+    responses = [
         *[await waiting.http.put(path, json=open_body()) for path in LANES],
         await waiting.http.get("/sessions"),
         await waiting.http.get("/sessions/00000000-0000-0000-0000-000000000000"),
@@ -83,15 +83,16 @@ async def test_requests_without_database_return_503_with_retry_after(
         *[await waiting.http.post(f"/jobs/prune/{command}") for command in ("run", "pause", "resume")],
         await waiting.http.post("/leases/submission-executor/resign"),
     ]
-    for answer in answers:
-        problem = answer.json()
-        assert (answer.status_code, problem["code"]) == (503, "DATABASE_UNAVAILABLE"), answer.url
-        assert (answer.headers["Retry-After"], set(problem)) == ("1", PROBLEM_KEYS), answer.url
-        assert missing.name not in answer.text
+    for response in responses:
+        problem = response.json()
+        assert (response.status_code, problem["code"]) == (503, "DATABASE_UNAVAILABLE"), response.url
+        assert (response.headers["Retry-After"], set(problem)) == ("1", PROBLEM_KEYS), response.url
+        assert missing.name not in response.text
 
 
-async def test_invalid_requests_without_database_return_client_errors(waiting: LocalService) -> None:
-    answers = [
+async def test_requests_without_database_return_503_unless_no_route_matches(waiting: LocalService) -> None:
+    """The caller is identified before the request is decoded, and only the database knows whether it needs a key."""
+    responses = [
         await waiting.put({}),
         await waiting.http.get("/nothing"),
         await waiting.http.post("/sessions"),
@@ -99,7 +100,7 @@ async def test_invalid_requests_without_database_return_client_errors(waiting: L
         await waiting.http.get("/jobs?cursor=!"),
         await waiting.http.post("/jobs/prune/run?now=true"),
     ]
-    assert [answer.status_code for answer in answers] == [400, 404, 405, 400, 400, 400]
+    assert [response.status_code for response in responses] == [503, 404, 405, 503, 503, 503]
 
 
 async def test_request_succeeds_once_database_is_available(waiting: LocalService, missing: MissingDatabase) -> None:
@@ -125,10 +126,14 @@ async def test_full_queue_returns_503_with_retry_after(
     await eventually(lambda: any_local.in_flight == 2)
     rejected = [await any_local.http.put(path, json=open_body()) for path in LANES]
     gate.open.set()
-    answers = await asyncio.gather(first, queued)
-    for answer in rejected:
-        assert (answer.status_code, answer.json()["code"], answer.headers["Retry-After"]) == (503, "OVERLOADED", "1")
-    assert [answer.status_code for answer in answers] == [201, 201]
+    responses = await asyncio.gather(first, queued)
+    for response in rejected:
+        assert (response.status_code, response.json()["code"], response.headers["Retry-After"]) == (
+            503,
+            "OVERLOADED",
+            "1",
+        )
+    assert [response.status_code for response in responses] == [201, 201]
 
 
 # Unexpected exceptions.
@@ -142,12 +147,12 @@ async def test_unexpected_exception_returns_500_problem_without_details(
 
     monkeypatch.setattr(any_local.database.store, "open_sessions", fail)
     monkeypatch.setattr(any_local.database.store, "list_sessions", fail)
-    answers = [await any_local.http.put(path, json=open_body()) for path in LANES]
-    for answer in [*answers, await any_local.http.get("/sessions")]:
-        assert (answer.status_code, answer.json()["code"], set(answer.json())) == (500, "INTERNAL", PROBLEM_KEYS)
-        assert answer.headers["Content-Type"] == "application/problem+json"
+    responses = [await any_local.http.put(path, json=open_body()) for path in LANES]
+    for response in [*responses, await any_local.http.get("/sessions")]:
+        assert (response.status_code, response.json()["code"], set(response.json())) == (500, "INTERNAL", PROBLEM_KEYS)
+        assert response.headers["Content-Type"] == "application/problem+json"
         details = ("the secret message", "Traceback", "RuntimeError", ".py", "line ")
-        assert [word for word in details if word in answer.text] == []
+        assert [word for word in details if word in response.text] == []
     await eventually(lambda: any_local.in_flight == 0)
 
 
@@ -165,8 +170,8 @@ async def test_failing_request_does_not_fail_its_batch(
 
     monkeypatch.setattr(store, "open_sessions", fail_for_one)
     bodies = (open_body(), failing, open_body(), open_body())
-    answers = await asyncio.gather(*map(any_local.put, bodies))
-    assert [answer.status_code for answer in answers] == [201, 500, 201, 201]
+    responses = await asyncio.gather(*map(any_local.put, bodies))
+    assert [response.status_code for response in responses] == [201, 500, 201, 201]
 
 
 EXCEPTION_WITH_A_SECRET = """

@@ -26,7 +26,7 @@ from tests.http.local import LocalService
 from tests.http.test_leases import FORGED
 from tests.support.databases import Database, PostgresServer
 from tests.support.open_requests import NOON, some_id
-from tests.support.usage import chunk_all, cut, install, lived, minute, put_sessions, windows
+from tests.support.usage import chunk_all, cut, insert_sessions, install, minute, session_between, windows
 
 MILLION = 1_000_000
 PERIOD = 30 * 86_400 * MILLION
@@ -45,7 +45,7 @@ LATER = minute(10)
 
 def session(number: int, begins: float, ends: float, tenant: int, capacity: int, user: int, kind: int) -> Session:
     """A session from `begins` to `ends`, in seconds after noon."""
-    return lived(
+    return session_between(
         minute(0, begins),
         minute(0, ends),
         session_id=f"0190b0a0-0000-7000-8000-00000000000{number}",
@@ -100,10 +100,10 @@ def _total(of: Sequence[Session], from_at: datetime, to_at: datetime) -> Decimal
     return Decimal(sum(expected(each, from_at, to_at) for each in of)) / MILLION
 
 
-def exact(answer: httpx.Response) -> Json:
+def exact(response: httpx.Response) -> Json:
     """The body, with decimals instead of floats."""
-    assert answer.status_code == 200, answer.text
-    return msgspec.json.Decoder(float_hook=Decimal).decode(answer.content)  # type: ignore[no-any-return]
+    assert response.status_code == 200, response.text
+    return msgspec.json.Decoder(float_hook=Decimal).decode(response.content)  # type: ignore[no-any-return]
 
 
 async def get_usage(local: LocalService, **query: Any) -> Json:
@@ -122,7 +122,7 @@ def text(instant: datetime) -> str:
 @asynccontextmanager
 async def _with_sessions(database: Database) -> AsyncIterator[LocalService]:
     async with metered_on(database) as service:
-        await put_sessions(database, SESSIONS)
+        await insert_sessions(database, SESSIONS)
         await database.clock.set(LATER)
         yield service
 
@@ -176,26 +176,26 @@ async def own_usage(database: Database) -> AsyncIterator[LocalService]:
 
 
 async def test_response_matches_expected_json_exactly(usage: LocalService) -> None:
-    answer = await usage.http.get("/usage", params={"from": text(minute(1)), "groupBy": "tenant"})
+    response = await usage.http.get("/usage", params={"from": text(minute(1)), "groupBy": "tenant"})
     totals = [_total(of, minute(1), LATER) for of in (SESSIONS[:2], SESSIONS[2:])]
-    assert answer.text == (
+    assert response.text == (
         '{"from":"2041-03-01T12:01:00.000000Z","to":"2041-03-01T12:10:00.000000Z",'
         '"finalUntil":"2041-03-01T12:00:00.123456Z","groupBy":"tenant","groups":['
         f'{{"tenantObjectId":"{TENANTS[0]}","usage":{totals[0]},"sessions":2}},'
         f'{{"tenantObjectId":"{TENANTS[1]}","usage":{totals[1]},"sessions":3}}],"count":2,"nextCursor":null}}'
     )
-    assert "link" not in answer.headers
+    assert "link" not in response.headers
 
 
 async def test_usage_without_group_by_returns_one_group(usage: LocalService) -> None:
-    answer = await get_usage(usage)
-    assert (answer["groupBy"], answer["groups"], answer["count"]) == (None, sums(SESSIONS), 1)
-    assert list(answer["groups"][0]) == ["usage", "sessions"]
+    response = await get_usage(usage)
+    assert (response["groupBy"], response["groups"], response["count"]) == (None, sums(SESSIONS), 1)
+    assert list(response["groups"][0]) == ["usage", "sessions"]
 
 
 async def test_no_usage_returns_one_zero_group_or_no_groups(metered: LocalService) -> None:
-    answer = await metered.http.get("/usage")
-    assert '"groups":[{"usage":0,"sessions":0}],"count":1,' in answer.text
+    response = await metered.http.get("/usage")
+    assert '"groups":[{"usage":0,"sessions":0}],"count":1,' in response.text
     for by in KEYS:
         grouped = await get_usage(metered, groupBy=by)
         assert (grouped["groups"], grouped["count"], grouped["nextCursor"]) == ([], 0, None), by
@@ -203,8 +203,8 @@ async def test_no_usage_returns_one_zero_group_or_no_groups(metered: LocalServic
 
 async def test_group_by_returns_groups_in_key_order(usage: LocalService) -> None:
     for by in KEYS:
-        answer = await get_usage(usage, groupBy=by)
-        assert (answer["groupBy"], answer["groups"]) == (by, sums(SESSIONS, by))
+        response = await get_usage(usage, groupBy=by)
+        assert (response["groupBy"], response["groups"]) == (by, sums(SESSIONS, by))
 
 
 AMOUNTS = {2: "0.000001", 26: "0.00001", 518_400: "0.2", 2_592_000: "1", 25_920_000: "10", 25_920_003: "10.000001"}
@@ -212,24 +212,26 @@ AMOUNTS = {2: "0.000001", 26: "0.00001", 518_400: "0.2", 2_592_000: "1", 25_920_
 
 
 async def test_usage_is_exact_decimal_without_exponent(metered: LocalService) -> None:
-    made = {seconds: lived(minute(1), minute(1, seconds)) for seconds in AMOUNTS}
-    await put_sessions(metered.database, list(made.values()))
+    made = {seconds: session_between(minute(1), minute(1, seconds)) for seconds in AMOUNTS}
+    await insert_sessions(metered.database, list(made.values()))
     await metered.clock.set(minute(2, max(AMOUNTS)))
     for seconds, amount in AMOUNTS.items():
         query = {"from": text(NOON), "tenant": made[seconds].tenant_object_id}
-        answer = await metered.http.get("/usage", params=query)
-        assert re.findall(r'"usage":(.*?),', answer.text) == [amount], seconds
+        response = await metered.http.get("/usage", params=query)
+        assert re.findall(r'"usage":(.*?),', response.text) == [amount], seconds
 
 
 async def test_usage_keeps_more_digits_than_a_float(database: Database) -> None:
     await database.clock.set(NOON)
     await install(database, NOON)
-    await put_sessions(database, [lived(minute(1), minute(1) + timedelta(days=1800), closed=False) for _ in range(300)])
+    await insert_sessions(
+        database, [session_between(minute(1), minute(1) + timedelta(days=1800), closed=False) for _ in range(300)]
+    )
     await database.clock.set(NOON + timedelta(days=3000))
     factors = {"1": Decimal("999999.999999"), "2": Decimal(1), "3": Decimal(1)}
     async with LocalService.on(database, usage=UsageConfig(factors=factors)).running() as local:
-        answer = await local.http.get("/usage", params={"from": text(NOON)})
-    assert re.findall(r'"usage":(.*?),', answer.text) == ["17999999999.982"]
+        response = await local.http.get("/usage", params={"from": text(NOON)})
+    assert re.findall(r'"usage":(.*?),', response.text) == ["17999999999.982"]
 
 
 # Filters.
@@ -242,13 +244,13 @@ async def test_usage_includes_only_sessions_matching_all_filters(usage: LocalSer
     for names, number in product(all_names, (0, 1)):
         query = {name: FILTERS[name][number] for name in names}
         matching = [each for each in SESSIONS if all(getattr(each, KEYS[name][1]) == query[name] for name in names)]
-        answer = await get_usage(usage, groupBy="session", **query)
-        assert answer["groups"] == sums(matching, "session"), query
+        response = await get_usage(usage, groupBy="session", **query)
+        assert response["groups"] == sums(matching, "session"), query
 
 
 async def test_filter_ids_are_case_insensitive(usage: LocalService) -> None:
-    answer = await get_usage(usage, tenant=TENANTS[1].upper(), groupBy="session")
-    assert answer["groups"] == sums(SESSIONS[2:], "session")
+    response = await get_usage(usage, tenant=TENANTS[1].upper(), groupBy="session")
+    assert response["groups"] == sums(SESSIONS[2:], "session")
 
 
 async def test_filter_without_match_returns_no_usage(usage: LocalService) -> None:
@@ -260,25 +262,25 @@ async def test_filter_without_match_returns_no_usage(usage: LocalService) -> Non
 
 
 async def test_default_span_is_last_thirty_days(usage: LocalService) -> None:
-    answer = await get_usage(usage)
-    assert (answer["from"], answer["to"]) == (text(LATER - timedelta(days=30)), text(LATER))
+    response = await get_usage(usage)
+    assert (response["from"], response["to"]) == (text(LATER - timedelta(days=30)), text(LATER))
 
 
 async def test_default_from_is_thirty_days_before_to(usage: LocalService) -> None:
-    answer = await get_usage(usage, to=minute(2))
-    assert (answer["from"], answer["to"]) == (text(minute(2) - timedelta(days=30)), text(minute(2)))
-    assert answer["groups"] == sums(SESSIONS, to_at=minute(2))
+    response = await get_usage(usage, to=minute(2))
+    assert (response["from"], response["to"]) == (text(minute(2) - timedelta(days=30)), text(minute(2)))
+    assert response["groups"] == sums(SESSIONS, to_at=minute(2))
 
 
 async def test_to_in_future_is_clamped_to_now(usage: LocalService) -> None:
-    answer = await get_usage(usage, from_=NOON, to=LATER + timedelta(days=900))
-    assert (answer["to"], answer["groups"]) == (text(LATER), sums(SESSIONS))
+    response = await get_usage(usage, from_=NOON, to=LATER + timedelta(days=900))
+    assert (response["to"], response["groups"]) == (text(LATER), sums(SESSIONS))
 
 
 async def test_span_in_future_returns_no_usage(usage: LocalService) -> None:
-    answer = await get_usage(usage, from_=LATER + timedelta(days=1), to=LATER + timedelta(days=2))
-    assert answer["groups"] == [{"usage": 0, "sessions": 0}]
-    assert answer["from"] == answer["to"] == text(LATER + timedelta(days=1))
+    response = await get_usage(usage, from_=LATER + timedelta(days=1), to=LATER + timedelta(days=2))
+    assert response["groups"] == [{"usage": 0, "sessions": 0}]
+    assert response["from"] == response["to"] == text(LATER + timedelta(days=1))
 
 
 async def test_span_can_start_and_end_at_any_instant(usage: LocalService) -> None:
@@ -289,17 +291,17 @@ async def test_span_can_start_and_end_at_any_instant(usage: LocalService) -> Non
         (minute(2), minute(3)),
         (minute(0, 130), minute(0, 150.000001)),
     ):
-        answer = await get_usage(usage, from_=from_at, to=to_at, groupBy="session")
-        assert (answer["from"], answer["to"]) == (text(from_at), text(to_at))
-        assert answer["groups"] == sums(SESSIONS, "session", from_at, to_at), (from_at, to_at)
+        response = await get_usage(usage, from_=from_at, to=to_at, groupBy="session")
+        assert (response["from"], response["to"]) == (text(from_at), text(to_at))
+        assert response["groups"] == sums(SESSIONS, "session", from_at, to_at), (from_at, to_at)
 
 
 async def test_instant_with_any_offset_is_accepted(usage: LocalService) -> None:
     for hours in (14, 5.75, 0, -3.5, -12):
         zone = timezone(timedelta(hours=hours))
-        answer = await get_usage(usage, from_=minute(1).astimezone(zone), to=minute(3).astimezone(zone))
-        assert (answer["from"], answer["to"]) == (text(minute(1)), text(minute(3))), hours
-        assert answer["groups"] == sums(SESSIONS, None, minute(1), minute(3)), hours
+        response = await get_usage(usage, from_=minute(1).astimezone(zone), to=minute(3).astimezone(zone))
+        assert (response["from"], response["to"]) == (text(minute(1)), text(minute(3))), hours
+        assert response["groups"] == sums(SESSIONS, None, minute(1), minute(3)), hours
 
 
 async def test_adjacent_spans_add_up_to_whole_span(usage: LocalService, seed: int) -> None:
@@ -337,17 +339,17 @@ def test_first_and_last_instants_of_calendar_are_accepted(client: Client) -> Non
         "to=0001-01-31T00:00:00Z",
         "from=9999-12-31T23:59:59Z",
     ):
-        answer = client.http.get(f"/usage?{query}")
-        assert answer.status_code == 200, (query, answer.text)
+        response = client.http.get(f"/usage?{query}")
+        assert response.status_code == 200, (query, response.text)
 
 
 # Rejected requests.
 
 
-def invalid_fields(answer: httpx.Response) -> list[str]:
+def invalid_fields(response: httpx.Response) -> list[str]:
     """The fields in `errors`."""
-    assert answer.status_code == 400, answer.text
-    return [error["field"] for error in answer.json()["errors"]]
+    assert response.status_code == 400, response.text
+    return [error["field"] for error in response.json()["errors"]]
 
 
 INVALID_INSTANTS = [
@@ -374,9 +376,11 @@ INVALID_INSTANTS = [
 
 def test_invalid_instant_returns_400(any_client: Client) -> None:
     for field, instant in product(("from", "to"), INVALID_INSTANTS):
-        answer = any_client.http.get("/usage", params={field: instant})
-        assert invalid_fields(answer) == [field], instant
-        assert answer.json()["errors"][0]["message"] == "must be an instant with its offset, as 2026-01-02T03:04:05Z"
+        response = any_client.http.get("/usage", params={field: instant})
+        assert invalid_fields(response) == [field], instant
+        assert (
+            response.json()["errors"][0]["message"] == "must be an instant with an offset, such as 2026-01-02T03:04:05Z"
+        )
 
 
 def test_span_ending_before_start_returns_400(any_client: Client) -> None:
@@ -386,8 +390,8 @@ def test_span_ending_before_start_returns_400(any_client: Client) -> None:
         ("2026-01-02T03:04:05+01:00", "2026-01-02T03:04:05+02:00"),
         ("2026-01-02T03:04:05+01:00", "2026-01-02T02:04:05Z"),
     ):
-        answer = any_client.http.get("/usage", params={"from": from_at, "to": to_at})
-        assert (answer.status_code, answer.json()["errors"]) == (
+        response = any_client.http.get("/usage", params={"from": from_at, "to": to_at})
+        assert (response.status_code, response.json()["errors"]) == (
             400,
             [{"field": "from", "message": "must lie before to"}],
         ), (from_at, to_at)
@@ -416,8 +420,8 @@ def test_invalid_parameter_returns_400(any_client: Client) -> None:
 
 
 def test_error_lists_every_invalid_parameter(any_client: Client) -> None:
-    answer = any_client.http.get("/usage?from=x&to=y&tenant=z&groupBy=w&limit=0")
-    assert sorted(invalid_fields(answer)) == ["from", "groupBy", "limit", "tenant", "to"]
+    response = any_client.http.get("/usage?from=x&to=y&tenant=z&groupBy=w&limit=0")
+    assert sorted(invalid_fields(response)) == ["from", "groupBy", "limit", "tenant", "to"]
 
 
 # Pages.
@@ -447,10 +451,10 @@ async def test_every_page_uses_span_of_first_page(usage: LocalService) -> None:
 
 async def test_next_link_keeps_span_and_filters(usage: LocalService) -> None:
     query = {"groupBy": "session", "limit": 2, "tenant": TENANTS[1], "from": "2041-03-01T13:01:00+01:00"}
-    answer = await usage.http.get("/usage", params=query)
+    response = await usage.http.get("/usage", params=query)
     await usage.clock.set(LATER + timedelta(days=1))
-    following = await usage.http.get(answer.links["next"]["url"])
-    pages = [exact(answer), exact(following)]
+    following = await usage.http.get(response.links["next"]["url"])
+    pages = [exact(response), exact(following)]
     assert [page["groups"] for page in pages] == [
         sums(SESSIONS[2:], "session", minute(1))[:2],
         sums(SESSIONS[2:], "session", minute(1))[2:],
@@ -460,8 +464,8 @@ async def test_next_link_keeps_span_and_filters(usage: LocalService) -> None:
 
 
 async def test_single_group_has_no_next_page(usage: LocalService) -> None:
-    answer = await usage.http.get("/usage", params={"limit": 1})
-    assert (exact(answer)["nextCursor"], "link" in answer.headers) == (None, False)
+    response = await usage.http.get("/usage", params={"limit": 1})
+    assert (exact(response)["nextCursor"], "link" in response.headers) == (None, False)
 
 
 def cursor(text: str) -> str:
@@ -491,21 +495,21 @@ FORGED_FOR_TENANT = [
 
 def test_forged_cursor_returns_400(client: Client) -> None:
     for forged in FORGED_FOR_TENANT:
-        answer = client.http.get("/usage", params={"cursor": forged, "groupBy": "tenant"})
-        assert invalid_fields(answer) == ["cursor"], forged
+        response = client.http.get("/usage", params={"cursor": forged, "groupBy": "tenant"})
+        assert invalid_fields(response) == ["cursor"], forged
     for key in (TENANTS[0], "0", "4", "01", "1.0", ""):
-        answer = client.http.get("/usage", params={"cursor": cursor(f"kind 1 2 {key}"), "groupBy": "kind"})
-        assert invalid_fields(answer) == ["cursor"], f"{key} by kind"
+        response = client.http.get("/usage", params={"cursor": cursor(f"kind 1 2 {key}"), "groupBy": "kind"})
+        assert invalid_fields(response) == ["cursor"], f"{key} by kind"
     for key in (TENANTS[0], "1"):
-        answer = client.http.get("/usage", params={"cursor": cursor(f"None 1 2 {key}")})
-        assert invalid_fields(answer) == ["cursor"], f"{key} without groupBy"
+        response = client.http.get("/usage", params={"cursor": cursor(f"None 1 2 {key}")})
+        assert invalid_fields(response) == ["cursor"], f"{key} without groupBy"
 
 
 def test_cursor_with_any_span_returns_200(client: Client) -> None:
     for ends in ("-62135596800000000 253402300799999999", "5 5", "9 3", "0 1"):
         query = {"cursor": cursor(f"tenant {ends} {TENANTS[0]}"), "groupBy": "tenant"}
-        answer = client.http.get("/usage", params=query)
-        assert answer.status_code == 200, (ends, answer.text)
+        response = client.http.get("/usage", params=query)
+        assert response.status_code == 200, (ends, response.text)
 
 
 # Usage and windows.
@@ -518,12 +522,12 @@ async def test_usage_between_two_cuts_equals_sum_of_windows(own_usage: LocalServ
     await database.clock.set(LATER)
     billed = await windows(database)
     for one, other in combinations([each.started_at for each in billed] + [billed[-1].ended_at], 2):
-        answer = await get_usage(own_usage, from_=one, to=other)
+        response = await get_usage(own_usage, from_=one, to=other)
         inside = [each for each in billed if one <= each.started_at < other]
         total = Decimal(sum(each.usage_millionths or 0 for each in inside)) / MILLION
-        assert answer["groups"][0]["usage"] == total, (one, other)
-        assert answer["groups"] == sums(SESSIONS, None, one, other)
-        assert answer["finalUntil"] == text(minute(6))
+        assert response["groups"][0]["usage"] == total, (one, other)
+        assert response["groups"] == sums(SESSIONS, None, one, other)
+        assert response["finalUntil"] == text(minute(6))
 
 
 async def test_final_usage_does_not_change_after_cut(own_usage: LocalService, database: Database) -> None:
@@ -549,7 +553,7 @@ async def test_routes_are_available_with_and_without_version(own_usage: LocalSer
 async def test_routes_and_next_links_are_available_only_below_prefix(database: Database) -> None:
     await database.clock.set(NOON)
     await install(database, NOON)
-    await put_sessions(database, SESSIONS)
+    await insert_sessions(database, SESSIONS)
     await cut(database, minute(5))
     await cut(database, minute(6))
     async with LocalService.on(database, prefix="/api/v3").running() as prefixed:
@@ -557,8 +561,8 @@ async def test_routes_and_next_links_are_available_only_below_prefix(database: D
             assert (await prefixed.http.get(f"/api/v3{version}{path}")).status_code == 200, (version, path)
             assert (await prefixed.http.get(f"{version}{path}")).status_code == 404, (version, path)
         for path in ("/usage?groupBy=session", "/usage/windows?"):
-            answer = await prefixed.http.get(f"/api/v3{path}&limit=1")
-            following = answer.links["next"]["url"]
+            response = await prefixed.http.get(f"/api/v3{path}&limit=1")
+            following = response.links["next"]["url"]
             assert following.startswith(f"/api/v3{path.partition('?')[0]}?")
             assert (await prefixed.http.get(following)).status_code == 200, following
 

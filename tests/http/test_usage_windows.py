@@ -15,6 +15,7 @@ from tenure.config import GatewayConfig
 from tenure.config.settings import UsageConfig
 from tenure.domain.sessions import Session
 from tenure.domain.usage import CHUNK_MAX, ChunkDigest
+from tenure.telemetry.events import UsageHandedOver
 from tests.http.client import Client, Json
 from tests.http.local import LocalService
 from tests.http.submitting import read_submission, submit
@@ -22,14 +23,22 @@ from tests.http.test_deliveries import BOUND_SECONDS, FAST
 from tests.http.test_leases import FORGED
 from tests.http.test_usage import cursor, exact, invalid_fields, text
 from tests.support.databases import Database
-from tests.support.odd_receivers import answer as answering
-from tests.support.odd_receivers import odd_receiver
+from tests.support.odd_receivers import http_response, odd_receiver
 from tests.support.open_requests import NOON, some_id
-from tests.support.submissions import DELIVERED, attempt, executor
-from tests.support.usage import CONTRACT, chunk_all, cut, install, lived, minute, put_sessions
+from tests.support.submissions import DELIVERED, executor_fence, make_attempt
+from tests.support.usage import (
+    CONTRACT,
+    chunk_all,
+    cut,
+    emitter_fence,
+    insert_sessions,
+    install,
+    minute,
+    session_between,
+)
 
 WINDOW_KEYS = ["windowId", "startAt", "endAt", "factors", "sessions", "usage", "deliveredAt"]
-CHUNK_KEYS = ["chunk", "submissionId", "sessions", "usage", "digest", "deliveredAt"]
+CHUNK_KEYS = ["chunk", "submissionId", "sessions", "usage", "digest", "deliveredAt", "receipt"]
 FACTORS = {"1": 1, "2": 2, "3": 3}
 FIRST_CUT = minute(1)
 
@@ -37,14 +46,14 @@ FIRST_CUT = minute(1)
 async def billed(database: Database, sessions: Sequence[Session] = (), at: datetime = FIRST_CUT, **given: Any) -> None:
     """Inserts the sessions, cuts at `at` and divides the window. With a contract, its chunks are submitted."""
     if sessions:
-        await put_sessions(database, sessions)
+        await insert_sessions(database, sessions)
     await cut(database, at, **given)
     await chunk_all(database)
 
 
 def basic(begins: float = 10, ends: float = 20) -> Session:
     """A basic session from `begins` to `ends`, in seconds after noon."""
-    return lived(minute(0, begins), minute(0, ends))
+    return session_between(minute(0, begins), minute(0, ends))
 
 
 async def window(local: LocalService, window_id: int = 1) -> Json:
@@ -59,12 +68,12 @@ async def listed(local: LocalService, **query: Any) -> Json:
 
 
 async def test_list_without_windows_is_empty(metered: LocalService) -> None:
-    answer = await metered.http.get("/usage/windows")
-    assert (answer.status_code, answer.text) == (200, '{"windows":[],"count":0,"nextCursor":null}')
+    response = await metered.http.get("/usage/windows")
+    assert (response.status_code, response.text) == (200, '{"windows":[],"count":0,"nextCursor":null}')
 
 
 async def test_undivided_window_has_no_sums(metered: LocalService) -> None:
-    await put_sessions(metered.database, [basic()])
+    await insert_sessions(metered.database, [basic()])
     await cut(metered.database, minute(1), contract=CONTRACT)
     assert await window(metered) == {
         "windowId": 1,
@@ -80,24 +89,24 @@ async def test_undivided_window_has_no_sums(metered: LocalService) -> None:
 
 async def test_window_response_matches_expected_json_exactly(metered: LocalService) -> None:
     await billed(metered.database, [basic(10, 20), basic(30, 59)], factors=(250_000, 1, 3_000_000), contract=CONTRACT)
-    answer = await metered.http.get("/usage/windows/1")
-    (chunk,) = answer.json()["chunks"]
-    assert answer.text == (
+    response = await metered.http.get("/usage/windows/1")
+    (chunk,) = response.json()["chunks"]
+    assert response.text == (
         '{"windowId":1,"startAt":"2041-03-01T12:00:00.123456Z","endAt":"2041-03-01T12:01:00.000000Z",'
         '"factors":{"1":0.25,"2":0.000001,"3":3},"sessions":2,"usage":0.000004,"deliveredAt":null,"chunks":['
         f'{{"chunk":1,"submissionId":"{chunk["submissionId"]}","sessions":2,"usage":0.000004,"digest":null,'
-        '"deliveredAt":null}]}'
+        '"deliveredAt":null,"receipt":false}]}'
     )
 
 
 async def test_list_returns_windows_without_chunks(metered: LocalService) -> None:
     await billed(metered.database, [basic(10, 70)])
     await billed(metered.database, at=minute(2))
-    answer = await listed(metered)
-    assert [list(each) for each in answer["windows"]] == [WINDOW_KEYS] * 2
+    response = await listed(metered)
+    assert [list(each) for each in response["windows"]] == [WINDOW_KEYS] * 2
     whole = [await window(metered, each) for each in (2, 1)]
     assert [list(each) for each in whole] == [[*WINDOW_KEYS, "chunks"]] * 2
-    assert answer["windows"] == [{name: each[name] for name in WINDOW_KEYS} for each in whole]
+    assert response["windows"] == [{name: each[name] for name in WINDOW_KEYS} for each in whole]
 
 
 async def test_consecutive_windows_are_contiguous(metered: LocalService) -> None:
@@ -124,20 +133,20 @@ async def test_chunk_with_stored_digest_shows_it(metered: LocalService) -> None:
     (chunk,) = (await window(metered))["chunks"]
     digest = sha256(b"a body").digest()
     await metered.database.store.store_digests(
-        await executor(metered.database.store), [ChunkDigest(chunk["submissionId"], digest)]
+        await executor_fence(metered.database.store), [ChunkDigest(chunk["submissionId"], digest)]
     )
     assert (await window(metered))["chunks"] == [{**chunk, "digest": digest.hex()}]
 
 
 async def test_window_is_delivered_when_its_last_chunk_is_delivered(metered: LocalService) -> None:
     await billed(metered.database, [basic() for _ in range(CHUNK_MAX + 1)], contract=CONTRACT)
-    fence = await executor(metered.database.store)
+    fence = await executor_fence(metered.database.store)
     first, second = (await window(metered))["chunks"]
     await metered.clock.set(minute(4))
-    await attempt(metered.database.store, fence, second["submissionId"], DELIVERED)
+    await make_attempt(metered.database.store, fence, second["submissionId"], DELIVERED)
     one = await window(metered)
     await metered.clock.set(minute(5))
-    await attempt(metered.database.store, fence, first["submissionId"], DELIVERED)
+    await make_attempt(metered.database.store, fence, first["submissionId"], DELIVERED)
     other = await window(metered)
     assert [each["deliveredAt"] for each in one["chunks"]] == [None, text(minute(4))]
     assert [each["deliveredAt"] for each in other["chunks"]] == [text(minute(5)), text(minute(4))]
@@ -187,8 +196,8 @@ UNKNOWN_WINDOWS = [
 async def test_unknown_window_returns_404(metered: LocalService) -> None:
     await cut(metered.database, minute(1))
     for window_id in UNKNOWN_WINDOWS:
-        answer = await metered.http.get(f"/usage/windows/{window_id}")
-        assert (answer.status_code, answer.json()["code"]) == (404, "NOT_FOUND"), window_id[:40]
+        response = await metered.http.get(f"/usage/windows/{window_id}")
+        assert (response.status_code, response.json()["code"]) == (404, "NOT_FOUND"), window_id[:40]
 
 
 def test_window_with_query_parameter_returns_400(any_client: Client) -> None:
@@ -205,11 +214,11 @@ async def test_list_is_paginated_newest_first(metered: LocalService) -> None:
         seen: list[int] = []
         url = f"/usage/windows?limit={limit}"
         while url:
-            answer = await metered.http.get(url)
-            page = exact(answer)
-            assert (page["count"], page["nextCursor"] is not None) == (len(page["windows"]), "next" in answer.links)
+            response = await metered.http.get(url)
+            page = exact(response)
+            assert (page["count"], page["nextCursor"] is not None) == (len(page["windows"]), "next" in response.links)
             seen += [each["windowId"] for each in page["windows"]]
-            url = answer.links["next"]["url"] if "next" in answer.links else ""
+            url = response.links["next"]["url"] if "next" in response.links else ""
         assert seen == [5, 4, 3, 2, 1], limit
 
 
@@ -237,8 +246,8 @@ def test_cursor_with_any_window_number_returns_200(client: Client) -> None:
 
 def test_list_with_invalid_parameter_returns_400(any_client: Client) -> None:
     for query in ("limit=0", "limit=501", "limit=-1", "limit=", "from=2026-01-02T03:04:05Z", "windowId=1", "Limit=1"):
-        answer = any_client.http.get(f"/usage/windows?{query}")
-        assert invalid_fields(answer) == [query.partition("=")[0]], query
+        response = any_client.http.get(f"/usage/windows?{query}")
+        assert invalid_fields(response) == [query.partition("=")[0]], query
 
 
 # Submissions of usage.
@@ -254,20 +263,22 @@ async def test_usage_submission_can_be_read_but_not_cancelled(metered: LocalServ
     submission_id = await usage_submission(metered)
     submission = await read_submission(metered, submission_id)
     assert (submission["gateway"], submission["state"], submission["attempts"]) == ("usages", "pending", [])
-    answer = await metered.http.post(f"/submissions/{submission_id}/cancel")
-    assert (answer.status_code, answer.json()["code"]) == (409, "USAGE_NOT_CANCELLABLE")
-    assert answer.json()["type"] == "urn:tenure:usage-not-cancellable"
-    assert answer.json()["detail"] == f"submission {submission_id} is usage, and is sent until it is delivered"
+    response = await metered.http.post(f"/submissions/{submission_id}/cancel")
+    assert (response.status_code, response.json()["code"]) == (409, "USAGE_NOT_CANCELLABLE")
+    assert response.json()["type"] == "urn:tenure:usage-not-cancellable"
+    assert (
+        response.json()["detail"] == f"submission {submission_id} contains usage, which is sent until it is delivered"
+    )
     assert (await read_submission(metered, submission_id))["state"] == "pending"
 
 
 async def test_command_on_delivered_usage_returns_already_delivered(metered: LocalService) -> None:
     submission_id = await usage_submission(metered)
     store = metered.database.store
-    await attempt(store, await executor(store), submission_id, DELIVERED)
+    await make_attempt(store, await executor_fence(store), submission_id, DELIVERED)
     for command in ("cancel", "retry"):
-        answer = await metered.http.post(f"/submissions/{submission_id}/{command}")
-        assert (answer.status_code, answer.json()["code"]) == (409, "ALREADY_DELIVERED"), command
+        response = await metered.http.post(f"/submissions/{submission_id}/{command}")
+        assert (response.status_code, response.json()["code"]) == (409, "ALREADY_DELIVERED"), command
 
 
 async def test_cancel_by_filter_skips_usage_submissions(metered: LocalService) -> None:
@@ -278,8 +289,8 @@ async def test_cancel_by_filter_skips_usage_submissions(metered: LocalService) -
         ({"gateway": "usages", "state": "pending"}, 0),
         ({"state": "pending"}, 1),
     ):
-        answer = await metered.http.post("/submissions/cancel", json=query)
-        assert (answer.status_code, answer.json()) == (200, {"count": count}), query
+        response = await metered.http.post("/submissions/cancel", json=query)
+        assert (response.status_code, response.json()) == (200, {"count": count}), query
         states = [(await read_submission(metered, each))["state"] for each in (submission_id, other)]
         assert states == ["pending", "cancelled" if count else "pending"], query
 
@@ -287,7 +298,7 @@ async def test_cancel_by_filter_skips_usage_submissions(metered: LocalService) -
 async def fail_attempt(local: LocalService, submission_id: str, at: datetime) -> None:
     """A failed attempt, after which the clock moves on by ten of the thirty seconds before the next one."""
     await local.clock.set(at)
-    await attempt(local.database.store, await executor(local.database.store), submission_id)
+    await make_attempt(local.database.store, await executor_fence(local.database.store), submission_id)
     assert (await read_submission(local, submission_id))["nextAttemptAt"] == text(at + timedelta(seconds=30))
     await local.clock.set(at + timedelta(seconds=10))
 
@@ -314,8 +325,8 @@ async def emit(database: Database) -> AsyncIterator[Emit]:
     """Starts an instance that cuts at a minute past noon, after a session of thirty seconds, and sends to a URL."""
     await database.clock.set(NOON)
     await install(database, NOON)
-    session = lived(minute(0, 15), minute(0, 45), kind=2, user_object_id=some_id())
-    await put_sessions(database, [session])
+    session = session_between(minute(0, 15), minute(0, 45), kind=2, user_object_id=some_id())
+    await insert_sessions(database, [session])
     await database.clock.set(minute(1))
     async with AsyncExitStack() as started:
 
@@ -345,7 +356,7 @@ async def until_divided(local: LocalService, *, delivered: bool) -> Json:
 async def test_receiver_gets_usage_of_session(
     emit: Emit, database: Database, usage_format: str, media_type: str
 ) -> None:
-    async with odd_receiver(answering("200 OK")) as receiver:
+    async with odd_receiver(http_response("200 OK")) as receiver:
         local, session = await emit(receiver.address, format=usage_format)
         whole = await until_divided(local, delivered=True)
         (received,) = receiver.received
@@ -372,7 +383,7 @@ async def attempted(local: LocalService, submission_id: str, times: int) -> Json
 
 
 async def test_410_from_receiver_keeps_usage_pending(emit: Emit) -> None:
-    async with odd_receiver(answering("410 Gone")) as receiver:
+    async with odd_receiver(http_response("410 Gone")) as receiver:
         local, _ = await emit(receiver.address)
         (chunk,) = (await until_divided(local, delivered=False))["chunks"]
         submission = await attempted(local, chunk["submissionId"], 1)
@@ -411,7 +422,7 @@ async def _began(local: LocalService, job: str, at: datetime) -> None:
 
 async def test_chunk_changed_after_first_attempt_is_withheld(emit: Emit, database: Database) -> None:
     """The capacity of a billed session was changed in the database; the sums still match."""
-    async with odd_receiver(answering("500 Oops")) as receiver:
+    async with odd_receiver(http_response("500 Oops")) as receiver:
         local, session = await emit(receiver.address)
         (chunk,) = (await until_divided(local, delivered=False))["chunks"]
         await attempted(local, chunk["submissionId"], 1)
@@ -426,3 +437,65 @@ async def test_chunk_changed_after_first_attempt_is_withheld(emit: Emit, databas
     assert (withheld["outcome"], withheld["status"]) == ("abandoned", None)
     assert submission["lastError"] == "not sent: its digest differs from the one stored before its first attempt"
     assert submission["nextAttemptAt"] == text(minute(11, 5))
+
+
+# Windows that were cut without a gateway.
+
+
+async def send(local: LocalService, **body: Any) -> httpx.Response:
+    return await local.http.post("/usage/windows/send", json={"from": text(NOON), **body})
+
+
+async def test_windows_cut_without_gateway_are_sent_once_on_request(metered: LocalService) -> None:
+    await billed(metered.database, [basic()])
+    await billed(metered.database, at=minute(2))
+    await billed(metered.database, at=minute(3), contract=CONTRACT)
+    assert (await window(metered))["chunks"][0]["submissionId"] is None
+    response = await send(metered, to=text(minute(1)))
+    assert (response.status_code, response.json()) == (200, {"windows": 1, "chunks": 1, "complete": True})
+    assert (await send(metered)).json() == {"windows": 1, "chunks": 0, "complete": True}
+    assert (await send(metered)).json() == {"windows": 0, "chunks": 0, "complete": True}
+    (chunk,) = (await window(metered))["chunks"]
+    submission = await read_submission(metered, chunk["submissionId"])
+    assert (submission["gateway"], submission["state"]) == ("usages", "pending")
+    assert [each["deliveredAt"] is None for each in (await listed(metered))["windows"]] == [False, False, True]
+    reported = [(each.windows, each.chunks) for each in metered.telemetry.of(UsageHandedOver)]
+    assert reported == [(1, 1), (1, 0)]
+
+
+async def test_sent_window_uses_the_configured_format(database: Database) -> None:
+    await install(database, NOON)
+    await database.clock.set(NOON)
+    await emitter_fence(database.store)
+    await executor_fence(database.store)
+    await billed(database, [basic()])
+    service = LocalService.on(database, "usages", usage=UsageConfig(format="cloudevents"))
+    async with service.running() as local:
+        assert (await send(local)).status_code == 200
+        found = await database.store.get_window(1)
+    assert found is not None
+    assert found[0].contract is not None
+    assert (found[0].contract.format, found[0].contract.max_attempts) == ("cloudevents", None)
+
+
+async def test_send_without_gateway_returns_409(database: Database) -> None:
+    await install(database, NOON)
+    async with LocalService.on(database, "crm").running() as local:
+        response = await send(local)
+    assert (response.status_code, response.json()["code"]) == (409, "NO_USAGE_GATEWAY")
+
+
+async def test_invalid_span_to_send_returns_400_with_field(metered: LocalService) -> None:
+    for body, field in (
+        ({"from": None}, "from"),
+        ({"from": "yesterday"}, "from"),
+        ({"from": "2041-03-01T12:00:00"}, "from"),
+        ({"to": text(NOON)}, "from"),
+        ({"to": 5}, "to"),
+        ({"from": "0001-01-01T00:00:00+14:00"}, "from"),
+        ({"until": text(NOON)}, "until"),
+    ):
+        response = await send(metered, **body)
+        assert (response.status_code, invalid_fields(response)) == (400, [field]), body
+    response = await metered.http.post("/usage/windows/send", json={})
+    assert (response.status_code, invalid_fields(response)) == (400, ["from"])

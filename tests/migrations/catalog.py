@@ -1,6 +1,6 @@
-"""What a database consists of, read from its catalog: equal if two databases are built alike.
+"""Reads the schema of a database from its catalog, to compare two databases.
 
-The order of columns does not count: a column that a revision adds comes last; `tables.py` has it where it belongs.
+The order of columns does not count: a revision adds a column at the end, `tables.py` may have it elsewhere.
 """
 
 import re
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import asyncpg
-from sqlalchemy import Connection, Dialect, text
+from sqlalchemy import Connection, Dialect, Index, text
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.dialects.mssql import aioodbc
 from sqlalchemy.schema import CreateIndex, CreateTable, DDLElement
@@ -86,9 +86,15 @@ DIALECTS: Mapping[str, Dialect] = {
 def tables_as_script(dialect_name: str) -> str:
     """The CREATE statements of `tables.py`, in batches."""
     made: list[DDLElement] = [CreateTable(table) for table in metadata.sorted_tables]
-    indexes = [index for table in metadata.sorted_tables for index in table.indexes]
+    indexes = [index for table in metadata.sorted_tables for index in table.indexes if _is_for(index, dialect_name)]
     made += [CreateIndex(index) for index in sorted(indexes, key=lambda index: str(index.name))]
     return "\n".join(f"{statement.compile(dialect=DIALECTS[dialect_name])}\nGO" for statement in made)
+
+
+def _is_for(index: Index, dialect_name: str) -> bool:
+    """Some indexes exist only on some engines."""
+    condition: Any = index._ddl_if
+    return condition is None or dialect_name in condition.dialect
 
 
 def _is_alembics(name: str) -> bool:

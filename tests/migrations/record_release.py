@@ -1,4 +1,4 @@
-"""Records what a release expects of its database. Run `python -m tests.migrations.record_release` once per release.
+"""Records the statements and schema of a release. Run `python -m tests.migrations.record_release` once per release.
 
 The version is that of pyproject.toml. A record is never changed. Delete it when its release is older than the last two.
 """

@@ -1,10 +1,10 @@
-"""What a release expects of its database: recorded when it is released, checked by the versions after it.
+"""The statements and schema of a release: recorded at the release, checked by later versions.
 
 During an upgrade, instances of two releases share one database, whose tables and functions are those of the newer one.
-So each statement of the older release must still have the same parameters and the same result columns. That is checked
-here for the last two releases; what the statements do is not.
+So each statement of the older release must still have the same parameters and the same result columns. This module
+checks that for the last two releases. It does not check the effects of the statements.
 
-Tables or functions that differ from the last release need a newer revision: without one, no database is upgraded.
+Changed tables or functions need a new revision: without one, no database is upgraded.
 """
 
 import hashlib
@@ -23,6 +23,7 @@ import asyncpg
 from sqlalchemy import event
 from sqlalchemy.sql.selectable import TextualSelect
 
+from tenure.domain.audit_log import AuditFilter, AuditPosition
 from tenure.domain.sessions import Position, SessionFilter
 from tenure.domain.submissions import Change, SubmissionFilter
 from tenure.domain.usage import Chunk, Era, GroupBy, UsageFilter, UsageSumQuery, Window
@@ -37,11 +38,11 @@ from tenure.store.reads.submissions import contract_text
 from tenure.store.tables import metadata
 from tests.migrations.catalog import DIALECTS, tables_as_script
 from tests.support.databases import POOL_SIZE
-from tests.support.usage import CONTRACT, whole
+from tests.support.usage import CONTRACT, single_chunk
 
 FOLDER = Path(__file__).parent / "releases"
 SUPPORTED = 2
-"""How many releases back the calls must work."""
+"""The number of older releases whose calls must work."""
 
 Record = Mapping[str, Any]
 
@@ -50,7 +51,7 @@ Record = Mapping[str, Any]
 
 
 async def record(url: str, version: str) -> Record:
-    """The present state of the tree, by a PostgreSQL database that it has migrated."""
+    """Records the current state of the tree, using a PostgreSQL database that it has migrated."""
     connection = await asyncpg.connect(url)
     try:
         texts = {**own_statements(), **await shared_statements(url)}
@@ -67,7 +68,7 @@ async def record(url: str, version: str) -> Record:
 
 def save(release: Record, folder: Path = FOLDER) -> Path:
     path = folder / f"{release['version']}.json"
-    with path.open("x", encoding="utf-8") as file:  # what was recorded is never changed
+    with path.open("x", encoding="utf-8") as file:  # fails if the record exists
         json.dump(release, file, indent=1, sort_keys=True)
         file.write("\n")
     return path
@@ -111,7 +112,7 @@ def shared_reads() -> Sequence[str]:
 
 
 async def described(connection: asyncpg.Connection, text: str) -> Record:
-    """As PostgreSQL understands it."""
+    """Returns the parameter and column types that PostgreSQL reports for the statement."""
     prepared = await connection.prepare(text)
     return {
         "text": text,
@@ -133,7 +134,7 @@ def sqlserver_calls() -> Mapping[str, Record]:
 
 
 def digests() -> Mapping[str, Mapping[str, str]]:
-    """Of the code of each function, and of all tables, by engine."""
+    """Returns the digest of each function and of all tables, by engine."""
     return {
         dialect: {
             "tables": _digest(tables_as_script(dialect)),
@@ -158,6 +159,7 @@ WINDOW = Window(
 SAMPLES: Mapping[Any, Sequence[Any]] = {
     str: [ID],
     int: [7],
+    datetime: [AT],
     Sequence[str]: [[ID]],
     Position: [Position(AT, ID)],
     Change: [Change(7, 7)],
@@ -166,8 +168,10 @@ SAMPLES: Mapping[Any, Sequence[Any]] = {
         SessionFilter(tenant=ID, user=ID, capacity=ID, kind=2, state="closed", active=False, close_reason="EXPIRED"),
     ],
     SubmissionFilter: [SubmissionFilter(), SubmissionFilter(gateway="one", state="failed")],
+    AuditFilter: [AuditFilter(), AuditFilter(subject="one", action="two", target="three", from_at=AT, to_at=AT)],
+    AuditPosition: [AuditPosition(AT, ID)],
     Window: [WINDOW],
-    Chunk: [whole(WINDOW)],
+    Chunk: [single_chunk(WINDOW)],
     UsageSumQuery: [
         UsageSumQuery(factors=(1, 2, 3)),
         *(
@@ -242,7 +246,7 @@ def _samples(hint: Any) -> Sequence[Any]:
 
 
 async def faults(release: Record, connection: asyncpg.Connection) -> Sequence[str]:
-    """What its calls would miss in this tree, whose PostgreSQL functions are those of the connection's database."""
+    """Returns the calls of the release that fail in this tree, or in the connection's database."""
     return [*await _postgres_faults(release, connection), *_sqlserver_faults(release)]
 
 
@@ -275,18 +279,18 @@ def _sqlserver_faults(release: Record) -> Sequence[str]:
         head, _, body = code.partition("\nAS\n")
         if re.findall(r"@\w+", head) != expected["parameters"]:
             found.append(f"{name} of {release['version']}: {called} has other parameters than {expected['parameters']}")
-        answer = body.rpartition("COMMIT TRANSACTION;")[2]
+        result = body.rpartition("COMMIT TRANSACTION;")[2]
         found += [
             f"{name} of {release['version']}: {called} returns no column {column}"
             for column in expected["columns"]
-            if not re.search(rf"(?<!@)\b{column}\b", answer)
-            and ("s.*" not in answer or column not in metadata.tables["sessions"].c)
+            if not re.search(rf"(?<!@)\b{column}\b", result)
+            and ("s.*" not in result or column not in metadata.tables["sessions"].c)
         ]
     return found
 
 
 def changes(release: Record) -> Sequence[str]:
-    """Of tables and functions since the release, unless there is a newer revision, with which databases get them."""
+    """Returns the tables and functions that changed since the release without a new revision."""
     if migrate.required_revision() > release["revision"]:
         return []
     return [

@@ -15,7 +15,7 @@ from tests.migrations import catalog
 from tests.support.databases import Database
 
 
-async def test_postgres_is_migrated_to_what_a_fresh_schema_is(
+async def test_postgres_revisions_create_same_schema_as_tables_in_code(
     postgres_database: Database, empty_postgres_database: Database
 ) -> None:
     def make(connection: Connection) -> None:
@@ -27,10 +27,10 @@ async def test_postgres_is_migrated_to_what_a_fresh_schema_is(
     await empty_postgres_database.run_sync(make)
     migrated, fresh = [await catalog.of_postgres(each.url) for each in (postgres_database, empty_postgres_database)]
     assert migrated == fresh
-    assert all(migrated.values()), "nothing was found of a kind"
+    assert all(migrated.values()), "a part of the catalog is empty"
 
 
-async def test_sqlite_is_migrated_to_what_a_fresh_schema_is(sqlite_database: Database, tmp_path: Path) -> None:
+async def test_sqlite_revisions_create_same_schema_as_tables_in_code(sqlite_database: Database, tmp_path: Path) -> None:
     engine = create_engine(f"sqlite:///{tmp_path / 'fresh.db'}")
     metadata.create_all(engine)
     with engine.connect() as connection:
@@ -38,10 +38,10 @@ async def test_sqlite_is_migrated_to_what_a_fresh_schema_is(sqlite_database: Dat
     engine.dispose()
     migrated = await sqlite_database.run_sync(catalog.of_sqlite)
     assert migrated == fresh
-    assert all(migrated.values()), "nothing was found of a kind"
+    assert all(migrated.values()), "a part of the catalog is empty"
 
 
-def test_sql_server_is_migrated_to_what_a_fresh_schema_is() -> None:
+def test_sql_server_revisions_create_same_schema_as_tables_in_code() -> None:
     scripts = migrate.script(None, "mssql"), catalog.tables_as_script("mssql")
     migrated, fresh = (catalog.of_tsql(script) for script in scripts)
     assert migrated == fresh
@@ -49,8 +49,8 @@ def test_sql_server_is_migrated_to_what_a_fresh_schema_is() -> None:
     assert migrated["indexes"]
 
 
-async def test_alembic_finds_no_difference_to_the_tables_in_code(database: Database) -> None:
-    """In its own way, and on SQL Server, where there is one, on the server."""
+async def test_alembic_finds_no_difference_to_tables_in_code(database: Database) -> None:
+    """Uses the comparison of Alembic, also on a SQL Server if one is available."""
 
     def differences(connection: Connection) -> list[object]:
         context = MigrationContext.configure(connection, opts={"version_table": SCHEMA_TABLE, "compare_type": True})
@@ -59,7 +59,7 @@ async def test_alembic_finds_no_difference_to_the_tables_in_code(database: Datab
     assert await database.run_sync(differences) == []
 
 
-async def test_what_a_dry_run_prints_makes_the_schema(
+async def test_dry_run_output_creates_same_schema_as_migration(
     postgres_database: Database, empty_postgres_database: Database
 ) -> None:
     connection = await asyncpg.connect(empty_postgres_database.url)

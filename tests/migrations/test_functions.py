@@ -47,19 +47,19 @@ def called_from_python(dialect: str) -> set[str]:
 
 
 @dialects
-def test_a_file_holds_one_definition_which_has_its_name(dialect: str) -> None:
+def test_file_contains_one_definition_with_its_name(dialect: str) -> None:
     for path in folder_of(dialect).iterdir():
         assert path.suffix == ".sql", path
         assert DEFINITIONS[dialect].findall(code(path.read_text(encoding="utf-8"))) == [path.stem]
 
 
 @dialects
-def test_a_file_says_first_what_it_is_for(dialect: str) -> None:
+def test_file_begins_with_comment(dialect: str) -> None:
     assert [name for name, definition in functions_of(dialect).items() if not definition.startswith("-- ")] == []
 
 
 @dialects
-def test_a_name_has_a_version(dialect: str) -> None:
+def test_function_name_ends_with_version(dialect: str) -> None:
     names = functions_of(dialect).keys() - UNVERSIONED
     assert [name for name in names if not re.fullmatch(r"tenure_[a-z_]+_[1-9]\d?", name)] == []
 
@@ -71,8 +71,8 @@ def called_by_releases(dialect: str) -> set[str]:
 
 
 @dialects
-def test_every_function_has_a_caller(dialect: str) -> None:
-    """An old version of one must be deleted when none of the last releases calls it any more."""
+def test_every_function_has_caller(dialect: str) -> None:
+    """Delete an old version of a function when none of the last releases calls it."""
     definitions = functions_of(dialect)
     called = called_from_python(dialect) | CALLED_BY_APPLICATIONS | called_by_releases(dialect)
     for name, definition in definitions.items():
@@ -81,14 +81,14 @@ def test_every_function_has_a_caller(dialect: str) -> None:
 
 
 @dialects
-def test_every_function_that_is_called_has_a_file(dialect: str) -> None:
+def test_every_called_function_has_file(dialect: str) -> None:
     called = called_from_python(dialect).union(*(called_in(each) for each in functions_of(dialect).values()))
     assert called - functions_of(dialect).keys() == set()
     assert called_from_python(dialect), "no call was found"
 
 
 @dialects
-def test_a_function_is_installed_after_those_that_it_calls(dialect: str) -> None:
+def test_function_is_installed_after_functions_it_calls(dialect: str) -> None:
     installed: set[str] = set()
     for name, definition in functions_of(dialect).items():
         assert called_in(definition) - {name} <= installed, name

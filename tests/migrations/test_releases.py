@@ -23,22 +23,22 @@ async def connection(postgres_database: Database) -> AsyncIterator[asyncpg.Conne
     await connected.close()
 
 
-async def test_the_calls_of_the_last_releases_work(connection: asyncpg.Connection) -> None:
+async def test_calls_of_last_releases_work(connection: asyncpg.Connection) -> None:
     for recorded in release.load()[-release.SUPPORTED :]:
         assert await release.faults(recorded, connection) == []
 
 
-def test_what_changed_since_the_last_release_has_a_revision() -> None:
+def test_every_change_since_last_release_has_revision() -> None:
     for recorded in release.load()[-1:]:
         assert release.changes(recorded) == []
 
 
-# The machine itself: with faults that it must find.
+# Tests of the check itself, with faults that it must report.
 
 
 @pytest.fixture(scope="session")
 async def recorded(postgres: PostgresServer, template: str, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The present state as if it had been released: written to a file, and read from it."""
+    """The current state as a recorded release: written to a file, and read from it."""
     name = await postgres.create_database(template)
     folder = tmp_path_factory.mktemp("releases")
     release.save(await release.record(postgres.url(name), "1.9.0"), folder)
@@ -49,18 +49,18 @@ async def recorded(postgres: PostgresServer, template: str, tmp_path_factory: py
     return found
 
 
-async def test_the_present_state_has_no_faults(recorded: Any, connection: asyncpg.Connection) -> None:
+async def test_check_reports_no_faults_for_current_state(recorded: Any, connection: asyncpg.Connection) -> None:
     assert await release.faults(recorded, connection) == []
     assert release.changes(recorded) == []
 
 
-def test_what_was_recorded_is_never_changed(tmp_path: Path) -> None:
+def test_save_refuses_to_overwrite_record(tmp_path: Path) -> None:
     release.save({"version": "1.0.0"}, tmp_path)
     with pytest.raises(FileExistsError):
         release.save({"version": "1.0.0"}, tmp_path)
 
 
-async def test_every_statement_of_the_engine_is_recorded(recorded: Any) -> None:
+async def test_record_contains_every_statement_of_engine(recorded: Any) -> None:
     reads = {name.split()[0] for name in recorded["postgresql"] if not name.isupper()}
     assert release.own_statements().keys() <= recorded["postgresql"].keys()
     assert len(release.own_statements()) > 30
@@ -70,13 +70,13 @@ async def test_every_statement_of_the_engine_is_recorded(recorded: Any) -> None:
     assert called <= functions_of("postgresql").keys()
 
 
-async def test_a_function_that_is_gone_is_found(recorded: Any, connection: asyncpg.Connection) -> None:
+async def test_check_reports_missing_function(recorded: Any, connection: asyncpg.Connection) -> None:
     await connection.execute("DROP FUNCTION tenure_heartbeat_1")
     (fault,) = await release.faults(recorded, connection)
     assert re.match(r"HEARTBEAT of 1\.9\.0 fails: function tenure_heartbeat_1\(.*\) does not exist", fault)
 
 
-async def test_a_table_that_is_gone_is_found(recorded: Any, connection: asyncpg.Connection) -> None:
+async def test_check_reports_renamed_column(recorded: Any, connection: asyncpg.Connection) -> None:
     await connection.execute("ALTER TABLE lease_history RENAME TO history")
     assert await release.faults(recorded, connection) == [], "no statement reads it"
     await connection.execute("ALTER TABLE leases RENAME COLUMN renewed_at TO renewed")
@@ -86,13 +86,16 @@ async def test_a_table_that_is_gone_is_found(recorded: Any, connection: asyncpg.
 
 @pytest.mark.parametrize(
     "columns",
-    ["lease_history int, job_runs int", "lease_history int, job_runs int, submissions bigint"],
+    ["lease_history int, job_runs int", "lease_history int, job_runs int, submissions bigint, audit_log int"],
     ids=["fewer", "of another type"],
 )
-async def test_a_changed_result_column_is_found(recorded: Any, connection: asyncpg.Connection, columns: str) -> None:
+async def test_check_reports_changed_result_columns(
+    recorded: Any, connection: asyncpg.Connection, columns: str
+) -> None:
     await connection.execute("DROP FUNCTION tenure_prune_1")
     parameters = (
-        "p_name text, p_holder text, p_epoch bigint, p_limit int, p_history bigint, p_runs bigint, p_kept bigint"
+        "p_name text, p_holder text, p_epoch bigint, p_limit int, p_history bigint, p_runs bigint, p_kept bigint, "
+        "p_audit bigint"
     )
     await connection.execute(
         f"CREATE FUNCTION tenure_prune_1({parameters}) RETURNS TABLE ({columns}) LANGUAGE plpgsql AS 'BEGIN END'"
@@ -101,7 +104,7 @@ async def test_a_changed_result_column_is_found(recorded: Any, connection: async
     assert fault.startswith("PRUNE of 1.9.0: its columns are [['lease_history', 'int4'], ['job_runs', 'int4']")
 
 
-async def test_a_changed_parameter_is_found(recorded: Any, connection: asyncpg.Connection) -> None:
+async def test_check_reports_changed_parameter(recorded: Any, connection: asyncpg.Connection) -> None:
     await connection.execute("DROP FUNCTION tenure_mark_resigned_1")
     await connection.execute("CREATE FUNCTION tenure_mark_resigned_1(varchar) RETURNS void LANGUAGE sql AS ''")
     (fault,) = await release.faults(recorded, connection)
@@ -118,7 +121,7 @@ def _other_functions(dialect: str, **changed: str | None) -> Any:
     return functions
 
 
-async def test_changed_procedures_of_sql_server_are_found(
+async def test_check_reports_changed_procedures_of_sql_server(
     recorded: Any, connection: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old = functions_of("mssql")
@@ -136,7 +139,7 @@ async def test_changed_procedures_of_sql_server_are_found(
 
 
 @pytest.mark.parametrize("dialect", ["postgresql", "mssql"])
-def test_a_function_that_was_changed_without_a_revision_is_found(
+def test_check_reports_function_changed_without_revision(
     recorded: Any, monkeypatch: pytest.MonkeyPatch, dialect: str
 ) -> None:
     old = functions_of(dialect)["tenure_usage_1"]
@@ -146,7 +149,7 @@ def test_a_function_that_was_changed_without_a_revision_is_found(
     assert found == [f"{name} ({dialect})" for name in ("tenure_expire_1", "tenure_new_1", "tenure_usage_1")]
 
 
-def test_a_changed_comment_is_no_change(recorded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_ignores_changed_comment(recorded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     old = functions_of("postgresql")["tenure_usage_1"]
     monkeypatch.setattr(
         release, "functions_of", _other_functions("postgresql", tenure_usage_1=f"-- Other words.\n{old}")
@@ -154,7 +157,7 @@ def test_a_changed_comment_is_no_change(recorded: Any, monkeypatch: pytest.Monke
     assert release.changes(recorded) == []
 
 
-def test_a_table_that_was_changed_without_a_revision_is_found(recorded: Any) -> None:
+def test_check_reports_table_changed_without_revision(recorded: Any) -> None:
     before = decode(encode(recorded))
     before["digests"]["sqlite"]["tables"] = before["digests"]["mssql"]["tables"] = "something else"
     assert [change.partition(" is not")[0] for change in release.changes(before)] == [
@@ -163,7 +166,7 @@ def test_a_table_that_was_changed_without_a_revision_is_found(recorded: Any) -> 
     ]
 
 
-def test_what_was_changed_with_a_revision_is_as_it_should_be(recorded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_accepts_function_changed_with_revision(recorded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(release, "functions_of", _other_functions("postgresql", tenure_usage_1=None))
     monkeypatch.setattr(migrate, "required_revision", lambda: f"{int(recorded['revision']) + 1:04}")
     assert release.changes(recorded) == []

@@ -1,4 +1,4 @@
-"""An upgrade: the next revision on a database with rows in it, and the functions of the version that applies it."""
+"""An upgrade applies the next revision to a database with rows, and installs the functions of its version."""
 
 import shutil
 from collections.abc import Callable
@@ -43,16 +43,14 @@ def next_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[s
     return make
 
 
-async def test_an_upgrade_keeps_what_is_in_the_database(
-    database: Database, next_version: Callable[[str], Path]
-) -> None:
+async def test_upgrade_keeps_rows(database: Database, next_version: Callable[[str], Path]) -> None:
     rows = 4
     if database.engine == "sqlite":
         await fill_sqlite(database, rows)
     elif database.engine == "postgresql":
         await fill_postgres(database.url, rows)
     else:
-        rows = 0  # nothing here fills that one by hand
+        rows = 0  # there is no function that fills a SQL Server
     next_version(database.store.dialect_name)
     assert await database.store.schema_revision() == HEAD
     assert await database.store.migrate() == [NEXT]
@@ -61,7 +59,7 @@ async def test_an_upgrade_keeps_what_is_in_the_database(
     assert await database.rows("SELECT note FROM capacities") == []
 
 
-async def test_an_upgrade_replaces_functions_and_drops_those_without_a_file(
+async def test_upgrade_replaces_functions_and_drops_functions_without_file(
     postgres_database: Database, next_version: Callable[[str], Path]
 ) -> None:
     folder = next_version("postgresql")
@@ -81,18 +79,16 @@ async def test_an_upgrade_replaces_functions_and_drops_those_without_a_file(
     assert "SELECT p_at +" in sources["tenure_grid_at_1"]
 
 
-async def test_nothing_is_installed_where_no_revision_is_applied(
+async def test_migrate_installs_no_functions_without_new_revision(
     postgres_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A version that finds a newer schema must leave its functions alone."""
+    """An older version must not replace the functions of a newer schema."""
     monkeypatch.setattr(functions, "folder_of", lambda _name: tmp_path)
     assert await postgres_database.store.migrate() == []
     assert await postgres_database.rows("SELECT FROM pg_proc WHERE proname = 'tenure_usage_1'") != []
 
 
-async def test_an_upgrade_that_fails_changes_nothing(
-    postgres_database: Database, next_version: Callable[[str], Path]
-) -> None:
+async def test_failed_upgrade_changes_nothing(postgres_database: Database, next_version: Callable[[str], Path]) -> None:
     folder = next_version("postgresql")
     (folder / "tenure_zzz_1.sql").write_text("CREATE OR REPLACE FUNCTION tenure_zzz_1(", encoding="utf-8")
     (folder / "tenure_usage_1.sql").unlink()

@@ -25,7 +25,7 @@ def tick_after(interval_microseconds: int, instant: datetime) -> datetime:
     return instant - (instant - GRID_BEGINS) % interval + interval
 
 
-class Stay(NamedTuple):
+class HistoryEntry(NamedTuple):
     """An entry of the history."""
 
     holder: str
@@ -34,7 +34,7 @@ class Stay(NamedTuple):
     how: str | None = None
 
 
-class Purpose(NamedTuple):
+class RunCause(NamedTuple):
     """The tick and the request of a run, which `JobRun` does not have."""
 
     tick_at: datetime | None
@@ -45,10 +45,11 @@ class LeaseModel:
     def __init__(self) -> None:
         self._leases: dict[str, Lease] = {}
         self._attempts: dict[str, str] = {}
-        self.history: dict[tuple[str, int], Stay] = {}
+        self.history: dict[tuple[str, int], HistoryEntry] = {}
         self.jobs: dict[str, Job] = {}
         self.runs: dict[tuple[str, int], JobRun] = {}
-        self.purposes: dict[tuple[str, int], Purpose] = {}
+        self.run_causes: dict[tuple[str, int], RunCause] = {}
+        self.clock_behind: dict[tuple[str, int], datetime] = {}
 
     # Leases
 
@@ -107,7 +108,7 @@ class LeaseModel:
         if not name.startswith("job:"):
             if old is not None:
                 self._note_end(old, old.expires_at, "expired")
-            self.history[name, epoch] = Stay(holder, now)
+            self.history[name, epoch] = HistoryEntry(holder, now)
 
     def _end_epoch(self, name: str, how: str, now: datetime) -> Lease:
         self._note_end(self._leases[name], now, how)
@@ -159,11 +160,13 @@ class LeaseModel:
         is_behind = not job.paused and self._is_clock_behind(job, now)
         next_run_at = tick_after(job.interval_microseconds, now - _interval(job)) if is_behind else job.next_run_at
         tick_at = next_run_at if next_run_at <= now else None
-        self.purposes[name, epoch] = Purpose(tick_at, job.requested_at)
+        self.run_causes[name, epoch] = RunCause(tick_at, job.requested_at)
         self.jobs[name] = replace(
             self.jobs[name], next_run_at=next_run_at, last_start_at=now, run_count=job.run_count + 1
         )
-        return replace(self._begun(name, reclaimed), clock_behind=job.next_run_at if is_behind else None)
+        if is_behind:
+            self.clock_behind[name, epoch] = job.next_run_at
+        return self._begun(name, reclaimed)
 
     def _is_due(self, name: str, now: datetime) -> bool:
         job = self.jobs[name]
@@ -194,10 +197,11 @@ class LeaseModel:
             lock.fence,
             started_at=self.runs[name, lock.epoch].started_at,
             expires_at=lock.expires_at,
-            tick_at=self.purposes[name, lock.epoch].tick_at,
+            tick_at=self.run_causes[name, lock.epoch].tick_at,
             lock_timeout_microseconds=job.lock_timeout_microseconds,
             failures_in_a_row=job.failures_in_a_row,
             reclaimed=reclaimed,
+            clock_behind=self.clock_behind.get((name, lock.epoch)),
         )
 
     def finish(self, fence: Fence, outcome: RunOutcome, error: str | None, pause: int, now: datetime) -> None:
@@ -210,15 +214,15 @@ class LeaseModel:
         if run is None:
             raise LeaseLost
         self.runs[key] = replace(run, ended_at=now, outcome=outcome.value, error=error)
-        self._after(run, self.purposes[key], outcome, error, pause, now)
+        self._after(run, self.run_causes[key], outcome, error, pause, now)
         self._end_epoch(fence.name, "released", now)
 
     def _after(
-        self, run: JobRun, purpose: Purpose, outcome: RunOutcome, error: str | None, pause: int, now: datetime
+        self, run: JobRun, cause: RunCause, outcome: RunOutcome, error: str | None, pause: int, now: datetime
     ) -> None:
         job = replace(self.jobs[run.job], retry_at=None)
         changes: dict[str, Any] = {"last_duration_microseconds": max(0, (now - run.started_at) // MICROSECOND)}
-        if outcome is not RunOutcome.ABANDONED and job.requested_at == purpose.requested_at:
+        if outcome is not RunOutcome.ABANDONED and job.requested_at == cause.requested_at:
             changes["requested_at"] = None
         if outcome is RunOutcome.FAILED:
             failures = job.failures_in_a_row + 1

@@ -209,14 +209,18 @@ class SessionModel:
         is_current = self.attachments[session_id] == stream_update.attachment
         was_open = session.closed_at is None
         stream = (session_id, stream_update.attachment)
-        if stream_update.save > self.saves[stream]:
+        is_new = stream_update.save > self.saves[stream]
+        is_live = was_open and session.deadline_at > now
+        is_added = is_new and (is_live or stream_update.end is not None or stream_update.finished)
+        if is_added:
             session = replace(session, stream=_sum(session.stream or NOTHING, stream_update.counted))
             self.saves[stream] = stream_update.save
+        counted = is_added or not is_new
         self._apply_update(session, stream_update, now, is_current=is_current)
         session = self.recorded[session_id]
         if session.closed_at is not None:
-            return StreamUpdateResult(Found.OVER, session, now, recorded=was_open)
-        return StreamUpdateResult(Found.LIVE if is_current else Found.REPLACED, session, now)
+            return StreamUpdateResult(Found.OVER, session, now, recorded=was_open, counted=counted)
+        return StreamUpdateResult(Found.LIVE if is_current else Found.REPLACED, session, now, counted=counted)
 
     def _apply_update(self, session: Session, stream_update: StreamUpdate, now: datetime, *, is_current: bool) -> None:
         updated = replace(session, modified_at=max(session.modified_at, now))
@@ -327,4 +331,4 @@ def _oldest(live: Iterable[Session], count: int) -> Sequence[Session]:
 
 
 def _sum(one: StreamCounters, other: StreamCounters) -> StreamCounters:
-    return StreamCounters(*(mine + yours for mine, yours in zip(astuple(one), astuple(other), strict=True)))
+    return StreamCounters(*(left + right for left, right in zip(astuple(one), astuple(other), strict=True)))

@@ -28,7 +28,7 @@ from tenure.errors import LeaseLost
 from tenure.ids import new_id
 from tests.model.leases import GRID_BEGINS, HELD, IDLE, LeaseModel
 from tests.model.machines import StoreMachine, bound_to_database, run_examples
-from tests.support.leases import table
+from tests.support.leases import read_table
 from tests.support.open_requests import NOON, SECOND
 
 ALL = 500
@@ -141,7 +141,7 @@ class LeaseMachine(StoreMachine):
 
     @precondition(lambda self: any(self.issued[name] for name in LOCKS))
     @rule(job=jobs, age=ages)
-    def write_under_a_fence(self, job: str, age: int) -> None:
+    def fenced_write(self, job: str, age: int) -> None:
         fence = self._fence(f"job:{job}", age)
 
         def expected() -> Pruned:
@@ -152,7 +152,7 @@ class LeaseMachine(StoreMachine):
 
     @rule(job=jobs, holder=holders, outcome=outcomes, work=steps)
     def run_a_tick(self, job: str, holder: str, outcome: RunOutcome, work: int) -> None:
-        """Before or after its own lock has expired."""
+        """The run finishes before or after its lock expires."""
         self.wait_for_the_tick(job)
         self.begin(job, holder)
         self.wait(work)
@@ -198,10 +198,10 @@ class LeaseMachine(StoreMachine):
         self.now = max(self.now, known.next_run_at, known.retry_at or self.now)
         self._set_clock()
 
-    # What must hold
+    # Invariants
 
     @invariant()
-    def reads_as_the_model_says(self) -> None:
+    def reads_match_model(self) -> None:
         found = self.run(self.store.list_leases(None, ALL))
         assert {lease.name: lease for lease in found} == self.model.read(self.now)
         assert {job.name: job for job in self.run(self.store.list_jobs(None, ALL))} == self.model.jobs
@@ -221,12 +221,12 @@ class LeaseMachine(StoreMachine):
         self._set_clock()
         for job in JOBS:
             self.command(job, JobCommand.RESUME)
-            owed = self.model.jobs[job].next_run_at
+            oldest_tick = self.model.jobs[job].next_run_at
             found = self._begin(job, "the last", new_id())
-            assert (found.found, found.tick_at) == (BeginRunOutcome.BEGUN, owed)
+            assert (found.found, found.tick_at) == (BeginRunOutcome.BEGUN, oldest_tick)
 
     def _check_history(self) -> None:
-        rows = self.run(table(self.database, "lease_history"))
+        rows = self.run(read_table(self.database, "lease_history"))
         found = {
             (row["name"], row["epoch"]): (row["holder"], row["acquired_at"], row["ended_at"], row["how"])
             for row in rows
@@ -248,7 +248,7 @@ class LeaseMachine(StoreMachine):
 
     def _note_success(self, job: str, epoch: int) -> None:
         """A run covers every tick from its own to its start."""
-        tick_at, started_at = self.model.purposes[job, epoch].tick_at, self.model.runs[job, epoch].started_at
+        tick_at, started_at = self.model.run_causes[job, epoch].tick_at, self.model.runs[job, epoch].started_at
         interval = self._interval(job)
         if tick_at is None or (tick_at - GRID_BEGINS) % interval:
             return
@@ -264,10 +264,10 @@ class LeaseMachine(StoreMachine):
         return next(iter(self.issued[name][-1 - age :]), Fence(name, "stranger", 1))
 
     def _fenced(self, fence: Fence, call: Coroutine[Any, Any, Any], expected: Callable[[], Any]) -> Any:
-        answer = self._same(call, expected)
+        result = self._same(call, expected)
         is_newest = self.issued[fence.name][-1:] == [fence]
-        assert answer is LeaseLost or is_newest, f"{fence} was accepted after the next acquire"
-        return answer
+        assert result is LeaseLost or is_newest, f"{fence} was accepted after the next acquire"
+        return result
 
     def _same(self, call: Coroutine[Any, Any, Any], expected: Callable[[], Any]) -> Any:
         """The result of both, with `LeaseLost` for a lost lease."""

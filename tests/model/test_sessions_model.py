@@ -33,9 +33,17 @@ from tenure.domain.sessions import (
 from tests.model.machines import StoreMachine, bound_to_database, run_examples
 from tests.model.sessions import SessionModel
 from tests.support.databases import Database
-from tests.support.keeping import COUNTED, EVICTING, attach, attach_one, keep_one, stream_update, update_one
 from tests.support.leases import sweep_some
 from tests.support.open_requests import NOON, SECOND, end_one, open_one, request, some_id
+from tests.support.session_calls import (
+    COUNTERS,
+    EVICTING,
+    attach_one,
+    attach_to,
+    heartbeat_one,
+    stream_update,
+    update_one,
+)
 
 LIMITS = Limits(timedelta(seconds=100))
 ALL = 10_000
@@ -49,7 +57,7 @@ seats = st.tuples(
     st.sampled_from(["reject", EVICTING]),
     st.none() | st.none() | tenants,
 )
-counters = st.sampled_from([COUNTED, replace(COUNTED, chunks=0, errors_sent=1)])
+counters = st.sampled_from([COUNTERS, replace(COUNTERS, chunks=0, errors_sent=1)])
 
 
 class SessionMachine(StoreMachine):
@@ -57,7 +65,7 @@ class SessionMachine(StoreMachine):
 
     @initialize(target=sessions, lease=lengths, idle=lengths, rules=st.none() | seats)
     def begin(self, lease: int | None, idle: int | None, rules: tuple[int | None, str, int | None] | None) -> Any:
-        """With three sessions, because most rules need one."""
+        """Begins with three sessions, because most rules need one."""
         self.now = NOON
         self.capacities = [some_id() for _ in range(2)]
         self.users = [some_id() for _ in range(4)]
@@ -81,16 +89,16 @@ class SessionMachine(StoreMachine):
         idle=lengths,
     )
     def open(self, user: int, tenant: int, capacity: int, kind: int, lease: int | None, idle: int | None) -> Any:
-        one = self._wish(user, tenant, capacity, kind, lease, idle)
-        answer = self.run(open_one(self.store, one, LIMITS))
-        expected = self.model.open(one, self.now, answer.closed_sessions)
-        assert _comparable(answer) == _comparable(expected)
+        one = self._open_request(user, tenant, capacity, kind, lease, idle)
+        result = self.run(open_one(self.store, one, LIMITS))
+        expected = self.model.open(one, self.now, result.closed_sessions)
+        assert _comparable(result) == _comparable(expected)
         return one.session_id if expected.outcome in (OpenOutcome.CREATED, OpenOutcome.UPGRADED) else multiple()
 
     @rule(session=sessions, active=st.booleans())
     def heartbeat(self, session: str, active: bool) -> None:
         expected = self.model.heartbeat(Heartbeat(session, active), self.now)
-        assert self.run(keep_one(self.store, session, active=active)) == expected
+        assert self.run(heartbeat_one(self.store, session, active=active)) == expected
 
     @rule(session=sessions, reason=st.sampled_from([CloseReason.TERMINATED, CloseReason.STOPPED]))
     def end(self, session: str, reason: CloseReason) -> None:
@@ -105,7 +113,7 @@ class SessionMachine(StoreMachine):
 
     @rule(session=sessions, lease=lengths.filter(bool), idle=lengths.filter(bool))
     def attach(self, session: str, lease: int, idle: int) -> None:
-        attach_request = attach(session, lease=lease, idle=idle, every=max(lease // 12, SECOND))
+        attach_request = attach_to(session, lease=lease, idle=idle, every=max(lease // 12, SECOND))
         expected = self.model.attach(attach_request, self.now)
         limits = {"lease": lease, "idle": idle, "every": attach_request.heartbeat_microseconds}
         assert self.run(attach_one(self.store, session, **limits)) == expected
@@ -131,7 +139,7 @@ class SessionMachine(StoreMachine):
         saves = self.model.saves[session, attachment]
         save = saves + (not repeated or not saves)
         values = {"attachment": attachment, "save": int(save), "active": active, "end": end, "counted": counted}
-        values["finished"] = finished and end is not None
+        values["finished"] = finished
         expected = self.model.update_stream(stream_update(session, **values), self.now)
         assert self.run(update_one(self.store, session, **values)) == expected
 
@@ -159,18 +167,18 @@ class SessionMachine(StoreMachine):
         self._set_clock()
 
     @invariant()
-    def reads_as_the_model_says(self) -> None:
+    def reads_match_model(self) -> None:
         found = self.run(self.store.list_sessions(SessionFilter(), None, ALL))
-        assert {session.session_id: session for session in found} == self.model.read(self.now)
+        assert {session.session_id: session for session in found.sessions} == self.model.read(self.now)
 
     @invariant()
-    def counts_as_the_model_does(self) -> None:
+    def counts_match_model(self) -> None:
         assert self.run(self.store.count_sessions()) == self.model.count(self.now)
         found = self.run(self.store.list_capacities(None, None, ALL))
         assert {capacity.capacity_id: capacity for capacity in found} == self.model.read_capacities(self.now)
 
     @invariant()
-    def the_sweep_will_look_in_time(self) -> None:
+    def check_at_matches_model(self) -> None:
         found = self.run(self.database.rows("SELECT session_id, check_at FROM sessions"))
         assert {str(row["session_id"]): _instant(row["check_at"]) for row in found} == self.model.check_at
 
@@ -184,7 +192,7 @@ class SessionMachine(StoreMachine):
             )
             assert all(end <= start for (_, end), (start, _) in pairwise(spans))
 
-    def _wish(
+    def _open_request(
         self, user: int, tenant: int, capacity: int, kind: int, lease: int | None, idle: int | None
     ) -> OpenRequest:
         return request(
@@ -198,8 +206,8 @@ class SessionMachine(StoreMachine):
         )
 
 
-def _comparable(answer: OpenResult) -> object:
-    return answer.outcome, answer.session, Counter(answer.closed_sessions)
+def _comparable(result: OpenResult) -> object:
+    return result.outcome, result.session, Counter(result.closed_sessions)
 
 
 def _counted(swept: SweepResult) -> object:
@@ -238,26 +246,30 @@ async def test_lease_idle_limit_and_term_match_model_in_every_combination(databa
     model = SessionModel(limits)
     await database.clock.set(NOON)
     kept: dict[str, list[str]] = {"silent": [], "idle": [], "active": []}
-    for lease, idle, habit in product((None, *LENGTHS), (None, *LENGTHS), kept):
+    for lease, idle, client_activity in product((None, *LENGTHS), (None, *LENGTHS), kept):
         one = request(
             lease_microseconds=lease and lease * SECOND,
             heartbeat_microseconds=lease and SECOND,
             idle_microseconds=idle and idle * SECOND,
         )
-        answer = await open_one(database.store, one, limits)
-        assert _comparable(answer) == _comparable(model.open(one, NOON, ()))
-        kept[habit].append(one.session_id)
+        result = await open_one(database.store, one, limits)
+        assert _comparable(result) == _comparable(model.open(one, NOON, ()))
+        kept[client_activity].append(one.session_id)
     for second in range(5, 45, 5):
         await _read_and_renew(database, model, NOON + timedelta(seconds=second), kept)
     assert _counted(await sweep_some(database.store, ALL)) == _counted(model.sweep(NOON + timedelta(seconds=40)))
     found = await database.store.list_sessions(SessionFilter(active=False), None, ALL)
-    assert {session.session_id: session for session in found} == model.recorded
+    assert {session.session_id: session for session in found.sessions} == model.recorded
 
 
 async def _read_and_renew(database: Database, model: SessionModel, now: datetime, kept: dict[str, list[str]]) -> None:
     await database.clock.set(now)
     found = await database.store.list_sessions(SessionFilter(), None, ALL)
-    assert {session.session_id: session for session in found} == model.read(now)
-    heartbeats = [Heartbeat(one, habit == "active") for habit in ("idle", "active") for one in kept[habit]]
-    answers = await database.store.heartbeat(heartbeats)
-    assert answers == [model.heartbeat(heartbeat, now) for heartbeat in heartbeats]
+    assert {session.session_id: session for session in found.sessions} == model.read(now)
+    heartbeats = [
+        Heartbeat(one, client_activity == "active")
+        for client_activity in ("idle", "active")
+        for one in kept[client_activity]
+    ]
+    results = await database.store.heartbeat(heartbeats)
+    assert results == [model.heartbeat(heartbeat, now) for heartbeat in heartbeats]

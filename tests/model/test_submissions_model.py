@@ -30,7 +30,14 @@ from tenure.errors import LeaseLost
 from tests.model.machines import StoreMachine, bound_to_database, run_examples
 from tests.model.submissions import Begun, SubmissionModel
 from tests.support.open_requests import NOON, SECOND, some_id
-from tests.support.submissions import all_waiting, end, executor, next_executor, submit
+from tests.support.submissions import (
+    UNKNOWN,
+    attempt_end,
+    executor_fence,
+    list_all_pending,
+    next_executor_fence,
+    submit_request,
+)
 
 ALL = 500
 NEVER_ACCEPTED = some_id()
@@ -58,14 +65,14 @@ class SubmissionMachine(StoreMachine):
         for name in TABLES:
             self.run(self.database.execute(f"DELETE FROM {name}"))
         self._set_clock()
-        self.fences: list[Fence] = [self.run(executor(self.store))]
+        self.fences: list[Fence] = [self.run(executor_fence(self.store))]
 
     # Callers
 
     @rule(wanted=st.lists(st.tuples(keys, payloads), min_size=1, max_size=3, unique_by=lambda each: each[0]))
     def accept(self, wanted: list[tuple[tuple[str, str, str], bytes]]) -> None:
         requests = [
-            submit(caller=caller, gateway=gateway, key=key, payload=payload)
+            submit_request(caller=caller, gateway=gateway, key=key, payload=payload)
             for (caller, gateway, key), payload in wanted
         ]
         self.requests += requests
@@ -88,25 +95,31 @@ class SubmissionMachine(StoreMachine):
 
     # The executor
 
-    @rule(which=some, age=ages)
-    def begin(self, which: set[int], age: int) -> None:
+    @rule(which=some, age=ages, early=st.sets(st.integers(0, 4), max_size=3))
+    def begin(self, which: set[int], age: int, early: set[int]) -> None:
         fence, ids = self._fence(age), self._ids(which)
+        early_ids = [each for each in self._ids(early) if each in ids]
 
         async def begun() -> dict[str, Begun]:
-            return _begun(await self.store.begin_attempts(fence, ids))
+            return _begun(await self.store.begin_attempts(fence, ids, early_ids))
 
-        self._fenced(fence, begun(), lambda: self.model.begin(fence.epoch, ids, self.now))
+        self._fenced(fence, begun(), lambda: self.model.begin(fence.epoch, ids, self.now, early_ids))
 
     @rule(
-        which=some, age=ages, outcome=outcomes, pause=backoff, counts=st.booleans(), off=st.sampled_from([0, 0, 0, -1])
+        which=some,
+        age=ages,
+        outcome=outcomes,
+        pause=backoff,
+        flags=st.fixed_dictionaries({name: st.booleans() for name in ("counts", "is_binding", "has_receipt")}),
+        off=st.sampled_from([0, 0, 0, -1]),
     )
     def finish(
-        self, which: set[int], age: int, outcome: AttemptOutcome, pause: int | None, counts: bool, off: int
+        self, which: set[int], age: int, outcome: AttemptOutcome, pause: int | None, flags: dict[str, bool], off: int
     ) -> None:
-        """Also submissions without an open attempt, and wrong attempt numbers."""
+        """Includes submissions without an open attempt, and wrong attempt numbers."""
         fence = self._fence(age)
         ends = [
-            end(each, self.model.submissions[each].attempts + off, outcome, counts=counts, pause_microseconds=pause)
+            attempt_end(each, self.model.submissions[each].attempts + off, outcome, pause_microseconds=pause, **flags)
             for each in self._ids(which)
             if each in self.model.submissions
         ]
@@ -120,21 +133,26 @@ class SubmissionMachine(StoreMachine):
     @rule(age=ages)
     def close_orphaned_attempts(self, age: int) -> None:
         fence = self._fence(age)
-        self._fenced(
-            fence,
-            self.store.close_orphaned_attempts(fence, ALL),
-            lambda: self.model.close_orphaned_attempts(fence.epoch, self.now),
-        )
+        found = self.run(self.store.list_orphaned_attempts(fence.epoch, ALL))
+        assert {each.submission_id: each.number for each in found} == self.model.orphaned(fence.epoch)
+        assert all(each.unknowns == self.model.submissions[each.submission_id].unknowns for each in found)
+        ends = [attempt_end(each.submission_id, each.number, UNKNOWN, pause_microseconds=0) for each in found]
+
+        async def moved() -> dict[str, Any]:
+            return {each.submission_id: each for each in await self.store.finish_attempts(fence, ends)}
+
+        if ends:
+            self._fenced(fence, moved(), lambda: self.model.finish(ends, self.now))
 
     @rule(which=some, age=ages, error=st.sampled_from(["gone", "still gone"]))
     def explain(self, which: set[int], age: int, error: str) -> None:
         fence, ids = self._fence(age), self._ids(which)
         self._fenced(fence, self.store.note_waiting_reason(fence, ids, error), lambda: self.model.explain(ids, error))
 
-    @rule(tidies=st.booleans())
-    def change_leader(self, tidies: bool) -> None:
-        self.fences.append(self.run(next_executor(self.store)))
-        if tidies:
+    @rule(closes_orphans=st.booleans())
+    def change_leader(self, closes_orphans: bool) -> None:
+        self.fences.append(self.run(next_executor_fence(self.store)))
+        if closes_orphans:
             self.close_orphaned_attempts(0)
 
     # The clock
@@ -156,19 +174,19 @@ class SubmissionMachine(StoreMachine):
             self.now = max(due) - timedelta(microseconds=early)
             self._set_clock()
 
-    # What must hold
+    # Invariants
 
     @invariant()
-    def reads_as_the_model_says(self) -> None:
+    def reads_match_model(self) -> None:
         found = self.run(self.store.list_submissions(SubmissionFilter(), None, ALL))
         assert {each.submission_id: each for each in found} == self.model.submissions
         for submission_id, expected in self.model.attempts.items():
             _one, attempts = self.run(self.store.get_submission(submission_id))
             assert attempts == expected
-        assert self.run(all_waiting(self.store, 2)) == self.model.waiting()
+        assert self.run(list_all_pending(self.store, 2)) == self.model.waiting()
 
     @invariant()
-    def keeps_its_promises(self) -> None:
+    def attempts_are_consistent(self) -> None:
         for each in self.run(self.store.list_submissions(SubmissionFilter(), None, ALL)):
             _one, attempts = self.run(self.store.get_submission(each.submission_id))
             assert [attempt.number for attempt in attempts] == list(range(1, each.attempts + 1))

@@ -26,16 +26,16 @@ from tenure.domain.usage import Factors, GroupBy, UsageSumQuery, Window
 from tests.model.machines import StoreMachine, bound_to_database, run_examples
 from tests.model.sessions import SessionModel
 from tests.model.usage import UsageModel
-from tests.support.keeping import EVICTING, keep_one
 from tests.support.leases import sweep_some
 from tests.support.open_requests import NOON, SECOND, end_one, open_one, request, some_id
-from tests.support.usage import ALL, emitter, install, rules, whole
+from tests.support.session_calls import EVICTING, heartbeat_one
+from tests.support.usage import ALL, emitter_fence, install, rules, single_chunk
 
 LIMITS = Limits(timedelta(days=3))
 TABLES = ("sessions", "capacities", "usage_eras", "usage_windows", "usage_chunks", "leases", "lease_history")
 MICROSECOND = timedelta(microseconds=1)
 BEGIN = NOON.replace(microsecond=0)
-"""On the grid, so that the amount of some sessions is exactly a half."""
+"""The instants are on the grid, so that the amount of some sessions is exactly a half."""
 CHUNK = 3
 """Sessions per chunk, small enough for several chunks."""
 INTERVAL = 10 * SECOND
@@ -55,7 +55,7 @@ class UsageMachine(StoreMachine):
 
     @initialize(target=sessions, lease=lengths, idle=lengths, first=factors)
     def begin(self, lease: int | None, idle: int | None, first: Factors) -> Any:
-        """With three sessions, because most rules need one."""
+        """Begins with three sessions, because most rules need one."""
         self.now = BEGIN
         self.users = [some_id() for _ in range(5)]
         self.tenant, self.capacities = some_id(), [some_id() for _ in range(2)]
@@ -82,8 +82,8 @@ class UsageMachine(StoreMachine):
         idle=lengths,
     )
     def open(self, user: int, capacity: int, kind: int, lease: int | None, idle: int | None) -> Any:
-        """Also for keys that have a session, of the same kind or another."""
-        one = self._wish(user, capacity, kind, lease, idle)
+        """The key may have a session, of the same or another kind."""
+        one = self._open_request(user, capacity, kind, lease, idle)
         if self._reads_as_live_again(one):
             return multiple()
         answer = self.run(open_one(self.store, one, LIMITS))
@@ -94,7 +94,7 @@ class UsageMachine(StoreMachine):
     @rule(session=sessions, active=st.booleans())
     def heartbeat(self, session: str, active: bool) -> None:
         expected = self.known.heartbeat(Heartbeat(session, active), self._write_now())
-        assert self.run(keep_one(self.store, session, active=active)) == expected
+        assert self.run(heartbeat_one(self.store, session, active=active)) == expected
 
     @rule(session=sessions, reason=st.sampled_from([CloseReason.TERMINATED, CloseReason.STOPPED]))
     def end(self, session: str, reason: CloseReason) -> None:
@@ -110,7 +110,7 @@ class UsageMachine(StoreMachine):
 
     @rule(limit=st.none() | st.integers(1, 2))
     def put_capacity(self, limit: int | None) -> None:
-        """With a limit that evicts."""
+        """Sets a limit that evicts."""
         self.known.put_capacity(self.capacities[1], Seats(limit, EVICTING), self.now)
         self.run(self.store.put_capacity(self.capacities[1], Seats(limit, EVICTING)))
 
@@ -129,14 +129,14 @@ class UsageMachine(StoreMachine):
 
     @rule(count=st.integers(1, 3), microseconds=st.sampled_from([0, 1, HALF, 5 * SECOND]))
     def cut_some(self, count: int, microseconds: int) -> None:
-        """As the job does, a little more than an interval apart."""
+        """Cuts several times, a little more than an interval apart, as the job does."""
         for _ in range(count):
             self.now = self._write_now() + timedelta(microseconds=INTERVAL + microseconds)
             self._set_clock()
             self.cut(on_time=False)
 
     async def _cut(self) -> Any:
-        return await self.store.cut_usage(await emitter(self.store), rules(INTERVAL, self.factors), ALL)
+        return await self.store.cut_usage(await emitter_fence(self.store), rules(INTERVAL, self.factors), ALL)
 
     @rule(changed=factors)
     def change_factors(self, changed: Factors) -> None:
@@ -149,7 +149,7 @@ class UsageMachine(StoreMachine):
             for left in self.run(self.store.list_undivided_windows(1)):
                 bounds = self.run(self.store.divide_window(left.window, left.last_session_id, limit))
                 complete = len(bounds) < limit
-                fence = self.run(emitter(self.store))
+                fence = self.run(emitter_fence(self.store))
                 save = self.store.save_chunks(fence, left.window.window_id, left.chunks + 1, bounds, complete=complete)
                 self.run(save)
 
@@ -170,10 +170,10 @@ class UsageMachine(StoreMachine):
         self.now = self.model.last_cut_at - timedelta(microseconds=microseconds)
         self._set_clock()
 
-    # What must hold
+    # Invariants
 
     @invariant()
-    def windows_are_where_the_model_cut_them(self) -> None:
+    def windows_match_model(self) -> None:
         found = self._windows()
         assert [window.window_id for window in found] == list(range(1, len(found) + 1))
         assert [(window.started_at, window.ended_at, window.era) for window in found] == [
@@ -181,8 +181,8 @@ class UsageMachine(StoreMachine):
         ]
 
     @invariant()
-    def the_newest_windows_are_what_they_were(self) -> None:
-        """Finally divides all other windows."""
+    def contents_of_newest_windows_match_model(self) -> None:
+        """The other windows are checked at the end."""
         for window in self._windows()[-2:]:
             self._check(window)
 
@@ -201,9 +201,9 @@ class UsageMachine(StoreMachine):
 
     def _check(self, window: Window) -> None:
         expected = self.model.windows[window.window_id - 1]
-        intervals = self.run(self.store.read_intervals(window, whole(window)))
-        assert {life.session_id: life for life in intervals} == expected.intervals
-        assert [life.session_id for life in intervals] == sorted(expected.intervals)
+        intervals = self.run(self.store.read_intervals(window, single_chunk(window)))
+        assert {interval.session_id: interval for interval in intervals} == expected.intervals
+        assert [interval.session_id for interval in intervals] == sorted(expected.intervals)
         assert self.rendered.setdefault(window.window_id, intervals) == intervals
         if window.chunked_at is not None:
             assert (window.sessions, window.usage_millionths) == (len(intervals), expected.usage_millionths)
@@ -214,7 +214,7 @@ class UsageMachine(StoreMachine):
         in_chunks = [self.run(self.store.read_intervals(window, chunk)) for chunk in chunks]
         assert [len(intervals) for intervals in in_chunks] == [chunk.sessions for chunk in chunks]
         assert all(0 < chunk.sessions <= CHUNK for chunk in chunks)
-        assert [life for intervals in in_chunks for life in intervals] == self.rendered[window.window_id]
+        assert [interval for intervals in in_chunks for interval in intervals] == self.rendered[window.window_id]
 
     def _check_sums(self) -> None:
         """Sums up to the last cut, grouped by session."""
@@ -242,7 +242,7 @@ class UsageMachine(StoreMachine):
             if (session.capacity_id, session.user_object_id) == one.key
         )
 
-    def _wish(self, user: int, capacity: int, kind: int, lease: int | None, idle: int | None) -> OpenRequest:
+    def _open_request(self, user: int, capacity: int, kind: int, lease: int | None, idle: int | None) -> OpenRequest:
         return request(
             user_object_id=self.users[user],
             tenant_object_id=self.tenant,

@@ -25,7 +25,7 @@ class ModelWindow(NamedTuple):
     ended_at: datetime
     era: Era
     intervals: Mapping[str, BillableInterval]
-    """By session id."""
+    """The billable intervals by session id."""
     usage_millionths: int
 
 

@@ -14,7 +14,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from tenure.domain.capacities import Seats
 from tenure.domain.jobs import JobCommand, RunOutcome
-from tenure.domain.sessions import EndRequest, Heartbeat, Position, SessionFilter
+from tenure.domain.sessions import EndRequest, Heartbeat
 from tenure.domain.submissions import SubmissionCommand, SubmissionFilter
 from tenure.domain.usage import CHUNK_MAX, ChunkDigest, Era, GroupBy, UsageSumQuery
 from tenure.store.contract import Store
@@ -23,31 +23,31 @@ from tenure.store.engines.postgres import statements
 from tenure.store.engines.postgres.connections import HOT_SETTINGS
 from tenure.store.engines.sqlite import opening
 from tenure.store.reads import intervals, sessions, submissions
-from tests.support.databases import POOL_SIZE, Clock, Database, PostgresServer, sqlite_store
-from tests.support.keeping import COUNTED, EVICTING, attach, stream_update
-from tests.support.leases import acquire, begin, begun, every, held, sweep_some
-from tests.support.open_requests import NOON, SECOND, again, open_one, request, some_id
+from tests.support.databases import POOL_SIZE, Clock, Database
+from tests.support.leases import acquire, begin_due_run, begin_run, hold_lease, job_every, sweep_some
+from tests.support.open_requests import NOON, SECOND, open_one, request, same_key_request, some_id
 from tests.support.plans import explain, hot_statements, prepare
-from tests.support.rows import (
-    fill_postgres,
-    fill_sqlite,
-    fill_submissions_postgres,
-    fill_submissions_sqlite,
-    fill_usage_postgres,
+from tests.support.session_calls import COUNTERS, EVICTING, attach_to, stream_update
+from tests.support.submissions import (
+    DELIVERED,
+    FAILED,
+    accept,
+    attempt_end,
+    change_at,
+    close_orphaned,
+    executor_fence,
+    next_executor_fence,
 )
-from tests.support.submissions import DELIVERED, FAILED, accept, changed, end, executor, next_executor
 from tests.support.usage import (
     CONTRACT,
     MICROSECOND,
-    emitter,
-    lived,
-    put_sessions,
+    emitter_fence,
+    insert_sessions,
     rules,
-    some_window,
-    whole,
+    session_between,
+    single_chunk,
+    uncut_window,
 )
-
-MILLION = 1_000_000
 
 POSTGRES_INDEXES = {
     "tenure_lock_sessions_1: lock": ["sessions_pkey"],
@@ -59,8 +59,9 @@ POSTGRES_INDEXES = {
     "tenure_open_reopen_1: decide": ["sessions_live_key"],
     "tenure_open_limited_1: seats": ["capacities_pkey"],
     "tenure_open_limited_1: own": ["sessions_live_key"],
-    "tenure_open_limited_1: count": ["sessions_live_key"],
+    "tenure_open_limited_1: count": ["sessions_live_capacity"],
     "tenure_heartbeat_1: renew": ["sessions_pkey"],
+    "tenure_end_1: lock": ["sessions_pkey"],
     "tenure_expire_1: due": ["sessions_check_at"],
     "tenure_expire_1: sweep": ["sessions_pkey"],
     "tenure_update_streams_1: lock": ["sessions_pkey"],
@@ -69,18 +70,17 @@ POSTGRES_INDEXES = {
     "tenure_accept_submissions_1: found": ["submissions_key"],
     "tenure_begin_attempts_1: lock": ["submissions_pkey"],
     "tenure_begin_attempts_1: begin": ["submissions_pkey"],
+    "tenure_begin_attempts_1: waiting": ["submissions_pkey"],
     "tenure_begin_attempts_1: result": ["submissions_pkey", "submission_attempts_pkey"],
     "tenure_finish_attempts_1: close": ["submission_attempts_pkey"],
     "tenure_finish_attempts_1: move": ["submissions_pkey"],
     "tenure_finish_attempts_1: result": ["submissions_pkey"],
-    "tenure_close_orphaned_attempts_1: orphaned": ["submission_attempts_open"],
-    "tenure_close_orphaned_attempts_1: close": ["submission_attempts_pkey"],
-    "tenure_close_orphaned_attempts_1: due": ["submissions_pkey"],
     "tenure_note_waiting_reason_1: note": ["submissions_pkey"],
     "tenure_command_submissions_1: retry": ["submissions_pkey", *2 * ["submission_attempts_pkey"]],
     "tenure_command_submissions_1: cancel": ["submissions_pkey"],
     "tenure_command_submissions_1: result": ["submissions_pkey"],
     "tenure_prune_1: old": ["submissions_ended_at"],
+    "tenure_prune_1: old entries": ["audit_log_at"],
     "tenure_save_chunks_1: saved": ["usage_chunks_pkey"],
     "tenure_store_digests_1: store": ["usage_chunks_submission"],
     "tenure_store_digests_1: result": ["usage_chunks_submission"],
@@ -100,28 +100,6 @@ FROM_THE_START = {"tenure_prune_usage_1: end"}
 
 def test_every_hot_statement_is_listed() -> None:
     assert set(hot_statements()) == set(POSTGRES_INDEXES)
-
-
-SIZES = ["empty", pytest.param("million", marks=pytest.mark.slow)]
-
-
-@pytest.fixture(scope="session")
-async def postgres_empty(postgres: PostgresServer, template: str) -> str:
-    return postgres.url(await postgres.create_database(template))
-
-
-@pytest.fixture(scope="session")
-async def postgres_million(postgres: PostgresServer, template: str) -> str:
-    url = postgres.url(await postgres.create_database(template))
-    await fill_postgres(url, MILLION)
-    await fill_submissions_postgres(url, MILLION)
-    await fill_usage_postgres(url, MILLION // 10)
-    return url
-
-
-@pytest.fixture(params=SIZES)
-def postgres_url(request: pytest.FixtureRequest) -> str:
-    return request.getfixturevalue(f"postgres_{request.param}")  # type: ignore[no-any-return]
 
 
 @pytest.fixture
@@ -176,12 +154,12 @@ async def call_everything(store: Store) -> None:
     capacity_id = some_id()
     await store.put_capacity(capacity_id, Seats(8, EVICTING))
     requests = [request(capacity_id=capacity_id, lease_microseconds=1 + 60 * SECOND * (n % 2)) for n in range(20)]
-    for one in (*requests, requests[-1], again(requests[-2], kind=2), request()):
+    for one in (*requests, requests[-1], same_key_request(requests[-2], kind=2), request()):
         await open_one(store, one)
     ids = [one.session_id for one in requests]
     await store.heartbeat([Heartbeat(session_id, True) for session_id in ids])
-    await store.attach_streams([attach(session_id) for session_id in ids])
-    await store.update_streams([stream_update(session_id, counted=COUNTED) for session_id in ids])
+    await store.attach_streams([attach_to(session_id) for session_id in ids])
+    await store.update_streams([stream_update(session_id, counted=COUNTERS) for session_id in ids])
     await sweep_some(store, 100)
     await call_leases_and_jobs(store)
     await call_submissions(store)
@@ -196,12 +174,12 @@ async def call_leases_and_jobs(store: Store) -> None:
     fence = (await acquire(store, "seat-keeper", "one")).lease.fence
     await store.renew_lease(fence, 60 * SECOND)
     await store.release_lease(fence)
-    await held(store, "seat-keeper")
+    await hold_lease(store, "seat-keeper")
     await store.resign_lease("seat-keeper")
-    await store.register_jobs([every(60 * SECOND)])
+    await store.register_jobs([job_every(60 * SECOND)])
     await store.command_job("tidy", JobCommand.RUN)
-    run = await begun(store, "tidy")
-    await begin(store, "tidy", "another")
+    run = await begin_due_run(store, "tidy")
+    await begin_run(store, "tidy", "another")
     await store.prune(run, 100)
     await store.finish_run(run, RunOutcome.SUCCEEDED, None, 0)
     await store.read_board(["seat-keeper"])
@@ -212,20 +190,24 @@ async def call_leases_and_jobs(store: Store) -> None:
 
 async def call_submissions(store: Store) -> None:
     """Lists submissions in every state, and writes only to its own."""
-    fence = await executor(store)
+    fence = await executor_fence(store)
     made = await accept(store, 8)
     await store.begin_attempts(fence, made)
-    await store.finish_attempts(fence, [end(each, outcome=DELIVERED if n else FAILED) for n, each in enumerate(made)])
+    await store.finish_attempts(
+        fence, [attempt_end(each, outcome=DELIVERED if n else FAILED) for n, each in enumerate(made)]
+    )
     await store.command_submissions(SubmissionCommand.RETRY, made)
     await store.begin_attempts(fence, made)
-    fence = await next_executor(store)
-    await store.close_orphaned_attempts(fence, 100)
+    await store.finish_attempts(fence, [attempt_end(each, 2) for each in made[:4]])
+    await store.begin_attempts(fence, made[:4], made[:4])
+    fence = await next_executor_fence(store)
+    await close_orphaned(store, fence, 100)
     await store.note_waiting_reason(fence, made, "its gateway is gone")
     await store.command_submissions(SubmissionCommand.CANCEL, made)
     await store.read_envelopes(made)
     await store.get_submission(made[0])
     await store.list_pending(None, 20)
-    await store.list_pending(changed(datetime.now(UTC) - timedelta(days=1), made[0]), 20)
+    await store.list_pending(change_at(datetime.now(UTC) - timedelta(days=1), made[0]), 20)
     for state in (None, "pending", "delivered", "failed"):
         await store.list_submissions(SubmissionFilter(state=state), None, 20)
         await store.list_submissions(SubmissionFilter(state=state), made[0], 20)
@@ -233,7 +215,7 @@ async def call_submissions(store: Store) -> None:
 
 async def call_usage(store: Store) -> None:
     """A short window with its live sessions: of a million, as many as fit into a chunk."""
-    fence = await emitter(store)
+    fence = await emitter_fence(store)
     await store.cut_usage(fence, rules(interval=1000, contract=CONTRACT), 1)
     window = (await store.list_undivided_windows(1))[0].window
     bounds = await store.divide_window(window, None, 1)
@@ -247,11 +229,11 @@ async def call_usage(store: Store) -> None:
         assert chunk.submission_id is not None
         await store.find_chunks([chunk.submission_id])
         await store.read_intervals(window, chunk)
-        leader = await executor(store)
+        leader = await executor_fence(store)
         await store.store_digests(leader, [ChunkDigest(chunk.submission_id, b"9" * 32)])
         await store.command_submissions(SubmissionCommand.CANCEL, [chunk.submission_id])
         await store.begin_attempts(leader, [chunk.submission_id])
-        await store.finish_attempts(leader, [end(chunk.submission_id, outcome=DELIVERED)])
+        await store.finish_attempts(leader, [attempt_end(chunk.submission_id, outcome=DELIVERED)])
     await store.list_deliveries(window.window_id)
     await store.read_lag()
     await store.read_installation()
@@ -287,16 +269,16 @@ async def test_postgresql_lists_empty_state_without_reading_other_submissions(po
 
 
 LATELY = datetime.now(UTC).replace(microsecond=0)
-MINUTE_AGO = some_window(LATELY, LATELY + timedelta(minutes=1), Era(LATELY - timedelta(days=40), (1, 2, 3)))
+MINUTE_AGO = uncut_window(LATELY, LATELY + timedelta(minutes=1), Era(LATELY - timedelta(days=40), (1, 2, 3)))
 MIDDLE = "80000000-0000-4000-8000-000000000000"
 
 
 @pytest.fixture
 async def postgres_lately(postgres_million: str) -> str:
     """For a window in which some sessions have just closed."""
-    made = [lived(LATELY - timedelta(hours=1), LATELY + n * MICROSECOND) for n in range(1, 51)]
+    made = [session_between(LATELY - timedelta(hours=1), LATELY + n * MICROSECOND) for n in range(1, 51)]
     store = open_store(postgres_million, POOL_SIZE)
-    await put_sessions(Database(postgres_million, store, Clock()), made)
+    await insert_sessions(Database(postgres_million, store, Clock()), made)
     await store.close()
     return postgres_million
 
@@ -325,7 +307,7 @@ async def test_postgresql_reads_one_chunk_without_reading_whole_window(postgres_
     before = await _tuples_read(postgres_lately)
     for after in (None, MIDDLE):
         (chunk_bounds,) = await store.divide_window(MINUTE_AGO, after, 1)
-        chunk = replace(whole(MINUTE_AGO), **asdict(chunk_bounds))
+        chunk = replace(single_chunk(MINUTE_AGO), **asdict(chunk_bounds))
         assert len(await store.read_intervals(MINUTE_AGO, chunk)) == CHUNK_MAX
     await store.close()
     # A range of ids has as many again that closed long ago. The table has a million.
@@ -341,7 +323,7 @@ async def test_postgresql_sums_usage_in_parallel_and_sorts_only_groups(postgres_
 
 
 SQLITE_STATEMENTS = {
-    "live": (opening.LIVE_OF, "SEARCH s USING INDEX sessions_live_key (capacity_id=? AND user_object_id=?)"),
+    "live": (opening.LIVE_OF, "SEARCH s USING INDEX sessions_live_key (user_object_id=? AND capacity_id=?)"),
     "ended since": (
         opening.ends_after_statement(NOON),
         "SEARCH sessions USING INDEX sessions_closed_at (closed_at>?)",
@@ -350,51 +332,15 @@ SQLITE_STATEMENTS = {
         sessions.get_statement(some_id()),
         "SEARCH sessions USING INDEX sqlite_autoindex_sessions_1 (session_id=?)",
     ),
-    "list": (
-        sessions.list_statement(SessionFilter(), Position(NOON, some_id()), 100, NOON),
-        "SEARCH sessions USING INDEX sessions_started_at (started_at<?)",
-    ),
     "waiting": (
-        submissions.pending_statement(changed(NOON, some_id()), 100),
+        submissions.pending_statement(change_at(NOON, some_id()), 100),
         "SEARCH submissions USING INDEX submissions_waiting (last_modified_at>?)",
     ),
     "submissions": (
         submissions.list_statement(SubmissionFilter(), some_id(), 100),
         "SEARCH submissions USING INDEX sqlite_autoindex_submissions_1 (submission_id<?)",
     ),
-    "failed submissions": (
-        submissions.list_statement(SubmissionFilter(state="failed"), some_id(), 100),
-        "SEARCH submissions USING INDEX submissions_failed (submission_id<?)",
-    ),
 }
-
-
-@pytest.fixture(scope="session")
-async def sqlite_empty(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Database]:
-    database = await _sqlite_file(tmp_path_factory)
-    yield database
-    await database.close()
-
-
-@pytest.fixture(scope="session")
-async def sqlite_million(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Database]:
-    database = await _sqlite_file(tmp_path_factory)
-    await fill_sqlite(database, MILLION)
-    await fill_submissions_sqlite(database, MILLION)
-    yield database
-    await database.close()
-
-
-async def _sqlite_file(folders: pytest.TempPathFactory) -> Database:
-    path = folders.mktemp("plans") / "tenure.db"
-    store, clock = sqlite_store(path)
-    await store.migrate()
-    return Database(f"sqlite:///{path}", store, clock)
-
-
-@pytest.fixture(params=SIZES)
-def sqlite_file(request: pytest.FixtureRequest) -> Database:
-    return request.getfixturevalue(f"sqlite_{request.param}")  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("name", SQLITE_STATEMENTS)
@@ -416,11 +362,14 @@ async def test_sqlite_never_scans_sessions_or_submissions(sqlite_file: Database)
     def note(_connection: Any, _cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
         sent[statement] = parameters
 
-    engine = sqlite_file.store._engine  # type: ignore[attr-defined]
-    event.listen(engine, "before_cursor_execute", note)
-    await call_everything(sqlite_file.store)
-    event.remove(engine, "before_cursor_execute", note)
-    with engine.connect() as connection:
+    store: Any = sqlite_file.store
+    engines = [connections.engine for connections in (store._writer, store._lease_writer, store._readers)]
+    for engine in engines:
+        event.listen(engine, "before_cursor_execute", note)
+    await call_everything(store)
+    for engine in engines:
+        event.remove(engine, "before_cursor_execute", note)
+    with engines[0].connect() as connection:
         plans = {statement: _plan(connection, statement, sent[statement]) for statement in sent if _reads(statement)}
     scans = {statement: plan for statement, plan in plans.items() if any(_is_scan(line) for line in plan)}
     assert scans == {}
@@ -440,7 +389,6 @@ PAGES = [
     f"SCAN {table} USING INDEX {index}"
     for table, index in (
         ("submissions", "submissions_waiting"),
-        ("submissions", "submissions_failed"),
         ("submissions", "sqlite_autoindex_submissions_1"),
         ("sessions", "sessions_live_id"),
         ("usage_windows", "usage_windows_unchunked"),

@@ -19,7 +19,16 @@ from tenure.domain.leases import Fence
 from tenure.errors import LeaseLost
 from tenure.store.contract import Store
 from tests.support.databases import Database
-from tests.support.leases import MICROSECOND, acquire, begin, begun, every, sibling, table, taken
+from tests.support.leases import (
+    MICROSECOND,
+    acquire,
+    acquire_free_lease,
+    begin_due_run,
+    begin_run,
+    job_every,
+    read_table,
+    sibling_store,
+)
 from tests.support.open_requests import NOON, SECOND
 from tests.support.processes import eventually
 
@@ -34,7 +43,7 @@ BUSY_SECONDS = 30
 async def tidy(database: Database) -> Database:
     """A database with a job that runs every minute, at its first tick."""
     await database.clock.set(NOON)
-    await database.store.register_jobs([every(MINUTE)])
+    await database.store.register_jobs([job_every(MINUTE)])
     await database.clock.set(TICK)
     return database
 
@@ -59,11 +68,11 @@ async def finishes(store: Store, fence: Fence, outcome: RunOutcome = SUCCEEDED) 
 
 
 async def test_holder_loses_lease_permanently_after_clock_jumps_past_expiry(database: Database) -> None:
-    """Also after the clock jumps back to before the expiry."""
+    """The lease stays lost when the clock jumps back to before the expiry."""
     await database.clock.set(NOON)
-    old = await taken(database.store, "leader", "one")
+    old = await acquire_free_lease(database.store, "leader", "one")
     await database.clock.set(NOON + 10 * MINUTES)
-    new = await taken(database.store, "leader", "two")
+    new = await acquire_free_lease(database.store, "leader", "two")
     for jump in (timedelta(0), -10 * MINUTES, 5 * MINUTES, -60 * MINUTES):
         await database.clock.set(NOON + jump)
         assert not await may_write(database.store, old), f"after a jump to noon and {jump}"
@@ -74,7 +83,7 @@ async def test_holder_loses_lease_permanently_after_clock_jumps_past_expiry(data
 
 async def test_lease_not_acquired_by_another_survives_clock_jump_forward_and_back(database: Database) -> None:
     await database.clock.set(NOON)
-    fence = await taken(database.store, "leader", "one")
+    fence = await acquire_free_lease(database.store, "leader", "one")
     await database.clock.set(NOON + 10 * MINUTES)
     assert not await may_write(database.store, fence)
     await database.clock.set(NOON + MINUTES - MICROSECOND)
@@ -84,7 +93,7 @@ async def test_lease_not_acquired_by_another_survives_clock_jump_forward_and_bac
 
 async def test_held_lease_cannot_be_acquired_after_clock_jumps_back(database: Database) -> None:
     await database.clock.set(NOON)
-    fence = await taken(database.store, "leader", "one")
+    fence = await acquire_free_lease(database.store, "leader", "one")
     await database.clock.set(NOON - 10 * MINUTES)
     assert not (await acquire(database.store, "leader", "two")).taken
     assert await may_write(database.store, fence)
@@ -92,7 +101,7 @@ async def test_held_lease_cannot_be_acquired_after_clock_jumps_back(database: Da
 
 async def test_released_lease_stays_released_after_clock_jumps_back(database: Database) -> None:
     await database.clock.set(NOON)
-    fence = await taken(database.store, "leader", "one")
+    fence = await acquire_free_lease(database.store, "leader", "one")
     await database.store.release_lease(fence)
     await database.clock.set(NOON - 10 * MINUTES)
     assert not await may_write(database.store, fence)
@@ -103,9 +112,9 @@ async def test_released_lease_stays_released_after_clock_jumps_back(database: Da
 
 
 async def test_reclaimed_run_cannot_finish_after_clock_jumps_back(tidy: Database) -> None:
-    old = await begun(tidy.store, "tidy", "one")
+    old = await begin_due_run(tidy.store, "tidy", "one")
     await tidy.clock.set(TICK + 5 * MINUTES)
-    found = await begin(tidy.store, "tidy", "two")
+    found = await begin_run(tidy.store, "tidy", "two")
     assert (found.tick_at, found.reclaimed) == (TICK, old)
     await tidy.clock.set(TICK)
     assert not await finishes(tidy.store, old)
@@ -117,28 +126,28 @@ async def test_reclaimed_run_cannot_finish_after_clock_jumps_back(tidy: Database
 
 @pytest.mark.parametrize("minutes", [-10, -1, 1])
 async def test_run_finishes_after_clock_jump_within_its_lock(tidy: Database, minutes: int) -> None:
-    fence = await begun(tidy.store, "tidy", "one")
+    fence = await begin_due_run(tidy.store, "tidy", "one")
     await tidy.clock.set(TICK + minutes * MINUTES)
-    assert (await begin(tidy.store, "tidy", "two")).fence is None
+    assert (await begin_run(tidy.store, "tidy", "two")).fence is None
     assert await finishes(tidy.store, fence)
     assert (await the_job(tidy)).next_run_at == TICK + MINUTES
 
 
 async def test_completed_tick_does_not_run_again_after_clock_jumps_back_by_an_interval(tidy: Database) -> None:
-    assert await finishes(tidy.store, await begun(tidy.store, "tidy"))
+    assert await finishes(tidy.store, await begin_due_run(tidy.store, "tidy"))
     for instant in (TICK - MINUTES, TICK - MICROSECOND, TICK, TICK + MINUTES - MICROSECOND):
         await tidy.clock.set(instant)
-        assert (await begin(tidy.store, "tidy")).found is BeginRunOutcome.IDLE, instant
+        assert (await begin_run(tidy.store, "tidy")).found is BeginRunOutcome.IDLE, instant
     await tidy.clock.set(TICK + MINUTES)
-    assert (await begin(tidy.store, "tidy")).tick_at == TICK + MINUTES
+    assert (await begin_run(tidy.store, "tidy")).tick_at == TICK + MINUTES
 
 
 async def test_ticks_run_again_after_clock_jumps_back(tidy: Database) -> None:
     await tidy.clock.set(TICK + 10 * MINUTES)
-    assert await finishes(tidy.store, await begun(tidy.store, "tidy"))
+    assert await finishes(tidy.store, await begin_due_run(tidy.store, "tidy"))
     for minutes in range(12):
         await tidy.clock.set(TICK + minutes * MINUTES)
-        found = await begin(tidy.store, "tidy")
+        found = await begin_run(tidy.store, "tidy")
         assert found.tick_at == TICK + minutes * MINUTES
         assert (found.clock_behind is not None) == (minutes == 0)
         assert found.fence is not None
@@ -146,9 +155,9 @@ async def test_ticks_run_again_after_clock_jumps_back(tidy: Database) -> None:
 
 
 async def test_failed_tick_does_not_delay_runs_after_clock_jumps_back(tidy: Database) -> None:
-    assert await finishes(tidy.store, await begun(tidy.store, "tidy"), FAILED)
+    assert await finishes(tidy.store, await begin_due_run(tidy.store, "tidy"), FAILED)
     await tidy.clock.set(TICK - 10 * MINUTES)
-    found = await begin(tidy.store, "tidy")
+    found = await begin_run(tidy.store, "tidy")
     assert (found.tick_at, found.clock_behind) == (TICK - 10 * MINUTES, TICK)
 
 
@@ -159,7 +168,7 @@ async def the_job(database: Database) -> Any:
 
 async def successes(database: Database) -> list[tuple[int, datetime]]:
     """Epoch and oldest tick of each successful run, in order."""
-    rows = await table(database, "job_runs")
+    rows = await read_table(database, "job_runs")
     return [(row["epoch"], row["tick_at"]) for row in rows if row["outcome"] == SUCCEEDED]
 
 
@@ -190,7 +199,7 @@ class Ensemble:
             self._enough = True
 
     async def _jump(self) -> None:
-        """By minutes in either direction, on average forward."""
+        """Moves the clock by minutes in either direction, on average forward."""
         now = NOON
         while not self._enough:
             now += self._random.choice((-5, -2, -1, 1, 2, 4, 9)) * MINUTES + self._random.randrange(60) * MICROSECOND
@@ -201,7 +210,7 @@ class Ensemble:
     async def _run_jobs(self, store: Store, holder: str) -> None:
         old: list[Fence] = []
         while not self._enough:
-            found = await begin(store, "tidy", holder)
+            found = await begin_run(store, "tidy", holder)
             if found.fence is not None:
                 self._record(found.fence, stepped_back=found.clock_behind is not None)
                 await asyncio.sleep(0.006 * self._random.random())
@@ -240,16 +249,16 @@ class Ensemble:
 
 
 async def test_ensemble_loses_and_repeats_no_tick_while_clock_jumps(tidy: Database, seed: int) -> None:
-    stores = [sibling(tidy) for _ in range(4)]
+    stores = [sibling_store(tidy) for _ in range(4)]
     ensemble = Ensemble(tidy, stores, seed)
     await ensemble.work(1.5)
     for store in stores:
         await store.close()
-    rows = [row for row in await table(tidy, "job_runs") if row["outcome"] == SUCCEEDED]
+    rows = [row for row in await read_table(tidy, "job_runs") if row["outcome"] == SUCCEEDED]
     shown = f"seed {seed}: {ensemble.jumps} jumps, {len(rows)} successes, {ensemble.refused} refused"
     assert ensemble.breaches == [], shown
     assert [one for one in pairwise(rows) if not ensemble.follows(*one)] == [], shown
-    owed = (await the_job(tidy)).next_run_at
-    assert owed <= grid_after(MINUTE, rows[-1]["started_at"]), shown
-    await tidy.clock.set(max(owed, rows[-1]["started_at"]) + 600 * MINUTES)
-    assert (await begin(tidy.store, "tidy")).tick_at == owed, shown
+    oldest_tick = (await the_job(tidy)).next_run_at
+    assert oldest_tick <= grid_after(MINUTE, rows[-1]["started_at"]), shown
+    await tidy.clock.set(max(oldest_tick, rows[-1]["started_at"]) + 600 * MINUTES)
+    assert (await begin_run(tidy.store, "tidy")).tick_at == oldest_tick, shown

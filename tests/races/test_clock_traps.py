@@ -20,8 +20,8 @@ from tenure.store.contract.sessions import OpenLane
 from tests.support.databases import Database
 from tests.support.history import overlaps, read_sessions
 from tests.support.locks import holding, locked_file, other_store
-from tests.support.open_requests import LIMITS, NOON, again, end_one, open_one, request
-from tests.support.sessions import live, recorded
+from tests.support.open_requests import LIMITS, NOON, end_one, open_one, request, same_key_request
+from tests.support.sessions import open_session, read_session
 
 TERMINATED = CloseReason.TERMINATED
 BRIEF = 300_000
@@ -39,22 +39,22 @@ def in_order(*requests: OpenRequest) -> list[OpenRequest]:
 
 async def test_upgrade_reads_clock_after_lock_wait(postgres_database: Database) -> None:
     one = request(kind=1)
-    await live(postgres_database, one)
+    await open_session(postgres_database, one)
     async with holding(postgres_database) as holder:
         await holder.lock_session(one.session_id)
-        upgrade = asyncio.create_task(open_one(postgres_database.store, again(one, kind=3)))
+        upgrade = asyncio.create_task(open_one(postgres_database.store, same_key_request(one, kind=3)))
         await asyncio.sleep(CONTENTION_SECONDS)
         released_at = await holder.now()
         await holder.rollback()
     session = (await upgrade).session
-    old = await recorded(postgres_database, one.session_id)
+    old = await read_session(postgres_database, one.session_id)
     assert session is not None
     assert old.closed_at == session.started_at > released_at
 
 
 async def test_end_reads_clock_after_lock_wait(postgres_database: Database) -> None:
     one = request()
-    await live(postgres_database, one)
+    await open_session(postgres_database, one)
     async with holding(postgres_database) as holder:
         await holder.lock_session(one.session_id)
         end = asyncio.create_task(end_one(postgres_database.store, one.session_id, TERMINATED))
@@ -69,21 +69,21 @@ async def test_end_reads_clock_after_lock_wait(postgres_database: Database) -> N
 
 async def test_session_that_lapsed_during_lock_wait_is_not_upgraded(postgres_database: Database) -> None:
     one = request(kind=1, lease_microseconds=BRIEF)
-    old = await live(postgres_database, one)
+    old = await open_session(postgres_database, one)
     async with holding(postgres_database) as holder:
         await holder.lock_session(one.session_id)
-        opening = asyncio.create_task(open_one(postgres_database.store, again(one, kind=3)))
+        opening = asyncio.create_task(open_one(postgres_database.store, same_key_request(one, kind=3)))
         await asyncio.sleep(CONTENTION_SECONDS)
         await holder.wait_until(old.deadline_at)
         await holder.rollback()
     assert (await opening).outcome is OpenOutcome.CREATED
-    old = await recorded(postgres_database, one.session_id)
+    old = await read_session(postgres_database, one.session_id)
     assert (old.close_reason, old.closed_at) == (CloseReason.LEASE_EXPIRED, old.deadline_at)
 
 
 async def test_session_that_lapsed_during_lock_wait_is_not_terminated(postgres_database: Database) -> None:
     one = request(lease_microseconds=BRIEF)
-    session = await live(postgres_database, one)
+    session = await open_session(postgres_database, one)
     async with holding(postgres_database) as holder:
         await holder.lock_session(one.session_id)
         end = asyncio.create_task(end_one(postgres_database.store, one.session_id, TERMINATED))
@@ -97,21 +97,21 @@ async def test_session_that_lapsed_during_lock_wait_is_not_terminated(postgres_d
 
 async def test_session_that_ended_during_lock_wait_is_not_upgraded(postgres_database: Database) -> None:
     one = request(kind=1)
-    await live(postgres_database, one)
-    higher = [again(one, kind=3)]
+    await open_session(postgres_database, one)
+    higher = [same_key_request(one, kind=3)]
     async with holding(postgres_database) as holder:
         ended_at = await holder.end_session(one.session_id)
         while_held = await postgres_database.store.open_sessions(OpenLane.REOPEN, higher, LIMITS)
         await holder.commit()
     afterwards = await postgres_database.store.open_sessions(OpenLane.REOPEN, higher, LIMITS)
     assert (while_held, afterwards) == ([OpenResult(OpenOutcome.REOPEN)], [OpenResult(OpenOutcome.AGAIN)])
-    old = await recorded(postgres_database, one.session_id)
+    old = await read_session(postgres_database, one.session_id)
     assert (old.close_reason, old.closed_at) == (TERMINATED, ended_at)
 
 
 async def test_session_that_ended_during_lock_wait_keeps_its_end(postgres_database: Database) -> None:
     one = request()
-    await live(postgres_database, one)
+    await open_session(postgres_database, one)
     async with holding(postgres_database) as holder:
         ended_at = await holder.end_session(one.session_id)
         end = asyncio.create_task(end_one(postgres_database.store, one.session_id, CloseReason.STOPPED))
@@ -124,11 +124,12 @@ async def test_session_that_ended_during_lock_wait_keeps_its_end(postgres_databa
 
 async def test_sqlite_write_reads_clock_after_file_lock_wait(sqlite_database: Database) -> None:
     one = request()
-    await live(sqlite_database, one)
+    await open_session(sqlite_database, one)
     with locked_file(sqlite_database) as release:
         begins = asyncio.Event()
         signal = partial(asyncio.get_running_loop().call_soon_threadsafe, begins.set)
-        event.listen(sqlite_database.store._engine, "before_cursor_execute", lambda *_: signal())  # type: ignore[attr-defined]
+        writer = sqlite_database.store._writer  # type: ignore[attr-defined]
+        event.listen(writer.engine, "before_cursor_execute", lambda *_: signal())
         end = asyncio.create_task(end_one(sqlite_database.store, one.session_id, TERMINATED))
         await begins.wait()
         released_at = from_microseconds(wall_microseconds())
@@ -144,45 +145,45 @@ async def test_sqlite_write_reads_clock_after_file_lock_wait(sqlite_database: Da
 
 async def test_open_does_not_return_existing_while_end_is_uncommitted(postgres_database: Database) -> None:
     one = request()
-    await live(postgres_database, one)
+    await open_session(postgres_database, one)
     async with holding(postgres_database) as holder:
         await holder.end_session(one.session_id)
-        answers = await postgres_database.store.open_sessions(OpenLane.CREATE, [again(one)], LIMITS)
-        assert answers == [OpenResult(OpenOutcome.REOPEN)]
+        results = await postgres_database.store.open_sessions(OpenLane.CREATE, [same_key_request(one)], LIMITS)
+        assert results == [OpenResult(OpenOutcome.REOPEN)]
 
 
 async def test_open_does_not_return_existing_while_session_is_locked(postgres_database: Database) -> None:
     """The transaction that holds the lock may have read the clock, and may end the session at that instant."""
     one = request()
-    await live(postgres_database, one)
+    await open_session(postgres_database, one)
     async with holding(postgres_database) as holder:
         await holder.lock_session(one.session_id)
-        answers = await postgres_database.store.open_sessions(OpenLane.CREATE, [again(one)], LIMITS)
-        assert answers == [OpenResult(OpenOutcome.REOPEN)]
+        results = await postgres_database.store.open_sessions(OpenLane.CREATE, [same_key_request(one)], LIMITS)
+        assert results == [OpenResult(OpenOutcome.REOPEN)]
 
 
 async def test_open_returns_existing_after_lock_is_released_without_change(postgres_database: Database) -> None:
     one = request()
-    session = await live(postgres_database, one)
+    session = await open_session(postgres_database, one)
     async with holding(postgres_database) as holder:
         await holder.lock_session(one.session_id)
         await holder.commit()
-    answers = await postgres_database.store.open_sessions(OpenLane.CREATE, [again(one)], LIMITS)
-    assert answers == [OpenResult(OpenOutcome.EXISTING, session)]
+    results = await postgres_database.store.open_sessions(OpenLane.CREATE, [same_key_request(one)], LIMITS)
+    assert results == [OpenResult(OpenOutcome.EXISTING, session)]
 
 
 async def test_open_that_waited_for_end_starts_after_it(postgres_database: Database) -> None:
     one = request()
-    await live(postgres_database, one)
+    await open_session(postgres_database, one)
     async with holding(postgres_database) as holder:
         ended_at = await holder.end_session(one.session_id)
-        opening = asyncio.create_task(open_one(postgres_database.store, again(one)))
+        opening = asyncio.create_task(open_one(postgres_database.store, same_key_request(one)))
         await asyncio.sleep(CONTENTION_SECONDS)
         await holder.commit()
-    answer = await opening
-    assert answer.outcome is OpenOutcome.CREATED
-    assert answer.session is not None
-    assert answer.session.started_at >= ended_at
+    result = await opening
+    assert result.outcome is OpenOutcome.CREATED
+    assert result.session is not None
+    assert result.session.started_at >= ended_at
 
 
 # A key without a row cannot be locked
@@ -192,66 +193,66 @@ async def test_open_starts_after_session_opened_and_ended_during_lock_wait(postg
     """The batch has read its clock and waits for its first key. Its second key is opened and ended during this wait."""
     first, second = in_order(request(), request())
     async with holding(postgres_database) as holder, other_store(postgres_database) as other:
-        await holder.insert(again(first))
+        await holder.insert(same_key_request(first))
         batch = asyncio.create_task(postgres_database.store.open_sessions(OpenLane.CREATE, [first, second], LIMITS))
         await holder.wait_for_blocked()
-        during_wait = again(second)
+        during_wait = same_key_request(second)
         await open_one(other, during_wait)
         ended = await end_one(other, during_wait.session_id, TERMINATED)
         await holder.rollback()
-    answers = await batch
-    assert [answer.outcome for answer in answers] == [OpenOutcome.CREATED, OpenOutcome.CREATED]
+    results = await batch
+    assert [result.outcome for result in results] == [OpenOutcome.CREATED, OpenOutcome.CREATED]
     assert ended is not None
     assert ended.session.closed_at is not None
-    session = await recorded(postgres_database, second.session_id)
+    session = await read_session(postgres_database, second.session_id)
     assert session.started_at >= ended.session.closed_at
-    assert answers[1].session == session
+    assert results[1].session == session
     assert session.deadline_at == session.term_ends_at == session.started_at + LIMITS.term
 
 
 async def test_insert_that_waited_for_end_starts_after_it(postgres_database: Database) -> None:
-    """As before, but the end is not committed yet when the insert reaches the second key."""
+    """Like the previous test, but the end is not committed when the insert reaches the second key."""
     first, second = in_order(request(), request())
     async with (
         holding(postgres_database) as holder,
         holding(postgres_database) as ender,
         other_store(postgres_database) as other,
     ):
-        await holder.insert(again(first))
+        await holder.insert(same_key_request(first))
         batch = asyncio.create_task(postgres_database.store.open_sessions(OpenLane.CREATE, [first, second], LIMITS))
         await holder.wait_for_blocked()
-        during_wait = again(second)
+        during_wait = same_key_request(second)
         await open_one(other, during_wait)
         ended_at = await ender.end_session(during_wait.session_id)
         await holder.rollback()
         await ender.wait_for_blocked()
         await ender.commit()
     assert (await batch)[1].outcome is OpenOutcome.CREATED
-    assert (await recorded(postgres_database, second.session_id)).started_at >= ended_at
+    assert (await read_session(postgres_database, second.session_id)).started_at >= ended_at
 
 
 async def test_open_returns_again_for_key_taken_during_lock_wait(postgres_database: Database) -> None:
     first, second = in_order(request(), request())
     async with holding(postgres_database) as holder:
-        await holder.insert(again(first))
+        await holder.insert(same_key_request(first))
         batch = asyncio.create_task(postgres_database.store.open_sessions(OpenLane.CREATE, [first, second], LIMITS))
         await holder.wait_for_blocked()
         await holder.commit()
-    assert [answer.outcome for answer in await batch] == [OpenOutcome.AGAIN, OpenOutcome.CREATED]
+    assert [result.outcome for result in await batch] == [OpenOutcome.AGAIN, OpenOutcome.CREATED]
 
 
 async def test_reopen_lane_does_not_change_session_locked_by_another(postgres_database: Database) -> None:
     """The request whose row is held returns REOPEN; the other one is upgraded."""
     first, second = request(kind=1), request(kind=1)
     for one in (first, second):
-        await live(postgres_database, one)
+        await open_session(postgres_database, one)
     async with holding(postgres_database) as holder:
         await holder.lock_session(first.session_id)
-        requests = in_order(again(first, kind=3), again(second, kind=3))
-        answers = await postgres_database.store.open_sessions(OpenLane.REOPEN, requests, LIMITS)
-    outcomes = {one.key: answer.outcome for one, answer in zip(requests, answers, strict=True)}
+        requests = in_order(same_key_request(first, kind=3), same_key_request(second, kind=3))
+        results = await postgres_database.store.open_sessions(OpenLane.REOPEN, requests, LIMITS)
+    outcomes = {one.key: result.outcome for one, result in zip(requests, results, strict=True)}
     assert outcomes == {first.key: OpenOutcome.REOPEN, second.key: OpenOutcome.UPGRADED}
-    assert (await recorded(postgres_database, first.session_id)).closed_at is None
+    assert (await read_session(postgres_database, first.session_id)).closed_at is None
 
 
 Write = Callable[[Database, OpenRequest], Coroutine[object, object, object]]
@@ -262,7 +263,7 @@ async def _create(database: Database, _old: OpenRequest) -> object:
 
 
 async def _upgrade(database: Database, old: OpenRequest) -> object:
-    return await open_one(database.store, again(old, kind=3))
+    return await open_one(database.store, same_key_request(old, kind=3))
 
 
 async def _end(database: Database, old: OpenRequest) -> object:
@@ -272,7 +273,7 @@ async def _end(database: Database, old: OpenRequest) -> object:
 @pytest.mark.parametrize("write", [_create, _upgrade, _end])
 async def test_write_waits_for_cut_and_reads_clock_afterwards(postgres_database: Database, write: Write) -> None:
     old = request(kind=1)
-    await live(postgres_database, old)
+    await open_session(postgres_database, old)
     async with holding(postgres_database) as holder:
         await holder.lock_cut()
         writing = asyncio.ensure_future(write(postgres_database, old))
@@ -292,13 +293,13 @@ async def test_sessions_of_one_key_never_overlap_when_clock_jumps(database: Data
     """The clock is stopped, stepped back and moved far ahead between opens, upgrades and ends of one key."""
     source = random.Random(seed)
     one, now = request(), NOON
-    current = await live(database, one)
+    current = await open_session(database, one)
     for _ in range(40):
         now += timedelta(microseconds=source.choice([-3_600_000_000, -1, 0, 0, 0, 1, 1_000_000]))
         await database.clock.set(now)
         if source.random() < 0.5:
             await end_one(database.store, current.session_id, TERMINATED)
-        current = await live(database, again(one, kind=source.choice([1, 2, 3])))
+        current = await open_session(database, same_key_request(one, kind=source.choice([1, 2, 3])))
     table = await read_sessions(database)
     assert list(overlaps(table)) == []
     assert len(table) > 10
@@ -308,7 +309,7 @@ async def test_sessions_opened_and_ended_at_one_instant_last_one_microsecond_eac
     await database.clock.set(NOON)
     one = request()
     for _ in range(3):
-        session = await live(database, one := again(one))
+        session = await open_session(database, one := same_key_request(one))
         await end_one(database.store, session.session_id, TERMINATED)
     table = await read_sessions(database)
     assert [session.ended_at - session.started_at for session in table] == [1, 1, 1]

@@ -11,6 +11,7 @@ from tenure.config import SessionsConfig
 from tenure.domain.deadlines import opened
 from tenure.domain.sessions import CloseReason, Limits, OpenOutcome, OpenRequest, OpenResult
 from tenure.errors import DatabaseBusy, DatabaseUnavailable, Overloaded
+from tenure.sessions.ends import SessionEnds
 from tenure.sessions.open import Opener
 from tenure.store.contract import Store
 from tenure.store.contract.sessions import OpenLane
@@ -18,7 +19,7 @@ from tenure.store.limits import BATCH_MAX
 from tenure.telemetry.events import StoreRetried, Telemetry
 from tests.support.databases import Database
 from tests.support.locks import other_store
-from tests.support.open_requests import LIMITS, NOON, again, end_one, open_one, request, some_id
+from tests.support.open_requests import LIMITS, NOON, end_one, open_one, request, same_key_request, some_id
 from tests.support.telemetry import RecordedTelemetry
 
 ANSWERED_WITHIN_SECONDS = 3
@@ -30,9 +31,9 @@ class ScriptedStore:
     batches_in_flight = 2
 
     def __init__(
-        self, answer: Callable[[OpenRequest], OpenResult], before: Callable[[Sequence[OpenRequest]], Awaitable[None]]
+        self, result: Callable[[OpenRequest], OpenResult], before: Callable[[Sequence[OpenRequest]], Awaitable[None]]
     ) -> None:
-        self._answer = answer
+        self._answer = result
         self._before = before
         self.calls: list[tuple[OpenLane, Sequence[OpenRequest]]] = []
 
@@ -53,15 +54,15 @@ async def at_once(_requests: Sequence[OpenRequest]) -> None:
 
 
 def scripted(
-    answer: Callable[[OpenRequest], OpenResult] = created,
+    result: Callable[[OpenRequest], OpenResult] = created,
     before: Callable[[Sequence[OpenRequest]], Awaitable[None]] = at_once,
 ) -> tuple[ScriptedStore, Opener]:
-    store = ScriptedStore(answer, before)
+    store = ScriptedStore(result, before)
     return store, opener_on(store)  # type: ignore[arg-type]
 
 
 def opener_on(store: Store) -> Opener:
-    return Opener(store, SessionsConfig(), Telemetry())
+    return Opener(store, SessionsConfig(), SessionEnds(Telemetry()), Telemetry())
 
 
 async def open_all(opener: Opener, requests: Sequence[OpenRequest]) -> list[OpenResult | BaseException]:
@@ -85,11 +86,11 @@ async def test_batch_is_sorted_by_key() -> None:
 async def test_batch_contains_each_key_once_with_highest_requested_kind() -> None:
     store, opener = scripted()
     one = request(kind=1)
-    requests = [one, again(one, kind=3), again(one, kind=2), again(one, kind=3)]
-    answers = await open_all(opener, requests)
+    requests = [one, same_key_request(one, kind=3), same_key_request(one, kind=2), same_key_request(one, kind=3)]
+    results = await open_all(opener, requests)
     assert store.calls == [(OpenLane.CREATE, [requests[1]])]
     session = opened(requests[1], LIMITS, NOON)
-    assert answers == [
+    assert results == [
         OpenResult(OpenOutcome.EXISTING, session),
         OpenResult(OpenOutcome.CREATED, session),
         OpenResult(OpenOutcome.EXISTING, session),
@@ -100,8 +101,8 @@ async def test_batch_contains_each_key_once_with_highest_requested_kind() -> Non
 async def test_other_tenant_in_same_batch_gets_tenant_mismatch() -> None:
     _, opener = scripted()
     one = request(kind=3)
-    answers = await open_all(opener, [one, again(one, kind=1, tenant_object_id=some_id())])
-    outcomes = [answer.outcome for answer in answers if isinstance(answer, OpenResult)]
+    results = await open_all(opener, [one, same_key_request(one, kind=1, tenant_object_id=some_id())])
+    outcomes = [result.outcome for result in results if isinstance(result, OpenResult)]
     assert outcomes == [OpenOutcome.CREATED, OpenOutcome.TENANT_MISMATCH]
 
 
@@ -116,7 +117,7 @@ async def test_at_most_two_full_batches_run_concurrently() -> None:
     await settled()
     assert [len(batch) for _, batch in store.calls] == [BATCH_MAX, BATCH_MAX]
     gate.set()
-    assert all(isinstance(answer, OpenResult) for answer in await opening)
+    assert all(isinstance(result, OpenResult) for result in await opening)
     assert [len(batch) for _, batch in store.calls] == [BATCH_MAX] * 5
 
 
@@ -136,7 +137,7 @@ async def test_batches_of_two_instances_do_not_deadlock(postgres_database: Datab
             store._retries._telemetry = telemetry  # type: ignore[attr-defined]
         for _ in range(5):
             requests = [request() for _ in range(BATCH_MAX)]
-            mirrored = [again(one) for one in reversed(requests)]
+            mirrored = [same_key_request(one) for one in reversed(requests)]
             here, there = opener_on(postgres_database.store), opener_on(other)
             await asyncio.gather(open_all(here, requests), open_all(there, mirrored))
         assert telemetry.of(StoreRetried) == []
@@ -171,20 +172,20 @@ async def test_open_succeeds_for_key_that_is_ended_continuously(postgres_databas
     async with AsyncExitStack() as stores:
         others = [await stores.enter_async_context(other_store(postgres_database)) for _ in range(4)]
         ending = [asyncio.create_task(_end_all(postgres_database.store, live)) for _ in range(2)]
-        answers = await asyncio.gather(*(_open_often(opener_on(store), one, live) for store in others))
+        results = await asyncio.gather(*(_open_often(opener_on(store), one, live) for store in others))
         for task in ending:
             task.cancel()
         await asyncio.gather(*ending, return_exceptions=True)
-    assert [answer for several in answers for answer in several if not isinstance(answer, OpenResult)] == []
+    assert [result for several in results for result in several if not isinstance(result, OpenResult)] == []
 
 
 async def _open_often(opener: Opener, one: OpenRequest, live: set[str]) -> list[OpenResult | BaseException]:
-    answers: list[OpenResult | BaseException] = []
+    results: list[OpenResult | BaseException] = []
     for number in range(60):
-        latest = await open_all(opener, [again(one, kind=1 + number % 3) for _ in range(4)])
-        live.update(answer.session.session_id for answer in latest if isinstance(answer, OpenResult) and answer.session)
-        answers += latest
-    return answers
+        latest = await open_all(opener, [same_key_request(one, kind=1 + number % 3) for _ in range(4)])
+        live.update(result.session.session_id for result in latest if isinstance(result, OpenResult) and result.session)
+        results += latest
+    return results
 
 
 async def _end_all(store: Store, live: set[str]) -> None:
@@ -206,13 +207,13 @@ async def test_bad_request_in_batch_fails_alone() -> None:
             raise ValueError("bad")
 
     store, opener = scripted(before=refuse_bad)
-    answers = await open_all(opener, [request(), bad, request()])
-    assert [type(answer) for answer in answers] == [OpenResult, ValueError, OpenResult]
+    results = await open_all(opener, [request(), bad, request()])
+    assert [type(result) for result in results] == [OpenResult, ValueError, OpenResult]
     assert [len(batch) for _, batch in store.calls] == [3, 1, 1, 1]
 
 
 async def test_unreachable_database_fails_all_queued_requests_immediately() -> None:
-    """Also the requests in the queue behind the batch: they have waited long enough."""
+    """The requests in the queue behind the batch fail too, instead of waiting for another timeout."""
     gate = asyncio.Event()
 
     async def fail(_requests: Sequence[OpenRequest]) -> None:
@@ -223,7 +224,7 @@ async def test_unreachable_database_fails_all_queued_requests_immediately() -> N
     opening = begin_all(opener, [request() for _ in range(3 * BATCH_MAX)])
     await settled()
     gate.set()
-    assert {type(answer) for answer in await opening} == {DatabaseUnavailable}
+    assert {type(result) for result in await opening} == {DatabaseUnavailable}
     assert len(store.calls) == 2
 
 
@@ -234,8 +235,8 @@ async def test_database_loss_during_individual_retries_fails_all_requests() -> N
         raise DatabaseUnavailable("gone") if len(requests) == 1 else ValueError("bad")
 
     store, opener = scripted(before=fail)
-    answers = await open_all(opener, [request() for _ in range(10)])
-    assert {type(answer) for answer in answers} == {DatabaseUnavailable}
+    results = await open_all(opener, [request() for _ in range(10)])
+    assert {type(result) for result in results} == {DatabaseUnavailable}
     assert len(store.calls) == 2
 
 
@@ -288,12 +289,12 @@ async def test_opener_recognises_own_session_after_lost_response(postgres_databa
     one = request(kind=2)
     if kind == 3:
         await open_one(store, one)
-    mine = again(one, kind=kind)
+    mine = same_key_request(one, kind=kind)
     lose_response(store, lambda: is_there(postgres_database, mine.session_id))
-    answer = await opener_on(store).open(mine)
-    assert answer.outcome is (OpenOutcome.UPGRADED if kind == 3 else OpenOutcome.CREATED)
-    assert answer.session is not None
-    assert answer.session.session_id == mine.session_id
+    result = await opener_on(store).open(mine)
+    assert result.outcome is (OpenOutcome.UPGRADED if kind == 3 else OpenOutcome.CREATED)
+    assert result.session is not None
+    assert result.session.session_id == mine.session_id
 
 
 async def test_opener_succeeds_when_session_ended_before_retry_of_lost_response(
@@ -308,8 +309,8 @@ async def test_opener_succeeds_when_session_ended_before_retry_of_lost_response(
         return ended is not None
 
     lose_response(postgres_database.store, end_it)
-    answer = await opener_on(postgres_database.store).open(mine)
-    assert answer.session is not None
+    result = await opener_on(postgres_database.store).open(mine)
+    assert result.session is not None
 
 
 async def is_there(database: Database, session_id: str) -> bool:

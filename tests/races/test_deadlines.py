@@ -11,17 +11,18 @@ from tenure.domain.capacities import Seats
 from tenure.domain.leases import Fence
 from tenure.domain.sessions import ClosedSession, Found, Heartbeat, OpenOutcome, OpenRequest
 from tenure.errors import DatabaseBusy
+from tenure.sessions.ends import SessionEnds
 from tenure.sessions.heartbeat import Renewer
 from tenure.telemetry.events import HeartbeatsAnswered, Telemetry
 from tests.support.databases import Database
 from tests.support.instances import RunningInstance
-from tests.support.keeping import attach_one, keep_one, update_one
-from tests.support.leases import held, sweep_some
+from tests.support.leases import hold_lease, sweep_some
 from tests.support.load import Client, clients
 from tests.support.locks import holding, other_store
-from tests.support.open_requests import NOON, SECOND, again, open_one, request, some_id
+from tests.support.open_requests import NOON, SECOND, open_one, request, same_key_request, some_id
 from tests.support.processes import eventually
-from tests.support.sessions import live, recorded
+from tests.support.session_calls import attach_one, heartbeat_one, update_one
+from tests.support.sessions import open_session, read_session
 from tests.support.telemetry import RecordedTelemetry
 
 Start = Callable[..., RunningInstance]
@@ -116,10 +117,10 @@ def _instant(value: datetime | int | None) -> datetime | None:
 
 
 async def test_heartbeat_retries_until_held_row_is_released(postgres_database: Database) -> None:
-    one = await live(postgres_database, request(lease_microseconds=60 * SECOND))
+    one = await open_session(postgres_database, request(lease_microseconds=60 * SECOND))
     async with holding(postgres_database) as holder:
         await holder.lock_session(one.session_id)
-        heartbeat = asyncio.create_task(keep_one(postgres_database.store, one.session_id))
+        heartbeat = asyncio.create_task(heartbeat_one(postgres_database.store, one.session_id))
         await asyncio.sleep(CONTENTION_SECONDS)
         released_at = await holder.now()
         await holder.rollback()
@@ -130,10 +131,10 @@ async def test_heartbeat_retries_until_held_row_is_released(postgres_database: D
 
 
 async def test_heartbeat_does_not_revive_session_that_lapsed_while_row_was_held(postgres_database: Database) -> None:
-    one = await live(postgres_database, request(lease_microseconds=BRIEF))
+    one = await open_session(postgres_database, request(lease_microseconds=BRIEF))
     async with holding(postgres_database) as holder:
         await holder.lock_session(one.session_id)
-        heartbeat = asyncio.create_task(keep_one(postgres_database.store, one.session_id))
+        heartbeat = asyncio.create_task(heartbeat_one(postgres_database.store, one.session_id))
         await asyncio.sleep(CONTENTION_SECONDS)
         await holder.wait_until(one.deadline_at)
         await holder.rollback()
@@ -148,7 +149,7 @@ async def test_heartbeat_fails_after_lapsed_seat_was_reused(postgres_database: D
     """The seat of a lapsed session is taken while its row is held, just before its client sends a heartbeat."""
     capacity = some_id()
     await postgres_database.store.put_capacity(capacity, Seats(1))
-    one = await live(postgres_database, request(capacity_id=capacity, lease_microseconds=BRIEF))
+    one = await open_session(postgres_database, request(capacity_id=capacity, lease_microseconds=BRIEF))
     async with holding(postgres_database) as holder, other_store(postgres_database) as other:
         await holder.lock_session(one.session_id)
         await holder.wait_until(one.deadline_at)
@@ -157,7 +158,7 @@ async def test_heartbeat_fails_after_lapsed_seat_was_reused(postgres_database: D
         assert not taking.done(), "a seat whose row is held must be retried, not refused"
         await holder.rollback()
         taken = await taking
-    renewed = await keep_one(postgres_database.store, one.session_id)
+    renewed = await heartbeat_one(postgres_database.store, one.session_id)
     assert (taken.outcome, [closing.session_id for closing in taken.closed_sessions]) == (
         OpenOutcome.CREATED,
         [one.session_id],
@@ -167,25 +168,25 @@ async def test_heartbeat_fails_after_lapsed_seat_was_reused(postgres_database: D
 
 @pytest.mark.parametrize("taker", ["seat", "key", "sweep", "end", "eviction"])
 async def test_heartbeat_never_revives_session_that_concurrent_call_ended(database: Database, taker: str) -> None:
-    """At the instant of the deadline and a microsecond before: a recorded end stays, and a renewed session is live."""
-    fence = await held(database.store)
+    """At the deadline and a microsecond before it, a recorded end stays, and a renewed session is live."""
+    fence = await hold_lease(database.store)
     for number in range(12):
         await database.clock.set(NOON)
         capacity = some_id()
         await database.store.put_capacity(capacity, Seats(1, "evictOldest" if taker == "eviction" else "reject"))
         one = request(capacity_id=capacity, lease_microseconds=10 * SECOND)
-        await live(database, one)
+        await open_session(database, one)
         early = timedelta(microseconds=number % 2 or taker == "eviction")
         await database.clock.set(NOON + 10 * SECONDS - early)
         renewed, _ = await asyncio.gather(
-            keep_one(database.store, one.session_id, active=True), _take(database, taker, one, fence)
+            heartbeat_one(database.store, one.session_id, active=True), _take(database, taker, one, fence)
         )
-        session = await recorded(database, one.session_id)
+        session = await read_session(database, one.session_id)
         if renewed.found is Found.OVER:
             assert session.closed_at is not None, (
                 f"round {number}: the heartbeat returned OVER, but the session is live: {session}"
             )
-        later = await keep_one(database.store, one.session_id)
+        later = await heartbeat_one(database.store, one.session_id)
         assert (later.found is Found.LIVE) == session.is_active, f"round {number}: revived {session}"
         if taker in ("seat", "key") and not early:
             assert (renewed.found, session.close_reason) == (Found.OVER, "LEASE_EXPIRED"), f"round {number}"
@@ -193,11 +194,11 @@ async def test_heartbeat_never_revives_session_that_concurrent_call_ended(databa
 
 async def _take(database: Database, taker: str, one: OpenRequest, fence: Fence) -> object:
     if taker == "key":
-        return await open_one(database.store, again(one))
+        return await open_one(database.store, same_key_request(one))
     if taker == "sweep":
         return await database.store.expire_sessions(fence, 9)
     if taker == "end":
-        return await keep_one(database.store, one.session_id)
+        return await heartbeat_one(database.store, one.session_id)
     return await open_one(database.store, request(capacity_id=one.capacity_id))
 
 
@@ -208,20 +209,20 @@ async def test_concurrent_opens_reuse_lapsed_seat_once(postgres_database: Databa
     await postgres_database.store.put_capacity(capacity, Seats(3))
     lapsing = request(capacity_id=capacity, lease_microseconds=10 * SECOND)
     for one in (lapsing, request(capacity_id=capacity), request(capacity_id=capacity)):
-        await live(postgres_database, one)
+        await open_session(postgres_database, one)
     await postgres_database.clock.set(NOON + 10 * SECONDS)
     stores = [postgres_database.another_store() for _ in range(4)]
-    answers = await asyncio.gather(
+    results = await asyncio.gather(
         *(open_one(stores[number % 4], request(capacity_id=capacity)) for number in range(20)),
-        *(keep_one(store, lapsing.session_id, active=True) for store in stores),
+        *(heartbeat_one(store, lapsing.session_id, active=True) for store in stores),
     )
     for store in stores:
         await store.close()
-    outcomes = [answer.outcome for answer in answers[:20]]  # type: ignore[union-attr]
+    outcomes = [result.outcome for result in results[:20]]  # type: ignore[union-attr]
     assert (outcomes.count(OpenOutcome.CREATED), outcomes.count(OpenOutcome.SESSION_LIMIT)) == (1, 19)
-    assert {answer.found for answer in answers[20:]} == {Found.OVER}  # type: ignore[union-attr]
-    reported = [closing for answer in answers[:20] for closing in answer.closed_sessions]  # type: ignore[union-attr]
-    reported += [answer.closed_session for answer in answers[20:] if answer.closed_session is not None]  # type: ignore[union-attr]
+    assert {result.found for result in results[20:]} == {Found.OVER}  # type: ignore[union-attr]
+    reported = [closing for result in results[:20] for closing in result.closed_sessions]  # type: ignore[union-attr]
+    reported += [result.closed_session for result in results[20:] if result.closed_session is not None]  # type: ignore[union-attr]
     assert reported == [ClosedSession(lapsing.session_id, "LEASE_EXPIRED", NOON + 10 * SECONDS)]
 
 
@@ -229,8 +230,8 @@ async def test_concurrent_opens_reuse_lapsed_seat_once(postgres_database: Databa
 
 
 async def test_heartbeat_succeeds_while_another_waits_for_held_row(postgres_database: Database) -> None:
-    held, free = [await live(postgres_database, request(lease_microseconds=60 * SECOND)) for _ in range(2)]
-    renewer = Renewer(postgres_database.store, Telemetry())
+    held, free = [await open_session(postgres_database, request(lease_microseconds=60 * SECOND)) for _ in range(2)]
+    renewer = Renewer(postgres_database.store, SessionEnds(Telemetry()), Telemetry())
     async with holding(postgres_database) as holder:
         await holder.lock_session(held.session_id)
         waiting = asyncio.create_task(renewer.heartbeat(Heartbeat(held.session_id, False)))
@@ -242,26 +243,28 @@ async def test_heartbeat_succeeds_while_another_waits_for_held_row(postgres_data
 
 @pytest.mark.slow
 async def test_heartbeat_raises_database_busy_when_row_stays_held(postgres_database: Database) -> None:
-    one = await live(postgres_database, request(lease_microseconds=60 * SECOND))
+    one = await open_session(postgres_database, request(lease_microseconds=60 * SECOND))
     telemetry = RecordedTelemetry()
     async with holding(postgres_database) as holder:
         await holder.lock_session(one.session_id)
         with pytest.raises(DatabaseBusy):
-            await Renewer(postgres_database.store, telemetry).heartbeat(Heartbeat(one.session_id, False))
+            await Renewer(postgres_database.store, SessionEnds(telemetry), telemetry).heartbeat(
+                Heartbeat(one.session_id, False)
+            )
     answered = telemetry.of(HeartbeatsAnswered)
     assert {(event.renewed, event.late) for event in answered} == {(0, 0)}
 
 
 async def test_concurrent_heartbeats_of_one_session_all_succeed(postgres_database: Database) -> None:
     """Through two instances, which lock the row and retry in turn."""
-    one = await live(postgres_database, request(lease_microseconds=60 * SECOND))
+    one = await open_session(postgres_database, request(lease_microseconds=60 * SECOND))
     async with other_store(postgres_database) as other:
-        renewers = [Renewer(store, Telemetry()) for store in (postgres_database.store, other)]
+        renewers = [Renewer(store, SessionEnds(Telemetry()), Telemetry()) for store in (postgres_database.store, other)]
         renewed = await asyncio.gather(
             *(renewers[number % 2].heartbeat(Heartbeat(one.session_id, number % 3 == 0)) for number in range(60))
         )
-    assert {answer.found for answer in renewed} == {Found.LIVE}
-    assert (await recorded(postgres_database, one.session_id)).state == "active"
+    assert {result.found for result in renewed} == {Found.LIVE}
+    assert (await read_session(postgres_database, one.session_id)).state == "active"
 
 
 # Concurrent sweeps
@@ -271,11 +274,11 @@ async def test_concurrent_sweeps_record_every_lapse_exactly_once(database: Datab
     await database.clock.set(NOON)
     requests = [request(lease_microseconds=(10 + number % 7) * SECOND) for number in range(300)]
     for one in requests:
-        await live(database, one)
+        await open_session(database, one)
     await database.clock.set(NOON + 60 * SECONDS)
     # On SQLite another store would use the host's clock.
     stores = [database.store] if database.engine == "sqlite" else [database.another_store() for _ in range(4)]
-    fence = await held(database.store)
+    fence = await hold_lease(database.store)
     swept = await asyncio.gather(*(store.expire_sessions(fence, 20) for store in stores for _ in range(60)))
     for store in stores:
         if store is not database.store:
@@ -285,7 +288,7 @@ async def test_concurrent_sweeps_record_every_lapse_exactly_once(database: Datab
 
 
 async def test_sweep_skips_held_rows_and_expires_them_later(postgres_database: Database) -> None:
-    held, free = [await live(postgres_database, request(lease_microseconds=BRIEF)) for _ in range(2)]
+    held, free = [await open_session(postgres_database, request(lease_microseconds=BRIEF)) for _ in range(2)]
     async with holding(postgres_database) as holder:
         await holder.lock_session(held.session_id)
         await holder.wait_until(free.deadline_at)
@@ -298,17 +301,17 @@ async def test_sweep_skips_held_rows_and_expires_them_later(postgres_database: D
 
 async def test_sweep_does_not_close_session_renewed_concurrently(postgres_database: Database) -> None:
     """The sweep read its clock and its snapshot before the renewal that it then finds in the row."""
-    one = await live(postgres_database, request(lease_microseconds=60 * SECOND))
+    one = await open_session(postgres_database, request(lease_microseconds=60 * SECOND))
     async with holding(postgres_database) as holder, other_store(postgres_database) as other:
         await holder.lock_cut()
-        heartbeat = asyncio.create_task(keep_one(other, one.session_id))
+        heartbeat = asyncio.create_task(heartbeat_one(other, one.session_id))
         await holder.wait_for_blocked()
         sweep = asyncio.create_task(sweep_some(postgres_database.store, 9))
         await holder.wait_for_blocked(2)
         await holder.rollback()
         assert (await heartbeat).found is Found.LIVE
         assert (await sweep).closed_sessions == []
-    assert (await recorded(postgres_database, one.session_id)).is_active
+    assert (await read_session(postgres_database, one.session_id)).is_active
 
 
 # Dead instances and shortened deadlines
@@ -316,19 +319,19 @@ async def test_sweep_does_not_close_session_renewed_concurrently(postgres_databa
 
 async def test_sweep_closes_session_left_closing_by_dead_instance(database: Database) -> None:
     await database.clock.set(NOON)
-    one = await live(database, request())
+    one = await open_session(database, request())
     await attach_one(database.store, one.session_id)
     await database.clock.set(NOON + SECONDS)
     await update_one(database.store, one.session_id, end="FAILED")
     await database.clock.set(NOON + 60 * SECONDS)
     await sweep_some(database.store, 9)
-    session = await recorded(database, one.session_id)
+    session = await read_session(database, one.session_id)
     assert (session.state, session.close_reason, session.closed_at) == ("closed", "FAILED", NOON + SECONDS)
 
 
 async def test_sweep_expires_session_at_deadline_shortened_by_stream(database: Database) -> None:
     await database.clock.set(NOON)
-    one = await live(database, request())
+    one = await open_session(database, request())
     await attach_one(database.store, one.session_id)
     await database.clock.set(NOON + 60 * SECONDS)
     swept = await sweep_some(database.store, 9)

@@ -16,11 +16,11 @@ from tenure.ensemble import Ensemble
 from tenure.jobs import runner as runner_module
 from tenure.jobs.job import ActiveRun
 from tenure.leases import waiting as cancelling
-from tests.support.applications import installed
-from tests.support.asking import ask
+from tests.support.applications import install_jobs
 from tests.support.databases import Database
 from tests.support.instances import RunningInstance
 from tests.support.members import Member, MemberConfig, Task, members
+from tests.support.simple_http import send_request
 from tests.support.terms import logged
 from tests.support.waiting import all_logs, until
 
@@ -36,7 +36,7 @@ RARELY = 1_000_000
 """Seconds between two ticks: no tick is due during a test."""
 GRACE_SECONDS = 3
 TAKEN_OVER_WITHIN_SECONDS = 8
-"""On a busy machine, and long before a lock of a minute expires."""
+"""Enough for a busy machine, and much less than a lock of one minute."""
 INTERVAL = 0.5
 BEATS = {"beat": "Beat"}
 
@@ -157,8 +157,8 @@ async def test_run_of_dead_holder_is_abandoned_and_run_again(
     dead.kill()
     await until(lambda: successor.logged("work.begun"), LOCK_TIMEOUT + 2, "it is run again", both)
     await asyncio.to_thread(instance.wait_until_ready)
-    second, first = ask(instance.address, "/jobs/long/runs").body["runs"]
-    (job,) = [job for job in ask(instance.address, "/jobs").body["jobs"] if job["name"] == "long"]
+    second, first = send_request(instance.address, "/jobs/long/runs").body["runs"]
+    (job,) = [job for job in send_request(instance.address, "/jobs").body["jobs"] if job["name"] == "long"]
     shown = f"{job}\n{first}\n{second}\n{all_logs(both)}"
     assert (first["outcome"], first["error"], second["outcome"]) == ("abandoned", "its lock expired", None), shown
     assert first["endedAt"] <= second["startedAt"], shown
@@ -279,7 +279,7 @@ async def test_application_job_runs_once_per_tick_and_immediately_when_requested
     postgres_database: Database, start: Start, tmp_path: Path
 ) -> None:
     """Job `beat` has a tick every second; job `rare` runs only when requested over HTTP, which has no tick."""
-    jobs = installed(tmp_path, {"beat": "Beat", "rare": "Beat"})
+    jobs = install_jobs(tmp_path, {"beat": "Beat", "rare": "Beat"})
     instances = await ready(start, postgres_database, jobs | {"TENURE_JOBS__BEAT__INTERVAL_SECONDS": "1"})
     requested_at = datetime.now(UTC)
     command(instances[0], "run", "rare")
@@ -301,7 +301,7 @@ async def test_application_job_runs_once_per_tick_and_immediately_when_requested
 async def test_pause_resume_and_run_apply_to_all_instances(
     sqlite_database: Database, start: Start, tmp_path: Path
 ) -> None:
-    environment = installed(tmp_path, BEATS) | {"TENURE_JOBS__BEAT__INTERVAL_SECONDS": "1"}
+    environment = install_jobs(tmp_path, BEATS) | {"TENURE_JOBS__BEAT__INTERVAL_SECONDS": "1"}
     one, other = instances = await ready(start, sqlite_database, environment)
     await until(lambda: beats(instances), 5, "the first beat", instances)
     assert command(one, "pause")["paused"] is True
@@ -327,7 +327,7 @@ async def settled(database: Database, instances: Sequence[RunningInstance]) -> i
 async def test_broken_application_job_is_named_and_aborts_start(
     sqlite_database: Database, start: Start, tmp_path: Path
 ) -> None:
-    instance = start(sqlite_database.url, **installed(tmp_path, {"broken": "Broken"}))
+    instance = start(sqlite_database.url, **install_jobs(tmp_path, {"broken": "Broken"}))
     await until(lambda: instance.process.poll() is not None, STARTED_WITHIN_SECONDS, "the instance exits", [instance])
     assert instance.process.returncode == 2, instance.log()
     assert "jobs.broken: cannot be loaded: on purpose" in instance.log()
@@ -346,14 +346,16 @@ def beats(instances: Sequence[RunningInstance]) -> list[dict[str, Any]]:
 
 
 def command(instance: RunningInstance, what: str, job: str = "beat") -> dict[str, Any]:
-    answered = ask(instance.address, f"/jobs/{job}/{what}", "POST")
+    answered = send_request(instance.address, f"/jobs/{job}/{what}", "POST")
     assert answered.status == 202, f"{answered}\n{instance.log()}"
     shown: dict[str, Any] = answered.body
     return shown
 
 
 def shown_job(instance: RunningInstance, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = next(job for job in ask(instance.address, "/jobs").body["jobs"] if job["name"] == name)
+    found: dict[str, Any] = next(
+        job for job in send_request(instance.address, "/jobs").body["jobs"] if job["name"] == name
+    )
     return found
 
 

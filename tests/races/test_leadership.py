@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from tenure.clock import from_microseconds
-from tests.support.asking import ask
 from tests.support.databases import Database
 from tests.support.instances import RunningInstance
+from tests.support.simple_http import send_request
 from tests.support.terms import Term, leads, overlapping, table, terms
 from tests.support.waiting import all_logs, until
 
@@ -51,9 +51,9 @@ async def churn(database: Database, start: Start, count: int, faults: list[str])
     await until(lambda: all(is_ready(each) for each in left), STARTED_WITHIN_SECONDS, "all are ready", left)
     await leader(left)
     for instance in instances:
-        instance.tell_to_stop()
+        instance.terminate()
     for instance in instances:
-        await asyncio.to_thread(instance.wait_for_its_end)
+        await asyncio.to_thread(instance.wait_for_exit)
     found = terms(instance.log() for instance in instances)
     shown = f"seed {seed}: {faults}\n{table(found)}\n{all_logs(instances)}"
     check_terms(found, len(faults), shown)
@@ -78,7 +78,7 @@ async def leader(left: Sequence[RunningInstance]) -> RunningInstance:
 async def cause(instance: RunningInstance, fault: str, left: list[RunningInstance]) -> None:
     if fault == "resign":
         ready = [each for each in left if is_ready(each)][-1]
-        answered = await asyncio.to_thread(ask, ready.address, f"/leases/{LEASE}/resign", "POST")
+        answered = await asyncio.to_thread(send_request, ready.address, f"/leases/{LEASE}/resign", "POST")
         assert answered.status == 200, answered
         await until(lambda: not leads(instance.log()), 3, "the leader resigns", [instance])
         return

@@ -22,7 +22,15 @@ from tenure.store.contract import Store
 from tenure.store.engines.postgres.errors import LEASE_LOST
 from tests.support.databases import Database
 from tests.support.lease_contest import LeaseCall
-from tests.support.leases import acquire, begin, begun, every, sibling, table, taken
+from tests.support.leases import (
+    acquire,
+    acquire_free_lease,
+    begin_due_run,
+    begin_run,
+    job_every,
+    read_table,
+    sibling_store,
+)
 from tests.support.locks import holding, locked_file
 from tests.support.open_requests import NOON, SECOND
 
@@ -32,13 +40,13 @@ BRIEF = 300_000
 """Microseconds: a lease that expires while the test holds its row."""
 ROUNDS = {"postgresql": 100}
 MORE_ROUNDS = 10
-"""On a busy machine, up to so many times the rounds, until each outcome has occurred."""
+"""A busy machine may need this many times the rounds until each outcome has occurred."""
 
 
 @asynccontextmanager
 async def several(database: Database, count: int) -> AsyncIterator[Sequence[Store]]:
     """Stores of `count` instances, each with its own connections, on one clock."""
-    stores = [sibling(database) for _ in range(count)]
+    stores = [sibling_store(database) for _ in range(count)]
     try:
         yield stores
     finally:
@@ -70,7 +78,7 @@ async def test_renewal_fails_at_instant_of_expiry_and_acquire_fails_just_before(
     async with several(database, 4) as (owner, *others):
         for number in range(ROUNDS.get(database.engine, 20)):
             early = number % 2
-            fence = await taken(owner, "leader", "owner")
+            fence = await acquire_free_lease(owner, "leader", "owner")
             lease = (await owner.list_leases(None, 1))[0]
             await database.clock.set(lease.expires_at - early * MICROSECOND)
             renewed, *found = await asyncio.gather(
@@ -92,14 +100,14 @@ async def renews(store: Store, fence: Fence, length: int = 60 * SECOND) -> bool:
 async def test_at_most_one_of_renewal_and_concurrent_acquires_succeeds_at_expiry(
     postgres_database: Database, seed: int
 ) -> None:
-    """With the running clock, a little before or after the lease expires."""
+    """The calls run on the real clock, shortly before or after the lease expires."""
     rounds = ROUNDS["postgresql"]
     chance, outcomes = random.Random(seed), Counter[tuple[bool, int]]()
     async with several(postgres_database, 4) as (owner, *others):
         for number in range(MORE_ROUNDS * rounds):
             if number >= rounds and outcomes[True, 0] and outcomes[False, 1]:
                 break
-            fence = await taken(owner, "leader", "owner", 6_000)
+            fence = await acquire_free_lease(owner, "leader", "owner", 6_000)
             await asyncio.sleep(0.004 * chance.random())
             renewed, *found = await asyncio.gather(
                 renews(owner, fence), *(acquire(other, "leader", f"holder {n}") for n, other in enumerate(others))
@@ -114,12 +122,12 @@ async def test_at_most_one_of_renewal_and_concurrent_acquires_succeeds_at_expiry
 
 async def test_one_store_begins_every_tick_among_concurrent_stores(database: Database) -> None:
     await database.clock.set(NOON)
-    await database.store.register_jobs([every(60 * SECOND)])
+    await database.store.register_jobs([job_every(60 * SECOND)])
     async with several(database, 5) as stores:
         for number in range(ROUNDS.get(database.engine, 20) // 2):
             tick_at = (await database.store.list_jobs(None, 1))[0].next_run_at
             await database.clock.set(tick_at)
-            found = await asyncio.gather(*(begin(store, "tidy", f"holder {n}") for n, store in enumerate(stores)))
+            found = await asyncio.gather(*(begin_run(store, "tidy", f"holder {n}") for n, store in enumerate(stores)))
             (run,) = [one for one in found if one.found is BeginRunOutcome.BEGUN]
             assert (run.tick_at, run.reclaimed) == (tick_at, None), f"round {number}"
             assert {one.found for one in found} == {BeginRunOutcome.BEGUN, BeginRunOutcome.HELD}
@@ -140,7 +148,7 @@ async def test_processes_that_contest_lease_never_hold_it_concurrently(database:
     parts = await asyncio.gather(*(contest(database.url, n, tasks, epochs, seed) for n in range(PROCESSES)))
     calls = [LeaseCall(*call) for part in parts for call in part]
     counts = Counter(call.what for call in calls)
-    assert broken_promises(await table(database, "lease_history"), calls) == [], f"seed {seed}, {counts}"
+    assert find_violations(await read_table(database, "lease_history"), calls) == [], f"seed {seed}, {counts}"
     assert counts["taken"] > epochs / 2, f"too few to prove anything: {counts}"
     assert min(counts["renewed"], counts["released"]) > epochs / 20, f"too few to prove anything: {counts}"
     assert len({call.holder for call in calls if call.what == "taken"}) == PROCESSES * tasks
@@ -160,7 +168,7 @@ async def contest(url: str, number: int, tasks: int, epochs: int, seed: int) -> 
     return json.loads(printed)  # type: ignore[no-any-return]
 
 
-def broken_promises(history: Sequence[object], calls: Sequence[LeaseCall]) -> list[str]:
+def find_violations(history: Sequence[object], calls: Sequence[LeaseCall]) -> list[str]:
     terms = [_Term(row) for row in history]
     broken = [
         f"epochs are not consecutive: {one} {next_}" for one, next_ in pairwise(terms) if next_.epoch != one.epoch + 1
@@ -200,7 +208,7 @@ async def fenced(connection: asyncpg.Connection, fence: Fence) -> None:
 
 async def test_acquire_waits_for_fenced_write_in_progress(postgres_database: Database) -> None:
     async with holding(postgres_database) as writer:
-        fence = await taken(postgres_database.store, "leader", "one", BRIEF)
+        fence = await acquire_free_lease(postgres_database.store, "leader", "one", BRIEF)
         await fenced(writer._connection, fence)
         (lease,) = await postgres_database.store.list_leases(None, 1)
         await writer.wait_until(lease.expires_at)
@@ -216,7 +224,7 @@ async def test_acquire_waits_for_fenced_write_in_progress(postgres_database: Dat
 
 
 async def test_resign_waits_for_fenced_write_in_progress(postgres_database: Database) -> None:
-    fence = await taken(postgres_database.store, "leader", "one")
+    fence = await acquire_free_lease(postgres_database.store, "leader", "one")
     async with holding(postgres_database) as writer:
         await fenced(writer._connection, fence)
         end = asyncio.create_task(postgres_database.store.resign_lease("leader"))
@@ -230,20 +238,20 @@ async def test_resign_waits_for_fenced_write_in_progress(postgres_database: Data
 
 async def test_next_run_waits_for_fenced_write_of_previous_run(postgres_database: Database) -> None:
     await postgres_database.clock.set(NOON)
-    await postgres_database.store.register_jobs([every(60 * SECOND)])
+    await postgres_database.store.register_jobs([job_every(60 * SECOND)])
     await postgres_database.clock.set(NOON + 60 * SECONDS)
-    fence = await begun(postgres_database.store, "tidy", "one")
+    fence = await begin_due_run(postgres_database.store, "tidy", "one")
     async with holding(postgres_database) as writer:
         await fenced(writer._connection, fence)
         await postgres_database.clock.set(NOON + 180 * SECONDS)
-        next_run = asyncio.create_task(begin(postgres_database.store, "tidy", "two"))
+        next_run = asyncio.create_task(begin_run(postgres_database.store, "tidy", "two"))
         await writer.wait_for_blocked()
         await writer.commit()
         assert (await next_run).reclaimed == fence
 
 
 async def test_renewal_and_fenced_writes_do_not_block_each_other(postgres_database: Database) -> None:
-    fence = await taken(postgres_database.store, "leader", "one")
+    fence = await acquire_free_lease(postgres_database.store, "leader", "one")
     async with holding(postgres_database) as writer, holding(postgres_database) as another:
         await fenced(writer._connection, fence)
         await asyncio.wait_for(fenced(another._connection, fence), 0.8)
@@ -256,7 +264,7 @@ async def test_acquire_waits_for_fenced_write_that_began_before_renewal(
     postgres_database: Database,
 ) -> None:
     """The write has locked an old version of the row."""
-    fence = await taken(postgres_database.store, "leader", "one")
+    fence = await acquire_free_lease(postgres_database.store, "leader", "one")
     async with holding(postgres_database) as writer:
         await fenced(writer._connection, fence)
         lease = await postgres_database.store.renew_lease(fence, 1)
@@ -269,7 +277,7 @@ async def test_acquire_waits_for_fenced_write_that_began_before_renewal(
 
 async def test_fenced_write_that_waited_for_next_acquire_raises_lease_lost(postgres_database: Database) -> None:
     """According to the clock, and to the row at its start, its lease is still held."""
-    fence = await taken(postgres_database.store, "leader", "one")
+    fence = await acquire_free_lease(postgres_database.store, "leader", "one")
     async with holding(postgres_database) as next_one:
         await next_one._connection.execute("SELECT FROM tenure_resign_lease_1('leader')")
         await next_one._connection.execute(
@@ -285,7 +293,7 @@ async def test_fenced_write_that_waited_for_next_acquire_raises_lease_lost(postg
 async def test_fenced_write_continues_when_resign_it_waited_for_rolls_back(
     postgres_database: Database,
 ) -> None:
-    fence = await taken(postgres_database.store, "leader", "one")
+    fence = await acquire_free_lease(postgres_database.store, "leader", "one")
     async with holding(postgres_database) as next_one:
         await next_one._connection.execute("SELECT FROM tenure_resign_lease_1('leader')")
         write = asyncio.create_task(postgres_database.store.prune(fence, 9))
@@ -300,7 +308,7 @@ async def test_call_raises_lease_lost_when_lease_expires_during_lock_wait(
 ) -> None:
     """The clock is read once the row is locked."""
     store = postgres_database.store
-    fence = await taken(store, "leader", "one", BRIEF)
+    fence = await acquire_free_lease(store, "leader", "one", BRIEF)
     (lease,) = await store.list_leases(None, 1)
     calls = {
         "fenced write": lambda: store.prune(fence, 9),
@@ -320,7 +328,7 @@ async def test_call_raises_lease_lost_when_lease_expires_during_lock_wait(
 async def test_acquire_that_waited_for_renewal_finds_lease_held(postgres_database: Database) -> None:
     """According to the row at the start of the acquire, the lease has expired."""
     await postgres_database.clock.set(NOON)
-    fence = await taken(postgres_database.store, "leader", "one")
+    fence = await acquire_free_lease(postgres_database.store, "leader", "one")
     await postgres_database.clock.set(NOON + 60 * SECONDS - MICROSECOND)
     async with holding(postgres_database) as renewal:
         await renewal._connection.execute(
@@ -347,7 +355,7 @@ async def test_first_acquire_that_waited_for_another_finds_lease_held(postgres_d
 
 
 async def test_sqlite_acquire_waits_for_writer_and_reads_clock_afterwards(sqlite_database: Database) -> None:
-    fence = await taken(sqlite_database.store, "leader", "one", BRIEF)
+    fence = await acquire_free_lease(sqlite_database.store, "leader", "one", BRIEF)
     (lease,) = await sqlite_database.store.list_leases(None, 1)
     with locked_file(sqlite_database) as release:
         next_one = asyncio.create_task(acquire(sqlite_database.store, "leader", "two"))
@@ -411,7 +419,7 @@ async def overlapping_writes(database: Database, fence: Fence) -> AsyncIterator[
 
 
 async def test_overlapping_fenced_writes_do_not_starve_acquire(postgres_database: Database) -> None:
-    fence = await taken(postgres_database.store, "leader", "one", BRIEF)
+    fence = await acquire_free_lease(postgres_database.store, "leader", "one", BRIEF)
     (lease,) = await postgres_database.store.list_leases(None, 1)
     async with overlapping_writes(postgres_database, fence), holding(postgres_database) as clock:
         await clock.wait_until(lease.expires_at)
@@ -420,7 +428,7 @@ async def test_overlapping_fenced_writes_do_not_starve_acquire(postgres_database
 
 async def test_overlapping_fenced_writes_do_not_starve_resign(postgres_database: Database) -> None:
     """A new holder of the shared row lock must not overtake a waiting exclusive lock."""
-    fence = await taken(postgres_database.store, "leader", "one")
+    fence = await acquire_free_lease(postgres_database.store, "leader", "one")
     async with overlapping_writes(postgres_database, fence):
         try:
             resigned = await postgres_database.store.resign_lease("leader")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from tests.support.databases import Database
-from tests.support.history import broken_promises, read_sessions
+from tests.support.history import find_violations, read_sessions
 from tests.support.instances import RunningInstance
 from tests.support.load import Crowd, Exchange, clients
 
@@ -40,9 +40,9 @@ async def check_consistency(
     """First without kills, when no response may be lost; then while instances are killed and restarted."""
     running = started(start, database, instances)
     exchanges = await run(running, Crowd(seed, keys=keys, requests_per_key=32), each)
-    assert broken_promises(exchanges, await read_sessions(database)) == [], f"seed {seed}"
+    assert find_violations(exchanges, await read_sessions(database)) == [], f"seed {seed}"
     exchanges += await run_during_kills(start, database, running, keys=keys, each=each, seed=seed + 1)
-    assert broken_promises(exchanges, await read_sessions(database), also=[LOST]) == [], f"seed {seed}, with kills"
+    assert find_violations(exchanges, await read_sessions(database), also=[LOST]) == [], f"seed {seed}, with kills"
 
 
 def started(start: Start, database: Database, count: int) -> list[RunningInstance]:

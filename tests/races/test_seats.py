@@ -15,11 +15,11 @@ from tenure.store.contract.sessions import OpenLane
 from tests.races.test_one_session import Killer, started
 from tests.support.databases import Database
 from tests.support.instances import RunningInstance
-from tests.support.keeping import evicting
 from tests.support.load import TENANT, Exchange, clients, retry_until
 from tests.support.locks import holding, other_store
-from tests.support.open_requests import LIMITS, NOON, SECOND, again, end_one, open_one, request, some_id
+from tests.support.open_requests import LIMITS, NOON, SECOND, end_one, open_one, request, same_key_request, some_id
 from tests.support.seats import LEASE_SECONDS, Users, most_at_once, open_body, spans
+from tests.support.session_calls import evicting_seats
 
 Start = Callable[..., RunningInstance]
 LIMIT = 30
@@ -102,7 +102,7 @@ def seats_taken(exchanges: Sequence[Exchange]) -> int:
 async def all_seats_can_be_taken(
     running: list[RunningInstance], database: Database, capacity_id: str, when_full: str
 ) -> None:
-    """Once the leases of killed and abandoned clients have expired."""
+    """Waits until the leases of killed and abandoned clients have expired."""
     async with clients([instance.address for instance in running], 1) as members:
         await retry_until(lambda: members[0].get(f"/capacities/{capacity_id}"), _is_empty, 4 * LEASE_SECONDS)
         opened = [
@@ -124,10 +124,10 @@ def _is_empty(capacity: Exchange) -> bool:
 
 
 async def opens_everywhere(stores: list[Store], capacity_id: str, count: int) -> Counter[OpenOutcome]:
-    answers = await asyncio.gather(
+    results = await asyncio.gather(
         *(open_one(stores[number % len(stores)], request(capacity_id=capacity_id)) for number in range(count))
     )
-    return Counter(answer.outcome for answer in answers)
+    return Counter(result.outcome for result in results)
 
 
 async def test_limit_applies_to_every_open_after_put_capacity_returns(database: Database) -> None:
@@ -147,9 +147,9 @@ async def test_limit_applies_to_every_open_after_put_capacity_returns(database: 
 async def test_put_capacity_waits_for_opens_in_progress(postgres_database: Database) -> None:
     """A capacity without a row has nothing to lock: an open in progress must be counted by the next open."""
     one, late = request(), request()
-    late = again(late, capacity_id=one.capacity_id)
+    late = same_key_request(late, capacity_id=one.capacity_id)
     async with holding(postgres_database) as holder, other_store(postgres_database) as other:
-        await holder.insert(again(one))
+        await holder.insert(same_key_request(one))
         opening = asyncio.create_task(open_one(postgres_database.store, one))
         await holder.wait_for_blocked()
         putting = asyncio.create_task(other.put_capacity(one.capacity_id, Seats(1)))
@@ -171,7 +171,7 @@ async def test_concurrent_opens_take_each_seat_once(postgres_database: Database)
 
 async def test_concurrent_opens_all_succeed_when_oldest_is_evicted(postgres_database: Database) -> None:
     capacity_id = some_id()
-    await postgres_database.store.put_capacity(capacity_id, evicting(3))
+    await postgres_database.store.put_capacity(capacity_id, evicting_seats(3))
     async with other_store(postgres_database) as one, other_store(postgres_database) as other:
         outcomes = await opens_everywhere([postgres_database.store, one, other], capacity_id, 60)
     assert outcomes == {OpenOutcome.CREATED: 60}
@@ -180,25 +180,25 @@ async def test_concurrent_opens_all_succeed_when_oldest_is_evicted(postgres_data
 
 async def test_locked_session_is_not_evicted(postgres_database: Database) -> None:
     capacity_id = some_id()
-    await postgres_database.store.put_capacity(capacity_id, evicting(2))
+    await postgres_database.store.put_capacity(capacity_id, evicting_seats(2))
     oldest, newer = [request(capacity_id=capacity_id) for _ in range(2)]
     for one in (oldest, newer):
         await open_one(postgres_database.store, one)
     async with holding(postgres_database) as holder:
         await holder.lock_session(oldest.session_id)
-        answer = await open_one(postgres_database.store, request(capacity_id=capacity_id))
-    assert [closing.session_id for closing in answer.closed_sessions] == [newer.session_id]
+        result = await open_one(postgres_database.store, request(capacity_id=capacity_id))
+    assert [closing.session_id for closing in result.closed_sessions] == [newer.session_id]
 
 
 async def test_open_returns_session_limit_when_every_session_is_locked(postgres_database: Database) -> None:
     capacity_id = some_id()
-    await postgres_database.store.put_capacity(capacity_id, evicting(1))
+    await postgres_database.store.put_capacity(capacity_id, evicting_seats(1))
     only = request(capacity_id=capacity_id)
     await open_one(postgres_database.store, only)
     async with holding(postgres_database) as holder:
         await holder.lock_session(only.session_id)
-        answer = await open_one(postgres_database.store, request(capacity_id=capacity_id))
-    assert answer.outcome is OpenOutcome.SESSION_LIMIT
+        result = await open_one(postgres_database.store, request(capacity_id=capacity_id))
+    assert result.outcome is OpenOutcome.SESSION_LIMIT
     assert (await postgres_database.store.get_session(only.session_id)).is_active  # type: ignore[union-attr]
 
 
@@ -219,14 +219,14 @@ async def test_batches_over_many_capacities_do_not_deadlock(postgres_database: D
     """Capacity rows are locked in one order; all other rows only if they are free."""
     ids = sorted(some_id() for _ in range(8))
     for capacity_id in ids:
-        await postgres_database.store.put_capacity(capacity_id, evicting(4))
+        await postgres_database.store.put_capacity(capacity_id, evicting_seats(4))
     source = random.Random(7)
 
     async def batches(store: Store) -> None:
         for _ in range(15):
             requests = sorted((request(capacity_id=one) for one in source.choices(ids, k=24)), key=lambda one: one.key)
-            answers = await store.open_sessions(OpenLane.LIMITED, requests, LIMITS)
-            ended = [one.session for one in answers if one.session is not None][::3]
+            results = await store.open_sessions(OpenLane.LIMITED, requests, LIMITS)
+            ended = [one.session for one in results if one.session is not None][::3]
             for session in ended:
                 await end_one(store, session.session_id, CloseReason.STOPPED)
 
@@ -241,17 +241,17 @@ async def test_mixed_batches_keep_limit_and_report_every_end_once(database: Data
     source, now, reported = random.Random(seed), NOON, list[str]()
     limits = {some_id(): 3, some_id(): 5}
     for number, (capacity_id, limit) in enumerate(limits.items()):
-        await database.store.put_capacity(capacity_id, evicting(limit) if number else Seats(limit))
+        await database.store.put_capacity(capacity_id, evicting_seats(limit) if number else Seats(limit))
     users = [some_id() for _ in range(9)]
     for _ in range(25):
         now += timedelta(seconds=source.choice([-2, 0, 0, 1, 3, 6]))
         await database.clock.set(max(now, NOON))
         keys = source.sample([(capacity_id, user) for capacity_id in limits for user in users], 7)
         requests = [_request(capacity_id, user, source) for capacity_id, user in sorted(keys)]
-        for answer in await database.store.open_sessions(OpenLane.LIMITED, requests, LIMITS):
-            reported += [closing.session_id for closing in answer.closed_sessions]
-            if answer.session is not None:
-                assert (await database.store.get_session(answer.session.session_id)) == answer.session
+        for result in await database.store.open_sessions(OpenLane.LIMITED, requests, LIMITS):
+            reported += [closing.session_id for closing in result.closed_sessions]
+            if result.session is not None:
+                assert (await database.store.get_session(result.session.session_id)) == result.session
     ended = await database.rows("SELECT session_id FROM sessions WHERE close_reason <> 'UPGRADED'")
     assert Counter(reported) == Counter(str(row["session_id"]) for row in ended)
     most = {capacity_id: most_at_once(await spans(database, capacity_id)) for capacity_id in limits}

@@ -21,8 +21,8 @@ from tests.support.deliveries import (
     SilentReceiver,
     Submitter,
     all_delivered,
-    broken_promises,
     comparing_often,
+    find_violations,
     gateways,
     poll,
     received,
@@ -33,7 +33,7 @@ from tests.support.deliveries import (
 )
 from tests.support.instances import RunningInstance, stop_all
 from tests.support.receivers import RunningReceiver
-from tests.support.submissions import submit
+from tests.support.submissions import submit_request
 from tests.support.waiting import all_logs, until
 
 pytestmark = pytest.mark.slow
@@ -123,7 +123,7 @@ async def test_submissions_committed_seconds_late_are_sent(
     postgres_database: Database, start: Start, receiver: RunningReceiver, tmp_path: Path
 ) -> None:
     """Several pages with the same instant, while other submissions are accepted and sent."""
-    late = [submit(gateway="orders", caller="") for _ in range(PAGE * 5 // 2)]
+    late = [submit_request(gateway="orders", caller="") for _ in range(PAGE * 5 // 2)]
     async with sending(postgres_database, start, 2, comparing_often(tmp_path), orders=to(receiver)) as fleet:
         async with submitter(fleet.addresses) as submitting, committed_late(postgres_database, late):
             others = await submitting.submit_all(range(200), at_once=2)
@@ -139,7 +139,7 @@ async def test_submissions_committed_seconds_late_are_sent(
         await fleet.stop()
     assert len(instants) == 1, "the late submissions have different instants"
     assert fleet.logged("submissions.found_late") == []
-    broken = await broken_promises(postgres_database, receiver, [*others, *late_ids])
+    broken = await find_violations(postgres_database, receiver, [*others, *late_ids])
     assert broken == [], all_logs(fleet.all)
 
 
@@ -204,7 +204,7 @@ async def test_manual_retry_does_not_overlap_attempt_and_repeats_failed_attempt(
         await all_delivered(database, 10, fleet.all)
         await fleet.stop()
     assert (await totals(receiver))["requests"] == 2, all_logs(fleet.all)
-    assert await broken_promises(database, receiver, [submission_id], elsewhere=1) == [], all_logs(fleet.all)
+    assert await find_violations(database, receiver, [submission_id], elsewhere=1) == [], all_logs(fleet.all)
 
 
 async def attempted(fleet: Fleet, submission_id: str, count: int) -> None:

@@ -22,7 +22,7 @@ from tenure.errors import LeaseLost
 from tenure.store.contract import Store
 from tenure.store.limits import SUBMISSIONS_KEPT
 from tests.support.databases import Database
-from tests.support.leases import held, sibling, table, taken
+from tests.support.leases import acquire_free_lease, hold_lease, read_table, sibling_store
 from tests.support.locks import WAIT_SECONDS, Holder, holding
 from tests.support.open_requests import NOON, SECOND
 from tests.support.submission_contest import ENOUGH, accept_keys, contest
@@ -30,17 +30,18 @@ from tests.support.submissions import (
     DELIVERED,
     EXECUTOR,
     accept,
-    all_waiting,
-    attempts,
+    attempt_end,
     begin_one,
-    changed,
-    end,
-    executor,
+    change_at,
+    change_of,
+    close_orphaned,
+    executor_fence,
     ids_of,
-    next_executor,
-    one,
-    place,
-    submit,
+    list_all_pending,
+    next_executor_fence,
+    read_attempts,
+    read_submission,
+    submit_request,
 )
 
 ROOT = Path(__file__).parents[2]
@@ -53,7 +54,7 @@ TRAIL = timedelta(seconds=5)
 @asynccontextmanager
 async def several(database: Database, count: int) -> AsyncIterator[Sequence[Store]]:
     """Stores of `count` instances, each with its own connections."""
-    stores = [sibling(database) for _ in range(count)]
+    stores = [sibling_store(database) for _ in range(count)]
     try:
         yield stores
     finally:
@@ -74,7 +75,7 @@ async def test_concurrent_accepts_create_one_submission_per_key(database: Databa
                 *(accept_keys(store, KEYS, payload, chance) for store, payload in zip(stores, payloads, strict=True))
             )
             assert wrong_results(results, [payload == b"another" for payload in payloads]) == [], f"seed {seed}"
-            assert len(await table(database, "submissions")) == KEYS
+            assert len(await read_table(database, "submissions")) == KEYS
             await database.execute("DELETE FROM submissions")
 
 
@@ -91,12 +92,12 @@ def wrong_results(results: Sequence[Sequence[SubmitResult]], has_other_payload: 
 
 
 async def test_accept_waits_for_transaction_that_holds_same_key(postgres_database: Database) -> None:
-    request = submit(key="once", payload=b"the same")
+    request = submit_request(key="once", payload=b"the same")
     async with holding(postgres_database) as first:
         (answer,) = await postgres_database.store.accept_submissions([request])
         await first._connection.execute(f"DELETE FROM submissions WHERE submission_id = '{answer.submission_id}'")
         second = asyncio.create_task(
-            postgres_database.store.accept_submissions([submit(key="once", payload=b"the same")])
+            postgres_database.store.accept_submissions([submit_request(key="once", payload=b"the same")])
         )
         await first.wait_for_blocked()
         await first.rollback()
@@ -113,12 +114,14 @@ async def insert(holder: Holder, request: SubmitRequest) -> None:
 
 
 async def test_batches_with_same_keys_do_not_deadlock(postgres_database: Database) -> None:
-    """In opposite orders."""
+    """The batches contain the keys in opposite orders."""
     async with holding(postgres_database) as other:
-        await insert(other, submit(key="a"))
-        call = asyncio.create_task(postgres_database.store.accept_submissions([submit(key="b"), submit(key="a")]))
+        await insert(other, submit_request(key="a"))
+        call = asyncio.create_task(
+            postgres_database.store.accept_submissions([submit_request(key="b"), submit_request(key="a")])
+        )
         await other.wait_for_blocked()
-        await asyncio.wait_for(insert(other, submit(key="b")), WAIT_SECONDS)
+        await asyncio.wait_for(insert(other, submit_request(key="b")), WAIT_SECONDS)
         await other.commit()
         assert [answer.new for answer in await call] == [False, False]
 
@@ -128,7 +131,7 @@ async def test_accept_loses_no_request_when_its_key_is_pruned_concurrently(
 ) -> None:
     """Between the statement that finds the key taken and the one that reads its submission."""
     store = postgres_database.store
-    await store.accept_submissions([submit(key="b")])
+    await store.accept_submissions([submit_request(key="b")])
     await postgres_database.execute(
         "CREATE FUNCTION pause() RETURNS trigger LANGUAGE plpgsql AS "
         "'BEGIN PERFORM pg_advisory_xact_lock(1); RETURN NULL; END'"
@@ -136,7 +139,7 @@ async def test_accept_loses_no_request_when_its_key_is_pruned_concurrently(
     await postgres_database.execute(
         "CREATE TRIGGER pause AFTER INSERT ON submissions FOR EACH STATEMENT EXECUTE FUNCTION pause()"
     )
-    requests = [submit(key=key) for key in "abc"]
+    requests = [submit_request(key=key) for key in "abc"]
     async with holding(postgres_database) as pruning:
         await pruning._connection.execute("SELECT pg_advisory_xact_lock(1)")
         call = asyncio.create_task(store.accept_submissions(requests))
@@ -157,7 +160,7 @@ async def test_competing_executors_never_send_submission_twice_concurrently(data
     async with several(database, 3) as stores:
         did = await contest(stores, "holder", 1.2, seed, submission_ids)
     shown = f"seed {seed}: {did}"
-    assert await broken_promises(database) == [], shown
+    assert await find_violations(database) == [], shown
     assert all(did[what] >= count for what, count in ENOUGH.items()), f"too few to prove anything: {shown}"
 
 
@@ -171,7 +174,7 @@ async def test_processes_that_share_keys_and_contest_lease_keep_all_guarantees(d
     assert len({tuple(result.submission_id for result in of_process) for of_process in results}) == 1, f"seed {seed}"
     created = [sum(result.new for result in of_key) for of_key in zip(*results, strict=True)]
     assert created == [1] * KEYS, f"seed {seed}"
-    assert await broken_promises(database) == [], f"seed {seed}: {did}"
+    assert await find_violations(database) == [], f"seed {seed}: {did}"
     assert all(did[what] >= count for what, count in ENOUGH.items()), f"too few to prove anything, seed {seed}: {did}"
 
 
@@ -189,14 +192,14 @@ async def contesting(url: str, number: int, seconds: float, seed: int) -> Any:
     return json.loads(printed)
 
 
-async def broken_promises(database: Database) -> list[str]:
-    """From the rows: attempt numbers without gaps, one attempt at a time, each begun within its epoch."""
+async def find_violations(database: Database) -> list[str]:
+    """Checks the rows: attempt numbers have no gaps, attempts do not overlap, and each begins within its epoch."""
     by_submission: defaultdict[str, list[Mapping[str, Any]]] = defaultdict(list)
-    for row in await table(database, "submission_attempts"):
+    for row in await read_table(database, "submission_attempts"):
         by_submission[row["submission_id"]].append(row)
-    terms = {row["epoch"]: row for row in await table(database, "lease_history")}
+    terms = {row["epoch"]: row for row in await read_table(database, "lease_history")}
     broken = []
-    for row in await table(database, "submissions"):
+    for row in await read_table(database, "submissions"):
         rows = by_submission.pop(row["submission_id"], [])
         if [each["number"] for each in rows] != list(range(1, row["attempts"] + 1)):
             broken.append(f"gaps: {row['attempts']} attempts, numbered {[each['number'] for each in rows]}")
@@ -232,18 +235,18 @@ async def as_executor(holder: Holder, fence: Fence, call: str, *arguments: objec
 
 async def test_begin_attempts_returns_held_for_locked_submission(postgres_database: Database) -> None:
     free, locked = await accept(postgres_database.store, 2)
-    fence = await executor(postgres_database.store)
+    fence = await executor_fence(postgres_database.store)
     async with holding(postgres_database) as caller:
         await lock(caller, locked)
         begun = await asyncio.wait_for(postgres_database.store.begin_attempts(fence, [locked, free]), WAIT_SECONDS)
     found = {each.submission_id: each.found for each in begun.attempts}
     assert found == {free: BeginAttemptOutcome.BEGUN, locked: BeginAttemptOutcome.HELD}
-    assert await attempts(postgres_database, locked) == []
+    assert await read_attempts(postgres_database, locked) == []
 
 
 async def test_cancel_that_waited_for_begin_leaves_attempt_open(postgres_database: Database) -> None:
     (submission_id,) = await accept(postgres_database.store)
-    fence = await executor(postgres_database.store)
+    fence = await executor_fence(postgres_database.store)
     async with holding(postgres_database) as beginning:
         await as_executor(beginning, fence, "tenure_begin_attempts_1", [submission_id])
         call = asyncio.create_task(
@@ -252,14 +255,14 @@ async def test_cancel_that_waited_for_begin_leaves_attempt_open(postgres_databas
         await beginning.wait_for_blocked()
         await beginning.commit()
         assert await call == {submission_id: True}
-    assert (await one(postgres_database, submission_id)).state == "cancelled"
-    (begun,) = await attempts(postgres_database, submission_id)
+    assert (await read_submission(postgres_database, submission_id)).state == "cancelled"
+    (begun,) = await read_attempts(postgres_database, submission_id)
     assert begun.ended_at is None
 
 
 async def test_retry_that_waited_for_begin_does_not_make_submission_due(postgres_database: Database) -> None:
     (submission_id,) = await accept(postgres_database.store)
-    fence = await executor(postgres_database.store)
+    fence = await executor_fence(postgres_database.store)
     async with holding(postgres_database) as beginning:
         await as_executor(beginning, fence, "tenure_begin_attempts_1", [submission_id])
         call = asyncio.create_task(
@@ -268,16 +271,16 @@ async def test_retry_that_waited_for_begin_does_not_make_submission_due(postgres
         await beginning.wait_for_blocked()
         await beginning.commit()
         await call
-    assert (await one(postgres_database, submission_id)).next_attempt_at is None
+    assert (await read_submission(postgres_database, submission_id)).next_attempt_at is None
 
 
 async def test_finish_that_waited_for_cancel_keeps_submission_cancelled(postgres_database: Database) -> None:
     (submission_id,) = await accept(postgres_database.store)
-    fence = await executor(postgres_database.store)
+    fence = await executor_fence(postgres_database.store)
     await begin_one(postgres_database.store, fence, submission_id)
     async with holding(postgres_database) as caller:
         await caller._connection.execute("SELECT tenure_command_submissions_1('cancel', $1)", [submission_id])
-        call = asyncio.create_task(postgres_database.store.finish_attempts(fence, [end(submission_id)]))
+        call = asyncio.create_task(postgres_database.store.finish_attempts(fence, [attempt_end(submission_id)]))
         await caller.wait_for_blocked()
         await caller.commit()
         (moved,) = await call
@@ -287,31 +290,37 @@ async def test_finish_that_waited_for_cancel_keeps_submission_cancelled(postgres
 async def test_close_unknown_keeps_attempt_begun_during_lock_wait_open(postgres_database: Database) -> None:
     """A retry after a lost response: its first call is executed before it, and its caller continues."""
     (submission_id,) = await accept(postgres_database.store)
-    await begin_one(postgres_database.store, await executor(postgres_database.store), submission_id)
-    fence = await next_executor(postgres_database.store)
+    await begin_one(postgres_database.store, await executor_fence(postgres_database.store), submission_id)
+    fence = await next_executor_fence(postgres_database.store)
     async with holding(postgres_database) as first:
         await lock(first, submission_id)
-        call = asyncio.create_task(postgres_database.store.close_orphaned_attempts(fence, 9))
+        call = asyncio.create_task(close_orphaned(postgres_database.store, fence))
         await first.wait_for_blocked()
-        await as_executor(first, fence, "tenure_close_orphaned_attempts_1", 9)
+        await first._connection.execute(
+            "UPDATE submission_attempts SET ended_at = tenure_now(), outcome = 'unknown' WHERE submission_id = $1",
+            submission_id,
+        )
+        await first._connection.execute(
+            "UPDATE submissions SET next_attempt_at = tenure_now() WHERE submission_id = $1", submission_id
+        )
         await as_executor(first, fence, "tenure_begin_attempts_1", [submission_id])
         await first.commit()
         await call
-    assert (await one(postgres_database, submission_id)).next_attempt_at is None, "due during an attempt"
-    assert [each.ended_at is None for each in await attempts(postgres_database, submission_id)] == [False, True]
+    assert (await read_submission(postgres_database, submission_id)).next_attempt_at is None, "due during an attempt"
+    assert [each.ended_at is None for each in await read_attempts(postgres_database, submission_id)] == [False, True]
 
 
 @pytest.mark.parametrize("what", ["finish", "cancel", "close"])
 async def test_submission_call_reads_clock_after_lock_wait(postgres_database: Database, what: str) -> None:
     store = postgres_database.store
     (submission_id,) = await accept(store)
-    fence = await executor(store)
+    fence = await executor_fence(store)
     await begin_one(store, fence, submission_id)
-    fence = await next_executor(store) if what == "close" else fence
+    fence = await next_executor_fence(store) if what == "close" else fence
     calls = {
-        "finish": lambda: store.finish_attempts(fence, [end(submission_id)]),
+        "finish": lambda: store.finish_attempts(fence, [attempt_end(submission_id)]),
         "cancel": lambda: store.command_submissions(SubmissionCommand.CANCEL, [submission_id]),
-        "close": lambda: store.close_orphaned_attempts(fence, 9),
+        "close": lambda: close_orphaned(store, fence),
     }
     async with holding(postgres_database) as caller:
         await lock(caller, submission_id)
@@ -320,8 +329,8 @@ async def test_submission_call_reads_clock_after_lock_wait(postgres_database: Da
         waited_until = await caller.now()
         await caller.commit()
         await call
-    (last,) = await attempts(postgres_database, submission_id)
-    stamp = (await one(postgres_database, submission_id)).ended_at if what == "cancel" else last.ended_at
+    (last,) = await read_attempts(postgres_database, submission_id)
+    stamp = (await read_submission(postgres_database, submission_id)).ended_at if what == "cancel" else last.ended_at
     assert stamp is not None
     assert stamp > waited_until
 
@@ -334,9 +343,9 @@ async def test_prune_skips_locked_submission(postgres_database: Database) -> Non
     await postgres_database.clock.set(NOON + 2 * SUBMISSIONS_KEPT)
     async with holding(postgres_database) as caller:
         await lock(caller, locked)
-        pruned = await asyncio.wait_for(store.prune(await held(store, "job:prune"), 9), WAIT_SECONDS)
+        pruned = await asyncio.wait_for(store.prune(await hold_lease(store, "job:prune"), 9), WAIT_SECONDS)
     assert pruned.submissions == 1
-    assert (await one(postgres_database, locked)).state == "cancelled"
+    assert (await read_submission(postgres_database, locked)).state == "cancelled"
 
 
 @pytest.mark.parametrize("what", ["begin", "finish"])
@@ -344,14 +353,14 @@ async def test_attempt_call_that_waited_for_next_acquire_raises_lease_lost(
     postgres_database: Database, what: str
 ) -> None:
     store = postgres_database.store
-    due, under_way = await accept(store, 2)
-    fence = await executor(store)
-    await begin_one(store, fence, under_way)
+    due, with_open_attempt = await accept(store, 2)
+    fence = await executor_fence(store)
+    await begin_one(store, fence, with_open_attempt)
     calls = {
         "begin": lambda: store.begin_attempts(fence, [due]),
-        "finish": lambda: store.finish_attempts(fence, [end(under_way, outcome=DELIVERED)]),
+        "finish": lambda: store.finish_attempts(fence, [attempt_end(with_open_attempt, outcome=DELIVERED)]),
     }
-    before = await table(postgres_database, "submission_attempts")
+    before = await read_table(postgres_database, "submission_attempts")
     async with holding(postgres_database) as next_one:
         await next_one._connection.execute("SELECT FROM tenure_resign_lease_1($1)", EXECUTOR)
         await next_one._connection.execute(
@@ -362,19 +371,19 @@ async def test_attempt_call_that_waited_for_next_acquire_raises_lease_lost(
         await next_one.commit()
         with pytest.raises(LeaseLost):
             await late
-    assert await table(postgres_database, "submission_attempts") == before
+    assert await read_table(postgres_database, "submission_attempts") == before
 
 
 async def test_next_acquire_waits_for_begin_in_progress(postgres_database: Database) -> None:
     (submission_id,) = await accept(postgres_database.store)
-    fence = await executor(postgres_database.store)
+    fence = await executor_fence(postgres_database.store)
     async with holding(postgres_database) as beginning:
         await as_executor(beginning, fence, "tenure_begin_attempts_1", [submission_id])
-        following = asyncio.create_task(next_executor(postgres_database.store))
+        following = asyncio.create_task(next_executor_fence(postgres_database.store))
         await beginning.wait_for_blocked()
         await beginning.commit()
-        await postgres_database.store.close_orphaned_attempts(await following, 9)
-    (begun,) = await attempts(postgres_database, submission_id)
+        await close_orphaned(postgres_database.store, await following)
+    (begun,) = await read_attempts(postgres_database, submission_id)
     assert begun.outcome == "unknown"
 
 
@@ -382,7 +391,7 @@ async def test_no_attempt_begins_after_its_lease_expired(postgres_database: Data
     """The clock advances by a second with each read, as if the server were paused between two reads."""
     await postgres_database.clock.set(NOON)
     (submission_id,) = await accept(postgres_database.store)
-    fence = await taken(postgres_database.store, EXECUTOR, "one", 60 * SECOND)
+    fence = await acquire_free_lease(postgres_database.store, EXECUTOR, "one", 60 * SECOND)
     expires_at = (await postgres_database.store.list_leases(None, 9))[0].expires_at
     await postgres_database.execute("CREATE SEQUENCE readings MINVALUE 0 START 0")
     await postgres_database.execute(
@@ -391,7 +400,7 @@ async def test_no_attempt_begins_after_its_lease_expired(postgres_database: Data
     )
     with suppress(LeaseLost):
         await postgres_database.store.begin_attempts(fence, [submission_id])
-    late = [each for each in await attempts(postgres_database, submission_id) if each.started_at >= expires_at]
+    late = [each for each in await read_attempts(postgres_database, submission_id) if each.started_at >= expires_at]
     assert late == []
 
 
@@ -402,14 +411,14 @@ async def test_no_attempt_begins_after_its_lease_expired(postgres_database: Data
 async def test_trailing_cursor_finds_submission_committed_seconds_late(postgres_database: Database) -> None:
     """Its instant is before that of a submission that was committed earlier. A cursor without a trail misses it."""
     store = postgres_database.store
-    late = submit()
+    late = submit_request()
     async with holding(postgres_database) as slow:
         await insert(slow, late)
         await accept(store)
-        (seen,) = await all_waiting(store, 9)
+        (seen,) = await list_all_pending(store, 9)
         await asyncio.sleep(1)
         page = await store.list_pending(None, 9)
         await slow.commit()
-    assert late.submission_id not in ids_of(await all_waiting(store, 9, place(seen)))
-    trailing = changed(page.now - TRAIL, late.submission_id)
-    assert late.submission_id in ids_of(await all_waiting(store, 9, trailing))
+    assert late.submission_id not in ids_of(await list_all_pending(store, 9, change_of(seen)))
+    trailing = change_at(page.now - TRAIL, late.submission_id)
+    assert late.submission_id in ids_of(await list_all_pending(store, 9, trailing))

@@ -13,11 +13,11 @@ import pytest
 
 from tests.support.databases import Database
 from tests.support.deliveries import LONG_LEASE, Fleet, gateways, poll
+from tests.support.expected_usage import find_usage_faults, read_usage_tables, run_audit
 from tests.support.instances import RunningInstance, stop_all
 from tests.support.load import TENANT, Client, Key, clients, some_keys
 from tests.support.locks import CUT_LOCK
 from tests.support.receivers import RunningReceiver
-from tests.support.usage_truth import audit, read_books, wrong_usage
 
 pytestmark = pytest.mark.slow
 
@@ -70,10 +70,10 @@ async def test_every_instant_is_billed_once_while_writes_race_with_cuts(
     )
     await fleet.stop()
     shown = f"seed {seed}, {did}"
-    assert await wrong_usage(postgres_database, receiver.ledger) == [], shown
-    audited = await audit(postgres_database, receiver.ledger)
+    assert await find_usage_faults(postgres_database, receiver.ledger) == [], shown
+    audited = await run_audit(postgres_database, receiver.ledger)
     assert audited.returncode == 0, f"{shown}\n{audited.stdout}\n{audited.stderr}"
-    books = await read_books(postgres_database)
+    books = await read_usage_tables(postgres_database)
     assert len(books.windows) > WINDOWS_MIN, shown
     assert len(books.sessions) > SESSIONS_MIN, shown
     assert await reasons(postgres_database) >= {"UPGRADED", "TERMINATED", "LEASE_EXPIRED"}, shown
@@ -87,7 +87,7 @@ async def test_race_without_shared_lock_loses_or_doubles_instants(
     await remove_lock(postgres_database)
     fleet, did = await race(postgres_database, start, receiver, RACE_WITHOUT_LOCK_SECONDS, seed)
     fleet.kill()
-    wrong = await wrong_usage(postgres_database, receiver.ledger)
+    wrong = await find_usage_faults(postgres_database, receiver.ledger)
     assert any(sentence.startswith("saved") for sentence in wrong), f"seed {seed}, {did}\n{wrong}"
 
 
@@ -163,8 +163,8 @@ class User:
             "tenantObjectId": TENANT,
             "sessionKind": self._random.choice((1, 2, 3)),
         }
-        answer = await self._do("PUT", "/sessions", body)
-        return answer["sessionId"] if answer is not None else None
+        result = await self._do("PUT", "/sessions", body)
+        return result["sessionId"] if result is not None else None
 
     async def _do(self, method: str, path: str, body: Any = None) -> Any:
         done = await self._client.send(method, path, body)

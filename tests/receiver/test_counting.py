@@ -35,6 +35,16 @@ async def test_receiver_counts_new_key(address: str) -> None:
     assert 0 <= age.total_seconds() < 10
 
 
+async def test_receiver_names_counted_body_in_receipt(address: str) -> None:
+    receipt = f"sha256={sha256(b'hello').hexdigest()}"
+    received = [await deliver(address, "k1", body) for body in (b"hello", b"hello", b"other")]
+    assert [(each.status, each.headers.get("tenure-receipt")) for each in received] == [
+        (200, receipt),
+        (200, receipt),
+        (422, None),
+    ]
+
+
 async def test_receiver_does_not_count_duplicate_key(address: str) -> None:
     await deliver(address, "k1", USAGE)
     duplicate = await deliver(address, "k1", USAGE)

@@ -232,13 +232,13 @@ def test_failed_share_matches_configured_share(share: float) -> None:
 
 def test_ways_are_chosen_by_weight() -> None:
     ways = (Status(weight=1), Drop(weight=3), Garbage(weight=6))
-    met = Counter(type(way) for way in chosen(Faults(share=1, ways=ways)).values())
-    assert [met[kind] / 4000 for kind in (Status, Drop, Garbage)] == pytest.approx([0.1, 0.3, 0.6], abs=0.03)
+    chosen_faults = Counter(type(way) for way in chosen(Faults(share=1, ways=ways)).values())
+    assert [chosen_faults[kind] / 4000 for kind in (Status, Drop, Garbage)] == pytest.approx([0.1, 0.3, 0.6], abs=0.03)
 
 
 def test_each_attempt_of_key_fails_independently() -> None:
-    met = chosen(Faults(share=0.5))
-    assert {(met[f"k{key}", 0] is None, met[f"k{key}", 1] is None) for key in range(2000)} == {
+    chosen_faults = chosen(Faults(share=0.5))
+    assert {(chosen_faults[f"k{key}", 0] is None, chosen_faults[f"k{key}", 1] is None) for key in range(2000)} == {
         (False, False),
         (False, True),
         (True, False),
@@ -249,8 +249,8 @@ def test_each_attempt_of_key_fails_independently() -> None:
 def test_chooser_forgets_oldest_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tenure.receiver.faults.KEYS_REMEMBERED", 2)
     chooser = Chooser(Faults(share=1, times=1))
-    met = [chooser.choose(key) is not None for key in ("a", "a", "b", "c", "a", "c")]
-    assert met == [True, False, True, True, True, False]
+    chosen_faults = [chooser.choose(key) is not None for key in ("a", "a", "b", "c", "a", "c")]
+    assert chosen_faults == [True, False, True, True, True, False]
 
 
 async def test_failing_request_does_not_block_other_requests(receive: Receive) -> None:

@@ -49,7 +49,7 @@ async def test_sigterm_stops_receiver_which_prints_totals(start: Start) -> None:
     for _ in range(2):
         await deliver(receiver.address, "k1", b'[{"usage":1.25}]')
     receiver.send(signal.SIGTERM)
-    assert (receiver.wait_for_its_end(), receiver.told()) == (0, TOTALS)
+    assert (receiver.wait_for_exit(), receiver.output()) == (0, TOTALS)
 
 
 async def test_sigint_stops_receiver_which_prints_totals_as_json(start: Start) -> None:
@@ -57,8 +57,8 @@ async def test_sigint_stops_receiver_which_prints_totals_as_json(start: Start) -
     await deliver(receiver.address, "k1")
     before = await totals(receiver.address)
     receiver.send(signal.SIGINT)
-    assert receiver.wait_for_its_end() == 0
-    assert msgspec.json.decode(receiver.told()) == before
+    assert receiver.wait_for_exit() == 0
+    assert msgspec.json.decode(receiver.output()) == before
 
 
 async def test_receiver_continues_counts_after_stop_and_after_kill(start: Start) -> None:

@@ -92,6 +92,18 @@ ERRORS = {
         Cause.CONNECTION,
         odbc("HY000", f"{SERVER}Cannot continue because the session is in the kill state. (596) (SQLExecDirectW)"),
     ),
+    "disk full": (
+        Cause.DISK_FULL,
+        odbc("42000", f"{SERVER}Could not allocate space for object 'sessions' in database. (1105) (SQLExecDirectW)"),
+    ),
+    "log full": (
+        Cause.DISK_FULL,
+        odbc("42000", f"{SERVER}The transaction log for database 'tenure' is full. (9002) (SQLExecDirectW)"),
+    ),
+    "read only": (
+        Cause.READ_ONLY,
+        odbc("25000", f"{SERVER}Failed to update database because the database is read-only. (3906) (SQLExecDirectW)"),
+    ),
     "no such table": (Cause.SCHEMA, odbc("42S02", f"{SERVER}Invalid object name 'sessions'. (208) (SQLExecDirectW)")),
     "no such procedure": (
         Cause.SCHEMA,

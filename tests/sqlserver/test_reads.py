@@ -13,18 +13,19 @@ from sqlalchemy.sql.selectable import TextualSelect
 from sqlfluff.core import FluffConfig, Linter
 
 from tenure.clock import to_microseconds
+from tenure.domain.audit_log import AuditFilter, AuditPosition
 from tenure.domain.deadlines import opened
 from tenure.domain.sessions import Position, SessionFilter
 from tenure.domain.submissions import Change, SubmissionFilter
 from tenure.domain.usage import ChunkBounds, Era, GroupBy, Overlap, UsageFilter, UsageSumQuery, Window
 from tenure.store import migrate, tables
 from tenure.store.engines.sqlserver import calls, reads
-from tenure.store.reads import capacities, intervals, leases, sessions, submissions, usage
+from tenure.store.reads import capacities, intervals, keys, leases, session_list, sessions, submissions, usage
 from tenure.store.types import Id, Instant
 from tests.sqlserver import tsql
 from tests.support.databases import Database
 from tests.support.open_requests import LIMITS, NOON, request
-from tests.support.usage import lived, lives_of, put_sessions, sum_of, whole
+from tests.support.usage import billable_intervals, insert_sessions, session_between, single_chunk, sum_of
 
 AT = datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC)
 AFTER = Position(AT, "00000000-0000-0000-0000-00000000000a")
@@ -40,7 +41,6 @@ EVERYTHING = SessionFilter(
 ARGUMENTS: dict[str, list[tuple[Any, ...]]] = {
     "get_statement": [("00000000-0000-0000-0000-00000000000e",)],
     "whole_statement": [("00000000-0000-0000-0000-00000000000e",)],
-    "list_statement": list(itertools.product([SessionFilter(), EVERYTHING], [None, AFTER], [7], [AT])),
     "count_statement": [(AT,)],
     "close_statement": [(opened(request(), LIMITS, NOON),)],
     "overlaps_statement": [(7,)],
@@ -76,6 +76,7 @@ GROUPS = [(None, None), (GroupBy.KIND, "2"), *((each, ONE) for each in GroupBy i
 USAGE_ARGUMENTS: dict[str, list[tuple[Any, ...]]] = {
     "windows_statement": [(None, 7), (9, 7)],
     "undivided_statement": [(7,)],
+    "unsent_statement": [(AT, None, AT, 7), (AT, AT, AT, 7)],
     "window_statement": [(7,)],
     "find_statement": [([ONE, OTHER],)],
     "undelivered_statement": [()],
@@ -117,8 +118,56 @@ def test_session_read_uses_database_clock_function() -> None:
     assert "dbo.tenure_now()" in rendered(sessions.get_statement("00000000-0000-0000-0000-00000000000e"))
 
 
-def test_session_page_is_limited_by_top() -> None:
-    assert "TOP 7" in rendered(sessions.list_statement(EVERYTHING, AFTER, 7, AT))
+class ListConnection:
+    """Records the statements. Answers that few sessions wait for the sweep, and that all else exceeds a scan."""
+
+    def __init__(self) -> None:
+        self.statements: list[str] = []
+
+    def execute(self, statement: Any) -> "ListConnection":
+        self.statements.append(rendered(statement))
+        return self
+
+    def scalar_one(self) -> datetime:
+        return AT
+
+    def scalar_one_or_none(self) -> datetime:
+        return AT
+
+    def one_or_none(self) -> None:
+        return None
+
+    def all(self) -> list[Any]:
+        return []
+
+
+LIST_FILTERS = {name: getattr(EVERYTHING, name) for name in EVERYTHING.__struct_fields__}
+
+
+def listed(**criteria: Any) -> list[str]:
+    """The statements that read a page."""
+    connection: Any = ListConnection()
+    session_list.list_sessions(connection, SessionFilter(**criteria), AFTER, 7)
+    return [tsql.code(statement) for statement in connection.statements]
+
+
+def test_session_pages_compile_and_are_limited_by_top() -> None:
+    pairs = [dict(pair) for size in (0, 1, 2) for pair in itertools.combinations(LIST_FILTERS.items(), size)]
+    for criteria in (*pairs, LIST_FILTERS):
+        *_, page = listed(**criteria)
+        assert " IS TRUE" not in page
+        assert page.count("SELECT TOP 7 ") == 2 + page.count("UNION ALL"), criteria
+    linter = Linter(config=FluffConfig(overrides={"dialect": "tsql"}))
+    for statement in (*listed(tenant=ONE, capacity=OTHER), *listed(user=ONE, active=False), *listed(kind=2)[:-1]):
+        violations = linter.parse_string(statement.replace("?", "@given") + ";\n").violations
+        assert [str(violation) for violation in violations] == []
+
+
+def test_session_page_names_conditions_of_filtered_indexes() -> None:
+    (_, page) = listed(tenant=ONE)
+    closed, live = page.split(" UNION ALL ")
+    assert "sessions.close_reason IS NULL" in live
+    assert "sessions.close_reason IS NOT NULL" in closed
 
 
 def test_capacity_read_counts_live_sessions_in_subquery() -> None:
@@ -163,14 +212,14 @@ ENDS = [AT - SECOND, AT, AT + SECOND, WINDOW.ended_at, WINDOW.ended_at + SECOND]
 
 async def test_reads_by_id_return_billable_intervals_of_window(sqlite_database: Database) -> None:
     """Runs on SQLite, because only the hint is special to SQL Server."""
-    made = [lived(AT - 2 * SECOND, end, closed=closed, kind=2) for end in ENDS for closed in (True, False)]
-    made += [lived(start, start + 9 * SECOND, kind=3) for start in (AT, AT + SECOND, WINDOW.ended_at)]
-    await put_sessions(sqlite_database, made)
+    made = [session_between(AT - 2 * SECOND, end, closed=closed, kind=2) for end in ENDS for closed in (True, False)]
+    made += [session_between(start, start + 9 * SECOND, kind=3) for start in (AT, AT + SECOND, WINDOW.ended_at)]
+    await insert_sessions(sqlite_database, made)
     store: Any = sqlite_database.store
     found = await store._read(
-        lambda connection: intervals.read_intervals(connection, WINDOW, whole(WINDOW), reads.BY_ID)
+        lambda connection: intervals.read_intervals(connection, WINDOW, single_chunk(WINDOW), reads.BY_ID)
     )
-    assert found == lives_of(made, WINDOW)
+    assert found == billable_intervals(made, WINDOW)
     some = await store._read(lambda connection: intervals.list_intervals(connection, WINDOW, None, 3, reads.BY_ID))
     assert some == found[:3]
     (chunk_bounds,) = await store._read(
@@ -322,7 +371,19 @@ READS_OF_SUBMISSIONS = {
         (SubmissionFilter(gateway="pager", state="failed"), AFTER.session_id, 7),
     ),
 }
-READS: dict[str, tuple[Any, tuple[Any, ...]]] = {**READS_OF_LEASES, **READS_OF_SUBMISSIONS}
+READS_OF_KEYS = {
+    "find_key": (keys.find_key, ("4fJ0aQz81LmN",)),
+    "list_keys": (keys.list_keys, ("web", "4fJ0aQz81LmN", 7)),
+    "list_audit_log": (
+        keys.list_audit_log,
+        (
+            AuditFilter(subject="one", action="key.created", target="two", from_at=AT, to_at=AT),
+            AuditPosition(AT, AFTER.session_id),
+            7,
+        ),
+    ),
+}
+READS: dict[str, tuple[Any, tuple[Any, ...]]] = {**READS_OF_LEASES, **READS_OF_SUBMISSIONS, **READS_OF_KEYS}
 
 
 def last_statement(name: str) -> Any:
@@ -336,6 +397,14 @@ def last_statement(name: str) -> Any:
 @tsql.for_each(["list_leases", "list_jobs", "list_runs"])
 def test_lease_and_job_pages_are_limited_by_top(name: str) -> None:
     assert re.match(r"SELECT TOP 7 .* ORDER BY \w+\.\w+( DESC)?$", tsql.code(rendered(last_statement(name))))
+
+
+@tsql.for_each(READS_OF_KEYS)
+def test_key_reads_are_valid_tsql(name: str) -> None:
+    linter = Linter(config=FluffConfig(overrides={"dialect": "tsql"}))
+    text = rendered(last_statement(name)).replace("?", "@given") + ";\n"
+    assert [str(violation) for violation in linter.parse_string(text).violations] == []
+    assert name == "find_key" or "TOP 7" in text
 
 
 def test_board_is_one_union_with_matching_types() -> None:
@@ -386,6 +455,7 @@ def test_submission_state_literal_is_escaped() -> None:
     "statement",
     [
         *map(last_statement, READS_OF_LEASES),
+        *map(last_statement, READS_OF_KEYS),
         last_statement("list_pending"),
         last_statement("list_submissions"),
         calls.RENEW_LEASE,
@@ -472,8 +542,15 @@ def test_migration_creates_names_with_case_sensitive_collation() -> None:
         ("sessions_live_key", "closed_at IS NULL"),
         ("sessions_closed_at", "closed_at IS NOT NULL"),
         ("sessions_check_at", "check_at IS NOT NULL"),
+        ("sessions_live_capacity", "closed_at IS NULL AND kind < 4"),
+        ("sessions_live_tenant", "close_reason IS NULL"),
+        ("sessions_live_kind", "close_reason IS NULL"),
+        ("sessions_closed_user", "close_reason IS NOT NULL"),
+        ("sessions_closed_capacity", "close_reason IS NOT NULL"),
+        ("sessions_closed_tenant", "close_reason IS NOT NULL"),
+        ("sessions_closed_reason", "close_reason IS NOT NULL"),
+        ("sessions_closing", "closed_at IS NOT NULL AND check_at IS NOT NULL"),
         ("submissions_waiting", "state = 'pending'"),
-        ("submissions_failed", "state = 'failed'"),
         ("submissions_ended_at", "state IN ('delivered', 'cancelled')"),
         ("submission_attempts_open", "ended_at IS NULL"),
         ("usage_chunks_submission", "submission_id IS NOT NULL"),
@@ -482,6 +559,6 @@ def test_migration_creates_names_with_case_sensitive_collation() -> None:
         ("usage_windows_awaited", "delivered_at IS NULL AND contract IS NOT NULL"),
     ],
 )
-def test_migration_creates_filtered_indexes_used_by_procedures(index: str, condition: str) -> None:
+def test_migration_creates_filtered_indexes(index: str, condition: str) -> None:
     (created,) = [batch for batch in script() if f"INDEX {index} " in batch]
     assert created.rstrip(";").endswith(f"WHERE {condition}")

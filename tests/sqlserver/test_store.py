@@ -13,6 +13,7 @@ from sqlalchemy import make_url
 from tenure.domain.capacities import Seats
 from tenure.domain.deadlines import opened
 from tenure.domain.jobs import BeginRunOutcome, BeginRunResult, JobSettings, RunOutcome
+from tenure.domain.keys import CreateKeyOutcome
 from tenure.domain.leases import Fence
 from tenure.domain.sessions import (
     ClosedSession,
@@ -29,14 +30,15 @@ from tenure.domain.sessions import (
 )
 from tenure.domain.streams import AttachRequest, AttachResult, StreamUpdate, StreamUpdateResult
 from tenure.domain.submissions import BeginAttemptOutcome, BeginAttemptResult, BeginAttemptsResult, SubmitResult
-from tenure.domain.usage import ChunkBounds, ChunkDigest, Cut, CutRules, PrunedUsage
+from tenure.domain.usage import ChunkBounds, ChunkDigest, Cut, CutRules, PrunedUsage, WindowToSend
 from tenure.errors import ERROR_MAX, ConfigurationError, DatabaseUnavailable
 from tenure.store.engines.sqlserver import calls, connections, rows
 from tenure.store.engines.sqlserver.connections import connection_url
 from tenure.store.engines.sqlserver.store import SqlServerStore
 from tenure.store.reads import sessions
-from tests.support.open_requests import LIMITS, NOON, SECOND, again, request, some_id
-from tests.support.submissions import CONTRACT, end, submit
+from tests.support.keys import OPERATOR, new_key
+from tests.support.open_requests import LIMITS, NOON, SECOND, request, same_key_request, some_id
+from tests.support.submissions import CONTRACT, attempt_end, submit_request
 
 LATER = NOON + timedelta(minutes=1)
 URL = "mssql://user:secret@host:1433/tenure"
@@ -81,9 +83,9 @@ def test_existing_session_is_returned_unchanged() -> None:
 
 def test_tenant_mismatch_returns_no_session() -> None:
     one = request()
-    assert result_of(again(one, tenant_object_id=some_id()), found(0, "tenant-mismatch", old_of(one))) == OpenResult(
-        OpenOutcome.TENANT_MISMATCH
-    )
+    assert result_of(
+        same_key_request(one, tenant_object_id=some_id()), found(0, "tenant-mismatch", old_of(one))
+    ) == OpenResult(OpenOutcome.TENANT_MISMATCH)
 
 
 def test_lapsed_session_is_returned_as_closed_with_reason_and_deadline() -> None:
@@ -118,7 +120,7 @@ def test_upgrade_inherits_limits_missing_in_request() -> None:
     one = request(
         kind=1, lease_microseconds=60 * SECOND, heartbeat_microseconds=5 * SECOND, idle_microseconds=90 * SECOND
     )
-    result = result_of(again(one, kind=2, idle_microseconds=30 * SECOND), found(0, "upgraded", old_of(one)))
+    result = result_of(same_key_request(one, kind=2, idle_microseconds=30 * SECOND), found(0, "upgraded", old_of(one)))
     assert result.outcome is OpenOutcome.UPGRADED
     new = result.session
     assert new is not None
@@ -224,8 +226,9 @@ def test_attach_that_recorded_lapse_returns_closed_session() -> None:
 
 def test_stream_update_returns_current_session() -> None:
     session = closed_of(request())
-    row_of_stream = whole(session, position=1, found="over", now=LATER, recorded=True)
-    expected = [StreamUpdateResult(Found.UNKNOWN), StreamUpdateResult(Found.OVER, session, LATER, recorded=True)]
+    row_of_stream = whole(session, position=1, found="over", now=LATER, recorded=True, counted=True)
+    over = StreamUpdateResult(Found.OVER, session, LATER, recorded=True, counted=True)
+    expected = [StreamUpdateResult(Found.UNKNOWN), over]
     assert rows.stream_update_results([row_of_stream], 2) == expected
 
 
@@ -317,7 +320,7 @@ def test_job_settings_are_encoded_with_timing() -> None:
 
 
 def test_payloads_are_concatenated_with_offsets_and_lengths() -> None:
-    requests = [submit(payload=payload) for payload in (b"\x00\xff", b"", b"abc")]
+    requests = [submit_request(payload=payload) for payload in (b"\x00\xff", b"", b"abc")]
     encoded = json.loads(rows.submit_requests_text(requests))
     payloads = b"".join(request.payload for request in requests)
     assert [entry[0] for entry in encoded] == [0, 1, 2]
@@ -325,7 +328,7 @@ def test_payloads_are_concatenated_with_offsets_and_lengths() -> None:
 
 
 def test_submission_is_encoded_with_contract_as_json() -> None:
-    one = submit(gateway="pager", caller="caller", key="once", payload=b"x", digest=b"\x01\xab")
+    one = submit_request(gateway="pager", caller="caller", key="once", payload=b"x", digest=b"\x01\xab")
     contract = {
         "schedule_seconds": list(CONTRACT.schedule_seconds),
         "max_attempts": CONTRACT.max_attempts,
@@ -348,30 +351,47 @@ def test_accepted_submissions_are_returned_in_order_of_position() -> None:
 
 
 def test_begun_attempts_include_database_time() -> None:
-    begun = SimpleNamespace(submission_id="a", found="begun", number=2, failures=1, next_attempt_at=None, now=NOON)
-    later = SimpleNamespace(submission_id="b", found="later", number=None, failures=None, next_attempt_at=LATER)
+    begun = SimpleNamespace(
+        submission_id="a",
+        found="begun",
+        number=2,
+        failures=1,
+        unknowns=3,
+        was_due_at=LATER,
+        next_attempt_at=None,
+        now=NOON,
+    )
+    later = SimpleNamespace(
+        submission_id="b", found="later", number=None, failures=None, unknowns=0, was_due_at=None, next_attempt_at=LATER
+    )
     result: Any = [begun, later]
     assert rows.begin_attempts_result(result) == BeginAttemptsResult(
         NOON,
         [
-            BeginAttemptResult("a", BeginAttemptOutcome.BEGUN, 2, 1),
+            BeginAttemptResult("a", BeginAttemptOutcome.BEGUN, 2, 1, 3, LATER),
             BeginAttemptResult("b", BeginAttemptOutcome.LATER, next_attempt_at=LATER),
         ],
     )
 
 
 def test_attempt_end_is_encoded_with_retry_pause() -> None:
-    encoded = rows.end_values(end("a", 3, status=503, error="later", counts=False, pause_microseconds=7))
-    assert json.loads(rows.numbered([encoded])) == [[0, "a", 3, "failed", 503, "later", 0, 7]]
+    given = {"status": 503, "error": "later", "counts": False, "pause_microseconds": 7, "is_binding": True}
+    encoded = rows.end_values(attempt_end("a", 3, **given))
+    assert json.loads(rows.numbered([encoded])) == [[0, "a", 3, "failed", 503, "later", 0, 7, 1, 0]]
+
+
+def test_early_submissions_are_marked_in_request_to_begin() -> None:
+    encoded = [rows.begin_values(each, ["b"]) for each in ("a", "b")]
+    assert json.loads(rows.numbered(encoded)) == [[0, "a", 0], [1, "b", 1]]
 
 
 def test_attempt_end_encodes_missing_values_as_null() -> None:
-    encoded = rows.end_values(end("a", status=None, error=None, counts=True, pause_microseconds=None))
-    assert json.loads(rows.numbered([encoded])) == [[0, "a", 1, "failed", None, None, 1, None]]
+    encoded = rows.end_values(attempt_end("a", status=None, error=None, counts=True, pause_microseconds=None))
+    assert json.loads(rows.numbered([encoded])) == [[0, "a", 1, "failed", None, None, 1, None, 0, 0]]
 
 
 def test_attempt_error_is_truncated_to_column() -> None:
-    assert rows.end_values(end("a", error="x" * (ERROR_MAX + 1)))[4] == "x" * ERROR_MAX
+    assert rows.end_values(attempt_end("a", error="x" * (ERROR_MAX + 1)))[4] == "x" * ERROR_MAX
 
 
 def test_waiting_reason_is_truncated_to_column() -> None:
@@ -394,6 +414,30 @@ class ScriptedStore(SqlServerStore):
 
 FENCE = Fence("job:emit-usage", "one", 7)
 FENCE_PARAMETERS = {"name": "job:emit-usage", "holder": "one", "epoch": 7}
+
+
+async def test_create_key_is_encoded_with_actor_and_without_unset_values() -> None:
+    store = ScriptedStore()
+    new = new_key(others_expire_at=NOON)
+    assert (await store.create_key(new, OPERATOR)).outcome is CreateKeyOutcome.NAME_TAKEN
+    encoded = json.loads(store.given["request"])
+    actor = encoded.pop("actor")
+    assert (actor["subject"], actor["name"], actor["request"]) == ("4fJ0aQz81LmN", "console", "request-7")
+    assert encoded.pop("othersExpire") == "2041-03-01T12:00:00.123456"
+    assert encoded.pop("detail").startswith("client web; other keys")
+    assert encoded == {
+        "publicId": new.public_id,
+        "name": "web",
+        "role": "client",
+        "digest": new.digest.hex(),
+        "liveMax": 2,
+    }
+
+
+async def test_touch_keys_sends_instants_in_utc() -> None:
+    store = ScriptedStore(SimpleNamespace(touched=1))
+    await store.touch_keys({"one": NOON, "two": LATER})
+    assert json.loads(store.given["request"])[0] == [0, "one", "2041-03-01T12:00:00.123456"]
 
 
 async def test_cut_usage_returns_database_time_and_last_cut() -> None:
@@ -422,6 +466,16 @@ async def test_save_chunks_assigns_submission_id_to_each_chunk() -> None:
     assert len({entry[-1] for entry in encoded}) == 2
     given = {**FENCE_PARAMETERS, "window_id": 9, "first": 4, "complete": True}
     assert (store.called, store.given) == (calls.SAVE_CHUNKS, given)
+
+
+async def test_send_windows_passes_contract_windows_and_chunks() -> None:
+    store = ScriptedStore(SimpleNamespace(window_id=4))
+    windows = [WindowToSend(4, ["a", "b"]), WindowToSend(5, [])]
+    assert await store.send_windows(CONTRACT, windows) == [4]
+    given = json.loads(store.given["request"])
+    assert (store.called, list(given)) == (calls.SEND_WINDOWS, ["contract", "kept", "windows", "chunks"])
+    assert (given["contract"]["timeout_seconds"], given["kept"]) == (CONTRACT.timeout_seconds, 400 * 86_400 * SECOND)
+    assert (given["windows"], given["chunks"]) == ([[4, 2], [5, 0]], [[4, 1, "a"], [4, 2, "b"]])
 
 
 async def test_store_digests_returns_digest_match_of_each_chunk() -> None:

@@ -48,7 +48,7 @@ NEWER_THAN_2019 = (
 READ = re.compile(
     r"(?:FROM|JOIN) dbo\."
     r"(?P<table>sessions|capacities|leases|lease_history|jobs|job_runs|submissions|submission_attempts"
-    r"|usage_windows|usage_chunks)"
+    r"|usage_windows|usage_chunks|keys|audit_log)"
     r" AS (?P<alias>\w+)(?: WITH \((?P<hints>(?:[^()]|\([^()]*\))*)\))?"
 )
 WRITE = re.compile(
@@ -58,7 +58,9 @@ WRITE = re.compile(
 WAITS = "UPDLOCK, HOLDLOCK, ROWLOCK"
 TAKES_ROWS = "UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK"
 TAKES_KEYS = "XLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK"
-COUNTS = "READCOMMITTEDLOCK, INDEX (sessions_live_key)"
+COUNTS = "READCOMMITTEDLOCK, INDEX (sessions_live_capacity)"
+"""Keeps no lock, but waits for transactions that are writing an entry. These never wait for the reader."""
+READS_COUNTED = "READCOMMITTEDLOCK, INDEX (sessions_pkey)"
 """Keeps no lock, but waits for transactions that are writing a row. These never wait for the reader."""
 READS_RULES = "READCOMMITTEDLOCK, INDEX (capacities_pkey)"
 """Keeps no lock: a transaction that changes rules holds the exclusive cut lock."""
@@ -86,13 +88,15 @@ FINDS_CHUNK = "READCOMMITTEDLOCK, INDEX (usage_chunks_submission)"
 """Keeps no lock: the window of a chunk never changes."""
 FINDS_UNDELIVERED = "READCOMMITTEDLOCK, INDEX (usage_chunks_undelivered)"
 """Keeps no lock: only the transaction that holds the row of a window marks its chunks as delivered."""
+READS_KEYS = "READCOMMITTEDLOCK, INDEX (keys_"
+"""Keeps no lock: only the holder of the row of the installation creates and revokes keys."""
 IS_THERE = "READUNCOMMITTED, INDEX (submissions_pkey)"
 """Does not wait. May read uncommitted rows, so it uses only their existence."""
 
 TAKING = {TAKES_ROWS, TAKES_KEYS}
 HINTS = {
     "tenure_open_1": {WAITS, PASSES_OVER, READS_RULES},
-    "tenure_open_limited_1": {WAITS, PASSES_OVER, COUNTS, TAKES_ROWS, TAKES_KEYS},
+    "tenure_open_limited_1": {WAITS, PASSES_OVER, COUNTS, READS_COUNTED, TAKES_ROWS, TAKES_KEYS},
     "tenure_end_1": TAKING,
     "tenure_heartbeat_1": TAKING,
     "tenure_expire_1": TAKING,
@@ -112,18 +116,24 @@ HINTS = {
     "tenure_accept_submissions_1": {WAITS, READS_SUBMISSION},
     "tenure_begin_attempts_1": {TAKES_ROWS, READS_ATTEMPT},
     "tenure_finish_attempts_1": {FINDS_CHUNK, WAITS, READS_ATTEMPT, FINDS_UNDELIVERED},
-    "tenure_close_orphaned_attempts_1": {FINDS_OPEN, WAITS, READS_ATTEMPT},
     "tenure_note_waiting_reason_1": {WAITS},
     "tenure_command_submissions_1": {WAITS, READS_ATTEMPT},
     "tenure_cut_usage_1": set(),
     "tenure_save_chunks_1": {WAITS, READS_CHUNK},
+    "tenure_send_windows_1": {WAITS, READS_CHUNK},
     "tenure_store_digests_1": {WAITS},
     "tenure_prune_usage_1": {READS_WINDOW, READS_CHUNK, TAKES_ROWS},
+    "tenure_create_key_1": {READS_KEYS},
+    "tenure_revoke_key_1": {READS_KEYS},
+    "tenure_touch_keys_1": {TAKES_ROWS},
 }
 """The lock hints that each procedure must use, and no others. A new procedure needs an entry."""
 WAITERS = {name: text for name, text in SESSION_WRITES.items() if WAITS in text}
 TAKERS = {name: text for name, text in SESSION_WRITES.items() if name not in WAITERS}
-INDEXED = ("session_id", "capacity_id", "user_object_id", "started_at", "check_at", "closed_at")
+INDEXED = (
+    "session_id", "capacity_id", "user_object_id", "tenant_object_id", "kind", "started_at", "check_at", "closed_at",
+    "close_reason",
+)  # fmt: skip
 
 
 def inside(text: str) -> str:
@@ -144,19 +154,19 @@ def literals(tree: ast.Module) -> Iterator[tuple[int, str]]:
 def test_batch_parses_and_passes_lint(name: str) -> None:
     config = FluffConfig(overrides={"dialect": "tsql", "rules": ",".join(RULES)})
     linted = Linter(config=config).lint_string(BATCHES[name])
-    # Rule PRS, which is always on, reports what does not parse.
+    # Rule PRS is always on, and reports parse errors.
     assert [f"{each.line_no}: {each.rule_code()} {each.desc()}" for each in linted.get_violations()] == []
 
 
 def test_all_engine_statements_are_module_constants() -> None:
     known = " ".join(tsql.constants().values())
-    strays = [
+    inline_statements = [
         (line, text)
         for source in tsql.sources()
         for line, text in literals(ast.parse(source))
         if tsql.looks_like_sql(text) and tsql.without_parameters(text).strip() not in known
     ]
-    assert strays == [], "a statement must be a constant of its module, otherwise no test checks it"
+    assert inline_statements == [], "a statement must be a constant of its module, otherwise no test checks it"
 
 
 @tsql.for_each(CALLS)
@@ -259,8 +269,26 @@ def test_waiting_open_locks_rows_in_order(name: str) -> None:
 @tsql.for_each(WAITERS)
 def test_waiting_write_acquires_blocking_locks_before_nonblocking_reads(name: str) -> None:
     text = inside(WAITERS[name])
-    nonblocking = [text.find(hints) for hints in (COUNTS, TAKES_ROWS, TAKES_KEYS) if hints in text]
+    nonblocking = [text.find(hints) for hints in (COUNTS, READS_COUNTED, TAKES_ROWS, TAKES_KEYS) if hints in text]
     assert text.rfind(WAITS) < min(nonblocking, default=len(text))
+
+
+def test_count_of_seats_reads_entries_and_rows_in_separate_statements() -> None:
+    """A read that continued from an entry to the row could deadlock with a transaction that ends the session."""
+    counts = [each for each in tsql.statements(inside(WAITERS["tenure_open_limited_1"])) if COUNTS in each]
+    known = {column.name for column in tables.sessions_live_capacity.columns}
+    known |= set(tables.sessions_live_capacity.dialect_kwargs["mssql_include"])
+    assert len(counts) == 1
+    assert set(re.findall(r"\bs\.(\w+)", counts[0])) - known == {"session_id"}
+
+
+@tsql.for_each(WAITERS)
+def test_waiting_write_locks_keys_in_order_of_their_index(name: str) -> None:
+    columns = [column.name for column in tables.sessions_live_key.columns]
+    text = tsql.code(WAITERS[name])
+    assert f"PRIMARY KEY ({', '.join(columns)})" in text
+    (locking,) = [each for each in tsql.statements(inside(text)) if f"{WAITS}, INDEX (sessions_live_key)" in each]
+    assert f"ORDER BY {', '.join(f'w.{column}' for column in columns)} OPTION" in locking
 
 
 @tsql.for_each(TAKERS)
@@ -394,7 +422,7 @@ def test_fenced_write_checks_fence_first(name: str) -> None:
 
 
 def test_all_job_and_leader_writes_are_fenced() -> None:
-    attempts = {"tenure_begin_attempts_1", "tenure_finish_attempts_1", "tenure_close_orphaned_attempts_1"}
+    attempts = {"tenure_begin_attempts_1", "tenure_finish_attempts_1"}
     others = {"tenure_prune_1", "tenure_expire_1", "tenure_note_waiting_reason_1"}
     usage = {CUT, "tenure_save_chunks_1", "tenure_store_digests_1", PRUNES_SESSIONS}
     assert set(FENCED) == attempts | others | usage
@@ -412,7 +440,8 @@ def test_waiting_submission_write_locks_rows_in_index_order(name: str) -> None:
     in_order = re.compile(
         rf"SELECT TOP \((?:1000|@limit)\) .* FROM @\w+ .*\({WAITS}, INDEX \({index}\)\) .* ORDER BY {order} OPTION"
     )
-    assert len(waiting) == (1 if WAITS in HINTS[name] and name != "tenure_save_chunks_1" else 0)
+    waits_for_windows = name in ("tenure_save_chunks_1", "tenure_send_windows_1")
+    assert len(waiting) == (1 if WAITS in HINTS[name] and not waits_for_windows else 0)
     assert [statement for statement in waiting if not in_order.search(statement)] == []
 
 
@@ -439,6 +468,26 @@ def test_only_prune_deletes_submissions() -> None:
     assert {name for name, text in BATCHES.items() if deleting.search(tsql.code(text))} == {"tenure_prune_1"}
 
 
+@tsql.for_each(["tenure_create_key_1", "tenure_revoke_key_1"])
+def test_key_change_locks_installation_then_reads_clock_then_writes(name: str) -> None:
+    text = inside(WRITES[name])
+    locked = text.find(f"FROM dbo.installation AS i WITH ({WAITS})")
+    clock = text.find("SET @now = dbo.tenure_now()")
+    assert text.strip().startswith("SELECT @version = i.keys_version FROM dbo.installation")
+    assert 0 < locked < clock < min(text.find(write) for write in ("UPDATE ", "INSERT INTO dbo.") if write in text)
+
+
+@tsql.for_each(["tenure_create_key_1", "tenure_revoke_key_1"])
+def test_key_change_writes_version_and_audit_entry_together(name: str) -> None:
+    pair = r"UPDATE dbo\.installation SET keys_version = @version \+ 1 WHERE only_row = 1; EXEC dbo\.tenure_audit_1 "
+    assert len(re.findall(pair, inside(WRITES[name]))) == 1
+
+
+def test_only_key_changes_increase_version() -> None:
+    changing = [name for name, text in BATCHES.items() if re.search(r"\bSET keys_version\b", tsql.code(text))]
+    assert sorted(changing) == ["tenure_create_key_1", "tenure_revoke_key_1"]
+
+
 def test_waiting_usage_write_locks_windows_in_id_order() -> None:
     waiting = {
         name: statement
@@ -446,10 +495,11 @@ def test_waiting_usage_write_locks_windows_in_id_order() -> None:
         for statement in tsql.statements(inside(text))
         if f"{WAITS}, INDEX (usage_windows_pkey)" in statement
     }
-    assert waiting.keys() == {"tenure_save_chunks_1", "tenure_finish_attempts_1"}
+    assert waiting.keys() == {"tenure_save_chunks_1", "tenure_send_windows_1", "tenure_finish_attempts_1"}
     assert waiting["tenure_save_chunks_1"].endswith("WHERE w.window_id = @window_id")
-    in_order = r"SELECT TOP \(1000\) .* FROM @whole AS o INNER JOIN .* ORDER BY o\.window_id OPTION"
-    assert re.search(in_order, waiting["tenure_finish_attempts_1"])
+    in_order = r"SELECT TOP \(1000\) .* FROM @\w+ AS \w INNER JOIN .* ORDER BY \w\.window_id OPTION"
+    for name in ("tenure_send_windows_1", "tenure_finish_attempts_1"):
+        assert re.search(in_order, waiting[name]), name
 
 
 def test_finish_attempts_locks_windows_before_submissions() -> None:
@@ -459,10 +509,10 @@ def test_finish_attempts_locks_windows_before_submissions() -> None:
     assert 0 <= text.find(windows) < text.find(submissions)
 
 
-@tsql.for_each(["tenure_save_chunks_1", "tenure_finish_attempts_1"])
+@tsql.for_each(["tenure_save_chunks_1", "tenure_send_windows_1", "tenure_finish_attempts_1"])
 def test_chunk_write_locks_window_then_reads_clock(name: str) -> None:
     text = inside(WRITES[name])
-    write = re.search(r"INSERT INTO dbo\.usage_chunks|UPDATE c SET c\.delivered_at", text)
+    write = re.search(r"INSERT INTO dbo\.usage_chunks|UPDATE c SET c\.(?:delivered_at|submission_id)", text)
     assert write
     lock = text.find(f"{WAITS}, INDEX (usage_windows_pkey)")
     assert 0 <= lock < text.find("SET @now = dbo.tenure_now()") < write.start()

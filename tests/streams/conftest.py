@@ -100,7 +100,7 @@ async def clients_of_neighbour(neighbour: RunningInstance) -> AsyncIterator[Stre
 
 @pytest.fixture
 async def any_clients(sqlite_service: RunningInstance) -> AsyncIterator[Streaming]:
-    """For tests that do not depend on the engine."""
+    """Clients on one engine, for tests that do not depend on the engine."""
     async with streaming(sqlite_service.port) as clients:
         yield clients
 

@@ -15,9 +15,9 @@ class FailingStore:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self.before: list[MakeError] = []
+        self.errors_before: list[MakeError] = []
         """Errors that replace the next saves, in order."""
-        self.after: list[MakeError] = []
+        self.errors_after: list[MakeError] = []
         """Errors after the next saves were executed: their responses are lost."""
         self.unavailable: MakeError | None = None
         """Raised for every save while it is set."""
@@ -32,13 +32,13 @@ class FailingStore:
     async def update_streams(self, updates: Sequence[StreamUpdate]) -> Sequence[StreamUpdateResult]:
         if self.unavailable is not None:
             raise self.unavailable()
-        if self.before:
-            error = self.before.pop(0)
+        if self.errors_before:
+            error = self.errors_before.pop(0)
             raise error()
-        answers = await self._store.update_streams(updates)
+        responses = await self._store.update_streams(updates)
         self.saved += updates
         await self.may_answer.wait()
-        if self.after:
-            error = self.after.pop(0)
+        if self.errors_after:
+            error = self.errors_after.pop(0)
             raise error()
-        return answers
+        return responses

@@ -1,4 +1,4 @@
-"""How handlers are found and made."""
+"""Handlers are loaded by entry point and created per stream."""
 
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ broken = tenure_test_broken:Broken
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A package that brings handlers by entry point, good and bad."""
+    """A package with valid and invalid handlers, registered by entry point."""
     facts = tmp_path / "tenure_test_recorder-1.0.dist-info"
     facts.mkdir()
     (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: tenure-test-recorder\nVersion: 1.0\n")
@@ -81,5 +81,5 @@ def test_unloadable_handler_raises_configuration_error(name: str) -> None:
 )
 @pytest.mark.usefixtures("installed")
 def test_unsupported_handler_options_raise_configuration_error(name: str, options: dict[str, str]) -> None:
-    with pytest.raises(ConfigurationError, match=rf"^streams\.options: the handler {name} does not accept them: ."):
+    with pytest.raises(ConfigurationError, match=rf"^streams\.options: the handler {name} refuses these options: ."):
         handler_factory(name, options)

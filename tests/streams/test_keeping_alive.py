@@ -1,11 +1,10 @@
-"""A stream renews its session: heartbeats, idle limits, ends by other requests, and database outages."""
+"""A stream renews its session: heartbeats, idle limits, and database outages."""
 
 import asyncio
 import time
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any
-from uuid import uuid4
 
 import pytest
 from websockets.frames import Opcode
@@ -16,12 +15,10 @@ from tenure.streams.handlers import EchoHandler
 from tests.streams.conftest import ServeLocally
 from tests.streams.stores import FailingStore
 from tests.support.databases import Database
-from tests.support.streams import STOP, Client, Json, Streaming, as_text, eventually, key_of, request
+from tests.support.streams import STOP, Client, Json, Streaming, as_text, eventually, request
 
 pytestmark = pytest.mark.slow  # real leases and limits expire
 
-KEEP_ALIVE_SECONDS = 1.0
-"""The heartbeat interval of a lease of five seconds."""
 PROMPTLY_SECONDS = 2.0
 """A tick and a transaction on a busy machine, but much less than a lease of five seconds."""
 
@@ -173,30 +170,6 @@ async def _keep_pinging(client: Client) -> None:
         await asyncio.sleep(0.1)
 
 
-# Ended by other requests
-
-
-async def test_client_receives_reason_promptly_when_session_is_deleted_upgraded_or_evicted(clients: Streaming) -> None:
-    capacity = str(uuid4())
-    await clients.http.put(f"/capacities/{capacity}", json={"maxSessions": 1, "whenFull": "evictOldest"})
-    deleted, deleted_start = await clients.open()
-    upgraded, upgraded_start = await clients.open()
-    evicted, _ = await clients.open(capacityId=capacity)
-    await talk(deleted)
-    began = time.monotonic()
-    await clients.http.delete(f"/sessions/{deleted_start['sessionId']}")
-    await clients.put(**key_of(upgraded_start) | {"sessionKind": 2})
-    await clients.put(capacityId=capacity)
-    # Messages between the DELETE and the session_end are counted.
-    await talk(deleted)
-    ends = await asyncio.gather(*(client.final_message() for client in (deleted, upgraded, evicted)))
-    assert time.monotonic() - began < KEEP_ALIVE_SECONDS + PROMPTLY_SECONDS
-    expected = [("TERMINATED", 1000), ("UPGRADED", 1000), ("EVICTED", 1000)]
-    assert [(end["reason"], code) for end, code in ends] == expected
-    ended = await clients.get(deleted_start["sessionId"])
-    assert (ended["closeReason"], ended["stream"]["chunks"]) == ("TERMINATED", 2)
-
-
 # Database outages
 
 
@@ -238,11 +211,11 @@ async def test_stream_continues_after_failed_heartbeat(
 ) -> None:
     store, clients = await serve_failing(serve, sqlite_database, lease_seconds=5)
     _, start = await clients.open()
-    store.before = [lambda: error("on purpose")]
+    store.errors_before = [lambda: error("on purpose")]
     session = await clients.until(
         start["sessionId"], lambda session: session["lastHeartbeat"] > start["lastHeartbeat"], 4
     )
-    assert (session["isActive"], store.before) == (True, [])
+    assert (session["isActive"], store.errors_before) == (True, [])
 
 
 @pytest.mark.parametrize("error", [Overloaded, RuntimeError])
@@ -252,7 +225,7 @@ async def test_failed_save_of_stream_end_is_retried(
     monkeypatch.setattr(tenure.streams.stream, "RETRY_SECONDS", 0.1)
     store, clients = await serve_failing(serve, sqlite_database)
     client, start = await clients.open()
-    store.before = [lambda: error("on purpose")]
+    store.errors_before = [lambda: error("on purpose")]
     end, code = await client.stop()
     assert (end["reason"], code) == ("STOPPED", 1000)
     assert (await clients.get(start["sessionId"]))["closeReason"] == "STOPPED"

@@ -25,7 +25,7 @@ async def test_heartbeat_with_lost_response_is_counted_once(database: Database, 
     store = FailingStore(database.another_store())
     clients = (await serve(database, store=store, lease_seconds=5)).clients
     # The first save, whenever it happens.
-    store.after = [lost]
+    store.errors_after = [lost]
     client, start = await clients.open()
     await talk(client)
     await clients.until(start["sessionId"], lambda session: session["stream"]["chunks"] == 1)
@@ -44,7 +44,7 @@ async def test_end_that_is_lost_before_or_after_execution_is_counted_once(
     for before, after in ((1, 0), (0, 1), (0, 2)):
         client, start = await clients.open()
         await talk(client)
-        store.before, store.after = [lost] * before, [lost] * after
+        store.errors_before, store.errors_after = [lost] * before, [lost] * after
         end, code = await client.stop()
         shown = f"{before} saves and {after} responses lost: {end}"
         assert (end["reason"], end["metrics"]["chunks"], code) == ("STOPPED", 1, 1000), shown

@@ -138,7 +138,7 @@ async def _none_is_open(database: Database) -> bool:
 
 
 def open_files(process: psutil.Process) -> int:
-    """Without the database connections on Unix sockets: the pool opens one whenever it needs one."""
+    """Does not count database connections on Unix sockets, because the pool opens them on demand."""
     return int(process.num_fds()) - len(process.net_connections("unix"))
 
 

@@ -19,7 +19,7 @@ MEBIBYTE = 1_048_576
 @pytest.fixture
 def fast_pings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tenure.server.websocket, "PING_SECONDS", 0.2)
-    monkeypatch.setattr(tenure.server.websocket, "LAST_LOOK_SECONDS", 0.3)
+    monkeypatch.setattr(tenure.server.websocket, "PONG_GRACE_SECONDS", 0.3)
 
 
 # Messages and frames
@@ -107,7 +107,7 @@ async def test_close_frame_without_stop_ends_session_as_disconnected(clients: St
 
 @pytest.mark.parametrize("how", ["reset", "half close"])
 async def test_lost_connection_ends_session_immediately(clients: Streaming, how: str) -> None:
-    """Not only when its lease expires."""
+    """The session does not stay live until its lease expires."""
     client, session = await clients.open(leaseSeconds=3600, idleSeconds=3600)
     if how == "reset":
         client.disconnect()
@@ -201,7 +201,7 @@ async def test_client_with_late_pong_stays_connected(
     sqlite_database: Database, serve: ServeLocally, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a pause of the instance, due timers run before the received data is read."""
-    monkeypatch.setattr(tenure.server.websocket, "LAST_LOOK_SECONDS", 1.5)
+    monkeypatch.setattr(tenure.server.websocket, "PONG_GRACE_SECONDS", 1.5)
     clients = (await serve(sqlite_database)).clients
     client, session = await clients.open()
     client.answers_pings = False
@@ -309,8 +309,8 @@ async def test_handshake_outside_prefix_returns_404(sqlite_database: Database, s
 
 @pytest.mark.parametrize("path", ["/sessions/stream", "/sessions/5f0a4f5e-0000-4000-8000-0000000000aa/stream"])
 async def test_plain_get_on_stream_path_returns_404(any_clients: Streaming, path: str) -> None:
-    answer = await any_clients.http.get(path)
-    assert (answer.status_code, answer.json()["code"]) == (404, "NOT_FOUND")
+    response = await any_clients.http.get(path)
+    assert (response.status_code, response.json()["code"]) == (404, "NOT_FOUND")
 
 
 @pytest.mark.parametrize(

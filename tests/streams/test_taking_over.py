@@ -30,7 +30,7 @@ async def talk(client: Client) -> None:
 
 
 async def test_older_stream_is_replaced_immediately(clients: Streaming) -> None:
-    """Not only with the next heartbeat, which is minutes away."""
+    """The replacement does not wait for the next heartbeat, which is minutes away."""
     older, start = await clients.open(leaseSeconds=3600, idleSeconds=3600)
     await clients.attach(start["sessionId"])
     assert await older.final_message() == ({"type": "replaced"}, 4409)
@@ -95,7 +95,7 @@ async def test_replaced_stream_that_reads_nothing_is_dropped(
     sqlite_database: Database, serve: ServeLocally, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tenure.server.websocket, "GOODBYE_SECONDS", 0.2)
-    monkeypatch.setattr(tenure.streams.stream, "GOODBYE_SECONDS", 0.2)
+    monkeypatch.setattr(tenure.streams.stream, "LAST_MESSAGE_SECONDS", 0.2)
     service = await serve(sqlite_database)
     older, start = await service.clients.open()
     older.stop_reading()

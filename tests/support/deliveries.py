@@ -63,7 +63,7 @@ class Submitter:
         self.repeated = 0
 
     async def submit(self, number: int) -> str:
-        """The id of the submission whose idempotency key contains this number."""
+        """Submits a request whose idempotency key contains this number, and returns its id."""
         turn = number
         async with asyncio.timeout(ACCEPTED_WITHIN_SECONDS):
             while (submission_id := await self._post(number, turn)) is None:
@@ -73,7 +73,7 @@ class Submitter:
         return submission_id
 
     async def submit_all(self, numbers: Iterable[int], at_once: int = 1, pause_seconds: float = 0) -> list[str]:
-        """In the order in which they were accepted; each of the `at_once` tasks pauses after each submission."""
+        """Returns the ids in the order of acceptance. Each of the `at_once` tasks pauses after each submission."""
         left, submission_ids = iter(numbers), list[str]()
 
         async def work() -> None:
@@ -87,19 +87,19 @@ class Submitter:
         return submission_ids
 
     async def retry(self, submission_id: str) -> None:
-        async with self._client.post(f"{self._addresses[0]}/submissions/{submission_id}/retry") as answer:
-            assert answer.status == 200, await answer.text()
+        async with self._client.post(f"{self._addresses[0]}/submissions/{submission_id}/retry") as result:
+            assert result.status == 200, await result.text()
 
     async def _post(self, number: int, turn: int) -> str | None:
         address = self._addresses[turn % len(self._addresses)]
         body = {"gateway": self._gateway, "payload": {"number": number}}
         headers = {"idempotency-key": f"{self._gateway} {number}"}
         with suppress(aiohttp.ClientError, OSError, TimeoutError):
-            async with self._client.post(f"{address}/submissions", json=body, headers=headers) as answer:
-                content = await answer.json()
-                if answer.status == ACCEPTED:
+            async with self._client.post(f"{address}/submissions", json=body, headers=headers) as result:
+                content = await result.json()
+                if result.status == ACCEPTED:
                     return str(content["submissionId"])
-                assert answer.status == UNAVAILABLE, content
+                assert result.status == UNAVAILABLE, content
         return None
 
 
@@ -111,14 +111,14 @@ async def submitter(addresses: Sequence[str], gateway: str = "orders") -> AsyncI
 
 
 async def submission(address: str, submission_id: str) -> Any:
-    async with aiohttp.ClientSession() as client, client.get(f"{address}/submissions/{submission_id}") as answer:
-        return await answer.json()
+    async with aiohttp.ClientSession() as client, client.get(f"{address}/submissions/{submission_id}") as result:
+        return await result.json()
 
 
 async def wait_for_state(
     address: str, submission_id: str, state: str, seconds: float, processes: Sequence[Logged] = ()
 ) -> Any:
-    """The submission, once it is in this state."""
+    """Waits until the submission is in this state, and returns it."""
 
     async def in_state() -> Any:
         shown = await submission(address, submission_id)
@@ -130,7 +130,7 @@ async def wait_for_state(
 async def poll(
     condition: Callable[[], Awaitable[Any]], seconds: float, what: str, processes: Sequence[Logged] = ()
 ) -> Any:
-    """The first true value that `condition` returns."""
+    """Calls `condition` until its result is true, and returns the result."""
     deadline = time.monotonic() + seconds
     while not (value := await condition()):
         if time.monotonic() > deadline:
@@ -140,11 +140,11 @@ async def poll(
 
 
 async def all_delivered(database: Database, seconds: float, processes: Sequence[Logged]) -> None:
-    async def none_is_left() -> bool:
+    async def none_is_pending() -> bool:
         (row,) = await database.rows("SELECT count(*) AS count FROM submissions WHERE state <> 'delivered'")
         return bool(row["count"] == 0)
 
-    await poll(none_is_left, seconds, "all are delivered", processes)
+    await poll(none_is_pending, seconds, "all are delivered", processes)
 
 
 # Receive
@@ -189,17 +189,17 @@ class SilentReceiver:
 
 async def set_faults(receiver: RunningReceiver, faults: object) -> None:
     address = f"{receiver.address}/_faults"
-    async with aiohttp.ClientSession() as client, client.put(address, data=msgspec.json.encode(faults)) as answer:
-        assert answer.status == 200, await answer.text()
+    async with aiohttp.ClientSession() as client, client.put(address, data=msgspec.json.encode(faults)) as result:
+        assert result.status == 200, await result.text()
 
 
 async def totals(receiver: RunningReceiver) -> Any:
-    async with aiohttp.ClientSession() as client, client.get(f"{receiver.address}/_totals") as answer:
-        return await answer.json(content_type=None)
+    async with aiohttp.ClientSession() as client, client.get(f"{receiver.address}/_totals") as result:
+        return await result.json(content_type=None)
 
 
 def received(receiver: RunningReceiver) -> dict[str, int]:
-    """When each key was first received, in microseconds since 1970."""
+    """Returns when each key was first received, in microseconds since 1970."""
     return {row["key"]: row["received_at"] for row in _ledger(receiver, "SELECT * FROM deliveries")}
 
 
@@ -247,12 +247,12 @@ class Fleet:
 
     async def stop(self) -> None:
         for instance in self.running:
-            instance.tell_to_stop()
+            instance.terminate()
         for instance in self.running:
-            await asyncio.to_thread(instance.wait_for_its_end)
+            await asyncio.to_thread(instance.wait_for_exit)
 
     def kill(self) -> None:
-        """Kills all instances, where a test does not check how they stop: a clean stop takes a moment."""
+        """Kills all instances. This is faster than `stop`, for tests that do not check how instances stop."""
         for instance in self.running:
             instance.kill()
 
@@ -296,7 +296,7 @@ SELECT a.* FROM submission_attempts a JOIN submissions s ON s.submission_id = a.
 """
 
 
-async def broken_promises(
+async def find_violations(
     database: Database, receiver: RunningReceiver, submission_ids: Sequence[str], *, elsewhere: int = 0
 ) -> list[str]:
     """All instances must have stopped. The list is empty if every guarantee held.
@@ -317,12 +317,10 @@ async def broken_promises(
     accepted = len(set(submission_ids)) + elsewhere
     if states != {"delivered": accepted}:
         broken.append(f"states {states}, accepted {accepted}")
-    return broken + await _broken_in_the_ledger(database, receiver, submission_ids)
+    return broken + await _ledger_violations(database, receiver, submission_ids)
 
 
-async def _broken_in_the_ledger(
-    database: Database, receiver: RunningReceiver, submission_ids: Sequence[str]
-) -> list[str]:
+async def _ledger_violations(database: Database, receiver: RunningReceiver, submission_ids: Sequence[str]) -> list[str]:
     ledger = received(receiver).keys()
     missing, too_many = set(submission_ids) - ledger, ledger - set(submission_ids)
     (attempts,) = await database.rows("SELECT count(*) AS count FROM submission_attempts WHERE outcome <> 'abandoned'")

@@ -50,7 +50,7 @@ async def read_sessions(database: Database) -> list[SessionRow]:
     ]
 
 
-def broken_promises(exchanges: Sequence[Exchange], table: Sequence[SessionRow], also: Sequence[int] = ()) -> list[str]:
+def find_violations(exchanges: Sequence[Exchange], table: Sequence[SessionRow], also: Sequence[int] = ()) -> list[str]:
     """`also`: statuses that are allowed besides 200 and 201; 0 stands for a lost connection."""
     opens = [exchange for exchange in exchanges if exchange.method == "PUT"]
     ends = [exchange for exchange in exchanges if exchange.method == "DELETE"]
@@ -148,9 +148,9 @@ def _wrong_kinds(opens: Sequence[Exchange], table: Sequence[SessionRow]) -> Iter
     for key, sessions in _by_key(table).items():
         free_since = 0
         for last in (session for session in sessions if session.reason != "UPGRADED"):
-            surely = _requested_within(requested[key], free_since, last.ended_at)
-            if surely and max(surely) > last.kind:
-                yield f"kind {max(surely)} was requested and not opened: {last}"
+            kinds = _requested_within(requested[key], free_since, last.ended_at)
+            if kinds and max(kinds) > last.kind:
+                yield f"kind {max(kinds)} was requested and not opened: {last}"
             if last.kind not in _requested_around(requested[key], free_since, last.ended_at):
                 yield f"kind {last.kind} was not requested: {last}"
             free_since = last.ended_at
@@ -203,15 +203,15 @@ def _answered(opens: Sequence[Exchange]) -> Iterator[Exchange]:
 
 
 def _by_key(table: Sequence[SessionRow]) -> dict[Key, list[SessionRow]]:
-    """In the order of their starts."""
+    """Groups the sessions by key, in the order of their starts."""
     groups: defaultdict[Key, list[SessionRow]] = defaultdict(list)
     for session in table:
         groups[session.key].append(session)
     return groups
 
 
-def _shown(answer: dict[str, Any]) -> tuple[int, int, str | None]:
-    return answer["sessionKind"], _instant(answer["sessionStartUtc"]), answer["previousSessionId"]
+def _shown(result: dict[str, Any]) -> tuple[int, int, str | None]:
+    return result["sessionKind"], _instant(result["sessionStartUtc"]), result["previousSessionId"]
 
 
 def _instant(text: str) -> int:

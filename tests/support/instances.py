@@ -36,7 +36,7 @@ class RunningInstance:
 
     @cached_property
     def address(self) -> str:
-        """Waited for by whoever first needs it, so that several instances start at the same time."""
+        """The address from the log. The first access waits for it, so several instances can start at the same time."""
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline and self.process.poll() is None:
             found = re.search(r"http://[^\s\"]+", self.log())
@@ -69,16 +69,16 @@ class RunningInstance:
         self._log.close()
 
     def stop(self) -> int:
-        """SIGTERM, and the exit code."""
-        self.tell_to_stop()
-        return self.wait_for_its_end()
+        """Sends SIGTERM and returns the exit code."""
+        self.terminate()
+        return self.wait_for_exit()
 
-    def tell_to_stop(self) -> None:
+    def terminate(self) -> None:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGCONT)
             self.process.terminate()
 
-    def wait_for_its_end(self) -> int:
+    def wait_for_exit(self) -> int:
         try:
             self.process.wait(20)
         except subprocess.TimeoutExpired:
@@ -87,17 +87,17 @@ class RunningInstance:
         return int(self.process.returncode)
 
     def _is_ready(self) -> bool:
-        """Asked without httpx, whose every new client spends 40 ms on certificates that nobody needs here."""
+        """Does not use httpx, because each new client spends 40 ms on reading certificates."""
         address = urlsplit(self.address)
-        asking = HTTPConnection(str(address.hostname), address.port, timeout=START_SECONDS)
-        with closing(asking) as connection, suppress(OSError, HTTPException):
+        connection = HTTPConnection(str(address.hostname), address.port, timeout=START_SECONDS)
+        with closing(connection), suppress(OSError, HTTPException):
             connection.request("GET", "/readyz")
             return connection.getresponse().status == 200
         return False
 
 
 def kill_all(instances: Iterable[RunningInstance]) -> None:
-    """With their workers: how an instance ends is tested by name, and takes a moment."""
+    """Kills the instances and their workers. This is faster than a clean stop, which other tests check."""
     for instance in instances:
         for process in family(instance.process.pid) if instance.process.poll() is None else []:
             with suppress(psutil.NoSuchProcess):
@@ -106,9 +106,9 @@ def kill_all(instances: Iterable[RunningInstance]) -> None:
 
 
 def stop_all(instances: Iterable[RunningInstance]) -> None:
-    """All at once: each goes on answering for a moment before it ends."""
+    """Stops the instances at the same time: each continues to serve for a moment after SIGTERM."""
     every = list(instances)
     for instance in every:
-        instance.tell_to_stop()
+        instance.terminate()
     for instance in every:
-        instance.wait_for_its_end()
+        instance.wait_for_exit()

@@ -15,7 +15,7 @@ INSTANTS = (
 )
 
 
-async def lapsed_sessions(database: Database, count: int) -> None:
+async def insert_lapsed_sessions(database: Database, count: int) -> None:
     if database.engine == "sqlite":
         await fill_sqlite(database, 2 * count)
         return

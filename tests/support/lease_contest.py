@@ -26,7 +26,7 @@ DURATIONS = (1, 500, 2_000, 10_000, 100_000)
 
 
 class LeaseCall(NamedTuple):
-    """One response: a lease was taken, renewed or released in this epoch, at this instant, and is valid until then."""
+    """One response: a lease was acquired, renewed or released in this epoch at this instant, and when it expires."""
 
     what: str
     holder: str

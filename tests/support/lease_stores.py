@@ -1,4 +1,4 @@
-"""Leases and jobs in memory, as far as their users need them: a store that fails, hangs and loses answers as told."""
+"""Leases and jobs in memory: a store that fails, hangs and loses responses as a test configures it."""
 
 import asyncio
 from collections import defaultdict
@@ -16,18 +16,18 @@ from tenure.store.contract import Topic
 from tests.support.open_requests import NOON, SECOND
 
 T = TypeVar("T")
-Trouble = Callable[[], Exception]
+MakeError = Callable[[], Exception]
 
 CLOCKS = ("tenure.leases.held", "tenure.leases.leadership", "tenure.jobs.runner", "tenure.leases.acquirer")
 LOCK_TIMEOUT = 120 * SECOND
 
 
-def away() -> Exception:
+def unavailable() -> Exception:
     return DatabaseUnavailable("the database cannot be reached")
 
 
 class HostClock:
-    """This host's clock for trust, which stands still until a test moves it."""
+    """The clock of the host, by which trust expires. It is stopped; a test moves it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.seconds = 1000.0
@@ -39,7 +39,7 @@ class HostClock:
 
 
 class Finish:
-    """What a run's end was noted as."""
+    """The recorded end of a run."""
 
     def __init__(self, fence: Fence, outcome: RunOutcome, error: str | None, retry_microseconds: int) -> None:
         self.fence = fence
@@ -58,20 +58,20 @@ class LeaseStore:
         self.is_due = True
         self.clock_behind: datetime | None = None
         self.finishes: list[Finish] = []
-        self.asked: list[str] = []
-        """Which methods were called, in order."""
-        self.before: dict[str, list[Trouble]] = defaultdict(list)
-        """Raised instead of the next calls of a method, one by one."""
-        self.after: dict[str, list[Trouble]] = defaultdict(list)
-        """Raised after the next calls were carried out: their answers are lost."""
-        self.is_away: Trouble | None = None
-        """Raised for every call as long as it is there."""
-        self._may_answer: dict[str, asyncio.Event] = defaultdict(_set_event)
+        self.calls: list[str] = []
+        """The names of the methods that were called, in order."""
+        self.errors_before: dict[str, list[MakeError]] = defaultdict(list)
+        """Errors that the next calls of a method raise, one per call."""
+        self.errors_after: dict[str, list[MakeError]] = defaultdict(list)
+        """Errors that the next calls raise after they took effect: their responses are lost."""
+        self.always_raise: MakeError | None = None
+        """The error that every call raises while it is set."""
+        self._may_return: dict[str, asyncio.Event] = defaultdict(_set_event)
 
     def hold_back(self, method: str) -> asyncio.Event:
-        """From now on the method's calls are carried out and their answers wait for the event."""
-        self._may_answer[method] = asyncio.Event()
-        return self._may_answer[method]
+        """From now on, calls of the method take effect, but do not return before the event is set."""
+        self._may_return[method] = asyncio.Event()
+        return self._may_return[method]
 
     async def acquire_lease(self, name: str, holder: str, attempt: str, duration_microseconds: int) -> AcquireResult:
         del attempt
@@ -87,7 +87,7 @@ class LeaseStore:
         return await self._do("read_board", lambda: self.board(*names))
 
     def listen(self, topic: Topic, wake: Callable[[], None]) -> None:
-        """Never tells anything."""
+        """Never notifies."""
 
     async def register_jobs(self, jobs: Sequence[JobSettings]) -> None:
         for job in jobs:
@@ -113,7 +113,7 @@ class LeaseStore:
 
         await self._do("finish_run", finish)
 
-    # What tests look at and arrange.
+    # Methods for tests.
 
     def board(self, *names: str) -> Board:
         leases = [self._seen(self.leases[name]) for name in names if name in self.leases]
@@ -123,7 +123,7 @@ class LeaseStore:
         self._end(self.leases[name].fence, resigned=True)
 
     def steal(self, name: str) -> None:
-        """As if it had run out, and another holder had acquired it."""
+        """Changes the lease as if it had expired and another holder had acquired it."""
         lease = self.leases[name]
         self.leases[name] = replace(lease, holder="thief", epoch=lease.epoch + 1)
 
@@ -131,18 +131,18 @@ class LeaseStore:
         return name in self.leases and self._seen(self.leases[name]).held
 
     async def _do(self, method: str, work: Callable[[], T]) -> T:
-        self.asked.append(method)
-        if self.is_away is not None:
-            raise self.is_away()
-        if self.before[method]:
-            trouble = self.before[method].pop(0)
-            raise trouble()
-        answer = work()
-        await self._may_answer[method].wait()
-        if self.after[method]:
-            trouble = self.after[method].pop(0)
-            raise trouble()
-        return answer
+        self.calls.append(method)
+        if self.always_raise is not None:
+            raise self.always_raise()
+        if self.errors_before[method]:
+            error = self.errors_before[method].pop(0)
+            raise error()
+        result = work()
+        await self._may_return[method].wait()
+        if self.errors_after[method]:
+            error = self.errors_after[method].pop(0)
+            raise error()
+        return result
 
     def _lock(self, job: str) -> Lease | None:
         lock = self.leases.get(JOB_LOCK + job)

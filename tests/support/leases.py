@@ -1,4 +1,4 @@
-"""Leases and jobs for tests: fences that hold, jobs that are due, and whole tables to compare."""
+"""Leases and jobs for tests: fences that do not expire, due jobs, and whole tables to compare."""
 
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
@@ -18,48 +18,48 @@ from tests.support.open_requests import SECOND
 
 MICROSECOND = timedelta(microseconds=1)
 SWEEP_LOCK = JOB_LOCK + "expire-sessions"
-AGES = 100 * 365 * 86_400 * SECOND
+CENTURY = 100 * 365 * 86_400 * SECOND
 """Longer than any test moves its clock."""
 TIMEOUT = 120 * SECOND
 
 
-async def held(store: Store, name: str = SWEEP_LOCK, holder: str = "test") -> Fence:
-    """A fence that holds, wherever the clock is moved: taken now, or whoever has it already."""
-    return (await acquire(store, name, holder, AGES)).lease.fence
+async def hold_lease(store: Store, name: str = SWEEP_LOCK, holder: str = "test") -> Fence:
+    """Acquires the lease for a century if it is free. Returns the fence of its holder."""
+    return (await acquire(store, name, holder, CENTURY)).lease.fence
 
 
 async def acquire(store: Store, name: str, holder: str, duration: int = 60 * SECOND) -> AcquireResult:
     return await store.acquire_lease(name, holder, new_id(), duration)
 
 
-async def taken(store: Store, name: str, holder: str, duration: int = 60 * SECOND) -> Fence:
-    """The fence of a lease that was free."""
+async def acquire_free_lease(store: Store, name: str, holder: str, duration: int = 60 * SECOND) -> Fence:
+    """Acquires a lease that must be free, and returns its fence."""
     acquired = await acquire(store, name, holder, duration)
     assert acquired.taken, acquired
     return acquired.lease.fence
 
 
 async def sweep_some(store: Store, limit: int) -> SweepResult:
-    return await store.expire_sessions(await held(store), limit)
+    return await store.expire_sessions(await hold_lease(store), limit)
 
 
-async def begin(store: Store, job: str, holder: str = "test") -> BeginRunResult:
+async def begin_run(store: Store, job: str, holder: str = "test") -> BeginRunResult:
     return await store.begin_run(job, holder, new_id())
 
 
-async def begun(store: Store, job: str, holder: str = "test") -> Fence:
-    """The fence of a run that could begin."""
-    found = await begin(store, job, holder)
-    assert found.fence is not None, found
-    return found.fence
+async def begin_due_run(store: Store, job: str, holder: str = "test") -> Fence:
+    """Begins a run that must be due, and returns its fence."""
+    begun = await begin_run(store, job, holder)
+    assert begun.fence is not None, begun
+    return begun.fence
 
 
-def every(interval: int, name: str = "tidy", *, timeout: int = TIMEOUT, paused: bool = False) -> JobSettings:
+def job_every(interval: int, name: str = "tidy", *, timeout: int = TIMEOUT, paused: bool = False) -> JobSettings:
     return JobSettings(name, interval, timeout, paused)
 
 
-def sibling(database: Database) -> Store:
-    """Another instance's store that goes by the same moved clock, on SQLite too."""
+def sibling_store(database: Database) -> Store:
+    """Returns the store of another instance. It uses the clock of the test on SQLite too."""
     if isinstance(database.clock, SqliteClock):
         return SqliteStore(make_url(database.url), readers=1, clock=database.clock.microseconds)
     return database.another_store()
@@ -69,7 +69,7 @@ Tables = Mapping[str, Sequence[Mapping[str, Any]]]
 
 
 async def all_tables(database: Database) -> Tables:
-    """Every row of every table, in the order of their keys."""
+    """Returns all rows of all tables, in key order."""
     return await database.run_sync(_all_tables)
 
 
@@ -82,12 +82,12 @@ def _all_tables(connection: Connection) -> Tables:
     }
 
 
-async def table(database: Database, name: str) -> Sequence[Mapping[str, Any]]:
+async def read_table(database: Database, name: str) -> Sequence[Mapping[str, Any]]:
     return (await all_tables(database))[name]
 
 
-async def put_row(database: Database, table_name: str, **values: Any) -> None:
-    """Behind the store's back."""
+async def insert_row(database: Database, table_name: str, **values: Any) -> None:
+    """Inserts the row without the store."""
 
     def put(connection: Connection) -> None:
         connection.execute(insert(metadata.tables[table_name]).values(**values))

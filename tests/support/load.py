@@ -139,7 +139,7 @@ def open_body(key: Key, kind: int) -> bytes:
 
 
 def request_bytes(method: str, path: str, body: bytes) -> bytes:
-    head = f"{method} {path} HTTP/1.1\r\nhost: tenure\r\ncontent-type: application/json\r\n"
+    head = f"{method} {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
 
 

@@ -40,11 +40,11 @@ POOL_SIZE = 4
 END_SECONDS = 12
 
 Held = ActiveRun | HeldLease
-"""Both have a fence."""
+"""A job run or a held lease: both have a fence."""
 
 
 class Task(msgspec.Struct, kw_only=True):
-    """A job, or without an interval a leadership, and what its work does."""
+    """The work of a job, or of a leadership if `interval` is not set."""
 
     name: str
     does: Literal["wait", "fail", "write", "write_late", "sweep"] = "wait"
@@ -53,7 +53,7 @@ class Task(msgspec.Struct, kw_only=True):
     seconds: float = 0.0
     """How long it waits, or how long each step keeps its transaction open."""
     pause_seconds: float = 0.05
-    """Between two steps."""
+    """The pause between two steps."""
 
 
 class MemberConfig(msgspec.Struct, kw_only=True):

@@ -1,4 +1,4 @@
-"""Receivers over a bare socket, each of which does one thing that a well-behaved one would not."""
+"""Receivers on a plain socket that misbehave, each in one way."""
 
 import asyncio
 import ssl
@@ -12,13 +12,13 @@ from tenure.submissions.gateways import Gateway
 from tenure.submissions.payloads import PayloadSources
 
 TOKEN = "tok-hunter2"
-"""In the path of every address: no message may show it."""
+"""A secret in the URL of every receiver. No error message may contain it."""
 
 
 class Received(NamedTuple):
     line: str
     headers: list[tuple[str, str]]
-    """Names in lower case, in their order."""
+    """In the order of the request, with names in lower case."""
     body: bytes
 
     def header(self, name: str) -> str | None:
@@ -29,15 +29,15 @@ Respond = Callable[[asyncio.StreamWriter], Awaitable[None]]
 
 
 class OddReceiver:
-    """Reads each request to its end, unless told not to, and then does its one thing."""
+    """Reads each request, unless `reads_requests` is false, and then calls `respond`."""
 
-    def __init__(self, respond: Respond, *, listens: bool) -> None:
+    def __init__(self, respond: Respond, *, reads_requests: bool) -> None:
         self.received: list[Received] = []
         self.connections = 0
         self.port = 0
         self._respond = respond
-        self._listens = listens
-        self._talking: set[asyncio.Task[None]] = set()
+        self._reads_requests = reads_requests
+        self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def address(self) -> str:
@@ -49,25 +49,25 @@ class OddReceiver:
 
     def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
-        talking = asyncio.get_running_loop().create_task(self._talk(reader, writer))
-        self._talking.add(talking)
-        talking.add_done_callback(self._talking.discard)
+        task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
-    async def hang_up(self) -> None:
-        for talking in self._talking:
-            talking.cancel()
-        await asyncio.gather(*self._talking, return_exceptions=True)
+    async def disconnect_all(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            while self._listens and not writer.is_closing():
+            while self._reads_requests and not writer.is_closing():
                 self.received.append(await _read(reader))
                 await self._respond(writer)
-            if not self._listens:
+            if not self._reads_requests:
                 await self._respond(writer)
                 await reader.read()
         except (OSError, asyncio.IncompleteReadError):
-            pass  # the other side has had enough
+            pass  # the sender has closed the connection
         except asyncio.CancelledError:
             writer.transport.abort()
         else:
@@ -87,23 +87,23 @@ async def _read(reader: asyncio.StreamReader) -> Received:
 
 @asynccontextmanager
 async def odd_receiver(
-    respond: Respond, *, listens: bool = True, tls: ssl.SSLContext | None = None
+    respond: Respond, *, reads_requests: bool = True, tls: ssl.SSLContext | None = None
 ) -> AsyncIterator[OddReceiver]:
-    receiver = OddReceiver(respond, listens=listens)
+    receiver = OddReceiver(respond, reads_requests=reads_requests)
     server = await asyncio.start_server(receiver.connected, "127.0.0.1", 0, ssl=tls, backlog=1000)
     receiver.port = server.sockets[0].getsockname()[1]
     try:
         yield receiver
     finally:
         server.close()
-        await receiver.hang_up()
+        await receiver.disconnect_all()
 
 
-# What it may do.
+# Responses.
 
 
-def answer(head: str, body: bytes = b"", *headers: str) -> Respond:
-    """`head` is what stands behind the version: `200 OK`."""
+def http_response(head: str, body: bytes = b"", *headers: str) -> Respond:
+    """`head` is the status line without the version, such as `200 OK`."""
     lines = [f"HTTP/1.1 {head}", *headers, f"Content-Length: {len(body)}", "", ""]
     return write("\r\n".join(lines).encode() + body)
 
@@ -124,7 +124,7 @@ def write_and_close(data: bytes) -> Respond:
     return respond
 
 
-def write_for_ever(head: bytes, piece: bytes, pause_seconds: float = 0.0) -> Respond:
+def write_forever(head: bytes, piece: bytes, pause_seconds: float = 0.0) -> Respond:
     async def respond(writer: asyncio.StreamWriter) -> None:
         writer.write(head)
         while True:
@@ -151,11 +151,11 @@ async def reset(writer: asyncio.StreamWriter) -> None:
     writer.transport.abort()
 
 
-async def say_nothing(_writer: asyncio.StreamWriter) -> None:
+async def never_respond(_writer: asyncio.StreamWriter) -> None:
     await asyncio.Event().wait()
 
 
-# What is sent to it.
+# Requests.
 
 
 def gateway(url: str, **given: object) -> Gateway:

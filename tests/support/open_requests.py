@@ -1,4 +1,4 @@
-"""Wishes for sessions, with a value of its own in every column."""
+"""Requests for sessions, with different values in all columns."""
 
 import asyncio
 from datetime import UTC, datetime, timedelta
@@ -21,7 +21,7 @@ from tenure.store.contract.sessions import OpenLane
 
 LIMITS = Limits(timedelta(days=30))
 NOON = datetime(2041, 3, 1, 12, 0, 0, 123456, tzinfo=UTC)
-"""Later than any real installation: nothing is stamped before the last cut, and a new one is cut as it is made."""
+"""Later than the real time: an installation begins with a cut, and no write has an earlier instant."""
 SECOND = 1_000_000
 ROUNDS_MAX = 300
 
@@ -31,7 +31,7 @@ def some_id() -> str:
 
 
 def request(**given: Any) -> OpenRequest:
-    """A wish for a new key unless `given` names one."""
+    """A request for a new key, unless `given` contains one."""
     values: dict[str, Any] = {
         "session_id": new_id(),
         "tenant_object_id": some_id(),
@@ -42,27 +42,27 @@ def request(**given: Any) -> OpenRequest:
     return OpenRequest(**{**values, **given})
 
 
-def again(old: OpenRequest, **given: Any) -> OpenRequest:
+def same_key_request(old: OpenRequest, **given: Any) -> OpenRequest:
     """Another request for the same key."""
     same = {name: getattr(old, name) for name in ("tenant_object_id", "user_object_id", "capacity_id", "kind")}
     return request(**{**same, **given})
 
 
 async def open_one(store: Store, one: OpenRequest, limits: Limits = LIMITS) -> OpenResult:
-    """Through as many lanes as it takes."""
+    """Repeats the request in the lanes that the store returns, until it has a final outcome."""
     lane = OpenLane.CREATE
     for _ in range(ROUNDS_MAX):
-        (answer,) = await store.open_sessions(lane, [one], limits)
-        if answer.outcome not in (OpenOutcome.REOPEN, OpenOutcome.LIMITED, OpenOutcome.AGAIN):
-            return answer
-        if lane.value == answer.outcome.value:
-            await asyncio.sleep(0.005)  # somebody holds the row
-        lane = OpenLane.CREATE if answer.outcome is OpenOutcome.AGAIN else OpenLane(answer.outcome.value)
-    raise AssertionError(f"no answer after {ROUNDS_MAX} rounds, last {answer.outcome}")
+        (result,) = await store.open_sessions(lane, [one], limits)
+        if result.outcome not in (OpenOutcome.REOPEN, OpenOutcome.LIMITED, OpenOutcome.AGAIN):
+            return result
+        if lane.value == result.outcome.value:
+            await asyncio.sleep(0.005)  # the row is held
+        lane = OpenLane.CREATE if result.outcome is OpenOutcome.AGAIN else OpenLane(result.outcome.value)
+    raise AssertionError(f"no result after {ROUNDS_MAX} rounds, last {result.outcome}")
 
 
 async def end_one(store: Store, session_id: str, reason: CloseReason) -> EndResult | None:
-    """As often as somebody holds the row; None if there is no such session."""
+    """Retries while the row is held. Returns None for an unknown session."""
     for _ in range(ROUNDS_MAX):
         (ended,) = await store.end_sessions([EndRequest(session_id, reason.value)])
         if ended.found is not Found.HELD:

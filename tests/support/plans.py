@@ -1,4 +1,4 @@
-"""The hot statements, as they stand in the functions, and the plans that PostgreSQL makes of them.
+"""The hot statements of the SQL functions, and their PostgreSQL plans.
 
 A statement is marked in the SQL file by `-- plan: name` and `-- plan end`. The names of the function's parameters and
 variables are replaced by `$n`, which is what plpgsql does with them, and the generic plan is asked for, which is what
@@ -52,11 +52,15 @@ TYPES = {
     "p_error": "text[]",
     "p_counts": "boolean[]",
     "p_pause": "bigint[]",
+    "p_binding": "boolean[]",
+    "p_receipt": "boolean[]",
+    "p_early": "uuid[]",
     "p_epoch": "bigint",
     "p_command": "text",
     "p_reason": "text",
     "p_window": "bigint",
     "p_kept": "bigint",
+    "p_audit": "bigint",
     "v_windows": "bigint[]",
     "v_delivered": "uuid[]",
     "v_kept_from": "timestamptz",
@@ -65,7 +69,7 @@ TYPES = {
     "v_capacity.capacity_id": "uuid",
 }
 VERBS = ("SELECT", "INSERT", "UPDATE", "DELETE", "WITH")
-"""What a marked statement begins with, unless the mark stands after a PERFORM."""
+"""The first word of a marked statement, unless the mark is after a PERFORM."""
 
 
 class HotStatement(NamedTuple):
@@ -75,7 +79,7 @@ class HotStatement(NamedTuple):
 
 
 def hot_statements() -> dict[str, HotStatement]:
-    """By function and name, as `tenure_open_create_1: live`."""
+    """The statements by function and name, such as `tenure_open_create_1: live`."""
     found = {}
     for title, function in functions_of("postgresql").items():
         for name, body in re.findall(r"-- plan: ([\w ]+)\n(.*?)-- plan end", function, re.DOTALL):
@@ -95,7 +99,7 @@ def _statement(name: str, body: str) -> HotStatement:
 
 
 async def prepare(connection: asyncpg.Connection, statement: HotStatement) -> None:
-    """As `hot`, on a connection with the settings of the hot ones."""
+    """Prepares the statement as `hot`, with the settings of hot connections."""
     for setting, value in HOT_SETTINGS.items():
         await connection.execute(f"SET {setting} = '{value}'")
     types = ", ".join(TYPES[word] for word in statement.parameters)
@@ -105,7 +109,7 @@ async def prepare(connection: asyncpg.Connection, statement: HotStatement) -> No
 async def explain(
     connection: asyncpg.Connection, values: dict[str, str], statement: HotStatement, options: str = ""
 ) -> str:
-    """The plan for `values`, literals by the names of the function's parameters; NULL where there is none."""
+    """Returns the plan for `values`, which maps parameter names to literals. Missing values are NULL."""
     arguments = ", ".join(values.get(word, "NULL") for word in statement.parameters)
     lines: list[Any] = await connection.fetch(f"EXPLAIN ({options or 'COSTS OFF'}) EXECUTE hot ({arguments})")
     return "\n".join(line[0] for line in lines)

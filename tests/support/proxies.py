@@ -49,6 +49,10 @@ class Proxy:
         """Accepts connections and bytes, and forwards nothing in either direction."""
         self._swallows = True
 
+    def resume(self) -> None:
+        """Forwards again, on the same connections. The bytes that were dropped are lost."""
+        self._swallows = False
+
     def restore(self) -> None:
         """Forwards again. Connections that lost bytes are closed."""
         self._call(self._cut)

@@ -9,21 +9,21 @@ from tests.support.instances import RunningInstance
 
 
 class RunningReceiver(RunningInstance):
-    """`tenure receiver` in a process of its own, on a free port unless told another."""
+    """`tenure receiver` in its own process, on a free port unless `port` is set."""
 
     def __init__(self, folder: Path, *flags: str, port: int = 0) -> None:
         self.ledger = folder / "ledger.db"
         self._log_path = folder / f"receiver-{time.monotonic_ns()}.log"
         self._log = self._log_path.open("w")
-        self._told_path = self._log_path.with_suffix(".out")
-        with self._told_path.open("w") as told:
+        self._output_path = self._log_path.with_suffix(".out")
+        with self._output_path.open("w") as output:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "tenure", "receiver", "--port", str(port), *flags],
-                stdout=told,
+                stdout=output,
                 stderr=self._log,
                 cwd=folder,
             )
 
-    def told(self) -> str:
-        """What it has printed: its totals, once it has stopped."""
-        return self._told_path.read_text()
+    def output(self) -> str:
+        """The standard output. A stopped receiver has printed its totals."""
+        return self._output_path.read_text()

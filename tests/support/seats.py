@@ -84,7 +84,7 @@ _LOG_LIMITS = (
 
 
 async def seats_taken(database: Database, capacity_id: str, limits: Sequence[tuple[int, int]]) -> list[Taken]:
-    """Every start, in order, except upgrades: an upgrade keeps its seat whatever the limit is."""
+    """Every start, in order, except upgrades: an upgrade keeps its seat under any limit."""
     rows = await database.rows(
         "SELECT started_at, coalesce(closed_at, deadline_at) AS ended_at, previous_session_id FROM sessions "
         f"WHERE capacity_id = '{capacity_id}'"

@@ -1,4 +1,4 @@
-"""Sessions of a test's database: opened, and as they are recorded."""
+"""Opens and reads single sessions."""
 
 from typing import Any
 
@@ -7,22 +7,22 @@ from tests.support.databases import Database
 from tests.support.open_requests import open_one, request
 
 
-async def opened(database: Database, **given: Any) -> Session:
-    """A new one."""
-    answer = await open_one(database.store, request(**given))
-    assert answer.outcome is OpenOutcome.CREATED
-    assert answer.session is not None
-    return answer.session
+async def open_new_session(database: Database, **given: Any) -> Session:
+    """Opens a session whose key must be free."""
+    result = await open_one(database.store, request(**given))
+    assert result.outcome is OpenOutcome.CREATED
+    assert result.session is not None
+    return result.session
 
 
-async def live(database: Database, one: OpenRequest) -> Session:
-    """The one there is by that key now, new or not."""
-    answer = await open_one(database.store, one)
-    assert answer.session is not None
-    return answer.session
+async def open_session(database: Database, one: OpenRequest) -> Session:
+    """Returns the live session of the key; opens one if there is none."""
+    result = await open_one(database.store, one)
+    assert result.session is not None
+    return result.session
 
 
-async def recorded(database: Database, session_id: str) -> Session:
+async def read_session(database: Database, session_id: str) -> Session:
     session = await database.store.get_session(session_id)
     assert session is not None
     return session

@@ -12,7 +12,7 @@ PACKAGE = Path(tenure.__file__).parent
 
 @cache
 def syntax_trees() -> Mapping[Path, ast.Module]:
-    """By path relative to the package."""
+    """Returns the syntax trees by path relative to the package."""
     return {
         path.relative_to(PACKAGE): ast.parse(path.read_text(encoding="utf-8")) for path in sorted(PACKAGE.rglob("*.py"))
     }

@@ -1,4 +1,4 @@
-"""A SQL Server for the conformance tests, where TENURE_TEST_MSSQL_URL names a database that tests may empty."""
+"""A SQL Server for the conformance tests, if TENURE_TEST_MSSQL_URL names a database that tests may empty."""
 
 import asyncio
 import os
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 URL_VARIABLE = "TENURE_TEST_MSSQL_URL"
 MARK = "test"
-"""Must be part of the database's name: a URL pasted by mistake must not cost anybody their sessions."""
+"""Must be part of the database's name, so that a URL pasted by mistake does not delete real data."""
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ class SqlServerDatabase(Database):
 
 
 class SqlServerClock(Clock):
-    """Replaces `tenure_now`, the one place where the clock is read, by a function that looks into a table."""
+    """Replaces `tenure_now`, the one place where the clock is read, by a function that reads a table."""
 
     def __init__(self, url: str) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ def drop_everything(url: str) -> None:
 
 
 def execute(url: str, statement: str) -> list[dict[str, Any]]:
-    """What plain SQL sees, or nothing if it returns no rows."""
+    """Executes plain SQL. Returns an empty list for a statement without rows."""
     with closing(connect(url)) as connection:
         cursor = connection.execute(statement)
         names = [column[0] for column in cursor.description or ()]
@@ -116,7 +116,7 @@ def execute(url: str, statement: str) -> list[dict[str, Any]]:
 
 
 def _aware(value: Any) -> Any:
-    """Instants as the other engines give them: a datetime2 knows no zone, and ours are all in UTC."""
+    """Adds UTC to the instants, as the other engines return them: a datetime2 has no time zone."""
     return value.replace(tzinfo=UTC) if isinstance(value, datetime) else value
 
 
@@ -125,6 +125,6 @@ def connect(url: str) -> Any:
 
     _, options = aioodbc.dialect().create_connect_args(connection_url(make_url(url)))
     connection = pyodbc.connect(options["dsn"], autocommit=True, timeout=10)
-    # Ids as the other engines give them: pyodbc writes them in capitals.
+    # In lower case, as the other engines return ids: pyodbc returns upper case.
     connection.add_output_converter(pyodbc.SQL_GUID, lambda value: UUID(bytes_le=value))
     return connection

@@ -134,9 +134,9 @@ class Client:
         return read(message)
 
     async def receive_start(self) -> Json:
-        answer = await self.receive_json()
-        assert answer["type"] == "session_start", answer
-        return answer
+        result = await self.receive_json()
+        assert result["type"] == "session_start", result
+        return result
 
     async def read_to_end(self) -> tuple[Sequence[Message], int]:
         """All remaining messages, and the close code. Answers the close frame."""
@@ -179,7 +179,7 @@ class Client:
 
 def handshake(path: str, *headers: str) -> bytes:
     nonce = base64.b64encode(os.urandom(16)).decode()
-    lines = [f"GET {path} HTTP/1.1", "Host: tenure", "Connection: Upgrade", "Upgrade: websocket"]
+    lines = [f"GET {path} HTTP/1.1", "Host: localhost", "Connection: Upgrade", "Upgrade: websocket"]
     lines += [f"Sec-WebSocket-Key: {nonce}", "Sec-WebSocket-Version: 13", *headers, "", ""]
     return "\r\n".join(lines).encode()
 
@@ -228,14 +228,14 @@ class Streaming:
         return client, await client.receive_start()
 
     async def put(self, **fields: Any) -> Json:
-        answer = await self.http.put("/sessions", json=request(**fields))
-        assert answer.status_code in (200, 201), answer.text
-        return answer.json()  # type: ignore[no-any-return]
+        result = await self.http.put("/sessions", json=request(**fields))
+        assert result.status_code in (200, 201), result.text
+        return result.json()  # type: ignore[no-any-return]
 
     async def get(self, session_id: str) -> Json:
-        answer = await self.http.get(f"/sessions/{session_id}")
-        assert answer.status_code == 200, answer.text
-        return answer.json()  # type: ignore[no-any-return]
+        result = await self.http.get(f"/sessions/{session_id}")
+        assert result.status_code == 200, result.text
+        return result.json()  # type: ignore[no-any-return]
 
     async def metrics(self) -> Json:
         return (await self.http.get("/sessions/metrics")).json()  # type: ignore[no-any-return]
@@ -285,7 +285,7 @@ class LocalService:
         return len(self._server.server_state.connections)
 
     async def start(self) -> None:
-        """Without uvicorn's `serve`, which would replace the signal handlers of the test run."""
+        """Does not call uvicorn's `serve`, which would replace the signal handlers of the test run."""
         self._server.config.load()
         self._server.lifespan = self._server.config.lifespan_class(self._server.config)
         await self._server.startup(sockets=[self._listener])

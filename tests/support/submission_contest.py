@@ -21,7 +21,7 @@ from tenure.ids import new_id
 from tenure.store.contract import Store
 from tenure.store.engines import open_store
 from tests.support.open_requests import SECOND
-from tests.support.submissions import EXECUTOR, end, submit
+from tests.support.submissions import EXECUTOR, attempt_end, close_orphaned, submit_request
 
 DURATIONS = (5_000, 50_000, 60 * SECOND, 60 * SECOND)
 """Microseconds: some leases expire while they are used, some are held until they are resigned or released."""
@@ -35,7 +35,7 @@ SECONDS_MAX = 20.0
 async def accept_keys(store: Store, keys: int, payload: bytes, chance: random.Random) -> list[SubmitResult]:
     """Accepts the keys in random order; returns the results in the order of the keys."""
     order = chance.sample(range(keys), keys)
-    requests = [submit(key=f"key {number}", payload=payload) for number in order]
+    requests = [submit_request(key=f"key {number}", payload=payload) for number in order]
     results = await store.accept_submissions(requests)
     return [result for _number, result in sorted(zip(order, results, strict=True), key=lambda pair: pair[0])]
 
@@ -77,7 +77,7 @@ class Contestant:
                 await self._store.resign_lease(EXECUTOR)
             return
         self._did["led"] += 1
-        await self._store.close_orphaned_attempts(acquired.lease.fence, 500)
+        await close_orphaned(self._store, acquired.lease.fence, 500)
         while self._random.random() < 0.9:
             await self._send(acquired.lease.fence)
         await self._store.release_lease(acquired.lease.fence)
@@ -85,13 +85,14 @@ class Contestant:
     async def _send(self, fence: Fence) -> None:
         """Some attempts are left open, and some batches are begun twice."""
         batch = self._random.sample(self._ids, BATCH)
-        found = await self._store.begin_attempts(fence, batch)
+        early = self._random.sample(batch, 2)
+        found = await self._store.begin_attempts(fence, batch, early)
         if self._random.random() < 0.2:
-            found = await self._store.begin_attempts(fence, batch)
+            found = await self._store.begin_attempts(fence, batch, early)
         begun = [each for each in found.attempts if each.found is BeginAttemptOutcome.BEGUN]
         self._did["held"] += sum(each.found is BeginAttemptOutcome.HELD for each in found.attempts)
         self._did["begun"] += len(begun)
-        ends = [end(each.submission_id, each.number or 0, pause_microseconds=self._pause()) for each in begun]
+        ends = [attempt_end(each.submission_id, each.number or 0, pause_microseconds=self._pause()) for each in begun]
         if ends and self._random.random() < 0.8:
             await self._store.finish_attempts(fence, ends)
 

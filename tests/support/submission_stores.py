@@ -19,6 +19,7 @@ from tenure.domain.submissions import (
     Change,
     Contract,
     Envelope,
+    OpenAttempt,
     PendingEntry,
     PendingPage,
     SubmissionState,
@@ -32,6 +33,7 @@ T = TypeVar("T")
 MakeError = Callable[[], Exception]
 
 CONTRACT = Contract((5.0, 30.0), 3, (409,), 10.0)
+EPOCH = 7
 NOON_MICROSECONDS = to_microseconds(NOON)
 
 
@@ -43,6 +45,10 @@ class Row(msgspec.Struct, kw_only=True):
     changed: int = NOON_MICROSECONDS
     attempts: int = 0
     failures: int = 0
+    unknowns: int = 0
+    binding: bool = False
+    orphaned: bool = False
+    """Whether the last attempt was begun in an earlier epoch and is still open."""
     last_error: str | None = None
     contract: Contract = CONTRACT
 
@@ -52,7 +58,7 @@ class Row(msgspec.Struct, kw_only=True):
 
 
 class SubmissionStore:
-    """Its clock runs from noon, unless a test stops it."""
+    """The clock of the store starts at noon and runs until a test stops it."""
 
     def __init__(self) -> None:
         self.rows: dict[int, Row] = {}
@@ -61,13 +67,11 @@ class SubmissionStore:
         self.ends: list[AttemptEnd] = []
         self.explained: list[tuple[Sequence[str], str]] = []
         self.found: dict[int, list[BeginAttemptOutcome]] = defaultdict(list)
-        """Outcomes of the next `begin_attempts` of a submission, instead of those that its row gives."""
-        self.before: dict[str, list[MakeError]] = defaultdict(list)
+        """Outcomes that the next `begin_attempts` return for a submission, one per call, whatever its row says."""
+        self.errors_before: dict[str, list[MakeError]] = defaultdict(list)
         """Errors that the next calls of a method raise, one per call."""
-        self.unknown: list[int] = []
-        """The number of open attempts that each call of `close_orphaned_attempts` finds."""
-        self.under_way: dict[str, int] = defaultdict(int)
-        self.most: dict[str, int] = defaultdict(int)
+        self.in_progress: dict[str, int] = defaultdict(int)
+        self.max_concurrent: dict[str, int] = defaultdict(int)
         """The highest number of concurrent calls of a method."""
         self._may_return: dict[str, asyncio.Event] = {}
         self._stopped_at: int | None = None
@@ -110,18 +114,20 @@ class SubmissionStore:
         rows = [self.rows[number_of_id(each)] for each in submission_ids]
         return await self._do("read_envelopes", lambda: [_envelope(row) for row in rows])
 
-    async def begin_attempts(self, fence: Fence, submission_ids: Sequence[str]) -> BeginAttemptsResult:
+    async def begin_attempts(
+        self, fence: Fence, submission_ids: Sequence[str], early: Sequence[str] = ()
+    ) -> BeginAttemptsResult:
         assert fence.name == "submission-executor"
-        return await self._do("begin_attempts", lambda: self._begin(submission_ids))
+        assert set(early) <= set(submission_ids)
+        return await self._do("begin_attempts", lambda: self._begin(submission_ids, early))
 
     async def finish_attempts(self, fence: Fence, ends: Sequence[AttemptEnd]) -> Sequence[SubmissionStatus]:
         assert fence.name == "submission-executor"
         return await self._do("finish_attempts", lambda: [self._finish(end) for end in ends])
 
-    async def close_orphaned_attempts(self, fence: Fence, limit: int) -> int:
-        assert fence.name == "submission-executor"
-        assert limit
-        return await self._do("close_orphaned_attempts", lambda: self.unknown.pop(0) if self.unknown else 0)
+    async def list_orphaned_attempts(self, epoch: int, limit: int) -> Sequence[OpenAttempt]:
+        assert epoch == EPOCH
+        return await self._do("list_orphaned_attempts", lambda: self._orphaned()[:limit])
 
     async def note_waiting_reason(self, fence: Fence, submission_ids: Sequence[str], error: str) -> None:
         assert fence.name == "submission-executor"
@@ -129,11 +135,11 @@ class SubmissionStore:
 
     async def _do(self, method: str, work: Callable[[], T]) -> T:
         self.calls.append(method)
-        if self.before[method]:
-            make_error = self.before[method].pop(0)
+        if self.errors_before[method]:
+            make_error = self.errors_before[method].pop(0)
             raise make_error()
-        self.under_way[method] += 1
-        self.most[method] = max(self.most[method], self.under_way[method])
+        self.in_progress[method] += 1
+        self.max_concurrent[method] = max(self.max_concurrent[method], self.in_progress[method])
         try:
             result = work()
             await asyncio.sleep(0)
@@ -141,7 +147,7 @@ class SubmissionStore:
                 await self._may_return[method].wait()
             return result
         finally:
-            self.under_way[method] -= 1
+            self.in_progress[method] -= 1
 
     def _page(self, after: Change | None, limit: int) -> PendingPage:
         pending = [row for row in self.rows.values() if row.state == SubmissionState.PENDING]
@@ -151,31 +157,39 @@ class SubmissionStore:
         entries = [PendingEntry(row.number, row.gateway, row.due, row.changed) for row in rows]
         return PendingPage(from_microseconds(self.now), entries)
 
-    def _begin(self, submission_ids: Sequence[str]) -> BeginAttemptsResult:
-        begun = [self._begin_one(self.rows[number_of_id(each)]) for each in submission_ids]
+    def _orphaned(self) -> Sequence[OpenAttempt]:
+        rows = [row for row in self.rows.values() if row.orphaned]
+        return [OpenAttempt(row.submission_id, row.attempts, row.gateway, row.unknowns, row.contract) for row in rows]
+
+    def _begin(self, submission_ids: Sequence[str], early: Sequence[str]) -> BeginAttemptsResult:
+        begun = [self._begin_one(self.rows[number_of_id(each)], early=each in early) for each in submission_ids]
         return BeginAttemptsResult(from_microseconds(self.now), begun)
 
-    def _begin_one(self, row: Row) -> BeginAttemptResult:
-        found = self.found[row.number].pop(0) if self.found[row.number] else self._outcome(row)
+    def _begin_one(self, row: Row, *, early: bool) -> BeginAttemptResult:
+        found = self.found[row.number].pop(0) if self.found[row.number] else self._outcome(row, early=early)
         if found is BeginAttemptOutcome.OVER and row.state == SubmissionState.PENDING:
             row.state = SubmissionState.CANCELLED.value  # by a concurrent request
         if found is not BeginAttemptOutcome.BEGUN:
             return BeginAttemptResult(row.submission_id, found, next_attempt_at=_instant(row.due))
+        was_due = row.due if row.due is not None and row.due > self.now else None
         row.attempts += 1
         row.due = None
-        return BeginAttemptResult(row.submission_id, found, row.attempts, row.failures)
+        return BeginAttemptResult(row.submission_id, found, row.attempts, row.failures, row.unknowns, _instant(was_due))
 
-    def _outcome(self, row: Row) -> BeginAttemptOutcome:
+    def _outcome(self, row: Row, *, early: bool) -> BeginAttemptOutcome:
         if row.state != SubmissionState.PENDING:
             return BeginAttemptOutcome.OVER
-        is_due = row.due is not None and row.due <= self.now
+        is_due = row.due is not None and (row.due <= self.now or (early and not row.binding))
         return BeginAttemptOutcome.BEGUN if is_due else BeginAttemptOutcome.LATER
 
     def _finish(self, end: AttemptEnd) -> SubmissionStatus:
         self.ends.append(end)
         row = self.rows[number_of_id(end.submission_id)]
         assert end.number == row.attempts, (end, row)
+        row.orphaned = False
         row.failures += end.counts
+        row.unknowns += end.outcome is AttemptOutcome.UNKNOWN
+        row.binding = end.is_binding
         if end.outcome is AttemptOutcome.DELIVERED:
             row.state = SubmissionState.DELIVERED.value
         elif end.pause_microseconds is None:
@@ -194,6 +208,6 @@ def _envelope(row: Row) -> Envelope:
 
 
 def executor_lease() -> HeldLease:
-    """Trusted until a test withdraws it."""
-    fence = Fence("submission-executor", "us", 7)
+    """A lease that is trusted until the test withdraws it."""
+    fence = Fence("submission-executor", "us", EPOCH)
     return HeldLease(None, fence, 600 * SECOND, boottime())  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Usage for tests: an installation of a given age, windows cut at given instants, and what each must contain."""
+"""Usage for tests: an installation of a given age, windows cut at given instants, and their expected contents."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -14,7 +14,7 @@ from tenure.domain.usage import BillableInterval, Chunk, ChunkBounds, Cut, CutRu
 from tenure.store.contract import Store
 from tenure.store.tables import installation, sessions
 from tests.support.databases import Database
-from tests.support.leases import held, table
+from tests.support.leases import hold_lease, read_table
 from tests.support.open_requests import NOON, SECOND, some_id
 
 MINUTE = 60 * SECOND
@@ -28,7 +28,7 @@ MICROSECOND = timedelta(microseconds=1)
 
 
 def minute(number: int, seconds: float = 0) -> datetime:
-    """As many after noon, on the grid."""
+    """This many minutes after noon, on the grid."""
     return NOON.replace(microsecond=0) + timedelta(minutes=number, seconds=seconds)
 
 
@@ -36,13 +36,13 @@ def rules(interval: int = MINUTE, factors: Factors = FACTORS, contract: Contract
     return CutRules(interval, factors, contract)
 
 
-async def emitter(store: Store) -> Fence:
-    """Of whoever runs the job, wherever the clock is moved."""
-    return await held(store, JOB_LOCK + "emit-usage", "emitter")
+async def emitter_fence(store: Store) -> Fence:
+    """The fence of the job lock, acquired for a century if the lock is free."""
+    return await hold_lease(store, JOB_LOCK + "emit-usage", "emitter")
 
 
 async def install(database: Database, at: datetime) -> None:
-    """As if the database had been migrated then, and nothing cut since."""
+    """Changes the database as if it had been migrated at this instant."""
 
     def write(connection: Connection) -> None:
         connection.execute(update(installation).values(created_at=at, last_cut_at=at, usage_kept_from=at))
@@ -52,22 +52,22 @@ async def install(database: Database, at: datetime) -> None:
 
 
 async def cut(database: Database, at: datetime, limit: int = WINDOWS_MAX, **given: Any) -> Cut:
-    """By a clock that stands there."""
+    """Stops the clock at this instant and cuts."""
     await database.clock.set(at)
-    return await database.store.cut_usage(await emitter(database.store), rules(**given), limit)
+    return await database.store.cut_usage(await emitter_fence(database.store), rules(**given), limit)
 
 
 async def cut_one(database: Database, at: datetime, **given: Any) -> Window:
     assert (await cut(database, at, **given)).windows == 1
-    return await newest(database)
+    return await newest_window(database)
 
 
 async def windows(database: Database) -> Sequence[Window]:
-    """Oldest first."""
+    """Returns all windows, oldest first."""
     return list(reversed(await database.store.list_windows(None, ALL)))
 
 
-async def newest(database: Database) -> Window:
+async def newest_window(database: Database) -> Window:
     (window,) = await database.store.list_windows(None, 1)
     return window
 
@@ -85,22 +85,22 @@ async def divide(database: Database, window: Window, limit: int = 9) -> Sequence
 async def save(
     database: Database, window: Window, bounds: Sequence[ChunkBounds], *, first: int = 1, complete: bool = True
 ) -> Sequence[Chunk]:
-    """The chunks that are there then."""
-    fence = await emitter(database.store)
+    """Saves the chunks and returns all chunks of the window."""
+    fence = await emitter_fence(database.store)
     await database.store.save_chunks(fence, window.window_id, first, bounds, complete=complete)
     return (await read_window(database, window.window_id))[1]
 
 
 async def chunk_all(database: Database) -> Sequence[Chunk]:
-    """Whatever is cut and not divided: the job's other half."""
+    """Divides all undivided windows, as the job does after a cut."""
     chunks: list[Chunk] = []
     for undivided in await database.store.list_undivided_windows(ALL):
         chunks += await save(database, undivided.window, await divide(database, undivided.window))
     return chunks
 
 
-def whole(window: Window) -> Chunk:
-    """Everything in it, as if it were one chunk."""
+def single_chunk(window: Window) -> Chunk:
+    """One chunk that contains all sessions of the window."""
     return Chunk(
         window_id=window.window_id,
         chunk=1,
@@ -112,18 +112,18 @@ def whole(window: Window) -> Chunk:
 
 
 async def intervals(database: Database, window: Window) -> Sequence[BillableInterval]:
-    return await database.store.read_intervals(window, whole(window))
+    return await database.store.read_intervals(window, single_chunk(window))
 
 
-def some_window(started_at: datetime, ended_at: datetime, era: Era) -> Window:
-    """That nobody has cut: what was lived of a window is asked for without a look at its row."""
+def uncut_window(started_at: datetime, ended_at: datetime, era: Era) -> Window:
+    """A window without a row. Reads of billable intervals do not need the row."""
     return Window(
         window_id=1, installation_id=some_id(), started_at=started_at, ended_at=ended_at, era=era, contract=None
     )
 
 
-def life_of(session: Session, window: Window) -> BillableInterval | None:
-    """What it lived of the window; None if nothing."""
+def billable_interval(session: Session, window: Window) -> BillableInterval | None:
+    """The expected billable interval of the session in the window; None if it was not live."""
     ended_at = session.closed_at or session.deadline_at
     from_at, to_at = max(session.started_at, window.started_at), min(ended_at, window.ended_at)
     if from_at >= to_at:
@@ -142,29 +142,29 @@ def life_of(session: Session, window: Window) -> BillableInterval | None:
     )
 
 
-def lives_of(found: Iterable[Session], window: Window) -> Sequence[BillableInterval]:
-    """In the order of ids. Only SQL Server has another, and sorts them as it likes."""
-    of_all = (life_of(session, window) for session in found)
-    return sorted(life for life in of_all if life is not None)
+def billable_intervals(found: Iterable[Session], window: Window) -> Sequence[BillableInterval]:
+    """The expected billable intervals in the order of ids. SQL Server has another order."""
+    of_all = (billable_interval(session, window) for session in found)
+    return sorted(interval for interval in of_all if interval is not None)
 
 
-def used(life: BillableInterval, factors: Factors) -> int:
-    return usage_between(life.before_microseconds, life.total_microseconds, factors[life.kind - 1])
+def usage_of(interval: BillableInterval, factors: Factors) -> int:
+    return usage_between(interval.before_microseconds, interval.total_microseconds, factors[interval.kind - 1])
 
 
 def sum_of(found: Iterable[BillableInterval], factors: Factors) -> int:
-    return sum(used(life, factors) for life in found)
+    return sum(usage_of(interval, factors) for interval in found)
 
 
 async def eras(database: Database) -> Sequence[Mapping[str, Any]]:
-    return await table(database, "usage_eras")
+    return await read_table(database, "usage_eras")
 
 
-async def put_sessions(database: Database, made: Sequence[Session]) -> None:
-    """Behind the store's back, many at once."""
+async def insert_sessions(database: Database, new: Sequence[Session]) -> None:
+    """Inserts the sessions without the store."""
 
     def put(connection: Connection) -> None:
-        connection.execute(insert(sessions), [_row(session) for session in made])
+        connection.execute(insert(sessions), [_row(session) for session in new])
         connection.commit()
 
     await database.run_sync(put)
@@ -176,8 +176,8 @@ def _row(session: Session) -> Mapping[str, Any]:
     return {name: getattr(session, name) for name in names} | {"check_at": check_at}
 
 
-def lived(started_at: datetime, ended_at: datetime, *, closed: bool = True, **given: Any) -> Session:
-    """A session that was closed, or is to lapse, then."""
+def session_between(started_at: datetime, ended_at: datetime, *, closed: bool = True, **given: Any) -> Session:
+    """A session that was closed at `ended_at`, or has its deadline there."""
     values: dict[str, Any] = {
         "session_id": some_id(),
         "tenant_object_id": some_id(),

@@ -22,7 +22,7 @@ from tenure.usage.emit import EmitUsage
 
 HOUR = 3600 * 1_000_000
 FACTORS = (1_000_000_000_000, 31_415_926_535, 27_182_818)
-"""So high that a window of some milliseconds has a usage above zero."""
+"""The factors are so high that a window of some milliseconds has a usage above zero."""
 CONTRACT = Contract((0.2, 1.0), None, (409,), 5.0, "tenure")
 PAUSE_SECONDS = 0.002
 

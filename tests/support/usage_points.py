@@ -1,7 +1,7 @@
 """Barriers at writes of an instance: a trigger in the database waits for a lock that the test holds.
 
 The product has no hooks. The test sees which instance waits at which write, and decides whether the write is executed
-(`carry_out`) or not (`call_off`) after it has killed or paused the instance.
+(`allow_write`) or not (`cancel_write`) after it has killed or paused the instance.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from tests.support.databases import Database
 from tests.support.deliveries import LEASE
 
 BARRIER = 4_711
-CAUGHT_WITHIN_SECONDS = 20
+BLOCKED_WITHIN_SECONDS = 20
 POLL_SECONDS = 0.005
 WAITING = f"SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND objid = {BARRIER} AND NOT granted"
 FUNCTION = f"""
@@ -55,24 +55,24 @@ class Barrier:
     def __init__(self, database: Database, connection: asyncpg.Connection, point: Point) -> None:
         self._database, self._connection, self._point = database, connection, point
 
-    async def raise_(self) -> None:
+    async def close(self) -> None:
         await self._connection.execute(f"SELECT pg_advisory_lock({BARRIER})")
 
-    async def caught(self) -> int:
-        """The process id of the instance that waits at the barrier."""
-        async with asyncio.timeout(CAUGHT_WITHIN_SECONDS):
+    async def blocked_pid(self) -> int:
+        """Waits until an instance is blocked at the barrier, and returns its process id."""
+        async with asyncio.timeout(BLOCKED_WITHIN_SECONDS):
             while not await self._waiting():  # noqa: ASYNC110 - the server does not signal it
                 await asyncio.sleep(POLL_SECONDS)
         holder = await self._connection.fetchval("SELECT holder FROM leases WHERE name = $1", self._point.lease)
         return int(holder.split("-")[-2])
 
-    async def call_off(self) -> None:
+    async def cancel_write(self) -> None:
         """Terminates the waiting connections: nothing is written."""
         for pid in await self._waiting():
             await self._connection.execute("SELECT pg_terminate_backend($1, 5000)", pid)
-        await self.carry_out()
+        await self.allow_write()
 
-    async def carry_out(self) -> None:
+    async def allow_write(self) -> None:
         """Lets the write be executed, although its instance may not read the response."""
         await self._connection.execute(f"SELECT pg_advisory_unlock({BARRIER})")
 
@@ -82,7 +82,7 @@ class Barrier:
 
 @asynccontextmanager
 async def barrier(database: Database, point: Point) -> AsyncIterator[Barrier]:
-    """Open until `raise_` is called. Removed on exit, so a test can use several in turn."""
+    """Open until `close` is called. Removed on exit, so a test can use several in turn."""
     connection = await asyncpg.connect(database.url)
     await connection.execute(FUNCTION)
     await connection.execute(

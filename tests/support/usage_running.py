@@ -11,9 +11,9 @@ from pathlib import Path
 from tenure.domain.jobs import JobCommand
 from tests.support.databases import Database
 from tests.support.deliveries import TIMING, Fleet, gateways, poll
+from tests.support.expected_usage import find_usage_faults, run_audit
 from tests.support.instances import RunningInstance
 from tests.support.load import Client, Key, some_keys
-from tests.support.usage_truth import audit, wrong_usage
 from tests.support.waiting import Logged, all_logs
 
 DELIVERED_WITHIN_SECONDS = 40
@@ -31,11 +31,11 @@ CUTTING = {
     "TENURE_USAGE__FACTORS__3": "1000000",
 }
 """Factors so high that a second has a usage above zero."""
-HASTY = {"schedule": [0.2, 0.5, 1], "timeout_seconds": 5}
+SHORT_SCHEDULE = {"schedule": [0.2, 0.5, 1], "timeout_seconds": 5}
 
 
-def cutting(address: str, secret: str | None = None, **environment: str) -> dict[str, str]:
-    gateway = {"url": address, **HASTY} | ({} if secret is None else {"secret": secret})
+def cutting_environment(address: str, secret: str | None = None, **environment: str) -> dict[str, str]:
+    gateway = {"url": address, **SHORT_SCHEDULE} | ({} if secret is None else {"secret": secret})
     return {**CUTTING, **environment, **gateways(usages=gateway)}
 
 
@@ -48,8 +48,8 @@ def instance_of(fleet: Fleet, pid: int) -> RunningInstance:
 
 
 @asynccontextmanager
-async def used(addresses: Sequence[str], seed: int) -> AsyncIterator[None]:
-    """Sessions are opened, upgraded and ended at random addresses until the block exits."""
+async def session_load(addresses: Sequence[str], seed: int) -> AsyncIterator[None]:
+    """Opens, upgrades and ends sessions at random instances until the block exits."""
     stopping = asyncio.Event()
     async with asyncio.TaskGroup() as tasks:
         for number in range(USERS):
@@ -71,7 +71,7 @@ async def _use(addresses: Sequence[str], keys: Sequence[Key], source: random.Ran
 
 
 async def open_some(instance: RunningInstance, count: int, seed: int) -> list[str]:
-    """Sessions of all kinds that stay open."""
+    """Opens sessions of all kinds and returns their ids."""
     client = Client(instance.address, [])
     opened = [await client.open(key, 1 + number % 3) for number, key in enumerate(some_keys(count, seed))]
     client.close()
@@ -116,22 +116,22 @@ async def _no_run_is_open(database: Database, instances: Sequence[RunningInstanc
 
 
 async def _all_delivered(database: Database, which: str, processes: Sequence[Logged]) -> None:
-    async def none() -> bool:
+    async def none_is_undelivered() -> bool:
         (row,) = await database.rows(
             f"SELECT count(*) AS count FROM usage_windows WHERE delivered_at IS NULL AND {which}"
         )
         return bool(row["count"] == 0)
 
-    await poll(none, DELIVERED_WITHIN_SECONDS, "every window is delivered", processes)
+    await poll(none_is_undelivered, DELIVERED_WITHIN_SECONDS, "every window is delivered", processes)
 
 
 async def assert_billed_once(database: Database, ledger: Path, fleet: Fleet, context: str = "") -> None:
     """Every digit is correct, and `tenure audit` agrees. Stops the instances."""
     await settle(database, fleet.all)
     await fleet.stop()
-    wrong = await wrong_usage(database, ledger)
+    wrong = await find_usage_faults(database, ledger)
     assert wrong == [], f"{context}\n{wrong}\n{all_logs(fleet.all)}"
-    audited = await audit(database, ledger)
+    audited = await run_audit(database, ledger)
     assert audited.returncode == 0, f"{context}\n{audited.stdout}{audited.stderr}\n{all_logs(fleet.all)}"
     assert fleet.logged("usage.withheld") == [], all_logs(fleet.all)
 
@@ -147,7 +147,7 @@ class Shift:
         self._by = timedelta()
 
     async def install(self) -> dict[str, str]:
-        """The environment that the instances need."""
+        """Returns the environment for the instances."""
         if self._database.engine == "sqlite":
             await self._move()
             return _shifting(self._folder)

@@ -48,7 +48,7 @@ def test_digits_resolves_to_bundled_grammar() -> None:
         ),
         ({"recognizer": "no.such:Thing"}, "streams.options.recognizer: module 'no.such' was not found"),
         ({"recognizer": ":Thing"}, "streams.options.recognizer: module '' was not found"),
-        ({"model": "nowhere"}, "streams.options.model: must be a folder, and nowhere is not a folder"),
+        ({"model": "nowhere"}, "streams.options.model: must be a folder, but nowhere is not one"),
         ({"grammar": "letters"}, "streams.options.grammar: must be digits or a JSGF file, not letters"),
         ({"grammar": "{folder}/not.gram"}, "streams.options.grammar: {folder}/not.gram does not begin with #JSGF"),
     ],

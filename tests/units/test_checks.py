@@ -14,9 +14,11 @@ from tenure.usage.checks import (
     Entry,
     check_chunks,
     check_delivery,
+    check_digests,
     check_entry,
     check_oldest,
     check_position,
+    check_unsent,
     check_window_delivery,
     delivery_key,
 )
@@ -228,6 +230,54 @@ def delivered(number: int = 1, **given: Any) -> ChunkDelivery:
 
 
 PRUNED = {"state": None, "delivery_key": None, "delivered_attempts": 0}
+
+
+# Digests.
+
+
+OTHER = sha256(b"another body").digest()
+
+
+@pytest.mark.parametrize(
+    ("stored", "recounted"),
+    [((DIGEST, OTHER), (DIGEST, OTHER)), ((None, DIGEST), (OTHER, DIGEST)), ((DIGEST, DIGEST), (None, DIGEST))],
+    ids=["same bytes", "not rendered yet", "not recounted, because the window has no contract"],
+)
+def test_audit_accepts_chunks_that_render_to_the_sent_bytes(
+    stored: Sequence[bytes | None], recounted: Sequence[bytes | None]
+) -> None:
+    chunks = [chunk(number, digest=digest) for number, digest in enumerate(stored, 1)]
+    assert list(check_digests(window(), chunks, BOUNDS, recounted)) == []
+
+
+def test_audit_reports_chunk_that_renders_to_other_bytes() -> None:
+    found = list(check_digests(window(), CHUNKS, BOUNDS, [DIGEST, OTHER]))
+    assert found == ["chunk 2 of window 12 does not render to the bytes that were sent"]
+
+
+def test_audit_reports_digest_only_of_chunks_with_matching_bounds() -> None:
+    """`check_chunks` reports the others: a chunk with other sessions has other bytes in any case."""
+    for bounds in ([chunk_bounds(CHUNKS[0], sessions=7), BOUNDS[1]], BOUNDS[1:], []):
+        assert list(check_digests(window(), CHUNKS[:1], bounds, [OTHER] * len(bounds))) == []
+
+
+# Windows without a contract.
+
+
+NEVER_SENT: dict[str, Any] = {"submission_id": None, "digest": None}
+
+
+def test_audit_accepts_unsent_chunks_of_window_without_contract() -> None:
+    assert list(check_unsent(window(), [chunk(1, **NEVER_SENT), chunk(2, **NEVER_SENT)])) == []
+
+
+@pytest.mark.parametrize("trace", [{"submission_id": "one"}, {"digest": DIGEST}, {"delivered_at": MIDNIGHT}])
+def test_audit_reports_sent_chunk_of_window_without_contract(trace: dict[str, Any]) -> None:
+    found = list(check_unsent(window(), [chunk(1, **NEVER_SENT), chunk(2, **{**NEVER_SENT, **trace})]))
+    assert found == ["chunk 2 of window 12 was sent, but its window has no contract"]
+
+
+# Deliveries.
 
 
 def test_delivery_key_consists_of_installation_window_and_chunk() -> None:

@@ -1,7 +1,7 @@
 """One run of `emit-usage`, with a store whose results a test controls."""
 
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -41,6 +41,8 @@ class UsageStore:
         """Chunk numbers and bounds, by window."""
         self.errors: Mapping[str, Exception] = {}
         """Errors to raise, by the description of the call."""
+        self.delivered_at: datetime | None = None
+        """When all windows were delivered."""
         self.lag = Lag(NOON, NOON - timedelta(seconds=61.25))
         self.lock = HeldLease(None, FENCE, 600 * SECOND, boottime())  # type: ignore[arg-type]
         self.era = WINDOW.era
@@ -84,6 +86,10 @@ class UsageStore:
 
     async def announce_submissions(self) -> None:
         self._record("announce")
+
+    async def get_window(self, window_id: int) -> tuple[Window, Sequence[Any]]:
+        self._record(f"get {window_id}")
+        return replace(WINDOW, window_id=window_id, sessions=7, delivered_at=self.delivered_at), []
 
     async def read_lag(self) -> Lag:
         self._record("lag")
@@ -216,6 +222,24 @@ async def test_full_last_page_is_followed_by_empty_completing_save(store: UsageS
     store.add(3, bounds=BATCH_MAX)
     await run(store)
     assert f"save 0 of 3 from {BATCH_MAX + 1}, complete" in store.calls
+
+
+@pytest.mark.parametrize("is_delivered", [True, False])
+async def test_window_delivered_before_its_division_is_complete_is_reported(
+    store: UsageStore, is_delivered: bool
+) -> None:
+    store.delivered_at = WINDOW.ended_at + timedelta(seconds=2.5) if is_delivered else None
+    store.add(3, bounds=BATCH_MAX)
+    delivered = logged(await run(store), "usage.delivered")
+    reported = [(line["window"], line["sessions"], line["lag_seconds"]) for line in delivered]
+    assert reported == ([(3, 7, 2.5)] if is_delivered else [])
+
+
+async def test_emit_usage_logs_number_of_chunks_handed_over(store: UsageStore) -> None:
+    store.add(3, bounds=BATCH_MAX + 2, saved=1)
+    store.add(4, bounds=0)
+    (line,) = logged(await run(store), "usage.emitted")
+    assert (line["windows"], line["chunks"]) == (2, BATCH_MAX + 1)
 
 
 # Announcing.

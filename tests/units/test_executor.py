@@ -38,8 +38,8 @@ class HeldSender:
     def __init__(self) -> None:
         self.sent: list[int] = []
         """The numbers of the submissions that were sent, in order."""
-        self.under_way: dict[str, int] = defaultdict(int)
-        self.most: dict[str, int] = defaultdict(int)
+        self.in_progress: dict[str, int] = defaultdict(int)
+        self.max_concurrent: dict[str, int] = defaultdict(int)
         """The highest number of concurrent requests to each gateway."""
         self.responses: dict[int, list[Response | Exception]] = defaultdict(list)
         self.may_respond = asyncio.Event()
@@ -48,13 +48,13 @@ class HeldSender:
     async def send(self, gateway: Gateway, envelope: Envelope) -> Response:
         number = number_of_id(envelope.submission_id)
         self.sent.append(number)
-        self.under_way[gateway.name] += 1
-        self.most[gateway.name] = max(self.most[gateway.name], self.under_way[gateway.name])
+        self.in_progress[gateway.name] += 1
+        self.max_concurrent[gateway.name] = max(self.max_concurrent[gateway.name], self.in_progress[gateway.name])
         try:
             await asyncio.sleep(0)
             await self.may_respond.wait()
         finally:
-            self.under_way[gateway.name] -= 1
+            self.in_progress[gateway.name] -= 1
         response = self.responses[number].pop(0) if self.responses[number] else OK
         if isinstance(response, Exception):
             raise response
@@ -135,8 +135,9 @@ async def test_executor_sends_due_submissions_and_records_delivery(harness: Harn
 
 
 async def test_executor_does_not_send_before_due_time(harness: Harness) -> None:
+    """The gateway has not recovered from a failure: nothing was delivered to it in this term."""
     harness.store.add(1, due=FAR)
-    harness.store.add(2)
+    harness.store.add(2, gateway="slow")
     harness.start()
     await harness.until(lambda: harness.store.outcomes() == {2: [DELIVERED]})
     await asyncio.sleep(3 * REFRESH_SECONDS)
@@ -147,7 +148,7 @@ async def test_executor_records_attempt_before_sending(harness: Harness) -> None
     may_return = harness.store.hold_back("begin_attempts")
     harness.store.add(1)
     harness.start()
-    await harness.until(lambda: harness.store.under_way["begin_attempts"])
+    await harness.until(lambda: harness.store.in_progress["begin_attempts"])
     await asyncio.sleep(2 * REFRESH_SECONDS)
     assert harness.sender.sent == []
     may_return.set()
@@ -342,7 +343,7 @@ async def test_executor_respects_concurrency_of_each_gateway(harness: Harness) -
     harness.store.add(*range(100, 120), gateway="slow")
     harness.start()
     await harness.until(lambda: len(harness.store.ends) == 79)
-    assert harness.sender.most == {"crm": 4, "slow": 2}
+    assert harness.sender.max_concurrent == {"crm": 4, "slow": 2}
 
 
 async def test_executor_begins_no_attempts_beyond_concurrency_without_responses(harness: Harness) -> None:
@@ -358,7 +359,7 @@ async def test_executor_limits_sends_while_outcomes_cannot_be_recorded(harness: 
     may_return = harness.store.hold_back("finish_attempts")
     harness.store.add(*range(1, 50))
     harness.start()
-    await harness.until(lambda: harness.store.under_way["finish_attempts"])
+    await harness.until(lambda: harness.store.in_progress["finish_attempts"])
     await asyncio.sleep(5 * REFRESH_SECONDS)
     assert len(harness.sender.sent) <= 12
     may_return.set()
@@ -529,28 +530,29 @@ async def test_executor_records_reasons_one_batch_at_a_time(harness: Harness) ->
     may_return = harness.store.hold_back("note_waiting_reason")
     harness.store.add(*range(1, 5 * BATCH_MAX), gateway="gone")
     harness.start()
-    await harness.until(lambda: harness.store.under_way["note_waiting_reason"])
+    await harness.until(lambda: harness.store.in_progress["note_waiting_reason"])
     await asyncio.sleep(3 * REFRESH_SECONDS)
     may_return.set()
     await harness.until(lambda: sum(len(ids) for ids, _ in harness.store.explained) == 5 * BATCH_MAX - 1)
-    assert harness.store.most["note_waiting_reason"] == 1
+    assert harness.store.max_concurrent["note_waiting_reason"] == 1
 
 
 # The beginning of a term.
 
 
 async def test_term_closes_open_attempts_of_earlier_epochs_before_building_schedule(harness: Harness) -> None:
-    harness.store.unknown = [CLOSE_MAX, CLOSE_MAX, 3]
+    harness.store.add(*range(1, 2 * CLOSE_MAX + 4), attempts=1, due=None, orphaned=True)
     harness.start()
     await harness.until(lambda: "list_pending" in harness.store.calls)
-    assert harness.store.calls[:4] == ["close_orphaned_attempts"] * 3 + ["list_pending"]
+    assert harness.store.calls[:7] == ["list_orphaned_attempts", "finish_attempts"] * 3 + ["list_pending"]
+    assert {end.outcome for end in harness.store.ends[: 2 * CLOSE_MAX + 3]} == {UNKNOWN}
 
 
 async def test_schedule_is_discarded_if_lease_is_lost_while_building(harness: Harness) -> None:
     may_return = harness.store.hold_back("list_pending")
     harness.store.add(1)
     harness.start()
-    await harness.until(lambda: harness.store.under_way["list_pending"])
+    await harness.until(lambda: harness.store.in_progress["list_pending"])
     harness.held.withdraw()
     may_return.set()
     with pytest.raises(LeaseLost):
@@ -576,7 +578,7 @@ async def test_executor_does_not_send_begun_attempt_after_losing_lease(harness: 
     may_return = harness.store.hold_back("begin_attempts")
     harness.store.add(1, 2)
     harness.start()
-    await harness.until(lambda: harness.store.under_way["begin_attempts"])
+    await harness.until(lambda: harness.store.in_progress["begin_attempts"])
     harness.held.withdraw()
     may_return.set()
     with pytest.raises(LeaseLost):
@@ -584,11 +586,9 @@ async def test_executor_does_not_send_begun_attempt_after_losing_lease(harness: 
     assert (harness.sender.sent, harness.store.ends) == ([], [])
 
 
-@pytest.mark.parametrize(
-    "method", ["close_orphaned_attempts", "begin_attempts", "finish_attempts", "note_waiting_reason"]
-)
+@pytest.mark.parametrize("method", ["begin_attempts", "finish_attempts", "note_waiting_reason"])
 async def test_lease_lost_on_write_ends_term(harness: Harness, method: str) -> None:
-    harness.store.before[method] = [lambda: LeaseLost("another epoch")]
+    harness.store.errors_before[method] = [lambda: LeaseLost("another epoch")]
     harness.store.add(1)
     harness.store.add(2, gateway="gone")
     harness.start()
@@ -600,7 +600,7 @@ async def test_lease_lost_on_write_ends_term(harness: Harness, method: str) -> N
 @pytest.mark.parametrize(
     "method",
     [
-        "close_orphaned_attempts",
+        "list_orphaned_attempts",
         "list_pending",
         "read_envelopes",
         "begin_attempts",
@@ -609,7 +609,7 @@ async def test_lease_lost_on_write_ends_term(harness: Harness, method: str) -> N
     ],
 )
 async def test_unavailable_database_ends_term(harness: Harness, method: str) -> None:
-    harness.store.before[method] = [lambda: DatabaseUnavailable("away")]
+    harness.store.errors_before[method] = [lambda: DatabaseUnavailable("away")]
     harness.store.add(1)
     harness.store.add(2, gateway="gone")
     harness.start()
@@ -618,8 +618,8 @@ async def test_unavailable_database_ends_term(harness: Harness, method: str) -> 
 
 
 async def test_lease_lost_takes_precedence_over_other_errors(harness: Harness) -> None:
-    harness.store.before["read_envelopes"] = [lambda: DatabaseUnavailable("away")]
-    harness.store.before["note_waiting_reason"] = [lambda: LeaseLost("another epoch")]
+    harness.store.errors_before["read_envelopes"] = [lambda: DatabaseUnavailable("away")]
+    harness.store.errors_before["note_waiting_reason"] = [lambda: LeaseLost("another epoch")]
     harness.store.add(1)
     harness.store.add(2, gateway="gone")
     harness.start()
@@ -633,10 +633,10 @@ async def test_failed_term_cancels_requests_in_flight(harness: Harness) -> None:
     harness.store.add(1)
     harness.start()
     await harness.until(lambda: harness.sender.sent == [1])
-    harness.store.before["list_pending"] = [lambda: DatabaseUnavailable("away")]
+    harness.store.errors_before["list_pending"] = [lambda: DatabaseUnavailable("away")]
     with pytest.raises(DatabaseUnavailable):
         await harness.ended()
-    await harness.until(lambda: not harness.sender.under_way["crm"])
+    await harness.until(lambda: not harness.sender.in_progress["crm"])
     assert harness.store.ends == []
 
 
@@ -647,12 +647,12 @@ async def test_cancelled_term_cancels_requests_in_flight(harness: Harness) -> No
     await harness.until(lambda: harness.sender.sent == [1])
     term.cancel()
     await asyncio.wait({term})
-    await harness.until(lambda: not harness.sender.under_way["crm"])
+    await harness.until(lambda: not harness.sender.in_progress["crm"])
     assert (term.cancelled(), harness.store.ends) == (True, [])
 
 
 async def test_next_term_sends_after_failed_term(harness: Harness) -> None:
-    harness.store.before["finish_attempts"] = [lambda: DatabaseUnavailable("away")]
+    harness.store.errors_before["finish_attempts"] = [lambda: DatabaseUnavailable("away")]
     harness.store.add(1)
     harness.start()
     with pytest.raises(DatabaseUnavailable):
@@ -698,7 +698,7 @@ async def test_unsent_attempt_at_stop_is_abandoned_and_due_immediately(harness: 
     may_return = harness.store.hold_back("begin_attempts")
     harness.store.add(1)
     harness.start()
-    await harness.until(lambda: harness.store.under_way["begin_attempts"])
+    await harness.until(lambda: harness.store.in_progress["begin_attempts"])
     harness.held.ending.set()
     await asyncio.sleep(REFRESH_SECONDS)
     may_return.set()
@@ -742,7 +742,7 @@ async def test_stopping_executor_raises_lease_lost(harness: Harness) -> None:
     harness.store.add(1)
     harness.start()
     await harness.until(lambda: harness.sender.sent == [1])
-    harness.store.before["finish_attempts"] = [lambda: LeaseLost("another epoch")]
+    harness.store.errors_before["finish_attempts"] = [lambda: LeaseLost("another epoch")]
     harness.held.ending.set()
     await asyncio.sleep(0)
     harness.sender.may_respond.set()
@@ -785,3 +785,30 @@ async def test_submission_with_unknown_format_is_withheld(harness: Harness) -> N
         await harness.until(lambda: harness.store.outcomes() == {1: [ABANDONED]})
     withheld = [(each["event"], each["error"]) for each in logs if each["event"].endswith("withheld")]
     assert withheld == [("payload.withheld", "this version does not know the format x-2")]
+
+
+# Intake from a slow store.
+
+
+async def test_submission_is_taken_in_within_refresh_seconds_after_slow_reads(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two reads take longer than all others. The pause after them does not grow with the time that they took."""
+    slow_seconds = 20 * REFRESH_SECONDS
+    list_pending = harness.store.list_pending
+    slow = iter([False, True, True])
+
+    async def list_slowly(after: Any, limit: int) -> Any:
+        page = await list_pending(after, limit)
+        await asyncio.sleep(slow_seconds if next(slow, False) else 0)
+        return page
+
+    monkeypatch.setattr(harness.store, "list_pending", list_slowly)
+    harness.start()
+    await harness.until(lambda: harness.store.calls.count("list_pending") == 3)
+    await asyncio.sleep(slow_seconds)
+    harness.store.add(1, changed=harness.store.now)
+    began = harness.store.now
+    await harness.until(lambda: harness.sender.sent == [1])
+    # Nine times the duration of a slow read, which was the pause before, would be 3.6 seconds.
+    assert harness.store.now - began < 9 * slow_seconds * SECOND / 2

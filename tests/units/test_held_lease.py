@@ -8,7 +8,7 @@ import pytest
 from tenure import clock as host_clock
 from tenure.errors import DatabaseUnavailable, LeaseLost
 from tenure.leases.held import HeldLease
-from tests.support.lease_stores import HostClock, LeaseStore, away
+from tests.support.lease_stores import HostClock, LeaseStore, unavailable
 from tests.support.open_requests import SECOND
 
 DURATION = 60 * SECOND
@@ -70,13 +70,13 @@ async def test_untrusted_lease_is_not_renewed(store: LeaseStore, clock: HostCloc
     clock.move(54)
     with pytest.raises(LeaseLost):
         await held.renew()
-    assert "renew_lease" not in store.asked
+    assert "renew_lease" not in store.calls
 
 
 async def test_failed_renewal_does_not_extend_trust(store: LeaseStore, clock: HostClock) -> None:
     held = await acquired(store, clock)
     clock.move(20)
-    store.after["renew_lease"] = [away]
+    store.errors_after["renew_lease"] = [unavailable]
     with pytest.raises(DatabaseUnavailable):
         await held.renew()
     assert held.trusted_seconds == pytest.approx(34)

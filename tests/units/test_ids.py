@@ -5,6 +5,7 @@ from uuid import UUID
 
 from tenure.config import SessionsConfig
 from tenure.ids import CELL, new_id, new_session_id
+from tenure.sessions.ends import SessionEnds
 from tenure.sessions.open import Opener
 from tenure.telemetry.events import Telemetry
 
@@ -29,7 +30,7 @@ def test_session_id_reserves_twelve_random_bits_for_cell_zero() -> None:
 
 def test_opener_brings_id_with_cell_number() -> None:
     store: Any = ScriptedBatches()
-    opener = Opener(store, SessionsConfig(), Telemetry())
+    opener = Opener(store, SessionsConfig(), SessionEnds(Telemetry()), Telemetry())
     request = opener.request(user=USER, tenant=USER, capacity=USER, kind=1)
     assert request.session_id[15:18] == CELL
 

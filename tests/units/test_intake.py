@@ -2,10 +2,11 @@
 
 import pytest
 
+from tenure.clock import ServerClock
 from tenure.domain.submissions import Change, SubmissionState
 from tenure.ids import id_of_number
 from tenure.submissions import intake as intake_module
-from tenure.submissions.intake import COMPARED, TRAIL, Intake, ServerClock
+from tenure.submissions.intake import COMPARED, TRAIL, Intake
 from tests.support.open_requests import SECOND
 from tests.support.submission_stores import NOON_MICROSECONDS, SubmissionStore
 
@@ -22,7 +23,7 @@ def store() -> SubmissionStore:
 
 @pytest.fixture
 async def intake(store: SubmissionStore) -> Intake:
-    """Built from an empty store."""
+    """An intake that was built from an empty store."""
     return await built(store)
 
 
@@ -122,7 +123,7 @@ async def test_refresh_reads_equal_timestamps_across_pages(
 
 
 async def test_refresh_finds_submission_committed_late(store: SubmissionStore, intake: Intake) -> None:
-    """Almost at the maximum delay, several refreshes after other submissions of that time."""
+    """The commit is almost at the maximum delay, several refreshes after other submissions of that time."""
     for second in range(1, 5):
         store.set_now(second)
         await intake.refresh()
@@ -174,7 +175,7 @@ async def test_refresh_schedules_submission_retried_before_it_was_forgotten(
     assert due(intake) == [1]
 
 
-async def test_refresh_schedules_submission_with_attempt_under_way(store: SubmissionStore, intake: Intake) -> None:
+async def test_refresh_schedules_submission_with_open_attempt(store: SubmissionStore, intake: Intake) -> None:
     """The response to its beginning may have been lost."""
     store.add(1, changed=at(1), due=None)
     store.set_now(1)

@@ -8,13 +8,14 @@ from datetime import timedelta
 import pytest
 from structlog.testing import capture_logs
 
+from tenure.clock import monotonic
 from tenure.config import LeasesConfig
 from tenure.domain.jobs import JobSettings, RunOutcome
 from tenure.errors import LeaseLost
 from tenure.jobs.job import ActiveRun
 from tenure.jobs.runner import JobRunner, renew_seconds
-from tenure.telemetry.events import JobClockBehind, JobRunEnded, LeaseContended
-from tests.support.lease_stores import HostClock, LeaseStore, away
+from tenure.telemetry.events import JobClockBehind, JobFailed, JobFinished, LeaseContended
+from tests.support.lease_stores import HostClock, LeaseStore, unavailable
 from tests.support.open_requests import SECOND
 from tests.support.telemetry import RecordedTelemetry
 
@@ -97,7 +98,7 @@ async def harness(store: LeaseStore, clock: HostClock, monkeypatch: pytest.Monke
 
 @pytest.fixture
 async def short_lock(harness: Harness, store: LeaseStore) -> Harness:
-    """Its lock is renewed every few milliseconds. Its trust follows the stopped clock."""
+    """A runner whose lock is renewed every few milliseconds. Trust follows the stopped clock."""
     short_lock = Harness(store, SHORT_TIMEOUT)
     await short_lock.runner.register()
     short_lock.may_end = harness.may_end
@@ -160,8 +161,31 @@ async def test_runner_reports_outcomes(harness: Harness) -> None:
     await harness.run_once()
     harness.error = ValueError("now it fails")
     await harness.run_once()
-    ended = [JobRunEnded(JOB, RunOutcome.SUCCEEDED), JobRunEnded(JOB, RunOutcome.FAILED)]
-    assert harness.telemetry.of(JobRunEnded) == ended
+    ended = [(each.job, each.outcome) for each in harness.telemetry.of(JobFinished)]
+    assert ended == [(JOB, RunOutcome.SUCCEEDED), (JOB, RunOutcome.FAILED)]
+
+
+async def test_end_of_run_is_reported_with_duration_and_counts(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    later = 0.0
+    monkeypatch.setattr("tenure.jobs.job.monotonic", lambda: monotonic() + later)
+
+    async def work(run: ActiveRun) -> None:
+        nonlocal later
+        run.count("rows", 2)
+        run.count("rows", 3)
+        run.count("nothing", 0)
+        later = 1000.0
+        if harness.error is not None:
+            raise harness.error
+
+    harness.runner._jobs[JOB] = work
+    await harness.run_once()
+    harness.error = ValueError("now it fails")
+    await harness.run_once()
+    (finished, _), (failed,) = harness.telemetry.of(JobFinished), harness.telemetry.of(JobFailed)
+    assert [(each.seconds >= 1000, each.counts) for each in (finished, failed)] == [(True, {"rows": 5})] * 2
 
 
 async def test_runner_does_not_run_job_before_it_is_due(harness: Harness, store: LeaseStore) -> None:
@@ -188,17 +212,17 @@ async def test_renewing_run_may_exceed_lock_timeout(short_lock: Harness, store: 
     running = await short_lock.begun()
     for _ in range(3):
         store.now += timedelta(microseconds=SHORT_TIMEOUT * 3 // 4)
-        renewals = store.asked.count("renew_lease")
-        await eventually(lambda before=renewals: store.asked.count("renew_lease") > before + 1)  # type: ignore[misc]
+        renewals = store.calls.count("renew_lease")
+        await eventually(lambda before=renewals: store.calls.count("renew_lease") > before + 1)  # type: ignore[misc]
     assert not running.done()
     short_lock.may_end.set()
     assert await running is RunOutcome.SUCCEEDED
 
 
 async def test_two_failed_renewals_do_not_end_run(short_lock: Harness, store: LeaseStore) -> None:
-    store.before["renew_lease"] = [away, away]
+    store.errors_before["renew_lease"] = [unavailable, unavailable]
     running = await short_lock.begun()
-    await eventually(lambda: store.asked.count("renew_lease") >= 4)
+    await eventually(lambda: store.calls.count("renew_lease") >= 4)
     short_lock.may_end.set()
     assert await running is RunOutcome.SUCCEEDED
 
@@ -206,25 +230,25 @@ async def test_two_failed_renewals_do_not_end_run(short_lock: Harness, store: Le
 async def test_nonconsecutive_renewal_failures_do_not_end_run(short_lock: Harness, store: LeaseStore) -> None:
     running = await short_lock.begun()
     for _ in range(3):
-        renewals = store.asked.count("renew_lease")
-        store.before["renew_lease"] = [away]
-        await eventually(lambda before=renewals: store.asked.count("renew_lease") >= before + 2)  # type: ignore[misc]
+        renewals = store.calls.count("renew_lease")
+        store.errors_before["renew_lease"] = [unavailable]
+        await eventually(lambda before=renewals: store.calls.count("renew_lease") >= before + 2)  # type: ignore[misc]
     short_lock.may_end.set()
     assert await running is RunOutcome.SUCCEEDED
 
 
 async def test_three_consecutive_failed_renewals_abandon_run(short_lock: Harness, store: LeaseStore) -> None:
-    store.before["renew_lease"] = [away, away, away]
+    store.errors_before["renew_lease"] = [unavailable, unavailable, unavailable]
     running = await short_lock.begun()
     with capture_logs() as logs:
         assert await running is RunOutcome.ABANDONED
     assert short_lock.was_cancelled
-    assert (outcomes(store), store.asked.count("renew_lease")) == ([RunOutcome.ABANDONED], 3)
+    assert (outcomes(store), store.calls.count("renew_lease")) == ([RunOutcome.ABANDONED], 3)
     assert [entry["job"] for entry in logs if entry["event"] == "job.abandoned"] == [JOB]
 
 
 async def test_unexpected_error_counts_as_failed_renewal(short_lock: Harness, store: LeaseStore) -> None:
-    store.before["renew_lease"] = [lambda: RuntimeError("read-only transaction")] * 3
+    store.errors_before["renew_lease"] = [lambda: RuntimeError("read-only transaction")] * 3
     running = await short_lock.begun()
     assert await running is RunOutcome.ABANDONED
     assert short_lock.was_cancelled
@@ -239,8 +263,8 @@ async def test_run_with_stolen_lock_is_cancelled_and_not_recorded(short_lock: Ha
 
 async def test_run_is_cancelled_when_trust_ends(short_lock: Harness, store: LeaseStore, clock: HostClock) -> None:
     running = await short_lock.begun()
-    store.before["renew_lease"] = [away]
-    await eventually(lambda: "renew_lease" in store.asked)
+    store.errors_before["renew_lease"] = [unavailable]
+    await eventually(lambda: "renew_lease" in store.calls)
     clock.move(0.9 * SHORT_TIMEOUT / SECOND)
     assert await running in (RunOutcome.ABANDONED, None)
     assert short_lock.was_cancelled
@@ -265,7 +289,7 @@ async def test_run_is_cancelled_when_trust_ends_while_renewal_hangs(
 
 
 async def test_fence_of_abandoned_run_raises_lease_lost(short_lock: Harness, store: LeaseStore) -> None:
-    store.before["renew_lease"] = [away, away, away]
+    store.errors_before["renew_lease"] = [unavailable, unavailable, unavailable]
     running = await short_lock.begun()
     await running
     with pytest.raises(LeaseLost):
@@ -287,7 +311,7 @@ async def test_job_that_ignores_cancellation_keeps_its_lock(
                 continue
 
     short_lock.runner._jobs[JOB] = ignore_cancellation
-    store.before["renew_lease"] = [away, away, away]
+    store.errors_before["renew_lease"] = [unavailable, unavailable, unavailable]
     running = await short_lock.begun()
     with capture_logs() as logs:
         assert await running is None
@@ -301,7 +325,7 @@ async def test_job_that_ignores_cancellation_keeps_its_lock(
 
 
 async def test_finish_is_retried_until_recorded(harness: Harness, store: LeaseStore) -> None:
-    store.before["finish_run"] = [away, away, away]
+    store.errors_before["finish_run"] = [unavailable, unavailable, unavailable]
     harness.may_end.set()
     assert await harness.run_once() is RunOutcome.SUCCEEDED
     assert outcomes(store) == [RunOutcome.SUCCEEDED]
@@ -309,28 +333,28 @@ async def test_finish_is_retried_until_recorded(harness: Harness, store: LeaseSt
 
 async def test_finish_is_not_recorded_after_trust_ends(harness: Harness, store: LeaseStore, clock: HostClock) -> None:
     running = await harness.begun()
-    store.is_away = away
+    store.always_raise = unavailable
     harness.may_end.set()
-    await eventually(lambda: store.asked.count("finish_run") >= 2)
+    await eventually(lambda: store.calls.count("finish_run") >= 2)
     clock.move(108)
     with capture_logs() as logs:
         assert await running is None
-    attempts = store.asked.count("finish_run")
-    store.is_away = None
+    attempts = store.calls.count("finish_run")
+    store.always_raise = None
     await asyncio.sleep(0.01)
-    assert (store.asked.count("finish_run"), store.finishes) == (attempts, [])
+    assert (store.calls.count("finish_run"), store.finishes) == (attempts, [])
     assert [entry["job"] for entry in logs if entry["event"] == "job.lock_lost"] == [JOB]
 
 
 async def test_finish_with_lost_response_is_counted_once(harness: Harness, store: LeaseStore) -> None:
-    store.after["finish_run"] = [away]
+    store.errors_after["finish_run"] = [unavailable]
     harness.may_end.set()
     assert await harness.run_once() is RunOutcome.SUCCEEDED
-    assert (len(harness.telemetry.of(JobRunEnded)), len(store.finishes)) == (1, 1)
+    assert (len(harness.telemetry.of(JobFinished)), len(store.finishes)) == (1, 1)
 
 
 async def test_finish_is_retried_after_unexpected_error(harness: Harness, store: LeaseStore) -> None:
-    store.before["finish_run"] = [lambda: RuntimeError("no space left on device")]
+    store.errors_before["finish_run"] = [lambda: RuntimeError("no space left on device")]
     harness.may_end.set()
     assert await harness.run_once() is RunOutcome.SUCCEEDED
 
@@ -369,7 +393,7 @@ async def test_runner_does_not_start_running_job_again(harness: Harness, store: 
     await eventually(lambda: len(harness.runs) == 1)
     harness.runner.on_board(free)
     await asyncio.sleep(0.005)
-    assert store.asked.count("begin_run") == 1
+    assert store.calls.count("begin_run") == 1
 
 
 async def test_on_board_returns_seconds_until_next_tick(harness: Harness, store: LeaseStore) -> None:
@@ -384,27 +408,27 @@ async def test_runner_begins_job_immediately_after_clock_step_back(harness: Harn
     assert harness.show_board() is None
     await eventually(lambda: len(harness.runs) == 1)
     assert harness.telemetry.events == [JobClockBehind(JOB, store.now, store.clock_behind)]
-    assert store.asked == ["begin_run"]
+    assert store.calls == ["begin_run"]
 
 
 async def test_runner_does_not_start_job_run_by_another_instance(harness: Harness, store: LeaseStore) -> None:
     await store.acquire_lease(LOCK, "another", "attempt", TIMEOUT)
     assert harness.show_board() is None
     await asyncio.sleep(0.005)
-    assert "begin_run" not in store.asked
+    assert "begin_run" not in store.calls
 
 
 async def test_runner_ignores_unknown_jobs_on_board(harness: Harness, store: LeaseStore) -> None:
     await store.register_jobs([JobSettings("unknown", SECOND, TIMEOUT)])
     harness.show_board()
     await eventually(lambda: len(harness.runs) == 1)
-    assert store.asked.count("begin_run") == 1
+    assert store.calls.count("begin_run") == 1
 
 
 async def test_failed_begin_is_retried_on_next_board(harness: Harness, store: LeaseStore) -> None:
-    store.before["begin_run"] = [away]
+    store.errors_before["begin_run"] = [unavailable]
     harness.show_board()
-    await eventually(lambda: store.asked == ["begin_run"] and not harness.runner._running)
+    await eventually(lambda: store.calls == ["begin_run"] and not harness.runner._running)
     harness.show_board()
     await eventually(lambda: len(harness.runs) == 1)
 
@@ -444,7 +468,7 @@ async def test_stopped_runner_starts_no_job(harness: Harness, store: LeaseStore)
     await harness.runner.stop()
     assert harness.show_board() is None
     await asyncio.sleep(0.005)
-    assert "begin_run" not in store.asked
+    assert "begin_run" not in store.calls
 
 
 async def test_run_begun_during_stop_releases_its_lock(harness: Harness, store: LeaseStore) -> None:
@@ -463,11 +487,23 @@ async def test_stop_does_not_wait_for_unavailable_database(harness: Harness, sto
     """The lock is trusted for almost two more minutes, which is too long to wait for the end to be recorded."""
     harness.show_board()
     await eventually(lambda: len(harness.runs) == 1)
-    store.is_away = away
+    store.always_raise = unavailable
     harness.may_end.set()
-    await eventually(lambda: "finish_run" in store.asked)
+    await eventually(lambda: "finish_run" in store.calls)
     stopping = asyncio.create_task(harness.runner.stop())
     done, _ = await asyncio.wait({stopping}, timeout=BOUND_SECONDS)
-    store.is_away = None
+    store.always_raise = None
     await asyncio.wait({stopping})
     assert done
+
+
+async def test_postponed_run_is_not_retried_before_next_refresh(harness: Harness, store: LeaseStore) -> None:
+    """While a database refuses writes, every board shows that the job is due. A stop does not wait for the pause."""
+    await harness.runner.register()
+    store.errors_before["begin_run"] = [unavailable] * 20
+    for _ in range(20):
+        harness.show_board()
+        await asyncio.sleep(0.001)
+    assert store.calls.count("begin_run") == 1
+    async with asyncio.timeout(BOUND_SECONDS):
+        await harness.runner.stop()

@@ -15,7 +15,7 @@ from tenure.leases.held import HeldLease
 from tenure.leases.leadership import Leadership
 from tenure.telemetry.events import Telemetry
 from tenure.telemetry.logs import log_events
-from tests.support.lease_stores import HostClock, LeaseStore, away
+from tests.support.lease_stores import HostClock, LeaseStore, unavailable
 
 NAME = "executor"
 TICK = 0.005
@@ -130,44 +130,61 @@ async def test_leadership_acquires_free_lease(harness: Harness, store: LeaseStor
 
 async def test_leadership_does_not_acquire_before_first_board(harness: Harness, store: LeaseStore) -> None:
     await asyncio.sleep(5 * TICK)
-    assert (store.asked, harness.terms) == ([], [])
+    assert (store.calls, harness.terms) == ([], [])
 
 
 async def test_leadership_does_not_acquire_held_lease(harness: Harness, store: LeaseStore) -> None:
     await store.acquire_lease(NAME, "another", "attempt", 60_000_000)
     assert harness.show_board() is None
     await asyncio.sleep(5 * TICK)
-    assert store.asked.count("acquire_lease") == 1
+    assert store.calls.count("acquire_lease") == 1
 
 
 async def test_leadership_follows_after_losing_race_for_lease(harness: Harness, store: LeaseStore) -> None:
     free = store.board(NAME)
     await store.acquire_lease(NAME, "another", "attempt", 60_000_000)
     harness.show_board(free)
-    await eventually(lambda: store.asked.count("acquire_lease") == 2)
+    await eventually(lambda: store.calls.count("acquire_lease") == 2)
     await asyncio.sleep(TICK)
     assert (harness.terms, harness.leadership.is_leading) == ([], False)
 
 
 async def test_leader_renews_lease_periodically(harness: Harness, store: LeaseStore) -> None:
     await harness.lead()
-    await eventually(lambda: store.asked.count("renew_lease") >= 3)
+    await eventually(lambda: store.calls.count("renew_lease") >= 3)
     assert harness.leadership.is_leading
 
 
-@pytest.mark.parametrize("failure", [away, lambda: RuntimeError("no space left on device")], ids=["away", "unexpected"])
+@pytest.mark.parametrize(
+    "failure", [unavailable, lambda: RuntimeError("no space left on device")], ids=["unavailable", "unexpected"]
+)
 async def test_leadership_retries_failed_acquire(
     harness: Harness, store: LeaseStore, failure: Callable[[], Exception]
 ) -> None:
-    store.before["acquire_lease"] = [failure]
+    store.errors_before["acquire_lease"] = [failure]
     harness.show_board()
-    await eventually(lambda: store.asked == ["acquire_lease"])
+    await eventually(lambda: store.calls == ["acquire_lease"])
     await asyncio.sleep(TICK)
     await harness.lead()
     assert harness.leadership.is_leading
 
 
 # The board.
+
+
+async def test_failed_acquire_is_not_retried_before_next_refresh(store: LeaseStore) -> None:
+    """While a database refuses writes, every board shows that the lease is free."""
+    store.always_raise = unavailable
+    harness = Harness(store, LeasesConfig(refresh_seconds=3600.0))
+    harness.leadership.start()
+    try:
+        for _ in range(20):
+            harness.show_board()
+            await asyncio.sleep(0.001)
+        assert store.calls == ["acquire_lease"]
+        await harness.stop()
+    finally:
+        await harness.close()
 
 
 async def test_board_read_before_term_does_not_end_term(harness: Harness, store: LeaseStore) -> None:
@@ -196,11 +213,11 @@ async def test_board_read_before_term_does_not_trigger_acquire_after_term(harnes
     harness.show_board()
     await eventually(lambda: harness.cancelled == 1)
     await asyncio.sleep(3 * TICK)
-    assert store.asked.count("acquire_lease") == 1
+    assert store.calls.count("acquire_lease") == 1
 
 
 async def test_board_with_later_epoch_ends_term_immediately(store: LeaseStore, clock: HostClock) -> None:
-    """Long before the next renewal."""
+    """The term ends long before the next renewal."""
     del clock
     harness = Harness(store, LeasesConfig(duration_seconds=60.0, renew_seconds=30.0, refresh_seconds=TICK))
     harness.leadership.start()
@@ -234,7 +251,7 @@ async def test_board_with_expired_lease_ends_term(store: LeaseStore, clock: Host
 async def test_failed_renewal_ends_term(harness: Harness, store: LeaseStore) -> None:
     held = await harness.lead()
     with capture_logs() as logs:
-        store.before["renew_lease"] = [away]
+        store.errors_before["renew_lease"] = [unavailable]
         await eventually(lambda: harness.cancelled == 1)
     assert reasons(logs) == ["database"]
     with pytest.raises(LeaseLost):
@@ -258,33 +275,33 @@ async def test_follower_logs_nothing_when_board_is_unavailable(harness: Harness)
 
 async def test_leadership_retries_release_until_database_is_back(harness: Harness, store: LeaseStore) -> None:
     await harness.lead()
-    store.is_away = away
-    await eventually(lambda: store.asked.count("release_lease") >= 3)
+    store.always_raise = unavailable
+    await eventually(lambda: store.calls.count("release_lease") >= 3)
     assert store.is_held(NAME)
-    store.is_away = None
+    store.always_raise = None
     await eventually(lambda: not store.is_held(NAME))
 
 
 async def test_leadership_does_not_lead_while_release_is_pending(harness: Harness, store: LeaseStore) -> None:
     await harness.lead()
-    store.is_away = away
-    await eventually(lambda: store.asked.count("release_lease") >= 2)
+    store.always_raise = unavailable
+    await eventually(lambda: store.calls.count("release_lease") >= 2)
     harness.show_board()
     assert not harness.leadership.is_leading
 
 
 async def test_release_with_lost_response_is_not_retried_indefinitely(harness: Harness, store: LeaseStore) -> None:
     await harness.lead()
-    store.before["renew_lease"] = [away]
-    store.after["release_lease"] = [away]
-    await eventually(lambda: store.asked.count("release_lease") >= 2)
+    store.errors_before["renew_lease"] = [unavailable]
+    store.errors_after["release_lease"] = [unavailable]
+    await eventually(lambda: store.calls.count("release_lease") >= 2)
     await harness.lead()
     assert [held.epoch for held in harness.terms] == [1, 2]
 
 
 async def test_leadership_acquires_new_epoch_after_database_failure(harness: Harness, store: LeaseStore) -> None:
     await harness.lead()
-    store.before["renew_lease"] = [away]
+    store.errors_before["renew_lease"] = [unavailable]
     await eventually(lambda: not store.is_held(NAME))
     await harness.lead()
     assert [held.epoch for held in harness.terms] == [1, 2]
@@ -293,7 +310,7 @@ async def test_leadership_acquires_new_epoch_after_database_failure(harness: Har
 async def test_unexpected_renewal_error_ends_term(harness: Harness, store: LeaseStore) -> None:
     """After any error, the leadership is not proven."""
     await harness.lead()
-    store.before["renew_lease"] = [lambda: RuntimeError("cannot execute UPDATE in a read-only transaction")]
+    store.errors_before["renew_lease"] = [lambda: RuntimeError("cannot execute UPDATE in a read-only transaction")]
     await eventually(lambda: harness.cancelled == 1)
     await harness.lead()
     assert harness.leadership.is_leading
@@ -303,7 +320,7 @@ async def test_unexpected_renewal_error_ends_term(harness: Harness, store: Lease
 
 
 async def test_term_expires_when_not_renewed_in_time(store: LeaseStore, clock: HostClock) -> None:
-    """As after a pause of the process."""
+    """This happens after a pause of the process."""
     harness = Harness(store, LeasesConfig(duration_seconds=60.0, renew_seconds=0.1, refresh_seconds=TICK))
     harness.leadership.start()
     held = await harness.lead()
@@ -319,10 +336,10 @@ async def test_term_expires_when_not_renewed_in_time(store: LeaseStore, clock: H
 
 async def test_expired_term_is_not_renewed(harness: Harness, store: LeaseStore, clock: HostClock) -> None:
     await harness.lead()
-    renewals = store.asked.count("renew_lease")
+    renewals = store.calls.count("renew_lease")
     clock.move(54)
     await eventually(lambda: harness.cancelled == 1)
-    assert store.asked.count("renew_lease") == renewals
+    assert store.calls.count("renew_lease") == renewals
 
 
 async def test_work_is_cancelled_when_trust_ends_while_renewal_hangs(store: LeaseStore) -> None:
@@ -342,7 +359,7 @@ async def test_work_is_cancelled_when_trust_ends_while_renewal_hangs(store: Leas
 async def test_unavailable_board_ends_term_while_renewal_hangs(harness: Harness, store: LeaseStore) -> None:
     store.hold_back("renew_lease")
     await harness.lead()
-    await eventually(lambda: "renew_lease" in store.asked)
+    await eventually(lambda: "renew_lease" in store.calls)
     harness.leadership.on_board_unavailable(DatabaseUnavailable("the database did not answer in time"))
     await eventually(lambda: harness.cancelled == 1)
 
@@ -350,7 +367,7 @@ async def test_unavailable_board_ends_term_while_renewal_hangs(harness: Harness,
 async def test_late_renewal_response_does_not_revive_ended_term(harness: Harness, store: LeaseStore) -> None:
     may_return = store.hold_back("renew_lease")
     held = await harness.lead()
-    await eventually(lambda: "renew_lease" in store.asked)
+    await eventually(lambda: "renew_lease" in store.calls)
     harness.leadership.on_board_unavailable(DatabaseUnavailable("the database did not answer in time"))
     may_return.set()
     await eventually(lambda: not store.is_held(NAME))
@@ -413,7 +430,7 @@ async def test_failing_work_ends_term_and_releases_lease(harness: Harness, store
     harness.work_fails = ValueError("the work cannot be done")
     with capture_logs() as logs:
         await harness.lead()
-        await eventually(lambda: store.asked.count("release_lease") == 1)
+        await eventually(lambda: store.calls.count("release_lease") == 1)
     assert reasons(logs) == ["failed"]
     assert not store.is_held(NAME)
 
@@ -449,7 +466,7 @@ async def test_non_coroutine_work_does_not_break_leadership(store: LeaseStore, c
     leadership = Leadership(store, NAME, "us", TIMING, log_events(Telemetry()), lambda _lease: None)  # type: ignore[arg-type,return-value]
     leadership.start()
     leadership.on_board(store.board(NAME))
-    await eventually(lambda: store.asked.count("release_lease") == 1)
+    await eventually(lambda: store.calls.count("release_lease") == 1)
     async with asyncio.timeout(BOUND_SECONDS):
         await leadership.stop()
 
@@ -462,7 +479,7 @@ async def test_returning_work_ends_term_as_failed_without_error(store: LeaseStor
     leadership.start()
     with capture_logs() as logs:
         leadership.on_board(store.board(NAME))
-        await eventually(lambda: store.asked.count("release_lease") == 1)
+        await eventually(lambda: store.calls.count("release_lease") == 1)
     assert leadership._running is not None
     leadership._running.cancel()
     (lost,) = [entry for entry in logs if entry["event"] == "leader_lost"]
@@ -487,7 +504,7 @@ async def test_lease_is_not_released_while_work_ignores_cancellation(
     leadership = Leadership(store, NAME, "us", TIMING, log_events(Telemetry()), ignore_cancellation)  # type: ignore[arg-type]
     leadership.start()
     leadership.on_board(store.board(NAME))
-    await eventually(lambda: "renew_lease" in store.asked)
+    await eventually(lambda: "renew_lease" in store.calls)
     with capture_logs() as logs:
         leadership.on_board_unavailable(DatabaseUnavailable("the database did not answer in time"))
         await eventually(lambda: any(entry["event"] == "work_will_not_stop" for entry in logs))
@@ -530,15 +547,15 @@ async def test_stop_returns_when_another_instance_acquires_immediately(harness: 
 
 async def test_stop_returns_while_database_is_unavailable(harness: Harness, store: LeaseStore) -> None:
     await harness.lead()
-    store.is_away = away
+    store.always_raise = unavailable
     async with asyncio.timeout(BOUND_SECONDS):
         await harness.leadership.stop()
 
 
 async def test_stop_returns_while_release_is_retried(harness: Harness, store: LeaseStore) -> None:
     await harness.lead()
-    store.is_away = away
-    await eventually(lambda: store.asked.count("release_lease") >= 2)
+    store.always_raise = unavailable
+    await eventually(lambda: store.calls.count("release_lease") >= 2)
     async with asyncio.timeout(BOUND_SECONDS):
         await harness.leadership.stop()
 
@@ -546,7 +563,7 @@ async def test_stop_returns_while_release_is_retried(harness: Harness, store: Le
 async def test_follower_stops_immediately(harness: Harness, store: LeaseStore) -> None:
     async with asyncio.timeout(BOUND_SECONDS):
         await harness.leadership.stop()
-    assert store.asked == []
+    assert store.calls == []
 
 
 async def test_lease_acquired_during_stop_is_released_and_starts_no_work(harness: Harness, store: LeaseStore) -> None:
@@ -565,7 +582,7 @@ async def test_lease_acquired_during_stop_is_released_and_starts_no_work(harness
 
 
 class GracefulHarness(Harness):
-    """Its work is notified of a stop, and ends once the test allows it."""
+    """A harness whose work is notified of a stop, and ends once the test allows it."""
 
     def __init__(self, store: LeaseStore, grace_seconds: float = BOUND_SECONDS) -> None:
         super().__init__(store, grace_seconds=grace_seconds)
@@ -599,8 +616,8 @@ async def test_stop_signals_work_and_renews_lease_until_work_ends(store: LeaseSt
     harness = await leading(store)
     stopping = asyncio.create_task(harness.stop())
     await asyncio.wait_for(harness.is_ending.wait(), BOUND_SECONDS)
-    renewed = store.asked.count("renew_lease")
-    await eventually(lambda: store.asked.count("renew_lease") > renewed + 2)
+    renewed = store.calls.count("renew_lease")
+    await eventually(lambda: store.calls.count("renew_lease") > renewed + 2)
     assert (harness.leadership.is_leading, store.is_held(NAME), stopping.done()) == (True, True, False)
     harness.may_end.set()
     await stopping
@@ -623,7 +640,7 @@ async def test_work_that_ends_during_stop_is_logged_as_released(store: LeaseStor
     harness.may_end.set()
     with capture_logs() as logs:
         await harness.stop()
-    assert (reasons(logs), store.asked.count("release_lease")) == (["released"], 1)
+    assert (reasons(logs), store.calls.count("release_lease")) == (["released"], 1)
 
 
 async def test_work_is_cancelled_and_lease_released_after_grace(store: LeaseStore) -> None:
@@ -639,7 +656,7 @@ async def test_work_raising_lease_lost_during_stop_is_logged_as_lost(store: Leas
     harness.may_end.set()
     with capture_logs() as logs:
         await harness.stop()
-    assert (reasons(logs), store.asked.count("release_lease")) == (["lost"], 0)
+    assert (reasons(logs), store.calls.count("release_lease")) == (["lost"], 0)
 
 
 async def test_work_that_fails_during_stop_is_logged_as_failed_and_lease_released(store: LeaseStore) -> None:
@@ -667,7 +684,7 @@ async def test_stopped_leadership_does_not_acquire_again(store: LeaseStore) -> N
     await harness.stop()
     harness.show_board()
     await asyncio.sleep(3 * TICK)
-    assert (len(harness.terms), store.asked.count("acquire_lease")) == (1, 1)
+    assert (len(harness.terms), store.calls.count("acquire_lease")) == (1, 1)
 
 
 async def test_work_without_grace_is_cancelled_without_signal(store: LeaseStore) -> None:
@@ -680,7 +697,7 @@ async def test_follower_with_grace_stops_immediately(store: LeaseStore) -> None:
     harness = GracefulHarness(store)
     harness.leadership.start()
     await harness.stop()
-    assert (harness.terms, store.asked) == ([], [])
+    assert (harness.terms, store.calls) == ([], [])
 
 
 async def test_term_expires_if_wait_for_renewal_returns_early(

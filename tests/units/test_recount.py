@@ -17,7 +17,7 @@ from tenure.usage import recount as module
 from tenure.usage.formats import render
 from tenure.usage.recount import Recount, group_runs, recount
 from tests.support.open_requests import NOON
-from tests.support.usage import CONTRACT, FACTORS, lived, lives_of, minute, some_window
+from tests.support.usage import CONTRACT, FACTORS, billable_intervals, minute, session_between, uncut_window
 
 ERA = Era(minute(-3), FACTORS)
 CHUNK = 3
@@ -34,20 +34,20 @@ class IntervalStore:
 
     async def list_intervals(self, window: Window, after: str | None, limit: int) -> Sequence[BillableInterval]:
         self.calls += 1
-        return [each for each in lives_of(self._sessions, window) if each.session_id > (after or "")][:limit]
+        return [each for each in billable_intervals(self._sessions, window) if each.session_id > (after or "")][:limit]
 
 
 def touching(*ends: datetime, **given: Any) -> list[Window]:
     """Adjacent windows between these instants, newest first as the store lists them."""
     found = [
-        replace(some_window(*span, ERA), window_id=number, **given) for number, span in enumerate(pairwise(ends), 1)
+        replace(uncut_window(*span, ERA), window_id=number, **given) for number, span in enumerate(pairwise(ends), 1)
     ]
     return found[::-1]
 
 
 def recounted_alone(sessions: Sequence[Any], window: Window) -> Recount:
     bounds, digests = [], []
-    intervals = lives_of(sessions, window)
+    intervals = billable_intervals(sessions, window)
     for some in (intervals[first : first + CHUNK] for first in range(0, len(intervals), CHUNK)):
         rendered = render("tenure", window, some)
         bounds.append(ChunkBounds(some[0].session_id, some[-1].session_id, len(some), rendered.usage_millionths))
@@ -70,7 +70,7 @@ async def test_recount_of_run_equals_recount_of_each_window(
     spans: list[tuple[int, int, bool, int]], cuts: list[int], *, is_sent: bool
 ) -> None:
     sessions = [
-        lived(minute(0, starts), minute(0, starts + length), closed=closed, kind=kind)
+        session_between(minute(0, starts), minute(0, starts + length), closed=closed, kind=kind)
         for starts, length, closed, kind in spans
     ]
     run = touching(*(minute(0, second) for second in sorted(cuts)), contract=CONTRACT if is_sent else None)
@@ -81,28 +81,28 @@ async def test_recount_of_run_equals_recount_of_each_window(
 async def test_recount_is_exact_at_window_boundaries() -> None:
     ends = [minute(number) for number in range(4)]
     edges = [border + MICROSECOND * off for border in ends[1:3] for off in (-1, 0, 1)]
-    sessions = [lived(one, other) for one in edges for other in edges if one < other]
+    sessions = [session_between(one, other) for one in edges for other in edges if one < other]
     store: Any = IntervalStore(sessions)
     run = touching(*ends, contract=CONTRACT)
     assert await recount(store, run) == [recounted_alone(sessions, window) for window in run]
 
 
 async def test_recount_uses_contract_of_each_window() -> None:
-    sessions = [lived(NOON, minute(100))]
+    sessions = [session_between(NOON, minute(100))]
     store: Any = IntervalStore(sessions)
     newest, middle, oldest = touching(NOON, minute(1), minute(2), minute(3), contract=CONTRACT)
     run = [newest, replace(middle, contract=None), replace(oldest, contract=replace(CONTRACT, format="cloudevents"))]
     found = await recount(store, run)
     bodies = [
-        render("tenure", run[0], lives_of(sessions, run[0])),
-        render("cloudevents", run[2], lives_of(sessions, run[2])),
+        render("tenure", run[0], billable_intervals(sessions, run[0])),
+        render("cloudevents", run[2], billable_intervals(sessions, run[2])),
     ]
     digests = [sha256(rendered.body).digest() for rendered in bodies]
     assert [counted.digests for counted in found] == [[digests[0]], [None], [digests[1]]]
 
 
 async def test_recount_reads_each_session_once_per_run() -> None:
-    sessions = [lived(NOON, minute(100)) for _ in range(4)]
+    sessions = [session_between(NOON, minute(100)) for _ in range(4)]
     store: Any = IntervalStore(sessions)
     counted = await recount(store, touching(*(minute(number) for number in range(61))))
     assert (len(counted), store.calls) == (60, 2)
@@ -110,12 +110,12 @@ async def test_recount_reads_each_session_once_per_run() -> None:
 
 @pytest.mark.parametrize("name", ["cloudevents", "unknown"])
 async def test_recount_computes_digest_for_known_formats_only(name: str) -> None:
-    sessions = [lived(NOON, minute(100))]
+    sessions = [session_between(NOON, minute(100))]
     store: Any = IntervalStore(sessions)
     (window,) = touching(NOON, minute(1), contract=replace(CONTRACT, format=name))
     (counted,) = await recount(store, [window])
     known = name != "unknown"
-    body = render(name, window, lives_of(sessions, window)).body if known else b""
+    body = render(name, window, billable_intervals(sessions, window)).body if known else b""
     assert counted == Recount(recounted_alone(sessions, window).bounds, [sha256(body).digest() if known else None])
 
 

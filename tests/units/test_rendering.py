@@ -1,6 +1,7 @@
 """Rendering chunks, and withholding those whose sums or digests differ."""
 
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from hashlib import sha256
 from typing import Any
 
@@ -12,8 +13,10 @@ from tenure.domain.submissions import Contract, Envelope
 from tenure.domain.usage import BillableInterval, Chunk, ChunkDigest, Window
 from tenure.errors import DatabaseUnavailable, LeaseLost
 from tenure.submissions.payloads import Withheld
+from tenure.telemetry.events import Telemetry, UsageDelivered
 from tenure.usage.formats import render
 from tenure.usage.rendering import UsagePayloads
+from tests.support.telemetry import RecordedTelemetry
 from tests.units.test_formats import INSIDE, THROUGHOUT, WINDOW, interval
 
 FENCE = Fence("submission-executor", "us", 7)
@@ -72,7 +75,7 @@ def store() -> UsageStore:
 
 @pytest.fixture
 def payloads(store: UsageStore) -> UsagePayloads:
-    return UsagePayloads(store)  # type: ignore[arg-type]
+    return UsagePayloads(store, Telemetry())  # type: ignore[arg-type]
 
 
 def envelope(submission_id: str = "first", usage_format: str = "tenure") -> Envelope:
@@ -151,7 +154,7 @@ async def test_renderer_withholds_body_that_differs_from_chunk_sums(
     payloads: UsagePayloads, store: UsageStore, intervals: Sequence[BillableInterval]
 ) -> None:
     store.intervals[1] = intervals
-    assert await withheld(payloads, envelope()) == "its sums differ from those that its window was divided with"
+    assert await withheld(payloads, envelope()) == "its sums differ from those stored when its window was divided"
 
 
 # Storing digests.
@@ -189,3 +192,29 @@ async def test_renderer_stores_no_digest_if_lease_is_lost(payloads: UsagePayload
     with pytest.raises(LeaseLost):
         await payloads.store_digests(FENCE, {"first": b"one"})
     assert store.digests == {}
+
+
+# Delivered windows.
+
+
+@pytest.mark.parametrize("delivered", [[], ["first"], ["first", "second"]])
+async def test_window_is_reported_once_when_its_last_chunk_is_delivered(
+    store: UsageStore, delivered: Sequence[str]
+) -> None:
+    telemetry = RecordedTelemetry()
+    payloads = UsagePayloads(store, telemetry)  # type: ignore[arg-type]
+    await payloads.report_delivered(delivered)
+    assert telemetry.of(UsageDelivered) == []
+    ended_at = WINDOW.ended_at + timedelta(seconds=1.5)
+    whole = msgspec.structs.replace(WINDOW, sessions=3, delivered_at=ended_at)
+    store.chunks = {name: (whole, chunk) for name, (_, chunk) in store.chunks.items()}
+    await payloads.report_delivered(delivered)
+    expected = UsageDelivered(WINDOW.window_id, WINDOW.ended_at, 3, 1.5)
+    assert telemetry.of(UsageDelivered) == ([expected] if delivered else [])
+
+
+async def test_unavailable_database_does_not_fail_report_of_delivery(
+    store: UsageStore, payloads: UsagePayloads
+) -> None:
+    store.error_of_call = DatabaseUnavailable("away")
+    await payloads.report_delivered(["first"])

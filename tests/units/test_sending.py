@@ -12,21 +12,22 @@ from pathlib import Path
 import pytest
 
 from tenure.domain.verdicts import Response
-from tenure.submissions.gateways import BODY_MAX_BYTES, Sender
+from tenure.submissions.gateways import Sender
+from tenure.submissions.response_reader import BODY_MAX_BYTES
 from tests.support.odd_receivers import (
     TOKEN,
     Respond,
-    answer,
     close,
     envelope,
     gateway,
+    http_response,
+    never_respond,
     odd_receiver,
     reset,
-    say_nothing,
     write,
     write_after,
     write_and_close,
-    write_for_ever,
+    write_forever,
 )
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
@@ -39,13 +40,13 @@ BODY_SECONDS = 0.2
 SLACK_SECONDS = 10.0
 CHUNKED = b"HTTP/1.1 %s\r\nTransfer-Encoding: chunked\r\n\r\n"
 PIECE = b"1000\r\n" + b"x" * 0x1000 + b"\r\n"
-OK = answer("200 OK")
+OK = http_response("200 OK")
 MANY = 120
 
 
 @pytest.fixture(autouse=True)
 def short_body_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tenure.submissions.gateways.BODY_SECONDS", BODY_SECONDS)
+    monkeypatch.setattr("tenure.submissions.client.BODY_SECONDS", BODY_SECONDS)
 
 
 @pytest.fixture
@@ -56,9 +57,9 @@ async def sender() -> AsyncIterator[Sender]:
 
 
 async def send_to(
-    sender: Sender, respond: Respond, *, listens: bool = True, seconds: float = LONG_TIMEOUT_SECONDS
+    sender: Sender, respond: Respond, *, reads_requests: bool = True, seconds: float = LONG_TIMEOUT_SECONDS
 ) -> Response:
-    async with odd_receiver(respond, listens=listens) as receiver:
+    async with odd_receiver(respond, reads_requests=reads_requests) as receiver:
         return await send(sender, receiver.address, seconds=seconds)
 
 
@@ -88,7 +89,7 @@ def _assert_no_secrets(response: Response) -> None:
 async def test_sender_returns_status(sender: Sender) -> None:
     heads = ["200 OK", "202 Accepted", "301 Moved", "400 Bad", "409 Conflict", "410 Gone", "500 Oops", "599 Whatever"]
     for head in heads:
-        assert await send_to(sender, answer(head, b"whatever")) == Response(int(head[:3])), head
+        assert await send_to(sender, http_response(head, b"whatever")) == Response(int(head[:3])), head
 
 
 async def test_sender_accepts_response_without_body(sender: Sender) -> None:
@@ -112,20 +113,20 @@ async def test_sender_skips_interim_responses(sender: Sender) -> None:
 
 async def test_sender_returns_retry_after_header(sender: Sender) -> None:
     for status, header in ((429, "120"), (503, "Fri, 01 Mar 2041 12:00:00 GMT"), (429, "soon"), (503, "")):
-        response = await send_to(sender, answer(f"{status} Later", b"", f"Retry-After: {header}"))
+        response = await send_to(sender, http_response(f"{status} Later", b"", f"Retry-After: {header}"))
         assert response == Response(status, retry_after=header), header
 
 
 async def test_sender_does_not_follow_redirects(sender: Sender) -> None:
     async with odd_receiver(OK) as elsewhere:
         for status in (301, 302, 303, 307, 308):
-            response = await send_to(sender, answer(f"{status} Moved", b"", f"Location: {elsewhere.address}"))
+            response = await send_to(sender, http_response(f"{status} Moved", b"", f"Location: {elsewhere.address}"))
             assert response == Response(status)
         assert elsewhere.connections == 0
 
 
 async def test_sender_ignores_invalid_location_header(sender: Sender) -> None:
-    assert await send_to(sender, answer("302 Moved", b"", "Location: http://[::1:/%zz")) == Response(302)
+    assert await send_to(sender, http_response("302 Moved", b"", "Location: http://[::1:/%zz")) == Response(302)
 
 
 async def test_sender_returns_switching_protocols_as_status(sender: Sender) -> None:
@@ -138,19 +139,19 @@ async def test_sender_returns_switching_protocols_as_status(sender: Sender) -> N
 
 @pytest.mark.parametrize("head", [b"200 OK", b"500 Oops"])
 async def test_sender_does_not_wait_for_endless_body(sender: Sender, head: bytes) -> None:
-    assert await send_to(sender, write_for_ever(CHUNKED % head, PIECE)) == Response(int(head[:3]))
+    assert await send_to(sender, write_forever(CHUNKED % head, PIECE)) == Response(int(head[:3]))
 
 
 @pytest.mark.parametrize("head", [b"200 OK", b"500 Oops"])
 async def test_sender_does_not_wait_for_slow_body(sender: Sender, head: bytes) -> None:
-    slow = write_for_ever(CHUNKED % head, b"1\r\nx\r\n", pause_seconds=0.1)
+    slow = write_forever(CHUNKED % head, b"1\r\nx\r\n", pause_seconds=0.1)
     assert await send_to(sender, slow) == Response(int(head[:3]))
 
 
 async def test_slow_body_does_not_count_towards_timeout(sender: Sender, monkeypatch: pytest.MonkeyPatch) -> None:
     """The head arrives within the timeout, and the body takes longer."""
-    monkeypatch.setattr("tenure.submissions.gateways.BODY_SECONDS", 0.5)
-    slow = write_for_ever(CHUNKED % b"200 OK", b"1\r\nx\r\n", pause_seconds=0.05)
+    monkeypatch.setattr("tenure.submissions.client.BODY_SECONDS", 0.5)
+    slow = write_forever(CHUNKED % b"200 OK", b"1\r\nx\r\n", pause_seconds=0.05)
     assert await send_to(sender, write_after(0.05, slow), seconds=0.5) == Response(200)
 
 
@@ -183,7 +184,7 @@ async def test_sender_does_not_decompress_body(sender: Sender) -> None:
     """A few kilobytes could expand to gigabytes."""
     packed = gzip.compress(b"\0" * 20_000_000)
     assert len(packed) < BODY_MAX_BYTES
-    async with odd_receiver(answer("200 OK", packed, "Content-Encoding: gzip")) as receiver:
+    async with odd_receiver(http_response("200 OK", packed, "Content-Encoding: gzip")) as receiver:
         for _ in range(2):
             assert await send(sender, receiver.address) == Response(200)
         assert (receiver.connections, receiver.received[0].header("accept-encoding")) == (1, None)
@@ -194,14 +195,16 @@ async def test_sender_does_not_decompress_body(sender: Sender) -> None:
 NO_RESPONSE = Response(None, f"no response within {TIMEOUT_SECONDS} seconds")
 CLOSED = "the connection was closed before a response"
 NOT_HTTP = "the response is not HTTP"
+TOO_LARGE = "the head of the response is too large"
+TOO_EARLY = "the receiver answered before the request was sent"
 
 
 async def test_sender_returns_error_on_response_timeout(sender: Sender) -> None:
-    assert await send_to(sender, say_nothing, seconds=TIMEOUT_SECONDS) == NO_RESPONSE
+    assert await send_to(sender, never_respond, seconds=TIMEOUT_SECONDS) == NO_RESPONSE
 
 
 async def test_sender_returns_error_when_receiver_does_not_read(sender: Sender) -> None:
-    async with odd_receiver(say_nothing, listens=False) as receiver:
+    async with odd_receiver(never_respond, reads_requests=False) as receiver:
         assert await send(sender, receiver.address, b"x" * 2**20, TIMEOUT_SECONDS) == NO_RESPONSE
 
 
@@ -216,12 +219,11 @@ async def test_sender_returns_error_when_receiver_does_not_read(sender: Sender) 
     ids=["headers", "one header", "interim responses", "reason"],
 )
 async def test_endless_response_head_is_error(sender: Sender, head: bytes, piece: bytes) -> None:
-    response = await send_to(sender, write_for_ever(head, piece), seconds=TIMEOUT_SECONDS)
-    assert response in (Response(None, NOT_HTTP), NO_RESPONSE)
+    assert await send_to(sender, write_forever(head, piece)) == Response(None, TOO_LARGE)
 
 
 async def test_slow_response_head_is_timeout_error(sender: Sender) -> None:
-    slow = write_for_ever(b"HTTP/1.1 200 OK\r\n", b"X: y\r\n", pause_seconds=0.1)
+    slow = write_forever(b"HTTP/1.1 200 OK\r\n", b"X: y\r\n", pause_seconds=0.1)
     assert await send_to(sender, slow, seconds=TIMEOUT_SECONDS) == NO_RESPONSE
 
 
@@ -252,7 +254,7 @@ async def test_sender_returns_error_when_connection_is_closed_without_response(s
 
 
 async def test_sender_returns_error_when_connection_is_closed_immediately(sender: Sender) -> None:
-    response = await send_to(sender, close, listens=False)
+    response = await send_to(sender, close, reads_requests=False)
     assert (response.status, response.error and response.error.startswith("the connection")) == (None, True)
 
 
@@ -299,6 +301,33 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> ssl.SSLContext:
     return context
 
 
+@pytest.fixture
+def trusts_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    monkeypatch.setattr("tenure.submissions.client._tls", lambda: context)
+
+
+@pytest.mark.usefixtures("trusts_all")
+async def test_sender_reuses_tls_connection(sender: Sender, certificate: ssl.SSLContext) -> None:
+    async with odd_receiver(OK, tls=certificate) as receiver:
+        for _ in range(3):
+            assert await send(sender, receiver.address.replace("http:", "https:")) == Response(200)
+            await asyncio.sleep(0.02)
+        assert (receiver.connections, len(receiver.received)) == (1, 3)
+
+
+@pytest.mark.usefixtures("trusts_all")
+async def test_surplus_response_over_tls_is_not_taken_for_next_request(
+    sender: Sender, certificate: ssl.SSLContext
+) -> None:
+    extra = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n" * 2
+    async with odd_receiver(write(extra), tls=certificate) as receiver:
+        for _ in range(3):
+            assert await send(sender, receiver.address.replace("http:", "https:")) == Response(200)
+        assert (receiver.connections, len(receiver.received)) == (3, 3)
+
+
 async def test_sender_returns_error_for_invalid_certificate(sender: Sender, certificate: ssl.SSLContext) -> None:
     async with odd_receiver(OK, tls=certificate) as receiver:
         response = await send(sender, receiver.address.replace("http:", "https:"))
@@ -307,19 +336,19 @@ async def test_sender_returns_error_for_invalid_certificate(sender: Sender, cert
 
 
 async def test_sender_returns_error_when_receiver_has_no_tls(sender: Sender) -> None:
-    async with odd_receiver(write(b"HTTP/1.1 400 Bad Request\r\n\r\n"), listens=False) as receiver:
+    async with odd_receiver(write(b"HTTP/1.1 400 Bad Request\r\n\r\n"), reads_requests=False) as receiver:
         response = await send(sender, receiver.address.replace("http:", "https:"))
     assert response == Response(None, "the TLS handshake failed")
 
 
 async def test_sender_returns_error_on_tls_handshake_timeout(sender: Sender) -> None:
-    async with odd_receiver(say_nothing, listens=False) as receiver:
+    async with odd_receiver(never_respond, reads_requests=False) as receiver:
         response = await send(sender, receiver.address.replace("http:", "https:"), seconds=TIMEOUT_SECONDS)
     assert response == NO_RESPONSE
 
 
 async def test_sender_returns_error_when_connection_is_closed_during_tls_handshake(sender: Sender) -> None:
-    async with odd_receiver(close, listens=False) as receiver:
+    async with odd_receiver(close, reads_requests=False) as receiver:
         response = await send(sender, receiver.address.replace("http:", "https:"))
     assert response.status is None
 
@@ -328,14 +357,14 @@ async def test_sender_returns_error_when_connection_is_closed_during_tls_handsha
 
 
 async def test_sender_reuses_connection(sender: Sender) -> None:
-    async with odd_receiver(answer("200 OK", b"thanks")) as receiver:
+    async with odd_receiver(http_response("200 OK", b"thanks")) as receiver:
         for _ in range(3):
             await send(sender, receiver.address)
         assert (receiver.connections, len(receiver.received)) == (1, 3)
 
 
 async def test_sender_does_not_reuse_connection_with_unread_body(sender: Sender) -> None:
-    async with odd_receiver(write_for_ever(CHUNKED % b"200 OK", PIECE)) as receiver:
+    async with odd_receiver(write_forever(CHUNKED % b"200 OK", PIECE)) as receiver:
         for _ in range(2):
             assert await send(sender, receiver.address) == Response(200)
         assert receiver.connections == 2
@@ -356,10 +385,10 @@ async def test_closed_idle_connection_does_not_fail_next_request(sender: Sender)
         assert response == [Response(200)] * 3
 
 
-async def test_sender_returns_status_sent_before_request_is_complete(sender: Sender) -> None:
-    early = answer("413 Too Large", b"no")
-    async with odd_receiver(early, listens=False) as receiver:
-        response = await sender.send(gateway(receiver.address), envelope(b"x" * 100, LONG_TIMEOUT_SECONDS))
+async def test_sender_returns_status_sent_before_request_is_read(sender: Sender) -> None:
+    early = write_after(0.1, http_response("413 Too Large", b"no"))
+    async with odd_receiver(early, reads_requests=False) as receiver:
+        response = await sender.send(gateway(receiver.address), envelope(b"x" * 2**20, LONG_TIMEOUT_SECONDS))
     assert response == Response(413)
 
 
@@ -411,14 +440,14 @@ async def test_request_contains_each_header_once(sender: Sender) -> None:
 
 
 async def test_sender_ignores_cookies(sender: Sender) -> None:
-    async with odd_receiver(answer("200 OK", b"", "Set-Cookie: a=b; Path=/")) as receiver:
+    async with odd_receiver(http_response("200 OK", b"", "Set-Cookie: a=b; Path=/")) as receiver:
         for _ in range(2):
             await send(sender, receiver.address.replace("127.0.0.1", "localhost"))
         assert [received.header("cookie") for received in receiver.received] == [None, None]
 
 
 async def test_sender_ignores_proxy_environment(sender: Sender, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with odd_receiver(answer("500 Oops")) as proxy, odd_receiver(OK) as receiver:
+    async with odd_receiver(http_response("500 Oops")) as proxy, odd_receiver(OK) as receiver:
         for name in ("http_proxy", "HTTP_PROXY", "https_proxy", "all_proxy", "ALL_PROXY"):
             monkeypatch.setenv(name, f"http://127.0.0.1:{proxy.port}")
         assert await send(sender, receiver.address) == Response(200)
@@ -442,7 +471,7 @@ async def test_unused_sender_can_be_closed() -> None:
 
 
 async def test_send_can_be_cancelled_while_waiting_for_response(sender: Sender) -> None:
-    async with odd_receiver(say_nothing) as receiver:
+    async with odd_receiver(never_respond) as receiver:
         sending = asyncio.create_task(send(sender, receiver.address))
         async with asyncio.timeout(LONG_TIMEOUT_SECONDS):
             while not receiver.received:  # noqa: ASYNC110 - the receiver sets no event

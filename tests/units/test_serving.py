@@ -4,7 +4,7 @@ import resource
 
 import pytest
 
-from tenure.server.process import FILES_WANTED, allow_many_connections
+from tenure.server.process import FILES_RESERVED, FILES_WANTED, allow_many_connections, connections_possible
 
 
 def test_server_raises_open_file_limit_to_hard_limit() -> None:
@@ -36,3 +36,21 @@ def test_server_raises_open_file_limit_only_as_far_as_wanted(
     monkeypatch.setattr(resource, "setrlimit", limits.__setitem__)
     allow_many_connections()
     assert limits == {resource.RLIMIT_NOFILE: after}
+
+
+@pytest.mark.parametrize(
+    ("files", "connections"),
+    [
+        (resource.RLIM_INFINITY, 4096),
+        (65_536, 4096),
+        (4096 + FILES_RESERVED, 4096),
+        (1024, 1024 - FILES_RESERVED),
+        (FILES_RESERVED, 1),
+    ],
+)
+def test_connections_leave_some_open_files_for_everything_else(
+    monkeypatch: pytest.MonkeyPatch, files: int, connections: int
+) -> None:
+    """If all files were connections, an instance could not answer its probes."""
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (files, files))
+    assert connections_possible(4096) == connections

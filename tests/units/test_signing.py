@@ -1,4 +1,4 @@
-"""Standard Webhooks: what a signature covers, and which requests a receiver refuses."""
+"""Standard Webhooks: the signed content, and the requests that a receiver refuses."""
 
 from base64 import b64encode
 

@@ -13,7 +13,7 @@ from tenure.streams.output import Tally
 from tenure.streams.stream import Stream
 from tenure.telemetry.events import Telemetry
 from tests.support.open_requests import NOON
-from tests.support.usage import lived
+from tests.support.usage import session_between
 
 BEGAN = 1000.0
 
@@ -30,7 +30,7 @@ class UnavailableStore:
 async def test_stream_retries_failed_save_sooner_as_deadline_approaches(
     monkeypatch: pytest.MonkeyPatch, left: float, pause: float
 ) -> None:
-    session = lived(NOON, NOON + timedelta(seconds=100), closed=False)
+    session = session_between(NOON, NOON + timedelta(seconds=100), closed=False)
     monkeypatch.setattr(module, "monotonic", lambda: BEGAN)
     store: Any = UnavailableStore()
     unused: Any = None

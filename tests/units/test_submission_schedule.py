@@ -85,7 +85,7 @@ def test_loaded_pages_are_ordered_by_due_time() -> None:
     assert schedule.take("crm", NOW, ALL) == [id_of_number(number) for number in (3, 2, 1)]
 
 
-def test_load_treats_attempt_under_way_as_due() -> None:
+def test_load_treats_open_attempt_as_due() -> None:
     schedule = Schedule()
     schedule.load([PendingEntry(1, "crm", None, NOW)])
     schedule.put_in_order()

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 import pytest
 from structlog.testing import capture_logs
 
+from tenure.domain.jobs import RunOutcome
 from tenure.domain.sessions import OpenOutcome, StreamCounters
 from tenure.telemetry.counters import Counters
 from tenure.telemetry.events import (
@@ -13,11 +14,14 @@ from tenure.telemetry.events import (
     InstanceDraining,
     JobClockBehind,
     JobFailed,
+    JobFinished,
+    JobPostponed,
     LeaderLost,
     LeaseContended,
     PayloadWithheld,
     SessionClosed,
     SessionOpened,
+    StoreUnavailable,
     StreamReceived,
     StreamSent,
     Telemetry,
@@ -25,9 +29,10 @@ from tenure.telemetry.events import (
     all_events,
 )
 from tenure.telemetry.logs import log_events
+from tenure.telemetry.siblings import Siblings
 from tests.support.open_requests import NOON
 from tests.support.source import syntax_trees
-from tests.support.usage import lived
+from tests.support.usage import session_between
 
 AT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 ERROR = ValueError("broken")
@@ -61,14 +66,25 @@ def test_event_names_are_unique() -> None:
                 "next_run_at": "2026-01-02T03:04:05.000000Z",
             },
         ),
-        (UsageEmitted(2, AT, sent=False), {"event": "usage.emitted", "log_level": "info", "windows": 2, "sent": False}),
         (
-            JobFailed("prune", 7, "broken", ERROR),
-            {"event": "job.failed", "log_level": "warning", "error": "broken", "exc_info": ERROR},
+            UsageEmitted(2, 3, AT, sent=False),
+            {"event": "usage.emitted", "log_level": "info", "windows": 2, "chunks": 3, "sent": False},
+        ),
+        (
+            JobFailed("prune", 7, "broken", ERROR, 1.5, {"sessions": 2}),
+            {"event": "job.failed", "log_level": "warning", "error": "broken", "exc_info": ERROR, "seconds": 1.5},
+        ),
+        (
+            JobFinished("prune", 7, RunOutcome.SUCCEEDED, 1.5, {"sessions": 2}),
+            {"event": "job.finished", "log_level": "info", "seconds": 1.5, "counts": {"sessions": 2}},
         ),
         (HttpFailed(ERROR), {"event": "http.failed", "log_level": "error", "exc_info": ERROR}),
         (LeaderLost("lead", "us", 7, AT, "released"), {"event": "leader_lost", "log_level": "info"}),
+        (LeaderLost("lead", "us", 7, AT, "resigned"), {"event": "leader_lost", "log_level": "info"}),
         (LeaderLost("lead", "us", 7, AT, "failed", "broken"), {"event": "leader_lost", "log_level": "warning"}),
+        (LeaderLost("lead", "us", 7, AT, "lost"), {"event": "leader_lost", "log_level": "warning"}),
+        (LeaderLost("lead", "us", 7, AT, "expired"), {"event": "leader_lost", "log_level": "warning"}),
+        (LeaderLost("lead", "us", 7, AT, "database"), {"event": "leader_lost", "log_level": "warning"}),
         (SessionClosed("one", "EVICTED", AT), {"event": "session.evicted", "log_level": "info", "state": "closed"}),
         (PayloadWithheld("usage", "one", "broken"), {"event": "usage.withheld", "log_level": "error"}),
     ],
@@ -85,11 +101,19 @@ def test_log_line_has_name_level_and_fields_of_event(event: object, line: dict[s
 def test_fields_without_value_are_left_out_of_log_line() -> None:
     telemetry = log_events(Telemetry())
     with capture_logs() as logs:
-        telemetry.report(UsageEmitted(2, AT, sent=False))
+        telemetry.report(UsageEmitted(2, 3, AT, sent=False))
     assert "lag_seconds" not in logs[0]
 
 
-@pytest.mark.parametrize("event", [LeaseContended("lead"), SessionClosed("one", "STOPPED", AT)])
+@pytest.mark.parametrize(
+    "event",
+    [
+        LeaseContended("lead"),
+        SessionClosed("one", "STOPPED", AT),
+        JobFinished("prune", 7, RunOutcome.SUCCEEDED, 1.5, {}),
+        JobFinished("prune", 7, RunOutcome.FAILED, 1.5, {"sessions": 2}),
+    ],
+)
 def test_event_without_level_is_not_logged(event: object) -> None:
     telemetry = log_events(Telemetry())
     with capture_logs() as logs:
@@ -97,20 +121,21 @@ def test_event_without_level_is_not_logged(event: object) -> None:
     assert logs == []
 
 
-def test_counters_follow_events() -> None:
+async def test_counters_follow_events() -> None:
     telemetry = Telemetry()
-    counters = Counters(telemetry)
-    session = lived(NOON, NOON, closed=False)
+    counters = Counters(telemetry, Siblings())
+    session = session_between(NOON, NOON, closed=False)
     for outcome in (OpenOutcome.CREATED, OpenOutcome.UPGRADED, OpenOutcome.EXISTING, OpenOutcome.EXISTING):
         telemetry.report(SessionOpened(outcome, session))
     telemetry.report(SessionClosed("one", "EVICTED", AT))
     telemetry.report(StreamReceived(320, 10))
     for kind in (None, "partials_sent", "errors_sent"):
         telemetry.report(StreamSent(kind))
-    opened = {outcome: count for (outcome, _), count in counters.opened.items()}
+    totals = (await counters.of_group()).totals
+    opened = {outcome: count for (outcome, _), count in totals.opened.items()}
     assert opened == {OpenOutcome.CREATED: 1, OpenOutcome.UPGRADED: 1, OpenOutcome.EXISTING: 2}
-    assert counters.closed == {"UPGRADED": 1, "EVICTED": 1}
-    streamed = StreamCounters(*(counters.streamed[name] for name in StreamCounters.__struct_fields__))
+    assert totals.closed == {"UPGRADED": 1, "EVICTED": 1}
+    streamed = StreamCounters(*(totals.streamed[name] for name in StreamCounters.__struct_fields__))
     assert streamed == StreamCounters(320, 1, 3, 1, 0, 1, 10)
 
 
@@ -140,3 +165,30 @@ def test_every_event_is_reported_by_some_module() -> None:
         if isinstance(node, ast.Name)
     }
     assert sorted(kind.__name__ for kind in all_events() if kind.__name__ not in used) == []
+
+
+def test_log_has_one_line_a_second_of_an_event_that_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next line says how many events it stands for. Another subject or cause has lines of its own."""
+    now = 100.0
+    monkeypatch.setattr("tenure.telemetry.logs.monotonic", lambda: now)
+    telemetry = log_events(Telemetry())
+    with capture_logs() as logs:
+        for error in ("first", "second", "third"):
+            telemetry.report(StoreUnavailable("disk_full", error))
+        telemetry.report(StoreUnavailable("read_only", "other cause"))
+        telemetry.report(JobPostponed("prune", "refused"))
+        telemetry.report(JobPostponed("emit-usage", "other job"))
+        telemetry.report(JobPostponed("prune", "refused"))
+        now += 1.0
+        telemetry.report(StoreUnavailable("disk_full", "fourth"))
+    shown = [(line.get("error"), line.get("suppressed")) for line in logs]
+    assert shown == [("first", None), ("other cause", None), ("refused", None), ("other job", None), ("fourth", 2)]
+
+
+def test_log_has_every_line_of_other_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tenure.telemetry.logs.monotonic", lambda: 100.0)
+    telemetry = log_events(Telemetry())
+    with capture_logs() as logs:
+        for session_id in ("one", "two", "three"):
+            telemetry.report(SessionClosed(session_id, "EXPIRED", AT))
+    assert [line["session_id"] for line in logs] == ["one", "two", "three"]

@@ -2,14 +2,16 @@
 
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
+from hashlib import sha256
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from tenure.domain.submissions import AttemptOutcome, Contract
+from tenure.domain.submissions import AttemptEnd, AttemptOutcome, Contract, Envelope
 from tenure.domain.verdicts import DELIVERED, JITTER, RETRY_AFTER_MAX_SECONDS, Response, Verdict, judge
+from tenure.submissions.gateway_queue import ReadyAttempt, judged
 
 NOON = datetime(2041, 3, 1, 12, tzinfo=UTC)
 CONTRACT = Contract(schedule_seconds=(5.0, 30.0, 120.0), max_attempts=4, already_have=(409, 208), timeout_seconds=30.0)
@@ -120,3 +122,47 @@ def test_pause_is_bounded_for_malformed_retry_after(header: str) -> None:
     pause = verdict(Response(503, retry_after=header)).pause_seconds
     assert pause is not None
     assert 0 <= pause <= RETRY_AFTER_MAX_SECONDS
+
+
+# Receipts.
+
+PAYLOAD = b'{"a": 1}'
+RECEIPT = f"sha256={sha256(PAYLOAD).hexdigest()}"
+
+
+def end_of(response: Response, was_due: int | None = None) -> AttemptEnd:
+    ready = ReadyAttempt(3, 1, 0, was_due, Envelope("one", "one", PAYLOAD, CONTRACT))
+    return judged(ready, response, 0, others_delivered=False)
+
+
+def test_receipt_of_body_that_was_sent_is_stored() -> None:
+    for receipt in (RECEIPT, RECEIPT.upper()):
+        end = end_of(Response(200, receipt=receipt))
+        assert (end.outcome, end.has_receipt) == (AttemptOutcome.DELIVERED, True)
+    assert not end_of(Response(200)).has_receipt
+
+
+@pytest.mark.parametrize(
+    "receipt", ["", "sha256=", f"sha256={'0' * 64}", RECEIPT.replace("sha256", "md5"), f"{RECEIPT}, {RECEIPT}"]
+)
+def test_receipt_of_another_body_fails_attempt(receipt: str) -> None:
+    end = end_of(Response(200, receipt=receipt))
+    assert (end.outcome, end.status, end.error) == (AttemptOutcome.FAILED, 200, "the receipt names another body")
+    assert (end.counts, end.has_receipt) == (True, False)
+
+
+def test_receipt_does_not_deliver_refused_attempt() -> None:
+    end = end_of(Response(500, receipt=RECEIPT))
+    assert (end.outcome, end.has_receipt, end.error) == (AttemptOutcome.FAILED, False, "answered 500")
+
+
+def test_failed_early_attempt_waits_until_due_or_as_long_as_receiver_asks() -> None:
+    hour = 3600 * 1_000_000
+    assert end_of(Response(500), hour).pause_microseconds == hour
+    assert end_of(Response(503, retry_after="1800"), hour).pause_microseconds == hour
+    assert end_of(Response(503, retry_after="1800"), hour // 4).pause_microseconds == hour // 2
+
+
+def test_early_attempt_does_not_reach_max_attempts_but_410_ends_it() -> None:
+    assert judge(CONTRACT, 19, Response(500), NOON, 0.0, early=True).pause_seconds == 0.0
+    assert judge(CONTRACT, 0, Response(410), NOON, 0.0, early=True).pause_seconds is None

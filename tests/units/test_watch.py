@@ -1,4 +1,4 @@
-"""The loop that reads the board: when it reads, and what it does if the board is unavailable."""
+"""The loop that reads the board: when it reads, and how it handles an unavailable board."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -12,7 +12,7 @@ from tenure.errors import DatabaseUnavailable
 from tenure.leases.board import BoardWatcher
 from tenure.telemetry.events import Telemetry
 from tenure.telemetry.logs import log_events
-from tests.support.lease_stores import LeaseStore, away
+from tests.support.lease_stores import LeaseStore, unavailable
 
 LONG = 3600.0
 BOUND_SECONDS = 20
@@ -75,7 +75,7 @@ async def running(store: LeaseStore, subscriber: BoardSubscriber) -> AsyncIterat
 
 
 def most_reads_since(began: float) -> float:
-    """One every 20 ms, one at the beginning, and one before it."""
+    """One read every 20 ms, one at the beginning, and one before it."""
     return (monotonic() - began) / 0.02 + 2
 
 
@@ -90,7 +90,7 @@ async def test_watch_reads_leases_of_all_subscribers_in_one_query(store: LeaseSt
     for subscriber in subscribers:
         watch.add(subscriber)
     await watch.run_once()
-    assert store.asked.count("read_board") == 1
+    assert store.calls.count("read_board") == 1
     assert [[lease.name for lease in subscriber.boards[0].leases] for subscriber in subscribers] == [
         ["one", "two", "three"]
     ] * 3
@@ -117,7 +117,7 @@ async def test_unavailable_board_notifies_subscriber_and_keeps_usual_interval(
     watch = BoardWatcher(store, 10.0, log_events(Telemetry()))  # type: ignore[arg-type]
     watch.add(subscriber)
     subscriber.wants = 1.0
-    store.before["read_board"] = [away]
+    store.errors_before["read_board"] = [unavailable]
     assert await watch.run_once() == 10.0
     assert [type(error) for error in subscriber.unavailable] == [DatabaseUnavailable]
     assert subscriber.boards == []
@@ -126,7 +126,7 @@ async def test_unavailable_board_notifies_subscriber_and_keeps_usual_interval(
 async def test_unexpected_error_notifies_subscriber(store: LeaseStore, subscriber: BoardSubscriber) -> None:
     watch = BoardWatcher(store, 10.0, log_events(Telemetry()))  # type: ignore[arg-type]
     watch.add(subscriber)
-    store.before["read_board"] = [lambda: RuntimeError("no space left on device")]
+    store.errors_before["read_board"] = [lambda: RuntimeError("no space left on device")]
     assert await watch.run_once() == 10.0
     assert [type(error) for error in subscriber.unavailable] == [RuntimeError]
 
@@ -154,7 +154,7 @@ async def test_hint_during_board_read_triggers_another_read(
     may_answer = store.hold_back("read_board")
     running.watch.wake()
     async with asyncio.timeout(BOUND_SECONDS):
-        while store.asked.count("read_board") < 2:  # noqa: ASYNC110 - the store must not know of it
+        while store.calls.count("read_board") < 2:  # noqa: ASYNC110 - the store must not know of it
             await asyncio.sleep(0.001)
     running.watch.wake()
     may_answer.set()
@@ -203,7 +203,7 @@ async def test_watch_reads_board_at_usual_interval(store: LeaseStore, subscriber
 async def test_board_read_error_does_not_end_loop(
     running: Running, subscriber: BoardSubscriber, store: LeaseStore, error: Exception
 ) -> None:
-    store.before["read_board"] = [lambda: error]
+    store.errors_before["read_board"] = [lambda: error]
     running.watch.wake()
     await subscriber.next_call()
     running.watch.wake()

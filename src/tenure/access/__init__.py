@@ -1,1 +1,1 @@
-"""Who is calling."""
+"""Who is calling, and may they."""

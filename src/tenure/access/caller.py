@@ -1,20 +1,50 @@
-"""The caller of a request."""
+"""The caller of a request: who presents its credential, and what that credential is bound to."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import datetime
+from enum import StrEnum
 
 import msgspec
 
+from tenure.domain.audit_log import Actor
+from tenure.domain.keys import Role
+
+
+class CallerKind(StrEnum):
+    ANONYMOUS = "anonymous"
+    KEY = "key"
+    SESSION_TOKEN = "session_token"  # noqa: S105 - a kind, not a secret
+    OIDC = "oidc"
+
 
 class Caller(msgspec.Struct, frozen=True):
+    kind: CallerKind
     subject: str
+    """`anonymous`, the public id of a key, a session id or the subject of an OIDC token. The audit log records it."""
+    name: str
+    """The name of a key; otherwise the subject. The two keys of a rotation have the same name."""
+    role: Role | None
+    """None for a session token, which has no role."""
+    tenant: str | None = None
+    """The tenant that the credential is bound to."""
+    user: str | None = None
+    """The only user for whom the caller may act."""
+    session_id: str | None = None
+    """The only session that a session token is valid for."""
+    expires_at: datetime | None = None
+    """From this instant on, the credential is not accepted any more."""
 
 
-ANONYMOUS = Caller("anonymous")
+ANONYMOUS = Caller(CallerKind.ANONYMOUS, "anonymous", "anonymous", Role.OPERATOR)
 
-Identify = Callable[[Sequence[tuple[bytes, bytes]]], Caller]
-"""Returns the caller of a request with these headers."""
+"""The caller of every request, as long as no key was ever created."""
+UNIDENTIFIED = Caller(CallerKind.ANONYMOUS, "anonymous", "anonymous", None)
+"""The caller of a public route without a valid credential, once credentials are required."""
+
+Identify = Callable[[Sequence[tuple[bytes, bytes]]], Caller | Awaitable[Caller]]
+"""Returns the caller of a request with these headers, at once if the credential was used before."""
 
 
-def identify_as_anonymous(_headers: Sequence[tuple[bytes, bytes]]) -> Caller:
-    """Return the anonymous caller. Tenure has no credentials yet: every caller may do everything."""
-    return ANONYMOUS
+def actor_of(caller: Caller, request_id: str | None = None) -> Actor:
+    """Return the actor whom the audit log records for a change that this caller makes."""
+    return Actor(caller.subject, caller.name, request_id)

@@ -1,1 +1,1 @@
-"""Many requests, one transaction; and retries while another transaction holds a row."""
+"""Combines requests into batches, and retries requests while another transaction holds their row."""

@@ -11,10 +11,11 @@ wait behind a batch that waits for a lock.
 Failures:
 
 - The database cannot be reached: every member of the batch gets the error. Every item that waits behind the batch gets
-  it too, because these items have already waited for the maximum time of a request.
+  the error too, because it has already waited during all retries of the store.
+- The database is busy (`DatabaseBusy`): only the members of the batch get the error.
 - The batch raises anything else: its members run one by one, so that only the member at fault fails.
 - The batch does not end: members that wait for longer than PATIENCE_SECONDS get an error. As after any lost
-  response, it is then unknown whether their item was written. The caller can send the same request again.
+  response, it is then unknown whether the item was written. The caller can send the same request again.
 """
 
 import asyncio
@@ -33,9 +34,11 @@ Result = TypeVar("Result")
 
 WAITING_MAX = 10_000
 WORTH_ANOTHER = 32
+"""The minimum size of a batch that is sent while another one is running."""
 OVERDUE_SECONDS = 0.01
 PATIENCE_SECONDS = 1.8
-PATROL_SECONDS = 0.1
+LATE_CHECK_SECONDS = 0.1
+"""The interval of the check for members that have waited for longer than PATIENCE_SECONDS."""
 
 Done = Callable[[Result | Exception], None]
 
@@ -58,45 +61,45 @@ class Coalescer(Generic[Item, Result]):
         worth_another: int = WORTH_ANOTHER,
     ) -> None:
         self._run_batch = run_batch
-        self._places = in_flight
+        self._in_flight_max = in_flight
         self._telemetry = telemetry
         self._worth_another = worth_another
         self._waiting: deque[_Member[Item, Result]] = deque()
         self._in_flight: dict[asyncio.Task[None], Sequence[_Member[Item, Result]]] = {}
         self._overdue: set[asyncio.Task[None]] = set()
         self._scheduled = False
-        self._patrolling = False
+        self._checking_for_late = False
 
     def submit(self, item: Item, done: Done[Result], since: float | None = None) -> None:
         """Calls `done` with the result after the commit, or with the error.
 
-        `since` is the time of the event loop at which the caller began to wait: now, unless a retry passes the time of
-        its first try.
+        `since` is the event loop's time at which the caller began to wait, by default now. A retry passes the time of
+        the first try.
         """
         if len(self._waiting) >= WAITING_MAX:
             raise Overloaded(f"{WAITING_MAX} requests are already waiting for the database")
         loop = asyncio.get_running_loop()
         self._waiting.append(_Member(item, done, loop.time() if since is None else since))
-        if not self._scheduled and self._has_place():
+        if not self._scheduled and self._may_send():
             self._scheduled = True
             loop.call_soon(self._dispatch)
-        if not self._patrolling:
-            self._patrolling = True
-            loop.call_later(PATROL_SECONDS, self._patrol)
+        if not self._checking_for_late:
+            self._checking_for_late = True
+            loop.call_later(LATE_CHECK_SECONDS, self._fail_late)
 
     async def run(self, item: Item, since: float | None = None) -> Result:
         future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
         self.submit(item, partial(_settle, future), since)
         return await future
 
-    def _has_place(self) -> bool:
-        if len(self._in_flight) >= self._places:
+    def _may_send(self) -> bool:
+        if len(self._in_flight) >= self._in_flight_max:
             return False
         return len(self._in_flight) == len(self._overdue) or len(self._waiting) >= self._worth_another
 
     def _dispatch(self) -> None:
         self._scheduled = False
-        while self._waiting and self._has_place():
+        while self._waiting and self._may_send():
             batch = list(islice(self._waiting, BATCH_MAX))
             for _ in batch:
                 self._waiting.popleft()
@@ -124,7 +127,7 @@ class Coalescer(Generic[Item, Result]):
             results = await self._run_batch([member.item for member in batch])
         except DatabaseUnavailable as error:
             self._fail_with_waiting(batch, error)
-        except Exception as error:  # noqa: BLE001 - the member that caused it gets it
+        except Exception as error:  # noqa: BLE001 - the member at fault gets the error
             await self._run_one_by_one(batch, error)
         except BaseException:
             self._settle_all(batch, DatabaseUnavailable("this instance is stopping"))
@@ -138,7 +141,7 @@ class Coalescer(Generic[Item, Result]):
             self._settle(batch[0], error)
             return
         for member in batch:
-            # A member that already has its result, because the database became unavailable, is not run again.
+            # Skip members that have already failed: `_fail_with_waiting` and `_fail_late` settle members of this batch.
             if member.done is not None:
                 await self._execute([member])
 
@@ -152,8 +155,8 @@ class Coalescer(Generic[Item, Result]):
         """Return the batch in flight that contains `batch`, which may be a single member (see `_run_one_by_one`)."""
         return [members for members in self._in_flight.values() if batch[0] in members]
 
-    def _patrol(self) -> None:
-        """Fails members that have waited for longer than PATIENCE_SECONDS, whether in flight or not."""
+    def _fail_late(self) -> None:
+        """Fails members, in flight or waiting, that are older than PATIENCE_SECONDS."""
         loop = asyncio.get_running_loop()
         too_long_ago = loop.time() - PATIENCE_SECONDS
         error = DatabaseUnavailable(f"the database did not answer within {PATIENCE_SECONDS:g} seconds")
@@ -161,9 +164,9 @@ class Coalescer(Generic[Item, Result]):
         self._settle_all(late, error)
         if late:
             self._waiting = deque(member for member in self._waiting if member.done is not None)
-        self._patrolling = bool(self._in_flight or self._waiting)
-        if self._patrolling:
-            loop.call_later(PATROL_SECONDS, self._patrol)
+        self._checking_for_late = bool(self._in_flight or self._waiting)
+        if self._checking_for_late:
+            loop.call_later(LATE_CHECK_SECONDS, self._fail_late)
 
     def _settle_all(self, members: Iterable[_Member[Item, Result]], error: Exception) -> None:
         for member in list(members):
@@ -175,7 +178,7 @@ class Coalescer(Generic[Item, Result]):
             return
         try:
             done(result)
-        except Exception as error:  # noqa: BLE001 - one failing callback must not cost the others their results
+        except Exception as error:  # noqa: BLE001 - the other callbacks must still be called
             self._telemetry.report(CallbackFailed(error))
 
 

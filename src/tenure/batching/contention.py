@@ -1,8 +1,8 @@
 """Retries while another transaction holds a row.
 
 No write waits for a row lock inside its transaction, because the rest of its batch would wait too. The store skips the
-row and returns `held`; the caller retries after a pause. Most rows are held for about a millisecond, and a time limit
-bounds the retries.
+row and returns `held`; the caller retries after a pause. Most rows are held for about a millisecond. The retries end
+after CONTENTION_SECONDS.
 """
 
 import asyncio
@@ -75,6 +75,6 @@ class BackgroundRetries(Generic[T]):
         result: T | Exception
         try:
             result = await retrying
-        except Exception as error:  # noqa: BLE001 - the callback handles it
+        except Exception as error:  # noqa: BLE001 - the callback gets the error
             result = error
         done(result)

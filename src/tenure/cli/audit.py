@@ -33,9 +33,8 @@ def audit(
     as_json: JsonFlag = False,
     config: ConfigFlag = None,
 ) -> None:
-    """Check that every instant was billed once, and exit with 1 if not."""
-    # `insecure`, because this command does not listen: it must accept a `host` that `serve` refuses without --insecure.
-    settings = load_settings(config, database=database, insecure=True)
+    """Check that every instant of every session was billed exactly once. Exit with 1 if not."""
+    settings = load_settings(config, database=database)
     from_instant = None if from_at is None else instant_of("from", from_at)
     report = asyncio.run(_run(settings, None if ledger is None else _ReceiverLedger(ledger), from_instant))
     typer.echo(msgspec.json.encode(_json_values(report)).decode() if as_json else _text(report))
@@ -103,6 +102,8 @@ def _json_values(report: "Report") -> dict[str, object]:
         "windows": report.windows,
         "chunks": report.chunks,
         **amounts,
+        "chunksWithReceipt": report.chunks_with_receipt,
+        "chunksWithoutReceipt": report.chunks_without_receipt,
         "ledger": report.ledger and _ledger_json_values(report.ledger),
         "findings": report.findings,
     }
@@ -121,11 +122,17 @@ def _text(report: "Report") -> str:
         f"installation {report.installation_id}",
         f"{report.windows} windows, {report.chunks} chunks, {span}" if report.windows else "no windows",
         *(f"{name:9}  {fixed_text(amount):>20}" for name, amount in _amounts(report).items()),
+        _receipts_text(report),
         *([] if report.ledger is None else [_ledger_text(report.ledger)]),
         *(f"{finding.check}: {finding.detail}" for finding in report.findings),
         {0: "no faults", 1: "1 fault"}.get(len(report.findings), f"{len(report.findings)} faults"),
     ]
     return "\n".join(lines)
+
+
+def _receipts_text(report: "Report") -> str:
+    with_receipt, without = report.chunks_with_receipt, report.chunks_without_receipt
+    return f"receipts   {with_receipt} delivered chunks with a receipt, {without} without"
 
 
 def _ledger_text(ledger: "LedgerTotals") -> str:

@@ -14,8 +14,18 @@ from tenure.errors import ConfigurationError
 DatabaseFlag = Annotated[str | None, typer.Option(help="The database: sqlite:///file, postgresql://… or mssql://…")]
 ConfigFlag = Annotated[Path | None, typer.Option(help="The configuration file; by default tenure.toml, if it exists.")]
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-UrlFlag = Annotated[str, typer.Option(help="The URL of the service, including its prefix.")]
-KeyFlag = Annotated[str | None, typer.Option(help="An API key.")]
+UrlFlag = Annotated[str, typer.Option(help="The URL of the service, including its prefix.", envvar="TENURE_URL")]
+
+
+KeyFlag = Annotated[
+    str | None,
+    typer.Option(
+        "--key",
+        help="The API key. Other users of this host can read flags, so better set TENURE_KEY.",
+        envvar="TENURE_KEY",
+        show_envvar=False,
+    ),
+]
 
 
 def load_settings(file: Path | None, **flags: str | bool | None) -> Config:

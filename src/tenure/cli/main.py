@@ -7,10 +7,11 @@ import typer
 
 from tenure import __version__
 from tenure.cli.audit import audit
+from tenure.cli.keys import keys
 from tenure.cli.migrate import migrate
 from tenure.cli.receiver import receiver
 from tenure.cli.serve import serve
-from tenure.cli.usage import usage
+from tenure.cli.usage import usage_commands
 from tenure.errors import ConfigurationError, DatabaseUnavailable
 from tenure.telemetry.logs import configure_logs
 
@@ -25,7 +26,7 @@ FAILED = 1
 
 
 def main() -> None:
-    # This must come before the first log line: logs go to standard error, and results of commands to standard output.
+    # Configure logs before the first log line, so that standard output contains only the results of commands.
     configure_logs()
     try:
         app()
@@ -55,8 +56,9 @@ def tenure(
 app.command()(serve)
 app.command()(migrate)
 app.command()(receiver)
-app.command()(usage)
+app.add_typer(usage_commands, name="usage")
 app.command()(audit)
+app.add_typer(keys, name="keys")
 
 
 def _print_error(message: str) -> None:

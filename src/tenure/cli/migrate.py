@@ -15,8 +15,7 @@ def migrate(
     config: ConfigFlag = None,
 ) -> None:
     """Migrate the database schema to the current version."""
-    # `insecure`, because this command does not listen: it must accept a `host` that `serve` refuses without --insecure.
-    settings = load_settings(config, database=database, insecure=True)
+    settings = load_settings(config, database=database)
     typer.echo(asyncio.run(_migrate(settings, dry_run=dry_run)))
 
 

@@ -20,12 +20,12 @@ def receiver(
     port: Annotated[str, typer.Option(help="The port to listen on; 0 picks a free one.")] = "9090",
     ledger: Annotated[Path, typer.Option(help="The SQLite file that stores received deliveries.")] = Path("ledger.db"),
     secret: Annotated[str | None, typer.Option(help="Verify signatures with this secret.", show_default=False)] = None,
-    previous_secret: Annotated[str | None, typer.Option(help="Also accept signatures by this secret.")] = None,
+    previous_secret: Annotated[str | None, typer.Option(help="Also accept signatures made with this secret.")] = None,
     fail: Annotated[str, typer.Option(help="The share of deliveries that fail, from 0 to 1, or faults as JSON.")] = "0",
-    insecure: Annotated[bool, typer.Option("--insecure", help="Listen on any address.")] = False,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Allow any address, not only loopback.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the totals as JSON.")] = False,
 ) -> None:
-    """Receive submissions, count each key once, fail as configured, and print the totals at the end."""
+    """Receive submissions, count each key once, inject the configured faults, and print the totals at the end."""
     from tenure.receiver.faults import read_faults  # noqa: PLC0415 - other commands need no server
     from tenure.receiver.server import ReceiverSettings, run  # noqa: PLC0415
 
@@ -42,7 +42,7 @@ def receiver(
 
 
 def _check_host(host: str, *, insecure: bool) -> None:
-    from tenure.config.settings import is_loopback  # noqa: PLC0415
+    from tenure.config.urls import is_loopback  # noqa: PLC0415
 
     if not insecure and not is_loopback(host):
         raise ConfigurationError("host: must be a loopback address, such as 127.0.0.1, unless --insecure is set")

@@ -14,7 +14,8 @@ def serve(
     workers: Annotated[str | None, typer.Option(help="The number of processes; each is an instance. [1]")] = None,
     prefix: Annotated[str | None, typer.Option(help="Serve the API below this path, for example /api/v3.")] = None,
     insecure: Annotated[
-        bool | None, typer.Option("--insecure", help="Listen on any address, although no API keys are set up.")
+        bool | None,
+        typer.Option("--insecure", help="Allow any address without a key. Every client has full access."),
     ] = None,
     config: ConfigFlag = None,
 ) -> None:

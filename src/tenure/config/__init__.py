@@ -1,7 +1,29 @@
 """The configuration: one frozen record, validated once at startup."""
 
 from tenure.config.load import load
-from tenure.config.settings import Config, GatewayConfig, JobConfig, LeasesConfig, SessionsConfig, StreamsConfig
+from tenure.config.settings import (
+    Config,
+    GatewayConfig,
+    HttpConfig,
+    JobConfig,
+    LeasesConfig,
+    OidcConfig,
+    SessionsConfig,
+    StreamsConfig,
+)
+from tenure.config.urls import is_loopback
 from tenure.config.values import JOBS
 
-__all__ = ["JOBS", "Config", "GatewayConfig", "JobConfig", "LeasesConfig", "SessionsConfig", "StreamsConfig", "load"]
+__all__ = [
+    "JOBS",
+    "Config",
+    "GatewayConfig",
+    "HttpConfig",
+    "JobConfig",
+    "LeasesConfig",
+    "OidcConfig",
+    "SessionsConfig",
+    "StreamsConfig",
+    "is_loopback",
+    "load",
+]

@@ -1,4 +1,4 @@
-"""Loads the configuration. Flags override `TENURE_…` variables, which override the file, which overrides the defaults.
+"""Loads the configuration from, in descending precedence, flags, `TENURE_…` variables, the file and the defaults.
 
 Any invalid setting raises `ConfigurationError`, which prevents the start. Its message contains the setting's name, its
 source, the allowed values and, for an unknown name, a suggestion. It never contains the value, which may be a secret.
@@ -26,12 +26,14 @@ from tenure.config.schema import (
     suggestion,
     variable,
 )
-from tenure.config.settings import Config, is_loopback
+from tenure.config.settings import Config
 from tenure.config.sources import RawText, Source, defaults, from_environment, from_file, from_flags, printable
+from tenure.config.values import UNSUPPORTED
+from tenure.domain.submissions import USAGES
 from tenure.errors import ConfigurationError
 
 SECTION = object()
-"""Marks a section, which has no value besides the settings in it."""
+"""The value of a `Setting` that is a section. A section has no value of its own, only settings."""
 
 
 class Setting(NamedTuple):
@@ -75,6 +77,8 @@ def _settings(path: SettingPath, value: Any, kind: Any, source: Source) -> Itera
 
 def _kind(path: SettingPath, section: Any, source: Source) -> Any:
     """Return the type of a setting or section by its path. Raise if its section cannot contain this name."""
+    if path in UNSUPPORTED:
+        raise _error(path, source.name, "is not supported yet")
     if entries := entries_of(section):
         _checked(path, path[-1], entries.names, source, "the name must be")
         return entries.values
@@ -127,7 +131,7 @@ def _check_required(settings: Settings) -> None:
 
 
 def _tree(settings: Settings) -> dict[str, Any]:
-    """Nest the settings as the structs are nested. Relies on the order: a section comes before its settings."""
+    """Nest the settings as the structs are nested. Every section must come before the settings in it."""
     root: dict[str, Any] = {}
     for path, value, *_ in settings.values():
         node = root
@@ -140,14 +144,16 @@ def _tree(settings: Settings) -> dict[str, Any]:
 
 def _check_consistency(config: Config, settings: Settings) -> None:
     # The first conflict is enough: the user corrects one setting at a time.
-    for conflict in chain(_conflicts(config, partial(_named, settings)), _ambiguous_names(settings)):
+    named = partial(_named, settings)
+    for conflict in chain(_conflicts(config, named), _ineffective(settings, named), _ambiguous_names(settings)):
         raise ConfigurationError(printable(conflict))
 
 
 def _conflicts(config: Config, named: Callable[..., str]) -> Iterator[str]:
     """Check the rules that involve more than one setting."""
-    if not config.insecure and not is_loopback(config.host):
-        yield f"{named('host')}: must be a loopback address, such as 127.0.0.1, unless insecure (--insecure) is set"
+    if config.http.max_connections <= config.streams.max_per_instance:
+        # Otherwise streams alone could take all connections, and probes would be refused.
+        yield f"{named('http', 'max_connections')}: must be greater than {named('streams', 'max_per_instance')}"
     if config.leases.renew_seconds >= config.leases.duration_seconds:
         yield f"{named('leases', 'renew_seconds')}: must be less than {named('leases', 'duration_seconds')}"
     if 0 < config.sessions.lease_seconds <= config.sessions.heartbeat_seconds:
@@ -157,8 +163,15 @@ def _conflicts(config: Config, named: Callable[..., str]) -> Iterator[str]:
             yield f"{named('gateways', name, 'previous_secret')}: requires gateways.{name}.secret"
 
 
+def _ineffective(settings: Settings, named: Callable[..., str]) -> Iterator[str]:
+    """Find settings that are valid in general, but would have no effect where they are."""
+    limit_of_usage = ("gateways", USAGES, "max_attempts")
+    if limit_of_usage in settings:
+        yield f"{named(*limit_of_usage)}: cannot be set, because usage is sent until it is delivered"
+
+
 def _ambiguous_names(settings: Settings) -> Iterator[str]:
-    """Names that differ only in dashes and letter case have the same environment variable."""
+    """Find names that have the same environment variable, because they differ only in dashes and letter case."""
     seen: dict[str, SettingPath] = {}
     for path in settings:
         other = seen.setdefault(variable(path), path)

@@ -8,13 +8,13 @@ import msgspec
 from msgspec.structs import FieldInfo, fields
 
 from tenure.config.settings import Config
-from tenure.config.values import JOBS, Rule, near_miss
+from tenure.config.values import GATEWAYS, JOBS, Rule, near_miss
 
 SettingPath: TypeAlias = tuple[str, ...]
 
 PREFIX = "TENURE_"
 SEPARATOR = "__"
-SUGGESTED_NAMES = {"jobs": tuple(JOBS), "gateways": ("usages", "oncall")}
+SUGGESTED_NAMES = {"jobs": tuple(JOBS), "gateways": GATEWAYS}
 """The names to suggest in sections that accept any name."""
 
 
@@ -62,11 +62,13 @@ def variable(path: SettingPath) -> str:
 
 
 def suggestion(path: SettingPath, siblings: Iterable[str]) -> SettingPath | None:
-    """Suggest a setting for an unknown name: the same name in another section, else the most similar name in this
-    section, else, at the top level, the most similar path.
+    """Suggest a setting for an unknown path, or return None.
+
+    The first match wins: the same path with wrong separators, the same name in another section, the most similar name
+    in this section and, at the top level, the most similar path.
     """
     known = {_joined(other): other for other in _paths(Config)}
-    # Reversed, so that the first of several settings with the same name is suggested.
+    # Reversed, because the last entry of a dict wins: of several settings with the same name, the first is suggested.
     elsewhere = {other[-1]: other for other in reversed(known.values()) if other[0] not in SUGGESTED_NAMES}
     if exact := known.get(_joined(path)) or elsewhere.get(path[-1]):
         return exact

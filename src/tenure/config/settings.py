@@ -3,7 +3,6 @@
 `docs/configuration.md` lists the same settings; a test compares the two.
 """
 
-import ipaddress
 from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
@@ -14,6 +13,7 @@ from msgspec.structs import replace
 from tenure.config.urls import HIDDEN, origin, without_password
 from tenure.config.values import (
     JOBS,
+    ROLES,
     Backoff,
     Bytes,
     Count,
@@ -23,19 +23,25 @@ from tenure.config.values import (
     Format,
     GatewayName,
     Handler,
+    HeaderBytes,
     HeaderName,
     HeaderValue,
     Host,
+    HostNames,
     HttpUrl,
     JobName,
     Kind,
+    Leeway,
     OptionName,
+    Origins,
     PoolSize,
     Port,
     Prefix,
+    RoleName,
     Seconds,
-    SecondsOrNone,
+    SecondsOrZero,
     Secret,
+    SecureUrl,
     Statuses,
     Switch,
     Text,
@@ -62,6 +68,25 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return [(name, _masked(name, getattr(self, name))) for name in self.__struct_fields__]
 
 
+class HttpConfig(Section, frozen=True, kw_only=True):
+    """Limits on connections and requests, each per instance."""
+
+    max_connections: Count = 4096
+    max_header_bytes: HeaderBytes = 32_768
+    max_headers: Count = 100
+    head_seconds: Seconds = 10.0
+    body_seconds: Seconds = 30.0
+    idle_seconds: Seconds = 75.0
+    max_unfinished_bytes: Bytes = 268_435_456
+    allowed_hosts: HostNames = ()
+    allowed_origins: Origins = ()
+
+
+class AccessConfig(Section, frozen=True, kw_only=True):
+    grace_seconds: SecondsOrZero = 300.0
+    """How long cached keys stay valid while the database is unavailable."""
+
+
 class SessionsConfig(Section, frozen=True, kw_only=True):
     """Limits of new sessions.
 
@@ -70,9 +95,9 @@ class SessionsConfig(Section, frozen=True, kw_only=True):
     """
 
     term_days: Days = 30.0
-    lease_seconds: SecondsOrNone = 0.0
-    idle_seconds: SecondsOrNone = 0.0
-    heartbeat_seconds: SecondsOrNone = 0.0
+    lease_seconds: SecondsOrZero = 0.0
+    idle_seconds: SecondsOrZero = 0.0
+    heartbeat_seconds: SecondsOrZero = 0.0
 
 
 class StreamsConfig(Section, frozen=True, kw_only=True):
@@ -121,9 +146,20 @@ class GatewayConfig(Section, frozen=True, kw_only=True):
 
 
 class OidcConfig(Section, frozen=True, kw_only=True):
+    """The issuer whose tokens are accepted, and what their claims mean.
+
+    Not a part of `Config` yet: a section `[oidc]` is refused (`UNSUPPORTED`), because no request is checked for tokens.
+    """
+
     issuer: HttpUrl
     audience: Text
-    jwks_url: HttpUrl
+    jwks_url: SecureUrl
+    tenant_claim: Text = "tid"
+    user_claim: Text = "oid"
+    roles_claim: Text = "roles"
+    # A configured table replaces this one: a value of the token that is not in it grants nothing.
+    roles: dict[Text, RoleName] = msgspec.field(default_factory=lambda: {name: name for name in ROLES})
+    leeway_seconds: Leeway = 30
 
 
 class Config(Section, frozen=True, kw_only=True):
@@ -134,13 +170,14 @@ class Config(Section, frozen=True, kw_only=True):
     prefix: Prefix = ""
     insecure: Switch = False
     pool_size: PoolSize = 10
+    http: HttpConfig = HttpConfig()
+    access: AccessConfig = AccessConfig()
     sessions: SessionsConfig = SessionsConfig()
     streams: StreamsConfig = StreamsConfig()
     leases: LeasesConfig = LeasesConfig()
     jobs: dict[JobName, JobConfig] = {}
     usage: UsageConfig = UsageConfig()
     gateways: dict[GatewayName, GatewayConfig] = {}
-    oidc: OidcConfig | None = None
 
     def job(self, name: str) -> JobConfig:
         """Return a job's settings, configured or default. For an application's job, the interval may be None."""
@@ -152,12 +189,3 @@ class Config(Section, frozen=True, kw_only=True):
 
 def _masked(name: str, value: Any) -> Any:
     return SECRETS[name](value) if name in SECRETS else value
-
-
-def is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -14,7 +14,7 @@ from tenure.errors import ConfigurationError
 FILE = "tenure.toml"
 FILE_VARIABLE = "TENURE_CONFIG"
 NOT_SETTINGS = (FILE_VARIABLE, "TENURE_URL", "TENURE_KEY")
-"""Variables that are reserved for the command line."""
+"""Variables that only the command line uses."""
 
 _TEST_PREFIX = "TENURE_TEST_"
 _KUBERNETES = re.compile(

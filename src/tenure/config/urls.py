@@ -1,12 +1,34 @@
 """Validates URLs, and masks the secrets in them."""
 
-from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+import ipaddress
+import re
+from collections.abc import Callable
+from typing import NamedTuple
+from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit
 
 SCHEMES = ("sqlite", "postgresql", "mssql")
 SQLITE = "sqlite:///"
 HIDDEN = "***"
-SHOWN_PARAMETERS = ("host", "port", "sslmode", "driver")
+SHOWN_PARAMETERS = ("host", "port", "target_session_attrs", "sslmode", "driver")
 """Query parameters whose values are shown. All others are masked, because drivers accept passwords as parameters."""
+
+SESSION_ATTRIBUTES = ("any", "read-write", "read-only", "primary", "standby", "prefer-standby")
+PORT_MAX = 65_535
+
+
+class PostgresHost(NamedTuple):
+    """A host of a PostgreSQL URL: a name, an address or the folder of a socket. None is the default of the driver."""
+
+    host: str | None = None
+    port: int | None = None
+
+
+class PostgresUrl(NamedTuple):
+    """A PostgreSQL URL, taken apart. `rest` is the URL without its hosts, ports and session attributes."""
+
+    rest: str
+    hosts: tuple[PostgresHost, ...]
+    session_attributes: str | None
 
 
 def is_database_url(url: str) -> bool:
@@ -24,6 +46,20 @@ def is_http_url(url: str) -> bool:
         and "@" not in parts.netloc
         and "#" not in url
     )
+
+
+def is_secure_url(url: str) -> bool:
+    """Return whether an attacker in the network cannot change what this URL returns: https, or a loopback host."""
+    return is_http_url(url) and (urlsplit(url).scheme == "https" or is_loopback(urlsplit(url).hostname or ""))
+
+
+def is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def without_password(url: str) -> str:
@@ -59,19 +95,93 @@ def _names_a_file(url: str) -> bool:
 
 
 def _names_a_server(url: str) -> bool:
-    """Refuses a second @ or an @ after the host, because it belongs to a password that was not percent-encoded."""
-    parts = _split(url)
+    """Return whether the URL names a server and a database.
+
+    A second @, or an @ after the host, is refused: it belongs to a password that was not percent-encoded.
+    """
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return False
     return (
-        parts is not None
-        and parts.scheme in ("postgresql", "mssql")
+        parts.scheme in ("postgresql", "mssql")
         and url.startswith(f"{parts.scheme}://")
         and unquote(url).isprintable()
         and url.count("@") == parts.netloc.count("@") <= 1
         and "#" not in url
         and len(parts.path) > 1
-        # PostgreSQL needs no host: it may be reached on a Unix socket.
-        and (parts.scheme == "postgresql" or bool(parts.hostname))
+        and (_names_hosts(url) if parts.scheme == "postgresql" else _names_one_host(url))
     )
+
+
+def _names_one_host(url: str) -> bool:
+    parts = _split(url)
+    return parts is not None and bool(parts.hostname)
+
+
+def _names_hosts(url: str) -> bool:
+    """PostgreSQL needs no host, because it may be reached on a Unix socket, and may have several."""
+    try:
+        split_postgres_url(url)
+    except ValueError:
+        return False
+    return True
+
+
+def split_postgres_url(url: str) -> PostgresUrl:
+    """Take a URL apart as libpq does. Raise `ValueError` if a host, a port or the session attributes are invalid.
+
+    Hosts are separated by commas, either before the path, each with its port, or in the parameter `host`, with their
+    ports in the parameter `port`: one for all hosts, or one for each.
+    """
+    parts = urlsplit(url)
+    user_and_password, at, address = parts.netloc.rpartition("@")
+    parameters = dict(parse_qsl(parts.query, keep_blank_values=True))
+    in_parameters, ports = parameters.pop("host", ""), parameters.pop("port", "")
+    attributes = parameters.pop("target_session_attrs", None)
+    if attributes is not None and attributes not in SESSION_ATTRIBUTES:
+        raise ValueError("target_session_attrs must be one of " + ", ".join(SESSION_ATTRIBUTES))
+    hosts = _hosts_of(address, unquote) if address else _hosts_of(in_parameters, str)
+    query = f"?{urlencode(parameters)}" if parameters else ""
+    rest = f"{parts.scheme}://{user_and_password}{at}{parts.path}{query}"
+    return PostgresUrl(rest, hosts if address else _with_ports(hosts, ports), attributes)
+
+
+_HOST = re.compile(r"(?:\[(?P<address>[^\[\]]+)\]|(?P<name>[^\[\]:]*))(?::(?P<port>[0-9]+))?")
+
+
+def _hosts_of(text: str, decode: Callable[[str], str]) -> tuple[PostgresHost, ...]:
+    hosts = tuple(_host_of(part, decode) for part in text.split(","))
+    if len(hosts) > 1 and any(host is None for host, _ in hosts):
+        raise ValueError("one of several hosts has no name")
+    return hosts
+
+
+def _host_of(text: str, decode: Callable[[str], str]) -> PostgresHost:
+    if text.startswith("/"):
+        return PostgresHost(text)  # the folder of a socket may contain colons
+    match = _HOST.fullmatch(text)
+    if match is None:
+        raise ValueError("a host must be a name or an address, with a colon and a port or without")
+    name = decode(match["address"] or match["name"])
+    return PostgresHost(name or None, _port(match["port"]) if match["port"] else None)
+
+
+def _with_ports(hosts: tuple[PostgresHost, ...], text: str) -> tuple[PostgresHost, ...]:
+    if not text:
+        return hosts
+    ports = [_port(port) for port in text.split(",")]
+    if len(ports) not in (1, len(hosts)):
+        raise ValueError("the number of ports must be one, or that of the hosts")
+    each = ports * len(hosts) if len(ports) == 1 else ports
+    return tuple(PostgresHost(host, port) for (host, _), port in zip(hosts, each, strict=True))
+
+
+def _port(text: str) -> int:
+    port = int(text)
+    if not 0 < port <= PORT_MAX:
+        raise ValueError(f"a port must be a number from 1 to {PORT_MAX}")
+    return port
 
 
 def _split(url: str) -> SplitResult | None:

@@ -10,14 +10,18 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from msgspec import Meta
 
-from tenure.config.urls import SCHEMES, SQLITE, is_database_url, is_http_url
+from tenure.config.urls import SCHEMES, SQLITE, is_database_url, is_http_url, is_secure_url
+from tenure.domain.submissions import USAGES
 from tenure.signing import SECRET_RULE, is_secret
 
-JOBS = {"expire-sessions": 10.0, "emit-usage": 60.0, "prune": 3600.0, "watch": 30.0}
+JOBS = {"expire-sessions": 10.0, "emit-usage": 60.0, "prune": 3600.0}
 """The built-in jobs and their default intervals in seconds."""
 HANDLERS = ("echo", "discard")
-GATEWAYS = ("usages", "oncall")
+GATEWAYS = (USAGES,)
 """The gateways that Tenure itself submits to."""
+UNSUPPORTED = (("oidc",), ("jobs", "watch"), ("gateways", "oncall"))
+"""The paths of settings and sections that a later version will have. They are refused, because they have no effect."""
+ROLES: tuple[Literal["client", "reader", "operator"], ...] = ("client", "reader", "operator")
 RESERVED_HEADERS = frozenset(
     {
         "connection",
@@ -40,7 +44,7 @@ SIMILAR = 0.6
 MISSPELLED = 0.75
 """The minimum similarity to a built-in name for a name to be refused as a misspelling."""
 MISSPELLED_GATEWAY = 0.85
-"""The same for gateways. The value is higher, because an installation may name its gateways freely."""
+"""The same for gateways. It is higher, because operators choose the names of their gateways."""
 
 
 class Rule(NamedTuple):
@@ -90,6 +94,8 @@ def _misspelled_gateway(name: str) -> str | None:
 
 
 _NAME = re.compile(r"[a-z0-9]+([-_][a-z0-9]+)*")
+_HOST_NAME = re.compile(r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]")
+_ORIGIN = re.compile(rf"[a-z][a-z0-9+.-]*://({_HOST_NAME.pattern})(:[0-9]{{1,5}})?")
 _misspelled_job = partial(_misspelled, built_in=JOBS, group="tenure.jobs")
 _misspelled_handler = partial(_misspelled, built_in=HANDLERS, group="tenure.stream_handlers")
 
@@ -97,11 +103,12 @@ Switch = Annotated[bool, Rule("true or false")]
 Text = Annotated[str, Rule("non-empty text", bool)]
 
 Seconds = Annotated[float, Meta(ge=1, le=MAX_SECONDS), Rule("a number of seconds from 1 to 1000000000")]
-SecondsOrNone = Annotated[
+SecondsOrZero = Annotated[
     float,
     Meta(ge=0, le=MAX_SECONDS),
     Rule("0 or a number of seconds from 1 to 1000000000", lambda seconds: seconds == 0 or seconds >= 1),
 ]
+Leeway = Annotated[int, Meta(ge=0, le=60), Rule("a whole number of seconds from 0 to 60")]
 Days = Annotated[float, Meta(ge=0.00001, le=36500), Rule("a number of days from 0.00001 to 36500")]
 Backoff = Annotated[
     tuple[Annotated[float, Meta(ge=0, le=MAX_SECONDS)], ...],
@@ -114,6 +121,7 @@ Workers = Annotated[int, Meta(ge=1, le=256), Rule("a whole number from 1 to 256"
 PoolSize = Annotated[int, Meta(ge=4, le=1000), Rule("a whole number from 4 to 1000")]
 Count = Annotated[int, Meta(ge=1, le=1_000_000), Rule("a whole number from 1 to 1000000")]
 Bytes = Annotated[int, Meta(ge=1, le=1 << 30), Rule("a whole number from 1 to 1073741824")]
+HeaderBytes = Annotated[int, Meta(ge=1024, le=1 << 20), Rule("a whole number from 1024 to 1048576")]
 Statuses = Annotated[tuple[Annotated[int, Meta(ge=200, le=599)], ...], Rule("a list of whole numbers from 200 to 599")]
 
 Kind = Annotated[Literal["1", "2", "3"], Rule("1, 2 or 3")]
@@ -121,6 +129,10 @@ Factor = Annotated[Decimal, Rule("a number from 0 to 1000000 with at most six de
 Format = Annotated[
     Literal["tenure", "cloudevents"],
     Rule("tenure or cloudevents", suggest=partial(near_miss, names=("tenure", "cloudevents"))),
+]
+RoleName = Annotated[
+    Literal["client", "reader", "operator"],
+    Rule("client, reader or operator", suggest=partial(near_miss, names=ROLES)),
 ]
 
 DatabaseUrl = Annotated[
@@ -134,7 +146,24 @@ DatabaseUrl = Annotated[
 ]
 Secret = Annotated[str, Rule(SECRET_RULE, is_secret)]
 HttpUrl = Annotated[str, Rule("an http or https address without credentials", is_http_url)]
+SecureUrl = Annotated[
+    str, Rule("an https address without credentials, or such an http address of a loopback host", is_secure_url)
+]
 Host = Annotated[str, Rule("an address or a host name", re.compile(r"[A-Za-z0-9.:_%-]+").fullmatch)]
+HostNames = Annotated[
+    tuple[str, ...],
+    Rule(
+        'a list of host names or addresses without a port, or ["*"]',
+        lambda names: names == ("*",) or all(_HOST_NAME.fullmatch(name) for name in names),
+    ),
+]
+Origins = Annotated[
+    tuple[str, ...],
+    Rule(
+        'a list of origins such as https://app.example.com, or ["*"]',
+        lambda origins: origins == ("*",) or all(_ORIGIN.fullmatch(origin) for origin in origins),
+    ),
+]
 Prefix = Annotated[
     str,
     Rule(
@@ -155,7 +184,7 @@ Handler = Annotated[
 JobName = Annotated[
     str,
     Rule(
-        "expire-sessions, emit-usage, prune, watch or the name of an application's job: "
+        "expire-sessions, emit-usage, prune or the name of an application's job: "
         "lower-case letters and digits with single dashes or underscores between them",
         lambda name: _NAME.fullmatch(name) and _misspelled_job(name) is None,
         _misspelled_job,
@@ -164,8 +193,7 @@ JobName = Annotated[
 GatewayName = Annotated[
     str,
     Rule(
-        "usages, oncall or a name of your choice: "
-        "lower-case letters and digits with single dashes or underscores between them",
+        "usages or a name of your choice: lower-case letters and digits with single dashes or underscores between them",
         lambda name: _NAME.fullmatch(name) and _misspelled_gateway(name) is None,
         _misspelled_gateway,
     ),

@@ -1,1 +1,1 @@
-"""The records of the domain, and its rules as pure functions: no I/O, no clock, no SQL."""
+"""Domain records, and domain rules as pure functions: no I/O, no clock, no SQL."""

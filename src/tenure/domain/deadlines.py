@@ -1,7 +1,8 @@
 """The deadline of a session, at which it ends automatically.
 
 The deadline is the earliest of the term's end, the last heartbeat plus the lease, and the last activity plus the idle
-limit. From that instant on, the session has ended for every caller, whether or not its end has been recorded yet.
+limit. A session whose deadline has passed has *lapsed*: for every caller it has ended, even if its end is not recorded
+yet.
 
 All functions are pure. Engines that compute a row in SQL must get the same result.
 """
@@ -39,7 +40,7 @@ def earliest(
 
 
 def as_recorded(session: Session, now: datetime) -> Session:
-    """Return the session as it reads at `now`. A lapsed session reads exactly as it will be recorded."""
+    """Return the session as callers see it at `now`. A lapsed session is returned as it will be recorded."""
     if session.closed_at is not None or session.deadline_at > now:
         return session
     return msgspec.structs.replace(
@@ -63,7 +64,7 @@ def end_now(session: Session, now: datetime, reason: str) -> Session:
 
 
 def renewed(session: Session, now: datetime, *, active: bool) -> Session:
-    """Return a live session after a heartbeat at `now`. If the clock was stepped back, the deadline stays."""
+    """Return a live session after a heartbeat at `now`. If the clock was stepped back, the deadline does not change."""
     last_heartbeat_at = max(session.last_heartbeat_at, now)
     last_activity_at = max(session.last_activity_at, now) if active else session.last_activity_at
     deadline_at, reason = earliest(
@@ -107,7 +108,7 @@ def attached(session: Session, now: datetime, attach: AttachRequest) -> Session:
 
 
 def closed_session_of(session: Session) -> ClosedSession:
-    """Return the `ClosedSession` for a session whose end was recorded by another operation."""
+    """Return the id, close reason and end of a session that has ended."""
     return ClosedSession(
         session.session_id, session.close_reason or session.lapse_reason, session.closed_at or session.deadline_at
     )
@@ -149,7 +150,7 @@ def own_limits(request: OpenRequest, limits: Limits) -> Limits:
 def opened(request: OpenRequest, limits: Limits, started_at: datetime, span: Span | None = None) -> Session:
     """Return the session that `request` created at `started_at`. It must equal the row that the engine wrote.
 
-    `span` may be the precomputed span of `limits`, for batches: most requests have no limits of their own.
+    A batch may pass `span`, the span of `limits`, to compute it only once: most requests have no limits of their own.
     """
     if span is None or request.lease_microseconds is not None or request.idle_microseconds is not None:
         span = span_of(own_limits(request, limits), started_at)

@@ -2,7 +2,7 @@
 
 The grid of a job consists of the multiples of its interval since 1970-01-01T00:00Z. Each of these instants is a tick.
 Ticks do not depend on when a run began or how long it took, so they do not drift. A successful run completes every tick
-up to its start. A failed run completes no tick, and the job retries after a pause that grows.
+up to its start. A failed run completes no tick, and the job retries with exponential backoff.
 
 If the database's clock is stepped back, the next tick may be far ahead. After a step of less than one interval, it is
 at most two intervals ahead, and the job waits for it, because all earlier ticks are completed. If the next tick is

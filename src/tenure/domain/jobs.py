@@ -79,8 +79,8 @@ class BeginRunResult(msgspec.Struct, frozen=True):
     reclaimed: Fence | None = None
     """The fence of an earlier run that was abandoned while it held this lock."""
     clock_behind: datetime | None = None
-    """If the clock was stepped back and the store therefore moved the job's `next_run_at` back to `tick_at`: the value
-    before the move. None if it was not moved, or if this call repeats a `begin_run` whose answer was lost."""
+    """The `next_run_at` of the job before the store moved it back to `tick_at`, because the clock was stepped back.
+    None if the store did not move it."""
 
 
 class BoardJob(msgspec.Struct, frozen=True):
@@ -92,9 +92,9 @@ class BoardJob(msgspec.Struct, frozen=True):
 
 
 class Board(msgspec.Struct, frozen=True):
-    """The snapshot that each instance reads every second: all jobs, and the leases that the instance asks for by name.
+    """The snapshot that each instance reads every second: all jobs, and the leases that the instance requested by name.
 
-    A lease that was never held is missing.
+    It does not contain a lease that was never held.
     """
 
     leases: Sequence[Lease]
@@ -107,3 +107,4 @@ class Pruned(msgspec.Struct, frozen=True):
     lease_history: int
     job_runs: int
     submissions: int
+    audit_log: int = 0

@@ -1,4 +1,4 @@
-"""Leases and fences. A fence proves that a lease is held."""
+"""Leases and fences. A write carries a fence to prove that the writer holds the lease."""
 
 from datetime import datetime
 
@@ -34,9 +34,9 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     renewed_at: datetime
     expires_at: datetime
     released: bool = False
-    """It was released, by its holder or by a resign command, before it expired."""
+    """Whether the lease was released before it expired, by its holder or by a resign command."""
     resigned: bool = False
-    """It was released by a resign command. Its holder may not know this yet."""
+    """Whether the lease was released by a resign command. The holder may not have read this yet."""
 
     @property
     def fence(self) -> Fence:
@@ -44,9 +44,9 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AcquireResult(msgspec.Struct, frozen=True):
-    """The result of an attempt to acquire: the current lease, which the caller holds if `taken`."""
+    """The current lease after an attempt to acquire it. If `taken`, the caller holds the lease."""
 
     lease: Lease
     taken: bool
     reclaimed: bool = False
-    """The lease was taken after its last holder let it expire."""
+    """The caller took the lease after its last holder had let it expire."""

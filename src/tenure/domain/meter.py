@@ -1,9 +1,9 @@
 """Computes usage from billable time, in whole millionths and without floats.
 
 The usage of a session is the factor of its kind, multiplied by its billable time, divided by 30 days. The usage of a
-window is the rounded running total at its end minus the rounded running total at its start. So the windows of an era
-add up to the whole usage of the session in the era, rounded once, however many cuts there were. The usage of a window
-is never negative, because a running total never decreases.
+window is the rounded running total at its end minus the rounded running total at its start. So the sum over all windows
+of an era is the usage of the session in that era, rounded once. The number of windows makes no difference. The usage of
+a window is never negative, because a running total never decreases.
 
 The engines do the same arithmetic in SQL when they sum many sessions; conformance tests compare the results.
 """

@@ -25,6 +25,11 @@ class State(StrEnum):
 
 
 class CloseReason(StrEnum):
+    """Lists read closed sessions by reason, so they omit sessions with a reason that is not here.
+
+    Add a new reason at least one release before the first release that records it.
+    """
+
     UPGRADED = "UPGRADED"
     EXPIRED = "EXPIRED"
     LEASE_EXPIRED = "LEASE_EXPIRED"
@@ -111,12 +116,14 @@ class OpenRequest(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> tuple[str, str]:
-        """At most one session per key is live. Keys sort in the order in which databases sort (capacity, user)."""
+        """At most one session per key is live. All batches are sorted by it."""
         return (self.capacity_id, self.user_object_id)
 
 
 class ClosedSession(msgspec.Struct, frozen=True):
-    """A session whose end was recorded by another operation, because it had lapsed or was evicted from its seat."""
+    """The end of a session. Operations return it for each session that they closed because it had lapsed, or because
+    another session needed its seat.
+    """
 
     session_id: str
     reason: str
@@ -124,7 +131,11 @@ class ClosedSession(msgspec.Struct, frozen=True):
 
 
 class OpenOutcome(StrEnum):
-    """The outcome of an open request. The last three are internal to the opening lanes; callers never get them."""
+    """The outcome of an open request.
+
+    REOPEN, LIMITED and AGAIN make `Opener` send the request to the store again, so clients never get them. REOPEN and
+    LIMITED name the `OpenLane` to use; AGAIN starts over.
+    """
 
     CREATED = "created"
     EXISTING = "existing"
@@ -140,8 +151,8 @@ class OpenOutcome(StrEnum):
 class OpenResult(msgspec.Struct, frozen=True):
     """The result of an open request. `session` is set for created, existing and upgraded.
 
-    If the transaction of a batch also closed other sessions, each of them is in `closed_sessions` of one result of the
-    batch, whatever the outcome of that result.
+    If the transaction of a batch also closed other sessions, each of them is in the `closed_sessions` of exactly one
+    result. That result can have any outcome.
     """
 
     outcome: OpenOutcome
@@ -164,6 +175,20 @@ class Position(msgspec.Struct, frozen=True, array_like=True):
 
     started_at: datetime
     session_id: str
+
+
+FIRST_ID = "00000000-0000-0000-0000-000000000000"
+"""Sorts before all session ids. A position with this id comes after all sessions with its start."""
+
+
+class SessionPage(msgspec.Struct, frozen=True):
+    """A page of a list of sessions.
+
+    If the read ended early, `resume_after` is where the next page begins. Otherwise it is None.
+    """
+
+    sessions: Sequence[Session]
+    resume_after: Position | None = None
 
 
 class SessionCounts(msgspec.Struct, frozen=True):
@@ -218,7 +243,7 @@ class HeartbeatResult(msgspec.Struct, frozen=True):
 
 
 class SweepResult(msgspec.Struct, frozen=True):
-    """The result of one batch of the sweep. `looked_at` counts all sessions that it checked, also live ones."""
+    """The result of one batch of the sweep. `looked_at` counts all sessions that it checked, including live ones."""
 
     closed_sessions: Sequence[ClosedSession]
     looked_at: int

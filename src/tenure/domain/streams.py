@@ -1,4 +1,4 @@
-"""Requests to the store by which an instance attaches a stream, the live connection of a session, and updates it."""
+"""Store requests that attach and update streams. A stream is the live connection of a session."""
 
 from datetime import datetime
 
@@ -34,7 +34,8 @@ class StreamUpdate(msgspec.Struct, frozen=True):
 
     `counted` holds the increments of the counters since the last save. `save` is the number of this save within the
     attachment, so that a retry after a lost response is not added twice. `end` records the end and leaves the session
-    `closing`; `finished` closes it.
+    `closing`; `finished` closes it, and marks the last save of a stream. An update with neither is a keep-alive. If the
+    session has ended, the increments of a keep-alive are not added.
     """
 
     session_id: str
@@ -51,4 +52,6 @@ class StreamUpdateResult(msgspec.Struct, frozen=True):
     session: Session | None = None
     now: datetime | None = None
     recorded: bool = False
-    """Whether this update recorded the end of the session, for the reason in `end`, or because it had lapsed."""
+    """Whether this update recorded the end of the session, either for the reason in `end` or because of a lapse."""
+    counted: bool = False
+    """Whether the counters of the session contain the increments of this update."""

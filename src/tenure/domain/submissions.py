@@ -9,9 +9,7 @@ import msgspec
 
 KEY_MAX = 255
 USAGES = "usages"
-ONCALL = "oncall"
-RESERVED = (USAGES, ONCALL)
-"""Gateways that only Tenure itself submits to."""
+"""The gateway that only Tenure itself submits to."""
 
 
 class SubmissionState(StrEnum):
@@ -25,9 +23,9 @@ class Contract(msgspec.Struct, frozen=True):
     """How a submission is delivered and retried. Copied from its gateway when the submission is accepted."""
 
     schedule_seconds: tuple[float, ...]
-    """The pauses after the first failure, the second, …; the last pause repeats."""
+    """The pauses before the retries: the first after the first failure, and so on. The last pause repeats."""
     max_attempts: int | None
-    """The number of failures after which the submission fails; None: it is retried indefinitely."""
+    """The number of failed attempts after which the submission fails; None means that it is retried indefinitely."""
     already_have: tuple[int, ...]
     """Response statuses that mean that the receiver already has the submission."""
     timeout_seconds: float
@@ -65,6 +63,8 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     attempts: int
     failures: int
     """The failed attempts that count against `max_attempts` of the contract."""
+    unknowns: int = 0
+    """The attempts of unknown outcome since the submission was accepted or retried by command."""
     next_attempt_at: datetime | None = None
     """None if no attempt is scheduled, or if an attempt is in progress."""
     last_error: str | None = None
@@ -92,6 +92,10 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     outcome: str | None = None
     status: int | None = None
     error: str | None = None
+    was_due_at: datetime | None = None
+    """For an early attempt, when the submission would have been due; None for all others."""
+    has_receipt: bool = False
+    """Whether the response named the digest of the body that was sent."""
 
 
 class PendingEntry(NamedTuple):
@@ -134,6 +138,9 @@ class BeginAttemptResult(msgspec.Struct, frozen=True):
     found: BeginAttemptOutcome
     number: int | None = None
     failures: int | None = None
+    unknowns: int = 0
+    was_due_at: datetime | None = None
+    """For an early attempt, when the submission would have been due."""
     next_attempt_at: datetime | None = None
 
 
@@ -165,6 +172,19 @@ class AttemptEnd(msgspec.Struct, frozen=True):
     """Whether a failure counts against `max_attempts` of the contract."""
     pause_microseconds: int | None
     """The pause until the next attempt; None if there is no next attempt."""
+    is_binding: bool = False
+    """Whether the pause is binding: no early attempt begins before it is over."""
+    has_receipt: bool = False
+
+
+class OpenAttempt(msgspec.Struct, frozen=True):
+    """An attempt that an earlier epoch left open."""
+
+    submission_id: str
+    number: int
+    gateway: str
+    unknowns: int
+    contract: Contract
 
 
 class SubmissionStatus(msgspec.Struct, frozen=True):

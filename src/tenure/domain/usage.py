@@ -1,4 +1,8 @@
-"""Usage: eras, windows, chunks, and the billable intervals of sessions. All amounts are in millionths."""
+"""Usage: eras, windows, chunks, and the billable intervals of sessions. All amounts are in millionths.
+
+The job `emit-usage` cuts time into windows. The usage in a window is final. Each window is divided into chunks of
+sessions. If a gateway is configured for usage, each chunk is delivered as one submission.
+"""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -35,10 +39,14 @@ class CutRules(msgspec.Struct, frozen=True):
 
 
 class Cut(msgspec.Struct, frozen=True):
+    """The result of one call of `cut_usage`."""
+
     now: datetime
-    """By the database's clock."""
+    """The time of the database's clock."""
     last_cut_at: datetime
+    """The end of the last window."""
     windows: int
+    """The number of windows that the call created."""
 
 
 class Window(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,6 +62,19 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
     """None until all chunks of the window exist; the same applies to `usage_millionths`."""
     usage_millionths: int | None = None
     delivered_at: datetime | None = None
+
+
+class UnsentWindow(msgspec.Struct, frozen=True):
+    """A divided window that was cut without a gateway, and that was not sent since."""
+
+    window_id: int
+    chunks: int
+
+
+class WindowToSend(msgspec.Struct, frozen=True):
+    window_id: int
+    submission_ids: Sequence[str]
+    """The ids for the submissions of its chunks, in the order of the chunks."""
 
 
 class UndividedWindow(msgspec.Struct, frozen=True):
@@ -84,6 +105,8 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     submission_id: str | None = None
     digest: bytes | None = None
     delivered_at: datetime | None = None
+    has_receipt: bool = False
+    """Whether the receiver named the digest when it accepted the chunk."""
 
 
 class BillableInterval(NamedTuple):
@@ -122,7 +145,7 @@ class Lag(msgspec.Struct, frozen=True):
 
     now: datetime
     delivered_until: datetime
-    """All usage before this instant has been delivered, or had no gateway to be delivered to."""
+    """All usage before this instant has been delivered, or needed no delivery because no gateway was configured."""
 
 
 class GroupBy(StrEnum):
@@ -141,13 +164,13 @@ class UsageFilter(msgspec.Struct, frozen=True, kw_only=True):
 
 class UsageSumQuery(msgspec.Struct, frozen=True, kw_only=True):
     from_at: datetime | None = None
-    """None: 30 days before the end."""
+    """None means 30 days before `to_at`."""
     to_at: datetime | None = None
-    """None: now. A later instant is limited to now, because future usage is unknown."""
+    """None means now. A later instant is replaced with now, because future usage is unknown."""
     criteria: UsageFilter = UsageFilter()
     group_by: GroupBy | None = None
     factors: Factors
-    """The factors for the usage since the last cut, as the next cut would apply them."""
+    """The factors for usage since the last cut. The next cut would apply the same factors."""
 
 
 class UsageGroup(msgspec.Struct, frozen=True):

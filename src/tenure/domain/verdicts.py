@@ -1,4 +1,4 @@
-"""Decides what a response of a receiver means for a submission.
+"""Decides from a receiver's response whether a submission is delivered, retried or failed.
 
 The functions are pure: no clock, no randomness, no network.
 """
@@ -16,6 +16,9 @@ GONE = 410
 RETRY_AFTER_MAX_SECONDS = 3600.0
 RETRY_AFTER_MIN_SECONDS = 1.0
 """The minimum pause, so that `Retry-After: 0` does not cause immediate retries."""
+UNKNOWN_MAX = 20
+"""The number of attempts of unknown outcome after which a submission fails, unless it is retried indefinitely."""
+RECEIPT = "sha256="
 JITTER = 0.2
 """A pause is extended by up to this share of it, so that simultaneous failures are not retried simultaneously."""
 
@@ -27,6 +30,8 @@ class Response(msgspec.Struct, frozen=True):
     error: str | None = None
     retry_after: str | None = None
     """The value of the header, unparsed."""
+    receipt: str | None = None
+    """The value of the header `Tenure-Receipt`, unparsed."""
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -34,26 +39,49 @@ class Verdict(msgspec.Struct, frozen=True):
     error: str | None = None
     pause_seconds: float | None = None
     """The pause until the next attempt; None if there is no next attempt."""
+    asked_for: bool = False
+    """Whether the receiver asked for the pause."""
 
 
 DELIVERED = Verdict(AttemptOutcome.DELIVERED)
 
 
-def judge(contract: Contract, failures: int, answer: Response, now: datetime, chance: float) -> Verdict:
+def judge(
+    contract: Contract, failures: int, answer: Response, now: datetime, chance: float, *, early: bool = False
+) -> Verdict:
     """Return the verdict on a response.
 
     `failures` is the number of earlier failures. `chance`, from 0 to 1, spreads the pauses. `now` is used for a date in
-    `Retry-After`.
+    `Retry-After`. An `early` attempt does not count: it has no pause of its own, unless the receiver asks for one.
     """
     if answer.status is not None and (answer.status // 100 == 2 or answer.status in contract.already_have):  # noqa: PLR2004
         return DELIVERED
     error = answer.error or f"answered {answer.status}"
     # Without a limit on attempts, as for usage, even 410 is retried.
-    if contract.max_attempts is not None and (answer.status == GONE or failures + 1 >= contract.max_attempts):
+    limit = contract.max_attempts
+    if limit is not None and (answer.status == GONE or (failures + 1 >= limit and not early)):
         return Verdict(AttemptOutcome.FAILED, error)
     asked_for = _retry_after(answer.retry_after, now) if answer.status in LATER else None
-    pause = asked_for if asked_for is not None else _scheduled(contract, failures, chance)
-    return Verdict(AttemptOutcome.FAILED, error, pause)
+    if asked_for is not None:
+        return Verdict(AttemptOutcome.FAILED, error, asked_for, asked_for=True)
+    return Verdict(AttemptOutcome.FAILED, error, 0.0 if early else _scheduled(contract, failures, chance))
+
+
+def judge_unknown(contract: Contract, unknowns: int, error: str, chance: float) -> Verdict:
+    """Return the verdict on an attempt whose outcome is unknown, after `unknowns` earlier ones.
+
+    The first is repeated at once: an instance has stopped or died. Further ones follow the schedule, because the
+    receiver itself may be what stops the instances.
+    """
+    if contract.max_attempts is not None and unknowns + 1 >= UNKNOWN_MAX:
+        return Verdict(AttemptOutcome.UNKNOWN, f"{unknowns + 1} attempts had an unknown outcome; the last: {error}")
+    pause = 0.0 if unknowns == 0 else _scheduled(contract, unknowns - 1, chance)
+    return Verdict(AttemptOutcome.UNKNOWN, error, pause)
+
+
+def names_body(receipt: str, digest: bytes) -> bool:
+    """Return whether a receipt, the value of `Tenure-Receipt`, names the body with this SHA-256."""
+    return receipt.lower() == RECEIPT + digest.hex()
 
 
 def _scheduled(contract: Contract, failures: int, chance: float) -> float:
@@ -62,12 +90,12 @@ def _scheduled(contract: Contract, failures: int, chance: float) -> float:
 
 
 def _retry_after(header: str | None, now: datetime) -> float | None:
-    """Return the seconds that the header gives, or those until its date; None if it is missing or invalid."""
+    """Return the pause in seconds, from a number or a date in the header; None if it is missing or invalid."""
     if header is None:
         return None
     text = header.strip()
     if text.isascii() and text.isdecimal():
-        # Nine digits exceed the maximum already.
+        # Nine digits are enough: they already exceed the maximum.
         return _within_bounds(float(text[:9]))
     try:
         until = parsedate_to_datetime(text)

@@ -1,1 +1,1 @@
-"""The HTTP API: thin translations between requests and the parts below."""
+"""The HTTP API: converts requests to calls of the other packages, and their results to responses."""

@@ -60,4 +60,4 @@ def failure(error: BaseException, telemetry: Telemetry) -> Answer:
     if isinstance(error, Problem):
         return refusal(error)
     telemetry.report(HttpFailed(error))
-    return refusal(Internal("an unexpected error; the log has the details"))
+    return refusal(Internal("an unexpected error occurred; the log has the details"))

@@ -19,17 +19,22 @@ T = TypeVar("T")
 
 
 def page(
-    found: Sequence[T], query: Any, path: str, cursor_after: Callable[[T], str], listed: Callable[..., Any]
+    found: Sequence[T],
+    query: Any,
+    path: str,
+    cursor_after: Callable[[T], str],
+    listed: Callable[..., Any],
+    resume: str | None = None,
 ) -> Answer:
     """Return the answer for one page. If there is a next page, `found` has one item more than `query.limit`.
 
-    `listed` builds the body from the items of this page, their number and the cursor of the next page.
+    `listed` builds the body from the items of this page, their number and the cursor of the next page. `resume` is the
+    cursor of the next page if the read ended before the page was full.
     """
     shown = found[: query.limit]
-    cursor = None
+    cursor = cursor_after(shown[-1]) if len(found) > len(shown) else resume
     headers = list(JSON)
-    if len(found) > len(shown):
-        cursor = cursor_after(shown[-1])
+    if cursor is not None:
         headers.append((b"link", next_link(path, query, cursor)))
     return Answer(listed(shown, len(shown), cursor), 200, headers)
 
@@ -100,4 +105,4 @@ def _bytes(cursor: str) -> bytes:
 
 
 def forged() -> Invalid:
-    return Invalid(FieldError("cursor", "must be the nextCursor of an earlier answer"))
+    return Invalid(FieldError("cursor", "must be the nextCursor of a previous response"))

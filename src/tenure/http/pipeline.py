@@ -1,6 +1,6 @@
-"""One table of routes, and one pipeline for every request: match → identify → decode → handle → answer.
+"""One table of routes, one pipeline for requests: check → match → identify → authorise → decode → handle → answer.
 
-A route is data: its method, path, structs, answers and refusals. Everything else is derived from the table: the
+A route is data: its method, path, grants, structs, answers and refusals. Everything else is derived from the table: the
 dispatch of all three transports, the checks of body and query, the OpenAPI and AsyncAPI documents, and the test that
 every route is documented.
 
@@ -10,9 +10,13 @@ Requests arrive by three transports. All of them use the steps of `Pipeline` in 
 |---|---|---|
 | ordinary lane | `Pipeline.__call__`, an ASGI application | this module |
 | hot lane | `HotRoute.start`, without ASGI, a task or a queue | `server/http1.py` |
-| WebSocket | `Pipeline.accept_stream`, after the handshake request | `server/websocket.py` |
+| WebSocket | `Pipeline.match_stream`, after the handshake request | `server/websocket.py` |
 
-Limits on incoming requests (header size, request rate) belong between match and identify, before credentials are read.
+The check of `Host` and `Origin` (`http/edge.py`) comes first, so that a request for another host learns nothing, not
+even which addresses exist. The protocols in `server/` apply the limits on bytes, counts and times before that.
+
+The caller is identified and authorised before the body is decoded. If the credential was used before, this takes no
+`await`, so that the hot lane stays synchronous; otherwise a task finishes the hot request or the handshake.
 
 Tenure uses no web framework, because any framework costs more time per request than opening a session does. With a
 framework, the busiest route would have to be served outside it, by a second pipeline.
@@ -20,14 +24,15 @@ framework, the busiest route would have to be served outside it, by a second pip
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, MutableMapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from tenure.access.caller import Caller, Identify
-from tenure.errors import MethodNotAllowed, NotFound, Problem
-from tenure.http.answers import Answer, Headers, failure
+from tenure.access.caller import UNIDENTIFIED, Caller, Identify
+from tenure.access.grants import Grants, authorise
+from tenure.errors import Forbidden, MethodNotAllowed, NotFound, Problem, Unauthenticated
+from tenure.http.answers import Answer, Headers, failure, refusal
 from tenure.http.decoding import (
     BODY_MAX_BYTES,
     check_media_type,
@@ -36,6 +41,7 @@ from tenure.http.decoding import (
     read_body,
     reader_of_headers,
 )
+from tenure.http.edge import SAFE_METHODS, Edge
 from tenure.streams.sockets import Socket
 from tenure.telemetry.events import Telemetry
 
@@ -59,7 +65,7 @@ class Call(msgspec.Struct):
 
 
 Respond = Callable[[Answer | Exception], None]
-Handler = Callable[[Call], Awaitable[Answer]]
+Handler = Callable[[Call], Awaitable[Answer | Exception]]
 HotHandler = Callable[[Call, Respond], None]
 
 
@@ -70,14 +76,19 @@ class RawBody(msgspec.Struct, frozen=True):
     max_bytes: int
 
 
+class Hot(NamedTuple):
+    """The handler of a hot route. It calls `Respond` with the answer, and serves both lanes."""
+
+    handler: HotHandler
+
+
 class Route(msgspec.Struct, frozen=True, kw_only=True):
-    """An HTTP route. It has either `handler` or `hot_handler`."""
+    """An HTTP route. The path of a hot route contains at most one id."""
 
     method: str
     path: str
-    handler: Handler | None = None
-    hot_handler: HotHandler | None = None
-    """Calls `Respond` with the answer. Serves both lanes. The path of a hot route contains at most one id."""
+    handler: Handler | Hot
+    grants: Grants
     summary: str
     tag: str
     description: str = ""
@@ -91,7 +102,7 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     raw_body: RawBody | None = None
     answers: Mapping[int, type[msgspec.Struct] | None]
     refusals: Sequence[type[Problem]] = ()
-    stays: bool = False
+    unprefixed: bool = False
     """If True, the route is served only at `path` itself, without the configured prefix and without `/v1`."""
     listed: bool = True
     """Whether the OpenAPI document contains the route."""
@@ -102,6 +113,7 @@ class StreamRoute(msgspec.Struct, frozen=True, kw_only=True):
 
     path: str
     serve: Callable[[Socket, Call], Awaitable[None]]
+    grants: Grants
     summary: str
     tag: str
     description: str = ""
@@ -116,16 +128,31 @@ class StreamRoute(msgspec.Struct, frozen=True, kw_only=True):
 Table = Sequence[Route | StreamRoute]
 
 
+class OpenStream(Protocol):
+    """What the pipeline knows of a WebSocket connection that it has accepted."""
+
+    route: StreamRoute
+    headers: Headers
+    """The headers of the handshake that contain the credential."""
+
+    def refuse(self, problem: Problem) -> None:
+        """Closes the stream, with the problem as the reason."""
+
+
 class Pipeline:
-    def __init__(self, table: Table, prefix: str, identify: Identify, telemetry: Telemetry) -> None:
+    def __init__(self, table: Table, prefix: str, identify: Identify, edge: Edge, telemetry: Telemetry) -> None:
         self.table = table
         self.identify = identify
+        self.edge = edge
         self._prefix = prefix
         self._telemetry = telemetry
-        self._stays = {route.path for route in table if isinstance(route, Route) and route.stays}
+        self._unprefixed = {route.path for route in table if isinstance(route, Route) and route.unprefixed}
         self._endpoints = [_Endpoint(route) for route in table if isinstance(route, Route)]
         self._streams = [_StreamEndpoint(route) for route in table if isinstance(route, StreamRoute)]
         self._exact = {(e.route.method, e.route.path): e for e in self._endpoints if "{" not in e.route.path}
+        self.open_streams: set[OpenStream] = set()
+        """The WebSocket connections that have a stream."""
+        self._asides: set[asyncio.Task[None]] = set()
         self.in_flight = 0
 
     # The ordinary lane.
@@ -143,16 +170,37 @@ class Pipeline:
 
     async def _answer(self, scope: Scope, receive: Receive) -> Answer:
         try:
-            endpoint, parameters = self._match(scope["method"], scope["path"])
-            caller = self.identify(scope["headers"])
+            method = scope["method"]
+            changes = method not in SAFE_METHODS
+            problem = self.edge.check(scope["headers"], changes=changes, http_version=scope["http_version"])
+            if problem is not None:
+                return refusal(problem)
+            endpoint, parameters = self._match(method, scope["path"])
+            caller = await self._caller(endpoint.route.grants, scope["headers"])
             query = endpoint.decode_query(scope["query_string"])
             body = await read_body(receive, endpoint.body_max_bytes) if endpoint.takes_body else b""
-            return await endpoint.handle(endpoint.decode(caller, parameters, query, scope["headers"], body))
+            answer = await endpoint.handle(endpoint.decode(caller, parameters, query, scope["headers"], body))
+            return self.failure(answer) if isinstance(answer, Exception) else answer
         except Exception as error:  # noqa: BLE001 - the caller gets a problem, and the details are logged
             return self.failure(error)
 
+    async def _caller(self, grants: Grants, headers: Headers) -> Caller:
+        if grants.public:
+            return await self._caller_of_public(headers) if grants.names_caller else UNIDENTIFIED
+        identified = self.identify(headers)
+        caller = identified if isinstance(identified, Caller) else await identified
+        authorise(caller, grants)
+        return caller
+
+    async def _caller_of_public(self, headers: Headers) -> Caller:
+        try:
+            identified = self.identify(headers)
+            return identified if isinstance(identified, Caller) else await identified
+        except Problem:
+            return UNIDENTIFIED
+
     def _match(self, method: str, path: str) -> tuple["_Endpoint", Mapping[str, str]]:
-        if path not in self._stays:
+        if path not in self._unprefixed:
             path = self._below_prefix(path)
         found = self._exact.get((method, path))
         if found is not None:
@@ -175,7 +223,7 @@ class Pipeline:
                 raise NotFound("no resource has this address")
             path = path.removeprefix(self._prefix)
         inner = path.removeprefix(VERSION) if path.startswith(VERSION + "/") else path
-        return "" if inner in self._stays else inner
+        return "" if inner in self._unprefixed else inner
 
     # The hot lane.
 
@@ -184,14 +232,18 @@ class Pipeline:
         return [
             HotRoute(self, endpoint, f"{self._prefix}{version}{endpoint.route.path}")
             for endpoint in self._endpoints
-            if endpoint.route.hot_handler is not None
+            if isinstance(endpoint.route.handler, Hot)
             for version in ("", VERSION)
         ]
 
     # WebSockets.
 
-    def accept_stream(self, path: str, headers: Headers) -> tuple[StreamRoute, Call]:
-        """Matches and identifies a handshake request; raises a `Problem` to refuse it."""
+    def match_stream(self, path: str, headers: Headers) -> tuple[StreamRoute, Mapping[str, str]]:
+        """Finds the route of a handshake request, or raises a `Problem`. The caller is identified after that."""
+        # A stream may change something, although its handshake is a GET.
+        problem = self.edge.check(headers, changes=True)
+        if problem is not None:
+            raise problem
         path = path.partition("?")[0]
         try:
             inner = self._below_prefix(path)
@@ -199,8 +251,24 @@ class Pipeline:
             inner = ""
         for endpoint in self._streams:
             if match := endpoint.match(inner):
-                return endpoint.route, Call(self.identify(headers), match.groupdict())
+                return endpoint.route, match.groupdict()
         raise NotFound("no stream has this address")
+
+    async def check_open_streams(self) -> None:
+        """Closes the streams whose credential is not valid any more. While that cannot be read, streams go on."""
+        for stream in list(self.open_streams):
+            try:
+                await self._caller(stream.route.grants, stream.headers)
+            except (Unauthenticated, Forbidden) as problem:
+                stream.refuse(problem)
+            except Problem:
+                return
+
+    def run_aside(self, work: Coroutine[Any, Any, None]) -> None:
+        """Runs the rest of a hot request or handshake whose caller is not known yet: one per connection at most."""
+        task = asyncio.create_task(work)
+        self._asides.add(task)  # asyncio itself keeps only a weak reference
+        task.add_done_callback(self._asides.discard)
 
     def failure(self, error: Exception) -> Answer:
         return failure(error, self._telemetry)
@@ -222,12 +290,7 @@ class _Endpoint:
         self.body_max_bytes = route.body_max_bytes if route.raw_body is None else route.raw_body.max_bytes
         self._decode_body = None if route.body is None else decoder_for(route.body)
         self._read_headers = None if route.headers is None else reader_of_headers(route.headers)
-        if route.handler is not None:
-            self.handle = route.handler
-        elif route.hot_handler is not None:
-            self.handle = _awaitable(route.hot_handler)
-        else:
-            raise TypeError(f"{route.method} {route.path} has no handler")
+        self.handle = _awaitable(route.handler.handler) if isinstance(route.handler, Hot) else route.handler
 
     def decode_query(self, query_string: bytes) -> Any:
         return parse_query(query_string, self.route.query) if self.route.query is not None or query_string else None
@@ -256,15 +319,13 @@ class _StreamEndpoint:
 def _awaitable(hot_handler: HotHandler) -> Handler:
     """Wrap a hot handler as an awaitable handler for the ordinary lane."""
 
-    async def handle(call: Call) -> Answer:
-        answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+    async def handle(call: Call) -> Answer | Exception:
+        answered: asyncio.Future[Answer | Exception] = asyncio.get_running_loop().create_future()
 
         def respond(answer: Answer | Exception) -> None:
-            if answered.done():
-                return
-            if isinstance(answer, Exception):
-                answered.set_exception(answer)
-            else:
+            # An exception is a result here. If it were raised, its traceback would refer to this frame and the frame to
+            # the exception, and both would stay in memory until they are garbage collected.
+            if not answered.done():
                 answered.set_result(answer)
 
         hot_handler(call, respond)
@@ -277,13 +338,14 @@ class HotRoute:
     """One address of a hot route."""
 
     def __init__(self, pipeline: Pipeline, endpoint: _Endpoint, path: str) -> None:
-        if endpoint.route.hot_handler is None:
+        if not isinstance(endpoint.route.handler, Hot):
             raise TypeError(f"{path} is not a hot route")
         self.method = endpoint.route.method.encode()
         self.body_max_bytes = endpoint.body_max_bytes
         self._pipeline = pipeline
         self._decode = endpoint.decode
-        self._hot_handler = endpoint.route.hot_handler
+        self._grants = endpoint.route.grants
+        self._hot_handler = endpoint.route.handler.handler
         before, brace, rest = path.partition("{")
         self._parameter, _, after = rest.partition("}")
         self._before, self._after = before.encode(), after.encode()
@@ -301,5 +363,25 @@ class HotRoute:
         parameters = {}
         if self._parameter:
             parameters = {self._parameter: url[len(self._before) : len(self._before) + ID_LENGTH].decode("latin-1")}
-        caller = self._pipeline.identify(headers)
-        self._hot_handler(self._decode(caller, parameters, None, headers, body), respond)
+        identified = self._pipeline.identify(headers)
+        if isinstance(identified, Caller):
+            authorise(identified, self._grants)
+            self._hot_handler(self._decode(identified, parameters, None, headers, body), respond)
+        else:
+            self._pipeline.run_aside(self._start_when_identified(identified, parameters, headers, body, respond))
+
+    async def _start_when_identified(
+        self,
+        identified: Awaitable[Caller],
+        parameters: Mapping[str, str],
+        headers: Headers,
+        body: bytes,
+        respond: Respond,
+    ) -> None:
+        """Goes on where `start` could not: the credential has to be looked up. The client may be gone by the end."""
+        try:
+            caller = await identified
+            authorise(caller, self._grants)
+            self._hot_handler(self._decode(caller, parameters, None, headers, body), respond)
+        except Exception as error:  # noqa: BLE001 - the caller gets a problem, and the details are logged
+            respond(error)

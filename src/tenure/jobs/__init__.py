@@ -1,1 +1,1 @@
-"""Jobs: recurring work, each on its grid of ticks and run by one instance at a time."""
+"""Jobs: recurring work. Each job has a grid of ticks, and only one instance at a time runs it."""

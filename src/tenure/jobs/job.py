@@ -2,11 +2,12 @@
 
 Only one instance of the ensemble runs a job at a time. A run can be cancelled at any `await`, because the instance
 stops or because the lock of the job can no longer be trusted. The job then runs again. So a job must work in small
-steps that can be repeated. Every write through the store must carry `run.fence`, read again for each step. Computations
-belong in a thread: they would block the event loop, which also renews the lock of the job.
+steps that can be repeated. Every write through the store must carry `run.fence`, and each step must read it again. Run
+long computations in a thread: they would block the event loop, which also renews the lock of the job. A job counts what
+it does with `run.count`. A successful run that counts nothing is not logged.
 
 Applications register jobs with the entry point `tenure.jobs`: a class that is created without arguments and has
-`interval_seconds` and `run`. The settings in `[jobs.<name>]` override those of the class.
+`interval_seconds` and `run`. The settings in `[jobs.<name>]` override the attributes of the class.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -16,6 +17,7 @@ from typing import Protocol
 
 import msgspec
 
+from tenure.clock import monotonic
 from tenure.domain.leases import Fence
 from tenure.errors import ConfigurationError
 from tenure.leases.held import HeldLease
@@ -32,6 +34,20 @@ class ActiveRun(msgspec.Struct, frozen=True):
     """The start of the run, by the database's clock."""
     tick_at: datetime | None
     """The oldest tick that this run covers; None if it runs only because of a command."""
+    counts: dict[str, int] = msgspec.field(default_factory=dict)
+    """What the run has done so far, by name, for its line in the log."""
+
+    _began: float = msgspec.field(default_factory=monotonic)
+
+    @property
+    def seconds(self) -> float:
+        """How long the run has lasted, by the clock of this host."""
+        return round(monotonic() - self._began, 3)
+
+    def count(self, name: str, number: int) -> None:
+        """Adds to a count of this run. A count of 0 is not shown."""
+        if number:
+            self.counts[name] = self.counts.get(name, 0) + number
 
     @property
     def fence(self) -> Fence:

@@ -2,10 +2,10 @@
 
 - after 7 days: job runs, and submissions that are delivered or cancelled
 - after 30 days: the history of leases
-- after 400 days: usage windows, and sessions that no window needs any more
+- after 400 days: entries of the audit log, usage windows, and sessions that no window needs any more
 """
 
-from msgspec.structs import astuple
+from msgspec.structs import asdict
 
 from tenure.jobs.job import ActiveRun
 from tenure.store.contract import Store
@@ -24,5 +24,8 @@ class Prune:
         while True:
             pruned = await self._store.prune(run.fence, PRUNE_MAX)
             usage = await self._store.prune_usage(run.fence, PRUNE_MAX)
-            if max(*astuple(pruned), *astuple(usage)) < PRUNE_MAX:
+            deleted = {**asdict(pruned), **asdict(usage)}
+            for kind, number in deleted.items():
+                run.count(kind, number)
+            if max(deleted.values()) < PRUNE_MAX:
                 return

@@ -28,17 +28,17 @@ from tenure.ids import new_id
 from tenure.jobs.job import ActiveRun, RunJob
 from tenure.leases.held import MICROSECONDS, HeldLease, keep_renewing
 from tenure.leases.leadership import ReacquireDelay
-from tenure.leases.waiting import cancel
+from tenure.leases.waiting import cancel, is_set_within
 from tenure.store.contract import Store
 from tenure.telemetry.events import (
     JobAbandoned,
     JobClockBehind,
     JobFailed,
+    JobFinished,
     JobLockLost,
     JobNotRun,
     JobPostponed,
     JobReclaimed,
-    JobRunEnded,
     LeaseContended,
     Telemetry,
 )
@@ -46,7 +46,7 @@ from tenure.telemetry.events import (
 RENEW_MAX_SECONDS = 30.0
 RENEWALS_PER_LOCK = 4
 GRACE_SECONDS = 3.0
-"""How long a run may take to end when the instance stops."""
+"""How long a run may continue after the instance begins to stop."""
 RECORD_RETRY_SECONDS = 0.5
 
 
@@ -59,6 +59,7 @@ class JobRunner:
         self, store: Store, holder: str, timing: LeasesConfig, telemetry: Telemetry, wake: Callable[[], None]
     ) -> None:
         self._store = store
+        self._refresh_seconds = timing.refresh_seconds
         self._delay = ReacquireDelay(timing.refresh_seconds)
         self._telemetry = telemetry
         self._wake = wake
@@ -87,11 +88,11 @@ class JobRunner:
         name, lock = board_job.job.name, board_job.lock
         if lock is not None and name in self._locks:
             self._locks[name].compare(lock)
-        waits = due_in(board_job.job, board_job.now)
+        until_due = due_in(board_job.job, board_job.now)
         held = lock is not None and lock.held
-        if waits is None or held or name in self._running or self._stopping.is_set():
+        if until_due is None or held or name in self._running or self._stopping.is_set():
             return None
-        seconds = max(waits.total_seconds(), 0 if lock is None else self._delay.seconds_left(lock))
+        seconds = max(until_due.total_seconds(), 0 if lock is None else self._delay.seconds_left(lock))
         if seconds > 0:
             return seconds
         self._running[name] = asyncio.create_task(self._run(name))
@@ -111,6 +112,8 @@ class JobRunner:
                 self._wake()  # the next tick may be due soon
         except DatabaseUnavailable as error:
             self._telemetry.report(JobPostponed(name, error.detail))
+            # While a database refuses writes, the board can be read, and shows again and again that the job is due.
+            await is_set_within(self._stopping, self._refresh_seconds)
         except Exception as error:  # noqa: BLE001 - reported; the runner tries again at the next board
             self._telemetry.report(JobNotRun(name, error))
         finally:
@@ -162,12 +165,12 @@ class JobRunner:
         self, run: ActiveRun, fence: Fence, working: asyncio.Future[None], why: str
     ) -> RunOutcome | None:
         run.lock.withdraw()
-        self._telemetry.report(JobAbandoned(run.job, run.lock.epoch, why))
+        self._telemetry.report(JobAbandoned(run.job, run.lock.epoch, why, run.seconds, run.counts))
         if not await cancel(working, run.lock.name, self._telemetry):
-            return None  # the job may still run, so its lock must expire
+            return None  # the job may still be running, so do not release its lock
         with suppress(Exception):
             await self._store.finish_run(fence, RunOutcome.ABANDONED, why[:ERROR_MAX], 0)
-            self._telemetry.report(JobRunEnded(run.job, RunOutcome.ABANDONED))
+            self._report_end(run, RunOutcome.ABANDONED)
             return RunOutcome.ABANDONED
         return None
 
@@ -179,7 +182,7 @@ class JobRunner:
         outcome = RunOutcome.FAILED if failed else RunOutcome.SUCCEEDED
         message = _one_line(error) if error is not None else "the job cancelled itself" if failed else None
         if message is not None:
-            self._telemetry.report(JobFailed(run.job, run.lock.epoch, message, error))
+            self._telemetry.report(JobFailed(run.job, run.lock.epoch, message, error, run.seconds, run.counts))
         pause = retry_pause_microseconds(begun.failures_in_a_row + 1) if failed else 0
         return await self._record(run, outcome, message, pause)
 
@@ -197,8 +200,11 @@ class JobRunner:
                     return None
                 await asyncio.sleep(RECORD_RETRY_SECONDS)
             else:
-                self._telemetry.report(JobRunEnded(run.job, outcome))
+                self._report_end(run, outcome)
                 return outcome
+
+    def _report_end(self, run: ActiveRun, outcome: RunOutcome) -> None:
+        self._telemetry.report(JobFinished(run.job, run.lock.epoch, outcome, run.seconds, run.counts))
 
 
 def renew_seconds(lock_timeout_microseconds: int) -> float:

@@ -1,1 +1,1 @@
-"""Leases: what only one instance may do, and how it knows that it still may."""
+"""Leases: acquire, renew and release the exclusive right of one instance to do some work."""

@@ -16,7 +16,7 @@ from tenure.telemetry.events import Telemetry
 
 
 class Acquirer:
-    """A board subscriber: it withdraws its leases when the board shows that they have ended."""
+    """As a board subscriber, it withdraws each of its leases when the board shows that the lease has ended."""
 
     def __init__(self, store: Store, holder: str, timing: LeasesConfig, telemetry: Telemetry) -> None:
         self._store = store
@@ -38,7 +38,7 @@ class Acquirer:
                 acquired.compare(leases[acquired.name])
 
     def on_board_unavailable(self, error: Exception) -> None:
-        """Does nothing: leases stay valid for as long as they are trusted."""
+        """Does nothing: without the board, a lease can be used until it is no longer trusted."""
 
     async def acquire(self, name: str, wait_seconds: float, duration_seconds: float) -> AcquiredLease | None:
         until = monotonic() + wait_seconds
@@ -72,6 +72,7 @@ class Acquirer:
         try:
             result = await asyncio.shield(trying)
         except asyncio.CancelledError:
+            # The database may still grant the lease, and no other process could acquire it until it expires.
             self._unwanted.add(unwanted := asyncio.create_task(self._release_when_acquired(trying)))
             unwanted.add_done_callback(self._unwanted.discard)
             raise

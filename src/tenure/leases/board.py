@@ -1,7 +1,7 @@
-"""The board: a snapshot of the leases and jobs that concern an instance. One query a second reads it.
+"""The board: a snapshot of all jobs and of the leases that an instance uses. The instance reads it with one query.
 
-If the engine notifies the instance of a change, the board is read at once. Notifications are not required: without
-them the board is read every `refresh_seconds`.
+The instance reads the board every `refresh_seconds`, and at once when the engine notifies it of a change. Engines need
+not support notifications.
 """
 
 import asyncio
@@ -17,6 +17,10 @@ from tenure.telemetry.events import BoardFailed, Telemetry
 
 SHORTEST_PAUSE_SECONDS = 0.02
 """The shortest time between two reads, however many notifications arrive."""
+
+FAILURE_PAUSE_SECONDS = 0.5
+"""The same after a failed read. A lost connection counts as a notification, and a database in trouble drops every new
+connection."""
 
 
 class BoardSubscriber(Protocol):
@@ -38,6 +42,7 @@ class BoardWatcher:
         self._subscribers: list[BoardSubscriber] = []
         self._refresh_seconds = refresh_seconds
         self._woken = asyncio.Event()
+        self._failed = False
 
     def add(self, subscriber: BoardSubscriber) -> None:
         self._subscribers.append(subscriber)
@@ -48,7 +53,8 @@ class BoardWatcher:
             began = monotonic()
             pause = await self.run_once()
             await is_set_within(self._woken, pause)
-            await asyncio.sleep(max(0.0, SHORTEST_PAUSE_SECONDS - (monotonic() - began)))
+            shortest = FAILURE_PAUSE_SECONDS if self._failed else SHORTEST_PAUSE_SECONDS
+            await asyncio.sleep(max(0.0, shortest - (monotonic() - began)))
 
     def wake(self) -> None:
         self._woken.set()
@@ -59,10 +65,12 @@ class BoardWatcher:
         try:
             board = await self._store.read_board([name for each in self._subscribers for name in each.names])
             wanted = [subscriber.on_board(board) for subscriber in self._subscribers]
-        except Exception as error:  # noqa: BLE001 - every subscriber gets it
+        except Exception as error:  # noqa: BLE001 - every subscriber gets the error
             if not isinstance(error, DatabaseUnavailable):
                 self._telemetry.report(BoardFailed(error))
             for subscriber in self._subscribers:
                 subscriber.on_board_unavailable(error)
+            self._failed = True
             return self._refresh_seconds
+        self._failed = False
         return min([self._refresh_seconds, *(seconds for seconds in wanted if seconds is not None)])

@@ -17,17 +17,18 @@ from tenure.telemetry.events import HeldLeaseLost, LeaseRenewFailed, Telemetry
 TRUSTED = 0.9
 """Share of a lease's duration for which its holder trusts it. The rest covers clock drift, pauses and the network."""
 LATEST_RENEWAL = 0.6
-"""Share of a lease's duration after which the lease is renewed at the latest, even if `renew_seconds` is longer: there
-must be time for a second try before the lease stops being trusted."""
+"""Share of a lease's duration after which the lease is renewed at the latest, even if `renew_seconds` is longer. This
+leaves time for a second try while the lease is still trusted."""
 MICROSECONDS = 1_000_000
 FAILURES_MAX = 3
 
 
 class HeldLease:
-    """The database decides which process holds a lease. The holder only knows how long it may trust its lease.
+    """The database decides which process holds a lease. The holder only knows for how long it may trust its lease.
 
-    That time starts before the request to acquire or renew the lease is sent. It is measured on a clock that also runs
-    during suspend, and ends a tenth of the duration before the lease expires in the database.
+    A lease is trusted for 90 % of its duration (TRUSTED), counted from the instant before the request to acquire or
+    renew it was sent. So the holder stops before the lease expires in the database. The clock for this also runs while
+    the host is suspended.
     """
 
     def __init__(self, store: Store, fence: Fence, duration_microseconds: int, sent_at: float) -> None:
@@ -81,7 +82,7 @@ class HeldLease:
         self.withdrawn.set()
 
     def is_over(self, lease: Lease) -> bool:
-        """Whether the board shows that this lease has ended. An older epoch on the board is ignored."""
+        """Return whether the board shows that this lease has ended. An older epoch on the board is ignored."""
         return lease.epoch > self.epoch or (lease.epoch == self.epoch and (lease.resigned or not lease.held))
 
     def compare(self, lease: Lease) -> None:
@@ -98,7 +99,7 @@ class HeldLease:
 
 
 async def keep_renewing(lease: HeldLease, renew_seconds: float, telemetry: Telemetry) -> str:
-    """Renews the lease until that is no longer possible, and returns the reason.
+    """Renews the lease until it is lost, and returns the reason for the loss.
 
     A failed renewal is retried. The lease is lost after three failures in a row, or when it is no longer trusted.
     """
@@ -175,7 +176,7 @@ class AcquiredLease:
         lost = self._renewing.done() and not self._renewing.cancelled()
         with suppress(DatabaseUnavailable):
             await self.release()
-        # True if `_ended` cancelled the body and no other task did.
+        # True if `_ended` cancelled the body, and no other code did.
         ours = self._cancelled and body is not None and body.uncancel() == 0
         if ours and isinstance(error, asyncio.CancelledError):
             raise LeaseLost(f"lease {self._held.name}: {self._renewing.result()}") from error

@@ -52,7 +52,7 @@ from tenure.telemetry.events import (
 
 COOLDOWN_REFRESHES = 5
 """How many refreshes an instance waits before it acquires the lease again, after its lease was resigned or its work
-failed. So another instance can lead."""
+failed. The wait lets another instance lead."""
 
 Work = Callable[[HeldLease], Awaitable[None]]
 
@@ -67,7 +67,7 @@ class StepDown(StrEnum):
 
 
 async def hold(_lease: HeldLease) -> None:
-    """The default work: just hold the lease."""
+    """The default work: does nothing while the instance holds the lease."""
     await asyncio.Event().wait()
 
 
@@ -135,11 +135,11 @@ class Leadership:
         return None
 
     def _seconds_until_free(self, lease: Lease) -> float | None:
-        """How long until this instance may acquire the lease; None while the lease is held."""
+        """Return how long until this instance may acquire the lease; None while the lease is held."""
         if lease.held:
             return None
-        mine = lease.epoch == self._failed_epoch or (lease.resigned and lease.holder == self._holder)
-        return self._delay.seconds_left(lease, COOLDOWN_REFRESHES if mine else None)
+        must_cool_down = lease.epoch == self._failed_epoch or (lease.resigned and lease.holder == self._holder)
+        return self._delay.seconds_left(lease, COOLDOWN_REFRESHES if must_cool_down else None)
 
     def _compare(self, held: HeldLease, lease: Lease) -> None:
         if held.is_over(lease):
@@ -163,7 +163,7 @@ class Leadership:
             held = None if self._stopping.is_set() else await self._acquire()
             if held is not None:
                 await self._lead(held)
-                self._free.clear()  # discards a board from before the step-down: only a newer one counts
+                self._free.clear()  # ignore a board that was read before the step-down
 
     async def _acquire(self) -> HeldLease | None:
         sent_at = boottime()
@@ -171,6 +171,8 @@ class Leadership:
             acquired = await self._store.acquire_lease(self.name, self._holder, new_id(), self._duration)
         except Exception as error:  # noqa: BLE001 - retried with the next board
             self._telemetry.report(LeaderAcquireFailed(self.name, self._holder, _describe(error)))
+            # While a database refuses writes, the board can be read, and shows again and again that the lease is free.
+            await is_set_within(self._stopping, self._timing.refresh_seconds)
             return None
         if not acquired.taken:
             self._telemetry.report(LeaseContended(self.name))
@@ -185,43 +187,46 @@ class Leadership:
     async def _lead(self, held: HeldLease) -> None:
         self._held, began_at = held, boottime()
         self._stepped_down = asyncio.get_running_loop().create_future()
-        self._working = working = asyncio.create_task(self._do(held))
+        self._working = working = asyncio.create_task(self._run_work(held))
         if self._stopping.is_set():
             self._step_down(StepDown.RELEASED)
-        why = await self._keep(held, self._stepped_down, working)
+        why = await self._renew_until_step_down(held, self._stepped_down, working)
         held.withdraw()
         self._held = None
         failure = _failure(working)
         # Without the cool-down, work that fails at once would be restarted as fast as the database answers.
-        at_once = failure is not None and boottime() - began_at < COOLDOWN_REFRESHES * self._timing.refresh_seconds
-        if why is StepDown.FAILED or (why is StepDown.DATABASE and at_once):
+        cooldown_seconds = COOLDOWN_REFRESHES * self._timing.refresh_seconds
+        failed_at_once = failure is not None and boottime() - began_at < cooldown_seconds
+        if why is StepDown.FAILED or (why is StepDown.DATABASE and failed_at_once):
             self._failed_epoch = held.epoch
         if why is StepDown.DATABASE and failure is not None:
             self._report_failed_renewal(held, failure)
         error = None if failure is None else repr(failure)
         self._telemetry.report(LeaderLost(self.name, self._holder, held.epoch, self._expires_at, why.value, error))
         stopped = await cancel(working, held.name, self._telemetry)
-        # Work that does not stop may still have effects outside: the lease must expire before another instance leads.
+        # Work that ignores its cancellation may still have effects outside the database. So do not release the lease:
+        # another instance must not lead before the lease expires.
         if stopped and why is not StepDown.LOST:
             await self._release(held)
 
-    async def _do(self, held: HeldLease) -> None:
+    async def _run_work(self, held: HeldLease) -> None:
         held.check()  # the database may have answered too late to trust the lease
         await self._work(held)
 
-    async def _keep(
+    async def _renew_until_step_down(
         self, held: HeldLease, stepped_down: asyncio.Future[StepDown], working: asyncio.Future[None]
     ) -> StepDown:
         """Renews the lease until the instance must step down, and returns the reason."""
-        either: set[asyncio.Future[Any]] = {stepped_down, working}
+        end_signals: set[asyncio.Future[Any]] = {stepped_down, working}
         while True:
             seconds = max(0.0, min(self._renew_seconds, held.trusted_seconds))
-            await asyncio.wait(either, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(end_signals, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
             if why := _must_step_down(held, stepped_down, working):
                 return why
             renewing = asyncio.create_task(held.renew())
             # While a renewal hangs, the instance must still step down when trust ends or the board shows a loss.
-            await asyncio.wait({*either, renewing}, timeout=held.trusted_seconds, return_when=asyncio.FIRST_COMPLETED)
+            signals = {*end_signals, renewing}
+            await asyncio.wait(signals, timeout=held.trusted_seconds, return_when=asyncio.FIRST_COMPLETED)
             why = _must_step_down(held, stepped_down, working)
             if why is None and not renewing.done():
                 why = StepDown.EXPIRED  # uvloop's timers fire up to a millisecond early
@@ -244,7 +249,7 @@ class Leadership:
         return StepDown.DATABASE
 
     async def _release(self, held: HeldLease) -> None:
-        """Retries until the database answers. An instance that is stopping tries only once."""
+        """Releases the lease. Retries until the database answers, unless the instance is stopping."""
         while True:
             try:
                 await held.release()
@@ -289,7 +294,7 @@ def _retrieve_exception(task: asyncio.Task[Any]) -> None:
 
 
 def _describe(error: BaseException) -> str:
-    """The error, and the error of the database or its driver that caused it, if any."""
+    """Format the error together with its cause, if any: the error of the database or of its driver."""
     return f"{error!r}" if error.__cause__ is None else f"{error}: {error.__cause__!r}"
 
 
@@ -298,18 +303,18 @@ def _failure(working: asyncio.Future[None]) -> BaseException | None:
 
 
 RESIGN_COOLDOWN_REFRESHES = 1.5
-"""Refreshes after which every holder that can read the board has seen that its lease was resigned."""
+"""The number of refreshes after which every holder that can read the board has read that its lease was resigned."""
 
 
 class ReacquireDelay:
-    """The cool-down of a free lease. In each epoch, it begins when this process first reads that the lease is free."""
+    """Measures cool-downs. The cool-down of an epoch begins when this process first reads that the lease is free."""
 
     def __init__(self, refresh_seconds: float) -> None:
         self._refresh_seconds = refresh_seconds
         self._seen_free: dict[str, tuple[int, float]] = {}
 
     def seconds_left(self, lease: Lease, refreshes: float | None = None) -> float:
-        """Seconds left of the cool-down; zero or less if the lease may be acquired."""
+        """Return the seconds until the lease may be acquired; zero or less if it may be acquired now."""
         epoch, since = self._seen_free.get(lease.name, (0, 0.0))
         if epoch != lease.epoch:
             since = monotonic()

@@ -21,7 +21,7 @@ async def is_set_within(event: asyncio.Event, seconds: float) -> bool:
 
 
 async def cancel(work: asyncio.Future[Any], lease: str, telemetry: Telemetry) -> bool:
-    """Cancels `work` and waits until it has ended; False if it ignores the cancellation.
+    """Cancels `work`, and waits up to CANCEL_SECONDS until it has ended. Returns whether it has ended.
 
     Work that does not end can still compute, but cannot write: its fence was withdrawn before this call.
     """

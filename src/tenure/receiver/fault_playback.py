@@ -20,7 +20,7 @@ def applies(way: Way, outcome: DeliveryOutcome) -> bool:
 
 
 async def play_fault(way: Way, response: Response, request: Request, writer: asyncio.StreamWriter) -> bool:
-    """Respond with the fault. `response` is the true response. Return whether the connection can be used further."""
+    """Respond with the fault. `response` is the correct response. Return whether the connection stays open."""
     match way:
         case Status() | Redirect() | RejectDuplicates():
             send(writer, render(_fault_response(way), keep_alive=request.keep_alive))

@@ -1,7 +1,7 @@
-"""The faults of a receiver, and the selection of the fault for a delivery. No I/O: that is in `fault_playback.py`.
+"""The faults of a receiver, and the choice of the fault for a delivery. `fault_playback.py` does the I/O.
 
-Whether and how a delivery fails depends only on the seed, its key, and how often that key has arrived since the faults
-were set. So a run can be repeated: the order and the timing of its requests make no difference.
+The fault of a delivery depends only on the seed, the key, and how often that key has arrived since the faults were set.
+It does not depend on the order and timing of requests, so a run can be repeated.
 """
 
 from bisect import bisect
@@ -17,7 +17,7 @@ from tenure.errors import ConfigurationError
 KEYS_REMEMBERED = 1_000_000
 """The maximum number of keys whose arrivals are counted. Beyond it, the key that arrived first is forgotten."""
 FIRST_FAILURE_STATUS = 300
-"""The lowest status that is a failure. A sender treats every status below it as an acceptance."""
+"""The lowest status that is a failure. A sender treats every lower status as success."""
 
 Seconds = Annotated[float, Meta(ge=0, le=3600)]
 FinalStatus = Annotated[int, Meta(ge=200, le=599)]
@@ -36,18 +36,18 @@ class Status(_Way, frozen=True, kw_only=True, tag="status"):
 
     def __post_init__(self) -> None:
         if self.status < FIRST_FAILURE_STATUS and not self.counted:
-            raise ValueError("`counted` must be true for a status below 300: the sender takes it as an acceptance")
+            raise ValueError("`counted` must be true for a status below 300: the sender treats it as success")
 
 
 class Delay(_Way, frozen=True, kw_only=True, tag="delay"):
-    """Sends the true response after a delay of `seconds`."""
+    """Sends the correct response after a delay of `seconds`."""
 
     seconds: Seconds = 1.0
     counted: Literal[True] = True
 
 
 class SlowBody(_Way, frozen=True, kw_only=True, tag="slow-body"):
-    """Sends the true status immediately, then `bytes` bytes with a pause of `seconds` before each of them."""
+    """Sends the correct status immediately, then `bytes` bytes with a pause of `seconds` before each of them."""
 
     seconds: Seconds = 0.1
     bytes: Annotated[int, Meta(ge=1, le=1_000_000)] = 10
@@ -55,19 +55,19 @@ class SlowBody(_Way, frozen=True, kw_only=True, tag="slow-body"):
 
 
 class EndlessBody(_Way, frozen=True, kw_only=True, tag="endless-body"):
-    """Sends the true status and a body that ends only when the sender closes the connection."""
+    """Sends the correct status and a body that ends only when the sender closes the connection."""
 
     counted: Literal[True] = True
 
 
 class Drop(_Way, frozen=True, kw_only=True, tag="drop"):
-    """Resets the connection without a response. If not `counted`, it is as if the delivery never arrived."""
+    """Resets the connection without a response. If `counted` is false, the delivery is not recorded."""
 
     counted: bool = True
 
 
 class RejectDuplicates(_Way, frozen=True, kw_only=True, tag="reject-duplicates"):
-    """Returns `status` for a key that is already in the ledger, and the true response for any other key."""
+    """Returns `status` for a key that is already in the ledger, and the correct response for any other key."""
 
     status: FinalStatus = 409
     counted: Literal[True] = True
@@ -108,7 +108,7 @@ class Faults(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_u
 
 
 def read_faults(content: bytes | str) -> Faults:
-    """Decode JSON: a faults object, or a number, which is the share of deliveries that fail (in any of EVERY_WAY)."""
+    """Decode JSON: a faults object, or the share of deliveries that fail. Given a share, all of EVERY_WAY are used."""
     try:
         decoded = msgspec.json.decode(content, type=Annotated[float, Meta(ge=0, le=1)] | Faults)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -117,7 +117,7 @@ def read_faults(content: bytes | str) -> Faults:
 
 
 class Chooser:
-    """Chooses the fault of each delivery, which depends on the number of arrivals of its key. So it counts them."""
+    """Chooses the fault of each delivery. It counts the arrivals of each key, because the choice depends on them."""
 
     def __init__(self, faults: Faults) -> None:
         self.faults = faults
@@ -136,7 +136,7 @@ class Chooser:
         if share_draw >= faults.share:
             return None
         weights = self._cumulative_weights
-        # `hi` prevents that rounding produces an index after the last way.
+        # Without `hi`, rounding could produce an index after the last way.
         return faults.ways[bisect(weights, way_draw * weights[-1], hi=len(faults.ways) - 1)]
 
     def _count_arrival(self, key: str) -> int:

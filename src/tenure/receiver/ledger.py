@@ -21,7 +21,7 @@ from tenure.errors import ConfigurationError, TenureError
 from tenure.receiver.usage import exact_sum, usage_in
 
 APPLICATION_ID = 0x54_4E_4C_31
-"""SQLite stores it in the header of the file. It distinguishes a ledger from any other database."""
+"""SQLite stores this id in the header of the file. It distinguishes a ledger from any other database."""
 BUSY_SECONDS = 5.0
 
 _SCHEMA = """
@@ -97,8 +97,10 @@ class Delivery(NamedTuple):
 
 
 class RequestCounts(NamedTuple):
-    """Counts to add to the totals: `requests` that are not recorded as deliveries, `refused` requests, and all requests
-    to which a fault was applied (`failed`), recorded or not.
+    """Counts to add to the totals.
+
+    `requests` counts only requests that are not recorded as deliveries, because `Ledger.record` counts the others.
+    `failed` counts all requests to which a fault was applied.
     """
 
     requests: int = 0

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from hashlib import sha256
 from typing import NamedTuple
 from urllib.parse import parse_qsl
 
@@ -18,6 +19,7 @@ from tenure.receiver.recorder import Recorder
 
 CONTROL = "/_"
 KEY_HEADER = "idempotency-key"
+RECEIPT_HEADER = "tenure-receipt"
 LIMIT_DEFAULT = 100
 LIMIT_MAX = 1000
 
@@ -82,7 +84,8 @@ class Receiver:
 
     async def _count(self, delivery: Delivery, fault: Way | None) -> Handled:
         outcome = await self._recorder.record(delivery)
-        response = text_response(_STATUSES[outcome], outcome.value)
+        receipt = [] if outcome is DeliveryOutcome.CONFLICT else [(RECEIPT_HEADER, _receipt(delivery.body))]
+        response = text_response(_STATUSES[outcome], outcome.value, *receipt)
         if fault is None or not applies(fault, outcome):
             return Handled(response)
         self._recorder.add_counts(RequestCounts(failed=1))
@@ -101,7 +104,7 @@ class Receiver:
             signing.verify(self._secrets, request.headers, request.body, wall_microseconds() / 1_000_000)
         except signing.WrongSignature as refusal:
             raise Refused(401, str(refusal)) from refusal
-        # The signature covers the id, not the key. A copied request with another key would be counted again.
+        # The signature covers the id, not the key. Without this check, a copy with another key would be counted again.
         if key != request.headers[signing.ID]:
             raise Refused(401, f"Idempotency-Key must equal the signed {signing.ID}")
 
@@ -124,6 +127,11 @@ class Receiver:
         limit = _whole_number(parameters, "limit", LIMIT_DEFAULT, 1, LIMIT_MAX)
         entries = await self._recorder.page(after, limit)
         return _Page(entries, entries[-1].position if len(entries) == limit else None)
+
+
+def _receipt(body: bytes) -> str:
+    """Names the body that was received, so that the sender can compare it with the body that it sent."""
+    return f"sha256={sha256(body).hexdigest()}"
 
 
 def _whole_number(parameters: dict[str, str], name: str, default: int, minimum: int, maximum: int) -> int:

@@ -10,7 +10,7 @@ import msgspec
 
 _NUMBER = re.compile(rb"-?[0-9]{1,30}(\.[0-9]{1,30})?([eE][+-]?[0-9]{1,2})?")
 _EXACT_CONTEXT = Context(prec=1000, traps=[Inexact])
-"""Numbers of the form above span 260 digits. A sum that needed rounding would raise instead of being wrong."""
+"""Numbers that match `_NUMBER` span at most 260 digits. A sum that needs more than 1000 raises instead of rounding."""
 
 
 class Usage(NamedTuple):
@@ -33,9 +33,10 @@ _EVENTS = msgspec.json.Decoder(list[_Event])
 
 
 def usage_in(body: bytes) -> Usage | None:
-    """Sum a JSON array of records, each with a number as `usage`, or of CloudEvents with such records as `data`.
+    """Return the sum of the usage in a body, or None if the body is neither of these:
 
-    Return None for any other body.
+    - a JSON array of records, each with a number as `usage`
+    - a JSON array of CloudEvents, each with such a record as `data`
     """
     records = _records_in(body)
     if records is None:

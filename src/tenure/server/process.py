@@ -1,7 +1,7 @@
 """Runs one instance: the listening socket, the HTTP server and signals.
 
-SIGTERM or SIGINT starts a drain: the instance reports that it is not ready, continues to answer for a moment so that a
-load balancer notices, finishes the requests it has begun, and stops. A second signal stops it at once.
+SIGTERM or SIGINT starts a drain: the instance reports that it is not ready, continues to answer for a moment so that
+the load balancer notices, finishes the requests it has begun, and stops. A second signal stops it at once.
 """
 
 import asyncio
@@ -16,15 +16,18 @@ import uvicorn
 from tenure.app import Instance
 from tenure.config import Config
 from tenure.errors import ConfigurationError
+from tenure.server.connections import Connections
 from tenure.server.http1 import protocol_for
 from tenure.server.websocket import websocket_protocol_for
 from tenure.telemetry.events import InstanceDraining, InstanceStopped, Listening, Telemetry
+from tenure.telemetry.siblings import Siblings
 
 DRAIN_SECONDS = 10.0
 DRAIN_LINGER_SECONDS = 0.5
-KEEP_ALIVE_SECONDS = 75
 BACKLOG = 2048
 FILES_WANTED = 65_536
+FILES_RESERVED = 128
+"""Files that are not connections of clients: the database, the log, gateways and the listener."""
 
 
 def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
@@ -42,10 +45,14 @@ def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
 
 
 def run_instance(
-    config: Config, listener: socket.socket, telemetry: Telemetry, supervisor: Connection | None = None
+    config: Config,
+    listener: socket.socket,
+    telemetry: Telemetry,
+    supervisor: Connection | None = None,
+    siblings: Siblings | None = None,
 ) -> None:
     # A wrong setting must be reported before the instance listens.
-    instance = Instance(config, telemetry)
+    instance = Instance(config, telemetry, siblings)
     allow_many_connections()
     server = _Server(instance, config.streams.max_message_bytes, telemetry)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
@@ -64,6 +71,19 @@ def allow_many_connections() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
+def connections_possible(wanted: int) -> int:
+    """Returns how many connections the limit on open files allows, and `wanted` at most.
+
+    If files ran out first, the instance could accept no connection, and could not even refuse one.
+    """
+    try:
+        import resource  # noqa: PLC0415 - not available on every platform
+    except ImportError:
+        return wanted
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return wanted if files == resource.RLIM_INFINITY else max(1, min(wanted, files - FILES_RESERVED))
+
+
 def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
     try:
         import uvloop  # noqa: PLC0415 - not available on every platform
@@ -74,10 +94,12 @@ def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
 
 class _Server(uvicorn.Server):
     def __init__(self, instance: Instance, message_max_bytes: int, telemetry: Telemetry) -> None:
+        edge = instance.pipeline.edge
+        connections = Connections(edge, connections_possible(edge.limits.max_connections))
         super().__init__(
             uvicorn.Config(
                 instance.pipeline,
-                http=protocol_for(instance.pipeline),
+                http=protocol_for(instance.pipeline, connections),
                 ws=websocket_protocol_for(instance.pipeline, telemetry, message_max_bytes),
                 lifespan="off",
                 access_log=False,
@@ -86,7 +108,6 @@ class _Server(uvicorn.Server):
                 date_header=False,
                 backlog=BACKLOG,
                 proxy_headers=False,
-                timeout_keep_alive=KEEP_ALIVE_SECONDS,
                 timeout_graceful_shutdown=int(DRAIN_SECONDS),
             )
         )
@@ -97,7 +118,7 @@ class _Server(uvicorn.Server):
     async def run(self, listener: socket.socket, supervisor: Connection | None) -> None:  # type: ignore[override]
         self._loop = asyncio.get_running_loop()
         if supervisor is not None:
-            self._loop.add_reader(supervisor.fileno(), self._leave_with, supervisor)
+            self._loop.add_reader(supervisor.fileno(), self._on_supervisor_gone, supervisor)
         starting = self._instance.start()
         starting.add_done_callback(self._check_start)
         try:
@@ -116,8 +137,8 @@ class _Server(uvicorn.Server):
         del frame
         self._loop.call_soon_threadsafe(self._begin_to_drain, signal.Signals(sig).name)
 
-    def _leave_with(self, supervisor: Connection) -> None:
-        """Starts a drain. The supervisor has closed its end of the pipe: it is stopping or has died."""
+    def _on_supervisor_gone(self, supervisor: Connection) -> None:
+        """Starts a drain when the supervisor has closed its end of the pipe: it is stopping or has died."""
         self._loop.remove_reader(supervisor.fileno())
         if self._draining is None:
             self._begin_to_drain("supervisor")
@@ -131,7 +152,7 @@ class _Server(uvicorn.Server):
         self._draining = asyncio.create_task(self._drain())
 
     async def _drain(self) -> None:
-        # The load balancer gets a moment to notice. Then uvicorn accepts no more connections and finishes requests.
+        # Give the load balancer time to notice. Then uvicorn accepts no more connections and finishes requests.
         stopping = (self._instance.stop_leading(), self._instance.streams.stop())
         await asyncio.gather(asyncio.sleep(DRAIN_LINGER_SECONDS), *stopping)
         self.should_exit = True

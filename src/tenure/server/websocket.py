@@ -1,13 +1,24 @@
 """WebSocket connections: the protocol that uvicorn's server uses for requests that ask for an upgrade.
 
-The `websockets` package parses the frames, without doing I/O. Every connection has limits: reading pauses while too
-many messages or bytes are buffered, `send` waits while the client does not read, the size of a message is bounded, and
-a client that does not answer pings is disconnected. A client that sends too much gets an error message before its
-connection is closed. No framework is used here, because frameworks close the connection without that message.
+The `websockets` package parses the frames, without doing I/O. Every connection has limits:
+
+- Reading pauses while too many messages or bytes are buffered, and `send` waits while the client does not read.
+- The size of a message is limited, and so are its fragments and the number of pings and pongs per second. A client that
+  exceeds one of these limits gets an error message before its connection is closed. No framework is used here, because
+  frameworks close the connection without that message.
+- Long input is parsed in slices, one per turn of the event loop, so that other connections get their turn.
+- Pings of a client that does not read are not answered, because the answers would fill the memory.
+- A client that does not answer pings is disconnected.
+
+Closing takes time, because a client may send for a while before it reads. After its close frame, the server goes on
+reading, and discards what it reads, within LINGER_SECONDS and LINGER_MAX_BYTES. If the server closed at once, the
+operating system would reset the connection, and the client would never read why.
 """
 
 import asyncio
 from collections import deque
+from collections.abc import Awaitable, Mapping, Sequence
+from contextlib import suppress
 from http import HTTPStatus
 from typing import Any, cast
 
@@ -18,6 +29,10 @@ from websockets.http11 import Request, Response
 from websockets.protocol import SEND_EOF, State
 from websockets.server import ServerProtocol
 
+from tenure.access.caller import Caller
+from tenure.access.grants import authorise
+from tenure.clock import monotonic
+from tenure.errors import Problem
 from tenure.http.answers import Answer
 from tenure.http.pipeline import Call, Pipeline, StreamRoute
 from tenure.streams.handlers import Message
@@ -28,11 +43,22 @@ WAITING_MESSAGES_MAX = 16
 WAITING_BYTES_MAX = 1_048_576
 FRAGMENTS_MAX = 1024
 PING_SECONDS = 15.0
-LAST_LOOK_SECONDS = 1.0
+PONG_GRACE_SECONDS = 1.0
 """How much longer than PING_SECONDS the server waits for a pong before it closes the connection."""
+SLICE_BYTES = 4096
+"""How much is parsed in one turn of the event loop. 4 KiB of empty frames keep the loop busy for 5 ms."""
+CONTROL_FRAMES_PER_SECOND = 100
+"""How many pings and pongs a client may send."""
 GOODBYE_SECONDS = 2.0
-EXCESS_SECONDS = 5.0
-"""How long a client may take to close after it sent an unreadable message, before the connection is aborted."""
+"""How long a client may send nothing before it answers a close frame. After that, the connection is aborted."""
+LINGER_SECONDS = 5.0
+"""How long a client may go on sending before it answers a close frame."""
+LINGER_MAX_BYTES = 64 * 1024 * 1024
+CROWDED = 3 / 4
+"""The part of all connections of the instance above which connections do not linger."""
+AUTHORIZATION = b"authorization"
+PONG_START = bytes([0x80 | Opcode.PONG])
+"""The first byte of a pong."""
 
 
 def websocket_protocol_for(pipeline: Pipeline, telemetry: Telemetry, message_max_bytes: int) -> type[asyncio.Protocol]:
@@ -47,7 +73,10 @@ def websocket_protocol_for(pipeline: Pipeline, telemetry: Telemetry, message_max
 
 
 class WebSocketProtocol(asyncio.Protocol):
-    """One WebSocket connection. It implements `Socket` for its stream."""
+    """One WebSocket connection. It implements `Socket` for its stream, and `OpenStream` for the pipeline."""
+
+    route: StreamRoute
+    headers: Sequence[tuple[bytes, bytes]]
 
     def __init__(self, connections: set[Any], pipeline: Pipeline, telemetry: Telemetry, message_max_bytes: int) -> None:
         self._connections = connections
@@ -63,24 +92,40 @@ class WebSocketProtocol(asyncio.Protocol):
         self._drained: asyncio.Future[None] | None = None
         self._fragments: list[bytes] = []
         self._is_text = False
+        self._lost: asyncio.Future[None] = self._loop.create_future()
+        self._unparsed = bytearray()
+        self._is_scheduled = False
+        self._is_full = False
+        self._is_identifying = False
+        """Whether the handshake waits for its caller. Nothing is parsed meanwhile."""
+        self._is_reading = True
         self._has_failed = False
         self._is_closing = False
-        self._reading_is_paused = False
+        self._is_discarding = False
+        self._output_has_ended = False
+        self._discarded = 0
+        self._last_byte_at = 0.0
+        self._control_frames = 0
+        self._control_second = 0.0
         self._ping_is_unanswered = False
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
 
-    # Called by the stream
+    # Called by the stream.
 
     async def receive(self) -> Message:
         while not self._waiting:
-            if self.gone.done():
+            if self.gone.done() and not self._unparsed:
                 raise SocketGone("the connection was lost")
             self._receiver = self._loop.create_future()
             await self._receiver
         message = self._waiting.popleft()
         if isinstance(message, UnreadableMessage):
-            raise message
+            try:
+                raise message
+            finally:
+                # The traceback refers to this frame, so the frame must not refer to the exception.
+                del message
         self._waiting_bytes -= len(message)
         self._resume_reading()
         return message
@@ -102,15 +147,25 @@ class WebSocketProtocol(asyncio.Protocol):
         elif self._has_failed:
             # The close frame was held back until the client got the error message.
             self._write(Frame(Opcode.CLOSE, Close(code, "").serialize()))
-        # From now on everything that arrives is discarded, except the client's close frame.
+        # From now on, all input except the client's close frame is discarded.
         self._is_closing = True
         self._waiting.clear()
         self._resume_reading()
-        await asyncio.wait({self.gone}, timeout=EXCESS_SECONDS if self._has_failed else GOODBYE_SECONDS)
-        # Not `close`, which would wait for a client that does not read.
+        if self._has_failed:
+            # Input is not parsed any more, so only the end of the connection shows that the client has closed.
+            self._end_output()
+        await self._linger()
+        # `abort`, because `close` would wait for a client that does not read.
         self._transport.abort()
 
-    # Called by the transport
+    # Called by the pipeline.
+
+    def refuse(self, problem: Problem) -> None:
+        self._pipeline.open_streams.discard(self)
+        if self._frames.state is State.OPEN and not (self._is_closing or self._has_failed):
+            self._discard_rest(UnreadableMessage(CloseCode.REFUSED, problem.code, problem.detail))
+
+    # Called by the transport.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -119,27 +174,32 @@ class WebSocketProtocol(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         # Any byte counts as a pong: while a long frame arrives, the client cannot send one.
         self._ping_is_unanswered = False
-        self._frames.receive_data(data)
-        for event in self._frames.events_received():
-            if isinstance(event, Request):
-                self._shake_hands(event)
-            else:
-                self._frame_received(event)
-        if isinstance(self._frames.parser_exc, PayloadTooBig) and not self._has_failed:
-            self._discard_rest(_too_big(self._message_max_bytes))
-        self._flush()
+        if self._is_discarding or self._is_closing:
+            self._count_discarded(len(data))
+        if self._is_discarding:
+            return
+        if not self._unparsed and not self._is_full and len(data) <= SLICE_BYTES:
+            self._parse(data)
+        else:
+            self._unparsed += data
+            self._parse_next()
 
     def eof_received(self) -> None:
-        self._frames.receive_eof()
-        self._flush()
+        if not self._unparsed and not self._is_identifying:
+            self._frames.receive_eof()
+            self._flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
         del exc
         self._connections.discard(self)
+        self._pipeline.open_streams.discard(self)
         self._cancel_timer()
-        if not self.gone.done():
-            self.gone.set_result(None)
-        self._wake_receiver()
+        self._lost.set_result(None)
+        self._set_gone()
+        if self._is_closing or self._is_discarding:
+            self._unparsed.clear()
+        # Otherwise the messages that arrived before the connection was lost are still parsed.
+        self._release_parser()
 
     def pause_writing(self) -> None:
         self._drained = self._loop.create_future()
@@ -156,21 +216,91 @@ class WebSocketProtocol(asyncio.Protocol):
             self._flush()
         self._hang_up()
 
-    # Internal
+    # Parsing.
 
-    def _shake_hands(self, request: Request) -> None:
+    def _parse(self, data: bytes) -> None:
+        self._frames.receive_data(data)
+        for event in self._frames.events_received():
+            if isinstance(event, Request):
+                self._handshake(event)
+            else:
+                self._frame_received(event)
+        if isinstance(self._frames.parser_exc, PayloadTooBig) and not self._has_failed:
+            self._discard_rest(_too_big(self._message_max_bytes))
+        self._flush()
+
+    def _parse_next(self) -> None:
+        """Parses one slice, unless too many messages wait for the stream already."""
+        self._is_scheduled = False
+        if self._unparsed and not self._is_full:
+            piece = bytes(self._unparsed[:SLICE_BYTES])
+            del self._unparsed[:SLICE_BYTES]
+            self._parse(piece)
+            if not self._is_full:
+                self._schedule()
+        self._update_reading()
+        self._release_parser()
+        if self.gone.done():
+            self._wake_receiver()
+
+    def _schedule(self) -> None:
+        if self._unparsed and not self._is_scheduled:
+            self._is_scheduled = True
+            self._loop.call_soon(self._parse_next)
+
+    def _release_parser(self) -> None:
+        """Breaks the reference cycles of the parser once the connection is lost: with its generator, and with the
+        traceback of an exception. Otherwise it would stay in memory until the garbage collector finds it.
+        """
+        if self._lost.done() and not self._unparsed:
+            self._frames.parser.close()
+            self._frames.parser_exc = None
+            self._frames.reader.discard()
+            self._fragments = []
+
+    # Internal.
+
+    def _handshake(self, request: Request) -> None:
         headers = [(name.lower().encode(), value.encode("latin-1")) for name, value in request.headers.raw_items()]
+        self.headers = [header for header in headers if header[0] == AUTHORIZATION]
         try:
-            route, call = self._pipeline.accept_stream(request.path, headers)
+            self.route, parameters = self._pipeline.match_stream(request.path, headers)
+            identified = self._pipeline.identify(self.headers)
+            if isinstance(identified, Caller):
+                self._accept(request, parameters, identified)
+                return
         except Exception as error:  # noqa: BLE001 - sent as a problem; details are logged
             self._frames.send_response(_refusal(self._pipeline.failure(error)))
             return
-        response = self._frames.accept(request)
-        self._frames.send_response(response)
+        self._is_identifying = self._is_full = True
+        self._update_reading()
+        self._pipeline.run_aside(self._accept_when_identified(request, parameters, identified))
+
+    async def _accept_when_identified(
+        self, request: Request, parameters: Mapping[str, str], identified: Awaitable[Caller]
+    ) -> None:
+        """Goes on where `_handshake` could not: the credential has to be looked up."""
+        try:
+            caller = await identified
+            if not self.gone.done():
+                self._accept(request, parameters, caller)
+        except Exception as error:  # noqa: BLE001 - sent as a problem; details are logged
+            answer = self._pipeline.failure(error)
+            if not self.gone.done():
+                self._frames.send_response(_refusal(answer))
+                self._flush()
+        self._is_identifying = self._is_full = False
+        self._schedule()
+        self._update_reading()
+
+    def _accept(self, request: Request, parameters: Mapping[str, str], caller: Caller) -> None:
+        authorise(caller, self.route.grants)
+        self._frames.send_response(self._frames.accept(request))
         self._flush()
         if self._frames.state is State.OPEN:
-            self._ping()
-            self._task = self._loop.create_task(self._run(route, call))
+            self._pipeline.open_streams.add(self)
+            self._check_pong()
+            self._task = self._loop.create_task(self._run(self.route, Call(caller, parameters)))
 
     async def _run(self, route: StreamRoute, call: Call) -> None:
         try:
@@ -178,6 +308,12 @@ class WebSocketProtocol(asyncio.Protocol):
         except Exception as error:  # noqa: BLE001 - reported, and the connection is closed
             self._telemetry.report(StreamCrashed(None, error))
             await self.close(CloseCode.FAILED)
+        finally:
+            # No message is received any more. The stream may stay in memory for a while, but not what the client sent.
+            self._unparsed.clear()
+            self._waiting.clear()
+            self._receiver = None
+            self._release_parser()
 
     def _frame_received(self, frame: Any) -> None:
         if self._is_closing or self._has_failed:
@@ -185,6 +321,7 @@ class WebSocketProtocol(asyncio.Protocol):
         if frame.opcode in (Opcode.TEXT, Opcode.BINARY):
             self._is_text = frame.opcode is Opcode.TEXT
         elif frame.opcode is not Opcode.CONT:
+            self._count_control_frame()
             return
         if frame.fin and not self._fragments:
             self._message_received(bytes(frame.data))
@@ -209,15 +346,26 @@ class WebSocketProtocol(asyncio.Protocol):
         self._waiting.append(message)
         self._waiting_bytes += len(message)
         if len(self._waiting) >= WAITING_MESSAGES_MAX or self._waiting_bytes >= WAITING_BYTES_MAX:
-            self._reading_is_paused = True
-            self._transport.pause_reading()
+            self._is_full = True
+            self._update_reading()
         self._wake_receiver()
+
+    def _count_control_frame(self) -> None:
+        now = monotonic()
+        if now - self._control_second >= 1:
+            self._control_second, self._control_frames = now, 0
+        self._control_frames += 1
+        if self._control_frames > CONTROL_FRAMES_PER_SECOND:
+            self._pipeline.edge.refused("pings")
+            most = f"a client may send at most {CONTROL_FRAMES_PER_SECOND} pings and pongs per second"
+            self._discard_rest(UnreadableMessage(CloseCode.REFUSED, "TOO_MANY_PINGS", most))
 
     def _discard_rest(self, reason: UnreadableMessage) -> None:
         """Passes `reason` to the stream in place of the message, so that the stream closes, and discards further input.
         Closing at once would reset the connection, and the client would never receive the error message.
         """
         self._has_failed = True
+        self._discard_input()
         self._frames.data_to_send()
         self._waiting.append(reason)
         self._wake_receiver()
@@ -226,52 +374,111 @@ class WebSocketProtocol(asyncio.Protocol):
         if self._receiver is not None and not self._receiver.done():
             self._receiver.set_result(None)
 
+    def _discard_input(self) -> None:
+        self._is_discarding = True
+        self._unparsed.clear()
+
+    def _count_discarded(self, size: int) -> None:
+        self._last_byte_at = monotonic()
+        self._discarded += size
+        if self._discarded > LINGER_MAX_BYTES:
+            self._transport.abort()
+
     def _resume_reading(self) -> None:
-        if self._reading_is_paused and len(self._waiting) <= WAITING_MESSAGES_MAX // 2:
-            self._reading_is_paused = False
+        if self._is_full and len(self._waiting) <= WAITING_MESSAGES_MAX // 2:
+            self._is_full = False
+            self._schedule()
+            self._update_reading()
+
+    def _update_reading(self) -> None:
+        reads = not (self._is_full or self._unparsed)
+        if reads == self._is_reading or self._transport.is_closing():
+            return
+        self._is_reading = reads
+        if reads:
             self._transport.resume_reading()
+        else:
+            self._transport.pause_reading()
 
     def _flush(self) -> None:
+        does_not_read = self._drained is not None or self._is_closing
         for data in self._frames.data_to_send():
             if data == SEND_EOF:
                 self._hang_up()
-            elif not self._transport.is_closing():
+            elif self._may_write() and not (does_not_read and data.startswith(PONG_START)):
                 self._transport.write(data)
 
+    async def _linger(self) -> None:
+        """Waits until the client has closed the connection: LINGER_SECONDS at most, and less if it sends nothing."""
+        self._last_byte_at = monotonic()
+        ends_at = self._last_byte_at + LINGER_SECONDS
+        while not self._lost.done() and not self._is_crowded():
+            silent_at = ends_at if self._has_failed else self._last_byte_at + GOODBYE_SECONDS
+            left = min(ends_at, silent_at) - monotonic()
+            if left <= 0:
+                return
+            await asyncio.wait({self._lost}, timeout=left)
+
     def _hang_up(self) -> None:
-        """Closes the connection when the remaining output is sent, or aborts it after GOODBYE_SECONDS."""
-        self._transport.close()
+        """Ends the connection from this side, and aborts it after GOODBYE_SECONDS. What still arrives is discarded."""
+        self._discard_input()
+        self._set_gone()
+        self._is_full = False
+        self._update_reading()
+        if self._is_crowded():
+            self._transport.close()
+        else:
+            self._end_output()
         self._cancel_timer()
         self._timer = self._loop.call_later(GOODBYE_SECONDS, self._transport.abort)
+
+    def _is_crowded(self) -> bool:
+        return len(self._connections) > CROWDED * self._pipeline.edge.limits.max_connections
+
+    def _end_output(self) -> None:
+        if self._may_write():
+            self._output_has_ended = True
+            # The client may have reset the connection already.
+            with suppress(OSError):
+                self._transport.write_eof()
+
+    def _set_gone(self) -> None:
+        if not self.gone.done():
+            self.gone.set_result(None)
+        self._wake_receiver()
 
     def _cancel_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
+            self._timer = None
 
     def _write(self, frame: Frame) -> None:
-        if not self._transport.is_closing():
+        if self._may_write():
             self._transport.write(frame.serialize(mask=False))
 
-    def _ping(self) -> None:
-        """Detects clients that vanished without closing. While reading is paused, a missing pong does not count."""
-        if self._ping_is_unanswered and not self._reading_is_paused:
-            # If this process was paused, timers fire before input is read, so the pong may have arrived unread.
-            self._timer = self._loop.call_later(LAST_LOOK_SECONDS, self._give_up)
-        else:
-            self._ping_again()
+    def _may_write(self) -> bool:
+        return not self._output_has_ended and not self._transport.is_closing()
 
-    def _give_up(self) -> None:
-        if self._ping_is_unanswered and not self._reading_is_paused:
+    def _check_pong(self) -> None:
+        """Detects clients that vanished without closing. While reading is paused, a missing pong does not count."""
+        if self._ping_is_unanswered and self._is_reading:
+            # If this process was paused, timers fire before input is read, so the pong may have arrived unread.
+            self._timer = self._loop.call_later(PONG_GRACE_SECONDS, self._abort_or_ping)
+        else:
+            self._send_ping()
+
+    def _abort_or_ping(self) -> None:
+        if self._ping_is_unanswered and self._is_reading:
             self._transport.abort()
         else:
-            self._ping_again()
+            self._send_ping()
 
-    def _ping_again(self) -> None:
+    def _send_ping(self) -> None:
         if self._frames.state is State.OPEN:
             self._ping_is_unanswered = True
             self._frames.send_ping(b"")
             self._flush()
-            self._timer = self._loop.call_later(PING_SECONDS, self._ping)
+            self._timer = self._loop.call_later(PING_SECONDS, self._check_pong)
 
 
 def _too_big(message_max_bytes: int) -> UnreadableMessage:

@@ -1,26 +1,38 @@
 """The worker processes, and the supervisor that starts, replaces and stops them."""
 
+import asyncio
 import multiprocessing
 import signal
 import sys
+from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from multiprocessing.synchronize import Event
+from pathlib import Path
 from types import FrameType
+from typing import NamedTuple
 
-from tenure.config import Config
-from tenure.errors import ConfigurationError
+from tenure.config import Config, is_loopback
+from tenure.domain.submissions import USAGES
+from tenure.errors import ConfigurationError, DatabaseUnavailable
 from tenure.server.process import BACKLOG, announce, bind, run_instance
-from tenure.telemetry.events import Telemetry, WorkerDied
+from tenure.store.engines import open_store
+from tenure.telemetry.events import SchemaWaiting, Telemetry, UsageHasNoGateway, WorkerDied
 from tenure.telemetry.logs import configure_logs, log_events
+from tenure.telemetry.siblings import Siblings, create_folder, delete_folder
 
 RESTART_PAUSE_SECONDS = 0.5
 TICK_SECONDS = 0.1
+WAIT_SECONDS = 1.0
 
 
 def serve(config: Config) -> None:
     """Runs one instance in this process, or a supervisor with one process per worker."""
     telemetry = log_events(Telemetry())
+    if not config.insecure and not is_loopback(config.host):
+        asyncio.run(_require_keys(config, telemetry))
+    if USAGES not in config.gateways:
+        telemetry.report(UsageHasNoGateway())
     if config.workers == 1:
         listener = bind(config.host, config.port)
         listener.listen(BACKLOG)
@@ -30,80 +42,127 @@ def serve(config: Config) -> None:
         Supervisor(config, telemetry).run()
 
 
+async def _require_keys(config: Config, telemetry: Telemetry) -> None:
+    """Raises `ConfigurationError` if no API key was ever created: then every client that reaches the address would have
+    full access. Waits for the database before the service listens, because only the database knows.
+    """
+    version = await _keys_version(config, telemetry)
+    if version == 0:
+        raise ConfigurationError(
+            f"host: {config.host} is not a loopback address, and there is no API key, so every client would have full "
+            "access; first run `tenure keys create --name admin --role operator`, with the same --database, "
+            "or set insecure (--insecure)"
+        )
+
+
+async def _keys_version(config: Config, telemetry: Telemetry) -> int:
+    try:
+        store = open_store(config.database, config.pool_size, must_exist=True)
+    except ConfigurationError:  # an SQLite file that does not exist has no keys
+        return 0
+    try:
+        while True:
+            try:
+                if await store.schema_revision() is None:
+                    return 0
+                return (await store.read_keys_version()).version
+            except DatabaseUnavailable as error:
+                telemetry.report(SchemaWaiting(error.detail))
+                await asyncio.sleep(WAIT_SECONDS)
+    finally:
+        await store.close()
+
+
+class Worker(NamedTuple):
+    slot: int
+    pipe: Connection
+    """The supervisor's end of the pipe that keeps the worker running."""
+
+
 class Supervisor:
     """Starts one process per worker, replaces workers that die, and stops all workers when it is stopped.
 
     Each worker holds one end of a pipe and stops when the other end is closed. The supervisor closes that end to stop
-    the worker; the operating system closes it if the supervisor dies.
+    the worker; the operating system closes it if the supervisor dies. A worker that replaces another one takes over its
+    slot, so that the other workers find it (`telemetry/siblings.py`).
     """
 
     def __init__(self, config: Config, telemetry: Telemetry) -> None:
         self._config = config
         self._telemetry = telemetry
         self._context = multiprocessing.get_context("spawn")
-        self._workers: dict[BaseProcess, Connection] = {}
+        self._workers: dict[BaseProcess, Worker] = {}
         self._listening = self._context.Event()
         self._signals = 0
         self._misconfigured = False
         bind(config.host, config.port).close()
         # This socket is bound but never listens. It keeps the port reserved while workers are replaced.
         self._reserved = bind(config.host, config.port, shared=True)
+        self._folder = create_folder()
 
     def run(self) -> None:
+        try:
+            self._supervise()
+        finally:
+            delete_folder(self._folder)
+        if self._misconfigured:
+            sys.exit(ConfigurationError.exit_code)
+
+    def _supervise(self) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
-        for _ in range(self._config.workers):
-            self._spawn()
+        for slot in range(self._config.workers):
+            self._spawn(slot)
         announced = False
         while not self._stopping:
-            wait([worker.sentinel for worker in self._workers], timeout=TICK_SECONDS)
+            wait([process.sentinel for process in self._workers], timeout=TICK_SECONDS)
             self._replace_dead()
             if not announced and self._listening.is_set():
                 announce(self._reserved, self._telemetry)
                 announced = True
         self._stop_workers()
-        if self._misconfigured:
-            sys.exit(ConfigurationError.exit_code)
 
     @property
     def _stopping(self) -> bool:
         return self._signals > 0 or self._misconfigured
 
-    def _spawn(self) -> None:
+    def _spawn(self, slot: int) -> None:
         theirs, ours = self._context.Pipe(duplex=False)
         port = self._reserved.getsockname()[1]
-        worker = self._context.Process(target=_run_worker, args=(self._config, port, theirs, self._listening))
-        worker.start()
+        arguments = (self._config, port, theirs, self._listening, self._folder, slot)
+        process = self._context.Process(target=_run_worker, args=arguments)
+        process.start()
         theirs.close()
-        self._workers[worker] = ours
+        self._workers[process] = Worker(slot, ours)
 
     def _replace_dead(self) -> None:
-        dead = [worker for worker in self._workers if not worker.is_alive()]
-        self._misconfigured = any(worker.exitcode == ConfigurationError.exit_code for worker in dead)
+        dead = [process for process in self._workers if not process.is_alive()]
+        self._misconfigured = any(process.exitcode == ConfigurationError.exit_code for process in dead)
         if not dead or self._stopping:
             return
-        self._telemetry.report(WorkerDied([worker.exitcode for worker in dead]))
+        self._telemetry.report(WorkerDied([process.exitcode for process in dead]))
         # Without a pause, a worker that dies at its start would be restarted a hundred times a second.
         signal.sigtimedwait([], RESTART_PAUSE_SECONDS)
-        for worker in dead:
-            self._workers.pop(worker).close()
-            self._spawn()
+        for process in dead:
+            worker = self._workers.pop(process)
+            worker.pipe.close()
+            self._spawn(worker.slot)
 
     def _stop_workers(self) -> None:
-        for pipe in self._workers.values():
-            pipe.close()
-        while alive := [worker for worker in self._workers if worker.is_alive()]:
-            wait([worker.sentinel for worker in alive], timeout=TICK_SECONDS)
+        for worker in self._workers.values():
+            worker.pipe.close()
+        while alive := [process for process in self._workers if process.is_alive()]:
+            wait([process.sentinel for process in alive], timeout=TICK_SECONDS)
             if self._signals > 1:
-                for worker in alive:
-                    worker.kill()
+                for process in alive:
+                    process.kill()
 
     def _stop(self, sig: int, frame: FrameType | None) -> None:
         del sig, frame
         self._signals += 1
 
 
-def _run_worker(config: Config, port: int, supervisor: Connection, listening: Event) -> None:
+def _run_worker(config: Config, port: int, supervisor: Connection, listening: Event, folder: Path, slot: int) -> None:
     configure_logs()
     try:
         # Each worker has its own listener on the port. With a shared listener, the worker that wakes first would accept
@@ -111,7 +170,14 @@ def _run_worker(config: Config, port: int, supervisor: Connection, listening: Ev
         listener = bind(config.host, port, shared=True)
         listener.listen(BACKLOG)
         listening.set()
-        run_instance(config, listener, log_events(Telemetry()), supervisor)
+        siblings = Siblings(folder, slot, config.workers)
+        run_instance(config, listener, log_events(Telemetry()), supervisor, siblings)
     except ConfigurationError as error:
         sys.stderr.write(f"tenure: {error}\n")
         sys.exit(error.exit_code)
+    finally:
+        # The pipe can be read if its other end is closed: the supervisor is stopping or has died. In the second case,
+        # the last worker must delete the folder. While other workers have their sockets in it, this does nothing.
+        if supervisor.poll():
+            with suppress(OSError):
+                folder.rmdir()

@@ -1,62 +1,78 @@
-"""The number of sessions. The database counts them at most once in ten seconds.
+"""The numbers of sessions in the database, at most a second old.
 
-Counting reads every live row. So callers share the count that is running and do not start another one.
+Counting reads every live row, and the total reads every row. So requests share a count: at most one runs at a time,
+and a request uses any count that began less than FRESH_SECONDS before the request arrived.
+
+- A count that is running, and began in time: the request waits for it.
+- A count that is running, and began too early: the request waits until it ends, and then for the next one.
+- A request that runs out of patience gets 503. The count goes on, and later requests can use it.
 """
 
 import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, Generic, TypeVar
 
 from tenure.clock import monotonic
 from tenure.domain.sessions import SessionCounts
 from tenure.errors import DatabaseUnavailable
 from tenure.store.contract import Store
+from tenure.store.limits import LONG_READ_SECONDS
 from tenure.telemetry.events import SessionsCountFailed, Telemetry
 
-FRESH_SECONDS = 10.0
+FRESH_SECONDS = 1.0
 PATIENCE_SECONDS = 1.7
+"""How long a request waits for the count of live sessions, which is cheap enough for a probe."""
+TOTAL_PATIENCE_SECONDS = LONG_READ_SECONDS
+"""How long a request waits for the counts that include closed sessions."""
+
+T = TypeVar("T")
 
 
-class CachedCounts:
+class SessionCounter:
+    """Counts the live sessions, or all sessions, for all requests of this instance."""
+
     def __init__(self, store: Store, telemetry: Telemetry) -> None:
-        self._store = store
+        self._active = SharedCount(store.count_active_sessions, telemetry)
+        self._all = SharedCount(store.count_sessions, telemetry)
+
+    async def active(self) -> int:
+        return await self._active.fresh(PATIENCE_SECONDS)
+
+    async def all(self) -> SessionCounts:
+        return await self._all.fresh(TOTAL_PATIENCE_SECONDS)
+
+
+class SharedCount(Generic[T]):
+    def __init__(self, count: Callable[[], Coroutine[Any, Any, T]], telemetry: Telemetry) -> None:
+        self._count = count
         self._telemetry = telemetry
-        self._counts: SessionCounts | None = None
-        self._counted_at = 0.0
-        self._counting: asyncio.Task[SessionCounts] | None = None
+        self._last: tuple[float, T] | None = None
+        """When the last count began, and its result."""
+        self._counting: asyncio.Task[T] | None = None
 
-    async def fresh(self) -> SessionCounts:
-        """Returns counts that are at most ten seconds old. Waits for a new count if the last one is older."""
-        if self._counts is not None and monotonic() - self._counted_at < FRESH_SECONDS:
-            return self._counts
-        return await self._next()
-
-    async def last(self) -> SessionCounts:
-        """Returns the last counts. Starts a new count if they are stale, but waits only if there are no counts yet."""
-        if self._counts is None:
-            return await self._next()
-        if monotonic() - self._counted_at >= FRESH_SECONDS:
-            self._count()
-        return self._counts
-
-    async def _next(self) -> SessionCounts:
-        """Waits for the running count. The count continues after the caller's timeout, and the next caller gets it."""
+    async def fresh(self, patience_seconds: float) -> T:
+        """Return a count that began less than FRESH_SECONDS before this call, or later."""
+        earliest = monotonic() - FRESH_SECONDS
         try:
-            async with asyncio.timeout(PATIENCE_SECONDS):
-                return await asyncio.shield(self._count())
+            async with asyncio.timeout(patience_seconds):
+                while self._last is None or self._last[0] <= earliest:
+                    await asyncio.shield(self._counting or self._begin())
         except TimeoutError as error:
             raise DatabaseUnavailable("the sessions are still being counted") from error
+        return self._last[1]
 
-    def _count(self) -> asyncio.Task[SessionCounts]:
-        if self._counting is None:
-            self._counting = asyncio.create_task(self._store.count_sessions())
-            self._counting.add_done_callback(self._counted)
+    def _begin(self) -> asyncio.Task[T]:
+        began_at = monotonic()
+        self._counting = asyncio.create_task(self._count())
+        self._counting.add_done_callback(lambda task: self._end(task, began_at))
         return self._counting
 
-    def _counted(self, task: asyncio.Task[SessionCounts]) -> None:
+    def _end(self, task: asyncio.Task[T], began_at: float) -> None:
         self._counting = None
         if task.cancelled():
             return
         error = task.exception()
         if error is None:
-            self._counts, self._counted_at = task.result(), monotonic()
+            self._last = (began_at, task.result())
         elif not isinstance(error, DatabaseUnavailable):
             self._telemetry.report(SessionsCountFailed(repr(error)))

@@ -5,15 +5,16 @@ from collections.abc import Sequence
 from tenure.batching.coalescer import Coalescer
 from tenure.batching.contention import run_until_unlocked
 from tenure.domain.deadlines import closed_session_of
-from tenure.domain.sessions import CloseReason, EndRequest, EndResult
+from tenure.domain.sessions import ClosedSession, CloseReason, EndRequest, EndResult
+from tenure.sessions.ends import SessionEnds
 from tenure.store.contract import Store
-from tenure.telemetry.events import SessionClosed, Telemetry
+from tenure.telemetry.events import Telemetry
 
 
 class Ender:
-    def __init__(self, store: Store, telemetry: Telemetry) -> None:
+    def __init__(self, store: Store, ends: SessionEnds, telemetry: Telemetry) -> None:
         self._store = store
-        self._telemetry = telemetry
+        self._ends = ends
         self._coalescer = Coalescer[EndRequest, EndResult](self._run, store.batches_in_flight, telemetry)
 
     async def end(self, session_id: str, reason: CloseReason) -> EndResult:
@@ -28,7 +29,14 @@ class Ender:
         first = {end.session_id: end for end in reversed(ends)}
         results = await self._store.end_sessions([first[session_id] for session_id in sorted(first)])
         for result in results:
-            if result.recorded and result.session is not None:
-                self._telemetry.report(SessionClosed.of(closed_session_of(result.session)))
+            if result.session is not None:
+                self._report(closed_session_of(result.session), recorded=result.recorded)
         found = dict(zip(sorted(first), results, strict=True))
         return [found[end.session_id] for end in ends]
+
+    def _report(self, closed: ClosedSession, *, recorded: bool) -> None:
+        if recorded:
+            self._ends.record(closed)
+        else:
+            # An earlier try may have recorded this end and lost its answer.
+            self._ends.learn(closed.session_id, closed.reason)

@@ -4,9 +4,9 @@ import asyncio
 
 from tenure.clock import monotonic
 from tenure.jobs.job import ActiveRun
+from tenure.sessions.ends import SessionEnds
 from tenure.store.contract import Store
 from tenure.store.limits import SWEEP_MAX
-from tenure.telemetry.events import SessionClosed, Telemetry
 
 IDLE_RATIO = 0.15
 """The sweep pauses after each batch for this share of the time that the batch took, to leave room for requests."""
@@ -15,9 +15,9 @@ IDLE_RATIO = 0.15
 class ExpireSessions:
     interval_seconds = 10.0
 
-    def __init__(self, store: Store, telemetry: Telemetry) -> None:
+    def __init__(self, store: Store, ends: SessionEnds) -> None:
         self._store = store
-        self._telemetry = telemetry
+        self._ends = ends
 
     async def run(self, run: ActiveRun) -> None:
         """Records the end of all sessions that are due, in bounded batches."""
@@ -25,7 +25,8 @@ class ExpireSessions:
             began = monotonic()
             swept = await self._store.expire_sessions(run.fence, SWEEP_MAX)
             for closed in swept.closed_sessions:
-                self._telemetry.report(SessionClosed.of(closed))
+                self._ends.record(closed)
+            run.count("sessions", len(swept.closed_sessions))
             if swept.looked_at < SWEEP_MAX:
                 return
             await asyncio.sleep((monotonic() - began) * IDLE_RATIO)

@@ -7,16 +7,18 @@ from functools import partial
 from tenure.batching.coalescer import Coalescer
 from tenure.batching.contention import BackgroundRetries, Backoff, retry_until_unlocked, run_until_unlocked
 from tenure.domain.sessions import Found, Heartbeat, HeartbeatResult
+from tenure.sessions.ends import SessionEnds
 from tenure.store.contract import Store
 from tenure.store.limits import BATCH_MAX
-from tenure.telemetry.events import HeartbeatsAnswered, SessionClosed, Telemetry
+from tenure.telemetry.events import HeartbeatsAnswered, Telemetry
 
 Done = Callable[[HeartbeatResult | Exception], None]
 
 
 class Renewer:
-    def __init__(self, store: Store, telemetry: Telemetry) -> None:
+    def __init__(self, store: Store, ends: SessionEnds, telemetry: Telemetry) -> None:
         self._store = store
+        self._ends = ends
         self._telemetry = telemetry
         self._retries = BackgroundRetries[HeartbeatResult]()
         self._coalescer = Coalescer[Heartbeat, HeartbeatResult](self._run, store.batches_in_flight, telemetry)
@@ -67,9 +69,11 @@ class Renewer:
                 best[heartbeat.session_id] = heartbeat
         answers = await self._store.heartbeat([best[session_id] for session_id in sorted(best)])
         found = dict(zip(sorted(best), answers, strict=True))
-        for result in answers:
-            if (closed := result.closed_session) is not None:
-                self._telemetry.report(SessionClosed.of(closed))
+        for session_id, result in found.items():
+            if result.closed_session is not None:
+                self._ends.record(result.closed_session)
+            elif result.close_reason is not None:
+                self._ends.learn(session_id, result.close_reason)
         results = [found[heartbeat.session_id] for heartbeat in heartbeats]
         renewed = sum(result.found is Found.LIVE for result in results)
         late = sum(result.found is Found.OVER for result in results)

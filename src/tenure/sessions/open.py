@@ -21,19 +21,21 @@ from tenure.batching.coalescer import Coalescer
 from tenure.batching.contention import BackgroundRetries, Backoff
 from tenure.config import SessionsConfig
 from tenure.domain.deadlines import MICROSECONDS, heartbeat_microseconds
-from tenure.domain.sessions import Limits, OpenOutcome, OpenRequest, OpenResult
+from tenure.domain.sessions import CloseReason, Limits, OpenOutcome, OpenRequest, OpenResult, Session
 from tenure.errors import IdTaken
 from tenure.ids import new_session_id
+from tenure.sessions.ends import SessionEnds
 from tenure.store.contract import Store
 from tenure.store.contract.sessions import OpenLane
-from tenure.telemetry.events import SessionClosed, SessionOpened, Telemetry
+from tenure.telemetry.events import SessionOpened, Telemetry
 
 Done = Callable[[OpenResult | Exception], None]
 
 
 class Opener:
-    def __init__(self, store: Store, config: SessionsConfig, telemetry: Telemetry) -> None:
+    def __init__(self, store: Store, config: SessionsConfig, ends: SessionEnds, telemetry: Telemetry) -> None:
         self._store = store
+        self._ends = ends
         self._limits = limits_from(config)
         self._heartbeat = round(config.heartbeat_seconds * MICROSECONDS)
         self._telemetry = telemetry
@@ -81,7 +83,7 @@ class Opener:
             if result.session is None:
                 self._retries.start(self._finish(request, result, since), done)
                 return
-            self._telemetry.report(SessionOpened(result.outcome, result.session))
+            self._report(result.outcome, result.session)
         done(result)
 
     async def _finish(self, request: OpenRequest, result: OpenResult, since: float) -> OpenResult:
@@ -98,8 +100,13 @@ class Opener:
                 request = replace(request, session_id=new_session_id())
                 result = await self._lanes[OpenLane.CREATE].run(request, since)
         if result.session is not None:
-            self._telemetry.report(SessionOpened(result.outcome, result.session))
+            self._report(result.outcome, result.session)
         return result
+
+    def _report(self, outcome: OpenOutcome, session: Session) -> None:
+        self._telemetry.report(SessionOpened(outcome, session))
+        if outcome is OpenOutcome.UPGRADED and session.previous_session_id is not None:
+            self._ends.learn(session.previous_session_id, CloseReason.UPGRADED.value)
 
     async def _run(self, lane: OpenLane, requests: Sequence[OpenRequest]) -> Sequence[OpenResult]:
         best = _highest_kinds(requests)
@@ -112,12 +119,12 @@ class Opener:
             return [OpenResult(OpenOutcome.AGAIN)]
         for result in results:
             for closed in result.closed_sessions:
-                self._telemetry.report(SessionClosed.of(closed))
+                self._ends.record(closed)
         if len(leaders) == len(requests):
             own = {leader.session_id: _own(leader, result) for leader, result in zip(leaders, results, strict=True)}
             return [own[request.session_id] for request in requests]
         found = {leader.key: (leader, _own(leader, result)) for leader, result in zip(leaders, results, strict=True)}
-        return [_follow(request, *found[request.key]) for request in requests]
+        return [_derive(request, *found[request.key]) for request in requests]
 
 
 _NEXT_LANES = {OpenOutcome.REOPEN: OpenLane.REOPEN, OpenOutcome.LIMITED: OpenLane.LIMITED}
@@ -125,7 +132,7 @@ REFUSALS = (OpenOutcome.TENANT_MISMATCH, OpenOutcome.CAPACITY_OF_ANOTHER_TENANT,
 
 
 def limits_from(config: SessionsConfig) -> Limits:
-    """The limits of sessions whose request sets none."""
+    """Returns the default limits, for requests that set none."""
     lease = round(config.lease_seconds * MICROSECONDS) or None
     return Limits(
         term=timedelta(days=config.term_days),
@@ -161,13 +168,15 @@ def _own(request: OpenRequest, result: OpenResult) -> OpenResult:
 _ABOUT_THE_TENANT = (OpenOutcome.TENANT_MISMATCH, OpenOutcome.CAPACITY_OF_ANOTHER_TENANT)
 
 
-def _follow(request: OpenRequest, leader: OpenRequest, result: OpenResult) -> OpenResult:
-    """The result for a request, derived from the result of the request for its key that was sent to the database."""
-    if request is leader:
+def _derive(request: OpenRequest, sent: OpenRequest, result: OpenResult) -> OpenResult:
+    """Returns the result for `request`. `result` is that of `sent`, the request for the same key that was sent to the
+    database.
+    """
+    if request is sent:
         return result
     session = result.session
     if session is None:
-        same = result.outcome not in _ABOUT_THE_TENANT or request.tenant_object_id == leader.tenant_object_id
+        same = result.outcome not in _ABOUT_THE_TENANT or request.tenant_object_id == sent.tenant_object_id
         return result if same else OpenResult(OpenOutcome.AGAIN)
     if session.tenant_object_id != request.tenant_object_id:
         return OpenResult(OpenOutcome.TENANT_MISMATCH)

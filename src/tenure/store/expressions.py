@@ -1,8 +1,9 @@
 """SQL expressions that compile differently on each engine."""
 
+from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import BigInteger, ColumnElement, Select, case
+from sqlalchemy import BigInteger, Boolean, ColumnElement, Select, case
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
@@ -72,6 +73,50 @@ def _unindexed(element: Any, compiler: Any, **options: Any) -> str:
 @compiles(unindexed, "sqlite")
 def _sqlite_unindexed(element: Any, compiler: Any, **options: Any) -> str:
     return f"+{compiler.process(element.clauses, **options)}"
+
+
+LONG_SESSION = timedelta(days=31)
+
+
+class was_long(FunctionElement[bool]):  # noqa: N801 - reads as the SQL function it is
+    """Whether a closed session, given its start and end, lasted longer than LONG_SESSION.
+
+    The condition of the index `sessions_closed_long`.
+    """
+
+    type = Boolean()
+    name = "was_long"
+    inherit_cache = True
+
+
+@compiles(was_long, "postgresql")
+def _postgresql_was_long(element: Any, compiler: Any, **options: Any) -> str:
+    started_at, closed_at = (compiler.process(clause, **options) for clause in element.clauses)
+    return f"{closed_at} - {started_at} > INTERVAL '31 days'"
+
+
+@compiles(was_long, "sqlite")
+def _sqlite_was_long(element: Any, compiler: Any, **options: Any) -> str:
+    started_at, closed_at = (compiler.process(clause, **options) for clause in element.clauses)
+    return f"{closed_at} - {started_at} > 2678400000000"
+
+
+class unsearched(FunctionElement[bool]):  # noqa: N801 - reads as the SQL function it is
+    """A condition for which the planner must not search an index."""
+
+    type = Boolean()
+    name = "unsearched"
+    inherit_cache = True
+
+
+@compiles(unsearched)
+def _unsearched(element: Any, compiler: Any, **options: Any) -> str:
+    return f"({compiler.process(element.clauses, **options)}) IS TRUE"
+
+
+@compiles(unsearched, "mssql")
+def _mssql_unsearched(element: Any, compiler: Any, **options: Any) -> str:
+    return str(compiler.process(element.clauses, **options))
 
 
 def later_of(one: Any, other: Any) -> ColumnElement[Any]:

@@ -1,4 +1,4 @@
-"""Limits on what one transaction does, on how long a read may take, and on how long rows are kept."""
+"""Limits on the size of a transaction and the duration of a read, and the retention times of rows."""
 
 from datetime import timedelta
 
@@ -6,8 +6,8 @@ BATCH_MAX = 128
 """The most requests in one transaction. The answer to a write must fit into a socket buffer: PostgreSQL could not send
 a larger answer to a paused instance, and no timeout would end the transaction, which would keep its locks."""
 SWEEP_MAX = 500
-"""The most sessions in a batch of the sweep or of evictions. So many fit into the answer, because it contains only
-the id, reason and end of each."""
+"""The most sessions in a batch of the sweep or of evictions. It is higher than BATCH_MAX, because the answer contains
+only the id, reason and end of each session."""
 PRUNE_MAX = 1000
 LEASE_HISTORY_KEPT = timedelta(days=30)
 JOB_RUNS_KEPT = timedelta(days=7)
@@ -15,6 +15,9 @@ SUBMISSIONS_KEPT = timedelta(days=7)
 """For delivered or cancelled submissions. Failed submissions are kept until they are retried or cancelled."""
 USAGE_KEPT = timedelta(days=400)
 """For windows, chunks and closed sessions."""
+SCAN_MAX = 5000
+"""The most index entries that a page of sessions reads if no index checks all of its filter."""
+AUDIT_LOG_KEPT = timedelta(days=400)
 LONG_READ_SECONDS = 30
 """The time limit of reads whose cost grows with the table. They block no writer."""
 AUDIT_SECONDS = 600

@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 from alembic import command
@@ -18,7 +19,13 @@ FOLDER = Path(__file__).parent / "migrations"
 
 def required_revision() -> str:
     """The lowest revision that this version of Tenure can use. Later revisions only add to it, so they work as well."""
-    return max(path.name.partition("_")[0] for path in (FOLDER / "versions").glob("0*.py"))
+    return _newest_revision(FOLDER)
+
+
+@cache
+def _newest_revision(folder: Path) -> str:
+    """Reads the folder once: the readiness probe asks for the revision with every call."""
+    return max(path.name.partition("_")[0] for path in (folder / "versions").glob("0*.py"))
 
 
 def is_sufficient(revision: str | None) -> bool:
@@ -49,7 +56,7 @@ def _check_names_are_free(connection: Connection) -> None:
     """Refuses a database without a default schema, and one in which other tables have the names of Tenure's tables."""
     found = inspect(connection)
     if connection.dialect.name == "postgresql" and found.default_schema_name is None:
-        raise ConfigurationError("database: there is no schema in its search_path; create it first")
+        raise ConfigurationError("database: no schema in the search_path exists; create one first")
     taken = sorted(set(found.get_table_names()) & set(metadata.tables))
     if taken:
         names = ", ".join(taken)

@@ -1,8 +1,12 @@
 """The one place where a database operation is retried, and where a driver's error is converted to an error of Tenure.
 
 An engine maps an error to a `Cause`, or to None if the error is a bug. Every operation of the store can be repeated, so
-each cause except a duplicate, a lost lease and a missing schema is retried. The number of tries and their total time
-are limited: a caller gets its answer within two seconds, whatever the database does.
+most causes are retried. FINAL lists those that a retry cannot help, or that are no failure. The number of tries and
+their total time are limited: a caller gets its answer within two seconds, whatever the database does.
+
+A database that answers may still refuse to write: its disk is full, or it is read only. Reads work then, so a probe
+that only reads would not notice. `Retries` remembers such a refusal for a few seconds (`refusal`), and `/readyz` shows
+it. While no write is refused, this costs nothing.
 """
 
 import asyncio
@@ -20,11 +24,21 @@ T = TypeVar("T")
 TRIES = 3
 PATIENCE_SECONDS = 1.7
 PAUSE_SECONDS = 0.02
-QUIET_SECONDS = 1.0
+REFUSAL_SECONDS = 5.0
+"""How long a refused write is remembered. An instance that tries to lead writes once a second, and so renews this."""
 
 
 class Cause(StrEnum):
     CONNECTION = "connection"
+    TOO_MANY_CONNECTIONS = "too_many_connections"
+    DISK_FULL = "disk_full"
+    OUT_OF_RESOURCES = "out_of_resources"
+    READ_ONLY = "read_only"
+    IO_ERROR = "io_error"
+    UNANSWERED = "unanswered"
+    """Earlier operations occupy all connections, and the database has not answered them yet."""
+    FILE_MOVED = "file_moved"
+    """The file of an SQLite database was deleted, renamed or replaced."""
     DEADLOCK = "deadlock"
     LOCK_TIMEOUT = "lock_timeout"
     TIMEOUT = "timeout"
@@ -33,12 +47,36 @@ class Cause(StrEnum):
     LEASE_LOST = "lease_lost"
 
 
+FINAL = frozenset({Cause.SCHEMA, Cause.DISK_FULL, Cause.FILE_MOVED})
+"""Causes that a retry within two seconds does not remove."""
+REFUSALS = frozenset(
+    {Cause.DISK_FULL, Cause.OUT_OF_RESOURCES, Cause.READ_ONLY, Cause.IO_ERROR, Cause.UNANSWERED, Cause.FILE_MOVED}
+)
+"""Causes with which a database that can be reached refuses writes."""
+
+
 class Retries:
-    def __init__(self, cause_of: Callable[[BaseException], Cause | None], telemetry: Telemetry) -> None:
+    def __init__(
+        self,
+        cause_of: Callable[[BaseException], Cause | None],
+        telemetry: Telemetry,
+        *,
+        end_when_cancelled: bool = False,
+    ) -> None:
+        """`end_when_cancelled`: a cancelled operation ends at once, so it needs no task of its own."""
         self._cause_of = cause_of
         self._telemetry = telemetry
-        self._quiet_until = 0.0
+        self._end_when_cancelled = end_when_cancelled
+        self._refusal: Cause | None = None
+        self._refused_at = 0.0
         self._running: set[asyncio.Task[Any]] = set()
+
+    @property
+    def refusal(self) -> str | None:
+        """Why the database refused an operation within the last REFUSAL_SECONDS, or None if it refused none."""
+        if self._refusal is None or monotonic() - self._refused_at > REFUSAL_SECONDS:
+            return None
+        return _SENTENCES[self._refusal]
 
     async def run(
         self, operation: Callable[[], Coroutine[Any, Any, T]], patience_seconds: float = PATIENCE_SECONDS
@@ -47,6 +85,13 @@ class Retries:
 
         After that time the operation is cancelled, but not awaited: closing a connection to a frozen server is slow.
         """
+        too_late = f"the database did not answer within {patience_seconds:g} seconds"
+        if self._end_when_cancelled:
+            try:
+                async with asyncio.timeout(patience_seconds):
+                    return await self._tries(operation)
+            except TimeoutError as error:
+                raise DatabaseUnavailable(too_late) from error
         task = asyncio.ensure_future(self._tries(operation))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
@@ -57,7 +102,7 @@ class Retries:
             if given_up:
                 task.cancel()
         if given_up:
-            raise DatabaseUnavailable(f"the database did not answer within {patience_seconds:g} seconds")
+            raise DatabaseUnavailable(too_late)
         return task.result()
 
     async def _tries(self, operation: Callable[[], Coroutine[Any, Any, T]]) -> T:
@@ -73,24 +118,29 @@ class Retries:
                 if cause is Cause.LEASE_LOST:
                     raise LeaseLost(_one_line(error)) from error
                 self._telemetry.report(StoreRetried(cause.value))
-                if number == TRIES or cause is Cause.SCHEMA:
-                    self._report(cause, error)
+                if number == TRIES or cause in FINAL:
+                    self._note_failure(cause, error)
                     raise _EXCEPTIONS.get(cause, DatabaseUnavailable)(_SENTENCES[cause]) from error
             # Jitter, so that operations that collided do not collide again.
             await asyncio.sleep(PAUSE_SECONDS * number * (0.5 + random.random()))  # noqa: S311
         raise AssertionError("unreachable")
 
-    def _report(self, cause: Cause, error: Exception) -> None:
-        """Reports once a second at most: while the database is unavailable, hundreds of operations fail per second."""
-        now = monotonic()
-        if now >= self._quiet_until:
-            self._quiet_until = now + QUIET_SECONDS
-            self._telemetry.report(StoreUnavailable(cause.value, _one_line(error)))
+    def _note_failure(self, cause: Cause, error: Exception) -> None:
+        if cause in REFUSALS:
+            self._refusal, self._refused_at = cause, monotonic()
+        self._telemetry.report(StoreUnavailable(cause.value, _one_line(error)))
 
 
 _EXCEPTIONS = {Cause.DEADLOCK: DatabaseBusy, Cause.LOCK_TIMEOUT: DatabaseBusy}
 _SENTENCES = {
     Cause.CONNECTION: "the database cannot be reached",
+    Cause.TOO_MANY_CONNECTIONS: "the database accepts no more connections",
+    Cause.DISK_FULL: "the disk of the database is full",
+    Cause.OUT_OF_RESOURCES: "the database is out of memory or has reached another limit",
+    Cause.READ_ONLY: "the database is read only",
+    Cause.IO_ERROR: "the database cannot read or write its files",
+    Cause.UNANSWERED: "the database has not answered earlier requests yet",
+    Cause.FILE_MOVED: "the file of the database was deleted, renamed or replaced",
     Cause.DEADLOCK: "the database is busy with other requests for the same sessions",
     Cause.LOCK_TIMEOUT: "the database is busy with other requests for the same sessions",
     Cause.TIMEOUT: "the database did not answer in time",

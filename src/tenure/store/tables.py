@@ -6,10 +6,12 @@ Rules of the `sessions` table that other code relies on:
   and the clock.
 - No index contains deadline, heartbeat, activity or state: PostgreSQL can then renew a session without changing any
   index (a HOT update), for which `fillfactor` leaves room on the page.
+- An index contains either live or closed rows, so an open does not pay for the indexes of closed rows.
 - `check_at` is when the sweep must check a row, NULL when there is nothing left to do. It is updated lazily, and
   `check_at <= deadline_at` always. Its index has no condition `closed_at IS NULL`, so that the planner
   does not use it to look up a key.
-- `lapse_reason` names the limit that determines `deadline_at`. The two are always written together.
+- `lapse_reason` names the limit that determines `deadline_at`. The two are always written together. So are `closed_at`
+  and `close_reason`: both are NULL while a row is live.
 """
 
 from typing import Any
@@ -28,6 +30,7 @@ from sqlalchemy import (
     Table,
     TextClause,
     Unicode,
+    false,
     text,
 )
 
@@ -49,6 +52,8 @@ installation = Table(
     Column("last_window_id", BigInteger, nullable=False, server_default="0"),
     # The start of the oldest window that is kept; before the first prune, the start of the first window.
     Column("usage_kept_from", Instant),
+    # Increases by one with every key that is created or revoked. At 0, no key was ever created.
+    Column("keys_version", BigInteger, nullable=False, server_default="0"),
     CheckConstraint("only_row = 1", name="installation_is_one"),
 )
 
@@ -176,6 +181,9 @@ job_runs = Table(
     Column("requested_at", Instant),
     Column("started_at", Instant, nullable=False),
     Column("ended_at", Instant),
+    # The next tick of the job before this run moved it back, because the clock had been stepped back. Stored so that a
+    # repeated call, whose first answer was lost, returns it too.
+    Column("clock_behind", Instant),
     Column("outcome", String(16)),
     Column("error", Unicode(ERROR_MAX)),
     PrimaryKeyConstraint("job", "epoch", name="job_runs_pkey"),
@@ -195,6 +203,10 @@ submissions = Table(
     Column("attempts", Integer, nullable=False),
     # Attempts that count against the limit of the contract, since the submission was last retried by hand.
     Column("failures", Integer, nullable=False),
+    # Attempts of unknown outcome since then. They have a limit of their own.
+    Column("unknowns", Integer, nullable=False, server_default="0"),
+    # Whether no early attempt may begin before `next_attempt_at`, even if the gateway recovers.
+    Column("pause_is_binding", Boolean, nullable=False, server_default=false()),
     Column("state", String(16), nullable=False),
     Column("gateway", Name, nullable=False),
     Column("caller", Name, nullable=False),
@@ -221,6 +233,9 @@ submission_attempts = Table(
     Column("outcome", String(16)),
     Column("status", Integer),
     Column("error", Unicode(ERROR_MAX)),
+    # Of an early attempt: the `next_attempt_at` that the submission had.
+    Column("was_due_at", Instant),
+    Column("has_receipt", Boolean, nullable=False, server_default=false()),
     PrimaryKeyConstraint("submission_id", "number", name="submission_attempts_pkey"),
 )
 
@@ -252,7 +267,7 @@ usage_windows = Table(
     Column("usage_millionths", BigInteger),
     Column("sessions", Integer),
     Column("era", Integer, nullable=False),
-    # NULL if there was no gateway `usages` at the cut.
+    # NULL if there was no gateway `usages` at the cut, until the window is sent on request.
     Column("contract", Unicode),
     PrimaryKeyConstraint("window_id", name="usage_windows_pkey"),
     CheckConstraint("ended_at > started_at", name="usage_windows_end_after_start"),
@@ -271,19 +286,58 @@ usage_chunks = Table(
     Column("usage_millionths", BigInteger, nullable=False),
     # The digest of the body, stored before the first attempt. A later rendering must have the same digest.
     Column("digest", Digest),
+    # Whether the response that delivered the chunk named this digest.
+    Column("has_receipt", Boolean, nullable=False, server_default=false()),
     PrimaryKeyConstraint("window_id", "chunk", name="usage_chunks_pkey"),
+)
+
+keys = Table(
+    "keys",
+    metadata,
+    Column("public_id", Name, nullable=False),
+    Column("name", Name, nullable=False),
+    Column("role", String(16), nullable=False),
+    Column("tenant_object_id", Id),
+    # SHA-256 of the secret. The secret itself is not stored.
+    Column("digest", Digest, nullable=False),
+    Column("created_at", Instant, nullable=False),
+    Column("created_by", Name, nullable=False),
+    Column("expires_at", Instant),
+    # Written at most once a minute per instance, so no index contains it.
+    Column("last_used_at", Instant),
+    Column("revoked_at", Instant),
+    PrimaryKeyConstraint("public_id", name="keys_pkey"),
+)
+
+audit_log = Table(
+    "audit_log",
+    metadata,
+    Column("entry_id", Id, nullable=False),
+    Column("at", Instant, nullable=False),
+    # The credential, and its name: the two keys of a rotation have different subjects and the same name.
+    Column("subject", Name, nullable=False),
+    Column("name", Name, nullable=False),
+    Column("action", String(32), nullable=False),
+    Column("target", Name, nullable=False),
+    Column("detail", Unicode(ERROR_MAX)),
+    Column("request_id", Name),
+    PrimaryKeyConstraint("entry_id", name="audit_log_pkey"),
 )
 
 LIVE = text("closed_at IS NULL")
 LIVE_OF_ANY_KIND = text("closed_at IS NULL AND kind > 0")
+SEATED = text("closed_at IS NULL AND kind < 4")
 CLOSED = text("closed_at IS NOT NULL")
+UNENDED = text("close_reason IS NULL")
+ENDED = text("close_reason IS NOT NULL")
+CLOSING = text("closed_at IS NOT NULL AND check_at IS NOT NULL")
 UNSWEPT = text("check_at IS NOT NULL")
+HAS_KEY = text("delivery_key > ''")
 PENDING = text("state = 'pending'")
-FAILED = text("state = 'failed'")
-CANCELLED = text("state = 'cancelled'")
 PRUNABLE = text("state IN ('delivered', 'cancelled')")
 UNFINISHED = text("ended_at IS NULL")
 UNCHUNKED = text("chunked_at IS NULL")
+UNSENT = text("contract IS NULL AND chunked_at IS NOT NULL")
 AWAITED = text("delivered_at IS NULL AND contract IS NOT NULL")
 SENT = text("submission_id IS NOT NULL")
 UNDELIVERED = text("delivered_at IS NULL")
@@ -296,8 +350,9 @@ def _partial(name: str, *columns: Column[Any], where: TextClause, **options: Any
 
 sessions_live_key = _partial(
     "sessions_live_key",
-    sessions.c.capacity_id,
+    # The user comes first, so that the index also finds all live sessions of a user.
     sessions.c.user_object_id,
+    sessions.c.capacity_id,
     where=LIVE,
     unique=True,
     # Without this column, SQL Server reads the row to check the filter IS NULL, and locks rows in the order of keys.
@@ -307,6 +362,8 @@ sessions_check_at = _partial("sessions_check_at", sessions.c.check_at, where=UNS
 sessions_closed_at = _partial(
     "sessions_closed_at", sessions.c.closed_at, where=CLOSED, mssql_include=["capacity_id", "user_object_id"]
 )
+
+
 # The sessions of a window are read in the order of their ids: live sessions by this index, and sessions that closed
 # since by `sessions_closed_at`. The condition `kind > 0` is always true, and only these reads have it. Without it, the
 # planner would choose this index for a look-up of a key that it plans while the table is empty. That look-up would then
@@ -314,7 +371,53 @@ sessions_closed_at = _partial(
 sessions_live_id = _partial(
     "sessions_live_id", sessions.c.session_id, where=LIVE_OF_ANY_KIND, mssql_include=["closed_at", "kind"]
 )
-sessions_started_at = Index("sessions_started_at", sessions.c.started_at, sessions.c.session_id)
+# The next seven indexes are those of the list (`reads/session_list.py`). An open writes those of live sessions, and a
+# close writes those of closed sessions. They do not contain the session id, which would add 16 bytes to each entry: the
+# few sessions with the same start are sorted. Their condition is on the close reason, which is NULL exactly while
+# `closed_at` is, so that no look-up of a key can use them, and so that the list uses no index with another order.
+#
+# Seats are counted by the first of them. Its condition `kind < 4` is always true, and serves the same purpose.
+sessions_live_capacity = _partial(
+    "sessions_live_capacity",
+    sessions.c.capacity_id,
+    sessions.c.started_at,
+    where=SEATED,
+    mssql_include=["closed_at", "kind"],
+)
+sessions_live_tenant = _partial(
+    "sessions_live_tenant",
+    sessions.c.tenant_object_id,
+    sessions.c.started_at,
+    where=UNENDED,
+    mssql_include=["close_reason"],
+)
+sessions_live_kind = _partial(
+    "sessions_live_kind", sessions.c.kind, sessions.c.started_at, where=UNENDED, mssql_include=["close_reason"]
+)
+sessions_closed_user = _partial("sessions_closed_user", sessions.c.user_object_id, sessions.c.started_at, where=ENDED)
+sessions_closed_capacity = _partial(
+    "sessions_closed_capacity", sessions.c.capacity_id, sessions.c.started_at, where=ENDED
+)
+sessions_closed_tenant = _partial(
+    "sessions_closed_tenant", sessions.c.tenant_object_id, sessions.c.started_at, where=ENDED
+)
+sessions_closed_reason = _partial(
+    "sessions_closed_reason", sessions.c.close_reason, sessions.c.kind, sessions.c.started_at, where=ENDED
+)
+# Only sessions in state `closing`, and those whose end is being recorded, are in this index.
+sessions_closing = _partial(
+    "sessions_closing", sessions.c.started_at, where=CLOSING, mssql_include=["closed_at", "check_at"]
+)
+# Only sessions that lasted longer than 31 days (`expressions.LONG_SESSION`). There are none unless the term is longer.
+# For all other sessions a sum of usage can bound the start. SQL Server cannot have such a condition, and its sums read
+# the primary key.
+sessions_closed_long = Index(
+    "sessions_closed_long",
+    sessions.c.closed_at,
+    postgresql_where=text("closed_at - started_at > INTERVAL '31 days'"),
+    sqlite_where=text("closed_at - started_at > 2678400000000"),
+).ddl_if(dialect=("postgresql", "sqlite"))  # type: ignore[arg-type]  # a tuple is allowed
+capacities_tenant = Index("capacities_tenant", capacities.c.tenant_object_id, capacities.c.capacity_id)
 job_runs_started_at = Index("job_runs_started_at", job_runs.c.started_at)
 submissions_key = Index(
     "submissions_key", submissions.c.caller, submissions.c.gateway, submissions.c.idempotency_key, unique=True
@@ -328,8 +431,24 @@ submissions_waiting = _partial(
     # row could deadlock with a write that goes from the row to the index entry.
     mssql_include=["gateway", "next_attempt_at", "state"],
 )
-submissions_failed = _partial("submissions_failed", submissions.c.submission_id, where=FAILED)
-submissions_cancelled = _partial("submissions_cancelled", submissions.c.submission_id, where=CANCELLED)
+# The indexes of the list. Their condition is always true, and only the list has it: otherwise a look-up of a key or of
+# pending submissions that is planned while the table is empty may use them. On SQL Server the procedures name their
+# indexes.
+submissions_state = Index(
+    "submissions_state",
+    submissions.c.state,
+    submissions.c.submission_id,
+    postgresql_where=HAS_KEY,
+    sqlite_where=HAS_KEY,
+)
+submissions_gateway = Index(
+    "submissions_gateway",
+    submissions.c.gateway,
+    submissions.c.state,
+    submissions.c.submission_id,
+    postgresql_where=HAS_KEY,
+    sqlite_where=HAS_KEY,
+)
 submissions_ended_at = _partial("submissions_ended_at", submissions.c.ended_at, where=PRUNABLE)
 submission_attempts_open = _partial(
     "submission_attempts_open", submission_attempts.c.epoch, where=UNFINISHED, mssql_include=["ended_at"]
@@ -343,7 +462,12 @@ usage_windows_awaited = _partial(
     where=AWAITED,
     mssql_include=["delivered_at"],
 )
+usage_windows_unsent = _partial(
+    "usage_windows_unsent", usage_windows.c.started_at, where=UNSENT, mssql_include=["contract"]
+)
 usage_chunks_submission = _partial("usage_chunks_submission", usage_chunks.c.submission_id, where=SENT, unique=True)
 usage_chunks_undelivered = _partial(
     "usage_chunks_undelivered", usage_chunks.c.window_id, where=UNDELIVERED, mssql_include=["delivered_at"]
 )
+keys_name = Index("keys_name", keys.c.name)
+audit_log_at = Index("audit_log_at", audit_log.c.at, audit_log.c.entry_id)

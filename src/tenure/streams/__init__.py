@@ -1,1 +1,1 @@
-"""Streams: sessions over live connections, the handlers of their messages, and their keep-alives."""
+"""Streams: live connections of sessions. A handler processes their messages, and keep-alives renew their sessions."""

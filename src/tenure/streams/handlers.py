@@ -3,8 +3,8 @@
 A handler is created for each stream and processes its messages. The stream makes one call at a time, in order: `open`
 once, `chunk` for every message, and `finish` once, however the stream ended. The handler sends results to the `Output`
 that it got in `open`; those calls wait while the client is slow. A handler that raises ends its own stream with
-`FAILED`. A handler that does not return delays only its own stream, unless it blocks the event loop: computations
-belong in a thread.
+`FAILED`. A handler that does not return delays only its own stream, unless it blocks the event loop. So run long
+computations in a thread.
 
 Applications register handlers with the entry point `tenure.stream_handlers`: a class that takes the settings in
 `[streams] options` as keyword arguments. Creating a handler must be cheap, and must raise if an option is
@@ -29,7 +29,7 @@ class Output(Protocol):
     async def message(self, content: Message) -> None: ...
 
     async def partial(self, text: str) -> None:
-        """Send a text that may still change."""
+        """Send a preliminary text, which a later partial or final text replaces."""
 
     async def final(self, text: str) -> None: ...
 
@@ -43,7 +43,7 @@ class StreamHandler(Protocol):
     async def chunk(self, message: Message) -> None: ...
 
     async def finish(self) -> None:
-        """No message follows. The handler must send its remaining results before it returns."""
+        """Send the remaining results, then return. No message follows."""
 
 
 HandlerFactory: TypeAlias = Callable[[], StreamHandler]
@@ -93,7 +93,7 @@ def handler_factory(name: str, options: Mapping[str, str]) -> HandlerFactory:
     except ConfigurationError:
         raise
     except Exception as error:
-        raise ConfigurationError(f"streams.options: the handler {name} does not accept them: {error}") from error
+        raise ConfigurationError(f"streams.options: the handler {name} refuses these options: {error}") from error
     return factory
 
 

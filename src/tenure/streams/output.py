@@ -1,11 +1,13 @@
-"""Sends the results of a stream's handler to its client, and counts messages. The counts are not saved per message."""
+"""Sends the results of a stream's handler to its client, and counts messages. Keep-alives save the counts."""
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
+from tenure.clock import monotonic
 from tenure.domain.sessions import StreamCounters
 from tenure.streams.handlers import Message
 from tenure.streams.sockets import Socket
@@ -15,12 +17,42 @@ BYTES_PER_MS = 32
 """Bytes per millisecond of audio at 16 kHz with 16 bits. Every binary message counts as audio."""
 
 
+SLICE_SECONDS = 0.1
+SLICES_MAX = 32
+"""When a stream has so many slices, pairs of them are merged, and new slices last twice as long."""
+
+
+class Slice:
+    """The counts of a short time."""
+
+    __slots__ = ("began_at", "counted", "last_at")
+
+    def __init__(self, began_at: float) -> None:
+        self.began_at = began_at
+        self.last_at = began_at
+        self.counted: Counter[str] = Counter()
+
+
+def total(slices: Sequence[Slice], until: float = float("inf")) -> StreamCounters:
+    """Adds up the slices whose last message came before `until`."""
+    counted: Counter[str] = Counter()
+    for each in slices:
+        if each.last_at < until:
+            counted.update(each.counted)
+    return StreamCounters(*(counted[name] for name in StreamCounters.__struct_fields__))
+
+
 class Tally:
-    """The counts of a stream since its last save."""
+    """The counts of a stream since its last save.
+
+    They are kept in slices of time. If a keep-alive finds that the session has ended, the stream can then leave out the
+    messages that arrived after the end.
+    """
 
     def __init__(self, telemetry: Telemetry) -> None:
         self._telemetry = telemetry
-        self._counted: Counter[str] = Counter()
+        self._slices: list[Slice] = []
+        self._slice_seconds = SLICE_SECONDS
         self._audio_bytes = 0
 
     def received(self, message: Message) -> None:
@@ -28,25 +60,48 @@ class Tally:
             byte_count, audio_ms = len(message.encode()), 0
         else:
             byte_count, audio_ms = len(message), self._audio_ms(len(message))
-        self._counted["bytes_received"] += byte_count
-        self._counted["chunks"] += 1
-        self._counted["audio_duration_ms"] += audio_ms
+        counted = self._counted_now()
+        counted["bytes_received"] += byte_count
+        counted["chunks"] += 1
+        counted["audio_duration_ms"] += audio_ms
         self._telemetry.report(StreamReceived(byte_count, audio_ms))
 
     def sent(self, kind: str | None = None) -> None:
         """Counts a message. `kind` is the additional counter of a partial, a final or an error."""
-        self._counted["messages_sent"] += 1
+        counted = self._counted_now()
+        counted["messages_sent"] += 1
         if kind is not None:
-            self._counted[kind] += 1
+            counted[kind] += 1
         self._telemetry.report(StreamSent(kind))
 
-    def take(self) -> StreamCounters:
+    def take(self) -> Sequence[Slice]:
         """Returns the counts to save, and resets them to zero."""
-        counted, self._counted = self._counted, Counter()
-        return StreamCounters(*(counted[name] for name in StreamCounters.__struct_fields__))
+        slices, self._slices = self._slices, []
+        self._slice_seconds = SLICE_SECONDS
+        return slices
+
+    def put_back(self, slices: Sequence[Slice]) -> None:
+        """Restores counts that were not saved."""
+        self._slices = [*slices, *self._slices]
+
+    def _counted_now(self) -> Counter[str]:
+        now = monotonic()
+        if not self._slices or now - self._slices[-1].began_at >= self._slice_seconds:
+            if len(self._slices) >= SLICES_MAX:
+                self._merge_pairs()
+            self._slices.append(Slice(now))
+        self._slices[-1].last_at = now
+        return self._slices[-1].counted
+
+    def _merge_pairs(self) -> None:
+        for first, second in zip(self._slices[::2], self._slices[1::2], strict=False):
+            first.counted.update(second.counted)
+            first.last_at = second.last_at
+        self._slices = self._slices[::2]
+        self._slice_seconds *= 2
 
     def _audio_ms(self, byte_count: int) -> int:
-        """The whole milliseconds that these bytes add to all audio so far, so that rounding loses no audio."""
+        """Return the whole milliseconds that these bytes add. Only the total is rounded, so that no audio is lost."""
         before = self._audio_bytes // BYTES_PER_MS
         self._audio_bytes += byte_count
         return self._audio_bytes // BYTES_PER_MS - before
@@ -73,7 +128,7 @@ class SocketOutput:
         if not self._socket.gone.done():
             self._tally.sent(kind)
             await self._socket.send(message)
-        # A handler that only sends must let other tasks run, even after its client is gone.
+        # Let other tasks run: if `send` does not wait, a handler that only sends would block the event loop.
         await asyncio.sleep(0)
 
 

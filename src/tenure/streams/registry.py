@@ -5,10 +5,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
 
+from msgspec.structs import replace
+
 from tenure.clock import monotonic
 from tenure.config import SessionsConfig, StreamsConfig
 from tenure.domain.deadlines import MICROSECONDS, heartbeat_microseconds
+from tenure.domain.sessions import Found
 from tenure.domain.streams import AttachRequest, AttachResult
+from tenure.sessions.ends import SessionEnds
 from tenure.store.contract import Store
 from tenure.streams.batches import StreamBatches
 from tenure.streams.handlers import HandlerFactory
@@ -36,9 +40,11 @@ class Streams:
         config: StreamsConfig,
         sessions: SessionsConfig,
         make_handler: HandlerFactory,
+        ends: SessionEnds,
         telemetry: Telemetry,
     ) -> None:
-        self._batches = StreamBatches(store, telemetry)
+        self._batches = StreamBatches(store, ends, telemetry)
+        self._ends = ends
         self.max = config.max_per_instance
         self._lease = round(config.lease_seconds * MICROSECONDS)
         self._idle = round(config.idle_seconds * MICROSECONDS)
@@ -53,7 +59,7 @@ class Streams:
 
     @contextmanager
     def admit(self) -> Iterator[Admission]:
-        """Reserves a place for one stream before its session is opened, and frees the place at the end."""
+        """Reserves capacity for one stream before its session is opened, and frees that capacity at the end."""
         if self._is_stopping:
             yield Admission.STOPPING
         elif self._admitted >= self.max:
@@ -66,7 +72,17 @@ class Streams:
                 self._admitted -= 1
 
     async def attach(self, session_id: str) -> AttachResult:
-        return await self._batches.attach(AttachRequest(session_id, self._lease, self._idle, self._heartbeat))
+        """Makes a stream the newest of its session. The caller then calls `run`, without awaiting in between.
+
+        The session may end before the answer of the database arrives here. Then the result is `over`: `run`, which
+        watches the session, would never hear of that end.
+        """
+        reasons: list[str] = []
+        with self._ends.watch(session_id, reasons.append):
+            attached = await self._batches.attach(AttachRequest(session_id, self._lease, self._idle, self._heartbeat))
+        if not reasons or attached.found is not Found.LIVE or attached.session is None:
+            return attached
+        return replace(attached, found=Found.OVER, session=replace(attached.session, close_reason=reasons[0]))
 
     async def run(
         self, socket: Socket, attached: AttachResult, greeting: str, make_handler: HandlerFactory | None = None
@@ -80,7 +96,8 @@ class Streams:
             stream.end(SHUTDOWN)
         running = self._running[stream] = asyncio.ensure_future(stream.run(greeting))
         try:
-            await running
+            with self._ends.watch(session_id, stream.session_ended):
+                await running
         finally:
             del self._running[stream]
             if self._newest.get(session_id) is stream:
@@ -107,6 +124,11 @@ class Streams:
             for stream in list(self._running):
                 if stream.due_at <= now:
                     stream.keep_alive()
+
+    def check_sessions(self) -> None:
+        """Starts the keep-alive of every stream: a session may have ended without a notification."""
+        for stream in self._running:
+            stream.keep_alive()
 
     async def stop(self) -> None:
         """Ends, flushes and closes every stream, within STOP_SECONDS."""

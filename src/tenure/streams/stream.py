@@ -6,21 +6,27 @@ these events ends the stream and determines its close reason:
 
 - found by the pump: the client sends stop (STOPPED), the connection is lost (DISCONNECTED), the handler raises or a
   message cannot be read (FAILED);
-- found by a keep-alive: the session has ended (with the reason in the database), or a newer stream has replaced this
-  one;
+- another operation has ended the session: the registry calls `session_ended` as soon as the instance knows of the end.
+  If the instance does not hear of it, the next keep-alive finds the end, with its reason in the database;
+- found by a keep-alive: a newer stream has replaced this one;
 - the instance stops (SHUTDOWN).
 
-Then the stream records the end in the database (state `closing`: the seat and the key are free), lets the handler
-finish within FINISH_SECONDS, saves the last counters with state `closed`, notifies the client and closes the
-connection. If the instance dies before the end is recorded, the lease expires. If it dies after that, the sweep closes
-the session that was left `closing`.
+From this event on, the pump passes no further message to the handler, not even one that the socket has already
+received. If the stream ends its session itself, it then records the end in the database (state `closing`: the seat and
+the key are free), lets the handler finish within FINISH_SECONDS, saves the last counters with state `closed`, notifies
+the client and closes the connection. If another operation has ended the session, the end is already recorded: the
+stream saves its counters at once, for the last time, and then lets the handler finish. If the instance dies before the
+end is recorded, the lease expires. If it dies after that, the sweep closes the session that was left `closing`.
 
 Counters are saved as increments, and each save has a number. If the response to a save is lost, the stream sends the
-same save again, and the database adds it only once.
+same save again, and the database adds it only once. A session that has ended takes the last save of its stream, but no
+keep-alive: a keep-alive that finds the end has counted messages without knowing of the end. The result of that
+keep-alive contains the time of the end. With it the stream computes when, on its own clock, the session ended, and
+leaves later messages out of its last save.
 """
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -28,12 +34,12 @@ import msgspec
 
 from tenure.clock import monotonic
 from tenure.domain.deadlines import MICROSECONDS
-from tenure.domain.sessions import CloseReason, Found, Session
+from tenure.domain.sessions import CloseReason, Found, Session, State
 from tenure.domain.streams import AttachResult, StreamUpdate, StreamUpdateResult
 from tenure.errors import Unavailable
 from tenure.streams.batches import StreamBatches
 from tenure.streams.handlers import HandlerFactory, Message, StreamHandler
-from tenure.streams.output import SocketOutput, Tally, as_json
+from tenure.streams.output import Slice, SocketOutput, Tally, as_json, total
 from tenure.streams.sockets import CloseCode, Socket, SocketGone, UnreadableMessage
 from tenure.telemetry.events import (
     StreamCrashed,
@@ -49,13 +55,15 @@ FINISH_SECONDS = 5.0
 """How long a handler may take to finish."""
 CANCEL_SECONDS = 1.0
 DRAIN_SECONDS = 1.0
-"""How long the handler may take for messages that arrived before the connection was lost."""
-GOODBYE_SECONDS = 1.0
+"""How long the handler may process messages that arrived before the connection was lost."""
+LAST_MESSAGE_SECONDS = 1.0
 """How long a client may take to read the last message."""
 RETRY_SECONDS = 1.0
 RETRY_LEAST_SECONDS = 0.1
 RETRY_PARTS = 4
-"""A failed save is retried after the remaining time of the session divided by this number."""
+"""A failed save is retried after 1/RETRY_PARTS of the time until the deadline, but at most RETRY_SECONDS."""
+IN_TIME_SECONDS = 0.1
+"""A stream should know of the end of its session within this time. If it does, the messages of this time count."""
 SAVE_TRIES = 3
 LEASE_PARTS = 3
 IDLE_PARTS = 4
@@ -70,7 +78,7 @@ class Ending(msgspec.Struct, frozen=True):
     error: tuple[str, str] | None = None
     """A code and a message that are sent to the client before the final message."""
     is_recorded: bool = False
-    """Whether the end of the session is already recorded in the database."""
+    """Whether another operation has recorded the end of the session."""
 
 
 STOPPED = Ending(CloseReason.STOPPED.value, CloseCode.NORMAL)
@@ -99,18 +107,26 @@ class Stream:
         self._output = SocketOutput(socket, tally)
         self.attachment = attached.attachment
         self._ending: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
-        self._is_quiet = False
+        self._is_stopping = False
         self._was_active = False
         self._saves = 0
         self._saving = asyncio.Lock()
         self._unanswered: StreamUpdate | None = None
+        self._taken: Sequence[Slice] = ()
+        """The counts of the save in progress, or of the unanswered one."""
+        self._counts_until = float("inf")
+        """Messages after this instant are not counted. Set when a keep-alive finds that the session has ended."""
         self._keeping: asyncio.Task[None] | None = None
-        self._learn(attached, monotonic())
+        self._apply(attached, monotonic())
 
     def end(self, ending: Ending) -> None:
         """Ends the stream. Only the first call has an effect: it determines the reason."""
         if not self._ending.done():
             self._ending.set_result(ending)
+
+    def session_ended(self, reason: str) -> None:
+        """Ends the stream because its session has ended."""
+        self.end(Ending(reason, CloseCode.NORMAL, is_recorded=True))
 
     async def run(self, greeting: str) -> None:
         await self._socket.send(greeting)
@@ -118,12 +134,12 @@ class Stream:
         try:
             ending = await self._first_ending(pump)
         finally:
-            await self._quiet(pump)
+            await self._stop_tasks(pump)
         await self._conclude(ending)
 
     async def _first_ending(self, pump: "asyncio.Future[Ending]") -> Ending:
-        signs: set[asyncio.Future[Any]] = {pump, self._ending, self._socket.gone}
-        await asyncio.wait(signs, return_when=asyncio.FIRST_COMPLETED)
+        end_signals: set[asyncio.Future[Any]] = {pump, self._ending, self._socket.gone}
+        await asyncio.wait(end_signals, return_when=asyncio.FIRST_COMPLETED)
         if not pump.done() and not self._ending.done():
             await asyncio.wait({pump, self._ending}, timeout=DRAIN_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         if self._ending.done():
@@ -133,7 +149,7 @@ class Stream:
     # Messages
 
     async def _pump(self) -> Ending:
-        handler = await self._called(self._open_handler())
+        handler = await self._call_handler(self._open_handler())
         if handler is None:
             return FAILED
         self._handler = handler
@@ -144,10 +160,13 @@ class Stream:
                 return DISCONNECTED
             except UnreadableMessage as error:
                 return Ending(CloseReason.FAILED.value, error.close_code, (error.code, error.detail))
+            # The stream has ended, and `run` cancels the pump in a moment. Drop the messages that are still buffered.
+            if self._ending.done():
+                return self._ending.result()
             if _is_stop(message):
                 return STOPPED
             self._received(message)
-            if await self._called(_chunk(handler, message)) is None:
+            if await self._call_handler(_chunk(handler, message)) is None:
                 return FAILED
             _check_cancelled()
 
@@ -156,7 +175,7 @@ class Stream:
         await handler.open(self.session, self._output)
         return handler
 
-    async def _called(self, handling: Coroutine[Any, Any, T]) -> T | None:
+    async def _call_handler(self, handling: Coroutine[Any, Any, T]) -> T | None:
         """Awaits a call of the handler. If it raises, reports the error and returns None: only this stream ends."""
         try:
             return await handling
@@ -178,64 +197,79 @@ class Stream:
 
     def keep_alive(self) -> None:
         """Starts a keep-alive, unless one is running."""
-        if not self._is_quiet and (self._keeping is None or self._keeping.done()):
+        if not self._is_stopping and (self._keeping is None or self._keeping.done()):
             self.due_at = float("inf")
             self._keeping = asyncio.ensure_future(self._keep_alive())
 
     @property
     def _is_urgent(self) -> bool:
-        """Whether activity must be saved now, because the session may lapse before the next regular keep-alive."""
-        is_movable = self.session.lapse_reason != CloseReason.EXPIRED.value
-        return self._was_active and is_movable and monotonic() > self._ends_at - 2 * self._interval
+        """Whether activity must be saved now and not with the next regular keep-alive.
+
+        This is so for the first message of the session, which makes it `active`, and if the session could lapse before
+        the next keep-alive.
+        """
+        if not self._was_active:
+            return False
+        if self.session.state == State.CREATED:
+            return True
+        # Activity cannot extend the term.
+        can_be_extended = self.session.lapse_reason != CloseReason.EXPIRED.value
+        return can_be_extended and monotonic() > self._ends_at - 2 * self._interval
 
     async def _keep_alive(self) -> None:
         # A message that arrives during a save is not part of it. If the deadline is near, save again immediately.
-        while await self._is_kept() and self._is_urgent:
+        while await self._save_and_check() and self._is_urgent:
             pass
 
-    async def _is_kept(self) -> bool:
+    async def _save_and_check(self) -> bool:
+        """Saves. Ends the stream if it was replaced or its session has ended.
+
+        Returns whether the save succeeded and the stream continues.
+        """
         asked_at = monotonic()
         try:
             updated = await self._save()
-        except Exception as error:  # noqa: BLE001 - the socket is open, so the session must go on
+        except Exception as error:  # noqa: BLE001 - the connection is open, so the stream continues
             if not isinstance(error, Unavailable):
                 self._telemetry.report(StreamCrashed(self.session.session_id, error))
             self.due_at = monotonic() + self._retry_seconds()
             return False
         if updated.found is Found.LIVE:
-            self._learn(updated, asked_at)
+            self._apply(updated, asked_at)
         elif updated.found is Found.REPLACED:
             self.end(REPLACED)
         else:
-            reason = CloseReason.FAILED.value if updated.session is None else updated.session.close_reason
-            self.end(Ending(reason, CloseCode.NORMAL, is_recorded=True))
+            reason = None if updated.session is None else updated.session.close_reason
+            self.session_ended(reason or CloseReason.FAILED.value)
         return updated.found is Found.LIVE
 
     def _retry_seconds(self) -> float:
-        """The pause before a retry. It is shorter if little time is left, so that the session does not lapse in it."""
+        """Return the pause before a retry. It is shorter if the session would otherwise lapse during the pause."""
         left = self._ends_at - monotonic()
         return min(RETRY_SECONDS, max(left / RETRY_PARTS, RETRY_LEAST_SECONDS)) if left > 0 else RETRY_SECONDS
 
-    def _learn(self, answer: AttachResult | StreamUpdateResult, asked_at: float) -> None:
+    def _apply(self, result: AttachResult | StreamUpdateResult, asked_at: float) -> None:
         """Computes the session's deadline on this host's clock, and when the next keep-alive is due.
 
         The response may have been slow, so the remaining time counts from the instant at which the request was sent.
         """
-        if answer.session is None or answer.now is None:
-            raise ValueError(f"an answer that found {answer.found} without a session")
-        self.session: Session = answer.session
+        if result.session is None or result.now is None:
+            raise ValueError(f"the result {result.found} has no session or no time")
+        self.session: Session = result.session
         self._interval = _interval(self.session)
-        remaining = (self.session.deadline_at - answer.now).total_seconds()
+        remaining = (self.session.deadline_at - result.now).total_seconds()
         self._ends_at = asked_at + remaining
         self.due_at = min(monotonic() + self._interval, self._ends_at)
 
     async def _save(self, *, end: str | None = None, finished: bool = False) -> StreamUpdateResult:
         async with self._saving:
+            # The response to the last save was lost. Send that save again before a new one.
             if self._unanswered is not None:
                 await self._send(self._unanswered)
             self._saves += 1
             was_active, self._was_active = self._was_active, False
-            counted = self._tally.take()
+            self._taken = self._tally.take()
+            counted = total(self._taken, self._counts_until)
             return await self._send(
                 StreamUpdate(self.session.session_id, self.attachment, self._saves, was_active, counted, end, finished)
             )
@@ -244,13 +278,17 @@ class Stream:
         self._unanswered = update
         updated = await self._batches.update(update)
         self._unanswered = None
+        if not updated.counted:
+            self._tally.put_back(self._taken)
+            self._counts_until = min(self._counts_until, _counts_until(updated, monotonic()))
+        self._taken = ()
         return updated
 
     # The end
 
-    async def _quiet(self, pump: "asyncio.Future[Ending]") -> None:
+    async def _stop_tasks(self, pump: "asyncio.Future[Ending]") -> None:
         """Stops the pump and the keep-alives. A handler that ignores its cancellation is abandoned."""
-        self._is_quiet = True
+        self._is_stopping = True
         pump.cancel()
         _, stuck = await asyncio.wait({pump}, timeout=CANCEL_SECONDS)
         if stuck:
@@ -261,27 +299,32 @@ class Stream:
 
     async def _conclude(self, ending: Ending) -> None:
         reason = ending.reason
-        if reason is not None and not ending.is_recorded:
-            reason = await self._stamp(reason)
-        if ending.error is not None:
-            await _in_time(self._output.error(*ending.error))
-        await self._finish()
-        last = await self._save_at_last(finished=reason is not None)
+        if ending.is_recorded:
+            last = await self._save_with_retries(finished=True)
+            await self._finish()
+        else:
+            if reason is not None:
+                reason = await self._record_end(reason)
+            if ending.error is not None:
+                await _send_last(self._output.error(*ending.error))
+            await self._finish()
+            last = await self._save_with_retries(finished=True)
         await self._notify(reason, last)
         code = CloseCode.REPLACED if reason is None else ending.code
         await self._socket.close(code)
 
-    async def _stamp(self, reason: str) -> str | None:
-        """Records the end of the session and returns its close reason, which an earlier request may have set.
+    async def _record_end(self, reason: str) -> str | None:
+        """Records the end of the session, and returns its close reason.
 
-        Returns None if a newer stream has replaced this one.
+        If the session had already ended, its close reason may differ from `reason`. Returns None if a newer stream has
+        replaced this one.
         """
-        updated = await self._save_at_last(end=reason)
+        updated = await self._save_with_retries(end=reason)
         if updated is None or updated.session is None:
             return reason
         return None if updated.found is Found.REPLACED else updated.session.close_reason
 
-    async def _save_at_last(self, *, end: str | None = None, finished: bool = False) -> StreamUpdateResult | None:
+    async def _save_with_retries(self, *, end: str | None = None, finished: bool = False) -> StreamUpdateResult | None:
         """Tries to save SAVE_TRIES times. If all tries fail, the lease expires and the sweep records the lapse."""
         for _ in range(SAVE_TRIES):
             try:
@@ -298,7 +341,7 @@ class Stream:
     async def _finish(self) -> None:
         if self._handler is None:
             return
-        finishing = asyncio.ensure_future(self._called(_finish(self._handler)))
+        finishing = asyncio.ensure_future(self._call_handler(_finish(self._handler)))
         _, stuck = await asyncio.wait({finishing}, timeout=FINISH_SECONDS)
         if stuck:
             finishing.cancel()
@@ -306,25 +349,37 @@ class Stream:
 
     async def _notify(self, reason: str | None, last: StreamUpdateResult | None) -> None:
         if reason is None:
-            await _in_time(self._socket.send(as_json({"type": "replaced"})))
+            await _send_last(self._socket.send(as_json({"type": "replaced"})))
             return
         session = self.session if last is None or last.session is None else last.session
         end = as_json({"type": "session_end", "reason": reason, "metrics": session.stream})
-        await _in_time(self._socket.send(end))
+        await _send_last(self._socket.send(end))
+
+
+def _counts_until(updated: StreamUpdateResult, answered_at: float) -> float:
+    """Return the latest instant, on this host's clock, at which the session can have ended.
+
+    The database read its clock before the response arrived. The error is at most the duration of the call. If the end
+    was found in time, the stream counts what it handled until then, as after a notification.
+    """
+    if updated.session is None or updated.session.closed_at is None or updated.now is None:
+        return float("inf")
+    age = (updated.now - updated.session.closed_at).total_seconds()
+    return answered_at - age if age > IN_TIME_SECONDS else float("inf")
 
 
 def _interval(session: Session) -> float:
-    """Seconds between two keep-alives. The heartbeat interval of the session may be too long for a short lease."""
+    """Return the seconds between keep-alives: less than the heartbeat interval if the lease or idle limit is short."""
     heartbeat = session.heartbeat_microseconds or MICROSECONDS
     lease = (session.lease_microseconds or MICROSECONDS) // LEASE_PARTS
     idle = (session.idle_microseconds or MICROSECONDS) // IDLE_PARTS
     return min(heartbeat, lease, idle) / MICROSECONDS
 
 
-async def _in_time(sending: Coroutine[Any, Any, None]) -> None:
-    """Stops sending after GOODBYE_SECONDS: a client that does not read must not delay the end of its stream."""
+async def _send_last(sending: Coroutine[Any, Any, None]) -> None:
+    """Stops sending after LAST_MESSAGE_SECONDS: a client that does not read must not delay the end of its stream."""
     with suppress(TimeoutError):
-        async with asyncio.timeout(GOODBYE_SECONDS):
+        async with asyncio.timeout(LAST_MESSAGE_SECONDS):
             await sending
 
 
@@ -341,7 +396,7 @@ async def _finish(handler: StreamHandler) -> bool:
 def _check_cancelled() -> None:
     """Raises CancelledError if this task was cancelled.
 
-    The handler's behaviour does not show it: a handler may suppress its cancellation, or raise CancelledError itself.
+    Catching CancelledError is not enough: a handler may suppress it, or raise it although the task was not cancelled.
     """
     task = asyncio.current_task()
     if task is not None and task.cancelling():

@@ -1,1 +1,1 @@
-"""Submissions: accepted by any instance, sent by one, at least once."""
+"""Submissions: any instance accepts them, and the executor delivers each one at least once."""

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from tenure.batching.coalescer import Coalescer
 from tenure.domain.submissions import (
-    RESERVED,
+    USAGES,
     SubmissionCommand,
     SubmissionFilter,
     SubmissionState,
@@ -66,9 +66,12 @@ class Acceptor:
         )
         self._waiting_bytes = 0
 
-    def submit(self, gateway: str, key: str, payload: bytes, done: Done) -> None:
-        """Calls `done` with the result after the commit, with the error, or at once if the gateway is refused."""
-        if gateway in RESERVED:
+    def submit(self, gateway: str, caller: str, key: str, payload: bytes, done: Done) -> None:
+        """Calls `done` with the result after the commit, with the error, or at once if the gateway is refused.
+
+        Each caller has its own idempotency keys.
+        """
+        if gateway == USAGES:
             done(Submitted(SubmitOutcome.GATEWAY_RESERVED))
             return
         if gateway not in self._gateways:
@@ -77,7 +80,7 @@ class Acceptor:
         if self._waiting_bytes + len(payload) > WAITING_BYTES:
             raise Overloaded(f"{self._waiting_bytes} bytes are already waiting for the database")
         contract = self._gateways[gateway].contract
-        request = SubmitRequest(new_id(), gateway, "", key, payload, sha256(payload).digest(), contract)
+        request = SubmitRequest(new_id(), gateway, caller, key, payload, sha256(payload).digest(), contract)
         self._coalescer.submit(request, partial(self._finish, len(payload), done))
         self._waiting_bytes += len(payload)
 

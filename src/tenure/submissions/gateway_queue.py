@@ -3,17 +3,20 @@
 import asyncio
 import random
 from collections import deque
+from hashlib import sha256
 from typing import NamedTuple
 
 from tenure.clock import from_microseconds, wall_microseconds
-from tenure.domain.submissions import AttemptEnd, AttemptOutcome, Envelope
-from tenure.domain.verdicts import Response, judge
+from tenure.domain.submissions import AttemptEnd, AttemptOutcome, Envelope, OpenAttempt
+from tenure.domain.verdicts import Response, Verdict, judge, judge_unknown, names_body
 from tenure.errors import ERROR_MAX
 from tenure.store.limits import BATCH_MAX
 from tenure.submissions.gateways import Gateway
 from tenure.submissions.payloads import Withheld
+from tenure.submissions.recovery import Recovery
 
 MICROSECONDS = 1_000_000
+WRONG_RECEIPT = "the receipt names another body"
 
 
 class ReadyAttempt(NamedTuple):
@@ -21,7 +24,14 @@ class ReadyAttempt(NamedTuple):
 
     number: int
     failures: int
+    unknowns: int
+    was_due_microseconds: int | None
+    """For an early attempt, when the submission would have been due; None for all others."""
     envelope: Envelope
+
+    @property
+    def is_early(self) -> bool:
+        return self.was_due_microseconds is not None
 
 
 class GatewayQueue:
@@ -38,11 +48,11 @@ class GatewayQueue:
         self.sending = 0
         self.unrecorded = 0
         self.answered = 0
-        self.is_failing = False
+        self.recovery = Recovery(gateway.concurrency)
         self._ahead = 0
 
     @property
-    def has_place(self) -> bool:
+    def has_free_connection(self) -> bool:
         return self.sending < self.gateway.concurrency
 
     @property
@@ -55,42 +65,96 @@ class GatewayQueue:
         self._ahead = min(self.gateway.concurrency, 2 * (self.answered - answered_before))
 
 
-def judged(ready: ReadyAttempt, response: Response) -> AttemptEnd:
-    """Returns the end of an attempt that got a response or failed without one."""
-    now = from_microseconds(wall_microseconds())
-    verdict = judge(ready.envelope.contract, ready.failures, response, now, random.random())  # noqa: S311
-    pause = verdict.pause_seconds
-    return AttemptEnd(
-        ready.envelope.submission_id,
-        ready.number,
-        verdict.outcome,
-        response.status,
-        verdict.error and verdict.error[:ERROR_MAX],
-        counts=verdict.outcome is AttemptOutcome.FAILED,
-        pause_microseconds=None if pause is None else round(pause * MICROSECONDS),
+def judged(ready: ReadyAttempt, response: Response, now_microseconds: int, *, others_delivered: bool) -> AttemptEnd:
+    """Returns the end of an attempt that got a response or failed without one.
+
+    `others_delivered`: whether the gateway accepts other submissions. An early attempt that fails meanwhile is not
+    repeated early: the payload is at fault, and not the gateway.
+    """
+    verdict = _judge(ready, response)
+    receipt = response.receipt if verdict.outcome is AttemptOutcome.DELIVERED else None
+    if receipt is not None and not names_body(receipt, sha256(ready.envelope.payload).digest()):
+        verdict = _judge(ready, Response(None, WRONG_RECEIPT))
+    failed = verdict.outcome is AttemptOutcome.FAILED
+    return _end(
+        ready,
+        verdict,
+        now_microseconds,
+        status=response.status,
+        counts=failed and not ready.is_early,
+        is_binding=verdict.asked_for or (failed and ready.is_early and others_delivered),
+        has_receipt=receipt is not None and not failed,
     )
+
+
+def _judge(ready: ReadyAttempt, response: Response) -> Verdict:
+    now, chance = from_microseconds(wall_microseconds()), random.random()  # noqa: S311
+    return judge(ready.envelope.contract, ready.failures, response, now, chance, early=ready.is_early)
 
 
 def response_of(sending: asyncio.Task[Response]) -> Response | BaseException:
     return sending.exception() or sending.result()
 
 
+def orphaned(attempt: OpenAttempt) -> AttemptEnd:
+    """Returns the end of an attempt that an earlier epoch left open."""
+    error = "the executor stopped before it recorded the outcome"
+    verdict = judge_unknown(attempt.contract, attempt.unknowns, error, random.random())  # noqa: S311
+    return AttemptEnd(
+        attempt.submission_id,
+        attempt.number,
+        verdict.outcome,
+        None,
+        verdict.error,
+        counts=False,
+        pause_microseconds=_microseconds(verdict.pause_seconds),
+    )
+
+
 def unknown(ready: ReadyAttempt) -> AttemptEnd:
-    return _not_counted(ready, AttemptOutcome.UNKNOWN, "the instance stopped before it got a response")
+    error = "the instance stopped before it got a response"
+    verdict = judge_unknown(ready.envelope.contract, ready.unknowns, error, random.random())  # noqa: S311
+    return _end(ready, verdict, None)
 
 
-def abandoned(ready: ReadyAttempt) -> AttemptEnd:
-    return _not_counted(ready, AttemptOutcome.ABANDONED, "the instance stopped before it sent the request")
+def abandoned(ready: ReadyAttempt, now_microseconds: int) -> AttemptEnd:
+    verdict = Verdict(AttemptOutcome.ABANDONED, "the instance stopped before it sent the request", 0.0)
+    return _end(ready, verdict, now_microseconds)
 
 
 def not_sent(ready: ReadyAttempt, withheld: Withheld) -> AttemptEnd:
-    error = f"not sent: {withheld.error}"[:ERROR_MAX]
-    return _not_counted(ready, AttemptOutcome.ABANDONED, error, round(withheld.retry_seconds * MICROSECONDS))
+    """The pause is binding, because the gateway is not what the payload waits for."""
+    verdict = Verdict(AttemptOutcome.ABANDONED, f"not sent: {withheld.error}", withheld.retry_seconds)
+    return _end(ready, verdict, None, is_binding=True)
 
 
-def _not_counted(ready: ReadyAttempt, outcome: AttemptOutcome, error: str, pause_microseconds: int = 0) -> AttemptEnd:
-    """Returns the end of an attempt that does not count towards the contract's limit of attempts."""
-    submission_id = ready.envelope.submission_id
+def _end(
+    ready: ReadyAttempt,
+    verdict: Verdict,
+    now_microseconds: int | None,
+    *,
+    status: int | None = None,
+    counts: bool = False,
+    is_binding: bool = False,
+    has_receipt: bool = False,
+) -> AttemptEnd:
+    """With `now_microseconds`, the submission of an early attempt waits at least until it would have been due."""
+    pause = _microseconds(verdict.pause_seconds)
+    if pause is not None and now_microseconds is not None and ready.was_due_microseconds is not None:
+        pause = max(pause, ready.was_due_microseconds - now_microseconds)
+    error = verdict.error and verdict.error[:ERROR_MAX]
     return AttemptEnd(
-        submission_id, ready.number, outcome, None, error, counts=False, pause_microseconds=pause_microseconds
+        ready.envelope.submission_id,
+        ready.number,
+        verdict.outcome,
+        status,
+        error,
+        counts=counts,
+        pause_microseconds=pause,
+        is_binding=is_binding,
+        has_receipt=has_receipt,
     )
+
+
+def _microseconds(seconds: float | None) -> int | None:
+    return None if seconds is None else round(seconds * MICROSECONDS)

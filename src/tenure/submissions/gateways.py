@@ -1,30 +1,32 @@
-"""Gateways: the receivers of submissions, the headers of the requests to them, and the client that sends the requests.
+"""Gateways: the receivers of submissions, the headers of the requests to them, and the sender of the requests.
 
 Only the status line and the headers of a response are used. The body is read, within limits of size and time, only so
-that the connection can be reused. A failure while reading the body does not make the request fail.
+that the connection can be reused (`client.py`). A failure while reading the body does not make the request fail.
 
 No error message contains an address, because the addresses of receivers may contain tokens.
 """
 
-import asyncio
 import os
 import ssl
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from functools import cache
-from typing import Any
-
-import aiohttp
-from aiohttp import ClientResponse
-from yarl import URL
+from collections.abc import Mapping
 
 from tenure import __version__
 from tenure.clock import wall_microseconds
 from tenure.config import GatewayConfig
 from tenure.domain.submissions import Contract, Envelope
 from tenure.domain.verdicts import Response
+from tenure.errors import TenureError
 from tenure.signing import ID, TIMESTAMP, signed_headers
+from tenure.submissions.client import (
+    AnsweredTooEarly,
+    Disconnected,
+    HttpClient,
+    NotConnected,
+    NotResolved,
+    NotSecured,
+)
 from tenure.submissions.payloads import PayloadSources
+from tenure.submissions.response_reader import HeadTooLarge, NotHttp
 
 IDEMPOTENCY_KEY = "idempotency-key"
 
@@ -54,92 +56,49 @@ def gateways_of(configs: Mapping[str, GatewayConfig], sources: PayloadSources) -
     return {name: Gateway(name, config, sources) for name, config in configs.items()}
 
 
-BODY_MAX_BYTES = 64 * 1024
-BODY_SECONDS = 1.0
-KEEP_ALIVE_SECONDS = 15.0
 MICROSECONDS = 1_000_000
 
 
 class Sender:
     def __init__(self) -> None:
-        self._client: aiohttp.ClientSession | None = None
+        self._client = HttpClient()
 
     async def send(self, gateway: Gateway, envelope: Envelope) -> Response:
-        timestamp = wall_microseconds() // MICROSECONDS
-        headers = gateway.headers(envelope, timestamp)
+        headers = gateway.headers(envelope, wall_microseconds() // MICROSECONDS)
         seconds = envelope.contract.timeout_seconds
         try:
-            async with asyncio.timeout(seconds):
-                response = await self._post(gateway.url, envelope.payload, headers)
+            head = await self._client.post(gateway.url, headers, envelope.payload, seconds)
         except TimeoutError:
             return Response(None, f"no response within {seconds:g} seconds")
-        except (aiohttp.ClientError, OSError, ValueError) as error:
+        except TenureError as error:
             return Response(None, _reason(error))
-        # The headers arrived in time. The timeout does not apply to the body, which has usually arrived with them.
-        async with response:
-            if not response.content.is_eof():
-                await _drain(response)
-        return Response(response.status, retry_after=response.headers.get("retry-after"))
-
-    async def _post(self, url: str, payload: bytes, headers: dict[str, str]) -> ClientResponse:
-        return await self._open().post(_address(url), data=payload, headers=headers, allow_redirects=False)
-
-    def _open(self) -> aiohttp.ClientSession:
-        """Returns the client, which the first request creates, because it belongs to the event loop that creates it."""
-        if self._client is None:
-            self._client = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_SECONDS),
-                cookie_jar=aiohttp.DummyCookieJar(),
-                timeout=aiohttp.ClientTimeout(total=None),
-                auto_decompress=False,
-                skip_auto_headers=("accept-encoding",),
-            )
-        return self._client
+        return Response(head.status, retry_after=head.retry_after, receipt=head.receipt)
 
     async def close(self) -> None:
-        if self._client is not None:
-            await self._client.close()
+        self._client.close()
 
 
-@cache
-def _address(url: str) -> URL:
-    """The URL exactly as it is configured."""
-    return URL(url, encoded=True)
+def _reason(error: TenureError) -> str:
+    """The reason of the failure, in one line that an operator can act on.
+
+    The text of an error number is used, and not the message of the error itself, which may contain the address.
+    """
+    cause = error.__cause__
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return f"the certificate is not valid: {cause.verify_message or 'verification failed'}"
+    reason = _REASONS[type(error)]
+    if not isinstance(cause, OSError) or isinstance(error, NotResolved | NotSecured):
+        return reason
+    detail = os.strerror(cause.errno) if cause.errno else type(cause).__name__
+    return f"{'the connection broke before a response' if isinstance(error, Disconnected) else reason}: {detail}"
 
 
-async def _drain(response: ClientResponse) -> None:
-    """Reads the rest of the body. Closes the connection if the body is too long or takes too long."""
-    with suppress(TimeoutError, aiohttp.ClientError, OSError):
-        async with asyncio.timeout(BODY_SECONDS):
-            read = 0
-            while not response.content.at_eof() and read <= BODY_MAX_BYTES:
-                read += len(await response.content.readany())
-    if not response.content.at_eof():
-        response.close()
-
-
-def _reason(error: Exception) -> str:
-    """The reason of the failure, in one line that an operator can act on."""
-    return next(say(error) for kinds, say in _REASONS if isinstance(error, kinds))
-
-
-def _certificate_error(error: Any) -> str:
-    return getattr(error.certificate_error, "verify_message", "") or "verification failed"
-
-
-def _system_error(error: OSError) -> str:
-    """The text of the error number. The message of the error itself is not used: it may contain the address."""
-    return os.strerror(error.errno) if error.errno else type(error).__name__
-
-
-_REASONS: Sequence[tuple[Any, Callable[[Any], str]]] = (
-    (aiohttp.ClientConnectorDNSError | UnicodeError, lambda _: "the host name cannot be resolved"),
-    (aiohttp.ClientConnectorCertificateError, lambda e: f"the certificate is not valid: {_certificate_error(e)}"),
-    (aiohttp.ClientSSLError | ssl.SSLError, lambda _: "the TLS handshake failed"),
-    (aiohttp.ClientConnectorError, lambda e: f"the connection failed: {_system_error(e.os_error)}"),
-    (aiohttp.ServerDisconnectedError, lambda _: "the connection was closed before a response"),
-    (aiohttp.ClientResponseError | ValueError, lambda _: "the response is not HTTP"),
-    (OSError, lambda e: f"the connection broke before a response: {_system_error(e)}"),
-    (Exception, lambda _: "the connection broke before a response"),
-)
-"""The first match is used, because some of these classes are subclasses of others."""
+_REASONS: Mapping[type[TenureError], str] = {
+    NotResolved: "the host name cannot be resolved",
+    NotConnected: "the connection failed",
+    NotSecured: "the TLS handshake failed",
+    Disconnected: "the connection was closed before a response",
+    AnsweredTooEarly: "the receiver answered before the request was sent",
+    NotHttp: "the response is not HTTP",
+    HeadTooLarge: "the head of the response is too large",
+}

@@ -1,4 +1,4 @@
-"""Intake: keeps the executor's schedule in step with the pending submissions in the database.
+"""Intake: keeps the executor's schedule up to date with the pending submissions in the database.
 
 Guarantee: every pending submission gets into the schedule, however late its transaction commits. A cursor over the time
 of change is not enough: a transaction reads the clock before it commits, so a row can become visible with a timestamp
@@ -16,9 +16,8 @@ If the database's clock is stepped back, the cursor follows with the next refres
 
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import datetime
 
-from tenure.clock import monotonic, to_microseconds
+from tenure.clock import ServerClock, monotonic, to_microseconds
 from tenure.domain.submissions import Change, PendingEntry, PendingPage
 from tenure.ids import number_of_id
 from tenure.store.contract import Store
@@ -33,24 +32,6 @@ PAGE = 1000
 BUILDING_PAGE = 5000
 
 
-class ServerClock:
-    """Estimates the database's clock between two of its responses, in microseconds since 1970."""
-
-    def __init__(self) -> None:
-        self._ahead = 0
-
-    def set(self, now: datetime) -> None:
-        """`now` is the time in a response that has just arrived: late by at most the time that the response took."""
-        self._ahead = to_microseconds(now) - _monotonic_microseconds()
-
-    def now_microseconds(self) -> int:
-        return _monotonic_microseconds() + self._ahead
-
-
-def _monotonic_microseconds() -> int:
-    return int(monotonic() * SECOND)
-
-
 class Intake:
     def __init__(self, store: Store, clock: ServerClock) -> None:
         self.schedule = Schedule()
@@ -58,6 +39,8 @@ class Intake:
         self._clock = clock
         self._refreshed_at = 0
         self._read_at = 0
+        self._took = 0
+        """How long the last read took, in microseconds."""
         self._seen: dict[int, int] = {}
         """The time of change of recently read rows, by submission number: recognises rows that have not changed."""
         self._reads: list[set[int]] = []
@@ -79,7 +62,8 @@ class Intake:
         self._seen = {each: changed_at for each, changed_at in self._seen.items() if changed_at >= horizon}
 
     async def read_recent(self) -> None:
-        await self._read_since(self._read_at - HINT_TRAIL)
+        # If reads are slow, commits are, too, and come later after the time of their change.
+        await self._read_since(self._read_at - min(max(HINT_TRAIL, 2 * self._took), TRAIL))
 
     async def compare(self) -> int:
         """Call it right after a refresh. Returns how many submissions it found that no refresh had found."""
@@ -115,7 +99,7 @@ class Intake:
         return row.changed_microseconds < self._refreshed_at - TRAIL and row.number not in self.schedule
 
     async def _read_since(self, instant: int) -> int:
-        began_at = None
+        began_at, called_at = None, monotonic()
         with self._reading() as done:
             async for page in self._pages(Change(instant, 0), PAGE):
                 began_at = began_at or to_microseconds(page.now)
@@ -124,7 +108,7 @@ class Intake:
                 self._take([row for row in page.waiting if seen(row[0]) != row[3] and row[0] not in done])
         if began_at is None:
             raise AssertionError("there is always a first page")
-        self._read_at = began_at
+        self._read_at, self._took = began_at, int((monotonic() - called_at) * SECOND)
         return began_at
 
     def _take(self, rows: Sequence[PendingEntry]) -> None:

@@ -20,11 +20,11 @@ RETRY_SECONDS = 600.0
 
 
 class Withheld(msgspec.Struct, frozen=True):
-    """A source refuses to hand over a payload."""
+    """The result of a source that refuses to render a payload, with the reason."""
 
     error: str
     retry_seconds: float = RETRY_SECONDS
-    """The delay before the retry. Usually an operator must repair the cause first; the retries are automatic."""
+    """The delay before the retry. Retries are automatic, but usually fail until an operator repairs the cause."""
 
 
 class PayloadSource(Protocol):
@@ -38,6 +38,9 @@ class PayloadSource(Protocol):
 
     async def store_digests(self, fence: Fence, payloads: Mapping[str, bytes]) -> Mapping[str, Withheld]:
         """Stores the digest of each payload before its first attempt. Returns the submissions whose digest differs."""
+
+    async def report_delivered(self, submission_ids: Sequence[str]) -> None:
+        """Reports what these submissions have completed. Their delivery has just been recorded."""
 
 
 class PayloadSources:

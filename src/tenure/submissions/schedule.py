@@ -5,8 +5,10 @@ Entries are never searched or changed. A submission whose due time changes gets 
 attempt in the database before it sends anything, and the database refuses an attempt for the surplus entry.
 """
 
-from collections.abc import Iterable
-from heapq import heapify, heappop, heappush
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator
+from heapq import heapify, heappop, heappush, merge
+from itertools import chain
 from typing import NamedTuple
 
 from tenure.domain.submissions import PendingEntry
@@ -14,6 +16,8 @@ from tenure.ids import id_of_number, number_of_id
 
 ID_BITS = 128
 ID_MASK = (1 << ID_BITS) - 1
+SORT_MAX = 5_000
+"""Entries of a backlog that are sorted at once, in about two milliseconds, so that the event loop is not blocked."""
 
 
 class Entry(NamedTuple):
@@ -73,9 +77,79 @@ class Schedule:
                 taken[number] = None
         return [id_of_number(number) for number in taken]
 
+    def backlog(self, gateway: str, last: Collection[int]) -> "Backlog":
+        """Returns all submissions of the gateway, due or not. Those in `last` come after all others."""
+        return Backlog(self._heaps.get(gateway, []), self._known, last)
+
+    def backlog_of(self, submission_id: str) -> "Backlog":
+        """Returns a sorted backlog of one submission."""
+        backlog = Backlog([number_of_id(submission_id)], self._known, ())
+        backlog.sort_some()
+        return backlog
+
     def forget(self, number: int) -> None:
         """Removes a submission that is delivered, failed or cancelled. `take` ignores its remaining entries."""
         self._known.discard(number)
+
+
+class Backlog:
+    """The submissions that wait for a gateway at one instant, in the order in which they were accepted.
+
+    A million entries take a second to sort. So `sort_some` sorts them in steps, and the sorted runs are merged while
+    they are taken. The entries stay in the schedule.
+    """
+
+    def __init__(self, entries: list[int], known: Collection[int], last: Collection[int]) -> None:
+        self.is_sorted = False
+        self.size = 0
+        """The number of submissions, once it is sorted. One with two entries may be counted twice."""
+        self._entries = entries.copy()
+        self._known = known
+        self._last = last
+        self._runs: list[list[int]] = []
+        self._runs_of_last: list[list[int]] = []
+        self._merged: Iterator[int] = iter(())
+        self._behind: deque[Backlog] = deque()
+        self._taken = -1
+
+    def sort_some(self) -> bool:
+        """Sorts the next part. Returns whether all parts are sorted."""
+        some = [entry for entry in self._entries[-SORT_MAX:] if entry & ID_MASK in self._known]
+        del self._entries[-SORT_MAX:]
+        self.size += len(some)
+        some.sort(key=_number_of)
+        if self._last:
+            self._runs_of_last.append([entry for entry in some if entry & ID_MASK in self._last])
+            some = [entry for entry in some if entry & ID_MASK not in self._last]
+        self._runs.append(some)
+        if not self._entries:
+            merged = (merge(*runs, key=_number_of) for runs in (self._runs, self._runs_of_last))
+            self._merged = chain.from_iterable(merged)
+            self.is_sorted = True
+        return self.is_sorted
+
+    def append(self, other: "Backlog") -> None:
+        """Adds the submissions of a sorted backlog behind those of this one."""
+        self._behind.append(other)
+
+    def take(self, limit: int) -> list[str]:
+        """Returns the ids of the oldest submissions that still wait, each once; fewer than `limit` if none are left."""
+        taken: list[str] = []
+        while len(taken) < limit and (entry := next(self._merged, None)) is not None:
+            number = entry & ID_MASK
+            if number != self._taken and number in self._known:
+                taken.append(id_of_number(number))
+            self._taken = number
+        while len(taken) < limit and self._behind:
+            more = self._behind[0].take(limit - len(taken))
+            if not more:
+                self._behind.popleft()
+            taken += more
+        return taken
+
+
+_number_of = ID_MASK.__and__
+"""The submission of an entry. A method of the mask is faster than a function."""
 
 
 def entry_of(submission_id: str, gateway: str, due_microseconds: int) -> Entry:

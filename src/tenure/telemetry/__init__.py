@@ -1,1 +1,1 @@
-"""The telemetry seam: the code reports an event once; logs and counters subscribe to it."""
+"""Telemetry: code reports each event once, and logs and counters subscribe to it."""

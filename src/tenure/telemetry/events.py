@@ -25,9 +25,18 @@ class Event(msgspec.Struct, frozen=True):
     """The name in the log. Names are stable: alerts and searches depend on them."""
     level: ClassVar[Level | None] = "info"
     """The log level; None if the event is not logged."""
+    repeats: ClassVar[bool] = False
+    """Whether one cause, such as a full disk, can make this event occur hundreds of times a second. The log then has at
+    most one line a second of the same event, subject and cause (see `repetition_key`)."""
+
+    def repetition_key(self) -> tuple[str, ...]:
+        """Equal for two events that say the same. It has few different values, so it contains no ids and no texts."""
+        exception: BaseException | None = getattr(self, "exception", None)
+        fields = [getattr(self, name, "") for name in ("lease", "job", "cause")]
+        return (self.name, *fields, "" if exception is None else type(exception).__name__)
 
     def log_entry(self) -> tuple[Level, str] | None:
-        """The level and name of the log line, or None if this event is not logged."""
+        """Return the level and name of the log line, or None if this event is not logged."""
         return None if self.level is None else (self.level, self.name)
 
 
@@ -80,10 +89,39 @@ class WorkerDied(Event, frozen=True):
     exit_codes: Sequence[int | None]
 
 
+class RequestsRefused(Event, frozen=True):
+    """A limit of the edge was exceeded `count` times since the last report. Reported every ten seconds at most."""
+
+    name: ClassVar = "http.refused"
+    level: ClassVar[Level | None] = "warning"
+    limit: str
+    count: int
+
+
 class HttpFailed(Event, frozen=True):
     name: ClassVar = "http.failed"
     level: ClassVar[Level | None] = "error"
+    repeats: ClassVar[bool] = True
     exception: BaseException
+
+
+# Access.
+
+
+class OidcKeysLoaded(Event, frozen=True):
+    """The keys of the OIDC issuer were fetched: for the first time, changed, or after a failed fetch."""
+
+    name: ClassVar = "oidc.keys_loaded"
+    keys: int
+
+
+class OidcFetchFailed(Event, frozen=True):
+    """The keys of the OIDC issuer could not be fetched. While fetches fail, reported once per ten minutes."""
+
+    name: ClassVar = "oidc.fetch_failed"
+    level: ClassVar[Level | None] = "warning"
+    error: str
+    kept_keys: int
 
 
 # The database.
@@ -99,17 +137,19 @@ class SchemaWaiting(Event, frozen=True):
 
     name: ClassVar = "schema.waiting"
     level: ClassVar[Level | None] = "warning"
+    repeats: ClassVar[bool] = True
     error: str
 
 
 class SchemaFailed(Event, frozen=True):
     name: ClassVar = "schema.failed"
     level: ClassVar[Level | None] = "error"
+    repeats: ClassVar[bool] = True
     exception: BaseException
 
 
 class StoreRetried(Event, frozen=True):
-    """An operation failed with an error that the store usually retries."""
+    """A try of an operation failed with an error that the store usually retries. Also reported for the last try."""
 
     name: ClassVar = "store.retried"
     level: ClassVar[Level | None] = None
@@ -117,17 +157,21 @@ class StoreRetried(Event, frozen=True):
 
 
 class StoreUnavailable(Event, frozen=True):
-    """An operation failed and is not retried any more. Reported once a second at most."""
+    """The last try of an operation failed."""
 
     name: ClassVar = "store.unavailable"
     level: ClassVar[Level | None] = "warning"
+    repeats: ClassVar[bool] = True
     cause: str
     error: str
 
 
 class CallbackFailed(Event, frozen=True):
+    """A callback that receives the result of a batched request raised an error."""
+
     name: ClassVar = "coalescer.callback_failed"
     level: ClassVar[Level | None] = "error"
+    repeats: ClassVar[bool] = True
     exception: BaseException
 
 
@@ -179,6 +223,7 @@ class HeartbeatsAnswered(Event, frozen=True):
 class SessionsCountFailed(Event, frozen=True):
     name: ClassVar = "sessions.count_failed"
     level: ClassVar[Level | None] = "error"
+    repeats: ClassVar[bool] = True
     error: str
 
 
@@ -186,7 +231,7 @@ class SessionsCountFailed(Event, frozen=True):
 
 
 class StreamReceived(Event, frozen=True):
-    """A client sent a message."""
+    """A stream received a message from its client."""
 
     name: ClassVar = "stream.received"
     level: ClassVar[Level | None] = None
@@ -205,6 +250,7 @@ class StreamSent(Event, frozen=True):
 class StreamCrashed(Event, frozen=True):
     name: ClassVar = "stream.crashed"
     level: ClassVar[Level | None] = "error"
+    repeats: ClassVar[bool] = True
     session_id: str | None
     exception: BaseException
 
@@ -217,14 +263,19 @@ class StreamHandlerFailed(Event, frozen=True):
 
 
 class StreamHandlerStuck(Event, frozen=True):
+    """A handler ignored its cancellation, or did not finish in time."""
+
     name: ClassVar = "stream.handler_stuck"
     level: ClassVar[Level | None] = "warning"
     session_id: str
 
 
 class StreamNotSaved(Event, frozen=True):
+    """The last save of a stream failed, after all retries."""
+
     name: ClassVar = "stream.not_saved"
     level: ClassVar[Level | None] = "warning"
+    repeats: ClassVar[bool] = True
     session_id: str
     end: str | None
     error: str
@@ -238,11 +289,46 @@ class StreamsStopped(Event, frozen=True):
     left: int
 
 
+# Access.
+
+
+class AccessOpen(Event, frozen=True):
+    """The instance has started, and no API key was ever created: every client that reaches it has full access."""
+
+    name: ClassVar = "access.open"
+    reachable_by: str
+    """Who can connect: this machine, or every client."""
+    to_change_this: str = "tenure keys create --name admin --role operator"
+
+
+class AccessKeysChanged(Event, frozen=True):
+    """This instance has read another version of the API keys than before, and has dropped its cache."""
+
+    name: ClassVar = "access.keys_changed"
+    version: int
+
+
+class AccessSuspended(Event, frozen=True):
+    """The version of the API keys could not be read for longer than the grace. Reported once, until it is read."""
+
+    name: ClassVar = "access.suspended"
+    level: ClassVar[Level | None] = "warning"
+    seconds: float
+
+
+class AccessRefreshFailed(Event, frozen=True):
+    """Reading the version of the API keys, or writing last uses, raised an unexpected error."""
+
+    name: ClassVar = "access.refresh_failed"
+    level: ClassVar[Level | None] = "error"
+    exception: BaseException
+
+
 # Leases.
 
 
 class LeaseContended(Event, frozen=True):
-    """Another instance acquired the lease, or began the job's run, first."""
+    """This instance tried to acquire a lease or to begin a run, but another instance was first."""
 
     name: ClassVar = "lease.contended"
     level: ClassVar[Level | None] = None
@@ -270,6 +356,7 @@ class LeaderRenewed(Event, frozen=True):
 class LeaderAcquireFailed(Event, frozen=True):
     name: ClassVar = "leader_acquire_failed"
     level: ClassVar[Level | None] = "warning"
+    repeats: ClassVar[bool] = True
     lease: str
     holder: str
     error: str
@@ -278,6 +365,7 @@ class LeaderAcquireFailed(Event, frozen=True):
 class LeaderRenewFailed(Event, frozen=True):
     name: ClassVar = "leader_renew_failed"
     level: ClassVar[Level | None] = "warning"
+    repeats: ClassVar[bool] = True
     lease: str
     holder: str
     epoch: int
@@ -287,6 +375,8 @@ class LeaderRenewFailed(Event, frozen=True):
 
 class LeaderLost(Event, frozen=True):
     name: ClassVar = "leader_lost"
+    asked_for: ClassVar[Sequence[str]] = ("released", "resigned")
+    """The reasons of a loss that was asked for: the instance stops, or an operator resigned the lease."""
     lease: str
     holder: str
     epoch: int
@@ -295,12 +385,16 @@ class LeaderLost(Event, frozen=True):
     error: str | None = None
 
     def log_entry(self) -> tuple[Level, str] | None:
-        return ("info" if self.error is None else "warning", self.name)
+        """A loss that was not asked for is a warning: the work pauses until an instance leads again."""
+        return ("info" if self.reason in self.asked_for else "warning", self.name)
 
 
 class LeaseRenewFailed(Event, frozen=True):
+    """A renewal of a job lock, or of a lease that an application acquired, failed."""
+
     name: ClassVar = "lease.renew_failed"
     level: ClassVar[Level | None] = "warning"
+    repeats: ClassVar[bool] = True
     lease: str
     epoch: int
     failures: int
@@ -308,6 +402,8 @@ class LeaseRenewFailed(Event, frozen=True):
 
 
 class HeldLeaseLost(Event, frozen=True):
+    """A lease that an application acquired was lost before the application released it."""
+
     name: ClassVar = "lease.lost"
     level: ClassVar[Level | None] = "warning"
     lease: str
@@ -324,38 +420,39 @@ class WorkWillNotStop(Event, frozen=True):
 
 
 class BoardFailed(Event, frozen=True):
+    """Reading or processing the board raised an unexpected error."""
+
     name: ClassVar = "board.failed"
     level: ClassVar[Level | None] = "error"
+    repeats: ClassVar[bool] = True
     exception: BaseException
 
 
 # Jobs.
 
 
-class JobUnknown(Event, frozen=True):
-    """The configuration names a job that does not exist."""
-
-    name: ClassVar = "job.unknown"
-    level: ClassVar[Level | None] = "warning"
-    job: str
-
-
 class JobPostponed(Event, frozen=True):
+    """A run could not begin, because the database was unavailable."""
+
     name: ClassVar = "job.postponed"
     level: ClassVar[Level | None] = "warning"
+    repeats: ClassVar[bool] = True
     job: str
     error: str
 
 
 class JobNotRun(Event, frozen=True):
+    """The runner, not the job, raised an unexpected error."""
+
     name: ClassVar = "job.not_run"
     level: ClassVar[Level | None] = "error"
+    repeats: ClassVar[bool] = True
     job: str
     exception: BaseException
 
 
 class JobClockBehind(Event, frozen=True):
-    """The database's clock was stepped back behind ticks that are done."""
+    """The database's clock was stepped back. The job's next tick was moved back, because it was too far ahead."""
 
     name: ClassVar = "job.clock_behind"
     level: ClassVar[Level | None] = "error"
@@ -365,7 +462,7 @@ class JobClockBehind(Event, frozen=True):
 
 
 class JobReclaimed(Event, frozen=True):
-    """The last run was abandoned by `holder`."""
+    """This instance took the lock of a run that `holder` had abandoned."""
 
     name: ClassVar = "job.reclaimed"
     level: ClassVar[Level | None] = "warning"
@@ -375,39 +472,56 @@ class JobReclaimed(Event, frozen=True):
 
 
 class JobAbandoned(Event, frozen=True):
+    """This instance abandoned a run, because the lock was lost or the instance is stopping."""
+
     name: ClassVar = "job.abandoned"
     level: ClassVar[Level | None] = "warning"
     job: str
     epoch: int
     error: str
+    seconds: float
+    counts: Mapping[str, int]
 
 
 class JobFailed(Event, frozen=True):
     name: ClassVar = "job.failed"
     level: ClassVar[Level | None] = "warning"
+    repeats: ClassVar[bool] = True
     job: str
     epoch: int
     error: str
     exception: BaseException | None
+    seconds: float
+    counts: Mapping[str, int]
 
 
 class JobLockLost(Event, frozen=True):
-    """The outcome of a run could not be recorded; its tick runs again."""
+    """The outcome of a run could not be recorded, so the job runs again for the same tick."""
 
     name: ClassVar = "job.lock_lost"
     level: ClassVar[Level | None] = "warning"
+    repeats: ClassVar[bool] = True
     job: str
     epoch: int
     error: str
 
 
-class JobRunEnded(Event, frozen=True):
-    """The outcome of a run is recorded."""
+class JobFinished(Event, frozen=True):
+    """The outcome of a run is recorded.
 
-    name: ClassVar = "job.run_ended"
-    level: ClassVar[Level | None] = None
+    Logged if the run succeeded and counted something. A run that found nothing to do would fill the log, and
+    `JobFailed` and `JobAbandoned` log the other outcomes.
+    """
+
+    name: ClassVar = "job.finished"
     job: str
+    epoch: int
     outcome: RunOutcome
+    seconds: float
+    counts: Mapping[str, int]
+
+    def log_entry(self) -> tuple[Level, str] | None:
+        return ("info", self.name) if self.outcome is RunOutcome.SUCCEEDED and self.counts else None
 
 
 # Submissions.
@@ -418,7 +532,7 @@ class ExecutorStarted(Event, frozen=True):
     epoch: int
     waiting: int
     unknown: int
-    """The number of attempts of earlier epochs that were still open."""
+    """The number of attempts of earlier epochs whose results were not recorded."""
     seconds: float
 
 
@@ -461,7 +575,7 @@ class AttemptEnded(Event, frozen=True):
 
 
 class GatewayFailing(Event, frozen=True):
-    """Reported once, when attempts begin to fail."""
+    """Reported once, when a request fails and none was delivered in the last second."""
 
     name: ClassVar = "gateway.failing"
     level: ClassVar[Level | None] = "warning"
@@ -470,12 +584,16 @@ class GatewayFailing(Event, frozen=True):
 
 
 class GatewayRecovered(Event, frozen=True):
+    """Reported once, when a failing gateway accepts a submission again."""
+
     name: ClassVar = "gateway.recovered"
     gateway: str
+    waiting: int
+    """The number of submissions that wait for the gateway. They are sent now, oldest first."""
 
 
 class PayloadWithheld(Event, frozen=True):
-    """A payload source refused to hand over a payload. The log name begins with the name of the source."""
+    """A payload source refused to return a payload. The name in the log begins with the name of the source."""
 
     name: ClassVar = "payload.withheld"
     level: ClassVar[Level | None] = "error"
@@ -506,11 +624,41 @@ class UsageEraBegan(Event, frozen=True):
     factors: Mapping[str, str]
 
 
+class UsageDelivered(Event, frozen=True):
+    """The receiver has accepted all chunks of a window. Not reported for a window without sessions."""
+
+    name: ClassVar = "usage.delivered"
+    window: int
+    ended_at: datetime
+    sessions: int
+    lag_seconds: float
+    """The time from the end of the window to its delivery."""
+
+
+class UsageHasNoGateway(Event, frozen=True):
+    """No gateway `usages` is configured. Windows are cut, but not sent."""
+
+    name: ClassVar = "usage.no_gateway"
+    level: ClassVar[Level | None] = "warning"
+
+
+class UsageHandedOver(Event, frozen=True):
+    """An operator requested that windows that were cut without a gateway be sent."""
+
+    name: ClassVar = "usage.handed_over"
+    windows: int
+    chunks: int
+
+
 class UsageEmitted(Event, frozen=True):
-    """One run of job `emit-usage`. With a gateway, `lag_seconds` is set; without one, `sent` is False."""
+    """A run of the job `emit-usage` is complete: its chunks are handed over to be sent, and not yet delivered.
+
+    With a gateway, `lag_seconds` is set; without one, `sent` is False.
+    """
 
     name: ClassVar = "usage.emitted"
     windows: int
+    chunks: int
     last_cut_at: datetime
     lag_seconds: float | None = None
     sent: bool | None = None

@@ -13,7 +13,7 @@ from tenure.transcription.worker import Result
 
 
 class TranscriptionHandler:
-    """Its arguments are the settings in `[streams] options`."""
+    """Takes the settings in `[streams] options` as arguments."""
 
     _output: Output
 
@@ -55,7 +55,7 @@ class TranscriptionHandler:
 
 
 async def transcribe(pcm: bytes, **options: str) -> str:
-    """Return the text of a whole recording. Takes the options of the handler, and like it runs a separate process."""
+    """Return the text of a whole recording. Takes the same options as the handler, and also uses a separate process."""
     recognizer = RecognizerProcess(check_options(**options))
     try:
         await recognizer.start()

@@ -20,7 +20,7 @@ from tenure.transcription.wav import BYTES_PER_SECOND, SAMPLE_RATE
 OPTIONS = "streams.options"
 GRAMMARS = Path(__file__).parent / "grammars"
 UTTERANCE_SECONDS_MAX = 20
-"""An utterance without a pause ends after this time, because the memory of a decoder grows with the utterance."""
+"""The maximum length of an utterance without a pause. A decoder needs more memory the longer an utterance is."""
 
 
 class Recognizer(Protocol):
@@ -57,12 +57,12 @@ BUILT_IN: Mapping[str, _BuiltIn] = {
 
 
 def check_options(*, recognizer: str = "pocketsphinx", model: str = "", grammar: str = "") -> Options:
-    """Validate what can be validated without loading a library or a model; raise `ConfigurationError`."""
+    """Validate the options without loading a library or a model. Raise `ConfigurationError` if one is invalid."""
     name = _check_recognizer(recognizer)
     if model and not Path(model).is_dir():
-        raise ConfigurationError(f"{OPTIONS}.model: must be a folder, and {model} is not a folder")
+        raise ConfigurationError(f"{OPTIONS}.model: must be a folder, but {model} is not one")
     if recognizer == "vosk" and not model:
-        raise ConfigurationError(f"{OPTIONS}.model: is required for vosk: the folder of a model")
+        raise ConfigurationError(f"{OPTIONS}.model: is required for vosk, and must be the folder of a model")
     return Options(name, model, _check_grammar(grammar))
 
 

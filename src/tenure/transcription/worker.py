@@ -20,7 +20,7 @@ from tenure.transcription.recognizers import Options, Recognizer, make_recognize
 
 LENGTH = struct.Struct(">I")
 NICENESS = 5
-"""The process has a lower priority than the instance: texts may be late, but heartbeats of the instance may not."""
+"""Lowers the priority of the process: texts may be late, but heartbeats of the instance may not."""
 
 
 class Result(msgspec.Struct, frozen=True, array_like=True):
@@ -36,9 +36,10 @@ class Reply(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Transcript:
-    """Returns a partial result only if it has changed.
+    """Turns the texts of a recogniser into results.
 
-    Returns a final result for each utterance that has a text or had a partial result.
+    A partial result is returned only if its text has changed. A final result is returned for each utterance that has a
+    text or had a partial result.
     """
 
     def __init__(self, recognizer: Recognizer) -> None:

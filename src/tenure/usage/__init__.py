@@ -1,1 +1,1 @@
-"""Usage: what sessions lived, as it is billed."""
+"""Usage: measures how long sessions were live, and sends the amounts to a billing gateway."""

@@ -88,7 +88,10 @@ class Report(msgspec.Struct, frozen=True):
     waiting_millionths: int
     """The usage in pending chunks."""
     unsent_millionths: int
-    """The usage in windows that were cut without a gateway, and so are never sent."""
+    """The usage in windows that were cut without a gateway, and were not sent since."""
+    chunks_with_receipt: int
+    chunks_without_receipt: int
+    """The delivered chunks whose receiver named, or did not name, the digest of the body that it accepted."""
     ledger: LedgerTotals | None
     findings: Sequence[Finding]
 
@@ -129,6 +132,8 @@ class Audit:
             delivered_millionths=delivered,
             waiting_millionths=waiting,
             unsent_millionths=unsent,
+            chunks_with_receipt=self._counts["with receipt"],
+            chunks_without_receipt=self._counts["without receipt"],
             ledger=None if self._ledger is None else await self._check_ledger(self._ledger),
             findings=self._findings,
         )
@@ -174,6 +179,12 @@ class Audit:
         self._counts["chunks"] += len(chunks)
         self._add("chunks", check_chunks(window, chunks, counted.bounds))
         self._add("chunks", check_digests(window, chunks, *counted))
+        if window.contract is None and later.contract is not None:
+            # Handed over during the audit: its deliveries may have been read before or after that. The next audit
+            # checks them.
+            self._count_chunks(window, len(chunks))
+            self._counts["waiting"] += sum(chunk.usage_millionths for chunk in chunks)
+            return
         if window.contract is not None:
             self._add("deliveries", check_window_delivery(window, deliveries, later))
         self._check_deliveries(window, chunks, deliveries, entries)
@@ -192,7 +203,7 @@ class Audit:
         entries: Mapping[int, Entry | None],
     ) -> None:
         is_sent = window.contract is not None
-        self._chunk_counts[delivery_key(window, 0).rpartition("-")[0]] = len(chunks) if is_sent else 0
+        self._count_chunks(window, len(chunks) if is_sent else 0)
         if not is_sent:
             self._add("deliveries", check_unsent(window, chunks))
             self._counts["unsent"] += sum(chunk.usage_millionths for chunk in chunks)
@@ -203,9 +214,14 @@ class Audit:
             self._add("deliveries", check_delivery(window, chunk, delivery))
             delivered = delivery.delivered_at is not None
             self._counts["delivered" if delivered else "waiting"] += chunk.usage_millionths
+            if delivered:
+                self._counts["with receipt" if chunk.has_receipt else "without receipt"] += 1
             if chunk.chunk in entries:
                 entry = entries[chunk.chunk]
                 self._add("ledger", check_entry(window, chunk, delivered=delivered, entry=entry))
+
+    def _count_chunks(self, window: Window, sent: int) -> None:
+        self._chunk_counts[delivery_key(window, 0).rpartition("-")[0]] = sent
 
     async def _sum_sessions(self, oldest: Window | None, until: datetime) -> int:
         if oldest is None or until <= oldest.started_at:

@@ -104,10 +104,10 @@ def check_delivery(window: Window, chunk: Chunk, delivery: ChunkDelivery) -> Ite
 
 
 def check_unsent(window: Window, chunks: Sequence[Chunk]) -> Iterator[str]:
-    """Checks a window that was cut without a gateway: its chunks must not have been sent."""
+    """Checks a window without a contract: its chunks must not have been sent."""
     for chunk in chunks:
         if (chunk.submission_id, chunk.digest, chunk.delivered_at) != (None, None, None):
-            yield f"{chunk_name(window, chunk.chunk)} was sent, but its window was cut without a gateway"
+            yield f"{chunk_name(window, chunk.chunk)} was sent, but its window has no contract"
 
 
 def check_window_delivery(earlier: Window, deliveries: Sequence[ChunkDelivery], later: Window) -> Iterator[str]:

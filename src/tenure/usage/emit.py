@@ -8,11 +8,12 @@ states.
 from collections.abc import Callable
 
 from tenure.domain.meter import decimal_text
-from tenure.domain.usage import KINDS, Cut, CutRules, UndividedWindow
+from tenure.domain.usage import KINDS, Cut, CutRules, UndividedWindow, Window
 from tenure.jobs.job import ActiveRun
 from tenure.store.contract import Store
 from tenure.store.limits import BATCH_MAX, WINDOWS_MAX
 from tenure.telemetry.events import Telemetry, UsageCutSkipped, UsageEmitted, UsageEraBegan
+from tenure.usage.rendering import report_if_delivered
 
 UNDIVIDED_MAX = 16
 
@@ -30,13 +31,14 @@ class EmitUsage:
         cut = await self._cut(run)
         if cut.now < cut.last_cut_at:
             self._telemetry.report(UsageCutSkipped(cut.now, cut.last_cut_at))
-        windows = 0
+        windows = chunks = 0
         while undivided := await self._store.list_undivided_windows(UNDIVIDED_MAX):
             for window in undivided:
-                await self._divide(run, window)
+                chunks += await self._divide(run, window)
+                run.count("windows", 1)
             windows += len(undivided)
             await self._announce()
-        await self._report(windows, cut)
+        await self._report(windows, chunks, cut)
 
     async def _cut(self, run: ActiveRun) -> Cut:
         while True:
@@ -44,8 +46,8 @@ class EmitUsage:
             if cut.windows < WINDOWS_MAX:
                 return cut
 
-    async def _divide(self, run: ActiveRun, undivided: UndividedWindow) -> None:
-        """Divides the window page by page, ordered by session id.
+    async def _divide(self, run: ActiveRun, undivided: UndividedWindow) -> int:
+        """Divides the window page by page, ordered by session id. Returns the number of new chunks.
 
         Each page is saved before the next is read, so that memory does not grow with the window.
         """
@@ -57,20 +59,29 @@ class EmitUsage:
             bounds = await self._store.divide_window(window, after, BATCH_MAX)
             complete = len(bounds) < BATCH_MAX
             await self._store.save_chunks(run.fence, window.window_id, number, bounds, complete=complete)
+            run.count("chunks", len(bounds))
             if complete:
-                return
+                if not bounds and number > 1:
+                    await self._report_if_delivered(window)
+                return number + len(bounds) - undivided.chunks - 1
             number += len(bounds)
             after = bounds[-1].last_session_id
             await self._announce()
+
+    async def _report_if_delivered(self, window: Window) -> None:
+        """All chunks may have been delivered before the division was complete. Then it has completed the delivery."""
+        found = await self._store.get_window(window.window_id)
+        if found is not None:
+            report_if_delivered(found[0], self._telemetry)
 
     async def _announce(self) -> None:
         self._hint()
         await self._store.announce_submissions()
 
-    async def _report(self, windows: int, cut: Cut) -> None:
+    async def _report(self, windows: int, chunks: int, cut: Cut) -> None:
         if self._rules.contract is None:
-            self._telemetry.report(UsageEmitted(windows, cut.last_cut_at, sent=False))
+            self._telemetry.report(UsageEmitted(windows, chunks, cut.last_cut_at, sent=False))
             return
         lag = await self._store.read_lag()
         seconds = max(0.0, round((lag.now - lag.delivered_until).total_seconds(), 3))
-        self._telemetry.report(UsageEmitted(windows, cut.last_cut_at, lag_seconds=seconds))
+        self._telemetry.report(UsageEmitted(windows, chunks, cut.last_cut_at, lag_seconds=seconds))

@@ -1,6 +1,6 @@
 """The formats in which a chunk is rendered for its receiver.
 
-A released format never changes, not even by a blank: a chunk must render to the same bytes before and after a crash. A
+A released format never changes, not even by a space: a chunk must render to the same bytes before and after a crash. A
 new format gets a new name.
 """
 

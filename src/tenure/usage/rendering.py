@@ -7,6 +7,7 @@ attempt. If either differs, rows have been altered, and the chunk is withheld.
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from hashlib import sha256
 
 from msgspec.structs import replace
@@ -17,10 +18,11 @@ from tenure.domain.usage import Chunk, ChunkDigest, Window
 from tenure.errors import DatabaseUnavailable
 from tenure.store.contract import Store
 from tenure.submissions.payloads import Withheld
+from tenure.telemetry.events import Telemetry, UsageDelivered
 from tenure.usage.formats import FORMATS, render
 
 READ_RETRY_SECONDS = 10.0
-"""A chunk that could not be read in time is tried again after this pause; other chunks do not wait for it."""
+"""The pause before a chunk that could not be read in time is retried. Other chunks do not wait for it."""
 
 
 def usage_contract(contract: Contract, usage_format: str) -> Contract:
@@ -32,8 +34,9 @@ class UsagePayloads:
     name = "usage"
     media_types: Mapping[str, str] = {name: usage_format.media_type for name, usage_format in FORMATS.items()}
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, telemetry: Telemetry) -> None:
         self._store = store
+        self._telemetry = telemetry
         # One chunk is read at a time. While a chunk is rendered, the next one is already being read.
         self._reading = asyncio.Semaphore(1)
 
@@ -56,7 +59,7 @@ class UsagePayloads:
             return Withheld(f"the chunk could not be read: {error.detail}", READ_RETRY_SECONDS)
         rendered = render(str(envelope.contract.format), window, intervals)
         if (rendered.sessions, rendered.usage_millionths) != (chunk.sessions, chunk.usage_millionths):
-            return Withheld("its sums differ from those that its window was divided with")
+            return Withheld("its sums differ from those stored when its window was divided")
         return rendered.body
 
     async def store_digests(self, fence: Fence, payloads: Mapping[str, bytes]) -> Mapping[str, Withheld]:
@@ -64,3 +67,15 @@ class UsagePayloads:
         same = await self._store.store_digests(fence, digests)
         changed = [submission_id for submission_id in payloads if not same.get(submission_id)]
         return dict.fromkeys(changed, Withheld("its digest differs from the one stored before its first attempt"))
+
+    async def report_delivered(self, submission_ids: Sequence[str]) -> None:
+        with suppress(DatabaseUnavailable):  # then a line is missing from the log, and nothing else
+            found = await self._store.find_chunks(submission_ids)
+            for window in {window.window_id: window for window, _ in found}.values():
+                report_if_delivered(window, self._telemetry)
+
+
+def report_if_delivered(window: Window, telemetry: Telemetry) -> None:
+    if window.delivered_at is not None:
+        lag = max(0.0, round((window.delivered_at - window.ended_at).total_seconds(), 3))
+        telemetry.report(UsageDelivered(window.window_id, window.ended_at, window.sessions or 0, lag))

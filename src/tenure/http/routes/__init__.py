@@ -1,1 +1,1 @@
-"""The routes, one resource a file, each with its JSON shapes."""
+"""The routes. Each module has the routes of one resource and their JSON structs."""

@@ -6,6 +6,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from tenure.access.grants import OPERATORS, READERS
 from tenure.domain.capacities import Capacity, Seats, WhenFull
 from tenure.errors import Invalid, NotFound, TooLarge, Unavailable, UnsupportedMediaType
 from tenure.http.answers import Answer
@@ -62,9 +63,10 @@ class CapacityRoutes:
                 method="PUT",
                 path="/capacities/{capacityId}",
                 handler=self.put,
+                grants=OPERATORS,
                 tag="capacities",
                 summary="Set a capacity's seats and its tenant",
-                description="Replaces the whole capacity, from the answer on. Lowering a limit evicts no session.",
+                description="Replaces all settings of the capacity. Lowering the limit evicts no session.",
                 body=CapacityBody,
                 answers={200: CapacityAnswer},
                 refusals=(Invalid, NotFound, TooLarge, UnsupportedMediaType, Unavailable),
@@ -73,8 +75,9 @@ class CapacityRoutes:
                 method="GET",
                 path="/capacities/{capacityId}",
                 handler=self.get,
+                grants=READERS,
                 tag="capacities",
-                summary="Read a capacity and its seats taken",
+                summary="Read a capacity and the number of seats taken",
                 answers={200: CapacityAnswer},
                 refusals=(Invalid, NotFound, Unavailable),
             ),
@@ -82,6 +85,7 @@ class CapacityRoutes:
                 method="GET",
                 path="/capacities",
                 handler=self.list,
+                grants=READERS,
                 tag="capacities",
                 summary="List capacities, by id",
                 query=CapacityQuery,
@@ -92,9 +96,10 @@ class CapacityRoutes:
                 method="DELETE",
                 path="/capacities/{capacityId}",
                 handler=self.delete,
+                grants=OPERATORS,
                 tag="capacities",
                 summary="Delete a capacity's rules",
-                description="Its sessions go on. Without rules a capacity has no limit and no tenant.",
+                description="Its sessions continue. A capacity without rules has no limit and no tenant.",
                 answers={200: CapacityAnswer},
                 refusals=(Invalid, NotFound, Unavailable),
             ),

@@ -9,11 +9,20 @@ from typing import Any
 import msgspec
 
 from tenure import __version__
-from tenure.errors import MethodNotAllowed, Problem
+from tenure.access.grants import PUBLIC
+from tenure.domain.keys import PUBLIC_ID_LENGTH
+from tenure.errors import Forbidden, ForbiddenOrigin, MethodNotAllowed, Problem, Unauthenticated, Unavailable
 from tenure.http.answers import HTML, MEDIA_TYPE, Answer, ProblemDetails
+from tenure.http.edge import EDGE_REFUSALS, SAFE_METHODS
 from tenure.http.pipeline import Call, Route, StreamRoute, Table
 
 REFERENCE = "#/components/schemas/{name}"
+SCHEME = "apiKey"
+_BEARER = {
+    "type": "http",
+    "scheme": "bearer",
+    "description": "An API key. Needed as soon as the first key exists.",
+}
 PAGE = Path(__file__).with_name("docs.html")
 
 
@@ -31,6 +40,7 @@ class DocumentRoutes:
                 method="GET",
                 path=path,
                 handler=handler,
+                grants=PUBLIC,
                 tag="documents",
                 summary=summary,
                 answers={200: None},
@@ -39,7 +49,7 @@ class DocumentRoutes:
             for path, handler, summary in (
                 ("/openapi.json", self.openapi, "OpenAPI document of the HTTP routes"),
                 ("/asyncapi.json", self.asyncapi, "AsyncAPI document of the WebSocket routes"),
-                ("/docs", self.docs, "API reference as a page"),
+                ("/docs", self.docs, "API reference (HTML)"),
             )
         ]
 
@@ -59,21 +69,26 @@ def asyncapi_document(routes: Sequence[StreamRoute], prefix: str) -> dict[str, A
     _, components = msgspec.json.schema_components(shapes, ref_template=REFERENCE)
     return {
         "asyncapi": "3.0.0",
-        "info": {"title": "Tenure", "version": __version__, "description": "Sessions over WebSockets."},
+        "info": {"title": "Tenure", "version": __version__, "description": "Streams of sessions over WebSocket."},
         "channels": {_operation_id(route): _channel(route, prefix) for route in routes},
         "operations": {
-            f"{action}_{name}": {"action": action, "channel": {"$ref": f"#/channels/{name}"}, "summary": route.summary}
+            f"{action}_{name}": {
+                "action": action,
+                "channel": {"$ref": f"#/channels/{name}"},
+                "summary": route.summary,
+                **({} if route.grants.public else {"security": [{"$ref": f"#/components/securitySchemes/{SCHEME}"}]}),
+            }
             for route in routes
             for name in (_operation_id(route),)
             for action in ("receive", "send")
         },
-        "components": {"schemas": components},
+        "components": {"schemas": components, "securitySchemes": {SCHEME: _BEARER}},
     }
 
 
 def _channel(route: StreamRoute, prefix: str) -> dict[str, Any]:
     first = route.first_message
-    messages: dict[str, Any] = {"message": {"summary": "Any text or binary message, for the handler."}}
+    messages: dict[str, Any] = {"message": {"summary": "Any text or binary message. It is passed to the handler."}}
     if first is not None:
         schema = {"$ref": REFERENCE.format(name=first.__name__)}
         messages["open"] = {"summary": "The first message of the client.", "payload": schema}
@@ -98,18 +113,18 @@ def openapi_document(routes: Sequence[Route], prefix: str) -> dict[str, Any]:
     for route in listed:
         item = paths.setdefault(route.path, {})
         item[route.method.lower()] = _operation(route)
-        if route.stays and prefix:
+        if route.unprefixed and prefix:
             item["servers"] = [{"url": "/"}]
     return {
         "openapi": "3.1.0",
         "info": {
             "title": "Tenure",
             "version": __version__,
-            "description": "Sessions by the seat, the tier and the minute.",
+            "description": "Opens, renews and ends sessions of users on capacities, and bills their usage.",
         },
         "servers": [{"url": prefix or "/"}],
         "paths": paths,
-        "components": {"schemas": components},
+        "components": {"schemas": components, "securitySchemes": {SCHEME: _BEARER}},
     }
 
 
@@ -128,6 +143,7 @@ def _operation(route: Route) -> dict[str, Any]:
             *_parameters("header", route.headers),
         ],
         "responses": {**_answers(route), **_refusals(route)},
+        "security": [] if route.grants.public else [{SCHEME: []}],
     }
     if route.description:
         operation["description"] = route.description
@@ -144,7 +160,7 @@ def _operation(route: Route) -> dict[str, Any]:
 
 
 def _operation_id(route: Route | StreamRoute) -> str:
-    return f"{route.method.lower()}{route.path.replace('/', '_').replace('{', '').replace('}', '')}"
+    return f"{route.method.lower()}{route.path.replace('/', '_').replace('-', '_').replace('{', '').replace('}', '')}"
 
 
 def _content(media_type: str, shape: type[msgspec.Struct]) -> dict[str, Any]:
@@ -161,6 +177,8 @@ def _path_parameters(route: Route) -> Iterable[dict[str, Any]]:
 def _path_schema(name: str) -> dict[str, Any]:
     if name == "windowId":
         return {"type": "integer", "minimum": 1}
+    if name == "publicId":
+        return {"type": "string", "pattern": f"^[0-9A-Za-z]{{{PUBLIC_ID_LENGTH}}}$"}
     return {"type": "string", "format": "uuid"} if name.endswith("Id") else {"type": "string", "minLength": 1}
 
 
@@ -182,7 +200,7 @@ def _inlined(schema: dict[str, Any], components: Mapping[str, Any]) -> dict[str,
 
 
 def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
-    """Remove null from the schema of a parameter: a query cannot contain null, a parameter is given or not."""
+    """Remove null from the schema of a parameter: a query omits a parameter instead of setting it to null."""
     choices: list[dict[str, Any]] = [inner for inner in schema.get("anyOf", ()) if inner != {"type": "null"}]
     if len(choices) == 1:
         return choices[0]
@@ -196,10 +214,14 @@ def _answers(route: Route) -> dict[str, Any]:
         str(status): {
             "description": HTTPStatus(status).phrase,
             **({"content": _content("application/json", shape)} if shape else {}),
-            **({"headers": {"Location": _header("Address of the session.")}} if status == 201 else {}),  # noqa: PLR2004
+            **({"headers": {"Location": _header("URL of the session.")}} if _opens(route, status) else {}),
         }
         for status, shape in route.answers.items()
     }
+
+
+def _opens(route: Route, status: int) -> bool:
+    return status == HTTPStatus.CREATED and route.path == "/sessions"
 
 
 def _refusals(route: Route) -> dict[str, Any]:
@@ -211,16 +233,18 @@ def _refusals(route: Route) -> dict[str, Any]:
 
 def _refusal(problems: Sequence[type[Problem]]) -> dict[str, Any]:
     """Describe all problems that share a status in one OpenAPI response."""
-    waits = any(problem.retry_after_seconds for problem in problems)
+    has_retry_after = any(problem.retry_after_seconds for problem in problems)
     return {
         "description": " ".join(f"{problem.title} (`{problem.slug}`)." for problem in problems),
         "content": _content(MEDIA_TYPE, ProblemDetails),
-        **({"headers": {"Retry-After": _header("Seconds to wait before a retry.")}} if waits else {}),
+        **({"headers": {"Retry-After": _header("Seconds to wait before a retry.")}} if has_retry_after else {}),
     }
 
 
 def _problems(route: Route) -> Sequence[type[Problem]]:
-    return [*route.refusals, MethodNotAllowed]
+    foreign = [] if route.method in SAFE_METHODS else [ForbiddenOrigin]
+    access = [] if route.grants.public else [Unauthenticated, Forbidden, Unavailable]
+    return [*dict.fromkeys([*route.refusals, *access, MethodNotAllowed, *foreign, *EDGE_REFUSALS])]
 
 
 def _header(description: str) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from tenure.access.grants import OPERATORS, READERS
 from tenure.domain.jobs import Job, JobCommand, JobRun, RunOutcome
 from tenure.errors import Invalid, NotFound, Unavailable
 from tenure.http.answers import Answer
@@ -70,6 +71,7 @@ class JobRoutes:
                 method="GET",
                 path="/jobs",
                 handler=self.list,
+                grants=READERS,
                 tag="jobs",
                 summary="List jobs, by name",
                 query=JobQuery,
@@ -80,6 +82,7 @@ class JobRoutes:
                 method="GET",
                 path="/jobs/{name}/runs",
                 handler=self.runs,
+                grants=READERS,
                 tag="jobs",
                 summary="List the runs of a job, newest first",
                 description="Runs are kept for 7 days. A run that has not ended has no end and no outcome.",
@@ -87,7 +90,7 @@ class JobRoutes:
                 answers={200: RunList},
                 refusals=(Invalid, NotFound, Unavailable),
             ),
-            self._command(JobCommand.RUN, "Run a job now", "A paused job, and one that waits for a retry, runs too."),
+            self._command(JobCommand.RUN, "Run a job now", "Also runs a job that is paused or waits for a retry."),
             self._command(JobCommand.PAUSE, "Pause a job", "A run that is in progress continues."),
             self._command(JobCommand.RESUME, "Resume a paused job", "One run covers all missed ticks."),
         ]
@@ -95,12 +98,13 @@ class JobRoutes:
     def _command(self, command: JobCommand, summary: str, description: str) -> Route:
         async def handler(call: Call) -> Answer:
             name = name_of(call.path["name"])
-            return Answer(job_answer(_known(name, await self._store.command_job(name, command))), 202)
+            return Answer(job_answer(_found(name, await self._store.command_job(name, command))), 202)
 
         return Route(
             method="POST",
             path=f"/jobs/{{name}}/{command}",
             handler=handler,
+            grants=OPERATORS,
             tag="jobs",
             summary=summary,
             description=description,
@@ -118,12 +122,12 @@ class JobRoutes:
         query: JobQuery = call.query
         name = name_of(call.path["name"])
         before = None if query.cursor is None else number_of(query.cursor)
-        found = _known(name, await self._store.list_runs(name, before, query.limit + 1))
+        found = _found(name, await self._store.list_runs(name, before, query.limit + 1))
         path = f"{self._path}/{quote(name, safe='')}/runs"
         return page(found, query, path, lambda run: cursor_of_text(str(run.epoch)), _listed_runs)
 
 
-def _known(name: str, found: T | None) -> T:
+def _found(name: str, found: T | None) -> T:
     if found is None:
         raise NotFound(f"job {name[:64]} does not exist")
     return found

@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from tenure.access.grants import OPERATORS, READERS
 from tenure.domain.leases import Lease
 from tenure.errors import Invalid, NotFound, Unavailable
 from tenure.http.answers import Answer
@@ -51,9 +52,10 @@ class LeaseRoutes:
                 method="GET",
                 path="/leases",
                 handler=self.list,
+                grants=READERS,
                 tag="leases",
                 summary="List leases, by name",
-                description="All leases that were ever held, job locks included. `held` is by the database's clock.",
+                description="All leases that were ever held, including job locks. `held` uses the database's clock.",
                 query=LeaseQuery,
                 answers={200: LeaseList},
                 refusals=(Invalid, Unavailable),
@@ -62,9 +64,10 @@ class LeaseRoutes:
                 method="POST",
                 path="/leases/{name}/resign",
                 handler=self.resign,
+                grants=OPERATORS,
                 tag="leases",
                 summary="End a lease now",
-                description="The holder stops and waits before it acquires the lease again, so that another can lead.",
+                description="The holder stops and pauses before it acquires the lease again, so that another can lead.",
                 answers={200: LeaseAnswer},
                 refusals=(Invalid, NotFound, Unavailable),
             ),

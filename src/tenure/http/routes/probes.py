@@ -4,15 +4,17 @@ from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from tenure import __version__
+from tenure.access.grants import ANY_ROLE, PUBLIC, PUBLIC_WITH_MORE_FOR_CALLERS
 from tenure.domain.leases import Lease
 from tenure.ensemble import Ensemble
-from tenure.errors import Draining, Invalid, SchemaTooOld, Starting, Unavailable
+from tenure.errors import DatabaseUnavailable, Draining, Invalid, SchemaTooOld, Starting, Unavailable
 from tenure.http.answers import Answer
 from tenure.http.pipeline import Call, Route
 from tenure.http.routes.leases import LeaseWithRole, lease_with_role
-from tenure.sessions.counts import CachedCounts
+from tenure.sessions.counts import SessionCounter
 from tenure.store import migrate
 from tenure.store.contract import Store
 
@@ -37,32 +39,37 @@ class Readiness:
         self._store = store
         self._ensemble = ensemble
         self.started = False
+        self.waiting_for = ""
+        """Why the instance has not started yet, if it knows."""
         self.draining = False
 
     async def check(self) -> None:
-        """Raises an error that contains the reason if this instance is not ready."""
+        """Raises an error with the reason if this instance is not ready."""
         if self.draining:
             raise Draining("this instance is stopping")
         if not self.started:
-            raise Starting("this instance is starting")
+            raise Starting(f"this instance is starting{self.waiting_for and ': '}{self.waiting_for}")
+        refusal = self._store.refusing_writes
+        if refusal is not None:
+            raise DatabaseUnavailable(refusal)
         revision = await self._store.schema_revision()
         if not migrate.is_sufficient(revision):
             raise SchemaTooOld(
-                f"the schema is at {revision or 'nothing'}; this version needs {migrate.required_revision()}"
+                f"the schema revision is {revision or 'none'}; this version needs {migrate.required_revision()}"
             )
 
     async def leases(self) -> Sequence[Lease]:
-        """The leases that this instance holds or could hold, and the locks of jobs."""
+        """Returns the leases that this instance holds or may acquire, and the locks of jobs."""
         board = await self._store.read_board(self._ensemble.lease_names)
         return [*board.leases, *(board_job.lock for board_job in board.board_jobs if board_job.lock is not None)]
 
     def leads(self, lease: Lease) -> bool:
-        """Whether this instance holds the lease and still trusts it."""
+        """Whether this instance holds the lease, both in the database and by its own clock."""
         return lease.held and lease.holder == self._ensemble.holder and self._ensemble.trusts(lease.name)
 
 
 class ProbeRoutes:
-    def __init__(self, counts: CachedCounts, readiness: Readiness) -> None:
+    def __init__(self, counts: SessionCounter, readiness: Readiness) -> None:
         self._counts = counts
         self._readiness = readiness
 
@@ -72,34 +79,39 @@ class ProbeRoutes:
                 method="GET",
                 path="/healthz",
                 handler=self.liveness,
+                grants=PUBLIC,
                 tag="operations",
                 summary="Liveness",
-                description="Does not query the database: restarting a process does not bring a database back.",
+                description="Does not query the database: restarting this process would not repair the database.",
                 answers={200: LivenessAnswer},
                 refusals=(Invalid,),
-                stays=True,
+                unprefixed=True,
             ),
             Route(
                 method="GET",
                 path="/readyz",
                 handler=self.readiness,
+                grants=PUBLIC_WITH_MORE_FOR_CALLERS,
                 tag="operations",
                 summary="Readiness",
                 description=(
-                    "503 while the instance starts or drains, cannot reach the database, or if the schema is too old. "
-                    "Shows the leases and whether this instance holds them; followers are ready too."
+                    "503 while the instance starts or drains, while the database cannot be reached or refuses writes, "
+                    "and if the schema is too old. "
+                    "Shows the leases and whether this instance holds them; followers are ready too. "
+                    "Needs no credential; without a valid one, it does not name the holders."
                 ),
                 answers={200: ReadinessAnswer},
                 refusals=(Invalid, Unavailable),
-                stays=True,
+                unprefixed=True,
             ),
             Route(
                 method="GET",
                 path="/health",
                 handler=self.health,
+                grants=ANY_ROLE,
                 tag="operations",
                 summary="Version and load",
-                description="`activeSessions` may be up to ten seconds old.",
+                description="`activeSessions` counts live sessions, at most a second before the request.",
                 answers={200: HealthAnswer},
                 refusals=(Invalid, Unavailable),
             ),
@@ -108,12 +120,13 @@ class ProbeRoutes:
     async def liveness(self, _call: Call) -> Answer:
         return Answer(LivenessAnswer("ok"))
 
-    async def readiness(self, _call: Call) -> Answer:
+    async def readiness(self, call: Call) -> Answer:
         await self._readiness.check()
-        leases = await self._readiness.leases()
-        return Answer(
-            ReadinessAnswer("ready", [lease_with_role(lease, self._readiness.leads(lease)) for lease in leases])
-        )
+        leases = [lease_with_role(lease, self._readiness.leads(lease)) for lease in await self._readiness.leases()]
+        if call.caller.role is None:
+            # The names of holders contain the host names of instances.
+            leases = [replace(lease, holder="") for lease in leases]
+        return Answer(ReadinessAnswer("ready", leases))
 
     async def health(self, _call: Call) -> Answer:
-        return Answer(HealthAnswer("ok", __version__, (await self._counts.last()).active))
+        return Answer(HealthAnswer("ok", __version__, await self._counts.active()))

@@ -1,11 +1,14 @@
 """The session routes, their JSON bodies, and the conversion of results to HTTP responses."""
 
+import asyncio
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
+from tenure.access.grants import ANY_ROLE, CLIENTS, READERS
+from tenure.domain.keys import Role
 from tenure.domain.sessions import (
     CloseReason,
     Found,
@@ -37,14 +40,14 @@ from tenure.errors import (
 from tenure.http.answers import JSON, Answer, refusal
 from tenure.http.fields import Cursor, Instant, KindNumber, PageLimit, Uuid, instant, seconds_number
 from tenure.http.pages import cursor_of, page, position_of
-from tenure.http.pipeline import Call, Respond, Route
+from tenure.http.pipeline import Call, Hot, Respond, Route
 from tenure.ids import canonical_id
-from tenure.sessions.counts import CachedCounts
+from tenure.sessions.counts import SessionCounter
 from tenure.sessions.end import Ender
 from tenure.sessions.heartbeat import Renewer
 from tenure.sessions.open import Opener
 from tenure.store.contract import Store
-from tenure.telemetry.counters import Counters
+from tenure.telemetry.counters import Counters, GroupTotals
 
 HEARTBEATS_MAX = 1000
 
@@ -122,6 +125,8 @@ class MetricsAnswer(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     total_finals_sent: int
     total_errors_sent: int
     total_audio_duration_ms: int
+    workers: int
+    workers_answered: int
 
 
 class HeartbeatBody(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
@@ -168,7 +173,7 @@ class SessionRoutes:
         opener: Opener,
         renewer: Renewer,
         ender: Ender,
-        counts: CachedCounts,
+        counts: SessionCounter,
         counters: Counters,
         prefix: str,
     ) -> None:
@@ -185,10 +190,11 @@ class SessionRoutes:
             Route(
                 method="PUT",
                 path="/sessions",
-                hot_handler=self.open,
+                handler=Hot(self.open),
+                grants=CLIENTS,
                 tag="sessions",
                 summary="Open a session, or return the live one",
-                description="One live session per user and capacity. Repeating the request returns the same session.",
+                description="A user has one live session per capacity. Repeating the request returns the same session.",
                 body=OpenBody,
                 answers={200: OpenAnswer, 201: OpenAnswer},
                 refusals=(
@@ -204,10 +210,11 @@ class SessionRoutes:
             Route(
                 method="POST",
                 path="/sessions/{sessionId}/heartbeat",
-                hot_handler=self.heartbeat,
+                handler=Hot(self.heartbeat),
+                grants=CLIENTS,
                 tag="sessions",
                 summary="Send a heartbeat",
-                description="Renews the lease; with `active`, the idle limit too. The body is optional.",
+                description="Renews the lease. With `active`, also restarts the idle limit. The body is optional.",
                 body=HeartbeatBody,
                 body_required=False,
                 answers={200: HeartbeatAnswer},
@@ -217,9 +224,10 @@ class SessionRoutes:
                 method="POST",
                 path="/sessions/heartbeats",
                 handler=self.heartbeats,
+                grants=CLIENTS,
                 tag="sessions",
                 summary="Send heartbeats of up to 1000 sessions",
-                description="For proxies that hold many sessions. One result per session, in the order of the request.",
+                description="For proxies with many sessions. Returns one result per session, in the same order.",
                 body=HeartbeatsBody,
                 answers={200: HeartbeatsAnswer},
                 refusals=(Invalid, TooLarge, UnsupportedMediaType, Unavailable),
@@ -228,9 +236,13 @@ class SessionRoutes:
                 method="GET",
                 path="/sessions",
                 handler=self.list,
+                grants=ANY_ROLE,
                 tag="sessions",
                 summary="List sessions, newest start first",
-                description="All states unless filtered. A lapsed session is shown as it will be recorded.",
+                description=(
+                    "Sessions in any state, unless filtered. A lapsed session is shown as closed. "
+                    "A page may be short or empty while nextCursor is set."
+                ),
                 query=SessionQuery,
                 answers={200: SessionList},
                 refusals=(Invalid, Unavailable),
@@ -239,11 +251,12 @@ class SessionRoutes:
                 method="GET",
                 path="/sessions/metrics",
                 handler=self.metrics,
+                grants=READERS,
                 tag="sessions",
                 summary="Session counts",
                 description=(
-                    "Live and total counts come from the database and are at most ten seconds old. "
-                    "The other counts are those of this instance since its start."
+                    "Live and total counts come from the database, at most a second before the request. "
+                    "The other counts cover all workers of this process group, each since its start."
                 ),
                 answers={200: MetricsAnswer},
                 refusals=(Invalid, Unavailable),
@@ -252,6 +265,7 @@ class SessionRoutes:
                 method="GET",
                 path="/sessions/{sessionId}",
                 handler=self.get,
+                grants=ANY_ROLE,
                 tag="sessions",
                 summary="Read a session",
                 answers={200: SessionAnswer},
@@ -261,9 +275,13 @@ class SessionRoutes:
                 method="DELETE",
                 path="/sessions/{sessionId}",
                 handler=self.end,
+                grants=CLIENTS,
                 tag="sessions",
                 summary="End a session",
-                description="Idempotent: a session that has ended keeps its end and its reason.",
+                description=(
+                    "Idempotent: a session that has ended keeps its end and its reason. "
+                    "A client ends a session as STOPPED, an operator as TERMINATED."
+                ),
                 answers={200: SessionAnswer},
                 refusals=(Invalid, NotFound, Unavailable),
             ),
@@ -308,7 +326,8 @@ class SessionRoutes:
 
     async def end(self, call: Call) -> Answer:
         session_id = _session_id(call)
-        result = await self._ender.end(session_id, CloseReason.TERMINATED)
+        reason = CloseReason.STOPPED if call.caller.role is Role.CLIENT else CloseReason.TERMINATED
+        result = await self._ender.end(session_id, reason)
         if result.session is None:
             raise _unknown(session_id)
         return Answer(session_answer(result.session))
@@ -317,10 +336,12 @@ class SessionRoutes:
         query: SessionQuery = call.query
         after = None if query.cursor is None else position_of(query.cursor)
         found = await self._store.list_sessions(_filter(query), after, query.limit + 1)
-        return page(found, query, self._path, _cursor_after, _listed)
+        resume = None if found.resume_after is None else cursor_of(found.resume_after)
+        return page(found.sessions, query, self._path, _cursor_after, _listed, resume)
 
     async def metrics(self, _call: Call) -> Answer:
-        return Answer(metrics_answer(await self._counts.fresh(), self._counters))
+        counts, of_group = await asyncio.gather(self._counts.all(), self._counters.of_group())
+        return Answer(metrics_answer(counts, of_group))
 
 
 def open_request(opener: Opener, body: OpenBody) -> OpenRequest:
@@ -348,7 +369,9 @@ def refusal_of(result: OpenResult | HeartbeatResult | AttachResult, session_id: 
 
 _OPEN_REFUSALS: dict[OpenOutcome, Problem] = {
     OpenOutcome.TENANT_MISMATCH: TenantMismatch("this user has a live session of another tenant on this capacity"),
-    OpenOutcome.CAPACITY_OF_ANOTHER_TENANT: CapacityOfAnotherTenant("only its own tenant can open sessions on it"),
+    OpenOutcome.CAPACITY_OF_ANOTHER_TENANT: CapacityOfAnotherTenant(
+        "only the capacity's tenant can open sessions on it"
+    ),
     OpenOutcome.SESSION_LIMIT: SessionLimit("all seats of this capacity are taken"),
 }
 
@@ -383,7 +406,7 @@ def _filter(query: SessionQuery) -> SessionFilter:
 
 
 def _session_id(call: Call) -> str:
-    """Returns the session id of the path in canonical form. A malformed id is refused as not found."""
+    """Returns the session id of the path in canonical form. Raises `NotFound` for a malformed id."""
     session_id = call.path["sessionId"]
     canonical = canonical_id(session_id)
     if canonical is None:
@@ -462,9 +485,11 @@ def heartbeat_of_many(session_id: str, result: HeartbeatResult) -> HeartbeatOfMa
     return HeartbeatOfMany(session_id, False, status=404)
 
 
-def metrics_answer(counts: SessionCounts, counters: Counters) -> MetricsAnswer:
+def metrics_answer(counts: SessionCounts, of_group: GroupTotals) -> MetricsAnswer:
+    totals = of_group.totals
+
     def total(outcome: OpenOutcome) -> int:
-        return sum(count for (name, _), count in counters.opened.items() if name == outcome)
+        return sum(count for (name, _), count in totals.opened.items() if name == outcome)
 
     return MetricsAnswer(
         active_sessions=counts.active,
@@ -473,6 +498,8 @@ def metrics_answer(counts: SessionCounts, counters: Counters) -> MetricsAnswer:
         active_by_state=counts.active_by_state,
         opened=total(OpenOutcome.CREATED) + total(OpenOutcome.UPGRADED),
         upgraded=total(OpenOutcome.UPGRADED),
-        closed_by_reason={reason.value: counters.closed.get(reason, 0) for reason in CloseReason},
-        **{f"total_{name}": counters.streamed[name] for name in StreamCounters.__struct_fields__},
+        closed_by_reason={reason.value: totals.closed.get(reason.value, 0) for reason in CloseReason},
+        **{f"total_{name}": totals.streamed.get(name, 0) for name in StreamCounters.__struct_fields__},
+        workers=of_group.workers,
+        workers_answered=of_group.answered,
     )

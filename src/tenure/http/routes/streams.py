@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from tenure.access.grants import CLIENTS
 from tenure.domain.sessions import OpenOutcome, OpenResult
 from tenure.errors import (
     Draining,
@@ -43,33 +44,29 @@ class StreamRoutes:
         return [
             StreamRoute(
                 path="/sessions/stream",
-                serve=self.open,
+                serve=self.serve,
+                grants=CLIENTS,
                 tag="streams",
                 summary="Open a session and stream",
-                description='The client sends `{"type": "open", …}` with the fields of `PUT /sessions` first.',
+                description='The client first sends `{"type": "open", …}` with the fields of `PUT /sessions`.',
                 first_message=OpenBody,
             ),
             StreamRoute(
                 path="/sessions/{sessionId}/stream",
-                serve=self.attach,
+                serve=self.serve,
+                grants=CLIENTS,
                 tag="streams",
                 summary="Stream within an existing session",
                 description="A newer stream replaces an older one of the same session.",
             ),
         ]
 
-    async def open(self, socket: Socket, call: Call) -> None:
-        del call
-        await self._serve(socket, None)
-
-    async def attach(self, socket: Socket, call: Call) -> None:
-        await self._serve(socket, call.path["sessionId"])
-
-    async def _serve(self, socket: Socket, session_id: str | None) -> None:
+    async def serve(self, socket: Socket, call: Call) -> None:
+        """Attaches to the session in the path; if the path has none, opens a session first."""
         try:
             with self._streams.admit() as admission:
                 check_admission(admission, self._streams)
-                await self._run(socket, session_id)
+                await self._run(socket, call.path.get("sessionId"))
         except SocketGone:
             pass
         except UnreadableMessage as error:
@@ -114,10 +111,12 @@ async def _first_message(socket: Socket) -> OpenBody:
         async with asyncio.timeout(FIRST_MESSAGE_SECONDS):
             message = await socket.receive()
     except TimeoutError as error:
-        raise Invalid(FieldError("type", f"must be open, within {FIRST_MESSAGE_SECONDS:g} seconds")) from error
+        raise Invalid(
+            FieldError("type", f"must be `open`, in a message sent within {FIRST_MESSAGE_SECONDS:g} seconds")
+        ) from error
     content = _as_object(message)
     if content.pop("type", None) != "open":
-        raise Invalid(FieldError("type", "must be open in the first message"))
+        raise Invalid(FieldError("type", "must be `open` in the first message"))
     return _decode_open(msgspec.json.encode(content))
 
 
@@ -129,7 +128,7 @@ def _as_object(message: Message) -> dict[str, Any]:
         except (msgspec.DecodeError, RecursionError):
             content = None
     if not isinstance(content, dict):
-        raise Invalid(FieldError("type", "must be open, in a JSON object, in the first message"))
+        raise Invalid(FieldError("type", "must be `open`, and the first message must be a JSON object"))
     return content
 
 

@@ -6,6 +6,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from tenure.access.caller import CallerKind
+from tenure.access.grants import CLIENTS, OPERATORS, READERS
 from tenure.domain.leases import NAME_MAX
 from tenure.domain.submissions import (
     KEY_MAX,
@@ -32,7 +34,7 @@ from tenure.errors import (
 from tenure.http.answers import Answer, refusal
 from tenure.http.fields import IdCursor, Instant, PageLimit, Uuid, instant
 from tenure.http.pages import cursor_of_id, id_of, page
-from tenure.http.pipeline import Call, Respond, Route
+from tenure.http.pipeline import Call, Hot, Respond, Route
 from tenure.ids import canonical_id
 from tenure.store.contract import Store
 from tenure.submissions.accept import Acceptor, SubmitOutcome, Submitted
@@ -105,6 +107,8 @@ class AttemptAnswer(msgspec.Struct, frozen=True, rename="camel"):
     outcome: AttemptOutcome | None
     status: int | None
     error: str | None
+    early: bool
+    receipt: bool
 
 
 class SubmissionAnswer(ListedSubmission, frozen=True, rename="camel", kw_only=True):
@@ -144,11 +148,12 @@ class SubmissionRoutes:
             Route(
                 method="POST",
                 path="/submissions",
-                hot_handler=self.submit,
+                handler=Hot(self.submit),
+                grants=CLIENTS,
                 tag="submissions",
                 summary="Submit a payload to a gateway",
                 description=(
-                    "The payload is sent byte for byte as it is in the body. Repeating the request with the same key "
+                    "Tenure sends the bytes of the payload unchanged. Repeating the request with the same key "
                     "and payload returns the same submission."
                 ),
                 headers=SubmitHeaders,
@@ -169,6 +174,7 @@ class SubmissionRoutes:
                 method="GET",
                 path="/submissions",
                 handler=self.list,
+                grants=READERS,
                 tag="submissions",
                 summary="List submissions, newest first",
                 query=SubmissionQuery,
@@ -179,6 +185,7 @@ class SubmissionRoutes:
                 method="GET",
                 path="/submissions/{submissionId}",
                 handler=self.get,
+                grants=READERS,
                 tag="submissions",
                 summary="Read a submission and its attempts",
                 answers={200: SubmissionAnswer},
@@ -187,22 +194,22 @@ class SubmissionRoutes:
             self._command_one(
                 SubmissionCommand.RETRY,
                 "Retry a submission now",
-                "Restores all attempts of its contract. If an attempt is under way, the retry follows its failure.",
+                "Resets the count of failed attempts. If an attempt is in progress, the retry follows if it fails.",
             ),
             self._command_one(
                 SubmissionCommand.CANCEL,
                 "Cancel a submission",
-                "An attempt that is under way may still deliver it.",
+                "An attempt in progress may still deliver it.",
             ),
             self._command_many(
                 SubmissionCommand.RETRY,
                 "Retry matching submissions",
-                "Only failed ones, unless another state is given. At least one filter is required.",
+                "Retries only failed submissions, unless another state is given. At least one filter is required.",
             ),
             self._command_many(
                 SubmissionCommand.CANCEL,
                 "Cancel matching submissions",
-                "Only pending and failed ones, unless a state is given. At least one filter is required.",
+                "Cancels pending and failed submissions, unless a state is given. At least one filter is required.",
             ),
         ]
 
@@ -214,6 +221,7 @@ class SubmissionRoutes:
             method="POST",
             path=f"/submissions/{{submissionId}}/{command.value}",
             handler=handle,
+            grants=OPERATORS,
             tag="submissions",
             summary=summary,
             description=description,
@@ -229,6 +237,7 @@ class SubmissionRoutes:
             method="POST",
             path=f"/submissions/{command.value}",
             handler=handle,
+            grants=OPERATORS,
             tag="submissions",
             summary=summary,
             description=description,
@@ -243,7 +252,8 @@ class SubmissionRoutes:
         def done(result: Submitted | Exception) -> None:
             respond(result if isinstance(result, Exception) else _submit_answer(body.gateway, result))
 
-        self._acceptor.submit(body.gateway, call.headers.idempotency_key, bytes(body.payload), done)
+        caller = "" if call.caller.kind is CallerKind.ANONYMOUS else call.caller.name
+        self._acceptor.submit(body.gateway, caller, call.headers.idempotency_key, bytes(body.payload), done)
 
     async def list(self, call: Call) -> Answer:
         query: SubmissionQuery = call.query
@@ -281,7 +291,9 @@ class SubmissionRoutes:
 def _refused(submission: Submission) -> Problem:
     if submission.state == SubmissionState.DELIVERED:
         return AlreadyDelivered(f"submission {submission.submission_id} has been delivered")
-    return UsageNotCancellable(f"submission {submission.submission_id} is usage, and is sent until it is delivered")
+    return UsageNotCancellable(
+        f"submission {submission.submission_id} contains usage, which is sent until it is delivered"
+    )
 
 
 def _submit_answer(gateway: str, submitted: Submitted) -> Answer:
@@ -297,14 +309,14 @@ def _submit_answer(gateway: str, submitted: Submitted) -> Answer:
 
 
 def _listed(submissions: Sequence[Submission], count: int, cursor: str | None) -> SubmissionList:
-    return SubmissionList([ListedSubmission(**_facts(each)) for each in submissions], count, cursor)
+    return SubmissionList([ListedSubmission(**_listed_fields(each)) for each in submissions], count, cursor)
 
 
 def submission_answer(submission: Submission, attempts: Sequence[Attempt]) -> SubmissionAnswer:
-    return SubmissionAnswer(attempts=[_attempt(attempt) for attempt in attempts], **_facts(submission))
+    return SubmissionAnswer(attempts=[_attempt(attempt) for attempt in attempts], **_listed_fields(submission))
 
 
-def _facts(submission: Submission) -> dict[str, Any]:
+def _listed_fields(submission: Submission) -> dict[str, Any]:
     return {
         "submission_id": submission.submission_id,
         "gateway": submission.gateway,
@@ -326,11 +338,13 @@ def _attempt(attempt: Attempt) -> AttemptAnswer:
         AttemptOutcome(attempt.outcome) if attempt.outcome else None,
         attempt.status,
         attempt.error,
+        early=attempt.was_due_at is not None,
+        receipt=attempt.has_receipt,
     )
 
 
 def _submission_id(call: Call) -> str:
-    """Returns the id in the path. A malformed id is answered like an unknown one."""
+    """Returns the id in the path. Raises `NotFound` for a malformed id."""
     canonical = canonical_id(call.path["submissionId"])
     if canonical is None:
         raise _unknown(call)

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from tenure.access.grants import CLIENTS
 from tenure.domain.sessions import CloseReason, Heartbeat, OpenOutcome, OpenRequest, Session
 from tenure.errors import (
     CapacityOfAnotherTenant,
@@ -29,9 +30,10 @@ from tenure.http.fields import Uuid
 from tenure.http.pipeline import Call, RawBody, Route
 from tenure.http.routes.sessions import refusal_of
 from tenure.http.routes.streams import check_admission
+from tenure.sessions.ends import SessionEnds
 from tenure.sessions.heartbeat import Renewer
 from tenure.sessions.open import Opener
-from tenure.streams.handlers import HandlerFactory, Message
+from tenure.streams.handlers import HandlerFactory, Message, StreamHandler
 from tenure.streams.output import SocketOutput, Tally, as_json
 from tenure.streams.registry import Streams
 from tenure.streams.sockets import CloseCode
@@ -60,10 +62,18 @@ class TranscribeAnswer(msgspec.Struct, frozen=True):
 class TranscriptionRoutes:
     """`make_handler` is None if the extra `tenure[transcription]` is not installed."""
 
-    def __init__(self, streams: Streams, opener: Opener, renewer: Renewer, make_handler: HandlerFactory | None) -> None:
+    def __init__(
+        self,
+        streams: Streams,
+        opener: Opener,
+        renewer: Renewer,
+        ends: SessionEnds,
+        make_handler: HandlerFactory | None,
+    ) -> None:
         self._streams = streams
         self._opener = opener
-        self._keeper = renewer
+        self._renewer = renewer
+        self._ends = ends
         self._make_handler = make_handler
         self._running = 0
 
@@ -73,10 +83,11 @@ class TranscriptionRoutes:
                 method="POST",
                 path="/transcribe",
                 handler=self.transcribe,
+                grants=CLIENTS,
                 tag="streams",
                 summary="Transcribe a whole WAV file",
-                description="Mono, 16 kHz, 16 bits. Opens a short session, with its id in `X-Session-ID`. A session "
-                "that is already live is used instead, and stays open.",
+                description="Mono, 16 kHz, 16 bits. Opens a session, ends it with the response, and returns its id in "
+                "`X-Session-ID`. If the user already has a live session, uses that session and leaves it open.",
                 query=TranscribeQuery,
                 raw_body=WAV,
                 answers={200: TranscribeAnswer},
@@ -98,21 +109,21 @@ class TranscriptionRoutes:
         if self._make_handler is None:
             raise NotInstalled("tenure[transcription] is not installed on this instance")
         pcm = read_pcm(call.body)
-        with self._turn(), self._streams.admit() as admission:
+        with self._slot(), self._streams.admit() as admission:
             check_admission(admission, self._streams)
             opened = await self._opener.open(_open_request(self._opener, call.query))
             problem = refusal_of(opened)
             if problem is not None or opened.session is None:
-                raise problem or Internal("an open request without a session")
+                raise problem or Internal("the open request returned no session")
             if opened.outcome is OpenOutcome.EXISTING:
-                text = await self._within(opened.session, pcm, self._make_handler)
+                text = await self._in_live_session(opened.session, pcm, self._make_handler)
             else:
                 text = await self._as_stream(opened.session, pcm, self._make_handler)
         headers = [*JSON, (b"x-session-id", opened.session.session_id.encode())]
         return Answer(TranscribeAnswer(text), 200, headers)
 
     @contextmanager
-    def _turn(self) -> Iterator[None]:
+    def _slot(self) -> Iterator[None]:
         if self._running >= AT_ONCE_MAX:
             raise Overloaded(f"this instance already transcribes {AT_ONCE_MAX} files")
         self._running += 1
@@ -134,34 +145,54 @@ class TranscriptionRoutes:
             raise SessionOver(str(recording.reason))
         return recording.text
 
-    async def _within(self, session: Session, pcm: bytes, make_handler: HandlerFactory) -> str:
+    async def _in_live_session(self, session: Session, pcm: bytes, make_handler: HandlerFactory) -> str:
         """Transcribes in a session that was already live.
 
-        Does not attach to the session, because that would replace its stream, and does not end it.
+        Does not attach to the session, because that would replace its stream, and does not end it. If the session ends
+        meanwhile, the rest of the recording is not transcribed.
         """
-        recording = Recording(pcm)
-        handler = make_handler()
-        keeping = asyncio.ensure_future(self._keep(session.session_id))
-        try:
-            await handler.open(session, SocketOutput(recording, Tally(Telemetry())))
-            try:
-                while (message := await recording.receive()) != STOP:
-                    await handler.chunk(message)
-            finally:
-                await handler.finish()
-        finally:
-            keeping.cancel()
-        return recording.text
+        transcribing = asyncio.ensure_future(_transcribe(session, Recording(pcm), make_handler()))
+        heartbeats = asyncio.ensure_future(self._send_heartbeats(session.session_id))
+        reasons: list[str] = []
 
-    async def _keep(self, session_id: str) -> None:
+        def end(reason: str) -> None:
+            # Only once: a second cancellation would interrupt the handler while it finishes.
+            if not reasons:
+                transcribing.cancel()
+            reasons.append(reason)
+
+        try:
+            with self._ends.watch(session.session_id, end):
+                return await transcribing
+        except asyncio.CancelledError:
+            if not reasons:
+                raise
+            raise SessionOver(reasons[0]) from None
+        finally:
+            heartbeats.cancel()
+
+    async def _send_heartbeats(self, session_id: str) -> None:
+        """Sends heartbeats until cancelled. If one finds that the session has ended, its watchers are called."""
         while True:
             with suppress(DatabaseUnavailable):
-                await self._keeper.heartbeat(Heartbeat(session_id, active=True))
+                await self._renewer.heartbeat(Heartbeat(session_id, active=True))
             await asyncio.sleep(HEARTBEAT_SECONDS)
 
 
+async def _transcribe(session: Session, recording: "Recording", handler: StreamHandler) -> str:
+    # Telemetry without subscribers: this is not a stream of the session, so the counters of streams, which the session
+    # and `GET /sessions/metrics` show, must not count its messages.
+    await handler.open(session, SocketOutput(recording, Tally(Telemetry())))
+    try:
+        while (message := await recording.receive()) != STOP:
+            await handler.chunk(message)
+    finally:
+        await handler.finish()
+    return recording.text
+
+
 class Recording:
-    """A recording that acts as a socket: it delivers its audio, then the message STOP, and collects the results."""
+    """Implements a socket for a file: `receive` returns the audio, then STOP, and `send` collects the results."""
 
     def __init__(self, pcm: bytes) -> None:
         self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -1,6 +1,6 @@
 """The usage routes: sums over any span, and windows as they were billed."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
@@ -8,25 +8,37 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 from msgspec.structs import replace
 
+from tenure.access.grants import OPERATORS, READERS
 from tenure.clock import from_microseconds, to_microseconds
 from tenure.domain.meter import decimal_text
-from tenure.domain.usage import KINDS, Chunk, Factors, GroupBy, UsageFilter, UsageGroup, UsageSumQuery, Window
-from tenure.errors import FieldError, Invalid, NotFound, Unavailable
+from tenure.domain.usage import KINDS, Chunk, CutRules, GroupBy, UsageFilter, UsageGroup, UsageSumQuery, Window
+from tenure.errors import (
+    FieldError,
+    Invalid,
+    NotFound,
+    NoUsageGateway,
+    TooLarge,
+    Unavailable,
+    UnsupportedMediaType,
+)
 from tenure.http.answers import Answer
-from tenure.http.fields import Cursor, Instant, KindNumber, PageLimit, Uuid, instant
+from tenure.http.fields import Cursor, GivenInstant, Instant, KindNumber, PageLimit, Uuid, in_utc, instant
 from tenure.http.pages import cursor_of_text, forged, number_of, page, text_of
 from tenure.http.pipeline import Call, Route
 from tenure.ids import canonical_id
 from tenure.store.contract import Store
 from tenure.store.reads.intervals import SPAN
+from tenure.telemetry.events import Telemetry, UsageHandedOver
+from tenure.usage.send import send_windows
 
 DIGITS_MAX = 18
+SENT_PER_REQUEST = 10_000
+"""About how many windows one request hands over: a week of windows of one minute."""
 EARLIEST_END = datetime.min.replace(tzinfo=UTC) + SPAN
 """The earliest valid end of a span without a start: with an earlier end, the default start would precede the year 1."""
 
-Amount = Annotated[msgspec.Raw, Meta(extra_json_schema={"type": "number"}, description="At most six decimals, exact.")]
-QueryInstant = Annotated[
-    datetime, Meta(tz=True, extra={"must": "must be an instant with its offset, as 2026-01-02T03:04:05Z"})
+Amount = Annotated[
+    msgspec.Raw, Meta(extra_json_schema={"type": "number"}, description="Exact, with at most six decimals.")
 ]
 GroupKey = Annotated[GroupBy, Meta(extra={"must": f"must be {', '.join(GroupBy)}"})]
 
@@ -48,6 +60,7 @@ class ChunkAnswer(msgspec.Struct, frozen=True, rename="camel"):
     usage: Amount
     digest: str | None
     delivered_at: Instant | None
+    receipt: bool
 
 
 class WholeWindowAnswer(WindowAnswer, frozen=True, rename="camel", kw_only=True):
@@ -61,7 +74,7 @@ class WindowList(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class UsageGroupAnswer(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
-    """One group of the sum. Of the key fields, it has only the one that the request grouped by."""
+    """One group of the sum. Only the key field that the request grouped by is set."""
 
     tenant_object_id: Uuid | UnsetType = UNSET
     capacity_id: Uuid | UnsetType = UNSET
@@ -97,8 +110,8 @@ class WindowQuery(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fi
 
 
 class UsageQuery(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
-    from_at: QueryInstant | None = msgspec.field(name="from", default=None)
-    to_at: QueryInstant | None = msgspec.field(name="to", default=None)
+    from_at: GivenInstant | None = msgspec.field(name="from", default=None)
+    to_at: GivenInstant | None = msgspec.field(name="to", default=None)
     tenant: Uuid | None = None
     capacity: Uuid | None = None
     user: Uuid | None = None
@@ -107,10 +120,25 @@ class UsageQuery(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fie
     cursor: Cursor | None = None
 
 
+class SendBody(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
+    from_at: GivenInstant = msgspec.field(name="from")
+    to_at: GivenInstant | None = msgspec.field(name="to", default=None)
+
+
+class SentAnswer(msgspec.Struct, frozen=True, rename="camel"):
+    windows: int
+    chunks: int
+    complete: bool
+
+
 class UsageRoutes:
-    def __init__(self, store: Store, factors: Factors, prefix: str) -> None:
+    def __init__(
+        self, store: Store, rules: CutRules, hint: Callable[[], None], telemetry: Telemetry, prefix: str
+    ) -> None:
         self._store = store
-        self._factors = factors
+        self._rules = rules
+        self._hint = hint
+        self._telemetry = telemetry
         self._path = f"{prefix}/usage"
 
     def routes(self) -> Sequence[Route]:
@@ -119,9 +147,10 @@ class UsageRoutes:
                 method="GET",
                 path="/usage",
                 handler=self.sums,
+                grants=READERS,
                 tag="usage",
                 summary="Sum usage over a span",
-                description="As if the span began and ended with a cut. Usage after finalUntil may still change.",
+                description="Treats the span as if it began and ended with a cut. Usage after finalUntil may change.",
                 query=UsageQuery,
                 answers={200: UsageAnswer},
                 refusals=(Invalid, Unavailable),
@@ -130,6 +159,7 @@ class UsageRoutes:
                 method="GET",
                 path="/usage/windows",
                 handler=self.windows,
+                grants=READERS,
                 tag="usage",
                 summary="List windows, newest first",
                 description="A window that was just cut has no sums until it is divided, a moment later.",
@@ -138,9 +168,25 @@ class UsageRoutes:
                 refusals=(Invalid, Unavailable),
             ),
             Route(
+                method="POST",
+                path="/usage/windows/send",
+                handler=self.send,
+                grants=OPERATORS,
+                tag="usage",
+                summary="Send windows that were cut without a gateway",
+                description=(
+                    "Windows that begin in the span and were never sent. Repeat the request until `complete` is true: "
+                    "no window is sent twice."
+                ),
+                body=SendBody,
+                answers={200: SentAnswer},
+                refusals=(Invalid, NoUsageGateway, TooLarge, UnsupportedMediaType, Unavailable),
+            ),
+            Route(
                 method="GET",
                 path="/usage/windows/{windowId}",
                 handler=self.window,
+                grants=READERS,
                 tag="usage",
                 summary="Read a window, its chunks and their delivery",
                 answers={200: WholeWindowAnswer},
@@ -162,7 +208,19 @@ class UsageRoutes:
         if found is None:
             raise NotFound(f"window {text[:64]} does not exist")
         window, chunks = found
-        return Answer(WholeWindowAnswer(chunks=[_chunk(chunk) for chunk in chunks], **_facts(window)))
+        return Answer(WholeWindowAnswer(chunks=[_chunk(chunk) for chunk in chunks], **_window_fields(window)))
+
+    async def send(self, call: Call) -> Answer:
+        body: SendBody = call.body
+        if self._rules.contract is None:
+            raise NoUsageGateway("gateway usages is not configured on this instance")
+        from_at, to_at = in_utc("from", body.from_at), in_utc("to", body.to_at)
+        _check_order(from_at, to_at)
+        sent = await send_windows(self._store, self._rules.contract, from_at, to_at, SENT_PER_REQUEST)
+        if sent.windows:
+            self._telemetry.report(UsageHandedOver(sent.windows, sent.chunks))
+            self._hint()
+        return Answer(SentAnswer(sent.windows, sent.chunks, sent.complete))
 
     async def sums(self, call: Call) -> Answer:
         query, after = _continued(call.query)
@@ -171,7 +229,7 @@ class UsageRoutes:
             to_at=query.to_at,
             criteria=UsageFilter(tenant=_lower(query.tenant), capacity=_lower(query.capacity), user=_lower(query.user)),
             group_by=query.group_by,
-            factors=self._factors,
+            factors=self._rules.factors,
         )
         found = await self._store.sum_usage(sum_query, after, query.limit + 1)
 
@@ -213,19 +271,16 @@ def _is_key(group_by: GroupBy, key: str) -> bool:
 
 
 def _checked(query: UsageQuery) -> UsageQuery:
-    from_at, to_at = _in_utc("from", query.from_at), _in_utc("to", query.to_at)
-    if from_at is not None and to_at is not None and from_at >= to_at:
-        raise Invalid(FieldError("from", "must lie before to"))
+    from_at, to_at = in_utc("from", query.from_at), in_utc("to", query.to_at)
+    _check_order(from_at, to_at)
     if from_at is None and to_at is not None and to_at < EARLIEST_END:
-        raise Invalid(FieldError("to", "must lie within the calendar, as must the 30 days before it"))
+        raise Invalid(FieldError("to", "must be at least 30 days after the first instant of year 1"))
     return replace(query, from_at=from_at, to_at=to_at)
 
 
-def _in_utc(field: str, value: datetime | None) -> datetime | None:
-    try:
-        return value and value.astimezone(UTC)
-    except OverflowError as error:
-        raise Invalid(FieldError(field, "must lie within the calendar")) from error
+def _check_order(from_at: datetime | None, to_at: datetime | None) -> None:
+    if from_at is not None and to_at is not None and from_at >= to_at:
+        raise Invalid(FieldError("from", "must lie before to"))
 
 
 def _lower(uuid: str | None) -> str | None:
@@ -239,10 +294,10 @@ def _group(group_by: GroupBy | None, group: UsageGroup) -> UsageGroupAnswer:
 
 
 def _listed(windows: Sequence[Window], count: int, cursor: str | None) -> WindowList:
-    return WindowList([WindowAnswer(**_facts(window)) for window in windows], count, cursor)
+    return WindowList([WindowAnswer(**_window_fields(window)) for window in windows], count, cursor)
 
 
-def _facts(window: Window) -> dict[str, Any]:
+def _window_fields(window: Window) -> dict[str, Any]:
     return {
         "window_id": window.window_id,
         "start_at": instant(window.started_at),
@@ -262,6 +317,7 @@ def _chunk(chunk: Chunk) -> ChunkAnswer:
         _amount(chunk.usage_millionths),
         None if chunk.digest is None else chunk.digest.hex(),
         chunk.delivered_at and instant(chunk.delivered_at),
+        chunk.has_receipt,
     )
 
 

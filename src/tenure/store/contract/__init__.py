@@ -3,8 +3,8 @@
 When a method returns, its transaction is committed. A method that raises `DatabaseUnavailable` may or may not have
 committed. Every method can be repeated, and a repetition recognises its own work.
 
-Each engine implements the writes itself, because the engines differ in *when* a transaction reads the clock and which
-locks it takes before, and the promises depend on exactly that: lock, look, read the clock, write. The reads are shared.
+Each engine implements the writes itself. The guarantees depend on the order of steps in a transaction: take the locks,
+read the rows, read the clock, write. The engines need different locks and statements for this. The reads are shared.
 
 A write that only a leader or a job's run may make takes its `Fence` as the first argument. The fence is checked in the
 same transaction, under a lock that the next acquire waits for. If this holder does not hold the lease in this epoch,
@@ -17,6 +17,7 @@ from typing import Protocol
 
 from tenure.store.contract.capacities import CapacityStore
 from tenure.store.contract.jobs import JobStore
+from tenure.store.contract.keys import KeyStore
 from tenure.store.contract.leases import LeaseStore
 from tenure.store.contract.sessions import SessionStore
 from tenure.store.contract.streams import StreamStore
@@ -25,12 +26,16 @@ from tenure.store.contract.usage import UsageStore
 
 
 class Topic(StrEnum):
-    """What instances notify each other about."""
+    """The subject of a notification between instances."""
 
     BOARD = "tenure"
     """A lease has ended, or a job's run was requested."""
     SUBMISSIONS = "tenure_submissions"
     """A submission was accepted or is to be retried."""
+    SESSION_ENDS = "tenure_session_ends"
+    """Sessions that have had a stream have ended."""
+    KEYS = "tenure.keys"
+    """An API key was created or revoked."""
 
 
 class Store(
@@ -41,12 +46,17 @@ class Store(
     JobStore,
     SubmissionStore,
     UsageStore,
+    KeyStore,
     Protocol,
 ):
     dialect_name: str
-    """SQLAlchemy's name of the dialect."""
+    """The name of the SQLAlchemy dialect."""
     batches_in_flight: int
-    """How many concurrent batches of one kind the engine benefits from."""
+    """The number of concurrent batches of one kind. More would not increase the throughput of this engine."""
+
+    @property
+    def refusing_writes(self) -> str | None:
+        """Why the database, although it can be reached, has refused a write in the last seconds; None if it has not."""
 
     def listen(self, topic: Topic, wake: Callable[[], None]) -> None:
         """Calls `wake` after a notification, if the engine supports notifications.
@@ -54,8 +64,15 @@ class Store(
         A notification is only a hint: it may arrive late, twice or never.
         """
 
+    def listen_for_ends(self, ended: Callable[[str, str], None], check: Callable[[], None]) -> None:
+        """Calls `ended` with the id and the close reason of each session that has ended, on any instance.
+
+        Only sessions that have had a stream are notified, and only if the engine supports notifications. `check` is
+        called if notifications may have been lost: when a new connection has begun to listen.
+        """
+
     async def schema_revision(self) -> str | None:
-        """The newest migration that was applied; None if none was. Readiness probes the database with it."""
+        """Returns the newest applied migration, or None. The readiness probe calls it to check the database."""
 
     async def migrate(self) -> Sequence[str]:
         """Brings the schema up to date and returns the applied revisions. Instances may call it concurrently."""

@@ -17,6 +17,7 @@ from tenure.domain.sessions import (
     Session,
     SessionCounts,
     SessionFilter,
+    SessionPage,
     SweepResult,
 )
 from tenure.domain.usage import (
@@ -64,10 +65,17 @@ class SessionStore(Protocol):
 
     async def get_session(self, session_id: str) -> Session | None: ...
 
-    async def list_sessions(self, criteria: SessionFilter, after: Position | None, limit: int) -> Sequence[Session]:
-        """Returns the sessions after the position `after`, newest start first."""
+    async def list_sessions(self, criteria: SessionFilter, after: Position | None, limit: int) -> SessionPage:
+        """Returns at most `limit` sessions after the position `after`, newest start first.
 
-    async def count_sessions(self) -> SessionCounts: ...
+        If no index checks the whole filter, the read ends early, with fewer sessions and the position to resume after.
+        """
+
+    async def count_sessions(self) -> SessionCounts:
+        """Reads all sessions, because of the total."""
+
+    async def count_active_sessions(self) -> int:
+        """Reads live sessions only."""
 
     async def find_overlaps(self, limit: int) -> Sequence[Overlap]:
         """Reads all sessions. Returns pairs of sessions of one key that overlap in time; there should be none."""

@@ -10,6 +10,7 @@ from tenure.domain.submissions import (
     BeginAttemptsResult,
     Change,
     Envelope,
+    OpenAttempt,
     PendingPage,
     Submission,
     SubmissionCommand,
@@ -36,9 +37,13 @@ class SubmissionStore(Protocol):
     async def read_envelopes(self, submission_ids: Sequence[str]) -> Sequence[Envelope]:
         """Returns envelopes in any order. `begin_attempts` omits them: payloads do not fit into a socket buffer."""
 
-    async def begin_attempts(self, fence: Fence, submission_ids: Sequence[str]) -> BeginAttemptsResult:
+    async def begin_attempts(
+        self, fence: Fence, submission_ids: Sequence[str], early: Sequence[str] = ()
+    ) -> BeginAttemptsResult:
         """Records an attempt of each submission that is due, before it is sent. Returns one result per submission, in
         any order.
+
+        The submissions `early`, which must be among `submission_ids`, need not be due, unless their pause is binding.
 
         If a submission has an open attempt of this epoch, the store assumes that the response to an earlier call was
         lost, and returns that attempt. So the caller must not pass a submission that it is sending.
@@ -47,8 +52,8 @@ class SubmissionStore(Protocol):
     async def finish_attempts(self, fence: Fence, ends: Sequence[AttemptEnd]) -> Sequence[SubmissionStatus]:
         """Closes attempts with their outcome, and returns the new state of their submissions, in any order."""
 
-    async def close_orphaned_attempts(self, fence: Fence, limit: int) -> int:
-        """Closes up to `limit` attempts that earlier epochs left open. Their submissions are due immediately."""
+    async def list_orphaned_attempts(self, epoch: int, limit: int) -> Sequence[OpenAttempt]:
+        """Returns up to `limit` open attempts of epochs before `epoch`, in any order. `finish_attempts` closes them."""
 
     async def note_waiting_reason(self, fence: Fence, submission_ids: Sequence[str], error: str) -> None:
         """Stores `error` as the reason why these submissions are due and not sent."""

@@ -1,9 +1,11 @@
 """Usage: cuts, windows, chunks and sums."""
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Protocol
 
 from tenure.domain.leases import Fence
+from tenure.domain.submissions import Contract
 from tenure.domain.usage import (
     BillableInterval,
     Chunk,
@@ -16,9 +18,11 @@ from tenure.domain.usage import (
     Lag,
     PrunedUsage,
     UndividedWindow,
+    UnsentWindow,
     UsageSumQuery,
     UsageSums,
     Window,
+    WindowToSend,
 )
 
 
@@ -37,6 +41,23 @@ class UsageStore(Protocol):
     ) -> None:
         """Saves at most BATCH_MAX chunks, numbered from `first`, each with a submission if the window has a
         contract.
+        """
+
+    async def list_unsent_windows(
+        self, from_at: datetime, to_at: datetime | None, limit: int
+    ) -> Sequence[UnsentWindow]:
+        """Returns divided windows without a contract that begin in the span, oldest first.
+
+        Leaves out windows past their retention time, because `prune` may be deleting them.
+        """
+
+    async def send_windows(self, contract: Contract, windows: Sequence[WindowToSend]) -> Sequence[int]:
+        """Gives each window the contract, and each of its chunks a submission. Returns the ids of the windows for which
+        this call did so, in any order.
+
+        Skips windows that have a contract, so a repeated call does nothing: if the answer of a call was lost, the
+        repeated call does not return its windows. Skips windows that `list_unsent_windows` would not return now, and
+        windows with a different number of chunks.
         """
 
     async def find_chunks(self, submission_ids: Sequence[str]) -> Sequence[tuple[Window, Chunk]]:

@@ -1,4 +1,4 @@
-"""The engines, one package each: everything that differs between databases. No module above knows an engine."""
+"""The engines, one package each: all code that differs between databases. No other package uses a specific engine."""
 
 from pathlib import Path
 
@@ -16,11 +16,17 @@ def open_store(database: str, pool_size: int, *, must_exist: bool = False, telem
     An SQLite file that does not exist is created then, unless `must_exist`.
     """
     telemetry = Telemetry() if telemetry is None else telemetry
+    scheme, _, address = database.partition("://")
+    if scheme.partition("+")[0] == "postgresql":
+        # Imported here, so that the drivers of the other engines need not be installed. SQLAlchemy cannot read the URL:
+        # it may name several hosts.
+        from tenure.store.engines.postgres.store import PostgresStore  # noqa: PLC0415
+
+        return PostgresStore(f"postgresql://{address}", pool_size, telemetry)
     try:
         url = make_url(database)
     except ArgumentError as error:
         raise ConfigurationError("database: must be a URL such as sqlite:///tenure.db") from error
-    # Imported here, so that the drivers of the other engines need not be installed.
     match url.get_backend_name():
         case "sqlite":
             from tenure.store.engines.sqlite.store import SqliteStore  # noqa: PLC0415
@@ -28,10 +34,6 @@ def open_store(database: str, pool_size: int, *, must_exist: bool = False, telem
             if must_exist and not Path(url.database or "").is_file():
                 raise ConfigurationError(f"database: file {url.database} does not exist")
             return SqliteStore(url, readers=pool_size - 1, telemetry=telemetry)
-        case "postgresql":
-            from tenure.store.engines.postgres.store import PostgresStore  # noqa: PLC0415
-
-            return PostgresStore(url, pool_size, telemetry)
         case _:
             from tenure.store.engines.sqlserver.store import SqlServerStore  # noqa: PLC0415
 

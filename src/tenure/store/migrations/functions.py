@@ -15,7 +15,7 @@ from sqlalchemy import text
 FOLDERS = {"postgresql": "postgres", "mssql": "sqlserver"}
 """SQLite is missing, because it has no stored functions: its writes are in Python."""
 _COMMENT = re.compile(r"--[^\n]*")
-_NAME = re.compile(r"\btenure_\w+")
+_NAME = re.compile(r"(?<!')\btenure_\w+")
 
 
 def folder_of(dialect_name: str) -> Path:
@@ -36,7 +36,7 @@ def functions_of(dialect_name: str) -> Mapping[str, str]:
 
 
 def called_in(code: str) -> set[str]:
-    """The names of Tenure's functions in `code`, without those in comments."""
+    """The names of Tenure's functions in `code`, without those in comments and quotes."""
     return set(_NAME.findall(_COMMENT.sub("", code)))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, RowMapping, Select, and_, func, select
 
 from tenure.domain.capacities import Capacity, Seats
-from tenure.store.reads.sessions import read_now
+from tenure.store.reads.sessions import SEATED, read_now
 from tenure.store.tables import capacities, sessions
 
 COLUMNS = tuple(column for column in capacities.c if column.name != "slack")
@@ -20,12 +20,20 @@ def get_capacity(connection: Connection, capacity_id: str) -> Capacity | None:
 
 
 def list_capacities(connection: Connection, tenant: str | None, after: str | None, limit: int) -> Sequence[Capacity]:
-    statement = with_live(read_now(connection)).order_by(capacities.c.capacity_id).limit(limit)
-    if tenant is not None:
-        statement = statement.where(capacities.c.tenant_object_id == tenant)
-    if after is not None:
-        statement = statement.where(capacities.c.capacity_id > after)
+    statement = list_statement(tenant, after, limit, read_now(connection))
     return [capacity_from_row(row) for row in connection.execute(statement)]
+
+
+def list_statement(tenant: str | None, after: str | None, limit: int, now: datetime) -> Select[Any]:
+    row = capacities.c
+    statement = with_live(now).limit(limit)
+    if after is not None:
+        statement = statement.where(row.capacity_id > after)
+    if tenant is None:
+        return statement.order_by(row.capacity_id)
+    # With `=`, the planner may read the capacities of all tenants in the order of their ids.
+    of_tenant = row.tenant_object_id >= tenant, row.tenant_object_id <= tenant
+    return statement.where(*of_tenant).order_by(row.tenant_object_id, row.capacity_id)
 
 
 def count_live(connection: Connection, capacity_id: str) -> int:
@@ -33,6 +41,7 @@ def count_live(connection: Connection, capacity_id: str) -> int:
     statement = select(func.count()).where(
         sessions.c.capacity_id == capacity_id,
         sessions.c.closed_at.is_(None),
+        SEATED,
         sessions.c.deadline_at > read_now(connection),
     )
     return connection.execute(statement).scalar_one()
@@ -40,7 +49,10 @@ def count_live(connection: Connection, capacity_id: str) -> int:
 
 def with_live(now: datetime) -> Select[Any]:
     live = and_(
-        sessions.c.capacity_id == capacities.c.capacity_id, sessions.c.closed_at.is_(None), sessions.c.deadline_at > now
+        sessions.c.capacity_id == capacities.c.capacity_id,
+        sessions.c.closed_at.is_(None),
+        SEATED,
+        sessions.c.deadline_at > now,
     )
     count = select(func.count()).select_from(sessions).where(live).scalar_subquery()
     return select(*COLUMNS, count.label("active_sessions"))

@@ -23,12 +23,14 @@ from sqlalchemy import (
     func,
     literal,
     literal_column,
+    not_,
     null,
     or_,
     select,
     union_all,
 )
 
+from tenure.domain.sessions import Kind
 from tenure.domain.usage import (
     CHUNK_MAX,
     BillableInterval,
@@ -43,15 +45,22 @@ from tenure.domain.usage import (
     UsageSums,
     Window,
 )
-from tenure.store.expressions import apart, earlier_of, later_of, microseconds_between, unindexed, usage_of
-from tenure.store.reads.sessions import read_now
+from tenure.store.expressions import (
+    LONG_SESSION,
+    apart,
+    earlier_of,
+    later_of,
+    microseconds_between,
+    unindexed,
+    usage_of,
+    was_long,
+)
+from tenure.store.reads.sessions import OF_ANY_KIND, SEATED, read_now
 from tenure.store.reads.usage import FACTORS
 from tenure.store.tables import installation, sessions, usage_eras
 from tenure.store.types import Instant
 
 _row = sessions.c
-_OF_ANY_KIND = _row.kind > literal_column("0")
-"""Always true. Without it the planner does not use the index `sessions_live_id`."""
 
 
 def divide_window(
@@ -145,7 +154,7 @@ def _parts(window: Window, index_hint: str) -> Sequence[tuple[Select[Any], Colum
     if index_hint:
         end = func.coalesce(_row.closed_at, _row.deadline_at)
         return [(_part(window, ids, end, (end > window.started_at,)).with_hint(sessions, index_hint), ids)]
-    is_live = (_row.closed_at.is_(None), _OF_ANY_KIND, _row.deadline_at > window.started_at)
+    is_live = (_row.closed_at.is_(None), OF_ANY_KIND, _row.deadline_at > window.started_at)
     live = _part(window, ids, _row.deadline_at, is_live)
     closed = _part(window, other_ids, _row.closed_at, (_row.closed_at > window.started_at,))
     return (live, ids), (closed, other_ids)
@@ -202,6 +211,8 @@ _Span = tuple[Era, datetime, datetime]
 SPANS_MAX = 50
 """The maximum number of spans in a statement: databases limit the number of parameters and terms."""
 _BEGINNING = datetime.min.replace(tzinfo=UTC)
+_END = datetime.max.replace(tzinfo=UTC)
+_KINDS: Sequence[ColumnElement[int]] = [literal_column(str(kind.value)) for kind in Kind]
 KEYS = {
     GroupBy.TENANT: _row.tenant_object_id,
     GroupBy.CAPACITY: _row.capacity_id,
@@ -317,11 +328,10 @@ def _intervals_in(
     It is planned separately from the sums: otherwise PostgreSQL computes an interval again for each use of it.
     """
     span = _spans_table(spans)
-    end = func.coalesce(_row.closed_at, _row.deadline_at)
     starts, ends = span.c.from_at, span.c.to_at
     factor = case((_row.kind == 1, span.c.factor_1), (_row.kind == 2, span.c.factor_2), else_=span.c.factor_3)  # noqa: PLR2004
     begins_here = or_(_row.started_at >= starts, starts == _bound(first_at))
-    billable = (
+    parts = [
         select(
             key.label("key"),
             *_measured(end, starts, ends, span.c.era_started_at),
@@ -329,9 +339,40 @@ def _intervals_in(
             case((begins_here, 1), else_=0).label("counts"),
         )
         .join_from(sessions, span, and_(_row.started_at < ends, end > starts))
-        .where(or_(_row.closed_at.is_(None), _row.closed_at > spans[0][1]), *conditions)
-    )
-    return apart(billable.with_hint(sessions, index_hint) if index_hint else billable).subquery("billable")
+        .where(*overlapping, *conditions)
+        for end, overlapping in _ends(spans[0][1], spans[-1][2], index_hint)
+    ]
+    if index_hint:
+        return parts[0].with_hint(sessions, index_hint).subquery("billable")
+    return union_all(*(select(apart(part).subquery()) for part in parts)).subquery("billable")
+
+
+def _ends(
+    from_at: datetime, to_at: datetime, index_hint: str
+) -> Sequence[tuple[ColumnElement[Any], Sequence[ColumnElement[bool]]]]:
+    """The end of a session, and the conditions on sessions that may have been live in the span, as in `_parts`.
+
+    The conditions include those of the indexes by user, capacity, tenant, kind and close reason. The start and the end
+    of a closed session are bounded on both sides, so that each index is searched only near the span. Only a session
+    that was long can be outside these bounds.
+    """
+    began = _row.started_at < to_at
+    if index_hint:
+        end = func.coalesce(_row.closed_at, _row.deadline_at)
+        return [(end, (began, or_(_row.closed_at.is_(None), _row.closed_at > from_at)))]
+    was_closed = (began, _row.closed_at > from_at, _row.close_reason.is_not(None))
+    is_live = (began, _row.closed_at.is_(None), _row.close_reason.is_(None), SEATED, _row.kind.in_(_KINDS))
+    near = and_(_row.started_at >= _moved(from_at, -LONG_SESSION), _row.closed_at <= _moved(to_at, LONG_SESSION))
+    far = (*was_closed, was_long(_row.started_at, _row.closed_at), not_(near))
+    return (_row.deadline_at, is_live), (_row.closed_at, (*was_closed, near)), (_row.closed_at, far)
+
+
+def _moved(instant: datetime, by: timedelta) -> datetime:
+    """The instant moved within the calendar."""
+    try:
+        return instant + by
+    except OverflowError:
+        return _BEGINNING if by < timedelta() else _END
 
 
 def _spans_table(spans: Sequence[_Span]) -> Subquery:

@@ -15,7 +15,7 @@ from tenure.store.types import Name
 Values = Mapping[str, Any] | RowMapping
 
 LEASE_COLUMNS = tuple(column for column in leases.c if column.name != "attempt")
-RUN_COLUMNS = tuple(column for column in job_runs.c if column.name not in ("tick_at", "requested_at"))
+RUN_COLUMNS = tuple(job_runs.c[name] for name in JobRun.__struct_fields__)
 
 
 def lease_from_values(values: Values, now: datetime) -> Lease:

@@ -8,22 +8,20 @@ from datetime import datetime
 from typing import Any
 
 from sqlalchemy import (
-    ColumnElement,
     Connection,
     Row,
     RowMapping,
     Select,
     Update,
     and_,
-    case,
     func,
-    or_,
+    literal_column,
     select,
     update,
 )
 
 from tenure.domain.deadlines import as_recorded
-from tenure.domain.sessions import Position, Session, SessionCounts, SessionFilter, State, StreamCounters
+from tenure.domain.sessions import Session, SessionCounts, State, StreamCounters
 from tenure.domain.usage import Overlap
 from tenure.store.expressions import database_now
 from tenure.store.tables import sessions
@@ -34,6 +32,10 @@ _ENGINE_ONLY = ("check_at", "attachment", "attachment_saves", "replaced_saves")
 FACTS = tuple(column for column in sessions.c if column.name not in _ENGINE_ONLY and column not in COUNTERS)
 COLUMNS = (*FACTS, *COUNTERS)
 """The columns of a `Session`: all except those that only the engines use."""
+OF_ANY_KIND = sessions.c.kind > literal_column("0")
+"""Always true. Without it the planner does not use the index `sessions_live_id`."""
+SEATED = sessions.c.kind < literal_column("4")
+"""Always true. Without it the planner does not count the live sessions of a capacity by their index."""
 
 
 def session_from_row(row: Row[Any]) -> Session:
@@ -61,50 +63,6 @@ def read_now(connection: Connection) -> datetime:
     return now
 
 
-def list_sessions(
-    connection: Connection, criteria: SessionFilter, after: Position | None, limit: int
-) -> Sequence[Session]:
-    # The whole page uses one instant: a session that passes the filter as live must also be returned as live.
-    now = read_now(connection)
-    rows = connection.execute(list_statement(criteria, after, limit, now))
-    return [as_recorded(session_from_row(row), now) for row in rows]
-
-
-def list_statement(criteria: SessionFilter, after: Position | None, limit: int, now: datetime) -> Select[Any]:
-    statement = select(*COLUMNS).where(*_conditions(criteria, now))
-    if after is not None:
-        # The first condition is redundant, but an index can be searched by it.
-        statement = statement.where(
-            sessions.c.started_at <= after.started_at,
-            or_(sessions.c.started_at < after.started_at, sessions.c.session_id < after.session_id),
-        )
-    return statement.order_by(sessions.c.started_at.desc(), sessions.c.session_id.desc()).limit(limit)
-
-
-def _conditions(criteria: SessionFilter, now: datetime) -> list[ColumnElement[bool]]:
-    live = and_(sessions.c.closed_at.is_(None), sessions.c.deadline_at > now)
-    lapsed = and_(sessions.c.closed_at.is_(None), sessions.c.deadline_at <= now)
-    conditions: list[ColumnElement[bool]] = [
-        column == value
-        for column, value in (
-            (sessions.c.tenant_object_id, criteria.tenant),
-            (sessions.c.user_object_id, criteria.user),
-            (sessions.c.capacity_id, criteria.capacity),
-            (sessions.c.kind, criteria.kind),
-        )
-        if value is not None
-    ]
-    if criteria.active is not None:
-        conditions.append(live if criteria.active else or_(sessions.c.closed_at.is_not(None), lapsed))
-    if criteria.state is not None:
-        state = case((lapsed, State.CLOSED.value), else_=sessions.c.state)
-        conditions.append(state == criteria.state)
-    if criteria.close_reason is not None:
-        reason = case((lapsed, sessions.c.lapse_reason), else_=sessions.c.close_reason)
-        conditions.append(reason == criteria.close_reason)
-    return conditions
-
-
 def count_sessions(connection: Connection) -> SessionCounts:
     total = connection.execute(select(func.count()).select_from(sessions)).scalar_one()
     by_kind: dict[int, int] = dict.fromkeys((1, 2, 3), 0)
@@ -113,6 +71,10 @@ def count_sessions(connection: Connection) -> SessionCounts:
         by_kind[kind] += count
         by_state[state] += count
     return SessionCounts(total, by_kind, by_state)
+
+
+def count_active_sessions(connection: Connection) -> int:
+    return sum(count for _, _, count in connection.execute(count_statement(read_now(connection))))
 
 
 def count_statement(now: datetime) -> Select[Any]:

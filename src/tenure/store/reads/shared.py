@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 
 from tenure.store import migrate
 from tenure.store.limits import AUDIT_SECONDS, LONG_READ_SECONDS
-from tenure.store.reads import capacities, intervals, leases, sessions, submissions, usage
+from tenure.store.reads import capacities, intervals, keys, leases, session_list, sessions, submissions, usage
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -44,8 +44,9 @@ class SharedReads:
         raise NotImplementedError
 
     get_session = _short(sessions.get_session)
-    list_sessions = _short(sessions.list_sessions)
+    list_sessions = _short(session_list.list_sessions)
     count_sessions = _long(sessions.count_sessions)
+    count_active_sessions = _long(sessions.count_active_sessions)
     find_overlaps = _long(sessions.find_overlaps, AUDIT_SECONDS)
 
     get_capacity = _long(capacities.get_capacity)
@@ -58,10 +59,12 @@ class SharedReads:
 
     list_pending = _short(submissions.list_pending)
     read_envelopes = _short(submissions.read_envelopes)
+    list_orphaned_attempts = _short(submissions.list_orphaned_attempts)
     get_submission = _short(submissions.get_submission)
     list_submissions = _short(submissions.list_submissions)
 
     list_undivided_windows = _short(usage.list_undivided_windows)
+    list_unsent_windows = _short(usage.list_unsent_windows)
     divide_window = _long(intervals.divide_window)
     find_chunks = _short(usage.find_chunks)
     read_intervals = _long(intervals.read_intervals)
@@ -72,5 +75,10 @@ class SharedReads:
     read_lag = _short(usage.read_lag)
     read_installation = _short(usage.read_installation)
     list_deliveries = _short(usage.list_deliveries)
+
+    find_key = _short(keys.find_key)
+    list_keys = _short(keys.list_keys)
+    read_keys_version = _short(keys.read_keys_version)
+    list_audit_log = _long(keys.list_audit_log)
 
     schema_revision = _short(migrate.current_revision)

@@ -5,7 +5,20 @@ from datetime import datetime
 from typing import Any
 
 import msgspec
-from sqlalchemy import BindParameter, Connection, RowMapping, Select, String, bindparam, or_, select
+from sqlalchemy import (
+    BindParameter,
+    Connection,
+    RowMapping,
+    Select,
+    String,
+    bindparam,
+    literal,
+    literal_column,
+    or_,
+    select,
+    tuple_,
+    union_all,
+)
 
 from tenure.clock import from_microseconds, to_microseconds
 from tenure.domain.submissions import (
@@ -13,6 +26,7 @@ from tenure.domain.submissions import (
     Change,
     Contract,
     Envelope,
+    OpenAttempt,
     PendingEntry,
     PendingPage,
     Submission,
@@ -72,14 +86,39 @@ def list_submissions(
 
 def list_statement(criteria: SubmissionFilter, before: str | None, limit: int) -> Select[Any]:
     """Lists the newest submissions first: their ids sort by time."""
-    statement = select(*COLUMNS)
-    if criteria.gateway is not None:
-        statement = statement.where(submissions.c.gateway == criteria.gateway)
-    if criteria.state is not None:
-        statement = statement.where(submissions.c.state == _literal(criteria.state))
-    if before is not None:
-        statement = statement.where(submissions.c.submission_id < before)
-    return statement.order_by(submissions.c.submission_id.desc()).limit(limit)
+    by_id = submissions.c.submission_id
+    if criteria.gateway is None and criteria.state is None:
+        statement = select(*COLUMNS) if before is None else select(*COLUMNS).where(by_id < before)
+        return statement.order_by(by_id.desc()).limit(limit)
+    states = [*SubmissionState] if criteria.state is None else [criteria.state]
+    parts = [_newest(criteria.gateway, state, before or LAST_ID, limit) for state in states]
+    ids = union_all(*(select(part.subquery()) for part in parts)).subquery("ids")
+    on_page = select(ids.c.submission_id).order_by(ids.c.submission_id.desc()).limit(limit)
+    return select(*COLUMNS).where(by_id.in_(on_page)).order_by(by_id.desc())
+
+
+_HAS_KEY = submissions.c.delivery_key > literal_column("''")
+"""Always true. Without it the planner does not use the indexes of the list."""
+LAST_ID = "ffffffff-ffff-ffff-ffff-ffffffffffff"
+
+
+def _newest(gateway: str | None, state: str, before: str, limit: int) -> Select[Any]:
+    """The ids in a range of the index of the gateway or of the state.
+
+    Compares and sorts by all columns of the index. With `=`, the planner may instead read the submissions of all
+    gateways and states in the order of their ids.
+    """
+    row = submissions.c
+    columns, values = [row.state], [literal(state, row.state.type)]
+    if gateway is not None:
+        columns, values = [row.gateway, *columns], [literal(gateway, row.gateway.type), *values]
+    last = [*values, literal(before, row.submission_id.type)]
+    return (
+        select(row.submission_id)
+        .where(_HAS_KEY, tuple_(*columns) >= tuple_(*values), tuple_(*columns, row.submission_id) < tuple_(*last))
+        .order_by(*(column.desc() for column in (*columns, row.submission_id)))
+        .limit(limit)
+    )
 
 
 def _literal(state: str) -> BindParameter[str]:
@@ -111,6 +150,24 @@ def pending_statement(after: Change | None, limit: int) -> Select[Any]:
             or_(row.last_modified_at > changed_at, row.submission_id > id_of_number(after.number)),
         )
     return statement.order_by(row.last_modified_at, row.submission_id).limit(limit)
+
+
+def list_orphaned_attempts(connection: Connection, epoch: int, limit: int) -> Sequence[OpenAttempt]:
+    # Two statements, each of one table: a join could lock rows in another order than the writes do.
+    numbers = {row.submission_id: row.number for row in connection.execute(orphaned_statement(epoch, limit))}
+    row = submissions.c
+    columns = select(row.submission_id, row.gateway, row.unknowns, row.contract)
+    rows = connection.execute(columns.where(row.submission_id.in_(list(numbers))))
+    return [
+        OpenAttempt(submission_id, numbers[submission_id], gateway, unknowns, contract_of(contract))
+        for submission_id, gateway, unknowns, contract in rows
+    ]
+
+
+def orphaned_statement(epoch: int, limit: int) -> Select[Any]:
+    attempt = submission_attempts.c
+    statement = select(attempt.submission_id, attempt.number)
+    return statement.where(attempt.ended_at.is_(None), attempt.epoch < epoch).limit(limit)
 
 
 def read_envelopes(connection: Connection, submission_ids: Sequence[str]) -> Sequence[Envelope]:

@@ -1,12 +1,14 @@
 """Reads that all engines share: eras, windows and chunks."""
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Connection, Row, Select, and_, func, select
 
 from tenure.domain.submissions import AttemptOutcome
-from tenure.domain.usage import Chunk, ChunkDelivery, Era, Installation, Lag, UndividedWindow, Window
+from tenure.domain.usage import Chunk, ChunkDelivery, Era, Installation, Lag, UndividedWindow, UnsentWindow, Window
+from tenure.store.limits import USAGE_KEPT
 from tenure.store.reads.sessions import read_now
 from tenure.store.reads.submissions import contract_of
 from tenure.store.tables import (
@@ -99,6 +101,28 @@ def _undivided(connection: Connection, window: Window) -> UndividedWindow:
     )
     row = connection.execute(last).one_or_none()
     return UndividedWindow(window, 0, None) if row is None else UndividedWindow(window, row.chunk, row.last_session_id)
+
+
+def list_unsent_windows(
+    connection: Connection, from_at: datetime, to_at: datetime | None, limit: int
+) -> Sequence[UnsentWindow]:
+    earliest_end = read_now(connection) - USAGE_KEPT
+    return [UnsentWindow(*row) for row in connection.execute(unsent_statement(from_at, to_at, earliest_end, limit))]
+
+
+def unsent_statement(from_at: datetime, to_at: datetime | None, earliest_end: datetime, limit: int) -> Select[Any]:
+    window = usage_windows.c
+    begins = window.started_at >= from_at
+    if to_at is not None:
+        begins = and_(begins, window.started_at < to_at)
+    chunks = select(func.count()).select_from(usage_chunks).where(_OF_WINDOW).scalar_subquery()
+    unsent = and_(window.contract.is_(None), window.chunked_at.is_not(None))
+    return (
+        select(window.window_id, chunks)
+        .where(unsent, begins, window.ended_at >= earliest_end)
+        .order_by(window.started_at)
+        .limit(limit)
+    )
 
 
 def find_chunks(connection: Connection, submission_ids: Sequence[str]) -> Sequence[tuple[Window, Chunk]]:

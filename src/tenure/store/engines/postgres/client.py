@@ -6,13 +6,18 @@ connections together never exceed `pool_size`.
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
 import asyncpg
-from sqlalchemy import URL, Connection
+from sqlalchemy import Connection, event, text
+from sqlalchemy.exc import DisconnectionError
 from sqlalchemy.ext.asyncio import create_async_engine
 
+from tenure.errors import DatabaseUnavailable
 from tenure.store.contract import Topic
+from tenure.store.engines.postgres import rows
 from tenure.store.engines.postgres.connections import (
     CLOSE_SECONDS,
     CONNECT_SECONDS,
@@ -20,28 +25,37 @@ from tenure.store.engines.postgres.connections import (
     SETTINGS,
     HotConnections,
     LimitedConnections,
-    connect,
     divide_pool,
     set_timeouts,
 )
 from tenure.store.engines.postgres.errors import cause_of
+from tenure.store.engines.postgres.hosts import HostConnection, Hosts
 from tenure.store.limits import LONG_READ_SECONDS
 from tenure.store.retries import Retries
 from tenure.telemetry.events import Telemetry
 
 T = TypeVar("T")
 
+CHECK_SECONDS = 1.0
+"""How often the client asks the server about calls that it has not answered."""
+
 
 class PostgresClient:
-    def __init__(self, url: URL, pool_size: int, telemetry: Telemetry | None = None) -> None:
-        self._dsn = url.set(drivername="postgresql").render_as_string(hide_password=False)
+    def __init__(self, url: str, pool_size: int, telemetry: Telemetry | None = None) -> None:
+        self._hosts = Hosts(url)
         shares = divide_pool(pool_size)
-        self._hot = HotConnections(self._connect_hot, shares.hot)
+        self._hot = HotConnections(self._connect_hot, shares.hot, self._check_unanswered)
         self._openings = LimitedConnections(self._hot, shares.openings)
         self._ordinary = LimitedConnections(self._hot, shares.ordinary)
-        self._watching = HotConnections(self._connect_listening, 1)
-        self._renewals = HotConnections(self._connect_hot, shares.renewals) if shares.renewals else self._watching
+        self._watching = HotConnections(self._connect_listening, 1, self._check_unanswered, must_write=True)
+        self._renewals = (
+            HotConnections(self._connect_hot, shares.renewals, self._check_unanswered)
+            if shares.renewals
+            else self._watching
+        )
+        self._checking: asyncio.Task[None] | None = None
         self._wakes: dict[str, list[Callable[[], None]]] = {}
+        self._end_listeners: list[tuple[Callable[[str, str], None], Callable[[], None]]] = []
         self._engine = create_async_engine(
             "postgresql+asyncpg://",
             async_creator=self._connect,
@@ -49,18 +63,30 @@ class PostgresClient:
             max_overflow=0,
             pool_timeout=CONNECT_SECONDS,
         )
+        event.listen(self._engine.sync_engine, "checkout", self._refuse_former_host)
         # If there are several read connections, long reads leave one of them for short reads.
         self._long_reads = asyncio.Semaphore(max(1, shares.reads - 1))
-        self._retries = Retries(cause_of, telemetry or Telemetry())
+        telemetry = telemetry or Telemetry()
+        self._retries = Retries(cause_of, telemetry)
+        self._hot_retries = Retries(cause_of, telemetry, end_when_cancelled=True)
+
+    @property
+    def refusing_writes(self) -> str | None:
+        return self._hot_retries.refusal
 
     async def close(self) -> None:
         """Closes the connections, and stops waiting for the server after CLOSE_SECONDS."""
-        hot = {self._hot, self._watching, self._renewals}
-        closings = (*(connections.close() for connections in hot), self._engine.dispose())
+        if self._checking is not None:
+            self._checking.cancel()
+        closings = (*(connections.close() for connections in self._all_hot), self._engine.dispose())
         tasks = [asyncio.ensure_future(closing) for closing in closings]
         await asyncio.wait(tasks, timeout=CLOSE_SECONDS)
         for task in tasks:
             task.cancel()
+
+    @property
+    def _all_hot(self) -> set[HotConnections]:
+        return {self._hot, self._watching, self._renewals}
 
     async def _call(self, statement: str, *arguments: Any) -> Sequence[asyncpg.Record]:
         return await self._call_on(self._ordinary, statement, *arguments)
@@ -68,7 +94,7 @@ class PostgresClient:
     async def _call_on(
         self, connections: HotConnections | LimitedConnections, statement: str, *arguments: Any
     ) -> Sequence[asyncpg.Record]:
-        return await self._retries.run(lambda: connections.fetch(statement, arguments))
+        return await self._hot_retries.run(lambda: connections.fetch(statement, arguments))
 
     async def _read(self, read: Callable[[Connection], T]) -> T:
         async def run() -> T:
@@ -101,25 +127,70 @@ class PostgresClient:
 
         return await self._retries.run(run, LONG_READ_SECONDS)
 
-    async def _connect(self) -> asyncpg.Connection:
-        return await connect(self._dsn, SETTINGS)
+    def _check_unanswered(self) -> None:
+        if self._checking is None or self._checking.done():
+            self._checking = asyncio.create_task(self._close_forgotten())
 
-    async def _connect_hot(self) -> asyncpg.Connection:
-        return await connect(self._dsn, SETTINGS | HOT_SETTINGS)
+    async def _close_forgotten(self) -> None:
+        """Closes connections whose answer cannot arrive any more, because the server does not work on it.
 
-    async def _connect_listening(self) -> asyncpg.Connection:
+        Runs while there are unanswered calls. An answer can be lost in a proxy or a pooler, or with its server.
+        """
+        while True:
+            await asyncio.sleep(CHECK_SECONDS)
+            unanswered = {
+                connection.get_server_pid(): connection
+                for connections in self._all_hot
+                for connection in connections.unanswered
+            }
+            if not unanswered:
+                return
+            with suppress(DatabaseUnavailable):
+                working = await self._read(partial(_working_backends, list(unanswered)))
+                for pid in unanswered.keys() - working:
+                    unanswered[pid].terminate()
+
+    async def _connect(self) -> HostConnection:
+        return await self._hosts.connect(SETTINGS)
+
+    async def _connect_hot(self) -> HostConnection:
+        return await self._hosts.connect(SETTINGS | HOT_SETTINGS)
+
+    def _refuse_former_host(self, connection: Any, _record: object, _proxy: object) -> None:
+        """Makes the pool replace a connection to a host that was the primary before a fail-over."""
+        if not self._hosts.is_current(connection.driver_connection):
+            raise DisconnectionError("another host is the primary now")
+
+    async def _connect_listening(self) -> HostConnection:
         connection = await self._connect_hot()
-        for topic in Topic:
-            await connection.add_listener(topic.value, self._on_notification)
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                for topic in Topic:
+                    await connection.add_listener(topic.value, self._on_notification)
+        except BaseException:
+            connection.terminate()
+            raise
         # A lost connection wakes the subscribers: their next read of the board opens a new connection.
         connection.add_termination_listener(self._on_connection_lost)
+        # Sessions may have ended while no connection listened.
+        for _, check in self._end_listeners:
+            check()
         return connection
 
-    def _on_notification(self, _connection: object, _sender: int, channel: str, _text: object) -> None:
+    def _on_notification(self, _connection: object, _sender: int, channel: str, text: object) -> None:
         for wake in self._wakes.get(channel, ()):
             wake()
+        if channel == Topic.SESSION_ENDS:
+            for session_id, reason in rows.session_ends(str(text)).items():
+                for ended, _ in self._end_listeners:
+                    ended(session_id, reason)
 
     def _on_connection_lost(self, *_connection: object) -> None:
         for wakes in self._wakes.values():
             for wake in wakes:
                 wake()
+
+
+def _working_backends(pids: Sequence[int], connection: Connection) -> set[int]:
+    statement = text("SELECT pid FROM pg_stat_activity WHERE pid = ANY (:pids) AND state <> 'idle'")
+    return set(connection.execute(statement, {"pids": pids}).scalars())

@@ -1,4 +1,19 @@
-"""Connections to PostgreSQL. Timeouts limit how long a connection of this process can block other transactions."""
+"""Connections to PostgreSQL: how they are set up, and how hot calls share a few of them.
+
+Guarantees:
+
+- A connection of this process blocks other transactions for a limited time only: see SETTINGS.
+- The server has at most `pool_size` backends for this instance. Closing a socket does not end a backend: a backend that
+  waits for a synchronous standby does not notice. So a call whose caller has given up keeps its place (`_Call`) until
+  the server has answered it or has closed the connection. While given-up calls occupy all places, further calls fail at
+  once. The statement is not cancelled either: to cancel a commit that waits for a standby would make its rows visible,
+  and the next caller could get a session that a fail-over loses.
+- An answer that never arrives, because a proxy has lost it, does not occupy a place for ever:
+  `PostgresClient` asks the server which backends are still working (`unanswered`), and closes the other connections.
+
+How a call can be cut short: its caller gives up while the call waits for a place (nothing was sent), while it connects
+(it finishes connecting, and sends nothing), or while the server works (it waits for the answer, and drops it).
+"""
 
 import asyncio
 import socket
@@ -8,8 +23,10 @@ from typing import Any, NamedTuple
 import asyncpg
 from sqlalchemy import Connection, text
 
+from tenure.clock import monotonic
 from tenure.errors import ConfigurationError
-from tenure.store.engines.postgres.errors import LEASE_LOST
+from tenure.store.engines.postgres.errors import USABLE_AFTER, Unanswered, cause_of
+from tenure.store.retries import Cause
 
 OPENINGS_MAX = 4
 ORDINARY_MAX = 3
@@ -19,14 +36,24 @@ RENEWALS_POOL_MIN = 7
 READS_POOL_MIN = 8
 """From this pool size on, reads have two connections."""
 CLOSE_SECONDS = 0.5
+REPLACE_SECONDS = 1.0
+"""The age from which a connection to a server that is read only is replaced. The name of the server may lead to another
+one after a fail-over. If it does not, every write would open a new connection without this limit."""
 CONNECT_SECONDS = 1.0
 TCP_USER_TIMEOUT_MS = 2000
+KEEPALIVE_IDLE_SECONDS = 2
+KEEPALIVE_INTERVAL_SECONDS = 1
+KEEPALIVE_PROBES = 3
 
 SETTINGS = {
     "statement_timeout": "1500ms",
     "lock_timeout": "1000ms",
     "idle_in_transaction_session_timeout": "1000ms",
     "tcp_user_timeout": f"{TCP_USER_TIMEOUT_MS}ms",
+    # Ends an idle backend whose client has disappeared. The default of most systems is two hours.
+    "tcp_keepalives_idle": f"{KEEPALIVE_IDLE_SECONDS}s",
+    "tcp_keepalives_interval": f"{KEEPALIVE_INTERVAL_SECONDS}s",
+    "tcp_keepalives_count": f"{KEEPALIVE_PROBES}",
     "jit": "off",
     # Otherwise a generic plan made for old windows would also be used for the newest ones.
     "plan_cache_mode": "force_custom_plan",
@@ -66,44 +93,123 @@ def divide_pool(pool_size: int) -> PoolShares:
     return PoolShares(hot, min(OPENINGS_MAX, hot - 1), min(ORDINARY_MAX, hot - 1), renewals, reads)
 
 
+class _Call:
+    """A call that occupies a place. `given_up` is set when its caller does not wait for the answer any more."""
+
+    __slots__ = ("connection", "given_up")
+
+    def __init__(self) -> None:
+        self.connection: asyncpg.Connection | None = None
+        self.given_up = False
+
+
 class HotConnections:
-    """A few connections that are reused without a reset. A connection that fails in any way is dropped."""
+    """A few connections that are reused without a reset."""
 
-    def __init__(self, connect: Callable[[], Awaitable[asyncpg.Connection]], limit: int) -> None:
+    def __init__(
+        self,
+        connect: Callable[[], Awaitable[asyncpg.Connection]],
+        limit: int,
+        on_given_up: Callable[[], None],
+        *,
+        must_write: bool = False,
+    ) -> None:
+        """With `must_write`, every call fails while the server is read only, even a call that only reads."""
         self._connect = connect
-        self._slots = asyncio.Semaphore(limit)
+        self._limit = limit
+        self._on_given_up = on_given_up
+        self._must_write = must_write
+        self._places = asyncio.Semaphore(limit)
         self._free: list[asyncpg.Connection] = []
+        self._given_up: set[_Call] = set()
+        self._closing = False
 
-    async def fetch(self, statement: str, arguments: Sequence[Any]) -> Sequence[asyncpg.Record]:
-        async with self._slots:
-            connection = self._free.pop() if self._free else await self._connect()
-            try:
-                records: Sequence[asyncpg.Record] = await connection.fetch(statement, *arguments)
-            except BaseException as error:
-                self._release_failed(connection, error)
-                raise
-            self._free.append(connection)
-            return records
+    @property
+    def unanswered(self) -> Sequence[asyncpg.Connection]:
+        """The connections on which a given-up call waits for the answer of the server."""
+        connections = [call.connection for call in self._given_up if call.connection is not None]
+        return [connection for connection in connections if not connection.is_closed()]
 
-    def _release_failed(self, connection: asyncpg.Connection, error: BaseException) -> None:
-        """Terminates the connection, so that its transaction does not stay open. After LEASE_LOST it is reused."""
-        if getattr(error, "sqlstate", None) == LEASE_LOST:
-            self._free.append(connection)
-            return
-        connection.terminate()
-        if not isinstance(error, asyncpg.PostgresError):
-            self._drop_free()
-
-    def _drop_free(self) -> None:
-        """Terminates the free connections: the server may be gone, and then a retry must not use one of them."""
-        while self._free:
-            self._free.pop().terminate()
+    async def fetch(
+        self, statement: str, arguments: Sequence[Any], *, only_reads: bool = False
+    ) -> Sequence[asyncpg.Record]:
+        """With `only_reads`, the call succeeds on a server that is read only, even if the connections must write."""
+        if len(self._given_up) >= self._limit:
+            raise Unanswered(f"the server has not answered {self._limit} earlier statements yet")
+        await self._places.acquire()
+        call = _Call()
+        running = asyncio.get_running_loop().create_task(self._run(call, statement, arguments, only_reads=only_reads))
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            if not running.done():
+                call.given_up = True
+                self._given_up.add(call)
+                running.add_done_callback(_drop_result)
+                self._on_given_up()
+            raise
 
     async def close(self) -> None:
+        self._closing = True
+        for connection in self.unanswered:
+            connection.terminate()
         closing, self._free = self._free, []
         await asyncio.gather(
             *(connection.close(timeout=CLOSE_SECONDS) for connection in closing), return_exceptions=True
         )
+
+    async def _run(
+        self, call: _Call, statement: str, arguments: Sequence[Any], *, only_reads: bool
+    ) -> Sequence[asyncpg.Record]:
+        records: Sequence[asyncpg.Record] = ()
+        try:
+            connection = call.connection = self._free.pop() if self._free else await self._connect()
+            try:
+                if not call.given_up:
+                    records = await connection.fetch(statement, *arguments)
+                    if not only_reads:
+                        self._check_writable(connection)
+            except BaseException as error:
+                self._release_failed(connection, error)
+                raise
+            if self._closing:
+                connection.terminate()
+            else:
+                self._free.append(connection)
+            return records
+        finally:
+            self._given_up.discard(call)
+            self._places.release()
+
+    def _check_writable(self, connection: asyncpg.Connection) -> None:
+        if self._must_write and _is_read_only(connection):
+            raise asyncpg.ReadOnlySQLTransactionError("the server is read only")
+
+    def _release_failed(self, connection: asyncpg.Connection, error: BaseException) -> None:
+        """Reuses the connection if it is certainly idle. Otherwise terminates it, so that no transaction stays open."""
+        cause = cause_of(error)
+        if cause in USABLE_AFTER and not connection.is_closed():
+            self._free.append(connection)
+        else:
+            connection.terminate()
+        if cause is Cause.READ_ONLY:
+            self._drop_free(REPLACE_SECONDS)
+        elif not isinstance(error, asyncpg.PostgresError):
+            self._drop_free()
+
+    def _drop_free(self, seconds: float = 0.0) -> None:
+        """Terminates the free connections that are older: a retry must not use them, if their server may be gone."""
+        connections, self._free = self._free, []
+        for connection in connections:
+            if monotonic() - connection.connected_at < seconds:
+                self._free.append(connection)
+            else:
+                connection.terminate()
+
+
+def _drop_result(running: asyncio.Task[Sequence[asyncpg.Record]]) -> None:
+    if not running.cancelled():
+        running.exception()  # retrieved, so that asyncio does not log it
 
 
 class LimitedConnections:
@@ -118,22 +224,24 @@ class LimitedConnections:
             return await self._connections.fetch(statement, arguments)
 
 
-async def connect(dsn: str, settings: dict[str, str]) -> asyncpg.Connection:
-    try:
-        connection = await asyncpg.connect(
-            dsn, timeout=CONNECT_SECONDS, server_settings={"application_name": "tenure", "timezone": "UTC"}
-        )
-    except asyncpg.ClientConfigurationError as error:
-        raise ConfigurationError(f"database: {error}") from error
-    _detect_dead_peers(connection)
-    wanted = dict(settings)
-    if connection.get_server_version().major >= TRANSACTION_TIMEOUT_SINCE:
-        wanted["transaction_timeout"] = TRANSACTION_TIMEOUT
-    try:
-        await connection.execute(";".join(f"SET {name} = '{value}'" for name, value in wanted.items()))
-    except BaseException:
-        connection.terminate()
-        raise
+async def connect(dsn: str, settings: dict[str, str], **target: Any) -> asyncpg.Connection:
+    """Connects within CONNECT_SECONDS. `target` overrides the host, the port and the session attributes of the URL."""
+    async with asyncio.timeout(CONNECT_SECONDS):
+        try:
+            connection = await asyncpg.connect(
+                dsn, timeout=None, server_settings={"application_name": "tenure", "timezone": "UTC"}, **target
+            )
+        except asyncpg.ClientConfigurationError as error:
+            raise ConfigurationError(f"database: {error}") from error
+        _detect_dead_peers(connection)
+        wanted = dict(settings)
+        if connection.get_server_version().major >= TRANSACTION_TIMEOUT_SINCE:
+            wanted["transaction_timeout"] = TRANSACTION_TIMEOUT
+        try:
+            await connection.execute(";".join(f"SET {name} = '{value}'" for name, value in wanted.items()))
+        except BaseException:
+            connection.terminate()
+            raise
     return connection
 
 
@@ -149,10 +257,24 @@ def set_timeouts(connection: Connection, seconds: int) -> None:
     connection.execute(text(f"SELECT {settings}"))
 
 
+def _is_read_only(connection: asyncpg.Connection) -> bool:
+    """From what the server has reported with its last answer: PostgreSQL reports changes of these settings."""
+    settings = connection.get_settings()
+    return "on" in (getattr(settings, "in_hot_standby", ""), getattr(settings, "default_transaction_read_only", ""))
+
+
 def _detect_dead_peers(connection: asyncpg.Connection) -> None:
-    """Sets TCP_USER_TIMEOUT. Without it, it takes minutes to detect that the server has disappeared."""
+    """Sets the timeouts of TCP. Without them, it takes minutes or hours to detect that the server has disappeared."""
     transport_socket = connection._transport.get_extra_info("socket")  # noqa: SLF001 - asyncpg offers no other way
-    if transport_socket is not None and transport_socket.family in (socket.AF_INET, socket.AF_INET6):
-        option = getattr(socket, "TCP_USER_TIMEOUT", None)
+    if transport_socket is None or transport_socket.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    transport_socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (
+        ("TCP_USER_TIMEOUT", TCP_USER_TIMEOUT_MS),
+        ("TCP_KEEPIDLE", KEEPALIVE_IDLE_SECONDS),
+        ("TCP_KEEPINTVL", KEEPALIVE_INTERVAL_SECONDS),
+        ("TCP_KEEPCNT", KEEPALIVE_PROBES),
+    ):
+        option = getattr(socket, name, None)
         if option is not None:
-            transport_socket.setsockopt(socket.IPPROTO_TCP, option, TCP_USER_TIMEOUT_MS)
+            transport_socket.setsockopt(socket.IPPROTO_TCP, option, value)

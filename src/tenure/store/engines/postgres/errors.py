@@ -16,13 +16,12 @@ _CAUSES = {
     "40001": Cause.DEADLOCK,
     "55P03": Cause.LOCK_TIMEOUT,
     "57014": Cause.TIMEOUT,
-    "25006": Cause.CONNECTION,  # read only: the server was demoted after a failover
+    "25006": Cause.READ_ONLY,
     "25P03": Cause.CONNECTION,
     "25P04": Cause.TIMEOUT,
-    "53300": Cause.CONNECTION,
-    "57P01": Cause.CONNECTION,
-    "57P02": Cause.CONNECTION,
-    "57P03": Cause.CONNECTION,
+    "53100": Cause.DISK_FULL,
+    "53300": Cause.TOO_MANY_CONNECTIONS,
+    "58030": Cause.IO_ERROR,
     "28000": Cause.CONNECTION,
     "28P01": Cause.CONNECTION,
     "3D000": Cause.CONNECTION,
@@ -30,6 +29,21 @@ _CAUSES = {
     "42704": Cause.SCHEMA,
     "42883": Cause.SCHEMA,
 }
+
+_CLASSES = {
+    "08": Cause.CONNECTION,
+    "53": Cause.OUT_OF_RESOURCES,
+    # The operator or a crash ended the connection, or the server starts or stops.
+    "57P": Cause.CONNECTION,
+}
+_IN_RECOVERY = "55000"
+"""The SQLSTATE of many errors. Some say that a standby cannot do what a primary can."""
+USABLE_AFTER = frozenset({Cause.LEASE_LOST, Cause.DISK_FULL, Cause.OUT_OF_RESOURCES, Cause.READ_ONLY})
+"""Causes after which a connection is idle and can be used again. A new connection would meet the same error."""
+
+
+class Unanswered(Exception):
+    """The server has not answered earlier statements yet, and they occupy all connections."""
 
 
 _CONNECTION_ERRORS = (
@@ -48,5 +62,15 @@ def cause_of(error: BaseException) -> Cause | None:
     original = error.orig if isinstance(error, DBAPIError) else error
     state = getattr(original, "sqlstate", None)
     if state is not None:
-        return _CAUSES.get(state, Cause.CONNECTION if state.startswith("08") else None)
+        return _cause_of_state(state, str(original))
+    if isinstance(original, asyncpg.TargetServerAttributeNotMatched):
+        return Cause.READ_ONLY
+    if isinstance(original, Unanswered):
+        return Cause.UNANSWERED
     return Cause.CONNECTION if isinstance(original, _CONNECTION_ERRORS) else None
+
+
+def _cause_of_state(state: str, message: str) -> Cause | None:
+    if state == _IN_RECOVERY and "recovery" in message:
+        return Cause.READ_ONLY
+    return _CAUSES.get(state) or _CLASSES.get(state[:3]) or _CLASSES.get(state[:2])

@@ -1,15 +1,18 @@
 """Maps requests to the arguments of the functions in `functions/`, and the records they return to domain objects."""
 
+import json
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 import asyncpg
 
 from tenure.clock import to_microseconds
+from tenure.domain.audit_log import Actor
 from tenure.domain.deadlines import opened, span_of
 from tenure.domain.jobs import BeginRunOutcome, BeginRunResult
+from tenure.domain.keys import StoredKey
 from tenure.domain.leases import JOB_LOCK, Fence, Lease
 from tenure.domain.sessions import (
     ClosedSession,
@@ -34,8 +37,8 @@ from tenure.domain.submissions import (
     SubmitRequest,
     SubmitResult,
 )
-from tenure.ids import id_text
-from tenure.store.reads import leases, sessions
+from tenure.ids import id_text, new_id
+from tenure.store.reads import keys, leases, sessions
 
 SESSION_COLUMNS = ", ".join(f"(e.session).{column.name}" for column in sessions.COLUMNS)
 """The columns of the returned session, one by one. If a statement returned the session as one composite value, asyncpg
@@ -167,9 +170,14 @@ def stream_update_results(records: Sequence[asyncpg.Record], count: int) -> Sequ
     results = [StreamUpdateResult(Found.UNKNOWN)] * count
     for record in records:
         results[record["position"] - 1] = StreamUpdateResult(
-            Found(record["found"]), session(record), record["now"], record["recorded"]
+            Found(record["found"]), session(record), record["now"], record["recorded"], record["counted"]
         )
     return results
+
+
+def session_ends(text: str) -> Mapping[str, str]:
+    """Decodes a notification of tenure_announce_ends_1: the close reason of each session."""
+    return dict(each.split(" ", 1) for each in text.split(",") if " " in each)
 
 
 def lease(record: asyncpg.Record) -> Lease:
@@ -223,9 +231,19 @@ _SINCE_1970 = to_microseconds(datetime(2000, 1, 1, tzinfo=UTC))
 
 def begin_attempts_result(records: Sequence[asyncpg.Record]) -> BeginAttemptsResult:
     return BeginAttemptsResult(
-        records[0][5],
-        [BeginAttemptResult(str(record[0]), BeginAttemptOutcome(record[1]), *record[2:5]) for record in records],
+        records[0][7],
+        [BeginAttemptResult(str(record[0]), BeginAttemptOutcome(record[1]), *record[2:7]) for record in records],
     )
+
+
+def actor_text(actor: Actor) -> str:
+    """The argument `p_actor` of a function that writes an audit entry: the actor as JSON, with the id of the entry."""
+    return json.dumps({"entry": new_id(), "subject": actor.subject, "name": actor.name, "request": actor.request_id})
+
+
+def key(record: asyncpg.Record) -> StoredKey:
+    tenant = record["tenant_object_id"]
+    return keys.key_from_values({**record, "tenant_object_id": tenant and str(tenant)})
 
 
 def values_of(record: asyncpg.Record) -> dict[str, Any]:

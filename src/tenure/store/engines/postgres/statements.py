@@ -7,6 +7,7 @@ list of columns, is inserted.
 from tenure.store.contract import Topic
 from tenure.store.contract.sessions import OpenLane
 from tenure.store.engines.postgres import rows
+from tenure.store.reads.keys import KEY_COLUMNS
 from tenure.store.reads.leases import LEASE_COLUMNS
 from tenure.store.reads.submissions import ENVELOPE_COLUMNS
 from tenure.store.tables import jobs
@@ -29,7 +30,7 @@ SELECT e.position, e.found, e.now, e.recorded, (e.session).attachment, {rows.SES
   FROM tenure_attach_1($1::text::uuid[], $2::text::bigint[], $3::text::bigint[], $4::text::bigint[]) AS e
 """  # noqa: S608
 UPDATE_STREAMS = f"""
-SELECT e.position, e.found, e.now, e.recorded, {rows.SESSION_COLUMNS}
+SELECT e.position, e.found, e.now, e.recorded, e.counted, {rows.SESSION_COLUMNS}
   FROM tenure_update_streams_1(
        $1::text::uuid[], $2::text::int[], $3::text::int[], $4::text::boolean[], $5::text[], $6::text::boolean[],
        $7::text::bigint[], $8::text::bigint[], $9::text::bigint[], $10::text::bigint[], $11::text::bigint[],
@@ -50,16 +51,16 @@ REGISTER_JOBS = "SELECT tenure_register_jobs_1($1, $2, $3, $4)"
 BEGIN_RUN = "SELECT * FROM tenure_begin_run_1($1, $2, $3)"
 FINISH_RUN = f"SELECT tenure_finish_run_1({_FENCE}, $4, $5, $6)"
 COMMAND_JOB = "SELECT * FROM tenure_command_job_1($1, $2)"
-PRUNE = f"SELECT * FROM tenure_prune_1({_FENCE}, $4, $5, $6, $7)"  # noqa: S608
+PRUNE = f"SELECT * FROM tenure_prune_1({_FENCE}, $4, $5, $6, $7, $8)"  # noqa: S608
 
 ACCEPT_SUBMISSIONS = "SELECT * FROM tenure_accept_submissions_1($1::text::uuid[], $2, $3, $4, $5, $6, $7)"
 ANNOUNCE_SUBMISSIONS = f"SELECT pg_notify('{Topic.SUBMISSIONS.value}', '')"
-BEGIN_ATTEMPTS = f"SELECT * FROM tenure_begin_attempts_1({_FENCE}, $4::text::uuid[])"  # noqa: S608
+BEGIN_ATTEMPTS = f"SELECT * FROM tenure_begin_attempts_1({_FENCE}, $4::text::uuid[], $5::text::uuid[])"  # noqa: S608
 FINISH_ATTEMPTS = f"""
 SELECT * FROM tenure_finish_attempts_1(
-       {_FENCE}, $4::text::uuid[], $5::text::int[], $6::text::text[], $7::text::int[], $8, $9::text::boolean[], $10)
+       {_FENCE}, $4::text::uuid[], $5::text::int[], $6::text::text[], $7::text::int[], $8, $9::text::boolean[], $10,
+       $11::text::boolean[], $12::text::boolean[])
 """  # noqa: S608
-CLOSE_ORPHANED_ATTEMPTS = f"SELECT tenure_close_orphaned_attempts_1({_FENCE}, $4)"
 NOTE_WAITING_REASON = f"SELECT tenure_note_waiting_reason_1({_FENCE}, $4::text::uuid[], $5)"
 COMMAND_SUBMISSIONS = "SELECT * FROM tenure_command_submissions_1($1, $2::text::uuid[])"
 READ_ENVELOPES = f"""
@@ -81,6 +82,7 @@ CUT_USAGE = f"SELECT * FROM tenure_cut_usage_1({_FENCE}, $4, $5, $6, $7, $8, $9)
 SAVE_CHUNKS = f"""
 SELECT tenure_save_chunks_1({_FENCE}, $4, $5, $6::text::uuid[], $7::text::uuid[], $8, $9, $10::text::uuid[], $11)
 """
+SEND_WINDOWS = "SELECT * FROM tenure_send_windows_1($1, $2, $3, $4, $5::text::uuid[])"
 STORE_DIGESTS = f"SELECT * FROM tenure_store_digests_1({_FENCE}, $4::text::uuid[], $5)"  # noqa: S608
 PRUNE_USAGE = f"SELECT * FROM tenure_prune_usage_1({_FENCE}, $4, $5)"  # noqa: S608
 
@@ -101,6 +103,12 @@ SELECT l.session_id::text, l.user_object_id::text, l.tenant_object_id::text, l.c
         UNION ALL {_INTERVALS.format(end="s.closed_at", condition="s.closed_at > $3")}) l
  ORDER BY l.session_id
 """  # noqa: S608
+
+CREATE_KEY = "SELECT * FROM tenure_create_key_1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)"
+REVOKE_KEY = "SELECT * FROM tenure_revoke_key_1($1, $2)"
+FIND_KEY = f"SELECT {', '.join(column.name for column in KEY_COLUMNS)} FROM keys WHERE public_id = $1"  # noqa: S608
+READ_KEYS_VERSION = "SELECT keys_version, tenure_now() FROM installation"
+TOUCH_KEYS = "SELECT tenure_touch_keys_1($1, $2)"
 
 _LOCK = ", ".join(f"l.{column.name} AS lease_{column.name}" for column in LEASE_COLUMNS)
 BOARD = f"""

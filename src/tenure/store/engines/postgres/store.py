@@ -7,14 +7,24 @@ with its version in its name, so that instances of two versions can run side by 
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 
 import asyncpg
 from msgspec.structs import astuple
 from sqlalchemy import Connection, text
 
 from tenure.clock import MICROSECOND, from_microseconds
+from tenure.domain.audit_log import Actor
 from tenure.domain.capacities import Capacity, Seats
 from tenure.domain.jobs import BeginRunResult, Board, Job, JobCommand, JobSettings, Pruned, RunOutcome
+from tenure.domain.keys import (
+    LIVE_KEYS_PER_NAME,
+    CreateKeyResult,
+    KeysVersion,
+    NewKey,
+    StoredKey,
+    creation_detail,
+)
 from tenure.domain.leases import AcquireResult, Fence, Lease
 from tenure.domain.sessions import (
     ClosedSession,
@@ -33,6 +43,7 @@ from tenure.domain.submissions import (
     AttemptEnd,
     BeginAttemptsResult,
     Change,
+    Contract,
     Envelope,
     PendingPage,
     SubmissionCommand,
@@ -40,7 +51,17 @@ from tenure.domain.submissions import (
     SubmitRequest,
     SubmitResult,
 )
-from tenure.domain.usage import BillableInterval, Chunk, ChunkBounds, ChunkDigest, Cut, CutRules, PrunedUsage, Window
+from tenure.domain.usage import (
+    BillableInterval,
+    Chunk,
+    ChunkBounds,
+    ChunkDigest,
+    Cut,
+    CutRules,
+    PrunedUsage,
+    Window,
+    WindowToSend,
+)
 from tenure.ids import id_of_number, new_id
 from tenure.store import migrate
 from tenure.store.contract import Topic
@@ -48,8 +69,9 @@ from tenure.store.contract.sessions import OpenLane
 from tenure.store.engines.postgres import rows, statements
 from tenure.store.engines.postgres.client import PostgresClient
 from tenure.store.engines.postgres.connections import set_timeouts
-from tenure.store.limits import JOB_RUNS_KEPT, LEASE_HISTORY_KEPT, SUBMISSIONS_KEPT, USAGE_KEPT
+from tenure.store.limits import AUDIT_LOG_KEPT, JOB_RUNS_KEPT, LEASE_HISTORY_KEPT, SUBMISSIONS_KEPT, USAGE_KEPT
 from tenure.store.reads import capacities, leases, submissions
+from tenure.store.reads.keys import create_result
 from tenure.store.reads.shared import SharedReads
 
 MIGRATION_SECONDS = 600
@@ -167,6 +189,9 @@ class PostgresStore(PostgresClient, SharedReads):
     def listen(self, topic: Topic, wake: Callable[[], None]) -> None:
         self._wakes.setdefault(topic, []).append(wake)
 
+    def listen_for_ends(self, ended: Callable[[str, str], None], check: Callable[[], None]) -> None:
+        self._end_listeners.append((ended, check))
+
     async def register_jobs(self, jobs: Sequence[JobSettings]) -> None:
         await self._call_on(
             self._watching,
@@ -191,7 +216,7 @@ class PostgresStore(PostgresClient, SharedReads):
         return leases.job_from_values(records[0]) if records else None
 
     async def prune(self, fence: Fence, limit: int) -> Pruned:
-        kept = [span // MICROSECOND for span in (LEASE_HISTORY_KEPT, JOB_RUNS_KEPT, SUBMISSIONS_KEPT)]
+        kept = [span // MICROSECOND for span in (LEASE_HISTORY_KEPT, JOB_RUNS_KEPT, SUBMISSIONS_KEPT, AUDIT_LOG_KEPT)]
         (record,) = await self._call(statements.PRUNE, *astuple(fence), limit, *kept)
         return Pruned(*record)
 
@@ -222,8 +247,11 @@ class PostgresStore(PostgresClient, SharedReads):
         records = await self._call(statements.READ_ENVELOPES, rows.array(submission_ids))
         return [submissions.envelope(str(record[0]), *record[1:]) for record in records]
 
-    async def begin_attempts(self, fence: Fence, submission_ids: Sequence[str]) -> BeginAttemptsResult:
-        records = await self._call(statements.BEGIN_ATTEMPTS, *astuple(fence), rows.array(submission_ids))
+    async def begin_attempts(
+        self, fence: Fence, submission_ids: Sequence[str], early: Sequence[str] = ()
+    ) -> BeginAttemptsResult:
+        ids = (rows.array(submission_ids), rows.array(early))
+        records = await self._call(statements.BEGIN_ATTEMPTS, *astuple(fence), *ids)
         return rows.begin_attempts_result(records)
 
     async def finish_attempts(self, fence: Fence, ends: Sequence[AttemptEnd]) -> Sequence[SubmissionStatus]:
@@ -237,12 +265,10 @@ class PostgresStore(PostgresClient, SharedReads):
             [end.error for end in ends],
             rows.flags([end.counts for end in ends]),
             [end.pause_microseconds for end in ends],
+            rows.flags([end.is_binding for end in ends]),
+            rows.flags([end.has_receipt for end in ends]),
         )
         return [SubmissionStatus(str(record[0]), record[1], record[2]) for record in records]
-
-    async def close_orphaned_attempts(self, fence: Fence, limit: int) -> int:
-        (record,) = await self._call(statements.CLOSE_ORPHANED_ATTEMPTS, *astuple(fence), limit)
-        return int(record[0])
 
     async def note_waiting_reason(self, fence: Fence, submission_ids: Sequence[str], error: str) -> None:
         await self._call(statements.NOTE_WAITING_REASON, *astuple(fence), rows.array(submission_ids), error)
@@ -276,6 +302,17 @@ class PostgresStore(PostgresClient, SharedReads):
             complete,
         )
 
+    async def send_windows(self, contract: Contract, windows: Sequence[WindowToSend]) -> Sequence[int]:
+        records = await self._call(
+            statements.SEND_WINDOWS,
+            submissions.contract_text(contract),
+            USAGE_KEPT // MICROSECOND,
+            [each.window_id for each in windows],
+            [len(each.submission_ids) for each in windows],
+            rows.array([submission_id for each in windows for submission_id in each.submission_ids]),
+        )
+        return [record[0] for record in records]
+
     async def read_intervals(self, window: Window, chunk: Chunk) -> Sequence[BillableInterval]:  # type: ignore[override]  # no index hint
         span = (window.started_at, window.ended_at, window.era.started_at)
         records = await self._fetch_long(
@@ -292,6 +329,40 @@ class PostgresStore(PostgresClient, SharedReads):
     async def prune_usage(self, fence: Fence, limit: int) -> PrunedUsage:
         (record,) = await self._call(statements.PRUNE_USAGE, *astuple(fence), limit, USAGE_KEPT // MICROSECOND)
         return PrunedUsage(*record)
+
+    async def create_key(self, new: NewKey, actor: Actor) -> CreateKeyResult:
+        records = await self._call(
+            statements.CREATE_KEY,
+            new.public_id,
+            new.name,
+            new.role.value,
+            new.tenant_object_id,
+            new.digest,
+            new.expires_at,
+            new.others_expire_at,
+            LIVE_KEYS_PER_NAME,
+            rows.actor_text(actor),
+            creation_detail(new),
+        )
+        return create_result(new, rows.key(records[0]) if records else None)
+
+    async def revoke_key(self, public_id: str, actor: Actor) -> StoredKey | None:
+        records = await self._call(statements.REVOKE_KEY, public_id, rows.actor_text(actor))
+        return rows.key(records[0]) if records else None
+
+    async def find_key(self, public_id: str) -> StoredKey | None:
+        records = await self._call(statements.FIND_KEY, public_id)
+        return rows.key(records[0]) if records else None
+
+    async def read_keys_version(self) -> KeysVersion:
+        """Uses the connection that listens for notifications: busy requests do not delay this read."""
+        (record,) = await self._hot_retries.run(
+            lambda: self._watching.fetch(statements.READ_KEYS_VERSION, (), only_reads=True)
+        )
+        return KeysVersion(*record)
+
+    async def touch_keys(self, used_at: Mapping[str, datetime]) -> None:
+        await self._call(statements.TOUCH_KEYS, list(used_at.keys()), list(used_at.values()))
 
     async def migrate(self) -> Sequence[str]:
         def upgrade(connection: Connection) -> Sequence[str]:

@@ -79,7 +79,11 @@ class CapacitySeats:
         return self._connection.execute(statement).scalar_one()
 
     def _unclosed(self) -> list[Any]:
-        return [_sessions.c.capacity_id == self._row.capacity_id, _sessions.c.closed_at.is_(None)]
+        return [
+            _sessions.c.capacity_id == self._row.capacity_id,
+            _sessions.c.closed_at.is_(None),
+            sessions.SEATED,
+        ]
 
     def _record_lapsed(self) -> Iterable[ClosedSession]:
         lapsed = select(*sessions.COLUMNS).where(*self._unclosed(), _sessions.c.deadline_at <= self._now)

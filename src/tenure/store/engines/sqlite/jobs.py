@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from msgspec.structs import replace
 from sqlalchemy import Connection, delete, insert, select, tuple_, update
 
 from tenure.clock import MICROSECOND
@@ -14,9 +13,9 @@ from tenure.domain.leases import JOB_LOCK, Fence, Lease
 from tenure.errors import LeaseLost
 from tenure.store.engines.sqlite.leases import begin_epoch, check_fence, end_epoch, find_lease, is_attempt, lease_now
 from tenure.store.engines.sqlite.submissions import prune_submissions
-from tenure.store.limits import JOB_RUNS_KEPT, LEASE_HISTORY_KEPT, SUBMISSIONS_KEPT
+from tenure.store.limits import AUDIT_LOG_KEPT, JOB_RUNS_KEPT, LEASE_HISTORY_KEPT, SUBMISSIONS_KEPT
 from tenure.store.reads.leases import job_from_values
-from tenure.store.tables import job_runs, jobs, lease_history
+from tenure.store.tables import audit_log, job_runs, jobs, lease_history
 
 ZERO = timedelta(0)
 
@@ -79,10 +78,11 @@ def begin_run(connection: Connection, now: datetime, name: str, holder: str, att
             tick_at=next_run_at if next_run_at <= now else None,
             requested_at=job.requested_at,
             started_at=now,
+            clock_behind=clock_behind,
         )
     )
     _record_start(connection, now, job, next_run_at, reclaimed)
-    return replace(_begun_run(connection, job, taken, reclaimed), clock_behind=clock_behind)
+    return _begun_run(connection, job, taken, reclaimed)
 
 
 def _abandon_open_run(connection: Connection, name: str, lock: Lease | None) -> Fence | None:
@@ -127,6 +127,7 @@ def _begun_run(connection: Connection, job: Job, lock: Lease, reclaimed: Fence |
         lock_timeout_microseconds=job.lock_timeout_microseconds,
         failures_in_a_row=job.failures_in_a_row + (reclaimed is not None),
         reclaimed=reclaimed,
+        clock_behind=run.clock_behind,
     )
 
 
@@ -187,15 +188,17 @@ def command_job(connection: Connection, now: datetime, name: str, command: JobCo
 def prune(connection: Connection, fence: Fence, limit: int) -> Pruned:
     check_fence(connection, fence)
     now = lease_now(connection)
-    history, run = lease_history.c, job_runs.c
+    history, run, entry = lease_history.c, job_runs.c, audit_log.c
     old_history = select(history.name, history.epoch).where(history.ended_at < now - LEASE_HISTORY_KEPT).limit(limit)
     old_runs = (
         select(run.job, run.epoch)
         .where(run.started_at < now - JOB_RUNS_KEPT, run.ended_at.is_not(None))
         .order_by(run.started_at)
     )
+    old_entries = select(entry.entry_id).where(entry.at < now - AUDIT_LOG_KEPT).order_by(entry.at)
     return Pruned(
         connection.execute(delete(lease_history).where(tuple_(history.name, history.epoch).in_(old_history))).rowcount,
         connection.execute(delete(job_runs).where(tuple_(run.job, run.epoch).in_(old_runs.limit(limit)))).rowcount,
         prune_submissions(connection, now, SUBMISSIONS_KEPT, limit),
+        connection.execute(delete(audit_log).where(entry.entry_id.in_(old_entries.limit(limit)))).rowcount,
     )

@@ -6,8 +6,10 @@ from typing import TypeVar
 
 from sqlalchemy import Connection
 
+from tenure.domain.audit_log import Actor
 from tenure.domain.capacities import Capacity, Seats
 from tenure.domain.jobs import BeginRunResult, Job, JobCommand, JobSettings, Pruned, RunOutcome
+from tenure.domain.keys import CreateKeyResult, NewKey, StoredKey
 from tenure.domain.leases import AcquireResult, Fence, Lease
 from tenure.domain.sessions import (
     EndRequest,
@@ -23,17 +25,19 @@ from tenure.domain.streams import AttachRequest, AttachResult, StreamUpdate, Str
 from tenure.domain.submissions import (
     AttemptEnd,
     BeginAttemptsResult,
+    Contract,
     SubmissionCommand,
     SubmissionStatus,
     SubmitRequest,
     SubmitResult,
 )
-from tenure.domain.usage import ChunkBounds, ChunkDigest, Cut, CutRules, PrunedUsage
+from tenure.domain.usage import ChunkBounds, ChunkDigest, Cut, CutRules, PrunedUsage, WindowToSend
 from tenure.store import migrate
 from tenure.store.contract import Topic
 from tenure.store.contract.sessions import OpenLane
-from tenure.store.engines.sqlite import capacities, jobs, leases, opening, sessions, streams, submissions, usage
-from tenure.store.engines.sqlite.client import SqliteClient, immediate
+from tenure.store.engines.sqlite import capacities, jobs, keys, leases, opening, sessions, streams, submissions, usage
+from tenure.store.engines.sqlite.client import SqliteClient
+from tenure.store.engines.sqlite.connections import immediate
 from tenure.store.reads.shared import SharedReads
 
 T = TypeVar("T")
@@ -96,6 +100,9 @@ class SqliteStore(SqliteClient, SharedReads):
     def listen(self, topic: Topic, wake: Callable[[], None]) -> None:
         """SQLite sends no notifications."""
 
+    def listen_for_ends(self, ended: Callable[[str, str], None], check: Callable[[], None]) -> None:
+        """SQLite sends no notifications. Streams find the end of their session with their next keep-alive."""
+
     async def register_jobs(self, settings: Sequence[JobSettings]) -> None:
         await self._write_lease(lambda connection, now: jobs.register_jobs(connection, now, settings))
 
@@ -121,23 +128,20 @@ class SqliteStore(SqliteClient, SharedReads):
     async def announce_submissions(self) -> None:
         """SQLite sends no notifications."""
 
-    async def begin_attempts(self, fence: Fence, submission_ids: Sequence[str]) -> BeginAttemptsResult:
+    async def begin_attempts(
+        self, fence: Fence, submission_ids: Sequence[str], early: Sequence[str] = ()
+    ) -> BeginAttemptsResult:
         return await self._write_by_plain_clock(
-            lambda connection, now: submissions.begin_attempts(connection, now, fence, submission_ids)
+            lambda connection, now: submissions.begin_attempts(connection, now, fence, submission_ids, early)
         )
 
     async def finish_attempts(self, fence: Fence, ends: Sequence[AttemptEnd]) -> Sequence[SubmissionStatus]:
         def finish(connection: Connection, now: datetime) -> Sequence[SubmissionStatus]:
             moved = submissions.finish_attempts(connection, now, fence, ends)
-            usage.deliver_chunks(connection, now, moved)
+            usage.deliver_chunks(connection, now, moved, {end.submission_id for end in ends if end.has_receipt})
             return moved
 
         return await self._write_by_plain_clock(finish)
-
-    async def close_orphaned_attempts(self, fence: Fence, limit: int) -> int:
-        return await self._write_by_plain_clock(
-            lambda connection, now: submissions.close_orphaned_attempts(connection, now, fence, limit)
-        )
 
     async def note_waiting_reason(self, fence: Fence, submission_ids: Sequence[str], error: str) -> None:
         await self._write_by_plain_clock(
@@ -164,6 +168,11 @@ class SqliteStore(SqliteClient, SharedReads):
 
         await self._write_by_plain_clock(save)
 
+    async def send_windows(self, contract: Contract, windows: Sequence[WindowToSend]) -> Sequence[int]:
+        return await self._write_by_plain_clock(
+            lambda connection, now: usage.send_windows(connection, now, contract, windows)
+        )
+
     async def store_digests(self, fence: Fence, digests: Sequence[ChunkDigest]) -> Mapping[str, bool]:
         return await self._write_by_plain_clock(
             lambda connection, _now: usage.store_digests(connection, fence, digests)
@@ -174,6 +183,17 @@ class SqliteStore(SqliteClient, SharedReads):
             lambda connection, now: usage.prune_usage(connection, now, fence, limit)
         )
 
+    async def create_key(self, new: NewKey, actor: Actor) -> CreateKeyResult:
+        return await self._write_by_plain_clock(lambda connection, now: keys.create_key(connection, now, new, actor))
+
+    async def revoke_key(self, public_id: str, actor: Actor) -> StoredKey | None:
+        return await self._write_by_plain_clock(
+            lambda connection, now: keys.revoke_key(connection, now, public_id, actor)
+        )
+
+    async def touch_keys(self, used_at: Mapping[str, datetime]) -> None:
+        await self._write_by_plain_clock(lambda connection, now: keys.touch_keys(connection, now, used_at))
+
     async def _write_by_plain_clock(self, work: Callable[[Connection, datetime], T]) -> T:
         """Uses the plain clock, which may return an instant before the last cut.
 
@@ -183,6 +203,6 @@ class SqliteStore(SqliteClient, SharedReads):
 
     async def migrate(self) -> Sequence[str]:
         return await self._retries.run(
-            lambda: self._on(self._writer, lambda connection: immediate(connection, migrate.upgrade)),
+            lambda: self._writer.run(lambda connection: immediate(connection, migrate.upgrade)),
             MIGRATION_SECONDS,
         )

@@ -34,7 +34,7 @@ def _attach(connection: Connection, now: datetime, row: Any, attach: AttachReque
         ended = close(connection, as_recorded(session, now))
         return AttachResult(Found.OVER, ended, row.attachment, now, closed_session_of(ended))
     session = attached(session, now, attach)
-    # This precedes the renewal: `check_at` must never lie after the deadline, and attaching may bring that nearer.
+    # Before the renewal: the new limits may make the deadline earlier, and `check_at` must never be after the deadline.
     connection.execute(
         update(_table)
         .where(_table.c.session_id == session.session_id)
@@ -70,13 +70,17 @@ def _update(connection: Connection, now: datetime, row: Any, stream_update: Stre
     was_open = session.closed_at is None
     is_current = row.attachment == stream_update.attachment
     column, saves = _saves_of(row, stream_update.attachment)
-    if stream_update.save > saves:
+    is_new = stream_update.save > saves
+    is_live = was_open and session.deadline_at > now
+    is_added = is_new and (is_live or stream_update.end is not None or stream_update.finished)
+    if is_added:
         session = replace(session, stream=_sum(session.stream or _ZERO, stream_update.counted))
     session = _with_update(session, now, stream_update, is_current=is_current)
-    _write(connection, session, {column: max(saves, stream_update.save)} if column else {})
+    _write(connection, session, {column: stream_update.save} if column and is_added else {})
+    counted = is_added or not is_new
     if session.closed_at is not None:
-        return StreamUpdateResult(Found.OVER, session, now, recorded=was_open)
-    return StreamUpdateResult(Found.LIVE if is_current else Found.REPLACED, session, now)
+        return StreamUpdateResult(Found.OVER, session, now, recorded=was_open, counted=counted)
+    return StreamUpdateResult(Found.LIVE if is_current else Found.REPLACED, session, now, counted=counted)
 
 
 def _with_update(session: Session, now: datetime, stream_update: StreamUpdate, *, is_current: bool) -> Session:

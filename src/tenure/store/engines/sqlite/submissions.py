@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Connection, delete, exists, insert, select, update
+from sqlalchemy import Connection, delete, insert, select, update
 
 from tenure.clock import MICROSECOND
 from tenure.domain.leases import Fence
@@ -24,8 +24,6 @@ from tenure.domain.submissions import (
 from tenure.store.engines.sqlite.leases import check_fence
 from tenure.store.reads.submissions import contract_text
 from tenure.store.tables import PRUNABLE, submission_attempts, submissions
-
-ORPHANED = "the executor stopped before it recorded the outcome"
 
 _row = submissions.c
 _attempt = submission_attempts.c
@@ -65,7 +63,7 @@ def _accept(connection: Connection, now: datetime, request: SubmitRequest) -> Su
 
 
 def begin_attempts(
-    connection: Connection, now: datetime, fence: Fence, submission_ids: Sequence[str]
+    connection: Connection, now: datetime, fence: Fence, submission_ids: Sequence[str], early: Sequence[str]
 ) -> BeginAttemptsResult:
     check_fence(connection, fence)
     columns = (
@@ -73,7 +71,9 @@ def begin_attempts(
         _row.state,
         _row.attempts,
         _row.failures,
+        _row.unknowns,
         _row.next_attempt_at,
+        _row.pause_is_binding,
         _row.last_modified_at,
     )
     rows = connection.execute(select(*columns).where(_row.submission_id.in_(submission_ids))).all()
@@ -81,33 +81,44 @@ def begin_attempts(
     return BeginAttemptsResult(
         now,
         [
-            *(_begin(connection, now, fence, row) for row in rows),
+            *(_begin(connection, now, fence, row, early=row.submission_id in early) for row in rows),
             *(BeginAttemptResult(submission_id, BeginAttemptOutcome.OVER) for submission_id in missing),
         ],
     )
 
 
-def _begin(connection: Connection, now: datetime, fence: Fence, row: Any) -> BeginAttemptResult:
+def _begin(connection: Connection, now: datetime, fence: Fence, row: Any, *, early: bool) -> BeginAttemptResult:
     if row.state != SubmissionState.PENDING.value:
         return BeginAttemptResult(row.submission_id, BeginAttemptOutcome.OVER)
-    number = row.attempts
-    if row.next_attempt_at is not None and row.next_attempt_at <= now:
-        number += 1
-        _write(connection, row.submission_id, attempts=number, next_attempt_at=None)
+    due_at = row.next_attempt_at
+    if due_at is None:
+        attempt = _open_attempt(connection, row.submission_id, row.attempts, fence.epoch)
+    elif due_at <= now or (early and not row.pause_is_binding):
         # If the clock was stepped back, `now` may lie before the last command or the acceptance. An attempt must not
         # start before either: `_move` would take it for a retry.
-        values = {"number": number, "epoch": fence.epoch, "holder": fence.holder}
+        attempt = (row.attempts + 1, due_at if due_at > now else None)
+        _write(connection, row.submission_id, attempts=attempt[0], next_attempt_at=None)
+        values = {"number": attempt[0], "epoch": fence.epoch, "holder": fence.holder, "was_due_at": attempt[1]}
         values |= {"submission_id": row.submission_id, "started_at": max(now, row.last_modified_at)}
         connection.execute(insert(submission_attempts).values(**values))
-    elif not _is_open(connection, row.submission_id, number, fence.epoch):
-        return BeginAttemptResult(row.submission_id, BeginAttemptOutcome.LATER, next_attempt_at=row.next_attempt_at)
-    return BeginAttemptResult(row.submission_id, BeginAttemptOutcome.BEGUN, number, row.failures)
+    else:
+        attempt = None
+    if attempt is None:
+        return BeginAttemptResult(row.submission_id, BeginAttemptOutcome.LATER, next_attempt_at=due_at)
+    number, was_due_at = attempt
+    return BeginAttemptResult(
+        row.submission_id, BeginAttemptOutcome.BEGUN, number, row.failures, row.unknowns, was_due_at
+    )
 
 
-def _is_open(connection: Connection, submission_id: str, number: int, epoch: int) -> bool:
-    """Whether this attempt is already open in this epoch: then the answer to an earlier `begin_attempts` was lost."""
+def _open_attempt(
+    connection: Connection, submission_id: str, number: int, epoch: int
+) -> tuple[int, datetime | None] | None:
+    """The attempt that is already open in this epoch: the answer to the `begin_attempts` that began it was lost."""
     attempt = (_attempt.submission_id == submission_id, _attempt.number == number, _attempt.epoch == epoch)
-    return bool(connection.execute(select(exists().where(*attempt, _attempt.ended_at.is_(None)))).scalar())
+    columns = select(_attempt.number, _attempt.was_due_at)
+    row = connection.execute(columns.where(*attempt, _attempt.ended_at.is_(None))).one_or_none()
+    return None if row is None else (row.number, row.was_due_at)
 
 
 def finish_attempts(
@@ -119,7 +130,13 @@ def finish_attempts(
             update(submission_attempts)
             .where(_attempt.submission_id == end.submission_id, _attempt.number == end.number)
             .where(_attempt.ended_at.is_(None))
-            .values(ended_at=now, outcome=end.outcome.value, status=end.status, error=end.error)
+            .values(
+                ended_at=now,
+                outcome=end.outcome.value,
+                status=end.status,
+                error=end.error,
+                has_receipt=end.has_receipt,
+            )
             .returning(_attempt.started_at)
         ).one_or_none()
         if closed is not None:
@@ -130,13 +147,19 @@ def finish_attempts(
 
 
 def _move(connection: Connection, now: datetime, started_at: datetime, end: AttemptEnd) -> None:
-    columns = (_row.state, _row.failures, _row.last_modified_at)
+    columns = (_row.state, _row.failures, _row.unknowns, _row.last_modified_at)
     row = connection.execute(select(*columns).where(_row.submission_id == end.submission_id)).one()
     # If the submission was retried by hand during the attempt, it is due as soon as the attempt has failed, and its
-    # failures count from 0.
+    # failures and unknown outcomes count from 0.
     retried = row.last_modified_at > started_at
     pause = 0 if retried else end.pause_microseconds
-    changes: dict[str, Any] = {"failures": row.failures + (end.counts and not retried), "last_error": end.error}
+    unknown = end.outcome is AttemptOutcome.UNKNOWN
+    changes: dict[str, Any] = {
+        "failures": row.failures + (end.counts and not retried),
+        "unknowns": row.unknowns + (unknown and not retried),
+        "pause_is_binding": end.is_binding and not retried,
+        "last_error": end.error,
+    }
     if end.outcome is AttemptOutcome.DELIVERED:
         changes |= {"state": SubmissionState.DELIVERED.value, "next_attempt_at": None, "ended_at": now}
         changes["last_error"] = None
@@ -145,23 +168,6 @@ def _move(connection: Connection, now: datetime, started_at: datetime, end: Atte
     elif row.state == SubmissionState.PENDING.value:
         changes |= {"next_attempt_at": now + (pause or 0) * MICROSECOND}
     _write(connection, end.submission_id, **changes)
-
-
-def close_orphaned_attempts(connection: Connection, now: datetime, fence: Fence, limit: int) -> int:
-    check_fence(connection, fence)
-    orphaned = (_attempt.ended_at.is_(None), _attempt.epoch < fence.epoch)
-    found = connection.execute(select(_attempt.submission_id).where(*orphaned).limit(limit)).scalars().all()
-    connection.execute(
-        update(submission_attempts)
-        .where(_attempt.submission_id.in_(found), *orphaned)
-        .values(ended_at=now, outcome=AttemptOutcome.UNKNOWN.value, error=ORPHANED)
-    )
-    connection.execute(
-        update(submissions)
-        .where(_row.submission_id.in_(found), _row.state == SubmissionState.PENDING.value)
-        .values(next_attempt_at=now)
-    )
-    return len(found)
 
 
 def note_waiting_reason(connection: Connection, fence: Fence, submission_ids: Sequence[str], error: str) -> None:
@@ -192,7 +198,8 @@ def _retry(connection: Connection, now: datetime, row: Any) -> bool:
     # compares the two.
     retried_at = now if open_since is None else max(now, open_since + MICROSECOND)
     due = now if open_since is None else None
-    changes = {"state": SubmissionState.PENDING.value, "failures": 0, "ended_at": None, "next_attempt_at": due}
+    changes = {"state": SubmissionState.PENDING.value, "failures": 0, "unknowns": 0, "ended_at": None}
+    changes |= {"next_attempt_at": due, "pause_is_binding": False}
     _write(connection, row.submission_id, last_modified_at=retried_at, **changes)
     return True
 

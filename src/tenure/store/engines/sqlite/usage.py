@@ -1,6 +1,6 @@
 """Windows and chunks. Every function runs under the file's write lock, so a cut excludes all other writes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -8,8 +8,8 @@ from sqlalchemy import Connection, and_, delete, exists, func, insert, or_, sele
 
 from tenure.clock import from_microseconds, to_microseconds
 from tenure.domain.leases import Fence
-from tenure.domain.submissions import USAGES, SubmissionState, SubmissionStatus
-from tenure.domain.usage import ChunkBounds, ChunkDigest, Cut, CutRules, PrunedUsage
+from tenure.domain.submissions import USAGES, Contract, SubmissionState, SubmissionStatus
+from tenure.domain.usage import ChunkBounds, ChunkDigest, Cut, CutRules, PrunedUsage, WindowToSend
 from tenure.ids import new_id
 from tenure.store.engines.sqlite.leases import check_fence
 from tenure.store.limits import USAGE_KEPT
@@ -94,10 +94,10 @@ def _save_chunk(connection: Connection, now: datetime, window: Any, number: int,
         )
     )
     if submission_id is not None:
-        _submit(connection, now, window, number, submission_id)
+        _submit(connection, now, window, number, submission_id, window.contract)
 
 
-def _submit(connection: Connection, now: datetime, window: Any, number: int, submission_id: str) -> None:
+def _submit(connection: Connection, now: datetime, window: Any, number: int, submission_id: str, contract: str) -> None:
     key = f"{window.installation_id}-{window.window_id}-{number}"
     connection.execute(
         insert(submissions).values(
@@ -107,7 +107,7 @@ def _submit(connection: Connection, now: datetime, window: Any, number: int, sub
             idempotency_key=key,
             delivery_key=key,
             digest=b"",
-            contract=window.contract,
+            contract=contract,
             state=SubmissionState.PENDING.value,
             attempts=0,
             failures=0,
@@ -133,6 +133,31 @@ def _complete(connection: Connection, now: datetime, window: Any) -> None:
     )
 
 
+def send_windows(
+    connection: Connection, now: datetime, contract: Contract, windows: Sequence[WindowToSend]
+) -> Sequence[int]:
+    text = contract_text(contract)
+    return [each.window_id for each in windows if _send_window(connection, now, text, each)]
+
+
+def _send_window(connection: Connection, now: datetime, contract: str, sending: WindowToSend) -> bool:
+    unsent = and_(_window.contract.is_(None), _window.chunked_at.is_not(None), _window.ended_at >= now - USAGE_KEPT)
+    window = connection.execute(
+        select(usage_windows).where(_window.window_id == sending.window_id, unsent)
+    ).one_or_none()
+    chunks = select(func.count()).where(_chunk.window_id == sending.window_id)
+    if window is None or connection.execute(chunks).scalar() != len(sending.submission_ids):
+        return False
+    for number, submission_id in enumerate(sending.submission_ids, 1):
+        this_chunk = and_(_chunk.window_id == window.window_id, _chunk.chunk == number)
+        connection.execute(update(usage_chunks).where(this_chunk).values(submission_id=submission_id))
+        _submit(connection, now, window, number, submission_id, contract)
+    delivered_at = None if sending.submission_ids else now
+    this_window = _window.window_id == window.window_id
+    connection.execute(update(usage_windows).where(this_window).values(contract=contract, delivered_at=delivered_at))
+    return True
+
+
 def store_digests(connection: Connection, fence: Fence, digests: Sequence[ChunkDigest]) -> Mapping[str, bool]:
     check_fence(connection, fence)
     for each in digests:
@@ -143,11 +168,14 @@ def store_digests(connection: Connection, fence: Fence, digests: Sequence[ChunkD
     return {submission_id: digest == wanted[submission_id] for submission_id, digest in connection.execute(stored)}
 
 
-def deliver_chunks(connection: Connection, now: datetime, moved: Sequence[SubmissionStatus]) -> None:
+def deliver_chunks(
+    connection: Connection, now: datetime, moved: Sequence[SubmissionStatus], receipts: Collection[str]
+) -> None:
     """Marks the chunks of delivered submissions, and the windows whose chunks are all delivered."""
     delivered = [each.submission_id for each in moved if each.state == SubmissionState.DELIVERED]
     arrived = and_(_chunk.submission_id.in_(delivered), _chunk.delivered_at.is_(None))
-    rows = connection.execute(update(usage_chunks).where(arrived).values(delivered_at=now).returning(_chunk.window_id))
+    changes = {"delivered_at": now, "has_receipt": _chunk.submission_id.in_(list(receipts))}
+    rows = connection.execute(update(usage_chunks).where(arrived).values(changes).returning(_chunk.window_id))
     windows = {row.window_id for row in rows}
     outstanding = exists().where(_chunk.window_id == _window.window_id, _chunk.delivered_at.is_(None))
     connection.execute(

@@ -11,7 +11,7 @@ from sqlalchemy.sql.selectable import TextualSelect
 from sqlalchemy.types import BigInteger, Boolean
 
 from tenure.store.engines.sqlserver.connections import LOCK_MILLISECONDS, SET_UP
-from tenure.store.reads import capacities, leases, sessions
+from tenure.store.reads import capacities, keys, leases, sessions
 from tenure.store.tables import jobs
 from tenure.store.types import Id, Instant, Name, Payload
 
@@ -47,6 +47,7 @@ _PARAMETERS: dict[str, Any] = {
     "runs": BigInteger(),
     "capacity_id": Id(),
     "submissions": BigInteger(),
+    "audit": BigInteger(),
     "request": String(),
     "payloads": Payload,
     "window_id": BigInteger(),
@@ -177,11 +178,12 @@ COMMAND_JOB = _returning(
 PRUNE = _returning(
     _with_parameters(
         "EXEC dbo.tenure_prune_1 @name = :name, @holder = :holder, @epoch = :epoch, @limit = :limit, "
-        "@history = :history, @runs = :runs, @submissions = :submissions;"
+        "@history = :history, @runs = :runs, @submissions = :submissions, @audit = :audit;"
     ),
     lease_history=Integer,
     job_runs=Integer,
     submissions=Integer,
+    audit_log=Integer,
 )
 ACCEPT_SUBMISSIONS = _returning(
     _with_parameters("EXEC dbo.tenure_accept_submissions_1 @request = :request, @payloads = :payloads;"),
@@ -199,6 +201,8 @@ BEGIN_ATTEMPTS = _returning(
     found=String,
     number=Integer,
     failures=Integer,
+    unknowns=Integer,
+    was_due_at=Instant,
     next_attempt_at=Instant,
     now=Instant,
 )
@@ -209,12 +213,6 @@ FINISH_ATTEMPTS = _returning(
     submission_id=Id,
     state=String,
     next_attempt_at=Instant,
-)
-CLOSE_ORPHANED_ATTEMPTS = _returning(
-    _with_parameters(
-        "EXEC dbo.tenure_close_orphaned_attempts_1 @name = :name, @holder = :holder, @epoch = :epoch, @limit = :limit;"
-    ),
-    found=Integer,
 )
 NOTE_WAITING_REASON = _returning(
     _with_parameters(
@@ -243,6 +241,10 @@ SAVE_CHUNKS = _returning(
     ),
     saved=Integer,
 )
+SEND_WINDOWS = _returning(
+    _with_request("EXEC dbo.tenure_send_windows_1 @request = :request;"),
+    window_id=BigInteger,
+)
 STORE_DIGESTS = _returning(
     _with_parameters(
         "EXEC dbo.tenure_store_digests_1 @name = :name, @holder = :holder, @epoch = :epoch, @request = :request;"
@@ -258,6 +260,19 @@ PRUNE_USAGE = _returning(
     chunks=Integer,
     windows=Integer,
     sessions=Integer,
+)
+
+CREATE_KEY = _returning(
+    _with_request("EXEC dbo.tenure_create_key_1 @request = :request;"),
+    *keys.KEY_COLUMNS,
+)
+REVOKE_KEY = _returning(
+    _with_request("EXEC dbo.tenure_revoke_key_1 @request = :request;"),
+    *keys.KEY_COLUMNS,
+)
+TOUCH_KEYS = _returning(
+    _with_request("EXEC dbo.tenure_touch_keys_1 @request = :request;"),
+    touched=Integer,
 )
 
 # Alembic needs the row counts of its own table, so NOCOUNT is switched off at the end.

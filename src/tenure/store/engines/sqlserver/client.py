@@ -44,6 +44,10 @@ class SqlServerClient:
         self._retries = Retries(cause_of, telemetry or Telemetry())
         self._running: set[asyncio.Task[Any]] = set()
 
+    @property
+    def refusing_writes(self) -> str | None:
+        return self._retries.refusal
+
     async def close(self) -> None:
         if self._running:
             await asyncio.wait(self._running, timeout=CLOSE_SECONDS)

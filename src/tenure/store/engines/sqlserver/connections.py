@@ -93,7 +93,7 @@ def driver() -> str:
 
 def _drivers_from_pip() -> list[str]:
     try:
-        import mssql_python_odbc  # noqa: PLC0415 - optional: a system driver will do
+        import mssql_python_odbc  # noqa: PLC0415 - optional: a system driver works too
     except ImportError:
         return []
     folder = (

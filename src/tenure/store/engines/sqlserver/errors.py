@@ -21,11 +21,14 @@ NUMBERS = {
     701: Cause.TIMEOUT,
     8645: Cause.TIMEOUT,
     8651: Cause.TIMEOUT,
+    # The file group or the log is full.
+    **dict.fromkeys((1101, 1105, 9002), Cause.DISK_FULL),
+    3906: Cause.READ_ONLY,
     208: Cause.SCHEMA,
     2812: Cause.SCHEMA,
     4121: Cause.SCHEMA,
     # The database refuses connections, is moved, restored or stopped, or is over its limits: temporary states.
-    **dict.fromkeys((596, 913, 921, 922, 924, 927, 942, 952, 976, 983, 3906, 4060, 6005), Cause.CONNECTION),
+    **dict.fromkeys((596, 913, 921, 922, 924, 927, 942, 952, 976, 983, 4060, 6005), Cause.CONNECTION),
     **dict.fromkeys((10928, 10929, 17142, 17187, 18401, 18451, 18456), Cause.CONNECTION),
     **dict.fromkeys((40197, 40501, 40613, 49918, 49919, 49920), Cause.CONNECTION),
 }
@@ -73,9 +76,9 @@ def discard_uncertain_connection(context: ExceptionContext) -> None:
     """Drops the connection unless the server has certainly rolled back its transaction.
 
     The server rolls back after a deadlock, a lock timeout or a lost lease. After any other error the transaction may
-    still hold locks, and closing the connection ends the transaction. Only a connection error invalidates the
-    other connections of the pool too.
+    still hold locks, and closing the connection ends the transaction. Only a connection error, or a database that is
+    read only after a fail-over, invalidates the other connections of the pool too.
     """
     cause = cause_of(context.original_exception)
     context.is_disconnect = cause not in _ROLLED_BACK
-    context.invalidate_pool_on_disconnect = cause is Cause.CONNECTION
+    context.invalidate_pool_on_disconnect = cause in (Cause.CONNECTION, Cause.READ_ONLY)

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from msgspec.structs import replace
 from sqlalchemy import ColumnElement, Connection, Select, String, bindparam, cast, func, select
 
 from tenure.clock import to_microseconds
@@ -14,7 +13,7 @@ from tenure.ids import number_of_id
 from tenure.store.reads import sessions as session_reads
 from tenure.store.reads import usage
 from tenure.store.reads.sessions import read_now
-from tenure.store.reads.submissions import COLUMNS, list_statement, pending_statement
+from tenure.store.reads.submissions import COLUMNS, pending_statement
 from tenure.store.tables import sessions, submissions
 from tenure.store.types import ID_LENGTH
 
@@ -53,12 +52,14 @@ def list_submissions(
 
 def submissions_page_statement(criteria: SubmissionFilter, before: str | None, limit: int) -> Select[Any]:
     """Reads the ids of all matching submissions, but complete rows only for those on the page."""
-    ids = list_statement(replace(criteria, state=None), None, limit).with_only_columns(submissions.c.submission_id)
+    ids = select(submissions.c.submission_id).order_by(_id_text.desc()).limit(limit)
+    if criteria.gateway is not None:
+        ids = ids.where(submissions.c.gateway == criteria.gateway)
     if criteria.state is not None:
         ids = ids.where(_has_state(criteria.state))
     if before is not None:
         ids = ids.where(_id_text < before.upper())
-    on_page = submissions.c.submission_id.in_(ids.order_by(None).order_by(_id_text.desc()))
+    on_page = submissions.c.submission_id.in_(ids)
     return select(*COLUMNS).where(on_page).order_by(_id_text.desc())
 
 

@@ -1,8 +1,8 @@
 """Maps requests to the JSON arguments of the procedures in `functions/`, and their result rows to domain objects."""
 
 import json
-from collections.abc import Iterable, Sequence
-from datetime import datetime
+from collections.abc import Collection, Iterable, Sequence
+from datetime import UTC, datetime
 from itertools import accumulate
 from typing import Any
 
@@ -11,9 +11,11 @@ from msgspec.structs import asdict, astuple, replace
 from sqlalchemy import Row
 
 from tenure.clock import MICROSECOND
+from tenure.domain.audit_log import Actor
 from tenure.domain.capacities import Seats
 from tenure.domain.deadlines import opened, own_limits, span_of
 from tenure.domain.jobs import BeginRunOutcome, BeginRunResult, Job, JobSettings, RunOutcome
+from tenure.domain.keys import LIVE_KEYS_PER_NAME, NewKey, creation_detail
 from tenure.domain.leases import JOB_LOCK, AcquireResult, Fence, Lease
 from tenure.domain.sessions import (
     ClosedSession,
@@ -33,13 +35,15 @@ from tenure.domain.submissions import (
     BeginAttemptOutcome,
     BeginAttemptResult,
     BeginAttemptsResult,
+    Contract,
     SubmitRequest,
     SubmitResult,
 )
-from tenure.domain.usage import ChunkBounds, ChunkDigest, CutRules
+from tenure.domain.usage import ChunkBounds, ChunkDigest, CutRules, WindowToSend
 from tenure.errors import ERROR_MAX
 from tenure.ids import new_id
 from tenure.store.engines.sqlserver.calls import OLD_SESSION
+from tenure.store.limits import USAGE_KEPT
 from tenure.store.reads import leases, sessions
 
 Value = str | int | None
@@ -133,6 +137,10 @@ def ids_text(ids: Sequence[str]) -> str:
     return _json(list(ids))
 
 
+def begin_values(submission_id: str, early: Collection[str]) -> Sequence[Value]:
+    return (submission_id, int(submission_id in early))
+
+
 def end_values(end: AttemptEnd) -> Sequence[Value]:
     return (
         end.submission_id,
@@ -142,6 +150,8 @@ def end_values(end: AttemptEnd) -> Sequence[Value]:
         _truncated(end.error),
         int(end.counts),
         end.pause_microseconds,
+        int(end.is_binding),
+        int(end.has_receipt),
     )
 
 
@@ -159,6 +169,21 @@ def rules_text(rules: CutRules) -> str:
     )
 
 
+def windows_text(contract: Contract, windows: Sequence[WindowToSend]) -> str:
+    return _json_without_nulls(
+        {
+            "contract": to_builtins(contract),
+            "kept": USAGE_KEPT // MICROSECOND,
+            "windows": [(window.window_id, len(window.submission_ids)) for window in windows],
+            "chunks": [
+                (window.window_id, number, submission_id)
+                for window in windows
+                for number, submission_id in enumerate(window.submission_ids, 1)
+            ],
+        }
+    )
+
+
 def chunk_bounds_values(chunk_bounds: ChunkBounds) -> Sequence[Value]:
     """The bounds of a chunk and a new submission id. The id is used only if the window has a contract."""
     return (*astuple(chunk_bounds), new_id())
@@ -166,6 +191,41 @@ def chunk_bounds_values(chunk_bounds: ChunkBounds) -> Sequence[Value]:
 
 def digest_values(digest: ChunkDigest) -> Sequence[Value]:
     return (digest.submission_id, digest.digest.hex())
+
+
+def new_key_text(new: NewKey, actor: Actor) -> str:
+    return _json_without_nulls(
+        {
+            "publicId": new.public_id,
+            "name": new.name,
+            "role": new.role.value,
+            "tenant": new.tenant_object_id,
+            "digest": new.digest.hex(),
+            "expires": new.expires_at and _instant(new.expires_at),
+            "othersExpire": new.others_expire_at and _instant(new.others_expire_at),
+            "liveMax": LIVE_KEYS_PER_NAME,
+            "detail": creation_detail(new),
+            "actor": actor_values(actor),
+        }
+    )
+
+
+def revoke_text(public_id: str, actor: Actor) -> str:
+    return _json({"publicId": public_id, "actor": actor_values(actor)})
+
+
+def actor_values(actor: Actor) -> dict[str, Value]:
+    """The actor with the id of its audit entry, as `tenure_audit_1` expects it."""
+    return {"entry": new_id(), "subject": actor.subject, "name": actor.name, "request": actor.request_id}
+
+
+def use_values(use: tuple[str, datetime]) -> Sequence[Value]:
+    public_id, used_at = use
+    return (public_id, _instant(used_at))
+
+
+def _instant(instant: datetime) -> str:
+    return instant.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="microseconds")
 
 
 def _truncated(error: str | None) -> str | None:
@@ -281,7 +341,7 @@ def stream_update_results(rows: Rows, count: int) -> Sequence[StreamUpdateResult
     results = [StreamUpdateResult(Found.UNKNOWN)] * count
     for row in rows:
         session = sessions.session_from_row(row)
-        results[row.position] = StreamUpdateResult(Found(row.found), session, row.now, row.recorded)
+        results[row.position] = StreamUpdateResult(Found(row.found), session, row.now, row.recorded, row.counted)
     return results
 
 
@@ -326,4 +386,6 @@ def begin_attempts_result(rows: Rows) -> BeginAttemptsResult:
 
 def _begin_attempt_result(row: Row[Any]) -> BeginAttemptResult:
     found = BeginAttemptOutcome(row.found)
-    return BeginAttemptResult(row.submission_id, found, row.number, row.failures, row.next_attempt_at)
+    return BeginAttemptResult(
+        row.submission_id, found, row.number, row.failures, row.unknowns, row.was_due_at, row.next_attempt_at
+    )

@@ -11,7 +11,7 @@ order:
 1. The cut lock (see Usage below), shared. Lanes CREATE and REOPEN then read which capacities have rules, while they
    hold no other lock.
 2. In lane LIMITED, the capacities, by id. So one batch at a time gives out the seats of a capacity.
-3. The live keys (capacity, user), in the order of their index. For a free key this locks the gap that the key would go
+3. The live keys (user, capacity), in the order of their index. For a free key this locks the gap that the key would go
    into. So two batches never race for a free key, and nothing has to be checked again after the insert.
 4. The session rows, by id. So no other transaction can be ending a session that this one returns as `existing`. The
    lock hints are needed: without them, a read does not keep its locks, and takes none at all where row versions are
@@ -64,7 +64,8 @@ hold rows, and none of them waits for a key:
 - A transaction that ends attempts, carries out a command or notes a waiting reason waits for its rows, by id. If it
   has a fence, it can delay a renewal for as long as it waits, one second at most.
 - A transaction that begins attempts takes only rows that no other transaction holds. A transaction reads and writes
-  attempts only while it holds the row of their submission.
+  attempts only while it holds the row of their submission. The list of orphaned attempts comes from one index, and is
+  checked again when they are closed.
 - Like the sweep, the pruning takes rows and then their keys, and skips those that another transaction holds.
 
 One index contains all columns that the executor reads for a page of its schedule. Unless row versions are read, this
@@ -73,7 +74,7 @@ after the entry was skipped, the entry would be missed.
 
 **Usage.** A cut takes the cut lock exclusively, after its fence and before it reads the clock. A change of a capacity
 takes this lock exclusively too. All session writes wait while a cut inserts its windows. The cut may wait for the row
-of the installation. Apart from cuts, only the pruning writes this row, as its last step.
+of the installation. Apart from cuts, the pruning writes this row, as its last step, and so does a change of an API key.
 
 - A transaction that saves or delivers chunks holds the row of their window, with `UPDLOCK, HOLDLOCK`, windows by id. A
   window is locked before submissions. Saving chunks inserts submission keys. The insert may wait for a transaction that
@@ -84,6 +85,10 @@ of the installation. Apart from cuts, only the pruning writes this row, as its l
 - The pruning takes chunks, windows and sessions that no other transaction holds. No other transaction writes
   these rows any more.
 
+**API keys.** A change of a key first locks the row of the installation, with `UPDLOCK, HOLDLOCK`. So keys are changed
+one after the other, and two live keys per name cannot become three. After that it waits only for a write of last uses,
+which takes the rows of keys that no other transaction holds, and waits for nothing.
+
 Where no row versions are read, a statement does not see the table at one instant: a session that is being closed moves
 from one index to another, and a statement may find it in both or in neither. So sessions are read by their ids, which
 never change, one row after the other (`reads.BY_ID`). The part of a window that such a row covers is the same before
@@ -91,15 +96,19 @@ and after it is closed. A read that combines several tables is checked by a seco
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 from msgspec.structs import asdict
 from sqlalchemy import Connection, Row
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.sql.selectable import TextualSelect
 
 from tenure.clock import MICROSECOND
+from tenure.domain.audit_log import Actor
 from tenure.domain.capacities import Capacity, Seats
 from tenure.domain.jobs import BeginRunResult, Job, JobCommand, JobSettings, Pruned, RunOutcome
+from tenure.domain.keys import CreateKeyResult, NewKey, StoredKey
 from tenure.domain.leases import AcquireResult, Fence, Lease
 from tenure.domain.sessions import (
     EndRequest,
@@ -116,6 +125,7 @@ from tenure.domain.submissions import (
     AttemptEnd,
     BeginAttemptsResult,
     Change,
+    Contract,
     PendingPage,
     Submission,
     SubmissionCommand,
@@ -137,6 +147,7 @@ from tenure.domain.usage import (
     UsageSumQuery,
     UsageSums,
     Window,
+    WindowToSend,
 )
 from tenure.store import migrate
 from tenure.store.contract import Topic
@@ -144,8 +155,16 @@ from tenure.store.contract.sessions import OpenLane
 from tenure.store.engines.sqlserver import calls, reads, rows
 from tenure.store.engines.sqlserver.client import SqlServerClient
 from tenure.store.engines.sqlserver.errors import cause_of
-from tenure.store.limits import AUDIT_SECONDS, JOB_RUNS_KEPT, LEASE_HISTORY_KEPT, SUBMISSIONS_KEPT, USAGE_KEPT
+from tenure.store.limits import (
+    AUDIT_LOG_KEPT,
+    AUDIT_SECONDS,
+    JOB_RUNS_KEPT,
+    LEASE_HISTORY_KEPT,
+    SUBMISSIONS_KEPT,
+    USAGE_KEPT,
+)
 from tenure.store.reads import capacities, intervals
+from tenure.store.reads.keys import create_result, key_from_values
 from tenure.store.reads.shared import SharedReads
 from tenure.store.retries import Cause
 
@@ -220,6 +239,9 @@ class SqlServerStore(SqlServerClient, SharedReads):
     def listen(self, topic: Topic, wake: Callable[[], None]) -> None:
         """SQL Server sends no notifications. Instances see a change when they next read the board."""
 
+    def listen_for_ends(self, ended: Callable[[str, str], None], check: Callable[[], None]) -> None:
+        """SQL Server sends no notifications. Streams find the end of their session with their next keep-alive."""
+
     async def register_jobs(self, jobs: Sequence[JobSettings]) -> None:
         await self._call(calls.REGISTER_JOBS, request=rows.numbered(map(rows.job_values, jobs)))
 
@@ -235,10 +257,15 @@ class SqlServerStore(SqlServerClient, SharedReads):
         return rows.job(result[0]) if result else None
 
     async def prune(self, fence: Fence, limit: int) -> Pruned:
-        kept = {"history": LEASE_HISTORY_KEPT, "runs": JOB_RUNS_KEPT, "submissions": SUBMISSIONS_KEPT}
+        kept = {
+            "history": LEASE_HISTORY_KEPT,
+            "runs": JOB_RUNS_KEPT,
+            "submissions": SUBMISSIONS_KEPT,
+            "audit": AUDIT_LOG_KEPT,
+        }
         spans = {name: span // MICROSECOND for name, span in kept.items()}
         (row,) = await self._call(calls.PRUNE, **asdict(fence), limit=limit, **spans)
-        return Pruned(row.lease_history, row.job_runs, row.submissions)
+        return Pruned(row.lease_history, row.job_runs, row.submissions, row.audit_log)
 
     async def accept_submissions(self, requests: Sequence[SubmitRequest]) -> Sequence[SubmitResult]:
         payloads = b"".join(request.payload for request in requests)
@@ -253,18 +280,16 @@ class SqlServerStore(SqlServerClient, SharedReads):
     async def list_pending(self, after: Change | None, limit: int) -> PendingPage:
         return await self._run(lambda connection: reads.list_pending(connection, after, limit))
 
-    async def begin_attempts(self, fence: Fence, submission_ids: Sequence[str]) -> BeginAttemptsResult:
-        request = rows.ids_text(submission_ids)
+    async def begin_attempts(
+        self, fence: Fence, submission_ids: Sequence[str], early: Sequence[str] = ()
+    ) -> BeginAttemptsResult:
+        request = rows.numbered(rows.begin_values(submission_id, early) for submission_id in submission_ids)
         return rows.begin_attempts_result(await self._call(calls.BEGIN_ATTEMPTS, **asdict(fence), request=request))
 
     async def finish_attempts(self, fence: Fence, ends: Sequence[AttemptEnd]) -> Sequence[SubmissionStatus]:
         request = rows.numbered(map(rows.end_values, ends))
         result = await self._call(calls.FINISH_ATTEMPTS, **asdict(fence), request=request)
         return [SubmissionStatus(row.submission_id, row.state, row.next_attempt_at) for row in result]
-
-    async def close_orphaned_attempts(self, fence: Fence, limit: int) -> int:
-        (row,) = await self._call(calls.CLOSE_ORPHANED_ATTEMPTS, **asdict(fence), limit=limit)
-        return int(row.found)
 
     async def note_waiting_reason(self, fence: Fence, submission_ids: Sequence[str], error: str) -> None:
         request = rows.waiting_reason_text(submission_ids, error)
@@ -298,6 +323,10 @@ class SqlServerStore(SqlServerClient, SharedReads):
         numbers = {"window_id": window_id, "first": first, "complete": complete}
         await self._call(calls.SAVE_CHUNKS, **asdict(fence), **numbers, request=request)
 
+    async def send_windows(self, contract: Contract, windows: Sequence[WindowToSend]) -> Sequence[int]:
+        sent = await self._call(calls.SEND_WINDOWS, request=rows.windows_text(contract, windows))
+        return [row.window_id for row in sent]
+
     async def read_intervals(self, window: Window, chunk: Chunk) -> Sequence[BillableInterval]:  # type: ignore[override]  # no index hint
         """Runs as a long read: many sessions between the ids of a chunk may have closed before its window."""
         return await self._read_long(
@@ -329,6 +358,19 @@ class SqlServerStore(SqlServerClient, SharedReads):
         kept = USAGE_KEPT // MICROSECOND
         (row,) = await self._call(calls.PRUNE_USAGE, **asdict(fence), limit=limit, kept=kept)
         return PrunedUsage(row.chunks, row.windows, row.sessions)
+
+    async def create_key(self, new: NewKey, actor: Actor) -> CreateKeyResult:
+        return create_result(new, await self._change_key(calls.CREATE_KEY, rows.new_key_text(new, actor)))
+
+    async def revoke_key(self, public_id: str, actor: Actor) -> StoredKey | None:
+        return await self._change_key(calls.REVOKE_KEY, rows.revoke_text(public_id, actor))
+
+    async def _change_key(self, call: TextualSelect, request: str) -> StoredKey | None:
+        result = await self._call(call, request=request)
+        return key_from_values(result[0]._mapping) if result else None  # noqa: SLF001 - public in SQLAlchemy
+
+    async def touch_keys(self, used_at: Mapping[str, datetime]) -> None:
+        await self._call(calls.TOUCH_KEYS, request=rows.numbered(map(rows.use_values, used_at.items())))
 
     async def migrate(self) -> Sequence[str]:
         return await self._retries.run(self._migrate_in_turn, MIGRATION_SECONDS)

@@ -22,6 +22,7 @@ def upgrade() -> None:
     _create_jobs()
     _create_submissions()
     _create_usage()
+    _create_access()
     _insert_installation()
 
 
@@ -34,6 +35,7 @@ def _create_installation() -> None:
         sa.Column("last_cut_at", Instant, nullable=False),
         sa.Column("last_window_id", sa.BigInteger, nullable=False, server_default="0"),
         sa.Column("usage_kept_from", Instant),
+        sa.Column("keys_version", sa.BigInteger, nullable=False, server_default="0"),
         sa.CheckConstraint("only_row = 1", name="installation_is_one"),
     )
 
@@ -89,15 +91,33 @@ def _create_sessions() -> None:
         sa.PrimaryKeyConstraint("capacity_id", name="capacities_pkey"),
         sa.CheckConstraint("slack >= 0", name="capacities_slack"),
     )
-    key = ["capacity_id", "user_object_id"]
-    op.create_index(
-        "sessions_live_key", "sessions", key, unique=True, **_where("closed_at IS NULL", include=["closed_at"])
-    )
+    op.create_index("capacities_tenant", "capacities", ["tenant_object_id", "capacity_id"])
+    live_key = _where("closed_at IS NULL", include=["closed_at"])
+    op.create_index("sessions_live_key", "sessions", ["user_object_id", "capacity_id"], unique=True, **live_key)
     op.create_index("sessions_check_at", "sessions", ["check_at"], **_where("check_at IS NOT NULL"))
-    op.create_index("sessions_closed_at", "sessions", ["closed_at"], **_where("closed_at IS NOT NULL", include=key))
-    live = _where("closed_at IS NULL AND kind > 0", include=["closed_at", "kind"])
-    op.create_index("sessions_live_id", "sessions", ["session_id"], **live)
-    op.create_index("sessions_started_at", "sessions", ["started_at", "session_id"])
+    closed_at = _where("closed_at IS NOT NULL", include=["capacity_id", "user_object_id"])
+    op.create_index("sessions_closed_at", "sessions", ["closed_at"], **closed_at)
+    live_id = _where("closed_at IS NULL AND kind > 0", include=["closed_at", "kind"])
+    op.create_index("sessions_live_id", "sessions", ["session_id"], **live_id)
+    seated = _where("closed_at IS NULL AND kind < 4", include=["closed_at", "kind"])
+    op.create_index("sessions_live_capacity", "sessions", ["capacity_id", "started_at"], **seated)
+    live = _where("close_reason IS NULL", include=["close_reason"])
+    op.create_index("sessions_live_tenant", "sessions", ["tenant_object_id", "started_at"], **live)
+    op.create_index("sessions_live_kind", "sessions", ["kind", "started_at"], **live)
+    closed = _where("close_reason IS NOT NULL")
+    op.create_index("sessions_closed_user", "sessions", ["user_object_id", "started_at"], **closed)
+    op.create_index("sessions_closed_capacity", "sessions", ["capacity_id", "started_at"], **closed)
+    op.create_index("sessions_closed_tenant", "sessions", ["tenant_object_id", "started_at"], **closed)
+    op.create_index("sessions_closed_reason", "sessions", ["close_reason", "kind", "started_at"], **closed)
+    closing = _where("closed_at IS NOT NULL AND check_at IS NOT NULL", include=["closed_at", "check_at"])
+    op.create_index("sessions_closing", "sessions", ["started_at"], **closing)
+    # Longer than 31 days. SQL Server cannot have such a condition.
+    if op.get_context().dialect.name != "mssql":
+        postgresql = sa.text("closed_at - started_at > INTERVAL '31 days'")
+        sqlite = sa.text("closed_at - started_at > 2678400000000")
+        op.create_index(
+            "sessions_closed_long", "sessions", ["closed_at"], postgresql_where=postgresql, sqlite_where=sqlite
+        )
 
 
 def _create_leases() -> None:
@@ -153,6 +173,7 @@ def _create_jobs() -> None:
         sa.Column("requested_at", Instant),
         sa.Column("started_at", Instant, nullable=False),
         sa.Column("ended_at", Instant),
+        sa.Column("clock_behind", Instant),
         sa.Column("outcome", sa.String(16)),
         sa.Column("error", sa.Unicode(ERROR_MAX)),
         sa.PrimaryKeyConstraint("job", "epoch", name="job_runs_pkey"),
@@ -170,6 +191,8 @@ def _create_submissions() -> None:
         sa.Column("ended_at", Instant),
         sa.Column("attempts", sa.Integer, nullable=False),
         sa.Column("failures", sa.Integer, nullable=False),
+        sa.Column("unknowns", sa.Integer, nullable=False, server_default="0"),
+        sa.Column("pause_is_binding", sa.Boolean, nullable=False, server_default=sa.false()),
         sa.Column("state", sa.String(16), nullable=False),
         sa.Column("gateway", Name, nullable=False),
         sa.Column("caller", Name, nullable=False),
@@ -193,13 +216,16 @@ def _create_submissions() -> None:
         sa.Column("outcome", sa.String(16)),
         sa.Column("status", sa.Integer),
         sa.Column("error", sa.Unicode(ERROR_MAX)),
+        sa.Column("was_due_at", Instant),
+        sa.Column("has_receipt", sa.Boolean, nullable=False, server_default=sa.false()),
         sa.PrimaryKeyConstraint("submission_id", "number", name="submission_attempts_pkey"),
     )
     op.create_index("submissions_key", "submissions", ["caller", "gateway", "idempotency_key"], unique=True)
     waiting = _where("state = 'pending'", include=["gateway", "next_attempt_at", "state"])
     op.create_index("submissions_waiting", "submissions", ["last_modified_at", "submission_id"], **waiting)
-    op.create_index("submissions_failed", "submissions", ["submission_id"], **_where("state = 'failed'"))
-    op.create_index("submissions_cancelled", "submissions", ["submission_id"], **_where("state = 'cancelled'"))
+    listed: dict[str, Any] = {f"{dialect}_where": sa.text("delivery_key > ''") for dialect in ("postgresql", "sqlite")}
+    op.create_index("submissions_state", "submissions", ["state", "submission_id"], **listed)
+    op.create_index("submissions_gateway", "submissions", ["gateway", "state", "submission_id"], **listed)
     ended = _where("state IN ('delivered', 'cancelled')")
     op.create_index("submissions_ended_at", "submissions", ["ended_at"], **ended)
     still_open = _where("ended_at IS NULL", include=["ended_at"])
@@ -243,20 +269,54 @@ def _create_usage() -> None:
         sa.Column("delivered_at", Instant),
         sa.Column("usage_millionths", sa.BigInteger, nullable=False),
         sa.Column("digest", Digest),
+        sa.Column("has_receipt", sa.Boolean, nullable=False, server_default=sa.false()),
         sa.PrimaryKeyConstraint("window_id", "chunk", name="usage_chunks_pkey"),
     )
     unchunked = _where("chunked_at IS NULL", include=["chunked_at"])
     op.create_index("usage_windows_unchunked", "usage_windows", ["window_id"], **unchunked)
     awaited = _where("delivered_at IS NULL AND contract IS NOT NULL", include=["delivered_at"])
     op.create_index("usage_windows_awaited", "usage_windows", ["window_id"], **awaited)
+    unsent = _where("contract IS NULL AND chunked_at IS NOT NULL", include=["contract"])
+    op.create_index("usage_windows_unsent", "usage_windows", ["started_at"], **unsent)
     sent = _where("submission_id IS NOT NULL")
     op.create_index("usage_chunks_submission", "usage_chunks", ["submission_id"], unique=True, **sent)
     undelivered = _where("delivered_at IS NULL", include=["delivered_at"])
     op.create_index("usage_chunks_undelivered", "usage_chunks", ["window_id"], **undelivered)
 
 
+def _create_access() -> None:
+    op.create_table(
+        "keys",
+        sa.Column("public_id", Name, nullable=False),
+        sa.Column("name", Name, nullable=False),
+        sa.Column("role", sa.String(16), nullable=False),
+        sa.Column("tenant_object_id", Id),
+        sa.Column("digest", Digest, nullable=False),
+        sa.Column("created_at", Instant, nullable=False),
+        sa.Column("created_by", Name, nullable=False),
+        sa.Column("expires_at", Instant),
+        sa.Column("last_used_at", Instant),
+        sa.Column("revoked_at", Instant),
+        sa.PrimaryKeyConstraint("public_id", name="keys_pkey"),
+    )
+    op.create_table(
+        "audit_log",
+        sa.Column("entry_id", Id, nullable=False),
+        sa.Column("at", Instant, nullable=False),
+        sa.Column("subject", Name, nullable=False),
+        sa.Column("name", Name, nullable=False),
+        sa.Column("action", sa.String(32), nullable=False),
+        sa.Column("target", Name, nullable=False),
+        sa.Column("detail", sa.Unicode(ERROR_MAX)),
+        sa.Column("request_id", Name),
+        sa.PrimaryKeyConstraint("entry_id", name="audit_log_pkey"),
+    )
+    op.create_index("keys_name", "keys", ["name"])
+    op.create_index("audit_log_at", "audit_log", ["at", "entry_id"])
+
+
 def _where(condition: str, include: list[str] | None = None) -> dict[str, Any]:
-    """An index of some rows; `include` are columns that SQL Server keeps beside its keys."""
+    """Returns the options of a partial index. SQL Server stores the columns `include` in the index beside the key."""
     where = {f"{dialect}_where": sa.text(condition) for dialect in ("postgresql", "sqlite", "mssql")}
     return where if include is None else {**where, "mssql_include": include}
 

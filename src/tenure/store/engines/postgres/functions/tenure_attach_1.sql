@@ -1,7 +1,7 @@
 -- Attaches streams: each becomes the newest stream of its session. A session without a lease gets `p_lease` and
 -- `p_heartbeat`. A session without an idle limit gets `p_idle`, which counts from now. If the new deadline is before
--- `check_at`, `check_at` moves to it. `found` and `recorded` mean the same as in tenure_heartbeat_1. An unknown id has
--- no line.
+-- `check_at`, `check_at` moves to it. `found` and `recorded` mean the same as in tenure_heartbeat_1. An unknown id
+-- returns no row.
 --
 -- Order: the cut lock; the rows that no other transaction holds; the clock; the writes.
 CREATE OR REPLACE FUNCTION tenure_attach_1(p_session uuid[], p_lease bigint[], p_heartbeat bigint[], p_idle bigint[])

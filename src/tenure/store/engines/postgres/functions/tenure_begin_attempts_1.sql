@@ -5,12 +5,18 @@
 -- attempt of this epoch is returned as `begun`, too: the executor never begins an attempt of a submission that it is
 -- sending, so the answer to the call that began this attempt was lost.
 --
+-- A submission in `p_early` need not be due, unless its pause is binding: its gateway has recovered. The attempt keeps
+-- the time at which the submission would have been due (`was_due_at`), so that a repeated call returns it, too.
+--
 -- No attempt starts before its submission was accepted or commanded, even if the clock was stepped back:
 -- tenure_finish_attempts_1 treats a submission that was commanded after the attempt started as retried by hand.
 --
 -- Order: the lease; the rows that no other transaction holds; the clock; the fence again; the writes.
-CREATE OR REPLACE FUNCTION tenure_begin_attempts_1(p_name text, p_holder text, p_epoch bigint, p_submission uuid[])
-RETURNS TABLE (submission_id uuid, found text, number int, failures int, next_attempt_at timestamptz, now timestamptz)
+CREATE OR REPLACE FUNCTION tenure_begin_attempts_1(
+    p_name text, p_holder text, p_epoch bigint, p_submission uuid[], p_early uuid[] DEFAULT '{}')
+RETURNS TABLE (
+    submission_id uuid, found text, number int, failures int, unknowns int, was_due_at timestamptz,
+    next_attempt_at timestamptz, now timestamptz)
 LANGUAGE plpgsql VOLATILE
 AS $$
 #variable_conflict use_column
@@ -37,13 +43,29 @@ BEGIN
     )
     INSERT INTO submission_attempts (submission_id, number, epoch, holder, started_at)
     SELECT b.submission_id, b.attempts, p_epoch, p_holder, greatest(v_now, b.last_modified_at) FROM begun b;
+    IF cardinality(p_early) > 0 THEN
+        WITH waiting AS (
+            -- plan: waiting
+            SELECT s.submission_id, s.next_attempt_at FROM submissions s
+             WHERE s.submission_id = ANY (p_early) AND s.submission_id = ANY (v_held) AND s.next_attempt_at > v_now
+               AND NOT s.pause_is_binding
+            -- plan end
+        ), begun AS (
+            UPDATE submissions s SET attempts = s.attempts + 1, next_attempt_at = NULL
+              FROM waiting w WHERE s.submission_id = w.submission_id
+            RETURNING s.submission_id, s.attempts, s.last_modified_at, w.next_attempt_at AS was_due_at
+        )
+        INSERT INTO submission_attempts (submission_id, number, epoch, holder, started_at, was_due_at)
+        SELECT b.submission_id, b.attempts, p_epoch, p_holder, greatest(v_now, b.last_modified_at), b.was_due_at
+          FROM begun b;
+    END IF;
     RETURN QUERY
         -- plan: result
         SELECT w.submission_id,
                CASE WHEN s.state IS DISTINCT FROM 'pending' THEN 'over'
                     WHEN NOT w.submission_id = ANY (v_held) THEN 'held'
                     WHEN a.number IS NULL THEN 'later' ELSE 'begun' END,
-               a.number, s.failures, s.next_attempt_at, v_now
+               a.number, s.failures, coalesce(s.unknowns, 0), a.was_due_at, s.next_attempt_at, v_now
           FROM unnest(p_submission) AS w(submission_id)
           LEFT JOIN submissions s ON s.submission_id = w.submission_id
           LEFT JOIN submission_attempts a

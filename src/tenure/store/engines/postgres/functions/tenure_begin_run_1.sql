@@ -1,7 +1,7 @@
 -- Begins a run of a job that is due and whose lock is free: acquires the lock and records the run. `found` is `begun`,
 -- `held` (the lock is not free) or `idle` (not due, or no such job); the other columns are set for `begun` only. If an
 -- earlier call with the same `p_attempt` began a run and its answer was lost, this call returns that run, without
--- `reclaimed_…` and `clock_behind`.
+-- `reclaimed_…`.
 --
 -- A run that is still open under the last epoch of the lock was abandoned: its holder died, or the lock was taken from
 -- it. This run is recorded as `abandoned` and returned as `reclaimed_…`.
@@ -40,7 +40,7 @@ BEGIN
 
     IF NOT v_lease.released AND v_lease.expires_at > v_now THEN
         v_found := 'held';
-        SELECT r.started_at, r.tick_at INTO started_at, tick_at FROM job_runs r
+        SELECT r.started_at, r.tick_at, r.clock_behind INTO started_at, tick_at, clock_behind FROM job_runs r
          WHERE r.job = p_job AND r.epoch = v_lease.epoch AND v_lease.attempt = p_attempt;
         IF NOT FOUND THEN
             RETURN NEXT;
@@ -62,8 +62,8 @@ BEGIN
         END IF;
         started_at := v_now;
         tick_at := CASE WHEN v_job.next_run_at <= v_now THEN v_job.next_run_at END;
-        INSERT INTO job_runs (job, epoch, holder, tick_at, requested_at, started_at)
-        VALUES (p_job, v_lease.epoch, p_holder, tick_at, v_job.requested_at, v_now);
+        INSERT INTO job_runs (job, epoch, holder, tick_at, requested_at, started_at, clock_behind)
+        VALUES (p_job, v_lease.epoch, p_holder, tick_at, v_job.requested_at, v_now, clock_behind);
         UPDATE jobs j
            SET next_run_at = v_job.next_run_at, last_start_at = v_now, run_count = j.run_count + 1,
                failures_in_a_row = j.failures_in_a_row + CASE WHEN reclaimed_epoch IS NULL THEN 0 ELSE 1 END,

@@ -1,5 +1,5 @@
 -- Retries or cancels submissions, and returns for each one that exists whether the command was carried out. `retry`
--- makes a submission pending and due now and sets its failures to 0, in any state except delivered. If an attempt is
+-- makes a submission pending and due now and sets its failures and unknowns to 0, in any state except delivered. If an attempt is
 -- open, the submission becomes due when that attempt has failed. `cancel` cancels a submission that is pending or
 -- failed. Usage cannot be cancelled.
 --
@@ -20,7 +20,7 @@ BEGIN
     IF p_command = 'retry' THEN
         -- plan: retry
         UPDATE submissions s
-           SET state = 'pending', failures = 0, ended_at = NULL,
+           SET state = 'pending', failures = 0, unknowns = 0, pause_is_binding = false, ended_at = NULL,
                last_modified_at = greatest(v_now, (
                    SELECT a.started_at + interval '1 microsecond' FROM submission_attempts a
                     WHERE a.submission_id = s.submission_id AND a.number = s.attempts AND a.outcome IS NULL)),

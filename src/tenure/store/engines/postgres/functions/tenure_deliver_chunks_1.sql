@@ -1,9 +1,10 @@
--- Marks as delivered the chunks whose submissions are delivered, and then the windows whose chunks are all delivered.
+-- Marks as delivered the chunks whose submissions are delivered, with or without a receipt, and then the windows whose chunks are all delivered.
 -- The caller has locked the submissions.
 --
 -- One executor finishes attempts, one batch after the other. The lock on the window serializes this transaction with
 -- the one that saves the last chunks of that window, so that the later of the two sees the writes of the other.
-CREATE OR REPLACE FUNCTION tenure_deliver_chunks_1(p_submission uuid[], p_now timestamptz) RETURNS void
+CREATE OR REPLACE FUNCTION tenure_deliver_chunks_1(p_submission uuid[], p_receipt boolean[], p_now timestamptz)
+RETURNS void
 LANGUAGE plpgsql VOLATILE
 AS $$
 #variable_conflict use_column
@@ -36,9 +37,11 @@ BEGIN
         RETURN;
     END IF;
     -- plan: chunks
-    UPDATE usage_chunks c SET delivered_at = coalesce(c.delivered_at, p_now)
-      FROM unnest(v_delivered) AS d(submission_id)
-     WHERE c.submission_id = d.submission_id AND c.submission_id IS NOT NULL
+    UPDATE usage_chunks c
+       SET delivered_at = coalesce(c.delivered_at, p_now),
+           has_receipt = CASE WHEN c.delivered_at IS NULL THEN d.receipt ELSE c.has_receipt END
+      FROM unnest(p_submission, p_receipt) AS d(submission_id, receipt)
+     WHERE c.submission_id = d.submission_id AND c.submission_id IS NOT NULL AND d.submission_id = ANY (v_delivered)
     -- plan end
     ;
     -- plan: delivered

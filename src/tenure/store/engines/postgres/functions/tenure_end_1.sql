@@ -1,6 +1,7 @@
 -- Ends each session now and for its given reason. A session whose deadline has passed ends at its deadline and for its
 -- lapse reason. `recorded` means that this call recorded the end. The result has no row for an unknown id. If another
--- transaction holds a session, the column `session` is NULL in its row, and the caller retries it.
+-- transaction holds a session, the column `session` is NULL in its row, and the caller retries it. All instances are
+-- notified of the ends of sessions that have had a stream.
 --
 -- Order: the cut lock; the rows that no other transaction holds; the clock; the writes.
 CREATE OR REPLACE FUNCTION tenure_end_1(p_session uuid[], p_reason text[])
@@ -10,10 +11,21 @@ AS $$
 #variable_conflict use_column
 DECLARE
     v_locked uuid[];
+    v_streamed uuid[];
     v_now timestamptz;
 BEGIN
     PERFORM tenure_lock_cut_shared_1();
-    v_locked := tenure_lock_sessions_1(p_session);
+    -- Like tenure_lock_sessions_1. It also finds the sessions that have had a stream, so that no other session costs a
+    -- second read.
+    SELECT coalesce(array_agg(l.session_id), '{}'), array_agg(l.session_id) FILTER (WHERE l.attachment > 0)
+      INTO v_locked, v_streamed
+      FROM (
+        -- plan: lock
+        SELECT s.session_id, s.attachment FROM sessions s
+         WHERE s.session_id = ANY (p_session) AND s.state IN ('created', 'active')
+           FOR UPDATE SKIP LOCKED
+        -- plan end
+      ) AS l;
     v_now := tenure_write_now();
     RETURN QUERY
         UPDATE sessions s
@@ -24,6 +36,9 @@ BEGIN
           FROM unnest(p_session, p_reason) WITH ORDINALITY AS e(session_id, reason, position)
          WHERE s.session_id = e.session_id AND s.session_id = ANY (v_locked)
         RETURNING e.position::int, true, s;
+    IF v_streamed IS NOT NULL THEN
+        PERFORM tenure_announce_ends_1(v_streamed);
+    END IF;
     IF cardinality(v_locked) < cardinality(p_session) THEN
         RETURN QUERY
             SELECT e.position::int, false, CASE WHEN s.closed_at IS NULL THEN NULL::sessions ELSE s END

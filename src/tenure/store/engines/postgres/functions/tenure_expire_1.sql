@@ -1,7 +1,8 @@
 -- One batch of the sweep, under the fence of its job. It checks the rows whose `check_at` has passed. If the deadline
 -- of a session has passed, it records the lapse, with the deadline as the end. If not, the deadline becomes the next
--- `check_at`. It closes a session that an instance left in state `closing` when the instance died. Each result line is
--- a lapse; the last line has only the number of rows that were checked.
+-- `check_at`. It closes a session that an instance left in state `closing` when the instance died. Each result row is
+-- a lapse; the last row has only the number of rows that were checked. All instances are notified of the lapses of
+-- sessions that have had a stream.
 --
 -- It skips rows that other transactions hold, and the next sweep finds them again. So any number of sweeps may run at
 -- the same time.
@@ -16,20 +17,23 @@ DECLARE
     v_probe timestamptz;
     v_now timestamptz;
     v_due uuid[];
+    v_streamed uuid[];
 BEGIN
     PERFORM tenure_check_fence_1(p_name, p_holder, p_epoch);
     PERFORM tenure_lock_cut_shared_1();
     -- The clock is read into a variable, because a condition that calls a volatile function cannot use an index.
     v_probe := tenure_now();
-    v_due := ARRAY(
+    SELECT coalesce(array_agg(l.session_id), '{}'), array_agg(l.session_id) FILTER (WHERE l.attachment > 0)
+      INTO v_due, v_streamed
+      FROM (
         -- plan: due
-        SELECT s.session_id FROM sessions s
+        SELECT s.session_id, s.attachment FROM sessions s
          WHERE s.check_at <= v_probe
          ORDER BY s.check_at
          LIMIT p_limit
            FOR UPDATE SKIP LOCKED
         -- plan end
-    );
+      ) AS l;
     v_now := tenure_write_now();
     IF cardinality(v_due) > 0 THEN
         RETURN QUERY
@@ -52,6 +56,9 @@ BEGIN
               -- Only lapses: their end is the deadline. An end that a stream recorded is before the deadline, and was
               -- already returned to the stream's instance.
               FROM swept w WHERE w.closed_at = w.deadline_at;
+    END IF;
+    IF v_streamed IS NOT NULL THEN
+        PERFORM tenure_announce_ends_1(v_streamed);
     END IF;
     RETURN QUERY SELECT NULL::uuid, NULL::text, NULL::timestamptz, cardinality(v_due);
 END

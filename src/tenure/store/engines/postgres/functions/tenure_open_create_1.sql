@@ -3,8 +3,9 @@
 --
 -- The outcomes `existing` and `tenant-mismatch` return the live session. `reopen` and `limited` name the lane in which
 -- the caller must retry the request. `again` means that another transaction inserted the key at the same time, so the
--- caller must retry the request. The sessions that a batch creates start at the same instant, so one line `created`
--- without a position stands for all requests that have no line of their own. That line has only the start.
+-- caller must retry the request. The sessions that a batch creates start at the same instant, so one result row
+-- `created` without a position stands for all requests that have no result row of their own. This row has only the
+-- start.
 --
 -- No row is locked, but `existing` is reliable: a transaction that ends a session first locks its row, then reads the
 -- clock. If the row's xmax is 0, or belongs to a transaction that had ended before our snapshot, no transaction holds

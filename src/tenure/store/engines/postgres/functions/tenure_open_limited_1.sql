@@ -1,8 +1,8 @@
 -- Opens, lane `limited`: does the same as lanes `create` and `reopen`, for capacities that have a limit or belong to a
--- tenant. A request that gets `limited` is retried in this lane. A request without its own line gets `again` and is
--- retried in lane `create`, because its capacity has no rules any more. A line `closing` returns a session that this
--- function ended: `lapse_reason` is its close reason, and `deadline_at` is its end. All other lines have the same
--- meaning as in tenure_open_reopen_1.
+-- tenant. A request that gets `limited` is retried in this lane. A request without a result row gets `again` and is
+-- retried in lane `create`, because its capacity has no rules any more. A row `closing` returns a session that this
+-- function ended: `lapse_reason` is its close reason, and `deadline_at` is its end. All other rows have the same
+-- meaning as in tenure_open_reopen_1. All instances are notified of the ends of sessions that have had a stream.
 --
 -- Order: the cut lock; the capacities, in the order of their ids; session rows that no other transaction holds; for
 -- each capacity the count, the lapsed sessions and the victims (again only those that no other transaction holds); the
@@ -11,7 +11,7 @@
 --
 -- The count is an upper bound: other transactions may end sessions at the same time, but none can open one. `slack` is
 -- the number of seats known to be free since the last count. A batch counts (about one microsecond per live row) only
--- if it needs more seats than that.
+-- if it needs more seats than that. The condition `kind < 4` is always true: it selects the index by capacity.
 CREATE OR REPLACE FUNCTION tenure_open_limited_1(
     p_capacity uuid[], p_user uuid[], p_tenant uuid[], p_kind smallint[], p_session uuid[],
     p_lease bigint[], p_heartbeat bigint[], p_idle bigint[],
@@ -33,6 +33,7 @@ DECLARE
     v_upgrades int[];
     v_over uuid[];
     v_victims uuid[];
+    v_streamed uuid[];
     v_opened uuid[];
     v_probe timestamptz;
     v_now timestamptz;
@@ -99,13 +100,14 @@ BEGIN
             -- plan: count
             SELECT count(*), count(*) FILTER (WHERE s.deadline_at <= v_probe) INTO v_taken, v_lapsed
               FROM sessions s
-             WHERE s.capacity_id = v_capacity.capacity_id AND s.closed_at IS NULL;
+             WHERE s.capacity_id = v_capacity.capacity_id AND s.closed_at IS NULL AND s.kind < 4;
             -- plan end
             v_short := v_taken + cardinality(v_seekers) - v_capacity.max_sessions;
             IF v_short > 0 AND v_lapsed > 0 THEN
                 v_over := ARRAY(
                     SELECT s.session_id FROM sessions s
-                     WHERE s.capacity_id = v_capacity.capacity_id AND s.closed_at IS NULL AND s.deadline_at <= v_probe
+                     WHERE s.capacity_id = v_capacity.capacity_id AND s.closed_at IS NULL AND s.kind < 4
+                       AND s.deadline_at <= v_probe
                      LIMIT least(v_short, v_closings_left)
                        FOR UPDATE SKIP LOCKED);
                 v_taken := v_taken - cardinality(v_over);
@@ -119,7 +121,7 @@ BEGIN
             ELSIF v_short > 0 AND v_capacity.when_full = 'evictOldest' AND v_capacity.max_sessions > 0 THEN
                 v_victims := ARRAY(
                     SELECT s.session_id FROM sessions s
-                     WHERE s.capacity_id = v_capacity.capacity_id AND s.closed_at IS NULL
+                     WHERE s.capacity_id = v_capacity.capacity_id AND s.closed_at IS NULL AND s.kind < 4
                        AND NOT s.session_id = ANY (v_locked) AND NOT s.session_id = ANY (v_over)
                      ORDER BY s.last_activity_at, s.session_id
                      LIMIT least(v_short, v_closings_left)
@@ -160,6 +162,13 @@ BEGIN
         LOOP
             RETURN NEXT v_line;
         END LOOP;
+        IF cardinality(v_over) > 0 THEN
+            v_streamed := ARRAY(
+                SELECT s.session_id FROM sessions s WHERE s.session_id = ANY (v_over) AND s.attachment > 0);
+            IF cardinality(v_streamed) > 0 THEN
+                PERFORM tenure_announce_ends_1(v_streamed);
+            END IF;
+        END IF;
         SELECT greatest(v_now, max(s.closed_at)) INTO v_start
           FROM sessions s WHERE s.closed_at > v_now AND s.capacity_id = v_capacity.capacity_id;
 

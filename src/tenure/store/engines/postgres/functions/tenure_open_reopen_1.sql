@@ -3,7 +3,7 @@
 -- It inserts a key only if it has locked the key's live row, so it never waits for lane `create`. It does not wait for
 -- a row that another transaction holds, either: that request gets `reopen` and is sent to this lane again, and the rest
 -- of its batch continues. A request without a live row gets `again`. A request whose capacity has rules gets `limited`.
--- A line `closing` returns the lapsed session that was ended. All other lines are those of tenure_open_create_1.
+-- A row `closing` returns the lapsed session that was ended. All other rows are those of tenure_open_create_1.
 --
 -- Order: the cut lock; the rows that no other transaction holds; the clock; the writes.
 CREATE OR REPLACE FUNCTION tenure_open_reopen_1(

@@ -1,10 +1,11 @@
 -- Deletes one batch of rows past their retention time, under the fence of its job: lease history, runs of jobs,
--- and submissions that are delivered or cancelled, with their attempts. `p_history`, `p_runs` and `p_submissions` are
--- the retention times in microseconds. Returns how many rows of each it deleted. A submission that another transaction
--- holds is left for the next batch.
+-- submissions that are delivered or cancelled, with their attempts, and entries of the audit log. `p_history`, `p_runs`,
+-- `p_submissions` and `p_audit` are the retention times in microseconds. Returns how many rows of each it deleted. A
+-- submission that another transaction holds is left for the next batch.
 CREATE OR REPLACE FUNCTION tenure_prune_1(
-    p_name text, p_holder text, p_epoch bigint, p_limit int, p_history bigint, p_runs bigint, p_submissions bigint)
-RETURNS TABLE (lease_history int, job_runs int, submissions int)
+    p_name text, p_holder text, p_epoch bigint, p_limit int, p_history bigint, p_runs bigint, p_submissions bigint,
+    p_audit bigint)
+RETURNS TABLE (lease_history int, job_runs int, submissions int, audit_log int)
 LANGUAGE plpgsql VOLATILE
 AS $$
 DECLARE
@@ -34,6 +35,15 @@ BEGIN
     DELETE FROM submission_attempts a WHERE a.submission_id = ANY (v_old);
     DELETE FROM submissions s WHERE s.submission_id = ANY (v_old);
     submissions := cardinality(v_old);
+    DELETE FROM audit_log d
+     WHERE d.entry_id IN (
+        -- plan: old entries
+        SELECT l.entry_id FROM audit_log l
+         WHERE l.at < v_now - p_audit * interval '1 microsecond'
+         ORDER BY l.at, l.entry_id LIMIT p_limit
+        -- plan end
+        );
+    GET DIAGNOSTICS audit_log = ROW_COUNT;
     RETURN NEXT;
 END
 $$;

@@ -1,6 +1,7 @@
 -- Ends a session, starts another one in its place, and returns the new session. A live session ends as `UPGRADED`, and
 -- its successor starts at that instant with the limits of the old session as defaults. A lapsed session ends at its
--- deadline, and its successor starts now with the `p_default_…` limits as defaults.
+-- deadline, and its successor starts now with the `p_default_…` limits as defaults. All instances are notified of the
+-- end if the old session has had a stream.
 --
 -- The caller has locked the old row and holds the cut lock.
 CREATE OR REPLACE FUNCTION tenure_replace_session_1(
@@ -19,6 +20,9 @@ BEGIN
        SET state = 'closed', check_at = NULL, closed_at = v_ended_at, modified_at = v_ended_at,
            close_reason = CASE WHEN v_live THEN 'UPGRADED' ELSE p_old.lapse_reason END
      WHERE session_id = p_old.session_id;
+    IF p_old.attachment > 0 THEN
+        PERFORM tenure_announce_ends_1(ARRAY[p_old.session_id]);
+    END IF;
 
     IF v_live THEN
         v_new.previous_session_id := p_old.session_id;

@@ -34,14 +34,7 @@ BEGIN
                CASE WHEN v_window.contract IS NOT NULL THEN c.submission_id END
           FROM unnest(p_first, p_last, p_sessions, p_usage, p_submission)
                WITH ORDINALITY AS c(first_id, last_id, sessions, usage, submission_id, position);
-        INSERT INTO submissions (
-            submission_id, gateway, caller, idempotency_key, delivery_key, digest, contract, state, attempts, failures,
-            next_attempt_at, created_at, last_modified_at)
-        SELECT c.submission_id, 'usages', 'tenure', k.key, k.key, '', v_window.contract, 'pending', 0, 0,
-               v_now, v_now, v_now
-          FROM unnest(p_submission) WITH ORDINALITY AS c(submission_id, position),
-               LATERAL (SELECT concat_ws('-', v_window.installation_id, p_window, p_from + c.position - 1) AS key) k
-         WHERE v_window.contract IS NOT NULL;
+        PERFORM tenure_submit_chunks_1(v_window, p_from, p_submission, v_now);
     END IF;
     IF p_complete THEN
         UPDATE usage_windows w

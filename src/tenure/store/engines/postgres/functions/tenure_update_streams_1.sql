@@ -1,10 +1,15 @@
--- Saves updates of streams. An update reports that its stream is alive or has ended (`p_end`, and `p_finished` once its
--- handler has flushed), and what the stream has counted since its last save. Only the newest stream of a session renews
--- or ends the session; the counts of an older stream are still added. `p_save` numbers the saves of a stream: a save
--- that arrives twice adds nothing the second time.
+-- Saves updates of streams. An update reports that its stream is alive or has ended (`p_end`, and `p_finished` with its
+-- last save), and what the stream has counted since its last save. Only the newest stream of a session renews or ends
+-- the session; the counts of an older stream are still added. `p_save` numbers the saves of a stream: a save that
+-- arrives twice adds nothing the second time.
+--
+-- A keep-alive (neither `p_end` nor `p_finished`) adds nothing to a session that has ended: the stream did not know of
+-- the end, and may have counted messages that arrived after it.
 --
 -- `found` is `live`, `over`, `replaced` (a newer stream was attached) or `held`. A held row is not written, and the
--- caller retries it. `recorded` means that this call recorded the end. An unknown id returns no row.
+-- caller retries it. `recorded` means that this call recorded the end. `counted` means that the session's counters
+-- contain the counts of this save. An unknown id returns no row. If a session has had several streams, all instances
+-- are notified of its end: an older stream may not know yet that it was replaced.
 --
 -- Order: the cut lock; the rows that no other transaction holds; the clock; the writes. Unlike tenure_lock_sessions_1
 -- it locks rows of any state, because counts are also added to a session that has ended.
@@ -12,20 +17,26 @@ CREATE OR REPLACE FUNCTION tenure_update_streams_1(
     p_session uuid[], p_attachment int[], p_save int[], p_active boolean[], p_end text[], p_finished boolean[],
     p_bytes_received bigint[], p_chunks bigint[], p_messages_sent bigint[], p_partials_sent bigint[],
     p_finals_sent bigint[], p_errors_sent bigint[], p_audio_duration_ms bigint[]
-) RETURNS TABLE ("position" int, found text, "now" timestamptz, recorded boolean, session sessions)
+) RETURNS TABLE (
+    "position" int, found text, "now" timestamptz, recorded boolean, counted boolean, session sessions)
 LANGUAGE plpgsql VOLATILE
 AS $$
 #variable_conflict use_column
 DECLARE
     v_locked uuid[];
+    v_shared uuid[];
     v_now timestamptz;
 BEGIN
     PERFORM tenure_lock_cut_shared_1();
-    v_locked := ARRAY(
+    SELECT coalesce(array_agg(l.session_id), '{}'),
+           array_agg(l.session_id) FILTER (WHERE l.attachment > 1 AND l.closed_at IS NULL)
+      INTO v_locked, v_shared
+      FROM (
         -- plan: lock
-        SELECT s.session_id FROM sessions s WHERE s.session_id = ANY (p_session) FOR UPDATE SKIP LOCKED
+        SELECT s.session_id, s.attachment, s.closed_at FROM sessions s
+         WHERE s.session_id = ANY (p_session) FOR UPDATE SKIP LOCKED
         -- plan end
-    );
+      ) AS l;
     v_now := tenure_write_now();
     RETURN QUERY
         WITH seen AS MATERIALIZED (
@@ -34,7 +45,7 @@ BEGIN
                    u.save > CASE u.attachment WHEN o.attachment THEN o.attachment_saves
                                               WHEN o.attachment - 1 THEN o.replaced_saves ELSE 0 END AS is_new,
                    o.closed_at IS NULL AND o.deadline_at <= v_now AS has_lapsed,
-                   o.closed_at IS NULL AND o.deadline_at > v_now AND o.attachment = u.attachment AS is_kept,
+                   o.closed_at IS NULL AND o.deadline_at > v_now AS is_live,
                    greatest(o.last_heartbeat_at, v_now) AS last_heartbeat_at,
                    greatest(o.last_activity_at, CASE WHEN u.active THEN v_now END) AS last_activity_at
               FROM unnest(p_session, p_attachment, p_save, p_active, p_end, p_finished, p_bytes_received, p_chunks,
@@ -45,24 +56,24 @@ BEGIN
               JOIN sessions o ON o.session_id = u.session_id
              WHERE o.session_id = ANY (v_locked)),
         decided AS MATERIALIZED (
-            SELECT n.*, n.is_kept AND n.end_reason IS NOT NULL AS is_ended,
-                   n.is_kept AND n.end_reason IS NULL AS is_renewed
+            SELECT n.*, n.is_live AND n.is_current AND n.end_reason IS NOT NULL AS is_ended,
+                   n.is_live AND n.is_current AND n.end_reason IS NULL AS is_renewed,
+                   n.is_new AND (n.is_live OR n.end_reason IS NOT NULL OR n.finished) AS is_added
               FROM seen n)
         UPDATE sessions s
-           SET attachment_saves = CASE WHEN d.is_current THEN greatest(s.attachment_saves, d.save)
-                                       ELSE s.attachment_saves END,
-               replaced_saves = CASE WHEN d.is_previous THEN greatest(s.replaced_saves, d.save)
-                                     ELSE s.replaced_saves END,
-               stream_bytes_received = s.stream_bytes_received + CASE WHEN d.is_new THEN d.bytes_received ELSE 0 END,
-               stream_chunks = s.stream_chunks + CASE WHEN d.is_new THEN d.chunks ELSE 0 END,
-               stream_messages_sent = s.stream_messages_sent + CASE WHEN d.is_new THEN d.messages_sent ELSE 0 END,
-               stream_partials_sent = s.stream_partials_sent + CASE WHEN d.is_new THEN d.partials_sent ELSE 0 END,
-               stream_finals_sent = s.stream_finals_sent + CASE WHEN d.is_new THEN d.finals_sent ELSE 0 END,
-               stream_errors_sent = s.stream_errors_sent + CASE WHEN d.is_new THEN d.errors_sent ELSE 0 END,
+           SET attachment_saves = CASE WHEN d.is_current AND d.is_added THEN d.save ELSE s.attachment_saves END,
+               replaced_saves = CASE WHEN d.is_previous AND d.is_added THEN d.save ELSE s.replaced_saves END,
+               stream_bytes_received = s.stream_bytes_received + CASE WHEN d.is_added THEN d.bytes_received ELSE 0 END,
+               stream_chunks = s.stream_chunks + CASE WHEN d.is_added THEN d.chunks ELSE 0 END,
+               stream_messages_sent = s.stream_messages_sent + CASE WHEN d.is_added THEN d.messages_sent ELSE 0 END,
+               stream_partials_sent = s.stream_partials_sent + CASE WHEN d.is_added THEN d.partials_sent ELSE 0 END,
+               stream_finals_sent = s.stream_finals_sent + CASE WHEN d.is_added THEN d.finals_sent ELSE 0 END,
+               stream_errors_sent = s.stream_errors_sent + CASE WHEN d.is_added THEN d.errors_sent ELSE 0 END,
                stream_audio_duration_ms =
-                   s.stream_audio_duration_ms + CASE WHEN d.is_new THEN d.audio_duration_ms ELSE 0 END,
+                   s.stream_audio_duration_ms + CASE WHEN d.is_added THEN d.audio_duration_ms ELSE 0 END,
                last_heartbeat_at = CASE WHEN d.is_renewed THEN d.last_heartbeat_at ELSE s.last_heartbeat_at END,
-               last_activity_at = CASE WHEN d.is_kept THEN d.last_activity_at ELSE s.last_activity_at END,
+               last_activity_at = CASE WHEN d.is_renewed OR d.is_ended THEN d.last_activity_at
+                                       ELSE s.last_activity_at END,
                deadline_at = CASE WHEN d.is_renewed THEN tenure_deadline_1(
                        s.term_ends_at, d.last_heartbeat_at, s.lease_microseconds, d.last_activity_at,
                        s.idle_microseconds) ELSE s.deadline_at END,
@@ -85,10 +96,13 @@ BEGIN
           FROM decided d WHERE s.session_id = d.session_id
         RETURNING d.position::int,
                   CASE WHEN s.closed_at IS NOT NULL THEN 'over' WHEN d.is_current THEN 'live' ELSE 'replaced' END,
-                  v_now, d.has_lapsed OR d.is_ended, s;
+                  v_now, d.has_lapsed OR d.is_ended, d.is_added OR NOT d.is_new, s;
+    IF v_shared IS NOT NULL THEN
+        PERFORM tenure_announce_ends_1(v_shared);
+    END IF;
     IF cardinality(v_locked) < cardinality(p_session) THEN
         RETURN QUERY
-            SELECT u.position::int, 'held', v_now, false, s
+            SELECT u.position::int, 'held', v_now, false, false, s
               FROM unnest(p_session) WITH ORDINALITY AS u(session_id, position)
               JOIN sessions s ON s.session_id = u.session_id
              WHERE NOT u.session_id = ANY (v_locked);

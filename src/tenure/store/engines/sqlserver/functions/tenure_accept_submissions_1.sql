@@ -1,12 +1,13 @@
--- Accepts submissions, each once per caller, gateway and key. A line is what is stored under the key now, whether the
--- digest of its payload is the same, and whether this very request stored it (`new`).
+-- Accepts submissions, each once per caller, gateway and key. Returns for each request the submission that is stored
+-- under its key. `same`: the digest of the payload is the same. `new`: this request stored the submission, now or in an
+-- earlier try whose response was lost.
 --
--- JSON cannot contain bytes, so @payloads contains all payloads one after the other, and a request has its offset.
+-- JSON cannot contain bytes, so @payloads contains all payloads one after the other, and each request has the offset
+-- and length of its payload.
 --
--- Order: the keys, in the order of their index; the rows that are there, without keeping a lock; the clock; the
--- inserts.
+-- Order: the keys, in the order of their index; the existing rows, without keeping a lock; the clock; the inserts.
 --
--- @request: [[position, submission, gateway, caller, key, digest in hexadecimal digits, where the payload begins in
+-- @request: [[position, submission, gateway, caller, key, digest in hexadecimal digits, offset of the payload in
 --             @payloads, counted from 1, its length, contract], …]
 CREATE OR ALTER PROCEDURE dbo.tenure_accept_submissions_1 @request nvarchar(MAX), @payloads varbinary(MAX)
 AS
@@ -17,7 +18,7 @@ BEGIN
 
     DECLARE @now datetime2(6);
 
-    -- The primary key sorts as the index of the keys does.
+    -- The primary key has the same order as the index of the keys.
     DECLARE @wanted TABLE (
         position int NOT NULL,
         first_position int,
@@ -56,7 +57,7 @@ BEGIN
         contract nvarchar(MAX) '$[8]' AS JSON
     ) AS j;
 
-    -- Of several requests with one key, the first counts.
+    -- If several requests have the same key, only the first is inserted.
     UPDATE w
     SET w.first_position = f.position
     FROM @wanted AS w
@@ -68,7 +69,7 @@ BEGIN
 
     BEGIN TRANSACTION;
 
-    -- Lock the keys, free ones too, in the order of their index. TOP makes the ORDER BY binding.
+    -- Lock the keys, including free ones, in the order of their index. Without TOP the ORDER BY would be ignored.
     INSERT INTO @known (position, submission_id)
     SELECT TOP (1000) w.position, s.submission_id
     FROM @wanted AS w
@@ -77,8 +78,8 @@ BEGIN
     ORDER BY w.caller, w.gateway, w.idempotency_key
     OPTION (FORCE ORDER, LOOP JOIN, MAXDOP 1);
 
-    -- A transaction that deletes a row holds its key, so these rows stay. One that writes a row waits for no key, so
-    -- waiting for it is harmless.
+    -- A transaction must hold the key of a row to delete the row, so these rows cannot be deleted now. A transaction
+    -- that updates a row never waits for a key, so waiting for it here cannot cause a deadlock.
     UPDATE k
     SET k.state = s.state, k.digest = s.digest
     FROM @known AS k
@@ -88,7 +89,7 @@ BEGIN
 
     SET @now = dbo.tenure_now();
 
-    -- LOWER: the text of a uniqueidentifier is in upper case, ids of Tenure are in lower case.
+    -- LOWER, because SQL Server formats a uniqueidentifier in upper case, and Tenure uses lower case.
     INSERT INTO dbo.submissions (
         submission_id, gateway, caller, idempotency_key, delivery_key, payload, digest, contract, state, attempts,
         failures, next_attempt_at, created_at, last_modified_at

@@ -1,8 +1,9 @@
--- Acquires a lease if it is free, and returns it as it is now. `taken` is also true if this very attempt acquired it
--- before and the answer was lost. `reclaimed`: the last holder let it expire.
+-- Acquires a lease if it is free, and returns its current row. `taken` is also true if an earlier call with the same
+-- @attempt acquired the lease and the response was lost. `reclaimed`: the last holder did not release the lease, and it
+-- expired.
 --
--- Order: the lease, with an update lock, which is enough to read it and lets fences pass; if it is free, the row
--- exclusively, which waits for every write under a fence of the last epoch; the clock; the writes.
+-- Order: the lease, with an update lock, under which it can be read while fences hold it; if it is free, the row
+-- exclusively, which waits for all writes under a fence of the last epoch; the clock; the writes.
 CREATE OR ALTER PROCEDURE dbo.tenure_acquire_lease_1
     @name varchar(200),
     @holder varchar(200),

@@ -1,4 +1,5 @@
--- An instant plus so many microseconds, which may be negative. DATEADD takes an int, too small for an hour of them.
+-- Returns an instant plus a number of microseconds, which may be negative. DATEADD cannot do this in one step, because
+-- it takes an int, and an hour of microseconds exceeds an int.
 CREATE OR ALTER FUNCTION dbo.tenure_add_microseconds_1(@at datetime2(6), @microseconds bigint) RETURNS datetime2(6)
 AS
 BEGIN

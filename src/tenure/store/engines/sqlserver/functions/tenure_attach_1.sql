@@ -1,10 +1,10 @@
--- Attaches streams: each becomes the newest stream of its session. A session without a lease or an idle limit gets
--- those given; a new idle limit counts from now. If that brings the deadline nearer, `check_at` comes nearer with it.
--- `attached` is the number of the stream; `found` and `recorded` are those of tenure_heartbeat_1. An unknown id has no
--- line.
+-- Attaches streams: each becomes the newest stream of its session. A session without a lease gets the given lease and
+-- heartbeat. A session without an idle limit gets the given idle limit, which counts from now. If the new deadline is
+-- before `check_at`, `check_at` moves to it. `attached` is the number of the stream. `found` and `recorded` mean the
+-- same as in tenure_heartbeat_1. An unknown id returns no row.
 --
--- Order: the cut lock; the rows that no other transaction holds; the clock; the keys of those that are to end, where no
--- other transaction holds them; the clock again; the writes.
+-- Order: the cut lock; the rows that no other transaction holds; the clock; the keys of the sessions that must end, if
+-- no other transaction holds them; the clock again; the writes.
 --
 -- @request: [[position, session, lease, heartbeat, idle], …]
 CREATE OR ALTER PROCEDURE dbo.tenure_attach_1 @request nvarchar(MAX)
@@ -22,7 +22,7 @@ BEGIN
         heartbeat_microseconds bigint NOT NULL,
         idle_microseconds bigint NOT NULL
     );
-    -- The limits are the new ones, all else is as it was read.
+    -- The limits are the new ones. All other columns have the values that were read.
     DECLARE @mine TABLE (
         session_id uniqueidentifier NOT NULL PRIMARY KEY,
         capacity_id uniqueidentifier NOT NULL,
@@ -146,7 +146,7 @@ BEGIN
 
     COMMIT TRANSACTION;
 
-    -- The session as it is by now: another transaction may have attached a newer stream or ended it since.
+    -- The current state of the session: another transaction may have ended it or attached a newer stream since.
     SELECT
         a.position,
         CASE WHEN s.closed_at IS NOT NULL THEN 'over' ELSE COALESCE(m.found, 'held') END AS found,

@@ -1,8 +1,8 @@
--- Begins an epoch of a lease that is free and whose key the caller has locked. Keeps the history of all leases except
--- the locks of jobs: their runs are their history.
+-- Begins the next epoch of a lease that is free and whose key the caller has locked. Writes the lease history, except
+-- for the locks of jobs: the history of a job lock is the runs of its job.
 --
--- Here and elsewhere names are compared with columns only, never one variable with another: that comparison would
--- follow the collation of the database, which may ignore case.
+-- Here and in the other procedures, a name is compared only with a column, never with another variable. A comparison of
+-- two variables would use the collation of the database, which may ignore case.
 CREATE OR ALTER PROCEDURE dbo.tenure_begin_epoch_1
     @name varchar(200),
     @holder varchar(200),

@@ -1,16 +1,17 @@
--- Begins a run of a job that is due and whose lock is free: takes the lock and records the run. `found` is `begun`,
--- `held` (the lock is taken) or `idle` (not due, or no such job). If this very attempt began a run before and the
--- answer was lost, it returns that run, without `reclaimed_…` and `clock_behind`.
+-- Begins a run of a job that is due and whose lock is free: acquires the lock and records the run. `found` is `begun`,
+-- `held` (the lock is not free) or `idle` (not due, or no such job). If an earlier call with the same @attempt began a
+-- run and its answer was lost, this call returns that run, without `reclaimed_…`.
 --
 -- A run that is still open under the last epoch of the lock was abandoned: its holder died, or the lock was taken from
--- it. It is recorded as such and returned as `reclaimed_…`.
+-- it. This run is recorded as `abandoned` and returned as `reclaimed_…`.
 --
 -- If the clock was stepped back behind ticks that are done (tenure_clock_is_behind_1), the job's next tick becomes the
--- last tick at or before now, and `clock_behind` returns what it was. From then on the ordinary rules hold: a failure
--- keeps the tick, a success moves on to the next one.
+-- last tick at or before now, and `clock_behind` returns the previous next tick. From then on the ordinary rules apply:
+-- after a failure the tick stays the same, after a success the next tick follows.
 --
 -- Order: a read that keeps no lock, so that an idle call writes nothing; the lease of the job, with an update lock; if
--- it is free, exclusively, which waits for writes under its fences; the job; the run; the clock; the writes.
+-- the lease is free, the row exclusively, which waits for writes under its fences; the job; the run; the clock; the
+-- writes.
 CREATE OR ALTER PROCEDURE dbo.tenure_begin_run_1 @job varchar(200), @holder varchar(200), @attempt uniqueidentifier
 AS
 BEGIN
@@ -61,12 +62,14 @@ BEGIN
 
         IF @epoch IS NOT NULL AND @released = 0 AND @expires_at > @now
         BEGIN
-            -- While this attempt holds the lock, no other transaction writes the run or what is read of the job.
+            -- While this attempt holds the lock, no other transaction writes the run or the columns of the job read
+            -- here.
             SET @found = 'held';
             SELECT
                 @found = 'begun',
                 @started_at = r.started_at,
                 @tick_at = r.tick_at,
+                @clock_behind = r.clock_behind,
                 @lock_timeout = j.lock_timeout_microseconds,
                 @failures = j.failures_in_a_row
             FROM dbo.job_runs AS r WITH (READCOMMITTEDLOCK, INDEX (job_runs_pkey))
@@ -128,8 +131,8 @@ BEGIN
                 @now = @now,
                 @expires_at = @expires_at;
 
-            INSERT INTO dbo.job_runs (job, epoch, holder, tick_at, requested_at, started_at)
-            VALUES (@job, @epoch, @holder, @tick_at, @requested_at, @now);
+            INSERT INTO dbo.job_runs (job, epoch, holder, tick_at, requested_at, started_at, clock_behind)
+            VALUES (@job, @epoch, @holder, @tick_at, @requested_at, @now, @clock_behind);
 
             UPDATE dbo.jobs
             SET

@@ -1,8 +1,8 @@
--- Checks a fence: raises an error that undoes the transaction unless this holder holds the lease in this epoch. Fenced
--- writes call it first; an application may do the same in a transaction of its own.
+-- Checks a fence: raises an error and rolls back the transaction unless this holder holds the lease in this epoch.
+-- Fenced writes call this procedure first. An application may call it in its own transactions.
 --
--- It keeps a shared lock on the row until the transaction ends: other fences do not wait for it, what begins or ends an
--- epoch does.
+-- It keeps a shared lock on the row until the transaction ends. Fences do not wait for each other. A transaction that
+-- begins or ends an epoch waits for all fences.
 CREATE OR ALTER PROCEDURE dbo.tenure_check_fence_1 @name varchar(200), @holder varchar(200), @epoch bigint
 AS
 BEGIN
@@ -16,7 +16,7 @@ BEGIN
     FROM dbo.leases AS l WITH (REPEATABLEREAD, ROWLOCK, INDEX (leases_pkey))
     WHERE l.name = @name AND l.holder = @holder AND l.epoch = @epoch AND l.released = 0;
 
-    -- In a statement of its own: the clock is read after the wait for the lock.
+    -- A separate statement, so that the clock is read after the wait for the lock.
     IF @expires_at IS NULL OR @expires_at <= dbo.tenure_now()
         EXEC dbo.tenure_lease_lost_1 @name = @name, @holder = @holder, @epoch = @epoch;
 END;

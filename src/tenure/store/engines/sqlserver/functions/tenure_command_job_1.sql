@@ -1,5 +1,5 @@
--- Commands a job, and returns it, or nothing if there is no such job. `run` requests a run now, even if the job is
--- paused or waits after a failure. `pause` also drops a request whose run has not begun. `resume` ends a pause.
+-- Applies a command to a job. Returns the job, or no row if it does not exist. `run` requests a run now, even if the
+-- job is paused or waits after a failure. `pause` also drops a request whose run has not begun. `resume` ends a pause.
 --
 -- Order: the job; the clock; the write.
 CREATE OR ALTER PROCEDURE dbo.tenure_command_job_1 @job varchar(200), @command varchar(16)

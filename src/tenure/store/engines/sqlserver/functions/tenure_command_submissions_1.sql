@@ -1,6 +1,7 @@
--- Commands submissions, and returns for each that exists whether the command was carried out. `retry`: pending
--- and due now, with its failures set to 0, whatever its state was unless delivered; if an attempt is open,
--- due when that has failed. `cancel`: cancelled, if it was pending or failed. Usage cannot be cancelled.
+-- Retries or cancels submissions, and returns for each one that exists whether the command was carried out. `retry`
+-- makes a submission pending and due now and sets its failures and unknowns to 0, in any state except delivered. If an attempt is
+-- open, the submission becomes due when that attempt has failed. `cancel` cancels a submission that is pending or
+-- failed. Usage cannot be cancelled.
 --
 -- A retry during an attempt gets a `last_modified_at` after the start of that attempt even if the clock was stepped
 -- back: tenure_finish_attempts_1 compares the two.
@@ -33,7 +34,7 @@ BEGIN
 
     BEGIN TRANSACTION;
 
-    -- Lock the rows, in the order of their ids. TOP makes the ORDER BY binding.
+    -- Lock the rows, in the order of their ids. Without TOP the ORDER BY would be ignored.
     INSERT INTO @mine (submission_id, gateway, state, number)
     SELECT TOP (1000) s.submission_id, s.gateway, s.state, s.attempts
     FROM @asked AS a
@@ -57,6 +58,8 @@ BEGIN
         SET
             s.state = 'pending',
             s.failures = 0,
+            s.unknowns = 0,
+            s.pause_is_binding = 0,
             s.ended_at = NULL,
             s.last_modified_at = CASE
                 WHEN m.open_since >= @now THEN DATEADD(MICROSECOND, 1, m.open_since) ELSE @now

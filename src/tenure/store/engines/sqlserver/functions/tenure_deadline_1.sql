@@ -1,9 +1,10 @@
--- The deadline of a session, and the limit it stands for: the earliest of the end of its term, its last heartbeat plus
--- its lease, and its last activity plus its idle limit. The term wins a tie, then the lease. A limit that is NULL does
--- not count. `earliest` in deadlines.py computes the same.
+-- The deadline of a session, and the limit that sets it: the earliest of the end of its term, its last heartbeat plus
+-- its lease, and its last activity plus its idle limit. If several limits fall on the same instant, the first of term,
+-- lease and idle limit is returned. A limit that is NULL does not count. `earliest` in deadlines.py computes the same.
 --
--- An inline table-valued function, which costs no call. Hence DATEADD in two steps (it takes an int, too small for 30
--- days of microseconds) and not tenure_add_microseconds_1, which would be called for each row.
+-- This is an inline table-valued function, which SQL Server expands into the calling statement.
+-- tenure_add_microseconds_1 would be called once per row. So DATEADD is used here, in two steps, because it takes an
+-- int, and 30 days of microseconds exceed an int.
 CREATE OR ALTER FUNCTION dbo.tenure_deadline_1(
     @term_ends_at datetime2(6),
     @last_heartbeat_at datetime2(6),

@@ -1,5 +1,5 @@
--- Deletes the rules of a capacity under the exclusive cut lock, as tenure_put_capacity_1 sets them. Returns what they
--- were, or nothing if there were none.
+-- Deletes the rules of a capacity under the exclusive cut lock, like tenure_put_capacity_1, which sets them. Returns
+-- the deleted row, or no row if there were no rules.
 CREATE OR ALTER PROCEDURE dbo.tenure_delete_capacity_1 @capacity_id uniqueidentifier
 AS
 BEGIN

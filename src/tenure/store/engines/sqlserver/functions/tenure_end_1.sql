@@ -1,8 +1,9 @@
--- Ends sessions: each for its reason, or, if its deadline has passed, at that deadline and for the reason it stands
--- for. `recorded` means that this call recorded the end. A session that is returned live is held by another
--- transaction; the caller retries that one. An unknown id has no line.
+-- Ends each session now and for its given reason. A session whose deadline has passed ends at its deadline and for its
+-- lapse reason. `recorded` means that this call recorded the end. If another transaction holds a session, the session
+-- is returned live, and the caller retries it. An unknown id returns no row.
 --
--- Order: the cut lock; the rows that no other transaction holds; their keys, likewise; the clock; the writes.
+-- Order: the cut lock; the rows that no other transaction holds; the keys that no other transaction holds; the clock;
+-- the writes.
 --
 -- @request: [[position, session, reason], …]
 CREATE OR ALTER PROCEDURE dbo.tenure_end_1 @request nvarchar(MAX)

@@ -1,11 +1,12 @@
--- One batch of the sweep, under the fence of its job: takes rows whose `check_at` has passed. A session past its
--- deadline is recorded, with the deadline as its end. One that lives on gets its present deadline as its next
--- `check_at`. A row that an instance left in state `closing` when it died is closed. Each line is a lapse; the last
--- line has only the number of rows that were checked.
+-- One batch of the sweep, under the fence of its job. It checks the rows whose `check_at` has passed. If the deadline
+-- of a session has passed, it records the lapse, with the deadline as the end. If not, the deadline becomes the next
+-- `check_at`. It closes a session that an instance left in state `closing` when the instance died. Each result row is a
+-- lapse; the last row has only the number of rows that were checked.
 --
--- Order: the lease; the cut lock; rows and keys, in the order of `check_at`; the clock; the writes. It may use an order
--- of its own because it takes only rows and keys that no other transaction holds, and so never waits for one. What it
--- skips is found again by the next sweep, so any number of sweeps may run at once.
+-- Order: the lease; the cut lock; rows and keys, in the order of `check_at`; the clock; the writes. This order differs
+-- from that of other procedures. It cannot deadlock, because the sweep takes only rows and keys that no other
+-- transaction holds, and never waits for one. The next sweep finds the rows that this one skips, so any number of
+-- sweeps may run at the same time.
 CREATE OR ALTER PROCEDURE dbo.tenure_expire_1 @name varchar(200), @holder varchar(200), @epoch bigint, @limit int
 AS
 BEGIN
@@ -60,7 +61,7 @@ BEGIN
         WHERE d.has_key = 1
         OPTION (FORCE ORDER, LOOP JOIN, MAXDOP 1);
 
-    -- In statements of their own: a statement that writes `closed_at` must not touch a row whose key is not locked.
+    -- Separate statements, because a statement that writes `closed_at` must not touch a row whose key is not locked.
     IF EXISTS (SELECT 1 FROM @due AS d WHERE d.closed_at IS NOT NULL AND d.deadline_at <= @now)
         UPDATE s
         SET s.state = 'closed', s.check_at = NULL

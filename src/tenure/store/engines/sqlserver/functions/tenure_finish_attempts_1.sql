@@ -1,18 +1,20 @@
 -- Closes attempts with their outcomes, under the fence of the executor, and returns the states of the submissions. A
--- delivered attempt makes its submission delivered even if it was cancelled meanwhile; any other outcome changes only a
--- pending submission. `counts`: whether the attempt counts against the limit. `pause`: microseconds until the next
--- attempt, null if there is none. A delivered submission of usage marks its chunk, and the last chunk its window. A
--- repetition after a lost answer finds the attempts closed and changes nothing.
+-- delivered attempt makes its submission delivered even if the submission was cancelled during the attempt; any other
+-- outcome changes only a pending submission. `counts`: whether the attempt counts against the limit. `pause`:
+-- microseconds until the next attempt, null if there is none. `binding`: whether no early attempt may begin before that.
+-- `receipt`: whether the response named the digest of the body. An `unknown` outcome is counted in `unknowns`. When a
+-- submission of usage is delivered, its chunk is marked as delivered, and with the last chunk also the window. A call
+-- that is repeated after a lost answer finds the attempts closed and changes nothing.
 --
 -- A submission that was retried by hand while its attempt was open (`last_modified_at` after the attempt's start) is
--- due at once if the attempt fails, and its failures count from 0.
+-- due at once if the attempt fails, and its failures and unknown outcomes count from 0.
 --
 -- Order: the lease; the windows, by id; the submissions, by id; the attempts; the clock; the writes. Windows come
 -- before submissions: tenure_save_chunks_1 waits for keys of submissions while it holds a window, and
 -- tenure_accept_submissions_1 waits for submissions while it holds keys. So no transaction that holds submissions waits
 -- for a window.
 --
--- @request: [[position, submission, number, outcome, status, error, counts, pause], …]
+-- @request: [[position, submission, number, outcome, status, error, counts, pause, binding, receipt], …]
 CREATE OR ALTER PROCEDURE dbo.tenure_finish_attempts_1
     @name varchar(200),
     @holder varchar(200),
@@ -32,7 +34,9 @@ BEGIN
         status int,
         error nvarchar(1000),
         counts bit NOT NULL,
-        pause bigint
+        pause bigint,
+        is_binding bit NOT NULL,
+        has_receipt bit NOT NULL
     );
     DECLARE @arrived TABLE (
         submission_id uniqueidentifier NOT NULL PRIMARY KEY
@@ -60,8 +64,9 @@ BEGIN
         is_retried bit NOT NULL
     );
 
-    INSERT INTO @said (submission_id, number, outcome, status, error, counts, pause)
-    SELECT j.submission_id, j.number, j.outcome, j.status, j.error, j.counts, j.pause
+    INSERT INTO @said (submission_id, number, outcome, status, error, counts, pause, is_binding, has_receipt)
+    SELECT
+        j.submission_id, j.number, j.outcome, j.status, j.error, j.counts, j.pause, j.is_binding, j.has_receipt
     FROM OPENJSON(@request) WITH (
         submission_id uniqueidentifier '$[1]',
         number int '$[2]',
@@ -69,7 +74,9 @@ BEGIN
         status int '$[4]',
         error nvarchar(1000) '$[5]',
         counts bit '$[6]',
-        pause bigint '$[7]'
+        pause bigint '$[7]',
+        is_binding bit '$[8]',
+        has_receipt bit '$[9]'
     ) AS j;
 
     INSERT INTO @arrived (submission_id)
@@ -92,7 +99,7 @@ BEGIN
     FROM @part AS p
     GROUP BY p.window_id;
 
-    -- Lock the windows, in the order of their ids. TOP makes the ORDER BY binding.
+    -- Lock the windows, in the order of their ids. Without TOP the ORDER BY would be ignored.
     INSERT INTO @window (window_id, is_over)
     SELECT TOP (1000)
         w.window_id, CASE WHEN w.chunked_at IS NOT NULL AND w.delivered_at IS NULL THEN 1 ELSE 0 END
@@ -143,7 +150,12 @@ BEGIN
     WHERE m.is_open = 1;
 
     UPDATE t
-    SET t.ended_at = @now, t.outcome = e.outcome, t.status = e.status, t.error = e.error
+    SET
+        t.ended_at = @now,
+        t.outcome = e.outcome,
+        t.status = e.status,
+        t.error = e.error,
+        t.has_receipt = e.has_receipt
     FROM @said AS e
     INNER JOIN @mine AS m ON e.submission_id = m.submission_id
     INNER JOIN dbo.submission_attempts AS t ON e.submission_id = t.submission_id AND e.number = t.number
@@ -155,6 +167,8 @@ BEGIN
         s.state = m.state,
         s.next_attempt_at = m.next_attempt_at,
         s.failures = s.failures + CASE WHEN m.is_retried = 0 THEN e.counts ELSE 0 END,
+        s.unknowns = s.unknowns + CASE WHEN m.is_retried = 0 AND e.outcome = 'unknown' THEN 1 ELSE 0 END,
+        s.pause_is_binding = CASE WHEN m.is_retried = 0 THEN e.is_binding ELSE 0 END,
         s.last_error = CASE WHEN e.outcome <> 'delivered' THEN e.error END,
         s.ended_at = m.ended_at
     FROM @said AS e
@@ -164,15 +178,16 @@ BEGIN
     OPTION (FORCE ORDER, LOOP JOIN, MAXDOP 1);
 
     UPDATE c
-    SET c.delivered_at = @now
+    SET c.delivered_at = @now, c.has_receipt = e.has_receipt
     FROM @part AS p
     INNER JOIN @mine AS m ON p.submission_id = m.submission_id
+    INNER JOIN @said AS e ON p.submission_id = e.submission_id
     INNER JOIN dbo.usage_chunks AS c ON p.window_id = c.window_id AND p.chunk = c.chunk
     WHERE m.state = 'delivered' AND c.delivered_at IS NULL
     OPTION (FORCE ORDER, LOOP JOIN, MAXDOP 1);
 
-    -- Chunks that are still undelivered are found in an index that tenure_store_digests_1 does not change: so this does
-    -- not wait for a row whose digest is being stored.
+    -- This reads undelivered chunks from an index that tenure_store_digests_1 does not change. So it does not wait for
+    -- a row whose digest is being stored.
     UPDATE o
     SET o.is_over = 0
     FROM @window AS o

@@ -1,13 +1,14 @@
--- Ends a run and releases its lock. A success has done all ticks up to the start of the run, and never moves the next
--- run back. A failure keeps the tick and waits for `retry`. An abandoned run leaves the job as it is, so that it runs
--- again at once. A repetition after a lost answer finds the run ended and changes nothing.
+-- Ends a run and releases its lock. After a success, all ticks up to the start of the run are done; the next run never
+-- moves back. After a failure, the tick is still due, and the job is retried after `retry` microseconds. After an
+-- abandoned run, the job is still due and runs again at once. A repeated call after a lost answer finds that the run
+-- has ended and changes nothing.
 --
--- The clock may be stepped back during the run: the duration is then 0, and tenure_begin_run_1 notices that the next
--- run lies too far ahead.
+-- If the clock is stepped back during the run, the duration is 0, and tenure_begin_run_1 notices that the next run lies
+-- too far ahead.
 --
 -- Order: the lease of the job, exclusively; the run; the clock; the writes.
 --
--- @request: {"name", "holder", "epoch", "outcome", "error", "retry"}, without an error if there was none.
+-- @request: {"name", "holder", "epoch", "outcome", "error", "retry"}, without "error" if there was none.
 CREATE OR ALTER PROCEDURE dbo.tenure_finish_run_1 @request nvarchar(MAX)
 AS
 BEGIN
@@ -45,7 +46,7 @@ BEGIN
 
     SET @now = dbo.tenure_now();
 
-    -- Unless an earlier call has done it, whose answer was lost.
+    -- Skip this if an earlier call, whose answer was lost, has already ended the run.
     IF COALESCE(@released, 0) = 0 OR @ended_at IS NULL
     BEGIN
         IF @started_at IS NULL OR @released IS NULL OR @released = 1 OR @expires_at <= @now

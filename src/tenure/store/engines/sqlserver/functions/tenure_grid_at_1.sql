@@ -1,5 +1,5 @@
--- The last tick at or before an instant: a multiple of the interval since 1970-01-01T00:00Z. `grid_at` in job_grid.py
--- computes the same.
+-- Returns the last tick at or before an instant. Ticks are the multiples of the interval since 1970-01-01T00:00Z.
+-- `grid_at` in job_grid.py computes the same.
 CREATE OR ALTER FUNCTION dbo.tenure_grid_at_1(@interval bigint, @at datetime2(6)) RETURNS datetime2(6)
 AS
 BEGIN

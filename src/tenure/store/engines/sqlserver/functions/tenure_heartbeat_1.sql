@@ -1,13 +1,14 @@
--- Heartbeats: renews live sessions and records the lapse of those whose deadline has passed. `found` is `live`, `over`,
--- or `held` if another transaction holds the row, or the key of a session that is to be closed; the caller retries that
--- one. `recorded` means that this call recorded the end. An unknown id has no line.
+-- Heartbeats: renews live sessions and records the lapse of those whose deadline has passed. `found` is `live`, `over`
+-- or `held`. A session is `held` if another transaction holds its row, or if the session must be closed and another
+-- transaction holds its key. The caller retries a held one. `recorded` means that this call recorded the end. An
+-- unknown id returns no row.
 --
--- A clock that was stepped back shortens no deadline. Renewing changes no index, so it needs no key.
+-- A clock that was stepped back never shortens a deadline. Renewing changes no index, so it needs no key.
 --
--- Order: the cut lock; the rows that no other transaction holds; the clock; the keys of those that are to end, where no
--- other transaction holds them; the clock again; the writes. The statements that lock rows and keys are repeated in
--- tenure_end_1, tenure_attach_1, tenure_update_streams_1 and tenure_expire_1: each keeps what it reads in a table
--- variable of its own, which a procedure cannot fill for its caller.
+-- Order: the cut lock; the rows that no other transaction holds; the clock; the keys of the sessions that must end, if
+-- no other transaction holds them; the clock again; the writes. The statements that lock rows and keys are repeated in
+-- tenure_end_1, tenure_attach_1, tenure_update_streams_1 and tenure_expire_1, because each of them needs the locked
+-- rows in its own table variable, and a procedure cannot fill a table variable of its caller.
 --
 -- @request: [[position, session, active], …]
 CREATE OR ALTER PROCEDURE dbo.tenure_heartbeat_1 @request nvarchar(MAX)
@@ -78,7 +79,7 @@ BEGIN
         WHERE m.deadline_at <= @probe
         OPTION (FORCE ORDER, LOOP JOIN, MAXDOP 1);
 
-    -- A session whose deadline passes between the two readings stays `held`: the retry finds it over.
+    -- A session whose deadline passes between the two readings of the clock stays `held`. The retry returns `over`.
     SET @now = dbo.tenure_write_now();
 
     UPDATE m
@@ -139,8 +140,8 @@ BEGIN
         CAST(CASE m.found WHEN 'over' THEN 1 ELSE 0 END AS bit) AS recorded
     FROM @mine AS m
     UNION ALL
-    -- Sessions that other transactions hold or that had ended before. An end is final, so it can be read after the
-    -- commit.
+    -- Add the sessions that other transactions hold, and those that had already ended. An end is final, so it can be
+    -- read after the commit.
     SELECT
         b.position,
         CASE WHEN s.closed_at IS NULL THEN 'held' ELSE 'over' END,

@@ -1,9 +1,8 @@
--- Whether a job may run now. A run that was requested is due even if the job is paused. A tick is due when it has come,
--- or when the clock was stepped back behind ticks that are done: see tenure_clock_is_behind_1.
+-- Whether a job may run now. A run that was requested is due even if the job is paused. A tick is due when its time has
+-- come, or when the clock was stepped back to before ticks that have already run: see tenure_clock_is_behind_1.
 --
--- After a failure a job waits until @retry_at. No pause is longer than 60 s (RETRY_MAX_SECONDS in job_grid.py), so a
--- @retry_at further ahead was written before the clock was stepped back, and does not count. `due_in` in job_grid.py
--- computes the same.
+-- After a failure a job waits until @retry_at, for at most 60 s (RETRY_MAX_SECONDS in job_grid.py). A @retry_at further
+-- ahead was written before the clock was stepped back, and is ignored. `due_in` in job_grid.py computes the same.
 CREATE OR ALTER FUNCTION dbo.tenure_is_due_1(
     @next_run_at datetime2(6),
     @interval bigint,

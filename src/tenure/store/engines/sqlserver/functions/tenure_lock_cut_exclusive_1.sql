@@ -1,7 +1,8 @@
--- The cut lock, exclusive: waits for all session writes under way and keeps new ones waiting until the transaction
--- ends. It waits 200 ms at most, because every session write queues behind it while it waits. The caller retries.
+-- Takes the exclusive cut lock: waits for all session writes in progress, and blocks new ones until the transaction
+-- ends. It waits 200 ms at most, because new session writes queue behind it while it waits. Then it raises an error,
+-- and the caller retries.
 --
--- sp_getapplock does not raise an error, so its code is checked.
+-- sp_getapplock returns a negative code instead of raising an error, so this procedure checks the code.
 CREATE OR ALTER PROCEDURE dbo.tenure_lock_cut_exclusive_1
 AS
 BEGIN

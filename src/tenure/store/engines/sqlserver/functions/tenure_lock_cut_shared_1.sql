@@ -1,7 +1,9 @@
--- The cut lock, shared, until the end of the transaction. Every session write takes it, before any key or row and
--- before it reads the clock. A cut, or a change of a capacity, takes it exclusively: tenure_lock_cut_exclusive_1.
+-- Acquires the cut lock in shared mode until the end of the transaction. Every write of sessions acquires it first,
+-- before it locks a key or row and before it reads the clock. A cut, or a change of a capacity, acquires the same lock
+-- exclusively (tenure_lock_cut_exclusive_1).
 --
--- sp_getapplock does not raise an error: a write that does not check its code goes on without the lock.
+-- sp_getapplock returns a negative code instead of raising an error. Without the check of this code, a write would
+-- continue without the lock.
 CREATE OR ALTER PROCEDURE dbo.tenure_lock_cut_shared_1
 AS
 BEGIN

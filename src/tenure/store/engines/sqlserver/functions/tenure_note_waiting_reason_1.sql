@@ -1,4 +1,4 @@
--- Records why pending submissions that are due are not sent, under the fence of the executor.
+-- Records, under the fence of the executor, the reason why pending submissions are not sent although they are due.
 --
 -- Order: the lease; the submissions, by id; the write.
 --
@@ -31,7 +31,7 @@ BEGIN
     BEGIN TRANSACTION;
     EXEC dbo.tenure_check_fence_1 @name = @name, @holder = @holder, @epoch = @epoch;
 
-    -- Lock the rows, in the order of their ids. TOP makes the ORDER BY binding.
+    -- Lock the rows, in the order of their ids. Without TOP the ORDER BY would be ignored.
     INSERT INTO @mine (submission_id, state, last_error)
     SELECT TOP (1000) s.submission_id, s.state, s.last_error
     FROM @asked AS a

@@ -1,4 +1,4 @@
--- The database's clock. No other routine reads it: tests replace this one to move time.
+-- The database's clock. No other routine reads the clock, so tests can replace this function to move time.
 CREATE OR ALTER FUNCTION dbo.tenure_now() RETURNS datetime2(6)
 AS
 BEGIN

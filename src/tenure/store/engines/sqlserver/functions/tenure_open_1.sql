@@ -1,12 +1,14 @@
--- Opens, lanes `create` and `reopen` in one: the docstring of engines/sqlserver/store.py has the order of locks.
+-- Opens sessions, for both lanes `create` and `reopen`. The docstring of engines/sqlserver/store.py describes the order
+-- of locks.
 --
 -- @request: {"term", "lease", "heartbeat", "idle": the limits of a request that sets none, in microseconds,
 --            "requests": [[position, capacity, user, tenant, kind, session, lease, heartbeat, idle], …]}
 --
--- A line is the session that was there before, and the outcome of the request: `existing`, `tenant-mismatch`, `lapsed`
--- (closed at its deadline, a new one opened) or `upgraded` (closed at `opened_at`, where the new one starts). `limited`
--- sends the request to that lane. `created` without a session is a request whose session starts later than the others.
--- The line without a position stands for all sessions that were opened and have no line of their own.
+-- A result row has the outcome of a request and the session that existed before: `existing`, `tenant-mismatch`,
+-- `lapsed` (the session was closed at its deadline, and a new one was opened) or `upgraded` (the session was closed at
+-- `opened_at`, where the new one starts). `limited` means that the caller must retry the request in that lane.
+-- `created` without a session is a request whose new session starts later than the others. The row without a position
+-- stands for all new sessions that have no row of their own.
 CREATE OR ALTER PROCEDURE dbo.tenure_open_1 @request nvarchar(MAX)
 AS
 BEGIN
@@ -21,7 +23,7 @@ BEGIN
         @idle bigint = JSON_VALUE(@request, '$.idle'),
         @now datetime2(6);
 
-    -- The primary key sorts as the index of the live keys does; the text of a uniqueidentifier sorts differently.
+    -- The primary key has the same order as the index of live keys. The text of a uniqueidentifier has another order.
     DECLARE @wanted TABLE (
         position int NOT NULL,
         capacity_id uniqueidentifier NOT NULL,
@@ -33,7 +35,7 @@ BEGIN
         heartbeat_microseconds bigint,
         idle_microseconds bigint,
         has_rules bit NOT NULL,
-        PRIMARY KEY (capacity_id, user_object_id)
+        PRIMARY KEY (user_object_id, capacity_id)
     );
     DECLARE @live TABLE (
         session_id uniqueidentifier NOT NULL PRIMARY KEY,
@@ -89,9 +91,9 @@ BEGIN
     BEGIN TRANSACTION;
     EXEC dbo.tenure_lock_cut_shared_1;
 
-    -- A change of the rules of a capacity holds the cut lock exclusively: until the end of this transaction they stay
-    -- as they are read here, from the rows and not from versions of them. Before all other locks, because lane
-    -- `limited` may be writing one of these rows: while we wait for it we hold nothing that it needs.
+    -- A change of rules needs the exclusive cut lock, so the rules cannot change until this transaction ends. The read
+    -- uses the current rows, not row versions. It may wait for lane `limited`, which may be writing one of these rows.
+    -- So it comes before all other locks: while it waits, this transaction holds no lock that lane `limited` needs.
     UPDATE w
     SET w.has_rules = 1
     FROM @wanted AS w
@@ -99,13 +101,13 @@ BEGIN
     WHERE c.max_sessions IS NOT NULL OR c.tenant_object_id IS NOT NULL
     OPTION (FORCE ORDER, LOOP JOIN, MAXDOP 1);
 
-    -- Lock the keys, free ones too, in the order of their index. TOP makes the ORDER BY binding.
+    -- Lock the keys, including free ones, in the order of their index. Without TOP the ORDER BY would be ignored.
     INSERT INTO @live (session_id, position, wanted_tenant_object_id, wanted_kind, has_rules)
     SELECT TOP (1000) s.session_id, w.position, w.tenant_object_id, w.kind, w.has_rules
     FROM @wanted AS w
     INNER JOIN dbo.sessions AS s WITH (UPDLOCK, HOLDLOCK, ROWLOCK, INDEX (sessions_live_key))
-        ON w.capacity_id = s.capacity_id AND w.user_object_id = s.user_object_id AND s.closed_at IS NULL
-    ORDER BY w.capacity_id, w.user_object_id
+        ON w.user_object_id = s.user_object_id AND w.capacity_id = s.capacity_id AND s.closed_at IS NULL
+    ORDER BY w.user_object_id, w.capacity_id
     OPTION (FORCE ORDER, LOOP JOIN, MAXDOP 1);
 
     -- Lock and read the rows, in the order of their ids.
@@ -131,7 +133,7 @@ BEGIN
     ORDER BY l.session_id
     OPTION (FORCE ORDER, LOOP JOIN, MAXDOP 1);
 
-    -- After the locks: no end that is written here lies before an `existing` that was returned for the same session.
+    -- Read the clock after the locks: then no end written here is before an `existing` returned for the same session.
     SET @now = dbo.tenure_write_now();
 
     UPDATE o
@@ -151,9 +153,9 @@ BEGIN
     ) AS d
     CROSS APPLY dbo.tenure_closed_at_1(o.started_at, o.deadline_at, @now) AS e;
 
-    -- Ends that lie after the clock, because it was stepped back or because a session lasts at least one microsecond: a
-    -- new session of the same key starts no earlier. Only this transaction can be ending sessions of these keys, so
-    -- READPAST may skip rows that other transactions are writing.
+    -- A session of the same key may have ended after now, because the clock was stepped back or because a session lasts
+    -- at least one microsecond. The new session must not start before that end. Only this transaction can be ending
+    -- sessions of these keys, so READPAST may skip rows that other transactions are writing.
     INSERT INTO @late (position, started_at)
     SELECT w.position, MAX(s.closed_at)
     FROM dbo.sessions AS s WITH (READCOMMITTEDLOCK, READPAST, FORCESEEK, INDEX (sessions_closed_at))

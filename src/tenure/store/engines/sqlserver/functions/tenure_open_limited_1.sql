@@ -1,17 +1,18 @@
--- Opens, lane `limited`: for capacities that have a limit or belong to a tenant. The request is that of tenure_open_1;
--- every open request has a line. A request that gets `limited` comes to this lane again; one that gets `again` starts
--- over in the first lane, because its capacity has no rules any more. `closing` is a session that was ended on the way,
--- with the reason as its lapse reason and its end as `opened_at`.
+-- Opens, lane `limited`: for capacities that have a limit or belong to a tenant. @request is that of tenure_open_1.
+-- Every open request gets a result row. A request that gets `limited` is retried in this lane. A request that gets
+-- `again` is retried in the first lane, because its capacity has no rules any more. A row `closing` returns a session
+-- that this procedure ended: `lapse_reason` is its close reason, and `opened_at` is its end.
 --
 -- Order: the cut lock; the capacities, by id; the keys of the requests, in the order of their index; their rows, by id;
--- the count; seats of other users, only where no other transaction holds key and row; the clock; the writes. One batch
--- at a time gives out the seats of a capacity, and no other transaction can open a session on it meanwhile.
+-- the count; seats of other users, only if no other transaction holds key and row; the clock; the writes. One batch at
+-- a time gives out the seats of a capacity, and no other transaction can open a session on it meanwhile.
 --
--- The count is an upper bound, because other transactions may end sessions meanwhile. It reads the rows as they are and
--- keeps no lock: a transaction that is writing one of them waits for no key and no row, so waiting for it is harmless.
--- To lock what is counted would lock keys against their order, and the whole capacity. Hence the two steps to a lapsed
--- seat or a victim: read without keeping a lock, then lock those that no other transaction holds, and check them again.
--- `slack` is the number of seats known to be free since the last count; a batch counts only if it needs more than that.
+-- The count is an upper bound, because other transactions may end sessions at the same time. It reads the current rows
+-- and keeps no lock. It may wait for a transaction that is writing one of these rows; that transaction waits for no key
+-- and no row, so this cannot cause a deadlock. Locking the counted sessions would lock keys out of order, and the whole
+-- capacity. So lapsed sessions and victims are found in two steps: read without keeping a lock, then lock those that no
+-- other transaction holds and check them again. `slack` is the number of seats known to be free since the last count. A
+-- batch counts only if it needs more seats than that.
 CREATE OR ALTER PROCEDURE dbo.tenure_open_limited_1 @request nvarchar(MAX)
 AS
 BEGIN
@@ -41,14 +42,14 @@ BEGIN
         idle_microseconds bigint,
         outcome varchar(32),
         place int,
-        PRIMARY KEY (capacity_id, user_object_id)
+        PRIMARY KEY (user_object_id, capacity_id)
     );
     DECLARE @asked TABLE (
         capacity_id uniqueidentifier NOT NULL PRIMARY KEY
     );
-    -- `held` counts sessions of this batch's users that stay, `recorded` those that have lapsed. `taken` is NULL unless
-    -- the seats were counted, `short` is how many seats are missing, `quota` how many sessions may be ended to free
-    -- them.
+    -- `held` is the number of sessions of this batch's users that continue, and `recorded` the number that have lapsed.
+    -- `taken` is NULL unless the seats were counted. `short` is the number of missing seats, and `quota` the number of
+    -- sessions that may be ended to free seats.
     DECLARE @seats TABLE (
         capacity_id uniqueidentifier NOT NULL PRIMARY KEY,
         tenant_object_id uniqueidentifier,
@@ -96,6 +97,11 @@ BEGIN
         stream_finals_sent bigint,
         stream_errors_sent bigint,
         stream_audio_duration_ms bigint
+    );
+    DECLARE @taken TABLE (
+        capacity_id uniqueidentifier NOT NULL,
+        session_id uniqueidentifier NOT NULL,
+        PRIMARY KEY (capacity_id, session_id)
     );
     DECLARE @candidate TABLE (
         capacity_id uniqueidentifier NOT NULL,
@@ -149,14 +155,14 @@ BEGIN
     FROM @wanted AS w
     WHERE NOT EXISTS (SELECT 1 FROM @seats AS c WHERE c.capacity_id = w.capacity_id);
 
-    -- Lock the keys in the order of their index, then the rows in the order of their ids, as tenure_open_1 does.
+    -- Lock the keys in the order of their index, then the rows in the order of their ids, like tenure_open_1.
     INSERT INTO @live (session_id, position)
     SELECT TOP (1000) s.session_id, w.position
     FROM @wanted AS w
     INNER JOIN dbo.sessions AS s WITH (UPDLOCK, HOLDLOCK, ROWLOCK, INDEX (sessions_live_key))
-        ON w.capacity_id = s.capacity_id AND w.user_object_id = s.user_object_id AND s.closed_at IS NULL
+        ON w.user_object_id = s.user_object_id AND w.capacity_id = s.capacity_id AND s.closed_at IS NULL
     WHERE w.outcome IS NULL
-    ORDER BY w.capacity_id, w.user_object_id
+    ORDER BY w.user_object_id, w.capacity_id
     OPTION (FORCE ORDER, LOOP JOIN, MAXDOP 1);
 
     INSERT INTO @old (
@@ -182,7 +188,7 @@ BEGIN
 
     SET @probe = dbo.tenure_write_now();
 
-    -- First the users who have a session: they need a seat only if it has lapsed.
+    -- A user who has a session needs a seat only if that session has lapsed.
     UPDATE w
     SET
         w.outcome = CASE
@@ -226,8 +232,19 @@ BEGIN
         WHERE w.capacity_id = c.capacity_id
     ) AS n;
 
-    -- Count, under the lock of the capacity.
+    -- Count the seats taken, under the lock of the capacity: first the ids, from the index alone, then the rows by id. A
+    -- read that continued from an entry of the index to the row could deadlock with a transaction that ends the session,
+    -- because that transaction continues from the row to the entry.
     IF EXISTS (SELECT 1 FROM @seats AS c WHERE c.seekers > c.slack AND c.max_sessions IS NOT NULL)
+    BEGIN
+        INSERT INTO @taken (capacity_id, session_id)
+        SELECT c.capacity_id, s.session_id
+        FROM @seats AS c
+        INNER JOIN dbo.sessions AS s WITH (READCOMMITTEDLOCK, INDEX (sessions_live_capacity))
+            ON c.capacity_id = s.capacity_id AND s.closed_at IS NULL AND s.kind < 4
+        WHERE c.seekers > c.slack AND c.max_sessions IS NOT NULL
+        OPTION (FORCE ORDER, LOOP JOIN, MAXDOP 1);
+
         UPDATE c
         SET
             c.taken = n.taken - c.recorded,
@@ -238,14 +255,18 @@ BEGIN
             SELECT
                 COUNT(*) AS taken,
                 COALESCE(SUM(CASE WHEN s.deadline_at <= @probe THEN 1 ELSE 0 END), 0) AS lapsed
-            FROM dbo.sessions AS s WITH (READCOMMITTEDLOCK, INDEX (sessions_live_key))
-            WHERE s.capacity_id = c.capacity_id AND s.closed_at IS NULL
+            FROM @taken AS t
+            INNER JOIN dbo.sessions AS s WITH (READCOMMITTEDLOCK, INDEX (sessions_pkey))
+                ON t.session_id = s.session_id
+            WHERE t.capacity_id = c.capacity_id AND s.closed_at IS NULL
         ) AS n
-        WHERE c.seekers > c.slack AND c.max_sessions IS NOT NULL;
+        WHERE c.seekers > c.slack AND c.max_sessions IS NOT NULL
+        OPTION (FORCE ORDER, LOOP JOIN, MAXDOP 1);
+    END;
 
     IF EXISTS (SELECT 1 FROM @seats AS c WHERE c.short > 0 AND (c.lapsed > 0 OR c.when_full = 'evictOldest'))
     BEGIN
-        -- More than are needed: other transactions may hold some.
+        -- Read more sessions than are needed, because other transactions may hold some of them.
         INSERT INTO @candidate (capacity_id, place, session_id, user_object_id, last_activity_at, has_lapsed)
         SELECT
             c.capacity_id,
@@ -258,15 +279,18 @@ BEGIN
             SELECT TOP (1000)
                 s.session_id, s.user_object_id, s.last_activity_at,
                 CASE WHEN s.deadline_at <= @probe THEN 1 ELSE 0 END AS has_lapsed
-            FROM dbo.sessions AS s WITH (READCOMMITTEDLOCK, INDEX (sessions_live_key))
+            FROM @taken AS t
+            INNER JOIN dbo.sessions AS s WITH (READCOMMITTEDLOCK, INDEX (sessions_pkey))
+                ON t.session_id = s.session_id
             WHERE
-                s.capacity_id = c.capacity_id AND s.closed_at IS NULL
+                t.capacity_id = c.capacity_id AND s.closed_at IS NULL
                 AND NOT EXISTS (SELECT 1 FROM @old AS o WHERE o.session_id = s.session_id)
             ORDER BY CASE WHEN s.deadline_at <= @probe THEN 0 ELSE 1 END, s.last_activity_at, s.session_id
         ) AS n
-        WHERE c.short > 0 AND (c.lapsed > 0 OR c.when_full = 'evictOldest');
+        WHERE c.short > 0 AND (c.lapsed > 0 OR c.when_full = 'evictOldest')
+        OPTION (FORCE ORDER, LOOP JOIN, MAXDOP 1);
 
-        -- One transaction ends at most @closings_left sessions of other users: the first capacities get them.
+        -- One transaction ends at most @closings_left sessions of other users. The first capacities use up this number.
         UPDATE c
         SET
             c.quota = CASE
@@ -284,7 +308,7 @@ BEGIN
             WHERE a.short > 0 AND a.lapsed > 0
         ) AS n ON c.capacity_id = n.capacity_id;
 
-        -- Lapsed sessions of which no other transaction holds key or row.
+        -- Lock the lapsed sessions whose key and row no other transaction holds.
         INSERT INTO @over (session_id, capacity_id, started_at, deadline_at, lapse_reason, reason)
         SELECT v.session_id, c.capacity_id, v.started_at, v.deadline_at, v.lapse_reason, v.lapse_reason
         FROM @seats AS c
@@ -310,7 +334,7 @@ BEGIN
         CROSS APPLY (SELECT COUNT(*) AS found FROM @over AS v WHERE v.capacity_id = c.capacity_id) AS n
         WHERE c.short > 0;
 
-        -- Another transaction is recording a lapse at this moment, which will free its seat: retry.
+        -- Another transaction is recording a lapse, which will free a seat: the request is retried.
         UPDATE c
         SET c.refusal = 'limited'
         FROM @seats AS c
@@ -334,7 +358,7 @@ BEGIN
             WHERE a.short > 0 AND a.lapsed <= 0 AND a.when_full = 'evictOldest' AND a.max_sessions > 0
         ) AS n ON c.capacity_id = n.capacity_id;
 
-        -- Victims that no other transaction holds, those with the oldest last activity first.
+        -- Lock victims that no other transaction holds, those with the oldest last activity first.
         INSERT INTO @over (session_id, capacity_id, started_at, deadline_at, lapse_reason, reason)
         SELECT v.session_id, c.capacity_id, v.started_at, v.deadline_at, v.lapse_reason, 'EVICTED'
         FROM @seats AS c
@@ -361,7 +385,7 @@ BEGIN
             SELECT COUNT(*) AS found FROM @over AS v WHERE v.capacity_id = c.capacity_id AND v.reason = 'EVICTED'
         ) AS n;
 
-        -- Evict only if that frees a seat, or if this transaction has reached its limit and the next one goes on.
+        -- Evict only if this frees a seat, or if this transaction has reached its limit: the next one then continues.
         DELETE v
         FROM @over AS v
         INNER JOIN @seats AS c ON v.capacity_id = c.capacity_id
@@ -372,7 +396,7 @@ BEGIN
         UPDATE c
         SET
             c.taken = c.taken - n.found,
-            -- What this batch holds or opens, the next batch may evict.
+            -- Retry: the next batch may evict sessions that this batch holds or opens.
             c.refusal = CASE
                 WHEN c.victims = c.quota AND c.quota < c.short THEN 'limited'
                 WHEN c.held > 0 OR c.taken - n.found < c.max_sessions THEN 'limited'
@@ -385,7 +409,7 @@ BEGIN
         WHERE c.short > 0 AND c.lapsed <= 0 AND c.when_full = 'evictOldest' AND c.max_sessions > 0;
     END;
 
-    -- All rows are locked: the clock of the writes.
+    -- All rows are locked, so the clock for the writes is read here.
     SET @now = dbo.tenure_write_now();
     IF @now < @probe
         SET @now = @probe;
@@ -441,9 +465,9 @@ BEGIN
         INNER JOIN dbo.sessions AS s ON v.session_id = s.session_id
         OPTION (FORCE ORDER, LOOP JOIN, MAXDOP 1);
 
-    -- A seat may have been left later than now, because the clock was stepped back or because a session lasts at least
-    -- one microsecond: then it is taken at that instant. What other transactions are ending at this moment counted as
-    -- taken.
+    -- A session of this capacity may have ended after now, because the clock was stepped back or because a session
+    -- lasts at least one microsecond. The new sessions then start at that end. Sessions that other transactions are
+    -- ending at this moment were counted as taken, so their ends do not matter here.
     UPDATE c
     SET c.starts_at = COALESCE(n.closed_at, @now)
     FROM @seats AS c
@@ -485,7 +509,8 @@ BEGIN
     CROSS APPLY dbo.tenure_span_1(n.started_at, @term, n.lease_microseconds, n.idle_microseconds) AS p
     WHERE w.outcome IN ('created', 'upgraded');
 
-    -- Last, and only where it can change: lanes `create` and `reopen` wait for this row to read its rules.
+    -- Write these rows last, and only if the slack can change: lanes `create` and `reopen` wait for them to read the
+    -- rules.
     UPDATE k
     SET k.slack = CASE WHEN c.seekers < c.free THEN c.free - c.seekers ELSE 0 END
     FROM @seats AS c

@@ -1,4 +1,4 @@
--- The open requests in the request of tenure_open_1, as rows.
+-- Returns the open requests in the @request of tenure_open_1 as rows.
 CREATE OR ALTER FUNCTION dbo.tenure_open_requests_1(@request nvarchar(MAX))
 RETURNS TABLE
 AS

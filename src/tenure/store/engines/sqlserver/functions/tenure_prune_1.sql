@@ -1,10 +1,10 @@
--- Deletes one batch of what was kept long enough, under the fence of its job: lease history, runs of jobs, and
--- submissions that are delivered or cancelled, with their attempts. The spans are microseconds; returns how many rows
--- of each it deleted.
+-- Deletes one batch of rows past their retention time, under the fence of its job: lease history, runs of jobs,
+-- submissions that are delivered or cancelled, with their attempts, and entries of the audit log. @history, @runs,
+-- @submissions and @audit are the retention times in microseconds. Returns how many rows of each it deleted.
 --
--- It takes only rows that no other transaction holds, so it does not wait while its fence keeps the lease from being
--- renewed. Of submissions it takes first the rows, then their keys: tenure_accept_submissions_1 waits for a row while
--- it holds its key.
+-- It takes only rows that no other transaction holds. If it waited for rows, its fence would delay the renewal of the
+-- lease. For submissions it locks first the rows and then their keys, and does not wait for either:
+-- tenure_accept_submissions_1 waits for a row while it holds its key.
 CREATE OR ALTER PROCEDURE dbo.tenure_prune_1
     @name varchar(200),
     @holder varchar(200),
@@ -12,7 +12,8 @@ CREATE OR ALTER PROCEDURE dbo.tenure_prune_1
     @limit int,
     @history bigint,
     @runs bigint,
-    @submissions bigint
+    @submissions bigint,
+    @audit bigint
 AS
 BEGIN
     SET NOCOUNT ON;
@@ -24,10 +25,12 @@ BEGIN
         @history_before datetime2(6),
         @runs_before datetime2(6),
         @submissions_before datetime2(6),
+        @audit_before datetime2(6),
         @deleted int = 1,
         @pruned_history int,
         @pruned_runs int,
-        @pruned_submissions int;
+        @pruned_submissions int,
+        @pruned_entries int;
     DECLARE @old_history TABLE (
         name varchar(200) COLLATE Latin1_General_100_BIN2 NOT NULL,
         epoch bigint NOT NULL,
@@ -46,6 +49,10 @@ BEGIN
         has_key bit NOT NULL
     );
 
+    DECLARE @old_entries TABLE (
+        entry_id uniqueidentifier NOT NULL PRIMARY KEY
+    );
+
     BEGIN TRANSACTION;
     EXEC dbo.tenure_check_fence_1 @name = @name, @holder = @holder, @epoch = @epoch;
 
@@ -53,6 +60,7 @@ BEGIN
     SET @history_before = dbo.tenure_add_microseconds_1(@now, -@history);
     SET @runs_before = dbo.tenure_add_microseconds_1(@now, -@runs);
     SET @submissions_before = dbo.tenure_add_microseconds_1(@now, -@submissions);
+    SET @audit_before = dbo.tenure_add_microseconds_1(@now, -@audit);
 
     INSERT INTO @old_history (name, epoch)
     SELECT TOP (@limit) h.name, h.epoch
@@ -81,6 +89,20 @@ BEGIN
     OPTION (FORCE ORDER, LOOP JOIN, MAXDOP 1);
     SET @pruned_runs = @@ROWCOUNT;
 
+    INSERT INTO @old_entries (entry_id)
+    SELECT TOP (@limit) l.entry_id
+    FROM dbo.audit_log AS l
+        WITH (UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK, FORCESEEK, INDEX (audit_log_at))
+    WHERE l.at < @audit_before
+    ORDER BY l.at
+    OPTION (MAXDOP 1);
+
+    DELETE l
+    FROM @old_entries AS o
+    INNER JOIN dbo.audit_log AS l ON o.entry_id = l.entry_id
+    OPTION (FORCE ORDER, LOOP JOIN, MAXDOP 1);
+    SET @pruned_entries = @@ROWCOUNT;
+
     INSERT INTO @old (submission_id, caller, gateway, idempotency_key, has_key)
     SELECT TOP (@limit) s.submission_id, s.caller, s.gateway, s.idempotency_key, 0
     FROM dbo.submissions AS s
@@ -96,7 +118,7 @@ BEGIN
         ON o.caller = s.caller AND o.gateway = s.gateway AND o.idempotency_key = s.idempotency_key
     OPTION (FORCE ORDER, LOOP JOIN, MAXDOP 1);
 
-    -- In portions: from 5000 locks on, a statement locks the whole table.
+    -- Delete in portions: a statement that takes 5000 locks or more locks the whole table.
     WHILE @deleted > 0
     BEGIN
         DELETE TOP (2000) t
@@ -116,5 +138,9 @@ BEGIN
 
     COMMIT TRANSACTION;
 
-    SELECT @pruned_history AS lease_history, @pruned_runs AS job_runs, @pruned_submissions AS submissions;
+    SELECT
+        @pruned_history AS lease_history,
+        @pruned_runs AS job_runs,
+        @pruned_submissions AS submissions,
+        @pruned_entries AS audit_log;
 END;

@@ -1,12 +1,15 @@
--- Deletes one batch, under the fence of its job: the oldest windows that ended long ago and are delivered, or had no
--- contract, with their chunks; then sessions that closed before the first window that is kept. So a window that exists
--- can always be rendered. Returns how many rows of each it deleted.
+-- Deletes one batch of old usage, under the fence of its job. First it deletes the oldest windows with their chunks, if
+-- they ended more than @kept microseconds ago and are delivered or have no contract. Then it deletes the sessions that
+-- closed before the first window that is kept. So every window that exists can be rendered. Returns the number of rows
+-- deleted from each table.
 --
--- No other transaction writes such a window, its chunks, or a closed session. So windows are only read, and the rest is
--- taken where no other transaction holds it. What is deleted was stamped long ago, so it needs no cut lock.
+-- No other transaction writes such a window, its chunks, or a closed session. So windows are read without keeping
+-- locks, and rows that another transaction holds are skipped. All deleted rows were written before the last cut, so the
+-- cut lock is not needed.
 --
--- The last cut is read first. A window that is cut meanwhile begins at that instant, whether or not it is seen here, so
--- nothing that it needs is deleted. The row of the installation, which all session writes read, is written last.
+-- It reads the last cut first. A window that is cut after that begins at the last cut or later, so no session that it
+-- needs is deleted, whether or not this transaction sees the window. It writes the row of the installation last,
+-- because all session writes read it.
 CREATE OR ALTER PROCEDURE dbo.tenure_prune_usage_1
     @name varchar(200),
     @holder varchar(200),
@@ -65,7 +68,7 @@ BEGIN
     ORDER BY w.window_id
     OPTION (MAXDOP 1);
 
-    -- The first window that must stay, or the one after all that were read.
+    -- The first window that must be kept, or the one after all windows that were read.
     SET @end = COALESCE(
         (SELECT MIN(o.window_id) FROM @oldest AS o WHERE o.is_over = 0),
         (SELECT MAX(o.window_id) + 1 FROM @oldest AS o),
@@ -85,7 +88,7 @@ BEGIN
     OPTION (FORCE ORDER, LOOP JOIN, MAXDOP 1);
     SET @pruned_chunks = @@ROWCOUNT;
 
-    -- No further than to the first window that still has chunks.
+    -- Stop at the first window that still has chunks.
     SELECT @end = COALESCE(MIN(c.window_id), @end)
     FROM dbo.usage_chunks AS c WITH (READCOMMITTEDLOCK, INDEX (usage_chunks_pkey))
     WHERE c.window_id < @end;

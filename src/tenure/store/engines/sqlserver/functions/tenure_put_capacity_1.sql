@@ -1,7 +1,8 @@
--- Sets the rules of a capacity, and returns them. A capacity without a row has nothing to lock, so it takes the cut
--- lock exclusively: every open either ends before that or sees the new rules.
+-- Sets the rules of a capacity, and returns them. The capacity may have no row to lock, so the procedure takes the
+-- exclusive cut lock: every open either ends before that or sees the new rules. It waits for the lock 200 ms at most,
+-- then raises an error, and the caller retries.
 --
--- @request: {"capacity", "tenant", "maxSessions", "whenFull"}, without those that are not set.
+-- @request: {"capacity", "tenant", "maxSessions", "whenFull"}, without the values that are not set.
 CREATE OR ALTER PROCEDURE dbo.tenure_put_capacity_1 @request nvarchar(MAX)
 AS
 BEGIN

@@ -1,5 +1,5 @@
--- Registers the jobs that an instance knows. A new job gets a row. For a known job a changed interval takes effect at
--- once, and may bring the next run nearer but never puts it off. `paused` counts for a new row only.
+-- Registers the jobs of an instance. A new job gets a row. For an existing job, a changed interval or lock timeout
+-- takes effect at once; the next run may become earlier, but never later. `paused` applies to new rows only.
 --
 -- Order: the names; the clock; the writes.
 --
@@ -34,8 +34,8 @@ BEGIN
 
     BEGIN TRANSACTION;
 
-    -- Lock the names, those without a row too, in their order: instances that start together must not wait for each
-    -- other crosswise. TOP makes the ORDER BY binding.
+    -- Lock the names, including those without a row. All instances lock them in the same order, so that instances that
+    -- start together do not deadlock. Without TOP the ORDER BY would be ignored.
     INSERT INTO @known (name)
     SELECT TOP (1000) j.name
     FROM @given AS g

@@ -1,7 +1,8 @@
--- Renews a lease for its holder, and returns it. Raises an error if the fence does not hold.
+-- Renews a lease for its holder, and returns it. Raises an error if the fence does not hold: an expired lease cannot be
+-- renewed.
 --
--- Order: the lease, exclusively, which waits for writes under its fence; then the clock, so that a lease that expired
--- meanwhile is not revived; the write.
+-- Order: the lease, exclusively, which waits for writes under its fence; the clock, which is read after the wait, so
+-- that a lease that expired during the wait is not renewed; the write.
 CREATE OR ALTER PROCEDURE dbo.tenure_renew_lease_1
     @name varchar(200),
     @holder varchar(200),

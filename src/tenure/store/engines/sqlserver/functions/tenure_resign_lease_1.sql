@@ -1,5 +1,5 @@
--- Ends the epoch of a lease on request, whichever holder has it, and returns it. Returns nothing for a lease that was
--- never held.
+-- Ends the epoch of a lease on request, whichever instance holds it, and returns the lease. Returns no row for a lease
+-- that was never held.
 --
 -- Order: the lease, exclusively; the clock; the writes.
 CREATE OR ALTER PROCEDURE dbo.tenure_resign_lease_1 @name varchar(200)

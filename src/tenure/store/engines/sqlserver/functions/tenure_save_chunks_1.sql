@@ -1,9 +1,10 @@
--- Saves chunks of a window, numbered from @first on, and a submission for each if the window has a contract, under the
--- fence of its job; with the last of them (@complete) the sums of the window. Chunks that an earlier call saved, whose
--- answer was lost, stay as they are. A gap in the numbers is a mistake of the caller and raises an error.
+-- Saves chunks of a window, numbered from @first on, under the fence of the job that divides the window. If the window
+-- has a contract, it also inserts a submission for each chunk. With the last chunks (@complete) it stores the sums of
+-- the window. Chunks that were saved by an earlier call whose answer was lost are not changed. A gap in the numbers is
+-- a mistake of the caller and raises an error.
 --
 -- Order: the lease; the window; the clock; the writes. A transaction that saves or delivers chunks holds the row of
--- their window. This one holds it while it waits for transactions that accept submissions next to its keys; no
+-- their window. This one holds it while it waits for transactions that accept submissions with neighbouring keys. No
 -- transaction that holds a submission waits for a window.
 --
 -- @request: [[position, first session, last session, sessions, usage, submission], …]
@@ -56,7 +57,7 @@ BEGIN
     BEGIN TRANSACTION;
     EXEC dbo.tenure_check_fence_1 @name = @name, @holder = @holder, @epoch = @epoch;
 
-    -- LOWER: the text of a uniqueidentifier is in upper case, ids of Tenure are in lower case.
+    -- LOWER, because SQL Server formats a uniqueidentifier in upper case, and Tenure uses lower case.
     SELECT
         @is_there = 1,
         @installation = LOWER(CONVERT(varchar(36), w.installation_id)),

@@ -1,5 +1,5 @@
--- Stores the digest of each rendered chunk before its first attempt, under the fence of the executor, and returns
--- whether the digest stored is the one given. `same` is 0 if the chunk was rendered differently before: it must not be
+-- Stores the digest of each rendered chunk before its first attempt, under the fence of the executor. `same` is 1 if
+-- the stored digest equals the given one. If `same` is 0, the chunk was rendered differently before and must not be
 -- sent.
 --
 -- Order: the lease; the chunks, in the order of their submissions; the write.
@@ -36,7 +36,7 @@ BEGIN
     BEGIN TRANSACTION;
     EXEC dbo.tenure_check_fence_1 @name = @name, @holder = @holder, @epoch = @epoch;
 
-    -- Lock the rows, in the order of their submissions. TOP makes the ORDER BY binding.
+    -- Lock the rows, in the order of their submissions. Without TOP the ORDER BY would be ignored.
     INSERT INTO @mine (window_id, chunk, submission_id, digest, new_digest)
     SELECT TOP (1000) c.window_id, c.chunk, d.submission_id, c.digest, d.digest
     FROM @given AS d

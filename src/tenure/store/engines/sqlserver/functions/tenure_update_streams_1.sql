@@ -1,13 +1,18 @@
--- Updates of streams: each stream is still alive, or has ended (`end`, and `finished` once its handler has flushed),
--- and has counted so much since its last save. Only the newest stream of a session renews or ends it; what an older
--- stream counted is added all the same. A save that arrives twice (saves are numbered) adds nothing the second time.
+-- Saves updates of streams. An update reports that its stream is alive or has ended (`end`, and `finished` with its last
+-- save), and what the stream has counted since its last save. Only the newest stream of a session renews or ends the
+-- session; the counts of an older stream are still added. `save` numbers the saves of a stream: a save that arrives
+-- twice adds nothing the second time.
 --
--- `found` is `live`, `over`, `replaced` (a newer stream was attached), or `held` if another transaction holds the row,
--- or the key of a session that is to be closed: nothing of that one is written, and the caller retries it. `recorded`
--- means that this call recorded the end. An unknown id has no line.
+-- A keep-alive (neither `end` nor `finished`) adds nothing to a session that has ended: the stream did not know of the
+-- end, and may have counted messages that arrived after it.
 --
--- Order: the cut lock; the rows that no other transaction holds; the clock; the keys of those that are to end, where no
--- other transaction holds them; the clock again; the writes.
+-- `found` is `live`, `over`, `replaced` (a newer stream was attached) or `held`. A session is `held` if another
+-- transaction holds its row, or if the session must be closed and another transaction holds its key. A held session is
+-- not written, and the caller retries it. `recorded` means that this call recorded the end. `counted` means that the
+-- session's counters contain the counts of this save. An unknown id returns no row.
+--
+-- Order: the cut lock; the rows that no other transaction holds; the clock; the keys of the sessions that must end, if
+-- no other transaction holds them; the clock again; the writes.
 --
 -- @request: [[position, session, attachment, save, active, end, finished, bytes received, chunks, messages sent,
 --             partials sent, finals sent, errors sent, audio milliseconds], …]
@@ -54,6 +59,7 @@ BEGIN
         finished bit NOT NULL,
         is_current bit NOT NULL,
         is_new bit NOT NULL,
+        is_added bit NOT NULL,
         has_key bit NOT NULL,
         becomes varchar(16)
     );
@@ -88,7 +94,7 @@ BEGIN
     INSERT INTO @mine (
         session_id, capacity_id, user_object_id, state, started_at, term_ends_at, deadline_at, lapse_reason,
         lease_microseconds, idle_microseconds, last_heartbeat_at, last_activity_at, closed_at,
-        active, end_reason, finished, is_current, is_new, has_key
+        active, end_reason, finished, is_current, is_new, is_added, has_key
     )
     SELECT
         s.session_id, s.capacity_id, s.user_object_id, s.state, s.started_at, s.term_ends_at, s.deadline_at,
@@ -100,7 +106,7 @@ BEGIN
             WHEN s.attachment = u.attachment + 1 AND s.replaced_saves >= u.save_number THEN 0
             ELSE 1
         END,
-        0
+        0, 0
     FROM @said AS u
     INNER JOIN dbo.sessions AS s WITH (UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK, INDEX (sessions_pkey))
         ON u.session_id = s.session_id
@@ -130,6 +136,12 @@ BEGIN
             WHEN m.end_reason IS NULL THEN 'renewed'
             WHEN m.has_key = 1 THEN 'ended'
             ELSE 'held'
+        END,
+        m.is_added = CASE
+            WHEN m.is_new = 0 THEN 0
+            WHEN m.end_reason IS NOT NULL OR m.finished = 1 THEN 1
+            WHEN m.closed_at IS NULL AND m.deadline_at > @now THEN 1
+            ELSE 0
         END
     FROM @mine AS m;
 
@@ -160,21 +172,21 @@ BEGIN
     UPDATE s
     SET
         s.attachment_saves = CASE
-            WHEN m.is_current = 1 AND s.attachment_saves < u.save_number THEN u.save_number
+            WHEN m.is_current = 1 AND m.is_added = 1 THEN u.save_number
             ELSE s.attachment_saves
         END,
         s.replaced_saves = CASE
-            WHEN s.attachment = u.attachment + 1 AND s.replaced_saves < u.save_number THEN u.save_number
+            WHEN s.attachment = u.attachment + 1 AND m.is_added = 1 THEN u.save_number
             ELSE s.replaced_saves
         END,
-        s.stream_bytes_received = s.stream_bytes_received + CASE WHEN m.is_new = 1 THEN u.bytes_received ELSE 0 END,
-        s.stream_chunks = s.stream_chunks + CASE WHEN m.is_new = 1 THEN u.chunks ELSE 0 END,
-        s.stream_messages_sent = s.stream_messages_sent + CASE WHEN m.is_new = 1 THEN u.messages_sent ELSE 0 END,
-        s.stream_partials_sent = s.stream_partials_sent + CASE WHEN m.is_new = 1 THEN u.partials_sent ELSE 0 END,
-        s.stream_finals_sent = s.stream_finals_sent + CASE WHEN m.is_new = 1 THEN u.finals_sent ELSE 0 END,
-        s.stream_errors_sent = s.stream_errors_sent + CASE WHEN m.is_new = 1 THEN u.errors_sent ELSE 0 END,
+        s.stream_bytes_received = s.stream_bytes_received + CASE WHEN m.is_added = 1 THEN u.bytes_received ELSE 0 END,
+        s.stream_chunks = s.stream_chunks + CASE WHEN m.is_added = 1 THEN u.chunks ELSE 0 END,
+        s.stream_messages_sent = s.stream_messages_sent + CASE WHEN m.is_added = 1 THEN u.messages_sent ELSE 0 END,
+        s.stream_partials_sent = s.stream_partials_sent + CASE WHEN m.is_added = 1 THEN u.partials_sent ELSE 0 END,
+        s.stream_finals_sent = s.stream_finals_sent + CASE WHEN m.is_added = 1 THEN u.finals_sent ELSE 0 END,
+        s.stream_errors_sent = s.stream_errors_sent + CASE WHEN m.is_added = 1 THEN u.errors_sent ELSE 0 END,
         s.stream_audio_duration_ms
-        = s.stream_audio_duration_ms + CASE WHEN m.is_new = 1 THEN u.audio_duration_ms ELSE 0 END,
+        = s.stream_audio_duration_ms + CASE WHEN m.is_added = 1 THEN u.audio_duration_ms ELSE 0 END,
         s.state = m.state,
         s.last_heartbeat_at = m.last_heartbeat_at,
         s.last_activity_at = m.last_activity_at,
@@ -187,7 +199,7 @@ BEGIN
     WHERE m.becomes <> 'held'
     OPTION (FORCE ORDER, LOOP JOIN, MAXDOP 1);
 
-    -- In statements of their own: a statement that writes `closed_at` must not touch a row whose key is not locked.
+    -- Separate statements, because a statement that writes `closed_at` must not touch a row whose key is not locked.
     IF EXISTS (SELECT 1 FROM @mine AS m WHERE m.becomes IN ('lapsed', 'ended'))
         UPDATE s
         SET
@@ -212,7 +224,7 @@ BEGIN
 
     COMMIT TRANSACTION;
 
-    -- The session as it is by now: another transaction may have attached a newer stream or ended it since.
+    -- The current state of the session: another transaction may have ended it or attached a newer stream since.
     SELECT
         u.position,
         CASE
@@ -223,6 +235,7 @@ BEGIN
         END AS found,
         @now AS now,
         CAST(CASE WHEN m.becomes IN ('lapsed', 'ended') THEN 1 ELSE 0 END AS bit) AS recorded,
+        CAST(CASE WHEN m.is_added = 1 OR m.is_new = 0 THEN 1 ELSE 0 END AS bit) AS counted,
         s.*
     FROM @said AS u
     INNER JOIN dbo.sessions AS s ON u.session_id = s.session_id

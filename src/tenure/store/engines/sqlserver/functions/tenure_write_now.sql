@@ -1,8 +1,8 @@
 -- The clock of a session write: never before the last cut, even if the database's clock was stepped back.
 --
--- Call it after the last lock and the last read. Called earlier, it gives sessions that overlap and writes that belong
--- to a window which is already cut. The last cut is read without a hint: a transaction that changes it holds the cut
--- lock exclusively, and the caller of this holds it shared.
+-- Call it after the last lock and the last read. An earlier call could lead to sessions that overlap, and to writes
+-- whose time belongs to a window that is already cut. It reads the last cut without a lock hint: the caller holds the
+-- cut lock shared, and only a holder of the exclusive cut lock changes the last cut.
 CREATE OR ALTER FUNCTION dbo.tenure_write_now() RETURNS datetime2(6)
 AS
 BEGIN

@@ -1,7 +1,7 @@
-"""What must have been billed, worked out with fractions from sessions and windows alone, and what was not.
+"""Computes the expected usage from the sessions and windows, and compares it with the tables and the ledger.
 
-Nothing of the service's own arithmetic is used, nor of its formats: a window's chunks are rendered here once more, so
-that the digests in a ledger tell of every session and window whether it was sent as it was lived.
+It computes with fractions and renders the chunks itself, without the arithmetic and the formats of the service. So the
+digests in the ledger prove that the usage of each session was sent correctly for each window.
 """
 
 import asyncio
@@ -32,8 +32,8 @@ SHOWN_MAX = 12
 AUDIT_SECONDS = 60
 
 
-class Lived(NamedTuple):
-    """A session, in microseconds since 1970; one that nobody has closed ends at its deadline."""
+class SessionSpan(NamedTuple):
+    """A session, in microseconds since 1970. A session that is not closed ends at its deadline."""
 
     session_id: str
     user: str
@@ -49,7 +49,7 @@ class Era(NamedTuple):
     factors: tuple[Fraction, Fraction, Fraction]
 
 
-class Span(NamedTuple):
+class WindowSpan(NamedTuple):
     """A window."""
 
     window_id: int
@@ -60,9 +60,9 @@ class Span(NamedTuple):
 
 
 class Billed(NamedTuple):
-    """What one session must be billed for one window, in millionths."""
+    """The expected usage of one session in one window, in millionths."""
 
-    session: Lived
+    session: SessionSpan
     usage: int
     from_at: int
     to_at: int
@@ -74,55 +74,59 @@ class Chunk(NamedTuple):
     digest: str
 
 
-class Books(NamedTuple):
-    """All that the tables say."""
+class UsageTables(NamedTuple):
+    """The rows of the tables."""
 
-    sessions: Sequence[Lived]
+    sessions: Sequence[SessionSpan]
     eras: Sequence[Era]
-    windows: Sequence[Span]
+    windows: Sequence[WindowSpan]
     began_at: int
     last_cut_at: int
 
 
-# What was lived
+# Expected usage
 
 
-def used(session: Lived, era: Era, until: int) -> int:
-    """Since the era began, in millionths; a fraction is rounded half even."""
+def usage_until(session: SessionSpan, era: Era, until: int) -> int:
+    """The usage from the start of the era until `until`, in millionths, rounded half to even."""
     microseconds = min(session.ended_at, until) - max(session.started_at, era.started_at)
     if microseconds <= 0:
         return 0
     return round(era.factors[session.kind - 1] * microseconds * 1_000_000 / PERIOD)
 
 
-def bill(books: Books) -> Mapping[int, Sequence[Billed]]:
-    """By window, in the order of session ids."""
+def bill_windows(tables: UsageTables) -> Mapping[int, Sequence[Billed]]:
+    """Returns the expected usage by window, in the order of session ids."""
     bills: defaultdict[int, list[Billed]] = defaultdict(list)
-    starts, ends = [each.started_at for each in books.windows], [each.ended_at for each in books.windows]
-    for session in sorted(books.sessions):
+    starts, ends = [each.started_at for each in tables.windows], [each.ended_at for each in tables.windows]
+    for session in sorted(tables.sessions):
         first, behind = bisect_right(ends, session.started_at), bisect_left(starts, session.ended_at)
-        for window in books.windows[first:behind]:
+        for window in tables.windows[first:behind]:
             bills[window.window_id].append(_billed(session, window))
     return bills
 
 
-def _billed(session: Lived, window: Span) -> Billed:
-    usage = used(session, window.era, window.ended_at) - used(session, window.era, window.started_at)
+def _billed(session: SessionSpan, window: WindowSpan) -> Billed:
+    usage = usage_until(session, window.era, window.ended_at) - usage_until(session, window.era, window.started_at)
     from_at, to_at = max(session.started_at, window.started_at), min(session.ended_at, window.ended_at)
     return Billed(session, usage, from_at, to_at)
 
 
-def lived_in_all(books: Books) -> Decimal:
-    """Each session's whole usage, rounded once an era."""
-    ends = [*(era.started_at for era in books.eras[1:]), books.last_cut_at]
+def total_usage(tables: UsageTables) -> Decimal:
+    """The usage of all sessions, rounded once per session and era."""
+    ends = [*(era.started_at for era in tables.eras[1:]), tables.last_cut_at]
     total = sum(
-        used(session, era, end) for era, end in zip(books.eras, ends, strict=True) for session in books.sessions
+        usage_until(session, era, end)
+        for era, end in zip(tables.eras, ends, strict=True)
+        for session in tables.sessions
     )
     return _decimal(total)
 
 
-def chunks_of(billed: Sequence[Billed], window: Span, usage_format: str = "tenure") -> Iterator[tuple[str, Chunk]]:
-    """With the keys under which they must be sent."""
+def chunks_of(
+    billed: Sequence[Billed], window: WindowSpan, usage_format: str = "tenure"
+) -> Iterator[tuple[str, Chunk]]:
+    """The expected chunks with their idempotency keys."""
     for number, first in enumerate(range(0, len(billed), CHUNK), 1):
         part = billed[first : first + CHUNK]
         body = msgspec.json.encode([_rendered(one, window, usage_format) for one in part])
@@ -130,7 +134,7 @@ def chunks_of(billed: Sequence[Billed], window: Span, usage_format: str = "tenur
         yield f"{window.installation_id}-{window.window_id}-{number}", Chunk(len(part), usage, sha256(body).hexdigest())
 
 
-def _rendered(one: Billed, window: Span, usage_format: str) -> dict[str, object]:
+def _rendered(one: Billed, window: WindowSpan, usage_format: str) -> dict[str, object]:
     session = one.session
     record = {
         "sessionId": session.session_id,
@@ -164,17 +168,17 @@ def _decimal(millionths: int) -> Decimal:
     return Decimal(millionths).scaleb(-6)
 
 
-# What the tables say
+# Tables
 
 
-async def read_books(database: Database) -> Books:
-    """Nobody may be writing any more."""
+async def read_usage_tables(database: Database) -> UsageTables:
+    """All instances must have stopped writing."""
     eras = [
         Era(_instant(row["started_at"]), tuple(Fraction(row[f"factor_{kind}"], 1_000_000) for kind in (1, 2, 3)))  # type: ignore[arg-type]
         for row in await database.rows("SELECT * FROM usage_eras ORDER BY era")
     ]
     windows = [
-        Span(
+        WindowSpan(
             row["window_id"],
             str(row["installation_id"]),
             _instant(row["started_at"]),
@@ -184,31 +188,31 @@ async def read_books(database: Database) -> Books:
         for row in await database.rows("SELECT * FROM usage_windows ORDER BY window_id")
     ]
     (installation,) = await database.rows("SELECT * FROM installation")
-    sessions = [_lived(row) for row in await database.rows("SELECT * FROM sessions")]
-    return Books(
+    sessions = [_session_span(row) for row in await database.rows("SELECT * FROM sessions")]
+    return UsageTables(
         sessions, eras, windows, _instant(installation["usage_kept_from"]), _instant(installation["last_cut_at"])
     )
 
 
-def _lived(row: Mapping[str, Any]) -> Lived:
+def _session_span(row: Mapping[str, Any]) -> SessionSpan:
     ended_at = row["deadline_at"] if row["closed_at"] is None else row["closed_at"]
     ids = (str(row[f"{name}_id"]) for name in ("session", "user_object", "tenant_object", "capacity"))
-    return Lived(*ids, row["kind"], _instant(row["started_at"]), _instant(ended_at))
+    return SessionSpan(*ids, row["kind"], _instant(row["started_at"]), _instant(ended_at))
 
 
 def _instant(value: datetime | int) -> int:
     return value if isinstance(value, int) else to_microseconds(value)
 
 
-# What is wrong
+# Faults
 
 
-async def wrong_usage(database: Database, ledger: Path, usage_format: str = "tenure") -> list[str]:
-    """Nobody may be running any more, and all be delivered; an empty list is what is wanted."""
-    books = await read_books(database)
-    bills = bill(books)
+async def find_usage_faults(database: Database, ledger: Path, usage_format: str = "tenure") -> list[str]:
+    """Returns an empty list if all usage is correct. All instances must have stopped, and all usage be delivered."""
+    tables = await read_usage_tables(database)
+    bills = bill_windows(tables)
     due = dict(
-        chunk for window in books.windows for chunk in chunks_of(bills.get(window.window_id, ()), window, usage_format)
+        chunk for window in tables.windows for chunk in chunks_of(bills.get(window.window_id, ()), window, usage_format)
     )
     received, total = read_ledger(ledger)
     saved = {
@@ -221,17 +225,17 @@ async def wrong_usage(database: Database, ledger: Path, usage_format: str = "ten
         )
     }
     checks: Iterable[Iterator[str]] = (
-        _apart(books),
+        _window_gaps(tables),
         _differences("saved", saved, {key: (chunk.records, chunk.usage) for key, chunk in due.items()}),
         _differences("received", received, due),
-        _sums(total, received, books),
-        _overlaps(books),
+        _sums(total, received, tables),
+        _overlaps(tables),
     )
-    return [sentence for check in checks for sentence in check][:SHOWN_MAX]
+    return [fault for check in checks for fault in check][:SHOWN_MAX]
 
 
 def read_ledger(ledger: Path) -> tuple[Mapping[str, Chunk], Decimal]:
-    """What came under each key, and what all of it is said to add up to."""
+    """Returns the chunk of each key, and the total usage of the ledger."""
     with closing(sqlite3.connect(ledger, timeout=10)) as connection:
         rows = connection.execute("SELECT key, records, usage, digest FROM deliveries").fetchall()
         ((total, conflicts),) = connection.execute("SELECT usage, conflicts FROM totals").fetchall()
@@ -239,10 +243,10 @@ def read_ledger(ledger: Path) -> tuple[Mapping[str, Chunk], Decimal]:
     return {key: Chunk(records, Decimal(usage or 0), digest) for key, records, usage, digest in rows}, Decimal(total)
 
 
-def _apart(books: Books) -> Iterator[str]:
-    """Every instant between the beginning and the last cut lies in one window."""
-    ends = [books.began_at, *(window.ended_at for window in books.windows)]
-    starts = [*(window.started_at for window in books.windows), books.last_cut_at]
+def _window_gaps(tables: UsageTables) -> Iterator[str]:
+    """Each instant from the start of the windows to the last cut must be in exactly one window."""
+    ends = [tables.began_at, *(window.ended_at for window in tables.windows)]
+    starts = [*(window.started_at for window in tables.windows), tables.last_cut_at]
     for end, start in zip(ends, starts, strict=True):
         if end != start:
             yield f"a window ends at {_text(end)}, and the next begins at {_text(start)}"
@@ -251,18 +255,18 @@ def _apart(books: Books) -> Iterator[str]:
 def _differences(what: str, found: Mapping[str, Any], due: Mapping[str, Any]) -> Iterator[str]:
     for key in sorted({*found, *due}):
         if found.get(key) != due.get(key):
-            yield f"{what} under {key}: {found.get(key)}, but lived: {due.get(key)}"
+            yield f"{what} under {key}: {found.get(key)}, but expected: {due.get(key)}"
 
 
-def _sums(total: Decimal, received: Mapping[str, Chunk], books: Books) -> Iterator[str]:
-    added, lived = sum(chunk.usage for chunk in received.values()), lived_in_all(books)
-    if not total == added == lived:
-        yield f"the ledger's total is {total}, its entries add up to {added}, and {lived} was lived"
+def _sums(total: Decimal, received: Mapping[str, Chunk], tables: UsageTables) -> Iterator[str]:
+    added, expected = sum(chunk.usage for chunk in received.values()), total_usage(tables)
+    if not total == added == expected:
+        yield f"the ledger's total is {total}, its entries add up to {added}, and {expected} was expected"
 
 
-def _overlaps(books: Books) -> Iterator[str]:
-    by_key: defaultdict[tuple[str, str], list[Lived]] = defaultdict(list)
-    for session in sorted(books.sessions, key=lambda each: each.started_at):
+def _overlaps(tables: UsageTables) -> Iterator[str]:
+    by_key: defaultdict[tuple[str, str], list[SessionSpan]] = defaultdict(list)
+    for session in sorted(tables.sessions, key=lambda each: each.started_at):
         by_key[session.capacity, session.user].append(session)
     for sessions in by_key.values():
         for one, following in pairwise(sessions):
@@ -273,8 +277,8 @@ def _overlaps(books: Books) -> Iterator[str]:
 # `tenure audit`
 
 
-async def audit(database: Database, ledger: Path | None = None, *flags: str) -> subprocess.CompletedProcess[str]:
-    """The command, as a person gives it."""
+async def run_audit(database: Database, ledger: Path | None = None, *flags: str) -> subprocess.CompletedProcess[str]:
+    """Runs the command in a new process."""
     with_ledger = [] if ledger is None else ["--ledger", str(ledger)]
     return await asyncio.to_thread(
         subprocess.run,

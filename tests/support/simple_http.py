@@ -10,14 +10,14 @@ import msgspec
 ANSWER_SECONDS = 10
 
 
-class Answered(NamedTuple):
+class Response(NamedTuple):
     status: int
     body: Any
 
 
-def ask(address: str, path: str, method: str = "GET") -> Answered:
+def send_request(address: str, path: str, method: str = "GET") -> Response:
     parts = urlsplit(address)
     with closing(HTTPConnection(str(parts.hostname), parts.port, timeout=ANSWER_SECONDS)) as connection:
         connection.request(method, path)
-        answer = connection.getresponse()
-        return Answered(answer.status, msgspec.json.decode(answer.read()))
+        result = connection.getresponse()
+        return Response(result.status, msgspec.json.decode(result.read()))

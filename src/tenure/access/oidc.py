@@ -1,0 +1,196 @@
+"""Verifies the bearer tokens of an OIDC issuer (RFC 7519), and finds their caller.
+
+A token is accepted only if
+
+- its algorithm is asymmetric and one of those that the issuer's key allows; keys are chosen from the issuer's key set
+  only (`jwks.py`): `jku`, `jwk`, `x5u` and `x5c` in the token are ignored, and `crit` is refused;
+- its signature is valid;
+- `iss` is the configured issuer, `aud` is or contains the configured audience, `exp` is present and in the future, and
+  `nbf` and `iat`, if present, are in the past; for these three, the clocks may differ by `leeway_seconds`;
+- it has a subject, a role and a tenant, and for the role client a user. A token without a tenant is refused for every
+  role, because a caller without a tenant would see all tenants.
+
+An accepted token is cached by its text until it expires, so that a token that was seen before costs one look-up. The
+cache is cleared when the issuer's keys change: a token is not accepted any longer than its key.
+
+If the key of a token is unknown and the last fetch of the keys failed, the token may be signed with a new key. So the
+request is answered with 503, which the client repeats, and not with 401, for which a user would have to sign in again.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import datetime
+from math import floor
+from typing import Any
+
+import msgspec
+from joserfc import jwt
+from joserfc.errors import ClaimError, ExpiredTokenError, JoseError
+from joserfc.jwt import JWTClaimsRegistry
+from joserfc.util import urlsafe_b64decode
+
+from tenure import clock
+from tenure.access.caller import Caller, CallerKind
+from tenure.access.jwks import SUPPORTED, Fetch, Jwks, SigningKey
+from tenure.config import OidcConfig
+from tenure.domain.keys import Role
+from tenure.errors import Forbidden, Unauthenticated, Unavailable
+from tenure.ids import canonical_id
+from tenure.telemetry.events import Telemetry
+
+TOKEN_MAX_CHARACTERS = 8192
+VERIFIED_MAX = 10_000
+"""The maximum number of cached tokens. The oldest leaves first."""
+SUBJECT_MAX_CHARACTERS = 255
+EXPIRES_MAX = 253_402_300_799
+"""The last second of the year 9999, in seconds since 1970: `datetime` cannot represent later ones."""
+
+Claims = Mapping[str, Any]
+
+
+class _Verified(msgspec.Struct, frozen=True):
+    caller: Caller
+    until: float
+
+
+class _Header(msgspec.Struct, frozen=True):
+    alg: str
+    kid: str | None = None
+    crit: Any = msgspec.UNSET
+
+
+class OidcVerifier:
+    """`now` returns the seconds since 1970, by the clock that decides whether a token has expired.
+
+    `monotonic` measures the pauses between fetches of the keys.
+    """
+
+    def __init__(
+        self,
+        config: OidcConfig,
+        fetch: Fetch,
+        telemetry: Telemetry,
+        now: Callable[[], float],
+        monotonic: Callable[[], float] = clock.monotonic,
+    ) -> None:
+        self._config = config
+        self._roles = {value: Role(name) for value, name in config.roles.items()}
+        self._now = now
+        self._verified: dict[str, _Verified] = {}
+        self._jwks = Jwks(fetch, self._verified.clear, telemetry, monotonic)
+        self._claims = JWTClaimsRegistry(
+            now=lambda: floor(now()),
+            leeway=config.leeway_seconds,
+            iss={"essential": True, "value": config.issuer},
+            aud={"essential": True, "value": config.audience},
+            exp={"essential": True},
+        )
+
+    def start(self) -> None:
+        self._jwks.start()
+
+    async def stop(self) -> None:
+        await self._jwks.stop()
+
+    def verify(self, token: str) -> Caller | Awaitable[Caller]:
+        """Return the caller; an awaitable only if the token names an unknown key.
+
+        Raises `Unauthenticated`, `Forbidden`, or `Unavailable` if the issuer's keys cannot be fetched.
+        """
+        verified = self._verified.get(token)
+        if verified is not None and self._now() < verified.until:
+            return verified.caller
+        header = _header_of(token)
+        key = self._jwks.find(header.kid, header.alg)
+        if key is None and self._jwks.may_be_new(header.kid):
+            return self._verify_with_new_key(token, header)
+        return self._verify(token, key)
+
+    async def _verify_with_new_key(self, token: str, header: _Header) -> Caller:
+        key = await self._jwks.find_new(header.kid, header.alg)
+        if key is None and not self._jwks.is_current:
+            raise Unavailable("the keys of the OIDC issuer cannot be fetched")
+        return self._verify(token, key)
+
+    def _verify(self, token: str, key: SigningKey | None) -> Caller:
+        if key is None:
+            raise Unauthenticated("the token is not signed with a key of the issuer")
+        claims = _signed_claims(token, key)
+        self._check(claims)
+        until = claims["exp"] + self._config.leeway_seconds
+        caller = self._caller(claims, clock.from_microseconds(int(min(until, EXPIRES_MAX) * 1_000_000)))
+        if len(self._verified) >= VERIFIED_MAX:
+            del self._verified[next(iter(self._verified))]
+        self._verified[token] = _Verified(caller, until)
+        return caller
+
+    def _check(self, claims: dict[str, Any]) -> None:
+        try:
+            self._claims.validate(claims)
+        except ExpiredTokenError:
+            raise Unauthenticated("the token has expired") from None
+        except ClaimError as error:
+            raise Unauthenticated(f"the token is not valid: claim {error.claim}") from None
+
+    def _caller(self, claims: Claims, expires_at: datetime) -> Caller:
+        subject, role = _subject(claims), self._role(claims)
+        return Caller(
+            CallerKind.OIDC,
+            subject,
+            subject,
+            role,
+            tenant=_uuid(claims, self._config.tenant_claim),
+            user=_uuid(claims, self._config.user_claim) if role is Role.CLIENT else None,
+            expires_at=expires_at,
+        )
+
+    def _role(self, claims: Claims) -> Role:
+        """Return the strongest role of a token."""
+        values = claims.get(self._config.roles_claim)
+        if isinstance(values, str):
+            values = values.split(" ")
+        elif not isinstance(values, list):
+            values = []
+        roles = [self._roles[value] for value in values if isinstance(value, str) and value in self._roles]
+        if not roles:
+            raise Forbidden(f"the token has no role: claim {self._config.roles_claim} contains no configured value")
+        return max(roles, key=tuple(Role).index)
+
+
+def _header_of(token: str) -> _Header:
+    """Return the part of the header that chooses the key. Nothing in it is trusted yet."""
+    if len(token) > TOKEN_MAX_CHARACTERS:
+        raise Unauthenticated(f"the token is longer than {TOKEN_MAX_CHARACTERS} characters")
+    try:
+        encoded, _payload, _signature = token.encode("ascii").split(b".")
+        header = msgspec.json.decode(urlsafe_b64decode(encoded), type=_Header)
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        raise Unauthenticated("the token is malformed") from None
+    if header.crit is not msgspec.UNSET:
+        raise Unauthenticated("the token has the header crit, which is not supported")
+    if header.alg not in SUPPORTED:
+        raise Unauthenticated("the token is not signed with a supported algorithm")
+    return header
+
+
+def _signed_claims(token: str, key: SigningKey) -> dict[str, Any]:
+    """Return the claims of a token whose signature is valid."""
+    try:
+        return jwt.decode(token, key.key, registry=key.registry).claims
+    except (JoseError, ValueError, RecursionError):
+        # The reason is not given, because it would tell an attacker which part of a forged token is right.
+        raise Unauthenticated("the signature of the token is not valid") from None
+
+
+def _subject(claims: Claims) -> str:
+    subject = claims.get("sub")
+    if not isinstance(subject, str) or not 0 < len(subject) <= SUBJECT_MAX_CHARACTERS or not subject.isprintable():
+        raise Unauthenticated("the token is not valid: claim sub")
+    return subject
+
+
+def _uuid(claims: Claims, name: str) -> str:
+    value = claims.get(name)
+    found = canonical_id(value) if isinstance(value, str) else None
+    if found is None:
+        raise Forbidden(f"the token cannot be used here: claim {name} is not a UUID")
+    return found

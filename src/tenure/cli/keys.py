@@ -1,0 +1,275 @@
+"""`tenure keys`: creates, lists, revokes and rotates API keys, directly in the database.
+
+The commands need no running service, so that the first key can be created. A key is printed once, alone, to standard
+output. No command takes a key as an argument, because other users of the host can read the arguments of a process.
+"""
+
+import asyncio
+import getpass
+import re
+import socket
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn, TypeVar
+
+import msgspec
+import typer
+
+from tenure.cli.flags import ConfigFlag, DatabaseFlag, JsonFlag, instant_of, load_settings
+from tenure.cli.tables import table
+from tenure.clock import instant_text
+from tenure.config import Config
+from tenure.domain.audit_log import Actor
+from tenure.domain.keys import (
+    KEY_NAME_MAX,
+    CreateKeyOutcome,
+    NewKey,
+    Role,
+    StoredKey,
+    is_key_name,
+    is_public_id,
+    new_api_key,
+)
+from tenure.domain.leases import NAME_MAX
+from tenure.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from tenure.store.contract import Store
+
+T = TypeVar("T")
+
+FAILED = 1
+PAGE = 500
+UNITS = {"d": "days", "h": "hours", "m": "minutes"}
+
+keys = typer.Typer(help="Create, list, revoke and rotate API keys in the database.", no_args_is_help=True)
+
+NameFlag = Annotated[str, typer.Option(help="The name of the key; two live keys may share it.")]
+RoleFlag = Annotated[str, typer.Option(help="client, reader or operator.")]
+TenantFlag = Annotated[str | None, typer.Option(hidden=True)]
+"""Refused: a key cannot be confined to a tenant yet."""
+ExpiresFlag = Annotated[str | None, typer.Option(help="A duration such as 90d, an instant or a day.")]
+OverlapFlag = Annotated[str | None, typer.Option(help="Let the old key expire after this time, such as 24h.")]
+
+
+@keys.command()
+def create(
+    name: NameFlag,
+    role: RoleFlag,
+    tenant: TenantFlag = None,
+    expires: ExpiresFlag = None,
+    database: DatabaseFlag = None,
+    config: ConfigFlag = None,
+) -> None:
+    """Create a key and print it. It cannot be printed again. Migrates the database schema if necessary."""
+    if not is_key_name(name):
+        raise ConfigurationError(f"name: must be printable ASCII, at most {KEY_NAME_MAX} characters")
+    if tenant is not None:
+        # A key that is not confined to its tenant must not look as if it were.
+        raise ConfigurationError("tenant: is not supported yet")
+    key_role = _role_of(role)
+
+    async def run(store: "Store") -> str:
+        await store.migrate()
+        now = (await store.read_keys_version()).now
+        return await _create(store, name, key_role, None, _instant_after(now, "expires", expires), None)
+
+    typer.echo(_run(_settings(database, config), run, must_exist=False))
+
+
+@keys.command(name="list")
+def list_keys(
+    name: Annotated[str | None, typer.Option(help="Only keys with this name.")] = None,
+    as_json: JsonFlag = False,
+    database: DatabaseFlag = None,
+    config: ConfigFlag = None,
+) -> None:
+    """List all keys, including revoked and expired ones. No secret is shown."""
+
+    async def run(store: "Store") -> tuple[Sequence[StoredKey], datetime]:
+        return await _all_keys(store, name), (await store.read_keys_version()).now
+
+    found, now = _run(_settings(database, config), run)
+    if as_json:
+        typer.echo(msgspec.json.encode({"keys": [_json_values(key, now) for key in found], "count": len(found)}))
+    else:
+        typer.echo(table([_row(key, now) for key in found]))
+
+
+@keys.command()
+def revoke(
+    public_id: Annotated[str, typer.Argument(help="The public id of the key, as `list` prints it.")],
+    database: DatabaseFlag = None,
+    config: ConfigFlag = None,
+) -> None:
+    """Revoke a key. Every instance refuses it within two seconds."""
+    if not is_public_id(public_id):
+        # Not repeated: the argument may be a whole key.
+        raise ConfigurationError("public_id: must have 12 letters and digits, as `tenure keys list` prints it")
+    key = _run(_settings(database, config), lambda store: store.revoke_key(public_id, _actor()))
+    if key is None or key.revoked_at is None:
+        _fail(f"key {public_id} does not exist")
+    else:
+        typer.echo(f"revoked {public_id} ({key.name}) at {instant_text(key.revoked_at)}", err=True)
+
+
+@keys.command()
+def rotate(
+    name: Annotated[str, typer.Argument(help="The name of the key to replace.")],
+    overlap: OverlapFlag = None,
+    expires: ExpiresFlag = None,
+    database: DatabaseFlag = None,
+    config: ConfigFlag = None,
+) -> None:
+    """Create a second key with the name and role of an existing one, and print it."""
+
+    async def run(store: "Store") -> str:
+        now = (await store.read_keys_version()).now
+        live = [key for key in await _all_keys(store, name) if key.is_live(now)]
+        if not live:
+            _fail(f"there is no live key with the name {name}")
+        newest = max(live, key=lambda key: key.created_at)
+        others_expire_at = None if overlap is None else now + _duration_of("overlap", overlap)
+        expires_at = _instant_after(now, "expires", expires)
+        return await _create(store, name, Role(newest.role), newest.tenant_object_id, expires_at, others_expire_at)
+
+    typer.echo(_run(_settings(database, config), run))
+
+
+async def _create(
+    store: "Store",
+    name: str,
+    role: Role,
+    tenant_object_id: str | None,
+    expires_at: datetime | None,
+    others_expire_at: datetime | None,
+) -> str:
+    """Return the text of the new key."""
+    key = new_api_key(role)
+    new = NewKey(
+        public_id=key.public_id,
+        name=name,
+        role=role,
+        digest=key.digest,
+        tenant_object_id=tenant_object_id,
+        expires_at=expires_at,
+        others_expire_at=others_expire_at,
+    )
+    if (await store.create_key(new, _actor())).outcome is CreateKeyOutcome.NAME_TAKEN:
+        _fail(f"two live keys have the name {name}; revoke one of them first: tenure keys list, tenure keys revoke")
+    typer.echo(f"created {key.public_id} ({name}, {role.value}); the key is not stored and not shown again", err=True)
+    return key.text
+
+
+async def _all_keys(store: "Store", name: str | None) -> Sequence[StoredKey]:
+    """Return all keys, by name and time of creation."""
+    found = list(await store.list_keys(name, None, PAGE))
+    while found and len(found) % PAGE == 0:
+        page = await store.list_keys(name, found[-1].public_id, PAGE)
+        if not page:
+            break
+        found += page
+    return sorted(found, key=lambda key: (key.name, key.created_at))
+
+
+def _settings(database: str | None, config: Path | None) -> Config:
+    return load_settings(config, database=database)
+
+
+def _run(settings: Config, work: "Callable[[Store], Awaitable[T]]", *, must_exist: bool = True) -> T:
+    async def run() -> T:
+        from tenure.store.engines import open_store  # noqa: PLC0415 - other commands need no store
+
+        store = open_store(settings.database, settings.pool_size, must_exist=must_exist)
+        try:
+            return await work(store)
+        finally:
+            await store.close()
+
+    return asyncio.run(run())
+
+
+def _actor() -> Actor:
+    """The user of this host who runs the command, for the audit log."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a user id without a name, as in many containers
+        user = "unknown"
+    subject = f"cli:{user}@{socket.gethostname()}".encode("ascii", "replace").decode()[:NAME_MAX]
+    return Actor(subject, subject)
+
+
+def _role_of(text: str) -> Role:
+    try:
+        return Role(text)
+    except ValueError:
+        raise ConfigurationError(f"role: must be {', '.join(Role)}") from None
+
+
+def _instant_after(now: datetime, flag: str, text: str | None) -> datetime | None:
+    """Return a given instant, or the end of a given duration after `now`, the database's clock."""
+    if text is None:
+        return None
+    if _DURATION(text):
+        return now + _duration_of(flag, text)
+    instant = instant_of(flag, text).astimezone(UTC)
+    if instant <= now:
+        raise ConfigurationError(f"{flag}: must be in the future")
+    return instant
+
+
+_DURATION = re.compile(r"([1-9][0-9]{0,4})([dhm])").fullmatch
+
+
+def _duration_of(flag: str, text: str) -> timedelta:
+    found = _DURATION(text)
+    if found is None:
+        raise ConfigurationError(f"{flag}: must be a number of days, hours or minutes, such as 90d, 24h or 30m")
+    return timedelta(**{UNITS[found[2]]: int(found[1])})
+
+
+def _state(key: StoredKey, now: datetime) -> str:
+    if key.revoked_at is not None:
+        return "revoked"
+    return "live" if key.is_live(now) else "expired"
+
+
+def _row(key: StoredKey, now: datetime) -> Mapping[str, object]:
+    return {
+        "public id": key.public_id,
+        "name": key.name,
+        "role": key.role,
+        "state": _state(key, now),
+        "tenant": key.tenant_object_id,
+        "created": _seconds_text(key.created_at),
+        "expires": _seconds_text(key.expires_at),
+        "last used": _seconds_text(key.last_used_at),
+    }
+
+
+def _seconds_text(instant: datetime | None) -> str | None:
+    return None if instant is None else f"{instant_text(instant)[:19]}Z"
+
+
+def _json_values(key: StoredKey, now: datetime) -> Mapping[str, object]:
+    instants = {
+        "createdAt": key.created_at,
+        "expiresAt": key.expires_at,
+        "lastUsedAt": key.last_used_at,
+        "revokedAt": key.revoked_at,
+    }
+    return {
+        "publicId": key.public_id,
+        "name": key.name,
+        "role": key.role,
+        "state": _state(key, now),
+        "tenantObjectId": key.tenant_object_id,
+        "createdBy": key.created_by,
+        **{name: None if value is None else instant_text(value) for name, value in instants.items()},
+    }
+
+
+def _fail(message: str) -> NoReturn:
+    typer.echo(f"tenure: {message}", err=True)
+    raise typer.Exit(FAILED)

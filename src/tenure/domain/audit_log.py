@@ -1,0 +1,49 @@
+"""The audit log: who changed what. The store method that makes a change also writes its entry, in one transaction."""
+
+from datetime import datetime
+from enum import StrEnum
+
+import msgspec
+
+
+class Actor(msgspec.Struct, frozen=True):
+    """Who makes a change. A store method that records its change takes one as its last argument."""
+
+    subject: str
+    """The credential: the public id of an API key, the subject of a token, `anonymous`, or `cli:user@host`."""
+    name: str
+    """The name of the API key, otherwise the subject. All keys of a rotation share it."""
+    request_id: str | None = None
+
+
+class Action(StrEnum):
+    KEY_CREATED = "key.created"
+    KEY_REVOKED = "key.revoked"
+
+
+class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
+    entry_id: str
+    at: datetime
+    subject: str
+    name: str
+    action: str
+    target: str
+    """The id or name of the resource that was changed."""
+    detail: str | None = None
+    request_id: str | None = None
+
+
+class AuditFilter(msgspec.Struct, frozen=True, kw_only=True):
+    subject: str | None = None
+    action: str | None = None
+    target: str | None = None
+    from_at: datetime | None = None
+    to_at: datetime | None = None
+    """Exclusive."""
+
+
+class AuditPosition(msgspec.Struct, frozen=True, array_like=True):
+    """The last entry of a page."""
+
+    at: datetime
+    entry_id: str

@@ -1,0 +1,139 @@
+"""The open connections of an instance: how many there may be, and how long a client may keep each of them waiting.
+
+No connection has a timer. Each notes in `phase` what it waits for and in `since` from when on, and `Connections` looks
+at all of them once per SWEEP_SECONDS. A request in the hot lane costs one reading of the clock for this.
+
+When all connections are taken, a new one takes the place of the one that has kept the instance waiting longest: for
+its first or next request, for the rest of a request, or for reading its answer. So clients that open connections and
+send nothing cannot lock out clients that send requests. If every connection is busy with a request or a stream, the
+new one gets 503.
+
+The bodies of requests that have not arrived completely have a limit too, of all connections together. When it is
+reached, the slowest of these requests makes room.
+"""
+
+import asyncio
+from heapq import nsmallest
+from typing import Any, Protocol
+
+from tenure.clock import monotonic
+from tenure.http.edge import Edge
+
+SWEEP_SECONDS = 1.0
+CANDIDATES = 1024
+"""How many connections one search for the longest waiting finds. A search looks at all connections, so a search for
+each new connection would cost too much.
+"""
+MIN_SEARCH_YIELD = 1 / 16
+SEARCH_SECONDS = 0.05
+"""If the last search found less than this part of all connections, the next one comes after SEARCH_SECONDS."""
+REFUSED_MAX = 128
+"""How many connections over the limit may linger with their 503. More are closed at once."""
+
+
+class TimedConnection(Protocol):
+    connections: set[Any]
+    loop: asyncio.AbstractEventLoop
+
+    @property
+    def waiting_since(self) -> float | None:
+        """Since when the instance waits for this client; None if the client waits for the instance."""
+
+    unfinished_bytes: int
+    """The bytes of a body that has not arrived completely."""
+
+    def check_time(self, now: float) -> None:
+        """Ends the connection if its client has taken too long."""
+
+    def refuse_connection(self, *, lingers: bool) -> None:
+        """Answers with 503 and closes."""
+
+    def evict(self) -> None:
+        """Closes at once."""
+
+
+class Connections:
+    def __init__(self, edge: Edge, max_connections: int) -> None:
+        self.edge = edge
+        self._max_connections = max_connections
+        self._open: set[TimedConnection] = set()
+        self._all: set[Any] = set()
+        """Uvicorn's set, which contains the connections of streams too."""
+        self._candidates: list[tuple[float, TimedConnection]] = []
+        self._may_search_at = float("-inf")
+        self._timer: asyncio.TimerHandle | None = None
+        self._unfinished_bytes = 0
+
+    def add(self, connection: TimedConnection) -> None:
+        """Called after uvicorn has added the connection to its own set."""
+        self._open.add(connection)
+        self._all = connection.connections
+        if self._timer is None:
+            self._timer = connection.loop.call_later(SWEEP_SECONDS, self._sweep, connection.loop)
+        taken = len(self._all)
+        if taken > self._max_connections:
+            self.edge.refused("max_connections")
+            if not self._make_room(connection):
+                connection.refuse_connection(lingers=taken <= self._max_connections + REFUSED_MAX)
+
+    def remove(self, connection: TimedConnection) -> None:
+        self._open.discard(connection)
+        self._unfinished_bytes -= connection.unfinished_bytes
+        connection.unfinished_bytes = 0
+
+    def note_unfinished(self, connection: TimedConnection, size: int) -> None:
+        """Notes how much of an unfinished body the connection holds, and closes slow ones if all hold too much."""
+        if connection not in self._open:
+            return  # It was evicted in this turn of the loop.
+        self._unfinished_bytes += size - connection.unfinished_bytes
+        connection.unfinished_bytes = size
+        while self._unfinished_bytes > self.edge.limits.max_unfinished_bytes:
+            self.edge.refused("max_unfinished_bytes")
+            slowest = min((each for each in self._open if each.unfinished_bytes), key=_age)
+            self._evict(slowest)
+
+    def _make_room(self, newcomer: TimedConnection) -> bool:
+        """Closes the connection that has waited longest. Returns False if none waits."""
+        now = monotonic()
+        while True:
+            since: float | None
+            while self._candidates:
+                since, candidate = self._candidates.pop()
+                # It may have sent a request, or have been closed, since the search.
+                if candidate in self._open and candidate.waiting_since == since:
+                    self._evict(candidate)
+                    return True
+            if now < self._may_search_at:
+                return False
+            waiting = [(since, each) for each in self._open if (since := each.waiting_since) is not None]
+            self._candidates = [pair for pair in nsmallest(CANDIDATES, waiting, key=_since) if pair[1] is not newcomer]
+            self._candidates.reverse()
+            if len(self._candidates) < MIN_SEARCH_YIELD * len(self._open):
+                self._may_search_at = now + SEARCH_SECONDS
+            if not self._candidates:
+                return False
+
+    def _evict(self, connection: TimedConnection) -> None:
+        self.remove(connection)
+        # The connection is lost only in the next turn of the loop, but its place is free now.
+        self._all.discard(connection)
+        connection.evict()
+
+    def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
+        is_needed = self._all or self.edge.has_unreported
+        # First of all, so that an unexpected error in one check does not end all later ones.
+        self._timer = loop.call_later(SWEEP_SECONDS, self._sweep, loop) if is_needed else None
+        # Candidates that were closed in the meantime must not stay in memory.
+        self._candidates.clear()
+        now = monotonic()
+        self.edge.report(now)
+        for connection in list(self._open):
+            connection.check_time(now)
+
+
+def _since(pair: tuple[float, TimedConnection]) -> float:
+    return pair[0]
+
+
+def _age(connection: TimedConnection) -> float:
+    return connection.waiting_since or 0.0

@@ -1,0 +1,39 @@
+"""API keys and the audit log."""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Protocol
+
+from tenure.domain.audit_log import Actor, AuditEntry, AuditFilter, AuditPosition
+from tenure.domain.keys import CreateKeyResult, KeysVersion, NewKey, StoredKey
+
+
+class KeyStore(Protocol):
+    """A method that creates or revokes a key locks the row of the installation first. So these changes happen one after
+    the other. Each of them increases the version by one and writes one audit entry; a repetition does neither.
+    """
+
+    async def create_key(self, new: NewKey, actor: Actor) -> CreateKeyResult:
+        """Creates the key, unless its name has LIVE_KEYS_PER_NAME live keys. Raises `IdTaken` if another key has its
+        public id.
+        """
+
+    async def revoke_key(self, public_id: str, actor: Actor) -> StoredKey | None:
+        """Returns the revoked key, or None if it does not exist. A key that was revoked before stays as it is."""
+
+    async def list_keys(self, name: str | None, after: str | None, limit: int) -> Sequence[StoredKey]:
+        """Lists keys by public id, starting after the public id `after`. Includes revoked and expired keys."""
+
+    async def find_key(self, public_id: str) -> StoredKey | None: ...
+
+    async def read_keys_version(self) -> KeysVersion: ...
+
+    async def touch_keys(self, used_at: Mapping[str, datetime]) -> None:
+        """Records the last use of at most BATCH_MAX keys by public id. Never moves a last use back, and never past the
+        database's clock.
+        """
+
+    async def list_audit_log(
+        self, criteria: AuditFilter, after: AuditPosition | None, limit: int
+    ) -> Sequence[AuditEntry]:
+        """Lists the newest entries first, starting after the position `after`."""

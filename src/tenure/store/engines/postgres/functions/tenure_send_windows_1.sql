@@ -1,0 +1,46 @@
+-- Hands over windows that were cut without a gateway: gives each window the contract, and inserts a submission for each
+-- of its chunks. Returns the windows that it handed over. It skips a window that already has a contract, is not divided
+-- yet, is past its retention time (its chunks may be partly deleted) or does not have the given number of chunks. So a
+-- repeated call, or a concurrent one, hands over no window twice.
+--
+-- `p_windows` and `p_chunks`: the windows and how many chunks each has. `p_submission`: the ids of the submissions, for
+-- the chunks of the first window, then of the second one, and so on.
+--
+-- Order: the windows, in the order of their ids; the clock; the writes. After the lock, no other transaction changes a
+-- window without a contract that is divided, or its chunks.
+CREATE OR REPLACE FUNCTION tenure_send_windows_1(
+    p_contract text, p_kept bigint, p_windows bigint[], p_chunks int[], p_submission uuid[])
+RETURNS TABLE (window_id bigint)
+LANGUAGE plpgsql VOLATILE
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_now timestamptz;
+    v_window usage_windows;
+    v_position int;
+    v_before int := 0;
+    v_ids uuid[];
+BEGIN
+    PERFORM FROM usage_windows w WHERE w.window_id = ANY (p_windows) ORDER BY w.window_id FOR NO KEY UPDATE;
+    v_now := tenure_now();
+    FOR v_position IN 1 .. cardinality(p_windows) LOOP
+        v_ids := p_submission[v_before + 1 : v_before + p_chunks[v_position]];
+        v_before := v_before + p_chunks[v_position];
+        SELECT w.* INTO v_window FROM usage_windows w
+         WHERE w.window_id = p_windows[v_position] AND w.contract IS NULL AND w.chunked_at IS NOT NULL
+           AND w.ended_at >= v_now - p_kept * interval '1 microsecond'
+           AND p_chunks[v_position] = (SELECT count(*) FROM usage_chunks c WHERE c.window_id = w.window_id);
+        CONTINUE WHEN NOT FOUND;
+        v_window.contract := p_contract;
+        UPDATE usage_windows w
+           SET contract = p_contract, delivered_at = CASE WHEN p_chunks[v_position] = 0 THEN v_now END
+         WHERE w.window_id = v_window.window_id;
+        UPDATE usage_chunks c SET submission_id = s.submission_id
+          FROM unnest(v_ids) WITH ORDINALITY AS s(submission_id, chunk)
+         WHERE c.window_id = v_window.window_id AND c.chunk = s.chunk;
+        PERFORM tenure_submit_chunks_1(v_window, 1, v_ids, v_now);
+        window_id := v_window.window_id;
+        RETURN NEXT;
+    END LOOP;
+END
+$$;

@@ -1,0 +1,200 @@
+"""Connections to an SQLite file: how they are set up, the file's write lock, and whether the file is in its place.
+
+An open file can lose its name: an operator deletes it, renames it, or puts a backup in its place. SQLite continues to
+write to it, and every write is lost when the process ends. Guarantees:
+
+- After each operation, and after the COMMIT of each write, the name is compared with the file that was opened first
+  (device and inode; about 2 µs). So no write is acknowledged unless its file was in its place after the commit, and a
+  probe or the next reading of the board shows the loss within a second.
+- Once another file has the name, no operation succeeds until the first file is back or the process is restarted. A file
+  that was put there is not opened: the WAL of the former file lies beside it, and SQLite would apply it to the new
+  file. Neither is that WAL removed: it may be all that is left of the last writes to the former file.
+
+How this can be cut short: a crash between COMMIT and the comparison is a lost answer, as everywhere. If the file is
+moved away and back between two comparisons, it is the same file, and nothing is lost.
+
+**Memory**: each connection has a page cache. Threads of different purposes have their own connections, so the caches
+have sizes by purpose, at most CACHES_KIB_MAX together. `limit_arenas` keeps freed memory from staying with one thread.
+"""
+
+import asyncio
+import ctypes
+import os
+import sqlite3
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+from sqlalchemy import Connection, create_engine
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.pool import QueuePool
+
+from tenure.clock import monotonic, pause
+from tenure.domain.meter import usage_of
+from tenure.errors import ConfigurationError
+from tenure.store.engines.sqlite.errors import FileMoved, cause_of
+from tenure.store.retries import Cause
+
+T = TypeVar("T")
+
+READERS_MAX = 4
+CHECKPOINT_PAGES = 4000
+WRITER_CACHE_KIB = 16_000
+LEASES_CACHE_KIB = 1_000
+READER_CACHE_KIB = 2_000
+CACHES_KIB_MAX = WRITER_CACHE_KIB + LEASES_CACHE_KIB + READERS_MAX * READER_CACHE_KIB
+FILE_MODE = 0o600
+"""The file contains personal data. SQLite gives the WAL and its index the mode of the file."""
+BUSY_SECONDS = 1.2
+"""How long a writer waits for the transaction of another instance. If that process is suspended in a transaction, it
+keeps the lock, and requests to this instance fail with 503."""
+POLL_SECONDS = 0.0003
+ARENAS_MAX = 2
+_M_ARENA_MAX = -8
+"""The number of this option in glibc's malloc.h."""
+REOPENED_AFTER = frozenset({Cause.READ_ONLY, Cause.IO_ERROR})
+"""Causes after which a connection is opened anew. SQLite opens a file that it may not write for reading only, and does
+not notice that it may write later."""
+
+
+def limit_arenas() -> None:
+    """Limits the arenas of malloc. glibc gives most threads an arena, and what one has freed, no other thread can use.
+
+    The threads of SQLite wait for each other anyway, so they do not miss arenas of their own.
+    """
+    if sys.platform == "linux":
+        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has none
+        if mallopt is not None:
+            mallopt(_M_ARENA_MAX, ARENAS_MAX)
+
+
+class DatabaseFile:
+    def __init__(self, name: str) -> None:
+        self._path = str(Path(name).absolute())
+        self._opened: tuple[int, int] | None = None
+
+    def open(self) -> sqlite3.Connection:
+        if self._opened is None:
+            self._create()
+        else:
+            self.check()
+        connection = sqlite3.connect(
+            # SQLite must not create a file: it would be readable for others, or replace one that was moved away.
+            f"{Path(self._path).as_uri()}?mode=rw",
+            uri=True,
+            timeout=POLL_SECONDS,
+            check_same_thread=False,
+            isolation_level=None,
+        )
+        try:
+            self._use_wal(connection)
+            self._opened = self._opened or self._identity()
+            self.check()
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def check(self) -> None:
+        """Raises `FileMoved` if the name leads to another file than the one that was opened first, or to none."""
+        if self._opened is not None and self._identity() != self._opened:
+            raise FileMoved(
+                f"{self._path} was deleted, renamed or replaced; put the same file back, or restart the instance"
+            )
+
+    def _create(self) -> None:
+        """Creates the file if there is none. An existing file is not opened: closing it would drop SQLite's locks."""
+        with suppress(OSError):  # SQLite reports why it cannot open the file
+            # The path may be a link to a file that does not exist yet.
+            os.close(os.open(os.path.realpath(self._path), os.O_CREAT | os.O_EXCL | os.O_RDWR, FILE_MODE))
+
+    def _identity(self) -> tuple[int, int] | None:
+        try:
+            status = os.stat(self._path)  # noqa: PTH116 - faster than Path.stat
+        except FileNotFoundError:
+            return None
+        return status.st_dev, status.st_ino
+
+    def _use_wal(self, connection: sqlite3.Connection) -> None:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.DatabaseError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_NOTADB:
+                raise
+            raise ConfigurationError(f"database: {self._path} is not an SQLite database") from error
+
+
+class Connections:
+    """Threads that run operations on the file, each with a connection of its own."""
+
+    def __init__(self, file: DatabaseFile, clock: Callable[[], int], purpose: str, count: int, cache_kib: int) -> None:
+        self._file = file
+        self._clock = clock
+        self._cache_kib = cache_kib
+        self._threads = ThreadPoolExecutor(count, f"tenure-sqlite-{purpose}")
+        self.engine = create_engine(
+            "sqlite://", creator=self._connect, poolclass=QueuePool, pool_size=count, max_overflow=0
+        )
+
+    async def run(self, work: Callable[[Connection], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._run, work)
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=True, cancel_futures=True)
+        self.engine.dispose()
+
+    def _run(self, work: Callable[[Connection], T]) -> T:
+        with self.engine.connect() as connection:
+            try:
+                return work(connection)
+            except DBAPIError as error:
+                if cause_of(error) in REOPENED_AFTER:
+                    connection.invalidate(error)
+                raise
+            finally:
+                self._file.check()
+
+    def _connect(self) -> sqlite3.Connection:
+        connection = self._file.open()
+        connection.execute("PRAGMA synchronous = FULL")
+        # Fewer and larger checkpoints, and frequently used pages in memory.
+        connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
+        connection.execute(f"PRAGMA cache_size = -{self._cache_kib}")
+        connection.create_function("tenure_now", 0, self._clock)
+        connection.create_function("tenure_usage_1", 2, usage_of, deterministic=True)
+        # From here on, `_begin_immediate` waits for the lock instead of SQLite.
+        connection.execute("PRAGMA busy_timeout = 0")
+        return connection
+
+
+def immediate(connection: Connection, work: Callable[[Connection], T]) -> T:
+    """Runs `work` in a transaction that holds the file's write lock."""
+    _begin_immediate(connection)
+    try:
+        result = work(connection)
+        connection.exec_driver_sql("COMMIT")
+    except BaseException:
+        # On some errors, such as a full disk, SQLite has already rolled back.
+        if connection.connection.dbapi_connection.in_transaction:  # type: ignore[union-attr]
+            connection.exec_driver_sql("ROLLBACK")
+        raise
+    return result
+
+
+def _begin_immediate(connection: Connection) -> None:
+    """Retries every POLL_SECONDS. SQLite's own busy timeout sleeps longer after each try, up to a tenth of a second, so
+    it misses the short time between two writes of a busy instance.
+    """
+    ends_at = monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
+        except DBAPIError as error:
+            if cause_of(error) is not Cause.LOCK_TIMEOUT or monotonic() >= ends_at:
+                raise
+            pause(POLL_SECONDS)
+        else:
+            return

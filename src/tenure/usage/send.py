@@ -1,0 +1,71 @@
+"""Hands over windows that were cut without a gateway, on the request of an operator.
+
+Without a gateway `usages`, windows are cut and divided, but get no contract and no submissions. Once a gateway is
+configured, new windows are sent; older ones are sent only on request, because the operator may have billed them in
+another way.
+
+A window is handed over in one transaction, which gives it the contract and its chunks their submissions. A window with
+a contract is never handed over again. So the request can be repeated after a crash or a lost answer, and several
+requests can run at the same time. They do not conflict with the job `emit-usage`: it changes only windows that are not
+divided yet, and those are not handed over.
+"""
+
+from collections.abc import Sequence
+from datetime import datetime
+from itertools import accumulate
+
+import msgspec
+
+from tenure.domain.submissions import Contract
+from tenure.domain.usage import UnsentWindow, WindowToSend
+from tenure.ids import new_id
+from tenure.store.contract import Store
+
+WINDOWS_PER_TRANSACTION = 128
+CHUNKS_PER_TRANSACTION = 1000
+"""The most chunks in one transaction, unless a single window has more."""
+
+
+class SentUsage(msgspec.Struct, frozen=True):
+    windows: int
+    chunks: int
+    complete: bool
+    """Whether all windows of the span were handed over. False if the limit was reached, or if a window is not divided
+    yet."""
+
+
+async def send_windows(
+    store: Store, contract: Contract, from_at: datetime, to_at: datetime | None, limit: int
+) -> SentUsage:
+    """Hand over the windows without a contract that begin in the span, oldest first, about `limit` at most."""
+    windows = chunks = 0
+    while windows < limit and (unsent := await store.list_unsent_windows(from_at, to_at, WINDOWS_PER_TRANSACTION)):
+        batch = _first(unsent)
+        sizes = {each.window_id: each.chunks for each in batch}
+        sent = await store.send_windows(contract, [_with_ids(each) for each in batch])
+        windows += len(sent)
+        chunks += sum(sizes[window_id] for window_id in sent)
+        await store.announce_submissions()
+    return SentUsage(windows, chunks, complete=not await _is_left(store, from_at, to_at))
+
+
+async def _is_left(store: Store, from_at: datetime, to_at: datetime | None) -> bool:
+    if await store.list_unsent_windows(from_at, to_at, 1):
+        return True
+    return any(
+        undivided.window.contract is None
+        and from_at <= undivided.window.started_at
+        and (to_at is None or undivided.window.started_at < to_at)
+        for undivided in await store.list_undivided_windows(WINDOWS_PER_TRANSACTION)
+    )
+
+
+def _first(unsent: Sequence[UnsentWindow]) -> Sequence[UnsentWindow]:
+    """Return the first windows, as many as one transaction may contain, but at least one."""
+    totals = accumulate(window.chunks for window in unsent)
+    count = sum(total <= CHUNKS_PER_TRANSACTION for total in totals)
+    return unsent[: max(count, 1)]
+
+
+def _with_ids(window: UnsentWindow) -> WindowToSend:
+    return WindowToSend(window.window_id, [new_id() for _ in range(window.chunks)])

@@ -1,0 +1,246 @@
+"""Every route with every kind of credential, on the ordinary lane, the hot lane and WebSockets.
+
+EXPECTED names the roles of each route a second time. A route that is not in it fails, and so does a route whose grants
+were changed by mistake.
+"""
+
+import asyncio
+from collections.abc import Mapping
+
+import msgspec
+import pytest
+
+from tenure.domain.keys import Role
+from tenure.http.pipeline import Hot, Route, StreamRoute
+from tests.access.conftest import create_keys, serving
+from tests.http.client import JSON, TIMEOUT_SECONDS, Json, RawResponse, connected, request
+from tests.http.local import LocalService
+from tests.support.databases import Database
+from tests.support.streams import Client, Refused
+
+C, R, O = (frozenset({role.value}) for role in (Role.CLIENT, Role.READER, Role.OPERATOR))  # noqa: E741 - as a table
+PUBLIC: frozenset[str] = frozenset({"public"})
+EXPECTED: dict[str, frozenset[str]] = {
+    "PUT /sessions": C | O,
+    "POST /sessions/{sessionId}/heartbeat": C | O,
+    "POST /sessions/heartbeats": C | O,
+    "GET /sessions": C | R | O,
+    "GET /sessions/metrics": R | O,
+    "GET /sessions/{sessionId}": C | R | O,
+    "DELETE /sessions/{sessionId}": C | O,
+    "WS /sessions/stream": C | O,
+    "WS /sessions/{sessionId}/stream": C | O,
+    "POST /transcribe": C | O,
+    "PUT /capacities/{capacityId}": O,
+    "GET /capacities/{capacityId}": R | O,
+    "GET /capacities": R | O,
+    "DELETE /capacities/{capacityId}": O,
+    "POST /submissions": C | O,
+    "GET /submissions": R | O,
+    "GET /submissions/{submissionId}": R | O,
+    "POST /submissions/{submissionId}/retry": O,
+    "POST /submissions/{submissionId}/cancel": O,
+    "POST /submissions/retry": O,
+    "POST /submissions/cancel": O,
+    "GET /usage": R | O,
+    "GET /usage/windows": R | O,
+    "GET /usage/windows/{windowId}": R | O,
+    "POST /usage/windows/send": O,
+    "GET /leases": R | O,
+    "POST /leases/{name}/resign": O,
+    "GET /jobs": R | O,
+    "GET /jobs/{name}/runs": R | O,
+    "POST /jobs/{name}/run": O,
+    "POST /jobs/{name}/pause": O,
+    "POST /jobs/{name}/resume": O,
+    "POST /keys": O,
+    "GET /keys": R | O,
+    "DELETE /keys/{publicId}": O,
+    "GET /audit-log": R | O,
+    "GET /health": C | R | O,
+    "GET /healthz": PUBLIC,
+    "GET /readyz": PUBLIC,
+    "GET /openapi.json": PUBLIC,
+    "GET /asyncapi.json": PUBLIC,
+    "GET /docs": PUBLIC,
+}
+REFUSED = {"client", "reader", "operator", "of a tenant"}
+"""The credentials that identify a caller. If the route does not grant them, the status is 403, not 401."""
+SESSION = "0190b0a0-0000-7000-8000-000000000001"
+PARAMETERS = {
+    "{sessionId}": SESSION,
+    "{capacityId}": SESSION,
+    "{submissionId}": SESSION,
+    "{windowId}": "1",
+    "{name}": "nothing",
+    "{publicId}": "4fJ0aQz81LmN",
+}
+
+
+def expected(route: Route | StreamRoute, credential: str) -> int | None:
+    """401, 403, or None if the request passes the checks of its caller."""
+    granted = EXPECTED[f"{route.method} {route.path}"]
+    if granted == PUBLIC or credential in granted:
+        return None
+    return 403 if credential in REFUSED else 401
+
+
+def address(route: Route | StreamRoute) -> str:
+    path = route.path
+    for name, value in PARAMETERS.items():
+        path = path.replace(name, value)
+    return path
+
+
+def refused(response: RawResponse) -> int | None:
+    """The status of a refusal by the access check; None for any other response."""
+    if response.status == 401:
+        assert response.headers["www-authenticate"] == "Bearer"
+        assert response.json()["code"] == "UNAUTHENTICATED"
+        return 401
+    return 403 if response.status == 403 and response.json()["code"] == "FORBIDDEN" else None
+
+
+async def ask(service: LocalService, route: Route, authorization: str | None, *, ordinary: bool) -> int | None:
+    """With a query, a request takes the ordinary lane. The body is wrong, so that an operator changes nothing."""
+    headers = [] if authorization is None else [f"Authorization: {authorization}"]
+    path = address(route) + ("?" if ordinary else "")
+    content = request(b"[]", *headers, method=route.method, path=path)
+
+    def send() -> RawResponse:
+        with connected(service.port) as connection:
+            connection.send(content)
+            return connection.read()
+
+    return refused(await asyncio.to_thread(send))
+
+
+async def connect(service: LocalService, route: StreamRoute, authorization: str | None) -> int | None:
+    headers = [] if authorization is None else [f"Authorization: {authorization}"]
+    try:
+        client = await Client.connect(service.port, address(route), *headers)
+    except Refused as error:
+        code = msgspec.json.decode(error.body)["code"]
+        return error.status if code in ("UNAUTHENTICATED", "FORBIDDEN") else None
+    client.disconnect()
+    return None
+
+
+async def observe(
+    service: LocalService, credentials: Mapping[str, str | None]
+) -> dict[tuple[str, str, str], int | None]:
+    found: dict[tuple[str, str, str], int | None] = {}
+    for route in service.instance.pipeline.table:
+        for name, value in credentials.items():
+            place = f"{route.method} {route.path}"
+            if isinstance(route, StreamRoute):
+                found[place, "websocket", name] = await connect(service, route, value)
+                continue
+            found[place, "ordinary", name] = await ask(service, route, value, ordinary=True)
+            if isinstance(route.handler, Hot):
+                found[place, "hot", name] = await ask(service, route, value, ordinary=False)
+    return found
+
+
+async def test_every_route_has_an_expected_entry(sqlite_database: Database) -> None:
+    async with serving(sqlite_database) as service:
+        table = {f"{route.method} {route.path}" for route in service.instance.pipeline.table}
+    assert table == EXPECTED.keys()
+
+
+@pytest.mark.parametrize("repeated", [False, True], ids=["first use", "cached"])
+async def test_every_route_answers_every_credential_as_expected(sqlite_database: Database, repeated: bool) -> None:
+    """The first use of a credential is looked up, which the hot lane and a handshake finish in a task."""
+    credentials = await create_keys(sqlite_database)
+    async with serving(sqlite_database) as service:
+        if repeated:
+            await observe(service, credentials)
+        else:
+            # Drop the cache before each request.
+            authenticator = service.instance._authenticator
+            identify = service.instance.pipeline.identify
+            service.instance.pipeline.identify = lambda headers: (authenticator._drop_cache(), identify(headers))[1]
+        found = await observe(service, credentials)
+        routes = {f"{route.method} {route.path}": route for route in service.instance.pipeline.table}
+    wrong = {key: status for key, status in found.items() if status != expected(routes[key[0]], key[2])}
+    assert wrong == {}
+    assert {lane for _, lane, _ in found} == {"ordinary", "hot", "websocket"}
+
+
+async def test_without_keys_every_route_accepts_every_request(sqlite_database: Database) -> None:
+    async with serving(sqlite_database) as service:
+        found = await observe(service, {"none": None, "unknown": "Bearer x"})
+    assert set(found.values()) == {None}
+
+
+async def test_client_ends_session_as_stopped_and_operator_as_terminated(database: Database) -> None:
+    credentials = await create_keys(database)
+    async with serving(database) as service:
+        for role, reason in (("client", "STOPPED"), ("operator", "TERMINATED")):
+            service.http.headers["Authorization"] = credentials[role] or ""
+            session = await service.open()
+            ended = (await service.http.delete(f"/sessions/{session['sessionId']}")).json()
+            assert ended["closeReason"] == reason
+
+
+async def test_callers_have_their_own_idempotency_keys(sqlite_database: Database) -> None:
+    credentials = await create_keys(sqlite_database)
+    async with serving(sqlite_database) as service:
+        ids = set()
+        for role in ("client", "operator", "client"):
+            headers = {**JSON, "Authorization": credentials[role] or "", "Idempotency-Key": "a"}
+            body = {"gateway": "crm", "payload": {"from": role}}
+            response = await service.http.post("/submissions", headers=headers, json=body)
+            assert response.status_code == 202, response.text
+            ids.add(response.json()["submissionId"])
+    assert len(ids) == 2
+
+
+async def test_readyz_names_holders_to_callers_only(sqlite_database: Database) -> None:
+    async with serving(sqlite_database) as service:
+        leases: list[Json] = []
+        async with asyncio.timeout(TIMEOUT_SECONDS):
+            while not leases:  # the instance acquires its leases after it is ready
+                leases = (await service.http.get("/readyz")).json()["leases"]
+        assert all(lease["holder"] for lease in leases)
+        credentials = await create_keys(sqlite_database)
+        await service.instance._authenticator.refresh()
+        for name in ("none", "unknown", "revoked"):
+            headers = {} if credentials[name] is None else {"Authorization": str(credentials[name])}
+            shown = (await service.http.get("/readyz", headers=headers)).json()["leases"]
+            assert {lease["holder"] for lease in shown} == {""}, name
+        shown = (await service.http.get("/readyz", headers={"Authorization": str(credentials["reader"])})).json()
+        assert all(lease["holder"] for lease in shown["leases"])
+
+
+async def test_stream_is_closed_when_its_key_is_revoked(database: Database) -> None:
+    credentials = await create_keys(database)
+    key = credentials["client"] or ""
+    async with serving(database) as service:
+        client = await Client.connect(service.port, "/sessions/stream", f"Authorization: {key}")
+        await client.open()
+        await service.http.delete(f"/keys/{key.split('_')[2]}", headers={"Authorization": str(credentials["operator"])})
+        error, end, code = *(await client.read_to_end())[0][-2:], client.close_code
+        assert msgspec.json.decode(error)["code"] == "UNAUTHENTICATED"
+        assert msgspec.json.decode(end)["type"] == "session_end"
+        assert code == 1008
+
+
+async def test_stream_without_credential_is_closed_when_first_key_is_created(sqlite_database: Database) -> None:
+    async with serving(sqlite_database) as service:
+        client = await Client.connect(service.port, "/sessions/stream")
+        await client.open()
+        await create_keys(sqlite_database)
+        await client.read_to_end()
+        assert client.close_code == 1008
+
+
+async def test_instance_is_ready_only_after_it_has_read_the_keys(empty_database: Database) -> None:
+    """The first read fails, because the tables do not exist yet. A ready instance must not answer 503 for that."""
+    service = LocalService.on(empty_database)
+    authenticator = service.instance._authenticator
+    await authenticator.refresh()
+    assert not authenticator.is_open
+    async with service.running():
+        assert authenticator.is_open
+        assert (await service.http.get("/sessions")).status_code == 200

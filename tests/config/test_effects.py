@@ -1,0 +1,303 @@
+"""Every setting takes effect: each changes something that an operator, a client or a receiver can observe.
+
+Settings of the service are observed on two instances: one with the defaults, and one in which all these settings are
+changed. Each observation depends on one setting only. The other settings are observed on the objects that they build.
+"""
+
+import socket
+from collections.abc import AsyncIterator, Callable, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from tenure.app import Instance, _cut_rules
+from tenure.config import Config, load
+from tenure.config.schema import SettingPath, dotted, entries_of, is_single, settings_in, variable
+from tenure.domain.submissions import Contract, Envelope
+from tenure.errors import ConfigurationError
+from tenure.server import process, workers
+from tenure.store.engines import open_store
+from tenure.submissions.executor import LEASE
+from tenure.submissions.gateways import Gateway, gateways_of
+from tenure.submissions.payloads import PayloadSources
+from tenure.telemetry.events import LeaderAcquired, Telemetry
+from tests.http.client import Json, open_body
+from tests.http.local import LocalService, eventually, prepare_process
+from tests.support.databases import Clock
+from tests.support.streams import STOP, Streaming, as_text, request, streaming
+
+MESSAGE = "x" * 2000
+
+
+def paths(kind: Any = Config, path: SettingPath = ()) -> list[SettingPath]:
+    """Every setting; a name that the user chooses is `<name>`. A table of single values is one setting."""
+    entries = entries_of(kind)
+    if is_single(kind) or (entries and is_single(entries.values)):
+        return [path]
+    members = {"<name>": entries.values} if entries else settings_in(kind)
+    return [each for name, member in members.items() for each in paths(member, (*path, name))]
+
+
+# Settings that are observed on a running instance.
+
+CHANGES: Mapping[str, str] = {
+    "prefix": "/changed",
+    "sessions.term_days": "1",
+    "sessions.lease_seconds": "100",
+    "sessions.idle_seconds": "50",
+    "sessions.heartbeat_seconds": "7",
+    "streams.max_per_instance": "1",
+    "streams.max_message_bytes": "1000",
+    "streams.handler": "discard",
+    "streams.lease_seconds": "40",
+    "streams.idle_seconds": "30",
+    "leases.duration_seconds": "50",
+    "jobs.<name>.interval_seconds": "77",
+    "jobs.<name>.lock_timeout_seconds": "88",
+    "jobs.<name>.paused": "true",
+}
+JOB = "prune"
+
+
+def seconds_between(session: Json, field: str) -> float:
+    start, end = (datetime.fromisoformat(session[name]) for name in ("sessionStartUtc", field))
+    return (end - start).total_seconds()
+
+
+async def observe_sessions(clients: Streaming) -> dict[str, object]:
+    async def opened(**fields: int) -> Json:
+        response = await clients.http.put("/sessions", json=open_body(**fields))
+        assert response.status_code == 201, response.text
+        return response.json()  # type: ignore[no-any-return]
+
+    by_default = await opened()
+    return {
+        "sessions.term_days": seconds_between(by_default, "sessionEndUtc"),
+        "sessions.lease_seconds": seconds_between(await opened(idleSeconds=2_592_000), "leaseExpiresAt"),
+        "sessions.idle_seconds": seconds_between(await opened(leaseSeconds=86_400), "leaseExpiresAt"),
+        "sessions.heartbeat_seconds": by_default["heartbeatInterval"],
+    }
+
+
+async def observe_streams(local: LocalService, clients: Streaming) -> dict[str, object]:
+    observed: dict[str, object] = {}
+    for name, other in (("lease", "idleSeconds"), ("idle", "leaseSeconds")):
+        client, session = await clients.open(**{other: 86_400})
+        whole = await clients.get(session["sessionId"])
+        observed[f"streams.{name}_seconds"] = round(seconds_between(whole, "leaseExpiresAt"))
+        await client.stop()
+        await eventually(lambda: not local.instance.streams._admitted)
+    client, _ = await clients.open()
+    refused = await clients.connect("/sessions/stream")
+    await refused.send(as_text({"type": "open", **request()}))
+    observed["streams.max_per_instance"] = (await refused.receive_json())["type"]
+    refused.disconnect()
+    await client.send("hello")
+    await client.send(STOP)
+    messages, _ = await client.read_to_end()
+    observed["streams.handler"] = "hello" in messages
+    await eventually(lambda: not local.instance.streams._admitted)
+    client, _ = await clients.open()
+    await client.send(MESSAGE)
+    await client.send(STOP)
+    _, observed["streams.max_message_bytes"] = await client.read_to_end()
+    return observed
+
+
+async def observe_instance(config: Config) -> dict[str, object]:
+    local = LocalService(config, Clock())
+    async with local.running(), streaming(local.port, config.prefix) as clients:
+        (job,) = [each for each in (await clients.http.get("/jobs")).json()["jobs"] if each["name"] == JOB]
+        await eventually(lambda: local.telemetry.of(LeaderAcquired) != [])
+        (lease,) = [each for each in (await local.http.get("/readyz")).json()["leases"] if each["name"] == LEASE]
+        started, ends = (datetime.fromisoformat(lease[name]) for name in ("acquiredAt", "expiresAt"))
+        return {
+            "prefix": (await local.http.get("/sessions")).status_code,
+            "leases.duration_seconds": (ends - started).total_seconds(),
+            "jobs.<name>.interval_seconds": job["intervalSeconds"],
+            "jobs.<name>.lock_timeout_seconds": job["lockTimeoutSeconds"],
+            "jobs.<name>.paused": job["paused"],
+            **await observe_sessions(clients),
+            **await observe_streams(local, clients),
+        }
+
+
+@pytest.fixture(scope="module")
+async def observed(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[list[dict[str, object]]]:
+    """What the two instances show: the defaults, and all settings changed."""
+    folder = tmp_path_factory.mktemp("effects")
+    changed = {variable_of(setting): value for setting, value in CHANGES.items()}
+    with pytest.MonkeyPatch.context() as patched:
+        patched.chdir(folder)
+        prepare_process(patched)
+        yield [
+            await observe_instance(load({"database": f"sqlite:///{folder / name}"}, environment))
+            for name, environment in (("default.db", {}), ("changed.db", changed))
+        ]
+
+
+@pytest.mark.parametrize("setting", CHANGES)
+def test_setting_changes_what_the_service_shows(setting: str, observed: list[dict[str, object]]) -> None:
+    default, changed = observed
+    assert default[setting] != changed[setting]
+
+
+# Settings that are observed on what they build.
+
+
+def variable_of(setting: str) -> str:
+    name = {"jobs": JOB, "gateways": "crm"}.get(setting.partition(".")[0], "")
+    return variable(tuple(part if part != "<name>" else name for part in setting.split(".")))
+
+
+def gateway(config: Config) -> Gateway:
+    return gateways_of(config.gateways, PayloadSources())["crm"]
+
+
+def request_headers(config: Config) -> object:
+    envelope = Envelope("id", "key", b"{}", Contract((), None, (), 1.0))
+    return gateway(config).headers(envelope, 0)
+
+
+def started(config: Config) -> list[tuple[str, int]]:
+    """The address and the port of each process that `tenure serve` would start."""
+    processes: list[tuple[str, int]] = []
+    bound: list[tuple[socket.socket, int]] = []
+
+    def bind(host: str, port: int, **options: Any) -> socket.socket:
+        # Not on `port`, which another process of this machine may be using.
+        bound.append((process.bind(host, 0, **options), port))
+        return bound[-1][0]
+
+    def start(*_: object) -> None:
+        listener, port = bound[-1]
+        processes.append((listener.getsockname()[0], port))
+
+    def spawn(supervisor: Any, *_: object) -> None:
+        start()
+        supervisor._signals = 1  # stops at once
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(workers, "bind", bind)
+        patched.setattr(workers, "announce", lambda *_: None)
+        patched.setattr(workers, "run_instance", start)
+        patched.setattr(workers.signal, "signal", lambda *_: None)
+        patched.setattr(workers.Supervisor, "_spawn", spawn)
+        workers.serve(config)
+    for listener, _ in bound:
+        listener.close()
+    return processes
+
+
+def refusal_of_instance(config: Config) -> str | None:
+    try:
+        Instance(config, Telemetry())
+    except ConfigurationError as error:
+        return str(error)
+    return None
+
+
+def board_interval(config: Config) -> float:
+    return Instance(config, Telemetry()).ensemble._watch._refresh_seconds
+
+
+def renewal_interval(config: Config) -> float:
+    ensemble = Instance(config, Telemetry()).ensemble
+    return ensemble._leaderships[LEASE]._renew_seconds
+
+
+def readers(config: Config) -> int:
+    store: Any = open_store(config.database, config.pool_size)
+    return store._readers.engine.pool.size()  # type: ignore[no-any-return]
+
+
+def usage_rules(config: Config) -> object:
+    return _cut_rules(config, gateway(config))
+
+
+SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+BASE = {"TENURE_PORT": "0", "TENURE_GATEWAYS__CRM__URL": "http://127.0.0.1/", "TENURE_GATEWAYS__CRM__SECRET": SECRET}
+ON_BUILT_OBJECTS: Mapping[str, tuple[str, Callable[[Config], object]]] = {
+    "database": ("sqlite:///other.db", lambda config: open_store(config.database, 4)._readers._file._path),  # type: ignore[attr-defined]
+    "host": ("127.0.0.2", lambda config: started(config)[0][0]),
+    "port": ("81", lambda config: started(config)[0][1]),
+    "workers": ("3", lambda config: len(started(config))),
+    "pool_size": ("4", readers),
+    "access.grace_seconds": ("5", lambda config: Instance(config, Telemetry())._authenticator._grace_seconds),
+    "streams.options": ('{"grammar": "x"}', refusal_of_instance),
+    "leases.renew_seconds": ("5", renewal_interval),
+    "leases.refresh_seconds": ("2", board_interval),
+    "usage.factors": ('{"1": 5}', usage_rules),
+    "usage.format": ("cloudevents", usage_rules),
+    "gateways.<name>.url": ("http://127.0.0.1/other", lambda config: gateway(config).url),
+    "gateways.<name>.secret": ("whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD", request_headers),
+    "gateways.<name>.previous_secret": ("whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD", request_headers),
+    "gateways.<name>.headers": ('{"x-key": "1"}', request_headers),
+    "gateways.<name>.timeout_seconds": ("9", lambda config: gateway(config).contract),
+    "gateways.<name>.schedule": ("[9]", lambda config: gateway(config).contract),
+    "gateways.<name>.max_attempts": ("9", lambda config: gateway(config).contract),
+    "gateways.<name>.already_have": ("[208]", lambda config: gateway(config).contract),
+    "gateways.<name>.concurrency": ("9", lambda config: gateway(config).concurrency),
+}
+
+
+@pytest.mark.parametrize("setting", ON_BUILT_OBJECTS)
+def test_setting_changes_what_is_built(setting: str, empty_folder: Path) -> None:
+    del empty_folder
+    value, observe = ON_BUILT_OBJECTS[setting]
+    assert observe(load({}, BASE)) != observe(load({}, BASE | {variable_of(setting): value}))
+
+
+def test_acquire_seconds_shortens_the_board_interval() -> None:
+    slow = {"TENURE_LEASES__REFRESH_SECONDS": "10"}
+    intervals = [board_interval(load({}, slow | more)) for more in ({}, {"TENURE_LEASES__ACQUIRE_SECONDS": "3"})]
+    assert intervals == [10, 3]
+
+
+def test_insecure_allows_every_address(empty_folder: Path) -> None:
+    del empty_folder
+    everywhere = BASE | {"TENURE_HOST": "0.0.0.0"}
+    with pytest.raises(ConfigurationError):
+        started(load({}, everywhere))
+    assert started(load({}, everywhere | {"TENURE_INSECURE": "true"}))[0][0] == "0.0.0.0"
+
+
+def test_start_without_usage_gateway_logs_one_warning() -> None:
+    with_usages = BASE | {"TENURE_GATEWAYS__USAGES__URL": "http://127.0.0.1/"}
+    for environment, expected in ((BASE, 1), (BASE | {"TENURE_WORKERS": "3"}, 1), (with_usages, 0)):
+        with capture_logs() as logs:
+            started(load({}, environment))
+        warnings = [line for line in logs if line["event"] == "usage.no_gateway"]
+        assert [line["log_level"] for line in warnings] == ["warning"] * expected
+
+
+IN_OWN_TESTS = {
+    "leases.acquire_seconds",
+    "insecure",
+    # In tests/edge/test_limits.py.
+    "http.max_connections",
+    "http.max_header_bytes",
+    "http.max_headers",
+    "http.head_seconds",
+    "http.body_seconds",
+    "http.idle_seconds",
+    "http.max_unfinished_bytes",
+    # In tests/edge/test_origins.py.
+    "http.allowed_hosts",
+    "http.allowed_origins",
+}
+
+
+def test_every_setting_has_an_observation() -> None:
+    assert {dotted(path) for path in paths()} == {*CHANGES, *ON_BUILT_OBJECTS, *IN_OWN_TESTS}
+
+
+def test_section_of_a_job_that_does_not_exist_is_refused(empty_folder: Path) -> None:
+    del empty_folder
+    config = load({}, {"TENURE_JOBS__SEND_INVOICES__PAUSED": "true"})
+    assert refusal_of_instance(config) == (
+        "jobs.send-invoices: this job does not exist; the jobs are emit-usage, expire-sessions, prune"
+    )

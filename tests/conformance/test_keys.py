@@ -1,0 +1,264 @@
+"""API keys and the audit log, on every engine."""
+
+import asyncio
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from tenure.domain.audit_log import Actor, AuditFilter, AuditPosition
+from tenure.domain.keys import CreateKeyOutcome, CreateKeyResult, KeysVersion, Role, StoredKey, new_api_key
+from tenure.domain.leases import Fence
+from tenure.errors import IdTaken
+from tenure.store.limits import AUDIT_LOG_KEPT, BATCH_MAX
+from tests.support.databases import Database
+from tests.support.keys import OPERATOR, create_key, new_key
+from tests.support.leases import MICROSECOND, all_tables, hold_lease, insert_row, read_table, sibling_store
+from tests.support.open_requests import NOON, some_id
+
+pytestmark = pytest.mark.usefixtures("noon")
+
+SECOND = timedelta(seconds=1)
+DAY = timedelta(days=1)
+ALL = AuditFilter()
+
+
+async def version(database: Database) -> int:
+    return (await database.store.read_keys_version()).version
+
+
+async def actions(database: Database) -> list[tuple[str, str]]:
+    return [(entry.action, entry.target) for entry in await database.store.list_audit_log(ALL, None, 99)]
+
+
+async def test_create_key__stores_all_fields(database: Database) -> None:
+    tenant = some_id()
+    new = new_key(role=Role.READER, name="Dash board", tenant_object_id=tenant, expires_at=NOON + DAY)
+    result = await database.store.create_key(new, OPERATOR)
+    expected = StoredKey(
+        public_id=new.public_id,
+        name="Dash board",
+        role="reader",
+        tenant_object_id=tenant,
+        digest=new.digest,
+        created_at=NOON,
+        created_by=OPERATOR.subject,
+        expires_at=NOON + DAY,
+        last_used_at=None,
+        revoked_at=None,
+    )
+    assert result == CreateKeyResult(CreateKeyOutcome.CREATED, expected)
+    assert await database.store.find_key(new.public_id) == expected
+
+
+async def test_create_key__increases_version_and_writes_one_audit_entry(database: Database) -> None:
+    key = await create_key(database.store)
+    assert await version(database) == 1
+    (entry,) = await database.store.list_audit_log(ALL, None, 9)
+    assert (entry.at, entry.subject, entry.name, entry.request_id) == (NOON, "4fJ0aQz81LmN", "console", "request-7")
+    assert (entry.action, entry.target, entry.detail) == ("key.created", key.public_id, "client web")
+
+
+async def test_create_key__changes_nothing_when_repeated_after_lost_answer(database: Database) -> None:
+    new = new_key()
+    first = await database.store.create_key(new, OPERATOR)
+    await database.clock.set(NOON + SECOND)
+    before = await all_tables(database)
+    assert await database.store.create_key(new, OPERATOR) == first
+    assert await all_tables(database) == before
+
+
+async def test_create_key__recognises_its_key_although_name_has_two_live_keys(database: Database) -> None:
+    first, second = new_key(), new_key()
+    for new in (first, second, first):
+        assert (await database.store.create_key(new, OPERATOR)).outcome is CreateKeyOutcome.CREATED
+    assert await version(database) == 2
+
+
+async def test_create_key__refuses_third_live_key_of_name_and_writes_nothing(database: Database) -> None:
+    for _ in range(2):
+        await create_key(database.store)
+    before = await all_tables(database)
+    refused = await database.store.create_key(new_key(), OPERATOR)
+    assert refused == CreateKeyResult(CreateKeyOutcome.NAME_TAKEN)
+    assert await all_tables(database) == before
+    await create_key(database.store, name="Web")
+
+
+async def test_create_key__counts_only_live_keys_of_name(database: Database) -> None:
+    await database.store.revoke_key((await create_key(database.store)).public_id, OPERATOR)
+    await create_key(database.store, expires_at=NOON + SECOND)
+    await create_key(database.store)
+    await database.clock.set(NOON + SECOND)
+    await create_key(database.store)
+    assert (await database.store.create_key(new_key(), OPERATOR)).outcome is CreateKeyOutcome.NAME_TAKEN
+
+
+async def test_create_key__creates_two_of_ten_concurrent_keys_with_same_name(database: Database) -> None:
+    stores = [sibling_store(database) for _ in range(3)]
+    results = await asyncio.gather(
+        *(stores[number % 3].create_key(new_key(), OPERATOR) for number in range(10)),
+    )
+    for store in stores:
+        await store.close()
+    assert [result.outcome for result in results].count(CreateKeyOutcome.CREATED) == 2
+    assert (await version(database), len(await actions(database))) == (2, 2)
+
+
+async def test_create_key__lets_other_keys_of_name_expire(database: Database) -> None:
+    old = await create_key(database.store)
+    other_name = await create_key(database.store, name="batch")
+    new = await create_key(database.store, others_expire_at=NOON + DAY)
+    found = {key.public_id: key.expires_at for key in await database.store.list_keys(None, None, 9)}
+    assert found == {old.public_id: NOON + DAY, other_name.public_id: None, new.public_id: None}
+    latest = (await database.store.list_audit_log(AuditFilter(target=new.public_id), None, 1))[0]
+    assert latest.detail == "client web; other keys with this name expire at 2041-03-02T12:00:00.123456Z"
+
+
+async def test_create_key__never_lets_another_key_expire_later(database: Database) -> None:
+    old = await create_key(database.store, expires_at=NOON + SECOND)
+    await create_key(database.store, others_expire_at=NOON + DAY)
+    found = await database.store.find_key(old.public_id)
+    assert found == old
+
+
+async def test_create_key__raises_when_another_key_has_public_id(database: Database) -> None:
+    new = new_key()
+    await database.store.create_key(new, OPERATOR)
+    with pytest.raises(IdTaken):
+        await database.store.create_key(replace(new, digest=b"9" * 32), OPERATOR)
+    assert await version(database) == 1
+
+
+async def test_revoke_key__sets_revoked_at_once(database: Database) -> None:
+    key = await create_key(database.store)
+    await database.clock.set(NOON + SECOND)
+    revoked = await database.store.revoke_key(key.public_id, OPERATOR)
+    assert revoked == replace(key, revoked_at=NOON + SECOND)
+    await database.clock.set(NOON + 2 * SECOND)
+    before = await all_tables(database)
+    assert await database.store.revoke_key(key.public_id, OPERATOR) == revoked
+    assert await all_tables(database) == before
+
+
+async def test_revoke_key__increases_version_and_writes_one_audit_entry(database: Database) -> None:
+    key = await create_key(database.store)
+    await database.clock.set(NOON + SECOND)
+    await database.store.revoke_key(key.public_id, Actor("cli:root@host", "cli:root@host"))
+    assert await version(database) == 2
+    assert await actions(database) == [("key.revoked", key.public_id), ("key.created", key.public_id)]
+    entry = (await database.store.list_audit_log(ALL, None, 1))[0]
+    assert (entry.subject, entry.request_id, entry.detail) == ("cli:root@host", None, None)
+
+
+async def test_revoke_key__returns_none_for_unknown_key(database: Database) -> None:
+    before = await all_tables(database)
+    assert await database.store.revoke_key("aaaaaaaaaaaa", OPERATOR) is None
+    assert await all_tables(database) == before
+
+
+async def test_revoke_key__changes_version_once_among_concurrent_calls(database: Database) -> None:
+    key = await create_key(database.store)
+    other = sibling_store(database)
+    found = await asyncio.gather(
+        *(store.revoke_key(key.public_id, OPERATOR) for store in (database.store, other) for _ in range(4))
+    )
+    await other.close()
+    assert {each.revoked_at for each in found if each is not None} == {NOON}
+    assert await version(database) == 2
+
+
+async def test_find_key__distinguishes_case_of_public_id(database: Database) -> None:
+    key = await create_key(database.store, public_id="aaaaaaaaaaaB")
+    assert await database.store.find_key("aaaaaaaaaaab") is None
+    assert await database.store.find_key("aaaaaaaaaaaB") == key
+
+
+async def test_list_keys__returns_all_keys_in_pages(database: Database) -> None:
+    made = {(await create_key(database.store, name=f"name {number}")).public_id for number in range(5)}
+    first = await database.store.list_keys(None, None, 3)
+    rest = await database.store.list_keys(None, first[-1].public_id, 3)
+    assert (len(first), len(rest)) == (3, 2)
+    assert {key.public_id for key in (*first, *rest)} == made
+
+
+async def test_list_keys__filters_by_name_and_includes_revoked_keys(database: Database) -> None:
+    mine = await create_key(database.store)
+    await create_key(database.store, name="WEB")
+    await database.store.revoke_key(mine.public_id, OPERATOR)
+    assert [key.public_id for key in await database.store.list_keys("web", None, 9)] == [mine.public_id]
+
+
+async def test_read_keys_version__is_zero_before_first_key(database: Database) -> None:
+    assert await database.store.read_keys_version() == KeysVersion(0, NOON)
+
+
+async def test_read_keys_version__stays_positive_after_last_key_is_revoked(database: Database) -> None:
+    await database.store.revoke_key((await create_key(database.store)).public_id, OPERATOR)
+    assert await version(database) == 2
+
+
+async def test_touch_keys__moves_last_use_only_forward_and_not_past_clock(database: Database) -> None:
+    key = (await create_key(database.store)).public_id
+    uses = [(NOON - 5 * SECOND, NOON - 5 * SECOND), (NOON - 9 * SECOND, NOON - 5 * SECOND), (NOON + DAY, NOON)]
+    for used_at, expected in uses:
+        await database.store.touch_keys({key: used_at, "aaaaaaaaaaaa": used_at})
+        found = await database.store.find_key(key)
+        assert found is not None
+        assert found.last_used_at == expected
+
+
+async def test_touch_keys__changes_neither_version_nor_audit_log(database: Database) -> None:
+    keys = [(await create_key(database.store, name=f"name {number}")).public_id for number in range(3)]
+    before = await version(database), await actions(database)
+    await database.store.touch_keys(dict.fromkeys(keys, NOON))
+    assert (await version(database), await actions(database)) == before
+    assert [key.last_used_at for key in await database.store.list_keys(None, None, 9)] == [NOON] * 3
+
+
+async def test_touch_keys__takes_empty_and_full_batch(database: Database) -> None:
+    await database.store.touch_keys({})
+    await database.store.touch_keys({new_api_key(Role.CLIENT).public_id: NOON for _ in range(BATCH_MAX)})
+
+
+async def put_entry(database: Database, **values: Any) -> str:
+    entry_id = some_id()
+    row = {"at": NOON, "subject": "one", "name": "web", "action": "key.created", "target": "a", **values}
+    await insert_row(database, "audit_log", entry_id=entry_id, **row)
+    return entry_id
+
+
+async def test_list_audit_log__returns_newest_entries_first_in_pages(database: Database) -> None:
+    """Entries of one instant are in the order of the database, which on SQL Server is not the order of the text."""
+    made = [await put_entry(database, at=NOON + number // 2 * SECOND) for number in range(6)]
+    found = await database.store.list_audit_log(ALL, None, 2)
+    while len(found) < 6:
+        last = AuditPosition(found[-1].at, found[-1].entry_id)
+        found = [*found, *await database.store.list_audit_log(ALL, last, 2)]
+    assert [entry.at for entry in found] == [NOON + number // 2 * SECOND for number in reversed(range(6))]
+    assert sorted(entry.entry_id for entry in found) == sorted(made)
+
+
+async def test_list_audit_log__applies_each_filter(database: Database) -> None:
+    wanted = await put_entry(database, subject="two", action="key.revoked", target="b", at=NOON + SECOND)
+    await put_entry(database)
+    await put_entry(database, subject="Two", target="B", at=NOON + DAY)
+    for criteria in (
+        AuditFilter(subject="two"),
+        AuditFilter(action="key.revoked"),
+        AuditFilter(target="b"),
+        AuditFilter(from_at=NOON + SECOND, to_at=NOON + DAY),
+    ):
+        found = await database.store.list_audit_log(criteria, None, 9)
+        assert [entry.entry_id for entry in found] == [wanted], criteria
+
+
+async def test_prune__keeps_audit_entries_for_400_days(database: Database) -> None:
+    old = NOON - AUDIT_LOG_KEPT
+    for at in (old - DAY, old - MICROSECOND, old, old + MICROSECOND):
+        await put_entry(database, at=at)
+    fence: Fence = await hold_lease(database.store, "job:prune")
+    assert [(await database.store.prune(fence, 1)).audit_log for _ in range(3)] == [1, 1, 0]
+    kept = await read_table(database, "audit_log")
+    assert sorted(row["at"] for row in kept) == [old, old + MICROSECOND]

@@ -1,0 +1,98 @@
+"""A well-behaved neighbour of hostile clients: `python -m tests.edge.neighbour PORT CONTROL_PORT PID`.
+
+It sends the same requests to an instance that is attacked and to one that is not, at the same time, and compares. So a
+machine that is busy with other work does not count. It stops when its standard input is closed, and prints what it saw
+as JSON.
+"""
+
+import contextlib
+import json
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPConnection, HTTPException
+from uuid import uuid4
+
+import msgspec
+import psutil
+
+PAUSE_SECONDS = 0.05
+TIMEOUT_SECONDS = 20.0
+
+
+class Seen(msgspec.Struct):
+    answers: int = 0
+    slowest: float = 0.0
+    """The slowest answer of the attacked instance, in seconds more than the other instance took at the same time."""
+    wrong: list[str] = []
+    memory: int = 0
+    most_memory: int = 0
+
+
+class Client:
+    """Keeps a connection, and opens a new one if the instance has closed it."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._connection = HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_SECONDS)
+
+    def request(self, kind: int) -> tuple[float, str]:
+        began = time.monotonic()
+        try:
+            answer = self._send(kind)
+        except (OSError, HTTPException):
+            self._connection.close()
+            try:
+                answer = self._send(kind)
+            except (OSError, HTTPException) as error:
+                answer = repr(error)
+        if kind == 0:
+            self._connection.close()
+        return time.monotonic() - began, answer
+
+    def _send(self, kind: int) -> str:
+        if kind == 1:
+            ids = {name: str(uuid4()) for name in ("userObjectId", "tenantObjectId", "capacityId")}
+            body = json.dumps({**ids, "sessionKind": 1})
+            self._connection.request("PUT", "/sessions", body, {"Content-Type": "application/json"})
+        else:
+            self._connection.request("GET", "/healthz" if kind == 0 else "/readyz")
+        response = self._connection.getresponse()
+        content = response.read()
+        return "" if response.status in (200, 201) else f"{response.status} {content!r}"
+
+
+def watch(port: int, control_port: int, process: psutil.Process, stopped: threading.Event) -> Seen:
+    attacked, control = Client(port), Client(control_port)
+    seen = Seen()
+    with ThreadPoolExecutor(1) as other:
+        while not stopped.wait(PAUSE_SECONDS):
+            kind = seen.answers % 3
+            comparing = other.submit(control.request, kind)
+            took, wrong = attacked.request(kind)
+            seen.slowest = max(seen.slowest, took - comparing.result()[0])
+            if wrong:
+                seen.wrong.append(wrong)
+            with contextlib.suppress(psutil.Error):
+                memory = process.memory_info().rss
+                seen.memory = seen.memory or memory
+                seen.most_memory = max(seen.most_memory, memory)
+            seen.answers += 1
+    return seen
+
+
+def main() -> None:
+    port, control_port, pid = map(int, sys.argv[1:])
+    stopped = threading.Event()
+
+    def wait_for_stop() -> None:
+        sys.stdin.read()
+        stopped.set()
+
+    threading.Thread(target=wait_for_stop, daemon=True).start()
+    sys.stdout.buffer.write(msgspec.json.encode(watch(port, control_port, psutil.Process(pid), stopped)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,257 @@
+"""Every list answers from an index, whatever its filters: a page of a million rows reads few of them."""
+
+import hashlib
+import itertools
+import re
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import pytest
+from sqlalchemy import Connection, event
+from sqlalchemy.dialects import postgresql
+
+from tenure.clock import from_microseconds
+from tenure.domain.sessions import Position, SessionFilter
+from tenure.domain.submissions import SubmissionFilter, SubmissionState
+from tenure.domain.usage import GroupBy, UsageFilter, UsageSumQuery
+from tenure.store.engines import open_store
+from tenure.store.limits import SCAN_MAX
+from tenure.store.reads import capacities, intervals, leases, session_list, submissions, usage
+from tests.support.databases import POOL_SIZE, Database
+from tests.support.open_requests import some_id
+
+LIMIT = 101
+DIRECT_MAX = 2_000
+"""The buffers that a page may read if an index checks its filter: a few for each session on it, and for each range."""
+SCANNED_MAX = 2 * SCAN_MAX + 6_000
+"""The buffers that any page may read: one for each entry of live and of closed sessions, and those of the entries. A
+scan of the table would read at least 30 000, and one of an index with its rows, several hundred thousand."""
+
+
+def hashed(text: str) -> str:
+    return str(UUID(hashlib.md5(text.encode()).hexdigest()))
+
+
+Values = Mapping[str, Iterable[Any]]
+VALUES: Values = {
+    "user": [hashed("u500001"), some_id()],
+    "tenant": [hashed("t0"), hashed("t7"), some_id()],
+    "capacity": [hashed("c0"), hashed("c7"), some_id()],
+    "kind": [1, 3],
+    "state": ["created", "active", "closing", "closed"],
+    "active": [True, False],
+    "close_reason": ["TERMINATED", "EVICTED", "EXPIRED"],
+}
+DIRECT = [
+    *({name: value} for name, values in VALUES.items() if name != "state" for value in values),
+    *({"state": state} for state in ("closing", "closed")),
+    *({"kind": 3, "close_reason": reason, "active": False} for reason in VALUES["close_reason"]),
+    *({name: hashed(f"{name[0]}0"), "active": active} for name in ("tenant", "capacity") for active in (True, False)),
+    {},
+]
+"""Filters that an index checks completely."""
+
+
+def pairs(values: Values) -> list[dict[str, Any]]:
+    """Each filter alone and each pair of filters, with all combinations of their values."""
+    chosen = [names for size in (0, 1, 2) for names in itertools.combinations(values, size)]
+    return [
+        dict(zip(names, given, strict=True))
+        for names in chosen
+        for given in itertools.product(*(values[name] for name in names))
+    ]
+
+
+class CountingConnection:
+    """Executes statements on PostgreSQL, and adds up the buffers that they access."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self.buffers = 0
+        self.plans: list[str] = []
+
+    def execute(self, statement: Any) -> Any:
+        dialect: Any = postgresql.asyncpg.dialect()
+        text = str(statement.compile(dialect=dialect, compile_kwargs={"literal_binds": True}))
+        explained = self._connection.exec_driver_sql(f"EXPLAIN (ANALYZE, BUFFERS, COSTS OFF, TIMING OFF) {text}")
+        plan = "\n".join(row[0] for row in explained)
+        accessed = re.search(r"Buffers: shared (.*)", plan.partition("Planning")[0])
+        self.buffers += sum(map(int, re.findall(r"(?:hit|read)=(\d+)", accessed[1]))) if accessed else 0
+        self.plans.append(plan)
+        return self._connection.execute(statement)
+
+
+async def counted(url: str, reads: Iterable[tuple[Any, Callable[[Any], Any]]]) -> dict[str, tuple[int, str]]:
+    """The buffers and plans of each read, by its name."""
+    store: Any = open_store(url, POOL_SIZE)
+    found = {}
+
+    def count(connection: Connection, read: Callable[[Any], Any]) -> tuple[int, str]:
+        counting = CountingConnection(connection)
+        read(counting)
+        return counting.buffers, "\n".join(counting.plans)
+
+    for name, read in reads:
+        found[str(name)] = await store._read_long(lambda connection, read=read: count(connection, read))
+    await store.close()
+    return found
+
+
+def exceeding(found: Mapping[str, tuple[int, str]], limit: int) -> dict[str, tuple[int, str]]:
+    return {name: each for name, each in found.items() if each[0] > limit}
+
+
+def session_reads(filters: Iterable[Mapping[str, Any]], middle: datetime) -> Iterable[tuple[Any, Callable[[Any], Any]]]:
+    """The first page and one from the middle, for each filter."""
+    for criteria, after in itertools.product(filters, (None, Position(middle, some_id()))):
+        yield (
+            (criteria, after),
+            lambda connection, criteria=criteria, after=after: session_list.list_sessions(
+                connection, SessionFilter(**criteria), after, LIMIT
+            ),
+        )
+
+
+MIDDLE = datetime.now(UTC) - timedelta(days=17)
+
+
+@pytest.mark.slow
+async def test_postgresql_lists_sessions_of_every_pair_of_filters_from_indexes(postgres_million: str) -> None:
+    found = await counted(postgres_million, session_reads(pairs(VALUES), MIDDLE))
+    assert exceeding(found, SCANNED_MAX) == {}
+    assert len(found) > 300
+
+
+@pytest.mark.slow
+async def test_postgresql_lists_sessions_without_scan_if_an_index_checks_the_filter(postgres_million: str) -> None:
+    found = await counted(postgres_million, session_reads(DIRECT, MIDDLE))
+    assert exceeding(found, DIRECT_MAX) == {}
+
+
+GATEWAYS = ["gateway 3", "gateway old", "unknown"]
+
+
+@pytest.mark.slow
+async def test_postgresql_lists_submissions_of_every_pair_of_filters_from_indexes(postgres_million: str) -> None:
+    reads = [
+        (
+            (criteria, before),
+            lambda connection, criteria=criteria, before=before: submissions.list_submissions(
+                connection, SubmissionFilter(**criteria), before, LIMIT
+            ),
+        )
+        for criteria in pairs({"gateway": GATEWAYS, "state": [*SubmissionState]})
+        for before in (None, "00000007-a120-7000-8000-000000000000")
+    ]
+    assert exceeding(await counted(postgres_million, reads), DIRECT_MAX) == {}
+
+
+@pytest.mark.slow
+async def test_postgresql_lists_windows_capacities_leases_jobs_and_runs_from_indexes(postgres_million: str) -> None:
+    tenants = (None, hashed("t0"), hashed("t7"), some_id())
+    reads: list[tuple[Any, Callable[[Any], Any]]] = [
+        ("windows", lambda connection: usage.list_windows(connection, None, LIMIT)),
+        ("older windows", lambda connection: usage.list_windows(connection, 500, LIMIT)),
+        ("leases", lambda connection: leases.list_leases(connection, "m", LIMIT)),
+        ("jobs", lambda connection: leases.list_jobs(connection, "m", LIMIT)),
+        ("runs", lambda connection: leases.list_runs(connection, "tidy", 500, LIMIT)),
+        *(
+            (
+                f"capacities of {tenant}",
+                lambda connection, tenant=tenant: capacities.list_capacities(connection, tenant, None, LIMIT),
+            )
+            for tenant in tenants
+        ),
+    ]
+    assert exceeding(await counted(postgres_million, reads), DIRECT_MAX) == {}
+
+
+@pytest.mark.slow
+async def test_postgresql_sums_usage_of_filter_without_reading_other_sessions(postgres_million: str) -> None:
+    """The tenant has 1000 sessions, the capacity 200, the user one. Each session takes a buffer, and its entry some."""
+    now = datetime.now(UTC)
+
+    def total(**criteria: str) -> tuple[Any, Callable[[Any], Any]]:
+        sum_query = UsageSumQuery(
+            from_at=now - timedelta(days=30),
+            to_at=now,
+            criteria=UsageFilter(**criteria),
+            group_by=GroupBy.KIND,
+            factors=(1, 2, 3),
+        )
+        return criteria, lambda connection: intervals.sum_usage(connection, sum_query, None, LIMIT)
+
+    reads = [
+        total(tenant=hashed("t7")),
+        total(capacity=hashed("c7")),
+        total(user=hashed("u7")),
+        total(tenant=some_id()),
+    ]
+    assert exceeding(await counted(postgres_million, reads), 2 * DIRECT_MAX) == {}
+
+
+SQLITE_VALUES: Values = {
+    "user": ["0007a121-0000-4000-8000-00000000000b"],
+    "tenant": ["00000000-0000-4000-8000-00000000000a", some_id()],
+    "capacity": ["00000000-0000-4000-8000-00000000000c"],
+    "kind": [3],
+    "state": ["created", "closing", "closed"],
+    "active": [True, False],
+    "close_reason": ["EVICTED", "EXPIRED"],
+}
+OF_LIST = re.compile(
+    r"SEARCH sessions USING (COVERING )?INDEX "
+    r"(sessions_(live_capacity|live_tenant|live_kind|closed_user|closed_capacity|closed_tenant|closed_reason) \(\w+=\?"
+    r"|sessions_live_key \(user_object_id=\?|sessions_check_at \(check_at<\?"
+    r"|sqlite_autoindex_sessions_1 \(session_id=\?)"
+    r"|(SCAN|SEARCH) sessions USING INDEX sessions_closing"
+)
+
+
+async def test_sqlite_lists_sessions_of_every_pair_of_filters_from_indexes(sqlite_file: Database) -> None:
+    """Each search is by a column of the filter. The few sessions that are closing are read completely."""
+    lines = await _sqlite_lines(
+        sqlite_file,
+        [
+            sqlite_file.store.list_sessions(SessionFilter(**criteria), after, LIMIT)
+            for criteria in pairs(SQLITE_VALUES)
+            for after in (None, Position(from_microseconds(500_000_000), some_id()))
+        ],
+    )
+    reads = {line for line in lines if " sessions" in line and "json_each" not in line}
+    assert {line for line in reads if not OF_LIST.match(line)} == set()
+    assert len(reads) > 10
+
+
+async def test_sqlite_lists_submissions_and_capacities_from_indexes(sqlite_file: Database) -> None:
+    store = sqlite_file.store
+    filters = pairs({"gateway": ["gateway old"], "state": ["pending", "delivered"]})[1:]
+    calls = [store.list_submissions(SubmissionFilter(**criteria), some_id(), LIMIT) for criteria in filters]
+    lines = await _sqlite_lines(sqlite_file, [*calls, store.list_capacities(some_id(), None, LIMIT)])
+    reads = {line for line in lines if re.search(r" (submissions|capacities)( |$)", line)}
+    allowed = r"SEARCH submissions USING INDEX (submissions_(state|gateway)|sqlite_autoindex_submissions_1) \(.*"
+    allowed += r"|SEARCH capacities USING (COVERING )?INDEX capacities_tenant \(tenant_object_id>\? AND .*"
+    assert {line for line in reads if not re.fullmatch(allowed, line)} == set()
+
+
+async def _sqlite_lines(database: Database, calls: Iterable[Any]) -> set[str]:
+    """The lines of the plans of all statements that the calls execute."""
+    sent: dict[str, Any] = {}
+
+    def note(_connection: Any, _cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
+        sent[statement] = parameters
+
+    engine = database.store._readers.engine  # type: ignore[attr-defined]
+    event.listen(engine, "before_cursor_execute", note)
+    for call in calls:
+        await call
+    event.remove(engine, "before_cursor_execute", note)
+    with engine.connect() as connection:
+        return {
+            row[3]
+            for statement, parameters in sent.items()
+            if statement.startswith("SELECT")
+            for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters)
+        }

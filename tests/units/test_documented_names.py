@@ -1,0 +1,202 @@
+"""Every route, command, flag, variable, section and event that a document names exists.
+
+The documents are the pages in Markdown, the OpenAPI document and the help texts of the commands. `CHANGELOG.md` is left
+out: it names what was removed or refused, too. Other tests check the opposite direction: that all of these are
+documented.
+"""
+
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+
+from tenure.app import Instance
+from tenure.cli.main import app
+from tenure.config import Config
+from tenure.config.schema import dotted, entries_of, is_single, settings_in, variable
+from tenure.telemetry.events import SessionClosed, Telemetry, all_events
+from tenure.usage.rendering import UsagePayloads
+
+ROOT = Path(__file__).parents[2]
+PAGES = [path for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")] if path.name != "CHANGELOG.md"]
+RECEIVER_ROUTES = ("/_faults",)
+EXAMPLE_PREFIXES = ("/api/v3", "/v1")
+NOT_SETTINGS = re.compile(r"TENURE_(CONFIG|URL|KEY|TEST_.*|SERVICE_.*|PORT_8080_.*)?")
+NOT_EVENTS = ("lease.fence",)
+"""Attributes of Python objects that look like the names of events."""
+OF_EXAMPLE_SCRIPT = ("--kind", "--realtime")
+
+
+@cache
+def routes() -> list[tuple[str, list[str]]]:
+    table = Instance(Config(), Telemetry()).pipeline.table
+    return [(route.method, route.path.split("/")) for route in table]
+
+
+@cache
+def commands() -> dict[str, set[str]]:
+    """The flags of every command, by its words."""
+    found: dict[str, set[str]] = {}
+
+    def walk(command: Any, words: tuple[str, ...]) -> None:
+        shown = [parameter for parameter in command.params if not getattr(parameter, "hidden", False)]
+        found[" ".join(words)] = {flag for parameter in shown for flag in parameter.opts} | {"--help"}
+        for name, inner in getattr(command, "commands", {}).items():
+            walk(inner, (*words, name))
+
+    walk(typer.main.get_command(app), ())
+    return found
+
+
+@cache
+def settings() -> dict[str, Any]:
+    """Every setting and section by its dotted name; a name that the user chooses is `<name>`."""
+
+    def walk(kind: Any, path: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
+        yield dotted(path), kind
+        if not is_single(kind):
+            entries = entries_of(kind)
+            for name, member in ({"<name>": entries.values} if entries else settings_in(kind)).items():
+                yield from walk(member, (*path, name))
+
+    return dict(walk(Config, ()))
+
+
+@cache
+def events() -> set[str]:
+    own_names = {*SessionClosed.log_names.values(), f"{UsagePayloads.name}.withheld"}
+    return own_names | {kind.name for kind in all_events()}
+
+
+# Each check yields a name that does not exist.
+
+
+def unknown_route(text: str) -> Iterator[str]:
+    found = re.fullmatch(r"(?:(GET|HEAD|PUT|POST|PATCH|DELETE|WS) )?(/[\w/{}.-]*)(?:\?.*)?", text)
+    if found is None or found[2] in (*EXAMPLE_PREFIXES, *RECEIVER_ROUTES):
+        return
+    method, path = found.groups()
+    for prefix in EXAMPLE_PREFIXES:
+        path = path.removeprefix(prefix)
+    if not any(method in (None, "HEAD", known) and _is_same(path.split("/"), parts) for known, parts in routes()):
+        yield text
+
+
+def _is_same(path: list[str], route: list[str]) -> bool:
+    return len(path) == len(route) and all(
+        one.startswith("{") if other.startswith("{") else one == other for one, other in zip(path, route, strict=True)
+    )
+
+
+def unknown_command(text: str) -> Iterator[str]:
+    if not text.startswith("tenure ") or " COMMAND " in text:
+        return
+    words = text.removeprefix("tenure ").split()
+    name = next((name for count in (2, 1) if (name := " ".join(words[:count])) in commands()), "")
+    flags = {word.strip("[]") for word in words if word.strip("[]").startswith("--")}
+    rest = words[len(name.split()) :]
+    # A word that is not a flag can be the value of a flag, but not the first one after a group of commands.
+    is_group = any(other.startswith(f"{name} ".lstrip()) and other != name for other in commands())
+    if (is_group and rest and not rest[0].strip("[]").startswith("--")) or flags - commands()[name]:
+        yield text
+
+
+def unknown_flag(text: str) -> Iterator[str]:
+    found = re.fullmatch(r"(--[a-z][a-z-]*)( \w+)?", text)
+    if found and not any(found[1] in flags for flags in commands().values()):
+        yield text
+
+
+def unknown_variable(text: str) -> Iterator[str]:
+    known = {variable(tuple(name.split("."))) for name in settings() if name}
+    for name in re.findall(r"TENURE_[A-Z0-9_<>]*", text):
+        generic = re.sub(r"(GATEWAYS|JOBS|FACTORS|HEADERS|OPTIONS)__[A-Z0-9_]+?(?=__|$)", r"\1__<NAME>", name)
+        if not NOT_SETTINGS.fullmatch(name) and generic not in known:
+            yield name
+
+
+def unknown_section(text: str) -> Iterator[str]:
+    found = re.fullmatch(r"\[([a-z]+)(?:\.([\w<>-]+))?\](?: (\w+))?", text)
+    if found:
+        section, name, setting = found.groups()
+        path = ".".join(part for part in (section, name and "<name>", setting) if part)
+        if path not in settings():
+            yield text
+
+
+def unknown_event(text: str) -> Iterator[str]:
+    found = re.fullmatch(r"([a-z]+)\.[a-z_]+", text)
+    namespaces = {name.partition(".")[0] for name in events() if "." in name}
+    if found and found[1] in namespaces and text not in {*events(), *settings(), *NOT_EVENTS}:
+        yield text
+
+
+CHECKS = (unknown_route, unknown_command, unknown_flag, unknown_variable, unknown_section, unknown_event)
+
+
+def unknown_names(text: str) -> list[str]:
+    """The names in code style, outside of code blocks, that do not exist."""
+    inline = re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+    return [name for token in inline for check in CHECKS for name in check(token)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_name_in_page_exists(page: Path) -> None:
+    allowed = OF_EXAMPLE_SCRIPT if page.name == "transcription.md" else ()
+    assert [name for name in unknown_names(page.read_text(encoding="utf-8")) if name not in allowed] == []
+
+
+def test_every_name_in_openapi_document_exists() -> None:
+    texts = [text for route in Instance(Config(), Telemetry()).pipeline.table for text in _texts(route)]
+    assert len(texts) > 40
+    assert [name for text in texts for name in unknown_names(text)] == []
+
+
+def _texts(route: Any) -> Iterator[str]:
+    yield from (text for text in (getattr(route, "summary", ""), getattr(route, "description", "")) if text)
+
+
+def test_every_name_in_help_texts_exists() -> None:
+    def texts(command: Any) -> Iterator[str]:
+        yield command.help or ""
+        yield from (parameter.help or "" for parameter in command.params)
+        for inner in getattr(command, "commands", {}).values():
+            yield from texts(inner)
+
+    assert [name for text in texts(typer.main.get_command(app)) for name in unknown_names(text)] == []
+
+
+def test_every_event_in_log_table_exists() -> None:
+    operating = (ROOT / "docs" / "operating.md").read_text(encoding="utf-8")
+    table = operating.partition("## Logs")[2].partition("\n## ")[0]
+    first_cells = re.findall(r"^\| (`.*?`) \|", table, re.MULTILINE)
+    names = {name for cell in first_cells for name in re.findall(r"`([^`]+)`", cell)}
+    assert len(names) > 30
+    assert names - events() == set()
+
+
+@pytest.mark.parametrize(
+    "missing",
+    [
+        "GET /metrics",
+        "/metrics",
+        "POST /sessions",
+        "DELETE /v1/leases",
+        "tenure doctor",
+        "tenure usage sent",
+        "tenure serve --tls-key",
+        "tenure serve --key",
+        "TENURE_OIDC__ISSUER",
+        "TENURE_SESSIONS__LEASE",
+        "[oidc]",
+        "[leases] holder",
+        "[usage.factors] unit",
+        "usage.vanished",
+    ],
+)
+def test_name_that_does_not_exist_is_found(missing: str) -> None:
+    assert unknown_names(f"See `PUT /sessions`, `tenure serve --workers n` and `{missing}`.") != []
