@@ -19,6 +19,7 @@ from tenure.access.authenticator import (
 )
 from tenure.access.caller import ANONYMOUS, Caller, CallerKind
 from tenure.domain.keys import ApiKey, KeysVersion, Role, StoredKey, new_api_key
+from tenure.domain.scope import Scope
 from tenure.errors import DatabaseUnavailable, Overloaded, Problem, Unauthenticated
 from tenure.store.limits import BATCH_MAX
 from tenure.telemetry.events import AccessKeysChanged, AccessRefreshFailed, AccessSuspended
@@ -131,7 +132,7 @@ async def test_key_identifies_caller_with_role_tenant_and_expiry(bench: Bench) -
     tenant = some_id()
     expiry = NOON + timedelta(days=1)
     key = bench.store.add(new_api_key(Role.READER), name="dash", tenant_object_id=tenant, expires_at=expiry)
-    expected = Caller(CallerKind.KEY, key.public_id, "dash", Role.READER, tenant=tenant, expires_at=expiry)
+    expected = Caller(CallerKind.KEY, key.public_id, "dash", Role.READER, Scope(tenant), expires_at=expiry)
     assert await bench.caller(key) == expected
 
 

@@ -18,6 +18,7 @@ from tenure.access.caller import Caller, CallerKind
 from tenure.access.oidc import TOKEN_MAX_CHARACTERS, OidcVerifier
 from tenure.clock import from_microseconds
 from tenure.domain.keys import Role
+from tenure.domain.scope import Scope
 from tenure.errors import Forbidden, Unauthenticated
 from tests.support.issuers import (
     AUDIENCE,
@@ -83,7 +84,7 @@ async def test_every_asymmetric_algorithm_is_accepted(issuer: Issuer, verifier: 
     curves = [(P256, "ES256"), (P384, "ES384"), (P521, "ES512"), (ED25519, "EdDSA"), (ED25519, "Ed25519")]
     for key, alg in (*rsa, *curves):
         caller = await caller_of(verifier, issuer.token(key, alg))
-        assert (caller.tenant, caller.user) == (TENANT, USER), alg
+        assert (caller.scope.tenant, caller.scope.user) == (TENANT, USER), alg
 
 
 async def test_unsigned_token_is_refused(issuer: Issuer, verifier: OidcVerifier) -> None:
@@ -118,7 +119,7 @@ async def test_token_with_wrong_kid_is_refused(issuer: Issuer, verifier: OidcVer
 async def test_algorithm_that_key_does_not_allow_is_refused(issuer: Issuer) -> None:
     issuer.keys = [RSAKey.import_key(RSA.as_dict() | {"alg": "RS256"}), P256]
     verifier = await issuer.loaded()
-    assert (await caller_of(verifier, issuer.token(RSA, "RS256"))).user == USER
+    assert (await caller_of(verifier, issuer.token(RSA, "RS256"))).scope.user == USER
     for token in (
         issuer.token(RSA, "RS512"),
         issuer.token(RSA, "PS256"),
@@ -162,12 +163,12 @@ async def test_critical_header_is_refused(issuer: Issuer, verifier: OidcVerifier
 
 async def test_token_without_kid_needs_exactly_one_fitting_key(issuer: Issuer, verifier: OidcVerifier) -> None:
     for token in (issuer.token(header={"kid": None}), issuer.token(P256, "ES256", {"kid": None})):
-        assert (await caller_of(verifier, token)).user == USER
+        assert (await caller_of(verifier, token)).scope.user == USER
     issuer.keys.append(OTHER_RSA)
     verifier = await issuer.loaded()
     await refusal_of(verifier, issuer.token(header={"kid": None}))
     assert len(issuer.requests) == 2
-    assert (await caller_of(verifier, issuer.token(P256, "ES256", {"kid": None}))).user == USER
+    assert (await caller_of(verifier, issuer.token(P256, "ES256", {"kid": None}))).scope.user == USER
 
 
 async def test_malformed_token_is_refused(issuer: Issuer, verifier: OidcVerifier) -> None:
@@ -190,7 +191,7 @@ async def test_signed_payload_that_is_no_object_is_refused(verifier: OidcVerifie
 
 async def test_long_token_is_refused(issuer: Issuer, verifier: OidcVerifier) -> None:
     groups = "g" * (TOKEN_MAX_CHARACTERS // 2)
-    assert (await caller_of(verifier, issuer.token(groups=groups))).user == USER
+    assert (await caller_of(verifier, issuer.token(groups=groups))).scope.user == USER
     assert "longer than" in await refusal_of(verifier, issuer.token(groups=groups * 2))
 
 
@@ -247,14 +248,14 @@ async def test_caller_has_subject_tenant_user_and_role_of_token(issuer: Issuer, 
     token = issuer.token(tid=TENANT.upper(), oid=USER.upper())
     expires_at = from_microseconds(int(START * 1_000_000)) + timedelta(seconds=3600 + LEEWAY)
     assert await caller_of(verifier, token) == Caller(
-        CallerKind.OIDC, "a-subject", "a-subject", Role.CLIENT, TENANT, USER, expires_at=expires_at
+        CallerKind.OIDC, "a-subject", "a-subject", Role.CLIENT, Scope(TENANT, USER), expires_at=expires_at
     )
 
 
 async def test_caller_is_bound_to_tenant_of_token_in_every_role(issuer: Issuer, verifier: OidcVerifier) -> None:
     for role in Role:
         caller = await caller_of(verifier, issuer.token(tid=OTHER_TENANT, roles=[role]))
-        assert (caller.role, caller.tenant) == (role, OTHER_TENANT)
+        assert (caller.role, caller.scope.tenant) == (role, OTHER_TENANT)
 
 
 async def test_token_without_tenant_is_forbidden_in_every_role(issuer: Issuer, verifier: OidcVerifier) -> None:
@@ -268,7 +269,7 @@ async def test_only_client_needs_and_is_bound_to_user(issuer: Issuer, verifier: 
     with pytest.raises(Forbidden, match="claim oid"):
         await caller_of(verifier, issuer.token(oid=None))
     for role in ("reader", "operator"):
-        assert (await caller_of(verifier, issuer.token(oid=None, roles=[role]))).user is None
+        assert (await caller_of(verifier, issuer.token(oid=None, roles=[role]))).scope.user is None
 
 
 async def test_strongest_of_several_roles_counts(issuer: Issuer, verifier: OidcVerifier) -> None:
@@ -297,7 +298,7 @@ async def test_claims_and_roles_are_configurable(issuer: Issuer) -> None:
     )
     own = {"https://claims.example/tenant": OTHER_TENANT, "uid": TENANT, "scp": "openid Tenure.Use"}
     caller = await caller_of(verifier, issuer.token(**own))
-    assert (caller.tenant, caller.user, caller.role) == (OTHER_TENANT, TENANT, Role.CLIENT)
+    assert (caller.scope.tenant, caller.scope.user, caller.role) == (OTHER_TENANT, TENANT, Role.CLIENT)
     with pytest.raises(Forbidden):
         await caller_of(verifier, issuer.token(**own | {"scp": "operator client"}))
 

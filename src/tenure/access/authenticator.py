@@ -36,6 +36,7 @@ import msgspec
 from tenure.access.caller import ANONYMOUS, Caller, CallerKind
 from tenure.clock import ServerClock, boottime, from_microseconds, to_microseconds
 from tenure.domain.keys import ApiKey, Role, StoredKey, parse_key
+from tenure.domain.scope import Scope
 from tenure.errors import DatabaseUnavailable, Overloaded, Unauthenticated
 from tenure.store.contract.keys import KeyStore
 from tenure.store.limits import BATCH_MAX
@@ -241,7 +242,7 @@ class Authenticator:
             found.public_id,
             found.name,
             Role(found.role),
-            tenant=found.tenant_object_id,
+            Scope(tenant=found.tenant_object_id),
             expires_at=found.expires_at,
         )
         return _Known(caller, None if found.expires_at is None else to_microseconds(found.expires_at), 0.0)

@@ -6,8 +6,8 @@ from enum import StrEnum
 
 import msgspec
 
-from tenure.domain.audit_log import Actor
 from tenure.domain.keys import Role
+from tenure.domain.scope import EVERYTHING, Scope
 
 
 class CallerKind(StrEnum):
@@ -25,10 +25,8 @@ class Caller(msgspec.Struct, frozen=True):
     """The name of a key; otherwise the subject. The two keys of a rotation have the same name."""
     role: Role | None
     """None for a session token, which has no role."""
-    tenant: str | None = None
-    """The tenant that the credential is bound to."""
-    user: str | None = None
-    """The only user for whom the caller may act."""
+    scope: Scope = EVERYTHING
+    """The tenant, and the user, that the credential is bound to."""
     session_id: str | None = None
     """The only session that a session token is valid for."""
     expires_at: datetime | None = None
@@ -43,8 +41,3 @@ UNIDENTIFIED = Caller(CallerKind.ANONYMOUS, "anonymous", "anonymous", None)
 
 Identify = Callable[[Sequence[tuple[bytes, bytes]]], Caller | Awaitable[Caller]]
 """Returns the caller of a request with these headers, at once if the credential was used before."""
-
-
-def actor_of(caller: Caller, request_id: str | None = None) -> Actor:
-    """Return the actor whom the audit log records for a change that this caller makes."""
-    return Actor(caller.subject, caller.name, request_id)

@@ -33,6 +33,6 @@ def authorise(caller: Caller, grants: Grants) -> None:
     """Raises `Forbidden` if the caller may not call a route with these grants, which is not public."""
     if caller.role not in grants.roles:
         raise Forbidden(f"the role {caller.role} does not allow this request")
-    if caller.tenant is not None:
+    if caller.scope.tenant is not None:
         # Requests are not narrowed to a tenant yet, so such a caller would see and change other tenants.
         raise Forbidden("credentials of one tenant are not supported yet")

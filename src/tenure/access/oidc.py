@@ -33,6 +33,7 @@ from tenure.access.caller import Caller, CallerKind
 from tenure.access.jwks import SUPPORTED, Fetch, Jwks, SigningKey
 from tenure.config import OidcConfig
 from tenure.domain.keys import Role
+from tenure.domain.scope import Scope
 from tenure.errors import Forbidden, Unauthenticated, Unavailable
 from tenure.ids import canonical_id
 from tenure.telemetry.events import Telemetry
@@ -138,8 +139,10 @@ class OidcVerifier:
             subject,
             subject,
             role,
-            tenant=_uuid(claims, self._config.tenant_claim),
-            user=_uuid(claims, self._config.user_claim) if role is Role.CLIENT else None,
+            Scope(
+                tenant=_uuid(claims, self._config.tenant_claim),
+                user=_uuid(claims, self._config.user_claim) if role is Role.CLIENT else None,
+            ),
             expires_at=expires_at,
         )
 

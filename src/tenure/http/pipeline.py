@@ -31,6 +31,7 @@ import msgspec
 
 from tenure.access.caller import UNIDENTIFIED, Caller, Identify
 from tenure.access.grants import Grants, authorise
+from tenure.domain.audit_log import Actor
 from tenure.errors import Forbidden, MethodNotAllowed, NotFound, Problem, Unauthenticated
 from tenure.http.answers import Answer, Headers, failure, refusal
 from tenure.http.decoding import (
@@ -62,6 +63,12 @@ class Call(msgspec.Struct):
     query: Any = None
     body: Any = None
     headers: Any = None
+    request_id: str | None = None
+
+    @property
+    def actor(self) -> Actor:
+        """Whom the audit log names for a change that this request makes."""
+        return Actor(self.caller.subject, self.caller.name, self.request_id)
 
 
 Respond = Callable[[Answer | Exception], None]

@@ -6,7 +6,6 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from tenure.access.caller import actor_of
 from tenure.access.grants import OPERATORS, READERS
 from tenure.domain.keys import KEY_NAME_MAX, CreateKeyOutcome, NewKey, Role, StoredKey, is_public_id, new_api_key
 from tenure.errors import FieldError, Invalid, KeyNameTaken, NotFound, TooLarge, Unavailable, UnsupportedMediaType
@@ -134,7 +133,7 @@ class KeyRoutes:
             expires_at=in_utc("expiresAt", body.expires_at),
             others_expire_at=in_utc("othersExpireAt", body.others_expire_at),
         )
-        result = await self._store.create_key(new, actor_of(call.caller))
+        result = await self._store.create_key(new, call.actor)
         if result.outcome is CreateKeyOutcome.NAME_TAKEN or result.key is None:
             raise KeyNameTaken(f"two live API keys have the name {body.name}; revoke one of them first")
         answer = CreatedKeyAnswer(key=key.text, **msgspec.structs.asdict(key_answer(result.key)))
@@ -147,7 +146,7 @@ class KeyRoutes:
 
     async def revoke(self, call: Call) -> Answer:
         public_id = call.path["publicId"]
-        key = await self._store.revoke_key(public_id, actor_of(call.caller)) if is_public_id(public_id) else None
+        key = await self._store.revoke_key(public_id, call.actor) if is_public_id(public_id) else None
         if key is None:
             raise NotFound(f"API key {public_id[:64]} does not exist")
         return Answer(key_answer(key))
