@@ -42,7 +42,7 @@ pytestmark = pytest.mark.usefixtures("noon")
 SECONDS = timedelta(seconds=1)
 MINUTE = 60 * SECOND
 TICK = datetime(2041, 3, 1, 12, 1, tzinfo=UTC)
-"""The first after noon on the grid of a minute."""
+"""The first tick after noon of a job that runs every minute."""
 IDLE = BeginRunResult(BeginRunOutcome.IDLE)
 HELD = BeginRunResult(BeginRunOutcome.HELD)
 SUCCEEDED, FAILED, ABANDONED = RunOutcome.SUCCEEDED, RunOutcome.FAILED, RunOutcome.ABANDONED
@@ -379,9 +379,9 @@ async def done_at(database: Database, instant: datetime) -> None:
 
 
 STEPPED_BACK = TICK - 600 * SECONDS + 7 * SECONDS
-"""Ten intervals back, seven seconds after a tick."""
+"""Ten intervals before TICK, and seven seconds after the tick there."""
 AGAIN = TICK - 600 * SECONDS
-"""The tick before that."""
+"""The last tick before STEPPED_BACK."""
 
 
 async def test_begin_run__begins_at_once_after_clock_step_back_of_several_intervals(tidy: Database) -> None:

@@ -162,7 +162,7 @@ async def test_open_sessions__grants_only_free_seats_to_one_batch(database: Data
     assert (await database.store.count_sessions()).active == 5
 
 
-async def test_open_sessions__handles_several_capacities_in_one_batch(database: Database) -> None:
+async def test_open_sessions__applies_rules_of_each_capacity_in_batch(database: Database) -> None:
     full, with_free_seat, foreign, free = sorted(some_id() for _ in range(4))
     await database.store.put_capacity(full, Seats(0))
     await database.store.put_capacity(with_free_seat, Seats(1))

@@ -132,7 +132,7 @@ def closed_before(seconds: int, **given: str) -> Session:
     return session_between(NOON - seconds * SECONDS, NOON - SECONDS, **given)
 
 
-async def test_list_sessions__passes_more_equal_starts_than_a_page_may_scan(
+async def test_list_sessions__pages_past_more_equal_starts_than_scan_limit(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Many sessions have the same start after the clock was stepped back."""

@@ -162,7 +162,9 @@ def chunk_of(window: Window, found: Sequence[BillableInterval]) -> Chunk:
 
 
 async def test_read_intervals__is_unchanged_by_later_session_changes(database: Database) -> None:
-    """Sessions that are upgraded, ended, evicted or swept after the window; each has a part of the next window."""
+    """Sessions that are upgraded, ended, evicted or swept after the window, when each was also live in the next
+    window.
+    """
     lease = {"lease_microseconds": (minute(2, 30) - NOON) // MICROSECOND}
     upgraded, ended, evicted, kept = [request(kind=1 + n % 2, **lease) for n in range(4)]
     for each in (upgraded, ended, evicted, kept):

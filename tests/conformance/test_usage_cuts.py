@@ -1,4 +1,4 @@
-"""Bounds and contents of windows, and that no write changes a window after its cut."""
+"""Windows have the right bounds and contents, and no write changes a window after its cut."""
 
 from datetime import datetime, timedelta
 from itertools import pairwise
@@ -334,9 +334,7 @@ async def test_cut_usage__lets_sweep_record_session_that_lapsed_before_cut(datab
 
 
 @LAPSED
-async def test_cut_usage__lets_key_of_session_that_lapsed_before_cut_reopen(
-    database: Database, later: datetime
-) -> None:
+async def test_cut_usage__allows_new_session_of_key_that_lapsed_before_cut(database: Database, later: datetime) -> None:
     one = request(lease_microseconds=(minute(4) - NOON) // MICROSECOND)
     await open_one(database.store, one)
     await cut_and_step_back(database, later)
@@ -348,7 +346,7 @@ async def test_cut_usage__lets_key_of_session_that_lapsed_before_cut_reopen(
 
 
 async def test_cut_usage__window_is_unchanged_by_later_session_changes(database: Database, later: datetime) -> None:
-    """Every write of a session, one session each."""
+    """Makes every kind of session write, each on its own session."""
     kept, ended, upgraded, evicted = [request(lease_microseconds=60 * MINUTE) for _ in range(4)]
     for one in (kept, ended, upgraded, evicted):
         await open_one(database.store, one)

@@ -241,7 +241,7 @@ async def test_prune_usage__does_not_change_sums_of_kept_windows(database: Datab
 
 
 async def test_prune_usage__limits_span_of_sums_to_retained_usage(database: Database) -> None:
-    """Pruned usage lies before the span, or the result has a later start."""
+    """If a part of the span was pruned, the result starts where the retained usage starts."""
     ended = await open_new_session(database)
     await database.clock.set(midnight(1))
     await end_one(database.store, ended.session_id, CloseReason.TERMINATED)

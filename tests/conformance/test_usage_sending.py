@@ -45,7 +45,7 @@ def with_ids(window: Window, chunks: int) -> WindowToSend:
     return WindowToSend(window.window_id, [new_id() for _ in range(chunks)])
 
 
-# What is unsent
+# Unsent windows
 
 
 async def test_list_unsent_windows__returns_divided_windows_without_contract(database: Database) -> None:
@@ -135,7 +135,7 @@ async def test_send_windows__skips_window_past_its_retention_time_and_missing_wi
     assert await all_tables(database) == before
 
 
-async def test_send_windows__skips_undivided_window_and_other_number_of_chunks(database: Database) -> None:
+async def test_send_windows__skips_undivided_sent_and_changed_windows(database: Database) -> None:
     divided = await unsent_window(database, 1, THREE)
     undivided = await cut_one(database, minute(2), contract=None)
     await save(database, undivided, THREE[:1], complete=False)

@@ -1,6 +1,6 @@
-"""The database answers, but it does not write: read only, disk full, or a synchronous standby that does not confirm.
+"""The database answers, but accepts no writes: read only, disk full, or a synchronous standby that does not confirm.
 
-Instances respond with 503 and say why, write few log lines, keep within their connections, and recover by themselves.
+Instances respond with 503 and the reason, write few log lines, stay within their pool size, and recover automatically.
 """
 
 import asyncio
@@ -41,15 +41,15 @@ BUSY = {
 }
 """Leases and jobs that are due within the test, so that the background work fails too."""
 LINES_PER_SECOND_MAX = 12
-"""Of all causes and events together."""
+"""The limit on all log lines together, whatever their event and cause."""
 RECOVERED_WITHIN_SECONDS = 10
 SMALL_POOL = 4
-"""With two connections for hot calls."""
+"""A pool of this size has two connections for hot calls."""
 UNKNOWN = Heartbeat("00000000-0000-4000-8000-000000000000", True)
 BACKENDS = "SELECT pid FROM pg_stat_activity WHERE application_name = 'tenure' AND backend_type = 'client backend'"
 
 
-async def test_read_only_server_gets_503_with_reason_and_few_log_lines(
+async def test_read_only_server_causes_503_with_reason_and_few_log_lines(
     own_postgres: PostgresServer, own_database: Database, start: Start, seed: int
 ) -> None:
     instance = start(own_database.url, **BUSY).wait_until_ready()
@@ -61,7 +61,7 @@ async def test_read_only_server_gets_503_with_reason_and_few_log_lines(
         await check_recovery(instance, exchanges)
 
 
-async def test_full_disk_gets_503_with_reason_and_few_log_lines(
+async def test_full_disk_causes_503_with_reason_and_few_log_lines(
     own_postgres: PostgresServer, start: Start, seed: int
 ) -> None:
     with small_disk(own_postgres) as folder:
@@ -77,8 +77,8 @@ async def test_full_disk_gets_503_with_reason_and_few_log_lines(
 
 
 async def check_refusals(instance: RunningInstance, exchanges: Sequence[Exchange], reason: str) -> list[Exchange]:
-    """Reads go on, writes get 503 with the reason, and so does `/readyz`. Returns what was answered meanwhile."""
-    await asyncio.sleep(1)  # the requests that were under way
+    """Reads succeed; writes and `/readyz` get 503 with the reason. Returns the exchanges of this time."""
+    await asyncio.sleep(1)  # until the requests in progress have ended
     first, lines = len(exchanges), len(instance.log().splitlines())
     readiness = []
     async with clients([instance.address], 1) as (client,):
@@ -89,7 +89,7 @@ async def check_refusals(instance: RunningInstance, exchanges: Sequence[Exchange
     answered = [one for one in exchanges[first:] if one.received_at]
     refused = [one for one in answered if one.status == 503]
     assert refused
-    # A session that exists is returned without a write, and a page of a full disk may have room for one more.
+    # An existing session is returned without a write, and a page on a full disk may have room for another row.
     assert {one.status for one in answered} <= {200, 201, 503}
     for one in [*refused, *readiness]:
         assert (one.status, one.headers.get(b"retry-after")) == (503, b"1"), one
@@ -117,7 +117,9 @@ async def check_recovery(instance: RunningInstance, exchanges: Sequence[Exchange
 async def test_pool_size_bounds_backends_while_synchronous_standby_does_not_confirm(
     own_postgres: PostgresServer, own_database: Database, start: Start, seed: int
 ) -> None:
-    """A commit waits for the standby on the server, although its client has given up. It must not be given up twice."""
+    """A commit keeps waiting on the server after its client has timed out, so a retry on a new connection adds a
+    backend.
+    """
     instance = start(own_database.url, TENURE_POOL_SIZE="10").wait_until_ready()
     counts: list[int] = []
     async with steady_load([instance.address], 32, keys=some_keys(500, seed), seed=seed) as exchanges:
@@ -127,7 +129,7 @@ async def test_pool_size_bounds_backends_while_synchronous_standby_does_not_conf
         async with settings_of(own_postgres, synchronous_standby_names="missing"):
             first = len(exchanges)
             await asyncio.sleep(STALLED_SECONDS)
-            # On another connection than the watcher's, which may be counting.
+            # Not on the connection of the watcher, which may be counting.
             visible = await own_database.rows("SELECT session_id::text FROM sessions")
         refused = [one for one in exchanges[first:] if one.status == 503]
         await check_recovery(instance, exchanges)
@@ -141,7 +143,7 @@ async def test_pool_size_bounds_backends_while_synchronous_standby_does_not_conf
     assert len({row["session_id"] for row in visible} - opened) <= 32
 
 
-async def test_answer_that_was_lost_on_the_way_does_not_occupy_its_connection_for_ever(
+async def test_connection_is_replaced_after_its_answer_was_lost(
     own_database: Database,
 ) -> None:
     await own_database.store.migrate()
@@ -159,10 +161,10 @@ async def test_answer_that_was_lost_on_the_way_does_not_occupy_its_connection_fo
             await store.close()
 
 
-async def test_call_fails_at_once_while_given_up_calls_occupy_all_connections(
+async def test_call_fails_at_once_while_timed_out_calls_occupy_all_connections(
     own_postgres: PostgresServer, own_database: Database
 ) -> None:
-    """And succeeds once the server has answered them."""
+    """Calls succeed again once the server has answered the earlier ones."""
     await own_database.store.migrate()
     store = open_store(own_database.url, SMALL_POOL)
     try:
@@ -174,7 +176,7 @@ async def test_call_fails_at_once_while_given_up_calls_occupy_all_connections(
             began = monotonic()
             with pytest.raises(DatabaseUnavailable, match="has not answered earlier requests"):
                 await store.heartbeat([UNKNOWN])
-            assert monotonic() - began < 1.5  # and not the 1.7 s that a call may wait
+            assert monotonic() - began < 1.5  # less than the 1.7 s that a call may wait
             assert store.refusing_writes == "the database has not answered earlier requests yet"
         await call_until_answered(store)
     finally:

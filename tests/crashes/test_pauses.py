@@ -56,7 +56,9 @@ async def pause(instance: RunningInstance, after_seconds: float) -> None:
 
 @pytest.mark.slow
 async def test_transaction_of_paused_owner_is_terminated_in_time(postgres_database: Database) -> None:
-    """A transaction of several round trips, as outside the hot lane, whose instance was paused before the commit."""
+    """The transaction takes several round trips, unlike those of the hot lane, and its client stops before the
+    commit.
+    """
     one = request(kind=1)
     await open_one(postgres_database.store, one)
     connection = await connect(postgres_database.url, SETTINGS)
@@ -109,7 +111,9 @@ async def test_reads_succeed_while_file_is_locked(sqlite_database: Database, sta
 async def pause_during_write(
     instance: RunningInstance, others: Sequence[Client], keys: Sequence[Key]
 ) -> list[Exchange]:
-    """Pauses the instance until it happens to hold the file: then the others get 503. Returns these responses."""
+    """Pauses the instance repeatedly, until it holds the file while it is paused and the others get 503. Returns these
+    responses.
+    """
     for attempt in range(40):
         instance.send(signal.SIGSTOP)
         responses = await asyncio.gather(*(client.open(key, 1) for client, key in zip(others, keys, strict=False)))

@@ -1,4 +1,6 @@
-"""A gateway that recovers gets what waits, in the order of acceptance, even if the leader is killed meanwhile."""
+"""A recovered gateway gets all waiting submissions in the order of acceptance, even if the leader is killed
+meanwhile.
+"""
 
 import asyncio
 from collections.abc import Callable
@@ -42,7 +44,7 @@ async def all_wait(database: Database, fleet: Fleet) -> None:
 
 
 @pytest.mark.timeout(120)
-async def test_gateway_that_recovers_gets_what_waits(database: Database, start: Start, tmp_path: Path) -> None:
+async def test_recovered_gateway_gets_all_waiting_submissions(database: Database, start: Start, tmp_path: Path) -> None:
     port = free_port()
     settings = {**LONG_LEASE, **gateways(orders={"url": f"http://127.0.0.1:{port}/", **CONTRACT})}
     fleet = await Fleet(start, database.url, settings, 1).ready()

@@ -52,10 +52,8 @@ def dropping_host() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("form", ["address", "parameters"])
-async def test_host_that_drops_packets_does_not_keep_the_next_from_being_tried(
-    own_database: Database, form: str
-) -> None:
-    """Later connections begin with the other host."""
+async def test_next_host_is_tried_when_first_host_drops_packets(own_database: Database, form: str) -> None:
+    """Later connections try the other host first."""
     with dropping_host() as first, proxy_to(own_database.url) as second:
         database = make_url(own_database.url).database or ""
         store = open_store(url_of(first.replace("/postgres", f"/{database}"), second.url, form=form), POOL_SIZE)
@@ -66,7 +64,7 @@ async def test_host_that_drops_packets_does_not_keep_the_next_from_being_tried(
             await store.close()
 
 
-async def test_every_host_is_tried_even_if_one_call_has_too_little_time(own_database: Database) -> None:
+async def test_later_calls_try_the_hosts_that_first_call_had_no_time_for(own_database: Database) -> None:
     database = make_url(own_database.url).database or ""
     with dropping_host() as first, dropping_host() as second, proxy_to(own_database.url) as third:
         hosts = [url.replace("/postgres", f"/{database}") for url in (first, second)]

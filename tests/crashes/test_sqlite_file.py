@@ -1,4 +1,4 @@
-"""The file of an SQLite database: moved away under a running instance, read only, and its mode and caches."""
+"""The file of an SQLite database: what happens if it is moved or read only, its mode, and the limits of its caches."""
 
 import asyncio
 import os
@@ -189,7 +189,7 @@ def test_existing_file_keeps_its_mode(path: Path, stores: Callable[[], SqliteSto
     assert {stat.S_IMODE(file.stat().st_mode) for file in path.parent.glob("tenure.db*")} == {0o640}
 
 
-def test_page_caches_of_all_connections_have_a_bound(stores: Callable[[], SqliteStore]) -> None:
+def test_page_caches_of_all_connections_are_bounded(stores: Callable[[], SqliteStore]) -> None:
     store = stores()
     sizes = [
         connections._cache_kib * connections.engine.pool.size()  # type: ignore[attr-defined]

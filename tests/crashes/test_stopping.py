@@ -102,8 +102,8 @@ async def test_supervisor_replaces_killed_worker_and_stops_all_workers(
 async def metrics_of_workers(supervisor: RunningInstance) -> tuple[int, int]:
     """The total in the database and the number of opened sessions, which must be the same from all workers.
 
-    A connection reaches one of them; this many connections reach all. On a busy machine, a worker may need more than a
-    second to answer the other one, so the question is repeated until both answer.
+    Each connection reaches one of the workers, and CONNECTIONS connections reach all of them. On a busy machine, a
+    worker may need more than a second to answer the other one, so the requests are repeated until both answer.
     """
     async with clients([supervisor.address], CONNECTIONS) as each, asyncio.timeout(STARTED_WITHIN_SECONDS):
         while True:

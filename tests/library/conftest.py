@@ -1,4 +1,4 @@
-"""Ensembles in one process, in the place of processes of an application that uses only leases and jobs."""
+"""Several ensembles in one process, which stand for the processes of an application that uses only leases and jobs."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack

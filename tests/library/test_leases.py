@@ -159,7 +159,7 @@ async def expires_at(database: Database) -> datetime:
 
 
 async def test_lease_is_renewed_while_in_use(join: Join, database: Database) -> None:
-    """Reads the expiry from the database: a lease short enough to wait for would be lost in a pause of the machine."""
+    """Reads the expiry instead of waiting for it, because a short lease would be lost if the machine paused."""
     ensemble, other = await join(), await join()
     async with await acquired(ensemble) as lease, asyncio.timeout(BOUND_SECONDS):
         at_first = await expires_at(database)
@@ -312,7 +312,7 @@ async def test_inner_timeout_does_not_convert_lease_loss(join: Join, database: D
         await use(lease)
 
 
-async def test_entering_lost_lease_and_its_fence_raise(join: Join, database: Database) -> None:
+async def test_lost_lease_raises_on_enter_and_when_fence_is_read(join: Join, database: Database) -> None:
     lease = await acquired(await join())
     await database.store.resign_lease("import")
     async with asyncio.timeout(BOUND_SECONDS):

@@ -244,7 +244,7 @@ class LeaseMachine(StoreMachine):
         if found.clock_behind is not None and found.tick_at is not None:
             assert found.clock_behind - found.tick_at > 2 * self._interval(job)
             self.done[job] = {tick for tick in self.done[job] if tick < found.tick_at}
-        assert found.tick_at not in self.done[job], "run to success before"
+        assert found.tick_at not in self.done[job], "this tick has already succeeded"
 
     def _note_success(self, job: str, epoch: int) -> None:
         """A run covers every tick from its own to its start."""
@@ -253,7 +253,7 @@ class LeaseMachine(StoreMachine):
         if tick_at is None or (tick_at - GRID_BEGINS) % interval:
             return
         ticks = {tick_at + n * interval for n in range((started_at - tick_at) // interval + 1)}
-        assert not ticks & self.done[job], "run to success before"
+        assert not ticks & self.done[job], "this tick has already succeeded"
         self.done[job] |= ticks
 
     def _interval(self, job: str) -> timedelta:
@@ -270,7 +270,7 @@ class LeaseMachine(StoreMachine):
         return result
 
     def _same(self, call: Coroutine[Any, Any, Any], expected: Callable[[], Any]) -> Any:
-        """The result of both, with `LeaseLost` for a lost lease."""
+        """Checks that the store and the model agree, and returns their result: `LeaseLost` if the lease is lost."""
         wanted = _result(expected)
         found = _result(lambda: self.run(call))
         assert found == wanted

@@ -24,10 +24,11 @@ from tests.support.open_requests import some_id
 
 LIMIT = 101
 DIRECT_MAX = 2_000
-"""The buffers that a page may read if an index checks its filter: a few for each session on it, and for each range."""
+"""The limit on buffers for a page whose filter an index checks completely: a few per session on the page and per
+range."""
 SCANNED_MAX = 2 * SCAN_MAX + 6_000
-"""The buffers that any page may read: one for each entry of live and of closed sessions, and those of the entries. A
-scan of the table would read at least 30 000, and one of an index with its rows, several hundred thousand."""
+"""The limit on buffers for any page: SCAN_MAX rows of live and as many of closed sessions, and their index entries. A
+scan of the table would read at least 30 000 buffers, and a scan of an index with its rows several hundred thousand."""
 
 
 def hashed(text: str) -> str:
@@ -170,7 +171,9 @@ async def test_postgresql_lists_windows_capacities_leases_jobs_and_runs_from_ind
 
 @pytest.mark.slow
 async def test_postgresql_sums_usage_of_filter_without_reading_other_sessions(postgres_million: str) -> None:
-    """The tenant has 1000 sessions, the capacity 200, the user one. Each session takes a buffer, and its entry some."""
+    """The tenant has 1000 sessions, the capacity 200, the user one. Each session costs one buffer and some for its
+    index.
+    """
     now = datetime.now(UTC)
 
     def total(**criteria: str) -> tuple[Any, Callable[[Any], Any]]:

@@ -214,7 +214,7 @@ async def call_submissions(store: Store) -> None:
 
 
 async def call_usage(store: Store) -> None:
-    """A short window with its live sessions: of a million, as many as fit into a chunk."""
+    """Divides a short window, and saves and delivers only its first chunk, because a million sessions are live."""
     fence = await emitter_fence(store)
     await store.cut_usage(fence, rules(interval=1000, contract=CONTRACT), 1)
     window = (await store.list_undivided_windows(1))[0].window
@@ -241,7 +241,7 @@ async def call_usage(store: Store) -> None:
 
 
 async def _tuples_read(url: str) -> int:
-    """By closed connections: PostgreSQL updates its counters when a connection ends, at the latest."""
+    """Waits until the store's connections are closed: PostgreSQL updates its counters then at the latest."""
     connection = await asyncpg.connect(url)
     try:
         async with asyncio.timeout(5):

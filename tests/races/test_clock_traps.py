@@ -290,7 +290,7 @@ async def test_write_waits_for_cut_and_reads_clock_afterwards(postgres_database:
 
 @pytest.mark.parametrize("seed", range(3))
 async def test_sessions_of_one_key_never_overlap_when_clock_jumps(database: Database, seed: int) -> None:
-    """The clock is stopped, stepped back and moved far ahead between opens, upgrades and ends of one key."""
+    """The clock stands still, is stepped back or moves ahead between opens, upgrades and ends of one key."""
     source = random.Random(seed)
     one, now = request(), NOON
     current = await open_session(database, one)

@@ -319,7 +319,7 @@ async def is_there(database: Database, session_id: str) -> bool:
 
 
 def lose_response(store: Store, until: Callable[[], Awaitable[bool]]) -> None:
-    """Statements are executed, and the response of the first one after which `until` holds is lost."""
+    """Makes the store lose the response to one statement: the first one after which `until` returns True."""
     fetch = store._openings.fetch  # type: ignore[attr-defined]
     lost = False
 
@@ -335,6 +335,6 @@ def lose_response(store: Store, until: Callable[[], Awaitable[bool]]) -> None:
 
 
 async def settled() -> None:
-    """Runs everything that does not wait for I/O or time."""
+    """Lets the event loop run every task that waits for neither I/O nor time."""
     for _ in range(10):
         await asyncio.sleep(0)

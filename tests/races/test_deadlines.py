@@ -166,7 +166,7 @@ async def test_heartbeat_fails_after_lapsed_seat_was_reused(postgres_database: D
     assert (renewed.found, renewed.close_reason, renewed.closed_session) == (Found.OVER, "LEASE_EXPIRED", None)
 
 
-@pytest.mark.parametrize("taker", ["seat", "key", "sweep", "end", "eviction"])
+@pytest.mark.parametrize("taker", ["seat", "key", "sweep", "heartbeat", "eviction"])
 async def test_heartbeat_never_revives_session_that_concurrent_call_ended(database: Database, taker: str) -> None:
     """At the deadline and a microsecond before it, a recorded end stays, and a renewed session is live."""
     fence = await hold_lease(database.store)
@@ -197,7 +197,7 @@ async def _take(database: Database, taker: str, one: OpenRequest, fence: Fence) 
         return await open_one(database.store, same_key_request(one))
     if taker == "sweep":
         return await database.store.expire_sessions(fence, 9)
-    if taker == "end":
+    if taker == "heartbeat":
         return await heartbeat_one(database.store, one.session_id)
     return await open_one(database.store, request(capacity_id=one.capacity_id))
 
@@ -300,7 +300,7 @@ async def test_sweep_skips_held_rows_and_expires_them_later(postgres_database: D
 
 
 async def test_sweep_does_not_close_session_renewed_concurrently(postgres_database: Database) -> None:
-    """The sweep read its clock and its snapshot before the renewal that it then finds in the row."""
+    """A heartbeat and a sweep wait for the cut lock, and run at the same time when it is released."""
     one = await open_session(postgres_database, request(lease_microseconds=60 * SECOND))
     async with holding(postgres_database) as holder, other_store(postgres_database) as other:
         await holder.lock_cut()

@@ -1,4 +1,4 @@
-"""Jobs of processes that compete, are killed, fail or stop: one run at a time, no tick lost, no run repeated."""
+"""Jobs of processes that compete, are killed, fail or stop: one run at a time, and no tick is lost."""
 
 import asyncio
 import signal
@@ -220,7 +220,7 @@ async def test_stop_lets_run_finish_within_grace_period(postgres_database: Datab
 async def test_run_of_stopped_instance_is_taken_over_immediately(
     sqlite_database: Database, start_member: StartMember
 ) -> None:
-    """Its lock would expire after a minute."""
+    """Without a release, its lock would expire only after a minute."""
     endless = task("endless", seconds=60, interval_seconds=RARELY, lock_timeout_seconds=60)
     both = await start_members(start_member, sqlite_database, endless)
     await sqlite_database.store.command_job("endless", JobCommand.RUN)
@@ -278,7 +278,7 @@ def uncancellable(begun: asyncio.Event, release: asyncio.Event) -> Callable[[Act
 async def test_application_job_runs_once_per_tick_and_immediately_when_requested(
     postgres_database: Database, start: Start, tmp_path: Path
 ) -> None:
-    """Job `beat` has a tick every second; job `rare` runs only when requested over HTTP, which has no tick."""
+    """Job `beat` has a tick every second. Job `rare` runs only when requested over HTTP, and such a run has no tick."""
     jobs = install_jobs(tmp_path, {"beat": "Beat", "rare": "Beat"})
     instances = await ready(start, postgres_database, jobs | {"TENURE_JOBS__BEAT__INTERVAL_SECONDS": "1"})
     requested_at = datetime.now(UTC)

@@ -27,7 +27,7 @@ TIMING = {
     "TENURE_LEASES__REFRESH_SECONDS": "1",
 }
 STARTED_WITHIN_SECONDS = 40
-"""All instances start at the same time, and each imports for a second."""
+"""All instances start at the same time, and each needs a second to import its modules."""
 HISTORY = f"SELECT * FROM lease_history WHERE name = '{LEASE}' ORDER BY epoch"
 
 

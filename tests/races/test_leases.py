@@ -40,7 +40,7 @@ BRIEF = 300_000
 """Microseconds: a lease that expires while the test holds its row."""
 ROUNDS = {"postgresql": 100}
 MORE_ROUNDS = 10
-"""A busy machine may need this many times the rounds until each outcome has occurred."""
+"""On a busy machine, the test repeats the rounds up to this many times, until each outcome has occurred."""
 
 
 @asynccontextmanager
@@ -58,7 +58,7 @@ async def several(database: Database, count: int) -> AsyncIterator[Sequence[Stor
 
 
 async def test_one_store_wins_every_round_of_concurrent_acquires(database: Database) -> None:
-    """The lease was never held, was released, or expires at this instant."""
+    """Before a round, the lease was never held, was released, or expires at the instant of the acquires."""
     await database.clock.set(NOON)
     async with several(database, 5) as stores:
         for number in range(ROUNDS.get(database.engine, 20)):
@@ -276,7 +276,7 @@ async def test_acquire_waits_for_fenced_write_that_began_before_renewal(
 
 
 async def test_fenced_write_that_waited_for_next_acquire_raises_lease_lost(postgres_database: Database) -> None:
-    """According to the clock, and to the row at its start, its lease is still held."""
+    """When the write starts, the clock and the row that it sees still show the lease as held."""
     fence = await acquire_free_lease(postgres_database.store, "leader", "one")
     async with holding(postgres_database) as next_one:
         await next_one._connection.execute("SELECT FROM tenure_resign_lease_1('leader')")
@@ -342,7 +342,7 @@ async def test_acquire_that_waited_for_renewal_finds_lease_held(postgres_databas
 
 
 async def test_first_acquire_that_waited_for_another_finds_lease_held(postgres_database: Database) -> None:
-    """There is no row that either of them could lock."""
+    """No row exists yet that either acquire could lock."""
     async with holding(postgres_database) as first:
         await first._connection.execute(
             "SELECT FROM tenure_acquire_lease_1('leader', 'one', gen_random_uuid(), 60000000)"
@@ -390,7 +390,7 @@ class Relay:
 
     async def _next(self, connection: asyncpg.Connection) -> None:
         next_one = asyncio.create_task(self._begin(connection))
-        # It may have to wait behind a call that waits for the open transaction.
+        # This write may have to wait behind a call that waits for the open transaction.
         await asyncio.wait({next_one}, timeout=0.02)
         if self._open is not None:
             await self._open.commit()

@@ -25,7 +25,7 @@ Start = Callable[..., RunningInstance]
 LIMIT = 30
 SEATS_MIN = 20 * LIMIT
 KILLS_MIN = 2
-"""The load continues until there were so many, and the limit was reached."""
+"""The load continues until that many seats were taken and instances killed, and the limit was reached."""
 USERS = 1_200
 LOST = 0
 CREATED = 201
@@ -145,7 +145,9 @@ async def test_limit_applies_to_every_open_after_put_capacity_returns(database: 
 
 
 async def test_put_capacity_waits_for_opens_in_progress(postgres_database: Database) -> None:
-    """A capacity without a row has nothing to lock: an open in progress must be counted by the next open."""
+    """A capacity without a row cannot be locked, but an open that is in progress when the limit is set must still
+    count.
+    """
     one, late = request(), request()
     late = same_key_request(late, capacity_id=one.capacity_id)
     async with holding(postgres_database) as holder, other_store(postgres_database) as other:
@@ -237,7 +239,7 @@ async def test_batches_over_many_capacities_do_not_deadlock(postgres_database: D
 
 @pytest.mark.parametrize("seed", range(4))
 async def test_mixed_batches_keep_limit_and_report_every_end_once(database: Database, seed: int) -> None:
-    """New users, returning users and upgrades, on two capacities, with a clock that goes either way."""
+    """New users, returning users and upgrades, on two capacities, with a clock that jumps forward and back."""
     source, now, reported = random.Random(seed), NOON, list[str]()
     limits = {some_id(): 3, some_id(): 5}
     for number, (capacity_id, limit) in enumerate(limits.items()):

@@ -134,7 +134,7 @@ async def test_submissions_committed_seconds_late_are_sent(
         instants = await postgres_database.rows(
             "SELECT last_modified_at FROM submissions GROUP BY 1 HAVING count(*) > 1000"
         )
-        # Until the executor has compared its schedule with everything that lies behind its refreshes.
+        # Wait until the executor has compared its schedule with all changes that its refreshes do not read again.
         await asyncio.sleep(LATE_SECONDS + 1)
         await fleet.stop()
     assert len(instants) == 1, "the late submissions have different instants"

@@ -129,7 +129,7 @@ async def test_batches_with_same_keys_do_not_deadlock(postgres_database: Databas
 async def test_accept_loses_no_request_when_its_key_is_pruned_concurrently(
     postgres_database: Database,
 ) -> None:
-    """Between the statement that finds the key taken and the one that reads its submission."""
+    """The submission is pruned after a statement has found its key taken, and before the next statement reads it."""
     store = postgres_database.store
     await store.accept_submissions([submit_request(key="b")])
     await postgres_database.execute(
@@ -288,7 +288,9 @@ async def test_finish_that_waited_for_cancel_keeps_submission_cancelled(postgres
 
 
 async def test_close_unknown_keeps_attempt_begun_during_lock_wait_open(postgres_database: Database) -> None:
-    """A retry after a lost response: its first call is executed before it, and its caller continues."""
+    """A call is repeated after a lost response. While the repetition waits, the first call commits and the next attempt
+    begins.
+    """
     (submission_id,) = await accept(postgres_database.store)
     await begin_one(postgres_database.store, await executor_fence(postgres_database.store), submission_id)
     fence = await next_executor_fence(postgres_database.store)

@@ -31,7 +31,7 @@ KEYS = 150
 CLIENTS_EACH = 8
 DELIVERED_WITHIN_SECONDS = 30
 WINDOWS_MIN, SESSIONS_MIN = 50, 200
-"""Fewer prove nothing."""
+"""With fewer windows or sessions, the test proves nothing."""
 ENVIRONMENT = {
     **LONG_LEASE,
     "TENURE_JOBS__EXPIRE_SESSIONS__PAUSED": "false",
@@ -48,7 +48,8 @@ END
 $$;
 CREATE TRIGGER test_delay AFTER INSERT OR UPDATE ON sessions FOR EACH STATEMENT EXECUTE FUNCTION test_delay();
 """
-"""Between the read of the clock and the commit, every write takes longer than a cut and division of a window."""
+"""Delays each session write between its clock reading and its commit, often by more than the interval of the
+windows."""
 TAKES_THE_LOCK = f"SELECT proname FROM pg_proc WHERE prosrc LIKE '%pg_advisory_xact_lock_shared({CUT_LOCK})%'"
 
 

@@ -119,7 +119,9 @@ def test_session_read_uses_database_clock_function() -> None:
 
 
 class ListConnection:
-    """Records the statements. Answers that few sessions wait for the sweep, and that all else exceeds a scan."""
+    """Records the statements. Its results say that few sessions wait for the sweep, and that every other range exceeds
+    SCAN_MAX.
+    """
 
     def __init__(self) -> None:
         self.statements: list[str] = []

@@ -70,10 +70,11 @@ FENCE = "REPEATABLEREAD, ROWLOCK, INDEX (leases_pkey)"
 """Shared, and kept until the transaction ends."""
 ALONE = "XLOCK, REPEATABLEREAD, ROWLOCK, INDEX (leases_pkey)"
 """Waits for fences, and then reads the current row, not a version from before the wait. A transaction that ends or
-renews an epoch does not need the gap of a name without a row."""
+renews an epoch need not lock the gap in which a missing name would be inserted."""
 READS_RUN = "READCOMMITTEDLOCK, INDEX (job_runs_pkey)"
 READS_JOB = "READCOMMITTEDLOCK, INDEX (jobs_pkey)"
-"""Keep no lock: while the job's lock is held, only its holder writes the run, and the columns read of the job stay."""
+"""Keep no lock: while the job's lock is held, only its holder writes the run, and the job columns that are read are
+fixed."""
 READS_SUBMISSION = "READCOMMITTEDLOCK, INDEX (submissions_pkey)"
 """Keeps no lock: a transaction that deletes a row holds its key, and one that writes a row never waits for a key."""
 READS_ATTEMPT = "READCOMMITTEDLOCK, INDEX (submission_attempts_pkey)"
@@ -503,7 +504,7 @@ def test_waiting_usage_write_locks_windows_in_id_order() -> None:
 
 
 def test_finish_attempts_locks_windows_before_submissions() -> None:
-    """A transaction that holds a window may wait for a key, and one that holds a key for a submission."""
+    """Other transactions hold a window while they wait for a key, or hold a key while they wait for a submission."""
     text = inside(WRITES["tenure_finish_attempts_1"])
     windows, submissions = (f"{WAITS}, INDEX ({table}_pkey)" for table in ("usage_windows", "submissions"))
     assert 0 <= text.find(windows) < text.find(submissions)

@@ -22,7 +22,7 @@ SHORT = {
     "TENURE_STREAMS__IDLE_SECONDS": "8",
     "TENURE_JOBS__EXPIRE_SESSIONS__INTERVAL_SECONDS": "1",
 }
-"""Heartbeats every second."""
+"""Limits with a keep-alive interval of one second."""
 
 ServeLocally = Callable[..., Awaitable[LocalService]]
 

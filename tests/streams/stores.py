@@ -18,7 +18,7 @@ class FailingStore:
         self.errors_before: list[MakeError] = []
         """Errors that replace the next saves, in order."""
         self.errors_after: list[MakeError] = []
-        """Errors after the next saves were executed: their responses are lost."""
+        """Errors that are raised after the next saves were executed: their responses are lost."""
         self.unavailable: MakeError | None = None
         """Raised for every save while it is set."""
         self.saved: list[StreamUpdate] = []

@@ -1,4 +1,4 @@
-"""An ended session takes nothing more: its stream ends at once, and later messages are neither handled nor counted.
+"""A stream ends as soon as its session has ended, and later messages are neither handled nor counted.
 
 The keep-alives of these streams are minutes away, so a stream that ends here did not learn of the end from its own
 keep-alive.
@@ -147,7 +147,7 @@ async def send_and_count(client: Client) -> tuple[int, Json]:
 
 
 async def check_counters_of_busy_sessions(clients: Streaming, ending: Streaming) -> None:
-    """The saves of the first messages, further messages and ends meet in every order."""
+    """The saves of the first messages, further messages and the ends happen in every order."""
     busy = [await clients.open(**LONG) for _ in range(10)]
     counting = [asyncio.ensure_future(send_and_count(client)) for client, _ in busy]
     for number, (_, session) in enumerate(busy):
@@ -180,7 +180,7 @@ async def test_messages_after_an_end_found_by_keep_alive_are_not_counted(
     async with streaming(sqlite_service.port) as clients, streaming(sqlite_neighbour.port) as neighbour:
         client, session = await clients.open()
         await handle_messages(client)
-        # The end is exact to a slice and to the duration of a call of the database.
+        # The stream computes the end with an error of up to one slice and the duration of one database call.
         await asyncio.sleep(0.3)
         await delete(neighbour, session)
         await asyncio.sleep(0.3)

@@ -1,4 +1,4 @@
-"""A stream renews its session: heartbeats, idle limits, and database outages."""
+"""A stream renews its session: keep-alives, idle limits, and database outages."""
 
 import asyncio
 import time
@@ -20,7 +20,7 @@ from tests.support.streams import STOP, Client, Json, Streaming, as_text, eventu
 pytestmark = pytest.mark.slow  # real leases and limits expire
 
 PROMPTLY_SECONDS = 2.0
-"""A tick and a transaction on a busy machine, but much less than a lease of five seconds."""
+"""Enough for a tick and a transaction on a busy machine, but much less than a lease of five seconds."""
 
 
 async def talk(client: Client, message: str | bytes = "hello") -> None:
@@ -84,7 +84,7 @@ async def test_audio_duration_sums_fractions_without_loss(sqlite_database: Datab
     assert end["metrics"]["audioDurationMs"] == 330 // 32
 
 
-async def test_ending_stream_sends_no_more_heartbeats(sqlite_database: Database, serve: ServeLocally) -> None:
+async def test_ending_stream_sends_no_more_keep_alives(sqlite_database: Database, serve: ServeLocally) -> None:
     class Finishing(EchoHandler):
         async def finish(self) -> None:
             await asyncio.sleep(1)
@@ -92,7 +92,7 @@ async def test_ending_stream_sends_no_more_heartbeats(sqlite_database: Database,
     store, clients = await serve_failing(serve, sqlite_database, handler=Finishing, lease_seconds=2)
     client, _ = await clients.open()
     store.may_answer.clear()
-    await eventually(lambda: store.saved, "a heartbeat is in progress")
+    await eventually(lambda: store.saved, "a keep-alive is in progress")
     await client.send(STOP)
     asyncio.get_running_loop().call_later(0.2, store.may_answer.set)
     await client.final_message()
@@ -128,7 +128,7 @@ async def test_message_shortly_before_idle_limit_keeps_session_alive(database: D
     clients = (await serve(database, idle_seconds=3)).clients
     client, start = await clients.open()
     ends_at = datetime.fromisoformat(start["leaseExpiresAt"]).timestamp()
-    # Less than the quarter of the limit between two heartbeats, and enough for a busy machine.
+    # Until 0.65 s before the limit: less than the keep-alive interval of 0.75 s, but enough for a busy machine.
     await asyncio.sleep(max(ends_at - time.time() - 0.65, 0))
     await talk(client)
     assert (await clients.until(start["sessionId"], _renewed_since(start)))["isActive"]
@@ -143,7 +143,7 @@ async def test_message_during_last_save_before_idle_limit_keeps_session_alive(
     await eventually(lambda: store.saved, "a save is in progress")
     await talk(client)
     ends_at = datetime.fromisoformat(start["leaseExpiresAt"]).timestamp()
-    # Too late for the next heartbeat, and before the save times out.
+    # Until after the time of the next keep-alive, but before the save times out.
     await asyncio.sleep(ends_at - time.time() - 0.7)
     store.may_answer.set()
     session = await clients.until(start["sessionId"], _renewed_since(start))
@@ -206,7 +206,7 @@ async def test_client_receives_lease_expired_after_database_outage(database: Dat
 
 
 @pytest.mark.parametrize("error", [Overloaded, RuntimeError])
-async def test_stream_continues_after_failed_heartbeat(
+async def test_stream_continues_after_failed_keep_alive(
     sqlite_database: Database, serve: ServeLocally, error: type[Exception]
 ) -> None:
     store, clients = await serve_failing(serve, sqlite_database, lease_seconds=5)

@@ -9,7 +9,7 @@ from tests.streams.stores import FailingStore
 from tests.support.databases import Database
 from tests.support.streams import Client
 
-pytestmark = pytest.mark.slow  # heartbeats in real time
+pytestmark = pytest.mark.slow  # keep-alives in real time
 
 
 def lost() -> Exception:
@@ -21,7 +21,7 @@ async def talk(client: Client) -> None:
     assert await client.receive() == "hello"
 
 
-async def test_heartbeat_with_lost_response_is_counted_once(database: Database, serve: ServeLocally) -> None:
+async def test_keep_alive_with_lost_response_is_counted_once(database: Database, serve: ServeLocally) -> None:
     store = FailingStore(database.another_store())
     clients = (await serve(database, store=store, lease_seconds=5)).clients
     # The first save, whenever it happens.

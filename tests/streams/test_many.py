@@ -155,7 +155,7 @@ async def test_streams_leak_no_tasks_or_objects(sqlite_database: Database, serve
     await service.settled()
     # A sweep runs every second, with its own tasks.
     await eventually(lambda: len(asyncio.all_tasks()) <= tasks, f"no more than {tasks} tasks are left")
-    # The heartbeat loop may still refer to the last stream.
+    # The keep-alive loop may still refer to the last stream.
     assert len(_sockets()) <= sockets + 1
 
 

@@ -30,7 +30,7 @@ def is_error(received: tuple[Json, int], code: str, close_code: int) -> bool:
 
 
 async def test_session_start_contains_response_of_put(clients: Streaming) -> None:
-    # With limits so long that no heartbeat happens in between.
+    # With limits so long that no keep-alive happens in between.
     _, start = await clients.open(leaseSeconds=3600, idleSeconds=3600)
     shown = await clients.get(start["sessionId"])
     expected = {"type": "session_start", **shown, "status": "created", "wasCreated": True, "wasUpgraded": False}

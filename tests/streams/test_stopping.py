@@ -69,7 +69,7 @@ async def test_streams_of_killed_instance_expire(start: type[RunningInstance], p
     killed, staying = (start(postgres_database.url, **SETTINGS).wait_until_ready() for _ in range(2))  # type: ignore[arg-type]
     async with streaming(killed.port) as clients, streaming(staying.port) as others:
         opened = await open_many(clients)
-        # With the next heartbeat the counters are in the database.
+        # The next keep-alive saves the counters in the database.
         for _, session_id in opened:
             await others.until(session_id, lambda session: session["stream"]["chunks"] == 1, 5)
         killed.kill()

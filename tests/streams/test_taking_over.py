@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 MEBIBYTE = 1_048_576
 WITHIN_SECONDS = 3.0
-"""A heartbeat interval of a second and a tick on a busy machine, but less than a lease of five seconds."""
+"""Enough for a keep-alive interval of a second and a tick on a busy machine, but less than a lease of five seconds."""
 
 
 async def talk(client: Client) -> None:
@@ -30,7 +30,7 @@ async def talk(client: Client) -> None:
 
 
 async def test_older_stream_is_replaced_immediately(clients: Streaming) -> None:
-    """The replacement does not wait for the next heartbeat, which is minutes away."""
+    """The replacement does not wait for the next keep-alive, which is minutes away."""
     older, start = await clients.open(leaseSeconds=3600, idleSeconds=3600)
     await clients.attach(start["sessionId"])
     assert await older.final_message() == ({"type": "replaced"}, 4409)

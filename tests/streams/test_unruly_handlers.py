@@ -26,7 +26,7 @@ MEMORY_MAX = 32 * MEBIBYTE
 
 
 class Unruly(EchoHandler):
-    """An echo handler that misbehaves when it receives the name of a misdeed."""
+    """An echo handler that misbehaves if a message is the name of one of its misdeeds."""
 
     misdeeds: dict[str, Callable[["Unruly"], Awaitable[None]]]
 
@@ -42,7 +42,7 @@ def unruly(**misdeeds: Callable[[Unruly], Awaitable[None]]) -> type[Unruly]:
 
 
 class Raising(DiscardHandler):
-    """Raises where its class says."""
+    """Raises in the method that `at` names."""
 
     at = "chunk"
 

@@ -170,7 +170,9 @@ def _requested_around(opens: Sequence[Exchange], start: int, end: int) -> list[i
 
 
 def _wrong_ends(ends: Sequence[Exchange], table: Sequence[SessionRow]) -> Iterator[str]:
-    """Each response to a DELETE contains the end in the table, and each such end is within one of its DELETEs."""
+    """Each response to a DELETE contains the end in the table. Each recorded termination lies within a DELETE of its
+    session.
+    """
     by_id = {session.session_id: session for session in table}
     deletes: defaultdict[str, list[Exchange]] = defaultdict(list)
     for exchange in ends:

@@ -26,7 +26,9 @@ DURATIONS = (1, 500, 2_000, 10_000, 100_000)
 
 
 class LeaseCall(NamedTuple):
-    """One response: a lease was acquired, renewed or released in this epoch at this instant, and when it expires."""
+    """One response: the lease was acquired, renewed or released in this epoch at the instant `at`, and expires at
+    `until`.
+    """
 
     what: str
     holder: str

@@ -147,7 +147,7 @@ def request_bytes(method: str, path: str, body: bytes) -> bytes:
 async def clients(
     addresses: Iterable[str], each: int, exchanges: list[Exchange] | None = None
 ) -> AsyncIterator[list[Client]]:
-    """`each` clients per instance, in turn one of each instance."""
+    """Yields `each` clients per instance. Neighbours in the list have different instances."""
     recorded = [] if exchanges is None else exchanges
     made = [Client(address, recorded) for _ in range(each) for address in addresses]
     try:

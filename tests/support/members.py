@@ -1,6 +1,7 @@
 """Members of an ensemble: processes that use Tenure as a library and log each step of their work.
 
-The events are `member.ready`, `work.begun`, `work.step`, `work.refused`, `work.cancelled` and `work.done`.
+The events are `member.ready`, `work.begun`, `work.step_open`, `work.step`, `work.fenced_off`, `work.refused`,
+`work.cancelled` and `work.done`.
 """
 
 import asyncio
@@ -44,14 +45,14 @@ Held = ActiveRun | HeldLease
 
 
 class Task(msgspec.Struct, kw_only=True):
-    """The work of a job, or of a leadership if `interval` is not set."""
+    """The work of a job, or of a leadership if `interval_seconds` is not set."""
 
     name: str
     does: Literal["wait", "fail", "write", "write_late", "sweep"] = "wait"
     interval_seconds: float = 0.0
     lock_timeout_seconds: float = 2.0
     seconds: float = 0.0
-    """How long it waits, or how long each step keeps its transaction open."""
+    """How long `wait` waits, or how long each step keeps its transaction open."""
     pause_seconds: float = 0.05
     """The pause between two steps."""
 

@@ -1,8 +1,7 @@
 """The hot statements of the SQL functions, and their PostgreSQL plans.
 
 A statement is marked in the SQL file by `-- plan: name` and `-- plan end`. The names of the function's parameters and
-variables are replaced by `$n`, which is what plpgsql does with them, and the generic plan is asked for, which is what
-the hot connections use.
+variables are replaced by `$n`, as plpgsql does. The plan is the generic plan, which hot connections use.
 """
 
 import re

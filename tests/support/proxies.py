@@ -54,7 +54,7 @@ class Proxy:
         self._swallows = False
 
     def restore(self) -> None:
-        """Forwards again. Connections that lost bytes are closed."""
+        """Closes all connections, which may have lost bytes, and forwards new ones."""
         self._call(self._cut)
         self._swallows = False
         self._call(self._listen)

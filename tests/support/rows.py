@@ -141,7 +141,7 @@ async def fill_submissions_sqlite(database: Database, count: int) -> None:
 
 
 CHUNKS_A_WINDOW = 100
-UNDELIVERED = "CASE WHEN g % 10 < 7 THEN {at} END"
+DELIVERED_AT = "CASE WHEN g % 10 < 7 THEN {at} END"
 WINDOW_COLUMNS = (
     "window_id, installation_id, started_at, ended_at, cut_at, chunked_at, delivered_at, usage_millionths, sessions, "
     "era, contract"
@@ -158,7 +158,7 @@ async def fill_usage_postgres(url: str, chunks: int) -> None:
     await connection.execute(
         f"""
         INSERT INTO usage_windows ({WINDOW_COLUMNS})
-        SELECT g, gen_random_uuid(), s, s + interval '1 minute', s, s, {UNDELIVERED.format(at="s")}, g, g, 1,
+        SELECT g, gen_random_uuid(), s, s + interval '1 minute', s, s, {DELIVERED_AT.format(at="s")}, g, g, 1,
                '{contract_text(CONTRACT)}'
           FROM (SELECT g, now() - interval '50 days' + g * interval '1 minute' AS s
                   FROM generate_series(1, {chunks // CHUNKS_A_WINDOW}) AS g) AS made

@@ -29,7 +29,7 @@ async def spans(database: Database, capacity_id: str) -> list[tuple[int, int]]:
 
 
 def most_at_once(intervals: Iterable[tuple[int, int]]) -> int:
-    """A seat that is freed and taken at the same instant counts once."""
+    """Returns the highest number of live sessions. A seat that is freed and taken at the same instant counts once."""
     changes: Counter[int] = Counter()
     for start, end in intervals:
         changes[start] += 1
@@ -49,7 +49,7 @@ class Taken(NamedTuple):
 
 
 class LimitLog:
-    """A trigger that records every change of a limit, also if its response was lost. PostgreSQL only."""
+    """A trigger that records every change of a limit, even if the response was lost. PostgreSQL only."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

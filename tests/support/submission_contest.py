@@ -28,7 +28,7 @@ DURATIONS = (5_000, 50_000, 60 * SECOND, 60 * SECOND)
 BATCH = 7
 PAUSES = (None, 0, 0, 1_000)
 ENOUGH = {"led": 5, "LeaseLost": 3, "begun": 20, "cancel": 5}
-"""Fewer of each prove nothing."""
+"""With fewer of each operation, the test proves nothing."""
 SECONDS_MAX = 20.0
 
 

@@ -27,7 +27,7 @@ def logged(log: str, *events: str) -> list[dict[str, Any]]:
 
 
 def _decoded(line: str) -> dict[str, Any]:
-    """An incomplete line, or one that Python itself wrote, is empty."""
+    """Returns an empty dict for an incomplete line, and for one that Python itself wrote."""
     try:
         decoded: Any = msgspec.json.decode(line)
     except msgspec.DecodeError:

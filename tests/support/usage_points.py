@@ -48,7 +48,7 @@ CHUNKS = Point("the chunks", "INSERT ON usage_chunks", "NEW.chunk = 1", JOB)
 SECOND_PAGE = Point("the chunks after the first page", "INSERT ON usage_chunks", f"NEW.chunk = {PAGE + 1}", JOB)
 DIGEST = Point("the digest", "UPDATE OF digest ON usage_chunks", "NEW.digest IS NOT NULL", LEASE)
 OUTCOME = Point("the outcome", "UPDATE OF outcome ON submission_attempts", "NEW.outcome = 'delivered'", LEASE)
-"""The write that waits. Everything before it is committed, and nothing after it has begun."""
+"""Each point is the write that waits: everything before it is committed, and nothing after it has begun."""
 
 
 class Barrier:

@@ -1,17 +1,17 @@
 """Combines many requests into one transaction.
 
 A request does not get its own transaction. While the database executes one batch, the next one fills, up to BATCH_MAX
-items, and is sent as one call. There is no linger timer: a single item is sent in the next iteration of the event loop,
+items, and is sent as one call. No timer delays a batch: a single item is sent in the next iteration of the event loop,
 together with all items that arrived in the same iteration. Callers get their results after the commit.
 
 A second batch is sent while the first is still running only if it has at least `worth_another` items, or if the first
-has run for longer than OVERDUE_SECONDS. Larger batches cost the database a quarter less per item, but no item should
-wait behind a batch that waits for a lock.
+has run for longer than OVERDUE_SECONDS. The minimum exists because larger batches cost the database a quarter less per
+item, and the time limit so that no item waits behind a batch that waits for a lock.
 
 Failures:
 
 - The database cannot be reached: every member of the batch gets the error. Every item that waits behind the batch gets
-  the error too, because it has already waited during all retries of the store.
+  the error too, because it has already waited while the store retried.
 - The database is busy (`DatabaseBusy`): only the members of the batch get the error.
 - The batch raises anything else: its members run one by one, so that only the member at fault fails.
 - The batch does not end: members that wait for longer than PATIENCE_SECONDS get an error. As after any lost

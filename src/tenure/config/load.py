@@ -143,7 +143,7 @@ def _tree(settings: Settings) -> dict[str, Any]:
 
 
 def _check_consistency(config: Config, settings: Settings) -> None:
-    # The first conflict is enough: the user corrects one setting at a time.
+    # Report only the first conflict: the user corrects one setting at a time.
     named = partial(_named, settings)
     for conflict in chain(_conflicts(config, named), _ineffective(settings, named), _ambiguous_names(settings)):
         raise ConfigurationError(printable(conflict))

@@ -146,7 +146,7 @@ class GatewayConfig(Section, frozen=True, kw_only=True):
 
 
 class OidcConfig(Section, frozen=True, kw_only=True):
-    """The issuer whose tokens are accepted, and what their claims mean.
+    """The issuer whose tokens are accepted, and how their claims are interpreted.
 
     Not a part of `Config` yet: a section `[oidc]` is refused (`UNSUPPORTED`), because no request is checked for tokens.
     """
@@ -157,7 +157,7 @@ class OidcConfig(Section, frozen=True, kw_only=True):
     tenant_claim: Text = "tid"
     user_claim: Text = "oid"
     roles_claim: Text = "roles"
-    # A configured table replaces this one: a value of the token that is not in it grants nothing.
+    # A configured table replaces this one. A role in a token that is not in the table grants nothing.
     roles: dict[Text, RoleName] = msgspec.field(default_factory=lambda: {name: name for name in ROLES})
     leeway_seconds: Leeway = 30
 

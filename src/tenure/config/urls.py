@@ -10,7 +10,7 @@ SCHEMES = ("sqlite", "postgresql", "mssql")
 SQLITE = "sqlite:///"
 HIDDEN = "***"
 SHOWN_PARAMETERS = ("host", "port", "target_session_attrs", "sslmode", "driver")
-"""Query parameters whose values are shown. All others are masked, because drivers accept passwords as parameters."""
+"""Query parameters whose values are printed. All others are masked, because drivers accept passwords as parameters."""
 
 SESSION_ATTRIBUTES = ("any", "read-write", "read-only", "primary", "standby", "prefer-standby")
 PORT_MAX = 65_535
@@ -49,7 +49,7 @@ def is_http_url(url: str) -> bool:
 
 
 def is_secure_url(url: str) -> bool:
-    """Return whether an attacker in the network cannot change what this URL returns: https, or a loopback host."""
+    """Return whether the URL is protected from attackers in the network: https, or http to a loopback host."""
     return is_http_url(url) and (urlsplit(url).scheme == "https" or is_loopback(urlsplit(url).hostname or ""))
 
 

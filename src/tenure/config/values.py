@@ -20,7 +20,7 @@ HANDLERS = ("echo", "discard")
 GATEWAYS = (USAGES,)
 """The gateways that Tenure itself submits to."""
 UNSUPPORTED = (("oidc",), ("jobs", "watch"), ("gateways", "oncall"))
-"""The paths of settings and sections that a later version will have. They are refused, because they have no effect."""
+"""Settings and sections that only a later version will have. They are refused, because they would have no effect."""
 ROLES: tuple[Literal["client", "reader", "operator"], ...] = ("client", "reader", "operator")
 RESERVED_HEADERS = frozenset(
     {

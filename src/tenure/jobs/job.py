@@ -33,7 +33,7 @@ class ActiveRun(msgspec.Struct, frozen=True):
     started_at: datetime
     """The start of the run, by the database's clock."""
     tick_at: datetime | None
-    """The oldest tick that this run covers; None if it runs only because of a command."""
+    """The oldest tick that this run covers; None if a caller requested the run and no tick is due."""
     counts: dict[str, int] = msgspec.field(default_factory=dict)
     """What the run has done so far, by name, for its line in the log."""
 

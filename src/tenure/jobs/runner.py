@@ -112,7 +112,8 @@ class JobRunner:
                 self._wake()  # the next tick may be due soon
         except DatabaseUnavailable as error:
             self._telemetry.report(JobPostponed(name, error.detail))
-            # While a database refuses writes, the board can be read, and shows again and again that the job is due.
+            # Without this pause, a database that refuses writes but can be read would cause a busy loop: every board
+            # shows that the job is due.
             await is_set_within(self._stopping, self._refresh_seconds)
         except Exception as error:  # noqa: BLE001 - reported; the runner tries again at the next board
             self._telemetry.report(JobNotRun(name, error))

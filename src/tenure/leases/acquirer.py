@@ -16,7 +16,7 @@ from tenure.telemetry.events import Telemetry
 
 
 class Acquirer:
-    """As a board subscriber, it withdraws each of its leases when the board shows that the lease has ended."""
+    """A board subscriber: it withdraws each of its leases when the board shows that the lease has ended."""
 
     def __init__(self, store: Store, holder: str, timing: LeasesConfig, telemetry: Telemetry) -> None:
         self._store = store

@@ -19,8 +19,8 @@ SHORTEST_PAUSE_SECONDS = 0.02
 """The shortest time between two reads, however many notifications arrive."""
 
 FAILURE_PAUSE_SECONDS = 0.5
-"""The same after a failed read. A lost connection counts as a notification, and a database in trouble drops every new
-connection."""
+"""The shortest time between a failed read and the next one. A lost connection counts as a notification, so without this
+pause an instance would retry continuously while the database drops every new connection."""
 
 
 class BoardSubscriber(Protocol):

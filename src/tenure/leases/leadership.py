@@ -13,8 +13,8 @@ these reasons, and follows again:
 - *expired*: the lease was not renewed in time to be trusted (see `HeldLease`): the process or the host was paused, or
   the database was too slow. The instance stops a tenth of the duration before another instance can lead.
 - *database*: the database did not answer the instance or its work, and the store's retries did not help. The instance
-  stops at once, although it may still hold the lease, and releases it as soon as the database answers. Otherwise no
-  instance would work until the lease expired: this one cannot reach the database, and the others do not hold the lease.
+  stops at once, although it may still hold the lease, and releases it as soon as the database answers. If it kept the
+  lease, no instance could do the work until the lease expired.
 - *failed*: the work returned or raised. Work must run for as long as the instance leads.
 
 When an instance steps down, it first withdraws the fence, so that no further write can start. Then it cancels the work,
@@ -171,7 +171,8 @@ class Leadership:
             acquired = await self._store.acquire_lease(self.name, self._holder, new_id(), self._duration)
         except Exception as error:  # noqa: BLE001 - retried with the next board
             self._telemetry.report(LeaderAcquireFailed(self.name, self._holder, _describe(error)))
-            # While a database refuses writes, the board can be read, and shows again and again that the lease is free.
+            # Without this pause, a database that refuses writes but can be read would cause a busy loop: every board
+            # shows that the lease is free.
             await is_set_within(self._stopping, self._timing.refresh_seconds)
             return None
         if not acquired.taken:

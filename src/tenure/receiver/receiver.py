@@ -130,7 +130,7 @@ class Receiver:
 
 
 def _receipt(body: bytes) -> str:
-    """Names the body that was received, so that the sender can compare it with the body that it sent."""
+    """Return the receipt of a body: its digest, which the sender compares with that of the body it sent."""
     return f"sha256={sha256(body).hexdigest()}"
 
 

@@ -29,7 +29,8 @@ from tenure.telemetry.events import Telemetry
 ANNOUNCE_PAUSE_SECONDS = 0.05
 """The pause between two notifications to other instances, however many submissions are accepted."""
 WORTH_ANOTHER = 16
-"""How many waiting submissions justify a second concurrent batch. Lower than for sessions, which are smaller."""
+"""How many waiting submissions justify a second concurrent batch. The number is lower than for sessions, which are
+smaller."""
 BATCH_BYTES = 1024 * 1024
 WAITING_BYTES = 64 * 1024 * 1024
 DEFAULT_STATES = {
@@ -153,7 +154,7 @@ class Announcer:
                 await self._store.announce_submissions()
                 await asyncio.sleep(ANNOUNCE_PAUSE_SECONDS)
         except DatabaseUnavailable:
-            pass  # the executor reads new submissions every second anyway
+            pass  # the executor also reads new submissions every `refresh_seconds`
         finally:
             self._announcing = None
 

@@ -1,16 +1,18 @@
-"""An HTTP/1.1 client that sends one request per connection at a time, and never takes a response for another request.
+"""An HTTP/1.1 client that sends one request at a time per connection, and never assigns a response to the wrong
+request.
 
-Most clients take whatever arrives on a kept-alive connection for the response to the request that was sent last. If a
-receiver, or a proxy before it, sends a second response, the next request gets that response, although the receiver
-never read the request. Its payload would count as delivered and be lost.
-So a connection is used again only if
+Most clients treat whatever arrives on a kept-alive connection as the response to the last request. If a receiver, or a
+proxy in front of it, sends a second response, such a client returns that response for the next request, although the
+receiver never read that request. The payload would count as delivered and be lost. So this client uses a connection
+again only if
 
-- its response has ended, the receiver keeps the connection open, and not one byte came after the response;
-- nothing arrived while it was idle: bytes or the end of the stream close it at once;
+- its response has ended, the receiver keeps the connection open, and no byte followed the response;
+- nothing arrived while it was idle: if bytes arrive, or the receiver closes its side, the client closes the connection
+  at once;
 - the kernel holds no unread bytes right before the next request is written.
 
 A receiver that sent bytes after a response gets a new connection for each request for DISTRUST_SECONDS: such bytes may
-also arrive right after the next request was written, when they cannot be told from its response.
+also arrive right after the next request was written, and then cannot be distinguished from its response.
 
 The limits on what a response may contain are in `response_reader.py`. A connection that exceeds one is closed at once.
 """
@@ -31,15 +33,16 @@ from tenure.errors import TenureError
 from tenure.submissions.response_reader import ResponseHead, ResponseReader
 
 BODY_SECONDS = 1.0
-"""How long the rest of a body is awaited, so that the connection can be reused."""
+"""How long the client waits for the rest of a body, so that the connection can be reused."""
 KEEP_ALIVE_SECONDS = 15.0
 RESOLVED_SECONDS = 10.0
 """How long the addresses of a host name are used before it is resolved again."""
 NEXT_ADDRESS_SECONDS = 0.25
-"""How long a connection may take before the next address of the host is tried beside it."""
+"""How long a connection attempt may take before the client also tries the next address of the host."""
 DISTRUST_SECONDS = 600.0
 STRAY_SECONDS = 1.0
-"""Bytes that arrive later on an idle connection are the farewell of a receiver that closes it, such as a 408."""
+"""Bytes that arrive this long after a connection became idle are not treated as a surplus response: receivers send a
+408, for example, before they close an idle connection."""
 PORTS = {"http": 80, "https": 443}
 
 Address = tuple[socket.AddressFamily, Any]
@@ -167,7 +170,9 @@ class _Pool:
             self._idle.remove(connection)
 
     def distrust(self) -> None:
-        """The receiver sent bytes that nobody asked for: other connections may hold such bytes, too."""
+        """Called when the receiver sent unsolicited bytes. Closes the idle connections: they may hold such bytes,
+        too.
+        """
         self._distrusted_until = monotonic() + DISTRUST_SECONDS
         self.close()
 
@@ -183,7 +188,7 @@ class _Pool:
         self._pruning = asyncio.get_running_loop().call_later(KEEP_ALIVE_SECONDS, self._prune)
 
     def _prune(self) -> None:
-        """One timer for all connections of the receiver, so that a request needs none."""
+        """Closes connections that were idle for too long. One timer serves all connections of the receiver."""
         self._pruning = None
         used_after = monotonic() - KEEP_ALIVE_SECONDS
         for connection in [each for each in self._idle if each.idle_since <= used_after]:
@@ -320,8 +325,8 @@ class _Connection(asyncio.Protocol):
     def _check_new(self) -> None:
         """Raises if the receiver closed the connection, or sent bytes, before there was a request.
 
-        The kernel may hold bytes for a new TLS connection that are part of that protocol, such as session tickets. So
-        of such a connection, only bytes that were decrypted count.
+        On a new TLS connection, the kernel may hold bytes of the TLS protocol itself, such as session tickets. So on a
+        new TLS connection only decrypted bytes count.
         """
         unread = self._unread() if self._is_plain else None
         if unread or self._has_stray_bytes:
@@ -332,7 +337,7 @@ class _Connection(asyncio.Protocol):
             raise Disconnected
 
     def is_quiet(self) -> bool:
-        """Whether the connection is open and holds nothing that was not asked for."""
+        """Whether the connection is open and holds no unread bytes."""
         if self._is_closed:
             return False
         unread = self._unread()
@@ -341,7 +346,7 @@ class _Connection(asyncio.Protocol):
         return unread is None
 
     def _unread(self) -> bytes | None:
-        """Returns a byte that the kernel holds, empty bytes at the end of the stream, or None if there is nothing."""
+        """Returns an unread byte if the kernel holds one, empty bytes at the end of the stream, and otherwise None."""
         try:
             return self._raw.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -410,7 +415,7 @@ class _Connection(asyncio.Protocol):
             self._fail(TimeoutError())
 
     def _finish(self, reader: ResponseReader) -> None:
-        """The response is complete, or the rest of its body is given up."""
+        """Called when the response is complete, or when the client stops waiting for the rest of its body."""
         response = self._end_request()
         unsent = self.transport is None or self.transport.get_write_buffer_size() > 0
         if reader.has_surplus:
@@ -429,7 +434,7 @@ class _Connection(asyncio.Protocol):
             response.set_exception(error)
 
     def _end_request(self) -> asyncio.Future[ResponseHead] | None:
-        """From here on the connection may serve another request."""
+        """Detaches the current request, so that the connection may serve another one."""
         self._reader = None
         self._timer.cancel()
         response, self._response = self._response, None

@@ -13,11 +13,11 @@ When a gateway answers again after an outage, dispatch also takes submissions th
 
 How the executor recovers from an interruption:
 
-- before an attempt is recorded: nothing has been sent or written, and the next term finds the submission due;
+- before an attempt is recorded: nothing has been sent or written, and the next term sends the submission;
 - the database's response to recording an attempt is lost: the schedule still has the submission. The next try finds the
   open attempt of its own epoch and continues with it;
-- after an attempt is recorded and before its outcome is: the attempt stays open. The next term closes it as `unknown`
-  and sends the submission again. The receiver must recognise the repeated delivery key;
+- after an attempt is recorded, but before its outcome is recorded: the attempt stays open. The next term closes it as
+  `unknown` and sends the submission again. The receiver must recognise the repeated delivery key;
 - the process is paused until after its lease expired: the executor checks the lease right before sending, and the
   database refuses every write that carries the old fence. A request that is already on the network cannot be recalled;
 - the database does not answer: the term ends at once, and an instance that can reach the database acquires the lease.
@@ -85,8 +85,8 @@ HINT_PAUSE_SECONDS = 0.02
 READ_IDLE_RATIO = 9
 """Intake pauses for this many times the duration of its last read, so reading takes at most a tenth of the time."""
 REFRESH_PAUSE_MAX_SECONDS = 5.0
-"""The longest pause between two refreshes, if `refresh_seconds` is shorter. More frequent reads of the most recent
-changes find all submissions but those that were committed late."""
+"""The limit on the pause that a slow refresh causes before the next refresh, unless `refresh_seconds` is longer. In
+between, the cheaper reads of the most recent changes find all submissions except those that were committed late."""
 RECORD_PAUSE_SECONDS = 0.005
 """The pause between two batches of outcomes, so that each transaction records several outcomes."""
 HELD_PAUSE_MICROSECONDS = 200_000
@@ -419,7 +419,8 @@ class _Term:
             for queue, _, end in batch:
                 self._recorded(queue, end, states.get(end.submission_id))
             self._due.set()
-            # The next batch is recorded after this: a source reads which of its deliveries this batch completed.
+            # Await this before the next batch is recorded: a source reads from the database what exactly this batch has
+            # completed.
             await self._report_delivered([(contract, end) for _, contract, end in batch if contract.format is not None])
             await asyncio.sleep(RECORD_PAUSE_SECONDS)
 
@@ -451,7 +452,7 @@ class _Term:
                 await source.report_delivered(delivered)
 
     def _follow(self, queue: GatewayQueue, ready: ReadyAttempt, end: AttemptEnd) -> None:
-        """Follows the state of the gateway, and reports when it begins to fail; not for every attempt."""
+        """Updates the state of the gateway. Reports when the gateway begins to fail, not each failed attempt."""
         recovery, name, now = queue.recovery, queue.gateway.name, monotonic()
         delivered, failed = end.outcome is AttemptOutcome.DELIVERED, end.outcome is AttemptOutcome.FAILED
         if delivered and recovery.deliver(now):

@@ -57,7 +57,7 @@ class GatewayQueue:
 
     @property
     def room(self) -> int:
-        """The number of attempts that may be begun now. It is lower if many attempts have no recorded end yet."""
+        """The number of attempts that may be begun now. It is lower while the ends of many attempts are unrecorded."""
         places = self.gateway.concurrency
         return min(places + self._ahead - self.sending - len(self.ready), 3 * places - self.unrecorded, BATCH_MAX)
 
@@ -68,8 +68,8 @@ class GatewayQueue:
 def judged(ready: ReadyAttempt, response: Response, now_microseconds: int, *, others_delivered: bool) -> AttemptEnd:
     """Returns the end of an attempt that got a response or failed without one.
 
-    `others_delivered`: whether the gateway accepts other submissions. An early attempt that fails meanwhile is not
-    repeated early: the payload is at fault, and not the gateway.
+    `others_delivered`: whether the gateway accepts other submissions at this time. If it does, an early attempt that
+    fails is not repeated early, because the payload is at fault and not the gateway.
     """
     verdict = _judge(ready, response)
     receipt = response.receipt if verdict.outcome is AttemptOutcome.DELIVERED else None
@@ -123,7 +123,9 @@ def abandoned(ready: ReadyAttempt, now_microseconds: int) -> AttemptEnd:
 
 
 def not_sent(ready: ReadyAttempt, withheld: Withheld) -> AttemptEnd:
-    """The pause is binding, because the gateway is not what the payload waits for."""
+    """Returns the end of an attempt whose payload was withheld. The pause is binding, because a recovered gateway does
+    not help such a payload.
+    """
     verdict = Verdict(AttemptOutcome.ABANDONED, f"not sent: {withheld.error}", withheld.retry_seconds)
     return _end(ready, verdict, None, is_binding=True)
 
@@ -138,7 +140,9 @@ def _end(
     is_binding: bool = False,
     has_receipt: bool = False,
 ) -> AttemptEnd:
-    """With `now_microseconds`, the submission of an early attempt waits at least until it would have been due."""
+    """With `now_microseconds`, the pause after an early attempt lasts at least until the submission would have been
+    due.
+    """
     pause = _microseconds(verdict.pause_seconds)
     if pause is not None and now_microseconds is not None and ready.was_due_microseconds is not None:
         pause = max(pause, ready.was_due_microseconds - now_microseconds)

@@ -32,7 +32,9 @@ IDEMPOTENCY_KEY = "idempotency-key"
 
 
 class Gateway:
-    """URL, secrets and headers come from the configuration; attempts and timeouts come from a submission's contract."""
+    """URL, secrets and headers come from the configuration. Attempts and timeouts come from the contract of a
+    submission.
+    """
 
     def __init__(self, name: str, config: GatewayConfig, sources: PayloadSources) -> None:
         self.name = name

@@ -5,11 +5,12 @@ of change is not enough: a transaction reads the clock before it commits, so a r
 that the cursor has already passed or that equals it. Therefore:
 
 - when leadership begins, the schedule is **built** from all pending submissions, page by page;
-- every second the schedule is **refreshed** with all submissions that changed after the last refresh minus TRAIL. TRAIL
-  is longer than any write may take. Rows that were read before are recognised by the time of their change;
+- every `refresh_seconds` the schedule is **refreshed** with all submissions that changed since TRAIL before the last
+  refresh. TRAIL is longer than any write may take. Rows that were read before are recognised by the time of their
+  change;
 - after a hint, only the most recent changes are read (`read_recent`). This read is cheap, and may miss some changes;
 - once a minute all changes of the last ten minutes are **compared** with the schedule. Submissions that only the
-  comparison finds are reported: the refreshes must not miss any.
+  comparison finds are reported, because a refresh that misses a submission is a bug.
 
 If the database's clock is stepped back, the cursor follows with the next refresh.
 """
@@ -26,7 +27,8 @@ from tenure.submissions.schedule import Entry, Schedule
 SECOND = 1_000_000
 TRAIL = 5 * SECOND
 HINT_TRAIL = SECOND // 10
-"""How far `read_recent` reads back: a transaction may commit after one that started later, but few take this long."""
+"""How far back `read_recent` reads. A transaction may commit after one that started later, but few transactions take
+this long."""
 COMPARED = 600 * SECOND
 PAGE = 1000
 BUILDING_PAGE = 5000
@@ -62,7 +64,7 @@ class Intake:
         self._seen = {each: changed_at for each, changed_at in self._seen.items() if changed_at >= horizon}
 
     async def read_recent(self) -> None:
-        # If reads are slow, commits are, too, and come later after the time of their change.
+        # If reads are slow, commits probably are too, so a row becomes visible longer after its time of change.
         await self._read_since(self._read_at - min(max(HINT_TRAIL, 2 * self._took), TRAIL))
 
     async def compare(self) -> int:
@@ -76,8 +78,8 @@ class Intake:
         return found
 
     def forget(self, submission_id: str) -> None:
-        """Removes a submission that needs no more attempts. Also forgets its time of change: it may have been retried,
-        and that change may have been read before its end was known here.
+        """Removes a submission that needs no more attempts. Also forgets its time of change: if a caller has retried
+        the submission, that change may have been read before this executor knew of the end, and must be read again.
         """
         number = number_of_id(submission_id)
         self.schedule.forget(number)
@@ -114,7 +116,8 @@ class Intake:
     def _take(self, rows: Sequence[PendingEntry]) -> None:
         for number, gateway, due, changed_at in rows:
             self._seen[number] = changed_at
-            # A row without a due time has an open attempt. If it is unknown here, the response to its begin was lost.
+            # A row without a due time has an open attempt. If this executor does not know the attempt, the response to
+            # its begin was lost.
             self.schedule.add(Entry(number, gateway, due or 0))
 
     async def _pages(self, after: Change | None, size: int) -> AsyncIterator[PendingPage]:

@@ -3,24 +3,24 @@
 During an outage the pauses of the contracts grow to hours. A gateway that answers again would get new submissions at
 once, and the old ones hours later. So the executor follows the state of each gateway:
 
-- *failing*: a request failed, and none was delivered in the last CALM_SECONDS. So one payload that the receiver refuses
-  among others that it accepts does not count, and the state does not change many times a second. Every term begins as
-  if all gateways were failing, because earlier terms may have left submissions waiting;
+- *failing*: a request failed, and none was delivered in the last CALM_SECONDS. So a gateway that refuses one payload
+  and accepts the others is not failing, and the state does not change many times a second. Every term begins as if all
+  gateways were failing, because earlier terms may have left submissions waiting;
 - *recovering*, from the first delivery on: the executor takes the **backlog**, which is everything that waits for the
-  gateway, and begins **early attempts** in the order of acceptance. It begins one, and after each full window of early
-  deliveries twice as many, up to the concurrency of the gateway. Attempts that were in progress when the recovery began
-  may still fail: their submissions join the backlog at its end. When the gateway fails again, the backlog is dropped,
-  and the next delivery starts anew;
+  gateway, and begins **early attempts** in the order of acceptance. At first one early attempt may be in progress,
+  after its delivery two, after two more deliveries four, and so on, up to the concurrency of the gateway. Attempts that
+  were in progress when the recovery began may still fail: their submissions join the backlog at its end. When the
+  gateway fails again, the backlog is dropped, and the next delivery starts a new recovery;
 - *working*: the backlog is done.
 
 An early attempt that fails does not count against `max_attempts`, and its submission waits until it would have been due
 anyway. If others were delivered at the time, the payload is at fault, and its pause becomes binding: it gets no second
-early attempt before its next regular one. Otherwise the gateway is at fault, and the submission is the last in the next
-backlog, so that a request that the receiver never answers does not keep the others waiting. A pause that the receiver
-asked for with `Retry-After` is binding, too.
+early attempt before its next regular one. Otherwise the gateway is at fault, and the submission comes last in the next
+backlog. So a request that the receiver never answers does not delay the others. A pause that the receiver asked for
+with `Retry-After` is binding, too.
 
 The database begins every attempt and knows which pauses are binding, so neither a stale backlog nor a second instance
-can send a submission twice or too early. A crash loses only the backlog: the next term takes another.
+can send a submission twice or too early. A crash loses only the backlog, and the next term takes a new one.
 """
 
 from collections.abc import Iterable
@@ -42,7 +42,7 @@ class Recovery:
         """Submissions whose attempt was in progress when the gateway began to recover. The backlog does not contain
         them, so a submission whose attempt fails rejoins it."""
         self.is_reported = False
-        """Whether the failure of the gateway was reported, and its recovery was not."""
+        """Whether the failure of the gateway was reported, but not yet its recovery."""
         self._is_failing = True
         self._concurrency = concurrency
         self._delivered_at = LONG_AGO

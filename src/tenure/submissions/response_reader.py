@@ -1,11 +1,11 @@
 """Reads one response of a receiver from the bytes of its connection. No I/O, no clock.
 
-The reader is strict, because its result decides whether a payload is billed as delivered:
+The reader is strict, because its result decides whether a payload counts as delivered:
 
 - it knows exactly where the response ends. If a single byte follows, the connection is not reused: that byte may be the
-  beginning of another response, and the next request must not take it for its own;
+  beginning of another response, which must not be assigned to the next request;
 - everything that it reads has a limit: the bytes of all heads together, interim (1xx) responses, headers, the bytes and
-  chunks of the body. A receiver that exceeds a limit costs a connection, and not the time of the event loop.
+  chunks of the body. A receiver that exceeds a limit loses its connection, and does not block the event loop.
 
 Only the status and a few headers are used. The body is read to find its end, and only so that the connection can be
 reused. A body that is broken or too long does not invalidate the response.
@@ -62,7 +62,7 @@ class ResponseReader:
     def __init__(self) -> None:
         self.head: ResponseHead | None = None
         self.is_done = False
-        """Whether no more bytes of this response are wanted."""
+        """Whether the response has ended, or its remaining bytes are not needed."""
         self.is_reusable = False
         """Whether the response has ended, no byte followed it, and the receiver keeps the connection open."""
         self.has_surplus = False
@@ -172,7 +172,7 @@ def parse_head(data: bytes) -> ResponseHead:
             fields.setdefault(name, []).append(header[2].rstrip(b" \t"))
     length, encodings = _length(fields.get(b"content-length", [])), fields.get(b"transfer-encoding", [])
     options = b",".join(fields.get(b"connection", [])).lower()
-    # A response that gives both lengths, or an encoding that is not read here, has no end that both sides agree on.
+    # If a response has both `content-length` and an encoding, or an encoding other than chunked, its end is ambiguous.
     unclear = bool(encodings) and (length is not None or [each.lower() for each in encodings] != [b"chunked"])
     return ResponseHead(
         status=int(status_line[2]),

@@ -1,8 +1,9 @@
 """The executor's schedule: pending submissions of each gateway, in the order in which they are due.
 
 A million entries fit into 150 MB: an entry is one integer in a heap, with the due time in the bits above the id.
-Entries are never searched or changed. A submission whose due time changes gets a second entry. The executor begins each
-attempt in the database before it sends anything, and the database refuses an attempt for the surplus entry.
+Entries are never searched or changed. If the due time of a submission changes, the submission gets a second entry, and
+the old one stays. This is harmless: the executor begins each attempt in the database before it sends anything, and the
+database refuses to begin one that is not due.
 """
 
 from collections import deque
@@ -17,7 +18,8 @@ from tenure.ids import id_of_number, number_of_id
 ID_BITS = 128
 ID_MASK = (1 << ID_BITS) - 1
 SORT_MAX = 5_000
-"""Entries of a backlog that are sorted at once, in about two milliseconds, so that the event loop is not blocked."""
+"""The number of backlog entries that one step sorts. A step takes about two milliseconds, so it does not block the
+event loop."""
 
 
 class Entry(NamedTuple):
@@ -102,7 +104,8 @@ class Backlog:
     def __init__(self, entries: list[int], known: Collection[int], last: Collection[int]) -> None:
         self.is_sorted = False
         self.size = 0
-        """The number of submissions, once it is sorted. One with two entries may be counted twice."""
+        """The number of submissions, known once the backlog is sorted. A submission with two entries may be counted
+        twice."""
         self._entries = entries.copy()
         self._known = known
         self._last = last
@@ -149,7 +152,7 @@ class Backlog:
 
 
 _number_of = ID_MASK.__and__
-"""The submission of an entry. A method of the mask is faster than a function."""
+"""Returns the submission number of an entry. The bound method of the mask is faster than a Python function."""
 
 
 def entry_of(submission_id: str, gateway: str, due_microseconds: int) -> Entry:

@@ -20,7 +20,8 @@ from tenure.transcription.recognizers import Options, Recognizer, make_recognize
 
 LENGTH = struct.Struct(">I")
 NICENESS = 5
-"""Lowers the priority of the process: texts may be late, but heartbeats of the instance may not."""
+"""Lowers the priority of the process: texts may be late, but the keep-alives and lease renewals of the instance may
+not."""
 
 
 class Result(msgspec.Struct, frozen=True, array_like=True):

@@ -91,7 +91,7 @@ class Report(msgspec.Struct, frozen=True):
     """The usage in windows that were cut without a gateway, and were not sent since."""
     chunks_with_receipt: int
     chunks_without_receipt: int
-    """The delivered chunks whose receiver named, or did not name, the digest of the body that it accepted."""
+    """The numbers of delivered chunks with and without a receipt."""
     ledger: LedgerTotals | None
     findings: Sequence[Finding]
 

@@ -69,7 +69,7 @@ class EmitUsage:
             await self._announce()
 
     async def _report_if_delivered(self, window: Window) -> None:
-        """All chunks may have been delivered before the division was complete. Then it has completed the delivery."""
+        """Reports the delivery of a window whose chunks were all delivered before its division was complete."""
         found = await self._store.get_window(window.window_id)
         if found is not None:
             report_if_delivered(found[0], self._telemetry)

@@ -69,7 +69,7 @@ class UsagePayloads:
         return dict.fromkeys(changed, Withheld("its digest differs from the one stored before its first attempt"))
 
     async def report_delivered(self, submission_ids: Sequence[str]) -> None:
-        with suppress(DatabaseUnavailable):  # then a line is missing from the log, and nothing else
+        with suppress(DatabaseUnavailable):  # the only effect is a missing log line
             found = await self._store.find_chunks(submission_ids)
             for window in {window.window_id: window for window, _ in found}.values():
                 report_if_delivered(window, self._telemetry)

@@ -4,10 +4,10 @@ Without a gateway `usages`, windows are cut and divided, but get no contract and
 configured, new windows are sent; older ones are sent only on request, because the operator may have billed them in
 another way.
 
-A window is handed over in one transaction, which gives it the contract and its chunks their submissions. A window with
-a contract is never handed over again. So the request can be repeated after a crash or a lost answer, and several
-requests can run at the same time. They do not conflict with the job `emit-usage`: it changes only windows that are not
-divided yet, and those are not handed over.
+One transaction hands over a window: it sets the contract of the window and creates the submissions of its chunks. A
+window with a contract is never handed over again. So the request can be repeated after a crash or a lost answer, and
+several requests can run at the same time. They do not conflict with the job `emit-usage`: it changes only windows that
+are not divided yet, and those are not handed over.
 """
 
 from collections.abc import Sequence
@@ -37,7 +37,9 @@ class SentUsage(msgspec.Struct, frozen=True):
 async def send_windows(
     store: Store, contract: Contract, from_at: datetime, to_at: datetime | None, limit: int
 ) -> SentUsage:
-    """Hand over the windows without a contract that begin in the span, oldest first, about `limit` at most."""
+    """Hand over the windows without a contract that begin in the span, oldest first, until at least `limit` are
+    done.
+    """
     windows = chunks = 0
     while windows < limit and (unsent := await store.list_unsent_windows(from_at, to_at, WINDOWS_PER_TRANSACTION)):
         batch = _first(unsent)
