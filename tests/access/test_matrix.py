@@ -62,6 +62,7 @@ EXPECTED: dict[str, frozenset[str]] = {
     "GET /readyz": PUBLIC,
     "GET /openapi.json": PUBLIC,
     "GET /asyncapi.json": PUBLIC,
+    "GET /client/tenure.js": PUBLIC,
     "GET /docs": PUBLIC,
 }
 REFUSED = {"client", "reader", "operator", "of a tenant"}

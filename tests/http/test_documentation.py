@@ -74,12 +74,12 @@ def test_every_documented_problem_exists() -> None:
 
 @pytest.mark.parametrize("text", [API, ERRORS], ids=["api.md", "errors.md"])
 def test_every_link_has_an_existing_target(text: str) -> None:
-    anchors = {path.name: _anchors(path.read_text(encoding="utf-8")) for path in DOCS.glob("*.md")} | {
-        "": _anchors(text)
-    }
+    pages = DOCS.glob("**/*.md")
+    anchors = {str(path.relative_to(DOCS)): _anchors(path.read_text(encoding="utf-8")) for path in pages}
+    anchors |= {"": _anchors(text)}
     wrong = [
         f"{file}#{anchor}"
-        for file, anchor in re.findall(r"\]\(([a-z.]*)#?([^)]*)\)", text)
+        for file, anchor in re.findall(r"\]\(([a-z./-]*)#?([^)]*)\)", text)
         if file not in anchors or (anchor and anchor not in anchors[file])
     ]
     assert wrong == []

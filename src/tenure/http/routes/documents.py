@@ -1,4 +1,6 @@
-"""The OpenAPI 3.1 and AsyncAPI 3.0 documents, generated from the table of routes, and the page that shows them."""
+"""The OpenAPI 3.1 and AsyncAPI 3.0 documents, generated from the table of routes, the page that shows them, and the
+JavaScript client.
+"""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,7 +14,7 @@ from tenure import __version__
 from tenure.access.grants import PUBLIC
 from tenure.domain.keys import PUBLIC_ID_LENGTH
 from tenure.errors import Forbidden, ForbiddenOrigin, MethodNotAllowed, Problem, Unauthenticated, Unavailable
-from tenure.http.answers import HTML, MEDIA_TYPE, Answer, ProblemDetails
+from tenure.http.answers import HTML, MEDIA_TYPE, Answer, Headers, ProblemDetails
 from tenure.http.edge import EDGE_REFUSALS, SAFE_METHODS
 from tenure.http.pipeline import Call, Route, StreamRoute, Table
 
@@ -24,6 +26,9 @@ _BEARER = {
     "description": "An API key. Needed as soon as the first key exists.",
 }
 PAGE = Path(__file__).with_name("docs.html")
+CLIENT_MODULE = Path(__file__).with_name("tenure.js")
+"""A link to the JavaScript client in `clients/javascript`. The wheel contains the file itself."""
+SCRIPT: Headers = ((b"content-type", b"text/javascript; charset=utf-8"), (b"cache-control", b"no-cache"))
 
 
 class DocumentRoutes:
@@ -33,6 +38,7 @@ class DocumentRoutes:
         self._openapi = msgspec.json.encode(openapi_document(routes, prefix))
         self._asyncapi = msgspec.json.encode(asyncapi_document(streams, prefix))
         self._page = PAGE.read_bytes()
+        self._client_module = CLIENT_MODULE.read_bytes()
 
     def routes(self) -> Sequence[Route]:
         return [
@@ -50,6 +56,7 @@ class DocumentRoutes:
                 ("/openapi.json", self.openapi, "OpenAPI document of the HTTP routes"),
                 ("/asyncapi.json", self.asyncapi, "AsyncAPI document of the WebSocket routes"),
                 ("/docs", self.docs, "API reference (HTML)"),
+                ("/client/tenure.js", self.client_module, "JavaScript client (ES module)"),
             )
         ]
 
@@ -61,6 +68,9 @@ class DocumentRoutes:
 
     async def docs(self, _call: Call) -> Answer:
         return Answer(self._page, headers=HTML)
+
+    async def client_module(self, _call: Call) -> Answer:
+        return Answer(self._client_module, headers=SCRIPT)
 
 
 def asyncapi_document(routes: Sequence[StreamRoute], prefix: str) -> dict[str, Any]:

@@ -1,0 +1,1568 @@
+// @ts-check
+/**
+ * Tenure's client for browsers and Node: one ES module without dependencies.
+ *
+ * Every instance serves it at `/client/tenure.js`, below its prefix. A page imports it from there, or from a copy.
+ *
+ *     import { hold } from "https://tenure.example.com/client/tenure.js";
+ *
+ *     const session = await hold({ sessionId, token });      // both come from your backend
+ *     session.addEventListener("expiring", () => warn());
+ *     session.addEventListener("lost", (event) => signOut(event.detail.reason));
+ *
+ * `Client` has a method for every route; `hold` keeps one session alive. A page uses a session token, which is valid for
+ * one session only (`withToken` of `PUT /sessions`). An API key does not belong into a page.
+ */
+
+export const VERSION = "0.1.0";
+
+// Errors.
+
+/**
+ * A problem that the service answered with, or a response that is not one of Tenure's.
+ * `code` is one of ERROR_CODES; for a response of a proxy it is `HTTP_ERROR`.
+ */
+export class TenureError extends Error {
+  /**
+   * @param {number} status
+   * @param {Partial<ProblemDetails>} problem
+   * @param {Headers} [headers]
+   */
+  constructor(status, problem, headers) {
+    super(`${status} ${problem.code ?? "HTTP_ERROR"}: ${problem.detail ?? "the response is not one of Tenure's"}`);
+    this.name = "TenureError";
+    this.status = status;
+    this.code = problem.code ?? "HTTP_ERROR";
+    this.detail = problem.detail ?? "";
+    this.errors = problem.errors ?? [];
+    this.closeReason = problem.closeReason ?? null;
+    this.requestId = headers?.get("x-request-id") ?? null;
+    this.retryAfterSeconds = secondsOf(headers?.get("retry-after"));
+  }
+}
+
+/** The service could not be reached, or did not answer in time. `cause` is the error of `fetch`. */
+export class ConnectionError extends Error {
+  /** @param {unknown} cause */
+  constructor(cause) {
+    super("the service did not answer", { cause });
+    this.name = "ConnectionError";
+  }
+}
+
+/** The session is lost, so it cannot be used any more. */
+export class SessionLost extends Error {
+  /** @param {Loss} loss */
+  constructor(loss) {
+    super(`the session is lost: ${loss.reason}`);
+    this.name = "SessionLost";
+    this.reason = loss.reason;
+    this.closeReason = loss.closeReason;
+  }
+}
+
+/** @param {string | null | undefined} text */
+function secondsOf(text) {
+  const seconds = text ? Number(text) : Number.NaN;
+  return Number.isFinite(seconds) ? seconds : null;
+}
+
+// The client.
+
+const TIMEOUT_MS = 10_000;
+const TRIES = 3;
+const FIRST_PAUSE_MS = 200;
+const LONGEST_PAUSE_MS = 5_000;
+/** Statuses after which a request that may be repeated is sent again. */
+const PASSING = new Set([429, 502, 503, 504]);
+
+/**
+ * @typedef {object} ClientOptions
+ * @property {string | URL} [url] The address of the service with its prefix. Default: where this module came from.
+ * @property {string} [credential] An API key, a session token or a token of an OIDC issuer.
+ * @property {number} [timeoutMs] How long one try of a request may take.
+ * @property {number} [tries] How often a request is sent at most, if it may be repeated.
+ * @property {typeof globalThis.fetch} [fetch]
+ *
+ * @typedef {object} RequestOptions
+ * @property {Record<string, unknown>} [query] Values that are undefined or null are left out.
+ * @property {unknown} [body] Sent as JSON; a Blob or an ArrayBuffer is sent as it is.
+ * @property {Record<string, string>} [headers]
+ * @property {boolean} [repeatable] Whether the request may be sent again after a failure. Default: all but POST.
+ * @property {AbortSignal} [signal]
+ * @property {number} [timeoutMs]
+ */
+
+export class Client {
+  #url;
+  #credential;
+  #fetch;
+  #timeoutMs;
+  #tries;
+
+  /** @param {ClientOptions} [options] */
+  constructor({ url, credential, timeoutMs = TIMEOUT_MS, tries = TRIES, fetch } = {}) {
+    const base = new URL(url ?? new URL("..", import.meta.url));
+    if (!base.pathname.endsWith("/")) base.pathname += "/";
+    this.#url = base;
+    this.#credential = credential ?? null;
+    this.#timeoutMs = timeoutMs;
+    this.#tries = tries;
+    this.#fetch = fetch ?? globalThis.fetch.bind(globalThis);
+  }
+
+  /** The address of the service, with a slash at its end. */
+  get url() {
+    return this.#url.href;
+  }
+
+  /**
+   * Return a client with other options; what is not given stays as it is.
+   * @param {ClientOptions} options
+   */
+  withOptions(options) {
+    return new Client({
+      url: this.#url,
+      credential: this.#credential ?? undefined,
+      timeoutMs: this.#timeoutMs,
+      tries: this.#tries,
+      fetch: this.#fetch,
+      ...options,
+    });
+  }
+
+  /**
+   * Send a request and return the decoded JSON of its answer. Throws `TenureError` or `ConnectionError`.
+   * @param {string} method
+   * @param {string} path Relative to the address of the service, such as `/sessions`.
+   * @param {RequestOptions} [options]
+   * @returns {Promise<any>}
+   */
+  async request(method, path, options = {}) {
+    const repeatable = options.repeatable ?? method !== "POST";
+    for (let attempt = 1; ; attempt += 1) {
+      try {
+        return await this.#send(method, path, options);
+      } catch (error) {
+        if (!repeatable || attempt >= this.#tries || !isPassing(error) || options.signal?.aborted) throw error;
+        const asked = error instanceof TenureError ? (error.retryAfterSeconds ?? 0) * 1000 : 0;
+        await pause(Math.max(asked, jitter(attempt)), options.signal);
+      }
+    }
+  }
+
+  /**
+   * @param {string} method
+   * @param {string} path
+   * @param {RequestOptions} options
+   */
+  async #send(method, path, { query, body, headers = {}, signal, timeoutMs = this.#timeoutMs }) {
+    const url = new URL(path.replace(/^\//, ""), this.#url);
+    for (const [name, value] of Object.entries(query ?? {})) {
+      if (value !== undefined && value !== null) url.searchParams.set(name, textOf(value));
+    }
+    const isJson = body !== undefined && !(body instanceof Blob) && !(body instanceof ArrayBuffer);
+    const timer = new AbortController();
+    const timeout = setTimeout(() => timer.abort(new Error(`no answer within ${timeoutMs} ms`)), timeoutMs);
+    const forward = () => timer.abort(signal?.reason);
+    signal?.addEventListener("abort", forward, { once: true });
+    if (signal?.aborted) forward();
+    try {
+      const response = await this.#fetch(url, {
+        method,
+        headers: {
+          accept: "application/json",
+          ...(isJson ? { "content-type": "application/json" } : {}),
+          ...(this.#credential === null ? {} : { authorization: `Bearer ${this.#credential}` }),
+          ...headers,
+        },
+        body: isJson ? JSON.stringify(body) : /** @type {BodyInit | undefined} */ (body),
+        signal: timer.signal,
+        // Cookies belong to the console, and a cached answer would be an old one.
+        credentials: "omit",
+        cache: "no-store",
+      });
+      const content = await response.text();
+      if (response.ok) return content === "" ? null : JSON.parse(content);
+      throw new TenureError(response.status, problemIn(content), response.headers);
+    } catch (error) {
+      throw error instanceof TenureError ? error : new ConnectionError(error);
+    } finally {
+      clearTimeout(timeout);
+      signal?.removeEventListener("abort", forward);
+    }
+  }
+
+  /**
+   * Yield the items of all pages of a list.
+   * @param {string} path
+   * @param {string} plural The name of the list in the answer.
+   * @param {Record<string, unknown>} [query]
+   * @returns {AsyncGenerator<any>}
+   */
+  async *each(path, plural, query = {}) {
+    /** @type {string | null} */
+    let cursor = null;
+    do {
+      const page = await this.request("GET", path, { query: { ...query, cursor: cursor ?? undefined } });
+      yield* page[plural];
+      cursor = page.nextCursor;
+    } while (cursor !== null);
+  }
+
+  // Sessions.
+
+  /** @param {OpenBody} body @returns {Promise<OpenAnswer>} */
+  openSession(body) {
+    return this.request("PUT", "/sessions", { body });
+  }
+
+  /** @param {Record<string, unknown>} [query] @returns {Promise<SessionList>} */
+  listSessions(query) {
+    return this.request("GET", "/sessions", { query });
+  }
+
+  /** @param {string} sessionId @returns {Promise<SessionAnswer>} */
+  getSession(sessionId) {
+    return this.request("GET", `/sessions/${part(sessionId)}`);
+  }
+
+  /** @param {string} sessionId @returns {Promise<SessionAnswer>} */
+  endSession(sessionId) {
+    return this.request("DELETE", `/sessions/${part(sessionId)}`);
+  }
+
+  /** @param {string} sessionId @param {HeartbeatBody} [body] @returns {Promise<HeartbeatAnswer>} */
+  heartbeat(sessionId, body = {}) {
+    return this.request("POST", `/sessions/${part(sessionId)}/heartbeat`, { body, repeatable: true });
+  }
+
+  /** @param {HeartbeatsBody} body @returns {Promise<HeartbeatsAnswer>} */
+  heartbeats(body) {
+    return this.request("POST", "/sessions/heartbeats", { body, repeatable: true });
+  }
+
+  /** @returns {Promise<MetricsAnswer>} */
+  sessionMetrics() {
+    return this.request("GET", "/sessions/metrics");
+  }
+
+  // Capacities.
+
+  /** @param {string} capacityId @param {CapacityBody} body @returns {Promise<CapacityAnswer>} */
+  setCapacity(capacityId, body) {
+    return this.request("PUT", `/capacities/${part(capacityId)}`, { body });
+  }
+
+  /** @param {string} capacityId @returns {Promise<CapacityAnswer>} */
+  getCapacity(capacityId) {
+    return this.request("GET", `/capacities/${part(capacityId)}`);
+  }
+
+  /** @param {Record<string, unknown>} [query] @returns {Promise<CapacityList>} */
+  listCapacities(query) {
+    return this.request("GET", "/capacities", { query });
+  }
+
+  /** @param {string} capacityId @returns {Promise<CapacityAnswer>} */
+  deleteCapacity(capacityId) {
+    return this.request("DELETE", `/capacities/${part(capacityId)}`);
+  }
+
+  // Transcription.
+
+  /**
+   * Transcribe a recording. The query names the session's user, tenant, capacity and kind.
+   * @param {Blob | ArrayBuffer} audio A WAV file.
+   * @param {Record<string, unknown>} query
+   * @returns {Promise<TranscribeAnswer>}
+   */
+  transcribe(audio, query) {
+    return this.request("POST", "/transcribe", { body: audio, query, headers: { "content-type": "audio/wav" } });
+  }
+
+  // Submissions.
+
+  /**
+   * @param {SubmitBody} body
+   * @param {string} [idempotencyKey] The same key for the same submission, also in a later call. Default: a new one.
+   * @returns {Promise<AcceptedAnswer>}
+   */
+  submit(body, idempotencyKey = globalThis.crypto.randomUUID()) {
+    const headers = { "idempotency-key": idempotencyKey };
+    return this.request("POST", "/submissions", { body, headers, repeatable: true });
+  }
+
+  /** @param {Record<string, unknown>} [query] @returns {Promise<SubmissionList>} */
+  listSubmissions(query) {
+    return this.request("GET", "/submissions", { query });
+  }
+
+  /** @param {string} submissionId @returns {Promise<SubmissionAnswer>} */
+  getSubmission(submissionId) {
+    return this.request("GET", `/submissions/${part(submissionId)}`);
+  }
+
+  /** @param {string} submissionId @returns {Promise<SubmissionAnswer>} */
+  retrySubmission(submissionId) {
+    return this.request("POST", `/submissions/${part(submissionId)}/retry`);
+  }
+
+  /** @param {string} submissionId @returns {Promise<SubmissionAnswer>} */
+  cancelSubmission(submissionId) {
+    return this.request("POST", `/submissions/${part(submissionId)}/cancel`);
+  }
+
+  /** @param {CommandBody} body @returns {Promise<CommandedAnswer>} */
+  retrySubmissions(body) {
+    return this.request("POST", "/submissions/retry", { body });
+  }
+
+  /** @param {CommandBody} body @returns {Promise<CommandedAnswer>} */
+  cancelSubmissions(body) {
+    return this.request("POST", "/submissions/cancel", { body });
+  }
+
+  // Usage.
+
+  /** @param {Record<string, unknown>} [query] @returns {Promise<UsageAnswer>} */
+  usage(query) {
+    return this.request("GET", "/usage", { query });
+  }
+
+  /** @param {Record<string, unknown>} [query] @returns {Promise<WindowList>} */
+  listUsageWindows(query) {
+    return this.request("GET", "/usage/windows", { query });
+  }
+
+  /** @param {number | string} windowId @returns {Promise<WholeWindowAnswer>} */
+  getUsageWindow(windowId) {
+    return this.request("GET", `/usage/windows/${part(windowId)}`);
+  }
+
+  /** @param {SendBody} body @returns {Promise<SentAnswer>} */
+  sendUsageWindows(body) {
+    return this.request("POST", "/usage/windows/send", { body });
+  }
+
+  // Leases and jobs.
+
+  /** @param {Record<string, unknown>} [query] @returns {Promise<LeaseList>} */
+  listLeases(query) {
+    return this.request("GET", "/leases", { query });
+  }
+
+  /** @param {string} name @returns {Promise<LeaseAnswer>} */
+  resignLease(name) {
+    return this.request("POST", `/leases/${part(name)}/resign`);
+  }
+
+  /** @param {Record<string, unknown>} [query] @returns {Promise<JobList>} */
+  listJobs(query) {
+    return this.request("GET", "/jobs", { query });
+  }
+
+  /** @param {string} name @param {Record<string, unknown>} [query] @returns {Promise<RunList>} */
+  listRuns(name, query) {
+    return this.request("GET", `/jobs/${part(name)}/runs`, { query });
+  }
+
+  /** @param {string} name @returns {Promise<JobAnswer>} */
+  runJob(name) {
+    return this.request("POST", `/jobs/${part(name)}/run`);
+  }
+
+  /** @param {string} name @returns {Promise<JobAnswer>} */
+  pauseJob(name) {
+    return this.request("POST", `/jobs/${part(name)}/pause`, { repeatable: true });
+  }
+
+  /** @param {string} name @returns {Promise<JobAnswer>} */
+  resumeJob(name) {
+    return this.request("POST", `/jobs/${part(name)}/resume`, { repeatable: true });
+  }
+
+  // Keys and the audit log.
+
+  /** @param {KeyBody} body @returns {Promise<CreatedKeyAnswer>} */
+  createKey(body) {
+    return this.request("POST", "/keys", { body });
+  }
+
+  /** @param {Record<string, unknown>} [query] @returns {Promise<KeyList>} */
+  listKeys(query) {
+    return this.request("GET", "/keys", { query });
+  }
+
+  /** @param {string} publicId @returns {Promise<KeyAnswer>} */
+  revokeKey(publicId) {
+    return this.request("DELETE", `/keys/${part(publicId)}`);
+  }
+
+  /** @param {Record<string, unknown>} [query] @returns {Promise<AuditLog>} */
+  listAuditLog(query) {
+    return this.request("GET", "/audit-log", { query });
+  }
+
+  // Probes.
+
+  /** @returns {Promise<LivenessAnswer>} */
+  live() {
+    return this.request("GET", new URL("/healthz", this.#url).href);
+  }
+
+  /** Throws `TenureError` with status 503 while the instance is not ready. @returns {Promise<ReadinessAnswer>} */
+  ready() {
+    return this.request("GET", new URL("/readyz", this.#url).href, { repeatable: false });
+  }
+
+  /** @returns {Promise<HealthAnswer>} */
+  health() {
+    return this.request("GET", "/health");
+  }
+
+  // Streams.
+
+  /**
+   * Open a WebSocket that is the stream of a session. The credential is sent as a subprotocol, because a browser cannot
+   * set headers on a WebSocket.
+   * @param {string} sessionId
+   * @returns {WebSocket}
+   */
+  stream(sessionId) {
+    return this.#socket(`sessions/${part(sessionId)}/stream`);
+  }
+
+  /**
+   * Open a WebSocket that opens a session of its own. Send the open message first (docs/streams.md).
+   * @returns {WebSocket}
+   */
+  streamSession() {
+    return this.#socket("sessions/stream");
+  }
+
+  /**
+   * End a session while the page is being closed. The browser sends the request after the page is gone.
+   * @param {string} sessionId
+   */
+  endOnUnload(sessionId) {
+    const headers = this.#credential === null ? undefined : { authorization: `Bearer ${this.#credential}` };
+    const url = new URL(`sessions/${part(sessionId)}`, this.#url);
+    void this.#fetch(url, { method: "DELETE", headers, keepalive: true, credentials: "omit" }).catch(() => {});
+  }
+
+  /** @param {string} path */
+  #socket(path) {
+    const url = new URL(path, this.#url);
+    url.protocol = url.protocol === "https:" ? "wss:" : "ws:";
+    const socket = new WebSocket(
+      url,
+      this.#credential === null ? ["tenure"] : ["tenure", `tenure.bearer.${this.#credential}`],
+    );
+    socket.binaryType = "arraybuffer";
+    return socket;
+  }
+
+  /**
+   * Open a session with this client's credential, and hold it with a session token.
+   * @param {OpenBody} body
+   * @param {HoldOptions} [options]
+   * @returns {Promise<HeldSession>}
+   */
+  async hold(body, options = {}) {
+    const sent = stamp();
+    const opened = await this.openSession({ ...body, withToken: true });
+    const token = /** @type {{sessionToken: string}} */ (/** @type {unknown} */ (opened)).sessionToken;
+    const held = new HeldSession(this.withOptions({ credential: token }), opened.sessionId, options);
+    await held.begin(opened.status === "existing" ? null : opened, sent);
+    return held;
+  }
+}
+
+/** @param {unknown} value */
+function part(value) {
+  return encodeURIComponent(String(value));
+}
+
+/** @param {unknown} value */
+function textOf(value) {
+  return value instanceof Date ? value.toISOString() : String(value);
+}
+
+/** @param {string} content @returns {Partial<ProblemDetails>} */
+function problemIn(content) {
+  try {
+    const problem = JSON.parse(content);
+    return typeof problem === "object" && problem !== null ? problem : {};
+  } catch {
+    return {};
+  }
+}
+
+/** @param {unknown} error */
+function isPassing(error) {
+  return error instanceof ConnectionError || (error instanceof TenureError && PASSING.has(error.status));
+}
+
+/** @param {number} attempt */
+function jitter(attempt) {
+  return Math.random() * Math.min(LONGEST_PAUSE_MS, FIRST_PAUSE_MS * 2 ** attempt);
+}
+
+/** @param {number} milliseconds @param {AbortSignal} [signal] @returns {Promise<void>} */
+function pause(milliseconds, signal) {
+  return new Promise((resolve, reject) => {
+    const timer = setTimeout(done, milliseconds);
+    function done() {
+      signal?.removeEventListener("abort", aborted);
+      resolve();
+    }
+    function aborted() {
+      clearTimeout(timer);
+      reject(signal?.reason);
+    }
+    signal?.addEventListener("abort", aborted, { once: true });
+  });
+}
+
+// Holding a session.
+//
+// What must hold: while the page believes in a session, the service does. So every estimate is early rather than late.
+//
+// The deadline of a session is the earliest of the end of its term, its last heartbeat plus the lease, and its last
+// activity plus the idle limit. A heartbeat's answer has that deadline in the server's time, but not the server's
+// present time. Two facts make it a local instant:
+//
+// 1. The server read its clock after the request was sent. So the session lives at least until `sent + lease`. The lease
+//    is the difference of the deadline and the last heartbeat in one answer; the real lease is never shorter.
+// 2. An *anchor* is a local instant, and a server's instant that was not earlier. With it, any deadline of the server
+//    becomes a local instant, also one that came from the term or the idle limit.
+//
+// The local deadline is the earlier of the two.
+//
+// `performance.now()` may stand still while the machine sleeps, and `Date.now()` may jump. So time since a request is
+// the longer of the two. If only `Date.now()` says that the deadline has passed, either the machine slept or its clock
+// was set. The page does not believe in the session until a heartbeat has answered the question.
+
+const DRIFT = 0.001; // How much faster the server's clock may run than the local one.
+const CHECK_SECONDS = 30; // The interval for a session without a lease: others may end it.
+const SHORTEST_INTERVAL_MS = 1_000;
+const HEARTBEAT_TIMEOUT_MS = 5_000;
+const RETRY_MS = 1_000;
+const EXPIRING_SHARE = 0.5; // `expiring` is sent when this share of the time since the last renewal has passed.
+
+/**
+ * @typedef {object} HoldOptions
+ * @property {boolean} [active] Whether each heartbeat also restarts the idle limit. Default: only after `touch()`.
+ * @property {number} [warnSeconds] How long before the deadline `expiring` is sent. Default: half of the lease.
+ * @property {boolean} [endOnClose] Whether the session ends when the page is closed. Default: false, it lapses.
+ *
+ * @typedef {object} Loss
+ * @property {LostReason} reason
+ * @property {string | null} closeReason The service's reason, if it answered.
+ *
+ * @typedef {"expired" | "evicted" | "upgraded" | "terminated" | "stopped" | "unknown" | "unauthorized" |
+ *   "unreachable"} LostReason
+ *
+ * @typedef {object} Stamp A local instant, by both clocks.
+ * @property {number} steady
+ * @property {number} wall
+ */
+
+/** @type {Record<string, LostReason>} */
+const LOST_REASONS = {
+  EXPIRED: "expired",
+  LEASE_EXPIRED: "expired",
+  IDLE_TIMEOUT: "expired",
+  EVICTED: "evicted",
+  UPGRADED: "upgraded",
+  STOPPED: "stopped",
+};
+
+/** @returns {Stamp} */
+function stamp() {
+  return { steady: performance.now(), wall: Date.now() };
+}
+
+/**
+ * Hold a session that your backend has opened with `withToken`.
+ * @param {{sessionId: string, token: string, url?: string | URL, fetch?: typeof globalThis.fetch} & HoldOptions} options
+ * @returns {Promise<HeldSession>} Rejects if the session has ended, or if the service cannot be reached.
+ */
+export async function hold({ sessionId, token, url, fetch, ...options }) {
+  const held = new HeldSession(new Client({ url, credential: token, fetch }), sessionId, options);
+  await held.begin(null, stamp());
+  return held;
+}
+
+/**
+ * A session that this page keeps alive. Events:
+ *
+ * - `renewed`: a heartbeat was acknowledged.
+ * - `expiring`: no heartbeat has succeeded for a while, for instance offline. Sent once until the next `renewed`.
+ *   `detail.remainingMs` is how long the session still lives.
+ * - `lost`: the session is over, or may be. Sent once; `detail` is the `Loss`. No other event follows.
+ */
+export class HeldSession extends EventTarget {
+  #client;
+  #options;
+  #interval = CHECK_SECONDS * 1000;
+  /** @type {number | null} */
+  #lease = null;
+  /** @type {{local: Stamp, server: number} | null} */
+  #anchor = null;
+  #sent = stamp();
+  #expires = 0;
+  /** How long after #sent the session is trusted. */
+  #trustedMs = 0;
+  #warned = false;
+  #touched = false;
+  #failures = 0;
+  /** Whether the last answer refused the token. */
+  #unauthorized = false;
+  /** When the next heartbeat is due, after #sent. */
+  #dueMs = 0;
+  /** @type {Promise<void> | null} */
+  #beating = null;
+  /** @type {Loss | null} */
+  #loss = null;
+  #released = false;
+  /** @type {(() => void) | null} */
+  #cancelTimer = null;
+  #timer = ticker();
+  #stopped = new AbortController();
+  #onWake = () => this.#wake();
+
+  /**
+   * Use `hold` or `Client.hold` instead.
+   * @param {Client} client With the session token as its credential.
+   * @param {string} sessionId
+   * @param {HoldOptions} options
+   */
+  constructor(client, sessionId, options) {
+    super();
+    this.sessionId = sessionId;
+    this.#client = client.withOptions({ tries: 1 });
+    this.#options = options;
+  }
+
+  /**
+   * Start to hold the session. `opened` is the answer that has just opened it, if there is one.
+   * @param {SessionAnswer | null} opened
+   * @param {Stamp} sent When the request for it was sent.
+   */
+  async begin(opened, sent) {
+    if (opened === null) {
+      await this.#adopt();
+    } else {
+      this.#anchor = { local: sent, server: serverMs(opened.sessionStartUtc) };
+      this.#learn(opened);
+      this.#renew(sent, opened.leaseExpiresAt, opened.heartbeatInterval);
+    }
+    for (const [target, name] of wakingEvents()) target.addEventListener(name, this.#onWake);
+    if (this.#options.endOnClose && typeof document !== "undefined") {
+      globalThis.addEventListener("pagehide", (event) => event.persisted || this.#endNow(), {
+        signal: this.#stopped.signal,
+      });
+    }
+    this.#schedule();
+  }
+
+  /** Whether the session is over, or may be: looks at the clock. */
+  get isLost() {
+    if (this.#loss === null && !this.#released) this.#check();
+    return this.#loss !== null;
+  }
+
+  /** Whether the page may rely on the session at this moment. */
+  get isHeld() {
+    return !this.#released && !this.isLost && this.#remaining(false) > 0;
+  }
+
+  /** @returns {Loss | null} */
+  get loss() {
+    return this.isLost ? this.#loss : null;
+  }
+
+  /** When the session ends, in the server's time, if no heartbeat renews it. */
+  get expiresAt() {
+    return new Date(this.#expires);
+  }
+
+  /** The server's time, as far as this page knows; never behind. */
+  get serverTime() {
+    const anchor = this.#anchor;
+    return new Date(anchor === null ? Date.now() : anchor.server + elapsed(anchor.local));
+  }
+
+  /** How long the page may still rely on the session, in milliseconds. For a countdown. */
+  get remainingMs() {
+    return this.isLost ? 0 : Math.max(0, this.#remaining(false));
+  }
+
+  /** Throw `SessionLost` if the session is lost. Call it before each use. */
+  check() {
+    if (this.isLost && this.#loss !== null) throw new SessionLost(this.#loss);
+  }
+
+  /** The next heartbeat also restarts the idle limit. Call it when the user does something. */
+  touch() {
+    this.#touched = true;
+  }
+
+  /** Send a heartbeat now. */
+  async heartbeat() {
+    this.check();
+    await this.#beat();
+    this.check();
+  }
+
+  /** Open the stream of this session. */
+  stream() {
+    this.check();
+    return this.#client.stream(this.sessionId);
+  }
+
+  /** End the session. */
+  async end() {
+    this.release();
+    if (this.#loss !== null) return;
+    try {
+      await this.#client.withOptions({ tries: TRIES }).endSession(this.sessionId);
+    } catch (error) {
+      if (!(error instanceof TenureError && (error.status === 410 || error.status === 404))) throw error;
+    }
+  }
+
+  /** Send no more heartbeats. The session lives on until its lease runs out; no event follows. */
+  release() {
+    this.#released = true;
+    this.#stop();
+  }
+
+  // The loop.
+
+  async #adopt() {
+    const sent = stamp();
+    const answer = await this.#client.heartbeat(this.sessionId, { active: this.#options.active ?? false });
+    await this.#read(sent);
+    this.#renew(sent, answer.leaseExpiresAt, answer.heartbeatInterval);
+  }
+
+  /** Read the session after a heartbeat that was sent at `sent`: it shows that heartbeat, or a later one. @param {Stamp} sent */
+  async #read(sent) {
+    const session = await this.#client.getSession(this.sessionId);
+    this.#anchor = { local: sent, server: serverMs(session.lastHeartbeat) };
+    this.#learn(session);
+  }
+
+  /** @param {SessionAnswer} session */
+  #learn(session) {
+    if (session.heartbeatInterval === null) return;
+    const lease = Date.parse(session.leaseExpiresAt) - serverMs(session.lastHeartbeat);
+    this.#lease = Math.max(lease, this.#lease ?? 0);
+  }
+
+  /** @param {Stamp} sent @param {string} expiresAt @param {number | null} interval */
+  #renew(sent, expiresAt, interval) {
+    this.#sent = sent;
+    this.#expires = Date.parse(expiresAt);
+    const byLease = this.#lease === null ? Infinity : this.#lease * (1 - DRIFT);
+    const anchor = this.#anchor;
+    const byAnchor =
+      anchor === null ? Infinity : (this.#expires - anchor.server) * (1 - DRIFT) - between(anchor.local, sent);
+    this.#trustedMs = Math.min(byLease, byAnchor);
+    const wanted = (interval ?? CHECK_SECONDS) * 1000;
+    // A limit that is shorter than the lease needs more heartbeats than the server's interval says.
+    this.#interval = Math.max(Math.min(wanted, this.#trustedMs / 3), SHORTEST_INTERVAL_MS);
+    this.#dueMs = this.#interval;
+    this.#failures = 0;
+    this.#unauthorized = false;
+    this.#warned = false;
+  }
+
+  /**
+   * How long the session is still trusted. By the steady clock alone, a sleep of the machine may be missing.
+   * @param {boolean} steadyOnly
+   */
+  #remaining(steadyOnly) {
+    return this.#trustedMs - (steadyOnly ? performance.now() - this.#sent.steady : elapsed(this.#sent));
+  }
+
+  /** Declare the loss if the deadline has passed by the steady clock, or if a heartbeat could not refute the other. */
+  #check() {
+    if (this.#remaining(true) <= 0 || (this.#remaining(false) <= 0 && this.#failures > 0)) {
+      this.#lose(this.#failures > 0 ? (this.#unauthorized ? "unauthorized" : "unreachable") : "expired", null);
+    }
+  }
+
+  #schedule() {
+    this.#cancelTimer?.();
+    if (this.#loss !== null || this.#released) return;
+    const passed = elapsed(this.#sent);
+    const times = [this.#trustedMs, this.#warned ? Infinity : this.#warnAt(), this.#beating ? Infinity : this.#dueMs];
+    // What is past waits for the heartbeat in flight, which calls this function at its end.
+    const next = Math.min(...times.filter((time) => time > passed || this.#beating === null));
+    if (next === Infinity) return;
+    this.#cancelTimer = this.#timer.after(Math.max(1, Math.ceil(next - passed)), () => this.#tick());
+  }
+
+  #warnAt() {
+    const before = this.#options.warnSeconds;
+    // Not before the next heartbeat had its chance.
+    const earliest = Math.min(this.#interval * 1.5, this.#trustedMs);
+    return Math.max(before === undefined ? this.#trustedMs * EXPIRING_SHARE : this.#trustedMs - before * 1000, earliest);
+  }
+
+  #tick() {
+    if (this.isLost || this.#released) return;
+    const passed = elapsed(this.#sent);
+    if (!this.#warned && passed >= this.#warnAt()) {
+      this.#warned = true;
+      this.#emit("expiring", { remainingMs: this.remainingMs });
+    }
+    if (this.#beating === null && (passed >= this.#dueMs || passed >= this.#trustedMs)) void this.#beat();
+    this.#schedule();
+  }
+
+  /** The page may have slept, or the network may be back: do not wait for the timer. */
+  #wake() {
+    if (this.#failures > 0 || elapsed(this.#sent) >= this.#interval) this.#dueMs = 0;
+    this.#tick();
+  }
+
+  /** @returns {Promise<void>} */
+  #beat() {
+    this.#beating ??= this.#sendHeartbeat().finally(() => {
+      this.#beating = null;
+      this.#check();
+      this.#schedule();
+    });
+    return this.#beating;
+  }
+
+  async #sendHeartbeat() {
+    const sent = stamp();
+    const active = this.#options.active || this.#touched;
+    this.#touched = false;
+    try {
+      const answer = await this.#client
+        .withOptions({ timeoutMs: HEARTBEAT_TIMEOUT_MS })
+        .request("POST", `/sessions/${part(this.sessionId)}/heartbeat`, {
+          body: { active },
+          signal: this.#stopped.signal,
+        });
+      if (this.#loss !== null || this.#released) return;
+      this.#renew(sent, answer.leaseExpiresAt, answer.heartbeatInterval);
+      await this.#refreshAnchor(sent, answer);
+      this.#emit("renewed", { expiresAt: this.expiresAt, remainingMs: this.remainingMs });
+    } catch (error) {
+      this.#touched ||= active;
+      this.#failed(error);
+    }
+  }
+
+  /**
+   * If the anchor, and not the lease, decides the deadline, it may be to blame: after a step of the database's clock, or
+   * because the first answer was slow. One read renews it.
+   * @param {Stamp} sent @param {HeartbeatAnswer} answer
+   */
+  async #refreshAnchor(sent, answer) {
+    const anchor = this.#anchor;
+    const byLease = this.#lease === null ? Infinity : this.#lease * (1 - DRIFT);
+    if (anchor === null || this.#trustedMs >= byLease - Math.max(0.05 * (this.#lease ?? 0), 250)) return;
+    if (between(anchor.local, sent) <= Math.max(this.#interval, this.#trustedMs / 10)) return;
+    try {
+      await this.#read(sent);
+      this.#renew(sent, answer.leaseExpiresAt, answer.heartbeatInterval);
+    } catch {
+      // The deadline stays as early as it is.
+    }
+  }
+
+  /** @param {unknown} error */
+  #failed(error) {
+    if (this.#loss !== null || this.#released) return;
+    this.#failures += 1;
+    if (error instanceof TenureError) {
+      if (error.status === 410) return this.#lose(LOST_REASONS[error.closeReason ?? ""] ?? "terminated", error.closeReason);
+      if (error.status === 404) return this.#lose("unknown", null);
+      this.#unauthorized = error.status === 401 || error.status === 403;
+    }
+    const asked = error instanceof TenureError ? (error.retryAfterSeconds ?? 0) * 1000 : 0;
+    this.#dueMs = elapsed(this.#sent) + Math.max(asked, Math.min(RETRY_MS, this.#interval) * (0.5 + Math.random()));
+  }
+
+  /** @param {LostReason} reason @param {string | null} closeReason */
+  #lose(reason, closeReason) {
+    if (this.#loss !== null || this.#released) return;
+    this.#loss = { reason, closeReason };
+    this.#stop();
+    this.#emit("lost", this.#loss);
+  }
+
+  #stop() {
+    this.#cancelTimer?.();
+    this.#timer.stop();
+    this.#stopped.abort();
+    for (const [target, name] of wakingEvents()) target.removeEventListener(name, this.#onWake);
+  }
+
+  #endNow() {
+    if (this.#loss === null && !this.#released) {
+      this.release();
+      this.#client.endOnUnload(this.sessionId);
+    }
+  }
+
+  /** @param {string} name @param {unknown} detail */
+  #emit(name, detail) {
+    this.dispatchEvent(new CustomEvent(name, { detail }));
+  }
+}
+
+/**
+ * The instant that a text of the service names, in milliseconds. `Date` drops microseconds, so the server's instant may be
+ * up to a millisecond later: it is rounded up where an earlier one would make the local deadline late.
+ * @param {string} text
+ */
+function serverMs(text) {
+  return Date.parse(text) + 1;
+}
+
+/** @param {Stamp} since The time since then, by the clock that shows more of it. */
+function elapsed(since) {
+  return Math.max(performance.now() - since.steady, Date.now() - since.wall);
+}
+
+/** @param {Stamp} earlier @param {Stamp} later */
+function between(earlier, later) {
+  return Math.max(later.steady - earlier.steady, later.wall - earlier.wall, 0);
+}
+
+/** @returns {[EventTarget, string][]} */
+function wakingEvents() {
+  if (typeof document === "undefined") return [];
+  return [
+    [document, "visibilitychange"],
+    [document, "resume"],
+    [globalThis, "online"],
+    [globalThis, "pageshow"],
+    [globalThis, "focus"],
+  ];
+}
+
+// Timers.
+//
+// A browser lets the timers of a hidden page fire once a second, and after five minutes once a minute, which is too
+// seldom for a lease of a minute. The timers of a worker are not throttled. So where a worker can be started from this
+// module's own address (same origin), or from a blob (unless the page's Content-Security-Policy forbids it), it keeps the
+// time. Otherwise the page does, and `expiring` warns when its timer was late.
+
+const TIMER_NAME = "tenure-timer";
+
+/** @typedef {{after: (milliseconds: number, callback: () => void) => () => void, stop: () => void}} Ticker */
+
+/** @returns {Ticker} */
+function ticker() {
+  if (typeof Worker === "undefined" || typeof document === "undefined") return pageTimer();
+  try {
+    return workerTimer();
+  } catch {
+    return pageTimer();
+  }
+}
+
+/** @returns {Ticker} */
+function pageTimer() {
+  return {
+    after(milliseconds, callback) {
+      const timer = setTimeout(callback, milliseconds);
+      return () => clearTimeout(timer);
+    },
+    stop() {},
+  };
+}
+
+/** @returns {Ticker} */
+function workerTimer() {
+  const page = pageTimer();
+  const sameOrigin = new URL(import.meta.url).origin === globalThis.location.origin;
+  const source = `onmessage = ${timerWorker.toString()}`;
+  const address = sameOrigin ? import.meta.url : URL.createObjectURL(new Blob([source], { type: "text/javascript" }));
+  const worker = new Worker(address, { name: TIMER_NAME, type: sameOrigin ? "module" : "classic" });
+  if (!sameOrigin) URL.revokeObjectURL(address);
+  /** @type {Map<number, () => void>} */
+  const waiting = new Map();
+  let works = true;
+  let last = 0;
+  worker.onerror = (event) => {
+    event.preventDefault();
+    works = false;
+  };
+  worker.onmessage = (event) => {
+    const callback = waiting.get(event.data);
+    waiting.delete(event.data);
+    callback?.();
+  };
+  return {
+    after(milliseconds, callback) {
+      const id = (last += 1);
+      // Both timers are set: the page's one fires if the worker could not be started.
+      const cancelPage = page.after(milliseconds, () => waiting.delete(id) && callback());
+      waiting.set(id, () => {
+        cancelPage();
+        callback();
+      });
+      if (works) worker.postMessage([id, milliseconds]);
+      return () => {
+        cancelPage();
+        waiting.delete(id);
+      };
+    },
+    stop() {
+      worker.terminate();
+      waiting.clear();
+    },
+  };
+}
+
+/** What the worker does with a message: answer with the id after the time. @param {MessageEvent<[number, number]>} event */
+function timerWorker(event) {
+  const [id, milliseconds] = event.data;
+  setTimeout(() => globalThis.postMessage(id), milliseconds);
+}
+
+// This module is also the script of the worker.
+if (typeof document === "undefined" && /** @type {any} */ (globalThis).name === TIMER_NAME) {
+  globalThis.onmessage = timerWorker;
+}
+
+// Types and error codes, written by make_types.py: begin.
+
+/** Every `code` of a problem. */
+export const ERROR_CODES = Object.freeze([
+  "ALREADY_DELIVERED",
+  "CAPACITY_OF_ANOTHER_TENANT",
+  "DATABASE_UNAVAILABLE",
+  "DRAINING",
+  "FORBIDDEN",
+  "FORBIDDEN_ORIGIN",
+  "GATEWAY_RESERVED",
+  "HEADERS_TOO_LARGE",
+  "INTERNAL",
+  "INVALID",
+  "KEY_NAME_TAKEN",
+  "KEY_REUSED",
+  "METHOD_NOT_ALLOWED",
+  "MISDIRECTED",
+  "NOT_FOUND",
+  "NOT_INSTALLED",
+  "NO_USAGE_GATEWAY",
+  "OVERLOADED",
+  "REQUEST_TIMEOUT",
+  "SCHEMA_TOO_OLD",
+  "SESSION_LIMIT",
+  "SESSION_OVER",
+  "STARTING",
+  "TENANT_MISMATCH",
+  "TOO_LARGE",
+  "TOO_MANY_CONNECTIONS",
+  "UNAUTHENTICATED",
+  "UNAVAILABLE",
+  "UNSUPPORTED_MEDIA_TYPE",
+  "URI_TOO_LONG",
+  "USAGE_NOT_CANCELLABLE",
+]);
+
+/**
+ * @typedef {object} AcceptedAnswer
+ * @property {string} submissionId
+ * @property {SubmissionState} state
+ */
+
+/**
+ * @typedef {object} AttemptAnswer
+ * @property {number} number
+ * @property {number} epoch
+ * @property {string} startedAt
+ * @property {string | null} endedAt
+ * @property {AttemptOutcome | null} outcome
+ * @property {number | null} status
+ * @property {string | null} error
+ * @property {boolean} early
+ * @property {boolean} receipt
+ */
+
+/** @typedef {"abandoned" | "delivered" | "failed" | "unknown"} AttemptOutcome */
+
+/**
+ * @typedef {object} AuditEntryAnswer
+ * @property {string} entryId
+ * @property {string} at
+ * @property {string} subject
+ * @property {string} name
+ * @property {string} action
+ * @property {string} target
+ * @property {string | null} detail
+ * @property {string | null} requestId
+ */
+
+/**
+ * @typedef {object} AuditLog
+ * @property {(AuditEntryAnswer)[]} entries
+ * @property {number} count
+ * @property {string | null} nextCursor
+ */
+
+/**
+ * @typedef {object} CapacityAnswer
+ * @property {string} capacityId
+ * @property {number | null} maxSessions
+ * @property {WhenFull} whenFull
+ * @property {string | null} tenantObjectId
+ * @property {number} activeSessions
+ * @property {string} createdAt
+ * @property {string} modifiedAt
+ */
+
+/**
+ * @typedef {object} CapacityBody
+ * @property {number | null} [maxSessions]
+ * @property {WhenFull} [whenFull]
+ * @property {string | null} [tenantObjectId]
+ */
+
+/**
+ * @typedef {object} CapacityList
+ * @property {(CapacityAnswer)[]} capacities
+ * @property {number} count
+ * @property {string | null} nextCursor
+ */
+
+/**
+ * @typedef {object} ChunkAnswer
+ * @property {number} chunk
+ * @property {string | null} submissionId
+ * @property {number} sessions
+ * @property {number} usage
+ * @property {string | null} digest
+ * @property {string | null} deliveredAt
+ * @property {boolean} receipt
+ */
+
+/** @typedef {"DISCONNECTED" | "EVICTED" | "EXPIRED" | "FAILED" | "IDLE_TIMEOUT" | "LEASE_EXPIRED" | "SHUTDOWN" | "STOPPED" | "TERMINATED" | "UPGRADED"} CloseReason */
+
+/**
+ * @typedef {object} CommandBody
+ * @property {string | null} [gateway]
+ * @property {"cancelled" | "failed" | "pending" | null} [state]
+ */
+
+/**
+ * @typedef {object} CommandedAnswer
+ * @property {number} count
+ */
+
+/**
+ * @typedef {object} CreatedKeyAnswer
+ * @property {string} publicId
+ * @property {string} name
+ * @property {Role} role
+ * @property {string | null} tenantObjectId
+ * @property {string} createdAt
+ * @property {string} createdBy
+ * @property {string | null} expiresAt
+ * @property {string | null} lastUsedAt
+ * @property {string | null} revokedAt
+ * @property {string} key
+ */
+
+/**
+ * @typedef {object} FieldError
+ * @property {string} field
+ * @property {string} message
+ */
+
+/** @typedef {"capacity" | "kind" | "session" | "tenant" | "user"} GroupBy */
+
+/**
+ * @typedef {object} HealthAnswer
+ * @property {"ok"} status
+ * @property {string} version
+ * @property {number} activeSessions
+ */
+
+/**
+ * @typedef {object} HeartbeatAnswer
+ * @property {string} sessionId
+ * @property {string} leaseExpiresAt
+ * @property {number | null} heartbeatInterval
+ * @property {true} acknowledged
+ * @property {State} state
+ */
+
+/**
+ * @typedef {object} HeartbeatBody
+ * @property {boolean} [active]
+ */
+
+/**
+ * @typedef {object} HeartbeatOfMany
+ * @property {string} sessionId
+ * @property {boolean} acknowledged
+ * @property {string} [leaseExpiresAt]
+ * @property {number | null} [heartbeatInterval]
+ * @property {State} [state]
+ * @property {404 | 410} [status]
+ * @property {CloseReason} [closeReason]
+ */
+
+/**
+ * @typedef {object} HeartbeatsAnswer
+ * @property {(HeartbeatOfMany)[]} heartbeats
+ * @property {number} count
+ */
+
+/**
+ * @typedef {object} HeartbeatsBody
+ * @property {(string)[]} sessionIds
+ * @property {boolean} [active]
+ */
+
+/**
+ * @typedef {object} JobAnswer
+ * @property {string} name
+ * @property {number} intervalSeconds
+ * @property {number} lockTimeoutSeconds
+ * @property {string} nextRunAt
+ * @property {string | null} retryAt
+ * @property {string | null} lastStartAt
+ * @property {string | null} lastSuccessAt
+ * @property {number | null} lastDurationSeconds
+ * @property {number} runCount
+ * @property {number} failuresInARow
+ * @property {string | null} lastError
+ * @property {boolean} paused
+ */
+
+/**
+ * @typedef {object} JobList
+ * @property {(JobAnswer)[]} jobs
+ * @property {number} count
+ * @property {string | null} nextCursor
+ */
+
+/**
+ * @typedef {object} KeyAnswer
+ * @property {string} publicId
+ * @property {string} name
+ * @property {Role} role
+ * @property {string | null} tenantObjectId
+ * @property {string} createdAt
+ * @property {string} createdBy
+ * @property {string | null} expiresAt
+ * @property {string | null} lastUsedAt
+ * @property {string | null} revokedAt
+ */
+
+/**
+ * @typedef {object} KeyBody
+ * @property {string} name
+ * @property {Role} role
+ * @property {string | null} [tenantObjectId]
+ * @property {string | null} [expiresAt]
+ * @property {string | null} [othersExpireAt]
+ */
+
+/**
+ * @typedef {object} KeyList
+ * @property {(KeyAnswer)[]} keys
+ * @property {number} count
+ * @property {string | null} nextCursor
+ */
+
+/**
+ * @typedef {object} LeaseAnswer
+ * @property {string} name
+ * @property {string} holder
+ * @property {number} epoch
+ * @property {boolean} held
+ * @property {string} acquiredAt
+ * @property {string} renewedAt
+ * @property {string} expiresAt
+ */
+
+/**
+ * @typedef {object} LeaseList
+ * @property {(LeaseAnswer)[]} leases
+ * @property {number} count
+ * @property {string | null} nextCursor
+ */
+
+/**
+ * @typedef {object} LeaseWithRole
+ * @property {string} name
+ * @property {string} holder
+ * @property {number} epoch
+ * @property {boolean} held
+ * @property {string} acquiredAt
+ * @property {string} renewedAt
+ * @property {string} expiresAt
+ * @property {"follower" | "leader"} role
+ */
+
+/**
+ * @typedef {object} ListedSubmission
+ * @property {string} submissionId
+ * @property {string} gateway
+ * @property {SubmissionState} state
+ * @property {number} attemptCount
+ * @property {string | null} nextAttemptAt
+ * @property {string | null} lastError
+ * @property {string} createdAt
+ * @property {string | null} endedAt
+ */
+
+/**
+ * @typedef {object} LivenessAnswer
+ * @property {"ok"} status
+ */
+
+/**
+ * @typedef {object} MetricsAnswer
+ * @property {number} activeSessions
+ * @property {number} totalSessions
+ * @property {Record<string, number>} activeByKind
+ * @property {Record<string, number>} activeByState
+ * @property {number} opened
+ * @property {number} upgraded
+ * @property {Record<string, number>} closedByReason
+ * @property {number} totalBytesReceived
+ * @property {number} totalChunks
+ * @property {number} totalMessagesSent
+ * @property {number} totalPartialsSent
+ * @property {number} totalFinalsSent
+ * @property {number} totalErrorsSent
+ * @property {number} totalAudioDurationMs
+ * @property {number} workers
+ * @property {number} workersAnswered
+ */
+
+/**
+ * @typedef {object} OpenAnswer
+ * @property {string} sessionId
+ * @property {string} userObjectId
+ * @property {string} tenantObjectId
+ * @property {string} capacityId
+ * @property {1 | 2 | 3} sessionKind
+ * @property {string} sessionStartUtc
+ * @property {string} sessionEndUtc
+ * @property {boolean} isActive
+ * @property {State} state
+ * @property {string} leaseExpiresAt
+ * @property {number | null} heartbeatInterval
+ * @property {string} lastHeartbeat
+ * @property {string} lastActivity
+ * @property {CloseReason | null} closeReason
+ * @property {string | null} previousSessionId
+ * @property {string} createdUtc
+ * @property {string} modifiedUtc
+ * @property {StreamCounters | null} stream
+ * @property {"created" | "existing" | "upgraded"} status
+ * @property {boolean} wasCreated
+ * @property {boolean} wasUpgraded
+ */
+
+/**
+ * @typedef {object} OpenBody
+ * @property {string} userObjectId
+ * @property {string} tenantObjectId
+ * @property {string} capacityId
+ * @property {1 | 2 | 3} sessionKind
+ * @property {number | null} [leaseSeconds]
+ * @property {number | null} [idleSeconds]
+ */
+
+/**
+ * @typedef {object} ProblemDetails
+ * @property {string} type
+ * @property {string} title
+ * @property {number} status
+ * @property {string} detail
+ * @property {string} error
+ * @property {string} code
+ * @property {(FieldError)[]} [errors]
+ * @property {string | null} [closeReason]
+ */
+
+/**
+ * @typedef {object} ReadinessAnswer
+ * @property {"ready"} status
+ * @property {(LeaseWithRole)[]} leases
+ */
+
+/** @typedef {"client" | "operator" | "reader"} Role */
+
+/**
+ * @typedef {object} RunAnswer
+ * @property {string} startedAt
+ * @property {string | null} endedAt
+ * @property {string} holder
+ * @property {number} epoch
+ * @property {RunOutcome | null} outcome
+ * @property {string | null} error
+ */
+
+/**
+ * @typedef {object} RunList
+ * @property {(RunAnswer)[]} runs
+ * @property {number} count
+ * @property {string | null} nextCursor
+ */
+
+/** @typedef {"abandoned" | "failed" | "succeeded"} RunOutcome */
+
+/**
+ * @typedef {object} SendBody
+ * @property {string} from
+ * @property {string | null} [to]
+ */
+
+/**
+ * @typedef {object} SentAnswer
+ * @property {number} windows
+ * @property {number} chunks
+ * @property {boolean} complete
+ */
+
+/**
+ * @typedef {object} SessionAnswer
+ * @property {string} sessionId
+ * @property {string} userObjectId
+ * @property {string} tenantObjectId
+ * @property {string} capacityId
+ * @property {1 | 2 | 3} sessionKind
+ * @property {string} sessionStartUtc
+ * @property {string} sessionEndUtc
+ * @property {boolean} isActive
+ * @property {State} state
+ * @property {string} leaseExpiresAt
+ * @property {number | null} heartbeatInterval
+ * @property {string} lastHeartbeat
+ * @property {string} lastActivity
+ * @property {CloseReason | null} closeReason
+ * @property {string | null} previousSessionId
+ * @property {string} createdUtc
+ * @property {string} modifiedUtc
+ * @property {StreamCounters | null} stream
+ */
+
+/**
+ * @typedef {object} SessionList
+ * @property {(SessionAnswer)[]} sessions
+ * @property {number} count
+ * @property {string | null} nextCursor
+ */
+
+/** @typedef {"active" | "closed" | "closing" | "created"} State */
+
+/**
+ * @typedef {object} StreamCounters
+ * @property {number} bytesReceived
+ * @property {number} chunks
+ * @property {number} messagesSent
+ * @property {number} partialsSent
+ * @property {number} finalsSent
+ * @property {number} errorsSent
+ * @property {number} audioDurationMs
+ */
+
+/**
+ * @typedef {object} SubmissionAnswer
+ * @property {string} submissionId
+ * @property {string} gateway
+ * @property {SubmissionState} state
+ * @property {number} attemptCount
+ * @property {string | null} nextAttemptAt
+ * @property {string | null} lastError
+ * @property {string} createdAt
+ * @property {string | null} endedAt
+ * @property {(AttemptAnswer)[]} attempts
+ */
+
+/**
+ * @typedef {object} SubmissionList
+ * @property {(ListedSubmission)[]} submissions
+ * @property {number} count
+ * @property {string | null} nextCursor
+ */
+
+/** @typedef {"cancelled" | "delivered" | "failed" | "pending"} SubmissionState */
+
+/**
+ * @typedef {object} SubmitBody
+ * @property {string} gateway
+ * @property {unknown} payload
+ */
+
+/**
+ * @typedef {object} TranscribeAnswer
+ * @property {string} text
+ */
+
+/**
+ * @typedef {object} UsageAnswer
+ * @property {string} from
+ * @property {string} to
+ * @property {string} finalUntil
+ * @property {GroupBy | null} groupBy
+ * @property {(UsageGroupAnswer)[]} groups
+ * @property {number} count
+ * @property {string | null} nextCursor
+ */
+
+/**
+ * @typedef {object} UsageGroupAnswer
+ * @property {string} [tenantObjectId]
+ * @property {string} [capacityId]
+ * @property {string} [userObjectId]
+ * @property {1 | 2 | 3} [sessionKind]
+ * @property {string} [sessionId]
+ * @property {number} usage
+ * @property {number} sessions
+ */
+
+/** @typedef {"evictOldest" | "reject"} WhenFull */
+
+/**
+ * @typedef {object} WholeWindowAnswer
+ * @property {number} windowId
+ * @property {string} startAt
+ * @property {string} endAt
+ * @property {Record<string, number>} factors
+ * @property {number | null} sessions
+ * @property {number | null} usage
+ * @property {string | null} deliveredAt
+ * @property {(ChunkAnswer)[]} chunks
+ */
+
+/**
+ * @typedef {object} WindowAnswer
+ * @property {number} windowId
+ * @property {string} startAt
+ * @property {string} endAt
+ * @property {Record<string, number>} factors
+ * @property {number | null} sessions
+ * @property {number | null} usage
+ * @property {string | null} deliveredAt
+ */
+
+/**
+ * @typedef {object} WindowList
+ * @property {(WindowAnswer)[]} windows
+ * @property {number} count
+ * @property {string | null} nextCursor
+ */
+
+// Types and error codes: end.

@@ -1,0 +1,104 @@
+import assert from "node:assert/strict";
+import { afterEach, beforeEach, test } from "node:test";
+
+import { Client, ConnectionError, TenureError } from "../tenure.js";
+import { Service, manualClock } from "./service.mjs";
+
+const OPEN = { userObjectId: "u", tenantObjectId: "t", capacityId: "c", sessionKind: 1 };
+let clock;
+
+beforeEach(() => {
+  clock = manualClock();
+});
+afterEach(() => {
+  clock.restore();
+});
+
+function answering(...responses) {
+  const requests = [];
+  const fetch = async (url, options) => {
+    requests.push({ url: String(url), ...options });
+    const response = responses[Math.min(requests.length, responses.length) - 1];
+    if (response instanceof Error) throw response;
+    return new Response(JSON.stringify(response.body ?? {}), { status: response.status ?? 200, headers: response.headers });
+  };
+  return { fetch, requests };
+}
+
+test("a problem becomes an error with its code, close reason and request id", async () => {
+  const { fetch } = answering({
+    status: 410,
+    body: { status: 410, code: "SESSION_OVER", detail: "over", closeReason: "EVICTED" },
+    headers: { "x-request-id": "r-1" },
+  });
+  await assert.rejects(new Client({ url: "http://x", fetch }).getSession("s"), (error) => {
+    assert.ok(error instanceof TenureError);
+    assert.deepEqual([error.status, error.code, error.closeReason, error.requestId], [410, "SESSION_OVER", "EVICTED", "r-1"]);
+    return true;
+  });
+});
+
+test("a response of a proxy becomes an error too", async () => {
+  const { fetch } = answering({ status: 500, body: "<html>" });
+  await assert.rejects(new Client({ url: "http://x", fetch }).health(), { code: "HTTP_ERROR", status: 500 });
+});
+
+test("an open request is repeated after 503 and broken connections, a key is not created twice", async () => {
+  const opened = answering(new Error("reset"), { status: 503 }, { status: 201, body: { status: "created" } });
+  const opening = new Client({ url: "http://x", fetch: opened.fetch }).openSession(OPEN);
+  await clock.advance(10_000);
+  assert.equal((await opening).status, "created");
+  assert.equal(opened.requests.length, 3);
+  const created = answering(new Error("reset"));
+  await assert.rejects(new Client({ url: "http://x", fetch: created.fetch }).createKey({}), ConnectionError);
+  assert.equal(created.requests.length, 1);
+});
+
+test("a submission keeps its idempotency key when it is repeated", async () => {
+  const { fetch, requests } = answering(new Error("reset"), { status: 202 });
+  const submitting = new Client({ url: "http://x", fetch }).submit({ gateway: "g", payload: {} });
+  await clock.advance(10_000);
+  await submitting;
+  const [first, second] = requests.map(({ headers }) => headers["idempotency-key"]);
+  assert.ok(first && first === second);
+});
+
+test("each follows the cursors of all pages", async () => {
+  const { fetch, requests } = answering(
+    { body: { sessions: [1, 2], nextCursor: "next" } },
+    { body: { sessions: [3], nextCursor: null } },
+  );
+  const found = [];
+  for await (const each of new Client({ url: "http://x/a", fetch }).each("/sessions", "sessions", { kind: 1 })) {
+    found.push(each);
+  }
+  assert.deepEqual(found, [1, 2, 3]);
+  assert.deepEqual(
+    requests.map(({ url }) => url),
+    ["http://x/a/sessions?kind=1", "http://x/a/sessions?kind=1&cursor=next"],
+  );
+});
+
+test("a request that is not answered fails after its time limit", async () => {
+  const service = new Service(clock);
+  service.reachable = false;
+  const asking = new Client({ url: "http://x", fetch: service.fetch, tries: 1 }).health();
+  const failed = assert.rejects(asking, ConnectionError);
+  await clock.advance(10_000);
+  await failed;
+});
+
+test("a session that a client opens is held with its token", async () => {
+  const service = new Service(clock);
+  const client = new Client({ url: "http://x", credential: "tnr_key", fetch: service.fetch });
+  const holding = client.hold(OPEN);
+  await clock.advance(0);
+  const session = await holding;
+  await clock.advance(5_000);
+  assert.equal(service.requests[0].body.withToken, true);
+  assert.deepEqual(
+    service.requests.map(({ headers }) => headers.authorization),
+    ["Bearer tnr_key", "Bearer tns_token"],
+  );
+  assert.equal(session.isHeld, true);
+});
