@@ -300,8 +300,14 @@ async def test_sweep_skips_held_rows_and_expires_them_later(postgres_database: D
 
 
 async def test_sweep_does_not_close_session_renewed_concurrently(postgres_database: Database) -> None:
-    """A heartbeat and a sweep wait for the cut lock, and run at the same time when it is released."""
-    one = await open_session(postgres_database, request(lease_microseconds=60 * SECOND))
+    """The sweep finds the session due by its first deadline. It and a heartbeat wait for the cut lock, and run at the
+    same time when the lock is released.
+    """
+    await postgres_database.clock.set(NOON)
+    one = await open_session(postgres_database, request(lease_microseconds=10 * SECOND))
+    await postgres_database.clock.set(NOON + 9 * SECONDS)
+    assert (await heartbeat_one(postgres_database.store, one.session_id)).found is Found.LIVE
+    await postgres_database.clock.set(NOON + 12 * SECONDS)
     async with holding(postgres_database) as holder, other_store(postgres_database) as other:
         await holder.lock_cut()
         heartbeat = asyncio.create_task(heartbeat_one(other, one.session_id))
@@ -311,6 +317,8 @@ async def test_sweep_does_not_close_session_renewed_concurrently(postgres_databa
         await holder.rollback()
         assert (await heartbeat).found is Found.LIVE
         assert (await sweep).closed_sessions == []
+    # The first sweep skips the row if the heartbeat holds it.
+    assert (await sweep_some(postgres_database.store, 9)).closed_sessions == []
     assert (await read_session(postgres_database, one.session_id)).is_active
 
 
