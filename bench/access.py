@@ -1,28 +1,91 @@
-"""Requests with an API key. Baseline: the same requests to a service without keys, on another database of one server.
+"""Requests with an API key, a session token, or an OIDC token that was seen before.
 
-At the end, ten thousand different keys are used in turn by an authenticator alone, to show what its cache takes.
+Baseline: the same requests to a service without credentials, on another database of one server. With session tokens,
+`created` asks for a token of each session, with an API key; `heartbeat` sends the own token of each of ten thousand
+sessions. At the end, ten thousand different keys are used in turn by an authenticator alone, to show what its cache
+takes.
 """
 
 import argparse
 import asyncio
+import contextlib
+import json
 import subprocess
 import sys
+import tempfile
+import threading
+import time
 import tracemalloc
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from joserfc import jwt
+from joserfc.jwk import RSAKey
 
 from bench import SECONDS, check_bar, measure_pairs, postgres, service, wrk
 from heartbeats import SESSIONS
 from tenure.access.authenticator import CACHE_MAX, Authenticator
 from tenure.domain.audit_log import Actor
 from tenure.domain.keys import NewKey, Role, new_api_key
+from tenure.domain.session_tokens import SigningKey, session_token
 from tenure.store.engines import open_store
 from tenure.telemetry.events import Telemetry
 
 KEYS = 10_000
+HEARTBEAT_SESSIONS = 10_000
+STAFF = "00000000-0000-4000-8000-0000000000bb"
+BARS = {"a key": 0.95, "a session token": 0.9, "an OIDC token": 0.9}
 
 
 def create_key(database: str) -> str:
     command = [*(sys.executable, "-m", "tenure", "keys", "create"), "--name", "bench", "--role", "client"]
     return subprocess.run([*command, "--database", database], check=True, capture_output=True, text=True).stdout.strip()
+
+
+def save_session_tokens(database: str, file: Path) -> None:
+    """Writes the token of each session of `heartbeat.lua`, one per line."""
+    key = asyncio.run(signing_key(database))
+    ids = (f"00000000-0000-7000-8000-{number:012x}" for number in range(1, HEARTBEAT_SESSIONS + 1))
+    file.write_text("".join(f"{session_token(key, session_id)}\n" for session_id in ids), encoding="ascii")
+
+
+async def signing_key(database: str) -> SigningKey:
+    store = open_store(database, 4)
+    (key,) = (await store.read_keys_version()).signing_keys
+    await store.close()
+    return key
+
+
+@contextlib.contextmanager
+def issuer() -> Iterator[tuple[dict[str, str], str]]:
+    """Runs an OIDC issuer. Yields the settings of a service that accepts its tokens, and a token of an operator."""
+    key = RSAKey.generate_key(2048, {"kid": "bench", "use": "sig"})
+    body = json.dumps({"keys": [key.as_dict(private=False)]}).encode()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    settings = {
+        "TENURE_OIDC__ISSUER": "https://login.example",
+        "TENURE_OIDC__AUDIENCE": "tenure",
+        "TENURE_OIDC__JWKS_URL": f"http://127.0.0.1:{server.server_port}/",
+        "TENURE_OIDC__STAFF_TENANT": STAFF,
+    }
+    claims = {"iss": "https://login.example", "aud": "tenure", "sub": "bench", "tid": STAFF, "roles": ["operator"]}
+    try:
+        yield settings, jwt.encode({"alg": "RS256", "kid": "bench"}, claims | {"exp": int(time.time()) + 86_400}, key)
+    finally:
+        server.shutdown()
 
 
 async def cache_megabytes(database: str) -> float:
@@ -53,26 +116,34 @@ def main() -> None:
     arguments.add_argument("--pairs", type=int, default=5)
     arguments.add_argument("--seconds", type=int, default=SECONDS)
     given = arguments.parse_args()
-    with postgres() as server:
+    with postgres() as server, issuer() as (oidc, token), tempfile.TemporaryDirectory() as folder:
         open_url, closed_url = server.create_database("open"), server.create_database("closed")
-        key = create_key(closed_url)
-        with service(open_url) as without, service(closed_url) as with_key:
+        key, tokens = create_key(closed_url), Path(folder) / "tokens"
+        save_session_tokens(closed_url, tokens)
+        credentials = {
+            "a key": {"key": key},
+            "a session token": {"key": key, "WITH_TOKEN": "1", "SESSION_TOKENS": str(tokens)},
+            "an OIDC token": {"key": token},
+        }
+        ratios = {}
+        with service(open_url) as without, service(closed_url, **oidc) as closed:
             for database in ("open", "closed"):
                 server.sql(database, SESSIONS)
-            ratios = {}
             for script in ("created", "heartbeat"):
                 wrk(without.address, script, 2)
-                wrk(with_key.address, script, 2, key=key)
-                ratios[script], loads = measure_pairs(
-                    lambda script=script: wrk(with_key.address, script, given.seconds, key=key),  # type: ignore[misc]
-                    lambda script=script: wrk(without.address, script, given.seconds).per_second,  # type: ignore[misc]
-                    given.pairs,
-                )
-                if any(load.errors for load in loads):
-                    sys.exit("some requests with the key were refused")
+                for name, given_by in credentials.items():
+                    print(f"{script} with {name}")
+                    wrk(closed.address, script, 2, **given_by)
+                    ratios[script, name], loads = measure_pairs(
+                        lambda: wrk(closed.address, script, given.seconds, **given_by),  # noqa: B023 - called at once
+                        lambda: wrk(without.address, script, given.seconds).per_second,  # noqa: B023
+                        given.pairs,
+                    )
+                    if any(load.errors for load in loads):
+                        sys.exit(f"some requests with {name} were refused")
         megabytes = asyncio.run(cache_megabytes(closed_url))
-    check_bar("created with a key", ratios["created"], 0.95)
-    check_bar("heartbeats with a key", ratios["heartbeat"], 0.95)
+    for (script, name), ratio in ratios.items():
+        check_bar(f"{script} with {name}", ratio, BARS[name])
     check_bar(f"cache of {KEYS} keys, of at most {CACHE_MAX}", megabytes, 20, "MB", at_most=True)
 
 

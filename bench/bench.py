@@ -16,7 +16,7 @@ import tempfile
 import time
 import urllib.request
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -92,10 +92,12 @@ def postgres() -> Iterator[Postgres]:
 
 
 class Service:
-    def __init__(self, database: str, workers: int, folder: Path) -> None:
+    def __init__(self, database: str, workers: int, folder: Path, settings: Mapping[str, str]) -> None:
         self._log = (folder / "service.log").open("w+")
         command = [sys.executable, "-m", "tenure", "serve", "--database", database, "--port", "0"]
-        self.process = subprocess.Popen([*command, "--workers", str(workers)], stderr=self._log, cwd=folder)
+        self.process = subprocess.Popen(
+            [*command, "--workers", str(workers)], stderr=self._log, cwd=folder, env={**os.environ, **settings}
+        )
         self.address = self._wait_until_ready()
 
     def stop(self) -> None:
@@ -122,9 +124,10 @@ def _is_ready(address: str) -> bool:
 
 
 @contextlib.contextmanager
-def service(database: str, workers: int = WORKERS) -> Iterator[Service]:
+def service(database: str, workers: int = WORKERS, **settings: str) -> Iterator[Service]:
+    """Runs the service with these settings, as environment variables."""
     folder = Path(tempfile.mkdtemp(prefix="tserv"))
-    running = Service(database, workers, folder)
+    running = Service(database, workers, folder, settings)
     try:
         yield running
     finally:
@@ -133,15 +136,20 @@ def service(database: str, workers: int = WORKERS) -> Iterator[Service]:
 
 
 def wrk(
-    address: str, script: str, seconds: int = SECONDS, connections: int = CONNECTIONS, key: str | None = None
+    address: str,
+    script: str,
+    seconds: int = SECONDS,
+    connections: int = CONNECTIONS,
+    key: str | None = None,
+    **variables: str,
 ) -> Load:
-    """Runs a wrk script against the service. Not every script sends the key."""
+    """Runs a wrk script against the service, with these environment variables. Not every script sends the key."""
     if shutil.which("wrk") is None:
         sys.exit("the benchmarks need wrk; on Debian, install the package wrk")
     threads = str(min(2, connections))
     command = ["wrk", "-t", threads, "-c", str(connections), "-d", str(seconds)]
     command += ["-s", str(FOLDER / "wrk" / f"{script}.lua"), address]
-    environment = os.environ if key is None else {**os.environ, "TENURE_KEY": key}
+    environment = {**os.environ, **variables} | ({} if key is None else {"TENURE_KEY": key})
     output = subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
     numbers = output.partition("RESULT ")[2].split()
     requests, duration, p50, p99, errors = map(int, numbers)

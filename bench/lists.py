@@ -12,6 +12,7 @@ from pathlib import Path
 from bench import check_bar, median, postgres
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
+from tenure.domain.scope import EVERYTHING
 from tenure.domain.sessions import Position, SessionFilter
 from tenure.ids import new_id
 from tenure.store.contract import Store
@@ -27,7 +28,7 @@ async def page_ms(store: Store, criteria: SessionFilter, after: Position | None)
     times = []
     for _ in range(ROUNDS):
         began = time.perf_counter()
-        await store.list_sessions(criteria, after, LIMIT)
+        await store.list_sessions(criteria, after, LIMIT, EVERYTHING)
         times.append((time.perf_counter() - began) * 1000)
     return median(times)
 

@@ -1,4 +1,5 @@
--- Each request has a new user, so each request creates a session. It has the API key in TENURE_KEY if that is set.
+-- Each request has a new user, so each request creates a session. It has the credential in TENURE_KEY if that is set,
+-- and asks for a session token if WITH_TOKEN is set.
 local random, format = math.random, string.format
 
 local threads = 0
@@ -13,7 +14,8 @@ end
 
 local head = '{"userObjectId":"'
 local tail = '","tenantObjectId":"00000000-0000-4000-8000-0000000000aa",'
-  .. '"capacityId":"00000000-0000-4000-8000-000000000001","sessionKind":1}'
+  .. '"capacityId":"00000000-0000-4000-8000-000000000001","sessionKind":1'
+  .. (os.getenv("WITH_TOKEN") and ',"withToken":true}' or '}')
 
 local key = os.getenv("TENURE_KEY")
 local headers = { ["Content-Type"] = "application/json", ["Authorization"] = key and "Bearer " .. key }

@@ -1,4 +1,5 @@
--- Each request is a heartbeat for one of ten thousand sessions, with the API key in TENURE_KEY if it is set.
+-- Each request is a heartbeat for one of ten thousand sessions, with the credential in TENURE_KEY if it is set. If
+-- SESSION_TOKENS names a file, line n of it is the session token of session n, and is sent with its heartbeats.
 local random, format = math.random, string.format
 
 local threads = 0
@@ -13,9 +14,17 @@ end
 
 local key = os.getenv("TENURE_KEY")
 local headers = key and { ["Authorization"] = "Bearer " .. key } or {}
+local tokens = {}
+if os.getenv("SESSION_TOKENS") then
+  for line in io.lines(os.getenv("SESSION_TOKENS")) do
+    tokens[#tokens + 1] = { ["Authorization"] = "Bearer " .. line }
+  end
+end
 
 function request()
-  return wrk.format("POST", format("/sessions/00000000-0000-7000-8000-%012x/heartbeat", random(1, 10000)), headers)
+  local number = random(1, 10000)
+  return wrk.format("POST", format("/sessions/00000000-0000-7000-8000-%012x/heartbeat", number),
+    tokens[number] or headers)
 end
 
 function done(summary, latency)

@@ -1106,6 +1106,7 @@ export const ERROR_CODES = Object.freeze([
  * @property {string} target
  * @property {string | null} detail
  * @property {string | null} requestId
+ * @property {number} changes
  */
 
 /**
@@ -1335,18 +1336,18 @@ export const ERROR_CODES = Object.freeze([
  * @property {number} totalSessions
  * @property {Record<string, number>} activeByKind
  * @property {Record<string, number>} activeByState
- * @property {number} opened
- * @property {number} upgraded
- * @property {Record<string, number>} closedByReason
- * @property {number} totalBytesReceived
- * @property {number} totalChunks
- * @property {number} totalMessagesSent
- * @property {number} totalPartialsSent
- * @property {number} totalFinalsSent
- * @property {number} totalErrorsSent
- * @property {number} totalAudioDurationMs
- * @property {number} workers
- * @property {number} workersAnswered
+ * @property {number} [opened]
+ * @property {number} [upgraded]
+ * @property {Record<string, number>} [closedByReason]
+ * @property {number} [totalBytesReceived]
+ * @property {number} [totalChunks]
+ * @property {number} [totalMessagesSent]
+ * @property {number} [totalPartialsSent]
+ * @property {number} [totalFinalsSent]
+ * @property {number} [totalErrorsSent]
+ * @property {number} [totalAudioDurationMs]
+ * @property {number} [workers]
+ * @property {number} [workersAnswered]
  */
 
 /**
@@ -1372,6 +1373,7 @@ export const ERROR_CODES = Object.freeze([
  * @property {"created" | "existing" | "upgraded"} status
  * @property {boolean} wasCreated
  * @property {boolean} wasUpgraded
+ * @property {string} [sessionToken]
  */
 
 /**
@@ -1382,6 +1384,7 @@ export const ERROR_CODES = Object.freeze([
  * @property {1 | 2 | 3} sessionKind
  * @property {number | null} [leaseSeconds]
  * @property {number | null} [idleSeconds]
+ * @property {boolean} [withToken]
  */
 
 /**

@@ -8,6 +8,9 @@ from contextlib import suppress
 from msgspec.structs import replace
 
 from tenure.access.authenticator import Authenticator
+from tenure.access.jwks import fetch_from
+from tenure.access.oidc import OidcVerifier
+from tenure.clock import ServerClock
 from tenure.config import Config, SessionsConfig, is_loopback
 from tenure.domain.meter import MILLIONTHS
 from tenure.domain.submissions import USAGES
@@ -81,6 +84,12 @@ def _transcription_factory(config: Config) -> HandlerFactory | None:
         return handler_factory(TRANSCRIPTION, options)
     except ConfigurationError:
         return None
+
+
+def _oidc_verifier(config: Config, telemetry: Telemetry, clock: ServerClock) -> OidcVerifier | None:
+    if config.oidc is None:
+        return None
+    return OidcVerifier(config.oidc, fetch_from(config.oidc.jwks_url), telemetry, clock.now_seconds)
 
 
 def _settle_memory() -> None:
@@ -158,13 +167,17 @@ class Instance:
                 "prune": Prune(self._store),
             },
         )
-        self._authenticator = Authenticator(self._store, telemetry, config.access.grace_seconds)
+        clock = ServerClock()
+        self._authenticator = Authenticator(
+            self._store, telemetry, config.access.grace_seconds, clock, _oidc_verifier(config, telemetry, clock)
+        )
+        token_signer = self._authenticator.token_signer
         self._store.listen(Topic.KEYS, self._authenticator.wake)
         self.readiness = Readiness(self._store, self.ensemble)
         table: Table = [
-            *SessionRoutes(self._store, opener, renewer, ender, counts, counters, config.prefix).routes(),
+            *SessionRoutes(self._store, opener, renewer, ender, counts, counters, config.prefix, token_signer).routes(),
             *CapacityRoutes(self._store, config.prefix).routes(),
-            *StreamRoutes(self.streams, stream_opener).routes(),
+            *StreamRoutes(self.streams, stream_opener, token_signer).routes(),
             *TranscriptionRoutes(self.streams, stream_opener, renewer, ends, _transcription_factory(config)).routes(),
             *SubmissionRoutes(self._store, acceptor, config.prefix).routes(),
             *UsageRoutes(self._store, rules, executor.hint, telemetry, config.prefix).routes(),

@@ -64,6 +64,9 @@ class ServerClock:
     def now_microseconds(self) -> int:
         return _monotonic_microseconds() + self._ahead
 
+    def now_seconds(self) -> float:
+        return self.now_microseconds() / 1_000_000
+
 
 def _monotonic_microseconds() -> int:
     return int(monotonic() * 1_000_000)

@@ -61,6 +61,23 @@ def test_other_address_with_key_requires_it_and_command_line_sends_it(tmp_path: 
 
 
 @pytest.mark.slow
+def test_other_address_with_issuer_requires_credentials(tmp_path: Path) -> None:
+    issuer = {
+        "TENURE_OIDC__ISSUER": "https://login.example",
+        "TENURE_OIDC__AUDIENCE": "tenure",
+        "TENURE_OIDC__JWKS_URL": "http://127.0.0.1:9/keys",
+    }
+    instance = RunningInstance(f"sqlite:///{tmp_path / 'tenure.db'}", tmp_path, *EVERYWHERE, **issuer)
+    try:
+        instance.wait_until_ready()
+        assert httpx.get(f"http://127.0.0.1:{instance.port}/sessions").status_code == 401
+        assert opened(instance) == []
+    finally:
+        kill_all([instance])
+    assert "oidc.fetch_failed" in instance.log()
+
+
+@pytest.mark.slow
 def test_start_without_keys_says_once_who_has_access(tmp_path: Path) -> None:
     database = f"sqlite:///{tmp_path / 'tenure.db'}"
     for flags, expected in (((), "this machine"), ((*EVERYWHERE, "--insecure", "--workers", "2"), "every client")):

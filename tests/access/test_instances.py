@@ -3,12 +3,15 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from datetime import timedelta
 from http.client import HTTPConnection
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
 from tenure.domain.keys import ApiKey, Role, new_api_key
+from tenure.domain.session_tokens import SigningKey, new_signing_key, session_token
 from tests.support.databases import Database, PostgresServer
 from tests.support.instances import RunningInstance, kill_all
 from tests.support.keys import OPERATOR, create_key
@@ -32,10 +35,11 @@ def start_four(tmp_path: Path) -> Iterator[Start]:
     kill_all(started)
 
 
-def status(instance: RunningInstance, key: ApiKey | None, path: str = "/sessions") -> int:
-    headers = {} if key is None else {"Authorization": f"Bearer {key.text}"}
+def status(instance: RunningInstance, key: ApiKey | str | None, path: str = "/sessions", method: str = "GET") -> int:
+    credential = key.text if isinstance(key, ApiKey) else key
+    headers = {} if credential is None else {"Authorization": f"Bearer {credential}"}
     with closing(HTTPConnection("127.0.0.1", instance.port, timeout=PATIENCE_SECONDS)) as connection:
-        connection.request("GET", path, headers=headers)
+        connection.request(method, path, headers=headers)
         return connection.getresponse().status
 
 
@@ -60,6 +64,51 @@ async def test_first_key_and_revocation_take_effect_on_four_instances_within_two
     assert statuses(instances, key) == [401] * 4
     assert statuses(instances, other) == [200] * 4
     assert [status(instance, None, "/healthz") for instance in instances] == [200] * 4
+
+
+async def test_signing_key_is_rotated_on_four_instances_within_two_seconds(
+    database: Database, start_four: Start
+) -> None:
+    """The token is of a session that does not exist: 404 means that it was accepted."""
+    await create_key(database.store)
+    instances = start_four(database.url)
+    path = f"/sessions/{(session_id := str(uuid4()))}"
+    (first,) = (await database.store.read_keys_version()).signing_keys
+    second, third = new_signing_key(), new_signing_key()
+
+    def seen(key: SigningKey) -> list[int]:
+        return [status(instance, session_token(key, session_id), path) for instance in instances]
+
+    assert (seen(first), seen(second)) == ([404] * 4, [401] * 4)
+    await database.store.rotate_signing_key(second, timedelta(days=30), OPERATOR)
+    time.sleep(WITHIN_SECONDS)  # noqa: ASYNC251 - nothing else runs in this process
+    assert (seen(first), seen(second)) == ([404] * 4, [404] * 4)
+    await database.store.rotate_signing_key(third, None, OPERATOR)
+    time.sleep(WITHIN_SECONDS)  # noqa: ASYNC251
+    assert (seen(first), seen(second), seen(third)) == ([401] * 4, [401] * 4, [404] * 4)
+
+
+async def test_session_token_is_verified_while_database_is_stopped(
+    own_postgres: PostgresServer, own_database: Database, start_four: Start
+) -> None:
+    await own_database.store.migrate()
+    await create_key(own_database.store)
+    (key,) = (await own_database.store.read_keys_version()).signing_keys
+    own, other = str(uuid4()), str(uuid4())
+    token = session_token(key, own)
+    instances = start_four(own_database.url, TENURE_ACCESS__GRACE_SECONDS="60")
+
+    def seen(credential: str, session_id: str) -> list[int]:
+        path = f"/sessions/{session_id}/heartbeat"
+        return [status(instance, credential, path, "POST") for instance in instances]
+
+    assert seen(token, own) == [404] * 4
+    own_postgres.stop()
+    try:
+        wrong = session_token(new_signing_key(), own)
+        assert (seen(token, own), seen(token, other), seen(wrong, own)) == ([503] * 4, [403] * 4, [401] * 4)
+    finally:
+        own_postgres.start()
 
 
 async def test_used_key_works_while_database_is_stopped_and_revoked_key_does_not_come_back(

@@ -10,26 +10,29 @@ from collections.abc import Mapping
 import msgspec
 import pytest
 
+from tenure.clock import wall_microseconds
 from tenure.domain.keys import Role
 from tenure.http.pipeline import Hot, Route, StreamRoute
-from tests.access.conftest import create_keys, serving
+from tests.access.conftest import OTHER_TENANT, create_keys, serving, sign_token
 from tests.http.client import JSON, TIMEOUT_SECONDS, Json, RawResponse, connected, request
 from tests.http.local import LocalService
 from tests.support.databases import Database
+from tests.support.issuers import OTHER_RSA, RSA, TENANT, Issuer, running_issuer
 from tests.support.streams import Client, Refused
 
 C, R, O = (frozenset({role.value}) for role in (Role.CLIENT, Role.READER, Role.OPERATOR))  # noqa: E741 - as a table
+T = frozenset({"session token"})
 PUBLIC: frozenset[str] = frozenset({"public"})
 EXPECTED: dict[str, frozenset[str]] = {
     "PUT /sessions": C | O,
-    "POST /sessions/{sessionId}/heartbeat": C | O,
+    "POST /sessions/{sessionId}/heartbeat": C | O | T,
     "POST /sessions/heartbeats": C | O,
     "GET /sessions": C | R | O,
     "GET /sessions/metrics": R | O,
-    "GET /sessions/{sessionId}": C | R | O,
-    "DELETE /sessions/{sessionId}": C | O,
+    "GET /sessions/{sessionId}": C | R | O | T,
+    "DELETE /sessions/{sessionId}": C | O | T,
     "WS /sessions/stream": C | O,
-    "WS /sessions/{sessionId}/stream": C | O,
+    "WS /sessions/{sessionId}/stream": C | O | T,
     "POST /transcribe": C | O,
     "PUT /capacities/{capacityId}": O,
     "GET /capacities/{capacityId}": R | O,
@@ -65,8 +68,42 @@ EXPECTED: dict[str, frozenset[str]] = {
     "GET /client/tenure.js": PUBLIC,
     "GET /docs": PUBLIC,
 }
-REFUSED = {"client", "reader", "operator", "of a tenant"}
-"""The credentials that identify a caller. If the route does not grant them, the status is 403, not 401."""
+OWN_ONLY = {
+    "GET /submissions/{submissionId}",
+    "POST /submissions/{submissionId}/retry",
+    "POST /submissions/{submissionId}/cancel",
+}
+"""Bound to a tenant, a credential may use only its own submissions here. Others, and unknown ones, get 403."""
+NARROWED = {
+    "PUT /sessions",
+    "POST /sessions/{sessionId}/heartbeat",
+    "POST /sessions/heartbeats",
+    "GET /sessions",
+    "GET /sessions/metrics",
+    "GET /sessions/{sessionId}",
+    "DELETE /sessions/{sessionId}",
+    "WS /sessions/stream",
+    "WS /sessions/{sessionId}/stream",
+    "POST /transcribe",
+    "PUT /capacities/{capacityId}",
+    "GET /capacities/{capacityId}",
+    "GET /capacities",
+    "DELETE /capacities/{capacityId}",
+    "POST /submissions",
+    "GET /usage",
+    "GET /health",
+}
+"""What a credential that is bound to a tenant may call, if its role may. All else is 403, unless it is public."""
+BOUND = {**{f"{role.value} of a tenant": role.value for role in Role}, "oidc client": "client"}
+"""The credentials that are bound to a tenant, and the role of each."""
+IDENTIFIED = {
+    **BOUND,
+    **{name: name for name in ("client", "reader", "operator", "session token")},
+    **{f"oidc {role}": role for role in ("reader", "operator")},
+    "token of another session": "nothing",
+    "oidc without role": "nothing",
+}
+"""The credentials that identify a caller, and what each is. A route that does not grant it returns 403, not 401."""
 SESSION = "0190b0a0-0000-7000-8000-000000000001"
 PARAMETERS = {
     "{sessionId}": SESSION,
@@ -80,10 +117,17 @@ PARAMETERS = {
 
 def expected(route: Route | StreamRoute, credential: str) -> int | None:
     """401, 403, or None if the request passes the checks of its caller."""
-    granted = EXPECTED[f"{route.method} {route.path}"]
-    if granted == PUBLIC or credential in granted:
+    place = f"{route.method} {route.path}"
+    granted = EXPECTED[place]
+    if granted == PUBLIC:
         return None
-    return 403 if credential in REFUSED else 401
+    if IDENTIFIED.get(credential) in granted and (credential not in BOUND or place in NARROWED):
+        return None
+    return 403 if credential in IDENTIFIED else 401
+
+
+def is_narrowed(route: Route | StreamRoute) -> bool:
+    return not route.grants.public and not route.grants.all_tenants
 
 
 def address(route: Route | StreamRoute) -> str:
@@ -143,24 +187,53 @@ async def observe(
     return found
 
 
+async def create_tokens(database: Database, issuer: Issuer) -> dict[str, str | None]:
+    """Tokens of every kind. Readers and operators are of the staff, so that all routes are open to them."""
+    issuer.clock.seconds = wall_microseconds() / 1_000_000
+    expired = int(issuer.clock.seconds) - 31  # beyond the leeway
+    own, other = await sign_token(database, SESSION), await sign_token(database, OTHER_TENANT)
+    return {
+        "session token": own,
+        "token of another session": other,
+        "session token with wrong signature": own[:-1] + ("a" if own[-1] != "a" else "b"),
+        "malformed session token": own[:-1],
+        **{f"oidc {role.value}": f"Bearer {issuer.token(roles=[role.value])}" for role in Role},
+        "oidc without role": f"Bearer {issuer.token(roles=[])}",
+        "expired oidc operator": f"Bearer {issuer.token(roles=['operator'], exp=expired)}",
+        "oidc of another issuer": f"Bearer {issuer.token(OTHER_RSA, header={'kid': 'rsa'}, roles=['operator'])}",
+    }
+
+
 async def test_every_route_has_an_expected_entry(sqlite_database: Database) -> None:
     async with serving(sqlite_database) as service:
         table = {f"{route.method} {route.path}" for route in service.instance.pipeline.table}
+        narrowed = {f"{route.method} {route.path}" for route in service.instance.pipeline.table if is_narrowed(route)}
     assert table == EXPECTED.keys()
+    assert narrowed == NARROWED | OWN_ONLY
 
 
 @pytest.mark.parametrize("repeated", [False, True], ids=["first use", "cached"])
 async def test_every_route_answers_every_credential_as_expected(sqlite_database: Database, repeated: bool) -> None:
     """The first use of a credential is looked up, which the hot lane and a handshake finish in a task."""
-    credentials = await create_keys(sqlite_database)
-    async with serving(sqlite_database) as service:
+    async with (
+        running_issuer(RSA) as issuer,
+        serving(sqlite_database, oidc=issuer.config(staff_tenant=TENANT)) as service,
+    ):
+        credentials = await create_keys(sqlite_database) | await create_tokens(sqlite_database, issuer)
+        await service.instance._authenticator.refresh()
         if repeated:
-            await observe(service, credentials)
+            for value in credentials.values():
+                await service.http.get(f"/sessions/{SESSION}", headers={"Authorization": value} if value else {})
         else:
             # Drop the cache before each request.
             authenticator = service.instance._authenticator
             identify = service.instance.pipeline.identify
-            service.instance.pipeline.identify = lambda headers: (authenticator._drop_cache(), identify(headers))[1]
+            caches = authenticator._session_tokens, authenticator._oidc_tokens
+            service.instance.pipeline.identify = lambda headers: (
+                authenticator._drop_cache(),
+                [cache.clear() for cache in caches],
+                identify(headers),
+            )[2]
         found = await observe(service, credentials)
         routes = {f"{route.method} {route.path}": route for route in service.instance.pipeline.table}
     wrong = {key: status for key, status in found.items() if status != expected(routes[key[0]], key[2])}
@@ -206,7 +279,7 @@ async def test_readyz_names_holders_to_callers_only(sqlite_database: Database) -
         assert all(lease["holder"] for lease in leases)
         credentials = await create_keys(sqlite_database)
         await service.instance._authenticator.refresh()
-        for name in ("none", "unknown", "revoked"):
+        for name in ("none", "unknown", "revoked", "operator of a tenant"):
             headers = {} if credentials[name] is None else {"Authorization": str(credentials[name])}
             shown = (await service.http.get("/readyz", headers=headers)).json()["leases"]
             assert {lease["holder"] for lease in shown} == {""}, name

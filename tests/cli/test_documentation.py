@@ -38,7 +38,7 @@ def _flags(name: str) -> set[str]:
 
 def _sections() -> dict[str, str]:
     """The sections of `docs/commands.md`, by command."""
-    _, *parts = re.split(r"^## `tenure ([\w ]+)`\n", COMMANDS.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    _, *parts = re.split(r"^## `tenure ([\w -]+)`\n", COMMANDS.read_text(encoding="utf-8"), flags=re.MULTILINE)
     return dict(zip(parts[::2], parts[1::2], strict=True))
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import sqlite3
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from tenure.domain.audit_log import AuditFilter
 from tenure.domain.keys import ApiKey, Role, parse_key
+from tenure.domain.session_tokens import SIGNING_KEYS_MAX
 from tenure.store.engines import open_store
 from tests.cli.conftest import Tenure
 from tests.support.databases import POOL_SIZE, Database
@@ -57,6 +59,13 @@ def test_create_stores_role_and_expiry(tenure: Tenure) -> None:
     assert re.fullmatch(r"cli:.+@.+", row["createdBy"])
 
 
+def test_create_and_rotate_bind_keys_to_tenant(tenure: Tenure) -> None:
+    tenant = "0190b0a0-0000-7000-8000-00000000000a"
+    created(tenure, *CREATE, "--tenant", tenant.upper())
+    created(tenure, "keys", "rotate", "web")
+    assert [row["tenantObjectId"] for row in listed(tenure)] == [tenant, tenant]
+
+
 def test_create_takes_day_as_expiry(tenure: Tenure) -> None:
     created(tenure, *CREATE, "--expires", "2090-02-03")
     assert [row["expiresAt"] for row in listed(tenure)] == ["2090-02-03T00:00:00.000000Z"]
@@ -66,7 +75,7 @@ def test_create_takes_day_as_expiry(tenure: Tenure) -> None:
     ("flags", "message"),
     [
         (["--role", "admin"], "role: must be client, reader, operator"),
-        (["--tenant", "0190b0a0-0000-7000-8000-000000000002"], "tenant: is not supported yet"),
+        (["--tenant", "acme"], "tenant: must be a UUID"),
         (["--expires", "2020-01-01"], "expires: must be in the future"),
         (["--expires", "soon"], "expires: must be an instant"),
         (["--name", "é"], "name: must be printable ASCII"),
@@ -160,7 +169,47 @@ def test_rotate_refuses_wrong_overlap(tenure: Tenure) -> None:
     assert result.err.startswith("tenure: overlap: must be a number of days, hours or minutes")
 
 
-@pytest.mark.parametrize("command", [["list"], ["revoke", "aaaaaaaaaaaa"], ["rotate", "web"]])
+def rotations() -> list[str]:
+    """The ids of the new keys in the audit log, oldest first, with the detail of each entry."""
+    with sqlite3.connect("tenure.db") as connection:
+        rows = connection.execute(
+            "SELECT target, detail, subject FROM audit_log WHERE action = 'signing-key.rotated' ORDER BY at"
+        ).fetchall()
+    assert all(subject.startswith("cli:") for _, _, subject in rows)
+    return [f"{target}: {detail}" for target, detail, _ in rows]
+
+
+def test_rotate_signing_key_prints_no_secret_and_writes_audit_entries(tenure: Tenure) -> None:
+    created(tenure)
+    longest = 30 * 86_400 + 3600
+    for flags, earlier, detail in (
+        ([], "valid for 721 hours", f"earlier signing keys expire after {longest:g} seconds"),
+        (["--overlap", "48h"], "valid for 2 days", "earlier signing keys expire after 172800 seconds"),
+        (["--at-once"], "invalid", "all earlier session tokens are invalid"),
+    ):
+        result = tenure("keys", "rotate-signing-key", *flags)
+        assert (result.code, result.out) == (0, "")
+        line = r"new session tokens are signed with key ([0-9a-f]{12}); earlier tokens are (.*)\n"
+        found = re.fullmatch(line, result.err)
+        assert found, result.err
+        assert found[2] == earlier
+        assert rotations()[-1] == f"{found[1]}: {detail}"
+    with sqlite3.connect("tenure.db") as connection:
+        assert connection.execute("SELECT count(*) FROM signing_keys").fetchone() == (1,)
+
+
+def test_rotate_signing_key_refuses_wrong_flags_and_too_many_keys(tenure: Tenure) -> None:
+    created(tenure)
+    assert tenure("keys", "rotate-signing-key", "--overlap", "1h", "--at-once").code == 2
+    assert tenure("keys", "rotate-signing-key", "--overlap", "soon").code == 2
+    assert rotations() == []
+    for _ in range(SIGNING_KEYS_MAX - 1):
+        assert tenure("keys", "rotate-signing-key").code == 0
+    refused = tenure("keys", "rotate-signing-key")
+    assert (refused.code, "--at-once" in refused.err) == (1, True)
+
+
+@pytest.mark.parametrize("command", [["list"], ["revoke", "aaaaaaaaaaaa"], ["rotate", "web"], ["rotate-signing-key"]])
 def test_other_commands_do_not_create_database(tenure: Tenure, tmp_path: Path, command: list[str]) -> None:
     result = tenure("keys", *command)
     assert (result.code, result.err) == (2, "tenure: database: file tenure.db does not exist\n")

@@ -16,6 +16,7 @@ import pytest
 
 from tenure.cli.usage import PAGE
 from tests.cli.conftest import Result, Tenure
+from tests.support.audit_log import entries
 from tests.support.databases import Database, sqlite_store
 from tests.support.instances import RunningInstance, kill_all
 from tests.support.open_requests import NOON
@@ -338,6 +339,16 @@ async def test_usage_send_hands_over_unsent_windows_once(tenure: Tenure, unsent:
     assert await asyncio.to_thread(tenure, *command) == Result(0, "handed over windows: 0, chunks: 0\n", "")
     audit = await asyncio.to_thread(tenure, "audit", "--database", unsent.url)
     assert (audit.code, audit.out.splitlines()[-1]) == (0, "no faults")
+
+
+@pytest.mark.usefixtures("with_gateway")
+async def test_usage_send_leaves_one_audit_entry(tenure: Tenure, unsent: Database) -> None:
+    for _ in range(2):
+        await asyncio.to_thread(tenure, "usage", "send", "--from", "2026-01-01", "--database", unsent.url)
+    (entry,) = await entries(unsent.store)
+    assert (entry.action, entry.target) == ("usage.windows_sent", "windows")
+    assert entry.subject.startswith("cli:")
+    assert entry.detail == "from 2026-01-01T00:00:00.000000Z"
 
 
 @pytest.mark.usefixtures("with_gateway")

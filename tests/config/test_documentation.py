@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin
 import msgspec
 import pytest
 
-from tenure.config import JOBS, Config, GatewayConfig, JobConfig, load
+from tenure.config import JOBS, Config, GatewayConfig, JobConfig, OidcConfig, load
 from tenure.config.schema import SettingPath, entries_of, is_single, rule_of, settings_in, variable
 from tests.config.conftest import Run
 
@@ -159,8 +159,15 @@ def test_complete_file_contains_defaults(empty_folder: Path) -> None:
     (empty_folder / "tenure.toml").write_text(EXAMPLE, encoding="utf-8")
     config = load({}, {})
     usages = config.gateways["usages"]
+    assert config.oidc is not None
     assert config == Config(
         jobs={name: JobConfig(interval_seconds=interval) for name, interval in JOBS.items()},
+        oidc=OidcConfig(
+            issuer=config.oidc.issuer,
+            audience=config.oidc.audience,
+            jwks_url=config.oidc.jwks_url,
+            staff_tenant=config.oidc.staff_tenant,
+        ),
         gateways={
             "usages": GatewayConfig(
                 url=usages.url, secret=usages.secret, previous_secret=usages.previous_secret, headers=usages.headers

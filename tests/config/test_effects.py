@@ -4,20 +4,24 @@ Settings of the service are observed on two instances: one with the defaults, an
 changed. Each observation depends on one setting only. The other settings are observed on the objects that they build.
 """
 
+import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from structlog.testing import capture_logs
 
+from tenure.access.jwks import Fetch
+from tenure.access.oidc import OidcVerifier
 from tenure.app import Instance, _cut_rules
 from tenure.config import Config, load
 from tenure.config.schema import SettingPath, dotted, entries_of, is_single, settings_in, variable
 from tenure.domain.submissions import Contract, Envelope
-from tenure.errors import ConfigurationError
+from tenure.errors import ConfigurationError, Problem
 from tenure.server import process, workers
 from tenure.store.engines import open_store
 from tenure.submissions.executor import LEASE
@@ -27,6 +31,7 @@ from tenure.telemetry.events import LeaderAcquired, Telemetry
 from tests.http.client import Json, open_body
 from tests.http.local import LocalService, eventually, prepare_process
 from tests.support.databases import Clock
+from tests.support.issuers import AUDIENCE, RSA, TENANT, Issuer, sent
 from tests.support.streams import STOP, Streaming, as_text, request, streaming
 
 MESSAGE = "x" * 2000
@@ -218,14 +223,75 @@ def usage_rules(config: Config) -> object:
     return _cut_rules(config, gateway(config))
 
 
+ISSUER = Issuer(RSA)
+OIDC = {
+    "TENURE_OIDC__ISSUER": ISSUER.name,
+    "TENURE_OIDC__AUDIENCE": AUDIENCE,
+    "TENURE_OIDC__JWKS_URL": "http://127.0.0.1:9/keys",
+}
+OIDC_CHANGES = {
+    "issuer": "https://other.example",
+    "audience": "api://other",
+    "tenant_claim": "tenant",
+    "user_claim": "user",
+    "roles_claim": "groups",
+    "roles": '{"client": "operator"}',
+    "leeway_seconds": "0",
+    "staff_tenant": TENANT,
+}
+
+
+def oidc_callers(config: Config) -> list[object]:
+    """Whom an instance takes for the caller of some tokens, or why it refuses them."""
+    assert config.oidc is not None
+    keys = msgspec.json.encode({"keys": [RSA.as_dict()]})
+    verifier = OidcVerifier(config.oidc, _returning(keys), Telemetry(), ISSUER.clock.now)
+    asyncio.run(verifier._jwks.refresh())
+    found: list[object] = []
+    for claims in ({}, {"roles": ["operator"]}, {"exp": int(ISSUER.clock.seconds) - 10}):
+        try:
+            found.append(verifier.verify(sent(ISSUER.token(**claims))))
+        except Problem as problem:
+            found.append(problem.detail)
+    return found
+
+
+def _returning(body: bytes) -> Fetch:
+    async def fetch() -> bytes:
+        return body
+
+    return fetch
+
+
+def requested_keys(config: Config) -> list[str]:
+    """The URL from which an instance fetches the keys of its issuer."""
+    urls: list[str] = []
+
+    def fetch_from(url: str) -> Fetch:
+        urls.append(url)
+        return _returning(b"")
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("tenure.app.fetch_from", fetch_from)
+        Instance(config, Telemetry())
+    return urls
+
+
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
-BASE = {"TENURE_PORT": "0", "TENURE_GATEWAYS__CRM__URL": "http://127.0.0.1/", "TENURE_GATEWAYS__CRM__SECRET": SECRET}
+BASE = {
+    "TENURE_PORT": "0",
+    "TENURE_GATEWAYS__CRM__URL": "http://127.0.0.1/",
+    "TENURE_GATEWAYS__CRM__SECRET": SECRET,
+    **OIDC,
+}
 ON_BUILT_OBJECTS: Mapping[str, tuple[str, Callable[[Config], object]]] = {
     "database": ("sqlite:///other.db", lambda config: open_store(config.database, 4)._readers._file._path),  # type: ignore[attr-defined]
     "host": ("127.0.0.2", lambda config: started(config)[0][0]),
     "port": ("81", lambda config: started(config)[0][1]),
     "workers": ("3", lambda config: len(started(config))),
     "pool_size": ("4", readers),
+    **{f"oidc.{name}": (value, oidc_callers) for name, value in OIDC_CHANGES.items()},
+    "oidc.jwks_url": ("http://127.0.0.1:9/other", requested_keys),
     "access.grace_seconds": ("5", lambda config: Instance(config, Telemetry())._authenticator._grace_seconds),
     "streams.options": ('{"grammar": "x"}', refusal_of_instance),
     "leases.renew_seconds": ("5", renewal_interval),
@@ -257,12 +323,13 @@ def test_acquire_seconds_shortens_the_board_interval() -> None:
     assert intervals == [10, 3]
 
 
-def test_insecure_allows_every_address(empty_folder: Path) -> None:
+def test_insecure_and_an_issuer_allow_every_address(empty_folder: Path) -> None:
     del empty_folder
-    everywhere = BASE | {"TENURE_HOST": "0.0.0.0"}
+    everywhere = {"TENURE_PORT": "0", "TENURE_HOST": "0.0.0.0"}
     with pytest.raises(ConfigurationError):
         started(load({}, everywhere))
-    assert started(load({}, everywhere | {"TENURE_INSECURE": "true"}))[0][0] == "0.0.0.0"
+    for more in ({"TENURE_INSECURE": "true"}, OIDC):
+        assert started(load({}, everywhere | more))[0][0] == "0.0.0.0"
 
 
 def test_start_without_usage_gateway_logs_one_warning() -> None:

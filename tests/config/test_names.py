@@ -84,7 +84,6 @@ def test_misspelled_gateway_name_returns_suggestion(error_message: ErrorMessage)
 
 def test_setting_of_a_later_version_is_refused(error_message: ErrorMessage) -> None:
     for path, toml in {
-        "oidc": "[oidc]\nissuer = 'https://login.example'",
         "jobs.watch": "[jobs.watch]\ninterval_seconds = 5",
         "gateways.oncall": "[gateways.oncall]\nurl = 'http://127.0.0.1/'",
     }.items():
@@ -93,7 +92,6 @@ def test_setting_of_a_later_version_is_refused(error_message: ErrorMessage) -> N
 
 def test_variable_of_a_later_version_is_refused(error_message: ErrorMessage) -> None:
     for path, variable in {
-        "oidc": "TENURE_OIDC__ISSUER",
         "jobs.watch": "TENURE_JOBS__WATCH__PAUSED",
         "gateways.oncall": "TENURE_GATEWAYS__ONCALL__URL",
     }.items():

@@ -1,13 +1,55 @@
-"""The settings of an OIDC issuer. The section `[oidc]` itself is refused until its tokens take effect."""
+"""The settings of an OIDC issuer."""
 
-from tenure.config import OidcConfig
+from pathlib import Path
+
+from tenure.config import OidcConfig, load
 from tenure.config.urls import is_secure_url
+from tests.config.conftest import ErrorMessage
+
+REQUIRED = """[oidc]
+issuer = "https://login.example"
+audience = "tenure"
+jwks_url = "https://login.example/keys"
+"""
 
 
-def test_claims_and_roles_have_defaults() -> None:
-    oidc = OidcConfig(issuer="https://login.example", audience="tenure", jwks_url="https://login.example/keys")
+def from_file(folder: Path, toml: str, **environment: str) -> OidcConfig:
+    (folder / "tenure.toml").write_text(toml, encoding="utf-8")
+    oidc = load({}, environment).oidc
+    assert oidc is not None
+    return oidc
+
+
+def test_claims_and_roles_have_defaults(empty_folder: Path) -> None:
+    assert load({}, {}).oidc is None
+    oidc = from_file(empty_folder, REQUIRED)
     assert (oidc.tenant_claim, oidc.user_claim, oidc.roles_claim, oidc.leeway_seconds) == ("tid", "oid", "roles", 30)
     assert oidc.roles == {"client": "client", "reader": "reader", "operator": "operator"}
+    assert oidc.staff_tenant is None
+
+
+def test_configured_roles_replace_the_defaults(empty_folder: Path) -> None:
+    """Otherwise a token with the role `operator` would get it, although only `Tenure.Operate` is configured."""
+    oidc = from_file(empty_folder, f'{REQUIRED}roles = {{ "Tenure.Operate" = "operator" }}')
+    assert oidc.roles == {"Tenure.Operate": "operator"}
+
+
+def test_issuer_audience_and_jwks_url_are_required(error_message: ErrorMessage) -> None:
+    for name in ("issuer", "audience", "jwks_url"):
+        rest = "\n".join(line for line in REQUIRED.splitlines() if not line.startswith(name))
+        assert error_message(toml=rest) == f"oidc.{name} (from tenure.toml): is required if oidc is configured"
+
+
+def test_wrong_values_are_refused(error_message: ErrorMessage) -> None:
+    for line, rule in (
+        ('staff_tenant = "staff"', "oidc.staff_tenant (from tenure.toml): must be a UUID"),
+        (
+            "leeway_seconds = 61",
+            "oidc.leeway_seconds (from tenure.toml): must be a whole number of seconds from 0 to 60",
+        ),
+        ('roles = { x = "admin" }', "oidc.roles.x (from tenure.toml): must be client, reader or operator"),
+    ):
+        assert error_message(toml=REQUIRED + line) == rule
 
 
 def test_keys_are_fetched_over_https_or_from_loopback_only() -> None:

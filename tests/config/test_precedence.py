@@ -19,10 +19,14 @@ NAMES = {
     "factors": ("1", "2", "3"),
     "headers": ("authorization", "x-api-key"),
     "options": ("grammar", "model_folder"),
+    "roles": ("staff", "tenure_use"),
 }
 ALWAYS_IN_FILE: dict[SettingPath, str] = {
     **{("gateways", name, "url"): "http://127.0.0.1/" for name in NAMES["gateways"]},
     **{("gateways", name, "secret"): SECRET for name in NAMES["gateways"]},
+    ("oidc", "issuer"): "https://login.example",
+    ("oidc", "audience"): "tenure",
+    ("oidc", "jwks_url"): "https://login.example/keys",
 }
 """Settings that are required if their section is configured."""
 
@@ -92,6 +96,12 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "previous_secret": st.sampled_from(["whsec_" + "false" * 8, "true" * 8]),
     "authorization": st.sampled_from(["Bearer x", "5"]),
     "x-api-key": st.sampled_from(["k", "false"]),
+    "issuer": st.sampled_from(["https://login.example/v2.0", "http://127.0.0.1/"]),
+    "jwks_url": st.sampled_from(["https://login.example/keys", "http://localhost:81/keys?v=2"]),
+    "leeway_seconds": st.integers(0, 60),
+    "staff_tenant": st.uuids().map(str),
+    **dict.fromkeys(("audience", "tenant_claim", "user_claim", "roles_claim"), st.sampled_from(["x", "1", "a.b/c"])),
+    **dict.fromkeys(NAMES["roles"], st.sampled_from(["client", "reader", "operator"])),
     "grammar": st.sampled_from(["digits", "1"]),
     "model_folder": st.sampled_from(["/models/en", "null"]),
     **dict.fromkeys(
@@ -173,8 +183,8 @@ def test_unset_settings_keep_defaults(in_variables: dict[SettingPath, Any]) -> N
 
 
 def is_always_there(path: SettingPath) -> bool:
-    """Jobs, headers and options exist only if they are configured."""
-    return path[0] != "jobs" and path[-2:-1] not in (("headers",), ("options",))
+    """Jobs, headers, options and roles exist only if they are configured."""
+    return path[0] != "jobs" and path[-2:-1] not in (("headers",), ("options",), ("roles",))
 
 
 def as_loaded(value: Any) -> Any:

@@ -18,6 +18,7 @@ EMPTY = f"""
 DO $$ BEGIN
     {" ".join(f"DELETE FROM {table};" for table in metadata.tables)}
     INSERT INTO installation SELECT * FROM first_installation;
+    INSERT INTO signing_keys SELECT * FROM first_signing_keys;
 END $$
 """
 
@@ -47,7 +48,8 @@ class SharedDatabase(Database):
 @pytest.fixture(scope="session")
 async def shared_postgres_database(postgres: PostgresServer, template: str) -> AsyncIterator[SharedDatabase]:
     database = SharedDatabase(postgres.url(await postgres.create_database(template)))
-    await database.execute("CREATE TABLE first_installation AS SELECT * FROM installation")
+    for table in ("installation", "signing_keys"):
+        await database.execute(f"CREATE TABLE first_{table} AS SELECT * FROM {table}")
     yield database
     await database.close()
 

@@ -17,6 +17,7 @@ from tenure.domain.submissions import (
 )
 from tenure.errors import ERROR_MAX
 from tenure.store.limits import BATCH_MAX
+from tests.support.audit_log import draft
 from tests.support.databases import Database
 from tests.support.leases import MICROSECOND, all_tables, read_table
 from tests.support.open_requests import NOON, some_id
@@ -61,7 +62,7 @@ async def test_begin_attempts__records_open_attempt(database: Database) -> None:
         LATER,
         [BeginAttemptResult(submission_id, BEGUN, number=1, failures=0)],
     )
-    assert await database.store.get_submission(submission_id) == (
+    assert await database.store.get_submission(submission_id, None) == (
         pending_submission(submission_id, NOON, attempts=1, next_attempt_at=None),
         [Attempt(number=1, epoch=fence.epoch, started_at=LATER)],
     )
@@ -153,10 +154,10 @@ async def test_begin_attempts__numbers_attempts_without_gaps(database: Database)
     store, fence = database.store, await executor_fence(database.store)
     await make_attempt(store, fence, submission_id)
     await begin_one(store, fence, submission_id)
-    await store.command_submissions(RETRY, [submission_id])
+    await store.command_submissions(RETRY, [submission_id], None, draft())
     await make_attempt(store, fence, submission_id, pause_microseconds=None)
     await begin_one(store, fence, submission_id)
-    await store.command_submissions(RETRY, [submission_id])
+    await store.command_submissions(RETRY, [submission_id], None, draft())
     await begin_one(store, fence, submission_id)
     fence = await next_executor_fence(store)
     await close_orphaned(store, fence)
@@ -238,7 +239,7 @@ async def test_begin_attempts__begins_only_named_submissions_early(database: Dat
 
 async def test_begin_attempts__begins_retried_submission_as_due(database: Database) -> None:
     fence, submission_id = await waiting_for_retry(database, is_binding=True)
-    await database.store.command_submissions(RETRY, [submission_id])
+    await database.store.command_submissions(RETRY, [submission_id], None, draft())
     assert await begin_early(database, fence, submission_id) == BeginAttemptResult(submission_id, BEGUN, 2, 0)
 
 
@@ -251,7 +252,7 @@ async def test_finish_attempts__marks_submission_delivered(database: Database) -
     await database.clock.set(LATER)
     moved = await database.store.finish_attempts(fence, [attempt_end(submission_id, outcome=DELIVERED, status=204)])
     assert moved == [SubmissionStatus(submission_id, "delivered", None)]
-    assert await database.store.get_submission(submission_id) == (
+    assert await database.store.get_submission(submission_id, None) == (
         pending_submission(submission_id, NOON, state="delivered", attempts=1, next_attempt_at=None, ended_at=LATER),
         [Attempt(number=1, epoch=1, started_at=NOON, ended_at=LATER, outcome="delivered", status=204)],
     )
@@ -280,7 +281,7 @@ async def test_finish_attempts__schedules_retry_after_failure(database: Database
     again_at = LATER + PAUSED + MICROSECOND
     error = "answered 500 to number 1"
     assert moved == [SubmissionStatus(submission_id, "pending", again_at)]
-    assert await database.store.get_submission(submission_id) == (
+    assert await database.store.get_submission(submission_id, None) == (
         pending_submission(submission_id, NOON, attempts=1, failures=1, next_attempt_at=again_at, last_error=error),
         [Attempt(number=1, epoch=1, started_at=NOON, ended_at=LATER, outcome="failed", status=503, error=error)],
     )
@@ -419,13 +420,13 @@ async def test_finish_attempts__counts_unknown_outcomes_until_manual_retry(datab
         await make_attempt(database.store, fence, submission_id, outcome, pause_microseconds=0)
         counted.append((await read_submission(database, submission_id)).unknowns)
     assert counted == [1, 1, 1, 2]
-    await database.store.command_submissions(RETRY, [submission_id])
+    await database.store.command_submissions(RETRY, [submission_id], None, draft())
     assert (await read_submission(database, submission_id)).unknowns == 0
 
 
 async def test_finish_attempts__does_not_count_unknown_outcome_of_attempt_retried_meanwhile(database: Database) -> None:
     submission_id = await begin_first_attempt(database)
-    await database.store.command_submissions(RETRY, [submission_id])
+    await database.store.command_submissions(RETRY, [submission_id], None, draft())
     fence = await executor_fence(database.store)
     late = attempt_end(submission_id, outcome=UNKNOWN, is_binding=True)
     await database.store.finish_attempts(fence, [late])

@@ -4,8 +4,10 @@ from datetime import timedelta
 
 import pytest
 
+from tenure.domain.scope import EVERYTHING
 from tenure.domain.sessions import CloseReason, EndRequest, EndResult, Found, OpenOutcome, State
 from tenure.store.limits import BATCH_MAX
+from tests.support.audit_log import ACTOR
 from tests.support.databases import Database
 from tests.support.open_requests import NOON, SECOND, end_one, open_one, request, same_key_request, some_id
 from tests.support.session_calls import attach_one, update_one
@@ -30,7 +32,7 @@ async def test_end_sessions__ends_live_session_now(database: Database) -> None:
         CloseReason.TERMINATED,
         now,
     )
-    assert ended.session == await database.store.get_session(session.session_id)
+    assert ended.session == await database.store.get_session(session.session_id, EVERYTHING)
 
 
 async def test_end_sessions__keeps_existing_end(database: Database) -> None:
@@ -78,11 +80,11 @@ async def test_end_sessions__returns_results_in_request_order_for_mixed_batch(da
     now = NOON + 15 * SECONDS
     await database.clock.set(now)
     requests = [
-        EndRequest(lapsed.session_id, "STOPPED"),
-        EndRequest(some_id(), "STOPPED"),
-        EndRequest(live.session_id, "STOPPED"),
-        EndRequest(over.session_id, "STOPPED"),
-        EndRequest(other.session_id, "TERMINATED"),
+        EndRequest(lapsed.session_id, "STOPPED", EVERYTHING, ACTOR),
+        EndRequest(some_id(), "STOPPED", EVERYTHING, ACTOR),
+        EndRequest(live.session_id, "STOPPED", EVERYTHING, ACTOR),
+        EndRequest(over.session_id, "STOPPED", EVERYTHING, ACTOR),
+        EndRequest(other.session_id, "TERMINATED", EVERYTHING, ACTOR),
     ]
     results = await database.store.end_sessions(requests)
     returned = [
@@ -101,9 +103,11 @@ async def test_end_sessions__returns_results_in_request_order_for_mixed_batch(da
 async def test_end_sessions__accepts_full_batch(database: Database) -> None:
     sessions = [await open_new_session(database) for _ in range(BATCH_MAX)]
     await database.clock.set(NOON + SECONDS)
-    results = await database.store.end_sessions([EndRequest(session.session_id, "STOPPED") for session in sessions])
+    results = await database.store.end_sessions(
+        [EndRequest(session.session_id, "STOPPED", EVERYTHING, ACTOR) for session in sessions]
+    )
     assert [ended.session and ended.session.session_id for ended in results] == [one.session_id for one in sessions]
-    assert (await database.store.count_sessions()).active == 0
+    assert (await database.store.count_sessions(EVERYTHING)).active == 0
 
 
 async def test_end_sessions__does_not_change_closing_session(database: Database) -> None:

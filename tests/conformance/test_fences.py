@@ -17,6 +17,7 @@ from tenure.store.contract import Store
 from tenure.store.engines.postgres.store import PostgresStore
 from tenure.store.engines.sqlite.store import SqliteStore
 from tenure.store.engines.sqlserver.store import SqlServerStore
+from tests.support.audit_log import ACTOR
 from tests.support.databases import Database
 from tests.support.leases import all_tables, begin_due_run, hold_lease, insert_row, job_every
 from tests.support.open_requests import NOON, SECOND, open_one, request, some_id
@@ -177,7 +178,7 @@ async def _reacquired_by_same_holder(database: Database, fence: Fence) -> Fence:
 
 
 async def _acquired_after_resign(database: Database, fence: Fence) -> Fence:
-    await database.store.resign_lease(fence.name)
+    await database.store.resign_lease(fence.name, ACTOR)
     await begin_due_run(database.store, "tidy", "one")
     return fence
 
@@ -197,7 +198,7 @@ async def _acquired_and_released(database: Database, fence: Fence) -> Fence:
 
 
 async def _released(database: Database, fence: Fence) -> Fence:
-    await database.store.resign_lease(fence.name)
+    await database.store.resign_lease(fence.name, ACTOR)
     return fence
 
 

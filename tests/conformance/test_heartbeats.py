@@ -4,6 +4,7 @@ from datetime import timedelta
 
 import pytest
 
+from tenure.domain.scope import EVERYTHING
 from tenure.domain.sessions import ClosedSession, CloseReason, Found, Heartbeat, HeartbeatResult, State
 from tenure.store.limits import BATCH_MAX
 from tests.support.databases import Database
@@ -134,7 +135,7 @@ async def test_heartbeat__returns_results_in_request_order_for_mixed_batch(datab
     await database.clock.set(NOON + SECONDS)
     session_ids = [lapsed.session_id, some_id(), live.session_id, ended.session_id]
     results = await database.store.heartbeat(
-        [Heartbeat(session_id, session_id == session_ids[2]) for session_id in session_ids]
+        [Heartbeat(session_id, session_id == session_ids[2], EVERYTHING) for session_id in session_ids]
     )
     assert [(kept.found, kept.close_reason) for kept in results] == [
         (Found.OVER, "LEASE_EXPIRED"),
@@ -151,7 +152,7 @@ async def test_heartbeat__accepts_full_batch(database: Database) -> None:
     ]
     now = NOON + 5 * SECONDS
     await database.clock.set(now)
-    results = await database.store.heartbeat([Heartbeat(one.session_id, False) for one in sessions])
+    results = await database.store.heartbeat([Heartbeat(one.session_id, False, EVERYTHING) for one in sessions])
     assert [kept.deadline_at for kept in results] == [now + (30 + number) * SECONDS for number in range(BATCH_MAX)]
 
 

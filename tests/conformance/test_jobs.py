@@ -22,6 +22,7 @@ from tenure.domain.leases import Fence
 from tenure.errors import ERROR_MAX, LeaseLost
 from tenure.ids import new_id
 from tenure.store.contract import Store, Topic
+from tests.support.audit_log import ACTOR
 from tests.support.databases import Database
 from tests.support.leases import (
     MICROSECOND,
@@ -139,7 +140,7 @@ async def test_register_jobs__changes_nothing_when_repeated(tidy: Database) -> N
 async def test_register_jobs__applies_paused_setting_to_new_jobs_only(tidy: Database) -> None:
     await tidy.store.register_jobs([job_every(MINUTE, paused=True)])
     assert not (await the_job(tidy)).paused
-    await tidy.store.command_job("tidy", JobCommand.PAUSE)
+    await tidy.store.command_job("tidy", JobCommand.PAUSE, ACTOR)
     await tidy.store.register_jobs([job_every(MINUTE)])
     assert (await the_job(tidy)).paused
 
@@ -167,7 +168,7 @@ async def test_register_jobs__keeps_missed_tick_when_interval_changes(tidy: Data
 
 async def test_register_jobs__changes_only_lock_timeout(tidy: Database) -> None:
     await finish(tidy, await begun_at(tidy, TICK), FAILED, "no luck")
-    await tidy.store.command_job("tidy", JobCommand.PAUSE)
+    await tidy.store.command_job("tidy", JobCommand.PAUSE, ACTOR)
     before = await the_job(tidy)
     await tidy.clock.set(TICK + 600 * SECONDS)
     await tidy.store.register_jobs([job_every(MINUTE, timeout=9 * SECOND)])
@@ -244,7 +245,7 @@ async def test_begin_run__returns_same_run_when_repeated_after_pause(tidy: Datab
     attempt = new_id()
     await tidy.clock.set(TICK)
     first = await tidy.store.begin_run("tidy", "one", attempt)
-    await tidy.store.command_job("tidy", JobCommand.PAUSE)
+    await tidy.store.command_job("tidy", JobCommand.PAUSE, ACTOR)
     assert await tidy.store.begin_run("tidy", "one", attempt) == first
 
 
@@ -265,20 +266,20 @@ async def test_begin_run__returns_held_when_lock_was_acquired_without_run(tidy: 
 
 
 async def test_begin_run__returns_idle_while_paused(tidy: Database) -> None:
-    await tidy.store.command_job("tidy", JobCommand.PAUSE)
+    await tidy.store.command_job("tidy", JobCommand.PAUSE, ACTOR)
     await tidy.clock.set(TICK)
     assert await begin_run(tidy.store, "tidy") == IDLE
 
 
 async def test_begin_run__begins_requested_run_before_tick(tidy: Database) -> None:
-    await tidy.store.command_job("tidy", JobCommand.RUN)
+    await tidy.store.command_job("tidy", JobCommand.RUN, ACTOR)
     found = await begin_run(tidy.store, "tidy")
     assert (found.found, found.started_at, found.tick_at) == (BeginRunOutcome.BEGUN, NOON, None)
 
 
 async def test_begin_run__begins_requested_run_while_paused(tidy: Database) -> None:
-    await tidy.store.command_job("tidy", JobCommand.PAUSE)
-    await tidy.store.command_job("tidy", JobCommand.RUN)
+    await tidy.store.command_job("tidy", JobCommand.PAUSE, ACTOR)
+    await tidy.store.command_job("tidy", JobCommand.RUN, ACTOR)
     assert (await begin_run(tidy.store, "tidy")).found is BeginRunOutcome.BEGUN
 
 
@@ -337,7 +338,7 @@ async def test_begin_run__reclaims_run_immediately_after_resign(tidy: Database) 
     await begun_at(tidy, TICK, "one")
     now = TICK + 9 * SECONDS
     await tidy.clock.set(now)
-    await tidy.store.resign_lease("job:tidy")
+    await tidy.store.resign_lease("job:tidy", ACTOR)
     found = await begin_run(tidy.store, "tidy", "two")
     assert (found.fence, found.reclaimed) == (Fence("job:tidy", "two", 2), Fence("job:tidy", "one", 1))
     over = run(holder="one", ended_at=now, outcome="abandoned", error="its lock was taken from it")
@@ -479,7 +480,7 @@ async def test_begin_run__retries_after_pause_when_run_after_clock_step_back_fai
 async def test_begin_run__moves_tick_back_for_requested_run_after_clock_step_back(tidy: Database) -> None:
     await done_at(tidy, TICK)
     await tidy.clock.set(STEPPED_BACK)
-    await tidy.store.command_job("tidy", JobCommand.RUN)
+    await tidy.store.command_job("tidy", JobCommand.RUN, ACTOR)
     found = await begin_run(tidy.store, "tidy")
     assert (found.tick_at, found.clock_behind) == (AGAIN, TICK + 60 * SECONDS)
     assert found.fence is not None
@@ -490,16 +491,16 @@ async def test_begin_run__moves_tick_back_for_requested_run_after_clock_step_bac
 
 async def test_begin_run__ignores_paused_job_after_clock_step_back_until_resumed(tidy: Database) -> None:
     await done_at(tidy, TICK)
-    await tidy.store.command_job("tidy", JobCommand.PAUSE)
+    await tidy.store.command_job("tidy", JobCommand.PAUSE, ACTOR)
     await tidy.clock.set(STEPPED_BACK)
     assert await begin_run(tidy.store, "tidy") == IDLE
-    await tidy.store.command_job("tidy", JobCommand.RUN)
+    await tidy.store.command_job("tidy", JobCommand.RUN, ACTOR)
     found = await begin_run(tidy.store, "tidy")
     assert (found.found, found.tick_at, found.clock_behind) == (BeginRunOutcome.BEGUN, None, None)
     assert found.fence is not None
     await finish(tidy, found.fence, SUCCEEDED)
     assert (await the_job(tidy)).next_run_at == TICK + 60 * SECONDS
-    await tidy.store.command_job("tidy", JobCommand.RESUME)
+    await tidy.store.command_job("tidy", JobCommand.RESUME, ACTOR)
     found = await begin_run(tidy.store, "tidy")
     assert (found.tick_at, found.clock_behind) == (AGAIN, TICK + 60 * SECONDS)
 
@@ -645,7 +646,7 @@ async def test_finish_run__raises_lease_lost_at_instant_of_lock_expiry(tidy: Dat
 
 async def test_finish_run__raises_lease_lost_after_resign(tidy: Database) -> None:
     fence = await begun_at(tidy, TICK)
-    await tidy.store.resign_lease("job:tidy")
+    await tidy.store.resign_lease("job:tidy", ACTOR)
     with pytest.raises(LeaseLost):
         await finish(tidy, fence, SUCCEEDED)
 
@@ -678,7 +679,7 @@ async def test_finish_run__uses_interval_changed_during_run(tidy: Database) -> N
 
 async def test_finish_run__never_moves_next_run_back(tidy: Database) -> None:
     await finish(tidy, await begun_at(tidy, TICK), SUCCEEDED)
-    await tidy.store.command_job("tidy", JobCommand.RUN)
+    await tidy.store.command_job("tidy", JobCommand.RUN, ACTOR)
     await finish(tidy, await begun_at(tidy, TICK - 59 * SECONDS), SUCCEEDED)
     assert (await the_job(tidy)).next_run_at == TICK + 60 * SECONDS
 
@@ -708,17 +709,17 @@ async def test_finish_run__clears_request_unless_abandoned(
     tidy: Database, outcome: RunOutcome, requested_at: datetime | None
 ) -> None:
     """An abandoned run has completed no tick."""
-    await tidy.store.command_job("tidy", JobCommand.RUN)
+    await tidy.store.command_job("tidy", JobCommand.RUN, ACTOR)
     await finish(tidy, await begun_at(tidy, TICK), outcome)
     assert (await the_job(tidy)).requested_at == requested_at
 
 
 @pytest.mark.parametrize("outcome", list(RunOutcome))
 async def test_finish_run__keeps_request_made_during_run(tidy: Database, outcome: RunOutcome) -> None:
-    await tidy.store.command_job("tidy", JobCommand.RUN)
+    await tidy.store.command_job("tidy", JobCommand.RUN, ACTOR)
     fence = await begun_at(tidy, TICK)
     await tidy.clock.set(TICK + SECONDS)
-    await tidy.store.command_job("tidy", JobCommand.RUN)
+    await tidy.store.command_job("tidy", JobCommand.RUN, ACTOR)
     await finish(tidy, fence, outcome)
     assert (await the_job(tidy)).requested_at == TICK + SECONDS
 
@@ -745,12 +746,12 @@ async def test_finish_run__raises_lease_lost_for_lease_without_run(tidy: Databas
 async def test_command_job__returns_none_for_unknown_job(tidy: Database) -> None:
     before = await all_tables(tidy)
     for command in JobCommand:
-        assert await tidy.store.command_job("Tidy", command) is None
+        assert await tidy.store.command_job("Tidy", command, ACTOR) is None
     assert await all_tables(tidy) == before
 
 
 async def test_command_job__run_requests_run_now(tidy: Database) -> None:
-    assert await tidy.store.command_job("tidy", JobCommand.RUN) == job(requested_at=NOON)
+    assert await tidy.store.command_job("tidy", JobCommand.RUN, ACTOR) == job(requested_at=NOON)
     assert await the_job(tidy) == job(requested_at=NOON)
 
 
@@ -759,38 +760,38 @@ async def test_command_job__run_clears_retry_delay_and_keeps_failures(tidy: Data
     before = await the_job(tidy)
     await tidy.clock.set(TICK + SECONDS)
     expected = replace(before, requested_at=TICK + SECONDS, retry_at=None)
-    assert await tidy.store.command_job("tidy", JobCommand.RUN) == expected
+    assert await tidy.store.command_job("tidy", JobCommand.RUN, ACTOR) == expected
     assert (await begin_run(tidy.store, "tidy")).found is BeginRunOutcome.BEGUN
 
 
 async def test_command_job__pause_clears_request_that_has_not_begun(tidy: Database) -> None:
-    await tidy.store.command_job("tidy", JobCommand.RUN)
-    assert await tidy.store.command_job("tidy", JobCommand.PAUSE) == job(paused=True)
+    await tidy.store.command_job("tidy", JobCommand.RUN, ACTOR)
+    assert await tidy.store.command_job("tidy", JobCommand.PAUSE, ACTOR) == job(paused=True)
 
 
 async def test_command_job__pause_lets_current_run_finish(tidy: Database) -> None:
     fence = await begun_at(tidy, TICK)
-    await tidy.store.command_job("tidy", JobCommand.PAUSE)
+    await tidy.store.command_job("tidy", JobCommand.PAUSE, ACTOR)
     await finish(tidy, fence, SUCCEEDED)
     found = await the_job(tidy)
     assert (found.paused, found.last_success_at, found.next_run_at) == (True, TICK, TICK + 60 * SECONDS)
 
 
 async def test_command_job__resume_makes_missed_tick_due_now(tidy: Database) -> None:
-    await tidy.store.command_job("tidy", JobCommand.PAUSE)
+    await tidy.store.command_job("tidy", JobCommand.PAUSE, ACTOR)
     await tidy.clock.set(TICK + 600 * SECONDS)
-    assert await tidy.store.command_job("tidy", JobCommand.RESUME) == job()
+    assert await tidy.store.command_job("tidy", JobCommand.RESUME, ACTOR) == job()
     assert (await begin_run(tidy.store, "tidy")).tick_at == TICK
 
 
 async def test_command_job__resume_keeps_request_and_retry_delay(tidy: Database) -> None:
     await finish(tidy, await begun_at(tidy, TICK), FAILED)
-    await tidy.store.command_job("tidy", JobCommand.PAUSE)
-    assert await tidy.store.command_job("tidy", JobCommand.RESUME) == replace(
+    await tidy.store.command_job("tidy", JobCommand.PAUSE, ACTOR)
+    assert await tidy.store.command_job("tidy", JobCommand.RESUME, ACTOR) == replace(
         await the_job(tidy), paused=False, retry_at=TICK + 7 * SECONDS
     )
-    await tidy.store.command_job("tidy", JobCommand.RUN)
-    assert (await tidy.store.command_job("tidy", JobCommand.RESUME)) == await the_job(tidy)
+    await tidy.store.command_job("tidy", JobCommand.RUN, ACTOR)
+    assert (await tidy.store.command_job("tidy", JobCommand.RESUME, ACTOR)) == await the_job(tidy)
     assert (await the_job(tidy)).requested_at == TICK
 
 
@@ -798,7 +799,7 @@ async def test_command_job__changes_no_other_job(tidy: Database) -> None:
     await tidy.store.register_jobs([job_every(MINUTE, "tidy2")])
     before = await the_job(tidy, "tidy2")
     for command in (JobCommand.RUN, JobCommand.PAUSE):
-        await tidy.store.command_job("tidy", command)
+        await tidy.store.command_job("tidy", command, ACTOR)
     assert await the_job(tidy, "tidy2") == before
 
 
@@ -809,7 +810,7 @@ async def test_listen__notifies_when_job_is_requested_resumed_or_abandoned(tidy:
     await other.read_board([])
     for command in (JobCommand.RUN, JobCommand.RESUME):
         woken.clear()
-        await tidy.store.command_job("tidy", command)
+        await tidy.store.command_job("tidy", command, ACTOR)
         if tidy.engine == "postgresql":
             await asyncio.wait_for(woken.wait(), 5)
     woken.clear()

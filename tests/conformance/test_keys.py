@@ -1,7 +1,7 @@
 """API keys and the audit log, on every engine."""
 
 import asyncio
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from tenure.domain.audit_log import Actor, AuditFilter, AuditPosition
 from tenure.domain.keys import CreateKeyOutcome, CreateKeyResult, KeysVersion, Role, StoredKey, new_api_key
 from tenure.domain.leases import Fence
+from tenure.domain.session_tokens import SIGNING_KEYS_MAX, RotateOutcome, new_signing_key
 from tenure.errors import IdTaken
 from tenure.store.limits import AUDIT_LOG_KEPT, BATCH_MAX
 from tests.support.databases import Database
@@ -191,7 +192,8 @@ async def test_list_keys__filters_by_name_and_includes_revoked_keys(database: Da
 
 
 async def test_read_keys_version__is_zero_before_first_key(database: Database) -> None:
-    assert await database.store.read_keys_version() == KeysVersion(0, NOON)
+    found = await database.store.read_keys_version()
+    assert found == KeysVersion(0, NOON, found.signing_keys)
 
 
 async def test_read_keys_version__stays_positive_after_last_key_is_revoked(database: Database) -> None:
@@ -220,6 +222,83 @@ async def test_touch_keys__changes_neither_version_nor_audit_log(database: Datab
 async def test_touch_keys__takes_empty_and_full_batch(database: Database) -> None:
     await database.store.touch_keys({})
     await database.store.touch_keys({new_api_key(Role.CLIENT).public_id: NOON for _ in range(BATCH_MAX)})
+
+
+async def signing_keys(database: Database) -> dict[str, datetime | None]:
+    """The instant at which each key expires."""
+    return {key.key_id: key.expires_at for key in (await database.store.read_keys_version()).signing_keys}
+
+
+async def test_read_keys_version__returns_the_signing_key_of_the_migration(database: Database) -> None:
+    (key,) = (await database.store.read_keys_version()).signing_keys
+    assert (len(key.secret), key.expires_at) == (32, None)
+
+
+async def test_read_keys_version__returns_version_if_there_is_no_signing_key(database: Database) -> None:
+    await database.execute("DELETE FROM signing_keys")
+    assert await database.store.read_keys_version() == KeysVersion(0, NOON)
+
+
+async def test_rotate_signing_key__lets_earlier_keys_expire_and_never_later(database: Database) -> None:
+    ((first, _),) = (await signing_keys(database)).items()
+    second, third = new_signing_key(), new_signing_key()
+    assert await database.store.rotate_signing_key(second, DAY, OPERATOR) is RotateOutcome.ROTATED
+    assert await signing_keys(database) == {first: NOON + DAY, second.key_id: None}
+    await database.store.rotate_signing_key(third, 2 * DAY, OPERATOR)
+    assert await signing_keys(database) == {first: NOON + DAY, second.key_id: NOON + 2 * DAY, third.key_id: None}
+    stored = {key.key_id: key.secret for key in (await database.store.read_keys_version()).signing_keys}
+    assert (stored[second.key_id], stored[third.key_id]) == (second.secret, third.secret)
+
+
+async def test_rotate_signing_key__deletes_expired_keys_and_at_once_all_earlier_keys(database: Database) -> None:
+    await database.store.rotate_signing_key(second := new_signing_key(), DAY, OPERATOR)
+    await database.clock.set(NOON + DAY)
+    await database.store.rotate_signing_key(third := new_signing_key(), DAY, OPERATOR)
+    assert await signing_keys(database) == {second.key_id: NOON + 2 * DAY, third.key_id: None}
+    await database.store.rotate_signing_key(last := new_signing_key(), None, OPERATOR)
+    assert await signing_keys(database) == {last.key_id: None}
+
+
+async def test_rotate_signing_key__writes_audit_entry_and_keeps_version(database: Database) -> None:
+    first, second = new_signing_key(), new_signing_key()
+    await database.store.rotate_signing_key(first, DAY, OPERATOR)
+    await database.clock.set(NOON + SECOND)
+    await database.store.rotate_signing_key(second, None, OPERATOR)
+    assert await version(database) == 0
+    entries = await database.store.list_audit_log(ALL, None, 9)
+    assert [(entry.action, entry.target, entry.subject, entry.detail) for entry in entries] == [
+        ("signing-key.rotated", second.key_id, OPERATOR.subject, "all earlier session tokens are invalid"),
+        ("signing-key.rotated", first.key_id, OPERATOR.subject, "earlier signing keys expire after 86400 seconds"),
+    ]
+
+
+async def test_rotate_signing_key__changes_nothing_when_repeated_after_lost_answer(database: Database) -> None:
+    new = new_signing_key()
+    await database.store.rotate_signing_key(new, DAY, OPERATOR)
+    await database.clock.set(NOON + SECOND)
+    before = await all_tables(database)
+    for overlap in (DAY, None):
+        assert await database.store.rotate_signing_key(new, overlap, OPERATOR) is RotateOutcome.ROTATED
+    assert await all_tables(database) == before
+
+
+async def test_rotate_signing_key__refuses_more_keys_than_allowed_unless_at_once(database: Database) -> None:
+    for _ in range(SIGNING_KEYS_MAX - 1):
+        assert await database.store.rotate_signing_key(new_signing_key(), DAY, OPERATOR) is RotateOutcome.ROTATED
+    before = await all_tables(database)
+    assert await database.store.rotate_signing_key(new_signing_key(), DAY, OPERATOR) is RotateOutcome.TOO_MANY
+    assert await all_tables(database) == before
+    assert await database.store.rotate_signing_key(new_signing_key(), None, OPERATOR) is RotateOutcome.ROTATED
+    assert len(await signing_keys(database)) == 1
+
+
+async def test_rotate_signing_key__leaves_one_current_key_among_concurrent_calls(database: Database) -> None:
+    other = sibling_store(database)
+    stores = [database.store, other, database.store, other]
+    await asyncio.gather(*(store.rotate_signing_key(new_signing_key(), DAY, OPERATOR) for store in stores))
+    await other.close()
+    assert list((await signing_keys(database)).values()).count(None) == 1
+    assert len(await signing_keys(database)) == 5
 
 
 async def put_entry(database: Database, **values: Any) -> str:

@@ -14,6 +14,7 @@ from tenure.errors import LeaseLost
 from tenure.ids import new_id
 from tenure.store.contract import Topic
 from tenure.store.tables import installation
+from tests.support.audit_log import ACTOR
 from tests.support.databases import Database
 from tests.support.leases import (
     MICROSECOND,
@@ -192,7 +193,7 @@ async def test_renew_lease__raises_lease_lost_after_release_or_resign(database: 
     if end == "release":
         await database.store.release_lease(fence)
     else:
-        await database.store.resign_lease("leader")
+        await database.store.resign_lease("leader", ACTOR)
     await database.clock.set(NOON - SECONDS)
     with pytest.raises(LeaseLost):
         await database.store.renew_lease(fence, LEASE)
@@ -223,13 +224,13 @@ async def test_release_lease__changes_nothing_when_repeated(database: Database) 
 
 async def test_acquire_lease__acquires_resigned_lease_without_reclaim(database: Database) -> None:
     await acquire_free_lease(database.store, "leader", "one")
-    await database.store.resign_lease("leader")
+    await database.store.resign_lease("leader", ACTOR)
     assert await acquire(database.store, "leader", "two") == AcquireResult(lease(holder="two", epoch=2), taken=True)
 
 
 async def test_release_lease__returns_resigned_lease_unchanged(database: Database) -> None:
     fence = await acquire_free_lease(database.store, "leader", "one")
-    await database.store.resign_lease("leader")
+    await database.store.resign_lease("leader", ACTOR)
     await database.clock.set(NOON + 5 * SECONDS)
     expected = lease(held=False, expires_at=NOON, released=True, resigned=True)
     assert await database.store.release_lease(fence) == expected
@@ -248,7 +249,7 @@ async def test_resign_lease__expires_lease_of_current_holder_now(database: Datab
     now = NOON + 9 * SECONDS
     await database.clock.set(now)
     expected = lease(held=False, expires_at=now, released=True, resigned=True)
-    assert await database.store.resign_lease("leader") == expected
+    assert await database.store.resign_lease("leader", ACTOR) == expected
     assert await database.store.list_leases(None, 9) == [expected]
 
 
@@ -256,24 +257,24 @@ async def test_resign_lease__does_not_change_expired_lease(database: Database) -
     await acquire_free_lease(database.store, "leader", "one")
     await database.clock.set(NOON + 60 * SECONDS)
     before = await all_tables(database)
-    assert await database.store.resign_lease("leader") == lease(held=False)
+    assert await database.store.resign_lease("leader", ACTOR) == lease(held=False)
     assert await all_tables(database) == before
 
 
 async def test_resign_lease__changes_nothing_when_repeated(database: Database) -> None:
     await acquire_free_lease(database.store, "leader", "one")
-    first = await database.store.resign_lease("leader")
+    first = await database.store.resign_lease("leader", ACTOR)
     before = await all_tables(database)
     await database.clock.set(NOON + 5 * SECONDS)
-    assert await database.store.resign_lease("leader") == first
+    assert await database.store.resign_lease("leader", ACTOR) == first
     assert await all_tables(database) == before
 
 
 async def test_resign_lease__returns_none_for_lease_never_held(database: Database) -> None:
-    assert await database.store.resign_lease("leader") is None
+    assert await database.store.resign_lease("leader", ACTOR) is None
     if database.engine != "sqlite":  # SQLite creates no such rows
         await put_unheld(database, "leader")
-        assert await database.store.resign_lease("leader") is None
+        assert await database.store.resign_lease("leader", ACTOR) is None
 
 
 # History
@@ -299,7 +300,7 @@ async def test_release_lease__records_release_in_history(database: Database) -> 
 async def test_resign_lease__records_resign_in_history(database: Database) -> None:
     await acquire_free_lease(database.store, "leader", "one")
     await database.clock.set(NOON + 5 * SECONDS)
-    await database.store.resign_lease("leader")
+    await database.store.resign_lease("leader", ACTOR)
     assert await ends(database) == [("leader", 1, "one", NOON, NOON + 5 * SECONDS, "resigned")]
 
 
@@ -335,7 +336,7 @@ async def test_acquire_lease__writes_no_history_for_job_locks(database: Database
     fence = await acquire_free_lease(database.store, "job:tidy", "two")
     await database.store.release_lease(fence)
     await acquire_free_lease(database.store, "job:tidy", "three")
-    await database.store.resign_lease("job:tidy")
+    await database.store.resign_lease("job:tidy", ACTOR)
     assert await ends(database) == []
 
 
@@ -429,7 +430,7 @@ async def test_listen__notifies_when_lease_is_released_or_resigned(database: Dat
 
 def _resign(database: Database) -> Any:
     async def resign(fence: Fence) -> None:
-        await database.store.resign_lease(fence.name)
+        await database.store.resign_lease(fence.name, ACTOR)
 
     return resign
 

@@ -5,6 +5,7 @@ from datetime import timedelta
 import pytest
 
 from tenure.domain.deadlines import opened
+from tenure.domain.scope import EVERYTHING
 from tenure.domain.sessions import ClosedSession, CloseReason, Limits, OpenOutcome, OpenRequest, OpenResult, Session
 from tenure.errors import IdTaken
 from tenure.store.contract.sessions import OpenLane
@@ -26,13 +27,13 @@ async def test_open_sessions__creates_session_for_unused_key(database: Database)
     one = request(kind=2)
     result = await open_one(database.store, one)
     assert result == OpenResult(OpenOutcome.CREATED, opened(one, LIMITS, NOON))
-    assert await database.store.get_session(one.session_id) == result.session
+    assert await database.store.get_session(one.session_id, EVERYTHING) == result.session
 
 
 async def test_open_sessions__stores_limits_of_request(database: Database) -> None:
     one = request(lease_microseconds=60 * SECOND, heartbeat_microseconds=5 * SECOND, idle_microseconds=300 * SECOND)
     session = session_of(await open_one(database.store, one))
-    assert session == opened(one, LIMITS, NOON) == await database.store.get_session(one.session_id)
+    assert session == opened(one, LIMITS, NOON) == await database.store.get_session(one.session_id, EVERYTHING)
     assert (session.deadline_at, session.lapse_reason) == (NOON + 60 * SECONDS, CloseReason.LEASE_EXPIRED)
 
 
@@ -40,7 +41,7 @@ async def test_open_sessions__applies_default_limits_to_request_without_limits(d
     limits = Limits(timedelta(days=1), 40 * SECOND, 30 * SECOND, 3 * SECOND)
     one = request()
     session = session_of(await open_one(database.store, one, limits))
-    assert session == opened(one, limits, NOON) == await database.store.get_session(one.session_id)
+    assert session == opened(one, limits, NOON) == await database.store.get_session(one.session_id, EVERYTHING)
     assert (session.deadline_at, session.lapse_reason) == (NOON + 30 * SECONDS, CloseReason.IDLE_TIMEOUT)
     assert session.heartbeat_microseconds == 3 * SECOND
 
@@ -61,7 +62,7 @@ async def test_open_sessions__sets_lapse_reason_of_earliest_limit(
 ) -> None:
     one = request(lease_microseconds=lease, idle_microseconds=idle)
     await open_one(database.store, one, Limits(timedelta(days=1)))
-    stored = await database.store.get_session(one.session_id)
+    stored = await database.store.get_session(one.session_id, EVERYTHING)
     assert stored is not None
     assert stored.lapse_reason == reason
 
@@ -84,14 +85,14 @@ async def test_open_sessions__upgrades_session_of_lower_kind(database: Database)
     await database.clock.set(now)
     higher = same_key_request(one, kind=3)
     new = session_of(await open_one(database.store, higher))
-    assert new == await database.store.get_session(higher.session_id)
+    assert new == await database.store.get_session(higher.session_id, EVERYTHING)
     assert (new.previous_session_id, new.kind, new.started_at) == (one.session_id, 3, now)
     assert (new.lease_microseconds, new.heartbeat_microseconds, new.idle_microseconds) == (
         60 * SECOND,
         5 * SECOND,
         90 * SECOND,
     )
-    old = await database.store.get_session(one.session_id)
+    old = await database.store.get_session(one.session_id, EVERYTHING)
     assert old is not None
     assert (old.closed_at, old.close_reason, old.state, old.modified_at) == (now, CloseReason.UPGRADED, "closed", now)
 
@@ -114,7 +115,7 @@ async def test_open_sessions__upgrade_at_start_instant_is_recorded_one_microseco
     one = request(kind=1)
     await open_one(database.store, one)
     new = session_of(await open_one(database.store, same_key_request(one, kind=2)))
-    old = await database.store.get_session(one.session_id)
+    old = await database.store.get_session(one.session_id, EVERYTHING)
     assert old is not None
     assert old.closed_at == new.started_at == NOON + timedelta(microseconds=1)
 
@@ -128,7 +129,7 @@ async def test_open_sessions__records_lapse_and_creates_new_session(database: Da
     assert (result.outcome, session_of(result)) == (OpenOutcome.CREATED, opened(other, LIMITS, NOON + 10 * SECONDS))
     assert result.closed_sessions == [ClosedSession(one.session_id, "LEASE_EXPIRED", NOON + 10 * SECONDS)]
     await database.clock.set(NOON)  # a recorded end no longer depends on the clock
-    old = await database.store.get_session(one.session_id)
+    old = await database.store.get_session(one.session_id, EVERYTHING)
     assert old is not None
     assert (old.state, old.closed_at, old.close_reason) == ("closed", NOON + 10 * SECONDS, CloseReason.LEASE_EXPIRED)
 
@@ -157,7 +158,7 @@ async def test_open_sessions__starts_no_earlier_than_end_of_previous_session_of_
     new = same_key_request(one)
     session = session_of(await open_one(database.store, new))
     assert session.started_at == NOON + 60 * SECONDS
-    assert session == await database.store.get_session(new.session_id)
+    assert session == await database.store.get_session(new.session_id, EVERYTHING)
 
 
 async def test_open_sessions__returns_outcome_of_each_request_in_mixed_batch(database: Database) -> None:
@@ -193,7 +194,7 @@ async def test_open_sessions__accepts_full_batch(database: Database) -> None:
     requests = sorted((request(kind=1 + number % 3) for number in range(BATCH_MAX)), key=lambda one: one.key)
     results = await database.store.open_sessions(OpenLane.CREATE, requests, LIMITS)
     assert [result.session for result in results] == [opened(one, LIMITS, NOON) for one in requests]
-    assert (await database.store.count_sessions()).total == BATCH_MAX
+    assert (await database.store.count_sessions(EVERYTHING)).total == BATCH_MAX
 
 
 async def test_open_sessions__returns_own_session_when_repeated_after_lost_response(database: Database) -> None:

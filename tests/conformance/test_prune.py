@@ -5,6 +5,7 @@ from datetime import datetime, timedelta
 import pytest
 
 from tenure.domain.jobs import Pruned
+from tests.support.audit_log import ACTOR
 from tests.support.databases import Database
 from tests.support.leases import MICROSECOND, all_tables, hold_lease, insert_row, read_table
 from tests.support.open_requests import NOON
@@ -96,9 +97,9 @@ async def test_prune__leaves_other_tables_unchanged(database: Database) -> None:
     """A lease that expired long ago keeps its row and its epoch."""
     await database.clock.set(NOON - timedelta(days=999))
     await hold_lease(database.store, "leader")
-    await database.store.resign_lease("leader")
+    await database.store.resign_lease("leader", ACTOR)
     await database.clock.set(NOON)
     fence = await hold_lease(database.store, LOCK)
     before = await all_tables(database)
-    assert await database.store.prune(fence, 9) == Pruned(1, 0, 0)
-    assert await all_tables(database) == {**before, "lease_history": []}
+    assert await database.store.prune(fence, 9) == Pruned(1, 0, 0, 1)
+    assert await all_tables(database) == {**before, "lease_history": [], "audit_log": []}

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tenure.domain.deadlines import as_recorded
+from tenure.domain.scope import EVERYTHING
 from tenure.domain.sessions import CloseReason, Position, Session, SessionFilter
 from tenure.store.reads import session_list
 from tests.support.databases import Database
@@ -73,7 +74,7 @@ async def pages(database: Database, criteria: dict[str, Any]) -> Sequence[str]:
     seen: list[str] = []
     after: Position | None = None
     while True:
-        page = await database.store.list_sessions(SessionFilter(**criteria), after, LIMIT + 1)
+        page = await database.store.list_sessions(SessionFilter(**criteria), after, LIMIT + 1, EVERYTHING)
         shown = page.sessions[:LIMIT]
         seen += [session.session_id for session in shown]
         if len(page.sessions) > LIMIT:
@@ -122,7 +123,7 @@ async def test_list_sessions__ends_page_at_scan_limit_and_resumes_there(
     of_others = [closed_before(second, capacity_id=capacity) for second in range(2, 22)]
     matching = [closed_before(second, tenant_object_id=tenant, capacity_id=capacity) for second in range(30, 33)]
     await insert_sessions(database, [*elsewhere, *of_others, *matching])
-    page = await database.store.list_sessions(SessionFilter(tenant=tenant, capacity=capacity), None, LIMIT)
+    page = await database.store.list_sessions(SessionFilter(tenant=tenant, capacity=capacity), None, LIMIT, EVERYTHING)
     assert (page.sessions, page.resume_after is None) == ([], False)
     found = await pages(database, {"tenant": tenant, "capacity": capacity})
     assert found == [session.session_id for session in matching]

@@ -4,6 +4,7 @@ from datetime import timedelta
 
 import pytest
 
+from tenure.domain.scope import EVERYTHING
 from tenure.domain.sessions import CloseReason, Position, SessionFilter
 from tests.support.databases import Database
 from tests.support.open_requests import NOON, SECOND, end_one, some_id
@@ -16,20 +17,20 @@ MICROSECOND = timedelta(microseconds=1)
 
 
 async def ids(database: Database, **criteria: object) -> list[str]:
-    found = await database.store.list_sessions(SessionFilter(**criteria), None, 100)  # type: ignore[arg-type]
+    found = await database.store.list_sessions(SessionFilter(**criteria), None, 100, EVERYTHING)  # type: ignore[arg-type]
     return [session.session_id for session in found.sessions]
 
 
 async def test_get_session__returns_none_for_unknown_session(database: Database) -> None:
-    assert await database.store.get_session(some_id()) is None
+    assert await database.store.get_session(some_id(), EVERYTHING) is None
 
 
 async def test_get_session__returns_lapsed_session_as_it_will_be_recorded(database: Database) -> None:
     session = await open_new_session(database, lease_microseconds=10 * SECOND)
     await database.clock.set(NOON + 15 * SECONDS)
-    unrecorded = await database.store.get_session(session.session_id)
+    unrecorded = await database.store.get_session(session.session_id, EVERYTHING)
     await end_one(database.store, session.session_id, CloseReason.TERMINATED)
-    assert unrecorded == await database.store.get_session(session.session_id)
+    assert unrecorded == await database.store.get_session(session.session_id, EVERYTHING)
     assert unrecorded is not None
     assert (unrecorded.closed_at, unrecorded.close_reason) == (NOON + 10 * SECONDS, CloseReason.LEASE_EXPIRED)
 
@@ -46,7 +47,7 @@ async def test_list_sessions__pages_without_gap_or_repetition_among_equal_starts
     created = {(await open_new_session(database)).session_id for _ in range(7)}
     seen: list[str] = []
     after = None
-    while page := (await database.store.list_sessions(SessionFilter(), after, 2)).sessions:
+    while page := (await database.store.list_sessions(SessionFilter(), after, 2, EVERYTHING)).sessions:
         seen += [session.session_id for session in page]
         after = Position(page[-1].started_at, page[-1].session_id)
     assert sorted(seen) == sorted(created)
@@ -57,11 +58,13 @@ async def test_list_sessions__continues_after_cursor_while_rows_change(database:
     for second in range(4):
         await database.clock.set(NOON + second * SECONDS)
         old.append((await open_new_session(database)).session_id)
-    page = (await database.store.list_sessions(SessionFilter(), None, 2)).sessions
+    page = (await database.store.list_sessions(SessionFilter(), None, 2, EVERYTHING)).sessions
     await database.clock.set(NOON + 60 * SECONDS)
     await open_new_session(database)
     await end_one(database.store, old[1], CloseReason.TERMINATED)
-    rest = await database.store.list_sessions(SessionFilter(), Position(page[-1].started_at, page[-1].session_id), 10)
+    rest = await database.store.list_sessions(
+        SessionFilter(), Position(page[-1].started_at, page[-1].session_id), 10, EVERYTHING
+    )
     assert [session.session_id for session in rest.sessions] == [old[1], old[0]]
 
 
@@ -102,7 +105,7 @@ async def test_count_sessions__counts_live_sessions_by_kind_and_state_and_total(
     ended = await open_new_session(database, kind=1)
     await end_one(database.store, ended.session_id, CloseReason.TERMINATED)
     await database.clock.set(NOON + 10 * SECONDS)
-    counts = await database.store.count_sessions()
+    counts = await database.store.count_sessions(EVERYTHING)
     assert (counts.total, counts.active) == (5, 3)
     assert counts.active_by_kind == {1: 1, 2: 2, 3: 0}
     assert counts.active_by_state == {"created": 3, "active": 0}
@@ -114,4 +117,4 @@ async def test_count_active_sessions__counts_sessions_whose_deadline_has_not_pas
     ended = await open_new_session(database)
     await end_one(database.store, ended.session_id, CloseReason.TERMINATED)
     await database.clock.set(NOON + 10 * SECONDS)
-    assert await database.store.count_active_sessions() == 2
+    assert await database.store.count_active_sessions(EVERYTHING) == 2

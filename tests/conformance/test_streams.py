@@ -7,9 +7,11 @@ from typing import Self
 import pytest
 
 from tenure.clock import from_microseconds
+from tenure.domain.scope import EVERYTHING
 from tenure.domain.sessions import ClosedSession, CloseReason, Found, OpenOutcome, Session, State, StreamCounters
 from tenure.domain.streams import AttachResult, StreamUpdateResult
 from tenure.store.limits import BATCH_MAX, SWEEP_MAX
+from tests.support.audit_log import ACTOR
 from tests.support.databases import Database
 from tests.support.leases import sweep_some
 from tests.support.open_requests import NOON, SECOND, end_one, open_one, request, same_key_request, some_id
@@ -479,7 +481,7 @@ async def test_listen_for_ends__notifies_other_instances_of_every_kind_of_end(da
     upgraded = request(lease_microseconds=10 * SECOND)
     await open_one(store, upgraded)
     await attach_one(store, upgraded.session_id)
-    await store.put_capacity(full.capacity_id, evicting_seats(1))
+    await store.put_capacity(full.capacity_id, evicting_seats(1), EVERYTHING, ACTOR)
     async with Listener(database) as listener:
         assert listener.checks == (1 if database.engine == "postgresql" else 0)
         await end_one(store, deleted.session_id, CloseReason.TERMINATED)

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from tenure.domain.jobs import Pruned
 from tenure.domain.submissions import SubmissionCommand, SubmissionFilter
+from tests.support.audit_log import draft
 from tests.support.databases import Database
 from tests.support.leases import MICROSECOND, all_tables, hold_lease, read_table
 from tests.support.open_requests import NOON, some_id
@@ -46,10 +47,10 @@ async def test_command_submissions__retry_resets_failures_and_makes_submission_d
     pause = None if state == IS_FAILED else 3_600_000_000
     await make_attempt(database.store, fence, submission_id, pause_microseconds=pause, error="no luck")
     if state == IS_CANCELLED:
-        await database.store.command_submissions(CANCEL, [submission_id])
+        await database.store.command_submissions(CANCEL, [submission_id], None, draft())
     later = NOON + SECONDS
     await database.clock.set(later)
-    assert await database.store.command_submissions(RETRY, [submission_id]) == {submission_id: True}
+    assert await database.store.command_submissions(RETRY, [submission_id], None, draft()) == {submission_id: True}
     assert await read_submission(database, submission_id) == pending_submission(
         submission_id, NOON, attempts=1, next_attempt_at=later, last_modified_at=later, last_error="no luck"
     )
@@ -62,7 +63,7 @@ async def test_command_submissions__cancels_undelivered_submission(database: Dat
     before = await read_submission(database, submission_id)
     later = NOON + SECONDS
     await database.clock.set(later)
-    assert await database.store.command_submissions(CANCEL, [submission_id]) == {submission_id: True}
+    assert await database.store.command_submissions(CANCEL, [submission_id], None, draft()) == {submission_id: True}
     assert await read_submission(database, submission_id) == replace(
         before, state=IS_CANCELLED, next_attempt_at=None, ended_at=later, last_modified_at=later
     )
@@ -75,7 +76,7 @@ async def test_command_submissions__does_not_change_delivered_submission(
     submission_id = await create_in_state(database.store, IS_DELIVERED)
     before = await all_tables(database)
     await database.clock.set(NOON + SECONDS)
-    assert await database.store.command_submissions(command, [submission_id]) == {submission_id: False}
+    assert await database.store.command_submissions(command, [submission_id], None, draft()) == {submission_id: False}
     assert await all_tables(database) == before
 
 
@@ -83,16 +84,16 @@ async def test_command_submissions__cancel_succeeds_and_changes_nothing_when_rep
     submission_id = await create_in_state(database.store, IS_CANCELLED)
     before = await all_tables(database)
     await database.clock.set(NOON + SECONDS)
-    assert await database.store.command_submissions(CANCEL, [submission_id]) == {submission_id: True}
+    assert await database.store.command_submissions(CANCEL, [submission_id], None, draft()) == {submission_id: True}
     assert await all_tables(database) == before
 
 
 async def test_command_submissions__retry_does_not_start_second_attempt_when_repeated(database: Database) -> None:
     submission_id = await create_in_state(database.store, IS_FAILED)
     fence = await executor_fence(database.store)
-    await database.store.command_submissions(RETRY, [submission_id])
+    await database.store.command_submissions(RETRY, [submission_id], None, draft())
     await begin_one(database.store, fence, submission_id)
-    assert await database.store.command_submissions(RETRY, [submission_id]) == {submission_id: True}
+    assert await database.store.command_submissions(RETRY, [submission_id], None, draft()) == {submission_id: True}
     assert (await read_submission(database, submission_id)).next_attempt_at is None
     assert len(await read_attempts(database, submission_id)) == 2
 
@@ -106,8 +107,8 @@ async def test_command_submissions__retry_during_open_attempt_takes_effect_after
     (submission_id,) = await accept(database.store)
     await begin_one(database.store, fence, submission_id)
     if cancelled:
-        await database.store.command_submissions(CANCEL, [submission_id])
-    assert await database.store.command_submissions(RETRY, [submission_id]) == {submission_id: True}
+        await database.store.command_submissions(CANCEL, [submission_id], None, draft())
+    assert await database.store.command_submissions(RETRY, [submission_id], None, draft()) == {submission_id: True}
     retried = pending_submission(
         submission_id, NOON, attempts=1, next_attempt_at=None, last_modified_at=NOON + MICROSECOND
     )
@@ -122,7 +123,7 @@ async def test_command_submissions__retry_is_not_lost_after_clock_step_back(data
     (submission_id,) = await accept(database.store)
     await begin_one(database.store, fence, submission_id)
     await database.clock.set(NOON - SECONDS)
-    await database.store.command_submissions(RETRY, [submission_id])
+    await database.store.command_submissions(RETRY, [submission_id], None, draft())
     (moved,) = await database.store.finish_attempts(fence, [attempt_end(submission_id, pause_microseconds=None)])
     assert (moved.state, moved.next_attempt_at) == ("pending", NOON - SECONDS)
 
@@ -146,7 +147,7 @@ async def test_command_submissions__returns_only_existing_submissions(database: 
     delivered = await create_in_state(database.store, IS_DELIVERED)
     (waiting, untouched) = await accept(database.store, 2)
     before = await read_submission(database, untouched)
-    result = await database.store.command_submissions(CANCEL, [some_id(), waiting, delivered])
+    result = await database.store.command_submissions(CANCEL, [some_id(), waiting, delivered], None, draft())
     assert result == {waiting: True, delivered: False}
     assert await read_submission(database, untouched) == before
 
@@ -190,7 +191,7 @@ async def test_prune__deletes_attempts_of_pruned_submissions_only(database: Data
     for submission_id in (over, waiting):
         await make_attempt(database.store, fence, submission_id, pause_microseconds=0)
         await begin_one(database.store, fence, submission_id)
-    await database.store.command_submissions(CANCEL, [over])
+    await database.store.command_submissions(CANCEL, [over], None, draft())
     await database.clock.set(NOON + KEPT + MICROSECOND)
     assert await prune(database) == 1
     rows = await read_table(database, "submission_attempts")
@@ -202,7 +203,7 @@ async def test_prune__deletes_submissions_that_ended_first(database: Database) -
     made = await accept(database.store, 4)
     for number, second in enumerate((1, 3, 0, 2)):
         await database.clock.set(NOON + second * SECONDS)
-        await database.store.command_submissions(CANCEL, [made[number]])
+        await database.store.command_submissions(CANCEL, [made[number]], None, draft())
     await database.clock.set(NOON + 2 * KEPT)
     assert await prune(database, 2) == 2
     assert await ids(database) == [made[3], made[1]]

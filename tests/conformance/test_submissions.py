@@ -49,7 +49,7 @@ async def test_accept_submissions__creates_submission_due_now(database: Database
     request = submit_request(gateway="pager")
     results = await database.store.accept_submissions([request])
     assert results == [SubmitResult(request.submission_id, "pending", same=True, new=True)]
-    assert await database.store.get_submission(request.submission_id) == (
+    assert await database.store.get_submission(request.submission_id, None) == (
         pending_submission(request.submission_id, NOON, gateway="pager"),
         [],
     )
@@ -202,7 +202,7 @@ async def test_read_envelopes__omits_unknown_and_unrequested_submissions(databas
 
 async def test_get_submission__returns_none_for_unknown_submission(database: Database) -> None:
     await accept(database.store)
-    assert await database.store.get_submission(new_id()) is None
+    assert await database.store.get_submission(new_id(), None) is None
 
 
 async def test_get_submission__returns_own_attempts_in_order(database: Database) -> None:
@@ -227,7 +227,7 @@ async def test_get_submission__returns_ended_submission_only_with_ended_attempt(
         for submission_id in made:
             state = "pending"
             while state == "pending":
-                read = await database.store.get_submission(submission_id)
+                read = await database.store.get_submission(submission_id, None)
                 assert read is not None
                 state, (found,) = read[0].state, read[1]
                 seen.add((state, found.ended_at is not None))

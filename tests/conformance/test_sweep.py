@@ -4,6 +4,7 @@ from datetime import timedelta
 
 import pytest
 
+from tenure.domain.scope import EVERYTHING
 from tenure.domain.sessions import ClosedSession, CloseReason, Session, SweepResult
 from tests.support.databases import Database
 from tests.support.leases import sweep_some
@@ -20,7 +21,7 @@ ALL = 500
 async def recorded(database: Database, session_id: str) -> Session:
     """The row as stored, independent of the clock."""
     await database.clock.set(NOON)
-    session = await database.store.get_session(session_id)
+    session = await database.store.get_session(session_id, EVERYTHING)
     assert session is not None
     return session
 
@@ -48,9 +49,9 @@ async def test_expire_sessions__records_deadline_as_end(
 async def test_expire_sessions__does_not_change_how_lapsed_session_reads(database: Database) -> None:
     one = await open_new_session(database, lease_microseconds=10 * SECOND)
     await database.clock.set(NOON + 15 * SECONDS)
-    before = await database.store.get_session(one.session_id)
+    before = await database.store.get_session(one.session_id, EVERYTHING)
     await sweep_some(database.store, ALL)
-    assert await database.store.get_session(one.session_id) == before
+    assert await database.store.get_session(one.session_id, EVERYTHING) == before
 
 
 async def test_expire_sessions__skips_live_sessions(database: Database) -> None:

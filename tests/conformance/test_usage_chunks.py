@@ -6,9 +6,11 @@ from collections.abc import Sequence
 import pytest
 from msgspec.structs import replace
 
+from tenure.domain.scope import EVERYTHING
 from tenure.domain.sessions import CloseReason, Session
 from tenure.domain.submissions import SubmissionFilter
 from tenure.domain.usage import CHUNK_MAX, BillableInterval, Chunk, ChunkBounds, UndividedWindow, Window
+from tests.support.audit_log import ACTOR
 from tests.support.databases import Database
 from tests.support.leases import all_tables, read_table, sweep_some
 from tests.support.open_requests import NOON, end_one, open_one, request, same_key_request, some_id
@@ -176,7 +178,7 @@ async def test_read_intervals__is_unchanged_by_later_session_changes(database: D
     await database.clock.set(minute(2, 10))
     new = (await open_one(database.store, same_key_request(upgraded, kind=3))).session
     await end_one(database.store, ended.session_id, CloseReason.STOPPED)
-    await database.store.put_capacity(evicted.capacity_id, evicting_seats(1))
+    await database.store.put_capacity(evicted.capacity_id, evicting_seats(1), EVERYTHING, ACTOR)
     newcomer = await open_new_session(database, capacity_id=evicted.capacity_id)
     await heartbeat_one(database.store, kept.session_id)
     await database.clock.set(minute(2, 50))

@@ -9,8 +9,10 @@ from msgspec.structs import replace
 
 from tenure.clock import EPOCH
 from tenure.domain.capacities import Seats
+from tenure.domain.scope import EVERYTHING
 from tenure.domain.sessions import CloseReason, Found, OpenOutcome, Session
 from tenure.domain.usage import Cut, Era, Window
+from tests.support.audit_log import ACTOR
 from tests.support.databases import Database
 from tests.support.leases import all_tables, hold_lease, read_table, sweep_some
 from tests.support.open_requests import NOON, SECOND, end_one, open_one, request, same_key_request
@@ -240,7 +242,7 @@ async def test_cut_usage__prevents_session_start_before_cut_on_limited_capacity(
     database: Database, later: datetime
 ) -> None:
     one = request()
-    await database.store.put_capacity(one.capacity_id, Seats(3))
+    await database.store.put_capacity(one.capacity_id, Seats(3), EVERYTHING, ACTOR)
     await cut_and_step_back(database, later)
     session = (await open_one(database.store, one)).session
     assert session is not None
@@ -269,7 +271,7 @@ async def test_cut_usage__prevents_upgrade_before_cut(database: Database, later:
 
 async def test_cut_usage__prevents_eviction_before_cut(database: Database, later: datetime) -> None:
     old = await open_new_session(database)
-    await database.store.put_capacity(old.capacity_id, evicting_seats(1))
+    await database.store.put_capacity(old.capacity_id, evicting_seats(1), EVERYTHING, ACTOR)
     await cut_and_step_back(database, later)
     new = await open_new_session(database, capacity_id=old.capacity_id)
     assert ((await read_session(database, old.session_id)).closed_at, new.started_at) == (minute(10), minute(10))
@@ -358,7 +360,7 @@ async def test_cut_usage__window_is_unchanged_by_later_session_changes(database:
     await heartbeat_one(database.store, over.session_id)
     await end_one(database.store, ended.session_id, CloseReason.STOPPED)
     await open_one(database.store, same_key_request(upgraded, kind=3))
-    await database.store.put_capacity(evicted.capacity_id, evicting_seats(1))
+    await database.store.put_capacity(evicted.capacity_id, evicting_seats(1), EVERYTHING, ACTOR)
     await open_new_session(database, capacity_id=evicted.capacity_id)
     await sweep_some(database.store, 9)
     assert len(before) == 5

@@ -8,6 +8,7 @@ import pytest
 from tenure.domain.submissions import AttemptOutcome, SubmissionCommand, SubmissionState
 from tenure.domain.usage import ChunkDigest, Lag
 from tests.conformance.test_usage_chunks import PIECES
+from tests.support.audit_log import draft
 from tests.support.databases import Database
 from tests.support.leases import all_tables, read_table
 from tests.support.open_requests import NOON, some_id
@@ -212,7 +213,7 @@ async def test_command_submissions__refuses_to_cancel_usage(database: Database, 
         fence = await executor_fence(database.store)
         await make_attempt(database.store, fence, submission_id, FAILED, pause_microseconds=None)
     before = await all_tables(database)
-    result = await database.store.command_submissions(SubmissionCommand.CANCEL, [submission_id])
+    result = await database.store.command_submissions(SubmissionCommand.CANCEL, [submission_id], None, draft())
     assert result == {submission_id: False}
     assert (await read_submission(database, submission_id)).state == state
     assert await all_tables(database) == before
@@ -222,7 +223,7 @@ async def test_command_submissions__cancels_other_submissions_in_batch_with_usag
     usage_ids = await sent(database, 2)
     (other,) = await accept(database.store)
     result = await database.store.command_submissions(
-        SubmissionCommand.CANCEL, [usage_ids[0], other, some_id(), usage_ids[1]]
+        SubmissionCommand.CANCEL, [usage_ids[0], other, some_id(), usage_ids[1]], None, draft()
     )
     assert result == {usage_ids[0]: False, other: True, usage_ids[1]: False}
     assert (await read_submission(database, other)).state == "cancelled"
@@ -233,7 +234,7 @@ async def test_command_submissions__makes_retried_usage_due_now(database: Databa
     await make_attempt(database.store, await executor_fence(database.store), submission_id, FAILED)
     assert (await read_submission(database, submission_id)).next_attempt_at == minute(1, 30)
     await database.clock.set(minute(1, 3))
-    result = await database.store.command_submissions(SubmissionCommand.RETRY, [submission_id])
+    result = await database.store.command_submissions(SubmissionCommand.RETRY, [submission_id], None, draft())
     assert result == {submission_id: True}
     assert (await read_submission(database, submission_id)).next_attempt_at == minute(1, 3)
     await deliver(database, submission_id)

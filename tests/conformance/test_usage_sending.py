@@ -12,6 +12,7 @@ from tenure.store.limits import USAGE_KEPT
 from tenure.usage import send
 from tenure.usage.audit import Audit
 from tenure.usage.send import SentUsage, send_windows
+from tests.support.audit_log import draft
 from tests.support.databases import Database
 from tests.support.leases import all_tables, read_table
 from tests.support.open_requests import NOON, some_id
@@ -86,7 +87,7 @@ async def test_send_windows__gives_window_contract_and_chunks_submissions(databa
     window = await unsent_window(database, 1, THREE)
     sending = with_ids(window, 3)
     await database.clock.set(minute(9))
-    assert await database.store.send_windows(CONTRACT, [sending]) == [1]
+    assert await database.store.send_windows(CONTRACT, [sending], draft()) == [1]
     sent, chunks = await read_window(database, 1)
     assert (sent.contract, sent.delivered_at) == (CONTRACT, None)
     assert [chunk.submission_id for chunk in chunks] == sending.submission_ids
@@ -100,7 +101,7 @@ async def test_send_windows__gives_window_contract_and_chunks_submissions(databa
 
 
 async def test_send_windows__makes_the_same_submissions_as_a_cut_with_a_gateway(database: Database) -> None:
-    await database.store.send_windows(CONTRACT, [with_ids(await unsent_window(database, 1, THREE[:1]), 1)])
+    await database.store.send_windows(CONTRACT, [with_ids(await unsent_window(database, 1, THREE[:1]), 1)], draft())
     await save(database, await cut_one(database, minute(2), contract=CONTRACT), THREE[:1])
     varying = ("submission_id", "delivery_key", "idempotency_key", "next_attempt_at", "created_at", "last_modified_at")
     one, other = [
@@ -113,13 +114,13 @@ async def test_send_windows__makes_the_same_submissions_as_a_cut_with_a_gateway(
 async def test_send_windows__counts_empty_window_as_delivered(database: Database) -> None:
     await unsent_window(database, 1, [])
     await database.clock.set(minute(9))
-    assert await database.store.send_windows(CONTRACT, [WindowToSend(1, [])]) == [1]
+    assert await database.store.send_windows(CONTRACT, [WindowToSend(1, [])], draft()) == [1]
     assert (await read_window(database, 1))[0].delivered_at == minute(9)
 
 
 async def test_send_windows__delivers_window_with_its_last_chunk(database: Database) -> None:
     sending = with_ids(await unsent_window(database, 1, THREE), 3)
-    await database.store.send_windows(CONTRACT, [sending])
+    await database.store.send_windows(CONTRACT, [sending], draft())
     fence = await executor_fence(database.store)
     for submission_id in sending.submission_ids:
         assert (await read_window(database, 1))[0].delivered_at is None
@@ -131,7 +132,7 @@ async def test_send_windows__skips_window_past_its_retention_time_and_missing_wi
     old = await unsent_window(database, 1, THREE)
     await database.clock.set(minute(1) + USAGE_KEPT + timedelta(microseconds=1))
     before = await all_tables(database)
-    assert await database.store.send_windows(CONTRACT, [with_ids(old, 3), WindowToSend(99, [])]) == []
+    assert await database.store.send_windows(CONTRACT, [with_ids(old, 3), WindowToSend(99, [])], draft()) == []
     assert await all_tables(database) == before
 
 
@@ -143,16 +144,16 @@ async def test_send_windows__skips_undivided_sent_and_changed_windows(database: 
     await save(database, sent, THREE)
     before = await all_tables(database)
     for sending in (with_ids(divided, 2), with_ids(divided, 4), with_ids(undivided, 1), with_ids(sent, 3)):
-        assert await database.store.send_windows(CONTRACT, [sending]) == []
+        assert await database.store.send_windows(CONTRACT, [sending], draft()) == []
     assert await all_tables(database) == before
 
 
 async def test_send_windows__changes_nothing_when_repeated(database: Database) -> None:
     sending = [with_ids(await unsent_window(database, number, THREE), 3) for number in (1, 2)]
-    assert sorted(await database.store.send_windows(CONTRACT, sending)) == [1, 2]
+    assert sorted(await database.store.send_windows(CONTRACT, sending, draft())) == [1, 2]
     before = await all_tables(database)
-    assert await database.store.send_windows(CONTRACT, sending) == []
-    assert await database.store.send_windows(CONTRACT, [with_ids(await _window(database, 1), 3)]) == []
+    assert await database.store.send_windows(CONTRACT, sending, draft()) == []
+    assert await database.store.send_windows(CONTRACT, [with_ids(await _window(database, 1), 3)], draft()) == []
     assert await all_tables(database) == before
 
 
@@ -163,7 +164,7 @@ async def _window(database: Database, window_id: int) -> Window:
 async def test_send_windows__concurrent_calls_send_each_window_once(database: Database) -> None:
     made = [await unsent_window(database, number, THREE) for number in range(1, 9)]
     calls = [
-        database.store.send_windows(CONTRACT, [with_ids(window, 3) for window in order])
+        database.store.send_windows(CONTRACT, [with_ids(window, 3) for window in order], draft())
         for order in (made, list(reversed(made)), made, list(reversed(made)))
     ]
     sent = [window_id for found in await asyncio.gather(*calls) for window_id in found]
@@ -184,9 +185,11 @@ async def test_whole_span_is_sent_in_several_transactions_and_audit_is_clean(
         await cut_one(database, minute(number), contract=None)
     await chunk_all(database)
     assert (await Audit(database.store).run()).unsent_millionths > 0
-    assert await send_windows(database.store, CONTRACT, minute(1), minute(4), ALL) == SentUsage(3, 3, complete=True)
-    assert await send_windows(database.store, CONTRACT, NOON, None, ALL) == SentUsage(5, 4, complete=True)
-    assert await send_windows(database.store, CONTRACT, NOON, None, ALL) == SentUsage(0, 0, complete=True)
+    assert await send_windows(database.store, CONTRACT, minute(1), minute(4), ALL, draft()) == SentUsage(
+        3, 3, complete=True
+    )
+    assert await send_windows(database.store, CONTRACT, NOON, None, ALL, draft()) == SentUsage(5, 4, complete=True)
+    assert await send_windows(database.store, CONTRACT, NOON, None, ALL, draft()) == SentUsage(0, 0, complete=True)
     report = await Audit(database.store).run()
     assert (report.findings, report.unsent_millionths) == ([], 0)
     assert report.waiting_millionths == report.lived_millionths > 0
@@ -196,10 +199,10 @@ async def test_span_is_not_complete_while_windows_are_left(database: Database) -
     for number in (1, 2):
         await unsent_window(database, number, [])
     await cut_one(database, minute(3), contract=None)  # not divided
-    assert not (await send_windows(database.store, CONTRACT, NOON, None, ALL)).complete
-    assert (await send_windows(database.store, CONTRACT, NOON, minute(2), ALL)).complete
+    assert not (await send_windows(database.store, CONTRACT, NOON, None, ALL, draft())).complete
+    assert (await send_windows(database.store, CONTRACT, NOON, minute(2), ALL, draft())).complete
     await chunk_all(database)
-    assert await send_windows(database.store, CONTRACT, NOON, None, ALL) == SentUsage(1, 0, complete=True)
+    assert await send_windows(database.store, CONTRACT, NOON, None, ALL, draft()) == SentUsage(1, 0, complete=True)
     assert {window.contract for window in await windows(database)} == {CONTRACT}
 
 
@@ -207,8 +210,8 @@ async def test_limit_ends_a_long_span_early(database: Database, monkeypatch: pyt
     monkeypatch.setattr(send, "WINDOWS_PER_TRANSACTION", 2)
     for number in range(1, 6):
         await unsent_window(database, number, [])
-    assert await send_windows(database.store, CONTRACT, NOON, None, 3) == SentUsage(4, 0, complete=False)
-    assert await send_windows(database.store, CONTRACT, NOON, None, 3) == SentUsage(1, 0, complete=True)
+    assert await send_windows(database.store, CONTRACT, NOON, None, 3, draft()) == SentUsage(4, 0, complete=False)
+    assert await send_windows(database.store, CONTRACT, NOON, None, 3, draft()) == SentUsage(1, 0, complete=True)
 
 
 @pytest.mark.parametrize("when", ["before its deliveries are read", "after its deliveries are read"])
@@ -222,9 +225,9 @@ async def test_window_sent_during_an_audit_is_not_a_fault(
 
     async def send_meanwhile(window_id: int) -> Sequence[ChunkDelivery]:
         if when.startswith("before"):
-            await send_windows(database.store, CONTRACT, NOON, None, ALL)
+            await send_windows(database.store, CONTRACT, NOON, None, ALL, draft())
         deliveries = await list_deliveries(window_id)
-        await send_windows(database.store, CONTRACT, NOON, None, ALL)
+        await send_windows(database.store, CONTRACT, NOON, None, ALL, draft())
         return deliveries
 
     monkeypatch.setattr(database.store, "list_deliveries", send_meanwhile)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tenure.domain.scope import EVERYTHING
 from tenure.domain.sessions import CloseReason, OpenOutcome
 from tenure.store.engines import open_store
 from tests.support.databases import POOL_SIZE, postgres_server
@@ -17,7 +18,7 @@ async def test_postgresql_16_opens_upgrades_and_ends_sessions() -> None:
         higher = same_key_request(one, kind=2)
         outcomes = [(await open_one(store, each)).outcome for each in (one, same_key_request(one), higher)]
         ended = await end_one(store, higher.session_id, CloseReason.TERMINATED)
-        counts = await store.count_sessions()
+        counts = await store.count_sessions(EVERYTHING)
         await store.close()
     assert outcomes == [OpenOutcome.CREATED, OpenOutcome.EXISTING, OpenOutcome.UPGRADED]
     assert ended is not None

@@ -14,6 +14,7 @@ from tenure.domain.submissions import (
     OpenAttempt,
     SubmissionCommand,
 )
+from tests.support.audit_log import draft
 from tests.support.databases import Database
 from tests.support.leases import MICROSECOND, all_tables, read_table
 from tests.support.open_requests import NOON, some_id
@@ -90,7 +91,7 @@ async def test_list_pending__is_ordered_by_last_change(database: Database) -> No
     first, second, third, fourth = await accept(database.store, 4)
     for number, submission_id in enumerate((third, first), start=1):
         await database.clock.set(NOON + number * SECONDS)
-        await database.store.command_submissions(RETRY, [submission_id])
+        await database.store.command_submissions(RETRY, [submission_id], None, draft())
     await make_attempt(database.store, await executor_fence(database.store), second)
     assert await waiting_ids(database) == [second, fourth, third, first]
 
@@ -120,7 +121,7 @@ async def test_list_pending__reflects_commands_issued_after_cursor(
     (submission_id,) = await accept(database.store)
     (before,) = (await database.store.list_pending(None, 9)).waiting
     await database.clock.set(LATER)
-    await database.store.command_submissions(command, [submission_id])
+    await database.store.command_submissions(command, [submission_id], None, draft())
     expected = [pending_entry(submission_id, LATER, LATER)] if command is RETRY else []
     assert (await database.store.list_pending(change_of(before), 9)).waiting == expected
 
@@ -141,7 +142,7 @@ async def test_list_orphaned_attempts__finds_open_attempt_of_earlier_epoch(datab
     await database.clock.set(LATER)
     assert await close_orphaned(database.store, fence) == 1
     closed = Attempt(number=1, epoch=1, started_at=NOON, ended_at=LATER, outcome="unknown", error=LEFT_OPEN)
-    assert await database.store.get_submission(submission_id) == (
+    assert await database.store.get_submission(submission_id, None) == (
         pending_submission(submission_id, NOON, attempts=1, unknowns=1, next_attempt_at=LATER, last_error=LEFT_OPEN),
         [closed],
     )
@@ -173,10 +174,10 @@ async def test_list_orphaned_attempts__does_not_find_attempts_of_own_epoch(datab
     fence = await next_executor_fence(database.store)
     (mine,) = await accept(database.store)
     await begin_one(database.store, fence, mine)
-    before = await database.store.get_submission(mine)
+    before = await database.store.get_submission(mine, None)
     await database.clock.set(LATER)
     assert await close_orphaned(database.store, fence) == 1
-    assert await database.store.get_submission(mine) == before
+    assert await database.store.get_submission(mine, None) == before
     assert (await read_submission(database, orphaned)).next_attempt_at == LATER
 
 
@@ -194,7 +195,7 @@ async def test_list_orphaned_attempts__finds_attempt_of_cancelled_submission(dat
 async def test_list_orphaned_attempts__finds_attempt_of_submission_retried_since(database: Database) -> None:
     (submission_id,) = await left_open(database)
     await cancel(database, submission_id)
-    await database.store.command_submissions(RETRY, [submission_id])
+    await database.store.command_submissions(RETRY, [submission_id], None, draft())
     await close_orphaned(database.store, await next_executor_fence(database.store))
     assert (await read_submission(database, submission_id)).next_attempt_at == NOON
 

@@ -15,6 +15,7 @@ import asyncpg
 import pytest
 
 from tenure.clock import monotonic
+from tenure.domain.scope import EVERYTHING
 from tenure.domain.sessions import Heartbeat
 from tenure.errors import DatabaseUnavailable
 from tenure.store.contract import Store
@@ -44,8 +45,8 @@ LINES_PER_SECOND_MAX = 12
 """The limit on all log lines together, whatever their event and cause."""
 RECOVERED_WITHIN_SECONDS = 10
 SMALL_POOL = 4
-"""A pool of this size has two connections for hot calls."""
-UNKNOWN = Heartbeat("00000000-0000-4000-8000-000000000000", True)
+"""With two connections for hot calls."""
+UNKNOWN = Heartbeat("00000000-0000-4000-8000-000000000000", True, EVERYTHING)
 BACKENDS = "SELECT pid FROM pg_stat_activity WHERE application_name = 'tenure' AND backend_type = 'client backend'"
 
 

@@ -18,6 +18,7 @@ from tenure.ensemble import Ensemble
 from tenure.leases import waiting as cancelling
 from tenure.leases.held import HeldLease
 from tenure.store.engines.postgres.errors import LEASE_LOST
+from tests.support.audit_log import ACTOR
 from tests.support.databases import Database, PostgresServer
 from tests.support.instances import RunningInstance
 from tests.support.lapsed import insert_lapsed_sessions
@@ -256,7 +257,7 @@ async def test_resigned_leader_keeps_cool_down_when_renewal_detects_resign_first
     await ensemble.start()
     try:
         await eventually(lambda: leadership.is_leading, 3, "it leads")
-        await sqlite_database.store.resign_lease("resigned")
+        await sqlite_database.store.resign_lease("resigned", ACTOR)
         await eventually(lambda: not leadership.is_leading, 3, "it resigns")
         led_again = asyncio.create_task(eventually(lambda: leadership.is_leading, 4 * refresh, "it leads again"))
         (outcome,) = await asyncio.gather(led_again, return_exceptions=True)

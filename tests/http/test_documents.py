@@ -144,6 +144,28 @@ def test_every_route_but_public_ones_requires_a_key(document: Json) -> None:
         assert ({"401", "403"} <= set(operation["responses"])) == (path not in public), path
 
 
+def test_routes_of_one_session_accept_its_token(document: Json) -> None:
+    accepting = {
+        (method.upper(), path)
+        for method, path, operation in operations(document)
+        if {"sessionToken": []} in operation["security"]
+    }
+    session = "/sessions/{sessionId}"
+    assert accepting == {("GET", session), ("DELETE", session), ("POST", f"{session}/heartbeat")}
+
+
+async def test_streams_document_their_credentials(any_local: LocalService) -> None:
+    document = (await any_local.http.get("/asyncapi.json")).json()
+    for channel in document["channels"].values():
+        headers = channel["bindings"]["ws"]["headers"]["properties"]
+        assert headers.keys() == {"Authorization", "Sec-WebSocket-Protocol"}
+        assert "tenure.bearer.<credential>" in headers["Sec-WebSocket-Protocol"]["description"]
+    accepted = {name: len(operation["security"]) for name, operation in document["operations"].items()}
+    assert {name for name, count in accepted.items() if count == 2} == {
+        f"{action}_ws_sessions_sessionId_stream" for action in ("receive", "send")
+    }
+
+
 def test_error_responses_are_problem_json(document: Json) -> None:
     wrong = [
         (method, path, status)
@@ -191,15 +213,15 @@ def test_503_responses_document_retry_after(document: Json) -> None:
 
 
 def test_response_schemas_match_response_fields(document: Json) -> None:
-    for name, keys in (("OpenAnswer", OPEN_KEYS), ("SessionAnswer", SESSION_KEYS)):
+    for name, keys, optional in (("OpenAnswer", OPEN_KEYS, {"sessionToken"}), ("SessionAnswer", SESSION_KEYS, set())):
         shape = schema(document, name)
-        assert (set(shape["properties"]), set(shape["required"])) == (keys, keys), name
+        assert (set(shape["properties"]), set(shape["required"])) == (keys | optional, keys), name
 
 
 def test_open_body_schema_matches_request_fields(document: Json) -> None:
     shape = schema(document, "OpenBody")
     assert set(shape["required"]) == set(open_body())
-    assert set(shape["properties"]) == set(open_body()) | {"leaseSeconds", "idleSeconds"}
+    assert set(shape["properties"]) == set(open_body()) | {"leaseSeconds", "idleSeconds", "withToken"}
     assert shape["additionalProperties"] is False
 
 

@@ -15,6 +15,7 @@ from tenure.domain.jobs import JobCommand, RunOutcome
 from tests.http.client import TIMEOUT_SECONDS, Client, Json
 from tests.http.local import LocalService
 from tests.http.test_leases import FORGED
+from tests.support.audit_log import ACTOR
 from tests.support.databases import Database
 from tests.support.leases import begin_due_run, job_every
 from tests.support.open_requests import NOON, SECOND
@@ -49,7 +50,7 @@ async def register(local: LocalService, *names: str, **given: Any) -> None:
 
 async def run(local: LocalService, job: str, outcome: RunOutcome, error: str | None = None) -> None:
     store = local.database.store
-    await store.command_job(job, JobCommand.RUN)
+    await store.command_job(job, JobCommand.RUN, ACTOR)
     await store.finish_run(await begin_due_run(store, job, "batch-1"), outcome, error, 7 * SECOND)
 
 
@@ -172,7 +173,7 @@ def test_list_accepts_limit_of_500(client: Client) -> None:
 
 async def test_running_run_has_no_end_or_outcome(local: LocalService, job: str) -> None:
     await register(local, job)
-    await local.database.store.command_job(job, JobCommand.RUN)
+    await local.database.store.command_job(job, JobCommand.RUN, ACTOR)
     await begin_due_run(local.database.store, job, "batch-1")
     (found,) = (await runs(local, job))["runs"]
     assert list(found) == RUN_FIELDS

@@ -12,6 +12,7 @@ from tenure.domain.jobs import JobCommand
 from tenure.errors import LeaseLost
 from tests.http.client import Client, Json
 from tests.http.local import LocalService
+from tests.support.audit_log import ACTOR
 from tests.support.databases import Database
 from tests.support.leases import acquire, acquire_free_lease, begin_due_run, job_every
 from tests.support.open_requests import SECOND
@@ -101,7 +102,7 @@ async def test_released_lease_stays_in_list(local: LocalService, name: str) -> N
 
 async def test_job_lock_is_listed_as_lease(local: LocalService, name: str) -> None:
     await local.database.store.register_jobs([job_every(SECOND, name)])
-    await local.database.store.command_job(name, JobCommand.RUN)
+    await local.database.store.command_job(name, JobCommand.RUN, ACTOR)
     await begin_due_run(local.database.store, name, "batch-1")
     assert (await read_lease(local, f"job:{name}"))["holder"] == "batch-1"
 

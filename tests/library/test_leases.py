@@ -11,6 +11,7 @@ from tenure.ensemble import Ensemble
 from tenure.errors import ConfigurationError, LeaseLost
 from tenure.leases.held import AcquiredLease, HeldLease
 from tests.library.conftest import QUICK, Join
+from tests.support.audit_log import ACTOR
 from tests.support.databases import Database
 from tests.support.lease_stores import LeaseStore
 
@@ -215,7 +216,7 @@ async def test_ensemble_exit_releases_held_leases(join: Join, database: Database
 
 async def use_until_resigned(lease: AcquiredLease, database: Database) -> None:
     async with lease:
-        await database.store.resign_lease("import")
+        await database.store.resign_lease("import", ACTOR)
         await asyncio.sleep(BOUND_SECONDS)
 
 
@@ -237,7 +238,7 @@ async def test_body_is_cancelled_when_lease_is_resigned(join: Join, database: Da
 
 async def test_suppressed_lease_loss_raises_on_exit(join: Join, database: Database) -> None:
     async def ignore_cancellation() -> None:
-        await database.store.resign_lease("import")
+        await database.store.resign_lease("import", ACTOR)
         try:
             await asyncio.sleep(BOUND_SECONDS)
         except asyncio.CancelledError:
@@ -252,7 +253,7 @@ async def test_error_in_body_is_not_hidden_by_lease_loss(join: Join, database: D
     async def use(lease: AcquiredLease) -> None:
         async with lease:
             try:
-                await database.store.resign_lease("import")
+                await database.store.resign_lease("import", ACTOR)
                 await asyncio.sleep(BOUND_SECONDS)
             finally:
                 raise ValueError("while cleaning up")
@@ -283,7 +284,7 @@ async def test_outer_cancellation_takes_precedence_over_lease_loss(join: Join, d
     async def use(lease: AcquiredLease) -> None:
         async with lease:
             try:
-                await database.store.resign_lease("import")
+                await database.store.resign_lease("import", ACTOR)
                 await asyncio.sleep(BOUND_SECONDS)
             except asyncio.CancelledError:
                 using.cancel()
@@ -304,7 +305,7 @@ async def test_outer_timeout_raises_timeout_error(join: Join) -> None:
 async def test_inner_timeout_does_not_convert_lease_loss(join: Join, database: Database) -> None:
     async def use(lease: AcquiredLease) -> None:
         async with lease, asyncio.timeout(BOUND_SECONDS):
-            await database.store.resign_lease("import")
+            await database.store.resign_lease("import", ACTOR)
             await asyncio.sleep(BOUND_SECONDS)
 
     lease = await acquired(await join())
@@ -314,7 +315,7 @@ async def test_inner_timeout_does_not_convert_lease_loss(join: Join, database: D
 
 async def test_lost_lease_raises_on_enter_and_when_fence_is_read(join: Join, database: Database) -> None:
     lease = await acquired(await join())
-    await database.store.resign_lease("import")
+    await database.store.resign_lease("import", ACTOR)
     async with asyncio.timeout(BOUND_SECONDS):
         await asyncio.wait({lease._renewing})
     with pytest.raises(LeaseLost):

@@ -15,6 +15,7 @@ from tenure.leases.held import AcquiredLease
 from tenure.store.engines import open_store
 from tests.http.client import open_body
 from tests.library.conftest import QUICK
+from tests.support.audit_log import ACTOR
 from tests.support.databases import Database
 from tests.support.instances import RunningInstance
 
@@ -84,7 +85,7 @@ async def test_write_after_resign_raises(
     connection: asyncpg.Connection, lease: AcquiredLease, postgres_database: Database
 ) -> None:
     fence = lease.fence
-    await postgres_database.store.resign_lease("import")
+    await postgres_database.store.resign_lease("import", ACTOR)
     with pytest.raises(asyncpg.PostgresError, match="does not hold the lease import in epoch 1"):
         await write(connection, fence.name, fence.holder, fence.epoch)
     assert await imported(connection) == 0
@@ -97,7 +98,7 @@ async def test_resign_waits_for_fenced_transaction_to_commit(
     transaction = connection.transaction()
     await transaction.start()
     await connection.execute(CHECK, fence.name, fence.holder, fence.epoch)
-    resigning = asyncio.create_task(postgres_database.store.resign_lease("import"))
+    resigning = asyncio.create_task(postgres_database.store.resign_lease("import", ACTOR))
     await asyncio.sleep(0.1)
     is_blocked = not resigning.done()
     await connection.execute("UPDATE imports SET rows = 7")

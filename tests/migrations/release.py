@@ -24,6 +24,7 @@ from sqlalchemy import event
 from sqlalchemy.sql.selectable import TextualSelect
 
 from tenure.domain.audit_log import AuditFilter, AuditPosition
+from tenure.domain.scope import EVERYTHING, Scope
 from tenure.domain.sessions import Position, SessionFilter
 from tenure.domain.submissions import Change, SubmissionFilter
 from tenure.domain.usage import Chunk, Era, GroupBy, UsageFilter, UsageSumQuery, Window
@@ -162,6 +163,7 @@ SAMPLES: Mapping[Any, Sequence[Any]] = {
     datetime: [AT],
     Sequence[str]: [[ID]],
     Position: [Position(AT, ID)],
+    Scope: [EVERYTHING, Scope(ID), Scope(ID, ID)],
     Change: [Change(7, 7)],
     SessionFilter: [
         SessionFilter(),

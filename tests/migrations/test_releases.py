@@ -106,9 +106,9 @@ async def test_check_reports_changed_result_columns(
 
 async def test_check_reports_changed_parameter(recorded: Any, connection: asyncpg.Connection) -> None:
     await connection.execute("DROP FUNCTION tenure_mark_resigned_1")
-    await connection.execute("CREATE FUNCTION tenure_mark_resigned_1(varchar) RETURNS void LANGUAGE sql AS ''")
+    await connection.execute("CREATE FUNCTION tenure_mark_resigned_1(varchar, jsonb) RETURNS void LANGUAGE sql AS ''")
     (fault,) = await release.faults(recorded, connection)
-    assert fault == "MARK_RESIGNED of 1.9.0: its parameters are ['varchar'], and were ['text']"
+    assert fault == "MARK_RESIGNED of 1.9.0: its parameters are ['varchar', 'jsonb'], and were ['text', 'jsonb']"
 
 
 def _other_functions(dialect: str, **changed: str | None) -> Any:
@@ -127,14 +127,16 @@ async def test_check_reports_changed_procedures_of_sql_server(
     old = functions_of("mssql")
     changed = {
         "tenure_heartbeat_1": None,
-        "tenure_resign_lease_1": old["tenure_resign_lease_1"].replace("@name varchar(200)", "@lease varchar(200)"),
+        "tenure_resign_lease_1": old["tenure_resign_lease_1"].replace(
+            "@name varchar(200), @actor", "@lease varchar(200), @actor"
+        ),
         "tenure_cut_usage_1": old["tenure_cut_usage_1"].replace("@windows AS windows", "@windows AS cut"),
     }
     monkeypatch.setattr(release, "functions_of", _other_functions("mssql", **changed))
     assert sorted(await release.faults(recorded, connection)) == [
         "CUT_USAGE of 1.9.0: tenure_cut_usage_1 returns no column windows",
         "HEARTBEAT of 1.9.0 fails: there is no procedure tenure_heartbeat_1",
-        "RESIGN_LEASE of 1.9.0: tenure_resign_lease_1 has other parameters than ['@name']",
+        "RESIGN_LEASE of 1.9.0: tenure_resign_lease_1 has other parameters than ['@name', '@actor']",
     ]
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tenure.domain.scope import EVERYTHING
 from tenure.store import migrate
 from tenure.store.migrations import functions
 from tests.support.databases import Database
@@ -55,7 +56,7 @@ async def test_upgrade_keeps_rows(database: Database, next_version: Callable[[st
     assert await database.store.schema_revision() == HEAD
     assert await database.store.migrate() == [NEXT]
     assert await database.store.schema_revision() == NEXT
-    assert (await database.store.count_sessions()).total == rows
+    assert (await database.store.count_sessions(EVERYTHING)).total == rows
     assert await database.rows("SELECT note FROM capacities") == []
 
 

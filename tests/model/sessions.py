@@ -247,6 +247,8 @@ class SessionModel:
 
     def put_capacity(self, capacity_id: str, seats: Seats, now: datetime) -> Capacity:
         old = self.capacities.get(capacity_id)
+        if old is not None and old.seats == seats:
+            return self.read_capacities(now)[capacity_id]
         self.capacities[capacity_id] = Capacity(
             capacity_id=capacity_id,
             seats=seats,

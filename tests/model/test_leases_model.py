@@ -28,6 +28,7 @@ from tenure.errors import LeaseLost
 from tenure.ids import new_id
 from tests.model.leases import GRID_BEGINS, HELD, IDLE, LeaseModel
 from tests.model.machines import StoreMachine, bound_to_database, run_examples
+from tests.support.audit_log import ACTOR
 from tests.support.leases import read_table
 from tests.support.open_requests import NOON, SECOND
 
@@ -100,7 +101,7 @@ class LeaseMachine(StoreMachine):
     @precondition(lambda self: any(self.issued.values()))
     @rule(name=all_names)
     def resign(self, name: str) -> None:
-        self._same(self.store.resign_lease(name), lambda: self.model.resign(name, self.now))
+        self._same(self.store.resign_lease(name, ACTOR), lambda: self.model.resign(name, self.now))
 
     # Jobs
 
@@ -169,7 +170,7 @@ class LeaseMachine(StoreMachine):
         self._register(JobSettings(job, interval, lock_timeout, paused=True))
 
     def command(self, job: str, command: JobCommand) -> None:
-        self._same(self.store.command_job(job, command), lambda: self.model.command(job, command, self.now))
+        self._same(self.store.command_job(job, command, ACTOR), lambda: self.model.command(job, command, self.now))
 
     def _register(self, one: JobSettings) -> None:
         self._same(self.store.register_jobs([one]), lambda: self.model.register(one, self.now))

@@ -20,6 +20,7 @@ from msgspec.structs import replace
 
 from tenure.clock import from_microseconds
 from tenure.domain.capacities import Seats
+from tenure.domain.scope import EVERYTHING
 from tenure.domain.sessions import (
     CloseReason,
     Heartbeat,
@@ -32,6 +33,7 @@ from tenure.domain.sessions import (
 )
 from tests.model.machines import StoreMachine, bound_to_database, run_examples
 from tests.model.sessions import SessionModel
+from tests.support.audit_log import ACTOR
 from tests.support.databases import Database
 from tests.support.leases import sweep_some
 from tests.support.open_requests import NOON, SECOND, end_one, open_one, request, some_id
@@ -97,7 +99,7 @@ class SessionMachine(StoreMachine):
 
     @rule(session=sessions, active=st.booleans())
     def heartbeat(self, session: str, active: bool) -> None:
-        expected = self.model.heartbeat(Heartbeat(session, active), self.now)
+        expected = self.model.heartbeat(Heartbeat(session, active, EVERYTHING), self.now)
         assert self.run(heartbeat_one(self.store, session, active=active)) == expected
 
     @rule(session=sessions, reason=st.sampled_from([CloseReason.TERMINATED, CloseReason.STOPPED]))
@@ -148,13 +150,13 @@ class SessionMachine(StoreMachine):
         limit, when_full, tenant = rules
         put = Seats(limit, when_full, None if tenant is None else self.tenants[tenant])
         expected = self.model.put_capacity(self.capacities[capacity], put, self.now)
-        assert self.run(self.store.put_capacity(self.capacities[capacity], put)) == expected
+        assert self.run(self.store.put_capacity(self.capacities[capacity], put, EVERYTHING, ACTOR)) == expected
 
     @precondition(lambda self: self.model.capacities)
     @rule(capacity=capacities)
     def delete_capacity(self, capacity: int) -> None:
         expected = self.model.delete_capacity(self.capacities[capacity], self.now)
-        assert self.run(self.store.delete_capacity(self.capacities[capacity])) == expected
+        assert self.run(self.store.delete_capacity(self.capacities[capacity], EVERYTHING, ACTOR)) == expected
 
     @rule(microseconds=steps)
     def wait(self, microseconds: int) -> None:
@@ -168,13 +170,13 @@ class SessionMachine(StoreMachine):
 
     @invariant()
     def reads_match_model(self) -> None:
-        found = self.run(self.store.list_sessions(SessionFilter(), None, ALL))
+        found = self.run(self.store.list_sessions(SessionFilter(), None, ALL, EVERYTHING))
         assert {session.session_id: session for session in found.sessions} == self.model.read(self.now)
 
     @invariant()
     def counts_match_model(self) -> None:
-        assert self.run(self.store.count_sessions()) == self.model.count(self.now)
-        found = self.run(self.store.list_capacities(None, None, ALL))
+        assert self.run(self.store.count_sessions(EVERYTHING)) == self.model.count(self.now)
+        found = self.run(self.store.list_capacities(None, None, ALL, EVERYTHING))
         assert {capacity.capacity_id: capacity for capacity in found} == self.model.read_capacities(self.now)
 
     @invariant()
@@ -258,16 +260,16 @@ async def test_lease_idle_limit_and_term_match_model_in_every_combination(databa
     for second in range(5, 45, 5):
         await _read_and_renew(database, model, NOON + timedelta(seconds=second), kept)
     assert _counted(await sweep_some(database.store, ALL)) == _counted(model.sweep(NOON + timedelta(seconds=40)))
-    found = await database.store.list_sessions(SessionFilter(active=False), None, ALL)
+    found = await database.store.list_sessions(SessionFilter(active=False), None, ALL, EVERYTHING)
     assert {session.session_id: session for session in found.sessions} == model.recorded
 
 
 async def _read_and_renew(database: Database, model: SessionModel, now: datetime, kept: dict[str, list[str]]) -> None:
     await database.clock.set(now)
-    found = await database.store.list_sessions(SessionFilter(), None, ALL)
+    found = await database.store.list_sessions(SessionFilter(), None, ALL, EVERYTHING)
     assert {session.session_id: session for session in found.sessions} == model.read(now)
     heartbeats = [
-        Heartbeat(one, client_activity == "active")
+        Heartbeat(one, client_activity == "active", EVERYTHING)
         for client_activity in ("idle", "active")
         for one in kept[client_activity]
     ]

@@ -29,6 +29,7 @@ from tenure.domain.submissions import (
 from tenure.errors import LeaseLost
 from tests.model.machines import StoreMachine, bound_to_database, run_examples
 from tests.model.submissions import Begun, SubmissionModel
+from tests.support.audit_log import draft
 from tests.support.open_requests import NOON, SECOND, some_id
 from tests.support.submissions import (
     UNKNOWN,
@@ -91,7 +92,10 @@ class SubmissionMachine(StoreMachine):
     @rule(command=st.sampled_from(SubmissionCommand), which=some)
     def command(self, command: SubmissionCommand, which: set[int]) -> None:
         ids = self._ids(which)
-        self._same(self.store.command_submissions(command, ids), lambda: self.model.command(command, ids, self.now))
+        self._same(
+            self.store.command_submissions(command, ids, None, draft()),
+            lambda: self.model.command(command, ids, self.now),
+        )
 
     # The executor
 
@@ -181,14 +185,14 @@ class SubmissionMachine(StoreMachine):
         found = self.run(self.store.list_submissions(SubmissionFilter(), None, ALL))
         assert {each.submission_id: each for each in found} == self.model.submissions
         for submission_id, expected in self.model.attempts.items():
-            _one, attempts = self.run(self.store.get_submission(submission_id))
+            _one, attempts = self.run(self.store.get_submission(submission_id, None))
             assert attempts == expected
         assert self.run(list_all_pending(self.store, 2)) == self.model.waiting()
 
     @invariant()
     def attempts_are_consistent(self) -> None:
         for each in self.run(self.store.list_submissions(SubmissionFilter(), None, ALL)):
-            _one, attempts = self.run(self.store.get_submission(each.submission_id))
+            _one, attempts = self.run(self.store.get_submission(each.submission_id, None))
             assert [attempt.number for attempt in attempts] == list(range(1, each.attempts + 1))
             assert all(attempt.ended_at is not None for attempt in attempts[:-1])
             is_open = bool(attempts) and attempts[-1].ended_at is None

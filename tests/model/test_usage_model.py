@@ -21,11 +21,13 @@ from hypothesis.stateful import (
 
 from tenure.clock import EPOCH
 from tenure.domain.capacities import Seats
+from tenure.domain.scope import EVERYTHING
 from tenure.domain.sessions import CloseReason, Heartbeat, Limits, OpenOutcome, OpenRequest
 from tenure.domain.usage import Factors, GroupBy, UsageSumQuery, Window
 from tests.model.machines import StoreMachine, bound_to_database, run_examples
 from tests.model.sessions import SessionModel
 from tests.model.usage import UsageModel
+from tests.support.audit_log import ACTOR
 from tests.support.leases import sweep_some
 from tests.support.open_requests import NOON, SECOND, end_one, open_one, request, some_id
 from tests.support.session_calls import EVICTING, heartbeat_one
@@ -93,7 +95,7 @@ class UsageMachine(StoreMachine):
 
     @rule(session=sessions, active=st.booleans())
     def heartbeat(self, session: str, active: bool) -> None:
-        expected = self.known.heartbeat(Heartbeat(session, active), self._write_now())
+        expected = self.known.heartbeat(Heartbeat(session, active, EVERYTHING), self._write_now())
         assert self.run(heartbeat_one(self.store, session, active=active)) == expected
 
     @rule(session=sessions, reason=st.sampled_from([CloseReason.TERMINATED, CloseReason.STOPPED]))
@@ -112,7 +114,7 @@ class UsageMachine(StoreMachine):
     def put_capacity(self, limit: int | None) -> None:
         """Sets a limit that evicts."""
         self.known.put_capacity(self.capacities[1], Seats(limit, EVICTING), self.now)
-        self.run(self.store.put_capacity(self.capacities[1], Seats(limit, EVICTING)))
+        self.run(self.store.put_capacity(self.capacities[1], Seats(limit, EVICTING), EVERYTHING, ACTOR))
 
     # Windows
 

@@ -13,12 +13,13 @@ from sqlalchemy import Connection, event
 from sqlalchemy.dialects import postgresql
 
 from tenure.clock import from_microseconds
+from tenure.domain.scope import EVERYTHING, Scope
 from tenure.domain.sessions import Position, SessionFilter
 from tenure.domain.submissions import SubmissionFilter, SubmissionState
 from tenure.domain.usage import GroupBy, UsageFilter, UsageSumQuery
 from tenure.store.engines import open_store
 from tenure.store.limits import SCAN_MAX
-from tenure.store.reads import capacities, intervals, leases, session_list, submissions, usage
+from tenure.store.reads import capacities, intervals, leases, session_list, sessions, submissions, usage
 from tests.support.databases import POOL_SIZE, Database
 from tests.support.open_requests import some_id
 
@@ -110,7 +111,7 @@ def session_reads(filters: Iterable[Mapping[str, Any]], middle: datetime) -> Ite
         yield (
             (criteria, after),
             lambda connection, criteria=criteria, after=after: session_list.list_sessions(
-                connection, SessionFilter(**criteria), after, LIMIT
+                connection, SessionFilter(**criteria), after, LIMIT, EVERYTHING
             ),
         )
 
@@ -129,6 +130,26 @@ async def test_postgresql_lists_sessions_of_every_pair_of_filters_from_indexes(p
 async def test_postgresql_lists_sessions_without_scan_if_an_index_checks_the_filter(postgres_million: str) -> None:
     found = await counted(postgres_million, session_reads(DIRECT, MIDDLE))
     assert exceeding(found, DIRECT_MAX) == {}
+
+
+@pytest.mark.slow
+async def test_postgresql_lists_and_counts_sessions_of_a_scope_from_indexes(postgres_million: str) -> None:
+    """With every filter that callers bound to a tenant, and to a user, can add. The tenants have 1000 sessions each."""
+    filters = [{}, *({name: value} for name, values in VALUES.items() for value in values)]
+    scopes = [Scope(hashed("t7")), Scope(hashed("t7"), hashed("u7")), Scope(some_id())]
+    reads: list[tuple[Any, Callable[[Any], Any]]] = [
+        (
+            (criteria, scope),
+            lambda connection, criteria=criteria, scope=scope: session_list.list_sessions(
+                connection, SessionFilter(**criteria), None, LIMIT, scope
+            ),
+        )
+        for criteria in filters
+        for scope in scopes
+    ]
+    assert exceeding(await counted(postgres_million, reads), SCANNED_MAX) == {}
+    counts = [(scope, lambda connection, scope=scope: sessions.count_sessions(connection, scope)) for scope in scopes]
+    assert exceeding(await counted(postgres_million, counts), SCANNED_MAX) == {}
 
 
 GATEWAYS = ["gateway 3", "gateway old", "unknown"]
@@ -161,7 +182,9 @@ async def test_postgresql_lists_windows_capacities_leases_jobs_and_runs_from_ind
         *(
             (
                 f"capacities of {tenant}",
-                lambda connection, tenant=tenant: capacities.list_capacities(connection, tenant, None, LIMIT),
+                lambda connection, tenant=tenant: capacities.list_capacities(
+                    connection, tenant, None, LIMIT, EVERYTHING
+                ),
             )
             for tenant in tenants
         ),
@@ -218,7 +241,7 @@ async def test_sqlite_lists_sessions_of_every_pair_of_filters_from_indexes(sqlit
     lines = await _sqlite_lines(
         sqlite_file,
         [
-            sqlite_file.store.list_sessions(SessionFilter(**criteria), after, LIMIT)
+            sqlite_file.store.list_sessions(SessionFilter(**criteria), after, LIMIT, EVERYTHING)
             for criteria in pairs(SQLITE_VALUES)
             for after in (None, Position(from_microseconds(500_000_000), some_id()))
         ],
@@ -232,7 +255,7 @@ async def test_sqlite_lists_submissions_and_capacities_from_indexes(sqlite_file:
     store = sqlite_file.store
     filters = pairs({"gateway": ["gateway old"], "state": ["pending", "delivered"]})[1:]
     calls = [store.list_submissions(SubmissionFilter(**criteria), some_id(), LIMIT) for criteria in filters]
-    lines = await _sqlite_lines(sqlite_file, [*calls, store.list_capacities(some_id(), None, LIMIT)])
+    lines = await _sqlite_lines(sqlite_file, [*calls, store.list_capacities(some_id(), None, LIMIT, EVERYTHING)])
     reads = {line for line in lines if re.search(r" (submissions|capacities)( |$)", line)}
     allowed = r"SEARCH submissions USING INDEX (submissions_(state|gateway)|sqlite_autoindex_submissions_1) \(.*"
     allowed += r"|SEARCH capacities USING (COVERING )?INDEX capacities_tenant \(tenant_object_id>\? AND .*"

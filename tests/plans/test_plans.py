@@ -12,8 +12,10 @@ from msgspec.structs import asdict, replace
 from sqlalchemy import Connection, Dialect, Select, event
 from sqlalchemy.dialects import postgresql, sqlite
 
+from tenure.domain.audit_log import AuditFilter, AuditPosition
 from tenure.domain.capacities import Seats
 from tenure.domain.jobs import JobCommand, RunOutcome
+from tenure.domain.scope import EVERYTHING, Scope
 from tenure.domain.sessions import EndRequest, Heartbeat
 from tenure.domain.submissions import SubmissionCommand, SubmissionFilter
 from tenure.domain.usage import CHUNK_MAX, ChunkDigest, Era, GroupBy, UsageSumQuery
@@ -22,7 +24,8 @@ from tenure.store.engines import open_store
 from tenure.store.engines.postgres import statements
 from tenure.store.engines.postgres.connections import HOT_SETTINGS
 from tenure.store.engines.sqlite import opening
-from tenure.store.reads import intervals, sessions, submissions
+from tenure.store.reads import intervals, keys, sessions, submissions
+from tests.support.audit_log import ACTOR, draft
 from tests.support.databases import POOL_SIZE, Clock, Database
 from tests.support.leases import acquire, begin_due_run, begin_run, hold_lease, job_every, sweep_some
 from tests.support.open_requests import NOON, SECOND, open_one, request, same_key_request, some_id
@@ -50,6 +53,7 @@ from tests.support.usage import (
 )
 
 POSTGRES_INDEXES = {
+    "tenure_in_scope_1: scope": ["sessions_pkey"],
     "tenure_lock_sessions_1: lock": ["sessions_pkey"],
     "tenure_lock_live_keys_1: lock": ["sessions_live_key", "sessions_pkey"],
     "tenure_insert_sessions_1: insert": [],
@@ -76,6 +80,8 @@ POSTGRES_INDEXES = {
     "tenure_finish_attempts_1: move": ["submissions_pkey"],
     "tenure_finish_attempts_1: result": ["submissions_pkey"],
     "tenure_note_waiting_reason_1: note": ["submissions_pkey"],
+    "tenure_command_submissions_1: owned": ["submissions_pkey"],
+    "tenure_command_submissions_1: changed": ["submissions_pkey", "submission_attempts_pkey"],
     "tenure_command_submissions_1: retry": ["submissions_pkey", *2 * ["submission_attempts_pkey"]],
     "tenure_command_submissions_1: cancel": ["submissions_pkey"],
     "tenure_command_submissions_1: result": ["submissions_pkey"],
@@ -152,22 +158,29 @@ async def test_postgresql_store_calls_do_not_read_whole_tables(postgres_url: str
 async def call_everything(store: Store) -> None:
     """Every write, on a few new sessions: limited, evicting, lapsed, streamed."""
     capacity_id = some_id()
-    await store.put_capacity(capacity_id, Seats(8, EVICTING))
+    await store.put_capacity(capacity_id, Seats(8, EVICTING), EVERYTHING, ACTOR)
     requests = [request(capacity_id=capacity_id, lease_microseconds=1 + 60 * SECOND * (n % 2)) for n in range(20)]
     for one in (*requests, requests[-1], same_key_request(requests[-2], kind=2), request()):
         await open_one(store, one)
     ids = [one.session_id for one in requests]
-    await store.heartbeat([Heartbeat(session_id, True) for session_id in ids])
+    await store.heartbeat([Heartbeat(session_id, True, EVERYTHING) for session_id in ids])
+    bound = [Scope(one.tenant_object_id, one.user_object_id if n % 2 else None) for n, one in enumerate(requests)]
+    await store.heartbeat([Heartbeat(each, True, scope) for each, scope in zip(ids, bound, strict=True)])
+    for scope in bound[:2]:
+        await store.get_session(ids[0], scope)
+        await store.count_sessions(scope)
+        await store.get_capacity(capacity_id, scope)
+        await store.list_capacities(None, None, 20, scope)
     await store.attach_streams([attach_to(session_id) for session_id in ids])
     await store.update_streams([stream_update(session_id, counted=COUNTERS) for session_id in ids])
     await sweep_some(store, 100)
     await call_leases_and_jobs(store)
     await call_submissions(store)
     await call_usage(store)
-    await store.end_sessions([EndRequest(session_id, "STOPPED") for session_id in ids])
-    await store.get_capacity(capacity_id)
-    await store.list_capacities(None, None, 100)
-    await store.delete_capacity(capacity_id)
+    await store.end_sessions([EndRequest(session_id, "STOPPED", EVERYTHING, ACTOR) for session_id in ids])
+    await store.get_capacity(capacity_id, EVERYTHING)
+    await store.list_capacities(None, None, 100, EVERYTHING)
+    await store.delete_capacity(capacity_id, EVERYTHING, ACTOR)
 
 
 async def call_leases_and_jobs(store: Store) -> None:
@@ -175,9 +188,9 @@ async def call_leases_and_jobs(store: Store) -> None:
     await store.renew_lease(fence, 60 * SECOND)
     await store.release_lease(fence)
     await hold_lease(store, "seat-keeper")
-    await store.resign_lease("seat-keeper")
+    await store.resign_lease("seat-keeper", ACTOR)
     await store.register_jobs([job_every(60 * SECOND)])
-    await store.command_job("tidy", JobCommand.RUN)
+    await store.command_job("tidy", JobCommand.RUN, ACTOR)
     run = await begin_due_run(store, "tidy")
     await begin_run(store, "tidy", "another")
     await store.prune(run, 100)
@@ -186,6 +199,8 @@ async def call_leases_and_jobs(store: Store) -> None:
     await store.list_leases(None, 100)
     await store.list_jobs(None, 100)
     await store.list_runs("tidy", None, 100)
+    for criteria in (AuditFilter(), AuditFilter(target="tidy"), AuditFilter(subject="x"), AuditFilter(action="x")):
+        await store.list_audit_log(criteria, None, 20)
 
 
 async def call_submissions(store: Store) -> None:
@@ -196,16 +211,16 @@ async def call_submissions(store: Store) -> None:
     await store.finish_attempts(
         fence, [attempt_end(each, outcome=DELIVERED if n else FAILED) for n, each in enumerate(made)]
     )
-    await store.command_submissions(SubmissionCommand.RETRY, made)
+    await store.command_submissions(SubmissionCommand.RETRY, made, None, draft())
     await store.begin_attempts(fence, made)
     await store.finish_attempts(fence, [attempt_end(each, 2) for each in made[:4]])
     await store.begin_attempts(fence, made[:4], made[:4])
     fence = await next_executor_fence(store)
     await close_orphaned(store, fence, 100)
     await store.note_waiting_reason(fence, made, "its gateway is gone")
-    await store.command_submissions(SubmissionCommand.CANCEL, made)
+    await store.command_submissions(SubmissionCommand.CANCEL, made, None, draft())
     await store.read_envelopes(made)
-    await store.get_submission(made[0])
+    await store.get_submission(made[0], None)
     await store.list_pending(None, 20)
     await store.list_pending(change_at(datetime.now(UTC) - timedelta(days=1), made[0]), 20)
     for state in (None, "pending", "delivered", "failed"):
@@ -231,7 +246,7 @@ async def call_usage(store: Store) -> None:
         await store.read_intervals(window, chunk)
         leader = await executor_fence(store)
         await store.store_digests(leader, [ChunkDigest(chunk.submission_id, b"9" * 32)])
-        await store.command_submissions(SubmissionCommand.CANCEL, [chunk.submission_id])
+        await store.command_submissions(SubmissionCommand.CANCEL, [chunk.submission_id], None, draft())
         await store.begin_attempts(leader, [chunk.submission_id])
         await store.finish_attempts(leader, [attempt_end(chunk.submission_id, outcome=DELIVERED)])
     await store.list_deliveries(window.window_id)
@@ -329,8 +344,28 @@ SQLITE_STATEMENTS = {
         "SEARCH sessions USING INDEX sessions_closed_at (closed_at>?)",
     ),
     "get": (
-        sessions.get_statement(some_id()),
+        sessions.get_statement(some_id(), EVERYTHING),
         "SEARCH sessions USING INDEX sqlite_autoindex_sessions_1 (session_id=?)",
+    ),
+    "get of a tenant and user": (
+        sessions.get_statement(some_id(), Scope(some_id(), some_id())),
+        "SEARCH sessions USING INDEX sqlite_autoindex_sessions_1 (session_id=?)",
+    ),
+    "submission of an owner": (
+        submissions.get_statement(some_id(), "web"),
+        "SEARCH submissions USING INDEX sqlite_autoindex_submissions_1 (submission_id=?)",
+    ),
+    "audit log of a target": (
+        keys.list_audit_log_statement(AuditFilter(target="a", subject="b", action="c"), None, 100),
+        "SEARCH audit_log USING INDEX audit_log_target (target>? AND target<?)",
+    ),
+    "audit log of a subject": (
+        keys.list_audit_log_statement(AuditFilter(subject="b", action="c"), None, 100),
+        "SEARCH audit_log USING INDEX audit_log_subject (subject>? AND subject<?)",
+    ),
+    "audit log of an action": (
+        keys.list_audit_log_statement(AuditFilter(action="c", from_at=NOON), AuditPosition(NOON, some_id()), 100),
+        "SEARCH audit_log USING INDEX audit_log_action (action>? AND action<?)",
     ),
     "waiting": (
         submissions.pending_statement(change_at(NOON, some_id()), 100),

@@ -9,6 +9,7 @@ import pytest
 from tenure.batching.coalescer import WAITING_MAX, Coalescer
 from tenure.config import SessionsConfig
 from tenure.domain.deadlines import opened
+from tenure.domain.scope import EVERYTHING
 from tenure.domain.sessions import CloseReason, Limits, OpenOutcome, OpenRequest, OpenResult
 from tenure.errors import DatabaseBusy, DatabaseUnavailable, Overloaded
 from tenure.sessions.ends import SessionEnds
@@ -315,7 +316,7 @@ async def test_opener_succeeds_when_session_ended_before_retry_of_lost_response(
 
 async def is_there(database: Database, session_id: str) -> bool:
     async with other_store(database) as other:
-        return await other.get_session(session_id) is not None
+        return await other.get_session(session_id, EVERYTHING) is not None
 
 
 def lose_response(store: Store, until: Callable[[], Awaitable[bool]]) -> None:

@@ -9,11 +9,13 @@ import pytest
 from tenure.clock import from_microseconds
 from tenure.domain.capacities import Seats
 from tenure.domain.leases import Fence
+from tenure.domain.scope import EVERYTHING
 from tenure.domain.sessions import ClosedSession, Found, Heartbeat, OpenOutcome, OpenRequest
 from tenure.errors import DatabaseBusy
 from tenure.sessions.ends import SessionEnds
 from tenure.sessions.heartbeat import Renewer
 from tenure.telemetry.events import HeartbeatsAnswered, Telemetry
+from tests.support.audit_log import ACTOR
 from tests.support.databases import Database
 from tests.support.instances import RunningInstance
 from tests.support.leases import hold_lease, sweep_some
@@ -148,7 +150,7 @@ async def test_heartbeat_does_not_revive_session_that_lapsed_while_row_was_held(
 async def test_heartbeat_fails_after_lapsed_seat_was_reused(postgres_database: Database) -> None:
     """The seat of a lapsed session is taken while its row is held, just before its client sends a heartbeat."""
     capacity = some_id()
-    await postgres_database.store.put_capacity(capacity, Seats(1))
+    await postgres_database.store.put_capacity(capacity, Seats(1), EVERYTHING, ACTOR)
     one = await open_session(postgres_database, request(capacity_id=capacity, lease_microseconds=BRIEF))
     async with holding(postgres_database) as holder, other_store(postgres_database) as other:
         await holder.lock_session(one.session_id)
@@ -173,7 +175,9 @@ async def test_heartbeat_never_revives_session_that_concurrent_call_ended(databa
     for number in range(12):
         await database.clock.set(NOON)
         capacity = some_id()
-        await database.store.put_capacity(capacity, Seats(1, "evictOldest" if taker == "eviction" else "reject"))
+        await database.store.put_capacity(
+            capacity, Seats(1, "evictOldest" if taker == "eviction" else "reject"), EVERYTHING, ACTOR
+        )
         one = request(capacity_id=capacity, lease_microseconds=10 * SECOND)
         await open_session(database, one)
         early = timedelta(microseconds=number % 2 or taker == "eviction")
@@ -206,7 +210,7 @@ async def test_concurrent_opens_reuse_lapsed_seat_once(postgres_database: Databa
     """Twenty users and the heartbeats of the lapsed session's client, at the same time on four instances."""
     capacity = some_id()
     await postgres_database.clock.set(NOON)
-    await postgres_database.store.put_capacity(capacity, Seats(3))
+    await postgres_database.store.put_capacity(capacity, Seats(3), EVERYTHING, ACTOR)
     lapsing = request(capacity_id=capacity, lease_microseconds=10 * SECOND)
     for one in (lapsing, request(capacity_id=capacity), request(capacity_id=capacity)):
         await open_session(postgres_database, one)
@@ -234,8 +238,8 @@ async def test_heartbeat_succeeds_while_another_waits_for_held_row(postgres_data
     renewer = Renewer(postgres_database.store, SessionEnds(Telemetry()), Telemetry())
     async with holding(postgres_database) as holder:
         await holder.lock_session(held.session_id)
-        waiting = asyncio.create_task(renewer.heartbeat(Heartbeat(held.session_id, False)))
-        renewed = await renewer.heartbeat(Heartbeat(free.session_id, False))
+        waiting = asyncio.create_task(renewer.heartbeat(Heartbeat(held.session_id, False, EVERYTHING)))
+        renewed = await renewer.heartbeat(Heartbeat(free.session_id, False, EVERYTHING))
         assert (renewed.found, waiting.done()) == (Found.LIVE, False)
         await holder.rollback()
     assert (await waiting).found is Found.LIVE
@@ -249,7 +253,7 @@ async def test_heartbeat_raises_database_busy_when_row_stays_held(postgres_datab
         await holder.lock_session(one.session_id)
         with pytest.raises(DatabaseBusy):
             await Renewer(postgres_database.store, SessionEnds(telemetry), telemetry).heartbeat(
-                Heartbeat(one.session_id, False)
+                Heartbeat(one.session_id, False, EVERYTHING)
             )
     answered = telemetry.of(HeartbeatsAnswered)
     assert {(event.renewed, event.late) for event in answered} == {(0, 0)}
@@ -261,7 +265,10 @@ async def test_concurrent_heartbeats_of_one_session_all_succeed(postgres_databas
     async with other_store(postgres_database) as other:
         renewers = [Renewer(store, SessionEnds(Telemetry()), Telemetry()) for store in (postgres_database.store, other)]
         renewed = await asyncio.gather(
-            *(renewers[number % 2].heartbeat(Heartbeat(one.session_id, number % 3 == 0)) for number in range(60))
+            *(
+                renewers[number % 2].heartbeat(Heartbeat(one.session_id, number % 3 == 0, EVERYTHING))
+                for number in range(60)
+            )
         )
     assert {result.found for result in renewed} == {Found.LIVE}
     assert (await read_session(postgres_database, one.session_id)).state == "active"

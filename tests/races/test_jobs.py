@@ -17,6 +17,7 @@ from tenure.jobs import runner as runner_module
 from tenure.jobs.job import ActiveRun
 from tenure.leases import waiting as cancelling
 from tests.support.applications import install_jobs
+from tests.support.audit_log import ACTOR
 from tests.support.databases import Database
 from tests.support.instances import RunningInstance
 from tests.support.members import Member, MemberConfig, Task, members
@@ -78,9 +79,9 @@ async def test_run_longer_than_lock_timeout_is_not_run_twice_and_stops_after_res
         task("endless", seconds=60, interval_seconds=RARELY, lock_timeout_seconds=20),
     )
     for job in ("long", "endless"):
-        await postgres_database.store.command_job(job, JobCommand.RUN)
+        await postgres_database.store.command_job(job, JobCommand.RUN, ACTOR)
     await until(lambda: begun("endless", both), 5, "it has begun", both)
-    await postgres_database.store.resign_lease("job:endless")
+    await postgres_database.store.resign_lease("job:endless", ACTOR)
     await until(lambda: len(begun("endless", both)) == 2, 5, "the next run has begun", both)
     first, second = sorted(begun("endless", both), key=lambda line: line["at"])
     cancelled = [
@@ -151,7 +152,7 @@ async def test_run_of_dead_holder_is_abandoned_and_run_again(
 ) -> None:
     instance = start(postgres_database.url)
     both = await start_members(start_member, postgres_database, task("long", seconds=60, interval_seconds=RARELY))
-    await postgres_database.store.command_job("long", JobCommand.RUN)
+    await postgres_database.store.command_job("long", JobCommand.RUN, ACTOR)
     await until(lambda: happened("work.begun", both), 5, "the run has begun", both)
     dead, successor = sorted(both, key=lambda member: not member.logged("work.begun"))
     dead.kill()
@@ -208,7 +209,7 @@ async def test_stop_lets_run_finish_within_grace_period(postgres_database: Datab
     (only,) = await start_members(
         start_member, postgres_database, task("short", seconds=1, interval_seconds=RARELY), count=1
     )
-    await postgres_database.store.command_job("short", JobCommand.RUN)
+    await postgres_database.store.command_job("short", JobCommand.RUN, ACTOR)
     await until(lambda: only.logged("work.begun"), 5, "the run has begun", [only])
     only.send(signal.SIGTERM)
     await asyncio.to_thread(only.process.wait, 8)
@@ -223,7 +224,7 @@ async def test_run_of_stopped_instance_is_taken_over_immediately(
     """Without a release, its lock would expire only after a minute."""
     endless = task("endless", seconds=60, interval_seconds=RARELY, lock_timeout_seconds=60)
     both = await start_members(start_member, sqlite_database, endless)
-    await sqlite_database.store.command_job("endless", JobCommand.RUN)
+    await sqlite_database.store.command_job("endless", JobCommand.RUN, ACTOR)
     await until(lambda: happened("work.begun", both), 5, "the run has begun", both)
     stopped, successor = sorted(both, key=lambda member: not member.logged("work.begun"))
     stopped.send(signal.SIGTERM)
@@ -250,7 +251,7 @@ async def test_job_that_ignores_cancellation_keeps_its_lock(
     ensemble = Ensemble(database.store, holder="stubborn")
     ensemble.add_job("stuck", uncancellable(begun, release), interval_seconds=RARELY)
     await ensemble.start()
-    await database.store.command_job("stuck", JobCommand.RUN)
+    await database.store.command_job("stuck", JobCommand.RUN, ACTOR)
     await asyncio.wait_for(begun.wait(), 3)
     await ensemble.stop()
     (lock,) = [lease for lease in await database.store.list_leases(None, 10) if lease.name == "job:stuck"]

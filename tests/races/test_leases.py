@@ -20,6 +20,7 @@ from tenure.domain.leases import Fence, Lease
 from tenure.errors import DatabaseUnavailable, LeaseLost
 from tenure.store.contract import Store
 from tenure.store.engines.postgres.errors import LEASE_LOST
+from tests.support.audit_log import ACTOR, ACTOR_JSON
 from tests.support.databases import Database
 from tests.support.lease_contest import LeaseCall
 from tests.support.leases import (
@@ -86,7 +87,7 @@ async def test_renewal_fails_at_instant_of_expiry_and_acquire_fails_just_before(
             )
             winners = [one.lease for one in found if one.taken]
             assert (renewed, len(winners)) == (bool(early), 1 - early), f"round {number}: {found}"
-            await owner.resign_lease("leader")
+            await owner.resign_lease("leader", ACTOR)
 
 
 async def renews(store: Store, fence: Fence, length: int = 60 * SECOND) -> bool:
@@ -113,7 +114,7 @@ async def test_at_most_one_of_renewal_and_concurrent_acquires_succeeds_at_expiry
                 renews(owner, fence), *(acquire(other, "leader", f"holder {n}") for n, other in enumerate(others))
             )
             outcomes[renewed, sum(one.taken for one in found)] += 1
-            await owner.resign_lease("leader")
+            await owner.resign_lease("leader", ACTOR)
     shown = f"seed {seed}: {outcomes}"
     assert set(outcomes) <= {(True, 0), (False, 1), (False, 0)}, shown
     assert outcomes[True, 0], f"no renewal succeeded: {shown}"
@@ -227,7 +228,7 @@ async def test_resign_waits_for_fenced_write_in_progress(postgres_database: Data
     fence = await acquire_free_lease(postgres_database.store, "leader", "one")
     async with holding(postgres_database) as writer:
         await fenced(writer._connection, fence)
-        end = asyncio.create_task(postgres_database.store.resign_lease("leader"))
+        end = asyncio.create_task(postgres_database.store.resign_lease("leader", ACTOR))
         await writer.wait_for_blocked()
         written_at = await writer.now()
         await writer.commit()
@@ -279,7 +280,7 @@ async def test_fenced_write_that_waited_for_next_acquire_raises_lease_lost(postg
     """When the write starts, the clock and the row that it sees still show the lease as held."""
     fence = await acquire_free_lease(postgres_database.store, "leader", "one")
     async with holding(postgres_database) as next_one:
-        await next_one._connection.execute("SELECT FROM tenure_resign_lease_1('leader')")
+        await next_one._connection.execute(f"SELECT FROM tenure_resign_lease_1('leader', '{ACTOR_JSON}')")
         await next_one._connection.execute(
             "SELECT FROM tenure_acquire_lease_1('leader', 'one', gen_random_uuid(), 60000000)"
         )
@@ -295,7 +296,7 @@ async def test_fenced_write_continues_when_resign_it_waited_for_rolls_back(
 ) -> None:
     fence = await acquire_free_lease(postgres_database.store, "leader", "one")
     async with holding(postgres_database) as next_one:
-        await next_one._connection.execute("SELECT FROM tenure_resign_lease_1('leader')")
+        await next_one._connection.execute(f"SELECT FROM tenure_resign_lease_1('leader', '{ACTOR_JSON}')")
         write = asyncio.create_task(postgres_database.store.prune(fence, 9))
         await next_one.wait_for_blocked()
         await next_one.rollback()
@@ -431,7 +432,7 @@ async def test_overlapping_fenced_writes_do_not_starve_resign(postgres_database:
     fence = await acquire_free_lease(postgres_database.store, "leader", "one")
     async with overlapping_writes(postgres_database, fence):
         try:
-            resigned = await postgres_database.store.resign_lease("leader")
+            resigned = await postgres_database.store.resign_lease("leader", ACTOR)
         except DatabaseUnavailable as error:
             resigned = None
             shown = str(error)
@@ -472,7 +473,7 @@ class FencedWriters:
             number += 1
             await asyncio.sleep(0.008 * self._random.random())
             if self._random.random() < 0.7:
-                await self._stores[0].resign_lease("leader")
+                await self._stores[0].resign_lease("leader", ACTOR)
             await self._begin_epoch(number)
 
     async def _begin_epoch(self, number: int) -> None:

@@ -9,10 +9,12 @@ from datetime import timedelta
 import pytest
 
 from tenure.domain.capacities import Seats
+from tenure.domain.scope import EVERYTHING
 from tenure.domain.sessions import CloseReason, OpenOutcome, OpenRequest
 from tenure.store.contract import Store
 from tenure.store.contract.sessions import OpenLane
 from tests.races.test_one_session import Killer, started
+from tests.support.audit_log import ACTOR
 from tests.support.databases import Database
 from tests.support.instances import RunningInstance
 from tests.support.load import TENANT, Exchange, clients, retry_until
@@ -136,10 +138,10 @@ async def test_limit_applies_to_every_open_after_put_capacity_returns(database: 
     async with other_store(database) as other:
         opening = asyncio.create_task(opens_everywhere([database.store, other], capacity_id, 200))
         await asyncio.sleep(A_FEW_OPENS_SECONDS)
-        await database.store.put_capacity(capacity_id, Seats(10))
-        before = (await database.store.get_capacity(capacity_id)).active_sessions  # type: ignore[union-attr]
+        await database.store.put_capacity(capacity_id, Seats(10), EVERYTHING, ACTOR)
+        before = (await database.store.get_capacity(capacity_id, EVERYTHING)).active_sessions  # type: ignore[union-attr]
         await opening
-    capacity = await database.store.get_capacity(capacity_id)
+    capacity = await database.store.get_capacity(capacity_id, EVERYTHING)
     assert capacity is not None
     assert capacity.active_sessions == max(before, 10)
 
@@ -154,7 +156,7 @@ async def test_put_capacity_waits_for_opens_in_progress(postgres_database: Datab
         await holder.insert(same_key_request(one))
         opening = asyncio.create_task(open_one(postgres_database.store, one))
         await holder.wait_for_blocked()
-        putting = asyncio.create_task(other.put_capacity(one.capacity_id, Seats(1)))
+        putting = asyncio.create_task(other.put_capacity(one.capacity_id, Seats(1), EVERYTHING, ACTOR))
         await holder.wait_for_blocked(2)
         await holder.rollback()
         await opening
@@ -164,7 +166,7 @@ async def test_put_capacity_waits_for_opens_in_progress(postgres_database: Datab
 
 async def test_concurrent_opens_take_each_seat_once(postgres_database: Database) -> None:
     capacity_id = some_id()
-    await postgres_database.store.put_capacity(capacity_id, Seats(7))
+    await postgres_database.store.put_capacity(capacity_id, Seats(7), EVERYTHING, ACTOR)
     async with other_store(postgres_database) as one, other_store(postgres_database) as other:
         outcomes = await opens_everywhere([postgres_database.store, one, other], capacity_id, 100)
     assert outcomes == {OpenOutcome.CREATED: 7, OpenOutcome.SESSION_LIMIT: 93}
@@ -173,7 +175,7 @@ async def test_concurrent_opens_take_each_seat_once(postgres_database: Database)
 
 async def test_concurrent_opens_all_succeed_when_oldest_is_evicted(postgres_database: Database) -> None:
     capacity_id = some_id()
-    await postgres_database.store.put_capacity(capacity_id, evicting_seats(3))
+    await postgres_database.store.put_capacity(capacity_id, evicting_seats(3), EVERYTHING, ACTOR)
     async with other_store(postgres_database) as one, other_store(postgres_database) as other:
         outcomes = await opens_everywhere([postgres_database.store, one, other], capacity_id, 60)
     assert outcomes == {OpenOutcome.CREATED: 60}
@@ -182,7 +184,7 @@ async def test_concurrent_opens_all_succeed_when_oldest_is_evicted(postgres_data
 
 async def test_locked_session_is_not_evicted(postgres_database: Database) -> None:
     capacity_id = some_id()
-    await postgres_database.store.put_capacity(capacity_id, evicting_seats(2))
+    await postgres_database.store.put_capacity(capacity_id, evicting_seats(2), EVERYTHING, ACTOR)
     oldest, newer = [request(capacity_id=capacity_id) for _ in range(2)]
     for one in (oldest, newer):
         await open_one(postgres_database.store, one)
@@ -194,19 +196,19 @@ async def test_locked_session_is_not_evicted(postgres_database: Database) -> Non
 
 async def test_open_returns_session_limit_when_every_session_is_locked(postgres_database: Database) -> None:
     capacity_id = some_id()
-    await postgres_database.store.put_capacity(capacity_id, evicting_seats(1))
+    await postgres_database.store.put_capacity(capacity_id, evicting_seats(1), EVERYTHING, ACTOR)
     only = request(capacity_id=capacity_id)
     await open_one(postgres_database.store, only)
     async with holding(postgres_database) as holder:
         await holder.lock_session(only.session_id)
         result = await open_one(postgres_database.store, request(capacity_id=capacity_id))
     assert result.outcome is OpenOutcome.SESSION_LIMIT
-    assert (await postgres_database.store.get_session(only.session_id)).is_active  # type: ignore[union-attr]
+    assert (await postgres_database.store.get_session(only.session_id, EVERYTHING)).is_active  # type: ignore[union-attr]
 
 
 async def test_seat_is_not_reused_before_end_is_committed(postgres_database: Database) -> None:
     capacity_id = some_id()
-    await postgres_database.store.put_capacity(capacity_id, Seats(1))
+    await postgres_database.store.put_capacity(capacity_id, Seats(1), EVERYTHING, ACTOR)
     one = request(capacity_id=capacity_id)
     await open_one(postgres_database.store, one)
     async with holding(postgres_database) as holder:
@@ -221,7 +223,7 @@ async def test_batches_over_many_capacities_do_not_deadlock(postgres_database: D
     """Capacity rows are locked in one order; all other rows only if they are free."""
     ids = sorted(some_id() for _ in range(8))
     for capacity_id in ids:
-        await postgres_database.store.put_capacity(capacity_id, evicting_seats(4))
+        await postgres_database.store.put_capacity(capacity_id, evicting_seats(4), EVERYTHING, ACTOR)
     source = random.Random(7)
 
     async def batches(store: Store) -> None:
@@ -243,7 +245,9 @@ async def test_mixed_batches_keep_limit_and_report_every_end_once(database: Data
     source, now, reported = random.Random(seed), NOON, list[str]()
     limits = {some_id(): 3, some_id(): 5}
     for number, (capacity_id, limit) in enumerate(limits.items()):
-        await database.store.put_capacity(capacity_id, evicting_seats(limit) if number else Seats(limit))
+        await database.store.put_capacity(
+            capacity_id, evicting_seats(limit) if number else Seats(limit), EVERYTHING, ACTOR
+        )
     users = [some_id() for _ in range(9)]
     for _ in range(25):
         now += timedelta(seconds=source.choice([-2, 0, 0, 1, 3, 6]))
@@ -253,7 +257,7 @@ async def test_mixed_batches_keep_limit_and_report_every_end_once(database: Data
         for result in await database.store.open_sessions(OpenLane.LIMITED, requests, LIMITS):
             reported += [closing.session_id for closing in result.closed_sessions]
             if result.session is not None:
-                assert (await database.store.get_session(result.session.session_id)) == result.session
+                assert (await database.store.get_session(result.session.session_id, EVERYTHING)) == result.session
     ended = await database.rows("SELECT session_id FROM sessions WHERE close_reason <> 'UPGRADED'")
     assert Counter(reported) == Counter(str(row["session_id"]) for row in ended)
     most = {capacity_id: most_at_once(await spans(database, capacity_id)) for capacity_id in limits}

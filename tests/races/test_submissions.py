@@ -21,6 +21,7 @@ from tenure.domain.submissions import BeginAttemptOutcome, SubmissionCommand, Su
 from tenure.errors import LeaseLost
 from tenure.store.contract import Store
 from tenure.store.limits import SUBMISSIONS_KEPT
+from tests.support.audit_log import ACTOR_JSON, DRAFT_JSON, draft
 from tests.support.databases import Database
 from tests.support.leases import acquire_free_lease, hold_lease, read_table, sibling_store
 from tests.support.locks import WAIT_SECONDS, Holder, holding
@@ -148,7 +149,7 @@ async def test_accept_loses_no_request_when_its_key_is_pruned_concurrently(
         await pruning.commit()
         results = await call
     assert [result.submission_id for result in results] == [request.submission_id for request in requests]
-    missing = [each.submission_id for each in results if await store.get_submission(each.submission_id) is None]
+    missing = [each.submission_id for each in results if await store.get_submission(each.submission_id, None) is None]
     assert missing == [], "accepted and not in the table"
 
 
@@ -250,7 +251,7 @@ async def test_cancel_that_waited_for_begin_leaves_attempt_open(postgres_databas
     async with holding(postgres_database) as beginning:
         await as_executor(beginning, fence, "tenure_begin_attempts_1", [submission_id])
         call = asyncio.create_task(
-            postgres_database.store.command_submissions(SubmissionCommand.CANCEL, [submission_id])
+            postgres_database.store.command_submissions(SubmissionCommand.CANCEL, [submission_id], None, draft())
         )
         await beginning.wait_for_blocked()
         await beginning.commit()
@@ -266,7 +267,7 @@ async def test_retry_that_waited_for_begin_does_not_make_submission_due(postgres
     async with holding(postgres_database) as beginning:
         await as_executor(beginning, fence, "tenure_begin_attempts_1", [submission_id])
         call = asyncio.create_task(
-            postgres_database.store.command_submissions(SubmissionCommand.RETRY, [submission_id])
+            postgres_database.store.command_submissions(SubmissionCommand.RETRY, [submission_id], None, draft())
         )
         await beginning.wait_for_blocked()
         await beginning.commit()
@@ -279,7 +280,9 @@ async def test_finish_that_waited_for_cancel_keeps_submission_cancelled(postgres
     fence = await executor_fence(postgres_database.store)
     await begin_one(postgres_database.store, fence, submission_id)
     async with holding(postgres_database) as caller:
-        await caller._connection.execute("SELECT tenure_command_submissions_1('cancel', $1)", [submission_id])
+        await caller._connection.execute(
+            "SELECT tenure_command_submissions_1('cancel', $1, NULL, $2)", [submission_id], DRAFT_JSON
+        )
         call = asyncio.create_task(postgres_database.store.finish_attempts(fence, [attempt_end(submission_id)]))
         await caller.wait_for_blocked()
         await caller.commit()
@@ -321,7 +324,7 @@ async def test_submission_call_reads_clock_after_lock_wait(postgres_database: Da
     fence = await next_executor_fence(store) if what == "close" else fence
     calls = {
         "finish": lambda: store.finish_attempts(fence, [attempt_end(submission_id)]),
-        "cancel": lambda: store.command_submissions(SubmissionCommand.CANCEL, [submission_id]),
+        "cancel": lambda: store.command_submissions(SubmissionCommand.CANCEL, [submission_id], None, draft()),
         "close": lambda: close_orphaned(store, fence),
     }
     async with holding(postgres_database) as caller:
@@ -341,7 +344,7 @@ async def test_prune_skips_locked_submission(postgres_database: Database) -> Non
     store = postgres_database.store
     await postgres_database.clock.set(NOON)
     free, locked = await accept(store, 2)
-    await store.command_submissions(SubmissionCommand.CANCEL, [free, locked])
+    await store.command_submissions(SubmissionCommand.CANCEL, [free, locked], None, draft())
     await postgres_database.clock.set(NOON + 2 * SUBMISSIONS_KEPT)
     async with holding(postgres_database) as caller:
         await lock(caller, locked)
@@ -364,7 +367,7 @@ async def test_attempt_call_that_waited_for_next_acquire_raises_lease_lost(
     }
     before = await read_table(postgres_database, "submission_attempts")
     async with holding(postgres_database) as next_one:
-        await next_one._connection.execute("SELECT FROM tenure_resign_lease_1($1)", EXECUTOR)
+        await next_one._connection.execute("SELECT FROM tenure_resign_lease_1($1, $2)", EXECUTOR, ACTOR_JSON)
         await next_one._connection.execute(
             "SELECT FROM tenure_acquire_lease_1($1, 'one', gen_random_uuid(), 60000000)", EXECUTOR
         )

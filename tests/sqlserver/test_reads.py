@@ -15,6 +15,7 @@ from sqlfluff.core import FluffConfig, Linter
 from tenure.clock import to_microseconds
 from tenure.domain.audit_log import AuditFilter, AuditPosition
 from tenure.domain.deadlines import opened
+from tenure.domain.scope import Scope
 from tenure.domain.sessions import Position, SessionFilter
 from tenure.domain.submissions import Change, SubmissionFilter
 from tenure.domain.usage import ChunkBounds, Era, GroupBy, Overlap, UsageFilter, UsageSumQuery, Window
@@ -38,10 +39,12 @@ EVERYTHING = SessionFilter(
     active=False,
     close_reason="EXPIRED",
 )
+SCOPES = [Scope(), Scope(AFTER.session_id), Scope(AFTER.session_id, AFTER.session_id)]
 ARGUMENTS: dict[str, list[tuple[Any, ...]]] = {
-    "get_statement": [("00000000-0000-0000-0000-00000000000e",)],
+    "get_statement": list(itertools.product(["00000000-0000-0000-0000-00000000000e"], SCOPES)),
     "whole_statement": [("00000000-0000-0000-0000-00000000000e",)],
-    "count_statement": [(AT,)],
+    "count_statement": list(itertools.product([AT], SCOPES)),
+    "total_statement": [(scope,) for scope in SCOPES],
     "close_statement": [(opened(request(), LIMITS, NOON),)],
     "overlaps_statement": [(7,)],
 }
@@ -115,7 +118,7 @@ def test_shared_session_statements_compile(name: str) -> None:
 
 
 def test_session_read_uses_database_clock_function() -> None:
-    assert "dbo.tenure_now()" in rendered(sessions.get_statement("00000000-0000-0000-0000-00000000000e"))
+    assert "dbo.tenure_now()" in rendered(sessions.get_statement("00000000-0000-0000-0000-00000000000e", Scope()))
 
 
 class ListConnection:
@@ -149,7 +152,7 @@ LIST_FILTERS = {name: getattr(EVERYTHING, name) for name in EVERYTHING.__struct_
 def listed(**criteria: Any) -> list[str]:
     """The statements that read a page."""
     connection: Any = ListConnection()
-    session_list.list_sessions(connection, SessionFilter(**criteria), AFTER, 7)
+    session_list.list_sessions(connection, SessionFilter(**criteria), AFTER, 7, Scope())
     return [tsql.code(statement) for statement in connection.statements]
 
 
@@ -173,7 +176,7 @@ def test_session_page_names_conditions_of_filtered_indexes() -> None:
 
 
 def test_capacity_read_counts_live_sessions_in_subquery() -> None:
-    statement = capacities.with_live(AT).order_by(tables.capacities.c.capacity_id).limit(7)
+    statement = capacities.with_live(AT, Scope(ONE)).order_by(tables.capacities.c.capacity_id).limit(7)
     assert re.search(r"SELECT TOP 7 .*\(SELECT count\(\*\) .*\) AS active_sessions", tsql.code(rendered(statement)))
 
 
@@ -365,7 +368,7 @@ READS_OF_LEASES = {
 
 
 READS_OF_SUBMISSIONS = {
-    "get_submission": (submissions.get_submission, (AFTER.session_id,)),
+    "get_submission": (submissions.get_submission, (AFTER.session_id, "web")),
     "read_envelopes": (submissions.read_envelopes, ([AFTER.session_id] * 3,)),
     "list_pending": (reads.list_pending, (Change(to_microseconds(AT), 10), 7)),
     "list_submissions": (

@@ -15,6 +15,8 @@ from tenure.domain.deadlines import opened
 from tenure.domain.jobs import BeginRunOutcome, BeginRunResult, JobSettings, RunOutcome
 from tenure.domain.keys import CreateKeyOutcome
 from tenure.domain.leases import Fence
+from tenure.domain.scope import EVERYTHING, Scope
+from tenure.domain.session_tokens import SIGNING_KEYS_MAX, RotateOutcome, new_signing_key
 from tenure.domain.sessions import (
     ClosedSession,
     EndResult,
@@ -36,6 +38,7 @@ from tenure.store.engines.sqlserver import calls, connections, rows
 from tenure.store.engines.sqlserver.connections import connection_url
 from tenure.store.engines.sqlserver.store import SqlServerStore
 from tenure.store.reads import sessions
+from tests.support.audit_log import ACTOR, draft
 from tests.support.keys import OPERATOR, new_key
 from tests.support.open_requests import LIMITS, NOON, SECOND, request, same_key_request, some_id
 from tests.support.submissions import CONTRACT, attempt_end, submit_request
@@ -152,18 +155,19 @@ def test_open_request_json_omits_unset_limits() -> None:
 def test_session_requests_are_encoded_as_lists_with_positions() -> None:
     counted = StreamCounters(1, 2, 3, 4, 5, 6, 7)
     update = StreamUpdate("a", 8, 9, True, counted, end=None, finished=False)
-    assert json.loads(rows.numbered([rows.attach_values(AttachRequest("a", 7, 8, 9))])) == [[0, "a", 7, 9, 8]]
+    attach = AttachRequest("a", 7, 8, 9, Scope("t", "u"))
+    assert json.loads(rows.numbered([rows.attach_values(attach)])) == [[0, "a", 7, 9, 8, "t", "u"]]
     assert json.loads(rows.numbered([rows.update_values(update)])) == [[0, "a", 8, 9, 1, None, 0, 1, 2, 3, 4, 5, 6, 7]]
 
 
 def test_capacity_json_omits_unset_values() -> None:
-    assert json.loads(rows.seats_text("a", Seats())) == {"capacity": "a", "whenFull": "reject"}
-    assert json.loads(rows.seats_text("a", Seats(0, "evictOldest", "b"))) == {
-        "capacity": "a",
-        "maxSessions": 0,
-        "whenFull": "evictOldest",
-        "tenant": "b",
-    }
+    unset = json.loads(rows.seats_text("a", Seats(), EVERYTHING, ACTOR))
+    actor = unset.pop("actor")
+    assert unset == {"capacity": "a", "whenFull": "reject"}
+    assert actor == {"entry": actor["entry"], "subject": ACTOR.subject, "name": ACTOR.name, "request": ACTOR.request_id}
+    given = json.loads(rows.seats_text("a", Seats(0, "evictOldest", "b"), Scope("b"), ACTOR))
+    del given["actor"]
+    assert given == {"capacity": "a", "maxSessions": 0, "whenFull": "evictOldest", "tenant": "b", "scope": "b"}
 
 
 def whole(session: Session, **columns: Any) -> Any:
@@ -434,6 +438,18 @@ async def test_create_key_is_encoded_with_actor_and_without_unset_values() -> No
     }
 
 
+async def test_rotation_is_encoded_with_overlap_in_microseconds_or_without_it() -> None:
+    key = new_signing_key()
+    for overlap, encoded_overlap in ((timedelta(days=30), {"overlap": 2_592_000_000_000}), (None, {})):
+        store = ScriptedStore(SimpleNamespace(outcome="too-many"))
+        assert await store.rotate_signing_key(key, overlap, OPERATOR) is RotateOutcome.TOO_MANY
+        encoded = json.loads(store.given["request"])
+        assert encoded.pop("actor")["subject"] == OPERATOR.subject
+        del encoded["detail"]
+        expected = {"keyId": key.key_id, "secret": key.secret.hex(), "most": SIGNING_KEYS_MAX, **encoded_overlap}
+        assert (store.called, encoded) == (calls.ROTATE_SIGNING_KEY, expected)
+
+
 async def test_touch_keys_sends_instants_in_utc() -> None:
     store = ScriptedStore(SimpleNamespace(touched=1))
     await store.touch_keys({"one": NOON, "two": LATER})
@@ -471,9 +487,9 @@ async def test_save_chunks_assigns_submission_id_to_each_chunk() -> None:
 async def test_send_windows_passes_contract_windows_and_chunks() -> None:
     store = ScriptedStore(SimpleNamespace(window_id=4))
     windows = [WindowToSend(4, ["a", "b"]), WindowToSend(5, [])]
-    assert await store.send_windows(CONTRACT, windows) == [4]
+    assert await store.send_windows(CONTRACT, windows, draft()) == [4]
     given = json.loads(store.given["request"])
-    assert (store.called, list(given)) == (calls.SEND_WINDOWS, ["contract", "kept", "windows", "chunks"])
+    assert (store.called, list(given)) == (calls.SEND_WINDOWS, ["contract", "kept", "windows", "chunks", "draft"])
     assert (given["contract"]["timeout_seconds"], given["kept"]) == (CONTRACT.timeout_seconds, 400 * 86_400 * SECOND)
     assert (given["windows"], given["chunks"]) == ([[4, 2], [5, 0]], [[4, 1, "a"], [4, 2, "b"]])
 

@@ -48,7 +48,7 @@ NEWER_THAN_2019 = (
 READ = re.compile(
     r"(?:FROM|JOIN) dbo\."
     r"(?P<table>sessions|capacities|leases|lease_history|jobs|job_runs|submissions|submission_attempts"
-    r"|usage_windows|usage_chunks|keys|audit_log)"
+    r"|usage_windows|usage_chunks|keys|signing_keys|audit_log)"
     r" AS (?P<alias>\w+)(?: WITH \((?P<hints>(?:[^()]|\([^()]*\))*)\))?"
 )
 WRITE = re.compile(
@@ -91,6 +91,8 @@ FINDS_UNDELIVERED = "READCOMMITTEDLOCK, INDEX (usage_chunks_undelivered)"
 """Keeps no lock: only the transaction that holds the row of a window marks its chunks as delivered."""
 READS_KEYS = "READCOMMITTEDLOCK, INDEX (keys_"
 """Keeps no lock: only the holder of the row of the installation creates and revokes keys."""
+READS_SIGNING_KEYS = "READCOMMITTEDLOCK, INDEX (signing_keys_pkey)"
+"""Keeps no lock: only the holder of the row of the installation changes signing keys."""
 IS_THERE = "READUNCOMMITTED, INDEX (submissions_pkey)"
 """Does not wait. May read uncommitted rows, so it uses only their existence."""
 
@@ -127,6 +129,7 @@ HINTS = {
     "tenure_create_key_1": {READS_KEYS},
     "tenure_revoke_key_1": {READS_KEYS},
     "tenure_touch_keys_1": {TAKES_ROWS},
+    "tenure_rotate_signing_key_1": {READS_SIGNING_KEYS},
 }
 """The lock hints that each procedure must use, and no others. A new procedure needs an entry."""
 WAITERS = {name: text for name, text in SESSION_WRITES.items() if WAITS in text}
@@ -469,7 +472,7 @@ def test_only_prune_deletes_submissions() -> None:
     assert {name for name, text in BATCHES.items() if deleting.search(tsql.code(text))} == {"tenure_prune_1"}
 
 
-@tsql.for_each(["tenure_create_key_1", "tenure_revoke_key_1"])
+@tsql.for_each(["tenure_create_key_1", "tenure_revoke_key_1", "tenure_rotate_signing_key_1"])
 def test_key_change_locks_installation_then_reads_clock_then_writes(name: str) -> None:
     text = inside(WRITES[name])
     locked = text.find(f"FROM dbo.installation AS i WITH ({WAITS})")
@@ -688,9 +691,16 @@ def test_begin_attempts_reads_only_existence_of_held_submissions() -> None:
     assert set(re.findall(r"\bs\.\w+", result)) == {"s.submission_id"}
 
 
-def test_only_begin_attempts_reads_uncommitted_data() -> None:
+def test_uncommitted_data_is_read_only_where_the_columns_never_change() -> None:
     dirty = re.compile(r"\b(READUNCOMMITTED|NOLOCK|READ UNCOMMITTED)\b")
-    assert [name for name, text in BATCHES.items() if dirty.search(tsql.code(text))] == [BEGINS_ATTEMPTS]
+    narrowed = {f"tenure_{name}_1" for name in ("heartbeat", "end", "attach", "command_submissions")}
+    readers = {name: tsql.code(text) for name, text in BATCHES.items() if dirty.search(tsql.code(text))}
+    assert readers.keys() == {BEGINS_ATTEMPTS} | narrowed
+    immutable = {"s.session_id", "s.tenant_object_id", "s.user_object_id", "s.submission_id", "s.caller"}
+    for name in narrowed:
+        (check,) = re.findall(r"EXISTS \( SELECT 1 FROM dbo\.\w+ AS s WITH \(READUNCOMMITTED.*?;", readers[name])
+        assert set(re.findall(r"\bs\.\w+", check)) <= immutable
+        assert readers[name].index(check) < readers[name].index("BEGIN TRANSACTION;")
 
 
 def test_prune_deletes_attempts_below_lock_escalation_threshold() -> None:

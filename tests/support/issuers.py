@@ -142,6 +142,11 @@ class Issuer:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
+def sent(token: str) -> bytes:
+    """The value of the header Authorization."""
+    return b"Bearer " + token.encode("utf-8")
+
+
 def _given(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 

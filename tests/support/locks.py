@@ -30,7 +30,13 @@ class Holder:
     async def end_session(self, session_id: str) -> datetime:
         """Ends the session without a commit; returns its end."""
         end: datetime = await self._connection.fetchval(
-            "SELECT (e.session).closed_at FROM tenure_end_1(ARRAY[$1::uuid], '{TERMINATED}') AS e", session_id
+            """
+            SELECT (e.session).closed_at
+              FROM tenure_end_1(ARRAY[$1::uuid], '{TERMINATED}', NULL, NULL,
+                                jsonb_build_array(jsonb_build_object('entry', gen_random_uuid(), 'subject', 'holder',
+                                                                     'name', 'holder'))) AS e
+            """,
+            session_id,
         )
         return end
 

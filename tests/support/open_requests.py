@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import uuid4
 
+from tenure.domain.scope import EVERYTHING
 from tenure.domain.sessions import (
     CloseReason,
     EndRequest,
@@ -18,6 +19,7 @@ from tenure.domain.sessions import (
 from tenure.ids import new_id
 from tenure.store.contract import Store
 from tenure.store.contract.sessions import OpenLane
+from tests.support.audit_log import ACTOR
 
 LIMITS = Limits(timedelta(days=30))
 NOON = datetime(2041, 3, 1, 12, 0, 0, 123456, tzinfo=UTC)
@@ -64,7 +66,7 @@ async def open_one(store: Store, one: OpenRequest, limits: Limits = LIMITS) -> O
 async def end_one(store: Store, session_id: str, reason: CloseReason) -> EndResult | None:
     """Retries while the row is held. Returns None for an unknown session."""
     for _ in range(ROUNDS_MAX):
-        (ended,) = await store.end_sessions([EndRequest(session_id, reason.value)])
+        (ended,) = await store.end_sessions([EndRequest(session_id, reason.value, EVERYTHING, ACTOR)])
         if ended.found is not Found.HELD:
             return None if ended.found is Found.UNKNOWN else ended
         await asyncio.sleep(0.005)

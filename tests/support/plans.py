@@ -56,6 +56,7 @@ TYPES = {
     "p_early": "uuid[]",
     "p_epoch": "bigint",
     "p_command": "text",
+    "p_owner": "text",
     "p_reason": "text",
     "p_window": "bigint",
     "p_kept": "bigint",

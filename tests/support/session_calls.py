@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from tenure.domain.capacities import Seats, WhenFull
+from tenure.domain.scope import EVERYTHING
 from tenure.domain.sessions import Found, Heartbeat, HeartbeatResult, StreamCounters
 from tenure.domain.streams import AttachRequest, AttachResult, StreamUpdate, StreamUpdateResult
 from tenure.store.contract import Store
@@ -17,7 +18,7 @@ EVICTING = WhenFull.EVICT_OLDEST.value
 
 
 async def heartbeat_one(store: Store, session_id: str, *, active: bool = False) -> HeartbeatResult:
-    return await _until_free(lambda: store.heartbeat([Heartbeat(session_id, active)]))
+    return await _until_free(lambda: store.heartbeat([Heartbeat(session_id, active, EVERYTHING)]))
 
 
 async def attach_one(store: Store, session_id: str, **limits: int) -> AttachResult:
@@ -40,7 +41,7 @@ async def _until_free(call: Callable[[], Awaitable[Any]]) -> Any:
 def attach_to(
     session_id: str, *, lease: int = 60 * SECOND, idle: int = 300 * SECOND, every: int = 5 * SECOND
 ) -> AttachRequest:
-    return AttachRequest(session_id, lease, idle, every)
+    return AttachRequest(session_id, lease, idle, every, EVERYTHING)
 
 
 def stream_update(session_id: str, **fields: Any) -> StreamUpdate:

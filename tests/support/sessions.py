@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from tenure.domain.scope import EVERYTHING
 from tenure.domain.sessions import OpenOutcome, OpenRequest, Session
 from tests.support.databases import Database
 from tests.support.open_requests import open_one, request
@@ -23,6 +24,6 @@ async def open_session(database: Database, one: OpenRequest) -> Session:
 
 
 async def read_session(database: Database, session_id: str) -> Session:
-    session = await database.store.get_session(session_id)
+    session = await database.store.get_session(session_id, EVERYTHING)
     assert session is not None
     return session

@@ -20,6 +20,7 @@ from tenure.errors import DatabaseUnavailable, LeaseLost
 from tenure.ids import new_id
 from tenure.store.contract import Store
 from tenure.store.engines import open_store
+from tests.support.audit_log import ACTOR, draft
 from tests.support.open_requests import SECOND
 from tests.support.submissions import EXECUTOR, attempt_end, close_orphaned, submit_request
 
@@ -74,7 +75,7 @@ class Contestant:
         acquired = await self._store.acquire_lease(EXECUTOR, self._name, new_id(), length)
         if not acquired.taken:
             if self._random.random() < 0.2:
-                await self._store.resign_lease(EXECUTOR)
+                await self._store.resign_lease(EXECUTOR, ACTOR)
             return
         self._did["led"] += 1
         await close_orphaned(self._store, acquired.lease.fence, 500)
@@ -98,7 +99,7 @@ class Contestant:
 
     async def _command(self) -> None:
         command = self._random.choice([SubmissionCommand.CANCEL, *[SubmissionCommand.RETRY] * 3])
-        await self._store.command_submissions(command, self._random.sample(self._ids, BATCH))
+        await self._store.command_submissions(command, self._random.sample(self._ids, BATCH), None, draft())
         self._did[command.value] += 1
 
     def _pause(self) -> int | None:

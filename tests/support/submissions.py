@@ -24,6 +24,7 @@ from tenure.domain.submissions import (
 )
 from tenure.ids import id_of_number, new_id, number_of_id
 from tenure.store.contract import Store
+from tests.support.audit_log import ACTOR, draft
 from tests.support.databases import Database
 from tests.support.leases import hold_lease
 from tests.support.open_requests import SECOND
@@ -66,7 +67,7 @@ async def executor_fence(store: Store) -> Fence:
 
 async def next_executor_fence(store: Store) -> Fence:
     """Resigns the lease and returns the fence of the next epoch."""
-    await store.resign_lease(EXECUTOR)
+    await store.resign_lease(EXECUTOR, ACTOR)
     return await hold_lease(store, EXECUTOR, "two")
 
 
@@ -118,12 +119,14 @@ async def create_in_state(store: Store, state: str, **given: Any) -> str:
     elif state == SubmissionState.FAILED:
         await make_attempt(store, fence, submission_id, pause_microseconds=None)
     elif state == SubmissionState.CANCELLED:
-        await store.command_submissions(SubmissionCommand.CANCEL, [submission_id])
+        await store.command_submissions(SubmissionCommand.CANCEL, [submission_id], None, draft())
     return submission_id
 
 
 async def cancel(database: Database, submission_id: str) -> None:
-    assert await database.store.command_submissions(SubmissionCommand.CANCEL, [submission_id]) == {submission_id: True}
+    assert await database.store.command_submissions(SubmissionCommand.CANCEL, [submission_id], None, draft()) == {
+        submission_id: True
+    }
 
 
 async def begin_first_attempt(database: Database) -> str:
@@ -143,7 +146,7 @@ async def read_attempts(database: Database, submission_id: str) -> Sequence[Atte
 
 
 async def _found(database: Database, submission_id: str) -> tuple[Submission, Sequence[Attempt]]:
-    found = await database.store.get_submission(submission_id)
+    found = await database.store.get_submission(submission_id, None)
     assert found is not None, submission_id
     return found
 

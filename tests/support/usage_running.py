@@ -9,6 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from tenure.domain.jobs import JobCommand
+from tests.support.audit_log import ACTOR
 from tests.support.databases import Database
 from tests.support.deliveries import TIMING, Fleet, gateways, poll
 from tests.support.expected_usage import find_usage_faults, run_audit
@@ -103,7 +104,7 @@ async def last_window(database: Database) -> int:
 async def settle(database: Database, instances: Sequence[RunningInstance]) -> None:
     """Pauses the job, and waits until every window is delivered."""
     await _all_delivered(database, f"window_id <= {await last_window(database)}", instances)
-    await database.store.command_job("emit-usage", JobCommand.PAUSE)
+    await database.store.command_job("emit-usage", JobCommand.PAUSE, ACTOR)
     await poll(lambda: _no_run_is_open(database, instances), DELIVERED_WITHIN_SECONDS, "no run is open", instances)
     await _all_delivered(database, "window_id > 0", instances)
 

@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tenure.access import authenticator
 from tenure.access.authenticator import (
@@ -17,12 +18,19 @@ from tenure.access.authenticator import (
     TRUST_SECONDS,
     Authenticator,
 )
-from tenure.access.caller import ANONYMOUS, Caller, CallerKind
+from tenure.access.caller import ANONYMOUS, Caller, CallerKind, KnownCaller
+from tenure.clock import to_microseconds
 from tenure.domain.keys import ApiKey, KeysVersion, Role, StoredKey, new_api_key
 from tenure.domain.scope import Scope
-from tenure.errors import DatabaseUnavailable, Overloaded, Problem, Unauthenticated
+from tenure.domain.session_tokens import SigningKey, new_signing_key, session_token
+from tenure.errors import DatabaseUnavailable, Overloaded, Problem, Unauthenticated, Unavailable
 from tenure.store.limits import BATCH_MAX
-from tenure.telemetry.events import AccessKeysChanged, AccessRefreshFailed, AccessSuspended
+from tenure.telemetry.events import (
+    AccessKeysChanged,
+    AccessRefreshFailed,
+    AccessSigningKeysChanged,
+    AccessSuspended,
+)
 from tests.support.open_requests import NOON, some_id
 from tests.support.telemetry import RecordedTelemetry
 
@@ -36,6 +44,7 @@ class ScriptedStore:
         self.keys: dict[str, StoredKey] = {}
         self.version = 0
         self.now = NOON
+        self.signing_keys: tuple[SigningKey, ...] = (new_signing_key(),)
         self.error: Exception | None = None
         self.gate: asyncio.Event | None = None
         self.found: list[str] = []
@@ -70,7 +79,7 @@ class ScriptedStore:
     async def read_keys_version(self) -> KeysVersion:
         self.version_reads += 1
         self._check()
-        return KeysVersion(self.version, self.now)
+        return KeysVersion(self.version, self.now, self.signing_keys)
 
     async def touch_keys(self, used_at: Mapping[str, datetime]) -> None:
         self._check()
@@ -91,6 +100,13 @@ class Bench:
         self.store = ScriptedStore()
         self.telemetry = RecordedTelemetry()
         self.authenticator = Authenticator(self.store, self.telemetry, GRACE)  # type: ignore[arg-type]
+
+    def use_oidc(self, oidc: Any) -> None:
+        self.authenticator = Authenticator(self.store, self.telemetry, GRACE, oidc=oidc)  # type: ignore[arg-type]
+
+    def token(self, session_id: str | None = None) -> bytes:
+        """A session token, signed with the newest key, as the value of the header."""
+        return f"Bearer {session_token(self.store.signing_keys[-1], session_id or some_id())}".encode()
 
     async def pass_time(self, seconds: float) -> None:
         """Moves both clocks second by second, with a refresh in each, as the task does."""
@@ -474,9 +490,170 @@ async def test_no_repr_or_error_contains_secret(bench: Bench) -> None:
     assert unknown.secret not in shown
 
 
+# Session tokens.
+
+
+async def test_session_token_identifies_its_session_without_look_up(bench: Bench) -> None:
+    bench.store.add(new_api_key(Role.CLIENT))
+    await bench.authenticator.refresh()
+    session_id = some_id()
+    subject = f"session-token:{session_id}"
+    expected = Caller(CallerKind.SESSION_TOKEN, subject, subject, None, session_id=session_id)
+    assert bench.authenticator.identify([(b"authorization", bench.token(session_id))]) == expected
+    assert bench.authenticator.identify([(b"authorization", bench.token(session_id))]) == expected
+    assert bench.store.found == []
+    await bench.authenticator.save_last_uses()
+    assert bench.store.touched == []
+
+
+async def test_session_token_used_before_is_verified_once(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.store.add(new_api_key(Role.CLIENT))
+    monkeypatch.setattr(authenticator, "CACHE_MAX", 3)
+    tokens = [bench.token() for _ in range(5)]
+    for token in tokens:
+        await bench.caller(token)
+    assert list(bench.authenticator._session_tokens) == tokens[2:]
+    with monkeypatch.context() as patched:
+        patched.setattr(authenticator, "parse_session_token", None)
+        await bench.caller(tokens[-1])
+
+
+async def test_token_of_unknown_key_and_malformed_token_are_refused_without_look_up(bench: Bench) -> None:
+    bench.store.add(new_api_key(Role.CLIENT))
+    token = bench.token()
+    foreign = f"Bearer {session_token(new_signing_key(), some_id())}".encode()
+    for wrong in (
+        foreign,
+        token[:-1],
+        token + b"A",
+        token.replace(b"tns_", b"tns-"),
+        b"Bearer tns_",
+        b"Basic" + token[6:],
+    ):
+        assert isinstance(await bench.refused(wrong), Unauthenticated), wrong
+    assert bench.store.found == []
+
+
+async def test_token_is_valid_until_its_signing_key_expires_by_database_clock(bench: Bench) -> None:
+    bench.store.add(new_api_key(Role.CLIENT))
+    old = bench.token()
+    await bench.caller(old)
+    (first,) = bench.store.signing_keys
+    ends = NOON + timedelta(seconds=5)
+    bench.store.signing_keys = (replace(first, expires_at=ends), new_signing_key())
+    await bench.pass_time(4)
+    bench.move(0.999_999)
+    await bench.caller(old)
+    bench.move(0.000_002)
+    assert isinstance(await bench.refused(old), Unauthenticated)
+    await bench.caller(bench.token())
+    assert [len(event.key_ids) for event in bench.telemetry.of(AccessSigningKeysChanged)] == [2]
+
+
+async def test_token_of_deleted_signing_key_is_refused_after_next_refresh_and_after_pause(bench: Bench) -> None:
+    bench.store.add(new_api_key(Role.CLIENT))
+    for pause in (1.0, TRUST_SECONDS):
+        old = bench.token()
+        await bench.caller(old)
+        bench.store.signing_keys = (new_signing_key(),)
+        bench.move(pause)
+        if pause < TRUST_SECONDS:
+            await bench.authenticator.refresh()
+        assert isinstance(await bench.refused(old), Unauthenticated)
+        await bench.caller(bench.token())
+
+
+async def test_session_token_is_valid_for_grace_while_database_is_away(bench: Bench) -> None:
+    bench.store.add(new_api_key(Role.CLIENT))
+    token = bench.token()
+    await bench.authenticator.refresh()
+    bench.store.error = DatabaseUnavailable("gone")
+    await bench.pass_time(GRACE - 1)
+    assert (await bench.caller(token)).session_id is not None
+    assert (await bench.refused(token[:-1])).status == 401
+    bench.move(1.1)
+    assert (await bench.refused(token)).status == 503
+
+
+async def test_token_signer_uses_current_key_also_before_first_api_key(bench: Bench) -> None:
+    with pytest.raises(Unavailable):
+        bench.authenticator.token_signer()
+    (first,) = bench.store.signing_keys
+    current = new_signing_key()
+    bench.store.signing_keys = (replace(first, expires_at=NOON + timedelta(days=1)), current)
+    await bench.authenticator.refresh()
+    session_id = some_id()
+    assert bench.authenticator.token_signer()(session_id) == session_token(current, session_id)
+    assert await bench.caller(bench.token()) == ANONYMOUS
+
+
+# Tokens of an OIDC issuer.
+
+
+class ScriptedVerifier:
+    def __init__(self) -> None:
+        self.seen: list[bytes] = []
+        self.verified: dict[bytes | None, KnownCaller] = {}
+        self.runs = 0
+
+    def verify(self, authorization: bytes) -> Caller:
+        self.seen.append(authorization)
+        caller = Caller(CallerKind.OIDC, "oidc:a", "oidc:a", Role.READER)
+        self.verified[authorization] = KnownCaller(caller, to_microseconds(NOON) + 5_000_000)
+        return caller
+
+    def start(self) -> None:
+        self.runs += 1
+
+    async def stop(self) -> None:
+        self.runs -= 1
+
+
+async def test_form_of_credential_decides_who_checks_it(bench: Bench) -> None:
+    oidc = ScriptedVerifier()
+    bench.use_oidc(oidc)
+    key = bench.store.add(new_api_key(Role.CLIENT))
+    assert (await bench.caller(key)).kind is CallerKind.KEY
+    assert (await bench.caller(bench.token())).kind is CallerKind.SESSION_TOKEN
+    assert (await bench.caller(b"Bearer a.b.c")).kind is CallerKind.OIDC
+    for wrong in (b"Bearer tnr_x", b"Bearer tns_x", b"Basic a.b.c", b"Bearer \xff", None):
+        assert isinstance(await bench.refused(wrong), Unauthenticated), wrong
+    assert oidc.seen == [b"Bearer a.b.c"]
+
+
+async def test_oidc_token_used_before_is_identified_without_verifier_until_it_expires(bench: Bench) -> None:
+    bench.use_oidc(oidc := ScriptedVerifier())
+    first = await bench.caller(b"Bearer a.b.c")
+    await bench.pass_time(4)
+    bench.move(0.999_999)
+    assert bench.authenticator.identify([(b"authorization", b"Bearer a.b.c")]) is first
+    assert len(oidc.seen) == 1
+    bench.move(0.000_002)
+    await bench.caller(b"Bearer a.b.c")
+    assert len(oidc.seen) == 2
+    await bench.authenticator.save_last_uses()
+    assert bench.store.touched == []
+
+
+async def test_without_issuer_other_credentials_are_refused(bench: Bench) -> None:
+    bench.store.add(new_api_key(Role.CLIENT))
+    assert isinstance(await bench.refused(b"Bearer a.b.c"), Unauthenticated)
+
+
+async def test_issuer_requires_credentials_although_no_key_was_created(bench: Bench) -> None:
+    await bench.authenticator.refresh()
+    assert bench.authenticator.is_open
+    bench.use_oidc(ScriptedVerifier())
+    assert isinstance(await bench.refused(None), Unauthenticated)
+    assert isinstance(await bench.refused(new_api_key(Role.CLIENT)), Unauthenticated)
+    assert (await bench.caller(bench.token())).kind is CallerKind.SESSION_TOKEN
+    assert not bench.authenticator.is_open
+
+
 async def test_tasks_refresh_after_wake_and_end_when_cancelled(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(authenticator, "REFRESH_SECONDS", LAST_USE_SECONDS)
     monkeypatch.setattr(authenticator, "SHORTEST_PAUSE_SECONDS", 0.0)
+    bench.use_oidc(oidc := ScriptedVerifier())
     running = asyncio.create_task(bench.authenticator.run())
 
     async def until(condition: Callable[[], bool]) -> None:
@@ -487,6 +664,8 @@ async def test_tasks_refresh_after_wake_and_end_when_cancelled(bench: Bench, mon
     await until(lambda: bench.store.version_reads == 1)
     bench.authenticator.wake()
     await until(lambda: bench.store.version_reads == 2)
+    assert oidc.runs == 1
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
+    assert oidc.runs == 0

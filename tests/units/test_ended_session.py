@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from tenure.config import SessionsConfig, StreamsConfig
+from tenure.domain.scope import EVERYTHING
 from tenure.domain.sessions import ClosedSession, Found, HeartbeatResult, OpenOutcome, OpenResult, Session
 from tenure.domain.streams import AttachRequest, AttachResult, StreamUpdate, StreamUpdateResult
 from tenure.errors import SessionOver
@@ -65,7 +66,7 @@ async def test_attach_returns_over_if_session_ended_before_the_answer_arrived() 
     store: Any = SlowStore()
     ends = SessionEnds(Telemetry())
     streams = Streams(store, StreamsConfig(), SessionsConfig(), DiscardHandler, ends, Telemetry())
-    attaching = asyncio.ensure_future(streams.attach(LIVE.session_id))
+    attaching = asyncio.ensure_future(streams.attach(LIVE.session_id, EVERYTHING))
     await store.asked.wait()
     ends.learn(LIVE.session_id, "TERMINATED")
     store.may_answer.set()

@@ -25,12 +25,12 @@ from tenure.access.jwks import (
     UNKNOWN_KEY_SECONDS,
     BoundRegistry,
     fetch_from,
-    signing_keys,
+    issuer_keys,
 )
 from tenure.access.oidc import OidcVerifier
 from tenure.errors import Unauthenticated, Unavailable
 from tenure.telemetry.events import OidcFetchFailed, OidcKeysLoaded
-from tests.support.issuers import ED25519, P256, RSA, START, USER, Issuer, running_issuer
+from tests.support.issuers import ED25519, P256, RSA, START, USER, Issuer, running_issuer, sent
 from tests.support.waiting import until
 
 BOUND_SECONDS = 20
@@ -46,13 +46,13 @@ async def issuer() -> AsyncIterator[Issuer]:
 
 
 async def caller_of(verifier: OidcVerifier, token: str) -> Caller:
-    found = verifier.verify(token)
+    found = verifier.verify(sent(token))
     return await found if inspect.isawaitable(found) else found
 
 
 async def is_accepted(verifier: OidcVerifier, token: str) -> bool:
     try:
-        return (await caller_of(verifier, token)).user == USER
+        return (await caller_of(verifier, token)).scope.user == USER
     except Unauthenticated:
         return False
 
@@ -109,7 +109,7 @@ async def test_keys_are_refreshed_in_background(issuer: Issuer, monkeypatch: pyt
     await until(lambda: verifier._jwks.is_current, BOUND_SECONDS, "a successful fetch", [])
     issuer.keys = [P256]
     await until(lambda: verifier._jwks.keys[0].kid == P256.kid, BOUND_SECONDS, "the new key", [])
-    assert (await caller_of(verifier, issuer.token(P256, "ES256"))).user == USER
+    assert (await caller_of(verifier, issuer.token(P256, "ES256"))).scope.user == USER
     await verifier.stop()
     assert [event.keys for event in issuer.telemetry.of(OidcKeysLoaded)] == [1, 1]
     fetched = len(issuer.requests)
@@ -139,7 +139,7 @@ async def test_stop_ends_fetch_in_progress(issuer: Issuer) -> None:
 async def test_keys_are_kept_while_key_set_is_down_for_an_hour(issuer: Issuer) -> None:
     verifier = await issuer.loaded()
     cached = issuer.token(exp=int(START) + 2 * HOUR)
-    verifier.verify(cached)
+    verifier.verify(sent(cached))
     issuer.respond = issuer.send_body({"keys": []}, "503 Service Unavailable")
     for second in range(0, HOUR, int(RETRY_SECONDS)):
         issuer.clock.seconds = START + second
@@ -283,7 +283,7 @@ def test_keys_that_must_not_verify_tokens_are_ignored() -> None:
     ]
     usable = [public, P256.as_dict() | {"key_ops": ["verify"], "x5c": 5, "own": {}}]
     body = msgspec.json.encode({"keys": [*ignored, *usable]})
-    assert [(key.kid, sorted(key.algorithms)) for key in signing_keys(body)] == [
+    assert [(key.kid, sorted(key.algorithms)) for key in issuer_keys(body)] == [
         ("rsa", ["PS256", "PS384", "PS512", "RS256", "RS384", "RS512"]),
         ("p256", ["ES256"]),
     ]

@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from joserfc import jws, jwt
+from joserfc import jws
 from joserfc.jwk import RSAKey
 
 from tenure.access import oidc
@@ -18,7 +18,7 @@ from tenure.access.caller import Caller, CallerKind
 from tenure.access.oidc import TOKEN_MAX_CHARACTERS, OidcVerifier
 from tenure.clock import from_microseconds
 from tenure.domain.keys import Role
-from tenure.domain.scope import Scope
+from tenure.domain.scope import EVERYTHING, Scope
 from tenure.errors import Forbidden, Unauthenticated
 from tests.support.issuers import (
     AUDIENCE,
@@ -34,6 +34,7 @@ from tests.support.issuers import (
     USER,
     Issuer,
     running_issuer,
+    sent,
 )
 
 LEEWAY = 30
@@ -52,7 +53,7 @@ async def verifier(issuer: Issuer) -> OidcVerifier:
 
 
 async def caller_of(verifier: OidcVerifier, token: str) -> Caller:
-    found = verifier.verify(token)
+    found = verifier.verify(sent(token))
     return await found if inspect.isawaitable(found) else found
 
 
@@ -237,7 +238,7 @@ async def test_token_of_another_issuer_is_refused(issuer: Issuer, verifier: Oidc
 
 
 async def test_token_without_usable_subject_is_refused(issuer: Issuer, verifier: OidcVerifier) -> None:
-    for sub in (None, "", 5, "x" * 256, "a\0b", "a\nb"):
+    for sub in (None, "", 5, "x" * 196, "a\0b", "a\nb", "é"):
         assert await refusal_of(verifier, issuer.token(sub=sub)) == "the token is not valid: claim sub", sub
 
 
@@ -248,7 +249,7 @@ async def test_caller_has_subject_tenant_user_and_role_of_token(issuer: Issuer, 
     token = issuer.token(tid=TENANT.upper(), oid=USER.upper())
     expires_at = from_microseconds(int(START * 1_000_000)) + timedelta(seconds=3600 + LEEWAY)
     assert await caller_of(verifier, token) == Caller(
-        CallerKind.OIDC, "a-subject", "a-subject", Role.CLIENT, Scope(TENANT, USER), expires_at=expires_at
+        CallerKind.OIDC, "oidc:a-subject", "oidc:a-subject", Role.CLIENT, Scope(TENANT, USER), expires_at=expires_at
     )
 
 
@@ -270,6 +271,16 @@ async def test_only_client_needs_and_is_bound_to_user(issuer: Issuer, verifier: 
         await caller_of(verifier, issuer.token(oid=None))
     for role in ("reader", "operator"):
         assert (await caller_of(verifier, issuer.token(oid=None, roles=[role]))).scope.user is None
+
+
+async def test_readers_and_operators_of_staff_tenant_see_all_tenants(issuer: Issuer) -> None:
+    verifier = await issuer.loaded(staff_tenant=OTHER_TENANT.upper())
+    for role in (Role.READER, Role.OPERATOR):
+        assert (await caller_of(verifier, issuer.token(tid=OTHER_TENANT, roles=[role]))).scope == EVERYTHING
+        assert (await caller_of(verifier, issuer.token(tid=TENANT, roles=[role]))).scope == Scope(TENANT)
+        with pytest.raises(Forbidden, match="claim tid"):
+            await caller_of(verifier, issuer.token(tid=None, roles=[role]))
+    assert (await caller_of(verifier, issuer.token(tid=OTHER_TENANT))).scope == Scope(OTHER_TENANT, USER)
 
 
 async def test_strongest_of_several_roles_counts(issuer: Issuer, verifier: OidcVerifier) -> None:
@@ -306,15 +317,11 @@ async def test_claims_and_roles_are_configurable(issuer: Issuer) -> None:
 # Tokens that were seen before.
 
 
-async def test_token_seen_before_is_verified_once_until_it_expires(
-    issuer: Issuer, verifier: OidcVerifier, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_accepted_token_is_cached_with_its_expiry(issuer: Issuer, verifier: OidcVerifier) -> None:
     token = issuer.token()
-    first = verifier.verify(token)
-    with monkeypatch.context() as patched:
-        patched.setattr(jwt, "decode", None)
-        for issuer.clock.seconds in (START, START + 3600, START + 3600 + LEEWAY - 0.001):
-            assert verifier.verify(token) is first
+    caller = await caller_of(verifier, token)
+    (known,) = verifier.verified.values()
+    assert (known.caller, known.expires_microseconds) == (caller, int((START + 3600 + LEEWAY) * 1_000_000))
     issuer.clock.seconds = START + 3600 + LEEWAY
     assert await refusal_of(verifier, token) == "the token has expired"
 
@@ -325,22 +332,24 @@ async def test_number_of_cached_tokens_is_limited(
     monkeypatch.setattr(oidc, "VERIFIED_MAX", 3)
     tokens = [issuer.token(jti=str(number)) for number in range(5)]
     for token in tokens:
-        verifier.verify(token)
-    assert list(verifier._verified) == tokens[2:]
+        await caller_of(verifier, token)
+        await caller_of(verifier, tokens[0])
+    assert list(verifier.verified) == [sent(token) for token in (tokens[3], tokens[4], tokens[0])]
 
 
 async def test_refused_token_is_not_cached(issuer: Issuer, verifier: OidcVerifier) -> None:
     await refusal_of(verifier, issuer.token(aud="api://other"))
     with pytest.raises(Forbidden):
-        verifier.verify(issuer.token(roles=[]))
-    assert verifier._verified == {}
+        await caller_of(verifier, issuer.token(roles=[]))
+    assert verifier.verified == {}
 
 
 async def test_cached_token_is_refused_when_its_key_is_withdrawn(issuer: Issuer, verifier: OidcVerifier) -> None:
     token = issuer.token()
-    verifier.verify(token)
+    await caller_of(verifier, token)
     issuer.keys.remove(RSA)
     await verifier._jwks.refresh()
+    assert verifier.verified == {}
     await refusal_of(verifier, token)
 
 

@@ -1,8 +1,20 @@
-"""Identifies callers by their API keys, at the cost of one dictionary look-up for a key that was used before.
+"""Identifies callers by their credentials: API keys, session tokens, and the tokens of an OIDC issuer.
+
+The form of a credential decides how it is checked:
+
+- `tnr_…` is an API key. It is looked up in the database. A key that was used before costs one dictionary look-up.
+- `tns_…` is a session token. It is verified with a signing key of the installation (`domain/session_tokens.py`), which
+  takes no look-up in the database. A token that was used before costs one dictionary look-up: the HMAC and the rest of
+  the verification would take a tenth of the time of a heartbeat.
+- Anything else is the token of an OIDC issuer, if one is configured (`oidc.py`). A token that was used before costs one
+  dictionary look-up.
+
+## API keys and signing keys
 
 Every instance caches what it has found out about keys: the callers of valid keys, and the keys that it has refused. The
 database counts the changes of keys (`KeysVersion`). A task reads this version every second, and at once after a
-notification. If the version differs from the last one, the instance drops its cache. Guarantees:
+notification. If the version differs from the last one, the instance drops its cache. The same read returns the signing
+keys of session tokens, which replace those of the last read. Guarantees, in which "cache" includes the signing keys:
 
 - **A change takes effect within two seconds.** The cache is trusted for TRUST_SECONDS after the *start* of the last
   successful read of the version. After that, a request waits for the next read. So an instance that was paused, or
@@ -12,35 +24,49 @@ notification. If the version differs from the last one, the instance drops its c
   last successful read. Then every request that needs a caller gets 503. An instance that has never read the version
   answers 503 too. A key that is not in the cache cannot be looked up, which is 503 as well.
 - **A key expires at its instant** by the database's clock, estimated between two reads of the version.
-- **No key was ever created** (version 0): every caller is anonymous and may do everything, for as long as the version
-  is trusted.
+- **No key was ever created** (version 0), and no OIDC issuer is configured: every caller is anonymous and may do
+  everything, for as long as the version is trusted.
+- **A signing key that was deleted or has expired verifies no token,** within the same two seconds.
 - **An unknown public id costs as much as a wrong secret:** one look-up by primary key, one hash, one comparison in
   constant time. A key with a wrong checksum costs none of them.
 
-The cache is keyed by the whole value of the header. It contains only values that have the form of a key, so an entry
-has a limited size, and the number of entries is limited. Refused keys have their own cache, so that a flood of wrong
-keys does not evict valid ones. The raw values are secrets: they are never logged, nor part of a `repr` or an error.
+The caches are keyed by the whole value of the header. They contain only values that have the form of a credential, so
+an entry has a limited size, and the number of entries is limited. Keys, refused keys, session tokens and OIDC tokens
+each have their own cache, so that a flood of one kind does not evict valid keys. Refused tokens are not cached. The raw
+values are secrets: they are never logged, nor part of a `repr` or an error.
 
 The last use of a key is noted in its entry, and written by a second task once a minute, off the path of requests.
+
+## Tokens of an OIDC issuer
+
+They need the database only for its clock, by which they expire. They follow the rules above nevertheless: after the
+grace, they get 503 like every other credential, so that an instance that is cut off does not serve some callers and
+refuse others.
 """
 
 import asyncio
 import hmac
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from typing import TypeVar
 
-import msgspec
-
-from tenure.access.caller import ANONYMOUS, Caller, CallerKind
+from tenure.access.caller import ANONYMOUS, Caller, CallerKind, KnownCaller
+from tenure.access.oidc import SCHEME, OidcVerifier
 from tenure.clock import ServerClock, boottime, from_microseconds, to_microseconds
-from tenure.domain.keys import ApiKey, Role, StoredKey, parse_key
+from tenure.domain.keys import KEY_PREFIX, ApiKey, KeysVersion, Role, StoredKey, parse_key
 from tenure.domain.scope import Scope
-from tenure.errors import DatabaseUnavailable, Overloaded, Unauthenticated
+from tenure.domain.session_tokens import TOKEN_PREFIX, SigningKey, parse_session_token, signer_of
+from tenure.errors import DatabaseUnavailable, Overloaded, Unauthenticated, Unavailable
 from tenure.store.contract.keys import KeyStore
 from tenure.store.limits import BATCH_MAX
-from tenure.telemetry.events import AccessKeysChanged, AccessRefreshFailed, AccessSuspended, Telemetry
+from tenure.telemetry.events import (
+    AccessKeysChanged,
+    AccessRefreshFailed,
+    AccessSigningKeysChanged,
+    AccessSuspended,
+    Telemetry,
+)
 
 REFRESH_SECONDS = 1.0
 TRUST_SECONDS = 2.0
@@ -52,8 +78,8 @@ SHORTEST_PAUSE_SECONDS = 0.02
 """The shortest time between two reads of the version, however many notifications arrive."""
 LAST_USE_SECONDS = 60.0
 CACHE_MAX = 10_000
-"""The most valid keys in the cache, and the most refused ones. The oldest entry makes room for a new one. A valid key
-takes about 450 bytes."""
+"""The most valid keys in the cache, the most refused ones, and the most session tokens. The oldest entry makes room for
+a new one. A valid key or a session token takes about 500 bytes."""
 LOOK_UPS_MAX = 1024
 """The most keys that are looked up at the same time."""
 
@@ -61,27 +87,31 @@ KeyT = TypeVar("KeyT")
 ValueT = TypeVar("ValueT")
 
 _AUTHORIZATION = b"authorization"
-_SCHEME = b"bearer "
+_SCHEME = SCHEME.lower()
+_API_KEY = f"{KEY_PREFIX}_".encode()
+_SESSION_TOKEN = TOKEN_PREFIX.encode()
 _NO_DIGEST = bytes(32)
 _INVALID = "the API key is not valid"
+_INVALID_TOKEN = "the session token is not valid"  # noqa: S105 - a message
 MICROSECONDS = 1_000_000
 
 
-class _Known(msgspec.Struct):
-    """A valid key in the cache."""
-
-    caller: Caller
-    expires_microseconds: int | None
-    used_at: float
-    """The last use that is not written yet, by `boottime`; 0 if there is none."""
-
-
 class Authenticator:
-    def __init__(self, store: KeyStore, telemetry: Telemetry, grace_seconds: float) -> None:
+    """`clock` is set with every read of the version. Pass it to `oidc`, which also reads it."""
+
+    def __init__(
+        self,
+        store: KeyStore,
+        telemetry: Telemetry,
+        grace_seconds: float,
+        clock: ServerClock | None = None,
+        oidc: OidcVerifier | None = None,
+    ) -> None:
         self._store = store
         self._telemetry = telemetry
         self._grace_seconds = grace_seconds
-        self._clock = ServerClock()
+        self._clock = ServerClock() if clock is None else clock
+        self._oidc = oidc
         self._version: int | None = None
         self._read_at = 0.0
         """The start of the last successful read of the version, by `boottime`."""
@@ -90,16 +120,24 @@ class Authenticator:
         self._suspended = False
         self._generation = 0
         """How often the cache was dropped."""
-        self._known: dict[bytes | None, _Known] = {}
+        self._signing_keys: dict[bytes, SigningKey] = {}
+        """By the id of the key, as a token contains it."""
+        self._sign: Callable[[str], str] | None = None
+        self._session_tokens: dict[bytes | None, KnownCaller] = {}
+        self._oidc_tokens: dict[bytes | None, KnownCaller] = {} if oidc is None else oidc.verified
+        self._known: dict[bytes | None, KnownCaller] = {}
         self._refused: dict[bytes, None] = {}
         self._uses: dict[str, float] = {}
         """Last uses that are not written yet, of keys that are no longer in the cache."""
-        self._look_ups: dict[bytes, asyncio.Task[_Known | None]] = {}
+        self._look_ups: dict[bytes, asyncio.Task[KnownCaller | None]] = {}
         self._reading: asyncio.Task[None] | None = None
         self._woken = asyncio.Event()
 
     def identify(self, headers: Sequence[tuple[bytes, bytes]]) -> Caller | Awaitable[Caller]:
-        """Returns the caller of a request, at once if its key is cached. Raises `Unauthenticated` or `Unavailable`."""
+        """Returns the caller of a request, at once unless its credential has to be looked up.
+
+        Raises `Unauthenticated`, `Forbidden` or `Unavailable`.
+        """
         value = None
         for name, content in headers:
             if name == _AUTHORIZATION:
@@ -107,10 +145,12 @@ class Authenticator:
                     raise Unauthenticated("the request has more than one Authorization header")
                 value = content
         # The hot path: `identify_value` does the same, in more calls.
-        known = self._known.get(value)
-        if known is not None and known.expires_microseconds is None and (now := boottime()) < self._trusted_until:
-            known.used_at = now
-            return known.caller
+        known = self._known.get(value) or self._session_tokens.get(value) or self._oidc_tokens.get(value)
+        if known is not None and (now := boottime()) < self._trusted_until:
+            expires = known.expires_microseconds
+            if expires is None or self._clock.now_microseconds() < expires:
+                known.used_at = now
+                return known.caller
         return self.identify_value(value)
 
     def identify_value(self, authorization: bytes | None) -> Caller | Awaitable[Caller]:
@@ -122,14 +162,28 @@ class Authenticator:
 
     @property
     def is_open(self) -> bool:
-        """Whether no key was ever created, as far as this instance knows."""
-        return self._version == 0
+        """Whether callers need no credential: no key was ever created, as far as this instance knows, and no OIDC
+        issuer is configured.
+        """
+        return self._version == 0 and self._oidc is None
+
+    def token_signer(self) -> Callable[[str], str]:
+        """Returns a function that returns the session token of a session id. Raises `Unavailable` without a key."""
+        if self._sign is None:
+            raise Unavailable("there is no key to sign session tokens; `tenure keys rotate-signing-key` creates one")
+        return self._sign
 
     async def run(self) -> None:
         """Keeps the cache up to date and writes last uses, until cancelled. Call `save_last_uses` after that."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._keep_fresh())
-            tasks.create_task(self._keep_last_uses())
+        if self._oidc is not None:
+            self._oidc.start()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._keep_fresh())
+                tasks.create_task(self._keep_last_uses())
+        finally:
+            if self._oidc is not None:
+                await self._oidc.stop()
 
     def wake(self) -> None:
         """Reads the version soon. Subscribe it to `Topic.KEYS`."""
@@ -170,18 +224,45 @@ class Authenticator:
         known = self._known.get(authorization)
         if known is not None:
             return self._use(known, now)
-        if not self._version:
+        if not self._version and self._oidc is None:
             return ANONYMOUS
         if authorization is None:
             raise Unauthenticated("the request has no credential")
+        if authorization[: len(_SCHEME)].lower() != _SCHEME or not authorization.isascii():
+            raise Unauthenticated("the Authorization header contains no bearer credential")
+        credential = authorization[len(_SCHEME) :]
+        if credential.startswith(_SESSION_TOKEN):
+            return self._holder_of(authorization, credential)
+        if self._oidc is not None and not credential.startswith(_API_KEY):
+            return self._oidc.verify(authorization)
         if authorization in self._refused:
             raise Unauthenticated(_INVALID)
-        key = _key_in(authorization)
+        key = parse_key(credential.decode("ascii"))
         if key is None:
-            raise Unauthenticated("the Authorization header contains no API key")
+            raise Unauthenticated("the Authorization header contains no well-formed credential")
         return self._look_up(authorization, key)
 
-    def _use(self, known: _Known, now: float) -> Caller:
+    def _holder_of(self, authorization: bytes, credential: bytes) -> Caller:
+        """Returns the caller with this session token. Needs no database, and does not know whether the session is over:
+        the operation decides that.
+        """
+        token = parse_session_token(credential)
+        key = None if token is None else self._signing_keys.get(token.key_id)
+        if token is None or key is None or self._has_expired(key) or not token.is_signed_with(key.secret):
+            raise Unauthenticated(_INVALID_TOKEN)
+        session_id = token.session_id
+        subject = f"session-token:{session_id}"
+        caller = Caller(CallerKind.SESSION_TOKEN, subject, subject, None, session_id=session_id)
+        _make_room(self._session_tokens)
+        expires = None if key.expires_at is None else to_microseconds(key.expires_at)
+        self._session_tokens[authorization] = KnownCaller(caller, expires)
+        return caller
+
+    def _has_expired(self, key: SigningKey) -> bool:
+        expires_at = key.expires_at
+        return expires_at is not None and self._clock.now_microseconds() >= to_microseconds(expires_at)
+
+    def _use(self, known: KnownCaller, now: float) -> Caller:
         expires = known.expires_microseconds
         if expires is not None and self._clock.now_microseconds() >= expires:
             raise Unauthenticated(_INVALID)
@@ -213,12 +294,12 @@ class Authenticator:
             raise Unauthenticated(_INVALID)
         return self._use(known, boottime())
 
-    def _on_found(self, authorization: bytes, task: asyncio.Task[_Known | None]) -> None:
+    def _on_found(self, authorization: bytes, task: asyncio.Task[KnownCaller | None]) -> None:
         del self._look_ups[authorization]
         if not task.cancelled():
             task.exception()  # retrieved, so that asyncio logs nothing if all waiting requests were cancelled
 
-    async def _find(self, authorization: bytes, key: ApiKey) -> _Known | None:
+    async def _find(self, authorization: bytes, key: ApiKey) -> KnownCaller | None:
         generation = self._generation
         found = await self._store.find_key(key.public_id)
         known = self._checked(key, found)
@@ -231,7 +312,7 @@ class Authenticator:
                 self._remember(authorization, known)
         return known
 
-    def _checked(self, key: ApiKey, found: StoredKey | None) -> _Known | None:
+    def _checked(self, key: ApiKey, found: StoredKey | None) -> KnownCaller | None:
         """Returns None for a key that is unknown, wrong, revoked or expired. Does the same work for all of them."""
         same = hmac.compare_digest(key.digest, _NO_DIGEST if found is None else found.digest)
         now = from_microseconds(self._clock.now_microseconds())
@@ -245,11 +326,11 @@ class Authenticator:
             Scope(tenant=found.tenant_object_id),
             expires_at=found.expires_at,
         )
-        return _Known(caller, None if found.expires_at is None else to_microseconds(found.expires_at), 0.0)
+        return KnownCaller(caller, None if found.expires_at is None else to_microseconds(found.expires_at))
 
     # The cache.
 
-    def _remember(self, authorization: bytes, known: _Known) -> None:
+    def _remember(self, authorization: bytes, known: KnownCaller) -> None:
         evicted = _make_room(self._known)
         if evicted is not None:
             self._note_use(evicted.caller.subject, evicted.used_at)
@@ -312,19 +393,30 @@ class Authenticator:
             self._on_unavailable()
         else:
             self._clock.set(found.now)
-            self._on_version(found.version, started)
+            self._on_version(found, started)
         finally:
             self._reading = None
 
-    def _on_version(self, version: int, started: float) -> None:
-        if version != self._version:
+    def _on_version(self, found: KeysVersion, started: float) -> None:
+        signing_keys = {bytes.fromhex(key.key_id): key for key in found.signing_keys}
+        if signing_keys != self._signing_keys:
+            self._use_signing_keys(signing_keys)
+        if found.version != self._version:
             self._drop_cache()
             if self._version is not None:
-                self._telemetry.report(AccessKeysChanged(version))
-        self._version = version
+                self._telemetry.report(AccessKeysChanged(found.version))
+        self._version = found.version
         self._read_at = started
         self._trusted_until = started + TRUST_SECONDS
         self._suspended = False
+
+    def _use_signing_keys(self, signing_keys: dict[bytes, SigningKey]) -> None:
+        if self._version is not None:
+            self._telemetry.report(AccessSigningKeysChanged([key.key_id for key in signing_keys.values()]))
+        self._signing_keys = signing_keys
+        self._session_tokens.clear()
+        current = [key for key in signing_keys.values() if key.expires_at is None]
+        self._sign = signer_of(current[0]) if current else None
 
     def _on_unavailable(self) -> None:
         self._failed_at = boottime()
@@ -335,13 +427,6 @@ class Authenticator:
         if self._failed_at >= grace_ends and not self._suspended:
             self._suspended = True
             self._telemetry.report(AccessSuspended(self._failed_at - self._read_at))
-
-
-def _key_in(authorization: bytes) -> ApiKey | None:
-    """Returns the key in the value of an Authorization header; None if it contains no well-formed key."""
-    if authorization[: len(_SCHEME)].lower() != _SCHEME or not authorization.isascii():
-        return None
-    return parse_key(authorization[len(_SCHEME) :].decode("ascii"))
 
 
 def _make_room(cache: dict[KeyT, ValueT]) -> ValueT | None:

@@ -20,7 +20,9 @@ class CallerKind(StrEnum):
 class Caller(msgspec.Struct, frozen=True):
     kind: CallerKind
     subject: str
-    """`anonymous`, the public id of a key, a session id or the subject of an OIDC token. The audit log records it."""
+    """`anonymous`, the public id of a key, `session-token:` and a session id, or `oidc:` and the subject of a token.
+    The audit log records it.
+    """
     name: str
     """The name of a key; otherwise the subject. The two keys of a rotation have the same name."""
     role: Role | None
@@ -33,9 +35,19 @@ class Caller(msgspec.Struct, frozen=True):
     """From this instant on, the credential is not accepted any more."""
 
 
+class KnownCaller(msgspec.Struct):
+    """The caller of a credential that was accepted before, in a cache whose keys are values of Authorization."""
+
+    caller: Caller
+    expires_microseconds: int | None
+    """By the database's clock, since 1970."""
+    used_at: float = 0.0
+    """The last use that is not written yet, by `boottime`; 0 if there is none. Only the use of API keys is written."""
+
+
 ANONYMOUS = Caller(CallerKind.ANONYMOUS, "anonymous", "anonymous", Role.OPERATOR)
 
-"""The caller of every request, as long as no key was ever created."""
+"""The caller of every request, as long as no key was ever created and no OIDC issuer is configured."""
 UNIDENTIFIED = Caller(CallerKind.ANONYMOUS, "anonymous", "anonymous", None)
 """The caller of a public route without a valid credential, once credentials are required."""
 

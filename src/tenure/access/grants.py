@@ -5,34 +5,59 @@ Every route declares its grants. The declaration has no default, so a new route 
 of all routes with all kinds of credentials read the same declarations.
 """
 
+from collections.abc import Mapping
+
 import msgspec
 
 from tenure.access.caller import Caller
 from tenure.domain.keys import Role
 from tenure.errors import Forbidden
+from tenure.ids import canonical_id
+
+SESSION_ID = "sessionId"
+"""The parameter in the path of a route that contains the id of its session."""
+_NO_PARAMETERS: Mapping[str, str] = {}
 
 
 class Grants(msgspec.Struct, frozen=True):
     roles: tuple[Role, ...] = ()
     """The roles that may call the route. A tuple: membership is one comparison of identities for the first entry."""
+    session_token: bool = False
+    """Whether a session token may call the route for its own session, whose id is the parameter SESSION_ID."""
     public: bool = False
     """Whether the route needs no credential. Its caller is identified only if `names_caller` is set."""
     names_caller: bool = False
     """Whether a public route shows more to a caller with a valid credential."""
+    all_tenants: bool = True
+    """Whether the route shows or changes what all tenants share, so that callers bound to a tenant are refused. False
+    for a route that narrows all that it reads and changes to the scope of its caller."""
+
+
+def narrowed(grants: Grants) -> Grants:
+    """The same grants for a route that passes the scope of its caller to every store method."""
+    return msgspec.structs.replace(grants, all_tenants=False)
 
 
 ANY_ROLE = Grants((Role.CLIENT, Role.OPERATOR, Role.READER))
 CLIENTS = Grants((Role.CLIENT, Role.OPERATOR))
 READERS = Grants((Role.READER, Role.OPERATOR))
+ANY_ROLE_OR_SESSION_TOKEN = Grants((Role.CLIENT, Role.OPERATOR, Role.READER), session_token=True)
+CLIENTS_OR_SESSION_TOKEN = Grants((Role.CLIENT, Role.OPERATOR), session_token=True)
 OPERATORS = Grants((Role.OPERATOR,))
 PUBLIC = Grants(public=True)
 PUBLIC_WITH_MORE_FOR_CALLERS = Grants(public=True, names_caller=True)
 
 
-def authorise(caller: Caller, grants: Grants) -> None:
-    """Raises `Forbidden` if the caller may not call a route with these grants, which is not public."""
+def authorise(caller: Caller, grants: Grants, parameters: Mapping[str, str] = _NO_PARAMETERS) -> None:
+    """Raises `Forbidden` if the caller may not call a route with these grants, which is not public.
+
+    `parameters` are those of the path.
+    """
     if caller.role not in grants.roles:
-        raise Forbidden(f"the role {caller.role} does not allow this request")
-    if caller.scope.tenant is not None:
-        # Requests are not narrowed to a tenant yet, so such a caller would see and change other tenants.
-        raise Forbidden("credentials of one tenant are not supported yet")
+        if caller.session_id is None:
+            raise Forbidden(f"the role {caller.role} does not allow this request")
+        # Also for a session that does not exist: a token says nothing about other sessions.
+        if not grants.session_token or canonical_id(parameters.get(SESSION_ID, "")) != caller.session_id:
+            raise Forbidden("a session token is valid for requests about its own session only")
+    if grants.all_tenants and caller.scope.is_bound:
+        raise Forbidden("this credential is bound to a tenant, and this request concerns all tenants")

@@ -64,7 +64,7 @@ class FetchFailed(TenureError):
     """The response is not a usable key set."""
 
 
-class SigningKey(msgspec.Struct, frozen=True):
+class IssuerKey(msgspec.Struct, frozen=True):
     kid: str | None
     algorithms: frozenset[str]
     key: Key
@@ -96,7 +96,7 @@ class Jwks:
     def __init__(
         self, fetch: Fetch, on_change: Callable[[], None], telemetry: Telemetry, monotonic: Callable[[], float]
     ) -> None:
-        self.keys: Sequence[SigningKey] = ()
+        self.keys: Sequence[IssuerKey] = ()
         self.is_current = False
         """Whether the last fetch succeeded. If not, the issuer may have keys that are not known here."""
         self._fetch = fetch
@@ -118,7 +118,7 @@ class Jwks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def find(self, kid: str | None, algorithm: str) -> SigningKey | None:
+    def find(self, kid: str | None, algorithm: str) -> IssuerKey | None:
         """Return the key for a token; None unless exactly one key fits."""
         fitting = [key for key in self.keys if algorithm in key.algorithms and kid in (None, key.kid)]
         return fitting[0] if len(fitting) == 1 else None
@@ -127,7 +127,7 @@ class Jwks:
         """Return whether a fetch might find the key of a token with this `kid`."""
         return not self.keys or (kid is not None and all(key.kid != kid for key in self.keys))
 
-    async def find_new(self, kid: str | None, algorithm: str) -> SigningKey | None:
+    async def find_new(self, kid: str | None, algorithm: str) -> IssuerKey | None:
         """Return an unknown key after a fetch, if one is in progress or allowed now."""
         # Twice, because the fetch in progress may have begun before the issuer published the key.
         for _ in range(2):
@@ -164,7 +164,7 @@ class Jwks:
 
     def _load(self, body: bytes) -> None:
         if body != self._body:
-            keys = signing_keys(body)
+            keys = issuer_keys(body)
             if not keys:
                 raise FetchFailed("the key set contains no usable key")
             self.keys, self._body = keys, body
@@ -203,16 +203,16 @@ class _KeySet(msgspec.Struct, frozen=True):
     keys: list[Any]
 
 
-def signing_keys(body: bytes) -> Sequence[SigningKey]:
+def issuer_keys(body: bytes) -> Sequence[IssuerKey]:
     """Return the usable keys of a key set. Other keys, such as those for encryption, are ignored."""
     try:
         key_set = msgspec.json.decode(body, type=_KeySet)
     except (msgspec.DecodeError, RecursionError):
         raise FetchFailed("the response is not a JSON Web Key Set") from None
-    return [key for each in key_set.keys if (key := _signing_key(each)) is not None]
+    return [key for each in key_set.keys if (key := _issuer_key(each)) is not None]
 
 
-def _signing_key(content: Any) -> SigningKey | None:
+def _issuer_key(content: Any) -> IssuerKey | None:
     try:
         jwk = msgspec.convert(content, _Jwk)
         algorithms = _algorithms_of(jwk)
@@ -222,7 +222,7 @@ def _signing_key(content: Any) -> SigningKey | None:
         key = import_key({name: value for name in ("kty", "crv", "n", "e", "x", "y") if (value := getattr(jwk, name))})
     except (msgspec.ValidationError, JoseError, ValueError):
         return None
-    return SigningKey(jwk.kid, algorithms, key, BoundRegistry(algorithms))
+    return IssuerKey(jwk.kid, algorithms, key, BoundRegistry(algorithms))
 
 
 def _algorithms_of(jwk: _Jwk) -> frozenset[str]:

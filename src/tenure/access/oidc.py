@@ -8,10 +8,12 @@ A token is accepted only if
 - `iss` is the configured issuer, `aud` is or contains the configured audience, `exp` is present and in the future, and
   `nbf` and `iat`, if present, are in the past; for these three, the clocks may differ by `leeway_seconds`;
 - it has a subject, a role and a tenant, and for the role client a user. A token without a tenant is refused for every
-  role, because a caller without a tenant would see all tenants.
+  role, because a caller without a tenant would see all tenants. Only readers and operators of the `staff_tenant`, if
+  one is configured, see all tenants.
 
-An accepted token is cached by its text until it expires, so that a token that was seen before costs one look-up. The
-cache is cleared when the issuer's keys change: a token is not accepted any longer than its key.
+An accepted token is cached until it expires, by the value of the header Authorization, so that a token that was seen
+before costs one look-up. The cache is cleared when the issuer's keys change: a token is not accepted any longer than
+its key.
 
 If the key of a token is unknown and the last fetch of the keys failed, the token may be signed with a new key. So the
 request is answered with 503, which the client repeats, and not with 401, for which a user would have to sign in again.
@@ -29,28 +31,27 @@ from joserfc.jwt import JWTClaimsRegistry
 from joserfc.util import urlsafe_b64decode
 
 from tenure import clock
-from tenure.access.caller import Caller, CallerKind
-from tenure.access.jwks import SUPPORTED, Fetch, Jwks, SigningKey
+from tenure.access.caller import Caller, CallerKind, KnownCaller
+from tenure.access.jwks import SUPPORTED, Fetch, IssuerKey, Jwks
 from tenure.config import OidcConfig
 from tenure.domain.keys import Role
-from tenure.domain.scope import Scope
+from tenure.domain.leases import NAME_MAX
+from tenure.domain.scope import EVERYTHING, Scope
 from tenure.errors import Forbidden, Unauthenticated, Unavailable
 from tenure.ids import canonical_id
 from tenure.telemetry.events import Telemetry
 
+SCHEME = b"Bearer "
 TOKEN_MAX_CHARACTERS = 8192
 VERIFIED_MAX = 10_000
 """The maximum number of cached tokens. The oldest leaves first."""
-SUBJECT_MAX_CHARACTERS = 255
+SUBJECT_PREFIX = "oidc:"
+"""Distinguishes the subject of a token from the name of an API key, in the audit log and among idempotency keys."""
+SUBJECT_MAX_CHARACTERS = NAME_MAX - len(SUBJECT_PREFIX)
 EXPIRES_MAX = 253_402_300_799
 """The last second of the year 9999, in seconds since 1970: `datetime` cannot represent later ones."""
 
 Claims = Mapping[str, Any]
-
-
-class _Verified(msgspec.Struct, frozen=True):
-    caller: Caller
-    until: float
 
 
 class _Header(msgspec.Struct, frozen=True):
@@ -75,9 +76,10 @@ class OidcVerifier:
     ) -> None:
         self._config = config
         self._roles = {value: Role(name) for value, name in config.roles.items()}
-        self._now = now
-        self._verified: dict[str, _Verified] = {}
-        self._jwks = Jwks(fetch, self._verified.clear, telemetry, monotonic)
+        self._staff_tenant = None if config.staff_tenant is None else canonical_id(config.staff_tenant)
+        self.verified: dict[bytes | None, KnownCaller] = {}
+        """The callers of accepted tokens. They must not be used once they have expired."""
+        self._jwks = Jwks(fetch, self.verified.clear, telemetry, monotonic)
         self._claims = JWTClaimsRegistry(
             now=lambda: floor(now()),
             leeway=config.leeway_seconds,
@@ -92,36 +94,36 @@ class OidcVerifier:
     async def stop(self) -> None:
         await self._jwks.stop()
 
-    def verify(self, token: str) -> Caller | Awaitable[Caller]:
-        """Return the caller; an awaitable only if the token names an unknown key.
+    def verify(self, authorization: bytes) -> Caller | Awaitable[Caller]:
+        """Return the caller for `Bearer` and a token; an awaitable only if the token names an unknown key.
 
-        Raises `Unauthenticated`, `Forbidden`, or `Unavailable` if the issuer's keys cannot be fetched.
+        Does not look into `verified`. Raises `Unauthenticated`, `Forbidden`, or `Unavailable` if the issuer's keys
+        cannot be fetched.
         """
-        verified = self._verified.get(token)
-        if verified is not None and self._now() < verified.until:
-            return verified.caller
+        token = authorization[len(SCHEME) :].decode("latin-1")
         header = _header_of(token)
         key = self._jwks.find(header.kid, header.alg)
         if key is None and self._jwks.may_be_new(header.kid):
-            return self._verify_with_new_key(token, header)
-        return self._verify(token, key)
+            return self._verify_with_new_key(authorization, token, header)
+        return self._verify(authorization, token, key)
 
-    async def _verify_with_new_key(self, token: str, header: _Header) -> Caller:
+    async def _verify_with_new_key(self, authorization: bytes, token: str, header: _Header) -> Caller:
         key = await self._jwks.find_new(header.kid, header.alg)
         if key is None and not self._jwks.is_current:
             raise Unavailable("the keys of the OIDC issuer cannot be fetched")
-        return self._verify(token, key)
+        return self._verify(authorization, token, key)
 
-    def _verify(self, token: str, key: SigningKey | None) -> Caller:
+    def _verify(self, authorization: bytes, token: str, key: IssuerKey | None) -> Caller:
         if key is None:
             raise Unauthenticated("the token is not signed with a key of the issuer")
         claims = _signed_claims(token, key)
         self._check(claims)
-        until = claims["exp"] + self._config.leeway_seconds
-        caller = self._caller(claims, clock.from_microseconds(int(min(until, EXPIRES_MAX) * 1_000_000)))
-        if len(self._verified) >= VERIFIED_MAX:
-            del self._verified[next(iter(self._verified))]
-        self._verified[token] = _Verified(caller, until)
+        until = int(min(claims["exp"] + self._config.leeway_seconds, EXPIRES_MAX) * 1_000_000)
+        caller = self._caller(claims, clock.from_microseconds(until))
+        self.verified.pop(authorization, None)
+        if len(self.verified) >= VERIFIED_MAX:
+            del self.verified[next(iter(self.verified))]
+        self.verified[authorization] = KnownCaller(caller, until)
         return caller
 
     def _check(self, claims: dict[str, Any]) -> None:
@@ -134,17 +136,13 @@ class OidcVerifier:
 
     def _caller(self, claims: Claims, expires_at: datetime) -> Caller:
         subject, role = _subject(claims), self._role(claims)
-        return Caller(
-            CallerKind.OIDC,
-            subject,
-            subject,
-            role,
-            Scope(
-                tenant=_uuid(claims, self._config.tenant_claim),
-                user=_uuid(claims, self._config.user_claim) if role is Role.CLIENT else None,
-            ),
-            expires_at=expires_at,
-        )
+        return Caller(CallerKind.OIDC, subject, subject, role, self._scope(claims, role), expires_at=expires_at)
+
+    def _scope(self, claims: Claims, role: Role) -> Scope:
+        tenant = _uuid(claims, self._config.tenant_claim)
+        if role is Role.CLIENT:
+            return Scope(tenant, _uuid(claims, self._config.user_claim))
+        return EVERYTHING if tenant == self._staff_tenant else Scope(tenant)
 
     def _role(self, claims: Claims) -> Role:
         """Return the strongest role of a token."""
@@ -175,7 +173,7 @@ def _header_of(token: str) -> _Header:
     return header
 
 
-def _signed_claims(token: str, key: SigningKey) -> dict[str, Any]:
+def _signed_claims(token: str, key: IssuerKey) -> dict[str, Any]:
     """Return the claims of a token whose signature is valid."""
     try:
         return jwt.decode(token, key.key, registry=key.registry).claims
@@ -186,9 +184,11 @@ def _signed_claims(token: str, key: SigningKey) -> dict[str, Any]:
 
 def _subject(claims: Claims) -> str:
     subject = claims.get("sub")
-    if not isinstance(subject, str) or not 0 < len(subject) <= SUBJECT_MAX_CHARACTERS or not subject.isprintable():
+    if not isinstance(subject, str) or not 0 < len(subject) <= SUBJECT_MAX_CHARACTERS:
         raise Unauthenticated("the token is not valid: claim sub")
-    return subject
+    if not subject.isascii() or not subject.isprintable():
+        raise Unauthenticated("the token is not valid: claim sub")
+    return SUBJECT_PREFIX + subject
 
 
 def _uuid(claims: Claims, name: str) -> str:

@@ -1,7 +1,9 @@
 """Flags that several commands share, and the loading of settings from flags."""
 
+import getpass
 import os
 import re
+import socket
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated
@@ -9,6 +11,8 @@ from typing import Annotated
 import typer
 
 from tenure.config import Config, load
+from tenure.domain.audit_log import Actor
+from tenure.domain.leases import NAME_MAX
 from tenure.errors import ConfigurationError
 
 DatabaseFlag = Annotated[str | None, typer.Option(help="The database: sqlite:///file, postgresql://… or mssql://…")]
@@ -31,6 +35,16 @@ KeyFlag = Annotated[
 def load_settings(file: Path | None, **flags: str | bool | None) -> Config:
     """Load the configuration with these flags. Flags are validated like all other settings, with the same messages."""
     return load({name: value for name, value in flags.items() if value is not None}, os.environ, file)
+
+
+def local_actor() -> Actor:
+    """The user of this host who runs the command, for the audit log."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a user id without a name, as in many containers
+        user = "unknown"
+    subject = f"cli:{user}@{socket.gethostname()}".encode("ascii", "replace").decode()[:NAME_MAX]
+    return Actor(subject, subject)
 
 
 _DAY = re.compile(r"\d{4}-\d\d-\d\d").fullmatch

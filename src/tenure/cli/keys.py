@@ -1,13 +1,13 @@
-"""`tenure keys`: creates, lists, revokes and rotates API keys, directly in the database.
+"""`tenure keys`: creates, lists, revokes and rotates API keys, and rotates the key that signs session tokens.
+
+All of them work directly in the database.
 
 The commands need no running service, so that the first key can be created. A key is printed once, alone, to standard
 output. No command takes a key as an argument, because other users of the host can read the arguments of a process.
 """
 
 import asyncio
-import getpass
 import re
-import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Annotated, NoReturn, TypeVar
 import msgspec
 import typer
 
-from tenure.cli.flags import ConfigFlag, DatabaseFlag, JsonFlag, instant_of, load_settings
+from tenure.cli.flags import ConfigFlag, DatabaseFlag, JsonFlag, instant_of, load_settings, local_actor
 from tenure.cli.tables import table
 from tenure.clock import instant_text
 from tenure.config import Config
-from tenure.domain.audit_log import Actor
 from tenure.domain.keys import (
     KEY_NAME_MAX,
     CreateKeyOutcome,
@@ -31,8 +30,9 @@ from tenure.domain.keys import (
     is_public_id,
     new_api_key,
 )
-from tenure.domain.leases import NAME_MAX
+from tenure.domain.session_tokens import SIGNING_KEYS_MAX, RotateOutcome, new_signing_key
 from tenure.errors import ConfigurationError
+from tenure.ids import canonical_id
 
 if TYPE_CHECKING:
     from tenure.store.contract import Store
@@ -41,14 +41,17 @@ T = TypeVar("T")
 
 FAILED = 1
 PAGE = 500
+LONGER_OVERLAP = timedelta(hours=1)
+"""Added to the longest term of a session: instances sign with the old key for up to two seconds after a rotation."""
 UNITS = {"d": "days", "h": "hours", "m": "minutes"}
 
-keys = typer.Typer(help="Create, list, revoke and rotate API keys in the database.", no_args_is_help=True)
+keys = typer.Typer(
+    help="Create, list, revoke and rotate API keys, and rotate the key that signs session tokens.", no_args_is_help=True
+)
 
 NameFlag = Annotated[str, typer.Option(help="The name of the key; two live keys may share it.")]
 RoleFlag = Annotated[str, typer.Option(help="client, reader or operator.")]
-TenantFlag = Annotated[str | None, typer.Option(hidden=True)]
-"""Refused: a key cannot be confined to a tenant yet."""
+TenantFlag = Annotated[str | None, typer.Option(help="Bind the key to this tenant: it sees no other one.")]
 ExpiresFlag = Annotated[str | None, typer.Option(help="A duration such as 90d, an instant or a day.")]
 OverlapFlag = Annotated[str | None, typer.Option(help="Let the old key expire after this time, such as 24h.")]
 
@@ -65,15 +68,13 @@ def create(
     """Create a key and print it. It cannot be printed again. Migrates the database schema if necessary."""
     if not is_key_name(name):
         raise ConfigurationError(f"name: must be printable ASCII, at most {KEY_NAME_MAX} characters")
-    if tenant is not None:
-        # A key that is not confined to its tenant must not look as if it were.
-        raise ConfigurationError("tenant: is not supported yet")
     key_role = _role_of(role)
+    tenant_id = None if tenant is None else _tenant_of(tenant)
 
     async def run(store: "Store") -> str:
         await store.migrate()
         now = (await store.read_keys_version()).now
-        return await _create(store, name, key_role, None, _instant_after(now, "expires", expires), None)
+        return await _create(store, name, key_role, tenant_id, _instant_after(now, "expires", expires), None)
 
     typer.echo(_run(_settings(database, config), run, must_exist=False))
 
@@ -107,7 +108,7 @@ def revoke(
     if not is_public_id(public_id):
         # Not repeated: the argument may be a whole key.
         raise ConfigurationError("public_id: must have 12 letters and digits, as `tenure keys list` prints it")
-    key = _run(_settings(database, config), lambda store: store.revoke_key(public_id, _actor()))
+    key = _run(_settings(database, config), lambda store: store.revoke_key(public_id, local_actor()))
     if key is None or key.revoked_at is None:
         _fail(f"key {public_id} does not exist")
     else:
@@ -122,7 +123,7 @@ def rotate(
     database: DatabaseFlag = None,
     config: ConfigFlag = None,
 ) -> None:
-    """Create a second key with the name and role of an existing one, and print it."""
+    """Create a second key with the name, role and tenant of an existing one, and print it."""
 
     async def run(store: "Store") -> str:
         now = (await store.read_keys_version()).now
@@ -135,6 +136,31 @@ def rotate(
         return await _create(store, name, Role(newest.role), newest.tenant_object_id, expires_at, others_expire_at)
 
     typer.echo(_run(_settings(database, config), run))
+
+
+@keys.command()
+def rotate_signing_key(
+    overlap: Annotated[
+        str | None, typer.Option(help="How long tokens of the old key stay valid, such as 30d. [[sessions] term_days]")
+    ] = None,
+    at_once: Annotated[
+        bool, typer.Option("--at-once", help="Make all earlier session tokens invalid within two seconds.")
+    ] = False,
+    database: DatabaseFlag = None,
+    config: ConfigFlag = None,
+) -> None:
+    """Replace the key that signs session tokens. It is never printed."""
+    if at_once and overlap is not None:
+        raise ConfigurationError("overlap: cannot be combined with --at-once")
+    settings = _settings(database, config)
+    longest = timedelta(days=settings.sessions.term_days) + LONGER_OVERLAP
+    valid_for = None if at_once else longest if overlap is None else _duration_of("overlap", overlap)
+    new = new_signing_key()
+    outcome = _run(settings, lambda store: store.rotate_signing_key(new, valid_for, local_actor()))
+    if outcome is RotateOutcome.TOO_MANY:
+        _fail(f"{SIGNING_KEYS_MAX} signing keys are still valid; wait until one has expired, or use --at-once")
+    earlier = "invalid" if valid_for is None else f"valid for {_duration_text(valid_for)}"
+    typer.echo(f"new session tokens are signed with key {new.key_id}; earlier tokens are {earlier}", err=True)
 
 
 async def _create(
@@ -156,7 +182,7 @@ async def _create(
         expires_at=expires_at,
         others_expire_at=others_expire_at,
     )
-    if (await store.create_key(new, _actor())).outcome is CreateKeyOutcome.NAME_TAKEN:
+    if (await store.create_key(new, local_actor())).outcome is CreateKeyOutcome.NAME_TAKEN:
         _fail(f"two live keys have the name {name}; revoke one of them first: tenure keys list, tenure keys revoke")
     typer.echo(f"created {key.public_id} ({name}, {role.value}); the key is not stored and not shown again", err=True)
     return key.text
@@ -190,14 +216,11 @@ def _run(settings: Config, work: "Callable[[Store], Awaitable[T]]", *, must_exis
     return asyncio.run(run())
 
 
-def _actor() -> Actor:
-    """The user of this host who runs the command, for the audit log."""
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # a user id without a name, as in many containers
-        user = "unknown"
-    subject = f"cli:{user}@{socket.gethostname()}".encode("ascii", "replace").decode()[:NAME_MAX]
-    return Actor(subject, subject)
+def _tenant_of(text: str) -> str:
+    tenant = canonical_id(text)
+    if tenant is None:
+        raise ConfigurationError("tenant: must be a UUID")
+    return tenant
 
 
 def _role_of(text: str) -> Role:
@@ -227,6 +250,11 @@ def _duration_of(flag: str, text: str) -> timedelta:
     if found is None:
         raise ConfigurationError(f"{flag}: must be a number of days, hours or minutes, such as 90d, 24h or 30m")
     return timedelta(**{UNITS[found[2]]: int(found[1])})
+
+
+def _duration_text(duration: timedelta) -> str:
+    hours = duration.total_seconds() / 3600
+    return f"{hours / 24:g} days" if hours % 24 == 0 else f"{hours:g} hours"
 
 
 def _state(key: StoredKey, now: datetime) -> str:

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from tenure.cli.flags import ConfigFlag, DatabaseFlag, JsonFlag, KeyFlag, UrlFlag, instant_of, load_settings
+from tenure.cli.flags import (
+    ConfigFlag,
+    DatabaseFlag,
+    JsonFlag,
+    KeyFlag,
+    UrlFlag,
+    instant_of,
+    load_settings,
+    local_actor,
+)
 from tenure.cli.service import FAILED, Service, get, json_text
 from tenure.cli.tables import table
 from tenure.config import Config
@@ -98,14 +107,15 @@ async def _send(settings: Config, from_at: datetime, to_at: datetime | None) -> 
     from tenure.submissions.gateways import Gateway  # noqa: PLC0415
     from tenure.submissions.payloads import PayloadSources  # noqa: PLC0415
     from tenure.usage.rendering import usage_contract  # noqa: PLC0415
-    from tenure.usage.send import SentUsage, send_windows  # noqa: PLC0415
+    from tenure.usage.send import SentUsage, draft_of, send_windows  # noqa: PLC0415
 
     gateway = Gateway(USAGES, settings.gateways[USAGES], PayloadSources())
     contract = usage_contract(gateway.contract, settings.usage.format)
     store = open_store(settings.database, settings.pool_size, must_exist=True)
+    draft = draft_of(local_actor(), from_at, to_at)
     windows = chunks = 0
     try:
-        while (sent := await send_windows(store, contract, from_at, to_at, SENT_PER_LINE)).windows:
+        while (sent := await send_windows(store, contract, from_at, to_at, SENT_PER_LINE, draft)).windows:
             windows, chunks = windows + sent.windows, chunks + sent.chunks
             if not sent.complete:
                 typer.echo(f"{windows} windows", err=True)

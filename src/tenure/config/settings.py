@@ -44,6 +44,7 @@ from tenure.config.values import (
     SecureUrl,
     Statuses,
     Switch,
+    TenantId,
     Text,
     Workers,
 )
@@ -146,10 +147,7 @@ class GatewayConfig(Section, frozen=True, kw_only=True):
 
 
 class OidcConfig(Section, frozen=True, kw_only=True):
-    """The issuer whose tokens are accepted, and how their claims are interpreted.
-
-    Not a part of `Config` yet: a section `[oidc]` is refused (`UNSUPPORTED`), because no request is checked for tokens.
-    """
+    """The issuer whose tokens are accepted, and how their claims are interpreted."""
 
     issuer: HttpUrl
     audience: Text
@@ -160,6 +158,8 @@ class OidcConfig(Section, frozen=True, kw_only=True):
     # A configured table replaces this one. A role in a token that is not in the table grants nothing.
     roles: dict[Text, RoleName] = msgspec.field(default_factory=lambda: {name: name for name in ROLES})
     leeway_seconds: Leeway = 30
+    staff_tenant: TenantId | None = None
+    """Readers and operators of this tenant see all tenants."""
 
 
 class Config(Section, frozen=True, kw_only=True):
@@ -172,6 +172,7 @@ class Config(Section, frozen=True, kw_only=True):
     pool_size: PoolSize = 10
     http: HttpConfig = HttpConfig()
     access: AccessConfig = AccessConfig()
+    oidc: OidcConfig | None = None
     sessions: SessionsConfig = SessionsConfig()
     streams: StreamsConfig = StreamsConfig()
     leases: LeasesConfig = LeasesConfig()

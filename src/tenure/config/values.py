@@ -12,6 +12,7 @@ from msgspec import Meta
 
 from tenure.config.urls import SCHEMES, SQLITE, is_database_url, is_http_url, is_secure_url
 from tenure.domain.submissions import USAGES
+from tenure.ids import canonical_id
 from tenure.signing import SECRET_RULE, is_secret
 
 JOBS = {"expire-sessions": 10.0, "emit-usage": 60.0, "prune": 3600.0}
@@ -19,7 +20,7 @@ JOBS = {"expire-sessions": 10.0, "emit-usage": 60.0, "prune": 3600.0}
 HANDLERS = ("echo", "discard")
 GATEWAYS = (USAGES,)
 """The gateways that Tenure itself submits to."""
-UNSUPPORTED = (("oidc",), ("jobs", "watch"), ("gateways", "oncall"))
+UNSUPPORTED = (("jobs", "watch"), ("gateways", "oncall"))
 """Settings and sections that only a later version will have. They are refused, because they would have no effect."""
 ROLES: tuple[Literal["client", "reader", "operator"], ...] = ("client", "reader", "operator")
 RESERVED_HEADERS = frozenset(
@@ -99,6 +100,7 @@ _ORIGIN = re.compile(rf"[a-z][a-z0-9+.-]*://({_HOST_NAME.pattern})(:[0-9]{{1,5}}
 _misspelled_job = partial(_misspelled, built_in=JOBS, group="tenure.jobs")
 _misspelled_handler = partial(_misspelled, built_in=HANDLERS, group="tenure.stream_handlers")
 
+TenantId = Annotated[str, Rule("a UUID", canonical_id)]
 Switch = Annotated[bool, Rule("true or false")]
 Text = Annotated[str, Rule("non-empty text", bool)]
 

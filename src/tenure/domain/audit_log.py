@@ -19,6 +19,31 @@ class Actor(msgspec.Struct, frozen=True):
 class Action(StrEnum):
     KEY_CREATED = "key.created"
     KEY_REVOKED = "key.revoked"
+    SIGNING_KEY_ROTATED = "signing-key.rotated"
+    SESSION_ENDED = "session.ended"
+    CAPACITY_CHANGED = "capacity.changed"
+    CAPACITY_DELETED = "capacity.deleted"
+    JOB_RUN_REQUESTED = "job.run_requested"
+    JOB_PAUSED = "job.paused"
+    JOB_RESUMED = "job.resumed"
+    LEASE_RESIGNED = "lease.resigned"
+    SUBMISSION_RETRIED = "submission.retried"
+    SUBMISSION_CANCELLED = "submission.cancelled"
+    USAGE_WINDOWS_SENT = "usage.windows_sent"
+
+
+class AuditDraft(msgspec.Struct, frozen=True):
+    """The entry of a request that may change many resources in several transactions.
+
+    The request fixes the id of its entry. The first transaction that changes something writes the entry, and each
+    further one adds the number of its changes to it. So a request has one entry, or none if it changed nothing.
+    """
+
+    entry_id: str
+    actor: Actor
+    action: Action
+    target: str
+    detail: str | None = None
 
 
 class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,9 +53,11 @@ class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     action: str
     target: str
-    """The id or name of the resource that was changed."""
+    """The id or name of the resource that was changed. For a request on many resources, their kind."""
     detail: str | None = None
     request_id: str | None = None
+    changes: int = 1
+    """How many resources the request changed."""
 
 
 class AuditFilter(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,6 +19,18 @@ class Seats(msgspec.Struct, frozen=True):
     tenant_object_id: str | None = None
 
 
+def rules_text(seats: Seats | None) -> str:
+    """The settings of a capacity in the audit log."""
+    if seats is None:
+        return "none"
+    values = {
+        "maxSessions": seats.max_sessions,
+        "whenFull": seats.when_full,
+        "tenantObjectId": seats.tenant_object_id,
+    }
+    return ", ".join(f"{name}={'null' if value is None else value}" for name, value in values.items())
+
+
 class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     capacity_id: str
     seats: Seats

@@ -14,7 +14,7 @@ All functions are pure. The engines compute the same values in SQL when they wri
 from datetime import datetime, timedelta
 
 from tenure.clock import from_microseconds, to_microseconds
-from tenure.domain.jobs import Job
+from tenure.domain.jobs import Job, JobCommand
 
 RETRY_FIRST_SECONDS = 1
 RETRY_MAX_SECONDS = 60
@@ -54,6 +54,17 @@ def due_in(job: Job, now: datetime) -> timedelta | None:
 def is_clock_behind(job: Job, now: datetime) -> bool:
     """Return whether the next tick is more than two intervals ahead, because the clock was stepped back."""
     return job.next_run_at - now > 2 * timedelta(microseconds=job.interval_microseconds)
+
+
+def changed_by(job: Job, command: JobCommand) -> bool:
+    """Return whether the command changes the job. If a requested run is about to begin, a second request does not."""
+    if command is JobCommand.PAUSE:
+        return not job.paused or job.requested_at is not None
+    if command is JobCommand.RESUME:
+        return job.paused
+    if job.requested_at is None or job.retry_at is not None:
+        return True
+    return job.last_start_at is not None and job.last_start_at >= job.requested_at
 
 
 def retry_pause_microseconds(failures_in_a_row: int) -> int:

@@ -22,6 +22,7 @@ from enum import StrEnum
 import msgspec
 
 from tenure.clock import instant_text
+from tenure.domain.session_tokens import SigningKey
 
 KEY_PREFIX = "tnr"
 BASE62 = string.digits + string.ascii_uppercase + string.ascii_lowercase
@@ -94,10 +95,16 @@ class StoredKey(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KeysVersion(msgspec.Struct, frozen=True):
-    """The number of changes of the keys so far, and the database's clock. From 1 on, callers need a credential."""
+    """The number of changes of the API keys so far, the database's clock, and the signing keys of session tokens.
+
+    From version 1 on, callers need a credential. A rotation of the signing keys does not change the version: otherwise,
+    it would close an installation that has no API key.
+    """
 
     version: int
     now: datetime
+    signing_keys: tuple[SigningKey, ...] = ()
+    """In no particular order, with those that have expired since the last rotation."""
 
 
 class CreateKeyOutcome(StrEnum):
@@ -127,6 +134,8 @@ def parse_key(text: str) -> ApiKey | None:
 def creation_detail(new: NewKey) -> str:
     """Return the detail of the audit entry."""
     detail = f"{new.role.value} {new.name}"
+    if new.tenant_object_id is not None:
+        detail = f"{detail}, tenant {new.tenant_object_id}"
     if new.others_expire_at is None:
         return detail
     return f"{detail}; other keys with this name expire at {instant_text(new.others_expire_at)}"

@@ -6,6 +6,9 @@ from enum import IntEnum, StrEnum
 
 import msgspec
 
+from tenure.domain.audit_log import Actor
+from tenure.domain.scope import Scope
+
 
 class Kind(IntEnum):
     """A higher kind includes the lower ones."""
@@ -216,6 +219,8 @@ class Found(StrEnum):
 class EndRequest(msgspec.Struct, frozen=True):
     session_id: str
     reason: str
+    scope: Scope
+    actor: Actor
 
 
 class EndResult(msgspec.Struct, frozen=True):
@@ -229,6 +234,7 @@ class EndResult(msgspec.Struct, frozen=True):
 class Heartbeat(msgspec.Struct, frozen=True):
     session_id: str
     active: bool
+    scope: Scope
 
 
 class HeartbeatResult(msgspec.Struct, frozen=True):

@@ -4,6 +4,7 @@ from datetime import datetime
 
 import msgspec
 
+from tenure.domain.scope import Scope
 from tenure.domain.sessions import ClosedSession, Found, Session, StreamCounters
 
 
@@ -14,6 +15,7 @@ class AttachRequest(msgspec.Struct, frozen=True):
     lease_microseconds: int
     idle_microseconds: int
     heartbeat_microseconds: int
+    scope: Scope
 
 
 class AttachResult(msgspec.Struct, frozen=True):

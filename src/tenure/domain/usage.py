@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from tenure.domain.scope import EVERYTHING, Scope
 from tenure.domain.submissions import Contract
 
 CHUNK_MAX = 1000
@@ -169,6 +170,8 @@ class UsageSumQuery(msgspec.Struct, frozen=True, kw_only=True):
     """None means now. A later instant is replaced with now, because future usage is unknown."""
     criteria: UsageFilter = UsageFilter()
     group_by: GroupBy | None = None
+    scope: Scope = EVERYTHING
+    """Only the usage of this tenant, and of this user, is summed."""
     factors: Factors
     """The factors for usage since the last cut. The next cut would apply the same factors."""
 

@@ -32,7 +32,7 @@ import msgspec
 from tenure.access.caller import UNIDENTIFIED, Caller, Identify
 from tenure.access.grants import Grants, authorise
 from tenure.domain.audit_log import Actor
-from tenure.errors import Forbidden, MethodNotAllowed, NotFound, Problem, Unauthenticated
+from tenure.errors import DatabaseUnavailable, Forbidden, MethodNotAllowed, NotFound, Problem, Unauthenticated
 from tenure.http.answers import Answer, Headers, failure, refusal
 from tenure.http.decoding import (
     BODY_MAX_BYTES,
@@ -139,8 +139,10 @@ class OpenStream(Protocol):
     """What the pipeline knows of a WebSocket connection that it has accepted."""
 
     route: StreamRoute
+    parameters: Mapping[str, str]
+    """The parameters of the path."""
     headers: Headers
-    """The headers of the handshake that contain the credential."""
+    """The credential of the handshake, as headers."""
 
     def refuse(self, problem: Problem) -> None:
         """Closes the stream, with the problem as the reason."""
@@ -183,7 +185,7 @@ class Pipeline:
             if problem is not None:
                 return refusal(problem)
             endpoint, parameters = self._match(method, scope["path"])
-            caller = await self._caller(endpoint.route.grants, scope["headers"])
+            caller = await self._caller(endpoint.route.grants, scope["headers"], parameters)
             query = endpoint.decode_query(scope["query_string"])
             body = await read_body(receive, endpoint.body_max_bytes) if endpoint.takes_body else b""
             answer = await endpoint.handle(endpoint.decode(caller, parameters, query, scope["headers"], body))
@@ -191,12 +193,12 @@ class Pipeline:
         except Exception as error:  # noqa: BLE001 - the caller gets a problem, and the details are logged
             return self.failure(error)
 
-    async def _caller(self, grants: Grants, headers: Headers) -> Caller:
+    async def _caller(self, grants: Grants, headers: Headers, parameters: Mapping[str, str]) -> Caller:
         if grants.public:
             return await self._caller_of_public(headers) if grants.names_caller else UNIDENTIFIED
         identified = self.identify(headers)
         caller = identified if isinstance(identified, Caller) else await identified
-        authorise(caller, grants)
+        authorise(caller, grants, parameters)
         return caller
 
     async def _caller_of_public(self, headers: Headers) -> Caller:
@@ -265,11 +267,14 @@ class Pipeline:
         """Closes the streams whose credential is not valid any more. While that cannot be read, streams go on."""
         for stream in list(self.open_streams):
             try:
-                await self._caller(stream.route.grants, stream.headers)
+                await self._caller(stream.route.grants, stream.headers, stream.parameters)
             except (Unauthenticated, Forbidden) as problem:
                 stream.refuse(problem)
-            except Problem:
+            except DatabaseUnavailable:
                 return
+            except Problem:
+                # The keys of an OIDC issuer cannot be fetched, which does not concern other credentials.
+                continue
 
     def run_aside(self, work: Coroutine[Any, Any, None]) -> None:
         """Runs the rest of a hot request or handshake whose caller is not known yet: one per connection at most."""
@@ -372,7 +377,7 @@ class HotRoute:
             parameters = {self._parameter: url[len(self._before) : len(self._before) + ID_LENGTH].decode("latin-1")}
         identified = self._pipeline.identify(headers)
         if isinstance(identified, Caller):
-            authorise(identified, self._grants)
+            authorise(identified, self._grants, parameters)
             self._hot_handler(self._decode(identified, parameters, None, headers, body), respond)
         else:
             self._pipeline.run_aside(self._start_when_identified(identified, parameters, headers, body, respond))
@@ -388,7 +393,7 @@ class HotRoute:
         """Goes on where `start` could not: the credential has to be looked up. The client may be gone by the end."""
         try:
             caller = await identified
-            authorise(caller, self._grants)
+            authorise(caller, self._grants, parameters)
             self._hot_handler(self._decode(caller, parameters, None, headers, body), respond)
         except Exception as error:  # noqa: BLE001 - the caller gets a problem, and the details are logged
             respond(error)

@@ -10,6 +10,10 @@ The `websockets` package parses the frames, without doing I/O. Every connection 
 - Pings of a client that does not read are not answered, because the answers would fill the memory.
 - A client that does not answer pings is disconnected.
 
+The credential of a client is in the header `Authorization`. Browsers cannot set headers for a WebSocket, so they offer
+it as a subprotocol instead: `tenure` and `tenure.bearer.<credential>`. The server selects `tenure`, and never repeats
+the credential.
+
 Closing takes time, because a client may send for a while before it reads. After its close frame, the server goes on
 reading, and discards what it reads, within LINGER_SECONDS and LINGER_MAX_BYTES. If the server closed at once, the
 operating system would reset the connection, and the client would never read why.
@@ -23,21 +27,24 @@ from http import HTTPStatus
 from typing import Any, cast
 
 from websockets.datastructures import Headers
-from websockets.exceptions import PayloadTooBig
+from websockets.exceptions import InvalidHeader, PayloadTooBig
 from websockets.frames import Close, Frame, Opcode
+from websockets.headers import parse_subprotocol
 from websockets.http11 import Request, Response
 from websockets.protocol import SEND_EOF, State
 from websockets.server import ServerProtocol
+from websockets.typing import Subprotocol
 
 from tenure.access.caller import Caller
 from tenure.access.grants import authorise
 from tenure.clock import monotonic
-from tenure.errors import Problem
+from tenure.errors import FieldError, Invalid, Problem, Unauthenticated
 from tenure.http.answers import Answer
 from tenure.http.pipeline import Call, Pipeline, StreamRoute
 from tenure.streams.handlers import Message
 from tenure.streams.sockets import CloseCode, SocketGone, UnreadableMessage
 from tenure.telemetry.events import StreamCrashed, Telemetry
+from tenure.telemetry.logs import SILENT
 
 WAITING_MESSAGES_MAX = 16
 WAITING_BYTES_MAX = 1_048_576
@@ -57,6 +64,10 @@ LINGER_MAX_BYTES = 64 * 1024 * 1024
 CROWDED = 3 / 4
 """The part of all connections of the instance above which connections do not linger."""
 AUTHORIZATION = b"authorization"
+SUBPROTOCOL = Subprotocol("tenure")
+"""The subprotocol that the server selects if the client offers it. It does not change the messages."""
+CREDENTIAL_PREFIX = "tenure.bearer."
+PROTOCOL_HEADER = "Sec-WebSocket-Protocol"
 PONG_START = bytes([0x80 | Opcode.PONG])
 """The first byte of a pong."""
 
@@ -72,10 +83,20 @@ def websocket_protocol_for(pipeline: Pipeline, telemetry: Telemetry, message_max
     return BoundProtocol
 
 
+class _Frames(ServerProtocol):
+    def select_subprotocol(self, subprotocols: Sequence[Subprotocol]) -> Subprotocol | None:
+        """Browsers fail the handshake if they offer subprotocols and the server selects none.
+
+        A method, and not the argument of this name, with which the object would refer to itself.
+        """
+        return SUBPROTOCOL if SUBPROTOCOL in subprotocols else None
+
+
 class WebSocketProtocol(asyncio.Protocol):
     """One WebSocket connection. It implements `Socket` for its stream, and `OpenStream` for the pipeline."""
 
     route: StreamRoute
+    parameters: Mapping[str, str]
     headers: Sequence[tuple[bytes, bytes]]
 
     def __init__(self, connections: set[Any], pipeline: Pipeline, telemetry: Telemetry, message_max_bytes: int) -> None:
@@ -83,7 +104,8 @@ class WebSocketProtocol(asyncio.Protocol):
         self._pipeline = pipeline
         self._telemetry = telemetry
         self._message_max_bytes = message_max_bytes
-        self._frames = ServerProtocol(max_size=message_max_bytes)
+        # Not its own logger, which would log all headers, and with them the credential.
+        self._frames = _Frames(max_size=message_max_bytes, logger=SILENT)
         self._loop = asyncio.get_running_loop()
         self.gone: asyncio.Future[None] = self._loop.create_future()
         self._waiting: deque[Message | UnreadableMessage] = deque()
@@ -262,28 +284,26 @@ class WebSocketProtocol(asyncio.Protocol):
 
     def _handshake(self, request: Request) -> None:
         headers = [(name.lower().encode(), value.encode("latin-1")) for name, value in request.headers.raw_items()]
-        self.headers = [header for header in headers if header[0] == AUTHORIZATION]
         try:
-            self.route, parameters = self._pipeline.match_stream(request.path, headers)
+            self.route, self.parameters = self._pipeline.match_stream(request.path, headers)
+            self.headers = _credentials(request, headers)
             identified = self._pipeline.identify(self.headers)
             if isinstance(identified, Caller):
-                self._accept(request, parameters, identified)
+                self._accept(request, identified)
                 return
         except Exception as error:  # noqa: BLE001 - sent as a problem; details are logged
             self._frames.send_response(_refusal(self._pipeline.failure(error)))
             return
         self._is_identifying = self._is_full = True
         self._update_reading()
-        self._pipeline.run_aside(self._accept_when_identified(request, parameters, identified))
+        self._pipeline.run_aside(self._accept_when_identified(request, identified))
 
-    async def _accept_when_identified(
-        self, request: Request, parameters: Mapping[str, str], identified: Awaitable[Caller]
-    ) -> None:
+    async def _accept_when_identified(self, request: Request, identified: Awaitable[Caller]) -> None:
         """Goes on where `_handshake` could not: the credential has to be looked up."""
         try:
             caller = await identified
             if not self.gone.done():
-                self._accept(request, parameters, caller)
+                self._accept(request, caller)
         except Exception as error:  # noqa: BLE001 - sent as a problem; details are logged
             answer = self._pipeline.failure(error)
             if not self.gone.done():
@@ -293,14 +313,14 @@ class WebSocketProtocol(asyncio.Protocol):
         self._schedule()
         self._update_reading()
 
-    def _accept(self, request: Request, parameters: Mapping[str, str], caller: Caller) -> None:
-        authorise(caller, self.route.grants)
+    def _accept(self, request: Request, caller: Caller) -> None:
+        authorise(caller, self.route.grants, self.parameters)
         self._frames.send_response(self._frames.accept(request))
         self._flush()
         if self._frames.state is State.OPEN:
             self._pipeline.open_streams.add(self)
             self._check_pong()
-            self._task = self._loop.create_task(self._run(self.route, Call(caller, parameters)))
+            self._task = self._loop.create_task(self._run(self.route, Call(caller, self.parameters)))
 
     async def _run(self, route: StreamRoute, call: Call) -> None:
         try:
@@ -479,6 +499,32 @@ class WebSocketProtocol(asyncio.Protocol):
             self._frames.send_ping(b"")
             self._flush()
             self._timer = self._loop.call_later(PING_SECONDS, self._check_pong)
+
+
+def _credentials(request: Request, headers: Sequence[tuple[bytes, bytes]]) -> Sequence[tuple[bytes, bytes]]:
+    """Returns the headers `Authorization` of a handshake, or one with the credential that is offered as a subprotocol.
+
+    Raises `Unauthenticated` if the client sends two different credentials.
+    """
+    given = [header for header in headers if header[0] == AUTHORIZATION]
+    try:
+        offered = [each for value in request.headers.get_all(PROTOCOL_HEADER) for each in parse_subprotocol(value)]
+    except InvalidHeader:
+        # Without the details, which would repeat the header, and with it the credential.
+        raise Invalid(FieldError(PROTOCOL_HEADER, "must be a list of subprotocols")) from None
+    credentials = {each.removeprefix(CREDENTIAL_PREFIX) for each in offered if each.startswith(CREDENTIAL_PREFIX)}
+    if not credentials:
+        return given
+    as_subprotocol = [(AUTHORIZATION, f"Bearer {credential}".encode("latin-1")) for credential in credentials]
+    if len(as_subprotocol) > 1 or (given and not _are_same(given, as_subprotocol[0])):
+        raise Unauthenticated("the handshake has two different credentials")
+    return as_subprotocol
+
+
+def _are_same(given: Sequence[tuple[bytes, bytes]], offered: tuple[bytes, bytes]) -> bool:
+    """The scheme `Bearer` is case-insensitive; the credential is not."""
+    (scheme, _, credential), (_, _, other) = (value.partition(b" ") for value in (given[0][1], offered[1]))
+    return len(given) == 1 and scheme.lower() == b"bearer" and credential == other
 
 
 def _too_big(message_max_bytes: int) -> UnreadableMessage:

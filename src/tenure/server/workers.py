@@ -29,7 +29,7 @@ WAIT_SECONDS = 1.0
 def serve(config: Config) -> None:
     """Runs one instance in this process, or a supervisor with one process per worker."""
     telemetry = log_events(Telemetry())
-    if not config.insecure and not is_loopback(config.host):
+    if not config.insecure and not is_loopback(config.host) and config.oidc is None:
         asyncio.run(_require_keys(config, telemetry))
     if USAGES not in config.gateways:
         telemetry.report(UsageHasNoGateway())

@@ -6,13 +6,19 @@ and a request uses any count that began less than FRESH_SECONDS before the reque
 - A count that is running, and began in time: the request waits for it.
 - A count that is running, and began too early: the request waits until it ends, and then for the next one.
 - A request that runs out of patience gets 503. The count goes on, and later requests can use it.
+
+Callers who are bound to a tenant share the counts of their tenant. Of these, only the TENANTS_MAX that were used last
+are kept.
 """
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from tenure.clock import monotonic
+from tenure.domain.scope import Scope
 from tenure.domain.sessions import SessionCounts
 from tenure.errors import DatabaseUnavailable
 from tenure.store.contract import Store
@@ -24,22 +30,39 @@ PATIENCE_SECONDS = 1.7
 """How long a request waits for the count of live sessions, which is cheap enough for a probe."""
 TOTAL_PATIENCE_SECONDS = LONG_READ_SECONDS
 """How long a request waits for the counts that include closed sessions."""
+TENANTS_MAX = 256
 
 T = TypeVar("T")
 
 
 class SessionCounter:
-    """Counts the live sessions, or all sessions, for all requests of this instance."""
+    """Counts the live sessions, or all sessions, of a scope, for all requests of this instance."""
 
     def __init__(self, store: Store, telemetry: Telemetry) -> None:
-        self._active = SharedCount(store.count_active_sessions, telemetry)
-        self._all = SharedCount(store.count_sessions, telemetry)
+        self._active = CountsByScope(store.count_active_sessions, telemetry)
+        self._all = CountsByScope(store.count_sessions, telemetry)
 
-    async def active(self) -> int:
-        return await self._active.fresh(PATIENCE_SECONDS)
+    async def active(self, scope: Scope) -> int:
+        return await self._active.of(scope).fresh(PATIENCE_SECONDS)
 
-    async def all(self) -> SessionCounts:
-        return await self._all.fresh(TOTAL_PATIENCE_SECONDS)
+    async def all(self, scope: Scope) -> SessionCounts:
+        return await self._all.of(scope).fresh(TOTAL_PATIENCE_SECONDS)
+
+
+class CountsByScope(Generic[T]):
+    def __init__(self, count: Callable[[Scope], Coroutine[Any, Any, T]], telemetry: Telemetry) -> None:
+        self._count = count
+        self._telemetry = telemetry
+        self._counts: OrderedDict[Scope, SharedCount[T]] = OrderedDict()
+
+    def of(self, scope: Scope) -> "SharedCount[T]":
+        count = self._counts.get(scope)
+        if count is None:
+            count = self._counts[scope] = SharedCount(partial(self._count, scope), self._telemetry)
+        self._counts.move_to_end(scope)
+        if len(self._counts) > TENANTS_MAX:
+            self._counts.popitem(last=False)
+        return count
 
 
 class SharedCount(Generic[T]):

@@ -4,7 +4,10 @@ from collections.abc import Sequence
 
 from tenure.batching.coalescer import Coalescer
 from tenure.batching.contention import run_until_unlocked
+from tenure.batching.rounds import run_in_rounds
+from tenure.domain.audit_log import Actor
 from tenure.domain.deadlines import closed_session_of
+from tenure.domain.scope import Scope
 from tenure.domain.sessions import ClosedSession, CloseReason, EndRequest, EndResult
 from tenure.sessions.ends import SessionEnds
 from tenure.store.contract import Store
@@ -17,14 +20,17 @@ class Ender:
         self._ends = ends
         self._coalescer = Coalescer[EndRequest, EndResult](self._run, store.batches_in_flight, telemetry)
 
-    async def end(self, session_id: str, reason: CloseReason) -> EndResult:
+    async def end(self, session_id: str, reason: CloseReason, scope: Scope, actor: Actor) -> EndResult:
         """Returns the session as it ended, or `unknown` if there is no such session.
 
         If another request or a lapse ended the session first, the session has that reason.
         """
-        return await run_until_unlocked(self._coalescer, EndRequest(session_id, reason.value))
+        return await run_until_unlocked(self._coalescer, EndRequest(session_id, reason.value, scope, actor))
 
     async def _run(self, ends: Sequence[EndRequest]) -> Sequence[EndResult]:
+        return await run_in_rounds(ends, self._run_round)
+
+    async def _run_round(self, ends: Sequence[EndRequest]) -> Sequence[EndResult]:
         """If a batch has several requests for one session, the store gets only the first one."""
         first = {end.session_id: end for end in reversed(ends)}
         results = await self._store.end_sessions([first[session_id] for session_id in sorted(first)])

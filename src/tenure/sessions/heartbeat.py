@@ -6,6 +6,8 @@ from functools import partial
 
 from tenure.batching.coalescer import Coalescer
 from tenure.batching.contention import BackgroundRetries, Backoff, retry_until_unlocked, run_until_unlocked
+from tenure.batching.rounds import run_in_rounds
+from tenure.domain.scope import Scope
 from tenure.domain.sessions import Found, Heartbeat, HeartbeatResult
 from tenure.sessions.ends import SessionEnds
 from tenure.store.contract import Store
@@ -32,21 +34,21 @@ class Renewer:
         since = asyncio.get_running_loop().time()
         self._coalescer.submit(heartbeat, partial(self._first_result, heartbeat, done, since), since)
 
-    async def heartbeats(self, session_ids: Sequence[str], *, active: bool) -> Sequence[HeartbeatResult]:
+    async def heartbeats(self, session_ids: Sequence[str], scope: Scope, *, active: bool) -> Sequence[HeartbeatResult]:
         """Returns results in the order of `session_ids`. Each batch of at most BATCH_MAX ids is one transaction."""
         ids = list(dict.fromkeys(session_ids))
         batches = [ids[start : start + BATCH_MAX] for start in range(0, len(ids), BATCH_MAX)]
-        results = await asyncio.gather(*(self._run_batch(batch, active=active) for batch in batches))
+        results = await asyncio.gather(*(self._run_batch(batch, scope, active=active) for batch in batches))
         found = dict(zip(ids, (result for batch in results for result in batch), strict=True))
         return [found[session_id] for session_id in session_ids]
 
-    async def _run_batch(self, session_ids: Sequence[str], *, active: bool) -> Sequence[HeartbeatResult]:
+    async def _run_batch(self, session_ids: Sequence[str], scope: Scope, *, active: bool) -> Sequence[HeartbeatResult]:
         """Runs one batch. All sessions whose rows are held are retried together."""
         backoff = Backoff(asyncio.get_running_loop().time())
         found: dict[str, HeartbeatResult] = {}
         missing = session_ids
         while missing:
-            results = await self._run([Heartbeat(session_id, active) for session_id in missing])
+            results = await self._run([Heartbeat(session_id, active, scope) for session_id in missing])
             found |= zip(missing, results, strict=True)
             missing = [session_id for session_id in missing if found[session_id].found is Found.HELD]
             if missing:
@@ -62,6 +64,9 @@ class Renewer:
             done(result)
 
     async def _run(self, heartbeats: Sequence[Heartbeat]) -> Sequence[HeartbeatResult]:
+        return await run_in_rounds(heartbeats, self._run_round)
+
+    async def _run_round(self, heartbeats: Sequence[Heartbeat]) -> Sequence[HeartbeatResult]:
         """Sends one heartbeat per session. If a batch has several for one session, an `active` one is preferred."""
         best: dict[str, Heartbeat] = {}
         for heartbeat in heartbeats:

@@ -165,7 +165,7 @@ def _own(request: OpenRequest, result: OpenResult) -> OpenResult:
     return OpenResult(outcome, session)
 
 
-_ABOUT_THE_TENANT = (OpenOutcome.TENANT_MISMATCH, OpenOutcome.CAPACITY_OF_ANOTHER_TENANT)
+ABOUT_THE_TENANT = (OpenOutcome.TENANT_MISMATCH, OpenOutcome.CAPACITY_OF_ANOTHER_TENANT)
 
 
 def _derive(request: OpenRequest, sent: OpenRequest, result: OpenResult) -> OpenResult:
@@ -176,7 +176,7 @@ def _derive(request: OpenRequest, sent: OpenRequest, result: OpenResult) -> Open
         return result
     session = result.session
     if session is None:
-        same = result.outcome not in _ABOUT_THE_TENANT or request.tenant_object_id == sent.tenant_object_id
+        same = result.outcome not in ABOUT_THE_TENANT or request.tenant_object_id == sent.tenant_object_id
         return result if same else OpenResult(OpenOutcome.AGAIN)
     if session.tenant_object_id != request.tenant_object_id:
         return OpenResult(OpenOutcome.TENANT_MISMATCH)

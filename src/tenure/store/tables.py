@@ -309,6 +309,18 @@ keys = Table(
     PrimaryKeyConstraint("public_id", name="keys_pkey"),
 )
 
+signing_keys = Table(
+    "signing_keys",
+    metadata,
+    Column("key_id", Name, nullable=False),
+    # Signs session tokens, so it must be readable, unlike the secret of an API key.
+    Column("secret", Digest, nullable=False),
+    Column("created_at", Instant, nullable=False),
+    # NULL for the key that signs new tokens. A rotation deletes keys that have expired.
+    Column("expires_at", Instant),
+    PrimaryKeyConstraint("key_id", name="signing_keys_pkey"),
+)
+
 audit_log = Table(
     "audit_log",
     metadata,
@@ -321,6 +333,8 @@ audit_log = Table(
     Column("target", Name, nullable=False),
     Column("detail", Unicode(ERROR_MAX)),
     Column("request_id", Name),
+    # How many resources the request changed. A request on many resources adds to it with each transaction.
+    Column("changes", Integer, nullable=False, server_default="1"),
     PrimaryKeyConstraint("entry_id", name="audit_log_pkey"),
 )
 
@@ -471,3 +485,6 @@ usage_chunks_undelivered = _partial(
 )
 keys_name = Index("keys_name", keys.c.name)
 audit_log_at = Index("audit_log_at", audit_log.c.at, audit_log.c.entry_id)
+audit_log_target = Index("audit_log_target", audit_log.c.target, audit_log.c.at)
+audit_log_subject = Index("audit_log_subject", audit_log.c.subject, audit_log.c.at)
+audit_log_action = Index("audit_log_action", audit_log.c.action, audit_log.c.at)

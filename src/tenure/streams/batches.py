@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from tenure.batching.coalescer import Coalescer
 from tenure.batching.contention import run_until_unlocked
+from tenure.batching.rounds import run_in_rounds
 from tenure.domain.deadlines import closed_session_of
 from tenure.domain.sessions import Found
 from tenure.domain.streams import AttachRequest, AttachResult, StreamUpdate, StreamUpdateResult
@@ -27,6 +28,9 @@ class StreamBatches:
         return await run_until_unlocked(self._updates, update)
 
     async def _attach(self, attaches: Sequence[AttachRequest]) -> Sequence[AttachResult]:
+        return await run_in_rounds(attaches, self._attach_round)
+
+    async def _attach_round(self, attaches: Sequence[AttachRequest]) -> Sequence[AttachResult]:
         """Attaches one stream per session. Further streams of a live session get `held`, so they are retried later."""
         first = {attach.session_id: attach for attach in reversed(attaches)}
         results = await self._store.attach_streams(list(first.values()))

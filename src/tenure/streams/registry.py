@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from tenure.clock import monotonic
 from tenure.config import SessionsConfig, StreamsConfig
 from tenure.domain.deadlines import MICROSECONDS, heartbeat_microseconds
+from tenure.domain.scope import Scope
 from tenure.domain.sessions import Found
 from tenure.domain.streams import AttachRequest, AttachResult
 from tenure.sessions.ends import SessionEnds
@@ -71,7 +72,7 @@ class Streams:
             finally:
                 self._admitted -= 1
 
-    async def attach(self, session_id: str) -> AttachResult:
+    async def attach(self, session_id: str, scope: Scope) -> AttachResult:
         """Makes a stream the newest of its session. The caller then calls `run`, without awaiting in between.
 
         The session may end before the answer of the database arrives here. Then the result is `over`: `run`, which
@@ -79,7 +80,9 @@ class Streams:
         """
         reasons: list[str] = []
         with self._ends.watch(session_id, reasons.append):
-            attached = await self._batches.attach(AttachRequest(session_id, self._lease, self._idle, self._heartbeat))
+            attached = await self._batches.attach(
+                AttachRequest(session_id, self._lease, self._idle, self._heartbeat, scope)
+            )
         if not reasons or attached.found is not Found.LIVE or attached.session is None:
             return attached
         return replace(attached, found=Found.OVER, session=replace(attached.session, close_reason=reasons[0]))

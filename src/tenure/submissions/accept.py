@@ -10,6 +10,7 @@ import msgspec
 from msgspec.structs import replace
 
 from tenure.batching.coalescer import Coalescer
+from tenure.domain.audit_log import Action, Actor, AuditDraft
 from tenure.domain.submissions import (
     USAGES,
     SubmissionCommand,
@@ -38,6 +39,16 @@ DEFAULT_STATES = {
     SubmissionCommand.CANCEL: [SubmissionState.PENDING.value, SubmissionState.FAILED.value],
 }
 """The states that a command by filter applies to if the filter names none."""
+STATES_AFTER = {
+    SubmissionCommand.RETRY: SubmissionState.PENDING,
+    SubmissionCommand.CANCEL: SubmissionState.CANCELLED,
+}
+ACTIONS = {
+    SubmissionCommand.RETRY: Action.SUBMISSION_RETRIED,
+    SubmissionCommand.CANCEL: Action.SUBMISSION_CANCELLED,
+}
+BULK_TARGET = "submissions"
+"""The target of the audit entry of a command by filter."""
 
 
 class SubmitOutcome(Enum):
@@ -101,29 +112,38 @@ class Acceptor:
             self._announcer.announce()
         return results
 
-    async def command(self, command: SubmissionCommand, submission_ids: Sequence[str]) -> Mapping[str, bool]:
-        """Returns for each submission that exists whether the command was carried out."""
-        done = await self._store.command_submissions(command, submission_ids)
+    async def command(
+        self, command: SubmissionCommand, submission_id: str, owner: str | None, actor: Actor
+    ) -> bool | None:
+        """Returns whether the command was carried out; None if the submission does not exist, or has another owner."""
+        draft = AuditDraft(new_id(), actor, ACTIONS[command], submission_id, f"now {STATES_AFTER[command].value}")
+        return (await self._command(command, [submission_id], owner, draft)).get(submission_id)
+
+    async def _command(
+        self, command: SubmissionCommand, submission_ids: Sequence[str], owner: str | None, draft: AuditDraft
+    ) -> Mapping[str, bool]:
+        done = await self._store.command_submissions(command, submission_ids, owner, draft)
         if command is SubmissionCommand.RETRY and any(done.values()):
             self._announcer.announce()
         return done
 
-    async def command_all(self, command: SubmissionCommand, criteria: SubmissionFilter) -> int:
+    async def command_all(self, command: SubmissionCommand, criteria: SubmissionFilter, actor: Actor) -> int:
         """Applies the command to all submissions that match, and returns for how many it was carried out.
 
-        If the filter has no state, submissions in the DEFAULT_STATES match.
+        If the filter has no state, submissions in the DEFAULT_STATES match. All transactions share one audit entry.
         """
         states = DEFAULT_STATES[command] if criteria.state is None else [criteria.state]
-        counts = [await self._command_pages(command, replace(criteria, state=state)) for state in states]
+        draft = AuditDraft(new_id(), actor, ACTIONS[command], BULK_TARGET, _filter_text(criteria, states))
+        counts = [await self._command_pages(command, replace(criteria, state=state), draft) for state in states]
         return sum(counts)
 
-    async def _command_pages(self, command: SubmissionCommand, criteria: SubmissionFilter) -> int:
+    async def _command_pages(self, command: SubmissionCommand, criteria: SubmissionFilter, draft: AuditDraft) -> int:
         """Applies the command page by page, so that no transaction exceeds the time limit of a write."""
         count, before = 0, None
         while True:
             found = await self._store.list_submissions(criteria, before, BATCH_MAX)
             if found:
-                done = await self.command(command, [each.submission_id for each in found])
+                done = await self._command(command, [each.submission_id for each in found], None, draft)
                 count += sum(done.values())
             if len(found) < BATCH_MAX:
                 return count
@@ -157,6 +177,12 @@ class Announcer:
             pass  # the executor also reads new submissions every `refresh_seconds`
         finally:
             self._announcing = None
+
+
+def _filter_text(criteria: SubmissionFilter, states: Sequence[str]) -> str:
+    """The filter of a command, for the audit log."""
+    of_states = f"state {' or '.join(states)}"
+    return of_states if criteria.gateway is None else f"gateway {criteria.gateway}, {of_states}"
 
 
 def _batches(requests: Sequence[SubmitRequest]) -> Iterator[Sequence[SubmitRequest]]:

@@ -308,6 +308,13 @@ class AccessKeysChanged(Event, frozen=True):
     version: int
 
 
+class AccessSigningKeysChanged(Event, frozen=True):
+    """This instance has read other signing keys of session tokens than before."""
+
+    name: ClassVar = "access.signing_keys_changed"
+    key_ids: list[str]
+
+
 class AccessSuspended(Event, frozen=True):
     """The version of the API keys could not be read for longer than the grace. Reported once, until it is read."""
 

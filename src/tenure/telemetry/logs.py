@@ -15,6 +15,8 @@ from tenure.telemetry.events import Event, Telemetry, all_events
 _logger = structlog.get_logger()
 
 
+SILENT = logging.Logger("silent", logging.CRITICAL + 1)  # noqa: LOG001 - must not inherit a level
+"""For packages that would log secrets at the level DEBUG."""
 REPEATED_SECONDS = 1.0
 """The shortest time between two lines of the same event, subject and cause, for events that repeat."""
 

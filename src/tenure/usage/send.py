@@ -16,6 +16,8 @@ from itertools import accumulate
 
 import msgspec
 
+from tenure.clock import instant_text
+from tenure.domain.audit_log import Action, Actor, AuditDraft
 from tenure.domain.submissions import Contract
 from tenure.domain.usage import UnsentWindow, WindowToSend
 from tenure.ids import new_id
@@ -26,6 +28,10 @@ CHUNKS_PER_TRANSACTION = 1000
 """The most chunks in one transaction, unless a single window has more."""
 
 
+BULK_TARGET = "windows"
+"""The target of the audit entry of a request."""
+
+
 class SentUsage(msgspec.Struct, frozen=True):
     windows: int
     chunks: int
@@ -34,17 +40,26 @@ class SentUsage(msgspec.Struct, frozen=True):
     yet."""
 
 
+def draft_of(actor: Actor, from_at: datetime, to_at: datetime | None) -> AuditDraft:
+    """The audit entry of a request to send the windows of a span."""
+    span = f"from {instant_text(from_at)}"
+    if to_at is not None:
+        span = f"{span} to {instant_text(to_at)}"
+    return AuditDraft(new_id(), actor, Action.USAGE_WINDOWS_SENT, BULK_TARGET, span)
+
+
 async def send_windows(
-    store: Store, contract: Contract, from_at: datetime, to_at: datetime | None, limit: int
+    store: Store, contract: Contract, from_at: datetime, to_at: datetime | None, limit: int, draft: AuditDraft
 ) -> SentUsage:
-    """Hand over the windows without a contract that begin in the span, oldest first, until at least `limit` are
-    done.
+    """Hand over the windows without a contract that begin in the span, oldest first, about `limit` at most.
+
+    All transactions add to the audit entry `draft`.
     """
     windows = chunks = 0
     while windows < limit and (unsent := await store.list_unsent_windows(from_at, to_at, WINDOWS_PER_TRANSACTION)):
         batch = _first(unsent)
         sizes = {each.window_id: each.chunks for each in batch}
-        sent = await store.send_windows(contract, [_with_ids(each) for each in batch])
+        sent = await store.send_windows(contract, [_with_ids(each) for each in batch], draft)
         windows += len(sent)
         chunks += sum(sizes[window_id] for window_id in sent)
         await store.announce_submissions()

@@ -43,6 +43,7 @@ class AuditEntryAnswer(msgspec.Struct, frozen=True, rename="camel", kw_only=True
     target: str
     detail: str | None
     request_id: str | None
+    changes: int
 
 
 class AuditLog(msgspec.Struct, frozen=True, rename="camel"):
@@ -106,4 +107,5 @@ def _answer(entry: AuditEntry) -> AuditEntryAnswer:
         target=entry.target,
         detail=entry.detail,
         request_id=entry.request_id,
+        changes=entry.changes,
     )

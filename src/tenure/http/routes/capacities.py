@@ -6,9 +6,9 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from tenure.access.grants import OPERATORS, READERS
+from tenure.access.grants import OPERATORS, READERS, narrowed
 from tenure.domain.capacities import Capacity, Seats, WhenFull
-from tenure.errors import Invalid, NotFound, TooLarge, Unavailable, UnsupportedMediaType
+from tenure.errors import Forbidden, Invalid, NotFound, TooLarge, Unavailable, UnsupportedMediaType
 from tenure.http.answers import Answer
 from tenure.http.fields import IdCursor, Instant, PageLimit, Uuid, instant
 from tenure.http.pages import cursor_of_id, id_of, page
@@ -63,10 +63,13 @@ class CapacityRoutes:
                 method="PUT",
                 path="/capacities/{capacityId}",
                 handler=self.put,
-                grants=OPERATORS,
+                grants=narrowed(OPERATORS),
                 tag="capacities",
                 summary="Set a capacity's seats and its tenant",
-                description="Replaces all settings of the capacity. Lowering the limit evicts no session.",
+                description=(
+                    "Replaces all settings of the capacity. Lowering the limit evicts no session. "
+                    "A caller who is bound to a tenant can change only the capacities of that tenant, which keep it."
+                ),
                 body=CapacityBody,
                 answers={200: CapacityAnswer},
                 refusals=(Invalid, NotFound, TooLarge, UnsupportedMediaType, Unavailable),
@@ -75,7 +78,7 @@ class CapacityRoutes:
                 method="GET",
                 path="/capacities/{capacityId}",
                 handler=self.get,
-                grants=READERS,
+                grants=narrowed(READERS),
                 tag="capacities",
                 summary="Read a capacity and the number of seats taken",
                 answers={200: CapacityAnswer},
@@ -85,7 +88,7 @@ class CapacityRoutes:
                 method="GET",
                 path="/capacities",
                 handler=self.list,
-                grants=READERS,
+                grants=narrowed(READERS),
                 tag="capacities",
                 summary="List capacities, by id",
                 query=CapacityQuery,
@@ -96,7 +99,7 @@ class CapacityRoutes:
                 method="DELETE",
                 path="/capacities/{capacityId}",
                 handler=self.delete,
-                grants=OPERATORS,
+                grants=narrowed(OPERATORS),
                 tag="capacities",
                 summary="Delete a capacity's rules",
                 description="Its sessions continue. A capacity without rules has no limit and no tenant.",
@@ -107,21 +110,24 @@ class CapacityRoutes:
 
     async def put(self, call: Call) -> Answer:
         body: CapacityBody = call.body
+        scope = call.caller.scope
         tenant = body.tenant_object_id and body.tenant_object_id.lower()
-        seats = Seats(body.max_sessions, body.when_full.value, tenant)
-        return _answer(call, await self._store.put_capacity(_capacity_id(call), seats))
+        if tenant is not None and not scope.admits_tenant(tenant):
+            raise Forbidden("tenantObjectId: this credential is bound to another tenant")
+        seats = Seats(body.max_sessions, body.when_full.value, tenant or scope.tenant)
+        return _answer(call, await self._store.put_capacity(_capacity_id(call), seats, scope, call.actor))
 
     async def get(self, call: Call) -> Answer:
-        return _answer(call, await self._store.get_capacity(_capacity_id(call)))
+        return _answer(call, await self._store.get_capacity(_capacity_id(call), call.caller.scope))
 
     async def delete(self, call: Call) -> Answer:
-        return _answer(call, await self._store.delete_capacity(_capacity_id(call)))
+        return _answer(call, await self._store.delete_capacity(_capacity_id(call), call.caller.scope, call.actor))
 
     async def list(self, call: Call) -> Answer:
         query: CapacityQuery = call.query
         after = None if query.cursor is None else id_of(query.cursor)
         tenant = query.tenant and query.tenant.lower()
-        found = await self._store.list_capacities(tenant, after, query.limit + 1)
+        found = await self._store.list_capacities(tenant, after, query.limit + 1, call.caller.scope)
         return page(found, query, self._path, lambda capacity: cursor_of_id(capacity.capacity_id), _listed)
 
 

@@ -20,10 +20,34 @@ from tenure.http.pipeline import Call, Route, StreamRoute, Table
 
 REFERENCE = "#/components/schemas/{name}"
 SCHEME = "apiKey"
-_BEARER = {
-    "type": "http",
-    "scheme": "bearer",
-    "description": "An API key. Needed as soon as the first key exists.",
+SESSION_SCHEME = "sessionToken"
+_SCHEMES = {
+    SCHEME: {
+        "type": "http",
+        "scheme": "bearer",
+        "description": (
+            "An API key, or a token of the configured OIDC issuer. "
+            "Needed as soon as the first key exists or an issuer is configured."
+        ),
+    },
+    SESSION_SCHEME: {
+        "type": "http",
+        "scheme": "bearer",
+        "description": "The session token of the session in the path, from `PUT /sessions` with `withToken`.",
+    },
+}
+_HANDSHAKE_HEADERS = {
+    "type": "object",
+    "properties": {
+        "Authorization": {"type": "string", "description": "`Bearer` and the credential."},
+        "Sec-WebSocket-Protocol": {
+            "type": "string",
+            "description": (
+                "For browsers, which cannot set other headers: `tenure, tenure.bearer.<credential>`. "
+                "The server selects `tenure`, and never repeats the credential."
+            ),
+        },
+    },
 }
 PAGE = Path(__file__).with_name("docs.html")
 CLIENT_MODULE = Path(__file__).with_name("tenure.js")
@@ -86,14 +110,21 @@ def asyncapi_document(routes: Sequence[StreamRoute], prefix: str) -> dict[str, A
                 "action": action,
                 "channel": {"$ref": f"#/channels/{name}"},
                 "summary": route.summary,
-                **({} if route.grants.public else {"security": [{"$ref": f"#/components/securitySchemes/{SCHEME}"}]}),
+                "security": [{"$ref": f"#/components/securitySchemes/{scheme}"} for scheme in _schemes(route)],
             }
             for route in routes
             for name in (_operation_id(route),)
             for action in ("receive", "send")
         },
-        "components": {"schemas": components, "securitySchemes": {SCHEME: _BEARER}},
+        "components": {"schemas": components, "securitySchemes": _SCHEMES},
     }
+
+
+def _schemes(route: Route | StreamRoute) -> Sequence[str]:
+    """Return the names of the credentials that a route accepts, any of which is enough; none for a public route."""
+    if route.grants.public:
+        return []
+    return [SCHEME, SESSION_SCHEME] if route.grants.session_token else [SCHEME]
 
 
 def _channel(route: StreamRoute, prefix: str) -> dict[str, Any]:
@@ -107,7 +138,7 @@ def _channel(route: StreamRoute, prefix: str) -> dict[str, Any]:
         "title": route.summary,
         "description": route.description,
         "messages": messages,
-        "bindings": {"ws": {"method": "GET"}},
+        "bindings": {"ws": {"method": "GET", "headers": _HANDSHAKE_HEADERS}},
     }
     parameters: dict[str, Any] = {name: {} for name in re.findall(r"{(\w+)}", route.path)}
     return channel | ({"parameters": parameters} if parameters else {})
@@ -134,7 +165,7 @@ def openapi_document(routes: Sequence[Route], prefix: str) -> dict[str, Any]:
         },
         "servers": [{"url": prefix or "/"}],
         "paths": paths,
-        "components": {"schemas": components, "securitySchemes": {SCHEME: _BEARER}},
+        "components": {"schemas": components, "securitySchemes": _SCHEMES},
     }
 
 
@@ -153,10 +184,13 @@ def _operation(route: Route) -> dict[str, Any]:
             *_parameters("header", route.headers),
         ],
         "responses": {**_answers(route), **_refusals(route)},
-        "security": [] if route.grants.public else [{SCHEME: []}],
+        "security": [{scheme: []} for scheme in _schemes(route)],
     }
-    if route.description:
-        operation["description"] = route.description
+    description = [route.description] if route.description else []
+    if not route.grants.public and route.grants.all_tenants:
+        description.append("Refuses credentials that are bound to a tenant.")
+    if description:
+        operation["description"] = " ".join(description)
     if route.body is not None:
         operation["requestBody"] = {
             "required": route.body_required,

@@ -98,7 +98,7 @@ class JobRoutes:
     def _command(self, command: JobCommand, summary: str, description: str) -> Route:
         async def handler(call: Call) -> Answer:
             name = name_of(call.path["name"])
-            return Answer(job_answer(_found(name, await self._store.command_job(name, command))), 202)
+            return Answer(job_answer(_found(name, await self._store.command_job(name, command, call.actor))), 202)
 
         return Route(
             method="POST",

@@ -120,9 +120,6 @@ class KeyRoutes:
 
     async def create(self, call: Call) -> Answer:
         body: KeyBody = call.body
-        if body.tenant_object_id is not None:
-            # A key that is not confined to its tenant must not look as if it were.
-            raise Invalid(FieldError("tenantObjectId", "is not supported yet"))
         await self._check_future(body)
         key = new_api_key(body.role)
         new = NewKey(
@@ -130,6 +127,7 @@ class KeyRoutes:
             name=body.name,
             role=key.role,
             digest=key.digest,
+            tenant_object_id=body.tenant_object_id and body.tenant_object_id.lower(),
             expires_at=in_utc("expiresAt", body.expires_at),
             others_expire_at=in_utc("othersExpireAt", body.others_expire_at),
         )

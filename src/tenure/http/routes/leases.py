@@ -80,7 +80,7 @@ class LeaseRoutes:
         return page(found, query, self._path, lambda lease: cursor_of_text(lease.name), _listed)
 
     async def resign(self, call: Call) -> Answer:
-        lease = await self._store.resign_lease(name_of(call.path["name"]))
+        lease = await self._store.resign_lease(name_of(call.path["name"]), call.actor)
         if lease is None:
             raise NotFound(f"lease {call.path['name'][:64]} does not exist")
         return Answer(lease_answer(lease))

@@ -7,7 +7,7 @@ import msgspec
 from msgspec.structs import replace
 
 from tenure import __version__
-from tenure.access.grants import ANY_ROLE, PUBLIC, PUBLIC_WITH_MORE_FOR_CALLERS
+from tenure.access.grants import ANY_ROLE, PUBLIC, PUBLIC_WITH_MORE_FOR_CALLERS, narrowed
 from tenure.domain.leases import Lease
 from tenure.ensemble import Ensemble
 from tenure.errors import DatabaseUnavailable, Draining, Invalid, SchemaTooOld, Starting, Unavailable
@@ -108,7 +108,7 @@ class ProbeRoutes:
                 method="GET",
                 path="/health",
                 handler=self.health,
-                grants=ANY_ROLE,
+                grants=narrowed(ANY_ROLE),
                 tag="operations",
                 summary="Version and load",
                 description="`activeSessions` counts live sessions, at most a second before the request.",
@@ -123,10 +123,10 @@ class ProbeRoutes:
     async def readiness(self, call: Call) -> Answer:
         await self._readiness.check()
         leases = [lease_with_role(lease, self._readiness.leads(lease)) for lease in await self._readiness.leases()]
-        if call.caller.role is None:
+        if call.caller.role is None or call.caller.scope.is_bound:
             # The names of holders contain the host names of instances.
             leases = [replace(lease, holder="") for lease in leases]
         return Answer(ReadinessAnswer("ready", leases))
 
-    async def health(self, _call: Call) -> Answer:
-        return Answer(HealthAnswer("ok", __version__, await self._counts.active()))
+    async def health(self, call: Call) -> Answer:
+        return Answer(HealthAnswer("ok", __version__, await self._counts.active(call.caller.scope)))

@@ -1,14 +1,22 @@
 """The session routes, their JSON bodies, and the conversion of results to HTTP responses."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
-from tenure.access.grants import ANY_ROLE, CLIENTS, READERS
+from tenure.access.grants import (
+    ANY_ROLE,
+    ANY_ROLE_OR_SESSION_TOKEN,
+    CLIENTS,
+    CLIENTS_OR_SESSION_TOKEN,
+    READERS,
+    narrowed,
+)
 from tenure.domain.keys import Role
+from tenure.domain.scope import Scope
 from tenure.domain.sessions import (
     CloseReason,
     Found,
@@ -27,6 +35,7 @@ from tenure.domain.sessions import (
 from tenure.domain.streams import AttachResult
 from tenure.errors import (
     CapacityOfAnotherTenant,
+    Forbidden,
     Invalid,
     NotFound,
     Problem,
@@ -45,7 +54,7 @@ from tenure.ids import canonical_id
 from tenure.sessions.counts import SessionCounter
 from tenure.sessions.end import Ender
 from tenure.sessions.heartbeat import Renewer
-from tenure.sessions.open import Opener
+from tenure.sessions.open import ABOUT_THE_TENANT, Opener
 from tenure.store.contract import Store
 from tenure.telemetry.counters import Counters, GroupTotals
 
@@ -75,6 +84,7 @@ class OpenBody(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_field
     idle_seconds: (
         Annotated[int, Meta(ge=5, le=2_592_000, extra={"must": "must be a whole number from 5 to 2592000"})] | None
     ) = None
+    with_token: Annotated[bool, Meta(extra={"must": "must be true or false"})] = False
 
 
 class SessionAnswer(msgspec.Struct, frozen=True, rename="camel"):
@@ -102,6 +112,8 @@ class OpenAnswer(SessionAnswer, frozen=True, rename="camel", kw_only=True):
     status: Literal["created", "existing", "upgraded"]
     was_created: bool
     was_upgraded: bool
+    session_token: str | msgspec.UnsetType = msgspec.UNSET
+    """Only if the request has `withToken`."""
 
 
 class SessionList(msgspec.Struct, frozen=True, rename="camel"):
@@ -115,18 +127,18 @@ class MetricsAnswer(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     total_sessions: int
     active_by_kind: dict[str, int]
     active_by_state: dict[str, int]
-    opened: int
-    upgraded: int
-    closed_by_reason: dict[str, int]
-    total_bytes_received: int
-    total_chunks: int
-    total_messages_sent: int
-    total_partials_sent: int
-    total_finals_sent: int
-    total_errors_sent: int
-    total_audio_duration_ms: int
-    workers: int
-    workers_answered: int
+    opened: int | msgspec.UnsetType = msgspec.UNSET
+    upgraded: int | msgspec.UnsetType = msgspec.UNSET
+    closed_by_reason: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
+    total_bytes_received: int | msgspec.UnsetType = msgspec.UNSET
+    total_chunks: int | msgspec.UnsetType = msgspec.UNSET
+    total_messages_sent: int | msgspec.UnsetType = msgspec.UNSET
+    total_partials_sent: int | msgspec.UnsetType = msgspec.UNSET
+    total_finals_sent: int | msgspec.UnsetType = msgspec.UNSET
+    total_errors_sent: int | msgspec.UnsetType = msgspec.UNSET
+    total_audio_duration_ms: int | msgspec.UnsetType = msgspec.UNSET
+    workers: int | msgspec.UnsetType = msgspec.UNSET
+    workers_answered: int | msgspec.UnsetType = msgspec.UNSET
 
 
 class HeartbeatBody(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
@@ -166,6 +178,12 @@ class HeartbeatsAnswer(msgspec.Struct, frozen=True, rename="camel"):
     count: int
 
 
+SignToken = Callable[[str], str]
+"""Returns the session token of a session id."""
+TokenSigner = Callable[[], SignToken]
+"""Returns the function that signs with the current key. Raises `Unavailable` if there is none."""
+
+
 class SessionRoutes:
     def __init__(
         self,
@@ -176,6 +194,7 @@ class SessionRoutes:
         counts: SessionCounter,
         counters: Counters,
         prefix: str,
+        token_signer: TokenSigner,
     ) -> None:
         self._store = store
         self._opener = opener
@@ -184,6 +203,7 @@ class SessionRoutes:
         self._counts = counts
         self._counters = counters
         self._path = f"{prefix}/sessions"
+        self._token_signer = token_signer
 
     def routes(self) -> Sequence[Route]:
         return [
@@ -191,10 +211,13 @@ class SessionRoutes:
                 method="PUT",
                 path="/sessions",
                 handler=Hot(self.open),
-                grants=CLIENTS,
+                grants=narrowed(CLIENTS),
                 tag="sessions",
                 summary="Open a session, or return the live one",
-                description="A user has one live session per capacity. Repeating the request returns the same session.",
+                description=(
+                    "A user has one live session per capacity. Repeating the request returns the same session. "
+                    "With `withToken`, the answer contains a session token, which authorises this session only."
+                ),
                 body=OpenBody,
                 answers={200: OpenAnswer, 201: OpenAnswer},
                 refusals=(
@@ -211,7 +234,7 @@ class SessionRoutes:
                 method="POST",
                 path="/sessions/{sessionId}/heartbeat",
                 handler=Hot(self.heartbeat),
-                grants=CLIENTS,
+                grants=narrowed(CLIENTS_OR_SESSION_TOKEN),
                 tag="sessions",
                 summary="Send a heartbeat",
                 description="Renews the lease. With `active`, also restarts the idle limit. The body is optional.",
@@ -224,7 +247,7 @@ class SessionRoutes:
                 method="POST",
                 path="/sessions/heartbeats",
                 handler=self.heartbeats,
-                grants=CLIENTS,
+                grants=narrowed(CLIENTS),
                 tag="sessions",
                 summary="Send heartbeats of up to 1000 sessions",
                 description="For proxies with many sessions. Returns one result per session, in the same order.",
@@ -236,7 +259,7 @@ class SessionRoutes:
                 method="GET",
                 path="/sessions",
                 handler=self.list,
-                grants=ANY_ROLE,
+                grants=narrowed(ANY_ROLE),
                 tag="sessions",
                 summary="List sessions, newest start first",
                 description=(
@@ -251,12 +274,13 @@ class SessionRoutes:
                 method="GET",
                 path="/sessions/metrics",
                 handler=self.metrics,
-                grants=READERS,
+                grants=narrowed(READERS),
                 tag="sessions",
                 summary="Session counts",
                 description=(
                     "Live and total counts come from the database, at most a second before the request. "
-                    "The other counts cover all workers of this process group, each since its start."
+                    "The other counts cover all workers of this process group, each since its start. "
+                    "A caller who is bound to a tenant gets the counts of that tenant, without the other counts."
                 ),
                 answers={200: MetricsAnswer},
                 refusals=(Invalid, Unavailable),
@@ -265,39 +289,46 @@ class SessionRoutes:
                 method="GET",
                 path="/sessions/{sessionId}",
                 handler=self.get,
-                grants=ANY_ROLE,
+                grants=narrowed(ANY_ROLE_OR_SESSION_TOKEN),
                 tag="sessions",
                 summary="Read a session",
+                description="With a session token, a session that has ended gets 410.",
                 answers={200: SessionAnswer},
-                refusals=(Invalid, NotFound, Unavailable),
+                refusals=(Invalid, NotFound, SessionOver, Unavailable),
             ),
             Route(
                 method="DELETE",
                 path="/sessions/{sessionId}",
                 handler=self.end,
-                grants=CLIENTS,
+                grants=narrowed(CLIENTS_OR_SESSION_TOKEN),
                 tag="sessions",
                 summary="End a session",
                 description=(
                     "Idempotent: a session that has ended keeps its end and its reason. "
-                    "A client ends a session as STOPPED, an operator as TERMINATED."
+                    "A client ends a session as STOPPED, an operator as TERMINATED. "
+                    "With a session token, a session that had already ended gets 410."
                 ),
                 answers={200: SessionAnswer},
-                refusals=(Invalid, NotFound, Unavailable),
+                refusals=(Invalid, NotFound, SessionOver, Unavailable),
             ),
         ]
 
     def open(self, call: Call, respond: Respond) -> None:
+        # Before the session is opened: a request for a token that cannot be signed opens no session.
+        sign = self._token_signer() if call.body.with_token else None
+
         def done(result: OpenResult | Exception) -> None:
-            respond(result if isinstance(result, Exception) else self._open_answer(result))
+            respond(result if isinstance(result, Exception) else self._open_answer(result, call.caller.scope, sign))
 
-        self._opener.open_soon(open_request(self._opener, call.body), done)
+        body: OpenBody = call.body
+        check_scope(call.caller.scope, body.tenant_object_id, body.user_object_id)
+        self._opener.open_soon(open_request(self._opener, body), done)
 
-    def _open_answer(self, result: OpenResult) -> Answer:
-        problem = refusal_of(result)
+    def _open_answer(self, result: OpenResult, scope: Scope, sign: SignToken | None) -> Answer:
+        problem = refusal_of_open(result, scope)
         if problem is not None:
             return refusal(problem)
-        answer = open_answer(result)
+        answer = open_answer(result, sign)
         if result.outcome is OpenOutcome.EXISTING:
             return Answer(answer)
         location = f"{self._path}/{answer.session_id}"
@@ -309,39 +340,56 @@ class SessionRoutes:
         def done(result: HeartbeatResult | Exception) -> None:
             respond(result if isinstance(result, Exception) else _heartbeat_answer(session_id, result))
 
-        self._renewer.heartbeat_soon(Heartbeat(session_id, call.body.active), done)
+        self._renewer.heartbeat_soon(Heartbeat(session_id, call.body.active, call.caller.scope), done)
 
     async def heartbeats(self, call: Call) -> Answer:
         body: HeartbeatsBody = call.body
         session_ids = [session_id.lower() for session_id in body.session_ids]
-        results = await self._renewer.heartbeats(session_ids, active=body.active)
+        results = await self._renewer.heartbeats(session_ids, call.caller.scope, active=body.active)
         return Answer(HeartbeatsAnswer(list(map(heartbeat_of_many, session_ids, results)), len(session_ids)))
 
     async def get(self, call: Call) -> Answer:
         session_id = _session_id(call)
-        session = await self._store.get_session(session_id)
+        session = await self._store.get_session(session_id, call.caller.scope)
         if session is None:
             raise _unknown(session_id)
+        if call.caller.session_id is not None and session.closed_at is not None:
+            raise SessionOver(str(session.close_reason))
         return Answer(session_answer(session))
 
     async def end(self, call: Call) -> Answer:
         session_id = _session_id(call)
-        reason = CloseReason.STOPPED if call.caller.role is Role.CLIENT else CloseReason.TERMINATED
-        result = await self._ender.end(session_id, reason)
+        reason = CloseReason.TERMINATED if call.caller.role is Role.OPERATOR else CloseReason.STOPPED
+        result = await self._ender.end(session_id, reason, call.caller.scope, call.actor)
         if result.session is None:
             raise _unknown(session_id)
+        if call.caller.session_id is not None and not (result.recorded and result.session.close_reason == reason):
+            raise SessionOver(str(result.session.close_reason))
         return Answer(session_answer(result.session))
 
     async def list(self, call: Call) -> Answer:
         query: SessionQuery = call.query
         after = None if query.cursor is None else position_of(query.cursor)
-        found = await self._store.list_sessions(_filter(query), after, query.limit + 1)
+        found = await self._store.list_sessions(_filter(query), after, query.limit + 1, call.caller.scope)
         resume = None if found.resume_after is None else cursor_of(found.resume_after)
         return page(found.sessions, query, self._path, _cursor_after, _listed, resume)
 
-    async def metrics(self, _call: Call) -> Answer:
-        counts, of_group = await asyncio.gather(self._counts.all(), self._counters.of_group())
+    async def metrics(self, call: Call) -> Answer:
+        scope = call.caller.scope
+        if scope.is_bound:
+            return Answer(metrics_answer(await self._counts.all(scope), None))
+        counts, of_group = await asyncio.gather(self._counts.all(scope), self._counters.of_group())
         return Answer(metrics_answer(counts, of_group))
+
+
+def check_scope(scope: Scope, tenant: str, user: str) -> None:
+    """Raises `Forbidden` if a caller with this scope may not open a session for the tenant and the user."""
+    if not scope.is_bound:
+        return
+    if not scope.admits_tenant(tenant.lower()):
+        raise Forbidden("tenantObjectId: this credential is bound to another tenant")
+    if not scope.admits(tenant.lower(), user.lower()):
+        raise Forbidden("userObjectId: this credential is bound to another user")
 
 
 def open_request(opener: Opener, body: OpenBody) -> OpenRequest:
@@ -355,10 +403,21 @@ def open_request(opener: Opener, body: OpenBody) -> OpenRequest:
     )
 
 
-def refusal_of(result: OpenResult | HeartbeatResult | AttachResult, session_id: str = "") -> Problem | None:
+def refusal_of_open(result: OpenResult, scope: Scope) -> Problem | None:
+    """Returns the problem if the open request was refused, otherwise None. All transports report the same problem.
+
+    A caller who is bound to a tenant does not learn whether the capacity, or the live session of the user, belongs to
+    another tenant.
+    """
+    if result.session is not None:
+        return None
+    if scope.is_bound and result.outcome in ABOUT_THE_TENANT:
+        return Forbidden("this credential cannot open a session for this user on this capacity")
+    return _OPEN_REFUSALS[result.outcome]
+
+
+def refusal_of(result: HeartbeatResult | AttachResult, session_id: str) -> Problem | None:
     """Returns the problem if the result is a refusal, otherwise None. All transports report the same problem."""
-    if isinstance(result, OpenResult):
-        return None if result.session is not None else _OPEN_REFUSALS[result.outcome]
     if result.found is Found.UNKNOWN:
         return _unknown(session_id)
     if result.found is Found.OVER:
@@ -447,7 +506,8 @@ def session_answer(session: Session) -> SessionAnswer:
     return SessionAnswer(*_session_values(session))
 
 
-def open_answer(result: OpenResult) -> OpenAnswer:
+def open_answer(result: OpenResult, sign: SignToken | None = None) -> OpenAnswer:
+    """With `sign`, the answer contains the session token."""
     if result.session is None:
         raise ValueError(f"an open request with outcome {result.outcome} has no session")
     outcome = result.outcome
@@ -456,6 +516,7 @@ def open_answer(result: OpenResult) -> OpenAnswer:
         status=outcome.value,  # type: ignore[arg-type]
         was_created=outcome is not OpenOutcome.EXISTING,
         was_upgraded=outcome is OpenOutcome.UPGRADED,
+        session_token=msgspec.UNSET if sign is None else sign(result.session.session_id),
     )
 
 
@@ -485,21 +546,30 @@ def heartbeat_of_many(session_id: str, result: HeartbeatResult) -> HeartbeatOfMa
     return HeartbeatOfMany(session_id, False, status=404)
 
 
-def metrics_answer(counts: SessionCounts, of_group: GroupTotals) -> MetricsAnswer:
+def metrics_answer(counts: SessionCounts, of_group: GroupTotals | None) -> MetricsAnswer:
+    """`of_group` is None for a caller who is bound to a tenant: the counters cover all tenants."""
+    from_database: dict[str, Any] = {
+        "active_sessions": counts.active,
+        "total_sessions": counts.total,
+        "active_by_kind": {str(kind): count for kind, count in counts.active_by_kind.items()},
+        "active_by_state": counts.active_by_state,
+    }
+    if of_group is None:
+        return MetricsAnswer(**from_database)
     totals = of_group.totals
 
     def total(outcome: OpenOutcome) -> int:
         return sum(count for (name, _), count in totals.opened.items() if name == outcome)
 
+    streamed: dict[str, Any] = {
+        f"total_{name}": totals.streamed.get(name, 0) for name in StreamCounters.__struct_fields__
+    }
     return MetricsAnswer(
-        active_sessions=counts.active,
-        total_sessions=counts.total,
-        active_by_kind={str(kind): count for kind, count in counts.active_by_kind.items()},
-        active_by_state=counts.active_by_state,
+        **from_database,
         opened=total(OpenOutcome.CREATED) + total(OpenOutcome.UPGRADED),
         upgraded=total(OpenOutcome.UPGRADED),
         closed_by_reason={reason.value: totals.closed.get(reason.value, 0) for reason in CloseReason},
-        **{f"total_{name}": totals.streamed.get(name, 0) for name in StreamCounters.__struct_fields__},
+        **streamed,
         workers=of_group.workers,
         workers_answered=of_group.answered,
     )

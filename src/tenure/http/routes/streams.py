@@ -6,7 +6,8 @@ from typing import Any
 
 import msgspec
 
-from tenure.access.grants import CLIENTS
+from tenure.access.grants import CLIENTS, CLIENTS_OR_SESSION_TOKEN, narrowed
+from tenure.domain.scope import Scope
 from tenure.domain.sessions import OpenOutcome, OpenResult
 from tenure.errors import (
     Draining,
@@ -22,7 +23,16 @@ from tenure.errors import (
 )
 from tenure.http.decoding import decoder_for
 from tenure.http.pipeline import Call, StreamRoute
-from tenure.http.routes.sessions import OpenBody, open_answer, open_request, refusal_of
+from tenure.http.routes.sessions import (
+    OpenBody,
+    SignToken,
+    TokenSigner,
+    check_scope,
+    open_answer,
+    open_request,
+    refusal_of,
+    refusal_of_open,
+)
 from tenure.ids import canonical_id
 from tenure.sessions.open import Opener
 from tenure.streams.handlers import Message
@@ -36,16 +46,17 @@ _decode_open = decoder_for(OpenBody)
 
 
 class StreamRoutes:
-    def __init__(self, streams: Streams, opener: Opener) -> None:
+    def __init__(self, streams: Streams, opener: Opener, token_signer: TokenSigner) -> None:
         self._streams = streams
         self._opener = opener
+        self._token_signer = token_signer
 
     def routes(self) -> Sequence[StreamRoute]:
         return [
             StreamRoute(
                 path="/sessions/stream",
                 serve=self.serve,
-                grants=CLIENTS,
+                grants=narrowed(CLIENTS),
                 tag="streams",
                 summary="Open a session and stream",
                 description='The client first sends `{"type": "open", …}` with the fields of `PUT /sessions`.',
@@ -54,7 +65,7 @@ class StreamRoutes:
             StreamRoute(
                 path="/sessions/{sessionId}/stream",
                 serve=self.serve,
-                grants=CLIENTS,
+                grants=narrowed(CLIENTS_OR_SESSION_TOKEN),
                 tag="streams",
                 summary="Stream within an existing session",
                 description="A newer stream replaces an older one of the same session.",
@@ -66,7 +77,7 @@ class StreamRoutes:
         try:
             with self._streams.admit() as admission:
                 check_admission(admission, self._streams)
-                await self._run(socket, call.path.get("sessionId"))
+                await self._run(socket, call.path.get("sessionId"), call.caller.scope)
         except SocketGone:
             pass
         except UnreadableMessage as error:
@@ -74,19 +85,23 @@ class StreamRoutes:
         except Problem as problem:
             await _refuse(socket, problem.code, problem.detail, _close_code(problem))
 
-    async def _run(self, socket: Socket, session_id: str | None) -> None:
+    async def _run(self, socket: Socket, session_id: str | None, scope: Scope) -> None:
+        sign: SignToken | None = None
         if session_id is None:
-            opened = await self._opener.open(open_request(self._opener, await _first_message(socket)))
-            if (problem := refusal_of(opened)) is not None:
+            body = await _first_message(socket)
+            check_scope(scope, body.tenant_object_id, body.user_object_id)
+            sign = self._token_signer() if body.with_token else None
+            opened = await self._opener.open(open_request(self._opener, body))
+            if (problem := refusal_of_open(opened, scope)) is not None:
                 raise problem
             session_id = opened.session.session_id if opened.session is not None else ""
         else:
             opened = OpenResult(OpenOutcome.EXISTING)
             session_id = _canonical(session_id)
-        attached = await self._streams.attach(session_id)
+        attached = await self._streams.attach(session_id, scope)
         if (problem := refusal_of(attached, session_id)) is not None:
             raise problem
-        answer = open_answer(OpenResult(opened.outcome, attached.session))
+        answer = open_answer(OpenResult(opened.outcome, attached.session), sign)
         greeting = as_json({"type": "session_start", **msgspec.to_builtins(answer)})
         await self._streams.run(socket, attached, greeting)
 

@@ -1,13 +1,14 @@
 """The submission routes: submit a payload to a gateway, read its attempts, retry and cancel."""
 
 from collections.abc import Sequence
+from hashlib import sha256
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
-from tenure.access.caller import CallerKind
-from tenure.access.grants import CLIENTS, OPERATORS, READERS
+from tenure.access.caller import Caller, CallerKind
+from tenure.access.grants import CLIENTS, OPERATORS, READERS, narrowed
 from tenure.domain.leases import NAME_MAX
 from tenure.domain.submissions import (
     KEY_MAX,
@@ -21,6 +22,7 @@ from tenure.domain.submissions import (
 from tenure.errors import (
     AlreadyDelivered,
     FieldError,
+    Forbidden,
     GatewayReserved,
     Invalid,
     KeyReused,
@@ -149,7 +151,7 @@ class SubmissionRoutes:
                 method="POST",
                 path="/submissions",
                 handler=Hot(self.submit),
-                grants=CLIENTS,
+                grants=narrowed(CLIENTS),
                 tag="submissions",
                 summary="Submit a payload to a gateway",
                 description=(
@@ -185,7 +187,7 @@ class SubmissionRoutes:
                 method="GET",
                 path="/submissions/{submissionId}",
                 handler=self.get,
-                grants=READERS,
+                grants=narrowed(READERS),
                 tag="submissions",
                 summary="Read a submission and its attempts",
                 answers={200: SubmissionAnswer},
@@ -221,7 +223,7 @@ class SubmissionRoutes:
             method="POST",
             path=f"/submissions/{{submissionId}}/{command.value}",
             handler=handle,
-            grants=OPERATORS,
+            grants=narrowed(OPERATORS),
             tag="submissions",
             summary=summary,
             description=description,
@@ -252,7 +254,7 @@ class SubmissionRoutes:
         def done(result: Submitted | Exception) -> None:
             respond(result if isinstance(result, Exception) else _submit_answer(body.gateway, result))
 
-        caller = "" if call.caller.kind is CallerKind.ANONYMOUS else call.caller.name
+        caller = submitter(call.caller)
         self._acceptor.submit(body.gateway, caller, call.headers.idempotency_key, bytes(body.payload), done)
 
     async def list(self, call: Call) -> Answer:
@@ -263,17 +265,18 @@ class SubmissionRoutes:
         return page(found, query, self._path, lambda each: cursor_of_id(each.submission_id), _listed)
 
     async def get(self, call: Call) -> Answer:
-        found = await self._store.get_submission(_submission_id(call))
+        found = await self._store.get_submission(_submission_id(call), _owner(call.caller))
         if found is None:
             raise _unknown(call)
         return Answer(submission_answer(*found))
 
     async def command(self, command: SubmissionCommand, call: Call) -> Answer:
         submission_id = _submission_id(call)
-        done = (await self._acceptor.command(command, [submission_id])).get(submission_id)
+        owner = _owner(call.caller)
+        done = await self._acceptor.command(command, submission_id, owner, call.actor)
         if done is None:
             raise _unknown(call)
-        found = await self._store.get_submission(submission_id)
+        found = await self._store.get_submission(submission_id, owner)
         if found is None:
             raise _unknown(call)
         if not done:
@@ -284,8 +287,29 @@ class SubmissionRoutes:
         body: CommandBody = call.body
         if body.gateway is None and body.state is None:
             raise Invalid(FieldError("body", "must have gateway, state or both"))
-        count = await self._acceptor.command_all(command, SubmissionFilter(gateway=body.gateway, state=body.state))
+        criteria = SubmissionFilter(gateway=body.gateway, state=body.state)
+        count = await self._acceptor.command_all(command, criteria, call.actor)
         return Answer(CommandedAnswer(count))
+
+
+def submitter(caller: Caller) -> str:
+    """The caller that a submission is stored with. Each has its own idempotency keys.
+
+    Contains the tenant of a credential that is bound to one: a key of another tenant may have the same name.
+    """
+    if caller.kind is CallerKind.ANONYMOUS:
+        return ""
+    if caller.scope.tenant is None:
+        return caller.name
+    bound = f"{caller.scope.tenant}/{caller.kind.value}/"
+    # Only the subject of a token can be that long.
+    fits = len(bound) + len(caller.name) <= NAME_MAX
+    return bound + (caller.name if fits else sha256(caller.name.encode()).hexdigest())
+
+
+def _owner(caller: Caller) -> str | None:
+    """The only submitter whose submissions the caller may read and command; None for all."""
+    return submitter(caller) if caller.scope.is_bound else None
 
 
 def _refused(submission: Submission) -> Problem:
@@ -351,5 +375,8 @@ def _submission_id(call: Call) -> str:
     return canonical
 
 
-def _unknown(call: Call) -> NotFound:
+def _unknown(call: Call) -> Problem:
+    """A caller who is bound to a tenant does not learn whether another caller has submitted this."""
+    if call.caller.scope.is_bound:
+        return Forbidden("this credential is bound to a tenant, and may use only the submissions that it has submitted")
     return NotFound(f"submission {call.path['submissionId'][:64]} does not exist")

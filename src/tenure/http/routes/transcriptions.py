@@ -9,7 +9,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from tenure.access.grants import CLIENTS
+from tenure.access.grants import CLIENTS, narrowed
+from tenure.domain.scope import EVERYTHING
 from tenure.domain.sessions import CloseReason, Heartbeat, OpenOutcome, OpenRequest, Session
 from tenure.errors import (
     CapacityOfAnotherTenant,
@@ -28,7 +29,7 @@ from tenure.errors import (
 from tenure.http.answers import JSON, Answer
 from tenure.http.fields import Uuid
 from tenure.http.pipeline import Call, RawBody, Route
-from tenure.http.routes.sessions import refusal_of
+from tenure.http.routes.sessions import check_scope, refusal_of, refusal_of_open
 from tenure.http.routes.streams import check_admission
 from tenure.sessions.ends import SessionEnds
 from tenure.sessions.heartbeat import Renewer
@@ -83,7 +84,7 @@ class TranscriptionRoutes:
                 method="POST",
                 path="/transcribe",
                 handler=self.transcribe,
-                grants=CLIENTS,
+                grants=narrowed(CLIENTS),
                 tag="streams",
                 summary="Transcribe a whole WAV file",
                 description="Mono, 16 kHz, 16 bits. Opens a session, ends it with the response, and returns its id in "
@@ -108,11 +109,14 @@ class TranscriptionRoutes:
     async def transcribe(self, call: Call) -> Answer:
         if self._make_handler is None:
             raise NotInstalled("tenure[transcription] is not installed on this instance")
+        query: TranscribeQuery = call.query
+        scope = call.caller.scope
+        check_scope(scope, query.tenant_object_id, query.user_object_id)
         pcm = read_pcm(call.body)
         with self._slot(), self._streams.admit() as admission:
             check_admission(admission, self._streams)
-            opened = await self._opener.open(_open_request(self._opener, call.query))
-            problem = refusal_of(opened)
+            opened = await self._opener.open(_open_request(self._opener, query))
+            problem = refusal_of_open(opened, scope)
             if problem is not None or opened.session is None:
                 raise problem or Internal("the open request returned no session")
             if opened.outcome is OpenOutcome.EXISTING:
@@ -135,7 +139,7 @@ class TranscriptionRoutes:
     async def _as_stream(self, session: Session, pcm: bytes, make_handler: HandlerFactory) -> str:
         """Transcribes in a new session, which is renewed, counted and ended like the session of any stream."""
         recording = Recording(pcm)
-        attached = await self._streams.attach(session.session_id)
+        attached = await self._streams.attach(session.session_id, EVERYTHING)
         if (problem := refusal_of(attached, session.session_id)) is not None:
             raise problem
         await self._streams.run(recording, attached, as_json({"type": "session_start"}), make_handler)
@@ -175,7 +179,7 @@ class TranscriptionRoutes:
         """Sends heartbeats until cancelled. If one finds that the session has ended, its watchers are called."""
         while True:
             with suppress(DatabaseUnavailable):
-                await self._renewer.heartbeat(Heartbeat(session_id, active=True))
+                await self._renewer.heartbeat(Heartbeat(session_id, active=True, scope=EVERYTHING))
             await asyncio.sleep(HEARTBEAT_SECONDS)
 
 

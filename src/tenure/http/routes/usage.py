@@ -8,7 +8,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 from msgspec.structs import replace
 
-from tenure.access.grants import OPERATORS, READERS
+from tenure.access.grants import OPERATORS, READERS, narrowed
 from tenure.clock import from_microseconds, to_microseconds
 from tenure.domain.meter import decimal_text
 from tenure.domain.usage import KINDS, Chunk, CutRules, GroupBy, UsageFilter, UsageGroup, UsageSumQuery, Window
@@ -29,7 +29,7 @@ from tenure.ids import canonical_id
 from tenure.store.contract import Store
 from tenure.store.reads.intervals import SPAN
 from tenure.telemetry.events import Telemetry, UsageHandedOver
-from tenure.usage.send import send_windows
+from tenure.usage.send import draft_of, send_windows
 
 DIGITS_MAX = 18
 SENT_PER_REQUEST = 10_000
@@ -147,7 +147,7 @@ class UsageRoutes:
                 method="GET",
                 path="/usage",
                 handler=self.sums,
-                grants=READERS,
+                grants=narrowed(READERS),
                 tag="usage",
                 summary="Sum usage over a span",
                 description="Treats the span as if it began and ended with a cut. Usage after finalUntil may change.",
@@ -216,7 +216,8 @@ class UsageRoutes:
             raise NoUsageGateway("gateway usages is not configured on this instance")
         from_at, to_at = in_utc("from", body.from_at), in_utc("to", body.to_at)
         _check_order(from_at, to_at)
-        sent = await send_windows(self._store, self._rules.contract, from_at, to_at, SENT_PER_REQUEST)
+        draft = draft_of(call.actor, from_at, to_at)
+        sent = await send_windows(self._store, self._rules.contract, from_at, to_at, SENT_PER_REQUEST, draft)
         if sent.windows:
             self._telemetry.report(UsageHandedOver(sent.windows, sent.chunks))
             self._hint()
@@ -229,6 +230,7 @@ class UsageRoutes:
             to_at=query.to_at,
             criteria=UsageFilter(tenant=_lower(query.tenant), capacity=_lower(query.capacity), user=_lower(query.user)),
             group_by=query.group_by,
+            scope=call.caller.scope,
             factors=self._rules.factors,
         )
         found = await self._store.sum_usage(sum_query, after, query.limit + 1)

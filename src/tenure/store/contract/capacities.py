@@ -3,17 +3,27 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+from tenure.domain.audit_log import Actor
 from tenure.domain.capacities import Capacity, Seats
+from tenure.domain.scope import Scope
 
 
 class CapacityStore(Protocol):
-    async def put_capacity(self, capacity_id: str, seats: Seats) -> Capacity:
-        """Stores the settings of a capacity. Open requests that are answered later respect them. Evicts no session."""
+    """A scope with a tenant contains the capacities that are bound to this tenant, and counts its sessions only."""
 
-    async def get_capacity(self, capacity_id: str) -> Capacity | None: ...
+    async def put_capacity(self, capacity_id: str, seats: Seats, scope: Scope, actor: Actor) -> Capacity | None:
+        """Stores the settings of a capacity. Open requests that are answered later respect them. Evicts no session.
 
-    async def list_capacities(self, tenant: str | None, after: str | None, limit: int) -> Sequence[Capacity]:
+        If the scope has a tenant, changes only a capacity that is already in the scope, and returns None for any other.
+        Equal settings change nothing: the capacity keeps `modified_at`, and there is no audit entry.
+        """
+
+    async def get_capacity(self, capacity_id: str, scope: Scope) -> Capacity | None: ...
+
+    async def list_capacities(
+        self, tenant: str | None, after: str | None, limit: int, scope: Scope
+    ) -> Sequence[Capacity]:
         """Lists capacities by id, starting after the id `after`."""
 
-    async def delete_capacity(self, capacity_id: str) -> Capacity | None:
-        """Returns the deleted capacity, or None if there is none with this id."""
+    async def delete_capacity(self, capacity_id: str, scope: Scope, actor: Actor) -> Capacity | None:
+        """Returns the deleted capacity, or None if there is none with this id in the scope."""

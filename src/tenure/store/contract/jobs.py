@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+from tenure.domain.audit_log import Actor
 from tenure.domain.jobs import BeginRunResult, Job, JobCommand, JobRun, JobSettings, Pruned, RunOutcome
 from tenure.domain.leases import Fence
 
@@ -20,8 +21,12 @@ class JobStore(Protocol):
     async def finish_run(self, fence: Fence, outcome: RunOutcome, error: str | None, retry_microseconds: int) -> None:
         """Records the outcome of the run and the time of the next run or retry, and releases the lock."""
 
-    async def command_job(self, job: str, command: JobCommand) -> Job | None:
-        """Carries out the command and returns the job, or None if the job does not exist."""
+    async def command_job(self, job: str, command: JobCommand, actor: Actor) -> Job | None:
+        """Carries out the command and returns the job, or None if the job does not exist.
+
+        Writes an audit entry unless the command changes nothing: RUN while a requested run has not begun yet, PAUSE of
+        a paused job without a requested run, RESUME of a job that is not paused.
+        """
 
     async def list_jobs(self, after: str | None, limit: int) -> Sequence[Job]:
         """Up to `limit` jobs, ordered by name, starting after the name `after`."""

@@ -1,11 +1,12 @@
-"""API keys and the audit log."""
+"""API keys, the keys that sign session tokens, and the audit log."""
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Protocol
 
 from tenure.domain.audit_log import Actor, AuditEntry, AuditFilter, AuditPosition
 from tenure.domain.keys import CreateKeyResult, KeysVersion, NewKey, StoredKey
+from tenure.domain.session_tokens import RotateOutcome, SigningKey
 
 
 class KeyStore(Protocol):
@@ -26,7 +27,16 @@ class KeyStore(Protocol):
 
     async def find_key(self, public_id: str) -> StoredKey | None: ...
 
-    async def read_keys_version(self) -> KeysVersion: ...
+    async def read_keys_version(self) -> KeysVersion:
+        """Reads the version, the clock and all signing keys with one statement."""
+
+    async def rotate_signing_key(self, new: SigningKey, overlap: timedelta | None, actor: Actor) -> RotateOutcome:
+        """Makes `new` the key that signs session tokens, and writes an audit entry.
+
+        The earlier keys expire after `overlap`, unless they expire earlier; with None, they are deleted. Keys that have
+        expired are deleted. If a key with this id exists, an earlier call has added it, and nothing is changed. Locks
+        the row of the installation first, but keeps the version.
+        """
 
     async def touch_keys(self, used_at: Mapping[str, datetime]) -> None:
         """Records the last use of at most BATCH_MAX keys by public id. Never moves a last use back, and never past the

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+from tenure.domain.audit_log import Actor
 from tenure.domain.jobs import Board
 from tenure.domain.leases import AcquireResult, Fence, Lease
 
@@ -19,8 +20,11 @@ class LeaseStore(Protocol):
     async def release_lease(self, fence: Fence) -> Lease:
         """Ends the lease now."""
 
-    async def resign_lease(self, name: str) -> Lease | None:
-        """Ends the lease now, whichever instance holds it; None if the lease does not exist."""
+    async def resign_lease(self, name: str, actor: Actor) -> Lease | None:
+        """Ends the lease now, whichever instance holds it; None if the lease does not exist.
+
+        Writes an audit entry if the lease was held.
+        """
 
     async def list_leases(self, after: str | None, limit: int) -> Sequence[Lease]:
         """All leases that were ever held, by name, starting after `after`."""

@@ -5,6 +5,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from tenure.domain.leases import Fence
+from tenure.domain.scope import Scope
 from tenure.domain.sessions import (
     EndRequest,
     EndResult,
@@ -52,10 +53,17 @@ class SessionStore(Protocol):
         """
 
     async def heartbeat(self, heartbeats: Sequence[Heartbeat]) -> Sequence[HeartbeatResult]:
-        """Renews live sessions, and records the end of lapsed ones. At most BATCH_MAX heartbeats, each session once."""
+        """Renews live sessions, and records the end of lapsed ones. At most BATCH_MAX heartbeats, each session once.
+
+        A session outside the scope of its heartbeat is `unknown`. It is neither locked nor changed; the same applies
+        to `end_sessions` and `attach_streams`.
+        """
 
     async def end_sessions(self, ends: Sequence[EndRequest]) -> Sequence[EndResult]:
-        """Ends each session with its reason, or with its lapse reason if it has lapsed. At most BATCH_MAX requests."""
+        """Ends each session with its reason, or with its lapse reason if it has lapsed. At most BATCH_MAX requests.
+
+        Writes an audit entry for each session that it ends. A session that has lapsed gets none: it had ended before.
+        """
 
     async def expire_sessions(self, fence: Fence, limit: int) -> SweepResult:
         """Records the end of up to `limit` lapsed sessions, and closes those that a dead instance left `closing`.
@@ -63,19 +71,21 @@ class SessionStore(Protocol):
         The cost grows with the number of sessions that are due, not with the size of the table.
         """
 
-    async def get_session(self, session_id: str) -> Session | None: ...
+    async def get_session(self, session_id: str, scope: Scope) -> Session | None: ...
 
-    async def list_sessions(self, criteria: SessionFilter, after: Position | None, limit: int) -> SessionPage:
-        """Returns at most `limit` sessions after the position `after`, newest start first.
+    async def list_sessions(
+        self, criteria: SessionFilter, after: Position | None, limit: int, scope: Scope
+    ) -> SessionPage:
+        """Returns at most `limit` sessions of the scope after the position `after`, newest start first.
 
         If no index checks the whole filter, the read ends early, with fewer sessions and the position to resume after.
         """
 
-    async def count_sessions(self) -> SessionCounts:
-        """Reads all sessions, because of the total."""
+    async def count_sessions(self, scope: Scope) -> SessionCounts:
+        """Reads all sessions of the scope, because of the total."""
 
-    async def count_active_sessions(self) -> int:
-        """Reads live sessions only."""
+    async def count_active_sessions(self, scope: Scope) -> int:
+        """Reads live sessions of the scope only."""
 
     async def find_overlaps(self, limit: int) -> Sequence[Overlap]:
         """Reads all sessions. Returns pairs of sessions of one key that overlap in time; there should be none."""

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from tenure.domain.audit_log import AuditDraft
 from tenure.domain.leases import Fence
 from tenure.domain.submissions import (
     Attempt,
@@ -59,13 +60,20 @@ class SubmissionStore(Protocol):
         """Stores `error` as the reason why these submissions are due and not sent."""
 
     async def command_submissions(
-        self, command: SubmissionCommand, submission_ids: Sequence[str]
+        self, command: SubmissionCommand, submission_ids: Sequence[str], owner: str | None, draft: AuditDraft
     ) -> Mapping[str, bool]:
         """Returns, for each submission that exists, whether the command was carried out: False if it is delivered, or
         if the command would cancel usage.
+
+        With an `owner`, only submissions that this caller submitted exist. Counts the submissions that it changes in
+        the audit entry `draft`. A retry does not change a submission that is pending, due and without failures, nor one
+        whose open attempt already has a retry waiting for it.
         """
 
-    async def get_submission(self, submission_id: str) -> tuple[Submission, Sequence[Attempt]] | None: ...
+    async def get_submission(
+        self, submission_id: str, owner: str | None
+    ) -> tuple[Submission, Sequence[Attempt]] | None:
+        """With an `owner`, only submissions that this caller submitted exist."""
 
     async def list_submissions(
         self, criteria: SubmissionFilter, before: str | None, limit: int

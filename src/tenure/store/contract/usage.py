@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Protocol
 
+from tenure.domain.audit_log import AuditDraft
 from tenure.domain.leases import Fence
 from tenure.domain.submissions import Contract
 from tenure.domain.usage import (
@@ -51,13 +52,15 @@ class UsageStore(Protocol):
         Leaves out windows past their retention time, because `prune` may be deleting them.
         """
 
-    async def send_windows(self, contract: Contract, windows: Sequence[WindowToSend]) -> Sequence[int]:
+    async def send_windows(
+        self, contract: Contract, windows: Sequence[WindowToSend], draft: AuditDraft
+    ) -> Sequence[int]:
         """Gives each window the contract, and each of its chunks a submission. Returns the ids of the windows for which
         this call did so, in any order.
 
         Skips windows that have a contract, so a repeated call does nothing: if the answer of a call was lost, the
         repeated call does not return its windows. Skips windows that `list_unsent_windows` would not return now, and
-        windows with a different number of chunks.
+        windows with a different number of chunks. Counts the windows that it hands over in the audit entry `draft`.
         """
 
     async def find_chunks(self, submission_ids: Sequence[str]) -> Sequence[tuple[Window, Chunk]]:

@@ -55,7 +55,7 @@ from tenure.store.expressions import (
     usage_of,
     was_long,
 )
-from tenure.store.reads.sessions import OF_ANY_KIND, SEATED, read_now
+from tenure.store.reads.sessions import OF_ANY_KIND, SEATED, in_scope, read_now
 from tenure.store.reads.usage import FACTORS
 from tenure.store.tables import installation, sessions, usage_eras
 from tenure.store.types import Instant
@@ -295,7 +295,8 @@ def sums_statement(
 ) -> Select[Any]:
     """The sums over at most SPANS_MAX spans, from index `begin` on."""
     key = None if sum_query.group_by is None else KEYS[sum_query.group_by]
-    conditions = [*_conditions(sum_query.criteria), *_after(sum_query.group_by, after)]
+    # If the filter asks for another tenant than that of the scope, no session meets both conditions.
+    conditions = [*in_scope(sum_query.scope), *_conditions(sum_query.criteria), *_after(sum_query.group_by, after)]
     some = spans[begin : begin + SPANS_MAX]
     billable = _intervals_in(some, spans[0][1], null() if key is None else key, conditions, index_hint)
     sums: Sequence[ColumnElement[Any]] = (

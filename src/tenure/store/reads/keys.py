@@ -1,15 +1,16 @@
-"""The reads of `keys` and `audit_log` that all engines share."""
+"""The reads of `keys`, `signing_keys` and `audit_log` that all engines share."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, RowMapping, Select, or_, select
+from sqlalchemy import Connection, RowMapping, Select, or_, select, true
 
 from tenure.domain.audit_log import AuditEntry, AuditFilter, AuditPosition
 from tenure.domain.keys import CreateKeyOutcome, CreateKeyResult, KeysVersion, NewKey, StoredKey
+from tenure.domain.session_tokens import SigningKey
 from tenure.errors import IdTaken
-from tenure.store.expressions import database_now
-from tenure.store.tables import audit_log, installation, keys
+from tenure.store.expressions import database_now, unsearched
+from tenure.store.tables import audit_log, installation, keys, signing_keys
 
 KEY_COLUMNS = tuple(keys.c[name] for name in StoredKey.__struct_fields__)
 ENTRY_COLUMNS = tuple(audit_log.c[name] for name in AuditEntry.__struct_fields__)
@@ -52,11 +53,20 @@ def list_keys_statement(name: str | None, after: str | None, limit: int) -> Sele
 
 
 def read_keys_version(connection: Connection) -> KeysVersion:
-    return KeysVersion(*connection.execute(version_statement()).one())
+    return version_of([tuple(row) for row in connection.execute(version_statement())])
 
 
 def version_statement() -> Select[Any]:
-    return select(installation.c.keys_version, database_now())
+    row = signing_keys.c
+    columns = installation.c.keys_version, database_now(), row.key_id, row.secret, row.expires_at
+    return select(*columns).select_from(installation.outerjoin(signing_keys, true()))
+
+
+def version_of(rows: Sequence[Sequence[Any]]) -> KeysVersion:
+    """Returns the result of `version_statement`: one row per signing key, or one without any."""
+    found = tuple(SigningKey(key_id, bytes(secret), expires) for *_, key_id, secret, expires in rows if key_id)
+    version, now, *_ = rows[0]
+    return KeysVersion(version, now, found)
 
 
 def list_audit_log(
@@ -67,11 +77,20 @@ def list_audit_log(
 
 
 def list_audit_log_statement(criteria: AuditFilter, after: AuditPosition | None, limit: int) -> Select[Any]:
+    """Reads one index: that of the filter with the fewest entries as a rule, or that of the time.
+
+    The other filters must not be searched. Otherwise the planner may choose the index of an action that nearly all
+    entries have.
+    """
     row = audit_log.c
     statement = select(*ENTRY_COLUMNS)
-    for name in ("subject", "action", "target"):
-        if (wanted := getattr(criteria, name)) is not None:
-            statement = statement.where(row[name] == wanted)
+    given = [name for name in ("target", "subject", "action") if getattr(criteria, name) is not None]
+    for name in given[:1]:
+        # With `=`, the planner may read the entries of all targets in the order of time.
+        wanted = getattr(criteria, name)
+        statement = statement.where(row[name] >= wanted, row[name] <= wanted).order_by(row[name].desc())
+    for name in given[1:]:
+        statement = statement.where(unsearched(row[name] == getattr(criteria, name)))
     if criteria.from_at is not None:
         statement = statement.where(row.at >= criteria.from_at)
     if criteria.to_at is not None:

@@ -19,9 +19,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
+from msgspec.structs import replace
 from sqlalchemy import ColumnElement, Connection, Select, func, or_, select, union_all
 
 from tenure.domain.deadlines import as_recorded
+from tenure.domain.scope import Scope
 from tenure.domain.sessions import (
     FIRST_ID,
     LAPSE_REASONS,
@@ -75,7 +77,23 @@ class _Chosen(NamedTuple):
     path: _Path
 
 
-def list_sessions(connection: Connection, criteria: SessionFilter, after: Position | None, limit: int) -> SessionPage:
+def list_sessions(
+    connection: Connection, criteria: SessionFilter, after: Position | None, limit: int, scope: Scope
+) -> SessionPage:
+    narrowed = _narrowed(criteria, scope)
+    return SessionPage([]) if narrowed is None else _read_page(connection, narrowed, after, limit)
+
+
+def _narrowed(criteria: SessionFilter, scope: Scope) -> SessionFilter | None:
+    """The filter within the scope; None if the filter asks for another tenant or user."""
+    if criteria.tenant not in (None, scope.tenant) and scope.tenant is not None:
+        return None
+    if criteria.user not in (None, scope.user) and scope.user is not None:
+        return None
+    return replace(criteria, tenant=scope.tenant or criteria.tenant, user=scope.user or criteria.user)
+
+
+def _read_page(connection: Connection, criteria: SessionFilter, after: Position | None, limit: int) -> SessionPage:
     # The whole page uses one instant: a session that passes the filter as live must also be returned as live.
     now = read_now(connection)
     chosen, reach = _choose(connection, _groups(connection, criteria, now), after)

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from sqlalchemy import (
+    ColumnElement,
     Connection,
     Row,
     RowMapping,
@@ -21,9 +22,10 @@ from sqlalchemy import (
 )
 
 from tenure.domain.deadlines import as_recorded
+from tenure.domain.scope import Scope
 from tenure.domain.sessions import Session, SessionCounts, State, StreamCounters
 from tenure.domain.usage import Overlap
-from tenure.store.expressions import database_now
+from tenure.store.expressions import database_now, unsearched
 from tenure.store.tables import sessions
 from tenure.store.types import Id
 
@@ -49,13 +51,21 @@ def session_from_values(values: RowMapping | Mapping[str, Any]) -> Session:
     return Session(stream=stream, **{column.name: values[column.name] for column in FACTS})
 
 
-def get_session(connection: Connection, session_id: str) -> Session | None:
-    row = connection.execute(get_statement(session_id)).one_or_none()
+def get_session(connection: Connection, session_id: str, scope: Scope) -> Session | None:
+    row = connection.execute(get_statement(session_id, scope)).one_or_none()
     return None if row is None else as_recorded(session_from_row(row), row.now)
 
 
-def get_statement(session_id: str) -> Select[Any]:
-    return select(*COLUMNS, database_now().label("now")).where(sessions.c.session_id == session_id)
+def get_statement(session_id: str, scope: Scope) -> Select[Any]:
+    # The row is found by its id, and only then compared with the scope: the same work for every id.
+    narrowed = [unsearched(condition) for condition in in_scope(scope)]
+    return select(*COLUMNS, database_now().label("now")).where(sessions.c.session_id == session_id, *narrowed)
+
+
+def in_scope(scope: Scope) -> Sequence[ColumnElement[bool]]:
+    """The conditions on the sessions of a scope."""
+    wanted = ((sessions.c.tenant_object_id, scope.tenant), (sessions.c.user_object_id, scope.user))
+    return [column == value for column, value in wanted if value is not None]
 
 
 def read_now(connection: Connection) -> datetime:
@@ -63,22 +73,37 @@ def read_now(connection: Connection) -> datetime:
     return now
 
 
-def count_sessions(connection: Connection) -> SessionCounts:
-    total = connection.execute(select(func.count()).select_from(sessions)).scalar_one()
+def count_sessions(connection: Connection, scope: Scope) -> SessionCounts:
+    total = connection.execute(total_statement(scope)).scalar_one()
     by_kind: dict[int, int] = dict.fromkeys((1, 2, 3), 0)
     by_state: dict[str, int] = {State.CREATED.value: 0, State.ACTIVE.value: 0}
-    for kind, state, count in connection.execute(count_statement(read_now(connection))):
+    for kind, state, count in connection.execute(count_statement(read_now(connection), scope)):
         by_kind[kind] += count
         by_state[state] += count
     return SessionCounts(total, by_kind, by_state)
 
 
-def count_active_sessions(connection: Connection) -> int:
-    return sum(count for _, _, count in connection.execute(count_statement(read_now(connection))))
+def total_statement(scope: Scope) -> Select[Any]:
+    count = select(func.count()).select_from(sessions)
+    if not scope.is_bound:
+        return count
+    # One index has the live sessions of a tenant, another one the closed sessions.
+    live, closed = (
+        count.where(*in_scope(scope), end).scalar_subquery()
+        for end in (sessions.c.close_reason.is_(None), sessions.c.close_reason.is_not(None))
+    )
+    return select(live + closed)
 
 
-def count_statement(now: datetime) -> Select[Any]:
+def count_active_sessions(connection: Connection, scope: Scope) -> int:
+    return sum(count for _, _, count in connection.execute(count_statement(read_now(connection), scope)))
+
+
+def count_statement(now: datetime, scope: Scope) -> Select[Any]:
     live = and_(sessions.c.closed_at.is_(None), sessions.c.deadline_at > now)
+    if scope.is_bound:
+        # The condition of the index by tenant.
+        live = and_(live, sessions.c.close_reason.is_(None), *in_scope(scope))
     return (
         select(sessions.c.kind, sessions.c.state, func.count()).where(live).group_by(sessions.c.kind, sessions.c.state)
     )

@@ -34,6 +34,7 @@ from tenure.domain.submissions import (
     SubmissionState,
 )
 from tenure.ids import id_of_number, number_of_id
+from tenure.store.expressions import unsearched
 from tenure.store.reads.sessions import read_now
 from tenure.store.tables import submission_attempts, submissions
 
@@ -53,22 +54,25 @@ def contract_of(text: str) -> Contract:
     return _decode(text)
 
 
-def get_submission(connection: Connection, submission_id: str) -> tuple[Submission, Sequence[Attempt]] | None:
-    rows = connection.execute(get_statement(submission_id)).mappings().all()
+def get_submission(
+    connection: Connection, submission_id: str, owner: str | None
+) -> tuple[Submission, Sequence[Attempt]] | None:
+    rows = connection.execute(get_statement(submission_id, owner)).mappings().all()
     if not rows:
         return None
     found = Submission(**{column.name: rows[0][column.name] for column in COLUMNS})
     return found, [_attempt(row) for row in rows if row["attempt_number"] is not None]
 
 
-def get_statement(submission_id: str) -> Select[Any]:
+def get_statement(submission_id: str, owner: str | None) -> Select[Any]:
     """Uses one statement, so that a submission and its attempts are read at one instant."""
+    owned = [] if owner is None else [unsearched(submissions.c.caller == owner)]
     named = [column.label(f"attempt_{column.name}") for column in ATTEMPT_COLUMNS]
     of_submission = submission_attempts.c.submission_id == submissions.c.submission_id
     return (
         select(*COLUMNS, *named)
         .outerjoin_from(submissions, submission_attempts, of_submission)
-        .where(submissions.c.submission_id == submission_id)
+        .where(submissions.c.submission_id == submission_id, *owned)
         .order_by(submission_attempts.c.number)
     )
 

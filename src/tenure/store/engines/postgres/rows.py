@@ -9,11 +9,12 @@ from typing import Any
 import asyncpg
 
 from tenure.clock import to_microseconds
-from tenure.domain.audit_log import Actor
+from tenure.domain.audit_log import Actor, AuditDraft
 from tenure.domain.deadlines import opened, span_of
 from tenure.domain.jobs import BeginRunOutcome, BeginRunResult
 from tenure.domain.keys import StoredKey
 from tenure.domain.leases import JOB_LOCK, Fence, Lease
+from tenure.domain.scope import Scope
 from tenure.domain.sessions import (
     ClosedSession,
     EndResult,
@@ -62,6 +63,14 @@ def numbers(values: Sequence[int | None]) -> str | None:
 
 def flags(values: Sequence[bool]) -> str:
     return array(["t" if value else "f" for value in values])
+
+
+def scopes(scopes: Sequence[Scope]) -> tuple[str | None, str | None]:
+    """The arguments `p_tenant` and `p_user`: both None if no caller is bound, so that nothing is compared."""
+    tenants = [scope.tenant for scope in scopes]
+    if not any(tenants):
+        return None, None
+    return array([tenant or "NULL" for tenant in tenants]), array([scope.user or "NULL" for scope in scopes])
 
 
 def open_results(
@@ -238,7 +247,21 @@ def begin_attempts_result(records: Sequence[asyncpg.Record]) -> BeginAttemptsRes
 
 def actor_text(actor: Actor) -> str:
     """The argument `p_actor` of a function that writes an audit entry: the actor as JSON, with the id of the entry."""
-    return json.dumps({"entry": new_id(), "subject": actor.subject, "name": actor.name, "request": actor.request_id})
+    return json.dumps(_actor_values(new_id(), actor))
+
+
+def actors_text(actors: Sequence[Actor]) -> str:
+    return json.dumps([_actor_values(new_id(), actor) for actor in actors])
+
+
+def draft_text(draft: AuditDraft) -> str:
+    """The argument `p_draft` of a function that adds to an audit entry."""
+    entry = {"action": draft.action.value, "target": draft.target, "detail": draft.detail}
+    return json.dumps(_actor_values(draft.entry_id, draft.actor) | entry)
+
+
+def _actor_values(entry_id: str, actor: Actor) -> dict[str, str | None]:
+    return {"entry": entry_id, "subject": actor.subject, "name": actor.name, "request": actor.request_id}
 
 
 def key(record: asyncpg.Record) -> StoredKey:

@@ -21,13 +21,17 @@ OPEN = {
     OpenLane.REOPEN: f"SELECT * FROM tenure_open_reopen_1({_REQUESTS})",  # noqa: S608
     OpenLane.LIMITED: f"SELECT * FROM tenure_open_limited_1({_REQUESTS})",  # noqa: S608
 }
-HEARTBEAT = "SELECT * FROM tenure_heartbeat_1($1::text::uuid[], $2::text::boolean[])"
-END = (
-    f"SELECT e.position, e.recorded, {rows.SESSION_COLUMNS} FROM tenure_end_1($1::text::uuid[], $2::text::text[]) AS e"  # noqa: S608
+HEARTBEAT = (
+    "SELECT * FROM tenure_heartbeat_1($1::text::uuid[], $2::text::boolean[], $3::text::uuid[], $4::text::uuid[])"
 )
+END = f"""
+SELECT e.position, e.recorded, {rows.SESSION_COLUMNS}
+  FROM tenure_end_1($1::text::uuid[], $2::text::text[], $3::text::uuid[], $4::text::uuid[], $5) AS e
+"""  # noqa: S608
 ATTACH = f"""
 SELECT e.position, e.found, e.now, e.recorded, (e.session).attachment, {rows.SESSION_COLUMNS}
-  FROM tenure_attach_1($1::text::uuid[], $2::text::bigint[], $3::text::bigint[], $4::text::bigint[]) AS e
+  FROM tenure_attach_1($1::text::uuid[], $2::text::bigint[], $3::text::bigint[], $4::text::bigint[],
+                       $5::text::uuid[], $6::text::uuid[]) AS e
 """  # noqa: S608
 UPDATE_STREAMS = f"""
 SELECT e.position, e.found, e.now, e.recorded, e.counted, {rows.SESSION_COLUMNS}
@@ -36,8 +40,8 @@ SELECT e.position, e.found, e.now, e.recorded, e.counted, {rows.SESSION_COLUMNS}
        $7::text::bigint[], $8::text::bigint[], $9::text::bigint[], $10::text::bigint[], $11::text::bigint[],
        $12::text::bigint[], $13::text::bigint[]) AS e
 """  # noqa: S608
-PUT_CAPACITY = "SELECT * FROM tenure_put_capacity_1($1, $2, $3, $4)"
-DELETE_CAPACITY = "SELECT * FROM tenure_delete_capacity_1($1)"
+PUT_CAPACITY = "SELECT * FROM tenure_put_capacity_1($1, $2, $3, $4, $5, $6)"
+DELETE_CAPACITY = "SELECT * FROM tenure_delete_capacity_1($1, $2, $3)"
 
 _FENCE = "$1, $2, $3"
 EXPIRE = f"SELECT * FROM tenure_expire_1({_FENCE}, $4)"  # noqa: S608
@@ -45,12 +49,12 @@ _LEASE = ", ".join(["e.now", *(f"(e.lease).{column.name}" for column in LEASE_CO
 ACQUIRE = f"SELECT e.taken, e.reclaimed, {_LEASE} FROM tenure_acquire_lease_1($1, $2, $3, $4) AS e"  # noqa: S608
 RENEW = f"SELECT {_LEASE} FROM tenure_renew_lease_1({_FENCE}, $4) AS e"  # noqa: S608
 RELEASE = f"SELECT {_LEASE} FROM tenure_release_lease_1({_FENCE}) AS e"  # noqa: S608
-MARK_RESIGNED = "SELECT tenure_mark_resigned_1($1)"
-RESIGN = f"SELECT {_LEASE} FROM tenure_resign_lease_1($1) AS e"  # noqa: S608
+MARK_RESIGNED = "SELECT tenure_mark_resigned_1($1, $2)"
+RESIGN = f"SELECT {_LEASE} FROM tenure_resign_lease_1($1, $2) AS e"  # noqa: S608
 REGISTER_JOBS = "SELECT tenure_register_jobs_1($1, $2, $3, $4)"
 BEGIN_RUN = "SELECT * FROM tenure_begin_run_1($1, $2, $3)"
 FINISH_RUN = f"SELECT tenure_finish_run_1({_FENCE}, $4, $5, $6)"
-COMMAND_JOB = "SELECT * FROM tenure_command_job_1($1, $2)"
+COMMAND_JOB = "SELECT * FROM tenure_command_job_1($1, $2, $3)"
 PRUNE = f"SELECT * FROM tenure_prune_1({_FENCE}, $4, $5, $6, $7, $8)"  # noqa: S608
 
 ACCEPT_SUBMISSIONS = "SELECT * FROM tenure_accept_submissions_1($1::text::uuid[], $2, $3, $4, $5, $6, $7)"
@@ -62,7 +66,7 @@ SELECT * FROM tenure_finish_attempts_1(
        $11::text::boolean[], $12::text::boolean[])
 """  # noqa: S608
 NOTE_WAITING_REASON = f"SELECT tenure_note_waiting_reason_1({_FENCE}, $4::text::uuid[], $5)"
-COMMAND_SUBMISSIONS = "SELECT * FROM tenure_command_submissions_1($1, $2::text::uuid[])"
+COMMAND_SUBMISSIONS = "SELECT * FROM tenure_command_submissions_1($1, $2::text::uuid[], $3, $4)"
 READ_ENVELOPES = f"""
 SELECT {", ".join(column.name for column in ENVELOPE_COLUMNS)} FROM submissions
  WHERE submission_id = ANY ($1::text::uuid[])
@@ -82,7 +86,7 @@ CUT_USAGE = f"SELECT * FROM tenure_cut_usage_1({_FENCE}, $4, $5, $6, $7, $8, $9)
 SAVE_CHUNKS = f"""
 SELECT tenure_save_chunks_1({_FENCE}, $4, $5, $6::text::uuid[], $7::text::uuid[], $8, $9, $10::text::uuid[], $11)
 """
-SEND_WINDOWS = "SELECT * FROM tenure_send_windows_1($1, $2, $3, $4, $5::text::uuid[])"
+SEND_WINDOWS = "SELECT * FROM tenure_send_windows_1($1, $2, $3, $4, $5::text::uuid[], $6)"
 STORE_DIGESTS = f"SELECT * FROM tenure_store_digests_1({_FENCE}, $4::text::uuid[], $5)"  # noqa: S608
 PRUNE_USAGE = f"SELECT * FROM tenure_prune_usage_1({_FENCE}, $4, $5)"  # noqa: S608
 
@@ -107,7 +111,11 @@ SELECT l.session_id::text, l.user_object_id::text, l.tenant_object_id::text, l.c
 CREATE_KEY = "SELECT * FROM tenure_create_key_1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)"
 REVOKE_KEY = "SELECT * FROM tenure_revoke_key_1($1, $2)"
 FIND_KEY = f"SELECT {', '.join(column.name for column in KEY_COLUMNS)} FROM keys WHERE public_id = $1"  # noqa: S608
-READ_KEYS_VERSION = "SELECT keys_version, tenure_now() FROM installation"
+READ_KEYS_VERSION = """
+SELECT i.keys_version, tenure_now(), s.key_id, s.secret, s.expires_at
+  FROM installation i LEFT JOIN signing_keys s ON true
+"""
+ROTATE_SIGNING_KEY = "SELECT tenure_rotate_signing_key_1($1, $2, $3, $4, $5, $6)"
 TOUCH_KEYS = "SELECT tenure_touch_keys_1($1, $2)"
 
 _LOCK = ", ".join(f"l.{column.name} AS lease_{column.name}" for column in LEASE_COLUMNS)

@@ -7,14 +7,14 @@ with its version in its name, so that instances of two versions can run side by 
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 
 import asyncpg
 from msgspec.structs import astuple
 from sqlalchemy import Connection, text
 
 from tenure.clock import MICROSECOND, from_microseconds
-from tenure.domain.audit_log import Actor
+from tenure.domain.audit_log import Actor, AuditDraft
 from tenure.domain.capacities import Capacity, Seats
 from tenure.domain.jobs import BeginRunResult, Board, Job, JobCommand, JobSettings, Pruned, RunOutcome
 from tenure.domain.keys import (
@@ -26,6 +26,8 @@ from tenure.domain.keys import (
     creation_detail,
 )
 from tenure.domain.leases import AcquireResult, Fence, Lease
+from tenure.domain.scope import Scope
+from tenure.domain.session_tokens import SIGNING_KEYS_MAX, RotateOutcome, SigningKey, rotation_detail
 from tenure.domain.sessions import (
     ClosedSession,
     EndRequest,
@@ -71,7 +73,7 @@ from tenure.store.engines.postgres.client import PostgresClient
 from tenure.store.engines.postgres.connections import set_timeouts
 from tenure.store.limits import AUDIT_LOG_KEPT, JOB_RUNS_KEPT, LEASE_HISTORY_KEPT, SUBMISSIONS_KEPT, USAGE_KEPT
 from tenure.store.reads import capacities, leases, submissions
-from tenure.store.reads.keys import create_result
+from tenure.store.reads.keys import create_result, version_of
 from tenure.store.reads.shared import SharedReads
 
 MIGRATION_SECONDS = 600
@@ -106,15 +108,20 @@ class PostgresStore(PostgresClient, SharedReads):
     async def heartbeat(self, heartbeats: Sequence[Heartbeat]) -> Sequence[HeartbeatResult]:
         session_ids = [heartbeat.session_id for heartbeat in heartbeats]
         active = rows.flags([heartbeat.active for heartbeat in heartbeats])
+        scopes = rows.scopes([heartbeat.scope for heartbeat in heartbeats])
         return rows.heartbeat_results(
-            await self._call(statements.HEARTBEAT, rows.array(session_ids), active), session_ids
+            await self._call(statements.HEARTBEAT, rows.array(session_ids), active, *scopes), session_ids
         )
 
     async def end_sessions(self, ends: Sequence[EndRequest]) -> Sequence[EndResult]:
-        reasons = rows.array([end.reason for end in ends])
-        return rows.end_results(
-            await self._call(statements.END, rows.array([end.session_id for end in ends]), reasons), len(ends)
+        records = await self._call(
+            statements.END,
+            rows.array([end.session_id for end in ends]),
+            rows.array([end.reason for end in ends]),
+            *rows.scopes([end.scope for end in ends]),
+            rows.actors_text([end.actor for end in ends]),
         )
+        return rows.end_results(records, len(ends))
 
     async def expire_sessions(self, fence: Fence, limit: int) -> SweepResult:
         *lapsed, (_, _, _, checked) = await self._call(statements.EXPIRE, *astuple(fence), limit)
@@ -129,6 +136,7 @@ class PostgresStore(PostgresClient, SharedReads):
             rows.numbers([attach.lease_microseconds for attach in attaches]),
             rows.numbers([attach.heartbeat_microseconds for attach in attaches]),
             rows.numbers([attach.idle_microseconds for attach in attaches]),
+            *rows.scopes([attach.scope for attach in attaches]),
         )
         return rows.attach_results(records, len(attaches))
 
@@ -148,19 +156,25 @@ class PostgresStore(PostgresClient, SharedReads):
         )
         return rows.stream_update_results(records, len(updates))
 
-    async def put_capacity(self, capacity_id: str, seats: Seats) -> Capacity:
+    async def put_capacity(self, capacity_id: str, seats: Seats, scope: Scope, actor: Actor) -> Capacity | None:
         records = await self._call(
-            statements.PUT_CAPACITY, capacity_id, seats.max_sessions, seats.when_full, seats.tenant_object_id
+            statements.PUT_CAPACITY,
+            capacity_id,
+            seats.max_sessions,
+            seats.when_full,
+            seats.tenant_object_id,
+            scope.tenant,
+            rows.actor_text(actor),
         )
-        return await self._with_live_count(records[0])
+        return await self._with_live_count(records[0], scope) if records else None
 
-    async def delete_capacity(self, capacity_id: str) -> Capacity | None:
-        records = await self._call(statements.DELETE_CAPACITY, capacity_id)
-        return await self._with_live_count(records[0]) if records else None
+    async def delete_capacity(self, capacity_id: str, scope: Scope, actor: Actor) -> Capacity | None:
+        records = await self._call(statements.DELETE_CAPACITY, capacity_id, scope.tenant, rows.actor_text(actor))
+        return await self._with_live_count(records[0], scope) if records else None
 
-    async def _with_live_count(self, record: asyncpg.Record) -> Capacity:
+    async def _with_live_count(self, record: asyncpg.Record, scope: Scope) -> Capacity:
         values = rows.values_of(record)
-        live = await self._read_long(lambda connection: capacities.count_live(connection, values["capacity_id"]))
+        live = await self._read_long(lambda connection: capacities.count_live(connection, values["capacity_id"], scope))
         return capacities.capacity_from_values(values, live)
 
     async def acquire_lease(self, name: str, holder: str, attempt: str, duration_microseconds: int) -> AcquireResult:
@@ -177,9 +191,10 @@ class PostgresStore(PostgresClient, SharedReads):
         (record,) = await self._call_on(self._renewals, statements.RELEASE, *astuple(fence))
         return rows.lease(record)
 
-    async def resign_lease(self, name: str) -> Lease | None:
-        await self._call(statements.MARK_RESIGNED, name)
-        records = await self._call(statements.RESIGN, name)
+    async def resign_lease(self, name: str, actor: Actor) -> Lease | None:
+        text = rows.actor_text(actor)
+        await self._call(statements.MARK_RESIGNED, name, text)
+        records = await self._call(statements.RESIGN, name, text)
         return rows.lease(records[0]) if records else None
 
     async def read_board(self, names: Sequence[str]) -> Board:
@@ -211,8 +226,8 @@ class PostgresStore(PostgresClient, SharedReads):
             self._watching, statements.FINISH_RUN, *astuple(fence), outcome.value, error, retry_microseconds
         )
 
-    async def command_job(self, job: str, command: JobCommand) -> Job | None:
-        records = await self._call(statements.COMMAND_JOB, job, command.value)
+    async def command_job(self, job: str, command: JobCommand, actor: Actor) -> Job | None:
+        records = await self._call(statements.COMMAND_JOB, job, command.value, rows.actor_text(actor))
         return leases.job_from_values(records[0]) if records else None
 
     async def prune(self, fence: Fence, limit: int) -> Pruned:
@@ -274,9 +289,11 @@ class PostgresStore(PostgresClient, SharedReads):
         await self._call(statements.NOTE_WAITING_REASON, *astuple(fence), rows.array(submission_ids), error)
 
     async def command_submissions(
-        self, command: SubmissionCommand, submission_ids: Sequence[str]
+        self, command: SubmissionCommand, submission_ids: Sequence[str], owner: str | None, draft: AuditDraft
     ) -> Mapping[str, bool]:
-        records = await self._call(statements.COMMAND_SUBMISSIONS, command.value, rows.array(submission_ids))
+        records = await self._call(
+            statements.COMMAND_SUBMISSIONS, command.value, rows.array(submission_ids), owner, rows.draft_text(draft)
+        )
         return {str(submission_id): done for submission_id, done in records}
 
     async def cut_usage(self, fence: Fence, rules: CutRules, limit: int) -> Cut:
@@ -302,7 +319,9 @@ class PostgresStore(PostgresClient, SharedReads):
             complete,
         )
 
-    async def send_windows(self, contract: Contract, windows: Sequence[WindowToSend]) -> Sequence[int]:
+    async def send_windows(
+        self, contract: Contract, windows: Sequence[WindowToSend], draft: AuditDraft
+    ) -> Sequence[int]:
         records = await self._call(
             statements.SEND_WINDOWS,
             submissions.contract_text(contract),
@@ -310,6 +329,7 @@ class PostgresStore(PostgresClient, SharedReads):
             [each.window_id for each in windows],
             [len(each.submission_ids) for each in windows],
             rows.array([submission_id for each in windows for submission_id in each.submission_ids]),
+            rows.draft_text(draft),
         )
         return [record[0] for record in records]
 
@@ -356,10 +376,22 @@ class PostgresStore(PostgresClient, SharedReads):
 
     async def read_keys_version(self) -> KeysVersion:
         """Uses the connection that listens for notifications: busy requests do not delay this read."""
-        (record,) = await self._hot_retries.run(
+        records = await self._hot_retries.run(
             lambda: self._watching.fetch(statements.READ_KEYS_VERSION, (), only_reads=True)
         )
-        return KeysVersion(*record)
+        return version_of(records)
+
+    async def rotate_signing_key(self, new: SigningKey, overlap: timedelta | None, actor: Actor) -> RotateOutcome:
+        ((outcome,),) = await self._call(
+            statements.ROTATE_SIGNING_KEY,
+            new.key_id,
+            new.secret,
+            None if overlap is None else overlap // MICROSECOND,
+            SIGNING_KEYS_MAX,
+            rows.actor_text(actor),
+            rotation_detail(overlap),
+        )
+        return RotateOutcome(outcome)
 
     async def touch_keys(self, used_at: Mapping[str, datetime]) -> None:
         await self._call(statements.TOUCH_KEYS, list(used_at.keys()), list(used_at.values()))

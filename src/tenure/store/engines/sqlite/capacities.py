@@ -6,10 +6,13 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, delete, func, insert, select, update
 
-from tenure.domain.capacities import Capacity, Seats, WhenFull
+from tenure.domain.audit_log import Action, Actor
+from tenure.domain.capacities import Capacity, Seats, WhenFull, rules_text
 from tenure.domain.deadlines import as_recorded, closed_session_of, end_now
+from tenure.domain.scope import Scope
 from tenure.domain.sessions import ClosedSession, CloseReason, OpenOutcome, OpenRequest
 from tenure.store import tables
+from tenure.store.engines.sqlite.audit_log import write_audit_entry
 from tenure.store.engines.sqlite.sessions import close
 from tenure.store.reads import capacities, sessions
 
@@ -120,27 +123,37 @@ def seats_of(connection: Connection, now: datetime, requests: Sequence[OpenReque
     return {row.capacity_id: CapacitySeats(connection, now, row) for row in connection.execute(restricted)}
 
 
-def put_capacity(connection: Connection, now: datetime, capacity_id: str, seats: Seats) -> Capacity:
+def put_capacity(
+    connection: Connection, now: datetime, capacity_id: str, seats: Seats, scope: Scope, actor: Actor
+) -> Capacity | None:
+    old = capacities.get_capacity(connection, capacity_id, scope)
+    if old is None and scope.tenant is not None:
+        return None
+    if old is not None and old.seats == seats:
+        return old
     values = {
         "max_sessions": seats.max_sessions,
         "when_full": seats.when_full,
         "tenant_object_id": seats.tenant_object_id,
         "slack": 0,
     }
-    old = capacities.get_capacity(connection, capacity_id)
     if old is None:
         connection.execute(insert(_table).values(capacity_id=capacity_id, created_at=now, modified_at=now, **values))
     else:
         modified_at = max(old.modified_at, now)
         this_capacity = _table.c.capacity_id == capacity_id
         connection.execute(update(_table).where(this_capacity).values(modified_at=modified_at, **values))
-    capacity = capacities.get_capacity(connection, capacity_id)
-    if capacity is None:
-        raise AssertionError("the capacity that was just written does not exist")
-    return capacity
+    detail = f"{rules_text(None if old is None else old.seats)} -> {rules_text(seats)}"
+    write_audit_entry(connection, now, actor, Action.CAPACITY_CHANGED, capacity_id, detail)
+    return capacities.get_capacity(connection, capacity_id, scope)
 
 
-def delete_capacity(connection: Connection, _now: datetime, capacity_id: str) -> Capacity | None:
-    old = capacities.get_capacity(connection, capacity_id)
+def delete_capacity(
+    connection: Connection, now: datetime, capacity_id: str, scope: Scope, actor: Actor
+) -> Capacity | None:
+    old = capacities.get_capacity(connection, capacity_id, scope)
+    if old is None:
+        return None
     connection.execute(delete(_table).where(_table.c.capacity_id == capacity_id))
+    write_audit_entry(connection, now, actor, Action.CAPACITY_DELETED, capacity_id, rules_text(old.seats))
     return old

@@ -20,11 +20,13 @@ have sizes by purpose, at most CACHES_KIB_MAX together. `limit_arenas` keeps fre
 import asyncio
 import ctypes
 import os
+import secrets
 import sqlite3
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -34,6 +36,7 @@ from sqlalchemy.pool import QueuePool
 
 from tenure.clock import monotonic, pause
 from tenure.domain.meter import usage_of
+from tenure.domain.session_tokens import SECRET_BYTES
 from tenure.errors import ConfigurationError
 from tenure.store.engines.sqlite.errors import FileMoved, cause_of
 from tenure.store.retries import Cause
@@ -136,7 +139,12 @@ class Connections:
         self._cache_kib = cache_kib
         self._threads = ThreadPoolExecutor(count, f"tenure-sqlite-{purpose}")
         self.engine = create_engine(
-            "sqlite://", creator=self._connect, poolclass=QueuePool, pool_size=count, max_overflow=0
+            "sqlite://",
+            creator=self._connect,
+            poolclass=QueuePool,
+            pool_size=count,
+            max_overflow=0,
+            hide_parameters=True,  # otherwise errors would show the secrets of signing keys
         )
 
     async def run(self, work: Callable[[Connection], T]) -> T:
@@ -164,6 +172,7 @@ class Connections:
         connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
         connection.execute(f"PRAGMA cache_size = -{self._cache_kib}")
         connection.create_function("tenure_now", 0, self._clock)
+        connection.create_function("tenure_random_secret", 0, partial(secrets.token_bytes, SECRET_BYTES))
         connection.create_function("tenure_usage_1", 2, usage_of, deterministic=True)
         # From here on, `_begin_immediate` waits for the lock instead of SQLite.
         connection.execute("PRAGMA busy_timeout = 0")

@@ -7,10 +7,12 @@ from typing import Any
 from sqlalchemy import Connection, delete, insert, select, tuple_, update
 
 from tenure.clock import MICROSECOND
-from tenure.domain.job_grid import due_in, grid_after, grid_at, is_clock_behind, next_run_after
+from tenure.domain.audit_log import Action, Actor
+from tenure.domain.job_grid import changed_by, due_in, grid_after, grid_at, is_clock_behind, next_run_after
 from tenure.domain.jobs import BeginRunOutcome, BeginRunResult, Job, JobCommand, JobSettings, Pruned, RunOutcome
 from tenure.domain.leases import JOB_LOCK, Fence, Lease
 from tenure.errors import LeaseLost
+from tenure.store.engines.sqlite.audit_log import write_audit_entry
 from tenure.store.engines.sqlite.leases import begin_epoch, check_fence, end_epoch, find_lease, is_attempt, lease_now
 from tenure.store.engines.sqlite.submissions import prune_submissions
 from tenure.store.limits import AUDIT_LOG_KEPT, JOB_RUNS_KEPT, LEASE_HISTORY_KEPT, SUBMISSIONS_KEPT
@@ -175,14 +177,28 @@ def _after_run(
     }
 
 
-def command_job(connection: Connection, now: datetime, name: str, command: JobCommand) -> Job | None:
+def command_job(connection: Connection, now: datetime, name: str, command: JobCommand, actor: Actor) -> Job | None:
+    job = find_job(connection, name)
+    if job is None:
+        return None
     changes: dict[JobCommand, dict[str, Any]] = {
         JobCommand.RUN: {"requested_at": now, "retry_at": None},
         JobCommand.PAUSE: {"requested_at": None, "paused": True},
         JobCommand.RESUME: {"paused": False},
     }
     _write(connection, name, **changes[command])
+    if changed_by(job, command):
+        drops = command is JobCommand.PAUSE and job.requested_at is not None
+        detail = "dropped the requested run" if drops else None
+        write_audit_entry(connection, now, actor, _ACTIONS[command], name, detail)
     return find_job(connection, name)
+
+
+_ACTIONS = {
+    JobCommand.RUN: Action.JOB_RUN_REQUESTED,
+    JobCommand.PAUSE: Action.JOB_PAUSED,
+    JobCommand.RESUME: Action.JOB_RESUMED,
+}
 
 
 def prune(connection: Connection, fence: Fence, limit: int) -> Pruned:

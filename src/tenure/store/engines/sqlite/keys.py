@@ -1,34 +1,17 @@
-"""API keys and the audit log. The file's write lock lets one change happen after the other."""
+"""API keys and signing keys. The file's write lock lets one change happen after the other."""
 
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 
-from sqlalchemy import Connection, bindparam, func, insert, or_, select, update
+from sqlalchemy import Connection, bindparam, delete, func, insert, or_, select, update
 
 from tenure.domain.audit_log import Action, Actor
 from tenure.domain.keys import LIVE_KEYS_PER_NAME, CreateKeyResult, NewKey, StoredKey, creation_detail
-from tenure.ids import new_id
+from tenure.domain.session_tokens import SIGNING_KEYS_MAX, RotateOutcome, SigningKey, rotation_detail
+from tenure.store.engines.sqlite.audit_log import write_audit_entry
 from tenure.store.reads.keys import create_result, find_key
-from tenure.store.tables import audit_log, installation, keys
+from tenure.store.tables import installation, keys, signing_keys
 from tenure.store.types import Instant
-
-
-def write_audit_entry(
-    connection: Connection, now: datetime, actor: Actor, action: Action, target: str, detail: str | None = None
-) -> None:
-    """Call it in the transaction of the change, and only if the transaction has changed something."""
-    connection.execute(
-        insert(audit_log).values(
-            entry_id=new_id(),
-            at=now,
-            subject=actor.subject,
-            name=actor.name,
-            action=action.value,
-            target=target,
-            detail=detail,
-            request_id=actor.request_id,
-        )
-    )
 
 
 def create_key(connection: Connection, now: datetime, new: NewKey, actor: Actor) -> CreateKeyResult:
@@ -80,6 +63,28 @@ def touch_keys(connection: Connection, now: datetime, used_at: Mapping[str, date
     statement = update(keys).where(keys.c.public_id == bindparam("key"), earlier).values(last_used_at=used)
     # Not after `now`: an instance only estimates the database's clock.
     connection.execute(statement, [{"key": key, "used": min(at, now)} for key, at in used_at.items()])
+
+
+def rotate_signing_key(
+    connection: Connection, now: datetime, new: SigningKey, overlap: timedelta | None, actor: Actor
+) -> RotateOutcome:
+    row = signing_keys.c
+    if connection.execute(select(row.key_id).where(row.key_id == new.key_id)).first() is not None:
+        return RotateOutcome.ROTATED
+    if overlap is None:
+        connection.execute(delete(signing_keys))
+    else:
+        valid = (
+            select(func.count()).select_from(signing_keys).where(or_(row.expires_at.is_(None), row.expires_at > now))
+        )
+        if connection.execute(valid).scalar_one() >= SIGNING_KEYS_MAX:
+            return RotateOutcome.TOO_MANY
+        connection.execute(delete(signing_keys).where(row.expires_at <= now))
+        later = or_(row.expires_at.is_(None), row.expires_at > now + overlap)
+        connection.execute(update(signing_keys).where(later).values(expires_at=now + overlap))
+    connection.execute(insert(signing_keys).values(key_id=new.key_id, secret=new.secret, created_at=now))
+    write_audit_entry(connection, now, actor, Action.SIGNING_KEY_ROTATED, new.key_id, rotation_detail(overlap))
+    return RotateOutcome.ROTATED
 
 
 def _increase_version(connection: Connection) -> None:

@@ -9,8 +9,10 @@ from typing import Any
 from sqlalchemy import Connection, insert, select, update
 
 from tenure.clock import from_microseconds
+from tenure.domain.audit_log import Action, Actor
 from tenure.domain.leases import JOB_LOCK, AcquireResult, Fence, Lease
 from tenure.errors import LeaseLost
+from tenure.store.engines.sqlite.audit_log import write_audit_entry
 from tenure.store.reads.leases import LEASE_COLUMNS, lease_from_values
 from tenure.store.tables import lease_history, leases
 
@@ -103,9 +105,13 @@ def release_lease(connection: Connection, now: datetime, fence: Fence) -> Lease:
     return end_epoch(connection, now, check_fence(connection, fence), "released")
 
 
-def resign_lease(connection: Connection, now: datetime, name: str) -> Lease | None:
+def resign_lease(connection: Connection, now: datetime, name: str, actor: Actor) -> Lease | None:
     lease = find_lease(connection, name, now)
-    return end_epoch(connection, now, lease, "resigned") if lease is not None and lease.held else lease
+    if lease is None or not lease.held:
+        return lease
+    detail = f"holder {lease.holder}, epoch {lease.epoch}"
+    write_audit_entry(connection, now, actor, Action.LEASE_RESIGNED, name, detail)
+    return end_epoch(connection, now, lease, "resigned")
 
 
 def end_epoch(connection: Connection, now: datetime, lease: Lease, how: str) -> Lease:

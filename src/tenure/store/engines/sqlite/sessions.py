@@ -3,12 +3,14 @@
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import Connection, bindparam, select, text, update
 
 from tenure.clock import to_microseconds
+from tenure.domain.audit_log import Action
 from tenure.domain.deadlines import as_recorded, closed_session_of, end_now, renewed
+from tenure.domain.scope import Scope
 from tenure.domain.sessions import (
     EndRequest,
     EndResult,
@@ -21,6 +23,7 @@ from tenure.domain.sessions import (
     SweepResult,
 )
 from tenure.store import tables
+from tenure.store.engines.sqlite.audit_log import write_audit_entry
 from tenure.store.reads import sessions
 
 _table = tables.sessions
@@ -29,7 +32,8 @@ _table = tables.sessions
 def heartbeat(connection: Connection, now: datetime, heartbeats: Sequence[Heartbeat]) -> Sequence[HeartbeatResult]:
     found = sessions_by_id(connection, (heartbeat.session_id for heartbeat in heartbeats))
     outcomes = [
-        _renew_or_record(connection, now, found.get(heartbeat.session_id), heartbeat) for heartbeat in heartbeats
+        _renew_or_record(connection, now, in_scope(found.get(heartbeat.session_id), heartbeat.scope), heartbeat)
+        for heartbeat in heartbeats
     ]
     renew(connection, [session for session, _ in outcomes if session is not None])
     return [result for _, result in outcomes]
@@ -54,7 +58,7 @@ def _renew_or_record(
 
 def end_sessions(connection: Connection, now: datetime, ends: Sequence[EndRequest]) -> Sequence[EndResult]:
     found = sessions_by_id(connection, (end.session_id for end in ends))
-    return [_end(connection, now, found.get(end.session_id), end) for end in ends]
+    return [_end(connection, now, in_scope(found.get(end.session_id), end.scope), end) for end in ends]
 
 
 def _end(connection: Connection, now: datetime, session: Session | None, end: EndRequest) -> EndResult:
@@ -62,7 +66,10 @@ def _end(connection: Connection, now: datetime, session: Session | None, end: En
         return EndResult(Found.UNKNOWN)
     if session.closed_at is not None:
         return EndResult(Found.OVER, session)
-    return EndResult(Found.OVER, close(connection, end_now(session, now, end.reason)), recorded=True)
+    ended = close(connection, end_now(session, now, end.reason))
+    if session.deadline_at > now:
+        write_audit_entry(connection, now, end.actor, Action.SESSION_ENDED, end.session_id, end.reason)
+    return EndResult(Found.OVER, ended, recorded=True)
 
 
 def expire_sessions(connection: Connection, now: datetime, limit: int) -> SweepResult:
@@ -104,6 +111,14 @@ _BY_ID = text(
 def rows_by_id(connection: Connection, session_ids: Iterable[str]) -> Sequence[Any]:
     """Returns rows with the columns of a `Session` and the columns of the attachment."""
     return connection.execute(_BY_ID, {"ids": json.dumps(list(session_ids))}).all()
+
+
+Row = TypeVar("Row", bound=Any)
+
+
+def in_scope(found: Row | None, scope: Scope) -> Row | None:
+    """Returns the session, or its row, or None if it is outside the scope."""
+    return found if found is not None and scope.admits(found.tenant_object_id, found.user_object_id) else None
 
 
 def sessions_by_id(connection: Connection, session_ids: Iterable[str]) -> Mapping[str, Session]:

@@ -1,16 +1,18 @@
 """The store on SQLite: one file, one writer. `client.py` explains its connections, threads and locks."""
 
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TypeVar
 
 from sqlalchemy import Connection
 
-from tenure.domain.audit_log import Actor
+from tenure.domain.audit_log import Actor, AuditDraft
 from tenure.domain.capacities import Capacity, Seats
 from tenure.domain.jobs import BeginRunResult, Job, JobCommand, JobSettings, Pruned, RunOutcome
 from tenure.domain.keys import CreateKeyResult, NewKey, StoredKey
 from tenure.domain.leases import AcquireResult, Fence, Lease
+from tenure.domain.scope import Scope
+from tenure.domain.session_tokens import RotateOutcome, SigningKey
 from tenure.domain.sessions import (
     EndRequest,
     EndResult,
@@ -75,11 +77,15 @@ class SqliteStore(SqliteClient, SharedReads):
     async def update_streams(self, updates: Sequence[StreamUpdate]) -> Sequence[StreamUpdateResult]:
         return await self._write(lambda connection, now: streams.update_streams(connection, now, updates))
 
-    async def put_capacity(self, capacity_id: str, seats: Seats) -> Capacity:
-        return await self._write(lambda connection, now: capacities.put_capacity(connection, now, capacity_id, seats))
+    async def put_capacity(self, capacity_id: str, seats: Seats, scope: Scope, actor: Actor) -> Capacity | None:
+        return await self._write(
+            lambda connection, now: capacities.put_capacity(connection, now, capacity_id, seats, scope, actor)
+        )
 
-    async def delete_capacity(self, capacity_id: str) -> Capacity | None:
-        return await self._write(lambda connection, now: capacities.delete_capacity(connection, now, capacity_id))
+    async def delete_capacity(self, capacity_id: str, scope: Scope, actor: Actor) -> Capacity | None:
+        return await self._write(
+            lambda connection, now: capacities.delete_capacity(connection, now, capacity_id, scope, actor)
+        )
 
     async def acquire_lease(self, name: str, holder: str, attempt: str, duration_microseconds: int) -> AcquireResult:
         return await self._write_lease(
@@ -94,8 +100,8 @@ class SqliteStore(SqliteClient, SharedReads):
     async def release_lease(self, fence: Fence) -> Lease:
         return await self._write_lease(lambda connection, now: leases.release_lease(connection, now, fence))
 
-    async def resign_lease(self, name: str) -> Lease | None:
-        return await self._write_lease(lambda connection, now: leases.resign_lease(connection, now, name))
+    async def resign_lease(self, name: str, actor: Actor) -> Lease | None:
+        return await self._write_lease(lambda connection, now: leases.resign_lease(connection, now, name, actor))
 
     def listen(self, topic: Topic, wake: Callable[[], None]) -> None:
         """SQLite sends no notifications."""
@@ -114,8 +120,8 @@ class SqliteStore(SqliteClient, SharedReads):
             lambda connection, now: jobs.finish_run(connection, now, fence, outcome, error, retry_microseconds)
         )
 
-    async def command_job(self, job: str, command: JobCommand) -> Job | None:
-        return await self._write_lease(lambda connection, now: jobs.command_job(connection, now, job, command))
+    async def command_job(self, job: str, command: JobCommand, actor: Actor) -> Job | None:
+        return await self._write_lease(lambda connection, now: jobs.command_job(connection, now, job, command, actor))
 
     async def prune(self, fence: Fence, limit: int) -> Pruned:
         return await self._write_lease(lambda connection, _now: jobs.prune(connection, fence, limit))
@@ -149,10 +155,12 @@ class SqliteStore(SqliteClient, SharedReads):
         )
 
     async def command_submissions(
-        self, command: SubmissionCommand, submission_ids: Sequence[str]
+        self, command: SubmissionCommand, submission_ids: Sequence[str], owner: str | None, draft: AuditDraft
     ) -> Mapping[str, bool]:
         return await self._write_by_plain_clock(
-            lambda connection, now: submissions.command_submissions(connection, now, command, submission_ids)
+            lambda connection, now: submissions.command_submissions(
+                connection, now, command, submission_ids, owner, draft
+            )
         )
 
     async def cut_usage(self, fence: Fence, rules: CutRules, limit: int) -> Cut:
@@ -168,9 +176,11 @@ class SqliteStore(SqliteClient, SharedReads):
 
         await self._write_by_plain_clock(save)
 
-    async def send_windows(self, contract: Contract, windows: Sequence[WindowToSend]) -> Sequence[int]:
+    async def send_windows(
+        self, contract: Contract, windows: Sequence[WindowToSend], draft: AuditDraft
+    ) -> Sequence[int]:
         return await self._write_by_plain_clock(
-            lambda connection, now: usage.send_windows(connection, now, contract, windows)
+            lambda connection, now: usage.send_windows(connection, now, contract, windows, draft)
         )
 
     async def store_digests(self, fence: Fence, digests: Sequence[ChunkDigest]) -> Mapping[str, bool]:
@@ -189,6 +199,11 @@ class SqliteStore(SqliteClient, SharedReads):
     async def revoke_key(self, public_id: str, actor: Actor) -> StoredKey | None:
         return await self._write_by_plain_clock(
             lambda connection, now: keys.revoke_key(connection, now, public_id, actor)
+        )
+
+    async def rotate_signing_key(self, new: SigningKey, overlap: timedelta | None, actor: Actor) -> RotateOutcome:
+        return await self._write_by_plain_clock(
+            lambda connection, now: keys.rotate_signing_key(connection, now, new, overlap, actor)
         )
 
     async def touch_keys(self, used_at: Mapping[str, datetime]) -> None:

@@ -12,7 +12,7 @@ from tenure.domain.deadlines import as_recorded, attached, closed_session_of, re
 from tenure.domain.sessions import Found, Session, State, StreamCounters
 from tenure.domain.streams import AttachRequest, AttachResult, StreamUpdate, StreamUpdateResult
 from tenure.store import tables
-from tenure.store.engines.sqlite.sessions import close, counters, renew, rows_by_id
+from tenure.store.engines.sqlite.sessions import close, counters, in_scope, renew, rows_by_id
 from tenure.store.reads import sessions
 from tenure.store.types import Instant
 
@@ -21,7 +21,9 @@ _table = tables.sessions
 
 def attach_streams(connection: Connection, now: datetime, attaches: Sequence[AttachRequest]) -> Sequence[AttachResult]:
     found = {row.session_id: row for row in rows_by_id(connection, (attach.session_id for attach in attaches))}
-    return [_attach(connection, now, found.get(attach.session_id), attach) for attach in attaches]
+    return [
+        _attach(connection, now, in_scope(found.get(attach.session_id), attach.scope), attach) for attach in attaches
+    ]
 
 
 def _attach(connection: Connection, now: datetime, row: Any, attach: AttachRequest) -> AttachResult:

@@ -7,6 +7,7 @@ from typing import Any
 from sqlalchemy import Connection, delete, insert, select, update
 
 from tenure.clock import MICROSECOND
+from tenure.domain.audit_log import AuditDraft
 from tenure.domain.leases import Fence
 from tenure.domain.submissions import (
     USAGES,
@@ -21,6 +22,7 @@ from tenure.domain.submissions import (
     SubmitRequest,
     SubmitResult,
 )
+from tenure.store.engines.sqlite.audit_log import count_changes
 from tenure.store.engines.sqlite.leases import check_fence
 from tenure.store.reads.submissions import contract_text
 from tenure.store.tables import PRUNABLE, submission_attempts, submissions
@@ -181,17 +183,38 @@ def note_waiting_reason(connection: Connection, fence: Fence, submission_ids: Se
 
 
 def command_submissions(
-    connection: Connection, now: datetime, command: SubmissionCommand, submission_ids: Sequence[str]
+    connection: Connection,
+    now: datetime,
+    command: SubmissionCommand,
+    submission_ids: Sequence[str],
+    owner: str | None,
+    draft: AuditDraft,
 ) -> dict[str, bool]:
     carry_out = _retry if command is SubmissionCommand.RETRY else _cancel
-    columns = (_row.submission_id, _row.gateway, _row.state, _row.attempts)
-    rows = connection.execute(select(*columns).where(_row.submission_id.in_(submission_ids)))
-    return {row.submission_id: carry_out(connection, now, row) for row in rows.all()}
+    owned = () if owner is None else (_row.caller == owner,)
+    rows = connection.execute(select(*_COMMANDED).where(_row.submission_id.in_(submission_ids), *owned))
+    results = {row.submission_id: carry_out(connection, now, row) for row in rows.all()}
+    count_changes(connection, now, draft, sum(changed for _, changed in results.values()))
+    return {submission_id: done for submission_id, (done, _) in results.items()}
 
 
-def _retry(connection: Connection, now: datetime, row: Any) -> bool:
+_COMMANDED = (
+    _row.submission_id,
+    _row.gateway,
+    _row.state,
+    _row.attempts,
+    _row.failures,
+    _row.unknowns,
+    _row.pause_is_binding,
+    _row.next_attempt_at,
+    _row.last_modified_at,
+)
+
+
+def _retry(connection: Connection, now: datetime, row: Any) -> tuple[bool, bool]:
+    """Whether the command was carried out, and whether it changed the submission; so does `_cancel`."""
     if row.state == SubmissionState.DELIVERED.value:
-        return False
+        return False, False
     attempt = (_attempt.submission_id == row.submission_id, _attempt.number == row.attempts)
     open_since = connection.execute(select(_attempt.started_at).where(*attempt, _attempt.ended_at.is_(None))).scalar()
     # `retried_at` must be later than the start of the open attempt, even if the clock was stepped back, because `_move`
@@ -201,16 +224,26 @@ def _retry(connection: Connection, now: datetime, row: Any) -> bool:
     changes = {"state": SubmissionState.PENDING.value, "failures": 0, "unknowns": 0, "ended_at": None}
     changes |= {"next_attempt_at": due, "pause_is_binding": False}
     _write(connection, row.submission_id, last_modified_at=retried_at, **changes)
-    return True
+    return True, not _awaits_retry(row, now, open_since)
 
 
-def _cancel(connection: Connection, now: datetime, row: Any) -> bool:
-    if row.gateway == USAGES:
+def _awaits_retry(row: Any, now: datetime, open_since: datetime | None) -> bool:
+    """Whether the submission was already as a retry leaves it."""
+    if row.state != SubmissionState.PENDING.value or row.failures or row.unknowns or row.pause_is_binding:
         return False
-    if row.state in (SubmissionState.PENDING.value, SubmissionState.FAILED.value):
+    if open_since is not None:
+        return bool(row.last_modified_at > open_since)
+    return row.next_attempt_at is not None and bool(row.next_attempt_at <= now)
+
+
+def _cancel(connection: Connection, now: datetime, row: Any) -> tuple[bool, bool]:
+    if row.gateway == USAGES:
+        return False, False
+    is_open = row.state in (SubmissionState.PENDING.value, SubmissionState.FAILED.value)
+    if is_open:
         changes = {"state": SubmissionState.CANCELLED.value, "next_attempt_at": None, "ended_at": now}
         _write(connection, row.submission_id, last_modified_at=now, **changes)
-    return bool(row.state != SubmissionState.DELIVERED.value)
+    return row.state != SubmissionState.DELIVERED.value, is_open
 
 
 def prune_submissions(connection: Connection, now: datetime, kept: timedelta, limit: int) -> int:

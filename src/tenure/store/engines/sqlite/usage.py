@@ -7,10 +7,12 @@ from typing import Any
 from sqlalchemy import Connection, and_, delete, exists, func, insert, or_, select, tuple_, update
 
 from tenure.clock import from_microseconds, to_microseconds
+from tenure.domain.audit_log import AuditDraft
 from tenure.domain.leases import Fence
 from tenure.domain.submissions import USAGES, Contract, SubmissionState, SubmissionStatus
 from tenure.domain.usage import ChunkBounds, ChunkDigest, Cut, CutRules, PrunedUsage, WindowToSend
 from tenure.ids import new_id
+from tenure.store.engines.sqlite.audit_log import count_changes
 from tenure.store.engines.sqlite.leases import check_fence
 from tenure.store.limits import USAGE_KEPT
 from tenure.store.reads.submissions import contract_text
@@ -134,10 +136,12 @@ def _complete(connection: Connection, now: datetime, window: Any) -> None:
 
 
 def send_windows(
-    connection: Connection, now: datetime, contract: Contract, windows: Sequence[WindowToSend]
+    connection: Connection, now: datetime, contract: Contract, windows: Sequence[WindowToSend], draft: AuditDraft
 ) -> Sequence[int]:
     text = contract_text(contract)
-    return [each.window_id for each in windows if _send_window(connection, now, text, each)]
+    sent = [each.window_id for each in windows if _send_window(connection, now, text, each)]
+    count_changes(connection, now, draft, len(sent))
+    return sent
 
 
 def _send_window(connection: Connection, now: datetime, contract: str, sending: WindowToSend) -> bool:

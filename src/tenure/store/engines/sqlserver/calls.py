@@ -45,7 +45,7 @@ _PARAMETERS: dict[str, Any] = {
     "limit": Integer(),
     "history": BigInteger(),
     "runs": BigInteger(),
-    "capacity_id": Id(),
+    "actor": String(),
     "submissions": BigInteger(),
     "audit": BigInteger(),
     "request": String(),
@@ -121,7 +121,7 @@ PUT_CAPACITY = _returning(
     *capacities.COLUMNS,
 )
 DELETE_CAPACITY = _returning(
-    _with_parameters("EXEC dbo.tenure_delete_capacity_1 @capacity_id = :capacity_id;"),
+    _with_request("EXEC dbo.tenure_delete_capacity_1 @request = :request;"),
     *capacities.COLUMNS,
 )
 ACQUIRE_LEASE = _returning(
@@ -146,7 +146,7 @@ RELEASE_LEASE = _returning(
     now=Instant,
 )
 RESIGN_LEASE = _returning(
-    _with_parameters("EXEC dbo.tenure_resign_lease_1 @name = :name;"),
+    _with_parameters("EXEC dbo.tenure_resign_lease_1 @name = :name, @actor = :actor;"),
     *leases.LEASE_COLUMNS,
     now=Instant,
 )
@@ -172,7 +172,7 @@ FINISH_RUN = _returning(
     now=Instant,
 )
 COMMAND_JOB = _returning(
-    _with_parameters("EXEC dbo.tenure_command_job_1 @job = :job, @command = :command;"),
+    _with_parameters("EXEC dbo.tenure_command_job_1 @job = :job, @command = :command, @actor = :actor;"),
     *jobs.c,
 )
 PRUNE = _returning(
@@ -269,6 +269,10 @@ CREATE_KEY = _returning(
 REVOKE_KEY = _returning(
     _with_request("EXEC dbo.tenure_revoke_key_1 @request = :request;"),
     *keys.KEY_COLUMNS,
+)
+ROTATE_SIGNING_KEY = _returning(
+    _with_request("EXEC dbo.tenure_rotate_signing_key_1 @request = :request;"),
+    outcome=String,
 )
 TOUCH_KEYS = _returning(
     _with_request("EXEC dbo.tenure_touch_keys_1 @request = :request;"),

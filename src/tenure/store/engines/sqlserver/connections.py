@@ -46,6 +46,7 @@ def create_engine(url: URL, pool_size: int, threads: ThreadPoolExecutor) -> Asyn
 
     engine = create_async_engine(
         connection_url(url),
+        hide_parameters=True,  # otherwise errors would show the secrets of signing keys
         isolation_level="AUTOCOMMIT",
         skip_autocommit_rollback=True,
         pool_size=pool_size,

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Collection, Iterable, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from itertools import accumulate
 from typing import Any
 
@@ -11,16 +11,20 @@ from msgspec.structs import asdict, astuple, replace
 from sqlalchemy import Row
 
 from tenure.clock import MICROSECOND
-from tenure.domain.audit_log import Actor
+from tenure.domain.audit_log import Actor, AuditDraft
 from tenure.domain.capacities import Seats
 from tenure.domain.deadlines import opened, own_limits, span_of
 from tenure.domain.jobs import BeginRunOutcome, BeginRunResult, Job, JobSettings, RunOutcome
 from tenure.domain.keys import LIVE_KEYS_PER_NAME, NewKey, creation_detail
 from tenure.domain.leases import JOB_LOCK, AcquireResult, Fence, Lease
+from tenure.domain.scope import Scope
+from tenure.domain.session_tokens import SIGNING_KEYS_MAX, SigningKey, rotation_detail
 from tenure.domain.sessions import (
     ClosedSession,
+    EndRequest,
     EndResult,
     Found,
+    Heartbeat,
     HeartbeatResult,
     Limits,
     OpenOutcome,
@@ -79,8 +83,17 @@ def _open_request_values(request: OpenRequest) -> Sequence[Value]:
     )
 
 
+def heartbeat_values(heartbeat: Heartbeat) -> Sequence[Value]:
+    return (heartbeat.session_id, int(heartbeat.active), *astuple(heartbeat.scope))
+
+
+def end_request_values(end: EndRequest) -> Sequence[Value]:
+    return (end.session_id, end.reason, *astuple(end.scope), *actor_values(end.actor).values())
+
+
 def attach_values(attach: AttachRequest) -> Sequence[Value]:
-    return (attach.session_id, attach.lease_microseconds, attach.heartbeat_microseconds, attach.idle_microseconds)
+    limits = (attach.lease_microseconds, attach.heartbeat_microseconds, attach.idle_microseconds)
+    return (attach.session_id, *limits, *astuple(attach.scope))
 
 
 def update_values(update: StreamUpdate) -> Sequence[Value]:
@@ -95,15 +108,21 @@ def update_values(update: StreamUpdate) -> Sequence[Value]:
     )
 
 
-def seats_text(capacity_id: str, seats: Seats) -> str:
+def seats_text(capacity_id: str, seats: Seats, scope: Scope, actor: Actor) -> str:
     return _json_without_nulls(
         {
             "capacity": capacity_id,
             "tenant": seats.tenant_object_id,
             "maxSessions": seats.max_sessions,
             "whenFull": seats.when_full,
+            "scope": scope.tenant,
+            "actor": actor_values(actor),
         }
     )
+
+
+def delete_text(capacity_id: str, scope: Scope, actor: Actor) -> str:
+    return _json_without_nulls({"capacity": capacity_id, "scope": scope.tenant, "actor": actor_values(actor)})
 
 
 def job_values(job: JobSettings) -> Sequence[Value]:
@@ -133,8 +152,8 @@ def _submit_request_values(request: SubmitRequest, start: int) -> Sequence[Any]:
     )
 
 
-def ids_text(ids: Sequence[str]) -> str:
-    return _json(list(ids))
+def command_text(submission_ids: Sequence[str], owner: str | None, draft: AuditDraft) -> str:
+    return _json_without_nulls({"submissions": list(submission_ids), "owner": owner, "draft": draft_values(draft)})
 
 
 def begin_values(submission_id: str, early: Collection[str]) -> Sequence[Value]:
@@ -169,7 +188,7 @@ def rules_text(rules: CutRules) -> str:
     )
 
 
-def windows_text(contract: Contract, windows: Sequence[WindowToSend]) -> str:
+def windows_text(contract: Contract, windows: Sequence[WindowToSend], draft: AuditDraft) -> str:
     return _json_without_nulls(
         {
             "contract": to_builtins(contract),
@@ -180,6 +199,7 @@ def windows_text(contract: Contract, windows: Sequence[WindowToSend]) -> str:
                 for window in windows
                 for number, submission_id in enumerate(window.submission_ids, 1)
             ],
+            "draft": draft_values(draft),
         }
     )
 
@@ -214,9 +234,31 @@ def revoke_text(public_id: str, actor: Actor) -> str:
     return _json({"publicId": public_id, "actor": actor_values(actor)})
 
 
+def rotation_text(new: SigningKey, overlap: timedelta | None, actor: Actor) -> str:
+    return _json_without_nulls(
+        {
+            "keyId": new.key_id,
+            "secret": new.secret.hex(),
+            "overlap": None if overlap is None else overlap // MICROSECOND,
+            "most": SIGNING_KEYS_MAX,
+            "detail": rotation_detail(overlap),
+            "actor": actor_values(actor),
+        }
+    )
+
+
 def actor_values(actor: Actor) -> dict[str, Value]:
     """The actor with the id of its audit entry, as `tenure_audit_1` expects it."""
     return {"entry": new_id(), "subject": actor.subject, "name": actor.name, "request": actor.request_id}
+
+
+def actor_text(actor: Actor) -> str:
+    return _json(actor_values(actor))
+
+
+def draft_values(draft: AuditDraft) -> dict[str, Value]:
+    entry = {"entry": draft.entry_id, "action": draft.action.value, "target": draft.target, "detail": draft.detail}
+    return actor_values(draft.actor) | entry
 
 
 def use_values(use: tuple[str, datetime]) -> Sequence[Value]:

@@ -37,6 +37,13 @@ the key of a closed session is inserted again, SQL Server reuses the index entry
 entry while another batch holds that gap, one of the two transactions is rolled back as a deadlock (error 1205) and
 retried.
 
+**Scopes.** Before its transaction, a procedure that is given session ids leaves out those outside the scope of their
+caller, like those that do not exist. It reads the tenant and the user `WITH (READUNCOMMITTED)`: they never change, so a
+foreign caller neither waits for a row nor locks it.
+
+**The audit log.** The entry is written last, in the transaction of the change. No two transactions write the same entry
+at the same time, so the write waits for no other transaction.
+
 **Leases.** A procedure locks a lease before anything else: before its job, its runs, the cut lock and sessions. No
 procedure locks two leases.
 
@@ -85,9 +92,9 @@ of the installation. Apart from cuts, the pruning writes this row, as its last s
 - The pruning takes chunks, windows and sessions that no other transaction holds. No other transaction writes
   these rows any more.
 
-**API keys.** A change of a key first locks the row of the installation, with `UPDLOCK, HOLDLOCK`. So keys are changed
-one after the other, and two live keys per name cannot become three. After that it waits only for a write of last uses,
-which takes the rows of keys that no other transaction holds, and waits for nothing.
+**API keys.** A change of a key, or of the signing keys, first locks the row of the installation, with `UPDLOCK,
+HOLDLOCK`. So keys are changed one after the other, and two live keys per name cannot become three. After that it waits
+only for a write of last uses, which takes the rows of keys that no other transaction holds, and waits for nothing.
 
 Where no row versions are read, a statement does not see the table at one instant: a session that is being closed moves
 from one index to another, and a statement may find it in both or in neither. So sessions are read by their ids, which
@@ -96,7 +103,7 @@ and after it is closed. A read that combines several tables is checked by a seco
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from msgspec.structs import asdict
@@ -105,11 +112,13 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql.selectable import TextualSelect
 
 from tenure.clock import MICROSECOND
-from tenure.domain.audit_log import Actor
+from tenure.domain.audit_log import Actor, AuditDraft
 from tenure.domain.capacities import Capacity, Seats
 from tenure.domain.jobs import BeginRunResult, Job, JobCommand, JobSettings, Pruned, RunOutcome
 from tenure.domain.keys import CreateKeyResult, NewKey, StoredKey
 from tenure.domain.leases import AcquireResult, Fence, Lease
+from tenure.domain.scope import Scope
+from tenure.domain.session_tokens import RotateOutcome, SigningKey
 from tenure.domain.sessions import (
     EndRequest,
     EndResult,
@@ -185,12 +194,12 @@ class SqlServerStore(SqlServerClient, SharedReads):
         )
 
     async def heartbeat(self, heartbeats: Sequence[Heartbeat]) -> Sequence[HeartbeatResult]:
-        request = rows.numbered((heartbeat.session_id, int(heartbeat.active)) for heartbeat in heartbeats)
+        request = rows.numbered(map(rows.heartbeat_values, heartbeats))
         result = await self._call(calls.HEARTBEAT, request=request)
         return rows.heartbeat_results(result, [heartbeat.session_id for heartbeat in heartbeats])
 
     async def end_sessions(self, ends: Sequence[EndRequest]) -> Sequence[EndResult]:
-        request = rows.numbered((end.session_id, end.reason) for end in ends)
+        request = rows.numbered(map(rows.end_request_values, ends))
         return rows.end_results(await self._call(calls.END, request=request), len(ends))
 
     async def expire_sessions(self, fence: Fence, limit: int) -> SweepResult:
@@ -204,16 +213,16 @@ class SqlServerStore(SqlServerClient, SharedReads):
         request = rows.numbered(map(rows.update_values, updates))
         return rows.stream_update_results(await self._call(calls.UPDATE_STREAMS, request=request), len(updates))
 
-    async def put_capacity(self, capacity_id: str, seats: Seats) -> Capacity:
-        (row,) = await self._call(calls.PUT_CAPACITY, request=rows.seats_text(capacity_id, seats))
-        return await self._with_live_count(row)
+    async def put_capacity(self, capacity_id: str, seats: Seats, scope: Scope, actor: Actor) -> Capacity | None:
+        result = await self._call(calls.PUT_CAPACITY, request=rows.seats_text(capacity_id, seats, scope, actor))
+        return await self._with_live_count(result[0], scope) if result else None
 
-    async def delete_capacity(self, capacity_id: str) -> Capacity | None:
-        result = await self._call(calls.DELETE_CAPACITY, capacity_id=capacity_id)
-        return await self._with_live_count(result[0]) if result else None
+    async def delete_capacity(self, capacity_id: str, scope: Scope, actor: Actor) -> Capacity | None:
+        result = await self._call(calls.DELETE_CAPACITY, request=rows.delete_text(capacity_id, scope, actor))
+        return await self._with_live_count(result[0], scope) if result else None
 
-    async def _with_live_count(self, row: Row[Any]) -> Capacity:
-        live = await self._read_long(lambda connection: capacities.count_live(connection, row.capacity_id))
+    async def _with_live_count(self, row: Row[Any], scope: Scope) -> Capacity:
+        live = await self._read_long(lambda connection: capacities.count_live(connection, row.capacity_id, scope))
         return capacities.capacity_from_values(row._mapping, live)  # noqa: SLF001 - public in SQLAlchemy
 
     async def acquire_lease(self, name: str, holder: str, attempt: str, duration_microseconds: int) -> AcquireResult:
@@ -232,8 +241,8 @@ class SqlServerStore(SqlServerClient, SharedReads):
     async def _write_lease(self, work: Callable[[Connection], Row[Any]]) -> Lease:
         return rows.lease(await self._run(work, engine=self._renewals))
 
-    async def resign_lease(self, name: str) -> Lease | None:
-        result = await self._call(calls.RESIGN_LEASE, name=name)
+    async def resign_lease(self, name: str, actor: Actor) -> Lease | None:
+        result = await self._call(calls.RESIGN_LEASE, name=name, actor=rows.actor_text(actor))
         return rows.lease(result[0]) if result else None
 
     def listen(self, topic: Topic, wake: Callable[[], None]) -> None:
@@ -252,8 +261,8 @@ class SqlServerStore(SqlServerClient, SharedReads):
     async def finish_run(self, fence: Fence, outcome: RunOutcome, error: str | None, retry_microseconds: int) -> None:
         await self._call(calls.FINISH_RUN, request=rows.finish_text(fence, outcome, error, retry_microseconds))
 
-    async def command_job(self, job: str, command: JobCommand) -> Job | None:
-        result = await self._call(calls.COMMAND_JOB, job=job, command=command.value)
+    async def command_job(self, job: str, command: JobCommand, actor: Actor) -> Job | None:
+        result = await self._call(calls.COMMAND_JOB, job=job, command=command.value, actor=rows.actor_text(actor))
         return rows.job(result[0]) if result else None
 
     async def prune(self, fence: Fence, limit: int) -> Pruned:
@@ -296,9 +305,9 @@ class SqlServerStore(SqlServerClient, SharedReads):
         await self._call(calls.NOTE_WAITING_REASON, **asdict(fence), request=request)
 
     async def command_submissions(
-        self, command: SubmissionCommand, submission_ids: Sequence[str]
+        self, command: SubmissionCommand, submission_ids: Sequence[str], owner: str | None, draft: AuditDraft
     ) -> Mapping[str, bool]:
-        request = rows.ids_text(submission_ids)
+        request = rows.command_text(submission_ids, owner, draft)
         result = await self._call(calls.COMMAND_SUBMISSIONS, command=command.value, request=request)
         return {row.submission_id: row.done for row in result}
 
@@ -323,8 +332,10 @@ class SqlServerStore(SqlServerClient, SharedReads):
         numbers = {"window_id": window_id, "first": first, "complete": complete}
         await self._call(calls.SAVE_CHUNKS, **asdict(fence), **numbers, request=request)
 
-    async def send_windows(self, contract: Contract, windows: Sequence[WindowToSend]) -> Sequence[int]:
-        sent = await self._call(calls.SEND_WINDOWS, request=rows.windows_text(contract, windows))
+    async def send_windows(
+        self, contract: Contract, windows: Sequence[WindowToSend], draft: AuditDraft
+    ) -> Sequence[int]:
+        sent = await self._call(calls.SEND_WINDOWS, request=rows.windows_text(contract, windows, draft))
         return [row.window_id for row in sent]
 
     async def read_intervals(self, window: Window, chunk: Chunk) -> Sequence[BillableInterval]:  # type: ignore[override]  # no index hint
@@ -368,6 +379,10 @@ class SqlServerStore(SqlServerClient, SharedReads):
     async def _change_key(self, call: TextualSelect, request: str) -> StoredKey | None:
         result = await self._call(call, request=request)
         return key_from_values(result[0]._mapping) if result else None  # noqa: SLF001 - public in SQLAlchemy
+
+    async def rotate_signing_key(self, new: SigningKey, overlap: timedelta | None, actor: Actor) -> RotateOutcome:
+        (row,) = await self._call(calls.ROTATE_SIGNING_KEY, request=rows.rotation_text(new, overlap, actor))
+        return RotateOutcome(row.outcome)
 
     async def touch_keys(self, used_at: Mapping[str, datetime]) -> None:
         await self._call(calls.TOUCH_KEYS, request=rows.numbered(map(rows.use_values, used_at.items())))

@@ -1,10 +1,11 @@
 -- Attaches streams: each becomes the newest stream of its session. A session without a lease gets `p_lease` and
 -- `p_heartbeat`. A session without an idle limit gets `p_idle`, which counts from now. If the new deadline is before
 -- `check_at`, `check_at` moves to it. `found` and `recorded` mean the same as in tenure_heartbeat_1. An unknown id
--- returns no row.
+-- returns no row, and neither does one outside the scope of its caller, as in tenure_heartbeat_1.
 --
 -- Order: the cut lock; the rows that no other transaction holds; the clock; the writes.
-CREATE OR REPLACE FUNCTION tenure_attach_1(p_session uuid[], p_lease bigint[], p_heartbeat bigint[], p_idle bigint[])
+CREATE OR REPLACE FUNCTION tenure_attach_1(
+    p_session uuid[], p_lease bigint[], p_heartbeat bigint[], p_idle bigint[], p_tenant uuid[], p_user uuid[])
 RETURNS TABLE ("position" int, found text, "now" timestamptz, recorded boolean, session sessions)
 LANGUAGE plpgsql VOLATILE
 AS $$
@@ -14,6 +15,9 @@ DECLARE
     v_now timestamptz;
     v_attached int;
 BEGIN
+    IF p_tenant IS NOT NULL THEN
+        p_session := tenure_in_scope_1(p_session, p_tenant, p_user);
+    END IF;
     PERFORM tenure_lock_cut_shared_1();
     v_locked := tenure_lock_sessions_1(p_session);
     v_now := tenure_write_now();

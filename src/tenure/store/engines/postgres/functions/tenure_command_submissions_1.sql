@@ -1,23 +1,47 @@
 -- Retries or cancels submissions, and returns for each one that exists whether the command was carried out. `retry`
 -- makes a submission pending and due now and sets its failures and unknowns to 0, in any state except delivered. If an attempt is
 -- open, the submission becomes due when that attempt has failed. `cancel` cancels a submission that is pending or
--- failed. Usage cannot be cancelled.
+-- failed. Usage cannot be cancelled. `p_owner` is the caller whose submissions alone exist for this command; NULL for
+-- all of them.
+--
+-- Counts the submissions that it changes in the audit entry `p_draft`. A retry does not change a submission that is
+-- pending, due and without failures, nor one whose open attempt already has a retry waiting for it.
 --
 -- A retry during an attempt gets a `last_modified_at` after the start of that attempt even if the clock was stepped
 -- back: tenure_finish_attempts_1 compares the two.
 --
 -- Order: the rows of the submissions, by id; the clock; the writes.
-CREATE OR REPLACE FUNCTION tenure_command_submissions_1(p_command text, p_submission uuid[])
+CREATE OR REPLACE FUNCTION tenure_command_submissions_1(
+    p_command text, p_submission uuid[], p_owner text, p_draft jsonb)
 RETURNS TABLE (submission_id uuid, done boolean)
 LANGUAGE plpgsql VOLATILE
 AS $$
 #variable_conflict use_column
 DECLARE
     v_now timestamptz;
+    v_changes int;
 BEGIN
+    IF p_owner IS NOT NULL THEN
+        p_submission := ARRAY(
+            -- plan: owned
+            SELECT s.submission_id FROM submissions s
+             WHERE s.submission_id = ANY (p_submission) AND (s.caller = p_owner) IS TRUE
+            -- plan end
+        );
+    END IF;
     PERFORM tenure_lock_submissions_1(p_submission);
     v_now := tenure_now();
     IF p_command = 'retry' THEN
+        SELECT count(*) INTO v_changes FROM (
+            -- plan: changed
+            SELECT s.submission_id FROM submissions s
+              LEFT JOIN submission_attempts a
+                ON a.submission_id = s.submission_id AND a.number = s.attempts AND a.outcome IS NULL
+             WHERE s.submission_id = ANY (p_submission) AND s.state <> 'delivered'
+               AND NOT (s.ended_at IS NULL AND s.failures = 0 AND s.unknowns = 0 AND NOT s.pause_is_binding
+                        AND coalesce(s.next_attempt_at <= v_now, s.last_modified_at > a.started_at, false))
+            -- plan end
+        ) AS c;
         -- plan: retry
         UPDATE submissions s
            SET state = 'pending', failures = 0, unknowns = 0, pause_is_binding = false, ended_at = NULL,
@@ -37,6 +61,11 @@ BEGIN
          WHERE s.submission_id = ANY (p_submission) AND s.state IN ('pending', 'failed') AND s.gateway <> 'usages'
         -- plan end
         ;
+        GET DIAGNOSTICS v_changes = ROW_COUNT;
+    END IF;
+    IF v_changes > 0 THEN
+        PERFORM tenure_audit_1(
+            v_now, p_draft, p_draft ->> 'action', p_draft ->> 'target', p_draft ->> 'detail', v_changes);
     END IF;
     RETURN QUERY
         -- plan: result

@@ -26,7 +26,7 @@ BEGIN
             INSERT INTO keys (public_id, name, role, tenant_object_id, digest, created_at, created_by, expires_at)
             VALUES (p_public_id, p_name, p_role, p_tenant, p_digest, v_now, p_actor ->> 'subject', p_expires);
             PERFORM tenure_keys_changed_1();
-            PERFORM tenure_audit_1(v_now, p_actor, 'key.created', p_public_id, p_detail);
+            PERFORM tenure_audit_1(v_now, p_actor, 'key.created', p_public_id, p_detail, 1);
         END IF;
     END IF;
     RETURN QUERY SELECT k.* FROM keys k WHERE k.public_id = p_public_id;

@@ -1,12 +1,14 @@
 -- Heartbeats: renews live sessions and records the lapse of those whose deadline has passed. `found` is `live`, `over`,
 -- or `held` for a row that another transaction holds; the caller retries a held one. `recorded` means that this call
--- recorded the end. An unknown id returns no row.
+-- recorded the end. An unknown id returns no row, and neither does one outside the scope of its caller: `p_tenant` is
+-- NULL if no caller of the batch is bound to a tenant (see tenure_in_scope_1).
 --
 -- A clock that was stepped back never shortens a deadline. Renewing changes no indexed column, so PostgreSQL rewrites
 -- the row within its page (a HOT update).
 --
 -- Order: the cut lock; the rows that no other transaction holds; the clock; the writes.
-CREATE OR REPLACE FUNCTION tenure_heartbeat_1(p_session uuid[], p_active boolean[])
+CREATE OR REPLACE FUNCTION tenure_heartbeat_1(
+    p_session uuid[], p_active boolean[], p_tenant uuid[], p_user uuid[])
 RETURNS TABLE (
     "position" int, found text, state text, deadline_at timestamptz, heartbeat_microseconds bigint, close_reason text,
     recorded boolean)
@@ -18,6 +20,9 @@ DECLARE
     v_now timestamptz;
     v_renewed int;
 BEGIN
+    IF p_tenant IS NOT NULL THEN
+        p_session := tenure_in_scope_1(p_session, p_tenant, p_user);
+    END IF;
     PERFORM tenure_lock_cut_shared_1();
     v_locked := tenure_lock_sessions_1(p_session);
     v_now := tenure_write_now();

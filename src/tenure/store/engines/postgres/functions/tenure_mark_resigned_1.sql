@@ -1,8 +1,20 @@
 -- The first step of a resign, in a separate transaction: after it, every check of the epoch's fence fails. Without this
--- step, tenure_resign_lease_1, which waits for all fenced writes, could wait indefinitely for writes that overlap.
-CREATE OR REPLACE FUNCTION tenure_mark_resigned_1(p_name text)
+-- step, tenure_resign_lease_1, which waits for all fenced writes, could wait indefinitely for writes that overlap. The
+-- holder has lost its lease after this step, so this step writes the audit entry.
+CREATE OR REPLACE FUNCTION tenure_mark_resigned_1(p_name text, p_actor jsonb)
 RETURNS void
-LANGUAGE sql VOLATILE
+LANGUAGE plpgsql VOLATILE
 AS $$
-    UPDATE leases l SET resigned = true WHERE l.name = p_name AND NOT l.released AND l.expires_at > tenure_now()
+DECLARE
+    v_lease leases;
+BEGIN
+    UPDATE leases l SET resigned = true
+     WHERE l.name = p_name AND NOT l.released AND NOT l.resigned AND l.expires_at > tenure_now()
+    RETURNING * INTO v_lease;
+    IF FOUND THEN
+        PERFORM tenure_audit_1(
+            tenure_now(), p_actor, 'lease.resigned', p_name,
+            format('holder %s, epoch %s', v_lease.holder, v_lease.epoch), 1);
+    END IF;
+END
 $$;

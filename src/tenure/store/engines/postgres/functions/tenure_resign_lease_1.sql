@@ -1,8 +1,9 @@
 -- The second step of a resign: ends the epoch of the lease, whichever instance holds it, and returns the lease. Returns
--- no row for a lease that was never held. Call tenure_mark_resigned_1 first.
+-- no row for a lease that was never held. Call tenure_mark_resigned_1 first, with the same `p_actor`. If the lease was
+-- acquired again since, this function ends the next epoch too, and writes or completes the audit entry.
 --
 -- Order: the lease, exclusively; the clock; the writes.
-CREATE OR REPLACE FUNCTION tenure_resign_lease_1(p_name text)
+CREATE OR REPLACE FUNCTION tenure_resign_lease_1(p_name text, p_actor jsonb)
 RETURNS TABLE (now timestamptz, lease leases)
 LANGUAGE plpgsql VOLATILE
 AS $$
@@ -14,6 +15,10 @@ BEGIN
     END IF;
     now := tenure_now();
     IF NOT lease.released AND lease.expires_at > now THEN
+        IF NOT lease.resigned THEN
+            PERFORM tenure_audit_1(
+                now, p_actor, 'lease.resigned', p_name, format('holder %s, epoch %s', lease.holder, lease.epoch), 1);
+        END IF;
         lease := tenure_end_epoch_1(lease, 'resigned', now);
     END IF;
     RETURN NEXT;

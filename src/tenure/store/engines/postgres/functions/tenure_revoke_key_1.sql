@@ -13,7 +13,7 @@ BEGIN
     UPDATE keys k SET revoked_at = v_now WHERE k.public_id = p_public_id AND k.revoked_at IS NULL;
     IF FOUND THEN
         PERFORM tenure_keys_changed_1();
-        PERFORM tenure_audit_1(v_now, p_actor, 'key.revoked', p_public_id, NULL);
+        PERFORM tenure_audit_1(v_now, p_actor, 'key.revoked', p_public_id, NULL, 1);
     END IF;
     RETURN QUERY SELECT k.* FROM keys k WHERE k.public_id = p_public_id;
 END

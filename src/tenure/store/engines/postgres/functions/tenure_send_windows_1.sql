@@ -1,7 +1,7 @@
 -- Hands over windows that were cut without a gateway: gives each window the contract, and inserts a submission for each
 -- of its chunks. Returns the windows that it handed over. It skips a window that already has a contract, is not divided
 -- yet, is past its retention time (its chunks may be partly deleted) or does not have the given number of chunks. So a
--- repeated call, or a concurrent one, hands over no window twice.
+-- repeated call, or a concurrent one, hands over no window twice. Counts the windows in the audit entry `p_draft`.
 --
 -- `p_windows` and `p_chunks`: the windows and how many chunks each has. `p_submission`: the ids of the submissions, for
 -- the chunks of the first window, then of the second one, and so on.
@@ -9,7 +9,8 @@
 -- Order: the windows, in the order of their ids; the clock; the writes. After the lock, no other transaction changes a
 -- window without a contract that is divided, or its chunks.
 CREATE OR REPLACE FUNCTION tenure_send_windows_1(
-    p_contract text, p_kept bigint, p_windows bigint[], p_chunks int[], p_submission uuid[])
+    p_contract text, p_kept bigint, p_windows bigint[], p_chunks int[], p_submission uuid[],
+    p_draft jsonb)
 RETURNS TABLE (window_id bigint)
 LANGUAGE plpgsql VOLATILE
 AS $$
@@ -20,6 +21,7 @@ DECLARE
     v_position int;
     v_before int := 0;
     v_ids uuid[];
+    v_sent int := 0;
 BEGIN
     PERFORM FROM usage_windows w WHERE w.window_id = ANY (p_windows) ORDER BY w.window_id FOR NO KEY UPDATE;
     v_now := tenure_now();
@@ -40,7 +42,12 @@ BEGIN
          WHERE c.window_id = v_window.window_id AND c.chunk = s.chunk;
         PERFORM tenure_submit_chunks_1(v_window, 1, v_ids, v_now);
         window_id := v_window.window_id;
+        v_sent := v_sent + 1;
         RETURN NEXT;
     END LOOP;
+    IF v_sent > 0 THEN
+        PERFORM tenure_audit_1(
+            v_now, p_draft, p_draft ->> 'action', p_draft ->> 'target', p_draft ->> 'detail', v_sent);
+    END IF;
 END
 $$;

@@ -1,12 +1,12 @@
 -- Attaches streams: each becomes the newest stream of its session. A session without a lease gets the given lease and
 -- heartbeat. A session without an idle limit gets the given idle limit, which counts from now. If the new deadline is
 -- before `check_at`, `check_at` moves to it. `attached` is the number of the stream. `found` and `recorded` mean the
--- same as in tenure_heartbeat_1. An unknown id returns no row.
+-- same as in tenure_heartbeat_1. An unknown id returns no row, and neither does one outside the scope of its caller.
 --
 -- Order: the cut lock; the rows that no other transaction holds; the clock; the keys of the sessions that must end, if
 -- no other transaction holds them; the clock again; the writes.
 --
--- @request: [[position, session, lease, heartbeat, idle], …]
+-- @request: [[position, session, lease, heartbeat, idle, tenant, user], …]
 CREATE OR ALTER PROCEDURE dbo.tenure_attach_1 @request nvarchar(MAX)
 AS
 BEGIN
@@ -40,6 +40,8 @@ BEGIN
         found varchar(16) NOT NULL
     );
 
+    -- Leave out the sessions outside the scope of their caller, like those that do not exist. The tenant and the user of
+    -- a session never change, so they are read without a lock: a foreign caller neither waits for the row nor locks it.
     INSERT INTO @said (session_id, position, lease_microseconds, heartbeat_microseconds, idle_microseconds)
     SELECT j.session_id, j.position, j.lease_microseconds, j.heartbeat_microseconds, j.idle_microseconds
     FROM OPENJSON(@request) WITH (
@@ -47,8 +49,20 @@ BEGIN
         session_id uniqueidentifier '$[1]',
         lease_microseconds bigint '$[2]',
         heartbeat_microseconds bigint '$[3]',
-        idle_microseconds bigint '$[4]'
-    ) AS j;
+        idle_microseconds bigint '$[4]',
+        tenant_object_id uniqueidentifier '$[5]',
+        user_object_id uniqueidentifier '$[6]'
+    ) AS j
+    WHERE
+        (j.tenant_object_id IS NULL AND j.user_object_id IS NULL)
+        OR EXISTS (
+            SELECT 1
+            FROM dbo.sessions AS s WITH (READUNCOMMITTED, INDEX (sessions_pkey))
+            WHERE
+                s.session_id = j.session_id
+                AND (j.tenant_object_id IS NULL OR s.tenant_object_id = j.tenant_object_id)
+                AND (j.user_object_id IS NULL OR s.user_object_id = j.user_object_id)
+        );
 
     BEGIN TRANSACTION;
     EXEC dbo.tenure_lock_cut_shared_1;

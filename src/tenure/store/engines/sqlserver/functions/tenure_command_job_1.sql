@@ -1,15 +1,19 @@
 -- Applies a command to a job. Returns the job, or no row if it does not exist. `run` requests a run now, even if the
 -- job is paused or waits after a failure. `pause` also drops a request whose run has not begun. `resume` ends a pause.
 --
--- Order: the job; the clock; the write.
-CREATE OR ALTER PROCEDURE dbo.tenure_command_job_1 @job varchar(200), @command varchar(16)
+-- Writes an audit entry if the command changes the job, as `job_grid.changed_by` defines it.
+--
+-- Order: the job; the clock; the writes.
+--
+-- @actor: {"entry", "subject", "name", "request"}
+CREATE OR ALTER PROCEDURE dbo.tenure_command_job_1 @job varchar(200), @command varchar(16), @actor nvarchar(MAX)
 AS
 BEGIN
     SET NOCOUNT ON;
     SET XACT_ABORT ON;
     SET LOCK_TIMEOUT 1000;
 
-    DECLARE @now datetime2(6);
+    DECLARE @now datetime2(6), @action varchar(32), @detail nvarchar(1000);
     DECLARE @commanded TABLE (
         name varchar(200) COLLATE Latin1_General_100_BIN2 NOT NULL,
         interval_microseconds bigint NOT NULL,
@@ -41,6 +45,21 @@ BEGIN
 
     SET @now = dbo.tenure_now();
 
+    -- The action stays NULL if the command changes nothing.
+    SELECT
+        @action = CASE
+            WHEN @command = 'pause' AND (c.paused = 0 OR c.requested_at IS NOT NULL) THEN 'job.paused'
+            WHEN @command = 'resume' AND c.paused = 1 THEN 'job.resumed'
+            WHEN
+                @command = 'run'
+                AND (c.requested_at IS NULL OR c.retry_at IS NOT NULL OR c.last_start_at >= c.requested_at)
+                THEN 'job.run_requested'
+        END,
+        @detail = CASE
+            WHEN @command = 'pause' AND c.requested_at IS NOT NULL THEN N'dropped the requested run'
+        END
+    FROM @commanded AS c;
+
     UPDATE c
     SET
         c.requested_at = CASE @command WHEN 'run' THEN @now WHEN 'pause' THEN NULL ELSE c.requested_at END,
@@ -53,6 +72,10 @@ BEGIN
     FROM @commanded AS c
     INNER JOIN dbo.jobs AS j ON c.name = j.name
     OPTION (FORCE ORDER, LOOP JOIN, MAXDOP 1);
+
+    IF @action IS NOT NULL
+        EXEC dbo.tenure_audit_1
+            @at = @now, @actor = @actor, @action = @action, @target = @job, @detail = @detail, @changes = 1;
 
     COMMIT TRANSACTION;
 

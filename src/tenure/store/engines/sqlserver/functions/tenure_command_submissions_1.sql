@@ -1,14 +1,18 @@
 -- Retries or cancels submissions, and returns for each one that exists whether the command was carried out. `retry`
 -- makes a submission pending and due now and sets its failures and unknowns to 0, in any state except delivered. If an attempt is
 -- open, the submission becomes due when that attempt has failed. `cancel` cancels a submission that is pending or
--- failed. Usage cannot be cancelled.
+-- failed. Usage cannot be cancelled. With an owner, only the submissions of this caller exist for the command.
+--
+-- Counts the submissions that it changes in the audit entry of the draft. A retry does not change a submission that is
+-- pending, due and without failures, nor one whose open attempt already has a retry waiting for it.
 --
 -- A retry during an attempt gets a `last_modified_at` after the start of that attempt even if the clock was stepped
 -- back: tenure_finish_attempts_1 compares the two.
 --
--- Order: the submissions, by id; their attempts; the clock; the write.
+-- Order: the submissions, by id; their attempts; the clock; the writes.
 --
--- @request: [submission, …]
+-- @request: {"submissions": [submission, …], "owner", "draft": {"entry", "subject", "name", "request", "action",
+-- "target", "detail"}}, without the values that are not set.
 CREATE OR ALTER PROCEDURE dbo.tenure_command_submissions_1 @command varchar(16), @request nvarchar(MAX)
 AS
 BEGIN
@@ -16,7 +20,14 @@ BEGIN
     SET XACT_ABORT ON;
     SET LOCK_TIMEOUT 1000;
 
-    DECLARE @now datetime2(6);
+    DECLARE
+        @owner varchar(200) = JSON_VALUE(@request, '$.owner'),
+        @draft nvarchar(MAX) = JSON_QUERY(@request, '$.draft'),
+        @action varchar(32) = JSON_VALUE(@request, '$.draft.action'),
+        @target varchar(200) = JSON_VALUE(@request, '$.draft.target'),
+        @detail nvarchar(1000) = JSON_VALUE(@request, '$.draft.detail'),
+        @changes int,
+        @now datetime2(6);
     DECLARE @asked TABLE (
         submission_id uniqueidentifier NOT NULL PRIMARY KEY
     );
@@ -25,18 +36,35 @@ BEGIN
         gateway varchar(200) COLLATE Latin1_General_100_BIN2 NOT NULL,
         state varchar(16) NOT NULL,
         number int NOT NULL,
+        failures int NOT NULL,
+        unknowns int NOT NULL,
+        pause_is_binding bit NOT NULL,
+        next_attempt_at datetime2(6),
+        last_modified_at datetime2(6) NOT NULL,
         open_since datetime2(6)
     );
 
     INSERT INTO @asked (submission_id)
     SELECT j.submission_id
-    FROM OPENJSON(@request) WITH (submission_id uniqueidentifier '$') AS j;
+    FROM OPENJSON(@request, '$.submissions') WITH (submission_id uniqueidentifier '$') AS j
+    -- The caller of a submission never changes, so it is read without a lock.
+    WHERE
+        @owner IS NULL
+        OR EXISTS (
+            SELECT 1
+            FROM dbo.submissions AS s WITH (READUNCOMMITTED, INDEX (submissions_pkey))
+            WHERE s.submission_id = j.submission_id AND s.caller = @owner
+        );
 
     BEGIN TRANSACTION;
 
     -- Lock the rows, in the order of their ids. Without TOP the ORDER BY would be ignored.
-    INSERT INTO @mine (submission_id, gateway, state, number)
-    SELECT TOP (1000) s.submission_id, s.gateway, s.state, s.attempts
+    INSERT INTO @mine (
+        submission_id, gateway, state, number, failures, unknowns, pause_is_binding, next_attempt_at, last_modified_at
+    )
+    SELECT TOP (1000)
+        s.submission_id, s.gateway, s.state, s.attempts, s.failures, s.unknowns, s.pause_is_binding,
+        s.next_attempt_at, s.last_modified_at
     FROM @asked AS a
     INNER JOIN dbo.submissions AS s WITH (UPDLOCK, HOLDLOCK, ROWLOCK, INDEX (submissions_pkey))
         ON a.submission_id = s.submission_id
@@ -52,6 +80,19 @@ BEGIN
     OPTION (FORCE ORDER, LOOP JOIN, MAXDOP 1);
 
     SET @now = dbo.tenure_now();
+
+    SELECT @changes = COUNT(*)
+    FROM @mine AS m
+    WHERE
+        (@command = 'cancel' AND m.state IN ('pending', 'failed') AND m.gateway <> 'usages')
+        OR (
+            @command = 'retry' AND m.state <> 'delivered'
+            AND (
+                m.state <> 'pending' OR m.failures > 0 OR m.unknowns > 0 OR m.pause_is_binding = 1
+                OR (m.open_since IS NULL AND (m.next_attempt_at IS NULL OR m.next_attempt_at > @now))
+                OR m.open_since >= m.last_modified_at
+            )
+        );
 
     IF @command = 'retry'
         UPDATE s
@@ -76,6 +117,11 @@ BEGIN
         INNER JOIN dbo.submissions AS s ON m.submission_id = s.submission_id
         WHERE m.state IN ('pending', 'failed') AND m.gateway <> 'usages'
         OPTION (FORCE ORDER, LOOP JOIN, MAXDOP 1);
+
+    IF @changes > 0
+        EXEC dbo.tenure_audit_1
+            @at = @now, @actor = @draft, @action = @action, @target = @target, @detail = @detail,
+            @changes = @changes;
 
     COMMIT TRANSACTION;
 

@@ -81,7 +81,8 @@ BEGIN
         WHERE only_row = 1;
 
         EXEC dbo.tenure_audit_1
-            @at = @now, @actor = @actor, @action = 'key.created', @target = @public_id, @detail = @detail;
+            @at = @now, @actor = @actor, @action = 'key.created', @target = @public_id, @detail = @detail,
+            @changes = 1;
     END;
 
     INSERT INTO @key (

@@ -1,12 +1,22 @@
 -- Deletes the rules of a capacity under the exclusive cut lock, like tenure_put_capacity_1, which sets them. Returns
--- the deleted row, or no row if there were no rules.
-CREATE OR ALTER PROCEDURE dbo.tenure_delete_capacity_1 @capacity_id uniqueidentifier
+-- the deleted row, or no row if there were no rules. @scope means the same as there.
+--
+-- @request: {"capacity", "scope", "actor": {"entry", "subject", "name", "request"}}, without the values that are not
+-- set.
+CREATE OR ALTER PROCEDURE dbo.tenure_delete_capacity_1 @request nvarchar(MAX)
 AS
 BEGIN
     SET NOCOUNT ON;
     SET XACT_ABORT ON;
     SET LOCK_TIMEOUT 1000;
 
+    DECLARE
+        @capacity_id uniqueidentifier = JSON_VALUE(@request, '$.capacity'),
+        @scope uniqueidentifier = JSON_VALUE(@request, '$.scope'),
+        @actor nvarchar(MAX) = JSON_QUERY(@request, '$.actor'),
+        @id varchar(36),
+        @detail nvarchar(1000),
+        @now datetime2(6);
     DECLARE @was TABLE (
         capacity_id uniqueidentifier NOT NULL,
         tenant_object_id uniqueidentifier,
@@ -22,9 +32,20 @@ BEGIN
     INSERT INTO @was (capacity_id, tenant_object_id, created_at, modified_at, max_sessions, when_full)
     SELECT c.capacity_id, c.tenant_object_id, c.created_at, c.modified_at, c.max_sessions, c.when_full
     FROM dbo.capacities AS c WITH (UPDLOCK, HOLDLOCK, ROWLOCK, INDEX (capacities_pkey))
-    WHERE c.capacity_id = @capacity_id;
+    WHERE c.capacity_id = @capacity_id AND (@scope IS NULL OR c.tenant_object_id = @scope);
 
-    DELETE FROM dbo.capacities WHERE capacity_id = @capacity_id;
+    SET @now = dbo.tenure_now();
+    SELECT
+        @id = LOWER(CONVERT(varchar(36), w.capacity_id)),
+        @detail = dbo.tenure_rules_text_1(w.max_sessions, w.when_full, w.tenant_object_id)
+    FROM @was AS w;
+
+    IF @id IS NOT NULL
+    BEGIN
+        DELETE FROM dbo.capacities WHERE capacity_id = @capacity_id;
+        EXEC dbo.tenure_audit_1
+            @at = @now, @actor = @actor, @action = 'capacity.deleted', @target = @id, @detail = @detail, @changes = 1;
+    END;
     COMMIT TRANSACTION;
 
     SELECT w.capacity_id, w.tenant_object_id, w.created_at, w.modified_at, w.max_sessions, w.when_full

@@ -1,11 +1,15 @@
 -- Ends each session now and for its given reason. A session whose deadline has passed ends at its deadline and for its
 -- lapse reason. `recorded` means that this call recorded the end. If another transaction holds a session, the session
--- is returned live, and the caller retries it. An unknown id returns no row.
+-- is returned live, and the caller retries it. An unknown id returns no row, and neither does one outside the scope of
+-- its caller.
+--
+-- Each session that this call ends gets an audit entry. A session whose deadline has passed gets none: it had ended
+-- before this call.
 --
 -- Order: the cut lock; the rows that no other transaction holds; the keys that no other transaction holds; the clock;
 -- the writes.
 --
--- @request: [[position, session, reason], …]
+-- @request: [[position, session, reason, tenant, user, entry, subject, name, request], …]
 CREATE OR ALTER PROCEDURE dbo.tenure_end_1 @request nvarchar(MAX)
 AS
 BEGIN
@@ -17,29 +21,52 @@ BEGIN
     DECLARE @said TABLE (
         session_id uniqueidentifier NOT NULL PRIMARY KEY,
         position int NOT NULL,
-        reason varchar(16) NOT NULL
+        reason varchar(16) NOT NULL,
+        entry_id uniqueidentifier NOT NULL,
+        subject varchar(200) COLLATE Latin1_General_100_BIN2 NOT NULL,
+        name varchar(200) COLLATE Latin1_General_100_BIN2 NOT NULL,
+        request_id varchar(200) COLLATE Latin1_General_100_BIN2
     );
     DECLARE @mine TABLE (
         session_id uniqueidentifier NOT NULL PRIMARY KEY,
         capacity_id uniqueidentifier NOT NULL,
         user_object_id uniqueidentifier NOT NULL,
+        deadline_at datetime2(6) NOT NULL,
         has_key bit NOT NULL
     );
 
-    INSERT INTO @said (session_id, position, reason)
-    SELECT j.session_id, j.position, j.reason
+    -- Leave out the sessions outside the scope of their caller, like those that do not exist. The tenant and the user of
+    -- a session never change, so they are read without a lock: a foreign caller neither waits for the row nor locks it.
+    INSERT INTO @said (session_id, position, reason, entry_id, subject, name, request_id)
+    SELECT j.session_id, j.position, j.reason, j.entry_id, j.subject, j.name, j.request_id
     FROM OPENJSON(@request) WITH (
         position int '$[0]',
         session_id uniqueidentifier '$[1]',
-        reason varchar(16) '$[2]'
-    ) AS j;
+        reason varchar(16) '$[2]',
+        tenant_object_id uniqueidentifier '$[3]',
+        user_object_id uniqueidentifier '$[4]',
+        entry_id uniqueidentifier '$[5]',
+        subject varchar(200) '$[6]',
+        name varchar(200) '$[7]',
+        request_id varchar(200) '$[8]'
+    ) AS j
+    WHERE
+        (j.tenant_object_id IS NULL AND j.user_object_id IS NULL)
+        OR EXISTS (
+            SELECT 1
+            FROM dbo.sessions AS s WITH (READUNCOMMITTED, INDEX (sessions_pkey))
+            WHERE
+                s.session_id = j.session_id
+                AND (j.tenant_object_id IS NULL OR s.tenant_object_id = j.tenant_object_id)
+                AND (j.user_object_id IS NULL OR s.user_object_id = j.user_object_id)
+        );
 
     BEGIN TRANSACTION;
     EXEC dbo.tenure_lock_cut_shared_1;
 
     -- Lock the rows and keys that no other transaction holds. A session is written only if both are locked.
-    INSERT INTO @mine (session_id, capacity_id, user_object_id, has_key)
-    SELECT s.session_id, s.capacity_id, s.user_object_id, 0
+    INSERT INTO @mine (session_id, capacity_id, user_object_id, deadline_at, has_key)
+    SELECT s.session_id, s.capacity_id, s.user_object_id, s.deadline_at, 0
     FROM @said AS e
     INNER JOIN dbo.sessions AS s WITH (UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK, INDEX (sessions_pkey))
         ON e.session_id = s.session_id
@@ -68,6 +95,14 @@ BEGIN
     CROSS APPLY dbo.tenure_closed_at_1(s.started_at, s.deadline_at, @now) AS n
     WHERE m.has_key = 1
     OPTION (FORCE ORDER, LOOP JOIN, MAXDOP 1);
+
+    INSERT INTO dbo.audit_log (entry_id, at, subject, name, action, target, detail, request_id, changes)
+    SELECT
+        e.entry_id, @now, e.subject, e.name, 'session.ended', LOWER(CONVERT(varchar(36), e.session_id)), e.reason,
+        e.request_id, 1
+    FROM @mine AS m
+    INNER JOIN @said AS e ON m.session_id = e.session_id
+    WHERE m.has_key = 1 AND m.deadline_at > @now;
 
     COMMIT TRANSACTION;
 

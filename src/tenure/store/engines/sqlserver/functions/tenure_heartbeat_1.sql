@@ -1,7 +1,7 @@
 -- Heartbeats: renews live sessions and records the lapse of those whose deadline has passed. `found` is `live`, `over`
 -- or `held`. A session is `held` if another transaction holds its row, or if the session must be closed and another
 -- transaction holds its key. The caller retries a held one. `recorded` means that this call recorded the end. An
--- unknown id returns no row.
+-- unknown id returns no row, and neither does one outside the scope of its caller.
 --
 -- A clock that was stepped back never shortens a deadline. Renewing changes no index, so it needs no key.
 --
@@ -10,7 +10,7 @@
 -- tenure_end_1, tenure_attach_1, tenure_update_streams_1 and tenure_expire_1, because each of them needs the locked
 -- rows in its own table variable, and a procedure cannot fill a table variable of its caller.
 --
--- @request: [[position, session, active], …]
+-- @request: [[position, session, active, tenant, user], …]
 CREATE OR ALTER PROCEDURE dbo.tenure_heartbeat_1 @request nvarchar(MAX)
 AS
 BEGIN
@@ -42,13 +42,27 @@ BEGIN
         found varchar(16) NOT NULL
     );
 
+    -- Leave out the sessions outside the scope of their caller, like those that do not exist. The tenant and the user of
+    -- a session never change, so they are read without a lock: a foreign caller neither waits for the row nor locks it.
     INSERT INTO @said (session_id, position, active)
     SELECT j.session_id, j.position, j.active
     FROM OPENJSON(@request) WITH (
         position int '$[0]',
         session_id uniqueidentifier '$[1]',
-        active bit '$[2]'
-    ) AS j;
+        active bit '$[2]',
+        tenant_object_id uniqueidentifier '$[3]',
+        user_object_id uniqueidentifier '$[4]'
+    ) AS j
+    WHERE
+        (j.tenant_object_id IS NULL AND j.user_object_id IS NULL)
+        OR EXISTS (
+            SELECT 1
+            FROM dbo.sessions AS s WITH (READUNCOMMITTED, INDEX (sessions_pkey))
+            WHERE
+                s.session_id = j.session_id
+                AND (j.tenant_object_id IS NULL OR s.tenant_object_id = j.tenant_object_id)
+                AND (j.user_object_id IS NULL OR s.user_object_id = j.user_object_id)
+        );
 
     BEGIN TRANSACTION;
     EXEC dbo.tenure_lock_cut_shared_1;

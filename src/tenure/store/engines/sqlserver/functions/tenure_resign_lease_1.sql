@@ -1,8 +1,10 @@
 -- Ends the epoch of a lease on request, whichever instance holds it, and returns the lease. Returns no row for a lease
--- that was never held.
+-- that was never held. Writes an audit entry if the lease was held.
 --
 -- Order: the lease, exclusively; the clock; the writes.
-CREATE OR ALTER PROCEDURE dbo.tenure_resign_lease_1 @name varchar(200)
+--
+-- @actor: {"entry", "subject", "name", "request"}
+CREATE OR ALTER PROCEDURE dbo.tenure_resign_lease_1 @name varchar(200), @actor nvarchar(MAX)
 AS
 BEGIN
     SET NOCOUNT ON;
@@ -17,6 +19,7 @@ BEGIN
         @expires_at datetime2(6),
         @released bit,
         @resigned bit,
+        @detail nvarchar(1000),
         @now datetime2(6);
 
     BEGIN TRANSACTION;
@@ -39,7 +42,10 @@ BEGIN
         SET @expires_at = @now;
         SET @released = 1;
         SET @resigned = 1;
+        SET @detail = CONCAT(N'holder ', @holder, N', epoch ', @epoch);
         EXEC dbo.tenure_end_epoch_1 @name = @name, @epoch = @epoch, @how = 'resigned', @now = @now;
+        EXEC dbo.tenure_audit_1
+            @at = @now, @actor = @actor, @action = 'lease.resigned', @target = @name, @detail = @detail, @changes = 1;
     END;
     COMMIT TRANSACTION;
 

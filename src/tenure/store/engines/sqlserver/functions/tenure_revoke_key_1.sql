@@ -50,7 +50,8 @@ BEGIN
         WHERE only_row = 1;
 
         EXEC dbo.tenure_audit_1
-            @at = @now, @actor = @actor, @action = 'key.revoked', @target = @public_id, @detail = NULL;
+            @at = @now, @actor = @actor, @action = 'key.revoked', @target = @public_id, @detail = NULL,
+            @changes = 1;
     END;
 
     INSERT INTO @key (

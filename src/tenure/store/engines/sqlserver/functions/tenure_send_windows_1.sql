@@ -1,7 +1,7 @@
 -- Hands over windows that were cut without a gateway: gives each window the contract, and inserts a submission for each
 -- of its chunks. Returns the windows that it handed over. It skips a window that already has a contract, is not divided
 -- yet, is past its retention time (its chunks may be partly deleted) or does not have the given number of chunks. So a
--- repeated call, or a concurrent one, hands over no window twice.
+-- repeated call, or a concurrent one, hands over no window twice. Counts the windows in the audit entry of the draft.
 --
 -- Order: the windows, in the order of their ids; the clock; the writes. After the lock, no other transaction changes a
 -- window without a contract that is divided, or its chunks. This transaction holds the windows while it waits for
@@ -9,7 +9,8 @@
 -- window.
 --
 -- @request: {"contract", "kept": microseconds, "windows": [[window, number of chunks], …],
---            "chunks": [[window, chunk, submission], …]}
+--            "chunks": [[window, chunk, submission], …],
+--            "draft": {"entry", "subject", "name", "request", "action", "target", "detail"}}
 CREATE OR ALTER PROCEDURE dbo.tenure_send_windows_1 @request nvarchar(MAX)
 AS
 BEGIN
@@ -20,6 +21,11 @@ BEGIN
     DECLARE
         @contract nvarchar(MAX) = JSON_QUERY(@request, '$.contract'),
         @kept bigint = JSON_VALUE(@request, '$.kept'),
+        @draft nvarchar(MAX) = JSON_QUERY(@request, '$.draft'),
+        @action varchar(32) = JSON_VALUE(@request, '$.draft.action'),
+        @target varchar(200) = JSON_VALUE(@request, '$.draft.target'),
+        @detail nvarchar(1000) = JSON_VALUE(@request, '$.draft.detail'),
+        @sent int,
         @now datetime2(6),
         @kept_from datetime2(6);
     DECLARE @given TABLE (
@@ -115,6 +121,11 @@ BEGIN
     FROM @sending AS s
     INNER JOIN dbo.usage_windows AS w ON s.window_id = w.window_id
     OPTION (FORCE ORDER, LOOP JOIN, MAXDOP 1);
+
+    SELECT @sent = COUNT(*) FROM @sending;
+    IF @sent > 0
+        EXEC dbo.tenure_audit_1
+            @at = @now, @actor = @draft, @action = @action, @target = @target, @detail = @detail, @changes = @sent;
 
     COMMIT TRANSACTION;
 

@@ -1,0 +1,20 @@
+-- Returns the given session ids, with NULL instead of each id whose session is not in the scope of its caller: that of
+-- a session of another tenant or user, and that of no session. So the two are the same for the caller of this function,
+-- and neither is locked. `p_tenant` and `p_user` have an entry per session, NULL for a caller who sees all of them.
+--
+-- The tenant and the user of a session never change, so they are read without a lock.
+CREATE OR REPLACE FUNCTION tenure_in_scope_1(p_session uuid[], p_tenant uuid[], p_user uuid[]) RETURNS uuid[]
+LANGUAGE plpgsql STABLE
+AS $$
+BEGIN
+    RETURN ARRAY(
+        -- plan: scope
+        SELECT CASE WHEN (b.tenant IS NULL OR b.tenant = s.tenant_object_id)
+                     AND (b.owner IS NULL OR b.owner = s.user_object_id) THEN b.session_id END
+          FROM unnest(p_session, p_tenant, p_user) WITH ORDINALITY AS b(session_id, tenant, owner, position)
+          LEFT JOIN sessions s ON s.session_id = b.session_id
+         ORDER BY b.position
+        -- plan end
+    );
+END
+$$;

@@ -1,0 +1,35 @@
+-- Adds a key that signs session tokens. The earlier keys expire after `p_overlap` microseconds, unless they expire
+-- earlier; if it is NULL, they are deleted. Returns `too-many` and changes nothing if `p_max` keys have not expired. If a
+-- key with this id exists, an earlier call has added it, and the function changes nothing.
+--
+-- The version of the API keys stays the same: with the first version, an installation without API keys would be closed.
+-- Instances read the signing keys together with the version.
+--
+-- Order: the row of the installation; the keys; the clock; the writes.
+CREATE OR REPLACE FUNCTION tenure_rotate_signing_key_1(
+    p_key_id text, p_secret bytea, p_overlap bigint, p_max int, p_actor jsonb, p_detail text)
+RETURNS text
+LANGUAGE plpgsql VOLATILE
+AS $$
+DECLARE
+    v_now timestamptz;
+    v_expires timestamptz;
+BEGIN
+    PERFORM tenure_lock_keys_1();
+    IF EXISTS (SELECT FROM signing_keys s WHERE s.key_id = p_key_id) THEN
+        RETURN 'rotated';
+    END IF;
+    v_now := tenure_now();
+    v_expires := v_now + p_overlap * interval '1 microsecond';
+    IF p_overlap IS NOT NULL
+       AND (SELECT count(*) FROM signing_keys s WHERE s.expires_at IS NULL OR s.expires_at > v_now) >= p_max THEN
+        RETURN 'too-many';
+    END IF;
+    DELETE FROM signing_keys s WHERE p_overlap IS NULL OR s.expires_at <= v_now;
+    UPDATE signing_keys s SET expires_at = v_expires WHERE s.expires_at IS NULL OR s.expires_at > v_expires;
+    INSERT INTO signing_keys (key_id, secret, created_at) VALUES (p_key_id, p_secret, v_now);
+    PERFORM tenure_audit_1(v_now, p_actor, 'signing-key.rotated', p_key_id, p_detail, 1);
+    PERFORM pg_notify('tenure.keys', '');
+    RETURN 'rotated';
+END
+$$;

@@ -1,0 +1,9 @@
+-- The rules of a capacity in the audit log, as `rules_text` in capacities.py formats them.
+CREATE OR REPLACE FUNCTION tenure_rules_text_1(p_capacity capacities) RETURNS text
+LANGUAGE sql IMMUTABLE
+AS $$
+    SELECT CASE WHEN p_capacity.capacity_id IS NULL THEN 'none'
+                ELSE format('maxSessions=%s, whenFull=%s, tenantObjectId=%s',
+                            coalesce(p_capacity.max_sessions::text, 'null'), p_capacity.when_full,
+                            coalesce(p_capacity.tenant_object_id::text, 'null')) END
+$$;

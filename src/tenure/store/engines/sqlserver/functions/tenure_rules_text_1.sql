@@ -1,0 +1,17 @@
+-- The rules of a capacity in the audit log, as `rules_text` in capacities.py formats them.
+CREATE OR ALTER FUNCTION dbo.tenure_rules_text_1(
+    @max_sessions int, @when_full varchar(16), @tenant_object_id uniqueidentifier
+)
+RETURNS nvarchar(200)
+AS
+BEGIN
+    RETURN CASE
+        WHEN @when_full IS NULL THEN N'none'
+        ELSE
+            CONCAT(
+                N'maxSessions=', COALESCE(CONVERT(nvarchar(11), @max_sessions), N'null'),
+                N', whenFull=', @when_full,
+                N', tenantObjectId=', COALESCE(LOWER(CONVERT(nvarchar(36), @tenant_object_id)), N'null')
+            )
+    END;
+END;
