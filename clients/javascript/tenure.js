@@ -1060,6 +1060,7 @@ export const ERROR_CODES = Object.freeze([
   "NOT_INSTALLED",
   "NO_USAGE_GATEWAY",
   "OVERLOADED",
+  "RATE_LIMITED",
   "REQUEST_TIMEOUT",
   "SCHEMA_TOO_OLD",
   "SESSION_LIMIT",
@@ -1068,6 +1069,7 @@ export const ERROR_CODES = Object.freeze([
   "TENANT_MISMATCH",
   "TOO_LARGE",
   "TOO_MANY_CONNECTIONS",
+  "TOO_MANY_FAILURES",
   "UNAUTHENTICATED",
   "UNAVAILABLE",
   "UNSUPPORTED_MEDIA_TYPE",
@@ -1397,6 +1399,7 @@ export const ERROR_CODES = Object.freeze([
  * @property {string} code
  * @property {(FieldError)[]} [errors]
  * @property {string | null} [closeReason]
+ * @property {string | null} [requestId]
  */
 
 /**

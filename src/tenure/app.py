@@ -188,7 +188,7 @@ class Instance:
             *ProbeRoutes(counts, self.readiness).routes(),
         ]
         documents = DocumentRoutes(table, config.prefix).routes()
-        edge = Edge(config.http, config.host, telemetry)
+        edge = Edge(config.http, config.host, telemetry, config.access)
         self.pipeline = Pipeline([*table, *documents], config.prefix, self._authenticator.identify, edge, telemetry)
         self._starting: asyncio.Task[None] | None = None
         self._background: list[asyncio.Task[None]] = []

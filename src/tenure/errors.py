@@ -25,6 +25,8 @@ TenureError
 │   ├── Misdirected               421  the request names a host that this instance does not serve
 │   ├── KeyReused                 422  the idempotency key was used with another payload
 │   ├── SessionLimit              429  all seats of the capacity are taken
+│   ├── RateLimited               429  the credential sends too many requests
+│   ├── TooManyFailures           429  the address sends too many wrong credentials
 │   ├── HeadersTooLarge           431
 │   ├── Internal                  500  an unexpected error; the log has the details
 │   ├── NotInstalled              501  an extra is missing on this instance
@@ -78,7 +80,7 @@ class Problem(TenureError):
     status: ClassVar[int]
     slug: ClassVar[str]
     title: ClassVar[str]
-    retry_after_seconds: ClassVar[int | None] = None
+    retry_after_seconds: int | None = None
 
     def __init__(self, detail: str) -> None:
         super().__init__(detail)
@@ -107,6 +109,11 @@ class Unauthenticated(Problem):
     status = 401
     slug = "unauthenticated"
     title = "Unauthenticated"
+
+    def __init__(self, detail: str, *, missing: bool = False) -> None:
+        """`missing` says that the request has no credential at all, rather than a wrong one."""
+        super().__init__(detail)
+        self.missing = missing
 
     @property
     def headers(self) -> dict[str, str]:
@@ -238,6 +245,28 @@ class SessionLimit(Problem):
     slug = "session-limit"
     title = "Session limit reached"
     retry_after_seconds = 5
+
+
+class RateLimited(Problem):
+    status = 429
+    slug = "rate-limited"
+    title = "Too many requests"
+    retry_after_seconds = 1
+
+    def __init__(self, detail: str, retry_after_seconds: int) -> None:
+        super().__init__(detail)
+        self.retry_after_seconds = retry_after_seconds
+
+
+class TooManyFailures(Problem):
+    status = 429
+    slug = "too-many-failures"
+    title = "Too many wrong credentials"
+    retry_after_seconds = 1
+
+    def __init__(self, detail: str, retry_after_seconds: int) -> None:
+        super().__init__(detail)
+        self.retry_after_seconds = retry_after_seconds
 
 
 class HeadersTooLarge(Problem):

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tenure.config import AccessConfig
 from tenure.domain.keys import ApiKey, Role, new_api_key
 from tenure.domain.session_tokens import session_token
 from tests.crashes.conftest import own_database, own_postgres  # noqa: F401 - fixtures
@@ -66,5 +67,7 @@ async def sign_token(database: Database, session_id: str) -> str:
 
 @asynccontextmanager
 async def serving(database: Database, **settings: Any) -> AsyncIterator[LocalService]:
-    async with LocalService.on(database, "crm", **settings).running() as service:
+    # Wrong credentials are not throttled: these tests send many of them, all from one address.
+    access = AccessConfig(failures_per_minute=0)
+    async with LocalService.on(database, "crm", access=access, **settings).running() as service:
         yield service

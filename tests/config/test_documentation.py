@@ -161,6 +161,8 @@ def test_complete_file_contains_defaults(empty_folder: Path) -> None:
     usages = config.gateways["usages"]
     assert config.oidc is not None
     assert config == Config(
+        tls_certificate=config.tls_certificate,
+        tls_key=config.tls_key,
         jobs={name: JobConfig(interval_seconds=interval) for name, interval in JOBS.items()},
         oidc=OidcConfig(
             issuer=config.oidc.issuer,

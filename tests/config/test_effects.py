@@ -177,7 +177,7 @@ def started(config: Config) -> list[tuple[str, int]]:
         bound.append((process.bind(host, 0, **options), port))
         return bound[-1][0]
 
-    def start(*_: object) -> None:
+    def start(*_: object, **__: object) -> None:
         listener, port = bound[-1]
         processes.append((listener.getsockname()[0], port))
 
@@ -355,6 +355,15 @@ IN_OWN_TESTS = {
     # In tests/edge/test_origins.py.
     "http.allowed_hosts",
     "http.allowed_origins",
+    # In tests/edge/test_tls.py.
+    "tls_certificate",
+    "tls_key",
+    # In tests/edge/test_rates.py.
+    "http.trusted_proxies",
+    "access.requests_per_second",
+    "access.requests_burst",
+    "access.failures_per_minute",
+    "access.failures_burst",
 }
 
 

@@ -12,7 +12,7 @@ from tenure.config import Config, load
 from tenure.config.schema import SettingPath, entries_of, is_single, settings_in, variable
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
-FLAGS = ("database", "host", "port", "workers", "prefix", "insecure")
+FLAGS = ("database", "host", "port", "workers", "prefix", "insecure", "tls_certificate", "tls_key")
 NAMES = {
     "jobs": ("emit-usage", "own-job"),
     "gateways": ("usages", "crm-events"),
@@ -21,14 +21,17 @@ NAMES = {
     "options": ("grammar", "model_folder"),
     "roles": ("staff", "tenure_use"),
 }
-ALWAYS_IN_FILE: dict[SettingPath, str] = {
+ALWAYS_IN_FILE: dict[SettingPath, str | int] = {
+    ("tls_certificate",): "certificate.pem",
+    ("tls_key",): "key.pem",
+    ("access", "requests_per_second"): 1000,
     **{("gateways", name, "url"): "http://127.0.0.1/" for name in NAMES["gateways"]},
     **{("gateways", name, "secret"): SECRET for name in NAMES["gateways"]},
     ("oidc", "issuer"): "https://login.example",
     ("oidc", "audience"): "tenure",
     ("oidc", "jwks_url"): "https://login.example/keys",
 }
-"""Settings that are required if their section is configured."""
+"""Settings that are required if their section, or another setting, is configured."""
 
 
 def test_flag_overrides_variable_and_variable_overrides_file(empty_folder: Path) -> None:
@@ -83,6 +86,9 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "max_header_bytes": st.integers(1024, 1_048_576),
     "allowed_hosts": st.sampled_from([[], ["*"], ["tenure.example", "192.0.2.7", "[2001:db8::1]"]]),
     "allowed_origins": st.sampled_from([[], ["*"], ["https://a.example", "http://localhost:3000"]]),
+    "trusted_proxies": st.sampled_from([[], ["192.0.2.7"], ["10.0.0.0/8", "2001:db8::/32"]]),
+    "tls_certificate": st.sampled_from(["certificate.pem", "/etc/ssl/1.pem"]),
+    "tls_key": st.sampled_from(["key.pem", "5"]),
     "term_days": st.floats(0.00001, 36500),
     "renew_seconds": st.floats(1, 10),
     "duration_seconds": st.floats(21, 1e9),

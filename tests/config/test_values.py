@@ -266,3 +266,24 @@ def test_config_is_immutable() -> None:
 
 def test_every_setting_has_a_rule_description() -> None:
     assert all(rule_of(kind).allowed for kind in SETTINGS.values())
+
+
+def test_tls_needs_certificate_and_key(error_message: ErrorMessage) -> None:
+    for given, missing in (("tls_certificate", "tls_key"), ("tls_key", "tls_certificate")):
+        message = error_message(**{variable((given,)): "file.pem"})
+        assert message == f"{given} (from {variable((given,))}): requires {missing}"
+        flags = error_message(flags={given: "file.pem"})
+        assert flags == f"{given} (from --{given.replace('_', '-')}): requires {missing}"
+
+
+def test_burst_without_its_rate_is_rejected(error_message: ErrorMessage) -> None:
+    message = error_message(toml="access.requests_burst = 5")
+    assert message == "access.requests_burst (from tenure.toml): requires access.requests_per_second"
+    message = error_message(toml="access.failures_burst = 5\naccess.failures_per_minute = 0")
+    assert message == "access.failures_burst (from tenure.toml): requires access.failures_per_minute above 0"
+
+
+def test_wrong_proxies_are_rejected(error_message: ErrorMessage) -> None:
+    for wrong in ("proxy.example", "10.0.0.1/8", "10.0.0.0/33", "*", ""):
+        message = error_message(toml=f'http.trusted_proxies = ["{wrong}"]')
+        assert message.endswith("must be a list of addresses, or networks such as 10.0.0.0/8"), wrong

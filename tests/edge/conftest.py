@@ -2,7 +2,8 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import httptools
@@ -72,19 +73,19 @@ class Raw:
 
 
 @contextlib.asynccontextmanager
-async def raw(service: LocalService) -> AsyncIterator[Raw]:
-    async with many(service, 1) as (client,):
+async def raw(service: LocalService, tls: ssl.SSLContext | None = None) -> AsyncIterator[Raw]:
+    async with many(service, 1, tls) as (client,):
         yield client
 
 
 @contextlib.asynccontextmanager
-async def many(service: LocalService, number: int) -> AsyncIterator[list[Raw]]:
+async def many(service: LocalService, number: int, tls: ssl.SSLContext | None = None) -> AsyncIterator[list[Raw]]:
     """Clients that connect one after the other."""
     clients: list[Raw] = []
     try:
         for _ in range(number):
             # Not a comprehension: if one fails, the others are closed.
-            clients.append(Raw(*await asyncio.open_connection("127.0.0.1", service.port)))  # noqa: PERF401
+            clients.append(Raw(*await asyncio.open_connection("127.0.0.1", service.port, ssl=tls)))  # noqa: PERF401
         yield clients
     finally:
         for client in clients:
@@ -122,11 +123,13 @@ def _prepared_process() -> Iterator[None]:
 
 @pytest.fixture
 async def serve_with(sqlite_database: Database) -> AsyncIterator[ServeWith]:
-    """Starts an instance with these settings of `[http]`. They may be smaller than the configuration allows."""
+    """Starts an instance with these settings of `[http]`. They may be smaller than the configuration allows. `settings`
+    are those of other sections.
+    """
     async with contextlib.AsyncExitStack() as stack:
 
-        async def serve(**limits: Any) -> LocalService:
-            service = LocalService.on(sqlite_database, http=HttpConfig(**limits))
+        async def serve(settings: Mapping[str, Any] | None = None, **limits: Any) -> LocalService:
+            service = LocalService.on(sqlite_database, http=HttpConfig(**limits), **(settings or {}))
             return await stack.enter_async_context(service.running())
 
         yield serve

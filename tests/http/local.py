@@ -13,6 +13,7 @@ import pytest
 from tenure.app import Instance
 from tenure.config import Config, GatewayConfig
 from tenure.server.process import _Server, bind
+from tenure.server.workers import certificate_of
 from tenure.store.retries import Retries
 from tests.http.client import TIMEOUT_SECONDS, Json, RawResponse, open_body
 from tests.support.databases import Clock, Database
@@ -36,13 +37,16 @@ class LocalService:
         self.telemetry = RecordedTelemetry()
         self.instance = Instance(config, self.telemetry)
         self.clock = clock
-        self._server = _Server(self.instance, config.streams.max_message_bytes, self.telemetry)
+        certificate = certificate_of(config)
+        self._server = _Server(self.instance, config.streams.max_message_bytes, self.telemetry, certificate)
         self._listener = bind("127.0.0.1", 0)
         # Without uvloop, a response in two writes would otherwise take 40 ms.
         self._listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.port: int = self._listener.getsockname()[1]
         # Without `verify=False`, each client would spend 40 ms on reading certificates.
-        self.http = httpx.AsyncClient(base_url=f"http://127.0.0.1:{self.port}", timeout=TIMEOUT_SECONDS, verify=False)
+        scheme = "http" if certificate is None else "https"
+        address = f"{scheme}://127.0.0.1:{self.port}"
+        self.http = httpx.AsyncClient(base_url=address, timeout=TIMEOUT_SECONDS, verify=False)
 
     @classmethod
     def on(cls, database: Database, *gateways: str, **settings: Any) -> Self:

@@ -152,11 +152,12 @@ async def _run(local: LocalService, command: str) -> httpx.Response:
 
 VARYING = re.compile(
     r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z"
+    r"|\b[0-9a-f]{12}-[0-9a-f]{1,8}\b"
 )
 
 
 def _learn(documented: Any, actual: Any, known: dict[str, str]) -> None:
-    """Pairs documented and actual values that differ between runs: ids and instants."""
+    """Pairs documented and actual values that differ between runs: ids, instants and ids of requests."""
     if isinstance(documented, dict) and isinstance(actual, dict):
         for name, value in documented.items():
             _learn(value, actual.get(name), known)

@@ -15,8 +15,9 @@ from tests.support.instances import RunningInstance
 
 INSTANT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z")
 UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
-CONNECTION = "connection"
-"""The only header that may differ: HTTP/1.0 has no keep-alive."""
+CHANGING_HEADERS = ("connection", "x-request-id")
+"""The headers that may differ: HTTP/1.0 has no keep-alive, and every request has an id of its own."""
+REQUEST_ID = re.compile(r"[0-9a-f]{12}-[0-9a-f]+\b")
 
 
 class Sent(NamedTuple):
@@ -114,12 +115,15 @@ def test_lanes_return_same_response_on_every_engine(service: RunningInstance, cl
 
 def _comparable(response: RawResponse, sent: Sent) -> tuple[int, Json, Any]:
     """A response without the values that differ between two sessions."""
-    text = response.body.decode()
+    text = REQUEST_ID.sub("<request>", response.body.decode())
     if isinstance(sent.body, dict):
         for name in KEY:
             text = text.replace(str(sent.body.get(name, name)).lower(), f"<{name}>")
     text = INSTANT.sub("<instant>", UUID.sub("<session>", text))
-    headers = {name: UUID.sub("<session>", value) for name, value in response.headers.items() if name != CONNECTION}
+    lengths = {"content-length": str(len(text))} if "<request>" in text else {}
+    headers = {
+        name: UUID.sub("<session>", value) for name, value in response.headers.items() if name not in CHANGING_HEADERS
+    } | lengths
     return response.status, headers, msgspec.json.decode(text)
 
 
@@ -132,9 +136,9 @@ def asgi_calls(local: LocalService, monkeypatch: pytest.MonkeyPatch) -> list[str
     calls: list[str] = []
     response = local.instance.pipeline._answer
 
-    async def recording(scope: Any, receive: Any) -> Any:
+    async def recording(scope: Any, receive: Any, visit: Any) -> Any:
         calls.append(scope["method"])
-        return await response(scope, receive)
+        return await response(scope, receive, visit)
 
     monkeypatch.setattr(local.instance.pipeline, "_answer", recording)
     return calls

@@ -274,7 +274,7 @@ def test_tenant_mismatch_discloses_nothing_of_other_session(client: Client) -> N
     response = client.put(same_key(first, tenantObjectId=str(uuid4())))
     secrets = [first[name] for name in ("sessionId", "tenantObjectId", *INSTANTS)]
     assert [secret for secret in secrets if secret in response.text or secret in str(response.headers)] == []
-    assert set(response.json()) == {"type", "title", "status", "detail", "error", "code"}
+    assert set(response.json()) == {"type", "title", "status", "detail", "error", "code", "requestId"}
 
 
 def test_tenant_mismatch_does_not_change_other_session(client: Client) -> None:

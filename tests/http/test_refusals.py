@@ -12,7 +12,7 @@ import pytest
 from tests.http.client import Client, Json, chunked, connected, open_body, request, same_key
 from tests.support.instances import RunningInstance
 
-PROBLEM_KEYS = {"type", "title", "status", "detail", "error", "code"}
+PROBLEM_KEYS = {"type", "title", "status", "detail", "error", "code", "requestId"}
 BODY_MAX = 65_536
 
 MUST_BE_A_UUID = "must be a UUID"

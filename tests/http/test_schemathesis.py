@@ -100,7 +100,9 @@ async def test_schemathesis_finds_no_failures(database: Database, start: Start, 
     (tmp_path / "settings.toml").write_text(SETTINGS)
     key = new_api_key(Role.OPERATOR)
     await create_key(database.store, key)
-    service = start(database.url, TENURE_GATEWAYS=PARKED_GATEWAY).wait_until_ready()
+    # Wrong credentials are not throttled: the run sends many of them, and expects 401 for each.
+    settings = {"TENURE_GATEWAYS": PARKED_GATEWAY, "TENURE_ACCESS__FAILURES_PER_MINUTE": "0"}
+    service = start(database.url, **settings).wait_until_ready()
     process = subprocess.run(  # noqa: ASYNC221 - nothing else runs in this process
         [
             *(sys.executable, "-m", "schemathesis.cli", "--config-file", "settings.toml", "run"),

@@ -3,13 +3,14 @@
 import os
 import re
 import signal
+import ssl
 import subprocess
 import sys
 import time
 from collections.abc import Iterable
 from contextlib import closing, suppress
 from functools import cached_property
-from http.client import HTTPConnection, HTTPException
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -39,7 +40,7 @@ class RunningInstance:
         """The address from the log. The first access waits for it, so several instances can start at the same time."""
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline and self.process.poll() is None:
-            found = re.search(r"http://[^\s\"]+", self.log())
+            found = re.search(r"https?://[^\s\"]+", self.log())
             if found:
                 return found.group()
             time.sleep(0.02)
@@ -90,6 +91,9 @@ class RunningInstance:
         """Does not use httpx, because each new client spends 40 ms on reading certificates."""
         address = urlsplit(self.address)
         connection = HTTPConnection(str(address.hostname), address.port, timeout=START_SECONDS)
+        if address.scheme == "https":
+            unverified = ssl._create_unverified_context()
+            connection = HTTPSConnection(str(address.hostname), address.port, timeout=START_SECONDS, context=unverified)
         with closing(connection), suppress(OSError, HTTPException):
             connection.request("GET", "/readyz")
             return connection.getresponse().status == 200

@@ -4,6 +4,7 @@ import asyncio
 import base64
 import os
 import socket
+import ssl
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -65,9 +66,11 @@ class Client:
         self.close_code: int | None = None
 
     @classmethod
-    async def connect(cls, port: int, path: str, *headers: str, at_once: bytes = b"") -> Self:
+    async def connect(
+        cls, port: int, path: str, *headers: str, at_once: bytes = b"", tls: ssl.SSLContext | None = None
+    ) -> Self:
         """`at_once` is sent with the handshake in the same packet."""
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=tls)
         writer.write(handshake(path, *headers) + at_once)
         head = (await _in_time(reader.readuntil(b"\r\n\r\n"))).decode()
         status = int(head.split()[1])

@@ -189,7 +189,7 @@ def test_every_event_in_log_table_exists() -> None:
         "DELETE /v1/leases",
         "tenure doctor",
         "tenure usage sent",
-        "tenure serve --tls-key",
+        "tenure serve --tls-secret",
         "tenure serve --key",
         "TENURE_OIDC__ISSUERS",
         "TENURE_SESSIONS__LEASE",

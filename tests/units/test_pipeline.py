@@ -13,7 +13,7 @@ from tenure.config import HttpConfig
 from tenure.domain.keys import Role
 from tenure.errors import Forbidden, GatewayReserved, NotFound
 from tenure.http.answers import Answer, Headers
-from tenure.http.edge import Edge
+from tenure.http.edge import Edge, Visit
 from tenure.http.pipeline import Call, Hot, Pipeline, Respond, Route, StreamRoute
 from tenure.telemetry.events import HttpFailed, Telemetry
 from tests.support.telemetry import RecordedTelemetry
@@ -75,16 +75,20 @@ class Service:
             "path": path,
             "query_string": b"",
             "headers": JSON,
+            "client": ("192.0.2.1", 1),
         }
         await self.pipeline(scope, receive, send)
         return sent[0]["status"], sent[1]["body"]
+
+    def visit(self) -> Visit:
+        return self.pipeline.visit_stream(JSON, ("192.0.2.1", 1))
 
     def hot(self, url: bytes, body: bytes) -> list[Answer | Exception]:
         """As `server/http1.py` calls it."""
         answers: list[Answer | Exception] = []
         route = next(each for each in self.pipeline.hot_routes() if each.matches(url))
         try:
-            route.start(url, JSON, body, answers.append)
+            route.start(url, JSON, body, self.visit(), answers.append)
         except Exception as error:  # noqa: BLE001 - answered like any failure
             answers.append(error)
         return answers
@@ -99,7 +103,7 @@ async def test_handlers_of_all_transports_get_caller_and_path() -> None:
     assert await service.ordinary("POST", f"/api/things/{ID}", b'{"number": 1}') == (200, b'{"number":1}')
     assert await service.ordinary("PUT", f"/api/v1/things/{ID}", b'{"number": 2}') == (200, b'{"number":2}')
     assert len(service.hot(f"/api/things/{ID}".encode(), b'{"number": 3}')) == 1
-    _, parameters = service.pipeline.match_stream(f"/api/things/{ID}/stream?x=1", JSON)
+    _, parameters = service.pipeline.match_stream(f"/api/things/{ID}/stream?x=1", service.visit())
     assert [call.caller for call in service.calls] == [ANONYMOUS] * 3
     assert [*(call.path for call in service.calls), parameters] == [{"thingId": ID}] * 4
 
@@ -138,7 +142,7 @@ async def test_unknown_address_is_refused_before_caller_is_identified() -> None:
     assert (await service.ordinary("POST", "/api/nothing", b""))[0] == 404
     for path in ("/api/things/x", f"/things/{ID}/stream", "/api/nothing/stream"):
         with pytest.raises(NotFound):
-            service.pipeline.match_stream(path, JSON)
+            service.pipeline.match_stream(path, service.visit())
 
 
 async def test_stream_route_does_not_answer_http_requests() -> None:
@@ -150,7 +154,7 @@ async def test_exception_of_hot_handler_is_answered_500_on_both_lanes() -> None:
     assert (await service.ordinary("PUT", f"/api/things/{ID}", b'{"number": 0}'))[0] == 500
     (error,) = service.hot(f"/api/things/{ID}".encode(), b'{"number": 0}')
     assert isinstance(error, ValueError)
-    assert service.pipeline.failure(error).status == 500
+    assert service.pipeline.failure(error, service.visit()).status == 500
     assert len(service.telemetry.of(HttpFailed)) == 2
 
 

@@ -227,7 +227,7 @@ class Authenticator:
         if not self._version and self._oidc is None:
             return ANONYMOUS
         if authorization is None:
-            raise Unauthenticated("the request has no credential")
+            raise Unauthenticated("the request has no credential", missing=True)
         if authorization[: len(_SCHEME)].lower() != _SCHEME or not authorization.isascii():
             raise Unauthenticated("the Authorization header contains no bearer credential")
         credential = authorization[len(_SCHEME) :]

@@ -21,6 +21,7 @@ Failures:
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextvars import Context
 from functools import partial
 from itertools import chain, islice
 from typing import Generic, TypeVar
@@ -69,6 +70,8 @@ class Coalescer(Generic[Item, Result]):
         self._overdue: set[asyncio.Task[None]] = set()
         self._scheduled = False
         self._checking_for_late = False
+        self._context = Context()
+        """Empty: a batch works for many requests, so it must not run in the context of the one that started it."""
 
     def submit(self, item: Item, done: Done[Result], since: float | None = None) -> None:
         """Calls `done` with the result after the commit, or with the error.
@@ -82,10 +85,10 @@ class Coalescer(Generic[Item, Result]):
         self._waiting.append(_Member(item, done, loop.time() if since is None else since))
         if not self._scheduled and self._may_send():
             self._scheduled = True
-            loop.call_soon(self._dispatch)
+            loop.call_soon(self._dispatch, context=self._context)
         if not self._checking_for_late:
             self._checking_for_late = True
-            loop.call_later(LATE_CHECK_SECONDS, self._fail_late)
+            loop.call_later(LATE_CHECK_SECONDS, self._fail_late, context=self._context)
 
     async def run(self, item: Item, since: float | None = None) -> Result:
         future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
@@ -107,10 +110,10 @@ class Coalescer(Generic[Item, Result]):
 
     def _send(self, batch: Sequence[_Member[Item, Result]]) -> None:
         loop = asyncio.get_running_loop()
-        task = loop.create_task(self._execute(batch))
+        task = loop.create_task(self._execute(batch), context=self._context)
         self._in_flight[task] = batch
-        timer = loop.call_later(OVERDUE_SECONDS, self._mark_overdue, task)
-        task.add_done_callback(partial(self._batch_ended, timer))
+        timer = loop.call_later(OVERDUE_SECONDS, self._mark_overdue, task, context=self._context)
+        task.add_done_callback(partial(self._batch_ended, timer), context=self._context)
 
     def _mark_overdue(self, task: asyncio.Task[None]) -> None:
         self._overdue.add(task)
@@ -166,7 +169,7 @@ class Coalescer(Generic[Item, Result]):
             self._waiting = deque(member for member in self._waiting if member.done is not None)
         self._checking_for_late = bool(self._in_flight or self._waiting)
         if self._checking_for_late:
-            loop.call_later(LATE_CHECK_SECONDS, self._fail_late)
+            loop.call_later(LATE_CHECK_SECONDS, self._fail_late, context=self._context)
 
     def _settle_all(self, members: Iterable[_Member[Item, Result]], error: Exception) -> None:
         for member in list(members):

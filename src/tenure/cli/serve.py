@@ -17,11 +17,23 @@ def serve(
         bool | None,
         typer.Option("--insecure", help="Allow any address without a key. Every client has full access."),
     ] = None,
+    tls_certificate: Annotated[
+        str | None, typer.Option(help="Serve HTTPS with the certificate chain in this PEM file.")
+    ] = None,
+    tls_key: Annotated[str | None, typer.Option(help="The PEM file with the private key of the certificate.")] = None,
     config: ConfigFlag = None,
 ) -> None:
     """Start the service. It migrates the database schema before it serves requests."""
     settings = load_settings(
-        config, host=host, port=port, database=database, workers=workers, prefix=prefix, insecure=insecure
+        config,
+        host=host,
+        port=port,
+        database=database,
+        workers=workers,
+        prefix=prefix,
+        insecure=insecure,
+        tls_certificate=tls_certificate,
+        tls_key=tls_key,
     )
     from tenure.server.workers import serve as run  # noqa: PLC0415 - other commands need no server
 

@@ -2,6 +2,7 @@
 
 from tenure.config.load import load
 from tenure.config.settings import (
+    AccessConfig,
     Config,
     GatewayConfig,
     HttpConfig,
@@ -16,6 +17,7 @@ from tenure.config.values import JOBS
 
 __all__ = [
     "JOBS",
+    "AccessConfig",
     "Config",
     "GatewayConfig",
     "HttpConfig",

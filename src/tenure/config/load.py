@@ -145,7 +145,7 @@ def _tree(settings: Settings) -> dict[str, Any]:
 def _check_consistency(config: Config, settings: Settings) -> None:
     # Report only the first conflict: the user corrects one setting at a time.
     named = partial(_named, settings)
-    for conflict in chain(_conflicts(config, named), _ineffective(settings, named), _ambiguous_names(settings)):
+    for conflict in chain(_conflicts(config, named), _ineffective(config, settings, named), _ambiguous_names(settings)):
         raise ConfigurationError(printable(conflict))
 
 
@@ -158,13 +158,21 @@ def _conflicts(config: Config, named: Callable[..., str]) -> Iterator[str]:
         yield f"{named('leases', 'renew_seconds')}: must be less than {named('leases', 'duration_seconds')}"
     if 0 < config.sessions.lease_seconds <= config.sessions.heartbeat_seconds:
         yield f"{named('sessions', 'heartbeat_seconds')}: must be less than {named('sessions', 'lease_seconds')}"
+    if config.tls_certificate is not None and config.tls_key is None:
+        yield f"{named('tls_certificate')}: requires tls_key"
+    if config.tls_key is not None and config.tls_certificate is None:
+        yield f"{named('tls_key')}: requires tls_certificate"
     for name, gateway in config.gateways.items():
         if gateway.previous_secret and not gateway.secret:
             yield f"{named('gateways', name, 'previous_secret')}: requires gateways.{name}.secret"
 
 
-def _ineffective(settings: Settings, named: Callable[..., str]) -> Iterator[str]:
+def _ineffective(config: Config, settings: Settings, named: Callable[..., str]) -> Iterator[str]:
     """Find settings that are valid in general, but would have no effect where they are."""
+    if config.access.requests_burst and not config.access.requests_per_second:
+        yield f"{named('access', 'requests_burst')}: requires access.requests_per_second"
+    if ("access", "failures_burst") in settings and not config.access.failures_per_minute:
+        yield f"{named('access', 'failures_burst')}: requires access.failures_per_minute above 0"
     limit_of_usage = ("gateways", USAGES, "max_attempts")
     if limit_of_usage in settings:
         yield f"{named(*limit_of_usage)}: cannot be set, because usage is sent until it is delivered"

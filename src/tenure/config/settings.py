@@ -17,6 +17,7 @@ from tenure.config.values import (
     Backoff,
     Bytes,
     Count,
+    CountOrZero,
     DatabaseUrl,
     Days,
     Factor,
@@ -32,6 +33,7 @@ from tenure.config.values import (
     JobName,
     Kind,
     Leeway,
+    Networks,
     OptionName,
     Origins,
     PoolSize,
@@ -81,11 +83,19 @@ class HttpConfig(Section, frozen=True, kw_only=True):
     max_unfinished_bytes: Bytes = 268_435_456
     allowed_hosts: HostNames = ()
     allowed_origins: Origins = ()
+    trusted_proxies: Networks = ()
 
 
 class AccessConfig(Section, frozen=True, kw_only=True):
     grace_seconds: SecondsOrZero = 300.0
     """How long cached keys stay valid while the database is unavailable."""
+    requests_per_second: CountOrZero = 0
+    """How many requests one credential may send; 0: any number."""
+    requests_burst: CountOrZero = 0
+    """How many of them it may send at once; 0: those of two seconds."""
+    failures_per_minute: CountOrZero = 60
+    """How many wrong credentials one address may send before they are throttled; 0: any number."""
+    failures_burst: Count = 20
 
 
 class SessionsConfig(Section, frozen=True, kw_only=True):
@@ -169,6 +179,8 @@ class Config(Section, frozen=True, kw_only=True):
     workers: Workers = 1
     prefix: Prefix = ""
     insecure: Switch = False
+    tls_certificate: Text | None = None
+    tls_key: Text | None = None
     pool_size: PoolSize = 10
     http: HttpConfig = HttpConfig()
     access: AccessConfig = AccessConfig()

@@ -64,7 +64,7 @@ def from_environment(environment: Mapping[str, str], in_file: Mapping[str, Any])
 
 def from_flags(flags: Mapping[str, Any]) -> Iterator[Source]:
     for name, value in flags.items():
-        yield Source(f"--{name}", {name: RawText(value) if isinstance(value, str) else value})
+        yield Source(f"--{name.replace('_', '-')}", {name: RawText(value) if isinstance(value, str) else value})
 
 
 def _content(file: Path, named_by: str) -> Mapping[str, Any]:

@@ -6,6 +6,7 @@ from decimal import Decimal
 from difflib import get_close_matches
 from functools import partial
 from importlib.metadata import entry_points
+from ipaddress import ip_network
 from typing import Annotated, Any, Literal, NamedTuple
 
 from msgspec import Meta
@@ -85,6 +86,14 @@ def _is_header_name(name: str) -> bool:
     return bool(re.fullmatch(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", name)) and name.lower() not in RESERVED_HEADERS
 
 
+def _is_network(text: str) -> bool:
+    try:
+        ip_network(text)
+    except ValueError:
+        return False
+    return True
+
+
 def _misspelled_gateway(name: str) -> str | None:
     """Return the built-in gateway that `name` misspells, or None.
 
@@ -122,6 +131,7 @@ Port = Annotated[int, Meta(ge=0, le=65535), Rule("a whole number from 0 to 65535
 Workers = Annotated[int, Meta(ge=1, le=256), Rule("a whole number from 1 to 256")]
 PoolSize = Annotated[int, Meta(ge=4, le=1000), Rule("a whole number from 4 to 1000")]
 Count = Annotated[int, Meta(ge=1, le=1_000_000), Rule("a whole number from 1 to 1000000")]
+CountOrZero = Annotated[int, Meta(ge=0, le=1_000_000), Rule("a whole number from 0 to 1000000")]
 Bytes = Annotated[int, Meta(ge=1, le=1 << 30), Rule("a whole number from 1 to 1073741824")]
 HeaderBytes = Annotated[int, Meta(ge=1024, le=1 << 20), Rule("a whole number from 1024 to 1048576")]
 Statuses = Annotated[tuple[Annotated[int, Meta(ge=200, le=599)], ...], Rule("a list of whole numbers from 200 to 599")]
@@ -164,6 +174,13 @@ Origins = Annotated[
     Rule(
         'a list of origins such as https://app.example.com, or ["*"]',
         lambda origins: origins == ("*",) or all(_ORIGIN.fullmatch(origin) for origin in origins),
+    ),
+]
+Networks = Annotated[
+    tuple[str, ...],
+    Rule(
+        "a list of addresses, or networks such as 10.0.0.0/8",
+        lambda networks: all(_is_network(network) for network in networks),
     ),
 ]
 Prefix = Annotated[

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from tenure.errors import FieldError, Internal, Invalid, Problem, SessionOver
 from tenure.telemetry.events import HttpFailed, Telemetry
@@ -25,8 +26,15 @@ class Answer(msgspec.Struct):
     status: int = 200
     headers: Headers = JSON
 
-    def body(self) -> bytes:
-        return self.content if type(self.content) is bytes else _encode_json(self.content)
+    def body(self, request_id: str | None = None) -> bytes:
+        """Encodes the content. A problem contains the id of its request, which the code that refuses need not know."""
+        content = self.content
+        kind = type(content)
+        if kind is bytes:
+            return content  # type: ignore[no-any-return]
+        if kind is ProblemDetails:
+            content = replace(content, request_id=request_id)
+        return _encode_json(content)
 
 
 class ProblemDetails(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
@@ -38,6 +46,7 @@ class ProblemDetails(msgspec.Struct, frozen=True, omit_defaults=True, rename="ca
     code: str
     errors: tuple[FieldError, ...] = ()
     close_reason: str | None = None
+    request_id: str | None = None
 
 
 def refusal(problem: Problem) -> Answer:
@@ -55,9 +64,9 @@ def refusal(problem: Problem) -> Answer:
     return Answer(details, problem.status, [*PROBLEM, *headers])
 
 
-def failure(error: BaseException, telemetry: Telemetry) -> Answer:
+def failure(error: BaseException, telemetry: Telemetry, request_id: str | None = None) -> Answer:
     """Return the response for an exception. An exception that is not a `Problem` is reported, and gets status 500."""
     if isinstance(error, Problem):
         return refusal(error)
-    telemetry.report(HttpFailed(error))
+    telemetry.report(HttpFailed(error, request_id))
     return refusal(Internal("an unexpected error occurred; the log has the details"))

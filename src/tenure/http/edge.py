@@ -1,12 +1,17 @@
 """The edge: what an instance refuses before a request reaches its route.
 
-Two kinds of limits stand here, under the names that they have in the section `[http]` of the configuration:
+Three kinds of limits stand here, under the names that they have in the sections `[http]` and `[access]` of the
+configuration:
 
 - `allowed_hosts` and `allowed_origins`, which `Edge.check` applies to the headers of every request, for all transports.
 - Bytes, counts and times. The protocols in `server/` apply them, because only they see bytes and connections.
+- Requests per second of a credential, and wrong credentials per minute of an address (`access/limits.py`).
 
-Both count what they refuse with `Edge.refused`. The counts are reported in intervals, not one by one, so that an attack
+All count what they refuse with `Edge.refused`. The counts are reported in intervals, not one by one, so that an attack
 does not fill the log.
+
+`Edge.check` reads the headers once, and returns a `Visit`: what the edge has learned about the request. The id of the
+request is in every response, in every problem and in the log. A client may choose it (`X-Request-ID`).
 
 **Hosts.** A page of another site can send requests to an instance in the browser's own network if the name of that site
 resolves to the address of the instance (DNS rebinding). The browser then sends the name of the site as `Host`. So an
@@ -15,12 +20,27 @@ instance answers only to names that it knows. An address is no name and cannot b
 **Origins.** A page of any site can send some requests without asking first, for instance `POST` without a body. The
 browser marks them with `Origin` and `Sec-Fetch-Site`. A request that changes something, or opens a stream, is refused
 if these headers name another origin. Other clients send neither header.
+
+**CORS.** A browser shows a response to a page of another origin only if the response allows that origin. Every response
+to a request of an origin in `allowed_origins` does so, problems included, and a preflight of such an origin is answered
+without a credential. The response names the one origin, never `*`, and does not allow cookies: a page sends its
+credential in a header. If origins are allowed, the headers of a response depend on the origin, so every response says
+`Vary: Origin`.
 """
 
 import ipaddress
+import os
+import re
 from collections import Counter
+from collections.abc import Callable
+from itertools import count as count_from
 
-from tenure.config import HttpConfig, is_loopback
+import msgspec
+
+from tenure.access.caller import Caller, CallerKind
+from tenure.access.limits import ADDRESSES_MAX, CREDENTIALS_MAX, ClientAddresses, TokenBuckets
+from tenure.clock import monotonic
+from tenure.config import AccessConfig, HttpConfig, is_loopback
 from tenure.errors import (
     FieldError,
     ForbiddenOrigin,
@@ -28,11 +48,14 @@ from tenure.errors import (
     Invalid,
     Misdirected,
     Problem,
+    RateLimited,
     RequestTimeout,
     TooManyConnections,
+    TooManyFailures,
+    Unauthenticated,
     UriTooLong,
 )
-from tenure.http.answers import Headers
+from tenure.http.answers import Answer, Headers
 from tenure.telemetry.events import RequestsRefused, Telemetry
 
 REPORT_SECONDS = 10.0
@@ -43,14 +66,51 @@ SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 EDGE_REFUSALS = (Invalid, RequestTimeout, UriTooLong, Misdirected, HeadersTooLarge, TooManyConnections)
 """What every request may get, besides `ForbiddenOrigin` for requests that change something."""
 
-_CHECKED = frozenset({b"host", b"origin", b"sec-fetch-site"})
+REQUEST_ID_HEADER = b"x-request-id"
+BURST_SECONDS = 2
+"""If `requests_burst` is 0, a credential may send the requests of this many seconds at once."""
+MINUTE_SECONDS = 60
+PREFLIGHT_SECONDS = 600
+"""How long a browser may remember the answer to a preflight."""
+NO_CONTENT = 204
+EXPOSED_HEADERS = b"allow, link, location, retry-after, www-authenticate, x-request-id, x-session-id"
+"""The response headers that a page of an allowed origin may read, besides those that every page may."""
+
+_FORWARDED = b"x-forwarded-for"
+_CHECKED = frozenset({b"host", b"origin", b"sec-fetch-site", REQUEST_ID_HEADER})
+_TWO_HOSTS = b"\n"
+"""Stands for several `Host` headers. No value of a header contains a line end."""
+_VARY: Headers = ((b"vary", b"origin"),)
+_is_request_id = re.compile(rb"[!-~]{1,128}").fullmatch
 _FOREIGN_SITES = frozenset({b"cross-site", b"same-site"})
 """`same-site` too: it includes other ports of the same host."""
 
 
+class Visit(msgspec.Struct, gc=False):
+    """What the edge knows about a request, whatever its transport."""
+
+    request_id: str
+    peer: tuple[str, int] | None
+    """The other end of the connection: the client, or a proxy."""
+    headers: Headers
+    """The headers that the edge adds to the response, besides X-Request-ID."""
+    forwarded: bytes | None
+    """The value of X-Forwarded-For; None without trusted proxies."""
+    problem: Problem | None
+    """Why the request is refused."""
+    is_of_allowed_origin: bool = False
+
+
 class Edge:
-    def __init__(self, limits: HttpConfig, host: str, telemetry: Telemetry) -> None:
-        """`host` is the address on which the instance listens."""
+    def __init__(
+        self,
+        limits: HttpConfig,
+        host: str,
+        telemetry: Telemetry,
+        access: AccessConfig = AccessConfig(),  # noqa: B008 - frozen
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        """`host` is the address on which the instance listens. `clock` fills the token buckets."""
         self.limits = limits
         self._telemetry = telemetry
         self._hosts = {_without_brackets(name).lower() for name in (*limits.allowed_hosts, host)}
@@ -58,33 +118,76 @@ class Edge:
         self._known_hosts: set[bytes] = set()
         self._origins = {origin.lower().encode() for origin in limits.allowed_origins}
         self._all_origins = ANY in limits.allowed_origins
+        self._checked = _CHECKED | {_FORWARDED} if limits.trusted_proxies else _CHECKED
+        self._vary = _VARY if limits.allowed_origins else ()
+        self._addresses = ClientAddresses(limits.trusted_proxies)
+        self.requests = _buckets_of_requests(access, clock)
+        """The token buckets of credentials; None if requests are not limited."""
+        self._failures = _buckets_of_failures(access, clock)
+        # An id that this process makes is unique, because it begins with 48 random bits.
+        self._id_prefix = f"{os.urandom(6).hex()}-"
+        self._id_numbers = count_from(1)
         self._refused: Counter[str] = Counter()
         self._reported_at: dict[str, float] = {}
 
-    def check(self, headers: Headers, *, changes: bool, http_version: str = "1.1") -> Problem | None:
-        """Returns why the request is refused, or None. `changes` is true for a request that may change something."""
-        host = origin = site = None
+    def check(  # noqa: C901 - one loop over the headers, for the hot lane
+        self, headers: Headers, *, changes: bool, http_version: str = "1.1", peer: tuple[str, int] | None = None
+    ) -> Visit:
+        """Returns the visit, with a problem if it is refused. `changes` is true for a request that may change
+        something.
+        """
+        host = origin = site = given_id = forwarded = problem = None
+        checked = self._checked
         for name, value in headers:
-            if name in _CHECKED:
+            if name in checked:
                 if name == b"host":
-                    if host is not None:
-                        return _host_required()
-                    host = value
+                    host = value if host is None else _TWO_HOSTS
+                elif name == REQUEST_ID_HEADER:
+                    given_id = value if given_id is None else b""
                 elif name == b"origin":
                     # Browsers send one. Two cannot both be the right one.
                     origin = value if origin is None else b"null"
+                elif name == _FORWARDED:
+                    forwarded = value if forwarded is None else b"%s,%s" % (forwarded, value)
                 else:
                     site = value
-        if host is None:
-            if http_version == "1.1":
-                return _host_required()
-        elif host not in self._known_hosts and not self._is_allowed(host):
-            self.refused("allowed_hosts")
-            return Misdirected("this instance does not serve the host of this request; see allowed_hosts")
-        if changes and (origin or site) and self._is_foreign(host, origin, site):
+        if host not in self._known_hosts:
+            problem = self._problem_of_host(host, http_version)
+        if problem is None and changes and (origin or site) and self._is_foreign(host, origin, site):
             self.refused("allowed_origins")
-            return ForbiddenOrigin("this origin may not send requests that change something; see allowed_origins")
-        return None
+            problem = ForbiddenOrigin("this origin may not send requests that change something; see allowed_origins")
+        if given_id is not None and _is_request_id(given_id):
+            request_id = given_id.decode("ascii")
+        else:
+            request_id = self._id_prefix + str(next(self._id_numbers))
+        if origin is None or not self._is_allowed_origin(origin):
+            return Visit(request_id, peer, self._vary, forwarded, problem)
+        return Visit(request_id, peer, _shown_to(origin), forwarded, problem, is_of_allowed_origin=True)
+
+    def incomplete_visit(self, headers: Headers, peer: tuple[str, int] | None) -> Visit:
+        """Returns the visit of a request that is refused before its headers are complete."""
+        known = [header for header in headers if header[0] in (REQUEST_ID_HEADER, b"origin")]
+        return self.check(known, changes=False, peer=peer)
+
+    def count_request(self, caller: Caller) -> None:
+        """Raises `RateLimited` if the credential has sent too many requests. Callers without one are not limited."""
+        if self.requests is not None and caller.kind is not CallerKind.ANONYMOUS:
+            # A public id contains no space, so the name of a key is never that of another credential.
+            is_key = caller.kind is CallerKind.KEY
+            seconds = self.requests.take(caller.subject if is_key else f"{caller.kind.value} {caller.subject}")
+            if seconds:
+                self.refused("requests_per_second")
+                raise RateLimited("this credential sends too many requests; see requests_per_second", seconds)
+
+    def refusal_of_credential(self, problem: Unauthenticated, visit: Visit) -> Problem:
+        """Counts a wrong credential for the address that sent it. Returns the problem, or what replaces it."""
+        if self._failures is None or problem.missing or visit.peer is None:
+            return problem
+        seconds = self._failures.take(self._addresses.name_of_client(visit.peer[0], visit.forwarded))
+        if not seconds:
+            return problem
+        self.refused("failures_per_minute")
+        return TooManyFailures("this address sends too many wrong credentials; see failures_per_minute", seconds)
 
     def refused(self, limit: str) -> None:
         """Counts a request or connection that exceeded the limit of this name."""
@@ -102,6 +205,14 @@ class Edge:
     def has_unreported(self) -> bool:
         return bool(self._refused)
 
+    def _problem_of_host(self, host: bytes | None, http_version: str) -> Problem | None:
+        if host is _TWO_HOSTS or (host is None and http_version == "1.1"):
+            return _host_required()
+        if host is None or self._is_allowed(host):
+            return None
+        self.refused("allowed_hosts")
+        return Misdirected("this instance does not serve the host of this request; see allowed_hosts")
+
     def _is_allowed(self, host: bytes) -> bool:
         name = _name_of(host)
         if ANY not in self._hosts and name not in self._hosts and not is_loopback(name):
@@ -110,13 +221,47 @@ class Edge:
             self._known_hosts.add(host)
         return True
 
+    def _is_allowed_origin(self, origin: bytes) -> bool:
+        return self._all_origins or origin.lower() in self._origins
+
     def _is_foreign(self, host: bytes | None, origin: bytes | None, site: bytes | None) -> bool:
-        if self._all_origins or (origin is not None and origin.lower() in self._origins):
+        if self._all_origins or (origin is not None and self._is_allowed_origin(origin)):
             return False
         if site in _FOREIGN_SITES:
             return True
         # Only the host is compared. Behind a proxy that ends TLS, the scheme of the page is not the one seen here.
         return origin is not None and (host is None or origin.lower().partition(b"://")[2] != host.lower())
+
+
+def preflight(methods: str, headers: str) -> Answer:
+    """Returns the answer to the preflight of an allowed origin. `Visit.headers` names the origin."""
+    return Answer(
+        b"",
+        NO_CONTENT,
+        (
+            (b"access-control-allow-methods", methods.encode()),
+            (b"access-control-allow-headers", headers.encode()),
+            (b"access-control-max-age", b"%d" % PREFLIGHT_SECONDS),
+        ),
+    )
+
+
+def _shown_to(origin: bytes) -> Headers:
+    return (
+        (b"access-control-allow-origin", origin),
+        (b"access-control-expose-headers", EXPOSED_HEADERS),
+        *_VARY,
+    )
+
+
+def _buckets_of_requests(access: AccessConfig, clock: Callable[[], float]) -> TokenBuckets | None:
+    rate = access.requests_per_second
+    return TokenBuckets(rate, access.requests_burst or rate * BURST_SECONDS, CREDENTIALS_MAX, clock) if rate else None
+
+
+def _buckets_of_failures(access: AccessConfig, clock: Callable[[], float]) -> TokenBuckets | None:
+    rate = access.failures_per_minute / MINUTE_SECONDS
+    return TokenBuckets(rate, access.failures_burst, ADDRESSES_MAX, clock) if rate else None
 
 
 def _host_required() -> Invalid:

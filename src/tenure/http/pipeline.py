@@ -13,7 +13,9 @@ Requests arrive by three transports. All of them use the steps of `Pipeline` in 
 | WebSocket | `Pipeline.match_stream`, after the handshake request | `server/websocket.py` |
 
 The check of `Host` and `Origin` (`http/edge.py`) comes first, so that a request for another host learns nothing, not
-even which addresses exist. The protocols in `server/` apply the limits on bytes, counts and times before that.
+even which addresses exist. It returns the `Visit` of the request: its id, the headers that the edge adds to the
+response, and where the request comes from. The protocols in `server/` apply the limits on bytes, counts and times
+before that. A preflight of an allowed origin needs no caller, because browsers send it without a credential.
 
 The caller is identified and authorised before the body is decoded. If the credential was used before, this takes no
 `await`, so that the hot lane stays synchronous; otherwise a task finishes the hot request or the handshake.
@@ -42,9 +44,9 @@ from tenure.http.decoding import (
     read_body,
     reader_of_headers,
 )
-from tenure.http.edge import SAFE_METHODS, Edge
+from tenure.http.edge import NO_CONTENT, REQUEST_ID_HEADER, SAFE_METHODS, Edge, Visit, preflight
 from tenure.streams.sockets import Socket
-from tenure.telemetry.events import Telemetry
+from tenure.telemetry.events import Telemetry, current_request
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -52,6 +54,10 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
 VERSION = "/v1"
+PREFLIGHT_METHOD = "OPTIONS"
+PREFLIGHT_MARK = b"access-control-request-method"
+CORS_REQUEST_HEADERS = ("authorization", "content-type", REQUEST_ID_HEADER.decode())
+"""The headers that a page of an allowed origin may send to every route, besides those that the routes declare."""
 ID_LENGTH = 36
 
 
@@ -158,6 +164,12 @@ class Pipeline:
         self._unprefixed = {route.path for route in table if isinstance(route, Route) and route.unprefixed}
         self._endpoints = [_Endpoint(route) for route in table if isinstance(route, Route)]
         self._streams = [_StreamEndpoint(route) for route in table if isinstance(route, StreamRoute)]
+        declared = {
+            field.encode_name.lower()
+            for endpoint in self._endpoints
+            for field in ([] if endpoint.route.headers is None else msgspec.structs.fields(endpoint.route.headers))
+        }
+        self._cors_request_headers = ", ".join(sorted({*CORS_REQUEST_HEADERS, *declared}))
         self._exact = {(e.route.method, e.route.path): e for e in self._endpoints if "{" not in e.route.path}
         self.open_streams: set[OpenStream] = set()
         """The WebSocket connections that have a stream."""
@@ -169,37 +181,53 @@ class Pipeline:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.in_flight += 1
         try:
-            answer = await self._answer(scope, receive)
-            body = answer.body()
-            length = (b"content-length", b"%d" % len(body))
-            await send({"type": "http.response.start", "status": answer.status, "headers": [*answer.headers, length]})
+            changes = scope["method"] not in SAFE_METHODS
+            visit = self.edge.check(
+                scope["headers"], changes=changes, http_version=scope["http_version"], peer=scope["client"]
+            )
+            # The server runs every request of this lane in a task of its own, so this is never reset.
+            current_request.set(visit.request_id)
+            answer = await self._answer(scope, receive, visit)
+            body = answer.body(visit.request_id)
+            headers = [*answer.headers, (REQUEST_ID_HEADER, visit.request_id.encode()), *visit.headers]
+            if answer.status != NO_CONTENT:
+                headers.append((b"content-length", b"%d" % len(body)))
+            await send({"type": "http.response.start", "status": answer.status, "headers": headers})
             await send({"type": "http.response.body", "body": body})
         finally:
             self.in_flight -= 1
 
-    async def _answer(self, scope: Scope, receive: Receive) -> Answer:
+    async def _answer(self, scope: Scope, receive: Receive, visit: Visit) -> Answer:
         try:
-            method = scope["method"]
-            changes = method not in SAFE_METHODS
-            problem = self.edge.check(scope["headers"], changes=changes, http_version=scope["http_version"])
-            if problem is not None:
-                return refusal(problem)
-            endpoint, parameters = self._match(method, scope["path"])
+            if visit.problem is not None:
+                return refusal(visit.problem)
+            endpoint, parameters = self._match(scope["method"], scope["path"])
             caller = await self._caller(endpoint.route.grants, scope["headers"], parameters)
             query = endpoint.decode_query(scope["query_string"])
             body = await read_body(receive, endpoint.body_max_bytes) if endpoint.takes_body else b""
-            answer = await endpoint.handle(endpoint.decode(caller, parameters, query, scope["headers"], body))
-            return self.failure(answer) if isinstance(answer, Exception) else answer
+            call = endpoint.decode(caller, parameters, query, scope["headers"], body, visit.request_id)
+            answer = await endpoint.handle(call)
+            return self.failure(answer, visit) if isinstance(answer, Exception) else answer
+        except MethodNotAllowed as error:
+            if visit.is_of_allowed_origin and _is_preflight(scope):
+                return preflight(error.allow, self._cors_request_headers)
+            return self.failure(error, visit)
         except Exception as error:  # noqa: BLE001 - the caller gets a problem, and the details are logged
-            return self.failure(error)
+            return self.failure(error, visit)
 
     async def _caller(self, grants: Grants, headers: Headers, parameters: Mapping[str, str]) -> Caller:
         if grants.public:
             return await self._caller_of_public(headers) if grants.names_caller else UNIDENTIFIED
         identified = self.identify(headers)
         caller = identified if isinstance(identified, Caller) else await identified
-        authorise(caller, grants, parameters)
+        self.permit(caller, grants, parameters)
         return caller
+
+    def permit(self, caller: Caller, grants: Grants, parameters: Mapping[str, str]) -> None:
+        """Counts a request of the caller, and raises a `Problem` if the caller may not send it."""
+        if self.edge.requests is not None:
+            self.edge.count_request(caller)
+        authorise(caller, grants, parameters)
 
     async def _caller_of_public(self, headers: Headers) -> Caller:
         try:
@@ -247,12 +275,15 @@ class Pipeline:
 
     # WebSockets.
 
-    def match_stream(self, path: str, headers: Headers) -> tuple[StreamRoute, Mapping[str, str]]:
-        """Finds the route of a handshake request, or raises a `Problem`. The caller is identified after that."""
+    def visit_stream(self, headers: Headers, peer: tuple[str, int] | None) -> Visit:
+        """Checks the headers of a handshake request. `match_stream` comes next."""
         # A stream may change something, although its handshake is a GET.
-        problem = self.edge.check(headers, changes=True)
-        if problem is not None:
-            raise problem
+        return self.edge.check(headers, changes=True, peer=peer)
+
+    def match_stream(self, path: str, visit: Visit) -> tuple[StreamRoute, Mapping[str, str]]:
+        """Finds the route of a handshake request, or raises a `Problem`. The caller is identified after that."""
+        if visit.problem is not None:
+            raise visit.problem
         path = path.partition("?")[0]
         try:
             inner = self._below_prefix(path)
@@ -267,7 +298,9 @@ class Pipeline:
         """Closes the streams whose credential is not valid any more. While that cannot be read, streams go on."""
         for stream in list(self.open_streams):
             try:
-                await self._caller(stream.route.grants, stream.headers, stream.parameters)
+                identified = self.identify(stream.headers)
+                caller = identified if isinstance(identified, Caller) else await identified
+                authorise(caller, stream.route.grants, stream.parameters)
             except (Unauthenticated, Forbidden) as problem:
                 stream.refuse(problem)
             except DatabaseUnavailable:
@@ -282,8 +315,14 @@ class Pipeline:
         self._asides.add(task)  # asyncio itself keeps only a weak reference
         task.add_done_callback(self._asides.discard)
 
-    def failure(self, error: Exception) -> Answer:
-        return failure(error, self._telemetry)
+    def failure(self, error: Exception, visit: Visit) -> Answer:
+        if isinstance(error, Unauthenticated):
+            error = self.edge.refusal_of_credential(error, visit)
+        return failure(error, self._telemetry, visit.request_id)
+
+
+def _is_preflight(scope: Scope) -> bool:
+    return scope["method"] == PREFLIGHT_METHOD and any(name == PREFLIGHT_MARK for name, _ in scope["headers"])
 
 
 def _matcher(path: str) -> Callable[[str], re.Match[str] | None]:
@@ -307,7 +346,15 @@ class _Endpoint:
     def decode_query(self, query_string: bytes) -> Any:
         return parse_query(query_string, self.route.query) if self.route.query is not None or query_string else None
 
-    def decode(self, caller: Caller, parameters: Mapping[str, str], query: Any, headers: Headers, body: bytes) -> Call:
+    def decode(
+        self,
+        caller: Caller,
+        parameters: Mapping[str, str],
+        query: Any,
+        headers: Headers,
+        body: bytes,
+        request_id: str,
+    ) -> Call:
         content: Any = None
         if self._decode_body is not None:
             if not body and not self.route.body_required and self.route.body is not None:
@@ -319,7 +366,7 @@ class _Endpoint:
             check_media_type(headers, self.route.raw_body.media_types)
             content = body
         own_headers = None if self._read_headers is None else self._read_headers(headers)
-        return Call(caller, parameters, query, content, own_headers)
+        return Call(caller, parameters, query, content, own_headers, request_id)
 
 
 class _StreamEndpoint:
@@ -357,6 +404,7 @@ class HotRoute:
         self._pipeline = pipeline
         self._decode = endpoint.decode
         self._grants = endpoint.route.grants
+        self._limits_requests = pipeline.edge.requests is not None
         self._hot_handler = endpoint.route.handler.handler
         before, brace, rest = path.partition("{")
         self._parameter, _, after = rest.partition("}")
@@ -371,16 +419,18 @@ class HotRoute:
     def matches(self, url: bytes) -> bool:
         return len(url) == self._length and url.startswith(self._before) and url.endswith(self._after)
 
-    def start(self, url: bytes, headers: Headers, body: bytes, respond: Respond) -> None:
+    def start(self, url: bytes, headers: Headers, body: bytes, visit: Visit, respond: Respond) -> None:
         parameters = {}
         if self._parameter:
             parameters = {self._parameter: url[len(self._before) : len(self._before) + ID_LENGTH].decode("latin-1")}
         identified = self._pipeline.identify(headers)
         if isinstance(identified, Caller):
+            if self._limits_requests:
+                self._pipeline.edge.count_request(identified)
             authorise(identified, self._grants, parameters)
-            self._hot_handler(self._decode(identified, parameters, None, headers, body), respond)
+            self._hot_handler(self._decode(identified, parameters, None, headers, body, visit.request_id), respond)
         else:
-            self._pipeline.run_aside(self._start_when_identified(identified, parameters, headers, body, respond))
+            self._pipeline.run_aside(self._start_when_identified(identified, parameters, headers, body, visit, respond))
 
     async def _start_when_identified(
         self,
@@ -388,12 +438,14 @@ class HotRoute:
         parameters: Mapping[str, str],
         headers: Headers,
         body: bytes,
+        visit: Visit,
         respond: Respond,
     ) -> None:
         """Goes on where `start` could not: the credential has to be looked up. The client may be gone by the end."""
+        current_request.set(visit.request_id)
         try:
             caller = await identified
-            authorise(caller, self._grants, parameters)
-            self._hot_handler(self._decode(caller, parameters, None, headers, body), respond)
+            self._pipeline.permit(caller, self._grants, parameters)
+            self._hot_handler(self._decode(caller, parameters, None, headers, body, visit.request_id), respond)
         except Exception as error:  # noqa: BLE001 - the caller gets a problem, and the details are logged
             respond(error)

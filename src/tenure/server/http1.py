@@ -21,12 +21,14 @@ What a client may make the instance do is limited (`[http]` in the configuration
 Answers are sent in the order of the requests. So a refusal waits until the requests before it are answered, and so does
 an upgrade to WebSocket. After a refusal the connection *lingers*: the instance has sent its last byte, and discards
 what still arrives. If it closed at once, the operating system would reset the connection, and a client that is still
-sending would never read the answer.
+sending would never read the answer. TLS cannot end the output alone: there, a connection that lingers is closed when
+the client has sent nothing for QUIET_SECONDS.
 """
 
 import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from contextvars import copy_context
 from http import HTTPStatus
 from typing import Any, ClassVar
 
@@ -46,7 +48,7 @@ from tenure.errors import (
 )
 from tenure.http.answers import Answer, refusal
 from tenure.http.decoding import too_large
-from tenure.http.edge import Edge
+from tenure.http.edge import Edge, Visit
 from tenure.http.pipeline import HotRoute, Pipeline
 from tenure.server.connections import SWEEP_SECONDS, Connections
 
@@ -59,6 +61,8 @@ DISCARD_MAX_BYTES = 16 * 1024 * 1024
 """A longer body is not read to its end if the request is answered before that. The connection is closed instead."""
 LINGER_SECONDS = 5.0
 LINGER_MAX_BYTES = 16 * 1024 * 1024
+QUIET_SECONDS = 1.0
+"""How long a client that lingers over TLS may send nothing before its connection is closed."""
 HEADER_EXTRA_BYTES = 4
 """The colon, the space and the line end of a header."""
 NO_CHUNK = -1
@@ -126,6 +130,9 @@ class HotProtocol(HttpToolsProtocol):
         self._unsent = 0
         self._unsent_since = 0.0
         self._discarded = 0
+        self._discarded_at = 0.0
+        self._context = copy_context()
+        """That of no request. Input that is parsed after an answer must not run in the context of that request."""
 
     # Called by the transport.
 
@@ -200,7 +207,8 @@ class HotProtocol(HttpToolsProtocol):
     def _schedule(self) -> None:
         if not self._is_scheduled:
             self._is_scheduled = True
-            self.loop.call_soon(self._parse_next if self._upgrade_rest is None else self._finish_upgrade)
+            parse = self._parse_next if self._upgrade_rest is None else self._finish_upgrade
+            self.loop.call_soon(parse, context=self._context)
 
     def _schedule_if_deferred(self) -> None:
         if self._unparsed or self._upgrade_rest is not None:
@@ -270,11 +278,11 @@ class HotProtocol(HttpToolsProtocol):
         if route is None or not self._is_plain():
             self._begin_ordinary()
             return
-        problem = self.edge.check(self.headers, changes=True)
-        cycle = _HotCycle(self, route)
+        visit = self.edge.check(self.headers, changes=True, peer=self.client)
+        cycle = _HotCycle(self, route, visit)
         self.cycle = cycle  # type: ignore[assignment]
-        if problem is not None:
-            cycle.refuse(problem)
+        if visit.problem is not None:
+            cycle.refuse(visit.problem)
 
     def on_chunk_header(self) -> None:
         self._chunk_began_at = self._received
@@ -437,7 +445,8 @@ class HotProtocol(HttpToolsProtocol):
         """Answers what arrives at present with a problem, after the answers to earlier requests, and closes."""
         if limit is not None:
             self.edge.refused(limit)
-        self._final_response = response(refusal(problem), keep_alive=False)
+        visit = self.edge.incomplete_visit(self.headers, self.client)
+        self._final_response = response(refusal(problem), visit, keep_alive=False)
         is_pending = self._drop_request() if self.phase == BODY else self._has_pending_answer()
         self.phase = HANDLING
         self._defers_input = True
@@ -473,7 +482,8 @@ class HotProtocol(HttpToolsProtocol):
             self.flow.resume_reading()
             # The client may have reset the connection already.
             with suppress(OSError):
-                self.transport.write_eof()
+                if self.transport.can_write_eof():
+                    self.transport.write_eof()
 
     def _begin_to_linger(self) -> None:
         self.phase = LINGERING
@@ -484,6 +494,7 @@ class HotProtocol(HttpToolsProtocol):
 
     def _discard(self, size: int) -> None:
         self._discarded += size
+        self._discarded_at = monotonic()
         if self._discarded > LINGER_MAX_BYTES:
             self.transport.abort()
 
@@ -515,8 +526,7 @@ class HotProtocol(HttpToolsProtocol):
             self.edge.refused("body_seconds")
             self.evict()
         elif self.phase == LINGERING:
-            if now - self.since > LINGER_SECONDS and not self._unsent:
-                self.evict()
+            self._check_lingering(now)
         elif self.phase in (HEAD, BODY) and not self.flow.reads:
             # The client waits for the instance.
             self.since += SWEEP_SECONDS
@@ -528,8 +538,17 @@ class HotProtocol(HttpToolsProtocol):
             detail = f"the body must arrive within {limits.body_seconds:g} seconds, or at 1000 bytes per second or more"
             self._refuse(RequestTimeout(detail), "body_seconds")
 
+    def _check_lingering(self, now: float) -> None:
+        if self._unsent:
+            return
+        if now - self.since > LINGER_SECONDS:
+            self.evict()
+        elif not self.transport.can_write_eof() and now - max(self.since, self._discarded_at) > QUIET_SECONDS:
+            self.transport.close()
+
     def refuse_connection(self, *, lingers: bool) -> None:
-        self.transport.write(_FULL)
+        visit = self.edge.incomplete_visit((), self.client)
+        self.transport.write(response(_FULL, visit, keep_alive=False))
         if lingers:
             self._linger()
         else:
@@ -630,11 +649,15 @@ class _LingeringTransport:
         self._protocol.close_after_response()
 
 
-def response(answer: Answer, keep_alive: bool) -> bytes:
-    content = answer.body()
-    lines = [_STATUS_LINES[answer.status]]
+def response(answer: Answer, visit: Visit, keep_alive: bool) -> bytes:
+    request_id = visit.request_id
+    content = answer.body(request_id)
+    lines = [_STATUS_LINES[answer.status], b"x-request-id: ", request_id.encode(), b"\r\n"]
     for name, value in answer.headers:
         lines += (name, b": ", value, b"\r\n")
+    if visit.headers:
+        for name, value in visit.headers:
+            lines += (name, b": ", value, b"\r\n")
     if not keep_alive:
         lines.append(b"connection: close\r\n")
     lines.append(b"content-length: %d\r\n\r\n" % len(content))
@@ -643,7 +666,7 @@ def response(answer: Answer, keep_alive: bool) -> bytes:
 
 
 _NOT_HTTP = Invalid(FieldError("request", "must be valid HTTP/1.1"))
-_FULL = response(refusal(TooManyConnections("this instance has no free connection")), keep_alive=False)
+_FULL = refusal(TooManyConnections("this instance has no free connection"))
 
 
 def _headers_too_long(most: int) -> HeadersTooLarge:
@@ -676,12 +699,14 @@ class _HotCycle:
         "keep_alive",
         "more_body",
         "response_complete",
+        "visit",
     )
     response_started: ClassVar = False
     """An answer is written at once: it is either complete, or has not begun."""
 
-    def __init__(self, protocol: HotProtocol, route: HotRoute) -> None:
+    def __init__(self, protocol: HotProtocol, route: HotRoute, visit: Visit) -> None:
         self._protocol = protocol
+        self.visit = visit
         self._route = route
         self._url = protocol.url
         self._started = False
@@ -722,19 +747,19 @@ class _HotCycle:
     def _begin(self) -> None:
         body, self.body = bytes(self.body), bytearray()
         try:
-            self._route.start(self._url, self._protocol.headers, body, self._respond)
+            self._route.start(self._url, self._protocol.headers, body, self.visit, self._respond)
         except Exception as error:  # noqa: BLE001 - the caller gets a problem, and the details are logged
             self._respond(error)
 
     def _respond(self, answer: Answer | Exception) -> None:
         self._end()
         if isinstance(answer, Exception):
-            answer = self._protocol.request_pipeline.failure(answer)
+            answer = self._protocol.request_pipeline.failure(answer, self.visit)
         protocol = self._protocol
         # Invalid bytes after this request may have closed the connection before the answer is written.
         if self.disconnected or protocol.phase == LINGERING or protocol.transport.is_closing():
             return
-        protocol.transport.write(response(answer, self.keep_alive))
+        protocol.transport.write(response(answer, self.visit, self.keep_alive))
         if not self.keep_alive:
             protocol.close_after_response()
         protocol.on_response_complete()

@@ -2,6 +2,9 @@
 
 SIGTERM or SIGINT starts a drain: the instance reports that it is not ready, continues to answer for a moment so that
 the load balancer notices, finishes the requests it has begun, and stops. A second signal stops it at once.
+
+With TLS, SIGHUP reads the certificate and its key again. A supervisor passes the signal on to its workers over the pipe
+that keeps them running: a signal could arrive before a new worker handles it, and would end the worker.
 """
 
 import asyncio
@@ -18,14 +21,24 @@ from tenure.config import Config
 from tenure.errors import ConfigurationError
 from tenure.server.connections import Connections
 from tenure.server.http1 import protocol_for
+from tenure.server.tls import Certificate, with_tls
 from tenure.server.websocket import websocket_protocol_for
-from tenure.telemetry.events import InstanceDraining, InstanceStopped, Listening, Telemetry
+from tenure.telemetry.events import (
+    InstanceDraining,
+    InstanceStopped,
+    Listening,
+    Telemetry,
+    TlsReloaded,
+    TlsReloadFailed,
+)
 from tenure.telemetry.siblings import Siblings
 
 DRAIN_SECONDS = 10.0
 DRAIN_LINGER_SECONDS = 0.5
 BACKLOG = 2048
 FILES_WANTED = 65_536
+RELOAD = b"reload"
+"""What a supervisor sends to its workers."""
 FILES_RESERVED = 128
 """Files that are not connections of clients: the database, the log, gateways and the listener."""
 
@@ -50,11 +63,12 @@ def run_instance(
     telemetry: Telemetry,
     supervisor: Connection | None = None,
     siblings: Siblings | None = None,
+    certificate: Certificate | None = None,
 ) -> None:
     # A wrong setting must be reported before the instance listens.
     instance = Instance(config, telemetry, siblings)
     allow_many_connections()
-    server = _Server(instance, config.streams.max_message_bytes, telemetry)
+    server = _Server(instance, config.streams.max_message_bytes, telemetry, certificate)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(server.run(listener, supervisor))
 
@@ -93,13 +107,22 @@ def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
 
 
 class _Server(uvicorn.Server):
-    def __init__(self, instance: Instance, message_max_bytes: int, telemetry: Telemetry) -> None:
+    def __init__(
+        self,
+        instance: Instance,
+        message_max_bytes: int,
+        telemetry: Telemetry,
+        certificate: Certificate | None = None,
+    ) -> None:
         edge = instance.pipeline.edge
         connections = Connections(edge, connections_possible(edge.limits.max_connections))
+        http: type[asyncio.Protocol] = protocol_for(instance.pipeline, connections)
+        if certificate is not None:
+            http = with_tls(protocol_for(instance.pipeline, connections), certificate, connections)
         super().__init__(
             uvicorn.Config(
                 instance.pipeline,
-                http=protocol_for(instance.pipeline, connections),
+                http=http,
                 ws=websocket_protocol_for(instance.pipeline, telemetry, message_max_bytes),
                 lifespan="off",
                 access_log=False,
@@ -113,12 +136,15 @@ class _Server(uvicorn.Server):
         )
         self._instance = instance
         self._telemetry = telemetry
+        self._certificate = certificate
         self._draining: asyncio.Task[None] | None = None
 
     async def run(self, listener: socket.socket, supervisor: Connection | None) -> None:  # type: ignore[override]
         self._loop = asyncio.get_running_loop()
         if supervisor is not None:
-            self._loop.add_reader(supervisor.fileno(), self._on_supervisor_gone, supervisor)
+            self._loop.add_reader(supervisor.fileno(), self._on_supervisor, supervisor)
+        if self._certificate is not None:
+            self._loop.add_signal_handler(signal.SIGHUP, self.reload_certificate)
         starting = self._instance.start()
         starting.add_done_callback(self._check_start)
         try:
@@ -136,6 +162,25 @@ class _Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         del frame
         self._loop.call_soon_threadsafe(self._begin_to_drain, signal.Signals(sig).name)
+
+    def reload_certificate(self) -> None:
+        """Reads the certificate again, for new connections. If it is not valid, the old one stays in use."""
+        if self._certificate is None:
+            return
+        try:
+            self._certificate.reload()
+        except ConfigurationError as error:
+            self._telemetry.report(TlsReloadFailed(str(error)))
+        else:
+            self._telemetry.report(TlsReloaded(self._certificate.path, self._certificate.sha256))
+
+    def _on_supervisor(self, supervisor: Connection) -> None:
+        try:
+            supervisor.recv_bytes()
+        except EOFError:
+            self._on_supervisor_gone(supervisor)
+        else:
+            self.reload_certificate()
 
     def _on_supervisor_gone(self, supervisor: Connection) -> None:
         """Starts a drain when the supervisor has closed its end of the pipe: it is stopping or has died."""
@@ -158,8 +203,8 @@ class _Server(uvicorn.Server):
         self.should_exit = True
 
 
-def announce(listener: socket.socket, telemetry: Telemetry) -> None:
+def announce(listener: socket.socket, telemetry: Telemetry, scheme: str = "http") -> None:
     host, port = listener.getsockname()[:2]
-    address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    address = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
     telemetry.report(Listening(address))
     sys.stderr.flush()

@@ -26,6 +26,7 @@ from contextlib import suppress
 from http import HTTPStatus
 from typing import Any, cast
 
+from uvicorn.protocols.utils import get_remote_addr
 from websockets.datastructures import Headers
 from websockets.exceptions import InvalidHeader, PayloadTooBig
 from websockets.frames import Close, Frame, Opcode
@@ -36,14 +37,14 @@ from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
 from tenure.access.caller import Caller
-from tenure.access.grants import authorise
 from tenure.clock import monotonic
 from tenure.errors import FieldError, Invalid, Problem, Unauthenticated
 from tenure.http.answers import Answer
+from tenure.http.edge import REQUEST_ID_HEADER, Visit
 from tenure.http.pipeline import Call, Pipeline, StreamRoute
 from tenure.streams.handlers import Message
 from tenure.streams.sockets import CloseCode, SocketGone, UnreadableMessage
-from tenure.telemetry.events import StreamCrashed, Telemetry
+from tenure.telemetry.events import StreamCrashed, Telemetry, current_request
 from tenure.telemetry.logs import SILENT
 
 WAITING_MESSAGES_MAX = 16
@@ -284,45 +285,51 @@ class WebSocketProtocol(asyncio.Protocol):
 
     def _handshake(self, request: Request) -> None:
         headers = [(name.lower().encode(), value.encode("latin-1")) for name, value in request.headers.raw_items()]
+        visit = self._pipeline.visit_stream(headers, get_remote_addr(self._transport))
         try:
-            self.route, self.parameters = self._pipeline.match_stream(request.path, headers)
+            self.route, self.parameters = self._pipeline.match_stream(request.path, visit)
             self.headers = _credentials(request, headers)
             identified = self._pipeline.identify(self.headers)
             if isinstance(identified, Caller):
-                self._accept(request, identified)
+                self._accept(request, identified, visit)
                 return
         except Exception as error:  # noqa: BLE001 - sent as a problem; details are logged
-            self._frames.send_response(_refusal(self._pipeline.failure(error)))
+            self._frames.send_response(_refusal(self._pipeline.failure(error, visit), visit))
             return
         self._is_identifying = self._is_full = True
         self._update_reading()
-        self._pipeline.run_aside(self._accept_when_identified(request, identified))
+        self._pipeline.run_aside(self._accept_when_identified(request, identified, visit))
 
-    async def _accept_when_identified(self, request: Request, identified: Awaitable[Caller]) -> None:
+    async def _accept_when_identified(self, request: Request, identified: Awaitable[Caller], visit: Visit) -> None:
         """Goes on where `_handshake` could not: the credential has to be looked up."""
+        current_request.set(visit.request_id)
         try:
             caller = await identified
             if not self.gone.done():
-                self._accept(request, caller)
+                self._accept(request, caller, visit)
         except Exception as error:  # noqa: BLE001 - sent as a problem; details are logged
-            answer = self._pipeline.failure(error)
+            answer = self._pipeline.failure(error, visit)
             if not self.gone.done():
-                self._frames.send_response(_refusal(answer))
+                self._frames.send_response(_refusal(answer, visit))
                 self._flush()
         self._is_identifying = self._is_full = False
         self._schedule()
         self._update_reading()
 
-    def _accept(self, request: Request, caller: Caller) -> None:
-        authorise(caller, self.route.grants, self.parameters)
-        self._frames.send_response(self._frames.accept(request))
+    def _accept(self, request: Request, caller: Caller, visit: Visit) -> None:
+        self._pipeline.permit(caller, self.route.grants, self.parameters)
+        response = self._frames.accept(request)
+        response.headers[REQUEST_ID_HEADER.decode()] = visit.request_id
+        self._frames.send_response(response)
         self._flush()
         if self._frames.state is State.OPEN:
             self._pipeline.open_streams.add(self)
             self._check_pong()
-            self._task = self._loop.create_task(self._run(self.route, Call(caller, self.parameters)))
+            call = Call(caller, self.parameters, request_id=visit.request_id)
+            self._task = self._loop.create_task(self._run(self.route, call))
 
     async def _run(self, route: StreamRoute, call: Call) -> None:
+        current_request.set(call.request_id)
         try:
             await route.serve(self, call)
         except Exception as error:  # noqa: BLE001 - reported, and the connection is closed
@@ -433,7 +440,8 @@ class WebSocketProtocol(asyncio.Protocol):
         self._last_byte_at = monotonic()
         ends_at = self._last_byte_at + LINGER_SECONDS
         while not self._lost.done() and not self._is_crowded():
-            silent_at = ends_at if self._has_failed else self._last_byte_at + GOODBYE_SECONDS
+            ends_output = self._has_failed and self._transport.can_write_eof()
+            silent_at = ends_at if ends_output else self._last_byte_at + GOODBYE_SECONDS
             left = min(ends_at, silent_at) - monotonic()
             if left <= 0:
                 return
@@ -460,7 +468,11 @@ class WebSocketProtocol(asyncio.Protocol):
             self._output_has_ended = True
             # The client may have reset the connection already.
             with suppress(OSError):
-                self._transport.write_eof()
+                if self._transport.can_write_eof():
+                    self._transport.write_eof()
+                elif not self._has_failed:
+                    # TLS cannot end the output alone. The client has answered the close frame, so it sends no more.
+                    self._transport.close()
 
     def _set_gone(self) -> None:
         if not self.gone.done():
@@ -531,9 +543,10 @@ def _too_big(message_max_bytes: int) -> UnreadableMessage:
     return UnreadableMessage(CloseCode.TOO_BIG, "TOO_LARGE", f"a message may have at most {message_max_bytes} bytes")
 
 
-def _refusal(answer: Answer) -> Response:
-    body = answer.body()
-    headers = Headers([(name.decode(), value.decode()) for name, value in answer.headers])
+def _refusal(answer: Answer, visit: Visit) -> Response:
+    body = answer.body(visit.request_id)
+    headers = Headers([(name.decode(), value.decode("latin-1")) for name, value in (*answer.headers, *visit.headers)])
+    headers[REQUEST_ID_HEADER.decode()] = visit.request_id
     headers["content-length"] = str(len(body))
     headers["connection"] = "close"
     return Response(answer.status, HTTPStatus(answer.status).phrase, headers, body)

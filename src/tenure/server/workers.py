@@ -15,9 +15,10 @@ from typing import NamedTuple
 from tenure.config import Config, is_loopback
 from tenure.domain.submissions import USAGES
 from tenure.errors import ConfigurationError, DatabaseUnavailable
-from tenure.server.process import BACKLOG, announce, bind, run_instance
+from tenure.server.process import BACKLOG, RELOAD, announce, bind, run_instance
+from tenure.server.tls import Certificate
 from tenure.store.engines import open_store
-from tenure.telemetry.events import SchemaWaiting, Telemetry, UsageHasNoGateway, WorkerDied
+from tenure.telemetry.events import SchemaWaiting, Telemetry, TlsReloadFailed, UsageHasNoGateway, WorkerDied
 from tenure.telemetry.logs import configure_logs, log_events
 from tenure.telemetry.siblings import Siblings, create_folder, delete_folder
 
@@ -29,6 +30,7 @@ WAIT_SECONDS = 1.0
 def serve(config: Config) -> None:
     """Runs one instance in this process, or a supervisor with one process per worker."""
     telemetry = log_events(Telemetry())
+    certificate = certificate_of(config)
     if not config.insecure and not is_loopback(config.host) and config.oidc is None:
         asyncio.run(_require_keys(config, telemetry))
     if USAGES not in config.gateways:
@@ -36,10 +38,21 @@ def serve(config: Config) -> None:
     if config.workers == 1:
         listener = bind(config.host, config.port)
         listener.listen(BACKLOG)
-        announce(listener, telemetry)
-        run_instance(config, listener, telemetry)
+        announce(listener, telemetry, _scheme(config))
+        run_instance(config, listener, telemetry, certificate=certificate)
     else:
         Supervisor(config, telemetry).run()
+
+
+def certificate_of(config: Config) -> Certificate | None:
+    """Reads the certificate; None without TLS. Raises `ConfigurationError` if it cannot be used."""
+    if config.tls_certificate is None or config.tls_key is None:
+        return None
+    return Certificate(config.tls_certificate, config.tls_key)
+
+
+def _scheme(config: Config) -> str:
+    return "http" if config.tls_certificate is None else "https"
 
 
 async def _require_keys(config: Config, telemetry: Telemetry) -> None:
@@ -94,6 +107,7 @@ class Supervisor:
         self._workers: dict[BaseProcess, Worker] = {}
         self._listening = self._context.Event()
         self._signals = 0
+        self._reload_requested = False
         self._misconfigured = False
         bind(config.host, config.port).close()
         # This socket is bound but never listens. It keeps the port reserved while workers are replaced.
@@ -111,14 +125,17 @@ class Supervisor:
     def _supervise(self) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
+        if self._config.tls_certificate is not None:
+            signal.signal(signal.SIGHUP, self._request_reload)
         for slot in range(self._config.workers):
             self._spawn(slot)
         announced = False
         while not self._stopping:
             wait([process.sentinel for process in self._workers], timeout=TICK_SECONDS)
             self._replace_dead()
+            self._pass_on_reload()
             if not announced and self._listening.is_set():
-                announce(self._reserved, self._telemetry)
+                announce(self._reserved, self._telemetry, _scheme(self._config))
                 announced = True
         self._stop_workers()
 
@@ -148,6 +165,13 @@ class Supervisor:
             worker.pipe.close()
             self._spawn(worker.slot)
 
+    def _pass_on_reload(self) -> None:
+        if self._reload_requested:
+            self._reload_requested = False
+            for worker in self._workers.values():
+                with suppress(OSError):  # the worker has died and is replaced
+                    worker.pipe.send_bytes(RELOAD)
+
     def _stop_workers(self) -> None:
         for worker in self._workers.values():
             worker.pipe.close()
@@ -161,17 +185,23 @@ class Supervisor:
         del sig, frame
         self._signals += 1
 
+    def _request_reload(self, sig: int, frame: FrameType | None) -> None:
+        del sig, frame
+        self._reload_requested = True
+
 
 def _run_worker(config: Config, port: int, supervisor: Connection, listening: Event, folder: Path, slot: int) -> None:
     configure_logs()
+    telemetry = log_events(Telemetry())
     try:
+        certificate = _wait_for_certificate(config, telemetry, supervisor)
         # Each worker has its own listener on the port. With a shared listener, the worker that wakes first would accept
         # all connections.
         listener = bind(config.host, port, shared=True)
         listener.listen(BACKLOG)
         listening.set()
         siblings = Siblings(folder, slot, config.workers)
-        run_instance(config, listener, log_events(Telemetry()), supervisor, siblings)
+        run_instance(config, listener, telemetry, supervisor, siblings, certificate)
     except ConfigurationError as error:
         sys.stderr.write(f"tenure: {error}\n")
         sys.exit(error.exit_code)
@@ -181,3 +211,26 @@ def _run_worker(config: Config, port: int, supervisor: Connection, listening: Ev
         if supervisor.poll():
             with suppress(OSError):
                 folder.rmdir()
+
+
+def _wait_for_certificate(config: Config, telemetry: Telemetry, supervisor: Connection) -> Certificate | None:
+    """Reads the certificate. The supervisor has checked it at the start, so if it is not valid, this worker replaces
+    another one while the files are being changed. The other workers go on with the old certificate meanwhile.
+    """
+    while True:
+        try:
+            return certificate_of(config)
+        except ConfigurationError as error:
+            telemetry.report(TlsReloadFailed(str(error)))
+            supervisor.poll(WAIT_SECONDS)
+            if _has_gone(supervisor):
+                raise
+
+
+def _has_gone(supervisor: Connection) -> bool:
+    try:
+        while supervisor.poll():
+            supervisor.recv_bytes()
+    except EOFError:
+        return True
+    return False

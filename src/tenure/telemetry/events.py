@@ -8,6 +8,7 @@ without a log level is never written to the log; it exists to be counted.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from datetime import datetime
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
@@ -39,6 +40,11 @@ class Event(msgspec.Struct, frozen=True):
         """Return the level and name of the log line, or None if this event is not logged."""
         return None if self.level is None else (self.level, self.name)
 
+
+current_request: ContextVar[str | None] = ContextVar("current_request", default=None)
+"""The id of the request for which the current task runs. Each log line of the task contains it. The hot lane has no
+task per request and does not set it; there, an event that belongs to one request carries the id itself.
+"""
 
 E = TypeVar("E", bound=Event)
 Subscriber = Callable[[Any], None]
@@ -103,6 +109,24 @@ class HttpFailed(Event, frozen=True):
     level: ClassVar[Level | None] = "error"
     repeats: ClassVar[bool] = True
     exception: BaseException
+    request_id: str | None = None
+
+
+class TlsReloaded(Event, frozen=True):
+    """New connections get the certificate in the file, which was read again."""
+
+    name: ClassVar = "tls.reloaded"
+    certificate: str
+    sha256: str
+    """The fingerprint of the certificate."""
+
+
+class TlsReloadFailed(Event, frozen=True):
+    """The certificate or its key could not be read or do not match. The certificate in use stays in use."""
+
+    name: ClassVar = "tls.reload_failed"
+    level: ClassVar[Level | None] = "error"
+    error: str
 
 
 # Access.

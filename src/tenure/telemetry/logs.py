@@ -10,7 +10,7 @@ import structlog
 from structlog.tracebacks import ExceptionDictTransformer
 
 from tenure.clock import instant_text, monotonic
-from tenure.telemetry.events import Event, Telemetry, all_events
+from tenure.telemetry.events import Event, Telemetry, all_events, current_request
 
 _logger = structlog.get_logger()
 
@@ -52,6 +52,9 @@ def _write(event: Event, suppressed: int = 0) -> None:
         return
     level, name = entry
     fields = {field: _value(value) for field in event.__struct_fields__ if (value := getattr(event, field)) is not None}
+    request_id = current_request.get()
+    if request_id is not None:
+        fields.setdefault("request_id", request_id)
     if suppressed:
         fields["suppressed"] = suppressed
     exception = fields.pop("exception", None)

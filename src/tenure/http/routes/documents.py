@@ -13,7 +13,16 @@ import msgspec
 from tenure import __version__
 from tenure.access.grants import PUBLIC
 from tenure.domain.keys import PUBLIC_ID_LENGTH
-from tenure.errors import Forbidden, ForbiddenOrigin, MethodNotAllowed, Problem, Unauthenticated, Unavailable
+from tenure.errors import (
+    Forbidden,
+    ForbiddenOrigin,
+    MethodNotAllowed,
+    Problem,
+    RateLimited,
+    TooManyFailures,
+    Unauthenticated,
+    Unavailable,
+)
 from tenure.http.answers import HTML, MEDIA_TYPE, Answer, Headers, ProblemDetails
 from tenure.http.edge import EDGE_REFUSALS, SAFE_METHODS
 from tenure.http.pipeline import Call, Route, StreamRoute, Table
@@ -287,7 +296,7 @@ def _refusal(problems: Sequence[type[Problem]]) -> dict[str, Any]:
 
 def _problems(route: Route) -> Sequence[type[Problem]]:
     foreign = [] if route.method in SAFE_METHODS else [ForbiddenOrigin]
-    access = [] if route.grants.public else [Unauthenticated, Forbidden, Unavailable]
+    access = [] if route.grants.public else [Unauthenticated, Forbidden, RateLimited, TooManyFailures, Unavailable]
     return [*dict.fromkeys([*route.refusals, *access, MethodNotAllowed, *foreign, *EDGE_REFUSALS])]
 
 
