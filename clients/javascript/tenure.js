@@ -89,6 +89,7 @@ const PASSING = new Set([429, 502, 503, 504]);
  * @property {unknown} [body] Sent as JSON; a Blob or an ArrayBuffer is sent as it is.
  * @property {Record<string, string>} [headers]
  * @property {boolean} [repeatable] Whether the request may be sent again after a failure. Default: all but POST.
+ * @property {boolean} [asText] Whether the answer is returned as text, not decoded.
  * @property {AbortSignal} [signal]
  * @property {number} [timeoutMs]
  */
@@ -156,7 +157,7 @@ export class Client {
    * @param {string} path
    * @param {RequestOptions} options
    */
-  async #send(method, path, { query, body, headers = {}, signal, timeoutMs = this.#timeoutMs }) {
+  async #send(method, path, { query, body, headers = {}, asText = false, signal, timeoutMs = this.#timeoutMs }) {
     const url = new URL(path.replace(/^\//, ""), this.#url);
     for (const [name, value] of Object.entries(query ?? {})) {
       if (value !== undefined && value !== null) url.searchParams.set(name, textOf(value));
@@ -171,7 +172,7 @@ export class Client {
       const response = await this.#fetch(url, {
         method,
         headers: {
-          accept: "application/json",
+          accept: asText ? "text/plain" : "application/json",
           ...(isJson ? { "content-type": "application/json" } : {}),
           ...(this.#credential === null ? {} : { authorization: `Bearer ${this.#credential}` }),
           ...headers,
@@ -183,7 +184,7 @@ export class Client {
         cache: "no-store",
       });
       const content = await response.text();
-      if (response.ok) return content === "" ? null : JSON.parse(content);
+      if (response.ok) return asText ? content : content === "" ? null : JSON.parse(content);
       throw new TenureError(response.status, problemIn(content), response.headers);
     } catch (error) {
       throw error instanceof TenureError ? error : new ConnectionError(error);
@@ -402,6 +403,18 @@ export class Client {
   /** @param {Record<string, unknown>} [query] @returns {Promise<AuditLog>} */
   listAuditLog(query) {
     return this.request("GET", "/audit-log", { query });
+  }
+
+  // Alerts and metrics.
+
+  /** @param {Record<string, unknown>} [query] @returns {Promise<AlertList>} */
+  listAlerts(query) {
+    return this.request("GET", "/alerts", { query });
+  }
+
+  /** The metrics as text for Prometheus. @returns {Promise<string>} */
+  metrics() {
+    return this.request("GET", new URL("/metrics", this.#url).href, { asText: true });
   }
 
   // Probes.
@@ -1081,6 +1094,24 @@ export const ERROR_CODES = Object.freeze([
  * @typedef {object} AcceptedAnswer
  * @property {string} submissionId
  * @property {SubmissionState} state
+ */
+
+/**
+ * @typedef {object} AlertAnswer
+ * @property {string} alertId
+ * @property {string} name
+ * @property {string | null} subject
+ * @property {"active" | "cleared"} state
+ * @property {string} detail
+ * @property {string} raisedAt
+ * @property {string | null} clearedAt
+ */
+
+/**
+ * @typedef {object} AlertList
+ * @property {(AlertAnswer)[]} alerts
+ * @property {number} count
+ * @property {string | null} nextCursor
  */
 
 /**

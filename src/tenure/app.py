@@ -10,8 +10,12 @@ from msgspec.structs import replace
 from tenure.access.authenticator import Authenticator
 from tenure.access.jwks import fetch_from
 from tenure.access.oidc import OidcVerifier
+from tenure.alerts.delivery import AlertPayloads
+from tenure.alerts.installation import InstallationReader
+from tenure.alerts.watch import Watch
 from tenure.clock import ServerClock
 from tenure.config import Config, SessionsConfig, is_loopback
+from tenure.domain.alerts import ONCALL
 from tenure.domain.meter import MILLIONTHS
 from tenure.domain.submissions import USAGES
 from tenure.domain.usage import CutRules
@@ -19,12 +23,14 @@ from tenure.ensemble import Ensemble
 from tenure.errors import ConfigurationError, DatabaseUnavailable
 from tenure.http.edge import Edge
 from tenure.http.pipeline import Pipeline, Table
+from tenure.http.routes.alerts import AlertRoutes
 from tenure.http.routes.audit_log import AuditLogRoutes
 from tenure.http.routes.capacities import CapacityRoutes
 from tenure.http.routes.documents import DocumentRoutes
 from tenure.http.routes.jobs import JobRoutes
 from tenure.http.routes.keys import KeyRoutes
 from tenure.http.routes.leases import LeaseRoutes
+from tenure.http.routes.metrics import MetricsRoutes
 from tenure.http.routes.probes import ProbeRoutes, Readiness
 from tenure.http.routes.sessions import SessionRoutes
 from tenure.http.routes.streams import StreamRoutes
@@ -58,6 +64,7 @@ from tenure.telemetry.events import (
     SchemaWaiting,
     Telemetry,
 )
+from tenure.telemetry.metrics import Exposition, Series
 from tenure.telemetry.siblings import Siblings
 from tenure.usage.emit import EmitUsage
 from tenure.usage.rendering import UsagePayloads, usage_contract
@@ -151,6 +158,7 @@ class Instance:
         self.ensemble = Ensemble(self._store, timing=config.leases, telemetry=telemetry)
         sources = PayloadSources()
         sources.register(UsagePayloads(self._store, telemetry))
+        sources.register(AlertPayloads(self._store))
         gateways = gateways_of(config.gateways, sources)
         self._sender = Sender()
         executor = Executor(self._store, gateways, sources, self._sender, config.leases.refresh_seconds, telemetry)
@@ -158,6 +166,7 @@ class Instance:
         self.ensemble.lead(LEASE, executor.work, grace_seconds=GRACE_SECONDS)
         acceptor = Acceptor(self._store, gateways, executor, telemetry)
         rules = _cut_rules(config, gateways.get(USAGES))
+        oncall = gateways[ONCALL].contract if ONCALL in gateways else None
         _add_jobs(
             self.ensemble,
             config,
@@ -165,8 +174,13 @@ class Instance:
                 "expire-sessions": ExpireSessions(self._store, ends),
                 "emit-usage": EmitUsage(self._store, rules, executor.hint, telemetry),
                 "prune": Prune(self._store),
+                "watch": Watch(self._store, self._lease_names, oncall, executor.hint, telemetry),
             },
         )
+        self._installation = InstallationReader(self._store, self._lease_names, list(gateways), telemetry)
+        counters.expect(jobs=self.ensemble.jobs.job_names, leases=self.ensemble.lease_names, gateways=list(gateways))
+        counters.add_gauges(self._gauges)
+        counters.add_gauges(self._installation.series)
         clock = ServerClock()
         self._authenticator = Authenticator(
             self._store, telemetry, config.access.grace_seconds, clock, _oidc_verifier(config, telemetry, clock)
@@ -185,6 +199,8 @@ class Instance:
             *JobRoutes(self._store, config.prefix).routes(),
             *KeyRoutes(self._store, config.prefix).routes(),
             *AuditLogRoutes(self._store, config.prefix).routes(),
+            *AlertRoutes(self._store, config.prefix).routes(),
+            *MetricsRoutes(Exposition(self._siblings), public=config.metrics.public).routes(),
             *ProbeRoutes(counts, self.readiness).routes(),
         ]
         documents = DocumentRoutes(table, config.prefix).routes()
@@ -240,9 +256,21 @@ class Instance:
                 _settle_memory()
                 self.readiness.started = True
                 self._background.append(asyncio.create_task(self.streams.keep_alive()))
+                if self._siblings.is_first:
+                    self._background.append(asyncio.create_task(self._installation.run()))
                 self._telemetry.report(InstanceReady())
                 self._report_open_access()
                 return
+
+    def _lease_names(self) -> Sequence[str]:
+        return self.ensemble.lease_names
+
+    def _gauges(self) -> Series:
+        """The gauges that this worker knows without a look at the database."""
+        return {
+            "tenure_leader": {(name,): int(self.ensemble.trusts(name)) for name in self.ensemble.lease_names},
+            "tenure_streams_open": {(): self.streams.open_count},
+        }
 
     async def _check_streams(self) -> None:
         while True:

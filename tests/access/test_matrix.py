@@ -60,6 +60,8 @@ EXPECTED: dict[str, frozenset[str]] = {
     "GET /keys": R | O,
     "DELETE /keys/{publicId}": O,
     "GET /audit-log": R | O,
+    "GET /alerts": R | O,
+    "GET /metrics": R | O,
     "GET /health": C | R | O,
     "GET /healthz": PUBLIC,
     "GET /readyz": PUBLIC,

@@ -45,6 +45,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
             monkeypatch.setenv(name, value)
         monkeypatch.setattr(sys, "argv", ["tenure", *arguments])
         monkeypatch.setattr("tenure.cli.main.configure_logs", lambda: None)
+        monkeypatch.setattr("tenure.cli.serve.configure_logs", lambda _level: None)
         with pytest.raises(SystemExit) as ended:
             main()
         return int(ended.value.code or 0)

@@ -175,6 +175,7 @@ def test_complete_file_contains_defaults(empty_folder: Path) -> None:
                 url=usages.url, secret=usages.secret, previous_secret=usages.previous_secret, headers=usages.headers
             ),
             "crm": GatewayConfig(url=config.gateways["crm"].url),
+            "oncall": GatewayConfig(url=config.gateways["oncall"].url),
         },
     )
 

@@ -20,6 +20,7 @@ from tenure.access.oidc import OidcVerifier
 from tenure.app import Instance, _cut_rules
 from tenure.config import Config, load
 from tenure.config.schema import SettingPath, dotted, entries_of, is_single, settings_in, variable
+from tenure.domain.sessions import OpenOutcome
 from tenure.domain.submissions import Contract, Envelope
 from tenure.errors import ConfigurationError, Problem
 from tenure.server import process, workers
@@ -27,12 +28,14 @@ from tenure.store.engines import open_store
 from tenure.submissions.executor import LEASE
 from tenure.submissions.gateways import Gateway, gateways_of
 from tenure.submissions.payloads import PayloadSources
-from tenure.telemetry.events import LeaderAcquired, Telemetry
+from tenure.telemetry.events import JobStarted, LeaderAcquired, RequestAnswered, SessionOpened, Telemetry
 from tests.http.client import Json, open_body
 from tests.http.local import LocalService, eventually, prepare_process
 from tests.support.databases import Clock
 from tests.support.issuers import AUDIENCE, RSA, TENANT, Issuer, sent
+from tests.support.open_requests import NOON
 from tests.support.streams import STOP, Streaming, as_text, request, streaming
+from tests.support.usage import session_between
 
 MESSAGE = "x" * 2000
 
@@ -277,6 +280,21 @@ def requested_keys(config: Config) -> list[str]:
     return urls
 
 
+def logged(config: Config) -> list[str]:
+    """The lines of a run, a new session and a request."""
+    session = session_between(NOON, NOON, closed=False)
+    with capture_logs() as logs:
+        telemetry = workers._logged(config)
+        telemetry.report(JobStarted("prune", 1))
+        telemetry.report(SessionOpened(OpenOutcome.CREATED, session))
+        telemetry.report(RequestAnswered("GET /sessions", 200, 0.1, "GET"))
+    return [f"{line['log_level']} {line['event']}" for line in logs]
+
+
+def grants_of(config: Config, path: str) -> object:
+    return [route.grants for route in Instance(config, Telemetry()).pipeline.table if route.path == path]
+
+
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 BASE = {
     "TENURE_PORT": "0",
@@ -307,6 +325,10 @@ ON_BUILT_OBJECTS: Mapping[str, tuple[str, Callable[[Config], object]]] = {
     "gateways.<name>.max_attempts": ("9", lambda config: gateway(config).contract),
     "gateways.<name>.already_have": ("[208]", lambda config: gateway(config).contract),
     "gateways.<name>.concurrency": ("9", lambda config: gateway(config).concurrency),
+    "logs.level": ("debug", logged),
+    "logs.sessions": ("info", logged),
+    "logs.access": ("true", logged),
+    "metrics.public": ("true", lambda config: grants_of(config, "/metrics")),
 }
 
 
@@ -375,5 +397,5 @@ def test_section_of_a_job_that_does_not_exist_is_refused(empty_folder: Path) -> 
     del empty_folder
     config = load({}, {"TENURE_JOBS__SEND_INVOICES__PAUSED": "true"})
     assert refusal_of_instance(config) == (
-        "jobs.send-invoices: this job does not exist; the jobs are emit-usage, expire-sessions, prune"
+        "jobs.send-invoices: this job does not exist; the jobs are emit-usage, expire-sessions, prune, watch"
     )

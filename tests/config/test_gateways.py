@@ -16,7 +16,7 @@ HEADERS = "TENURE_GATEWAYS__USAGES__HEADERS"
 
 
 def test_any_gateway_name_is_accepted() -> None:
-    for name in ("usages", "oncalls", "crm", "crm-2"):
+    for name in ("usages", "oncall", "crm", "crm-2"):
         gateways = load({}, {"TENURE_GATEWAYS": json.dumps({name: {"url": "http://127.0.0.1:81"}})}).gateways
         assert gateways == {name: GatewayConfig(url="http://127.0.0.1:81")}
 

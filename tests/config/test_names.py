@@ -69,34 +69,17 @@ def test_misspelled_job_name_returns_suggestion(error_message: ErrorMessage) -> 
         "prunes": "prune",
     }.items():
         message = error_message(toml=f"[jobs.{name}]")
-        rule = "the name must be expire-sessions, emit-usage, prune or the name of an application's job"
+        rule = "the name must be expire-sessions, emit-usage, prune, watch or the name of an application's job"
         assert message.startswith(f"jobs.{name} (from tenure.toml): {rule}")
         assert message.endswith(f"; did you mean {suggestion}?")
 
 
 def test_misspelled_gateway_name_returns_suggestion(error_message: ErrorMessage) -> None:
-    for name, suggestion in {"usage": "usages", "usagess": "usages"}.items():
+    for name, suggestion in {"usage": "usages", "usagess": "usages", "oncal": "oncall", "on-call": "oncall"}.items():
         message = error_message(toml=f"[gateways.{name}]\nurl = 'http://127.0.0.1/'")
-        rule = "the name must be usages or a name of your choice"
+        rule = "the name must be usages, oncall or a name of your choice"
         assert message.startswith(f"gateways.{name} (from tenure.toml): {rule}")
         assert message.endswith(f"; did you mean {suggestion}?")
-
-
-def test_setting_of_a_later_version_is_refused(error_message: ErrorMessage) -> None:
-    for path, toml in {
-        "jobs.watch": "[jobs.watch]\ninterval_seconds = 5",
-        "gateways.oncall": "[gateways.oncall]\nurl = 'http://127.0.0.1/'",
-    }.items():
-        assert error_message(toml=toml) == f"{path} (from tenure.toml): is not supported yet"
-
-
-def test_variable_of_a_later_version_is_refused(error_message: ErrorMessage) -> None:
-    for path, variable in {
-        "jobs.watch": "TENURE_JOBS__WATCH__PAUSED",
-        "gateways.oncall": "TENURE_GATEWAYS__ONCALL__URL",
-    }.items():
-        Path("tenure.toml").unlink(missing_ok=True)
-        assert error_message(**{variable: "x"}) == f"{path} (from {variable}): is not supported yet"
 
 
 def test_custom_gateway_name_is_accepted(empty_folder: Path) -> None:

@@ -95,6 +95,8 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "heartbeat_seconds": st.just(0) | st.floats(1, 10),
     "handler": st.sampled_from(["echo", "discard", "transcriber", "1", "true"]),
     "format": st.sampled_from(["tenure", "cloudevents"]),
+    "level": st.sampled_from(["debug", "info", "warning", "error"]),
+    "sessions": st.sampled_from(["off", "debug", "info"]),
     "schedule": st.lists(st.floats(0, 1e9) | st.integers(0, 9), min_size=1, max_size=4),
     "already_have": st.lists(st.integers(200, 599), max_size=4),
     "url": st.sampled_from(["http://127.0.0.1:81/a?b=c", "https://receiver.example", "https://[::1]/x"]),

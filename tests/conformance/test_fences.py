@@ -9,6 +9,7 @@ from typing import Any, get_type_hints
 import pytest
 from msgspec.structs import replace
 
+from tenure.domain.alerts import AlertName, Condition
 from tenure.domain.jobs import RunOutcome
 from tenure.domain.leases import Fence
 from tenure.domain.usage import ChunkBounds, ChunkDigest
@@ -53,6 +54,7 @@ ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
     },
     "store_digests": {"digests": [ChunkDigest(WITHOUT_DIGEST, b"9" * 32)]},
     "prune_usage": {"limit": 9},
+    "update_alerts": {"conditions": [Condition(AlertName.JOB_FAILING, "tidy", "broken")], "contract": None},
 }
 """The other arguments of every method that takes a fence. `prepared` has work for each method."""
 

@@ -136,9 +136,9 @@ def asgi_calls(local: LocalService, monkeypatch: pytest.MonkeyPatch) -> list[str
     calls: list[str] = []
     response = local.instance.pipeline._answer
 
-    async def recording(scope: Any, receive: Any, visit: Any) -> Any:
+    async def recording(scope: Any, *arguments: Any) -> Any:
         calls.append(scope["method"])
-        return await response(scope, receive, visit)
+        return await response(scope, *arguments)
 
     monkeypatch.setattr(local.instance.pipeline, "_answer", recording)
     return calls

@@ -96,7 +96,10 @@ def test_openapi_server_url_is_prefix(prefixed: Client) -> None:
 
 def test_openapi_probe_paths_have_root_server(prefixed: Client) -> None:
     document = prefixed.http.get(f"{PREFIX}/openapi.json").json()
-    assert {path for path, item in document["paths"].items() if item.get("servers") == [{"url": "/"}]} == set(PROBES)
+    assert {path for path, item in document["paths"].items() if item.get("servers") == [{"url": "/"}]} == {
+        *PROBES,
+        "/metrics",
+    }
 
 
 def test_openapi_lists_same_routes_with_prefix(prefixed: Client, any_client: Client) -> None:

@@ -38,6 +38,10 @@ include-name = "GET /sessions"
 parameters = {{ "query.cursor" = "{CURSOR}" }}
 
 [[operations]]
+include-name = "GET /alerts"
+parameters = {{ "query.cursor" = "{CURSOR}" }}
+
+[[operations]]
 include-name = "GET /leases"
 parameters = {{ "query.cursor" = "{cursor_of_text("a-lease")}" }}
 

@@ -23,6 +23,7 @@ import asyncpg
 from sqlalchemy import event
 from sqlalchemy.sql.selectable import TextualSelect
 
+from tenure.domain.alerts import AlertFilter, AlertName, AlertPosition, Condition
 from tenure.domain.audit_log import AuditFilter, AuditPosition
 from tenure.domain.scope import EVERYTHING, Scope
 from tenure.domain.sessions import Position, SessionFilter
@@ -172,6 +173,9 @@ SAMPLES: Mapping[Any, Sequence[Any]] = {
     SubmissionFilter: [SubmissionFilter(), SubmissionFilter(gateway="one", state="failed")],
     AuditFilter: [AuditFilter(), AuditFilter(subject="one", action="two", target="three", from_at=AT, to_at=AT)],
     AuditPosition: [AuditPosition(AT, ID)],
+    AlertFilter: [AlertFilter(), AlertFilter(name="one", subject="two", active=True), AlertFilter(active=False)],
+    AlertPosition: [AlertPosition(AT, ID)],
+    Condition: [Condition(AlertName.JOB_FAILING, "one", "two")],
     Window: [WINDOW],
     Chunk: [single_chunk(WINDOW)],
     UsageSumQuery: [

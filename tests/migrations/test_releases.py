@@ -77,7 +77,7 @@ async def test_check_reports_missing_function(recorded: Any, connection: asyncpg
 
 
 async def test_check_reports_renamed_column(recorded: Any, connection: asyncpg.Connection) -> None:
-    await connection.execute("ALTER TABLE lease_history RENAME TO history")
+    await connection.execute("ALTER TABLE submission_attempts RENAME COLUMN holder TO maker")
     assert await release.faults(recorded, connection) == [], "no statement reads it"
     await connection.execute("ALTER TABLE leases RENAME COLUMN renewed_at TO renewed")
     faults = await release.faults(recorded, connection)
@@ -86,7 +86,10 @@ async def test_check_reports_renamed_column(recorded: Any, connection: asyncpg.C
 
 @pytest.mark.parametrize(
     "columns",
-    ["lease_history int, job_runs int", "lease_history int, job_runs int, submissions bigint, audit_log int"],
+    [
+        "lease_history int, job_runs int",
+        "lease_history int, job_runs int, submissions bigint, audit_log int, alerts int",
+    ],
     ids=["fewer", "of another type"],
 )
 async def test_check_reports_changed_result_columns(
@@ -95,7 +98,7 @@ async def test_check_reports_changed_result_columns(
     await connection.execute("DROP FUNCTION tenure_prune_1")
     parameters = (
         "p_name text, p_holder text, p_epoch bigint, p_limit int, p_history bigint, p_runs bigint, p_kept bigint, "
-        "p_audit bigint"
+        "p_audit bigint, p_alerts bigint"
     )
     await connection.execute(
         f"CREATE FUNCTION tenure_prune_1({parameters}) RETURNS TABLE ({columns}) LANGUAGE plpgsql AS 'BEGIN END'"

@@ -12,6 +12,7 @@ from msgspec.structs import asdict, replace
 from sqlalchemy import Connection, Dialect, Select, event
 from sqlalchemy.dialects import postgresql, sqlite
 
+from tenure.domain.alerts import AlertFilter, AlertName, AlertPosition, Condition
 from tenure.domain.audit_log import AuditFilter, AuditPosition
 from tenure.domain.capacities import Seats
 from tenure.domain.jobs import JobCommand, RunOutcome
@@ -87,6 +88,7 @@ POSTGRES_INDEXES = {
     "tenure_command_submissions_1: result": ["submissions_pkey"],
     "tenure_prune_1: old": ["submissions_ended_at"],
     "tenure_prune_1: old entries": ["audit_log_at"],
+    "tenure_prune_1: old alerts": ["alerts_cleared_at"],
     "tenure_save_chunks_1: saved": ["usage_chunks_pkey"],
     "tenure_store_digests_1: store": ["usage_chunks_submission"],
     "tenure_store_digests_1: result": ["usage_chunks_submission"],
@@ -196,6 +198,12 @@ async def call_leases_and_jobs(store: Store) -> None:
     await store.prune(run, 100)
     await store.finish_run(run, RunOutcome.SUCCEEDED, None, 0)
     await store.read_board(["seat-keeper"])
+    run = await hold_lease(store, "job:watch")
+    for subject in ("one", "two"):
+        await store.update_alerts(run, [Condition(AlertName.JOB_FAILING, subject, "broken")], CONTRACT)
+    await store.read_observations(["seat-keeper"])
+    await store.list_alerts(AlertFilter(active=True), None, 20)
+    await store.list_alerts(AlertFilter(), AlertPosition(datetime.now(UTC), some_id()), 20)
     await store.list_leases(None, 100)
     await store.list_jobs(None, 100)
     await store.list_runs("tidy", None, 100)

@@ -13,6 +13,7 @@ from sqlalchemy.sql.selectable import TextualSelect
 from sqlfluff.core import FluffConfig, Linter
 
 from tenure.clock import to_microseconds
+from tenure.domain.alerts import AlertFilter, AlertPosition
 from tenure.domain.audit_log import AuditFilter, AuditPosition
 from tenure.domain.deadlines import opened
 from tenure.domain.scope import Scope
@@ -21,7 +22,7 @@ from tenure.domain.submissions import Change, SubmissionFilter
 from tenure.domain.usage import ChunkBounds, Era, GroupBy, Overlap, UsageFilter, UsageSumQuery, Window
 from tenure.store import migrate, tables
 from tenure.store.engines.sqlserver import calls, reads
-from tenure.store.reads import capacities, intervals, keys, leases, session_list, sessions, submissions, usage
+from tenure.store.reads import alerts, capacities, intervals, keys, leases, session_list, sessions, submissions, usage
 from tenure.store.types import Id, Instant
 from tests.sqlserver import tsql
 from tests.support.databases import Database
@@ -186,6 +187,32 @@ def test_usage_statements_are_valid_tsql(name: str) -> None:
     for statement in usage_statements(name):
         text = rendered(statement).replace("?", "@given") + ";\n"
         assert [str(violation) for violation in linter.parse_string(text).violations] == []
+
+
+ALERT_STATEMENTS = {
+    "list": alerts.list_statement(
+        AlertFilter(name="job-failing", subject="prune", active=True), AlertPosition(AT, ONE), 7
+    ),
+    "jobs": alerts.jobs_statement(),
+    "changes": alerts.changes_statement(["lead"], AT),
+    "awaited": alerts.awaited_statement(),
+    "chunks": alerts.chunks_statement([1, 2]),
+    "ends": alerts.ends_statement(AT, 7),
+    "openings": alerts.openings_statement(1, AT, 7),
+    "live": alerts.live_statement(),
+    "lapsed": alerts.lapsed_statement(AT),
+    "taken": alerts.taken_statement(),
+    "lapsed seats": alerts.lapsed_seats_statement(AT),
+    "pending": alerts.pending_statement("crm"),
+}
+
+
+@tsql.for_each(ALERT_STATEMENTS)
+def test_alert_statements_are_valid_tsql(name: str) -> None:
+    linter = Linter(config=FluffConfig(overrides={"dialect": "tsql"}))
+    text = rendered(ALERT_STATEMENTS[name])
+    assert [str(violation) for violation in linter.parse_string(text.replace("?", "@given") + ";\n").violations] == []
+    assert re.findall(r"\(SELECT (?!TOP)[^()]*ORDER BY", tsql.code(text)) == []
 
 
 @tsql.for_each(USAGE_STATEMENTS)

@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 from sqlalchemy import make_url
 
+from tenure.domain.alerts import CONDITIONS_MAX, Alert, AlertChanges, AlertName, Condition
 from tenure.domain.capacities import Seats
 from tenure.domain.deadlines import opened
 from tenure.domain.jobs import BeginRunOutcome, BeginRunResult, JobSettings, RunOutcome
@@ -472,6 +473,23 @@ def test_usage_contract_is_encoded_as_json() -> None:
         "timeout_seconds": CONTRACT.timeout_seconds,
         "format": "tenure",
     }
+
+
+async def test_alerts_are_encoded_with_an_id_for_every_change() -> None:
+    values = {"alert_id": "a", "name": "job-failing", "subject": "", "detail": "why", "raised_at": NOON}
+    raised = SimpleNamespace(_mapping={**values, "cleared_at": None, "cleared_epoch": None})
+    cleared = SimpleNamespace(_mapping={**values, "alert_id": "b", "cleared_at": LATER, "cleared_epoch": 7})
+    store = ScriptedStore(raised, cleared)
+    changes = await store.update_alerts(FENCE, [Condition(AlertName.JOB_FAILING, None, "x" * 2000)], CONTRACT)
+    alert = Alert(alert_id="a", name="job-failing", subject=None, detail="why", raised_at=NOON)
+    assert changes == AlertChanges([alert], [replace(alert, alert_id="b", cleared_at=LATER)])
+    encoded = json.loads(store.given["request"])
+    ((position, _, *condition),) = encoded["conditions"]
+    assert [position, *condition] == [0, "job-failing", "", "x" * 1000]
+    assert len({each for _, each in encoded["submissions"]}) == 1 + CONDITIONS_MAX
+    assert store.called is calls.UPDATE_ALERTS
+    await store.update_alerts(FENCE, [], None)
+    assert json.loads(store.given["request"]) == {"conditions": [], "submissions": []}
 
 
 async def test_save_chunks_assigns_submission_id_to_each_chunk() -> None:

@@ -48,7 +48,7 @@ NEWER_THAN_2019 = (
 READ = re.compile(
     r"(?:FROM|JOIN) dbo\."
     r"(?P<table>sessions|capacities|leases|lease_history|jobs|job_runs|submissions|submission_attempts"
-    r"|usage_windows|usage_chunks|keys|signing_keys|audit_log)"
+    r"|usage_windows|usage_chunks|keys|signing_keys|audit_log|alerts)"
     r" AS (?P<alias>\w+)(?: WITH \((?P<hints>(?:[^()]|\([^()]*\))*)\))?"
 )
 WRITE = re.compile(
@@ -93,6 +93,9 @@ READS_KEYS = "READCOMMITTEDLOCK, INDEX (keys_"
 """Keeps no lock: only the holder of the row of the installation creates and revokes keys."""
 READS_SIGNING_KEYS = "READCOMMITTEDLOCK, INDEX (signing_keys_pkey)"
 """Keeps no lock: only the holder of the row of the installation changes signing keys."""
+READS_ALERTS = "READCOMMITTEDLOCK, INDEX (alerts_active)"
+FINDS_CLEARED = "READCOMMITTEDLOCK, FORCESEEK, INDEX (alerts_cleared_at)"
+"""Keep no lock: only the holder of the lease of `watch` changes alerts, and the pruning takes only old ones."""
 IS_THERE = "READUNCOMMITTED, INDEX (submissions_pkey)"
 """Does not wait. May read uncommitted rows, so it uses only their existence."""
 
@@ -130,6 +133,7 @@ HINTS = {
     "tenure_revoke_key_1": {READS_KEYS},
     "tenure_touch_keys_1": {TAKES_ROWS},
     "tenure_rotate_signing_key_1": {READS_SIGNING_KEYS},
+    "tenure_update_alerts_1": {WAITS, READS_ALERTS, FINDS_CLEARED},
 }
 """The lock hints that each procedure must use, and no others. A new procedure needs an entry."""
 WAITERS = {name: text for name, text in SESSION_WRITES.items() if WAITS in text}
@@ -427,7 +431,7 @@ def test_fenced_write_checks_fence_first(name: str) -> None:
 
 def test_all_job_and_leader_writes_are_fenced() -> None:
     attempts = {"tenure_begin_attempts_1", "tenure_finish_attempts_1"}
-    others = {"tenure_prune_1", "tenure_expire_1", "tenure_note_waiting_reason_1"}
+    others = {"tenure_prune_1", "tenure_expire_1", "tenure_note_waiting_reason_1", "tenure_update_alerts_1"}
     usage = {CUT, "tenure_save_chunks_1", "tenure_store_digests_1", PRUNES_SESSIONS}
     assert set(FENCED) == attempts | others | usage
 
@@ -444,8 +448,8 @@ def test_waiting_submission_write_locks_rows_in_index_order(name: str) -> None:
     in_order = re.compile(
         rf"SELECT TOP \((?:1000|@limit)\) .* FROM @\w+ .*\({WAITS}, INDEX \({index}\)\) .* ORDER BY {order} OPTION"
     )
-    waits_for_windows = name in ("tenure_save_chunks_1", "tenure_send_windows_1")
-    assert len(waiting) == (1 if WAITS in HINTS[name] and not waits_for_windows else 0)
+    waits_for_others = name in ("tenure_save_chunks_1", "tenure_send_windows_1", "tenure_update_alerts_1")
+    assert len(waiting) == (1 if WAITS in HINTS[name] and not waits_for_others else 0)
     assert [statement for statement in waiting if not in_order.search(statement)] == []
 
 

@@ -61,6 +61,7 @@ TYPES = {
     "p_window": "bigint",
     "p_kept": "bigint",
     "p_audit": "bigint",
+    "p_alerts": "bigint",
     "v_windows": "bigint[]",
     "v_delivered": "uuid[]",
     "v_kept_from": "timestamptz",

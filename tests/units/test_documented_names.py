@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import typer.main
 
+from tenure.alerts.delivery import AlertPayloads
 from tenure.app import Instance
 from tenure.cli.main import app
 from tenure.config import Config
@@ -27,7 +28,7 @@ PAGES = [path for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")] if pa
 RECEIVER_ROUTES = ("/_faults",)
 EXAMPLE_PREFIXES = ("/api/v3", "/v1")
 NOT_SETTINGS = re.compile(r"TENURE_(CONFIG|URL|KEY|TEST_.*|SERVICE_.*|PORT_8080_.*)?")
-NOT_EVENTS = ("lease.fence",)
+NOT_EVENTS = ("lease.fence", "installation.py")
 """Attributes of Python objects that look like the names of events."""
 OF_EXAMPLE_SCRIPT = ("--kind", "--realtime")
 
@@ -69,8 +70,8 @@ def settings() -> dict[str, Any]:
 
 @cache
 def events() -> set[str]:
-    own_names = {*SessionClosed.log_names.values(), f"{UsagePayloads.name}.withheld"}
-    return own_names | {kind.name for kind in all_events()}
+    sources = {f"{source.name}.withheld" for source in (UsagePayloads, AlertPayloads)}
+    return {*SessionClosed.log_names.values(), "session.upgraded"} | sources | {kind.name for kind in all_events()}
 
 
 # Each check yields a name that does not exist.
@@ -183,8 +184,8 @@ def test_every_event_in_log_table_exists() -> None:
 @pytest.mark.parametrize(
     "missing",
     [
-        "GET /metrics",
-        "/metrics",
+        "POST /metrics",
+        "/metric",
         "POST /sessions",
         "DELETE /v1/leases",
         "tenure doctor",

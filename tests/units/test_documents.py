@@ -3,7 +3,8 @@
 import re
 from pathlib import Path
 
-from tenure.telemetry.events import SessionClosed, all_events
+from tenure.alerts.delivery import AlertPayloads
+from tenure.telemetry.events import RequestAnswered, SessionClosed, SessionOpened, all_events
 from tenure.usage.rendering import UsagePayloads
 
 ROOT = Path(__file__).parents[2]
@@ -32,7 +33,9 @@ def test_readme_links_to_all_documents() -> None:
 
 
 def test_all_log_events_are_documented() -> None:
-    own_names = {*SessionClosed.log_names.values(), f"{UsagePayloads.name}.withheld"}
-    events = own_names | {kind.name for kind in all_events() if kind.level is not None and kind is not SessionClosed}
+    sources = {f"{source.name}.withheld" for source in (UsagePayloads, AlertPayloads)}
+    with_settings = {SessionOpened.name, "session.upgraded", RequestAnswered.name}
+    events = {*SessionClosed.log_names.values()} | sources | with_settings
+    events |= {kind.name for kind in all_events() if kind.level is not None}
     document = (ROOT / "docs" / "operating.md").read_text(encoding="utf-8")
     assert sorted(event for event in events if f"`{event}`" not in document) == []

@@ -407,7 +407,7 @@ async def test_runner_begins_job_immediately_after_clock_step_back(harness: Harn
     store.clock_behind = store.jobs[JOB].next_run_at
     assert harness.show_board() is None
     await eventually(lambda: len(harness.runs) == 1)
-    assert harness.telemetry.events == [JobClockBehind(JOB, store.now, store.clock_behind)]
+    assert harness.telemetry.of(JobClockBehind) == [JobClockBehind(JOB, store.now, store.clock_behind)]
     assert store.calls == ["begin_run"]
 
 

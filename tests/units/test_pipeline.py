@@ -85,13 +85,22 @@ class Service:
 
     def hot(self, url: bytes, body: bytes) -> list[Answer | Exception]:
         """As `server/http1.py` calls it."""
-        answers: list[Answer | Exception] = []
+        respond = Responder()
         route = next(each for each in self.pipeline.hot_routes() if each.matches(url))
         try:
-            route.start(url, JSON, body, self.visit(), answers.append)
+            route.start(url, JSON, body, self.visit(), respond)
         except Exception as error:  # noqa: BLE001 - answered like any failure
-            answers.append(error)
-        return answers
+            respond(error)
+        return respond.answers
+
+
+class Responder:
+    def __init__(self) -> None:
+        self.subject: str | None = None
+        self.answers: list[Answer | Exception] = []
+
+    def __call__(self, answer: Answer | Exception) -> None:
+        self.answers.append(answer)
 
 
 def refuse(_headers: Sequence[tuple[bytes, bytes]]) -> Caller:

@@ -1,11 +1,15 @@
 """The telemetry seam: events reach their subscribers, and nothing else logs or counts."""
 
 import ast
+import json
+import subprocess
+import sys
 from datetime import UTC, datetime
 
 import pytest
 from structlog.testing import capture_logs
 
+from tenure.domain.deadlines import closed_session_of
 from tenure.domain.jobs import RunOutcome
 from tenure.domain.sessions import OpenOutcome, StreamCounters
 from tenure.telemetry.counters import Counters
@@ -16,9 +20,11 @@ from tenure.telemetry.events import (
     JobFailed,
     JobFinished,
     JobPostponed,
+    JobStarted,
     LeaderLost,
     LeaseContended,
     PayloadWithheld,
+    RequestAnswered,
     SessionClosed,
     SessionOpened,
     StoreUnavailable,
@@ -119,6 +125,114 @@ def test_event_without_level_is_not_logged(event: object) -> None:
     with capture_logs() as logs:
         telemetry.report(event)  # type: ignore[arg-type]
     assert logs == []
+
+
+def lines(telemetry: Telemetry, *events: object) -> list[tuple[str, str]]:
+    with capture_logs() as logs:
+        for event in events:
+            telemetry.report(event)  # type: ignore[arg-type]
+    return [(line["event"], line["log_level"]) for line in logs]
+
+
+def test_events_below_the_level_are_not_logged() -> None:
+    events = (
+        JobStarted("prune", 7),
+        JobFinished("prune", 7, RunOutcome.SUCCEEDED, 1.5, {}),
+        InstanceDraining("SIGTERM"),
+        LeaderLost("lead", "us", 7, AT, "expired"),
+        HttpFailed(ERROR),
+    )
+    expected = [
+        ("job.started", "debug"),
+        ("job.finished", "debug"),
+        ("instance.draining", "info"),
+        ("leader_lost", "warning"),
+        ("http.failed", "error"),
+    ]
+    for first, level in ((0, "debug"), (2, "info"), (3, "warning"), (4, "error")):
+        assert lines(log_events(Telemetry(), level), *events) == expected[first:]  # type: ignore[arg-type]
+
+
+def test_sessions_are_logged_at_a_level_of_their_own() -> None:
+    session = session_between(NOON, NOON, closed=False)
+    events = (
+        SessionOpened(OpenOutcome.CREATED, session),
+        SessionOpened(OpenOutcome.EXISTING, session),
+        SessionOpened(OpenOutcome.UPGRADED, session),
+        SessionClosed("one", "STOPPED", AT),
+        SessionClosed("one", "LEASE_EXPIRED", AT),
+    )
+    lapse = [("session.lease_expired", "info")]
+    requested = ["session.opened", "session.upgraded", "session.closed"]
+    for level, sessions, expected in (
+        ("info", "off", []),
+        ("debug", "off", []),
+        ("info", "debug", lapse),
+        ("debug", "debug", [(name, "debug") for name in requested] + lapse),
+        ("info", "info", [(name, "info") for name in requested] + lapse),
+        ("warning", "info", []),
+    ):
+        assert lines(log_events(Telemetry(), level, sessions), *events) == expected, (level, sessions)  # type: ignore[arg-type]
+
+
+def test_line_of_session_says_whose_it_is_and_why_it_ended() -> None:
+    session = session_between(NOON, NOON, closed=True)
+    telemetry = log_events(Telemetry(), "info", "info")
+    with capture_logs() as logs:
+        telemetry.report(SessionOpened(OpenOutcome.CREATED, session))
+        telemetry.report(SessionClosed.of(closed_session_of(session), session))
+    whose = {"user": session.user_object_id, "tenant": session.tenant_object_id, "capacity": session.capacity_id}
+    for line in logs:
+        assert {"session_id": session.session_id, **whose}.items() <= line.items()
+    assert logs[1]["reason"] == session.close_reason
+
+
+def test_access_log_has_one_line_per_request_if_it_is_on() -> None:
+    event = RequestAnswered("GET /sessions", 200, 0.0123456, "GET", "req-1", "anonymous")
+    assert lines(log_events(Telemetry()), event) == []
+    with capture_logs() as logs:
+        log_events(Telemetry(), access=True).report(event)
+    (line,) = logs
+    assert line == {
+        "event": "http.request",
+        "log_level": "info",
+        "method": "GET",
+        "route": "GET /sessions",
+        "status": 200,
+        "seconds": 0.012346,
+        "request_id": "req-1",
+        "subject": "anonymous",
+    }
+
+
+LIBRARY_LOG = """
+import logging
+from tenure.telemetry.logs import configure_logs
+configure_logs({level!r})
+logging.getLogger("asyncpg.pool").info("hidden")
+logging.getLogger("asyncpg.pool").warning("the connection %s is lost", 7)
+try:
+    1 / 0
+except ZeroDivisionError:
+    logging.getLogger("uvicorn.error").exception("broken")
+"""
+
+
+def test_lines_of_libraries_have_the_format_of_all_others() -> None:
+    shown = {}
+    for level in ("debug", "error"):
+        script = LIBRARY_LOG.format(level=level)
+        result = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
+        shown[level] = [json.loads(line) for line in result.stderr.splitlines()]
+    warning, error = shown["debug"]
+    assert (warning["event"], warning["level"], warning["logger"]) == (
+        "the connection 7 is lost",
+        "warning",
+        "asyncpg.pool",
+    )
+    assert (error["event"], error["level"], error["logger"]) == ("broken", "error", "uvicorn.error")
+    assert error["exception"][0]["exc_type"] == "ZeroDivisionError"
+    assert [line["event"] for line in shown["error"]] == ["broken"]
 
 
 async def test_counters_follow_events() -> None:

@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from tenure.cli.flags import ConfigFlag, DatabaseFlag, load_settings
+from tenure.telemetry.logs import configure_logs
 
 
 def serve(
@@ -21,6 +22,9 @@ def serve(
         str | None, typer.Option(help="Serve HTTPS with the certificate chain in this PEM file.")
     ] = None,
     tls_key: Annotated[str | None, typer.Option(help="The PEM file with the private key of the certificate.")] = None,
+    log_level: Annotated[
+        str | None, typer.Option(help="The lowest level that is logged: debug, info, warning or error. [info]")
+    ] = None,
     config: ConfigFlag = None,
 ) -> None:
     """Start the service. It migrates the database schema before it serves requests."""
@@ -34,7 +38,9 @@ def serve(
         insecure=insecure,
         tls_certificate=tls_certificate,
         tls_key=tls_key,
+        log_level=log_level,
     )
+    configure_logs(settings.logs.level)
     from tenure.server.workers import serve as run  # noqa: PLC0415 - other commands need no server
 
     run(settings)

@@ -28,7 +28,6 @@ from tenure.config.schema import (
 )
 from tenure.config.settings import Config
 from tenure.config.sources import RawText, Source, defaults, from_environment, from_file, from_flags, printable
-from tenure.config.values import UNSUPPORTED
 from tenure.domain.submissions import USAGES
 from tenure.errors import ConfigurationError
 
@@ -77,8 +76,6 @@ def _settings(path: SettingPath, value: Any, kind: Any, source: Source) -> Itera
 
 def _kind(path: SettingPath, section: Any, source: Source) -> Any:
     """Return the type of a setting or section by its path. Raise if its section cannot contain this name."""
-    if path in UNSUPPORTED:
-        raise _error(path, source.name, "is not supported yet")
     if entries := entries_of(section):
         _checked(path, path[-1], entries.names, source, "the name must be")
         return entries.values

@@ -33,6 +33,7 @@ from tenure.config.values import (
     JobName,
     Kind,
     Leeway,
+    LogLevel,
     Networks,
     OptionName,
     Origins,
@@ -44,6 +45,7 @@ from tenure.config.values import (
     SecondsOrZero,
     Secret,
     SecureUrl,
+    SessionLogLevel,
     Statuses,
     Switch,
     TenantId,
@@ -156,6 +158,17 @@ class GatewayConfig(Section, frozen=True, kw_only=True):
     concurrency: Count = 16
 
 
+class LogsConfig(Section, frozen=True, kw_only=True):
+    level: LogLevel = "info"
+    sessions: SessionLogLevel = "debug"
+    """The level of the lines about sessions that clients open and end."""
+    access: Switch = False
+
+
+class MetricsConfig(Section, frozen=True, kw_only=True):
+    public: Switch = False
+
+
 class OidcConfig(Section, frozen=True, kw_only=True):
     """The issuer whose tokens are accepted, and how their claims are interpreted."""
 
@@ -191,6 +204,8 @@ class Config(Section, frozen=True, kw_only=True):
     jobs: dict[JobName, JobConfig] = {}
     usage: UsageConfig = UsageConfig()
     gateways: dict[GatewayName, GatewayConfig] = {}
+    logs: LogsConfig = LogsConfig()
+    metrics: MetricsConfig = MetricsConfig()
 
     def job(self, name: str) -> JobConfig:
         """Return a job's settings, configured or default. For an application's job, the interval may be None."""

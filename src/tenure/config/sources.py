@@ -62,9 +62,14 @@ def from_environment(environment: Mapping[str, str], in_file: Mapping[str, Any])
             yield Source(name, _tree(_path(name, in_file), RawText(environment[name])), variable)
 
 
+FLAGS: Mapping[str, SettingPath] = {"log_level": ("logs", "level")}
+"""Flags whose setting is in a section. Every other flag has the name of its setting."""
+
+
 def from_flags(flags: Mapping[str, Any]) -> Iterator[Source]:
     for name, value in flags.items():
-        yield Source(f"--{name.replace('_', '-')}", {name: RawText(value) if isinstance(value, str) else value})
+        path = FLAGS.get(name, (name,))
+        yield Source(f"--{name.replace('_', '-')}", _tree(path, RawText(value) if isinstance(value, str) else value))
 
 
 def _content(file: Path, named_by: str) -> Mapping[str, Any]:

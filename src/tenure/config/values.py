@@ -12,17 +12,16 @@ from typing import Annotated, Any, Literal, NamedTuple
 from msgspec import Meta
 
 from tenure.config.urls import SCHEMES, SQLITE, is_database_url, is_http_url, is_secure_url
+from tenure.domain.alerts import ONCALL
 from tenure.domain.submissions import USAGES
 from tenure.ids import canonical_id
 from tenure.signing import SECRET_RULE, is_secret
 
-JOBS = {"expire-sessions": 10.0, "emit-usage": 60.0, "prune": 3600.0}
+JOBS = {"expire-sessions": 10.0, "emit-usage": 60.0, "prune": 3600.0, "watch": 30.0}
 """The built-in jobs and their default intervals in seconds."""
 HANDLERS = ("echo", "discard")
-GATEWAYS = (USAGES,)
+GATEWAYS = (USAGES, ONCALL)
 """The gateways that Tenure itself submits to."""
-UNSUPPORTED = (("jobs", "watch"), ("gateways", "oncall"))
-"""Settings and sections that only a later version will have. They are refused, because they would have no effect."""
 ROLES: tuple[Literal["client", "reader", "operator"], ...] = ("client", "reader", "operator")
 RESERVED_HEADERS = frozenset(
     {
@@ -147,6 +146,16 @@ RoleName = Annotated[
     Rule("client, reader or operator", suggest=partial(near_miss, names=ROLES)),
 ]
 
+LOG_LEVELS = ("debug", "info", "warning", "error")
+LogLevel = Annotated[
+    Literal["debug", "info", "warning", "error"],
+    Rule("debug, info, warning or error", suggest=partial(near_miss, names=LOG_LEVELS)),
+]
+SessionLogLevel = Annotated[
+    Literal["off", "debug", "info"],
+    Rule("off, debug or info", suggest=partial(near_miss, names=("off", "debug", "info"))),
+]
+
 DatabaseUrl = Annotated[
     str,
     Rule(
@@ -203,7 +212,7 @@ Handler = Annotated[
 JobName = Annotated[
     str,
     Rule(
-        "expire-sessions, emit-usage, prune or the name of an application's job: "
+        "expire-sessions, emit-usage, prune, watch or the name of an application's job: "
         "lower-case letters and digits with single dashes or underscores between them",
         lambda name: _NAME.fullmatch(name) and _misspelled_job(name) is None,
         _misspelled_job,
@@ -212,7 +221,8 @@ JobName = Annotated[
 GatewayName = Annotated[
     str,
     Rule(
-        "usages or a name of your choice: lower-case letters and digits with single dashes or underscores between them",
+        "usages, oncall or a name of your choice: "
+        "lower-case letters and digits with single dashes or underscores between them",
         lambda name: _NAME.fullmatch(name) and _misspelled_gateway(name) is None,
         _misspelled_gateway,
     ),

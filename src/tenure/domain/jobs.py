@@ -108,3 +108,4 @@ class Pruned(msgspec.Struct, frozen=True):
     job_runs: int
     submissions: int
     audit_log: int = 0
+    alerts: int = 0

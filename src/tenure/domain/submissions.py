@@ -12,6 +12,10 @@ USAGES = "usages"
 """The gateway that only Tenure itself submits to."""
 
 
+NOT_SENT = "not sent: "
+"""The beginning of the last error of a submission whose payload was withheld."""
+
+
 class SubmissionState(StrEnum):
     PENDING = "pending"
     DELIVERED = "delivered"

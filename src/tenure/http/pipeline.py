@@ -33,6 +33,7 @@ import msgspec
 
 from tenure.access.caller import UNIDENTIFIED, Caller, Identify
 from tenure.access.grants import Grants, authorise
+from tenure.clock import monotonic
 from tenure.domain.audit_log import Actor
 from tenure.errors import DatabaseUnavailable, Forbidden, MethodNotAllowed, NotFound, Problem, Unauthenticated
 from tenure.http.answers import Answer, Headers, failure, refusal
@@ -46,7 +47,7 @@ from tenure.http.decoding import (
 )
 from tenure.http.edge import NO_CONTENT, REQUEST_ID_HEADER, SAFE_METHODS, Edge, Visit, preflight
 from tenure.streams.sockets import Socket
-from tenure.telemetry.events import Telemetry, current_request
+from tenure.telemetry.events import UNMATCHED, RequestAnswered, Telemetry, current_request
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -78,6 +79,16 @@ class Call(msgspec.Struct):
 
 
 Respond = Callable[[Answer | Exception], None]
+
+
+class HotRespond(Protocol):
+    """Answers a hot request. The pipeline notes on it who sent the request, as soon as it knows."""
+
+    subject: str | None
+
+    def __call__(self, answer: Answer | Exception, /) -> None: ...
+
+
 Handler = Callable[[Call], Awaitable[Answer | Exception]]
 HotHandler = Callable[[Call, Respond], None]
 
@@ -180,6 +191,7 @@ class Pipeline:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.in_flight += 1
+        began, answered = monotonic(), _Answered()
         try:
             changes = scope["method"] not in SAFE_METHODS
             visit = self.edge.check(
@@ -187,22 +199,32 @@ class Pipeline:
             )
             # The server runs every request of this lane in a task of its own, so this is never reset.
             current_request.set(visit.request_id)
-            answer = await self._answer(scope, receive, visit)
+            answer = await self._answer(scope, receive, visit, answered)
             body = answer.body(visit.request_id)
             headers = [*answer.headers, (REQUEST_ID_HEADER, visit.request_id.encode()), *visit.headers]
             if answer.status != NO_CONTENT:
                 headers.append((b"content-length", b"%d" % len(body)))
             await send({"type": "http.response.start", "status": answer.status, "headers": headers})
             await send({"type": "http.response.body", "body": body})
+            self.report_answered(
+                answered.route, answer.status, began, scope["method"], visit.request_id, answered.subject
+            )
         finally:
             self.in_flight -= 1
 
-    async def _answer(self, scope: Scope, receive: Receive, visit: Visit) -> Answer:
+    def report_answered(
+        self, route: str, status: int, began: float, method: str, request_id: str, subject: str | None
+    ) -> None:
+        self._telemetry.report(RequestAnswered(route, status, monotonic() - began, method, request_id, subject))
+
+    async def _answer(self, scope: Scope, receive: Receive, visit: Visit, answered: "_Answered") -> Answer:
         try:
             if visit.problem is not None:
                 return refusal(visit.problem)
             endpoint, parameters = self._match(scope["method"], scope["path"])
+            answered.route = endpoint.name
             caller = await self._caller(endpoint.route.grants, scope["headers"], parameters)
+            answered.subject = caller.subject
             query = endpoint.decode_query(scope["query_string"])
             body = await read_body(receive, endpoint.body_max_bytes) if endpoint.takes_body else b""
             call = endpoint.decode(caller, parameters, query, scope["headers"], body, visit.request_id)
@@ -325,6 +347,16 @@ def _is_preflight(scope: Scope) -> bool:
     return scope["method"] == PREFLIGHT_METHOD and any(name == PREFLIGHT_MARK for name, _ in scope["headers"])
 
 
+class _Answered:
+    """What the report of a request says about it, as far as the request got."""
+
+    __slots__ = ("route", "subject")
+
+    def __init__(self) -> None:
+        self.route = UNMATCHED
+        self.subject: str | None = None
+
+
 def _matcher(path: str) -> Callable[[str], re.Match[str] | None]:
     return re.compile(re.sub(r"\\{(\w+)\\}", r"(?P<\1>[^/]+)", re.escape(path))).fullmatch
 
@@ -334,6 +366,7 @@ class _Endpoint:
 
     def __init__(self, route: Route) -> None:
         self.route = route
+        self.name = f"{route.method} {route.path}"
         # HEAD is handled like GET; the server omits the body.
         self.methods = ("GET", "HEAD") if route.method == "GET" else (route.method,)
         self.match = _matcher(route.path)
@@ -399,7 +432,9 @@ class HotRoute:
     def __init__(self, pipeline: Pipeline, endpoint: _Endpoint, path: str) -> None:
         if not isinstance(endpoint.route.handler, Hot):
             raise TypeError(f"{path} is not a hot route")
-        self.method = endpoint.route.method.encode()
+        self.name = endpoint.name
+        self.method_name = endpoint.route.method
+        self.method = self.method_name.encode()
         self.body_max_bytes = endpoint.body_max_bytes
         self._pipeline = pipeline
         self._decode = endpoint.decode
@@ -419,12 +454,13 @@ class HotRoute:
     def matches(self, url: bytes) -> bool:
         return len(url) == self._length and url.startswith(self._before) and url.endswith(self._after)
 
-    def start(self, url: bytes, headers: Headers, body: bytes, visit: Visit, respond: Respond) -> None:
+    def start(self, url: bytes, headers: Headers, body: bytes, visit: Visit, respond: HotRespond) -> None:
         parameters = {}
         if self._parameter:
             parameters = {self._parameter: url[len(self._before) : len(self._before) + ID_LENGTH].decode("latin-1")}
         identified = self._pipeline.identify(headers)
         if isinstance(identified, Caller):
+            respond.subject = identified.subject
             if self._limits_requests:
                 self._pipeline.edge.count_request(identified)
             authorise(identified, self._grants, parameters)
@@ -439,12 +475,13 @@ class HotRoute:
         headers: Headers,
         body: bytes,
         visit: Visit,
-        respond: Respond,
+        respond: HotRespond,
     ) -> None:
         """Goes on where `start` could not: the credential has to be looked up. The client may be gone by the end."""
         current_request.set(visit.request_id)
         try:
             caller = await identified
+            respond.subject = caller.subject
             self._pipeline.permit(caller, self._grants, parameters)
             self._hot_handler(self._decode(caller, parameters, None, headers, body, visit.request_id), respond)
         except Exception as error:  # noqa: BLE001 - the caller gets a problem, and the details are logged

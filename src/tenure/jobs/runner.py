@@ -39,6 +39,7 @@ from tenure.telemetry.events import (
     JobNotRun,
     JobPostponed,
     JobReclaimed,
+    JobStarted,
     LeaseContended,
     Telemetry,
 )
@@ -75,6 +76,10 @@ class JobRunner:
             raise ConfigurationError(f"job: {settings.name} was added already")
         self._jobs[settings.name] = run
         self._settings.append(settings)
+
+    @property
+    def job_names(self) -> list[str]:
+        return list(self._jobs)
 
     async def register(self) -> None:
         await self._store.register_jobs(self._settings)
@@ -132,6 +137,7 @@ class JobRunner:
             self._telemetry.report(JobReclaimed(name, begun.reclaimed.holder, begun.reclaimed.epoch))
         if begun.clock_behind is not None:
             self._telemetry.report(JobClockBehind(name, begun.started_at, begun.clock_behind))
+        self._telemetry.report(JobStarted(name, begun.fence.epoch))
         lock = HeldLease(self._store, begun.fence, begun.lock_timeout_microseconds, sent_at)
         self._locks[name] = lock
         try:

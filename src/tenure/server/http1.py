@@ -690,6 +690,7 @@ class _HotCycle:
     """Replaces uvicorn's request cycle and the cycle's `message_event`: uvicorn calls `set` as the body arrives."""
 
     __slots__ = (
+        "_began",
         "_protocol",
         "_route",
         "_started",
@@ -699,12 +700,14 @@ class _HotCycle:
         "keep_alive",
         "more_body",
         "response_complete",
+        "subject",
         "visit",
     )
     response_started: ClassVar = False
     """An answer is written at once: it is either complete, or has not begun."""
 
     def __init__(self, protocol: HotProtocol, route: HotRoute, visit: Visit) -> None:
+        self._began = monotonic()
         self._protocol = protocol
         self.visit = visit
         self._route = route
@@ -715,6 +718,7 @@ class _HotCycle:
         self.keep_alive = protocol.parser.should_keep_alive()
         self.disconnected = False
         self.response_complete = False
+        self.subject: str | None = None
         protocol.request_pipeline.in_flight += 1
 
     @property
@@ -742,24 +746,29 @@ class _HotCycle:
     def refuse(self, problem: Problem) -> None:
         self._started = True
         self.body = bytearray()
-        self._respond(refusal(problem))
+        self(refusal(problem))
 
     def _begin(self) -> None:
         body, self.body = bytes(self.body), bytearray()
         try:
-            self._route.start(self._url, self._protocol.headers, body, self.visit, self._respond)
+            self._route.start(self._url, self._protocol.headers, body, self.visit, self)
         except Exception as error:  # noqa: BLE001 - the caller gets a problem, and the details are logged
-            self._respond(error)
+            self(error)
 
-    def _respond(self, answer: Answer | Exception) -> None:
+    def __call__(self, answer: Answer | Exception) -> None:
+        """Sends the answer. The cycle is the callback of its request."""
         self._end()
-        if isinstance(answer, Exception):
-            answer = self._protocol.request_pipeline.failure(answer, self.visit)
         protocol = self._protocol
+        pipeline, route = protocol.request_pipeline, self._route
+        if isinstance(answer, Exception):
+            answer = pipeline.failure(answer, self.visit)
         # Invalid bytes after this request may have closed the connection before the answer is written.
         if self.disconnected or protocol.phase == LINGERING or protocol.transport.is_closing():
             return
         protocol.transport.write(response(answer, self.visit, self.keep_alive))
+        pipeline.report_answered(
+            route.name, answer.status, self._began, route.method_name, self.visit.request_id, self.subject
+        )
         if not self.keep_alive:
             protocol.close_after_response()
         protocol.on_response_complete()

@@ -29,7 +29,7 @@ WAIT_SECONDS = 1.0
 
 def serve(config: Config) -> None:
     """Runs one instance in this process, or a supervisor with one process per worker."""
-    telemetry = log_events(Telemetry())
+    telemetry = _logged(config)
     certificate = certificate_of(config)
     if not config.insecure and not is_loopback(config.host) and config.oidc is None:
         asyncio.run(_require_keys(config, telemetry))
@@ -53,6 +53,11 @@ def certificate_of(config: Config) -> Certificate | None:
 
 def _scheme(config: Config) -> str:
     return "http" if config.tls_certificate is None else "https"
+
+
+def _logged(config: Config) -> Telemetry:
+    logs = config.logs
+    return log_events(Telemetry(), logs.level, logs.sessions, access=logs.access)
 
 
 async def _require_keys(config: Config, telemetry: Telemetry) -> None:
@@ -191,8 +196,8 @@ class Supervisor:
 
 
 def _run_worker(config: Config, port: int, supervisor: Connection, listening: Event, folder: Path, slot: int) -> None:
-    configure_logs()
-    telemetry = log_events(Telemetry())
+    configure_logs(config.logs.level)
+    telemetry = _logged(config)
     try:
         certificate = _wait_for_certificate(config, telemetry, supervisor)
         # Each worker has its own listener on the port. With a shared listener, the worker that wakes first would accept

@@ -8,7 +8,7 @@ from tenure.batching.rounds import run_in_rounds
 from tenure.domain.audit_log import Actor
 from tenure.domain.deadlines import closed_session_of
 from tenure.domain.scope import Scope
-from tenure.domain.sessions import ClosedSession, CloseReason, EndRequest, EndResult
+from tenure.domain.sessions import CloseReason, EndRequest, EndResult, Session
 from tenure.sessions.ends import SessionEnds
 from tenure.store.contract import Store
 from tenure.telemetry.events import Telemetry
@@ -36,13 +36,14 @@ class Ender:
         results = await self._store.end_sessions([first[session_id] for session_id in sorted(first)])
         for result in results:
             if result.session is not None:
-                self._report(closed_session_of(result.session), recorded=result.recorded)
+                self._report(result.session, recorded=result.recorded)
         found = dict(zip(sorted(first), results, strict=True))
         return [found[end.session_id] for end in ends]
 
-    def _report(self, closed: ClosedSession, *, recorded: bool) -> None:
+    def _report(self, session: Session, *, recorded: bool) -> None:
+        closed = closed_session_of(session)
         if recorded:
-            self._ends.record(closed)
+            self._ends.record(closed, session)
         else:
             # An earlier try may have recorded this end and lost its answer.
             self._ends.learn(closed.session_id, closed.reason)

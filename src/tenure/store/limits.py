@@ -18,6 +18,15 @@ USAGE_KEPT = timedelta(days=400)
 SCAN_MAX = 5000
 """The most index entries that a page of sessions reads if no index checks all of its filter."""
 AUDIT_LOG_KEPT = timedelta(days=400)
+ALERTS_KEPT = timedelta(days=90)
+"""For alerts that are cleared. An active alert is kept."""
+CHUNKS_WATCHED_MAX = 100
+"""The most chunks of usage, from the oldest windows that are not delivered, that the job `watch` reads."""
+WINDOWS_WATCHED_MAX = 20
+ENDS_WATCHED_MAX = 20_000
+"""The most recent ends of sessions that the job `watch` counts."""
+EPOCHS_WATCHED_MAX = 50
+"""The most recent epochs of a lease that the job `watch` counts."""
 LONG_READ_SECONDS = 30
 """The time limit of reads whose cost grows with the table. They block no writer."""
 AUDIT_SECONDS = 600

@@ -134,6 +134,8 @@ leases = Table(
     Column("released", Boolean, nullable=False),
     # True if the lease was resigned on request. Its holder may not know yet.
     Column("resigned", Boolean, nullable=False),
+    # When the lease was last acquired after a holder had let it expire.
+    Column("reclaimed_at", Instant),
     PrimaryKeyConstraint("name", name="leases_pkey"),
 )
 
@@ -338,6 +340,22 @@ audit_log = Table(
     PrimaryKeyConstraint("entry_id", name="audit_log_pkey"),
 )
 
+alerts = Table(
+    "alerts",
+    metadata,
+    Column("alert_id", Id, nullable=False),
+    Column("name", Name, nullable=False),
+    # Empty if the alert has no subject, because a unique index treats NULLs as different.
+    Column("subject", Name, nullable=False),
+    Column("detail", Unicode(ERROR_MAX), nullable=False),
+    Column("raised_at", Instant, nullable=False),
+    # The epochs of the runs that raised and cleared the alert. A repeated call recognises its own changes by them.
+    Column("raised_epoch", BigInteger, nullable=False),
+    Column("cleared_at", Instant),
+    Column("cleared_epoch", BigInteger),
+    PrimaryKeyConstraint("alert_id", name="alerts_pkey"),
+)
+
 LIVE = text("closed_at IS NULL")
 LIVE_OF_ANY_KIND = text("closed_at IS NULL AND kind > 0")
 SEATED = text("closed_at IS NULL AND kind < 4")
@@ -355,6 +373,8 @@ UNSENT = text("contract IS NULL AND chunked_at IS NOT NULL")
 AWAITED = text("delivered_at IS NULL AND contract IS NOT NULL")
 SENT = text("submission_id IS NOT NULL")
 UNDELIVERED = text("delivered_at IS NULL")
+UNCLEARED = text("cleared_at IS NULL")
+CLEARED = text("cleared_at IS NOT NULL")
 
 
 def _partial(name: str, *columns: Column[Any], where: TextClause, **options: Any) -> Index:
@@ -484,6 +504,11 @@ usage_chunks_undelivered = _partial(
     "usage_chunks_undelivered", usage_chunks.c.window_id, where=UNDELIVERED, mssql_include=["delivered_at"]
 )
 keys_name = Index("keys_name", keys.c.name)
+alerts_active = _partial(
+    "alerts_active", alerts.c.name, alerts.c.subject, where=UNCLEARED, unique=True, mssql_include=["cleared_at"]
+)
+alerts_raised_at = Index("alerts_raised_at", alerts.c.raised_at, alerts.c.alert_id)
+alerts_cleared_at = _partial("alerts_cleared_at", alerts.c.cleared_at, where=CLEARED)
 audit_log_at = Index("audit_log_at", audit_log.c.at, audit_log.c.entry_id)
 audit_log_target = Index("audit_log_target", audit_log.c.target, audit_log.c.at)
 audit_log_subject = Index("audit_log_subject", audit_log.c.subject, audit_log.c.at)

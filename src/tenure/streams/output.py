@@ -66,13 +66,13 @@ class Tally:
         counted["audio_duration_ms"] += audio_ms
         self._telemetry.report(StreamReceived(byte_count, audio_ms))
 
-    def sent(self, kind: str | None = None) -> None:
+    def sent(self, kind: str | None = None, byte_count: int = 0) -> None:
         """Counts a message. `kind` is the additional counter of a partial, a final or an error."""
         counted = self._counted_now()
         counted["messages_sent"] += 1
         if kind is not None:
             counted[kind] += 1
-        self._telemetry.report(StreamSent(kind))
+        self._telemetry.report(StreamSent(kind, byte_count))
 
     def take(self) -> Sequence[Slice]:
         """Returns the counts to save, and resets them to zero."""
@@ -126,7 +126,7 @@ class SocketOutput:
 
     async def _send(self, message: Message, kind: str | None = None) -> None:
         if not self._socket.gone.done():
-            self._tally.sent(kind)
+            self._tally.sent(kind, len(message.encode() if isinstance(message, str) else message))
             await self._socket.send(message)
         # Let other tasks run: if `send` does not wait, a handler that only sends would block the event loop.
         await asyncio.sleep(0)

@@ -58,6 +58,10 @@ class Streams:
         self._admitted = 0
         self._is_stopping = False
 
+    @property
+    def open_count(self) -> int:
+        return self._admitted
+
     @contextmanager
     def admit(self) -> Iterator[Admission]:
         """Reserves capacity for one stream before its session is opened, and frees that capacity at the end."""

@@ -10,6 +10,7 @@ import msgspec
 from msgspec.structs import replace
 
 from tenure.batching.coalescer import Coalescer
+from tenure.domain.alerts import ONCALL
 from tenure.domain.audit_log import Action, Actor, AuditDraft
 from tenure.domain.submissions import (
     USAGES,
@@ -27,6 +28,8 @@ from tenure.submissions.executor import Executor
 from tenure.submissions.gateways import Gateway
 from tenure.telemetry.events import Telemetry
 
+RESERVED = (USAGES, ONCALL)
+"""The gateways that only Tenure itself submits to."""
 ANNOUNCE_PAUSE_SECONDS = 0.05
 """The pause between two notifications to other instances, however many submissions are accepted."""
 WORTH_ANOTHER = 16
@@ -83,7 +86,7 @@ class Acceptor:
 
         Each caller has its own idempotency keys.
         """
-        if gateway == USAGES:
+        if gateway in RESERVED:
             done(Submitted(SubmitOutcome.GATEWAY_RESERVED))
             return
         if gateway not in self._gateways:

@@ -7,7 +7,7 @@ from hashlib import sha256
 from typing import NamedTuple
 
 from tenure.clock import from_microseconds, wall_microseconds
-from tenure.domain.submissions import AttemptEnd, AttemptOutcome, Envelope, OpenAttempt
+from tenure.domain.submissions import NOT_SENT, AttemptEnd, AttemptOutcome, Envelope, OpenAttempt
 from tenure.domain.verdicts import Response, Verdict, judge, judge_unknown, names_body
 from tenure.errors import ERROR_MAX
 from tenure.store.limits import BATCH_MAX
@@ -126,7 +126,7 @@ def not_sent(ready: ReadyAttempt, withheld: Withheld) -> AttemptEnd:
     """Returns the end of an attempt whose payload was withheld. The pause is binding, because a recovered gateway does
     not help such a payload.
     """
-    verdict = Verdict(AttemptOutcome.ABANDONED, f"not sent: {withheld.error}", withheld.retry_seconds)
+    verdict = Verdict(AttemptOutcome.ABANDONED, f"{NOT_SENT}{withheld.error}", withheld.retry_seconds)
     return _end(ready, verdict, None, is_binding=True)
 
 

@@ -1,7 +1,7 @@
 """Telemetry: every event that Tenure reports, with typed fields, and the class that passes events to subscribers.
 
 Code reports an event once: `telemetry.report(JobFailed(...))`. Subscribers process it: `logs.py` writes a log line,
-`counters.py` counts it. No other module writes logs or counts events.
+`counters.py` counts it, for `GET /metrics` and `GET /sessions/metrics`. No other module writes logs or counts events.
 
 Reporting costs one dictionary look-up plus the subscribers of that event, so it may be called on the hot path. An event
 without a log level is never written to the log; it exists to be counted.
@@ -18,7 +18,7 @@ from tenure.domain.jobs import RunOutcome
 from tenure.domain.sessions import ClosedSession, OpenOutcome, Session
 from tenure.domain.submissions import AttemptOutcome
 
-Level = Literal["info", "warning", "error"]
+Level = Literal["debug", "info", "warning", "error"]
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -104,6 +104,25 @@ class RequestsRefused(Event, frozen=True):
     count: int
 
 
+class RequestAnswered(Event, frozen=True):
+    """A request was answered. Logged only if the access log is switched on."""
+
+    name: ClassVar = "http.request"
+    level: ClassVar[Level | None] = None
+    route: str
+    """The method and the path of the route in the table, or UNMATCHED. Never the path of the request, whose number of
+    different values has no limit."""
+    status: int
+    seconds: float
+    method: str
+    request_id: str | None = None
+    subject: str | None = None
+    """Who sent the request, if the credential was checked."""
+
+
+UNMATCHED = "unmatched"
+
+
 class HttpFailed(Event, frozen=True):
     name: ClassVar = "http.failed"
     level: ClassVar[Level | None] = "error"
@@ -172,6 +191,17 @@ class SchemaFailed(Event, frozen=True):
     exception: BaseException
 
 
+class StoreCalled(Event, frozen=True):
+    """A method of the store has returned or raised."""
+
+    name: ClassVar = "store.called"
+    level: ClassVar[Level | None] = None
+    operation: str
+    seconds: float
+    items: int | None
+    """The number of requests in the batch; None if the method takes no batch."""
+
+
 class StoreRetried(Event, frozen=True):
     """A try of an operation failed with an error that the store usually retries. Also reported for the last try."""
 
@@ -203,7 +233,9 @@ class CallbackFailed(Event, frozen=True):
 
 
 class SessionOpened(Event, frozen=True):
-    """An open request was answered with a session: created, upgraded or existing."""
+    """An open request was answered with a session: created, upgraded or existing. Logged as `session.opened` or
+    `session.upgraded`, if the log of sessions is switched on.
+    """
 
     name: ClassVar = "session.opened"
     level: ClassVar[Level | None] = None
@@ -212,7 +244,7 @@ class SessionOpened(Event, frozen=True):
 
 
 class SessionClosed(Event, frozen=True):
-    """This instance recorded the end of a session. Only ends that no client requested are logged."""
+    """This instance recorded the end of a session. An end that no client requested has a name of its own in the log."""
 
     name: ClassVar = "session.closed"
     log_names: ClassVar[Mapping[str, str]] = {
@@ -224,15 +256,18 @@ class SessionClosed(Event, frozen=True):
     session_id: str
     reason: str
     ended_at: datetime
+    user: str | None = None
+    tenant: str | None = None
+    capacity: str | None = None
     state: Literal["closed"] = "closed"
 
     @classmethod
-    def of(cls, closed: ClosedSession) -> Self:
-        return cls(closed.session_id, closed.reason, closed.ended_at)
-
-    def log_entry(self) -> tuple[Level, str] | None:
-        name = self.log_names.get(self.reason)
-        return None if name is None else ("info", name)
+    def of(cls, closed: ClosedSession, session: Session | None = None) -> Self:
+        """`session` is the whole session, if the operation has read it."""
+        if session is None:
+            return cls(closed.session_id, closed.reason, closed.ended_at)
+        whose = session.user_object_id, session.tenant_object_id, session.capacity_id
+        return cls(closed.session_id, closed.reason, closed.ended_at, *whose)
 
 
 class HeartbeatsAnswered(Event, frozen=True):
@@ -247,6 +282,15 @@ class HeartbeatsAnswered(Event, frozen=True):
 class SessionsCountFailed(Event, frozen=True):
     name: ClassVar = "sessions.count_failed"
     level: ClassVar[Level | None] = "error"
+    repeats: ClassVar[bool] = True
+    error: str
+
+
+class InstallationNotRead(Event, frozen=True):
+    """The gauges of the whole installation could not be read. The last ones are shown until they are too old."""
+
+    name: ClassVar = "installation.not_read"
+    level: ClassVar[Level | None] = "warning"
     repeats: ClassVar[bool] = True
     error: str
 
@@ -269,6 +313,7 @@ class StreamSent(Event, frozen=True):
     name: ClassVar = "stream.sent"
     level: ClassVar[Level | None] = None
     kind: str | None
+    byte_count: int = 0
 
 
 class StreamCrashed(Event, frozen=True):
@@ -462,6 +507,13 @@ class BoardFailed(Event, frozen=True):
 # Jobs.
 
 
+class JobStarted(Event, frozen=True):
+    name: ClassVar = "job.started"
+    level: ClassVar[Level | None] = "debug"
+    job: str
+    epoch: int
+
+
 class JobPostponed(Event, frozen=True):
     """A run could not begin, because the database was unavailable."""
 
@@ -540,7 +592,7 @@ class JobLockLost(Event, frozen=True):
 class JobFinished(Event, frozen=True):
     """The outcome of a run is recorded.
 
-    Logged if the run succeeded and counted something. A run that found nothing to do would fill the log, and
+    Logged if the run succeeded. A run that counted nothing is logged at level `debug`, because it would fill the log.
     `JobFailed` and `JobAbandoned` log the other outcomes.
     """
 
@@ -552,7 +604,9 @@ class JobFinished(Event, frozen=True):
     counts: Mapping[str, int]
 
     def log_entry(self) -> tuple[Level, str] | None:
-        return ("info", self.name) if self.outcome is RunOutcome.SUCCEEDED and self.counts else None
+        if self.outcome is not RunOutcome.SUCCEEDED:
+            return None
+        return ("info" if self.counts else "debug", self.name)
 
 
 # Submissions.
@@ -693,3 +747,27 @@ class UsageEmitted(Event, frozen=True):
     last_cut_at: datetime
     lag_seconds: float | None = None
     sent: bool | None = None
+
+
+# Alerts.
+
+
+class AlertRaised(Event, frozen=True):
+    """The job `watch` found that the condition of an alert has begun to hold."""
+
+    name: ClassVar = "alert.raised"
+    level: ClassVar[Level | None] = "error"
+    alert_id: str
+    alert: str
+    subject: str | None
+    detail: str
+
+
+class AlertCleared(Event, frozen=True):
+    """The job `watch` found that the condition of an active alert does not hold any more."""
+
+    name: ClassVar = "alert.cleared"
+    alert_id: str
+    alert: str
+    subject: str | None
+    raised_at: datetime

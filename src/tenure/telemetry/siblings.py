@@ -22,7 +22,7 @@ and the last one deletes the folder.
 import asyncio
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -62,10 +62,13 @@ class Siblings:
 
     def __init__(self, folder: Path | None = None, slot: int = 0, workers: int = 1) -> None:
         self.workers = workers
+        self.slot = slot
         self.is_first = slot == 0
         self._own_path = None if folder is None else _socket_path(folder, slot)
         slots = range(workers if folder is not None else 0)
-        self._sibling_paths = [_socket_path(folder, other) for other in slots if folder is not None and other != slot]
+        self._sibling_paths = {
+            other: _socket_path(folder, other) for other in slots if folder is not None and other != slot
+        }
         self._sources: dict[str, Source] = {}
         self._server: asyncio.Server | None = None
 
@@ -85,8 +88,13 @@ class Siblings:
 
     async def ask(self, name: str) -> Sequence[bytes]:
         """Return the figure of this worker, followed by those of the siblings that answered in time."""
-        answers = await asyncio.gather(*(_ask(path, name) for path in self._sibling_paths))
-        return [self._sources[name](), *(answer for answer in answers if answer is not None)]
+        own, *others = (await self.ask_slots(name)).values()
+        return [figure for figure in (own, *others) if figure is not None]
+
+    async def ask_slots(self, name: str) -> Mapping[int, bytes | None]:
+        """Return the figures by slot, this worker's first; None for a sibling that did not answer in time."""
+        answers = await asyncio.gather(*(_ask(path, name) for path in self._sibling_paths.values()))
+        return {self.slot: self._sources[name](), **dict(zip(self._sibling_paths, answers, strict=True))}
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

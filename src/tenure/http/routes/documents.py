@@ -266,7 +266,7 @@ def _answers(route: Route) -> dict[str, Any]:
     return {
         str(status): {
             "description": HTTPStatus(status).phrase,
-            **({"content": _content("application/json", shape)} if shape else {}),
+            "content": _content("application/json", shape) if shape else {"text/plain": {"schema": {"type": "string"}}},
             **({"headers": {"Location": _header("URL of the session.")}} if _opens(route, status) else {}),
         }
         for status, shape in route.answers.items()

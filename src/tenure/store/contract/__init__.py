@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import Protocol
 
+from tenure.store.contract.alerts import AlertStore
 from tenure.store.contract.capacities import CapacityStore
 from tenure.store.contract.jobs import JobStore
 from tenure.store.contract.keys import KeyStore
@@ -47,6 +48,7 @@ class Store(
     SubmissionStore,
     UsageStore,
     KeyStore,
+    AlertStore,
     Protocol,
 ):
     dialect_name: str

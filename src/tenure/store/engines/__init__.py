@@ -7,6 +7,7 @@ from sqlalchemy.exc import ArgumentError
 
 from tenure.errors import ConfigurationError
 from tenure.store.contract import Store
+from tenure.store.timing import report_calls
 from tenure.telemetry.events import Telemetry
 
 
@@ -15,7 +16,12 @@ def open_store(database: str, pool_size: int, *, must_exist: bool = False, telem
 
     An SQLite file that does not exist is created then, unless `must_exist`.
     """
-    telemetry = Telemetry() if telemetry is None else telemetry
+    if telemetry is None:
+        return _open(database, pool_size, Telemetry(), must_exist=must_exist)
+    return report_calls(_open(database, pool_size, telemetry, must_exist=must_exist), telemetry)
+
+
+def _open(database: str, pool_size: int, telemetry: Telemetry, *, must_exist: bool) -> Store:
     scheme, _, address = database.partition("://")
     if scheme.partition("+")[0] == "postgresql":
         # Imported here, so that the drivers of the other engines need not be installed. SQLAlchemy cannot read the URL:

@@ -14,7 +14,7 @@ from tenure.store.types import Name
 
 Values = Mapping[str, Any] | RowMapping
 
-LEASE_COLUMNS = tuple(column for column in leases.c if column.name != "attempt")
+LEASE_COLUMNS = tuple(column for column in leases.c if column.name not in ("attempt", "reclaimed_at"))
 RUN_COLUMNS = tuple(job_runs.c[name] for name in JobRun.__struct_fields__)
 
 

@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 
 from tenure.store import migrate
 from tenure.store.limits import AUDIT_SECONDS, LONG_READ_SECONDS
-from tenure.store.reads import capacities, intervals, keys, leases, session_list, sessions, submissions, usage
+from tenure.store.reads import alerts, capacities, intervals, keys, leases, session_list, sessions, submissions, usage
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -80,5 +80,10 @@ class SharedReads:
     list_keys = _short(keys.list_keys)
     read_keys_version = _short(keys.read_keys_version)
     list_audit_log = _long(keys.list_audit_log)
+
+    list_alerts = _short(alerts.list_alerts)
+    find_alerts = _short(alerts.find_alerts)
+    read_observations = _short(alerts.read_observations)
+    read_gauges = _long(alerts.read_gauges)
 
     schema_revision = _short(migrate.current_revision)

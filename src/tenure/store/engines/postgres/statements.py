@@ -55,7 +55,7 @@ REGISTER_JOBS = "SELECT tenure_register_jobs_1($1, $2, $3, $4)"
 BEGIN_RUN = "SELECT * FROM tenure_begin_run_1($1, $2, $3)"
 FINISH_RUN = f"SELECT tenure_finish_run_1({_FENCE}, $4, $5, $6)"
 COMMAND_JOB = "SELECT * FROM tenure_command_job_1($1, $2, $3)"
-PRUNE = f"SELECT * FROM tenure_prune_1({_FENCE}, $4, $5, $6, $7, $8)"  # noqa: S608
+PRUNE = f"SELECT * FROM tenure_prune_1({_FENCE}, $4, $5, $6, $7, $8, $9)"  # noqa: S608
 
 ACCEPT_SUBMISSIONS = "SELECT * FROM tenure_accept_submissions_1($1::text::uuid[], $2, $3, $4, $5, $6, $7)"
 ANNOUNCE_SUBMISSIONS = f"SELECT pg_notify('{Topic.SUBMISSIONS.value}', '')"
@@ -117,6 +117,10 @@ SELECT i.keys_version, tenure_now(), s.key_id, s.secret, s.expires_at
 """
 ROTATE_SIGNING_KEY = "SELECT tenure_rotate_signing_key_1($1, $2, $3, $4, $5, $6)"
 TOUCH_KEYS = "SELECT tenure_touch_keys_1($1, $2)"
+
+UPDATE_ALERTS = f"""
+SELECT * FROM tenure_update_alerts_1({_FENCE}, $4::text::uuid[], $5, $6, $7, $8, $9::text::uuid[])
+"""  # noqa: S608
 
 _LOCK = ", ".join(f"l.{column.name} AS lease_{column.name}" for column in LEASE_COLUMNS)
 BOARD = f"""

@@ -14,6 +14,7 @@ from msgspec.structs import astuple
 from sqlalchemy import Connection, text
 
 from tenure.clock import MICROSECOND, from_microseconds
+from tenure.domain.alerts import CONDITIONS_MAX, AlertChanges, Condition
 from tenure.domain.audit_log import Actor, AuditDraft
 from tenure.domain.capacities import Capacity, Seats
 from tenure.domain.jobs import BeginRunResult, Board, Job, JobCommand, JobSettings, Pruned, RunOutcome
@@ -64,6 +65,7 @@ from tenure.domain.usage import (
     Window,
     WindowToSend,
 )
+from tenure.errors import ERROR_MAX
 from tenure.ids import id_of_number, new_id
 from tenure.store import migrate
 from tenure.store.contract import Topic
@@ -71,13 +73,23 @@ from tenure.store.contract.sessions import OpenLane
 from tenure.store.engines.postgres import rows, statements
 from tenure.store.engines.postgres.client import PostgresClient
 from tenure.store.engines.postgres.connections import set_timeouts
-from tenure.store.limits import AUDIT_LOG_KEPT, JOB_RUNS_KEPT, LEASE_HISTORY_KEPT, SUBMISSIONS_KEPT, USAGE_KEPT
-from tenure.store.reads import capacities, leases, submissions
+from tenure.store.limits import (
+    ALERTS_KEPT,
+    AUDIT_LOG_KEPT,
+    JOB_RUNS_KEPT,
+    LEASE_HISTORY_KEPT,
+    SUBMISSIONS_KEPT,
+    USAGE_KEPT,
+)
+from tenure.store.reads import alerts, capacities, leases, submissions
 from tenure.store.reads.keys import create_result, version_of
 from tenure.store.reads.shared import SharedReads
 
 MIGRATION_SECONDS = 600
 MIGRATION_LOCK = 7305808868231127650
+
+
+_KEPT = (LEASE_HISTORY_KEPT, JOB_RUNS_KEPT, SUBMISSIONS_KEPT, AUDIT_LOG_KEPT, ALERTS_KEPT)
 
 
 class PostgresStore(PostgresClient, SharedReads):
@@ -231,7 +243,7 @@ class PostgresStore(PostgresClient, SharedReads):
         return leases.job_from_values(records[0]) if records else None
 
     async def prune(self, fence: Fence, limit: int) -> Pruned:
-        kept = [span // MICROSECOND for span in (LEASE_HISTORY_KEPT, JOB_RUNS_KEPT, SUBMISSIONS_KEPT, AUDIT_LOG_KEPT)]
+        kept = [span // MICROSECOND for span in _KEPT]
         (record,) = await self._call(statements.PRUNE, *astuple(fence), limit, *kept)
         return Pruned(*record)
 
@@ -395,6 +407,21 @@ class PostgresStore(PostgresClient, SharedReads):
 
     async def touch_keys(self, used_at: Mapping[str, datetime]) -> None:
         await self._call(statements.TOUCH_KEYS, list(used_at.keys()), list(used_at.values()))
+
+    async def update_alerts(
+        self, fence: Fence, conditions: Sequence[Condition], contract: Contract | None
+    ) -> AlertChanges:
+        records = await self._call(
+            statements.UPDATE_ALERTS,
+            *astuple(fence),
+            rows.array([new_id() for _ in conditions]),
+            [condition.alert.value for condition in conditions],
+            [condition.subject or "" for condition in conditions],
+            [condition.detail[:ERROR_MAX] for condition in conditions],
+            None if contract is None else submissions.contract_text(contract),
+            rows.array([] if contract is None else [new_id() for _ in range(len(conditions) + CONDITIONS_MAX)]),
+        )
+        return alerts.changes_from_values([rows.values_of(record) for record in records], fence.epoch)
 
     async def migrate(self) -> Sequence[str]:
         def upgrade(connection: Connection) -> Sequence[str]:

@@ -65,6 +65,8 @@ def begin_epoch(
         "released": False,
         "resigned": False,
     }
+    if old is not None and not old.released:
+        values["reclaimed_at"] = now
     if old is None:
         connection.execute(insert(leases).values(name=fence.name, **values))
     else:

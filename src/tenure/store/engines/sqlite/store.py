@@ -6,6 +6,7 @@ from typing import TypeVar
 
 from sqlalchemy import Connection
 
+from tenure.domain.alerts import AlertChanges, Condition
 from tenure.domain.audit_log import Actor, AuditDraft
 from tenure.domain.capacities import Capacity, Seats
 from tenure.domain.jobs import BeginRunResult, Job, JobCommand, JobSettings, Pruned, RunOutcome
@@ -37,7 +38,18 @@ from tenure.domain.usage import ChunkBounds, ChunkDigest, Cut, CutRules, PrunedU
 from tenure.store import migrate
 from tenure.store.contract import Topic
 from tenure.store.contract.sessions import OpenLane
-from tenure.store.engines.sqlite import capacities, jobs, keys, leases, opening, sessions, streams, submissions, usage
+from tenure.store.engines.sqlite import (
+    alerts,
+    capacities,
+    jobs,
+    keys,
+    leases,
+    opening,
+    sessions,
+    streams,
+    submissions,
+    usage,
+)
 from tenure.store.engines.sqlite.client import SqliteClient
 from tenure.store.engines.sqlite.connections import immediate
 from tenure.store.reads.shared import SharedReads
@@ -208,6 +220,13 @@ class SqliteStore(SqliteClient, SharedReads):
 
     async def touch_keys(self, used_at: Mapping[str, datetime]) -> None:
         await self._write_by_plain_clock(lambda connection, now: keys.touch_keys(connection, now, used_at))
+
+    async def update_alerts(
+        self, fence: Fence, conditions: Sequence[Condition], contract: Contract | None
+    ) -> AlertChanges:
+        return await self._write_by_plain_clock(
+            lambda connection, now: alerts.update_alerts(connection, now, fence, conditions, contract)
+        )
 
     async def _write_by_plain_clock(self, work: Callable[[Connection, datetime], T]) -> T:
         """Uses the plain clock, which may return an instant before the last cut.

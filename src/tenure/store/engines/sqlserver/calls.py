@@ -12,6 +12,7 @@ from sqlalchemy.types import BigInteger, Boolean
 
 from tenure.store.engines.sqlserver.connections import LOCK_MILLISECONDS, SET_UP
 from tenure.store.reads import capacities, keys, leases, sessions
+from tenure.store.reads.alerts import ALERT_COLUMNS
 from tenure.store.tables import jobs
 from tenure.store.types import Id, Instant, Name, Payload
 
@@ -48,6 +49,7 @@ _PARAMETERS: dict[str, Any] = {
     "actor": String(),
     "submissions": BigInteger(),
     "audit": BigInteger(),
+    "alerts": BigInteger(),
     "request": String(),
     "payloads": Payload,
     "window_id": BigInteger(),
@@ -178,12 +180,13 @@ COMMAND_JOB = _returning(
 PRUNE = _returning(
     _with_parameters(
         "EXEC dbo.tenure_prune_1 @name = :name, @holder = :holder, @epoch = :epoch, @limit = :limit, "
-        "@history = :history, @runs = :runs, @submissions = :submissions, @audit = :audit;"
+        "@history = :history, @runs = :runs, @submissions = :submissions, @audit = :audit, @alerts = :alerts;"
     ),
     lease_history=Integer,
     job_runs=Integer,
     submissions=Integer,
     audit_log=Integer,
+    alerts=Integer,
 )
 ACCEPT_SUBMISSIONS = _returning(
     _with_parameters("EXEC dbo.tenure_accept_submissions_1 @request = :request, @payloads = :payloads;"),
@@ -277,6 +280,14 @@ ROTATE_SIGNING_KEY = _returning(
 TOUCH_KEYS = _returning(
     _with_request("EXEC dbo.tenure_touch_keys_1 @request = :request;"),
     touched=Integer,
+)
+
+UPDATE_ALERTS = _returning(
+    _with_parameters(
+        "EXEC dbo.tenure_update_alerts_1 @name = :name, @holder = :holder, @epoch = :epoch, @request = :request;"
+    ),
+    *ALERT_COLUMNS,
+    cleared_epoch=BigInteger,
 )
 
 # Alembic needs the row counts of its own table, so NOCOUNT is switched off at the end.

@@ -11,6 +11,7 @@ from msgspec.structs import asdict, astuple, replace
 from sqlalchemy import Row
 
 from tenure.clock import MICROSECOND
+from tenure.domain.alerts import CONDITIONS_MAX, Condition
 from tenure.domain.audit_log import Actor, AuditDraft
 from tenure.domain.capacities import Seats
 from tenure.domain.deadlines import opened, own_limits, span_of
@@ -243,6 +244,20 @@ def rotation_text(new: SigningKey, overlap: timedelta | None, actor: Actor) -> s
             "most": SIGNING_KEYS_MAX,
             "detail": rotation_detail(overlap),
             "actor": actor_values(actor),
+        }
+    )
+
+
+def alerts_text(conditions: Sequence[Condition], contract: Contract | None) -> str:
+    wanted = 0 if contract is None else len(conditions) + CONDITIONS_MAX
+    return _json_without_nulls(
+        {
+            "conditions": [
+                (position, new_id(), each.alert.value, each.subject or "", _truncated(each.detail))
+                for position, each in enumerate(conditions)
+            ],
+            "contract": None if contract is None else to_builtins(contract),
+            "submissions": [(position, new_id()) for position in range(wanted)],
         }
     )
 

@@ -96,6 +96,9 @@ of the installation. Apart from cuts, the pruning writes this row, as its last s
 HOLDLOCK`. So keys are changed one after the other, and two live keys per name cannot become three. After that it waits
 only for a write of last uses, which takes the rows of keys that no other transaction holds, and waits for nothing.
 
+**Alerts.** A change of alerts holds its fence and then the active alerts, with `UPDLOCK, HOLDLOCK` in the order of
+their index, while it inserts submissions, as saving chunks does.
+
 Where no row versions are read, a statement does not see the table at one instant: a session that is being closed moves
 from one index to another, and a statement may find it in both or in neither. So sessions are read by their ids, which
 never change, one row after the other (`reads.BY_ID`). The part of a window that such a row covers is the same before
@@ -112,6 +115,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql.selectable import TextualSelect
 
 from tenure.clock import MICROSECOND
+from tenure.domain.alerts import AlertChanges, Condition
 from tenure.domain.audit_log import Actor, AuditDraft
 from tenure.domain.capacities import Capacity, Seats
 from tenure.domain.jobs import BeginRunResult, Job, JobCommand, JobSettings, Pruned, RunOutcome
@@ -165,6 +169,7 @@ from tenure.store.engines.sqlserver import calls, reads, rows
 from tenure.store.engines.sqlserver.client import SqlServerClient
 from tenure.store.engines.sqlserver.errors import cause_of
 from tenure.store.limits import (
+    ALERTS_KEPT,
     AUDIT_LOG_KEPT,
     AUDIT_SECONDS,
     JOB_RUNS_KEPT,
@@ -173,6 +178,7 @@ from tenure.store.limits import (
     USAGE_KEPT,
 )
 from tenure.store.reads import capacities, intervals
+from tenure.store.reads.alerts import changes_from_values
 from tenure.store.reads.keys import create_result, key_from_values
 from tenure.store.reads.shared import SharedReads
 from tenure.store.retries import Cause
@@ -271,10 +277,11 @@ class SqlServerStore(SqlServerClient, SharedReads):
             "runs": JOB_RUNS_KEPT,
             "submissions": SUBMISSIONS_KEPT,
             "audit": AUDIT_LOG_KEPT,
+            "alerts": ALERTS_KEPT,
         }
         spans = {name: span // MICROSECOND for name, span in kept.items()}
         (row,) = await self._call(calls.PRUNE, **asdict(fence), limit=limit, **spans)
-        return Pruned(row.lease_history, row.job_runs, row.submissions, row.audit_log)
+        return Pruned(row.lease_history, row.job_runs, row.submissions, row.audit_log, row.alerts)
 
     async def accept_submissions(self, requests: Sequence[SubmitRequest]) -> Sequence[SubmitResult]:
         payloads = b"".join(request.payload for request in requests)
@@ -386,6 +393,13 @@ class SqlServerStore(SqlServerClient, SharedReads):
 
     async def touch_keys(self, used_at: Mapping[str, datetime]) -> None:
         await self._call(calls.TOUCH_KEYS, request=rows.numbered(map(rows.use_values, used_at.items())))
+
+    async def update_alerts(
+        self, fence: Fence, conditions: Sequence[Condition], contract: Contract | None
+    ) -> AlertChanges:
+        request = rows.alerts_text(conditions, contract)
+        result = await self._call(calls.UPDATE_ALERTS, **asdict(fence), request=request)
+        return changes_from_values([row._mapping for row in result], fence.epoch)  # noqa: SLF001 - public in SQLAlchemy
 
     async def migrate(self) -> Sequence[str]:
         return await self._retries.run(self._migrate_in_turn, MIGRATION_SECONDS)

@@ -23,6 +23,7 @@ def upgrade() -> None:
     _create_submissions()
     _create_usage()
     _create_access()
+    _create_alerts()
     _insert_installation()
     _insert_signing_key()
 
@@ -133,6 +134,7 @@ def _create_leases() -> None:
         sa.Column("expires_at", Instant, nullable=False),
         sa.Column("released", sa.Boolean, nullable=False),
         sa.Column("resigned", sa.Boolean, nullable=False),
+        sa.Column("reclaimed_at", Instant),
         sa.PrimaryKeyConstraint("name", name="leases_pkey"),
     )
     op.create_table(
@@ -326,6 +328,25 @@ def _create_access() -> None:
     op.create_index("audit_log_target", "audit_log", ["target", "at"])
     op.create_index("audit_log_subject", "audit_log", ["subject", "at"])
     op.create_index("audit_log_action", "audit_log", ["action", "at"])
+
+
+def _create_alerts() -> None:
+    op.create_table(
+        "alerts",
+        sa.Column("alert_id", Id, nullable=False),
+        sa.Column("name", Name, nullable=False),
+        sa.Column("subject", Name, nullable=False),
+        sa.Column("detail", sa.Unicode(ERROR_MAX), nullable=False),
+        sa.Column("raised_at", Instant, nullable=False),
+        sa.Column("raised_epoch", sa.BigInteger, nullable=False),
+        sa.Column("cleared_at", Instant),
+        sa.Column("cleared_epoch", sa.BigInteger),
+        sa.PrimaryKeyConstraint("alert_id", name="alerts_pkey"),
+    )
+    active = _where("cleared_at IS NULL", include=["cleared_at"])
+    op.create_index("alerts_active", "alerts", ["name", "subject"], unique=True, **active)
+    op.create_index("alerts_raised_at", "alerts", ["raised_at", "alert_id"])
+    op.create_index("alerts_cleared_at", "alerts", ["cleared_at"], **_where("cleared_at IS NOT NULL"))
 
 
 def _where(condition: str, include: list[str] | None = None) -> dict[str, Any]:

@@ -16,7 +16,8 @@ BEGIN
     END IF;
     UPDATE leases l
        SET holder = p_holder, epoch = p_lease.epoch + 1, attempt = p_attempt, acquired_at = p_now, renewed_at = p_now,
-           expires_at = p_now + p_duration * interval '1 microsecond', released = false, resigned = false
+           expires_at = p_now + p_duration * interval '1 microsecond', released = false, resigned = false,
+           reclaimed_at = CASE WHEN p_lease.released THEN l.reclaimed_at ELSE p_now END
      WHERE l.name = p_lease.name
     RETURNING * INTO v_lease;
     RETURN v_lease;

@@ -1,11 +1,11 @@
 -- Deletes one batch of rows past their retention time, under the fence of its job: lease history, runs of jobs,
--- submissions that are delivered or cancelled, with their attempts, and entries of the audit log. `p_history`, `p_runs`,
--- `p_submissions` and `p_audit` are the retention times in microseconds. Returns how many rows of each it deleted. A
--- submission that another transaction holds is left for the next batch.
+-- submissions that are delivered or cancelled, with their attempts, entries of the audit log, and alerts that are
+-- cleared. `p_history`, `p_runs`, `p_submissions`, `p_audit` and `p_alerts` are the retention times in microseconds.
+-- Returns how many rows of each it deleted. A submission that another transaction holds is left for the next batch.
 CREATE OR REPLACE FUNCTION tenure_prune_1(
     p_name text, p_holder text, p_epoch bigint, p_limit int, p_history bigint, p_runs bigint, p_submissions bigint,
-    p_audit bigint)
-RETURNS TABLE (lease_history int, job_runs int, submissions int, audit_log int)
+    p_audit bigint, p_alerts bigint)
+RETURNS TABLE (lease_history int, job_runs int, submissions int, audit_log int, alerts int)
 LANGUAGE plpgsql VOLATILE
 AS $$
 DECLARE
@@ -44,6 +44,15 @@ BEGIN
         -- plan end
         );
     GET DIAGNOSTICS audit_log = ROW_COUNT;
+    DELETE FROM alerts d
+     WHERE d.alert_id IN (
+        -- plan: old alerts
+        SELECT a.alert_id FROM alerts a
+         WHERE a.cleared_at < v_now - p_alerts * interval '1 microsecond'
+         ORDER BY a.cleared_at LIMIT p_limit
+        -- plan end
+        );
+    GET DIAGNOSTICS alerts = ROW_COUNT;
     RETURN NEXT;
 END
 $$;

@@ -29,6 +29,7 @@ BEGIN
 
     UPDATE dbo.leases
     SET
+        reclaimed_at = CASE WHEN released = 0 THEN @now ELSE reclaimed_at END,
         holder = @holder,
         epoch = @epoch,
         attempt = @attempt,

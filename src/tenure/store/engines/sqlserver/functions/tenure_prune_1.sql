@@ -1,6 +1,7 @@
 -- Deletes one batch of rows past their retention time, under the fence of its job: lease history, runs of jobs,
--- submissions that are delivered or cancelled, with their attempts, and entries of the audit log. @history, @runs,
--- @submissions and @audit are the retention times in microseconds. Returns how many rows of each it deleted.
+-- submissions that are delivered or cancelled, with their attempts, entries of the audit log, and alerts that are
+-- cleared. @history, @runs, @submissions, @audit and @alerts are the retention times in microseconds. Returns how many
+-- rows of each it deleted.
 --
 -- It takes only rows that no other transaction holds. If it waited for rows, its fence would delay the renewal of the
 -- lease. For submissions it locks first the rows and then their keys, and does not wait for either:
@@ -13,7 +14,8 @@ CREATE OR ALTER PROCEDURE dbo.tenure_prune_1
     @history bigint,
     @runs bigint,
     @submissions bigint,
-    @audit bigint
+    @audit bigint,
+    @alerts bigint
 AS
 BEGIN
     SET NOCOUNT ON;
@@ -26,11 +28,13 @@ BEGIN
         @runs_before datetime2(6),
         @submissions_before datetime2(6),
         @audit_before datetime2(6),
+        @alerts_before datetime2(6),
         @deleted int = 1,
         @pruned_history int,
         @pruned_runs int,
         @pruned_submissions int,
-        @pruned_entries int;
+        @pruned_entries int,
+        @pruned_alerts int;
     DECLARE @old_history TABLE (
         name varchar(200) COLLATE Latin1_General_100_BIN2 NOT NULL,
         epoch bigint NOT NULL,
@@ -53,6 +57,10 @@ BEGIN
         entry_id uniqueidentifier NOT NULL PRIMARY KEY
     );
 
+    DECLARE @old_alerts TABLE (
+        alert_id uniqueidentifier NOT NULL PRIMARY KEY
+    );
+
     BEGIN TRANSACTION;
     EXEC dbo.tenure_check_fence_1 @name = @name, @holder = @holder, @epoch = @epoch;
 
@@ -61,6 +69,7 @@ BEGIN
     SET @runs_before = dbo.tenure_add_microseconds_1(@now, -@runs);
     SET @submissions_before = dbo.tenure_add_microseconds_1(@now, -@submissions);
     SET @audit_before = dbo.tenure_add_microseconds_1(@now, -@audit);
+    SET @alerts_before = dbo.tenure_add_microseconds_1(@now, -@alerts);
 
     INSERT INTO @old_history (name, epoch)
     SELECT TOP (@limit) h.name, h.epoch
@@ -103,6 +112,20 @@ BEGIN
     OPTION (FORCE ORDER, LOOP JOIN, MAXDOP 1);
     SET @pruned_entries = @@ROWCOUNT;
 
+    INSERT INTO @old_alerts (alert_id)
+    SELECT TOP (@limit) a.alert_id
+    FROM dbo.alerts AS a
+        WITH (UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK, FORCESEEK, INDEX (alerts_cleared_at))
+    WHERE a.cleared_at < @alerts_before AND a.cleared_at IS NOT NULL
+    ORDER BY a.cleared_at
+    OPTION (MAXDOP 1);
+
+    DELETE a
+    FROM @old_alerts AS o
+    INNER JOIN dbo.alerts AS a ON o.alert_id = a.alert_id
+    OPTION (FORCE ORDER, LOOP JOIN, MAXDOP 1);
+    SET @pruned_alerts = @@ROWCOUNT;
+
     INSERT INTO @old (submission_id, caller, gateway, idempotency_key, has_key)
     SELECT TOP (@limit) s.submission_id, s.caller, s.gateway, s.idempotency_key, 0
     FROM dbo.submissions AS s
@@ -142,5 +165,6 @@ BEGIN
         @pruned_history AS lease_history,
         @pruned_runs AS job_runs,
         @pruned_submissions AS submissions,
-        @pruned_entries AS audit_log;
+        @pruned_entries AS audit_log,
+        @pruned_alerts AS alerts;
 END;

@@ -1,0 +1,1 @@
+"""Alerts: the job that raises and clears them, their delivery, and the metrics of the whole installation."""

@@ -1,0 +1,92 @@
+"""The metrics of the whole installation: live sessions, seats, usage, jobs and pending submissions.
+
+They are read from the database by the worker in slot 0 of each process group, in the background, and not by a scrape:
+counting a million live sessions takes longer than a scrape may take. A read begins REFRESH_SECONDS after the last one,
+or later if reads are slow, so that they take at most a twentieth of the time of one connection. The metric
+`tenure_installation_age_seconds` says how old the values are. Values older than MAX_AGE_SECONDS are not shown, so that
+an alert on a missing metric fires, and no alert is based on values of long ago.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+
+from tenure.clock import monotonic
+from tenure.domain.alerts import AlertName, InstallationGauges, Observations
+from tenure.errors import DatabaseUnavailable
+from tenure.store.contract import Store
+from tenure.telemetry.events import InstallationNotRead, Telemetry
+from tenure.telemetry.metrics import Labels, Series
+
+REFRESH_SECONDS = 10.0
+IDLE_RATIO = 19
+MAX_AGE_SECONDS = 300.0
+OTHER_GATEWAY = "other"
+"""The label of submissions to gateways that are not configured on this instance."""
+
+
+class InstallationReader:
+    def __init__(
+        self,
+        store: Store,
+        lease_names: Callable[[], Sequence[str]],
+        gateways: Sequence[str],
+        telemetry: Telemetry,
+    ) -> None:
+        self._store = store
+        self._lease_names = lease_names
+        self._gateways = gateways
+        self._telemetry = telemetry
+        self._read_at = 0.0
+        self._series: Series = {}
+
+    async def run(self) -> None:
+        while True:
+            began = monotonic()
+            await self.read()
+            await asyncio.sleep(max(REFRESH_SECONDS, IDLE_RATIO * (monotonic() - began)))
+
+    async def read(self) -> None:
+        began = monotonic()
+        try:
+            gauges = await self._store.read_gauges(self._gateways)
+            observed = await self._store.read_observations(self._lease_names())
+        except DatabaseUnavailable as error:
+            self._telemetry.report(InstallationNotRead(error.detail))
+        except Exception as error:  # noqa: BLE001 - reported; the next read must not be lost
+            self._telemetry.report(InstallationNotRead(repr(error)))
+        else:
+            self._series = {**_of_gauges(gauges), **_of_observations(observed)}
+            self._read_at = began
+
+    def series(self) -> Series:
+        """Return the last values, if they are young enough."""
+        age = monotonic() - self._read_at
+        if not self._series or age > MAX_AGE_SECONDS:
+            return {}
+        return {**self._series, "tenure_installation_age_seconds": {(): round(age, 3)}}
+
+
+def _of_gauges(gauges: InstallationGauges) -> Series:
+    pending: dict[Labels, float] = {(name,): count for name, count in gauges.pending_by_gateway.items()}
+    # A submission may be accepted between the two counts.
+    others = max(0, gauges.pending - sum(gauges.pending_by_gateway.values()))
+    pending[OTHER_GATEWAY,] = pending.get((OTHER_GATEWAY,), 0) + others
+    return {
+        "tenure_sessions_active": {(str(kind),): count for kind, count in gauges.active_by_kind.items()},
+        "tenure_seats": {("limit",): gauges.seats, ("taken",): gauges.seats_taken},
+        "tenure_submissions_pending": pending,
+        "tenure_alerts_active": {(name,): gauges.active_alerts.get(name, 0) for name in AlertName},
+    }
+
+
+def _of_observations(observed: Observations) -> Mapping[str, Mapping[Labels, float]]:
+    now = observed.now
+    held = {(job.name,): (now - (job.held_since or now)).total_seconds() for job in observed.jobs}
+    return {
+        "tenure_job_lock_held_seconds": {name: max(0.0, seconds) for name, seconds in held.items()},
+        "tenure_job_failures_in_a_row": {(job.name,): job.failures_in_a_row for job in observed.jobs},
+        "tenure_usage_lag_seconds": {(): max(0.0, (now - observed.delivered_until).total_seconds())},
+        "tenure_usage_failures_in_a_row": {(): observed.usage.failures_in_a_row},
+        "tenure_usage_chunks_withheld": {(): observed.usage.withheld},
+        "tenure_clock_behind_seconds": {(): max(0.0, (observed.last_cut_at - now).total_seconds())},
+    }

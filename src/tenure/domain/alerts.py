@@ -1,0 +1,225 @@
+"""Alerts: what the job `watch` observes, the conditions under which it raises an alert, and the alerts themselves.
+
+An alert is active while its condition holds. It is identified by its name and, if there can be several, its subject:
+the name of a job or of a lease. `conditions_of` is a pure function of the observations, which are read from the
+database with the database's clock. So every instance comes to the same conclusion, and an alert that a killed instance
+raised is cleared by another one.
+"""
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timedelta
+from enum import StrEnum
+from itertools import islice
+
+import msgspec
+
+from tenure.domain.leases import JOB_LOCK
+
+ONCALL = "oncall"
+"""The gateway to which alerts are delivered, if it is configured. Only Tenure itself submits to it."""
+CONDITIONS_MAX = 100
+"""The most conditions that one run of `watch` takes into account, and so the most alerts that are active at a time."""
+
+LOCK_HELD = timedelta(minutes=5)
+JOB_FAILURES = 3
+USAGE_FAILURES = 3
+RECLAIMED_QUIET = timedelta(minutes=15)
+USAGE_LAG = timedelta(minutes=15)
+USAGE_INTERVAL = timedelta(minutes=1)
+"""The interval of `emit-usage` that USAGE_LAG allows for. With a longer one, usage may lag for as much longer."""
+ACTIVITY_SPAN = timedelta(minutes=10)
+LAPSES_MIN = 100
+LEADERSHIP_SPAN = timedelta(minutes=10)
+LEADERSHIP_CHANGES = 5
+EMIT_USAGE = "emit-usage"
+
+
+class AlertName(StrEnum):
+    JOB_LOCK_HELD = "job-lock-held"
+    JOB_FAILING = "job-failing"
+    LOCK_RECLAIMED = "lock-reclaimed"
+    LEADERSHIP_FLAPPING = "leadership-flapping"
+    USAGE_FAILING = "usage-failing"
+    USAGE_LAGGING = "usage-lagging"
+    CHUNK_WITHHELD = "chunk-withheld"
+    LAPSES_EXCEED_OPENINGS = "lapses-exceed-openings"
+    CLOCK_BEHIND = "clock-behind"
+
+
+class WatchedJob(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    interval_microseconds: int
+    failures_in_a_row: int
+    last_error: str | None = None
+    held_since: datetime | None = None
+    """When the lock of the job was acquired; None if it is free."""
+    holder: str | None = None
+    reclaimed_at: datetime | None = None
+
+
+class WatchedLease(msgspec.Struct, frozen=True, kw_only=True):
+    """A lease that is not a job lock."""
+
+    name: str
+    holder: str
+    reclaimed_at: datetime | None = None
+    """When the lease was last acquired after a holder had let it expire."""
+    changes: int = 0
+    """How often the lease was acquired in the last LEADERSHIP_SPAN."""
+
+
+class UsageTrouble(msgspec.Struct, frozen=True):
+    """The chunks of the oldest windows that are not delivered."""
+
+    failures_in_a_row: int = 0
+    """The failed attempts of the chunk that has the most. A chunk that is delivered has no more."""
+    error: str | None = None
+    withheld: int = 0
+    withheld_error: str | None = None
+
+
+class Activity(msgspec.Struct, frozen=True):
+    """Lapses and openings since the same instant: ACTIVITY_SPAN ago, or later if more sessions ended since than the
+    read may count.
+    """
+
+    since: datetime
+    lapses: int
+    openings: int
+    """Counted up to the number of lapses: more make no difference."""
+
+
+class Observations(msgspec.Struct, frozen=True, kw_only=True):
+    now: datetime
+    """The time of the database's clock."""
+    jobs: Sequence[WatchedJob]
+    leases: Sequence[WatchedLease]
+    last_cut_at: datetime
+    delivered_until: datetime
+    usage: UsageTrouble
+    activity: Activity
+
+
+class Condition(msgspec.Struct, frozen=True):
+    alert: AlertName
+    subject: str | None
+    detail: str
+
+
+def conditions_of(observed: Observations) -> Sequence[Condition]:
+    """Return the conditions that hold, at most CONDITIONS_MAX, those without a subject first."""
+    return list(islice(_conditions(observed), CONDITIONS_MAX))
+
+
+def _conditions(observed: Observations) -> Iterator[Condition]:
+    yield from _of_usage(observed)
+    activity = observed.activity
+    if activity.lapses >= LAPSES_MIN and activity.lapses > activity.openings:
+        detail = f"{activity.lapses} sessions lapsed since {_time(activity.since)}, and {activity.openings} were opened"
+        yield Condition(AlertName.LAPSES_EXCEED_OPENINGS, None, detail)
+    for lease in observed.leases:
+        if lease.changes > LEADERSHIP_CHANGES:
+            detail = f"{lease.changes} changes of leadership in ten minutes; the last holder is {lease.holder}"
+            yield Condition(AlertName.LEADERSHIP_FLAPPING, lease.name, detail)
+        yield from _reclaimed(lease.name, lease.reclaimed_at, observed.now)
+    for job in observed.jobs:
+        yield from _of_job(job, observed.now)
+
+
+def _of_usage(observed: Observations) -> Iterator[Condition]:
+    now, usage = observed.now, observed.usage
+    if now < observed.last_cut_at:
+        detail = f"the clock of the database is {_seconds(observed.last_cut_at - now)} behind the last cut"
+        yield Condition(AlertName.CLOCK_BEHIND, None, detail)
+    lag = now - observed.delivered_until
+    if lag > usage_lag_allowed(observed.jobs):
+        yield Condition(AlertName.USAGE_LAGGING, None, f"usage lags by {_seconds(lag)}")
+    if usage.failures_in_a_row > USAGE_FAILURES:
+        detail = f"a chunk of usage failed {usage.failures_in_a_row} times in a row: {usage.error}"
+        yield Condition(AlertName.USAGE_FAILING, None, detail)
+    if usage.withheld:
+        detail = f"{usage.withheld} chunks of usage were not sent: {usage.withheld_error}"
+        yield Condition(AlertName.CHUNK_WITHHELD, None, detail)
+
+
+def usage_lag_allowed(jobs: Sequence[WatchedJob]) -> timedelta:
+    interval = next((job.interval_microseconds for job in jobs if job.name == EMIT_USAGE), 0)
+    return USAGE_LAG + max(timedelta(microseconds=interval) - USAGE_INTERVAL, timedelta(0))
+
+
+def _of_job(job: WatchedJob, now: datetime) -> Iterator[Condition]:
+    if job.held_since is not None and now - job.held_since > LOCK_HELD:
+        detail = f"{job.holder} has held the lock for {_seconds(now - job.held_since)}"
+        yield Condition(AlertName.JOB_LOCK_HELD, job.name, detail)
+    if job.failures_in_a_row >= JOB_FAILURES:
+        detail = f"{job.failures_in_a_row} runs failed in a row: {job.last_error}"
+        yield Condition(AlertName.JOB_FAILING, job.name, detail)
+    yield from _reclaimed(JOB_LOCK + job.name, job.reclaimed_at, now)
+
+
+def _reclaimed(lease: str, reclaimed_at: datetime | None, now: datetime) -> Iterator[Condition]:
+    if reclaimed_at is not None and now - reclaimed_at < RECLAIMED_QUIET:
+        detail = f"the last holder let it expire; another instance acquired it at {_time(reclaimed_at)}"
+        yield Condition(AlertName.LOCK_RECLAIMED, lease, detail)
+
+
+def _seconds(span: timedelta) -> str:
+    return f"{round(span.total_seconds())} seconds"
+
+
+def _time(instant: datetime) -> str:
+    return instant.strftime("%H:%M:%S UTC")
+
+
+class Alert(msgspec.Struct, frozen=True, kw_only=True):
+    alert_id: str
+    name: str
+    subject: str | None
+    detail: str
+    raised_at: datetime
+    cleared_at: datetime | None = None
+
+
+class AlertChanges(msgspec.Struct, frozen=True):
+    """What one run of `watch` changed."""
+
+    raised: Sequence[Alert]
+    cleared: Sequence[Alert]
+
+
+class Transition(StrEnum):
+    RAISED = "raised"
+    CLEARED = "cleared"
+
+
+def delivery_key(alert_id: str, transition: Transition) -> str:
+    """The key of the submission that delivers a transition. Each transition has one, so it is delivered once."""
+    return f"{alert_id}-{transition.value}"
+
+
+class AlertFilter(msgspec.Struct, frozen=True, kw_only=True):
+    name: str | None = None
+    subject: str | None = None
+    active: bool | None = None
+
+
+class AlertPosition(msgspec.Struct, frozen=True):
+    """The last alert of a page."""
+
+    raised_at: datetime
+    alert_id: str
+
+
+class InstallationGauges(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of the whole installation, for `GET /metrics`."""
+
+    active_by_kind: dict[int, int]
+    seats: int
+    """The sum of the limits of all capacities."""
+    seats_taken: int
+    """The live sessions on these capacities."""
+    pending_by_gateway: dict[str, int]
+    pending: int
+    """All pending submissions, also those of gateways that are not configured here."""
+    active_alerts: dict[str, int]
+    """The number of active alerts by name."""

@@ -1,0 +1,37 @@
+"""The route of metrics, for Prometheus."""
+
+from collections.abc import Sequence
+
+from tenure.access.grants import PUBLIC, READERS
+from tenure.errors import Invalid
+from tenure.http.answers import Answer
+from tenure.http.pipeline import Call, Route
+from tenure.telemetry.metrics import CONTENT_TYPE, Exposition
+
+
+class MetricsRoutes:
+    def __init__(self, exposition: Exposition, *, public: bool) -> None:
+        self._exposition = exposition
+        self._grants = PUBLIC if public else READERS
+
+    def routes(self) -> Sequence[Route]:
+        return [
+            Route(
+                method="GET",
+                path="/metrics",
+                handler=self.metrics,
+                grants=self._grants,
+                tag="operations",
+                summary="Metrics in Prometheus' text format",
+                description=(
+                    "Of all workers of the process group. A worker that does not answer within a second has "
+                    "`tenure_worker_up` 0."
+                ),
+                answers={200: None},
+                refusals=(Invalid,),
+                unprefixed=True,
+            ),
+        ]
+
+    async def metrics(self, _call: Call) -> Answer:
+        return Answer(await self._exposition.text(), headers=((b"content-type", CONTENT_TYPE),))

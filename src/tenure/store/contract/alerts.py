@@ -1,0 +1,44 @@
+"""Alerts, and what the job `watch` and `GET /metrics` read to find them."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from tenure.domain.alerts import (
+    Alert,
+    AlertChanges,
+    AlertFilter,
+    AlertPosition,
+    Condition,
+    InstallationGauges,
+    Observations,
+)
+from tenure.domain.leases import Fence
+from tenure.domain.submissions import Contract
+
+
+class AlertStore(Protocol):
+    async def update_alerts(
+        self, fence: Fence, conditions: Sequence[Condition], contract: Contract | None
+    ) -> AlertChanges:
+        """Raises an alert for each condition that has no active one, and clears the active alerts without a condition.
+
+        `conditions` has at most CONDITIONS_MAX conditions, each pair of alert and subject once. With a contract, each
+        change gets a submission to gateway `oncall`, in the same transaction. Returns the changes that were made under
+        this fence, so a repeated call, whose first answer was lost, returns them again and makes none.
+        """
+
+    async def list_alerts(self, criteria: AlertFilter, after: AlertPosition | None, limit: int) -> Sequence[Alert]:
+        """Lists the newest alerts first, starting after the position `after`."""
+
+    async def find_alerts(self, alert_ids: Sequence[str]) -> Sequence[Alert]:
+        """Returns those alerts that exist, in any order."""
+
+    async def read_observations(self, leases: Sequence[str]) -> Observations:
+        """Reads what alerts depend on: all jobs, these leases, and the state of usage. Its cost does not grow with the
+        tables.
+        """
+
+    async def read_gauges(self, gateways: Sequence[str]) -> InstallationGauges:
+        """Counts live sessions, seats and pending submissions, from indexes only. Its cost grows with their number, so
+        no request waits for it.
+        """

@@ -1,0 +1,44 @@
+"""Reports every call of a store: the method, its duration with all retries, and the size of its batch."""
+
+import inspect
+from collections.abc import Awaitable, Callable
+from functools import wraps
+from typing import Any
+
+from tenure.clock import monotonic
+from tenure.store.contract import Store
+from tenure.telemetry.events import StoreCalled, Telemetry
+
+BATCHES = {
+    "open_sessions": 1,
+    "heartbeat": 0,
+    "end_sessions": 0,
+    "attach_streams": 0,
+    "update_streams": 0,
+    "accept_submissions": 0,
+    "begin_attempts": 1,
+    "finish_attempts": 1,
+}
+"""The methods that take a batch of requests, and the position of the batch among their arguments."""
+
+
+def report_calls(store: Store, telemetry: Telemetry) -> Store:
+    """Makes each method of the contract report its calls. Calls of the store's own methods inside it do not count."""
+    for name, _ in inspect.getmembers(Store, inspect.iscoroutinefunction):
+        setattr(store, name, _reporting(name, getattr(store, name), telemetry, BATCHES.get(name)))
+    return store
+
+
+def _reporting(
+    name: str, method: Callable[..., Awaitable[Any]], telemetry: Telemetry, batch: int | None
+) -> Callable[..., Awaitable[Any]]:
+    @wraps(method)
+    async def call(*arguments: Any, **named: Any) -> Any:
+        began = monotonic()
+        try:
+            return await method(*arguments, **named)
+        finally:
+            items = None if batch is None else len(arguments[batch])
+            telemetry.report(StoreCalled(name, monotonic() - began, items))
+
+    return call
