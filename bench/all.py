@@ -22,6 +22,7 @@ BARS = (
     "flood",
     "usage",
     "access",
+    "events",
 )
 
 

@@ -33,9 +33,16 @@ if "TENURE_TEST_MSSQL_URL" in os.environ:
 hypothesis.settings.register_profile("tenure", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("tenure")
 
-SHARED_WORKER = {"plans": "plans", "crashes": "crashes", "races": "clocks", "streams": "clocks", "edge": "edge"}
+SHARED_WORKER = {
+    "plans": "plans",
+    "crashes": "crashes",
+    "races": "clocks",
+    "streams": "clocks",
+    "edge": "edge",
+    "clients": "clients",
+}
 """Folders whose tests run sequentially on one worker, and the name of the worker's scope: they start many processes and
-measure time, or fill large tables. Each other test runs on the next idle worker, so both workers end at the same time.
+measure time, or fill large tables. Each other test runs on the next idle worker.
 """
 
 

@@ -405,6 +405,29 @@ export class Client {
     return this.request("GET", "/audit-log", { query });
   }
 
+  // Events.
+
+  /** @param {Record<string, unknown>} [query] @returns {Promise<EventList>} */
+  listEvents(query) {
+    return this.request("GET", "/events", { query });
+  }
+
+  /**
+   * Yield what happens to sessions, for ever, in pages of at least one event. Begin after a cursor, or after `latest`.
+   * Keep `nextCursor` of a page once its events are handled: a program that starts again continues from there.
+   * @param {{after?: string, type?: string, waitSeconds?: number, signal?: AbortSignal}} [options]
+   * @returns {AsyncGenerator<EventList>}
+   */
+  async *follow({ after = "latest", type, waitSeconds = 20, signal } = {}) {
+    for (;;) {
+      const query = { after, type, wait: waitSeconds };
+      const timeoutMs = this.#timeoutMs + waitSeconds * 1000;
+      const page = await this.request("GET", "/events", { query, signal, timeoutMs });
+      if (page.events.length > 0) yield page;
+      after = page.nextCursor;
+    }
+  }
+
   // Alerts and metrics.
 
   /** @param {Record<string, unknown>} [query] @returns {Promise<AlertList>} */
@@ -1211,6 +1234,30 @@ export const ERROR_CODES = Object.freeze([
  * @property {string | null} revokedAt
  * @property {string} key
  */
+
+/**
+ * @typedef {object} EventAnswer
+ * @property {string} id
+ * @property {EventType} type
+ * @property {string} at
+ * @property {string} sessionId
+ * @property {string} userObjectId
+ * @property {string} tenantObjectId
+ * @property {string} capacityId
+ * @property {1 | 2 | 3} sessionKind
+ * @property {string} [previousSessionId]
+ * @property {string} [sessionStartUtc]
+ * @property {CloseReason} [closeReason]
+ */
+
+/**
+ * @typedef {object} EventList
+ * @property {(EventAnswer)[]} events
+ * @property {number} count
+ * @property {string} nextCursor
+ */
+
+/** @typedef {"session.closed" | "session.opened" | "session.upgraded"} EventType */
 
 /**
  * @typedef {object} FieldError

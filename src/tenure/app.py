@@ -16,17 +16,22 @@ from tenure.alerts.watch import Watch
 from tenure.clock import ServerClock
 from tenure.config import Config, SessionsConfig, is_loopback
 from tenure.domain.alerts import ONCALL
+from tenure.domain.events import EventType
 from tenure.domain.meter import MILLIONTHS
 from tenure.domain.submissions import USAGES
 from tenure.domain.usage import CutRules
 from tenure.ensemble import Ensemble
 from tenure.errors import ConfigurationError, DatabaseUnavailable
+from tenure.events.delivery import EVENTS_LEASE, EventDelivery, EventPayloads, GatewaySubscription
+from tenure.events.feed import Feed
 from tenure.http.edge import Edge
+from tenure.http.pages import cursor_of_event
 from tenure.http.pipeline import Pipeline, Table
 from tenure.http.routes.alerts import AlertRoutes
 from tenure.http.routes.audit_log import AuditLogRoutes
 from tenure.http.routes.capacities import CapacityRoutes
 from tenure.http.routes.documents import DocumentRoutes
+from tenure.http.routes.events import EventRoutes
 from tenure.http.routes.jobs import JobRoutes
 from tenure.http.routes.keys import KeyRoutes
 from tenure.http.routes.leases import LeaseRoutes
@@ -117,6 +122,14 @@ def _cut_rules(config: Config, gateway: Gateway | None) -> CutRules:
     return CutRules(round(interval_seconds * MICROSECONDS), (first, second, third), contract)
 
 
+def _subscriptions(config: Config, gateways: Mapping[str, Gateway]) -> Mapping[str, GatewaySubscription]:
+    return {
+        name: GatewaySubscription(gateways[name].contract, list(map(EventType, given.events)), given.event_format)
+        for name, given in config.gateways.items()
+        if given.events
+    }
+
+
 def _add_jobs(ensemble: Ensemble, config: Config, built_in: Mapping[str, Job]) -> None:
     jobs = {**jobs_of_applications(), **built_in}
     for name in sorted(config.jobs.keys() - jobs.keys()):
@@ -159,11 +172,17 @@ class Instance:
         sources = PayloadSources()
         sources.register(UsagePayloads(self._store, telemetry))
         sources.register(AlertPayloads(self._store))
+        sources.register(EventPayloads(self._store))
         gateways = gateways_of(config.gateways, sources)
         self._sender = Sender()
         executor = Executor(self._store, gateways, sources, self._sender, config.leases.refresh_seconds, telemetry)
         self._store.listen(Topic.SUBMISSIONS, executor.hint)
         self.ensemble.lead(LEASE, executor.work, grace_seconds=GRACE_SECONDS)
+        subscriptions = _subscriptions(config, gateways)
+        if subscriptions:
+            delivery = EventDelivery(self._store, subscriptions, executor.hint, telemetry)
+            self.ensemble.lead(EVENTS_LEASE, delivery.work)
+        self.feed = Feed(self._store, cursor_of_event, telemetry)
         acceptor = Acceptor(self._store, gateways, executor, telemetry)
         rules = _cut_rules(config, gateways.get(USAGES))
         oncall = gateways[ONCALL].contract if ONCALL in gateways else None
@@ -201,6 +220,7 @@ class Instance:
             *AuditLogRoutes(self._store, config.prefix).routes(),
             *AlertRoutes(self._store, config.prefix).routes(),
             *MetricsRoutes(Exposition(self._siblings), public=config.metrics.public).routes(),
+            *EventRoutes(self.feed).routes(),
             *ProbeRoutes(counts, self.readiness).routes(),
         ]
         documents = DocumentRoutes(table, config.prefix).routes()
@@ -220,7 +240,7 @@ class Instance:
     async def stop(self) -> None:
         # Cancel the start first, so that it does not start parts that are stopped below.
         await _cancel([self._starting] if self._starting is not None else [])
-        await asyncio.gather(self.stop_leading(), self.streams.stop())
+        await asyncio.gather(self.stop_leading(), self.streams.stop(), self.feed.stop())
         await _cancel(self._background)
         await self._authenticator.save_last_uses()
         await self._sender.close()

@@ -25,6 +25,7 @@ T = frozenset({"session token"})
 PUBLIC: frozenset[str] = frozenset({"public"})
 EXPECTED: dict[str, frozenset[str]] = {
     "PUT /sessions": C | O,
+    "GET /events": R | O,
     "POST /sessions/{sessionId}/heartbeat": C | O | T,
     "POST /sessions/heartbeats": C | O,
     "GET /sessions": C | R | O,
@@ -93,6 +94,7 @@ NARROWED = {
     "DELETE /capacities/{capacityId}",
     "POST /submissions",
     "GET /usage",
+    "GET /events",
     "GET /health",
 }
 """What a credential that is bound to a tenant may call, if its role may. All else is 403, unless it is public."""

@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 
 from tenure.access.jwks import Fetch
 from tenure.access.oidc import OidcVerifier
-from tenure.app import Instance, _cut_rules
+from tenure.app import Instance, _cut_rules, _subscriptions
 from tenure.config import Config, load
 from tenure.config.schema import SettingPath, dotted, entries_of, is_single, settings_in, variable
 from tenure.domain.sessions import OpenOutcome
@@ -329,6 +329,7 @@ ON_BUILT_OBJECTS: Mapping[str, tuple[str, Callable[[Config], object]]] = {
     "logs.sessions": ("info", logged),
     "logs.access": ("true", logged),
     "metrics.public": ("true", lambda config: grants_of(config, "/metrics")),
+    "gateways.<name>.events": ('["session.closed"]', lambda config: Instance(config, Telemetry()).ensemble.lease_names),
 }
 
 
@@ -343,6 +344,18 @@ def test_acquire_seconds_shortens_the_board_interval() -> None:
     slow = {"TENURE_LEASES__REFRESH_SECONDS": "10"}
     intervals = [board_interval(load({}, slow | more)) for more in ({}, {"TENURE_LEASES__ACQUIRE_SECONDS": "3"})]
     assert intervals == [10, 3]
+
+
+def test_event_format_changes_contract_of_batches_and_needs_events() -> None:
+    events = BASE | {"TENURE_GATEWAYS__CRM__EVENTS": '["session.opened"]'}
+    cloud = {"TENURE_GATEWAYS__CRM__EVENT_FORMAT": "cloudevents"}
+    formats = []
+    for environment in (events, events | cloud):
+        config = load({}, environment)
+        formats.append(_subscriptions(config, gateways_of(config.gateways, PayloadSources()))["crm"].contract.format)
+    assert formats == ["events-tenure", "events-cloudevents"]
+    with pytest.raises(ConfigurationError, match=r"event_format.*requires gateways\.crm\.events"):
+        load({}, BASE | cloud)
 
 
 def test_insecure_and_an_issuer_allow_every_address(empty_folder: Path) -> None:
@@ -366,6 +379,7 @@ def test_start_without_usage_gateway_logs_one_warning() -> None:
 IN_OWN_TESTS = {
     "leases.acquire_seconds",
     "insecure",
+    "gateways.<name>.event_format",
     # In tests/edge/test_limits.py.
     "http.max_connections",
     "http.max_header_bytes",

@@ -71,6 +71,8 @@ def all_settings(kind: Any = Config, path: SettingPath = ()) -> dict[SettingPath
 
 SETTINGS = all_settings()
 del SETTINGS["gateways", "usages", "max_attempts"]  # refused, because usage has no limit
+for _path in [path for path in SETTINGS if path[-1] == "event_format"]:
+    del SETTINGS[_path]  # refused without `events`
 
 VALUES: dict[str, st.SearchStrategy[Any]] = {
     "database": st.sampled_from(
@@ -97,6 +99,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "format": st.sampled_from(["tenure", "cloudevents"]),
     "level": st.sampled_from(["debug", "info", "warning", "error"]),
     "sessions": st.sampled_from(["off", "debug", "info"]),
+    "events": st.sampled_from([[], ["session.closed"], ["session.opened", "session.upgraded"]]),
     "schedule": st.lists(st.floats(0, 1e9) | st.integers(0, 9), min_size=1, max_size=4),
     "already_have": st.lists(st.integers(200, 599), max_size=4),
     "url": st.sampled_from(["http://127.0.0.1:81/a?b=c", "https://receiver.example", "https://[::1]/x"]),

@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from tenure.domain.alerts import AlertName, Condition
+from tenure.domain.events import end_of
 from tenure.domain.jobs import RunOutcome
 from tenure.domain.leases import Fence
 from tenure.domain.usage import ChunkBounds, ChunkDigest
@@ -20,6 +21,7 @@ from tenure.store.engines.sqlite.store import SqliteStore
 from tenure.store.engines.sqlserver.store import SqlServerStore
 from tests.support.audit_log import ACTOR
 from tests.support.databases import Database
+from tests.support.events import BEFORE, new_batch
 from tests.support.leases import all_tables, begin_due_run, hold_lease, insert_row, job_every
 from tests.support.open_requests import NOON, SECOND, open_one, request, some_id
 from tests.support.submissions import attempt_end, submit_request
@@ -55,6 +57,8 @@ ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
     "store_digests": {"digests": [ChunkDigest(WITHOUT_DIGEST, b"9" * 32)]},
     "prune_usage": {"limit": 9},
     "update_alerts": {"conditions": [Condition(AlertName.JOB_FAILING, "tidy", "broken")], "contract": None},
+    "subscribe_gateways": {"gateways": ["new"]},
+    "save_event_batch": {"batch": new_batch(1, BEFORE, end_of(NOON))},
 }
 """The other arguments of every method that takes a fence. `prepared` has work for each method."""
 
@@ -99,6 +103,8 @@ async def prepared(database: Database) -> tuple[Database, Fence]:
     fence = await begin_due_run(database.store, "tidy", "one")
     await prepare_submissions(database, fence)
     await prepare_usage(database)
+    place = {"position_at": BEFORE.at, "position_rank": BEFORE.rank, "position_id": BEFORE.session_id}
+    await insert_row(database, "event_subscriptions", gateway="hooks", number=0, **place)
     return database, fence
 
 

@@ -42,6 +42,10 @@ include-name = "GET /alerts"
 parameters = {{ "query.cursor" = "{CURSOR}" }}
 
 [[operations]]
+include-name = "GET /events"
+parameters = {{ "query.after" = "latest", "query.wait" = 0, "header.Last-Event-ID" = "latest" }}
+
+[[operations]]
 include-name = "GET /leases"
 parameters = {{ "query.cursor" = "{cursor_of_text("a-lease")}" }}
 

@@ -25,6 +25,7 @@ from sqlalchemy.sql.selectable import TextualSelect
 
 from tenure.domain.alerts import AlertFilter, AlertName, AlertPosition, Condition
 from tenure.domain.audit_log import AuditFilter, AuditPosition
+from tenure.domain.events import EventFilter, EventPosition, EventType
 from tenure.domain.scope import EVERYTHING, Scope
 from tenure.domain.sessions import Position, SessionFilter
 from tenure.domain.submissions import Change, SubmissionFilter
@@ -176,6 +177,8 @@ SAMPLES: Mapping[Any, Sequence[Any]] = {
     AlertFilter: [AlertFilter(), AlertFilter(name="one", subject="two", active=True), AlertFilter(active=False)],
     AlertPosition: [AlertPosition(AT, ID)],
     Condition: [Condition(AlertName.JOB_FAILING, "one", "two")],
+    EventFilter: [EventFilter(), EventFilter((EventType.UPGRADED, EventType.CLOSED), ID)],
+    EventPosition: [EventPosition(AT, 1, ID)],
     Window: [WINDOW],
     Chunk: [single_chunk(WINDOW)],
     UsageSumQuery: [
@@ -215,6 +218,8 @@ async def _put_samples(url: str) -> None:
     try:
         for statement in _SAMPLE_ROWS:
             await connection.execute(f"{statement} ON CONFLICT DO NOTHING")
+        # After AT, so that events are read up to the last statement.
+        await connection.execute("UPDATE installation SET published_at = '2041-03-02'")
     finally:
         await connection.close()
 

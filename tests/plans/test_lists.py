@@ -13,13 +13,14 @@ from sqlalchemy import Connection, event
 from sqlalchemy.dialects import postgresql
 
 from tenure.clock import from_microseconds
+from tenure.domain.events import ALL_TYPES, EventFilter, end_of
 from tenure.domain.scope import EVERYTHING, Scope
 from tenure.domain.sessions import Position, SessionFilter
 from tenure.domain.submissions import SubmissionFilter, SubmissionState
 from tenure.domain.usage import GroupBy, UsageFilter, UsageSumQuery
 from tenure.store.engines import open_store
 from tenure.store.limits import SCAN_MAX
-from tenure.store.reads import capacities, intervals, leases, session_list, sessions, submissions, usage
+from tenure.store.reads import capacities, events, intervals, leases, session_list, sessions, submissions, usage
 from tests.support.databases import POOL_SIZE, Database
 from tests.support.open_requests import some_id
 
@@ -152,6 +153,36 @@ async def test_postgresql_lists_and_counts_sessions_of_a_scope_from_indexes(post
     assert exceeding(await counted(postgres_million, counts), SCANNED_MAX) == {}
 
 
+def event_reads() -> Iterable[tuple[Any, Callable[[Any], Any]]]:
+    """The newest events, those from the middle, and a page between two positions, for each filter."""
+    newest, middle = end_of(datetime.now(UTC) - timedelta(seconds=5)), end_of(MIDDLE)
+    spans = [(newest, None), (middle, None), (middle, end_of(MIDDLE + timedelta(minutes=10)))]
+    types = [ALL_TYPES, *((each,) for each in ALL_TYPES)]
+    tenants = [None, hashed("t0"), hashed("t7"), some_id()]
+    for (after, until), some, tenant in itertools.product(spans, types, tenants):
+        criteria = EventFilter(some, tenant)
+        yield (
+            (criteria, after, until),
+            lambda connection, criteria=criteria, after=after, until=until: events.read_events(
+                connection, criteria, after, until, LIMIT
+            ),
+        )
+
+
+@pytest.mark.slow
+async def test_postgresql_reads_events_of_every_filter_from_indexes(postgres_million: str) -> None:
+    store = open_store(postgres_million, POOL_SIZE)
+    await store.publish_events(0)
+    await store.close()
+    found = await counted(postgres_million, event_reads())
+    assert exceeding(found, SCANNED_MAX) == {}
+    plans = [plan for _, plan in found.values()]
+    assert [plan for plan in plans if "Seq Scan on sessions" in plan] == []
+    whole = {name: each for name, each in found.items() if "tenant=None" in name and name.count("<EventType") == 3}
+    assert exceeding(whole, DIRECT_MAX) == {}
+    assert len(whole) == 3
+
+
 GATEWAYS = ["gateway 3", "gateway old", "unknown"]
 
 
@@ -249,6 +280,31 @@ async def test_sqlite_lists_sessions_of_every_pair_of_filters_from_indexes(sqlit
     reads = {line for line in lines if " sessions" in line and "json_each" not in line}
     assert {line for line in reads if not OF_LIST.match(line)} == set()
     assert len(reads) > 10
+
+
+async def test_sqlite_reads_events_of_every_filter_from_indexes(sqlite_file: Database) -> None:
+    """Each search is by an instant, or by a column of the filter and an instant."""
+    await sqlite_file.store.publish_events(0)
+    after = end_of(from_microseconds(500_000_000))
+    chosen = [ALL_TYPES, *((each,) for each in ALL_TYPES)]
+    lines = await _sqlite_lines(
+        sqlite_file,
+        [
+            sqlite_file.store.read_events(EventFilter(some, tenant), after, None, LIMIT)
+            for some in chosen
+            for tenant in (None, SQLITE_VALUES["tenant"][0])  # type: ignore[index]
+        ],
+    )
+    allowed = re.compile(
+        r"SEARCH sessions USING (COVERING )?INDEX (sessions_live_kind \(kind=\? AND started_at"
+        r"|sessions_live_tenant \(tenant_object_id=\? AND started_at"
+        r"|sessions_closed_reason \(close_reason=\? AND kind=\? AND started_at"
+        r"|sessions_closed_tenant \(tenant_object_id=\? AND started_at"
+        r"|sessions_closed_at \(closed_at|sessions_check_at \(check_at|sqlite_autoindex_sessions_1 \(session_id=\?)"
+    )
+    reads = {line for line in lines if re.search(r" sessions( |$)", line)}
+    assert {line for line in reads if not allowed.match(line)} == set()
+    assert len(reads) > 6
 
 
 async def test_sqlite_lists_submissions_and_capacities_from_indexes(sqlite_file: Database) -> None:

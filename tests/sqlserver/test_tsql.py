@@ -24,13 +24,17 @@ TRANSACTIONS = {name: text for name, text in BATCHES.items() if "BEGIN TRANSACTI
 WRITES = {name: text for name, text in TRANSACTIONS.items() if "COMMIT TRANSACTION" in text}
 PRUNES_SESSIONS = "tenure_prune_usage_1"
 """Deletes only closed sessions and writes no instant, so it needs neither the cut lock nor a key."""
-SESSION_WRITES = {name: text for name, text in WRITES.items() if "dbo.sessions" in text and name != PRUNES_SESSIONS}
+PUBLISHES = "tenure_publish_events_1"
+"""Reads only the newest instants of sessions, under the exclusive cut lock, and writes none."""
+SESSION_WRITES = {
+    name: text for name, text in WRITES.items() if "dbo.sessions" in text and name not in (PRUNES_SESSIONS, PUBLISHES)
+}
 LEASE_WRITES = {name: text for name, text in WRITES.items() if "dbo.leases" in text}
 FENCED = {name: text for name, text in WRITES.items() if "dbo.tenure_check_fence" in text}
 SUBMISSION_WRITES = {name: text for name, text in WRITES.items() if "dbo.submissions" in text}
 CUT = "tenure_cut_usage_1"
 ALONE_WRITES = {name: text for name, text in WRITES.items() if "tenure_lock_cut_exclusive" in text}
-CAPACITY_WRITES = {name: text for name, text in ALONE_WRITES.items() if name != CUT}
+CAPACITY_WRITES = {name: text for name, text in ALONE_WRITES.items() if name not in (CUT, PUBLISHES)}
 USAGE_WRITES = {name: text for name, text in WRITES.items() if "dbo.usage_" in text}
 
 RULES = [
@@ -48,7 +52,7 @@ NEWER_THAN_2019 = (
 READ = re.compile(
     r"(?:FROM|JOIN) dbo\."
     r"(?P<table>sessions|capacities|leases|lease_history|jobs|job_runs|submissions|submission_attempts"
-    r"|usage_windows|usage_chunks|keys|signing_keys|audit_log|alerts)"
+    r"|usage_windows|usage_chunks|keys|signing_keys|audit_log|alerts|event_subscriptions|event_batches)"
     r" AS (?P<alias>\w+)(?: WITH \((?P<hints>(?:[^()]|\([^()]*\))*)\))?"
 )
 WRITE = re.compile(
@@ -96,6 +100,8 @@ READS_SIGNING_KEYS = "READCOMMITTEDLOCK, INDEX (signing_keys_pkey)"
 READS_ALERTS = "READCOMMITTEDLOCK, INDEX (alerts_active)"
 FINDS_CLEARED = "READCOMMITTEDLOCK, FORCESEEK, INDEX (alerts_cleared_at)"
 """Keep no lock: only the holder of the lease of `watch` changes alerts, and the pruning takes only old ones."""
+READS_NEWEST = {f"READCOMMITTEDLOCK, INDEX ({index})" for index in ("sessions_closed_at", "sessions_live_kind")}
+"""Keep no lock: under the exclusive cut lock, no transaction writes sessions."""
 IS_THERE = "READUNCOMMITTED, INDEX (submissions_pkey)"
 """Does not wait. May read uncommitted rows, so it uses only their existence."""
 
@@ -134,6 +140,9 @@ HINTS = {
     "tenure_touch_keys_1": {TAKES_ROWS},
     "tenure_rotate_signing_key_1": {READS_SIGNING_KEYS},
     "tenure_update_alerts_1": {WAITS, READS_ALERTS, FINDS_CLEARED},
+    "tenure_publish_events_1": READS_NEWEST,
+    "tenure_subscribe_gateways_1": {WAITS},
+    "tenure_save_event_batch_1": {WAITS, READS_SUBMISSION},
 }
 """The lock hints that each procedure must use, and no others. A new procedure needs an entry."""
 WAITERS = {name: text for name, text in SESSION_WRITES.items() if WAITS in text}
@@ -328,9 +337,9 @@ def test_session_write_acquires_cut_lock_after_lease(name: str) -> None:
     assert (second if name in FENCED else first) == "EXEC dbo.tenure_lock_cut_shared_1"
 
 
-@tsql.for_each(CAPACITY_WRITES)
+@tsql.for_each([*CAPACITY_WRITES, PUBLISHES])
 def test_capacity_write_acquires_exclusive_cut_lock_first(name: str) -> None:
-    assert inside(CAPACITY_WRITES[name]).strip().startswith("EXEC dbo.tenure_lock_cut_exclusive_1;")
+    assert inside(ALONE_WRITES[name]).strip().startswith("EXEC dbo.tenure_lock_cut_exclusive_1;")
 
 
 def test_cut_reads_clock_under_exclusive_lock() -> None:
@@ -433,7 +442,8 @@ def test_all_job_and_leader_writes_are_fenced() -> None:
     attempts = {"tenure_begin_attempts_1", "tenure_finish_attempts_1"}
     others = {"tenure_prune_1", "tenure_expire_1", "tenure_note_waiting_reason_1", "tenure_update_alerts_1"}
     usage = {CUT, "tenure_save_chunks_1", "tenure_store_digests_1", PRUNES_SESSIONS}
-    assert set(FENCED) == attempts | others | usage
+    events = {"tenure_subscribe_gateways_1", "tenure_save_event_batch_1"}
+    assert set(FENCED) == attempts | others | usage | events
 
 
 @tsql.for_each(SUBMISSION_WRITES)
@@ -448,7 +458,13 @@ def test_waiting_submission_write_locks_rows_in_index_order(name: str) -> None:
     in_order = re.compile(
         rf"SELECT TOP \((?:1000|@limit)\) .* FROM @\w+ .*\({WAITS}, INDEX \({index}\)\) .* ORDER BY {order} OPTION"
     )
-    waits_for_others = name in ("tenure_save_chunks_1", "tenure_send_windows_1", "tenure_update_alerts_1")
+    waits_for_others = name in (
+        "tenure_save_chunks_1",
+        "tenure_send_windows_1",
+        "tenure_update_alerts_1",
+        "tenure_subscribe_gateways_1",
+        "tenure_save_event_batch_1",
+    )
     assert len(waiting) == (1 if WAITS in HINTS[name] and not waits_for_others else 0)
     assert [statement for statement in waiting if not in_order.search(statement)] == []
 
@@ -467,7 +483,7 @@ def test_prune_deletes_submissions_only_with_locked_keys() -> None:
     text = inside(WRITES["tenure_prune_1"]).partition("INSERT INTO @old (")[2]
     deleting = [statement for statement in tsql.statements(text) if "DELETE " in statement]
     assert text.find(TAKES_ROWS) < text.find(TAKES_KEYS) < text.find("DELETE ")
-    assert len(deleting) == 2
+    assert len(deleting) == 3
     assert [statement for statement in deleting if "WHERE o.has_key = 1 OPTION" not in statement] == []
 
 
@@ -674,7 +690,7 @@ def test_attempts_are_read_under_submission_lock(name: str) -> None:
     assert 0 <= max(text.rfind(locks) for locks in locking) < text.find(READS_ATTEMPT)
 
 
-WITHOUT_CLOCK = {"tenure_note_waiting_reason_1", "tenure_prune_1"}
+WITHOUT_CLOCK = {"tenure_note_waiting_reason_1", "tenure_prune_1", "tenure_subscribe_gateways_1"}
 
 
 @tsql.for_each(sorted(SUBMISSION_WRITES.keys() - WITHOUT_CLOCK))

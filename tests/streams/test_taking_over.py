@@ -7,6 +7,7 @@ import pytest
 
 import tenure.server.websocket
 import tenure.streams.stream
+from tenure.domain.scope import EVERYTHING
 from tenure.domain.streams import AttachResult
 from tenure.streams.handlers import Message
 from tenure.streams.sockets import CloseCode
@@ -130,7 +131,7 @@ class RecordingSocket:
 async def test_higher_stream_number_wins_when_started_first(sqlite_database: Database, serve: ServeLocally) -> None:
     service = await serve(sqlite_database)
     session = await service.clients.put()
-    first, second = [await service.instance.streams.attach(session["sessionId"]) for _ in range(2)]
+    first, second = [await service.instance.streams.attach(session["sessionId"], EVERYTHING) for _ in range(2)]
     late, current = await _run(service, second), await _run(service, first)
     await eventually(lambda: current.closed_with, "the stream with the lower number is closed")
     assert (current.closed_with, late.closed_with) == (CloseCode.REPLACED, None)

@@ -20,6 +20,8 @@ from tenure.cli.main import app
 from tenure.config import Config
 from tenure.config.schema import dotted, entries_of, is_single, settings_in, variable
 from tenure.domain.audit_log import Action
+from tenure.domain.events import EventType
+from tenure.events.delivery import EventPayloads
 from tenure.telemetry.events import SessionClosed, Telemetry, all_events
 from tenure.usage.rendering import UsagePayloads
 
@@ -28,7 +30,7 @@ PAGES = [path for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")] if pa
 RECEIVER_ROUTES = ("/_faults",)
 EXAMPLE_PREFIXES = ("/api/v3", "/v1")
 NOT_SETTINGS = re.compile(r"TENURE_(CONFIG|URL|KEY|TEST_.*|SERVICE_.*|PORT_8080_.*)?")
-NOT_EVENTS = ("lease.fence", "installation.py")
+NOT_EVENTS = ("lease.fence", "installation.py", "session.lost", "session.remaining", "session.ended")
 """Attributes of Python objects that look like the names of events."""
 OF_EXAMPLE_SCRIPT = ("--kind", "--realtime")
 
@@ -70,8 +72,9 @@ def settings() -> dict[str, Any]:
 
 @cache
 def events() -> set[str]:
-    sources = {f"{source.name}.withheld" for source in (UsagePayloads, AlertPayloads)}
-    return {*SessionClosed.log_names.values(), "session.upgraded"} | sources | {kind.name for kind in all_events()}
+    withheld = {f"{source.name}.withheld" for source in (UsagePayloads, AlertPayloads, EventPayloads)}
+    own_names = {*SessionClosed.log_names.values(), *withheld, *EventType}
+    return own_names | {kind.name for kind in all_events()}
 
 
 # Each check yields a name that does not exist.

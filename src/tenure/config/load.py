@@ -31,6 +31,7 @@ from tenure.config.sources import RawText, Source, defaults, from_environment, f
 from tenure.domain.submissions import USAGES
 from tenure.errors import ConfigurationError
 
+EVENTS_NAME_MAX = 100
 SECTION = object()
 """The value of a `Setting` that is a section. A section has no value of its own, only settings."""
 
@@ -162,6 +163,9 @@ def _conflicts(config: Config, named: Callable[..., str]) -> Iterator[str]:
     for name, gateway in config.gateways.items():
         if gateway.previous_secret and not gateway.secret:
             yield f"{named('gateways', name, 'previous_secret')}: requires gateways.{name}.secret"
+        if gateway.events and len(name) > EVENTS_NAME_MAX:
+            # The name is a part of the delivery keys, whose length is limited.
+            yield f"{named('gateways', name, 'events')}: the name may have at most {EVENTS_NAME_MAX} characters"
 
 
 def _ineffective(config: Config, settings: Settings, named: Callable[..., str]) -> Iterator[str]:
@@ -173,6 +177,9 @@ def _ineffective(config: Config, settings: Settings, named: Callable[..., str]) 
     limit_of_usage = ("gateways", USAGES, "max_attempts")
     if limit_of_usage in settings:
         yield f"{named(*limit_of_usage)}: cannot be set, because usage is sent until it is delivered"
+    for path in settings:
+        if path[-1:] == ("event_format",) and (*path[:-1], "events") not in settings:
+            yield f"{named(*path)}: requires {dotted((*path[:-1], 'events'))}"
 
 
 def _ambiguous_names(settings: Settings) -> Iterator[str]:

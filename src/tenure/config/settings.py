@@ -20,6 +20,7 @@ from tenure.config.values import (
     CountOrZero,
     DatabaseUrl,
     Days,
+    EventTypes,
     Factor,
     Format,
     GatewayName,
@@ -156,6 +157,9 @@ class GatewayConfig(Section, frozen=True, kw_only=True):
     already_have: Statuses = (409,)
     headers: dict[HeaderName, HeaderValue] = {}
     concurrency: Count = 16
+    events: EventTypes = ()
+    """The types of session events that Tenure sends to this gateway."""
+    event_format: Format = "tenure"
 
 
 class LogsConfig(Section, frozen=True, kw_only=True):

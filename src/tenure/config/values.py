@@ -13,6 +13,7 @@ from msgspec import Meta
 
 from tenure.config.urls import SCHEMES, SQLITE, is_database_url, is_http_url, is_secure_url
 from tenure.domain.alerts import ONCALL
+from tenure.domain.events import EventType
 from tenure.domain.submissions import USAGES
 from tenure.ids import canonical_id
 from tenure.signing import SECRET_RULE, is_secret
@@ -140,6 +141,13 @@ Factor = Annotated[Decimal, Rule("a number from 0 to 1000000 with at most six de
 Format = Annotated[
     Literal["tenure", "cloudevents"],
     Rule("tenure or cloudevents", suggest=partial(near_miss, names=("tenure", "cloudevents"))),
+]
+EventTypes = Annotated[
+    tuple[str, ...],
+    Rule(
+        "a list of session.opened, session.upgraded and session.closed, each at most once",
+        lambda types: all(each in list(EventType) for each in types) and len(set(types)) == len(types),
+    ),
 ]
 RoleName = Annotated[
     Literal["client", "reader", "operator"],

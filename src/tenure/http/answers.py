@@ -1,6 +1,6 @@
 """Responses of the HTTP and WebSocket routes, and errors as RFC 9457 problem details."""
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 import msgspec
@@ -35,6 +35,17 @@ class Answer(msgspec.Struct):
         if kind is ProblemDetails:
             content = replace(content, request_id=request_id)
         return _encode_json(content)
+
+
+class StreamedAnswer(msgspec.Struct):
+    """A response whose body is sent piece by piece, until `pieces` ends or the client disconnects.
+
+    `pieces` is closed in either case, and if the credential of the request is not valid any more.
+    """
+
+    pieces: AsyncGenerator[bytes]
+    headers: Headers
+    status: int = 200
 
 
 class ProblemDetails(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):

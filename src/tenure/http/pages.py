@@ -10,6 +10,8 @@ from uuid import UUID
 
 import msgspec
 
+from tenure.clock import from_microseconds, to_microseconds
+from tenure.domain.events import CLOSE_RANK, END_RANK, START_RANK, EventPosition
 from tenure.domain.sessions import Position
 from tenure.errors import FieldError, Invalid
 from tenure.http.answers import JSON, Answer
@@ -56,6 +58,26 @@ def position_of(cursor: str) -> Position:
     except (msgspec.DecodeError, binascii.Error, ValueError, UnicodeError, OverflowError):
         position = None
     if position is None or canonical_id(position.session_id) is None or position.started_at.tzinfo is None:
+        raise forged()
+    return position
+
+
+_decode_event_position = msgspec.msgpack.Decoder(tuple[int, int, bytes]).decode
+
+
+def cursor_of_event(position: EventPosition) -> str:
+    """Return the cursor of a position in the feed of events. It has 36 characters or fewer."""
+    values = (to_microseconds(position.at), position.rank, UUID(position.session_id).bytes)
+    return base64.urlsafe_b64encode(msgspec.msgpack.encode(values)).rstrip(b"=").decode()
+
+
+def event_position_of(cursor: str) -> EventPosition:
+    try:
+        microseconds, rank, session_id = _decode_event_position(_bytes(cursor))
+        position = EventPosition(from_microseconds(microseconds), rank, str(UUID(bytes=session_id)))
+    except (msgspec.DecodeError, binascii.Error, ValueError, UnicodeError, OverflowError) as error:
+        raise forged() from error
+    if rank not in (CLOSE_RANK, START_RANK, END_RANK):
         raise forged()
     return position
 

@@ -26,7 +26,8 @@ framework, the busiest route would have to be served outside it, by a second pip
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, MutableMapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, MutableMapping, Sequence
+from contextlib import aclosing
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
@@ -36,7 +37,7 @@ from tenure.access.grants import Grants, authorise
 from tenure.clock import monotonic
 from tenure.domain.audit_log import Actor
 from tenure.errors import DatabaseUnavailable, Forbidden, MethodNotAllowed, NotFound, Problem, Unauthenticated
-from tenure.http.answers import Answer, Headers, failure, refusal
+from tenure.http.answers import Answer, Headers, StreamedAnswer, failure, refusal
 from tenure.http.decoding import (
     BODY_MAX_BYTES,
     check_media_type,
@@ -89,7 +90,7 @@ class HotRespond(Protocol):
     def __call__(self, answer: Answer | Exception, /) -> None: ...
 
 
-Handler = Callable[[Call], Awaitable[Answer | Exception]]
+Handler = Callable[[Call], Awaitable[Answer | StreamedAnswer | Exception]]
 HotHandler = Callable[[Call, Respond], None]
 
 
@@ -153,13 +154,17 @@ Table = Sequence[Route | StreamRoute]
 
 
 class OpenStream(Protocol):
-    """What the pipeline knows of a WebSocket connection that it has accepted."""
+    """What the pipeline knows of a WebSocket connection that it has accepted, or of a streamed answer."""
 
-    route: StreamRoute
-    parameters: Mapping[str, str]
-    """The parameters of the path."""
+    @property
+    def route(self) -> Route | StreamRoute: ...
+
+    @property
+    def parameters(self) -> Mapping[str, str]:
+        """The parameters of the path."""
+
     headers: Headers
-    """The credential of the handshake, as headers."""
+    """The credential of the request, as headers."""
 
     def refuse(self, problem: Problem) -> None:
         """Closes the stream, with the problem as the reason."""
@@ -183,7 +188,7 @@ class Pipeline:
         self._cors_request_headers = ", ".join(sorted({*CORS_REQUEST_HEADERS, *declared}))
         self._exact = {(e.route.method, e.route.path): e for e in self._endpoints if "{" not in e.route.path}
         self.open_streams: set[OpenStream] = set()
-        """The WebSocket connections that have a stream."""
+        """The WebSocket connections that have a stream, and the streamed answers."""
         self._asides: set[asyncio.Task[None]] = set()
         self.in_flight = 0
 
@@ -200,8 +205,11 @@ class Pipeline:
             # The server runs every request of this lane in a task of its own, so this is never reset.
             current_request.set(visit.request_id)
             answer = await self._answer(scope, receive, visit, answered)
-            body = answer.body(visit.request_id)
             headers = [*answer.headers, (REQUEST_ID_HEADER, visit.request_id.encode()), *visit.headers]
+            if isinstance(answer, StreamedAnswer):
+                await self._send_stream(answer, headers, visit, scope, receive, send)
+                return
+            body = answer.body(visit.request_id)
             if answer.status != NO_CONTENT:
                 headers.append((b"content-length", b"%d" % len(body)))
             await send({"type": "http.response.start", "status": answer.status, "headers": headers})
@@ -217,7 +225,33 @@ class Pipeline:
     ) -> None:
         self._telemetry.report(RequestAnswered(route, status, monotonic() - began, method, request_id, subject))
 
-    async def _answer(self, scope: Scope, receive: Receive, visit: Visit, answered: "_Answered") -> Answer:
+    async def _send_stream(
+        self, answer: StreamedAnswer, headers: Headers, visit: Visit, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """Sends a streamed answer. Each `send` waits until the client has taken most of what was sent before."""
+        await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+        if scope["method"] == "HEAD":
+            await answer.pieces.aclose()
+        else:
+            endpoint, parameters = self._match(scope["method"], scope["path"])
+            sending = asyncio.ensure_future(_send_pieces(answer.pieces, send))
+            stream = _OpenAnswer(endpoint.route, parameters, scope["headers"], sending)
+            gone = asyncio.ensure_future(_disconnected(receive))
+            self.open_streams.add(stream)
+            try:
+                await asyncio.wait({sending, gone}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                self.open_streams.discard(stream)
+                for task in (sending, gone):
+                    task.cancel()
+                await asyncio.wait({sending, gone})
+                if not sending.cancelled() and (error := sending.exception()) is not None:
+                    self.failure(error, visit)  # the status was sent, so it can only be logged
+        await send({"type": "http.response.body", "body": b""})
+
+    async def _answer(
+        self, scope: Scope, receive: Receive, visit: Visit, answered: "_Answered"
+    ) -> Answer | StreamedAnswer:
         try:
             if visit.problem is not None:
                 return refusal(visit.problem)
@@ -337,7 +371,7 @@ class Pipeline:
         self._asides.add(task)  # asyncio itself keeps only a weak reference
         task.add_done_callback(self._asides.discard)
 
-    def failure(self, error: Exception, visit: Visit) -> Answer:
+    def failure(self, error: BaseException, visit: Visit) -> Answer:
         if isinstance(error, Unauthenticated):
             error = self.edge.refusal_of_credential(error, visit)
         return failure(error, self._telemetry, visit.request_id)
@@ -355,6 +389,34 @@ class _Answered:
     def __init__(self) -> None:
         self.route = UNMATCHED
         self.subject: str | None = None
+
+
+async def _send_pieces(pieces: AsyncGenerator[bytes], send: Send) -> None:
+    async with aclosing(pieces):
+        async for piece in pieces:
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class _OpenAnswer:
+    """A streamed answer, as the check of credentials sees it."""
+
+    def __init__(
+        self, route: "Route", parameters: Mapping[str, str], headers: Headers, sending: asyncio.Future[None]
+    ) -> None:
+        self.route = route
+        self.parameters = parameters
+        self.headers = headers
+        self._sending = sending
+
+    def refuse(self, problem: Problem) -> None:
+        """Ends the body. The client gets the problem when it tries to connect again."""
+        del problem
+        self._sending.cancel()
 
 
 def _matcher(path: str) -> Callable[[str], re.Match[str] | None]:

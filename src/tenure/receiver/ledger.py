@@ -1,4 +1,4 @@
-"""The ledger of received deliveries: a SQLite file with one row per key.
+"""The ledger of received deliveries: a SQLite file with one row per key, and one per event of a session.
 
 Every method is one transaction, and returns after its commit. The totals are updated in the same transaction, so they
 always agree with the rows that they count.
@@ -18,6 +18,7 @@ import msgspec
 
 from tenure.clock import from_microseconds
 from tenure.errors import ConfigurationError, TenureError
+from tenure.receiver.events import events_in
 from tenure.receiver.usage import exact_sum, usage_in
 
 APPLICATION_ID = 0x54_4E_4C_31
@@ -55,6 +56,13 @@ CREATE TABLE totals (
     bytes INTEGER NOT NULL,
     usage TEXT NOT NULL
 ) STRICT;
+CREATE TABLE events (
+    position INTEGER PRIMARY KEY,
+    key TEXT NOT NULL,
+    event_id TEXT NOT NULL,
+    type TEXT NOT NULL,
+    content TEXT NOT NULL
+) STRICT;
 INSERT INTO totals VALUES (0, 0, 0, 0, 0, 0, 0, '0');
 """
 _INSERT = "INSERT INTO deliveries VALUES (NULL, ?, ?, ?, ?, ?, 1, ?, ?)"
@@ -73,6 +81,8 @@ SELECT position, key, path, digest, size, received_at, times_seen,
 FROM deliveries
 """
 _PAGE = f"{_ENTRIES} WHERE position > ? ORDER BY position LIMIT ?"
+_INSERT_EVENT = "INSERT INTO events VALUES (NULL, ?, ?, ?, ?)"
+_EVENTS = "SELECT position, key, event_id, type, content FROM events WHERE position > ? ORDER BY position LIMIT ?"
 _FIND = f"{_ENTRIES} WHERE key = ?"
 
 
@@ -138,6 +148,19 @@ class Entry(msgspec.Struct, frozen=True, rename="camel"):
     usage: str | None
 
 
+class EventEntry(msgspec.Struct, frozen=True, rename="camel"):
+    """An event of a session. `position` orders events by their first arrival, and within a delivery as they were sent.
+
+    `key` is that of the first delivery that contained it.
+    """
+
+    position: int
+    key: str
+    event_id: str
+    type: str
+    event: msgspec.Raw
+
+
 class Ledger:
     """Not thread-safe: only one thread may use it at a time."""
 
@@ -173,6 +196,15 @@ class Ledger:
             rows = self._connection.execute(_PAGE, (after, limit)).fetchall()
         return [_entry(row) for row in rows]
 
+    def events(self, after: int, limit: int) -> list[EventEntry]:
+        """Return the events of sessions after position `after`, in the order of arrival."""
+        with self._transaction():
+            rows = self._connection.execute(_EVENTS, (after, limit)).fetchall()
+        return [
+            EventEntry(position, key, event_id, kind, msgspec.Raw(content.encode()))
+            for position, key, event_id, kind, content in rows
+        ]
+
     def find(self, key: str) -> Entry | None:
         with self._transaction():
             row = self._connection.execute(_FIND, (key,)).fetchone()
@@ -201,6 +233,7 @@ class Ledger:
         row = (delivery.key, delivery.path, digest, len(delivery.body), delivery.received_at)
         records_and_usage = (None, None) if usage is None else (usage.records, f"{usage.total:f}")
         self._connection.execute(_INSERT, row + records_and_usage)
+        self._connection.executemany(_INSERT_EVENT, [(delivery.key, *event) for event in events_in(delivery.body)])
         totals.keys += 1
         totals.bytes += len(delivery.body)
         if usage is not None:

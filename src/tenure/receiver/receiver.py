@@ -13,7 +13,7 @@ from tenure.clock import wall_microseconds
 from tenure.errors import ConfigurationError, TenureError
 from tenure.receiver.fault_playback import applies
 from tenure.receiver.faults import Chooser, Faults, Way, read_faults
-from tenure.receiver.ledger import Delivery, DeliveryOutcome, Entry, LedgerFailed, RequestCounts
+from tenure.receiver.ledger import Delivery, DeliveryOutcome, Entry, EventEntry, LedgerFailed, RequestCounts
 from tenure.receiver.messages import Request, Response, text_response
 from tenure.receiver.recorder import Recorder
 
@@ -47,6 +47,11 @@ class _Page(msgspec.Struct):
     keys: list[Entry]
     next: int | None
     """The value of `after` for the next page; None on the last page."""
+
+
+class _EventPage(msgspec.Struct):
+    events: list[EventEntry]
+    next: int | None
 
 
 class Receiver:
@@ -114,19 +119,31 @@ class Receiver:
                 return _json_response(await self._recorder.totals())
             case "GET", "/_keys":
                 return _json_response(await self._page(request.query))
+            case "GET", "/_events":
+                return _json_response(await self._event_page(request.query))
             case "GET", "/_faults":
                 return _json_response(self._chooser.faults)
             case "PUT", "/_faults":
                 self._chooser = Chooser(_parse_faults(request.body))
                 return _json_response(self._chooser.faults)
-        raise Refused(404, "not found; the control routes are GET /_totals, GET /_keys, GET /_faults, PUT /_faults")
+        routes = "GET /_totals, GET /_keys, GET /_events, GET /_faults, PUT /_faults"
+        raise Refused(404, f"not found; the control routes are {routes}")
+
+    async def _event_page(self, query: str) -> _EventPage:
+        after, limit = _bounds(query)
+        events = await self._recorder.events(after, limit)
+        return _EventPage(events, events[-1].position if len(events) == limit else None)
 
     async def _page(self, query: str) -> _Page:
-        parameters = dict(parse_qsl(query, keep_blank_values=True))
-        after = _whole_number(parameters, "after", 0, 0, 1 << 62)
-        limit = _whole_number(parameters, "limit", LIMIT_DEFAULT, 1, LIMIT_MAX)
+        after, limit = _bounds(query)
         entries = await self._recorder.page(after, limit)
         return _Page(entries, entries[-1].position if len(entries) == limit else None)
+
+
+def _bounds(query: str) -> tuple[int, int]:
+    parameters = dict(parse_qsl(query, keep_blank_values=True))
+    after = _whole_number(parameters, "after", 0, 0, 1 << 62)
+    return after, _whole_number(parameters, "limit", LIMIT_DEFAULT, 1, LIMIT_MAX)
 
 
 def _receipt(body: bytes) -> str:

@@ -5,7 +5,16 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from tenure.receiver.ledger import Delivery, DeliveryOutcome, Entry, Ledger, LedgerFailed, RequestCounts, Totals
+from tenure.receiver.ledger import (
+    Delivery,
+    DeliveryOutcome,
+    Entry,
+    EventEntry,
+    Ledger,
+    LedgerFailed,
+    RequestCounts,
+    Totals,
+)
 
 BATCH_MAX = 512
 
@@ -40,6 +49,9 @@ class Recorder:
 
     async def page(self, after: int, limit: int) -> list[Entry]:
         return await self._in_thread(lambda: self._ledger.page(after, limit))
+
+    async def events(self, after: int, limit: int) -> list[EventEntry]:
+        return await self._in_thread(lambda: self._ledger.events(after, limit))
 
     async def close(self) -> Totals:
         """Write the pending deliveries, close the ledger, and return the final totals."""

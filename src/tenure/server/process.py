@@ -198,7 +198,7 @@ class _Server(uvicorn.Server):
 
     async def _drain(self) -> None:
         # Give the load balancer time to notice. Then uvicorn accepts no more connections and finishes requests.
-        stopping = (self._instance.stop_leading(), self._instance.streams.stop())
+        stopping = (self._instance.stop_leading(), self._instance.streams.stop(), self._instance.feed.stop())
         await asyncio.gather(asyncio.sleep(DRAIN_LINGER_SECONDS), *stopping)
         self.should_exit = True
 

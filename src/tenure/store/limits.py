@@ -17,6 +17,8 @@ USAGE_KEPT = timedelta(days=400)
 """For windows, chunks and closed sessions."""
 SCAN_MAX = 5000
 """The most index entries that a page of sessions reads if no index checks all of its filter."""
+LAPSES_MAX = 20_000
+"""The most sessions waiting for the sweep that a page of events searches for lapses."""
 AUDIT_LOG_KEPT = timedelta(days=400)
 ALERTS_KEPT = timedelta(days=90)
 """For alerts that are cleared. An active alert is kept."""

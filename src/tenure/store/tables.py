@@ -54,6 +54,11 @@ installation = Table(
     Column("usage_kept_from", Instant),
     # Increases by one with every key that is created or revoked. At 0, no key was ever created.
     Column("keys_version", BigInteger, nullable=False, server_default="0"),
+    # Every session write is stamped after this instant. NULL until events are first read.
+    Column("stamped_after", Instant),
+    # The horizon of events: all session writes that are stamped up to this instant are committed. Never after
+    # `stamped_after`.
+    Column("published_at", Instant),
     CheckConstraint("only_row = 1", name="installation_is_one"),
 )
 
@@ -356,6 +361,41 @@ alerts = Table(
     PrimaryKeyConstraint("alert_id", name="alerts_pkey"),
 )
 
+event_subscriptions = Table(
+    "event_subscriptions",
+    metadata,
+    Column("gateway", Name, nullable=False),
+    # The end of the last batch, or the last instant that was searched without finding an event.
+    Column("position_at", Instant, nullable=False),
+    Column("position_rank", SmallInteger, nullable=False),
+    Column("position_id", Id, nullable=False),
+    # The number of the last batch. Stored here because batches are pruned: the number is part of delivery keys.
+    Column("number", BigInteger, nullable=False),
+    # The submission of the last batch; NULL before the first one.
+    Column("submission_id", Id),
+    PrimaryKeyConstraint("gateway", name="event_subscriptions_pkey"),
+)
+
+event_batches = Table(
+    "event_batches",
+    metadata,
+    Column("gateway", Name, nullable=False),
+    Column("number", BigInteger, nullable=False),
+    # The batch contains the events after `from_…`, up to and including `to_…`.
+    Column("from_at", Instant, nullable=False),
+    Column("from_rank", SmallInteger, nullable=False),
+    Column("from_id", Id, nullable=False),
+    Column("to_at", Instant, nullable=False),
+    Column("to_rank", SmallInteger, nullable=False),
+    Column("to_id", Id, nullable=False),
+    Column("types", Name, nullable=False),
+    Column("events", Integer, nullable=False),
+    # The digest of the body. A later rendering must have the same digest.
+    Column("digest", Digest, nullable=False),
+    Column("submission_id", Id, nullable=False),
+    PrimaryKeyConstraint("gateway", "number", name="event_batches_pkey"),
+)
+
 LIVE = text("closed_at IS NULL")
 LIVE_OF_ANY_KIND = text("closed_at IS NULL AND kind > 0")
 SEATED = text("closed_at IS NULL AND kind < 4")
@@ -503,6 +543,7 @@ usage_chunks_submission = _partial("usage_chunks_submission", usage_chunks.c.sub
 usage_chunks_undelivered = _partial(
     "usage_chunks_undelivered", usage_chunks.c.window_id, where=UNDELIVERED, mssql_include=["delivered_at"]
 )
+event_batches_submission = Index("event_batches_submission", event_batches.c.submission_id, unique=True)
 keys_name = Index("keys_name", keys.c.name)
 alerts_active = _partial(
     "alerts_active", alerts.c.name, alerts.c.subject, where=UNCLEARED, unique=True, mssql_include=["cleared_at"]

@@ -771,3 +771,26 @@ class AlertCleared(Event, frozen=True):
     alert: str
     subject: str | None
     raised_at: datetime
+
+
+# Events for other systems.
+
+
+class EventBatchSaved(Event, frozen=True):
+    """The next batch of events of a gateway was handed over to the executor."""
+
+    name: ClassVar = "events.batch_saved"
+    level: ClassVar[Level | None] = None
+    gateway: str
+    number: int
+    events: int
+    newest_at: datetime
+
+
+class EventsDelayed(Event, frozen=True):
+    """The feed, or the delivery of events, has been failing for ten seconds. Followers and gateways wait."""
+
+    name: ClassVar = "events.delayed"
+    level: ClassVar[Level | None] = "warning"
+    repeats: ClassVar[bool] = True
+    error: str

@@ -17,6 +17,7 @@ from typing import Protocol
 
 from tenure.store.contract.alerts import AlertStore
 from tenure.store.contract.capacities import CapacityStore
+from tenure.store.contract.events import EventStore
 from tenure.store.contract.jobs import JobStore
 from tenure.store.contract.keys import KeyStore
 from tenure.store.contract.leases import LeaseStore
@@ -49,6 +50,7 @@ class Store(
     UsageStore,
     KeyStore,
     AlertStore,
+    EventStore,
     Protocol,
 ):
     dialect_name: str

@@ -10,7 +10,18 @@ from sqlalchemy import Connection
 
 from tenure.store import migrate
 from tenure.store.limits import AUDIT_SECONDS, LONG_READ_SECONDS
-from tenure.store.reads import alerts, capacities, intervals, keys, leases, session_list, sessions, submissions, usage
+from tenure.store.reads import (
+    alerts,
+    capacities,
+    events,
+    intervals,
+    keys,
+    leases,
+    session_list,
+    sessions,
+    submissions,
+    usage,
+)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -85,5 +96,7 @@ class SharedReads:
     find_alerts = _short(alerts.find_alerts)
     read_observations = _short(alerts.read_observations)
     read_gauges = _long(alerts.read_gauges)
+    read_events = _short(events.read_events)
+    find_event_batches = _short(events.find_event_batches)
 
     schema_revision = _short(migrate.current_revision)

@@ -11,6 +11,7 @@ import asyncpg
 from tenure.clock import to_microseconds
 from tenure.domain.audit_log import Actor, AuditDraft
 from tenure.domain.deadlines import opened, span_of
+from tenure.domain.events import EventPosition, EventSubscription
 from tenure.domain.jobs import BeginRunOutcome, BeginRunResult
 from tenure.domain.keys import StoredKey
 from tenure.domain.leases import JOB_LOCK, Fence, Lease
@@ -274,3 +275,8 @@ def values_of(record: asyncpg.Record) -> dict[str, Any]:
     return {
         name: id_text(value) if name.endswith("_id") and value is not None else value for name, value in record.items()
     }
+
+
+def event_subscription(record: asyncpg.Record) -> EventSubscription:
+    gateway, at, rank, session_id, number, is_settled = record
+    return EventSubscription(gateway, EventPosition(at, rank, str(session_id)), number, is_settled)

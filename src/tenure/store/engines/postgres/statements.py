@@ -121,6 +121,13 @@ TOUCH_KEYS = "SELECT tenure_touch_keys_1($1, $2)"
 UPDATE_ALERTS = f"""
 SELECT * FROM tenure_update_alerts_1({_FENCE}, $4::text::uuid[], $5, $6, $7, $8, $9::text::uuid[])
 """  # noqa: S608
+BEGIN_PUBLISHING = "SELECT * FROM tenure_begin_publishing_1($1)"
+FINISH_PUBLISHING = "SELECT tenure_finish_publishing_1($1)"
+SUBSCRIBE_GATEWAYS = f"SELECT * FROM tenure_subscribe_gateways_1({_FENCE}, $4)"  # noqa: S608
+SAVE_EVENT_BATCH = f"""
+SELECT tenure_save_event_batch_1(
+       {_FENCE}, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)
+"""
 
 _LOCK = ", ".join(f"l.{column.name} AS lease_{column.name}" for column in LEASE_COLUMNS)
 BOARD = f"""

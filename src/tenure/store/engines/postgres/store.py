@@ -17,6 +17,7 @@ from tenure.clock import MICROSECOND, from_microseconds
 from tenure.domain.alerts import CONDITIONS_MAX, AlertChanges, Condition
 from tenure.domain.audit_log import Actor, AuditDraft
 from tenure.domain.capacities import Capacity, Seats
+from tenure.domain.events import EventSubscription, NewEventBatch, types_text
 from tenure.domain.jobs import BeginRunResult, Board, Job, JobCommand, JobSettings, Pruned, RunOutcome
 from tenure.domain.keys import (
     LIVE_KEYS_PER_NAME,
@@ -422,6 +423,34 @@ class PostgresStore(PostgresClient, SharedReads):
             rows.array([] if contract is None else [new_id() for _ in range(len(conditions) + CONDITIONS_MAX)]),
         )
         return alerts.changes_from_values([rows.values_of(record) for record in records], fence.epoch)
+
+    async def publish_events(self, pause_microseconds: int) -> datetime:
+        """Takes two transactions, so that no session write waits: later writes see the result of the first one."""
+        ((published_at, stamped_after),) = await self._call(statements.BEGIN_PUBLISHING, pause_microseconds)
+        if stamped_after is None:
+            return published_at  # type: ignore[no-any-return]
+        (record,) = await self._call(statements.FINISH_PUBLISHING, stamped_after)
+        return record[0]  # type: ignore[no-any-return]
+
+    async def subscribe_gateways(self, fence: Fence, gateways: Sequence[str]) -> Sequence[EventSubscription]:
+        records = await self._call(statements.SUBSCRIBE_GATEWAYS, *astuple(fence), list(gateways))
+        return [rows.event_subscription(record) for record in records]
+
+    async def save_event_batch(self, fence: Fence, batch: NewEventBatch) -> bool:
+        (record,) = await self._call(
+            statements.SAVE_EVENT_BATCH,
+            *astuple(fence),
+            batch.gateway,
+            batch.number,
+            *astuple(batch.start),
+            *astuple(batch.end),
+            types_text(batch.types),
+            batch.events,
+            batch.digest,
+            batch.submission_id,
+            submissions.contract_text(batch.contract),
+        )
+        return bool(record[0])
 
     async def migrate(self) -> Sequence[str]:
         def upgrade(connection: Connection) -> Sequence[str]:

@@ -43,11 +43,13 @@ times per batch. With Python's default of five milliseconds, the writer waits lo
 disk."""
 
 
-_WRITE_NOW = "SELECT max(tenure_now(), last_cut_at) FROM installation"
+_WRITE_NOW = "SELECT max(tenure_now(), last_cut_at, coalesce(stamped_after + 1, last_cut_at)) FROM installation"
 
 
 def write_now(connection: Connection) -> datetime:
-    """The clock of a session write: never before the last cut, even if the host's clock was stepped back."""
+    """The clock of a session write: never before the last cut, and always after the horizon of events, even if the
+    host's clock was stepped back.
+    """
     microseconds: int = connection.exec_driver_sql(_WRITE_NOW).scalar_one()
     return from_microseconds(microseconds)
 

@@ -9,6 +9,7 @@ from sqlalchemy import Connection
 from tenure.domain.alerts import AlertChanges, Condition
 from tenure.domain.audit_log import Actor, AuditDraft
 from tenure.domain.capacities import Capacity, Seats
+from tenure.domain.events import EventSubscription, NewEventBatch
 from tenure.domain.jobs import BeginRunResult, Job, JobCommand, JobSettings, Pruned, RunOutcome
 from tenure.domain.keys import CreateKeyResult, NewKey, StoredKey
 from tenure.domain.leases import AcquireResult, Fence, Lease
@@ -41,6 +42,7 @@ from tenure.store.contract.sessions import OpenLane
 from tenure.store.engines.sqlite import (
     alerts,
     capacities,
+    events,
     jobs,
     keys,
     leases,
@@ -226,6 +228,17 @@ class SqliteStore(SqliteClient, SharedReads):
     ) -> AlertChanges:
         return await self._write_by_plain_clock(
             lambda connection, now: alerts.update_alerts(connection, now, fence, conditions, contract)
+        )
+
+    async def publish_events(self, pause_microseconds: int) -> datetime:
+        return await self._write(lambda connection, now: events.publish_events(connection, now, pause_microseconds))
+
+    async def subscribe_gateways(self, fence: Fence, gateways: Sequence[str]) -> Sequence[EventSubscription]:
+        return await self._write(lambda connection, now: events.subscribe_gateways(connection, now, fence, gateways))
+
+    async def save_event_batch(self, fence: Fence, batch: NewEventBatch) -> bool:
+        return await self._write_by_plain_clock(
+            lambda connection, now: events.save_event_batch(connection, now, fence, batch)
         )
 
     async def _write_by_plain_clock(self, work: Callable[[Connection, datetime], T]) -> T:

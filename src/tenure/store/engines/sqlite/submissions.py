@@ -25,7 +25,7 @@ from tenure.domain.submissions import (
 from tenure.store.engines.sqlite.audit_log import count_changes
 from tenure.store.engines.sqlite.leases import check_fence
 from tenure.store.reads.submissions import contract_text
-from tenure.store.tables import PRUNABLE, submission_attempts, submissions
+from tenure.store.tables import PRUNABLE, event_batches, submission_attempts, submissions
 
 _row = submissions.c
 _attempt = submission_attempts.c
@@ -250,6 +250,7 @@ def prune_submissions(connection: Connection, now: datetime, kept: timedelta, li
     old = select(_row.submission_id).where(PRUNABLE, _row.ended_at < now - kept)
     found = connection.execute(old.order_by(_row.ended_at).limit(limit)).scalars().all()
     connection.execute(delete(submission_attempts).where(_attempt.submission_id.in_(found)))
+    connection.execute(delete(event_batches).where(event_batches.c.submission_id.in_(found)))
     connection.execute(delete(submissions).where(_row.submission_id.in_(found)))
     return len(found)
 

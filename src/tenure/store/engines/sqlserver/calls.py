@@ -56,6 +56,7 @@ _PARAMETERS: dict[str, Any] = {
     "first": Integer(),
     "complete": Boolean(),
     "kept": BigInteger(),
+    "pause": BigInteger(),
 }
 
 
@@ -288,6 +289,27 @@ UPDATE_ALERTS = _returning(
     ),
     *ALERT_COLUMNS,
     cleared_epoch=BigInteger,
+)
+PUBLISH_EVENTS = _returning(
+    _with_parameters("EXEC dbo.tenure_publish_events_1 @pause = :pause;"),
+    horizon=Instant,
+)
+SUBSCRIBE_GATEWAYS = _returning(
+    _with_parameters(
+        "EXEC dbo.tenure_subscribe_gateways_1 @name = :name, @holder = :holder, @epoch = :epoch, @request = :request;"
+    ),
+    gateway=Name,
+    position_at=Instant,
+    position_rank=Integer,
+    position_id=Id,
+    number=BigInteger,
+    is_settled=Boolean,
+)
+SAVE_EVENT_BATCH = _returning(
+    _with_parameters(
+        "EXEC dbo.tenure_save_event_batch_1 @name = :name, @holder = :holder, @epoch = :epoch, @request = :request;"
+    ),
+    saved=Boolean,
 )
 
 # Alembic needs the row counts of its own table, so NOCOUNT is switched off at the end.

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
+from uuid import UUID
 
 from sqlalchemy import ColumnElement, Connection, Select, String, bindparam, cast, func, select
 
@@ -25,6 +26,12 @@ READS_MAX = 5
 
 _id_text = cast(submissions.c.submission_id, String(ID_LENGTH)).collate("Latin1_General_100_BIN2")
 """The id as text in upper case, for sorting: SQL Server sorts ids by their last digits first, which are random."""
+
+
+def id_order(session_id: str) -> bytes:
+    """Sorts as SQL Server sorts ids: the last six bytes count first, then each earlier group."""
+    value = UUID(session_id).bytes
+    return value[10:] + value[8:10] + value[7:5:-1] + value[5:3:-1] + value[3::-1]
 
 
 def list_pending(connection: Connection, after: Change | None, limit: int) -> PendingPage:

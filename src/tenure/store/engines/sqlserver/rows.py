@@ -15,6 +15,7 @@ from tenure.domain.alerts import CONDITIONS_MAX, Condition
 from tenure.domain.audit_log import Actor, AuditDraft
 from tenure.domain.capacities import Seats
 from tenure.domain.deadlines import opened, own_limits, span_of
+from tenure.domain.events import EventPosition, EventSubscription, NewEventBatch, types_text
 from tenure.domain.jobs import BeginRunOutcome, BeginRunResult, Job, JobSettings, RunOutcome
 from tenure.domain.keys import LIVE_KEYS_PER_NAME, NewKey, creation_detail
 from tenure.domain.leases import JOB_LOCK, AcquireResult, Fence, Lease
@@ -203,6 +204,31 @@ def windows_text(contract: Contract, windows: Sequence[WindowToSend], draft: Aud
             "draft": draft_values(draft),
         }
     )
+
+
+def event_batch_text(batch: NewEventBatch) -> str:
+    return _json_without_nulls(
+        {
+            "gateway": batch.gateway,
+            "number": batch.number,
+            "from": _position_values(batch.start),
+            "to": _position_values(batch.end),
+            "types": types_text(batch.types),
+            "events": batch.events,
+            "digest": batch.digest.hex(),
+            "submission": batch.submission_id,
+            "contract": to_builtins(batch.contract),
+        }
+    )
+
+
+def _position_values(position: EventPosition) -> Sequence[Value]:
+    return _instant(position.at), position.rank, position.session_id
+
+
+def event_subscription(row: Row[Any]) -> EventSubscription:
+    position = EventPosition(row.position_at, row.position_rank, row.position_id)
+    return EventSubscription(row.gateway, position, row.number, row.is_settled)
 
 
 def chunk_bounds_values(chunk_bounds: ChunkBounds) -> Sequence[Value]:

@@ -99,6 +99,10 @@ only for a write of last uses, which takes the rows of keys that no other transa
 **Alerts.** A change of alerts holds its fence and then the active alerts, with `UPDLOCK, HOLDLOCK` in the order of
 their index, while it inserts submissions, as saving chunks does.
 
+**Events.** Moving the horizon of events takes the cut lock exclusively, like a cut, and writes the row of the
+installation. Only the holder of the lease `events` writes the rows of gateways and batches. It holds the row of a
+gateway while it inserts the key of a submission.
+
 Where no row versions are read, a statement does not see the table at one instant: a session that is being closed moves
 from one index to another, and a statement may find it in both or in neither. So sessions are read by their ids, which
 never change, one row after the other (`reads.BY_ID`). The part of a window that such a row covers is the same before
@@ -118,6 +122,13 @@ from tenure.clock import MICROSECOND
 from tenure.domain.alerts import AlertChanges, Condition
 from tenure.domain.audit_log import Actor, AuditDraft
 from tenure.domain.capacities import Capacity, Seats
+from tenure.domain.events import (
+    EventFilter,
+    EventPage,
+    EventPosition,
+    EventSubscription,
+    NewEventBatch,
+)
 from tenure.domain.jobs import BeginRunResult, Job, JobCommand, JobSettings, Pruned, RunOutcome
 from tenure.domain.keys import CreateKeyResult, NewKey, StoredKey
 from tenure.domain.leases import AcquireResult, Fence, Lease
@@ -177,7 +188,7 @@ from tenure.store.limits import (
     SUBMISSIONS_KEPT,
     USAGE_KEPT,
 )
-from tenure.store.reads import capacities, intervals
+from tenure.store.reads import capacities, events, intervals
 from tenure.store.reads.alerts import changes_from_values
 from tenure.store.reads.keys import create_result, key_from_values
 from tenure.store.reads.shared import SharedReads
@@ -400,6 +411,26 @@ class SqlServerStore(SqlServerClient, SharedReads):
         request = rows.alerts_text(conditions, contract)
         result = await self._call(calls.UPDATE_ALERTS, **asdict(fence), request=request)
         return changes_from_values([row._mapping for row in result], fence.epoch)  # noqa: SLF001 - public in SQLAlchemy
+
+    async def publish_events(self, pause_microseconds: int) -> datetime:
+        (row,) = await self._call(calls.PUBLISH_EVENTS, pause=pause_microseconds)
+        return row.horizon  # type: ignore[no-any-return]
+
+    async def read_events(  # type: ignore[override]  # no order of ids
+        self, criteria: EventFilter, after: EventPosition, until: EventPosition | None, limit: int
+    ) -> EventPage:
+        return await self._run(
+            lambda connection: events.read_events(connection, criteria, after, until, limit, reads.id_order)
+        )
+
+    async def subscribe_gateways(self, fence: Fence, gateways: Sequence[str]) -> Sequence[EventSubscription]:
+        request = rows.numbered((gateway,) for gateway in gateways)
+        result = await self._call(calls.SUBSCRIBE_GATEWAYS, **asdict(fence), request=request)
+        return [rows.event_subscription(row) for row in result]
+
+    async def save_event_batch(self, fence: Fence, batch: NewEventBatch) -> bool:
+        (row,) = await self._call(calls.SAVE_EVENT_BATCH, **asdict(fence), request=rows.event_batch_text(batch))
+        return bool(row.saved)
 
     async def migrate(self) -> Sequence[str]:
         return await self._retries.run(self._migrate_in_turn, MIGRATION_SECONDS)

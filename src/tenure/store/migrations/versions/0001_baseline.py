@@ -24,6 +24,7 @@ def upgrade() -> None:
     _create_usage()
     _create_access()
     _create_alerts()
+    _create_events()
     _insert_installation()
     _insert_signing_key()
 
@@ -38,6 +39,8 @@ def _create_installation() -> None:
         sa.Column("last_window_id", sa.BigInteger, nullable=False, server_default="0"),
         sa.Column("usage_kept_from", Instant),
         sa.Column("keys_version", sa.BigInteger, nullable=False, server_default="0"),
+        sa.Column("stamped_after", Instant),
+        sa.Column("published_at", Instant),
         sa.CheckConstraint("only_row = 1", name="installation_is_one"),
     )
 
@@ -347,6 +350,36 @@ def _create_alerts() -> None:
     op.create_index("alerts_active", "alerts", ["name", "subject"], unique=True, **active)
     op.create_index("alerts_raised_at", "alerts", ["raised_at", "alert_id"])
     op.create_index("alerts_cleared_at", "alerts", ["cleared_at"], **_where("cleared_at IS NOT NULL"))
+
+
+def _create_events() -> None:
+    op.create_table(
+        "event_subscriptions",
+        sa.Column("gateway", Name, nullable=False),
+        sa.Column("position_at", Instant, nullable=False),
+        sa.Column("position_rank", sa.SmallInteger, nullable=False),
+        sa.Column("position_id", Id, nullable=False),
+        sa.Column("number", sa.BigInteger, nullable=False),
+        sa.Column("submission_id", Id),
+        sa.PrimaryKeyConstraint("gateway", name="event_subscriptions_pkey"),
+    )
+    op.create_table(
+        "event_batches",
+        sa.Column("gateway", Name, nullable=False),
+        sa.Column("number", sa.BigInteger, nullable=False),
+        sa.Column("from_at", Instant, nullable=False),
+        sa.Column("from_rank", sa.SmallInteger, nullable=False),
+        sa.Column("from_id", Id, nullable=False),
+        sa.Column("to_at", Instant, nullable=False),
+        sa.Column("to_rank", sa.SmallInteger, nullable=False),
+        sa.Column("to_id", Id, nullable=False),
+        sa.Column("types", Name, nullable=False),
+        sa.Column("events", sa.Integer, nullable=False),
+        sa.Column("digest", Digest, nullable=False),
+        sa.Column("submission_id", Id, nullable=False),
+        sa.PrimaryKeyConstraint("gateway", "number", name="event_batches_pkey"),
+    )
+    op.create_index("event_batches_submission", "event_batches", ["submission_id"], unique=True)
 
 
 def _where(condition: str, include: list[str] | None = None) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 -- Deletes one batch of rows past their retention time, under the fence of its job: lease history, runs of jobs,
--- submissions that are delivered or cancelled, with their attempts, entries of the audit log, and alerts that are
--- cleared. `p_history`, `p_runs`, `p_submissions`, `p_audit` and `p_alerts` are the retention times in microseconds.
--- Returns how many rows of each it deleted. A submission that another transaction holds is left for the next batch.
+-- submissions that are delivered or cancelled, with their attempts and batches of events, entries of the audit log, and
+-- alerts that are cleared. `p_history`, `p_runs`, `p_submissions`, `p_audit` and `p_alerts` are the retention times in
+-- microseconds. Returns how many rows of each it deleted. A submission that another transaction holds is left for the
+-- next batch.
 CREATE OR REPLACE FUNCTION tenure_prune_1(
     p_name text, p_holder text, p_epoch bigint, p_limit int, p_history bigint, p_runs bigint, p_submissions bigint,
     p_audit bigint, p_alerts bigint)
@@ -33,6 +34,7 @@ BEGIN
         -- plan end
     );
     DELETE FROM submission_attempts a WHERE a.submission_id = ANY (v_old);
+    DELETE FROM event_batches b WHERE b.submission_id = ANY (v_old);
     DELETE FROM submissions s WHERE s.submission_id = ANY (v_old);
     submissions := cardinality(v_old);
     DELETE FROM audit_log d

@@ -1,7 +1,7 @@
 -- Deletes one batch of rows past their retention time, under the fence of its job: lease history, runs of jobs,
--- submissions that are delivered or cancelled, with their attempts, entries of the audit log, and alerts that are
--- cleared. @history, @runs, @submissions, @audit and @alerts are the retention times in microseconds. Returns how many
--- rows of each it deleted.
+-- submissions that are delivered or cancelled, with their attempts and batches of events, entries of the audit log, and
+-- alerts that are cleared. @history, @runs, @submissions, @audit and @alerts are the retention times in microseconds.
+-- Returns how many rows of each it deleted.
 --
 -- It takes only rows that no other transaction holds. If it waited for rows, its fence would delay the renewal of the
 -- lease. For submissions it locks first the rows and then their keys, and does not wait for either:
@@ -151,6 +151,12 @@ BEGIN
         OPTION (FORCE ORDER, LOOP JOIN, MAXDOP 1);
         SET @deleted = @@ROWCOUNT;
     END;
+
+    DELETE b
+    FROM @old AS o
+    INNER JOIN dbo.event_batches AS b ON o.submission_id = b.submission_id
+    WHERE o.has_key = 1
+    OPTION (FORCE ORDER, LOOP JOIN, MAXDOP 1);
 
     DELETE s
     FROM @old AS o

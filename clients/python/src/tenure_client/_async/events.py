@@ -1,0 +1,122 @@
+"""The feed of events: single pages, and following it for ever by long polls.
+
+A follower has one position: the `nextCursor` of the last page that arrived whole. Each poll asks for what comes after
+it. A poll that fails, at any point, leaves the position as it was, so the next poll asks for the same events again, and
+none of them has been yielded yet. The order of the feed never changes. So a follower yields each event once.
+
+`latest` is no position, because it means another one each time; neither is no cursor at all. So the first poll gets a
+cursor before anything else: it does not wait, and it asks for one event at most, so that its cursor is the position
+after that event.
+"""
+
+from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from tenure_client import _routes, models
+from tenure_client._async import _io
+from tenure_client._async.resources import _AsyncResource
+from tenure_client._core import may_repeat, pause_before
+from tenure_client.errors import TenureError
+
+if TYPE_CHECKING:
+    from tenure_client._async.client import AsyncClient
+
+LATEST = "latest"
+WAIT_SECONDS = 30
+"""How long a poll of a follower waits for an event. The server allows no more."""
+EMPTY_SECONDS = 0.5
+"""An empty page that comes sooner did not wait: the instance is stopping. The follower makes a pause before it polls
+again, as after a failure."""
+
+
+class AsyncEvents(_AsyncResource):
+    async def list(
+        self,
+        *,
+        after: str | None = None,
+        type: str | Sequence[str] | None = None,  # noqa: A002 - the name of the parameter
+        wait: int | None = None,
+        limit: int | None = None,
+    ) -> models.EventList:
+        """Return the next page of the feed after a cursor, or after `latest`; without `after`, from 7 days ago.
+
+        With `wait`, the server waits so many seconds for an event, up to 30.
+        """
+        query = models.EventQuery(after=after, limit=limit, type=_joined(type), wait=wait)
+        return await self._get(_routes.EVENTS, models.EventList, query=query, wait=wait or 0)
+
+    def follow(
+        self,
+        *,
+        after: str | None = None,
+        types: str | Sequence[str] | None = None,
+        wait: int = WAIT_SECONDS,
+        limit: int | None = None,
+    ) -> "AsyncEventFollower":
+        """Follow the feed for ever, from a cursor, from `latest`, or from 7 days ago."""
+        return AsyncEventFollower(self._client, after, _joined(types), wait, limit)
+
+
+class AsyncEventFollower:
+    """The feed of events, for ever. Iterate over it to get the events; `pages` yields the server's answers.
+
+    Failures that may pass are retried without end, with growing pauses and the `Retry-After` of the server. Other
+    errors are raised, such as `Unauthenticated`. Nothing runs between two events, so leaving the loop stops the
+    follower. The iteration ends if the client is closed. Each iteration begins at `after`.
+    """
+
+    def __init__(
+        self, client: "AsyncClient", after: str | None, types: str | None, wait: int, limit: int | None
+    ) -> None:
+        self._client = client.with_options(max_retries=0)
+        self._after = after
+        self._types = types
+        self._wait = wait
+        self._limit = limit
+
+    async def pages(self) -> AsyncIterator[models.EventList]:
+        """Yield pages that have events. Once you have processed one, `next_cursor` is where to continue."""
+        async for _, page in self._pages():
+            yield page
+
+    async def __aiter__(self) -> AsyncIterator[models.FollowedEvent]:
+        async for before, page in self._pages():
+            for left, event in zip(reversed(range(page.count)), page.events, strict=True):
+                cursor = before if left else page.next_cursor
+                yield models.FollowedEvent(**msgspec.structs.asdict(event), cursor=cursor)
+
+    async def _pages(self) -> AsyncIterator[tuple[str, models.EventList]]:
+        """Yield each page with the cursor before it."""
+        options = self._client._options
+        cursor, failures = self._after, 0
+        while not self._client._shared.is_closed:
+            failure: TenureError | None = None
+            began = options.clock.now()
+            try:
+                page = await self._poll(cursor)
+            except TenureError as error:
+                if not may_repeat(error, repeatable=True):
+                    raise
+                failure = error
+            else:
+                before, cursor = cursor, page.next_cursor
+                if page.events:
+                    # Of a first poll without a position there is one event, so nobody continues before it.
+                    yield before or cursor, page
+                if page.events or options.clock.now() - began >= EMPTY_SECONDS:
+                    failures = 0
+                    continue
+            failures += 1
+            await _io.sleep(options, pause_before(failures, failure))
+
+    async def _poll(self, cursor: str | None) -> models.EventList:
+        events = self._client.events
+        if cursor is None or cursor == LATEST:
+            return await events.list(after=cursor, type=self._types, limit=1)
+        return await events.list(after=cursor, type=self._types, wait=self._wait, limit=self._limit)
+
+
+def _joined(types: str | Sequence[str] | None) -> str | None:
+    return types if types is None or isinstance(types, str) else ",".join(types)

@@ -1,0 +1,317 @@
+"""The routes, grouped by resource."""
+
+import uuid
+from collections.abc import Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from tenure_client import _routes, models
+from tenure_client._async.pages import AsyncPages
+from tenure_client._async.streams import AsyncStream
+from tenure_client._core import Answer, Id
+from tenure_client._routes import Route
+
+if TYPE_CHECKING:
+    from tenure_client._async.client import AsyncClient
+
+T = TypeVar("T")
+
+
+class _AsyncResource:
+    def __init__(self, client: "AsyncClient") -> None:
+        self._client = client
+
+    async def _get(self, route: Route, kind: type[T], **more: Any) -> T:
+        return (await self._client._call(route, **more)).decode(kind)
+
+    def _pages(self, route: Route, items: str, query: Any, **path: object) -> AsyncPages[Any, Any]:
+        async def fetch(cursor: str | None) -> Any:
+            asked = msgspec.structs.replace(query, cursor=cursor)
+            return await self._get(route, route.answer, query=asked, **path)
+
+        return AsyncPages(fetch, items, query.cursor)
+
+
+class AsyncSessions(_AsyncResource):
+    async def open(
+        self,
+        *,
+        user: Id,
+        tenant: Id,
+        capacity: Id,
+        kind: int,
+        lease_seconds: int | None = None,
+        idle_seconds: int | None = None,
+        with_token: bool = False,
+    ) -> models.OpenedSession:
+        """Open a session, or get the live one. `client.hold` also keeps it alive."""
+        body = models.OpenBody(
+            user_object_id=str(user),
+            tenant_object_id=str(tenant),
+            capacity_id=str(capacity),
+            session_kind=kind,
+            lease_seconds=lease_seconds,
+            idle_seconds=idle_seconds,
+            with_token=with_token,
+        )
+        return (await self._open(body)).decode(models.OpenedSession)
+
+    async def _open(self, body: models.OpenBody) -> Answer:
+        return await self._client._call(_routes.OPEN, body=body)
+
+    async def heartbeat(self, session_id: Id, *, active: bool = False) -> models.Heartbeat:
+        return (await self._heartbeat(session_id, active=active)).decode(models.Heartbeat)
+
+    async def _heartbeat(self, session_id: Id, *, active: bool) -> Answer:
+        body = models.HeartbeatBody(active=active)
+        return await self._client._call(_routes.HEARTBEAT, body=body, sessionId=session_id)
+
+    async def heartbeats(self, session_ids: Sequence[Id], *, active: bool = False) -> models.Heartbeats:
+        """Renew up to 1000 sessions. The results are in the order of the ids."""
+        body = models.HeartbeatsBody(session_ids=[str(session_id) for session_id in session_ids], active=active)
+        return await self._get(_routes.HEARTBEATS, models.Heartbeats, body=body)
+
+    async def get(self, session_id: Id) -> models.Session:
+        return await self._get(_routes.SESSION, models.Session, sessionId=session_id)
+
+    async def end(self, session_id: Id) -> models.Session:
+        return await self._get(_routes.END, models.Session, sessionId=session_id)
+
+    async def metrics(self) -> models.SessionMetrics:
+        return await self._get(_routes.SESSION_METRICS, models.SessionMetrics)
+
+    def stream(self, session_id: Id) -> AsyncStream:
+        """Attach a stream to a live session."""
+        path = f"{_routes.SESSION.path_with(sessionId=session_id)}/stream"
+        return AsyncStream(self._client._options, path, None)
+
+    def list(
+        self,
+        *,
+        tenant: Id | None = None,
+        user: Id | None = None,
+        capacity: Id | None = None,
+        kind: int | None = None,
+        state: str | None = None,
+        active: bool | None = None,
+        close_reason: str | None = None,
+        limit: int | None = None,
+        cursor: str | None = None,
+    ) -> AsyncPages[models.SessionList, models.Session]:
+        """List sessions, newest first. `limit` is the size of a page."""
+        query = models.SessionQuery(
+            tenant=_text(tenant),
+            user=_text(user),
+            capacity=_text(capacity),
+            kind=kind,
+            state=state,
+            active=active,
+            close_reason=close_reason,
+            limit=limit,
+            cursor=cursor,
+        )
+        return self._pages(_routes.SESSIONS, "sessions", query)
+
+
+class AsyncCapacities(_AsyncResource):
+    async def set(
+        self,
+        capacity_id: Id,
+        *,
+        max_sessions: int | None = None,
+        when_full: str = "reject",
+        tenant: Id | None = None,
+    ) -> models.Capacity:
+        """Set the seats and the tenant of a capacity. What is left out returns to its default."""
+        body = models.CapacityBody(max_sessions=max_sessions, when_full=when_full, tenant_object_id=_text(tenant))
+        return await self._get(_routes.SET_CAPACITY, models.Capacity, body=body, capacityId=capacity_id)
+
+    async def get(self, capacity_id: Id) -> models.Capacity:
+        return await self._get(_routes.CAPACITY, models.Capacity, capacityId=capacity_id)
+
+    async def delete(self, capacity_id: Id) -> models.Capacity:
+        return await self._get(_routes.DELETE_CAPACITY, models.Capacity, capacityId=capacity_id)
+
+    def list(
+        self, *, tenant: Id | None = None, limit: int | None = None, cursor: str | None = None
+    ) -> AsyncPages[models.CapacityList, models.Capacity]:
+        query = models.CapacityQuery(tenant=_text(tenant), limit=limit, cursor=cursor)
+        return self._pages(_routes.CAPACITIES, "capacities", query)
+
+
+class AsyncSubmissions(_AsyncResource):
+    async def submit(self, gateway: str, payload: Any, *, idempotency_key: str | None = None) -> models.Accepted:
+        """Submit a payload to a gateway.
+
+        All tries of one call have the same idempotency key. Give one of your own, such as an order number, if a later
+        call may repeat this one.
+        """
+        headers = {"Idempotency-Key": idempotency_key or str(uuid.uuid4())}
+        body = models.SubmitBody(gateway=gateway, payload=payload)
+        return await self._get(_routes.SUBMIT, models.Accepted, body=body, headers=headers)
+
+    async def get(self, submission_id: Id) -> models.Submission:
+        return await self._get(_routes.SUBMISSION, models.Submission, submissionId=submission_id)
+
+    async def retry(self, submission_id: Id) -> models.Submission:
+        return await self._get(_routes.RETRY, models.Submission, submissionId=submission_id)
+
+    async def cancel(self, submission_id: Id) -> models.Submission:
+        return await self._get(_routes.CANCEL, models.Submission, submissionId=submission_id)
+
+    async def retry_all(self, *, gateway: str | None = None, state: str | None = None) -> int:
+        """Retry every submission that matches, and return their number."""
+        body = models.CommandBody(gateway=gateway, state=state)
+        return (await self._get(_routes.RETRY_ALL, models.Commanded, body=body)).count
+
+    async def cancel_all(self, *, gateway: str | None = None, state: str | None = None) -> int:
+        """Cancel every submission that matches, and return their number."""
+        body = models.CommandBody(gateway=gateway, state=state)
+        return (await self._get(_routes.CANCEL_ALL, models.Commanded, body=body)).count
+
+    def list(
+        self,
+        *,
+        gateway: str | None = None,
+        state: str | None = None,
+        limit: int | None = None,
+        cursor: str | None = None,
+    ) -> AsyncPages[models.SubmissionList, models.ListedSubmission]:
+        query = models.SubmissionQuery(gateway=gateway, state=state, limit=limit, cursor=cursor)
+        return self._pages(_routes.SUBMISSIONS, "submissions", query)
+
+
+class AsyncUsage(_AsyncResource):
+    def sum(
+        self,
+        *,
+        from_: datetime | None = None,
+        to: datetime | None = None,
+        tenant: Id | None = None,
+        capacity: Id | None = None,
+        user: Id | None = None,
+        group_by: str | None = None,
+        limit: int | None = None,
+        cursor: str | None = None,
+    ) -> AsyncPages[models.Usage, models.UsageGroup]:
+        """Sum the usage of a span of time, in groups."""
+        query = models.UsageQuery(
+            from_=from_,
+            to=to,
+            tenant=_text(tenant),
+            capacity=_text(capacity),
+            user=_text(user),
+            group_by=group_by,
+            limit=limit,
+            cursor=cursor,
+        )
+        return self._pages(_routes.USAGE, "groups", query)
+
+    def windows(
+        self, *, limit: int | None = None, cursor: str | None = None
+    ) -> AsyncPages[models.UsageWindowList, models.UsageWindow]:
+        return self._pages(_routes.WINDOWS, "windows", models.PageQuery(limit=limit, cursor=cursor))
+
+    async def window(self, window_id: int) -> models.WholeUsageWindow:
+        return await self._get(_routes.WINDOW, models.WholeUsageWindow, windowId=window_id)
+
+    async def send(self, *, from_: datetime, to: datetime | None = None) -> models.Sent:
+        """Send windows that were cut without a gateway."""
+        return await self._get(_routes.SEND_WINDOWS, models.Sent, body=models.SendBody(from_=from_, to=to))
+
+
+class AsyncLeases(_AsyncResource):
+    async def resign(self, name: str) -> models.Lease:
+        return await self._get(_routes.RESIGN, models.Lease, name=name)
+
+    def list(
+        self, *, limit: int | None = None, cursor: str | None = None
+    ) -> AsyncPages[models.LeaseList, models.Lease]:
+        return self._pages(_routes.LEASES, "leases", models.PageQuery(limit=limit, cursor=cursor))
+
+
+class AsyncJobs(_AsyncResource):
+    async def run(self, name: str) -> models.Job:
+        return await self._get(_routes.RUN, models.Job, name=name)
+
+    async def pause(self, name: str) -> models.Job:
+        return await self._get(_routes.PAUSE, models.Job, name=name)
+
+    async def resume(self, name: str) -> models.Job:
+        return await self._get(_routes.RESUME, models.Job, name=name)
+
+    def runs(
+        self, name: str, *, limit: int | None = None, cursor: str | None = None
+    ) -> AsyncPages[models.RunList, models.Run]:
+        return self._pages(_routes.RUNS, "runs", models.PageQuery(limit=limit, cursor=cursor), name=name)
+
+    def list(self, *, limit: int | None = None, cursor: str | None = None) -> AsyncPages[models.JobList, models.Job]:
+        return self._pages(_routes.JOBS, "jobs", models.PageQuery(limit=limit, cursor=cursor))
+
+
+class AsyncKeys(_AsyncResource):
+    async def create(
+        self,
+        name: str,
+        role: str,
+        *,
+        expires_at: datetime | None = None,
+        others_expire_at: datetime | None = None,
+        tenant: Id | None = None,
+    ) -> models.CreatedKey:
+        """Create an API key. Only this answer contains it. If the answer is lost, revoke the key and create another."""
+        body = models.KeyBody(
+            name=name,
+            role=role,
+            expires_at=expires_at,
+            others_expire_at=others_expire_at,
+            tenant_object_id=_text(tenant),
+        )
+        return await self._get(_routes.CREATE_KEY, models.CreatedKey, body=body)
+
+    async def revoke(self, public_id: str) -> models.Key:
+        return await self._get(_routes.REVOKE_KEY, models.Key, publicId=public_id)
+
+    def list(
+        self, *, name: str | None = None, limit: int | None = None, cursor: str | None = None
+    ) -> AsyncPages[models.KeyList, models.Key]:
+        return self._pages(_routes.KEYS, "keys", models.KeyQuery(name=name, limit=limit, cursor=cursor))
+
+
+class AsyncAuditLog(_AsyncResource):
+    def list(
+        self,
+        *,
+        subject: str | None = None,
+        action: str | None = None,
+        target: str | None = None,
+        from_: datetime | None = None,
+        to: datetime | None = None,
+        limit: int | None = None,
+        cursor: str | None = None,
+    ) -> AsyncPages[models.AuditLog, models.AuditEntry]:
+        query = models.AuditQuery(
+            subject=subject, action=action, target=target, from_=from_, to=to, limit=limit, cursor=cursor
+        )
+        return self._pages(_routes.AUDIT_LOG, "entries", query)
+
+
+class AsyncAlerts(_AsyncResource):
+    def list(
+        self,
+        *,
+        name: str | None = None,
+        subject: str | None = None,
+        state: str | None = None,
+        limit: int | None = None,
+        cursor: str | None = None,
+    ) -> AsyncPages[models.AlertList, models.Alert]:
+        """List alerts, newest first. `state` is `active` or `cleared`."""
+        query = models.AlertQuery(name=name, subject=subject, state=state, limit=limit, cursor=cursor)
+        return self._pages(_routes.ALERTS, "alerts", query)
+
+
+def _text(value: Id | None) -> str | None:
+    return None if value is None else str(value)

@@ -1,0 +1,47 @@
+"""The clock that held sessions are measured with."""
+
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    manual: bool
+    """Time passes only when a test says so (`tenure_client.testing`)."""
+
+    def now(self) -> float:
+        """Return seconds. Only differences have a meaning."""
+
+    def pass_time(self, seconds: float) -> None:
+        """Let time pass, on a manual clock."""
+
+    def attach(self, keeper: "Settling") -> None:
+        """Let a manual clock drive the keeper."""
+
+    def detach(self, keeper: "Settling") -> None: ...
+
+
+class Settling(Protocol):
+    """What a manual clock drives: the keeper of held sessions."""
+
+    def next_event(self) -> float: ...
+
+    def settle(self) -> None: ...
+
+
+class SystemClock:
+    """CLOCK_BOOTTIME where there is one: it goes on while the machine is suspended, as the server's clock does."""
+
+    manual = False
+    _id = getattr(time, "CLOCK_BOOTTIME", None)
+
+    def now(self) -> float:
+        return time.monotonic() if self._id is None else time.clock_gettime(self._id)
+
+    def pass_time(self, seconds: float) -> None:
+        raise NotImplementedError("the time of the system passes by itself")
+
+    def attach(self, keeper: Settling) -> None:
+        raise NotImplementedError
+
+    def detach(self, keeper: Settling) -> None:
+        raise NotImplementedError

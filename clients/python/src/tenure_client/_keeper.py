@@ -1,0 +1,469 @@
+"""The thread that keeps all held sessions of one client alive.
+
+It is a daemon thread with an event loop and connections of its own, in the sync and in the async client. So neither a
+blocked event loop nor a pool whose connections are all dead keeps a heartbeat from being sent.
+
+Each session is due one interval after its last heartbeat was sent. When one is due, the request takes along every other
+session that has waited for at least half of its interval. Of two groups one always has, so within one interval all
+sessions with the same interval share their requests. A request has at most 1000 ids; the requests of a larger group
+spread over the interval.
+
+| an answer | what the keeper does |
+|---|---|
+| acknowledged | moves the local deadline (`_lease.py`) |
+| 404 or 410 for a session | declares the loss at once |
+| 401, 403, 429, 5xx, another one, or none in time | tries again with growing pauses, until the deadline |
+
+A refused key is not final: a new key needs up to two seconds to be known by every instance, and a key may come from a
+function. The session lives on meanwhile, and the local deadline ends the attempts. After a request without an answer,
+the next one uses a new connection: a partition can leave a connection that never breaks and never answers.
+
+Deadlines are checked beside the requests, at least twice a second, so a request that hangs does not hide one. An error
+in this module is logged and does not end the thread; if the thread dies all the same, deadlines are still checked on
+use.
+"""
+
+import asyncio
+import atexit
+import os
+import random
+import threading
+import weakref
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from itertools import count
+from typing import Any
+
+import httpx2
+import msgspec
+
+from tenure_client import _routes
+from tenure_client._core import BACKOFF_FIRST, Key, Options, transport_error
+from tenure_client._lease import Anchor, Lease, LostReason, log
+from tenure_client.errors import Problem, UnexpectedAnswer, problem_of
+from tenure_client.models import HeartbeatResult, Heartbeats, HeartbeatsBody, Session
+
+IDS_MAX = 1000
+IN_FLIGHT_MAX = 4
+POLL_SECONDS = 0.5
+"""The event loop's timers stop while the machine is suspended, so the keeper looks at its clock this often."""
+END_SECONDS = 5.0
+EXIT_SECONDS = 2.0
+ENDS_AT_ONCE = 16
+START_SECONDS = 10.0
+
+_numbers = count(1)
+
+
+class Batch(msgspec.Struct, frozen=True):
+    key: Key
+    active: bool
+    leases: list[Lease]
+    pace: float
+    """The share of the interval until the next heartbeat: below 1 for requests that are to spread out."""
+
+
+class Keeper:
+    def __init__(self, options: Options) -> None:
+        self.anchor = Anchor()
+        self.requests = 0
+        """How many heartbeat requests were sent."""
+        self._options = options
+        self._clock = options.clock
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._leases: set[Lease] = set()
+        self._connection: httpx2.AsyncClient | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._wakes_at = 0.0
+        self._closing = False
+        self._stopped = False
+        self._retired = False
+        self._ending = 0
+        self._loop = asyncio.new_event_loop()
+        self._loop.set_default_executor(_DaemonThreads())
+        self._wake = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name=f"tenure-keeper-{next(_numbers)}", daemon=True)
+        self._thread.start()
+        if self._clock.manual:
+            self._clock.attach(self)
+        _keepers.add(self)
+
+    @property
+    def is_mine(self) -> bool:
+        """False in a child of the process that made this keeper: there the thread does not exist."""
+        return os.getpid() == self._pid
+
+    def add(self, lease: Lease) -> None:
+        with self._lock:
+            self._leases.add(lease)
+        if min(lease.due, lease.deadline) < self._wakes_at:
+            self.wake()
+
+    def wake(self) -> None:
+        self._loop.call_soon_threadsafe(self._wake.set)
+
+    def end(self, lease: Lease, *, on_server: bool) -> "Future[bool]":
+        """Stop renewing the session, and end it on the server. The result says whether the server confirmed."""
+        others = self._release(lease)
+        was_lost = bool(lease.loss)
+        lease.loss.declare(LostReason.STOPPED, None)
+        if was_lost or others or not on_server or self._closing:
+            return _done(result=False)
+        self._ending += 1
+        ending = asyncio.run_coroutine_threadsafe(self._end(lease), self._loop)
+        ending.add_done_callback(self._ended)
+        return ending
+
+    def abandon(self, lease: Lease) -> None:
+        """End a session whose holder has forgotten it.
+
+        The garbage collector calls this, in any thread and even while that thread holds a lock. So it takes none.
+        """
+        if self.is_mine and not self._closing:
+            with suppress(RuntimeError):  # The loop is closed.
+                self._loop.call_soon_threadsafe(lambda: self.end(lease, on_server=lease.ends_with_client))
+
+    def retire(self) -> None:
+        """Stop the thread once nothing is left to do. Called when the client was forgotten, so it must not wait."""
+        if self.is_mine and not self._stopped:
+            self._retired = True
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._wake.set)
+
+    def close(self, seconds: float = END_SECONDS) -> None:
+        """End every held session, and stop the thread."""
+        if not self.is_mine or self._closing:
+            return
+        self._closing = True
+        with self._lock:
+            leases = [lease for lease in self._leases if not lease.loss]
+        try:
+            asyncio.run_coroutine_threadsafe(self._close(leases, seconds), self._loop).result(seconds + 1)
+        except (TimeoutError, RuntimeError):
+            log.warning("could not end all of %d sessions; they end when their leases expire", len(leases))
+        if self._clock.manual:
+            self._clock.detach(self)
+        self._stopped = True
+        with suppress(RuntimeError):
+            self.wake()
+        self._thread.join(seconds)
+
+    # For a manual clock.
+
+    def next_event(self) -> float:
+        with self._lock:
+            return min((min(lease.due, lease.deadline) for lease in self._leases), default=float("inf"))
+
+    def settle(self) -> None:
+        """Do all that is due at the present time of the clock, and wait until it is done."""
+        if not self._stopped:
+            asyncio.run_coroutine_threadsafe(self._settle(), self._loop).result(START_SECONDS)
+
+    async def _settle(self) -> None:
+        while True:
+            self._expire(self._clock.now())
+            batches = self._due(self._clock.now())
+            if not batches:
+                return
+            for batch in batches:
+                await self._send(batch)
+
+    # The thread.
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_until_complete(self._main())
+        finally:
+            self._loop.close()
+
+    async def _main(self) -> None:
+        while not self._stopped and not (self._retired and not self._leases and not self._ending):
+            delay = POLL_SECONDS
+            try:
+                if not self._clock.manual:
+                    delay = self._step()
+            except Exception:  # noqa: BLE001, the thread must not end
+                log.exception("the keeper of sessions failed, and goes on")
+            with suppress(TimeoutError):
+                async with asyncio.timeout(delay):
+                    await self._wake.wait()
+            self._wake.clear()
+        self._stopped = True
+        for task in self._tasks:
+            task.cancel()
+        await self._disconnect()
+
+    def _step(self) -> float:
+        """Declare losses, start requests, and return the seconds until there is something to do again."""
+        now = self._clock.now()
+        self._expire(now)
+        for batch in self._due(now)[: IN_FLIGHT_MAX - len(self._tasks)]:
+            for lease in batch.leases:
+                lease.in_flight = True
+            task = self._loop.create_task(self._send(batch))
+            self._tasks.add(task)
+            task.add_done_callback(self._finished)
+        full = len(self._tasks) >= IN_FLIGHT_MAX  # The next task that finishes wakes the thread.
+        with self._lock:
+            soon = min(
+                (
+                    lease.deadline if full or lease.in_flight else min(lease.due, lease.deadline)
+                    for lease in self._leases
+                ),
+                default=now + POLL_SECONDS,
+            )
+        delay = min(max(soon - now, 0.0), POLL_SECONDS)
+        self._wakes_at = now + delay
+        return delay
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._wake.set()
+        if not task.cancelled() and task.exception() is not None:
+            log.error("a heartbeat failed", exc_info=task.exception())
+
+    def _expire(self, now: float) -> None:
+        with self._lock:
+            passed = [lease for lease in self._leases if now >= lease.deadline]
+        for lease in passed:
+            lease.check(now)
+            self._release(lease)
+
+    def _due(self, now: float) -> list[Batch]:
+        """Return the requests to send now."""
+        with self._lock:
+            idle = [lease for lease in self._leases if not lease.in_flight]
+        due = [lease for lease in idle if lease.due <= now]
+        if not due:
+            return []
+        waiting = [lease for lease in idle if lease.due > now and not lease.failures]
+        early = [lease for lease in waiting if now >= lease.sent_at + lease.interval / 2]
+        groups: dict[tuple[Key, bool], list[Lease]] = {}
+        for lease in due:
+            groups.setdefault((lease.key, lease.is_active), []).append(lease)
+        batches: list[Batch] = []
+        for (key, active), ready in groups.items():
+            size = 1 if key.is_session_token() else IDS_MAX
+            riders = [lease for lease in early if lease.key is key and lease.is_active is active]
+            leases = ready + riders[: -len(ready) % size]
+            number = -(-len(leases) // size)
+            batches += [
+                Batch(key, active, leases[at * size : (at + 1) * size], 1 - at / number / 2) for at in range(number)
+            ]
+        return batches
+
+    # Requests. Each has a total time of its own.
+
+    async def _send(self, batch: Batch) -> None:
+        sent = self._clock.now()
+        for lease in batch.leases:
+            lease.in_flight = True
+            lease.touched = False
+        connection = self._connect()
+        try:
+            results = await self._beat(connection, batch)
+            by_id = {result.session_id: result for result in results}
+            for lease in batch.leases:
+                self._apply(lease, by_id.get(lease.session_id), sent, batch.pace)
+            await self._improve(connection, batch.leases, sent)
+        except (Problem, UnexpectedAnswer) as error:
+            self._failed(batch, error)
+        except (httpx2.HTTPError, OSError, TimeoutError, RuntimeError) as error:
+            # Also RuntimeError: the connection was closed by another request that failed.
+            if connection is self._connection:
+                await self._disconnect()
+            self._failed(batch, transport_error(error))
+        finally:
+            for lease in batch.leases:
+                lease.in_flight = False
+
+    async def _beat(self, connection: httpx2.AsyncClient, batch: Batch) -> Iterable[HeartbeatResult]:
+        self.requests += 1
+        timeout = self._timeout(batch.leases)
+        if batch.key.is_session_token():
+            session_id = batch.leases[0].session_id
+            path = _routes.HEARTBEAT.path_with(sessionId=session_id)
+            body = b'{"active":true}' if batch.active else b"{}"
+            response = await self._request(connection, "POST", path, batch.key, timeout, body)
+            if response.status_code in (404, 410):
+                problem = problem_of(response.status_code, response.headers, response.content)
+                reason = problem.close_reason if isinstance(problem, Problem) else None
+                refused = HeartbeatResult(
+                    session_id=session_id, acknowledged=False, status=response.status_code, close_reason=reason
+                )
+                return [refused]
+            return [_decoded(response, HeartbeatResult)]
+        ids = list(dict.fromkeys(lease.session_id for lease in batch.leases))
+        body = msgspec.json.encode(HeartbeatsBody(session_ids=ids, active=batch.active))
+        response = await self._request(connection, "POST", _routes.HEARTBEATS.path, batch.key, timeout, body)
+        answer: Heartbeats = _decoded(response, Heartbeats)
+        return answer.heartbeats
+
+    def _apply(self, lease: Lease, result: HeartbeatResult | None, sent: float, pace: float) -> None:
+        if result is None:
+            self._retry(lease, UnexpectedAnswer("the answer leaves out this session", status=200), None)
+        elif result.acknowledged and result.lease_expires_at is not None:
+            lease.renewed(sent, result.lease_expires_at, result.heartbeat_interval)
+            lease.due = sent + lease.interval * pace
+        else:
+            lease.refused(result)
+            self._release(lease)
+
+    async def _improve(self, connection: httpx2.AsyncClient, leases: list[Lease], sent: float) -> None:
+        """Read one session if its deadline follows from an anchor that may be wrong, and so renew the anchor."""
+        doubtful = next((lease for lease in leases if not lease.loss and lease.wants_read(self._clock.now())), None)
+        if doubtful is None:
+            return
+        path = _routes.SESSION.path_with(sessionId=doubtful.session_id)
+        try:
+            response = await self._request(connection, "GET", path, doubtful.key, self._timeout([doubtful]))
+            session: Session = _decoded(response, Session)
+        except (Problem, UnexpectedAnswer, httpx2.HTTPError, OSError, TimeoutError, RuntimeError):
+            return  # The heartbeats have arrived all the same. The next ones try again.
+        if not session.is_active:
+            return  # The next heartbeat gets the reason.
+        due = doubtful.due
+        doubtful.read(session, sent)
+        doubtful.due = min(due, doubtful.due)
+        for lease in leases:
+            lease.recompute()
+
+    def _ended(self, _ending: "Future[bool]") -> None:
+        self._ending -= 1
+
+    async def _end(self, lease: Lease) -> bool:
+        path = _routes.END.path_with(sessionId=lease.session_id)
+        deadline = self._loop.time() + END_SECONDS
+        tries = 0
+        while self._loop.time() < deadline:
+            connection = self._connect()
+            try:
+                timeout = min(self._options.heartbeat_timeout, END_SECONDS / 2)
+                response = await self._request(connection, "DELETE", path, lease.key, timeout)
+            except (httpx2.HTTPError, OSError, TimeoutError, RuntimeError):
+                if connection is self._connection:
+                    await self._disconnect()
+            else:
+                if response.status_code < 500 and response.status_code != 429:  # noqa: PLR2004
+                    return response.is_success
+            tries += 1
+            pause = random.uniform(0, BACKOFF_FIRST * 2**tries)  # noqa: S311
+            if self._clock.manual and tries > 2:  # noqa: PLR2004
+                break
+            await asyncio.sleep(0 if self._clock.manual else pause)
+        log.warning("could not end session %s; it ends when its lease expires", lease.session_id)
+        return False
+
+    async def _close(self, leases: list[Lease], seconds: float) -> None:
+        """End the sessions together: as many as can be within the time."""
+        gate = asyncio.Semaphore(ENDS_AT_ONCE)
+
+        async def end(lease: Lease) -> None:
+            async with gate:
+                self._release(lease)
+                lease.loss.declare(LostReason.STOPPED, None)
+                if lease.ends_with_client:
+                    await self._end(lease)
+
+        async with asyncio.timeout(seconds):
+            await asyncio.gather(*map(end, leases))
+
+    async def _request(
+        self,
+        connection: httpx2.AsyncClient,
+        method: str,
+        path: str,
+        key: Key,
+        timeout: float,
+        body: bytes | None = None,
+    ) -> httpx2.Response:
+        headers = {} if body is None else {"Content-Type": "application/json"}
+        async with asyncio.timeout(timeout):
+            return await connection.request(
+                method, self._options.url + path, content=body, headers=headers, auth=key, timeout=timeout
+            )
+
+    def _timeout(self, leases: Iterable[Lease]) -> float:
+        """Return a timeout that leaves time for several tries within the shortest lease."""
+        shortest = min(lease.deadline - lease.sent_at for lease in leases)
+        return max(min(self._options.heartbeat_timeout, shortest / 6), 0.5)
+
+    def _connect(self) -> httpx2.AsyncClient:
+        if self._connection is None:
+            options = self._options
+            self._connection = httpx2.AsyncClient(
+                transport=options.transport, verify=options.verify, headers=dict(options.headers)
+            )
+        return self._connection
+
+    async def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None and self._options.transport is None:
+            await connection.aclose()
+
+    # Failures.
+
+    def _failed(self, batch: Batch, error: Exception) -> None:
+        retry_after = error.retry_after if isinstance(error, Problem) else None
+        # One pause for all, so that they stay in one request.
+        luck = random.random()  # noqa: S311
+        for lease in batch.leases:
+            if batch.active and not lease.always_active:
+                lease.touched = True
+            self._retry(lease, error, retry_after, luck)
+
+    def _retry(self, lease: Lease, error: Exception, retry_after: float | None, luck: float = 1.0) -> None:
+        now = self._clock.now()
+        longest = min(BACKOFF_FIRST * 2 ** min(lease.failures + 1, 10), lease.interval)
+        pause = max(longest * luck, 0.05) + (retry_after or 0.0)
+        lease.failed(error, now + min(pause, max((lease.deadline - now) / 2, 0.05)))
+
+    def _release(self, lease: Lease) -> bool:
+        """Stop renewing. Returns whether this client holds the same session elsewhere too."""
+        with self._lock:
+            self._leases.discard(lease)
+            return any(other.session_id == lease.session_id for other in self._leases)
+
+
+def _decoded(response: httpx2.Response, kind: Any) -> Any:
+    if not response.is_success:
+        raise problem_of(response.status_code, response.headers, response.content)
+    try:
+        return msgspec.json.decode(response.content, type=kind)
+    except msgspec.DecodeError as error:
+        raise UnexpectedAnswer(f"the answer is no {kind.__name__}: {error}", status=response.status_code) from None
+
+
+def _done(*, result: bool) -> "Future[bool]":
+    future: Future[bool] = Future()
+    future.set_result(result)
+    return future
+
+
+class _DaemonThreads(ThreadPoolExecutor):
+    """Resolves host names. The interpreter does not wait for its threads when it exits: a resolver can hang."""
+
+    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
+        future: Future[Any] = Future()
+
+        def run() -> None:
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(function(*args, **kwargs))
+                except BaseException as error:  # noqa: BLE001
+                    future.set_exception(error)
+
+        threading.Thread(target=run, name="tenure-resolver", daemon=True).start()
+        return future
+
+
+_keepers: "weakref.WeakSet[Keeper]" = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    for keeper in list(_keepers):
+        keeper.close(EXIT_SECONDS)

@@ -1,0 +1,311 @@
+"""How long a held session may be trusted, and what happens when it is lost.
+
+What must hold: while the client believes in a session, the server does. So every estimate is early rather than late.
+
+The server's deadline D of a session is the earliest of three: its term's end, the last heartbeat plus the lease L, and
+the last activity plus the idle limit. An answer contains D in the server's time, but not the server's present time, so
+D alone says nothing about how long the session still lives. Two facts do:
+
+1. The server read its clock after the request was sent. If D came from the lease, the session lives for L from that
+   reading on, and so at least until `sent + L` on the local clock. `L` is the difference of D and the last heartbeat in
+   one answer: an answer that opened a session has both, and so has a read after a heartbeat. The real lease is never
+   shorter than such a difference.
+2. D may have come from the term or the idle limit instead. Then `sent + L` is too late. Therefore the client also keeps
+   an anchor: a local instant, and a server's instant that was not earlier. With the anchor, D becomes a local instant.
+   The anchor is as good as both clocks run equally fast; 0.1 % of the time since is subtracted.
+
+The local deadline is the earlier of the two. If the anchor gives a clearly earlier one, or is old, the keeper reads the
+session once and gets a new anchor. So a step of the database's clock, or a slow first answer, costs a read, and no
+session.
+
+| cut short by | what happens |
+|---|---|
+| an answer that is lost | the deadline stays that of the last answer that arrived |
+| suspend, SIGSTOP, a held GIL | the clock goes on; every use compares it with the deadline before anything else |
+| a fork | the child's copy is lost at once (`forked`): only the parent renews the session and hears of its end |
+| a step forward of the database's clock | the server ends sessions early; the next heartbeat gets 410 |
+"""
+
+import asyncio
+import logging
+import os
+import threading
+from collections.abc import Callable, Generator
+from contextlib import suppress
+from datetime import datetime
+from enum import StrEnum
+
+from tenure_client._clock import Clock
+from tenure_client._core import Key
+from tenure_client.errors import SessionLost
+from tenure_client.models import HeartbeatResult, Session
+
+log = logging.getLogger("tenure_client")
+
+DRIFT = 0.001
+"""How much faster the server's clock may run than the local one. NTP slews each by at most half of this."""
+SLACK = 0.05
+SLACK_SECONDS = 0.25
+CHECK_SECONDS = 30.0
+"""The interval for a session without a lease: it needs no heartbeat, but may be ended by others."""
+SOONEST = 1.0
+"""No session is renewed more often than this, in seconds, whatever its limits."""
+
+
+class LostReason(StrEnum):
+    EXPIRED = "expired"
+    """Its term, lease or idle limit ran out while the server could be reached, or the process was stopped."""
+    EVICTED = "evicted"
+    UPGRADED = "upgraded"
+    TERMINATED = "terminated"
+    """An operator ended it, or the instance that held its stream did."""
+    STOPPED = "stopped"
+    """A client ended it, or this one has left the block."""
+    UNKNOWN = "unknown"
+    """The server does not know it: 404."""
+    UNREACHABLE = "unreachable"
+    """No heartbeat was answered in time. The session may live on, but nobody can know."""
+    FORKED = "forked"
+    """This is a child of the process that holds it."""
+
+
+_REASONS = {
+    "EXPIRED": LostReason.EXPIRED,
+    "LEASE_EXPIRED": LostReason.EXPIRED,
+    "IDLE_TIMEOUT": LostReason.EXPIRED,
+    "EVICTED": LostReason.EVICTED,
+    "UPGRADED": LostReason.UPGRADED,
+    "STOPPED": LostReason.STOPPED,
+}
+
+
+def reason_of(close_reason: str | None) -> LostReason:
+    return _REASONS.get(close_reason or "", LostReason.TERMINATED)
+
+
+class Anchor:
+    """A local instant, and a server's instant that was not earlier. One per client: all sessions share a database."""
+
+    def __init__(self) -> None:
+        self.local = float("-inf")
+        self._server: datetime | None = None
+
+    def set(self, local: float, server: datetime) -> None:
+        # The newest one wins, not the tightest: an older one is wrong after a step of the server's clock.
+        if local >= self.local:
+            self.local, self._server = local, server
+
+    def local_of(self, server: datetime) -> float:
+        """Return the earliest local instant at which the server's clock can show `server`."""
+        if self._server is None:
+            raise RuntimeError("no answer with a server's time has arrived yet")
+        return self.local + (server - self._server).total_seconds() * (1 - DRIFT)
+
+
+class Lease:
+    """A held session: its local deadline, and its loss. All methods may be called from any thread."""
+
+    def __init__(self, session: Session, key: Key, clock: Clock, anchor: Anchor, *, active: bool) -> None:
+        self.session_id = session.session_id
+        self.key = key
+        self.always_active = active
+        self.ends_with_client = True
+        self.touched = False
+        self.clock = clock
+        self.loss = Loss(self)
+        self.interval = CHECK_SECONDS
+        self.due = float("inf")
+        self.sent_at = float("-inf")
+        self.in_flight = False
+        self.failures = 0
+        self.error: Exception | None = None
+        self.deadline = float("inf")
+        self._anchor = anchor
+        self._span: float | None = None
+        self._expires_at = session.lease_expires_at
+
+    def opened(self, session: Session, sent: float) -> None:
+        """Take over an answer that opened the session: the server's clock showed its start after `sent`."""
+        self._anchor.set(sent, session.session_start_utc)
+        self._learn_span(session)
+        self.renewed(sent, session.lease_expires_at, session.heartbeat_interval)
+
+    def read(self, session: Session, heartbeat_sent: float) -> None:
+        """Take over a read that followed a heartbeat, which was sent at `heartbeat_sent` and acknowledged.
+
+        The last heartbeat that the read shows is that one, or a later one of somebody else.
+        """
+        self._anchor.set(heartbeat_sent, session.last_heartbeat)
+        self._learn_span(session)
+        self.renewed(heartbeat_sent, session.lease_expires_at, session.heartbeat_interval)
+
+    def renewed(self, sent: float, expires_at: datetime, interval: float | None) -> None:
+        self.sent_at = sent
+        self.failures = 0
+        self.error = None
+        self._expires_at = expires_at
+        self.recompute()
+        wanted = CHECK_SECONDS if interval is None else interval
+        # A limit that is shorter than the lease needs more heartbeats than the server's interval says.
+        self.interval = max(min(wanted, (self.deadline - sent) / 3), SOONEST)
+        self.due = sent + self.interval
+
+    def recompute(self) -> None:
+        self.deadline = min(self._by_lease(), self._anchor.local_of(self._expires_at))
+
+    def wants_read(self, now: float) -> bool:
+        """Say whether the anchor decides this deadline, and may be to blame for it."""
+        by_lease = self._by_lease()
+        if self.deadline >= by_lease - max(SLACK * (self._span or 0), SLACK_SECONDS):
+            return False
+        return now - self._anchor.local > max(self.interval, (self.deadline - now) / 10)
+
+    def failed(self, error: Exception, due: float) -> None:
+        self.failures += 1
+        self.error = error
+        self.due = due
+
+    def refused(self, result: HeartbeatResult) -> None:
+        """Take over a 404 or 410: both are final."""
+        known = result.status != 404  # noqa: PLR2004
+        self.loss.declare(reason_of(result.close_reason) if known else LostReason.UNKNOWN, result.close_reason)
+
+    def check(self, now: float | None = None) -> None:
+        """Declare the loss if the deadline has passed."""
+        if (self.clock.now() if now is None else now) >= self.deadline:
+            waiting = self.failures > 0 or self.in_flight
+            self.loss.declare(LostReason.UNREACHABLE if waiting else LostReason.EXPIRED, None)
+
+    @property
+    def is_active(self) -> bool:
+        return self.always_active or self.touched
+
+    def _by_lease(self) -> float:
+        return float("inf") if self._span is None else self.sent_at + self._span * (1 - DRIFT)
+
+    def _learn_span(self, session: Session) -> None:
+        if session.heartbeat_interval is not None:
+            span = (session.lease_expires_at - session.last_heartbeat).total_seconds()
+            self._span = max(span, self._span or 0.0)
+
+
+class Loss:
+    """Whether and why a held session is lost. True once it is; it never becomes false again.
+
+    Every look at it reads the clock first, so it is never late, not even in a process that was stopped, or whose
+    event loop or interpreter lock was blocked. To be told, use `event`, `on` or, in a coroutine, `await`.
+    """
+
+    def __init__(self, lease: Lease) -> None:
+        self._lease = lease
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._reason: LostReason | None = None
+        self._close_reason: str | None = None
+        self._callbacks: list[Callable[[Loss], object]] = []
+        self.event: threading.Event = _LossEvent(self)
+        """Set when the session is lost. `is_set` and `wait` read the clock too."""
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def __bool__(self) -> bool:
+        if os.getpid() != self._pid:
+            return True
+        if self._reason is None:
+            self._lease.check()
+        return self._reason is not None
+
+    def __repr__(self) -> str:
+        return f"Loss({self.reason})"
+
+    @property
+    def reason(self) -> LostReason | None:
+        if os.getpid() != self._pid:
+            return LostReason.FORKED
+        return self._reason if self else None
+
+    @property
+    def close_reason(self) -> str | None:
+        """The server's reason, if the server was heard."""
+        return self._close_reason
+
+    @property
+    def error(self) -> Exception | None:
+        """The error of the last heartbeat, if it failed."""
+        return self._lease.error
+
+    def on(self, callback: "Callable[[Loss], object]") -> None:
+        """Call `callback` once when the session is lost, at once if it is.
+
+        In the async client the event loop calls it. In the sync client the thread that notices the loss does, mostly
+        the one that sends heartbeats; so the callback must not block.
+        """
+        with self._lock:
+            if self._reason is None:
+                self._callbacks.append(callback)
+                return
+        self._call(callback)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Block until the session is lost. Returns False if `timeout` seconds passed first."""
+        return self.event.wait(timeout)
+
+    def __await__(self) -> "Generator[object, None, Loss]":
+        """Wait until the session is lost, in a coroutine."""
+        return self._wait().__await__()
+
+    async def _wait(self) -> "Loss":
+        loop = asyncio.get_running_loop()
+        noticed: asyncio.Future[None] = loop.create_future()
+
+        def notice(_loss: Loss) -> None:
+            if not noticed.done():
+                noticed.set_result(None)
+
+        if not self:
+            self.on(lambda loss: loop.call_soon_threadsafe(notice, loss))
+            await noticed
+        return self
+
+    def deliver_in(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Call the callbacks in this event loop."""
+        self._loop = loop
+
+    def raise_if_lost(self) -> None:
+        if self:
+            raise SessionLost(self._lease.session_id, str(self.reason), self._close_reason, self.error)
+
+    def declare(self, reason: LostReason, close_reason: str | None) -> None:
+        """Record the loss. Only the first one counts."""
+        with self._lock:
+            if self._reason is not None:
+                return
+            self._reason, self._close_reason = reason, close_reason
+            callbacks, self._callbacks = self._callbacks, []
+        threading.Event.set(self.event)
+        for callback in callbacks:
+            self._call(callback)
+
+    def _call(self, callback: "Callable[[Loss], object]") -> None:
+        if self._loop is None:
+            self._run(callback)
+        else:
+            with suppress(RuntimeError):  # The loop is closed.
+                self._loop.call_soon_threadsafe(self._run, callback)
+
+    def _run(self, callback: "Callable[[Loss], object]") -> None:
+        try:
+            callback(self)
+        except Exception:
+            log.exception("a callback for the loss of session %s failed", self._lease.session_id)
+
+
+class _LossEvent(threading.Event):
+    def __init__(self, loss: Loss) -> None:
+        super().__init__()
+        self._loss = loss
+
+    def is_set(self) -> bool:
+        return bool(self._loss)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        return bool(self._loss) or super().wait(timeout) or bool(self._loss)

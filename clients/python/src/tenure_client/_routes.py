@@ -1,0 +1,131 @@
+"""Every HTTP route of Tenure that the client calls: what it takes, what it returns, and whether it may be repeated.
+
+A test compares this table with the `/openapi.json` of the service.
+"""
+
+import re
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+
+from tenure_client import models
+
+
+class Route(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    """The method of the client, such as `sessions.open`."""
+    method: str
+    path: str
+    answer: Any
+    body: type[models.Body] | None = None
+    query: type[models.Body] | None = None
+    repeatable: bool = True
+    """Sending the request twice has the effect of sending it once."""
+    prefixed: bool = True
+
+    def path_with(self, **values: object) -> str:
+        return re.sub(r"{(\w+)}", lambda found: quote(str(values[found.group(1)]), safe=""), self.path)
+
+
+ROUTES: dict[str, Route] = {}
+
+
+def _route(name: str, method: str, path: str, answer: Any, **more: Any) -> Route:
+    route = Route(name=name, method=method, path=path, answer=answer, **more)
+    ROUTES[name] = route
+    return route
+
+
+OPEN = _route("sessions.open", "PUT", "/sessions", models.OpenedSession, body=models.OpenBody)
+HEARTBEAT = _route(
+    "sessions.heartbeat", "POST", "/sessions/{sessionId}/heartbeat", models.Heartbeat, body=models.HeartbeatBody
+)
+HEARTBEATS = _route(
+    "sessions.heartbeats", "POST", "/sessions/heartbeats", models.Heartbeats, body=models.HeartbeatsBody
+)
+SESSIONS = _route("sessions.list", "GET", "/sessions", models.SessionList, query=models.SessionQuery)
+SESSION = _route("sessions.get", "GET", "/sessions/{sessionId}", models.Session)
+END = _route("sessions.end", "DELETE", "/sessions/{sessionId}", models.Session)
+SESSION_METRICS = _route("sessions.metrics", "GET", "/sessions/metrics", models.SessionMetrics)
+
+SET_CAPACITY = _route("capacities.set", "PUT", "/capacities/{capacityId}", models.Capacity, body=models.CapacityBody)
+CAPACITY = _route("capacities.get", "GET", "/capacities/{capacityId}", models.Capacity)
+CAPACITIES = _route("capacities.list", "GET", "/capacities", models.CapacityList, query=models.CapacityQuery)
+DELETE_CAPACITY = _route("capacities.delete", "DELETE", "/capacities/{capacityId}", models.Capacity)
+
+# A repeated transcription uses the session a second time.
+TRANSCRIBE = _route(
+    "transcribe", "POST", "/transcribe", models.Transcription, query=models.TranscribeQuery, repeatable=False
+)
+
+# Repeatable because the client sends one idempotency key with every repetition.
+SUBMIT = _route("submissions.submit", "POST", "/submissions", models.Accepted, body=models.SubmitBody)
+SUBMISSIONS = _route("submissions.list", "GET", "/submissions", models.SubmissionList, query=models.SubmissionQuery)
+SUBMISSION = _route("submissions.get", "GET", "/submissions/{submissionId}", models.Submission)
+# A repeated retry gives the submission all of its attempts again.
+RETRY = _route("submissions.retry", "POST", "/submissions/{submissionId}/retry", models.Submission, repeatable=False)
+CANCEL = _route("submissions.cancel", "POST", "/submissions/{submissionId}/cancel", models.Submission)
+RETRY_ALL = _route(
+    "submissions.retry_all",
+    "POST",
+    "/submissions/retry",
+    models.Commanded,
+    body=models.CommandBody,
+    repeatable=False,
+)
+# A repeated command would return the count of the second one only.
+CANCEL_ALL = _route(
+    "submissions.cancel_all",
+    "POST",
+    "/submissions/cancel",
+    models.Commanded,
+    body=models.CommandBody,
+    repeatable=False,
+)
+
+USAGE = _route("usage.sum", "GET", "/usage", models.Usage, query=models.UsageQuery)
+WINDOWS = _route("usage.windows", "GET", "/usage/windows", models.UsageWindowList, query=models.PageQuery)
+SEND_WINDOWS = _route("usage.send", "POST", "/usage/windows/send", models.Sent, body=models.SendBody, repeatable=False)
+WINDOW = _route("usage.window", "GET", "/usage/windows/{windowId}", models.WholeUsageWindow)
+
+LEASES = _route("leases.list", "GET", "/leases", models.LeaseList, query=models.PageQuery)
+# A repeated request could end the lease of the next holder.
+RESIGN = _route("leases.resign", "POST", "/leases/{name}/resign", models.Lease, repeatable=False)
+
+JOBS = _route("jobs.list", "GET", "/jobs", models.JobList, query=models.PageQuery)
+RUNS = _route("jobs.runs", "GET", "/jobs/{name}/runs", models.RunList, query=models.PageQuery)
+RUN = _route("jobs.run", "POST", "/jobs/{name}/run", models.Job, repeatable=False)
+PAUSE = _route("jobs.pause", "POST", "/jobs/{name}/pause", models.Job)
+RESUME = _route("jobs.resume", "POST", "/jobs/{name}/resume", models.Job)
+
+# A repeated request creates a second key.
+CREATE_KEY = _route("keys.create", "POST", "/keys", models.CreatedKey, body=models.KeyBody, repeatable=False)
+KEYS = _route("keys.list", "GET", "/keys", models.KeyList, query=models.KeyQuery)
+REVOKE_KEY = _route("keys.revoke", "DELETE", "/keys/{publicId}", models.Key)
+AUDIT_LOG = _route("audit_log.list", "GET", "/audit-log", models.AuditLog, query=models.AuditQuery)
+
+ALERTS = _route("alerts.list", "GET", "/alerts", models.AlertList, query=models.AlertQuery)
+# `events.follow` calls it too.
+EVENTS = _route("events.list", "GET", "/events", models.EventList, query=models.EventQuery)
+
+LIVE = _route("live", "GET", "/healthz", models.Liveness, prefixed=False)
+READY = _route("ready", "GET", "/readyz", models.Readiness, prefixed=False)
+HEALTH = _route("health", "GET", "/health", models.Health)
+METRICS = _route("metrics", "GET", "/metrics", str, prefixed=False)
+
+
+def query_values(query: models.Body) -> dict[str, str]:
+    """Return the parameters that are set, as they are written in a URL."""
+    names = dict(zip(query.__struct_fields__, query.__struct_encode_fields__, strict=True))
+    values = ((encoded, getattr(query, name)) for name, encoded in names.items())
+    return {name: _text(value) for name, value in values if value is not None}
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, datetime):
+        return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
+    return str(value)

@@ -1,0 +1,363 @@
+# Generated from ../_async/client.py by tools/generate_sync.py. Do not edit.
+"""The client: its options, its connections, and how a request is sent and sent again."""
+
+import os
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any, Self, TypeVar
+
+import httpx2
+import msgspec
+
+from tenure_client import _routes, models
+from tenure_client._clock import Clock, SystemClock
+from tenure_client._core import (
+    HEARTBEAT_TIMEOUT,
+    MAX_RETRIES,
+    RETRY_BUDGET,
+    TIMEOUT,
+    USER_AGENT,
+    Answer,
+    Id,
+    KeySource,
+    Options,
+    RetryChain,
+    options_from,
+    transport_error,
+)
+from tenure_client._keeper import Keeper
+from tenure_client._routes import Route
+from tenure_client._sync import _io
+from tenure_client._sync.events import Events
+from tenure_client._sync.held import Hold
+from tenure_client._sync.resources import (
+    Alerts,
+    AuditLog,
+    Capacities,
+    Jobs,
+    Keys,
+    Leases,
+    Sessions,
+    Submissions,
+    Usage,
+)
+from tenure_client._sync.streams import Stream
+from tenure_client.errors import TenureError, problem_of
+
+T = TypeVar("T")
+
+LEASE_SECONDS = 60
+
+
+class Client:
+    """A client of one Tenure installation. It may be shared by threads, and closes with `with` or `close`.
+
+    | option | meaning |
+    |---|---|
+    | `url` | where the service is, with its prefix; by default `TENURE_URL`, or port 8080 of this machine |
+    | `key` | the API key or session token, or a function that returns one; by default `TENURE_KEY` |
+    | `timeout` | seconds without progress after which a request has failed |
+    | `max_retries` | how often a request that may be repeated is sent again |
+    | `retry_budget` | seconds after which no request is sent again |
+    | `heartbeat_timeout` | seconds after which a heartbeat of a held session has failed; less for short leases |
+    | `headers` | headers to add to every request |
+    | `verify` | the certificates to trust: True, or an `ssl.SSLContext` |
+    | `transport` | another transport of the HTTP library, such as the one of a `FakeServer` |
+    | `clock` | the clock of held sessions, for tests |
+    | `on_response` | a function that gets every raw answer |
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        key: KeySource | None = None,
+        *,
+        timeout: float = TIMEOUT,
+        max_retries: int = MAX_RETRIES,
+        retry_budget: float = RETRY_BUDGET,
+        heartbeat_timeout: float = HEARTBEAT_TIMEOUT,
+        headers: Mapping[str, str] | None = None,
+        verify: Any = True,
+        transport: Any = None,
+        clock: Clock | None = None,
+        on_response: Callable[[Answer], None] | None = None,
+    ) -> None:
+        settings = {
+            "timeout": timeout,
+            "max_retries": max_retries,
+            "retry_budget": retry_budget,
+            "heartbeat_timeout": heartbeat_timeout,
+            "headers": {"User-Agent": USER_AGENT, **(headers or {})},
+            "verify": verify,
+            "transport": transport,
+            "clock": clock or SystemClock(),
+            "on_response": on_response,
+        }
+        options = options_from(url, key, settings)
+        self._use(_Shared(options), options)
+
+    def _use(self, shared: "_Shared", options: Options) -> None:
+        self._shared = shared
+        self._options = options
+        self.sessions = Sessions(self)
+        self.capacities = Capacities(self)
+        self.submissions = Submissions(self)
+        self.usage = Usage(self)
+        self.leases = Leases(self)
+        self.jobs = Jobs(self)
+        self.keys = Keys(self)
+        self.audit_log = AuditLog(self)
+        self.alerts = Alerts(self)
+        self.events = Events(self)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(url={self._options.url!r}, key={self._options.key!r})"
+
+    def with_options(self, **changes: Any) -> "Client":
+        """Return a client with other options that uses the same connections, and the same thread for heartbeats.
+
+        Options: `key`, `timeout`, `max_retries`, `retry_budget`, `headers` and `on_response`.
+        """
+        client = object.__new__(type(self))
+        if "headers" in changes:
+            changes["headers"] = {**self._options.headers, **changes["headers"]}
+        client._use(self._shared, self._options.changed(changes))
+        return client
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the sessions that are still held, and close the connections."""
+        self._shared.close()
+
+    def hold(
+        self,
+        *,
+        user: Id,
+        tenant: Id,
+        capacity: Id,
+        kind: int = 1,
+        lease_seconds: int | None = LEASE_SECONDS,
+        idle_seconds: int | None = None,
+        active: bool = False,
+        end_on_exit: bool = True,
+    ) -> Hold:
+        """Open a session, keep it alive while the block runs, and end it on the way out.
+
+        `active` makes every heartbeat count as use, for sessions with an idle limit; `session.touch()` does so once.
+        With `end_on_exit=False` the session is left to its lease. If the user's session is already live, this adopts
+        it with the limits that it has.
+        """
+        body = models.OpenBody(
+            user_object_id=str(user),
+            tenant_object_id=str(tenant),
+            capacity_id=str(capacity),
+            session_kind=kind,
+            lease_seconds=lease_seconds,
+            idle_seconds=idle_seconds,
+        )
+        return Hold(self, body, None, active=active, end_on_exit=end_on_exit)
+
+    def keep(self, session_id: Id, *, active: bool = False, end_on_exit: bool = False) -> Hold:
+        """Keep a live session alive while the block runs: one that somebody else opened, such as by a session token."""
+        return Hold(self, None, str(session_id), active=active, end_on_exit=end_on_exit)
+
+    def stream(
+        self,
+        *,
+        user: Id,
+        tenant: Id,
+        capacity: Id,
+        kind: int = 1,
+        lease_seconds: int | None = None,
+        idle_seconds: int | None = None,
+    ) -> Stream:
+        """Open a session and stream on it."""
+        body = models.OpenBody(
+            user_object_id=str(user),
+            tenant_object_id=str(tenant),
+            capacity_id=str(capacity),
+            session_kind=kind,
+            lease_seconds=lease_seconds,
+            idle_seconds=idle_seconds,
+        )
+        return Stream(self._options, "/sessions/stream", body)
+
+    def transcribe(self, wav: bytes, *, user: Id, tenant: Id, capacity: Id, kind: int = 1) -> str:
+        """Return the text of a WAV file."""
+        query = models.TranscribeQuery(
+            user_object_id=str(user), tenant_object_id=str(tenant), capacity_id=str(capacity), session_kind=kind
+        )
+        headers = {"Content-Type": "audio/wav"}
+        answer = self._call(_routes.TRANSCRIBE, query=query, content=wav, headers=headers)
+        return answer.decode(models.Transcription).text
+
+    def health(self) -> models.Health:
+        return (self._call(_routes.HEALTH)).decode(models.Health)
+
+    def live(self) -> models.Liveness:
+        return (self._call(_routes.LIVE)).decode(models.Liveness)
+
+    def ready(self) -> models.Readiness:
+        """Return the readiness of the instance. Raises `Unavailable` if it is not ready, and does not try again."""
+        return (self.with_options(max_retries=0)._call(_routes.READY)).decode(models.Readiness)
+
+    def metrics(self) -> str:
+        """Return the metrics of the instance in Prometheus' text format."""
+        return (self._call(_routes.METRICS)).content.decode()
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        json: Any = None,
+        headers: Mapping[str, str] | None = None,
+        repeatable: bool | None = None,
+    ) -> Answer:
+        """Send any request and return the raw answer. Raises the same errors as the other methods.
+
+        It is sent again after a failure if `repeatable`, by default if it is a GET, HEAD, PUT or DELETE.
+        """
+        content = None if json is None else msgspec.json.encode(json)
+        more = {} if json is None else {"Content-Type": "application/json"}
+        may = method in ("GET", "HEAD", "PUT", "DELETE") if repeatable is None else repeatable
+        url = self._options.address_of(path)
+        return self._send(method, url, query, content, {**more, **(headers or {})}, repeatable=may)
+
+    def _call(
+        self,
+        route: Route,
+        *,
+        body: models.Body | None = None,
+        query: models.Body | None = None,
+        content: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        wait: float = 0,
+        **path: object,
+    ) -> Answer:
+        more = dict(headers or {})
+        if body is not None:
+            content = msgspec.json.encode(body)
+            more["Content-Type"] = "application/json"
+        url = self._options.address_of(route.path_with(**path), prefixed=route.prefixed)
+        values = None if query is None else _routes.query_values(query)
+        return self._send(route.method, url, values, content, more, repeatable=route.repeatable, wait=wait)
+
+    def _send(
+        self,
+        method: str,
+        url: str,
+        query: Mapping[str, str] | None,
+        content: bytes | None,
+        headers: Mapping[str, str],
+        *,
+        repeatable: bool,
+        wait: float = 0,
+    ) -> Answer:
+        """Send a request, and again after failures. `wait` is how long the server may take on purpose."""
+        clock = self._options.clock
+        chain = RetryChain(self._options, clock.now(), repeatable=repeatable)
+        while True:
+            try:
+                timeout = wait + chain.timeout(clock.now())
+                return self._send_once(method, url, query, content, headers, timeout)
+            except TenureError as error:
+                delay = chain.delay(error, clock.now())
+                if delay is None:
+                    raise
+            _io.sleep(self._options, delay)
+
+    def _send_once(
+        self,
+        method: str,
+        url: str,
+        query: Mapping[str, str] | None,
+        content: bytes | None,
+        headers: Mapping[str, str],
+        timeout: float,
+    ) -> Answer:
+        options = self._options
+        sent_at = options.clock.now()
+        try:
+            response = self._shared.http().request(
+                method,
+                url,
+                params=query,
+                content=content,
+                headers={**options.headers, **headers},
+                auth=options.key,
+                timeout=timeout,
+            )
+        except (httpx2.HTTPError, OSError) as error:
+            raise transport_error(error) from None
+        answer = Answer(response.status_code, response.headers, response.content, sent_at)
+        if options.on_response is not None:
+            options.on_response(answer)
+        if not response.is_success:
+            raise problem_of(answer.status, answer.headers, answer.content)
+        return answer
+
+
+class _Shared:
+    """The connections and the keeper, shared by a client and those made of it by `with_options`.
+
+    A child process inherits neither: it makes its own, and leaves those of its parent alone.
+    """
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+        self._http: _io.Http | None = None
+        self._keeper: Keeper | None = None
+        self._is_closed = False
+
+    def http(self) -> _io.Http:
+        self._forget_parent()
+        with self._lock:
+            self._check_open()
+            if self._http is None:
+                self._http = _io.make_http(self._options)
+            return self._http
+
+    def keeper(self) -> Keeper:
+        self._forget_parent()
+        with self._lock:
+            self._check_open()
+            if self._keeper is None:
+                self._keeper = Keeper(self._options)
+                weakref.finalize(self, self._keeper.retire)
+            return self._keeper
+
+    @property
+    def is_closed(self) -> bool:
+        return self._is_closed
+
+    def close(self) -> None:
+        self._forget_parent()
+        self._is_closed = True
+        keeper, self._keeper = self._keeper, None
+        http, self._http = self._http, None
+        if keeper is not None:
+            _io.run_blocking(keeper.close)
+        if http is not None and self._options.transport is None:
+            http.close()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise RuntimeError("the client is closed")
+
+    def _forget_parent(self) -> None:
+        if os.getpid() != self._pid:
+            # The lock may have been held by another thread of the parent.
+            self._lock = threading.Lock()
+            self._pid = os.getpid()
+            self._http = None
+            self._keeper = None

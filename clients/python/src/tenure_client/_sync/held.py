@@ -1,0 +1,146 @@
+# Generated from ../_async/held.py by tools/generate_sync.py. Do not edit.
+"""Holding a session: opened on the way in, kept alive by the keeper's thread, ended on the way out."""
+
+import os
+import weakref
+from typing import TYPE_CHECKING
+
+from tenure_client import models
+from tenure_client._core import Answer
+from tenure_client._keeper import Keeper
+from tenure_client._lease import Lease, Loss, reason_of
+from tenure_client._sync import _io
+from tenure_client._sync.streams import Stream
+from tenure_client.errors import SessionLost
+
+if TYPE_CHECKING:
+    from tenure_client._sync.client import Client
+
+
+class Hold:
+    """The block that holds a session. Use it once, with `with`, or with `open` and the session's `close`."""
+
+    def __init__(
+        self,
+        client: "Client",
+        body: models.OpenBody | None,
+        session_id: str | None,
+        *,
+        active: bool,
+        end_on_exit: bool,
+    ) -> None:
+        self._client = client
+        self._body = body
+        self._session_id = session_id
+        self._active = active
+        self._end_on_exit = end_on_exit
+        self._held: HeldSession | None = None
+
+    def __enter__(self) -> "HeldSession":
+        self._held = self.open()
+        return self._held
+
+    def __exit__(self, *_error: object) -> None:
+        if self._held is not None:
+            self._held.close()
+
+    def open(self) -> "HeldSession":
+        """Open the session and start to keep it alive."""
+        if self._body is None:
+            session, answer = self._client.sessions.get(str(self._session_id)), None
+        else:
+            answer = self._client.sessions._open(self._body)
+            session = answer.decode(models.OpenedSession)
+        shared, options = self._client._shared, self._client._options
+        keeper = shared.keeper()
+        lease = Lease(session, options.key, options.clock, keeper.anchor, active=self._active)
+        lease.ends_with_client = self._end_on_exit
+        if answer is not None and isinstance(session, models.OpenedSession) and session.was_created:
+            lease.opened(session, answer.sent_at)
+        else:
+            session = self._adopt(lease)
+        _io.bind(lease.loss)
+        keeper.add(lease)
+        return HeldSession(self._client, keeper, lease, session)
+
+    def _adopt(self, lease: Lease) -> models.Session:
+        """Renew a session that was live before. Its answer does not say how long it still lives: see `_lease.py`."""
+        beat: Answer = self._client.sessions._heartbeat(lease.session_id, active=self._active)
+        session = self._client.sessions.get(lease.session_id)
+        if not session.is_active:
+            reason = reason_of(session.close_reason)
+            raise SessionLost(lease.session_id, str(reason), session.close_reason, None)
+        lease.read(session, beat.sent_at)
+        return session
+
+
+class HeldSession:
+    """A session that this process keeps alive.
+
+    `lost` says whether and why it is lost; everything else raises `SessionLost` from then on.
+    """
+
+    def __init__(self, client: "Client", keeper: Keeper, lease: Lease, session: models.Session) -> None:
+        self._client = client
+        self._keeper = keeper
+        self._lease = lease
+        self._session = session
+        self._pid = os.getpid()
+        self.ended = False
+        """The server has confirmed the end of the session, after `close`."""
+        self._forgotten = weakref.finalize(self, keeper.abandon, lease)
+        # At exit the keeper ends all sessions together.
+        self._forgotten.atexit = False
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.id}, lost={self.lost.reason})"
+
+    @property
+    def id(self) -> str:
+        return self._lease.session_id
+
+    @property
+    def session(self) -> models.Session:
+        """The session as it was when this process began to hold it."""
+        return self._session
+
+    @property
+    def lost(self) -> Loss:
+        return self._lease.loss
+
+    @property
+    def remaining(self) -> float:
+        """The seconds that the session lives at least if no further heartbeat arrives; 0 if it is lost."""
+        return 0.0 if self.lost else max(self._lease.deadline - self._lease.clock.now(), 0.0)
+
+    def check(self) -> None:
+        """Raise `SessionLost` if the session is lost. Call it before each step that needs the session."""
+        self.lost.raise_if_lost()
+
+    def touch(self) -> None:
+        """Report use with the next heartbeat: this restarts the idle limit."""
+        self.check()
+        self._lease.touched = True
+
+    def heartbeat(self, *, active: bool = False) -> models.Heartbeat:
+        """Send a heartbeat now, beside those of the keeper."""
+        self.check()
+        return self._client.sessions.heartbeat(self.id, active=active)
+
+    def get(self) -> models.Session:
+        """Read the session."""
+        self.check()
+        return self._client.sessions.get(self.id)
+
+    def stream(self) -> Stream:
+        """Attach a stream. The end of a stream ends the session."""
+        self.check()
+        return self._client.sessions.stream(self.id)
+
+    def close(self) -> None:
+        """Stop renewing the session, and end it unless it is lost. Never raises; a failure is logged.
+
+        In a child process this does nothing: the session belongs to the parent.
+        """
+        if os.getpid() == self._pid and self._forgotten.detach() is not None:
+            self.ended = _io.finished(self._keeper.end(self._lease, on_server=self._lease.ends_with_client))

@@ -1,0 +1,40 @@
+# Generated from ../_async/pages.py by tools/generate_sync.py. Do not edit.
+"""Lists that are read page by page."""
+
+from collections.abc import Iterator
+from typing import Any, Generic, TypeVar
+
+from tenure_client._sync import _io
+
+T = TypeVar("T")
+P = TypeVar("P")
+
+
+class Pages(Generic[P, T]):
+    """A list. Iterate over it to get every item of every page; `first` and `pages` return the server's answers.
+
+    Nothing is requested before. Each iteration starts again with the first page.
+    """
+
+    def __init__(self, fetch: _io.Fetch[P], items: str, cursor: str | None) -> None:
+        self._fetch = fetch
+        self._items = items
+        self._cursor = cursor
+
+    def first(self) -> P:
+        """Return the first page: the one at the cursor, if one was given."""
+        return self._fetch(self._cursor)
+
+    def pages(self) -> Iterator[P]:
+        cursor = self._cursor
+        while True:
+            page: Any = self._fetch(cursor)
+            yield page
+            cursor = page.next_cursor
+            if cursor is None:
+                return
+
+    def __iter__(self) -> Iterator[T]:
+        for page in self.pages():
+            for item in getattr(page, self._items):
+                yield item

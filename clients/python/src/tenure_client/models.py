@@ -1,0 +1,558 @@
+"""What Tenure's answers contain, and what its requests take.
+
+Fields that a newer server adds are ignored. Values that may grow (`state`, `close_reason`, `outcome`, …) are strings,
+so that a new one does not break an old client. Times are aware datetimes in UTC; usage is an exact `Decimal`.
+"""
+
+from datetime import datetime
+from decimal import Decimal
+from typing import Any
+
+import msgspec
+
+Seconds = float | int
+
+
+class Model(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
+    pass
+
+
+class Body(msgspec.Struct, frozen=True, rename="camel", kw_only=True, omit_defaults=True):
+    """A request body or query. A field that has its default is not sent."""
+
+
+# Sessions.
+
+
+class StreamCounters(Model, frozen=True, kw_only=True):
+    bytes_received: int
+    chunks: int
+    messages_sent: int
+    partials_sent: int
+    finals_sent: int
+    errors_sent: int
+    audio_duration_ms: int
+
+
+class Session(Model, frozen=True, kw_only=True):
+    session_id: str
+    user_object_id: str
+    tenant_object_id: str
+    capacity_id: str
+    session_kind: int
+    session_start_utc: datetime
+    session_end_utc: datetime
+    is_active: bool
+    state: str
+    lease_expires_at: datetime
+    heartbeat_interval: Seconds | None
+    last_heartbeat: datetime
+    last_activity: datetime
+    close_reason: str | None
+    previous_session_id: str | None
+    created_utc: datetime
+    modified_utc: datetime
+    stream: StreamCounters | None
+
+
+class OpenedSession(Session, frozen=True, kw_only=True):
+    status: str
+    was_created: bool
+    was_upgraded: bool
+    session_token: str | None = None
+
+    def __repr__(self) -> str:
+        return _without(self, "session_token")
+
+
+class OpenBody(Body, frozen=True, kw_only=True):
+    user_object_id: str
+    tenant_object_id: str
+    capacity_id: str
+    session_kind: int
+    lease_seconds: int | None = None
+    idle_seconds: int | None = None
+    with_token: bool = False
+
+
+class SessionQuery(Body, frozen=True, kw_only=True):
+    tenant: str | None = None
+    user: str | None = None
+    capacity: str | None = None
+    kind: int | None = None
+    state: str | None = None
+    active: bool | None = None
+    close_reason: str | None = None
+    limit: int | None = None
+    cursor: str | None = None
+
+
+class SessionList(Model, frozen=True, kw_only=True):
+    sessions: list[Session]
+    count: int
+    next_cursor: str | None
+
+
+class HeartbeatBody(Body, frozen=True, kw_only=True):
+    active: bool = False
+
+
+class Heartbeat(Model, frozen=True, kw_only=True):
+    session_id: str
+    lease_expires_at: datetime
+    heartbeat_interval: Seconds | None
+    acknowledged: bool
+    state: str
+
+
+class HeartbeatsBody(Body, frozen=True, kw_only=True):
+    session_ids: list[str]
+    active: bool = False
+
+
+class HeartbeatResult(Model, frozen=True, kw_only=True):
+    """Acknowledged with its deadline, or refused with the status of a single heartbeat."""
+
+    session_id: str
+    acknowledged: bool
+    lease_expires_at: datetime | None = None
+    heartbeat_interval: Seconds | None = None
+    state: str | None = None
+    status: int | None = None
+    close_reason: str | None = None
+
+
+class Heartbeats(Model, frozen=True, kw_only=True):
+    heartbeats: list[HeartbeatResult]
+    count: int
+
+
+class SessionMetrics(Model, frozen=True, kw_only=True):
+    active_sessions: int
+    total_sessions: int
+    active_by_kind: dict[str, int]
+    active_by_state: dict[str, int]
+    opened: int
+    upgraded: int
+    closed_by_reason: dict[str, int]
+    total_bytes_received: int
+    total_chunks: int
+    total_messages_sent: int
+    total_partials_sent: int
+    total_finals_sent: int
+    total_errors_sent: int
+    total_audio_duration_ms: int
+    workers: int
+    workers_answered: int
+
+
+# Capacities.
+
+
+class Capacity(Model, frozen=True, kw_only=True):
+    capacity_id: str
+    max_sessions: int | None
+    when_full: str
+    tenant_object_id: str | None
+    active_sessions: int
+    created_at: datetime
+    modified_at: datetime
+
+
+class CapacityBody(Body, frozen=True, kw_only=True):
+    max_sessions: int | None = None
+    when_full: str = "reject"
+    tenant_object_id: str | None = None
+
+
+class CapacityQuery(Body, frozen=True, kw_only=True):
+    tenant: str | None = None
+    limit: int | None = None
+    cursor: str | None = None
+
+
+class CapacityList(Model, frozen=True, kw_only=True):
+    capacities: list[Capacity]
+    count: int
+    next_cursor: str | None
+
+
+# Transcription.
+
+
+class TranscribeQuery(Body, frozen=True, kw_only=True):
+    user_object_id: str
+    tenant_object_id: str
+    capacity_id: str
+    session_kind: int
+
+
+class Transcription(Model, frozen=True, kw_only=True):
+    text: str
+
+
+# Submissions.
+
+
+class SubmitBody(Body, frozen=True, kw_only=True):
+    gateway: str
+    payload: Any
+
+
+class Accepted(Model, frozen=True, kw_only=True):
+    submission_id: str
+    state: str
+
+
+class SubmissionQuery(Body, frozen=True, kw_only=True):
+    gateway: str | None = None
+    state: str | None = None
+    limit: int | None = None
+    cursor: str | None = None
+
+
+class ListedSubmission(Model, frozen=True, kw_only=True):
+    submission_id: str
+    gateway: str
+    state: str
+    attempt_count: int
+    next_attempt_at: datetime | None
+    last_error: str | None
+    created_at: datetime
+    ended_at: datetime | None
+
+
+class Attempt(Model, frozen=True, kw_only=True):
+    number: int
+    epoch: int
+    started_at: datetime
+    ended_at: datetime | None
+    outcome: str | None
+    status: int | None
+    error: str | None
+    early: bool
+    receipt: bool
+
+
+class Submission(ListedSubmission, frozen=True, kw_only=True):
+    attempts: list[Attempt]
+
+
+class SubmissionList(Model, frozen=True, kw_only=True):
+    submissions: list[ListedSubmission]
+    count: int
+    next_cursor: str | None
+
+
+class CommandBody(Body, frozen=True, kw_only=True):
+    gateway: str | None = None
+    state: str | None = None
+
+
+class Commanded(Model, frozen=True, kw_only=True):
+    count: int
+
+
+# Usage.
+
+
+class UsageQuery(Body, frozen=True, kw_only=True):
+    from_: datetime | None = msgspec.field(default=None, name="from")
+    to: datetime | None = None
+    tenant: str | None = None
+    capacity: str | None = None
+    user: str | None = None
+    group_by: str | None = None
+    limit: int | None = None
+    cursor: str | None = None
+
+
+class UsageGroup(Model, frozen=True, kw_only=True):
+    """One group of the sum. Only the field that the request grouped by is set."""
+
+    usage: Decimal
+    sessions: int
+    tenant_object_id: str | None = None
+    capacity_id: str | None = None
+    user_object_id: str | None = None
+    session_kind: int | None = None
+    session_id: str | None = None
+
+
+class Usage(Model, frozen=True, kw_only=True):
+    from_: datetime = msgspec.field(name="from")
+    to: datetime
+    final_until: datetime
+    group_by: str | None
+    groups: list[UsageGroup]
+    count: int
+    next_cursor: str | None
+
+
+class PageQuery(Body, frozen=True, kw_only=True):
+    limit: int | None = None
+    cursor: str | None = None
+
+
+class UsageWindow(Model, frozen=True, kw_only=True):
+    window_id: int
+    start_at: datetime
+    end_at: datetime
+    factors: dict[str, Decimal]
+    sessions: int | None
+    usage: Decimal | None
+    delivered_at: datetime | None
+
+
+class Chunk(Model, frozen=True, kw_only=True):
+    chunk: int
+    submission_id: str | None
+    sessions: int
+    usage: Decimal
+    digest: str | None
+    delivered_at: datetime | None
+    receipt: bool
+
+
+class WholeUsageWindow(UsageWindow, frozen=True, kw_only=True):
+    chunks: list[Chunk]
+
+
+class UsageWindowList(Model, frozen=True, kw_only=True):
+    windows: list[UsageWindow]
+    count: int
+    next_cursor: str | None
+
+
+class SendBody(Body, frozen=True, kw_only=True):
+    from_: datetime = msgspec.field(name="from")
+    to: datetime | None = None
+
+
+class Sent(Model, frozen=True, kw_only=True):
+    windows: int
+    chunks: int
+    complete: bool
+
+
+# Leases and jobs.
+
+
+class Lease(Model, frozen=True, kw_only=True):
+    name: str
+    holder: str
+    epoch: int
+    held: bool
+    acquired_at: datetime
+    renewed_at: datetime
+    expires_at: datetime
+
+
+class LeaseList(Model, frozen=True, kw_only=True):
+    leases: list[Lease]
+    count: int
+    next_cursor: str | None
+
+
+class Job(Model, frozen=True, kw_only=True):
+    name: str
+    interval_seconds: Seconds
+    lock_timeout_seconds: Seconds
+    next_run_at: datetime | None
+    retry_at: datetime | None
+    last_start_at: datetime | None
+    last_success_at: datetime | None
+    last_duration_seconds: Seconds | None
+    run_count: int
+    failures_in_a_row: int
+    last_error: str | None
+    paused: bool
+
+
+class JobList(Model, frozen=True, kw_only=True):
+    jobs: list[Job]
+    count: int
+    next_cursor: str | None
+
+
+class Run(Model, frozen=True, kw_only=True):
+    started_at: datetime
+    ended_at: datetime | None
+    holder: str
+    epoch: int
+    outcome: str | None
+    error: str | None
+
+
+class RunList(Model, frozen=True, kw_only=True):
+    runs: list[Run]
+    count: int
+    next_cursor: str | None
+
+
+# Keys and the audit log.
+
+
+class KeyBody(Body, frozen=True, kw_only=True):
+    name: str
+    role: str
+    expires_at: datetime | None = None
+    others_expire_at: datetime | None = None
+    tenant_object_id: str | None = None
+
+
+class Key(Model, frozen=True, kw_only=True):
+    public_id: str
+    name: str
+    role: str
+    tenant_object_id: str | None
+    created_at: datetime
+    created_by: str
+    expires_at: datetime | None
+    last_used_at: datetime | None
+    revoked_at: datetime | None
+
+
+class CreatedKey(Key, frozen=True, kw_only=True):
+    key: str
+
+    def __repr__(self) -> str:
+        return _without(self, "key")
+
+
+class KeyQuery(Body, frozen=True, kw_only=True):
+    name: str | None = None
+    limit: int | None = None
+    cursor: str | None = None
+
+
+class KeyList(Model, frozen=True, kw_only=True):
+    keys: list[Key]
+    count: int
+    next_cursor: str | None
+
+
+class AuditQuery(Body, frozen=True, kw_only=True):
+    subject: str | None = None
+    action: str | None = None
+    target: str | None = None
+    from_: datetime | None = msgspec.field(default=None, name="from")
+    to: datetime | None = None
+    limit: int | None = None
+    cursor: str | None = None
+
+
+class AuditEntry(Model, frozen=True, kw_only=True):
+    entry_id: str
+    at: datetime
+    subject: str
+    name: str
+    action: str
+    target: str
+    detail: str | None
+    request_id: str | None
+    changes: int
+    """How many resources the request has changed."""
+
+
+class AuditLog(Model, frozen=True, kw_only=True):
+    entries: list[AuditEntry]
+    count: int
+    next_cursor: str | None
+
+
+# Alerts and events.
+
+
+class AlertQuery(Body, frozen=True, kw_only=True):
+    name: str | None = None
+    subject: str | None = None
+    state: str | None = None
+    limit: int | None = None
+    cursor: str | None = None
+
+
+class Alert(Model, frozen=True, kw_only=True):
+    alert_id: str
+    name: str
+    subject: str | None
+    state: str
+    detail: str
+    raised_at: datetime
+    cleared_at: datetime | None
+
+
+class AlertList(Model, frozen=True, kw_only=True):
+    alerts: list[Alert]
+    count: int
+    next_cursor: str | None
+
+
+class EventQuery(Body, frozen=True, kw_only=True):
+    after: str | None = None
+    limit: int | None = None
+    type: str | None = None
+    wait: int | None = None
+
+
+class Event(Model, frozen=True, kw_only=True):
+    """What happened to a session. Only an upgrade has a previous session, only a close has a start and a reason."""
+
+    id: str
+    type: str
+    at: datetime
+    session_id: str
+    user_object_id: str
+    tenant_object_id: str
+    capacity_id: str
+    session_kind: int
+    previous_session_id: str | None = None
+    session_start_utc: datetime | None = None
+    close_reason: str | None = None
+
+
+class FollowedEvent(Event, frozen=True, kw_only=True):
+    """An event with the cursor to follow from once it is processed. No later event is missed then.
+
+    The cursor moves with the last event of each page. Before that, events of the same page come again, with the same
+    `id`.
+    """
+
+    cursor: str
+
+
+class EventList(Model, frozen=True, kw_only=True):
+    events: list[Event]
+    count: int
+    next_cursor: str
+    """Continue after it, also if there are no events."""
+
+
+# Probes.
+
+
+class Liveness(Model, frozen=True, kw_only=True):
+    status: str
+
+
+class LeaseWithRole(Lease, frozen=True, kw_only=True):
+    role: str
+
+
+class Readiness(Model, frozen=True, kw_only=True):
+    status: str
+    leases: list[LeaseWithRole]
+
+
+class Health(Model, frozen=True, kw_only=True):
+    status: str
+    version: str
+    active_sessions: int
+
+
+def _without(model: Model, secret: str) -> str:
+    shown = (
+        f"{name}={'[redacted]' if name == secret and value else value!r}"
+        for name, value in ((name, getattr(model, name)) for name in model.__struct_fields__)
+    )
+    return f"{type(model).__name__}({', '.join(shown)})"

@@ -1,0 +1,124 @@
+"""Streams against a real service with the handler `echo`."""
+
+import threading
+from typing import Any
+
+import pytest
+from conftest import Kind, Service, StartService, ids, wait_until
+
+from tenure_client import Client, Final, Partial, StreamError, errors
+from tenure_client._messages import parsed
+
+
+def take(kind: Kind, stream: Any, count: int) -> list[Any]:
+    """Return the next messages."""
+
+    async def collect() -> list[Any]:
+        found = []
+        async for message in stream:
+            found.append(message)
+            if len(found) == count:
+                break
+        return found
+
+    if kind.is_async:
+        return kind.run(collect())
+    return [message for _, message in zip(range(count), stream, strict=False)]
+
+
+def test_stream_opens_session_echoes_and_ends_it(kind: Kind, service: Service) -> None:
+    with kind.entered(kind.client(service.url)) as client:
+        with kind.entered(client.stream(**ids())) as stream:
+            assert stream.session.status == "created"
+            for message in ("hello", b"\x00\x01", '{"type": "mine"}'):
+                kind.run(stream.send(message))
+            assert take(kind, stream, 3) == ["hello", b"\x00\x01", '{"type": "mine"}']
+            kind.run(stream.stop())
+            assert kind.all(stream) == []
+        assert stream.end.reason == "STOPPED"
+        assert stream.end.metrics.chunks == 3
+        assert kind.run(client.sessions.get(stream.session.session_id)).close_reason == "STOPPED"
+
+
+def test_stream_attaches_to_held_session_and_leaving_block_stops_it(kind: Kind, service: Service) -> None:
+    limited = ids(lease_seconds=10)  # Heartbeats every second, so that the end is noticed soon.
+    with kind.entered(kind.client(service.url)) as client, kind.entered(client.hold(**limited)) as session:
+        with kind.entered(session.stream()) as stream:
+            kind.run(stream.send("one"))
+            assert take(kind, stream, 1) == ["one"]
+        assert stream.end.reason == "STOPPED"
+        assert session.lost.wait(20)
+        assert session.lost.reason == "stopped"
+
+
+def test_refusals_of_streams_are_errors(kind: Kind, service: Service) -> None:
+    with kind.entered(kind.client(service.url)) as client:
+        unknown = ids()["user"]
+        with pytest.raises(errors.NotFound), kind.entered(client.sessions.stream(unknown)):
+            pass
+        opened = kind.run(client.sessions.open(**ids()))
+        kind.run(client.sessions.end(opened.session_id))
+        with pytest.raises(errors.SessionOver), kind.entered(client.sessions.stream(opened.session_id)):
+            pass
+        with pytest.raises(errors.Invalid), kind.entered(client.stream(**{**ids(), "user": "me"})):
+            pass
+        capacity = ids()["capacity"]
+        kind.run(client.capacities.set(capacity, max_sessions=0))
+        with pytest.raises(errors.SessionLimit), kind.entered(client.stream(**ids(capacity=capacity))):
+            pass
+    with (
+        kind.entered(kind.client("http://127.0.0.1:1")) as nobody,
+        pytest.raises(errors.NotSent),
+        kind.entered(nobody.stream(**ids())),
+    ):
+        pass
+
+
+def test_replaced_stream_and_ended_session_raise(kind: Kind, service: Service) -> None:
+    with (
+        kind.entered(kind.client(service.url)) as client,
+        kind.entered(client.stream(**ids())) as old,
+        kind.entered(client.sessions.stream(old.session.session_id)) as new,
+    ):
+        with pytest.raises(errors.StreamReplaced) as replaced:
+            take(kind, old, 1)
+        assert replaced.value.close_code == 4409
+        with Client(service.url) as other:
+            other.sessions.end(new.session.session_id)
+        with pytest.raises(errors.SessionOver) as over:
+            take(kind, new, 1)
+        assert over.value.close_reason == "TERMINATED"
+
+
+@pytest.mark.slow
+def test_key_is_sent_with_the_handshake_and_broken_connection_raises(kind: Kind, start_service: StartService) -> None:
+    service = start_service()
+    with Client(service.url) as anonymous:
+        key = anonymous.keys.create("streams", "operator").key
+        wait_until(lambda: _is_refused(anonymous))
+    with (
+        kind.entered(kind.client(service.url)) as client,
+        pytest.raises(errors.Unauthenticated),
+        kind.entered(client.stream(**ids())),
+    ):
+        pass
+    with kind.entered(kind.client(service.url, key)) as client, kind.entered(client.stream(**ids())) as stream:
+        threading.Timer(0.5, service.kill).start()
+        with pytest.raises(errors.StreamClosed):
+            take(kind, stream, 1)
+
+
+def _is_refused(client: Client) -> bool:
+    try:
+        client.health()
+    except errors.Unauthenticated:
+        return True
+    return False
+
+
+def test_messages_of_the_server_are_typed_and_others_left_alone() -> None:
+    assert parsed('{"type": "partial", "text": "a"}') == Partial("a")
+    assert parsed('{"type": "final", "text": "a", "new": 1}') == Final("a")
+    assert parsed('{"type": "error", "code": "X", "message": "m"}') == StreamError("X", "m")
+    for other in ('{"type": "mine"}', '{"type": 1}', '"type"', "no json", b'{"type": "final", "text": "a"}'):
+        assert parsed(other) == other

@@ -1,0 +1,46 @@
+"""Events of sessions: the horizon, the feed, and batches for gateways."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Protocol
+
+from tenure.domain.events import (
+    EventBatch,
+    EventFilter,
+    EventPage,
+    EventPosition,
+    EventSubscription,
+    NewEventBatch,
+)
+from tenure.domain.leases import Fence
+
+
+class EventStore(Protocol):
+    async def publish_events(self, pause_microseconds: int) -> datetime:
+        """Moves the horizon to the present and returns it. Later session writes are stamped after it.
+
+        Waits for the session writes in progress. Does nothing if the horizon was moved within the last
+        `pause_microseconds`.
+        """
+
+    async def read_events(
+        self, criteria: EventFilter, after: EventPosition, until: EventPosition | None, limit: int
+    ) -> EventPage:
+        """Returns the events after `after`, up to `until` and the horizon, in order. Reading a span again returns the
+        same events.
+
+        A page may end early, with few events or none, if it had to search many sessions; the next one continues there.
+        """
+
+    async def subscribe_gateways(self, fence: Fence, gateways: Sequence[str]) -> Sequence[EventSubscription]:
+        """Returns how far each gateway has got. A gateway that is new begins now."""
+
+    async def save_event_batch(self, fence: Fence, batch: NewEventBatch) -> bool:
+        """Saves the next batch with its submission, and moves the gateway to its end. Returns whether it did so.
+
+        Does nothing if the last batch is neither delivered nor cancelled, or if the gateway is not at the start of this
+        batch: then an earlier call, whose answer was lost, has saved it.
+        """
+
+    async def find_event_batches(self, submission_ids: Sequence[str]) -> Sequence[EventBatch]:
+        """Returns the batch of each submission that has one, in any order."""

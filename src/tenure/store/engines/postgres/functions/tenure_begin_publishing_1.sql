@@ -1,0 +1,43 @@
+-- First step of moving the horizon of events: all session writes that read the clock after this transaction are stamped
+-- after `stamped_after`, because tenure_write_now() returns an instant after it. Returns the present horizon, and the
+-- instant that tenure_finish_publishing_1 can move it to; NULL if the horizon was moved within the last `p_pause`
+-- microseconds.
+--
+-- If the clock is behind the last cut or the horizon, it was stepped back. Writes from before that may have later stamps
+-- than the clock. The horizon then moves to the newest of them, so that no reader waits until the clock gets there.
+CREATE OR REPLACE FUNCTION tenure_begin_publishing_1(p_pause bigint)
+RETURNS TABLE (published_at timestamptz, stamped_after timestamptz)
+LANGUAGE plpgsql VOLATILE
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_now timestamptz := tenure_now();
+    v_newest timestamptz;
+BEGIN
+    SELECT i.published_at INTO published_at FROM installation i;
+    IF v_now >= published_at AND v_now < published_at + p_pause * interval '1 microsecond' THEN
+        RETURN NEXT;
+        RETURN;
+    END IF;
+    IF tenure_write_now() > tenure_now() THEN
+        SELECT max(l.at) INTO v_newest
+          FROM (
+            SELECT c.closed_at AS at
+              FROM (SELECT s.closed_at FROM sessions s
+                     WHERE s.closed_at IS NOT NULL ORDER BY s.closed_at DESC LIMIT 1) c
+             UNION ALL
+            SELECT o.started_at
+              FROM unnest(ARRAY[1, 2, 3]::smallint[]) AS k(kind)
+             CROSS JOIN LATERAL (
+                   SELECT s.started_at FROM sessions s
+                    WHERE s.close_reason IS NULL AND s.kind = k.kind ORDER BY s.started_at DESC LIMIT 1) o
+          ) AS l;
+    END IF;
+    -- Computed from the row itself, so that it also grows if two instances do this at the same time.
+    UPDATE installation i
+       SET stamped_after =
+           greatest(tenure_now(), i.last_cut_at, i.stamped_after + interval '1 microsecond', v_newest)
+    RETURNING i.stamped_after INTO stamped_after;
+    RETURN NEXT;
+END
+$$;

@@ -1,0 +1,81 @@
+-- Moves the horizon of events to the present, and returns it. Every session write holds the cut lock shared until it
+-- commits. So under the exclusive lock all session writes that are stamped up to the horizon are committed, and later
+-- ones are stamped after it, because tenure_write_now() returns an instant after the horizon. No renewal can follow for
+-- a session whose deadline is at or before the horizon, for the same reason.
+--
+-- It does nothing if the horizon was moved within the last @pause microseconds, because session writes wait while it has
+-- the lock. It waits for the lock for 200 ms at most, and then raises an error; the caller retries later.
+--
+-- If the clock is behind the last cut or the horizon, it was stepped back. Writes from before that may have later stamps
+-- than the clock. The horizon then moves to the newest of them, so that no reader waits until the clock gets there.
+--
+-- Order: a read without locks; the cut lock, exclusively; the clock; the write.
+CREATE OR ALTER PROCEDURE dbo.tenure_publish_events_1 @pause bigint
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET XACT_ABORT ON;
+    SET LOCK_TIMEOUT 1000;
+
+    DECLARE
+        @now datetime2(6) = dbo.tenure_now(),
+        @horizon datetime2(6),
+        @newest datetime2(6),
+        @is_recent bit = 0;
+
+    SELECT @horizon = i.published_at
+    FROM dbo.installation AS i WITH (READCOMMITTEDLOCK);
+
+    IF @now >= @horizon AND @now < dbo.tenure_add_microseconds_1(@horizon, @pause)
+        SET @is_recent = 1;
+
+    IF @is_recent = 0
+    BEGIN
+        BEGIN TRANSACTION;
+        EXEC dbo.tenure_lock_cut_exclusive_1;
+
+        -- Another instance may have moved the horizon while this one waited.
+        SET @now = dbo.tenure_now();
+        SELECT @horizon = i.published_at
+        FROM dbo.installation AS i WITH (READCOMMITTEDLOCK);
+
+        IF @now >= @horizon AND @now < dbo.tenure_add_microseconds_1(@horizon, @pause)
+            SET @is_recent = 1;
+
+        IF @is_recent = 0
+        BEGIN
+            SET @horizon = dbo.tenure_write_now();
+
+            IF @horizon > dbo.tenure_now()
+            BEGIN
+                SELECT @newest = MAX(n.at)
+                FROM (
+                    SELECT MAX(c.closed_at) AS at
+                    FROM dbo.sessions AS c WITH (READCOMMITTEDLOCK, INDEX (sessions_closed_at))
+                    WHERE c.closed_at IS NOT NULL
+                    UNION ALL
+                    SELECT MAX(o.started_at) AS at
+                    FROM dbo.sessions AS o WITH (READCOMMITTEDLOCK, INDEX (sessions_live_kind))
+                    WHERE o.close_reason IS NULL AND o.kind = 1
+                    UNION ALL
+                    SELECT MAX(o.started_at) AS at
+                    FROM dbo.sessions AS o WITH (READCOMMITTEDLOCK, INDEX (sessions_live_kind))
+                    WHERE o.close_reason IS NULL AND o.kind = 2
+                    UNION ALL
+                    SELECT MAX(o.started_at) AS at
+                    FROM dbo.sessions AS o WITH (READCOMMITTEDLOCK, INDEX (sessions_live_kind))
+                    WHERE o.close_reason IS NULL AND o.kind = 3
+                ) AS n;
+                IF @newest > @horizon
+                    SET @horizon = @newest;
+            END;
+
+            UPDATE dbo.installation
+            SET stamped_after = @horizon, published_at = @horizon
+            WHERE only_row = 1;
+        END;
+        COMMIT TRANSACTION;
+    END;
+
+    SELECT @horizon AS horizon;
+END;
