@@ -326,7 +326,16 @@ async def test_find_event_batches__returns_batch_of_submission(database: Databas
     batch = new_batch(1, began.position, end, types=(EventType.CLOSED,))
     await database.store.save_event_batch(fence, batch)
     assert await database.store.find_event_batches([some_id(), batch.submission_id]) == [
-        EventBatch("hooks", 1, began.position, end, (EventType.CLOSED,), 2, b"7" * 32, batch.submission_id)
+        EventBatch(
+            gateway="hooks",
+            number=1,
+            start=began.position,
+            end=end,
+            types=(EventType.CLOSED,),
+            events=2,
+            digest=b"7" * 32,
+            submission_id=batch.submission_id,
+        )
     ]
 
 

@@ -108,12 +108,11 @@ class EventSubscription(msgspec.Struct, frozen=True):
     """Whether the last batch is delivered or cancelled, so that the next one may be saved."""
 
 
-class NewEventBatch(msgspec.Struct, frozen=True, kw_only=True):
-    """The next batch of a gateway. Without events it only moves the position of the gateway."""
+class EventBatch(msgspec.Struct, frozen=True, kw_only=True):
+    """A batch of a gateway: all events of its types after `start`, up to `end`."""
 
     gateway: str
     number: int
-    """One more than the number of the last batch, also if there are no events."""
     start: EventPosition
     end: EventPosition
     types: tuple[EventType, ...]
@@ -121,20 +120,15 @@ class NewEventBatch(msgspec.Struct, frozen=True, kw_only=True):
     digest: bytes
     """The digest of the body. Every later rendering must have it."""
     submission_id: str
+
+
+class NewEventBatch(EventBatch, frozen=True, kw_only=True):
+    """The next batch of a gateway. Without events it only moves the position of the gateway.
+
+    Its number is one more than that of the last batch, also if it has no events.
+    """
+
     contract: Contract
-
-
-class EventBatch(msgspec.Struct, frozen=True):
-    """A batch as it is stored: all events of its types after `start`, up to `end`."""
-
-    gateway: str
-    number: int
-    start: EventPosition
-    end: EventPosition
-    types: tuple[EventType, ...]
-    events: int
-    digest: bytes
-    submission_id: str
 
 
 def delivery_key(installation_id: str, gateway: str, number: int) -> str:

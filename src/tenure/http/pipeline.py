@@ -207,7 +207,7 @@ class Pipeline:
             answer = await self._answer(scope, receive, visit, answered)
             headers = [*answer.headers, (REQUEST_ID_HEADER, visit.request_id.encode()), *visit.headers]
             if isinstance(answer, StreamedAnswer):
-                await self._send_stream(answer, headers, visit, scope, receive, send)
+                await self._send_stream(answer, headers, visit, answered, scope, receive, send)
                 return
             body = answer.body(visit.request_id)
             if answer.status != NO_CONTENT:
@@ -226,16 +226,22 @@ class Pipeline:
         self._telemetry.report(RequestAnswered(route, status, monotonic() - began, method, request_id, subject))
 
     async def _send_stream(
-        self, answer: StreamedAnswer, headers: Headers, visit: Visit, scope: Scope, receive: Receive, send: Send
+        self,
+        answer: StreamedAnswer,
+        headers: Headers,
+        visit: Visit,
+        answered: "_Answered",
+        scope: Scope,
+        receive: Receive,
+        send: Send,
     ) -> None:
         """Sends a streamed answer. Each `send` waits until the client has taken most of what was sent before."""
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})
-        if scope["method"] == "HEAD":
+        if scope["method"] == "HEAD" or answered.endpoint is None:
             await answer.pieces.aclose()
         else:
-            endpoint, parameters = self._match(scope["method"], scope["path"])
             sending = asyncio.ensure_future(_send_pieces(answer.pieces, send))
-            stream = _OpenAnswer(endpoint.route, parameters, scope["headers"], sending)
+            stream = _OpenAnswer(answered.endpoint.route, answered.parameters, scope["headers"], sending)
             gone = asyncio.ensure_future(_disconnected(receive))
             self.open_streams.add(stream)
             try:
@@ -256,7 +262,7 @@ class Pipeline:
             if visit.problem is not None:
                 return refusal(visit.problem)
             endpoint, parameters = self._match(scope["method"], scope["path"])
-            answered.route = endpoint.name
+            answered.route, answered.endpoint, answered.parameters = endpoint.name, endpoint, parameters
             caller = await self._caller(endpoint.route.grants, scope["headers"], parameters)
             answered.subject = caller.subject
             query = endpoint.decode_query(scope["query_string"])
@@ -384,11 +390,13 @@ def _is_preflight(scope: Scope) -> bool:
 class _Answered:
     """What the report of a request says about it, as far as the request got."""
 
-    __slots__ = ("route", "subject")
+    __slots__ = ("endpoint", "parameters", "route", "subject")
 
     def __init__(self) -> None:
         self.route = UNMATCHED
         self.subject: str | None = None
+        self.endpoint: _Endpoint | None = None
+        self.parameters: Mapping[str, str] = {}
 
 
 async def _send_pieces(pieces: AsyncGenerator[bytes], send: Send) -> None:

@@ -275,12 +275,12 @@ def batches_statement(submission_ids: Sequence[str]) -> Select[Any]:
 
 def _batch(row: Row[Any]) -> EventBatch:
     return EventBatch(
-        row.gateway,
-        row.number,
-        EventPosition(row.from_at, row.from_rank, row.from_id),
-        EventPosition(row.to_at, row.to_rank, row.to_id),
-        types_of(row.types),
-        row.events,
-        row.digest,
-        row.submission_id,
+        gateway=row.gateway,
+        number=row.number,
+        start=EventPosition(row.from_at, row.from_rank, row.from_id),
+        end=EventPosition(row.to_at, row.to_rank, row.to_id),
+        types=types_of(row.types),
+        events=row.events,
+        digest=row.digest,
+        submission_id=row.submission_id,
     )

@@ -7,13 +7,14 @@ from sqlalchemy import Connection, insert, or_, select, update
 
 from tenure.domain.alerts import ONCALL, AlertChanges, Condition, Transition, delivery_key
 from tenure.domain.leases import Fence
-from tenure.domain.submissions import Contract, SubmissionState
+from tenure.domain.submissions import Contract
 from tenure.errors import ERROR_MAX
 from tenure.ids import new_id
 from tenure.store.engines.sqlite.leases import check_fence
+from tenure.store.engines.sqlite.submissions import insert_generated
 from tenure.store.reads.alerts import changes_from_values
 from tenure.store.reads.submissions import contract_text
-from tenure.store.tables import alerts, submissions
+from tenure.store.tables import alerts
 
 _alert = alerts.c
 
@@ -46,20 +47,12 @@ def update_alerts(
 def _submit(connection: Connection, now: datetime, key: str, contract: Contract | None) -> None:
     if contract is None:
         return
-    connection.execute(
-        insert(submissions).values(
-            submission_id=new_id(),
-            gateway=ONCALL,
-            caller="tenure",
-            idempotency_key=key,
-            delivery_key=key,
-            digest=b"",
-            contract=contract_text(contract),
-            state=SubmissionState.PENDING.value,
-            attempts=0,
-            failures=0,
-            next_attempt_at=now,
-            created_at=now,
-            last_modified_at=now,
-        )
+    insert_generated(
+        connection,
+        now,
+        submission_id=new_id(),
+        gateway=ONCALL,
+        caller="tenure",
+        key=key,
+        contract=contract_text(contract),
     )

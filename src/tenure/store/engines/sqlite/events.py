@@ -20,6 +20,7 @@ from tenure.domain.leases import Fence
 from tenure.domain.sessions import Kind
 from tenure.domain.submissions import SubmissionState
 from tenure.store.engines.sqlite.leases import check_fence, lease_now
+from tenure.store.engines.sqlite.submissions import insert_generated
 from tenure.store.reads.submissions import contract_text
 from tenure.store.tables import event_batches, event_subscriptions, installation, sessions, submissions
 
@@ -114,22 +115,14 @@ def save_event_batch(connection: Connection, now: datetime, fence: Fence, batch:
             submission_id=batch.submission_id,
         )
     )
-    connection.execute(
-        insert(submissions).values(
-            submission_id=batch.submission_id,
-            gateway=batch.gateway,
-            caller=EVENTS_CALLER,
-            idempotency_key=key,
-            delivery_key=key,
-            digest=b"",
-            contract=contract_text(batch.contract),
-            state=SubmissionState.PENDING.value,
-            attempts=0,
-            failures=0,
-            next_attempt_at=now,
-            created_at=now,
-            last_modified_at=now,
-        )
+    insert_generated(
+        connection,
+        now,
+        submission_id=batch.submission_id,
+        gateway=batch.gateway,
+        caller=EVENTS_CALLER,
+        key=key,
+        contract=contract_text(batch.contract),
     )
     connection.execute(moved.values(number=batch.number, submission_id=batch.submission_id))
     return True

@@ -37,22 +37,28 @@ def accept_submissions(
     return [_accept(connection, now, request) for request in requests]
 
 
-def _accept(connection: Connection, now: datetime, request: SubmitRequest) -> SubmitResult:
-    key = (_row.caller == request.caller, _row.gateway == request.gateway, _row.idempotency_key == request.key)
-    found = connection.execute(select(_row.submission_id, _row.state, _row.digest).where(*key)).one_or_none()
-    if found is not None:
-        new = found.submission_id == request.submission_id
-        return SubmitResult(found.submission_id, found.state, found.digest == request.digest, new)
+def insert_generated(
+    connection: Connection, now: datetime, *, submission_id: str, gateway: str, caller: str, key: str, contract: str
+) -> None:
+    """Inserts a submission whose payload Tenure generates: its digest is stored elsewhere, and its key is both keys."""
+    insert_submission(
+        connection,
+        now,
+        submission_id=submission_id,
+        gateway=gateway,
+        caller=caller,
+        idempotency_key=key,
+        delivery_key=key,
+        digest=b"",
+        contract=contract,
+    )
+
+
+def insert_submission(connection: Connection, now: datetime, **values: Any) -> None:
+    """Inserts a submission that is due at once."""
     connection.execute(
         insert(submissions).values(
-            submission_id=request.submission_id,
-            gateway=request.gateway,
-            caller=request.caller,
-            idempotency_key=request.key,
-            delivery_key=request.submission_id,
-            payload=request.payload,
-            digest=request.digest,
-            contract=contract_text(request.contract),
+            **values,
             state=SubmissionState.PENDING.value,
             attempts=0,
             failures=0,
@@ -60,6 +66,26 @@ def _accept(connection: Connection, now: datetime, request: SubmitRequest) -> Su
             created_at=now,
             last_modified_at=now,
         )
+    )
+
+
+def _accept(connection: Connection, now: datetime, request: SubmitRequest) -> SubmitResult:
+    key = (_row.caller == request.caller, _row.gateway == request.gateway, _row.idempotency_key == request.key)
+    found = connection.execute(select(_row.submission_id, _row.state, _row.digest).where(*key)).one_or_none()
+    if found is not None:
+        new = found.submission_id == request.submission_id
+        return SubmitResult(found.submission_id, found.state, found.digest == request.digest, new)
+    insert_submission(
+        connection,
+        now,
+        submission_id=request.submission_id,
+        gateway=request.gateway,
+        caller=request.caller,
+        idempotency_key=request.key,
+        delivery_key=request.submission_id,
+        payload=request.payload,
+        digest=request.digest,
+        contract=contract_text(request.contract),
     )
     return SubmitResult(request.submission_id, SubmissionState.PENDING.value, same=True, new=True)
 

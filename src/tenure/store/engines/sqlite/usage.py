@@ -14,9 +14,10 @@ from tenure.domain.usage import ChunkBounds, ChunkDigest, Cut, CutRules, PrunedU
 from tenure.ids import new_id
 from tenure.store.engines.sqlite.audit_log import count_changes
 from tenure.store.engines.sqlite.leases import check_fence
+from tenure.store.engines.sqlite.submissions import insert_generated
 from tenure.store.limits import USAGE_KEPT
 from tenure.store.reads.submissions import contract_text
-from tenure.store.tables import installation, sessions, submissions, usage_chunks, usage_eras, usage_windows
+from tenure.store.tables import installation, sessions, usage_chunks, usage_eras, usage_windows
 
 _window = usage_windows.c
 _chunk = usage_chunks.c
@@ -101,22 +102,8 @@ def _save_chunk(connection: Connection, now: datetime, window: Any, number: int,
 
 def _submit(connection: Connection, now: datetime, window: Any, number: int, submission_id: str, contract: str) -> None:
     key = f"{window.installation_id}-{window.window_id}-{number}"
-    connection.execute(
-        insert(submissions).values(
-            submission_id=submission_id,
-            gateway=USAGES,
-            caller="tenure",
-            idempotency_key=key,
-            delivery_key=key,
-            digest=b"",
-            contract=contract,
-            state=SubmissionState.PENDING.value,
-            attempts=0,
-            failures=0,
-            next_attempt_at=now,
-            created_at=now,
-            last_modified_at=now,
-        )
+    insert_generated(
+        connection, now, submission_id=submission_id, gateway=USAGES, caller="tenure", key=key, contract=contract
     )
 
 
