@@ -19,11 +19,13 @@ from tenure.access.jwks import Fetch
 from tenure.access.oidc import OidcVerifier
 from tenure.app import Instance, _cut_rules, _subscriptions
 from tenure.config import Config, load
+from tenure.config.profiles import PROFILES
 from tenure.config.schema import SettingPath, dotted, entries_of, is_single, settings_in, variable
 from tenure.domain.sessions import OpenOutcome
 from tenure.domain.submissions import Contract, Envelope
 from tenure.errors import ConfigurationError, Problem
 from tenure.server import process, workers
+from tenure.server.process import bind
 from tenure.store.engines import open_store
 from tenure.submissions.executor import LEASE
 from tenure.submissions.gateways import Gateway, gateways_of
@@ -376,7 +378,91 @@ def test_start_without_usage_gateway_logs_one_warning() -> None:
         assert [line["log_level"] for line in warnings] == ["warning"] * expected
 
 
+# Profiles.
+
+
+def settings_of(profile: str) -> dict[SettingPath, Any]:
+    def flat(tree: Any, path: SettingPath = ()) -> dict[SettingPath, Any]:
+        if not isinstance(tree, Mapping):
+            return {path: tree}
+        return {each: value for name, inner in tree.items() for each, value in flat(inner, (*path, name)).items()}
+
+    return flat(PROFILES[profile])
+
+
+def value_at(config: Any, path: SettingPath) -> Any:
+    for name in path:
+        config = config[name] if isinstance(config, dict) else getattr(config, name)
+    return config
+
+
+OVERRIDES = {"streams.handler": "discard", "streams.max_per_instance": "7", "sessions.heartbeat_seconds": "8"}
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_profile_sets_defaults_that_other_sources_override(profile: str, empty_folder: Path) -> None:
+    for path, value in settings_of(profile).items():
+        assert value_at(load({"profile": profile}, {}), path) == value, path
+        other = OVERRIDES.get(dotted(path), "555")
+        in_variable = load({"profile": profile}, {variable(path): other})
+        assert str(value_at(in_variable, path)).removesuffix(".0") == other, path
+        text = (
+            f'profile = "{profile}"\n[{dotted(path[:-1])}]\n{path[-1]} = {other if other.isdigit() else repr(other)}\n'
+        )
+        (empty_folder / "tenure.toml").write_text(text, encoding="utf-8")
+        assert value_at(load({}, {}), path) == value_at(in_variable, path), path
+        (empty_folder / "tenure.toml").unlink()
+
+
+def test_profile_comes_from_flag_variable_or_file_in_this_order(empty_folder: Path) -> None:
+    (empty_folder / "tenure.toml").write_text('profile = "playback"', encoding="utf-8")
+    assert load({}, {}).profile == "playback"
+    assert load({}, {"TENURE_PROFILE": "transcription"}).profile == "transcription"
+    config = load({"profile": "capacity"}, {"TENURE_PROFILE": "transcription"})
+    assert config == Config()
+
+
+def test_conflict_with_a_setting_of_the_profile_names_the_profile(empty_folder: Path) -> None:
+    del empty_folder
+    with pytest.raises(ConfigurationError, match=r"heartbeat_seconds \(from profile playback\): must be less than"):
+        load({"profile": "playback", "database": "sqlite:///x.db"}, {"TENURE_SESSIONS__LEASE_SECONDS": "4"})
+
+
+def test_start_logs_the_profile(empty_folder: Path) -> None:
+    del empty_folder
+    lines = []
+    for profile in PROFILES:
+        with capture_logs() as logs, bind("127.0.0.1", 0) as listener:
+            telemetry = workers._logged(load({"profile": profile}, {}))
+            process.announce(listener, telemetry, load({"profile": profile}, {}))
+        lines += [(line["event"], line["profile"]) for line in logs]
+    assert lines == [("listening", profile) for profile in PROFILES]
+
+
+async def test_service_shows_the_limits_of_each_profile(empty_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare_process(monkeypatch)
+    observed = {}
+    for profile in PROFILES:
+        config = load({"profile": profile, "database": f"sqlite:///{empty_folder / profile}.db"}, {})
+        local = LocalService(config, Clock())
+        async with local.running():
+            session = await local.open()
+            jobs = {each["name"]: each for each in (await local.http.get("/jobs")).json()["jobs"]}
+            observed[profile] = (
+                seconds_between(session, "leaseExpiresAt"),
+                session["heartbeatInterval"],
+                jobs["expire-sessions"]["intervalSeconds"],
+                type(local.instance.streams._make_handler()).__name__,
+            )
+    assert observed == {
+        "capacity": (30 * 86_400, None, 10, "EchoHandler"),
+        "transcription": (60, 5, 30, "TranscriptionHandler"),
+        "playback": (60, 5, 10, "EchoHandler"),
+    }
+
+
 IN_OWN_TESTS = {
+    "profile",
     "leases.acquire_seconds",
     "insecure",
     "gateways.<name>.event_format",

@@ -80,6 +80,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     ),
     "host": st.sampled_from(["127.0.0.1", "127.9.9.9", "localhost", "::1"]),
     "port": st.integers(0, 65535),
+    "profile": st.just("capacity"),  # another one changes the defaults
     "workers": st.integers(1, 256),
     "prefix": st.sampled_from(["", "/api", "/api/v3", "/8080"]),
     "pool_size": st.integers(4, 1000),

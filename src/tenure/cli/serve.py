@@ -12,6 +12,9 @@ def serve(
     host: Annotated[str | None, typer.Option(help="The address to listen on. [127.0.0.1]")] = None,
     port: Annotated[str | None, typer.Option(help="The port to listen on. [8080]")] = None,
     database: DatabaseFlag = None,
+    profile: Annotated[
+        str | None, typer.Option(help="A set of defaults: capacity, transcription or playback. [capacity]")
+    ] = None,
     workers: Annotated[str | None, typer.Option(help="The number of processes; each is an instance. [1]")] = None,
     prefix: Annotated[str | None, typer.Option(help="Serve the API below this path, for example /api/v3.")] = None,
     insecure: Annotated[
@@ -33,6 +36,7 @@ def serve(
         host=host,
         port=port,
         database=database,
+        profile=profile,
         workers=workers,
         prefix=prefix,
         insecure=insecure,

@@ -1,4 +1,5 @@
-"""Loads the configuration from, in descending precedence, flags, `TENURE_…` variables, the file and the defaults.
+"""Loads the configuration from, in descending precedence, flags, `TENURE_…` variables, the file, the profile and the
+defaults.
 
 Any invalid setting raises `ConfigurationError`, which prevents the start. Its message contains the setting's name, its
 source, the allowed values and, for an unknown name, a suggestion. It never contains the value, which may be a secret.
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
+from tenure.config.profiles import CAPACITY
 from tenure.config.schema import (
     SettingPath,
     dotted,
@@ -27,7 +29,16 @@ from tenure.config.schema import (
     variable,
 )
 from tenure.config.settings import Config
-from tenure.config.sources import RawText, Source, defaults, from_environment, from_file, from_flags, printable
+from tenure.config.sources import (
+    RawText,
+    Source,
+    defaults,
+    from_environment,
+    from_file,
+    from_flags,
+    from_profile,
+    printable,
+)
 from tenure.domain.submissions import USAGES
 from tenure.errors import ConfigurationError
 
@@ -52,13 +63,18 @@ def load(flags: Mapping[str, Any], environment: Mapping[str, str], file: Path | 
     `flags` contains only flags that were given, as text. Without `file`, `TENURE_CONFIG` or `tenure.toml` is used.
     """
     in_file = from_file(file, environment)
-    # In ascending precedence: a setting replaces the same setting of an earlier source.
-    sources = [defaults(), in_file, *from_environment(environment, in_file.tree), *from_flags(flags)]
-    settings = {setting.path: setting for source in sources for setting in _settings((), source.tree, Config, source)}
+    given = _merged([in_file, *from_environment(environment, in_file.tree), *from_flags(flags)])
+    profile = given[("profile",)].value if ("profile",) in given else CAPACITY
+    settings = _merged([defaults(), from_profile(profile)]) | given
     _check_required(settings)
     config = msgspec.convert(_tree(settings), Config)
     _check_consistency(config, settings)
     return config
+
+
+def _merged(sources: Iterable[Source]) -> Settings:
+    """Merge sources in ascending precedence: a setting replaces the same setting of an earlier source."""
+    return {setting.path: setting for source in sources for setting in _settings((), source.tree, Config, source)}
 
 
 def _settings(path: SettingPath, value: Any, kind: Any, source: Source) -> Iterator[Setting]:

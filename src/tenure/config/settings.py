@@ -41,6 +41,7 @@ from tenure.config.values import (
     PoolSize,
     Port,
     Prefix,
+    ProfileName,
     RoleName,
     Seconds,
     SecondsOrZero,
@@ -193,6 +194,7 @@ class Config(Section, frozen=True, kw_only=True):
     database: DatabaseUrl = "sqlite:///tenure.db"
     host: Host = "127.0.0.1"
     port: Port = 8080
+    profile: ProfileName = "capacity"
     workers: Workers = 1
     prefix: Prefix = ""
     insecure: Switch = False

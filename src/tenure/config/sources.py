@@ -7,6 +7,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tenure.config.profiles import PROFILES
 from tenure.config.schema import PREFIX, SEPARATOR, SettingPath, dotted, variable
 from tenure.config.settings import UsageConfig
 from tenure.errors import ConfigurationError
@@ -43,6 +44,10 @@ def defaults() -> Source:
     All other defaults come from the structs.
     """
     return Source("defaults", {"usage": {"factors": UsageConfig().factors}})
+
+
+def from_profile(name: str) -> Source:
+    return Source(f"profile {name}", PROFILES[name])
 
 
 def from_file(file: Path | None, environment: Mapping[str, str]) -> Source:

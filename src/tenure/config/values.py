@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from msgspec import Meta
 
+from tenure.config.profiles import PROFILES
 from tenure.config.urls import SCHEMES, SQLITE, is_database_url, is_http_url, is_secure_url
 from tenure.domain.alerts import ONCALL
 from tenure.domain.events import EventType
@@ -152,6 +153,11 @@ EventTypes = Annotated[
 RoleName = Annotated[
     Literal["client", "reader", "operator"],
     Rule("client, reader or operator", suggest=partial(near_miss, names=ROLES)),
+]
+
+ProfileName = Annotated[
+    Literal["capacity", "transcription", "playback"],
+    Rule("capacity, transcription or playback", suggest=partial(near_miss, names=tuple(PROFILES))),
 ]
 
 LOG_LEVELS = ("debug", "info", "warning", "error")

@@ -203,8 +203,9 @@ class _Server(uvicorn.Server):
         self.should_exit = True
 
 
-def announce(listener: socket.socket, telemetry: Telemetry, scheme: str = "http") -> None:
+def announce(listener: socket.socket, telemetry: Telemetry, config: Config) -> None:
+    scheme = "http" if config.tls_certificate is None else "https"
     host, port = listener.getsockname()[:2]
     address = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
-    telemetry.report(Listening(address))
+    telemetry.report(Listening(address, config.profile))
     sys.stderr.flush()

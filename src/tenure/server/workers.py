@@ -38,7 +38,7 @@ def serve(config: Config) -> None:
     if config.workers == 1:
         listener = bind(config.host, config.port)
         listener.listen(BACKLOG)
-        announce(listener, telemetry, _scheme(config))
+        announce(listener, telemetry, config)
         run_instance(config, listener, telemetry, certificate=certificate)
     else:
         Supervisor(config, telemetry).run()
@@ -49,10 +49,6 @@ def certificate_of(config: Config) -> Certificate | None:
     if config.tls_certificate is None or config.tls_key is None:
         return None
     return Certificate(config.tls_certificate, config.tls_key)
-
-
-def _scheme(config: Config) -> str:
-    return "http" if config.tls_certificate is None else "https"
 
 
 def _logged(config: Config) -> Telemetry:
@@ -140,7 +136,7 @@ class Supervisor:
             self._replace_dead()
             self._pass_on_reload()
             if not announced and self._listening.is_set():
-                announce(self._reserved, self._telemetry, _scheme(self._config))
+                announce(self._reserved, self._telemetry, self._config)
                 announced = True
         self._stop_workers()
 

@@ -74,6 +74,7 @@ def all_events() -> Sequence[type[Event]]:
 class Listening(Event, frozen=True):
     name: ClassVar = "listening"
     address: str
+    profile: str
 
 
 class InstanceReady(Event, frozen=True):
