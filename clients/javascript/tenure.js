@@ -112,6 +112,11 @@ export class Client {
     this.#fetch = fetch ?? globalThis.fetch.bind(globalThis);
   }
 
+  /** Whether the browser sends the cookie of `signIn`: to the origin of the page only, and not beside a credential. */
+  get #cookies() {
+    return /** @type {RequestCredentials} */ (this.#credential === null ? "same-origin" : "omit");
+  }
+
   /** The address of the service, with a slash at its end. */
   get url() {
     return this.#url.href;
@@ -179,8 +184,8 @@ export class Client {
         },
         body: isJson ? JSON.stringify(body) : /** @type {BodyInit | undefined} */ (body),
         signal: timer.signal,
-        // Cookies belong to the console, and a cached answer would be an old one.
-        credentials: "omit",
+        // The sign-in cookie counts only without a credential. A cached answer would be an old one.
+        credentials: this.#cookies,
         cache: "no-store",
       });
       const content = await response.text();
@@ -383,6 +388,28 @@ export class Client {
     return this.request("POST", `/jobs/${part(name)}/resume`, { repeatable: true });
   }
 
+  // Who is calling.
+
+  /** @returns {Promise<CallerAnswer>} */
+  me() {
+    return this.request("GET", "/me");
+  }
+
+  /**
+   * Sign this page in: the browser keeps the credential in a cookie that scripts cannot read, and sends it with every
+   * request of a client without a credential. Use it on a page of the same origin as the service.
+   * @param {string} credential An API key, or a token of an OIDC issuer.
+   * @returns {Promise<CallerAnswer>}
+   */
+  signIn(credential) {
+    return this.request("POST", "/sign-in", { body: { credential } });
+  }
+
+  /** Clear the cookie of `signIn`. @returns {Promise<SignedOutAnswer>} */
+  signOut() {
+    return this.request("POST", "/sign-out", { repeatable: true });
+  }
+
   // Keys and the audit log.
 
   /** @param {KeyBody} body @returns {Promise<CreatedKeyAnswer>} */
@@ -484,7 +511,7 @@ export class Client {
   endOnUnload(sessionId) {
     const headers = this.#credential === null ? undefined : { authorization: `Bearer ${this.#credential}` };
     const url = new URL(`sessions/${part(sessionId)}`, this.#url);
-    void this.#fetch(url, { method: "DELETE", headers, keepalive: true, credentials: "omit" }).catch(() => {});
+    void this.#fetch(url, { method: "DELETE", headers, keepalive: true, credentials: this.#cookies }).catch(() => {});
   }
 
   /** @param {string} path */
@@ -1173,6 +1200,18 @@ export const ERROR_CODES = Object.freeze([
  */
 
 /**
+ * @typedef {object} CallerAnswer
+ * @property {string} subject
+ * @property {string} name
+ * @property {Role} role
+ * @property {string | null} tenantObjectId
+ * @property {string | null} userObjectId
+ * @property {boolean} anonymous
+ * @property {string | null} expiresAt
+ * @property {boolean} mayChange
+ */
+
+/**
  * @typedef {object} CapacityAnswer
  * @property {string} capacityId
  * @property {number | null} maxSessions
@@ -1547,6 +1586,16 @@ export const ERROR_CODES = Object.freeze([
  * @property {(SessionAnswer)[]} sessions
  * @property {number} count
  * @property {string | null} nextCursor
+ */
+
+/**
+ * @typedef {object} SignInBody
+ * @property {string} credential
+ */
+
+/**
+ * @typedef {object} SignedOutAnswer
+ * @property {boolean} signedIn
  */
 
 /** @typedef {"active" | "closed" | "closing" | "created"} State */

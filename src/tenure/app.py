@@ -38,6 +38,7 @@ from tenure.http.routes.leases import LeaseRoutes
 from tenure.http.routes.metrics import MetricsRoutes
 from tenure.http.routes.probes import ProbeRoutes, Readiness
 from tenure.http.routes.sessions import SessionRoutes
+from tenure.http.routes.sign_in import SignInRoutes
 from tenure.http.routes.streams import StreamRoutes
 from tenure.http.routes.submissions import SubmissionRoutes
 from tenure.http.routes.transcriptions import TranscriptionRoutes
@@ -207,6 +208,7 @@ class Instance:
         token_signer = self._authenticator.token_signer
         self._store.listen(Topic.KEYS, self._authenticator.wake)
         self.readiness = Readiness(self._store, self.ensemble)
+        edge = Edge(config.http, config.host, telemetry, config.access)
         table: Table = [
             *SessionRoutes(self._store, opener, renewer, ender, counts, counters, config.prefix, token_signer).routes(),
             *CapacityRoutes(self._store, config.prefix).routes(),
@@ -216,6 +218,7 @@ class Instance:
             *UsageRoutes(self._store, rules, executor.hint, telemetry, config.prefix).routes(),
             *LeaseRoutes(self._store, config.prefix).routes(),
             *JobRoutes(self._store, config.prefix).routes(),
+            *SignInRoutes(self._authenticator, edge.count_request, config.prefix).routes(),
             *KeyRoutes(self._store, config.prefix).routes(),
             *AuditLogRoutes(self._store, config.prefix).routes(),
             *AlertRoutes(self._store, config.prefix).routes(),
@@ -224,7 +227,6 @@ class Instance:
             *ProbeRoutes(counts, self.readiness).routes(),
         ]
         documents = DocumentRoutes(table, config.prefix).routes()
-        edge = Edge(config.http, config.host, telemetry, config.access)
         self.pipeline = Pipeline([*table, *documents], config.prefix, self._authenticator.identify, edge, telemetry)
         self._starting: asyncio.Task[None] | None = None
         self._background: list[asyncio.Task[None]] = []

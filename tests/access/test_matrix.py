@@ -57,6 +57,9 @@ EXPECTED: dict[str, frozenset[str]] = {
     "POST /jobs/{name}/run": O,
     "POST /jobs/{name}/pause": O,
     "POST /jobs/{name}/resume": O,
+    "GET /me": C | R | O,
+    "POST /sign-in": PUBLIC,
+    "POST /sign-out": PUBLIC,
     "POST /keys": O,
     "GET /keys": R | O,
     "DELETE /keys/{publicId}": O,
@@ -96,6 +99,7 @@ NARROWED = {
     "GET /usage",
     "GET /events",
     "GET /health",
+    "GET /me",
 }
 """What a credential that is bound to a tenant may call, if its role may. All else is 403, unless it is public."""
 BOUND = {**{f"{role.value} of a tenant": role.value for role in Role}, "oidc client": "client"}
@@ -150,9 +154,15 @@ def refused(response: RawResponse) -> int | None:
     return 403 if response.status == 403 and response.json()["code"] == "FORBIDDEN" else None
 
 
-async def ask(service: LocalService, route: Route, authorization: str | None, *, ordinary: bool) -> int | None:
+def header_lines(authorization: str | None, *, as_cookie: bool) -> list[str]:
+    if authorization is None:
+        return []
+    cookie = f"Cookie: theme=dark; tenure_credential={authorization.removeprefix('Bearer ')}"
+    return [cookie if as_cookie else f"Authorization: {authorization}"]
+
+
+async def ask(service: LocalService, route: Route, headers: list[str], *, ordinary: bool) -> int | None:
     """With a query, a request takes the ordinary lane. The body is wrong, so that an operator changes nothing."""
-    headers = [] if authorization is None else [f"Authorization: {authorization}"]
     path = address(route) + ("?" if ordinary else "")
     content = request(b"[]", *headers, method=route.method, path=path)
 
@@ -164,8 +174,7 @@ async def ask(service: LocalService, route: Route, authorization: str | None, *,
     return refused(await asyncio.to_thread(send))
 
 
-async def connect(service: LocalService, route: StreamRoute, authorization: str | None) -> int | None:
-    headers = [] if authorization is None else [f"Authorization: {authorization}"]
+async def connect(service: LocalService, route: StreamRoute, headers: list[str]) -> int | None:
     try:
         client = await Client.connect(service.port, address(route), *headers)
     except Refused as error:
@@ -176,18 +185,18 @@ async def connect(service: LocalService, route: StreamRoute, authorization: str 
 
 
 async def observe(
-    service: LocalService, credentials: Mapping[str, str | None]
+    service: LocalService, credentials: Mapping[str, str | None], *, as_cookie: bool = False
 ) -> dict[tuple[str, str, str], int | None]:
     found: dict[tuple[str, str, str], int | None] = {}
     for route in service.instance.pipeline.table:
         for name, value in credentials.items():
-            place = f"{route.method} {route.path}"
+            place, headers = f"{route.method} {route.path}", header_lines(value, as_cookie=as_cookie)
             if isinstance(route, StreamRoute):
-                found[place, "websocket", name] = await connect(service, route, value)
+                found[place, "websocket", name] = await connect(service, route, headers)
                 continue
-            found[place, "ordinary", name] = await ask(service, route, value, ordinary=True)
+            found[place, "ordinary", name] = await ask(service, route, headers, ordinary=True)
             if isinstance(route.handler, Hot):
-                found[place, "hot", name] = await ask(service, route, value, ordinary=False)
+                found[place, "hot", name] = await ask(service, route, headers, ordinary=False)
     return found
 
 
@@ -216,16 +225,19 @@ async def test_every_route_has_an_expected_entry(sqlite_database: Database) -> N
     assert narrowed == NARROWED | OWN_ONLY
 
 
-@pytest.mark.parametrize("repeated", [False, True], ids=["first use", "cached"])
-async def test_every_route_answers_every_credential_as_expected(sqlite_database: Database, repeated: bool) -> None:
-    """The first use of a credential is looked up, which the hot lane and a handshake finish in a task."""
+@pytest.mark.parametrize("case", ["first use", "cached", "cookie"])
+async def test_every_route_answers_every_credential_as_expected(sqlite_database: Database, case: str) -> None:
+    """The first use of a credential is looked up, which the hot lane and a handshake finish in a task.
+
+    In the sign-in cookie, every credential counts as it does in Authorization.
+    """
     async with (
         running_issuer(RSA) as issuer,
         serving(sqlite_database, oidc=issuer.config(staff_tenant=TENANT)) as service,
     ):
         credentials = await create_keys(sqlite_database) | await create_tokens(sqlite_database, issuer)
         await service.instance._authenticator.refresh()
-        if repeated:
+        if case != "first use":
             for value in credentials.values():
                 await service.http.get(f"/sessions/{SESSION}", headers={"Authorization": value} if value else {})
         else:
@@ -238,7 +250,7 @@ async def test_every_route_answers_every_credential_as_expected(sqlite_database:
                 [cache.clear() for cache in caches],
                 identify(headers),
             )[2]
-        found = await observe(service, credentials)
+        found = await observe(service, credentials, as_cookie=case == "cookie")
         routes = {f"{route.method} {route.path}": route for route in service.instance.pipeline.table}
     wrong = {key: status for key, status in found.items() if status != expected(routes[key[0]], key[2])}
     assert wrong == {}

@@ -65,11 +65,21 @@ def test_service_and_commands_show_no_secret(tmp_path: Path) -> None:
                     ("DELETE", f"/keys/{wrong.public_id}", None),
                     ("POST", "/submissions", {"gateway": "crm", "payload": {}}),
                     ("POST", "/keys", {"name": "web", "role": "none"}),
+                    ("POST", "/sign-in", {"credential": f"{credential} "}),
+                    ("POST", "/sign-in", {"credentials": credential}),
+                    ("GET", "/me", None),
                 ):
                     response = http.request(method, path, headers=headers, json=body)
                     # An answer may repeat what the path contains, so the path with a key is not searched for it.
                     if credential not in path:
                         shown.append(f"{response.headers}{response.text}")
+                cookie = {"Cookie": f"tenure_credential={credential}"}
+                for path in ("/me", "/keys", "/nothing"):
+                    response = http.get(path, headers=cookie)
+                    shown.append(f"{response.headers}{response.text}")
+                # Only the header that sets the cookie repeats the credential.
+                response = httpx.post(f"{instance.address}/sign-in", json={"credential": credential})
+                shown.append(response.text)
                 offered = f"Sec-WebSocket-Protocol: tenure, tenure.bearer.{credential}"
                 answers = offered, offered.replace(", ", " "), f"Authorization: Bearer x\r\n{offered}"
                 shown += [asyncio.run(handshake_answer(instance.port, header)) for header in answers]

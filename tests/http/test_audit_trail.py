@@ -100,6 +100,9 @@ TRAIL: dict[str, Change | None] = {
     "WS /sessions/{sessionId}/stream": None,
     "POST /transcribe": None,
     "POST /submissions": None,
+    # Nothing is stored: the browser keeps the credential.
+    "POST /sign-in": None,
+    "POST /sign-out": None,
     "DELETE /sessions/{sessionId}": Change(Action.SESSION_ENDED, end),
     "PUT /capacities/{capacityId}": Change(Action.CAPACITY_CHANGED, put_capacity),
     "DELETE /capacities/{capacityId}": Change(Action.CAPACITY_DELETED, delete_capacity),

@@ -142,6 +142,7 @@ ARGUMENTS: Json = {
     "name": "a name/with ?",
     "role": "client",
     "public_id": "abc",
+    "credential": "tnr_x",
 }
 
 

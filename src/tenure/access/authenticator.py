@@ -35,6 +35,9 @@ an entry has a limited size, and the number of entries is limited. Keys, refused
 each have their own cache, so that a flood of one kind does not evict valid keys. Refused tokens are not cached. The raw
 values are secrets: they are never logged, nor part of a `repr` or an error.
 
+A request without a header Authorization may have its credential in the sign-in cookie (`cookies.py`). The credential
+is then looked up in the same caches. The hot lane pays nothing for this: it has a header, or no key exists.
+
 The last use of a key is noted in its entry, and written by a second task once a minute, off the path of requests.
 
 ## Tokens of an OIDC issuer
@@ -52,6 +55,7 @@ from itertools import islice
 from typing import TypeVar
 
 from tenure.access.caller import ANONYMOUS, Caller, CallerKind, KnownCaller
+from tenure.access.cookies import credential_in_cookie
 from tenure.access.oidc import SCHEME, OidcVerifier
 from tenure.clock import ServerClock, boottime, from_microseconds, to_microseconds
 from tenure.domain.keys import KEY_PREFIX, ApiKey, KeysVersion, Role, StoredKey, parse_key
@@ -113,6 +117,8 @@ class Authenticator:
         self._clock = ServerClock() if clock is None else clock
         self._oidc = oidc
         self._version: int | None = None
+        self._reads_cookies = True
+        """Whether callers need a credential, as far as this instance knows."""
         self._read_at = 0.0
         """The start of the last successful read of the version, by `boottime`."""
         self._failed_at = float("-inf")
@@ -144,6 +150,8 @@ class Authenticator:
                 if value is not None:
                     raise Unauthenticated("the request has more than one Authorization header")
                 value = content
+        if value is None and self._reads_cookies:
+            value = _cookie_as_authorization(headers)
         # The hot path: `identify_value` does the same, in more calls.
         known = self._known.get(value) or self._session_tokens.get(value) or self._oidc_tokens.get(value)
         if known is not None and (now := boottime()) < self._trusted_until:
@@ -151,7 +159,11 @@ class Authenticator:
             if expires is None or self._clock.now_microseconds() < expires:
                 known.used_at = now
                 return known.caller
-        return self.identify_value(value)
+        now = boottime()
+        if now >= self._trusted_until:
+            # The next read may show that a key was created, so a cookie may count after it.
+            return self._identify_after_refresh(_cookie_as_authorization(headers) if value is None else value)
+        return self._identify_now(value, now)
 
     def identify_value(self, authorization: bytes | None) -> Caller | Awaitable[Caller]:
         """As `identify`, for the value of an Authorization header; None if there is no credential."""
@@ -159,6 +171,12 @@ class Authenticator:
         if now >= self._trusted_until:
             return self._identify_after_refresh(authorization)
         return self._identify_now(authorization, now)
+
+    def seconds_left(self, caller: Caller) -> float | None:
+        """Returns for how long the credential of this caller stays valid; None if it does not expire."""
+        if caller.expires_at is None:
+            return None
+        return (to_microseconds(caller.expires_at) - self._clock.now_microseconds()) / MICROSECONDS
 
     @property
     def is_open(self) -> bool:
@@ -406,6 +424,7 @@ class Authenticator:
             if self._version is not None:
                 self._telemetry.report(AccessKeysChanged(found.version))
         self._version = found.version
+        self._reads_cookies = not self.is_open
         self._read_at = started
         self._trusted_until = started + TRUST_SECONDS
         self._suspended = False
@@ -427,6 +446,11 @@ class Authenticator:
         if self._failed_at >= grace_ends and not self._suspended:
             self._suspended = True
             self._telemetry.report(AccessSuspended(self._failed_at - self._read_at))
+
+
+def _cookie_as_authorization(headers: Sequence[tuple[bytes, bytes]]) -> bytes | None:
+    cookie = credential_in_cookie(headers)
+    return None if cookie is None else SCHEME + cookie
 
 
 def _make_room(cache: dict[KeyT, ValueT]) -> ValueT | None:

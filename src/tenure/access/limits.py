@@ -93,6 +93,11 @@ class ClientAddresses:
                 address = before
         return _counted_name(address)
 
+    def is_trusted(self, peer: str) -> bool:
+        """Whether this end of a connection is a trusted proxy."""
+        address = _address_in(peer)
+        return address is not None and self._is_trusted(address)
+
     def _is_trusted(self, address: Address) -> bool:
         return any(address in network for network in self._trusted)
 

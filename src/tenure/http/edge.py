@@ -23,9 +23,9 @@ if these headers name another origin. Other clients send neither header.
 
 **CORS.** A browser shows a response to a page of another origin only if the response allows that origin. Every response
 to a request of an origin in `allowed_origins` does so, problems included, and a preflight of such an origin is answered
-without a credential. The response names the one origin, never `*`, and does not allow cookies: a page sends its
-credential in a header. If origins are allowed, the headers of a response depend on the origin, so every response says
-`Vary: Origin`.
+without a credential. The response names the one origin, never `*`, and does not allow cookies: a page of another
+origin sends its credential in a header, and the sign-in cookie does not count for it (`access/cookies.py`). If origins
+are allowed, the headers of a response depend on the origin, so every response says `Vary: Origin`.
 """
 
 import ipaddress
@@ -77,6 +77,7 @@ EXPOSED_HEADERS = b"allow, link, location, retry-after, www-authenticate, x-requ
 """The response headers that a page of an allowed origin may read, besides those that every page may."""
 
 _FORWARDED = b"x-forwarded-for"
+_FORWARDED_PROTO = b"x-forwarded-proto"
 _CHECKED = frozenset({b"host", b"origin", b"sec-fetch-site", REQUEST_ID_HEADER})
 _TWO_HOSTS = b"\n"
 """Stands for several `Host` headers. No value of a header contains a line end."""
@@ -188,6 +189,14 @@ class Edge:
             return problem
         self.refused("failures_per_minute")
         return TooManyFailures("this address sends too many wrong credentials; see failures_per_minute", seconds)
+
+    def is_forwarded_https(self, headers: Headers, visit: Visit) -> bool:
+        """Whether a trusted proxy says that the browser uses https."""
+        said = [value for name, value in headers if name == _FORWARDED_PROTO]
+        if not said or visit.peer is None or not self._addresses.is_trusted(visit.peer[0]):
+            return False
+        # The nearest proxy writes the last value. Those before it may be forged.
+        return said[-1].rpartition(b",")[2].strip().lower() == b"https"
 
     def refused(self, limit: str) -> None:
         """Counts a request or connection that exceeded the limit of this name."""

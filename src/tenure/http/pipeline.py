@@ -72,6 +72,8 @@ class Call(msgspec.Struct):
     body: Any = None
     headers: Any = None
     request_id: str | None = None
+    over_https: bool = False
+    """Whether the browser reaches this instance by https. Known only if the route `sets_cookies`."""
 
     @property
     def actor(self) -> Actor:
@@ -127,6 +129,8 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     raw_body: RawBody | None = None
     answers: Mapping[int, type[msgspec.Struct] | None]
     refusals: Sequence[type[Problem]] = ()
+    sets_cookies: bool = False
+    """Whether the handler needs to know if the browser uses https."""
     unprefixed: bool = False
     """If True, the route is served only at `path` itself, without the configured prefix and without `/v1`."""
     listed: bool = True
@@ -268,6 +272,8 @@ class Pipeline:
             query = endpoint.decode_query(scope["query_string"])
             body = await read_body(receive, endpoint.body_max_bytes) if endpoint.takes_body else b""
             call = endpoint.decode(caller, parameters, query, scope["headers"], body, visit.request_id)
+            if endpoint.route.sets_cookies:
+                call.over_https = scope["scheme"] == "https" or self.edge.is_forwarded_https(scope["headers"], visit)
             answer = await endpoint.handle(call)
             return self.failure(answer, visit) if isinstance(answer, Exception) else answer
         except MethodNotAllowed as error:

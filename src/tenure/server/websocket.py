@@ -12,7 +12,7 @@ The `websockets` package parses the frames, without doing I/O. Every connection 
 
 The credential of a client is in the header `Authorization`. Browsers cannot set headers for a WebSocket, so they offer
 it as a subprotocol instead: `tenure` and `tenure.bearer.<credential>`. The server selects `tenure`, and never repeats
-the credential.
+the credential. Without either, the sign-in cookie counts (`access/cookies.py`).
 
 Closing takes time, because a client may send for a while before it reads. After its close frame, the server goes on
 reading, and discards what it reads, within LINGER_SECONDS and LINGER_MAX_BYTES. If the server closed at once, the
@@ -37,6 +37,8 @@ from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
 from tenure.access.caller import Caller
+from tenure.access.cookies import credential_in_cookie
+from tenure.access.oidc import SCHEME
 from tenure.clock import monotonic
 from tenure.errors import FieldError, Invalid, Problem, Unauthenticated
 from tenure.http.answers import Answer
@@ -514,7 +516,8 @@ class WebSocketProtocol(asyncio.Protocol):
 
 
 def _credentials(request: Request, headers: Sequence[tuple[bytes, bytes]]) -> Sequence[tuple[bytes, bytes]]:
-    """Returns the headers `Authorization` of a handshake, or one with the credential that is offered as a subprotocol.
+    """Returns the headers `Authorization` of a handshake, or one with the credential that is offered as a subprotocol,
+    or else that of the sign-in cookie.
 
     Raises `Unauthenticated` if the client sends two different credentials.
     """
@@ -526,7 +529,8 @@ def _credentials(request: Request, headers: Sequence[tuple[bytes, bytes]]) -> Se
         raise Invalid(FieldError(PROTOCOL_HEADER, "must be a list of subprotocols")) from None
     credentials = {each.removeprefix(CREDENTIAL_PREFIX) for each in offered if each.startswith(CREDENTIAL_PREFIX)}
     if not credentials:
-        return given
+        cookie = None if given else credential_in_cookie(headers)
+        return given if cookie is None else [(AUTHORIZATION, SCHEME + cookie)]
     as_subprotocol = [(AUTHORIZATION, f"Bearer {credential}".encode("latin-1")) for credential in credentials]
     if len(as_subprotocol) > 1 or (given and not _are_same(given, as_subprotocol[0])):
         raise Unauthenticated("the handshake has two different credentials")

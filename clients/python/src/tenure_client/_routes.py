@@ -100,6 +100,10 @@ RUN = _route("jobs.run", "POST", "/jobs/{name}/run", models.Job, repeatable=Fals
 PAUSE = _route("jobs.pause", "POST", "/jobs/{name}/pause", models.Job)
 RESUME = _route("jobs.resume", "POST", "/jobs/{name}/resume", models.Job)
 
+ME = _route("me", "GET", "/me", models.Caller)
+SIGN_IN = _route("sign_in", "POST", "/sign-in", models.Caller, body=models.SignInBody)
+SIGN_OUT = _route("sign_out", "POST", "/sign-out", models.SignedOut)
+
 # A repeated request creates a second key.
 CREATE_KEY = _route("keys.create", "POST", "/keys", models.CreatedKey, body=models.KeyBody, repeatable=False)
 KEYS = _route("keys.list", "GET", "/keys", models.KeyList, query=models.KeyQuery)

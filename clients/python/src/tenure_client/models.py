@@ -393,6 +393,28 @@ class RunList(Model, frozen=True, kw_only=True):
 # Keys and the audit log.
 
 
+class SignInBody(Body, frozen=True, kw_only=True):
+    credential: str
+
+    def __repr__(self) -> str:
+        return "SignInBody([redacted])"
+
+
+class Caller(Model, frozen=True, kw_only=True):
+    subject: str
+    name: str
+    role: str
+    tenant_object_id: str | None
+    user_object_id: str | None
+    anonymous: bool
+    expires_at: datetime | None
+    may_change: bool
+
+
+class SignedOut(Model, frozen=True, kw_only=True):
+    signed_in: bool
+
+
 class KeyBody(Body, frozen=True, kw_only=True):
     name: str
     role: str

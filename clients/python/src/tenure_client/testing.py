@@ -28,6 +28,17 @@ from tenure_client._clock import Settling
 from tenure_client._sync.client import Client
 from tenure_client.models import OpenBody
 
+ANONYMOUS = {
+    "subject": "anonymous",
+    "name": "anonymous",
+    "role": "operator",
+    "tenantObjectId": None,
+    "userObjectId": None,
+    "anonymous": True,
+    "expiresAt": None,
+    "mayChange": True,
+}
+"""The caller of every request: the fake server needs no credential."""
 START = datetime(2026, 1, 1, tzinfo=UTC)
 TERM = timedelta(days=30)
 LEASE_RANGE = (5, 86_400)
@@ -276,6 +287,7 @@ class FakeServer:
             ("GET", "/capacities/([^/]+)", self._get_capacity),
             ("GET", "/capacities", self._list_capacities),
             ("DELETE", "/capacities/([^/]+)", self._delete_capacity),
+            ("GET", "/me", lambda _request: (200, ANONYMOUS)),
             ("GET", "/health", self._health),
             ("GET", "/healthz", lambda _request: (200, {"status": "ok"})),
             ("GET", "/readyz", lambda _request: (200, {"status": "ready", "leases": []})),

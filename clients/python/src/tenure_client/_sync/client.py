@@ -197,6 +197,21 @@ class Client:
         answer = self._call(_routes.TRANSCRIBE, query=query, content=wav, headers=headers)
         return answer.decode(models.Transcription).text
 
+    def me(self) -> models.Caller:
+        """Return the caller that the credential of this client identifies, and what it is bound to."""
+        return (self._call(_routes.ME)).decode(models.Caller)
+
+    def sign_in(self, credential: str) -> models.Caller:
+        """Check an API key or an OIDC token, and keep it as a cookie, as a browser page does.
+
+        The cookie counts only for a client without a key: `Client(url)`. Other programs pass the key instead.
+        """
+        return (self._call(_routes.SIGN_IN, body=models.SignInBody(credential=credential))).decode(models.Caller)
+
+    def sign_out(self) -> models.SignedOut:
+        """Forget the cookie of `sign_in`."""
+        return (self._call(_routes.SIGN_OUT)).decode(models.SignedOut)
+
     def health(self) -> models.Health:
         return (self._call(_routes.HEALTH)).decode(models.Health)
 

@@ -1,0 +1,71 @@
+"""The sign-in cookie: it carries the credential of a person who uses Tenure from a browser page of this instance.
+
+A page cannot keep an API key safe: any script on the page could read it. So the page sends the credential once
+(`POST /sign-in`), and the browser keeps it in a cookie that scripts cannot read (`HttpOnly`). The cookie contains the
+credential itself, so it is checked like a header `Authorization` in every request: a revoked key stops working, and
+nothing is stored on the server.
+
+A browser adds cookies to requests by itself, also to requests that a page of another origin causes. Three rules keep
+such pages from using the cookie:
+
+- `SameSite=Strict`: the browser omits the cookie in requests of pages of other sites.
+- A cookie counts only if the page belongs to the origin that it calls. `SameSite` does not stop a page of another
+  origin of the same site, such as another port of the same host, and that origin may be in `allowed_origins`. The
+  requests of such a page count as requests without a credential.
+- The check of `Origin` (`http/edge.py`) refuses requests of other origins that change something, before all of this.
+
+A header `Authorization` takes precedence: a request that has one is never identified by its cookie.
+"""
+
+from collections.abc import Sequence
+
+COOKIE_NAME = "tenure_credential"
+COOKIE_MAX_SECONDS = 12 * 3600
+"""The browser forgets the cookie after this time, or when the credential expires, whichever is first."""
+COOKIE_CREDENTIAL_MAX = 4000
+"""The longest credential that fits: browsers drop a cookie whose name and value have more than 4096 bytes."""
+
+_COOKIE = b"cookie"
+_PREFIX = COOKIE_NAME.encode() + b"="
+_OWN_SITES = frozenset({b"same-origin", b"none"})
+"""`none`: the user typed the address, or opened a bookmark."""
+
+
+def credential_in_cookie(headers: Sequence[tuple[bytes, bytes]]) -> bytes | None:
+    """Returns the credential in the sign-in cookie of a request; None if it has none, or if the cookie does not count.
+
+    Two different cookies of this name do not count: the path of one of them is not that of this installation, and the
+    request does not say which.
+    """
+    found = {
+        pair[len(_PREFIX) :]
+        for name, value in headers
+        if name == _COOKIE
+        for pair in map(bytes.strip, value.split(b";"))
+        if pair.startswith(_PREFIX)
+    }
+    return found.pop() or None if len(found) == 1 and _is_of_own_page(headers) else None
+
+
+def cookie_header(credential: str, path: str, max_age_seconds: int, *, secure: bool) -> tuple[bytes, bytes]:
+    """Returns the header that sets the cookie. With an empty credential and 0 seconds, it clears the cookie."""
+    attributes = f"Max-Age={max_age_seconds}; Path={path}; HttpOnly; SameSite=Strict{'; Secure' if secure else ''}"
+    return b"set-cookie", f"{COOKIE_NAME}={credential}; {attributes}".encode("ascii")
+
+
+def _is_of_own_page(headers: Sequence[tuple[bytes, bytes]]) -> bool:
+    """Whether the request comes from a page of the origin that it calls, or from no page.
+
+    `Sec-Fetch-Site` decides if it is there: browsers send it over TLS and to loopback addresses, and pages cannot set
+    it. Otherwise the host in `Origin` must be that of the request. Behind a proxy that ends TLS, the scheme differs.
+    """
+    given: dict[bytes, bytes] = {}
+    for name, value in headers:
+        if name in (b"sec-fetch-site", b"origin", b"host"):
+            if name in given:
+                return False
+            given[name] = value
+    site, origin = given.get(b"sec-fetch-site"), given.get(b"origin")
+    if site is not None:
+        return site in _OWN_SITES
+    return origin is None or origin.lower().partition(b"://")[2] == given.get(b"host", b"").lower()
