@@ -8,6 +8,7 @@ from typing import Any
 import hypothesis
 import pytest
 from xdist.scheduler import LoadScopeScheduling
+from xdist.workermanage import WorkerController
 
 from tenure.store.engines import open_store
 from tests.support.databases import (
@@ -33,22 +34,33 @@ if "TENURE_TEST_MSSQL_URL" in os.environ:
 hypothesis.settings.register_profile("tenure", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("tenure")
 
-SHARED_WORKER = {
-    "plans": "plans",
+HEAVY_SCOPES = {
     "crashes": "crashes",
     "races": "clocks",
     "streams": "clocks",
     "edge": "edge",
     "clients": "clients",
+    "plans": "plans",
 }
-"""Folders whose tests run sequentially on one worker, and the name of the worker's scope: they start many processes and
-measure time, or fill large tables. Each other test runs on the next idle worker.
+"""Folders whose tests run sequentially on one worker, and the name of their scope, longest first: they start many
+processes and measure time, or fill large tables. Each other test is a scope of its own.
+"""
+HEAVY_WORKERS = 2
+"""How many workers begin with the heavy scopes. They wait more than they compute, so one more worker runs the other
+tests at the same time. A worker that runs out of its kind of scope takes the other kind.
 """
 
 
 class ByFolder(LoadScopeScheduling):
     def _split_scope(self, nodeid: str) -> str:
-        return SHARED_WORKER.get(nodeid.removeprefix("tests/").partition("/")[0], nodeid)
+        return HEAVY_SCOPES.get(nodeid.removeprefix("tests/").partition("/")[0], nodeid)
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        heavy = [scope for scope in dict.fromkeys(HEAVY_SCOPES.values()) if scope in self.workqueue]
+        light = next((scope for scope in self.workqueue if scope not in heavy), None)
+        takes_heavy = heavy and (light is None or self.nodes.index(node) < HEAVY_WORKERS)
+        self.workqueue.move_to_end(heavy[0] if takes_heavy else light, last=False)
+        super()._assign_work_unit(node)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFolder:
