@@ -1,5 +1,15 @@
 """Tenure: sessions by the seat, the tier and the minute."""
 
-from importlib.metadata import version
+from typing import TYPE_CHECKING
 
-__version__ = version("tenure")
+if TYPE_CHECKING:
+    __version__: str
+
+
+def __getattr__(name: str) -> str:
+    """Look the version up when it is needed: reading the metadata takes as long as a whole short command."""
+    if name != "__version__":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib.metadata import version  # noqa: PLC0415
+
+    return version("tenure")

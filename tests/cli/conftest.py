@@ -32,8 +32,7 @@ def tenure(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], 
     def run(*arguments: str) -> Result:
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr(sys, "argv", ["tenure", *arguments])
-        monkeypatch.setattr("tenure.cli.main.configure_logs", lambda: None)
-        monkeypatch.setattr("tenure.cli.serve.configure_logs", lambda _level: None)
+        monkeypatch.setattr("tenure.telemetry.logs.configure_logs", lambda *_level: None)
         with pytest.raises(SystemExit) as ended:
             main()
         return Result(int(ended.value.code or 0), *capsys.readouterr())

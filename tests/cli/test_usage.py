@@ -1,6 +1,8 @@
 """`tenure usage` against a running instance, and against servers that are not Tenure."""
 
 import asyncio
+import csv
+import re
 import shutil
 import socket
 import threading
@@ -14,7 +16,7 @@ from urllib.request import urlopen
 import msgspec
 import pytest
 
-from tenure.cli.usage import PAGE
+from tenure.cli.service import PAGE
 from tests.cli.conftest import Result, Tenure
 from tests.support.audit_log import entries
 from tests.support.databases import Database, sqlite_store
@@ -64,25 +66,33 @@ def api(address: str, path: str) -> str:
 def test_usage_prints_total_and_span(tenure: Tenure, address: str) -> None:
     assert tenure("usage", "--url", address, *SPAN) == Result(
         0,
-        "   usage  sessions\n"
-        f"0.002101       {MANY}\n"
-        "\n"
-        "from 2041-03-01T12:00:00.000000Z to 2041-03-01T12:02:00.000000Z, final until 2041-03-01T12:02:00.000000Z\n",
-        "",
+        f"   usage  sessions\n0.002101       {MANY}\n",
+        "from 2041-03-01T12:00:00Z to 2041-03-01T12:02:00Z, final until 2041-03-01T12:02:00Z\n",
     )
 
 
 def test_default_span_is_thirty_days_before_end(tenure: Tenure, address: str) -> None:
-    foot = tenure("usage", "--url", address).out.splitlines()[-1]
-    assert foot.startswith("from 2041-01-30T12:02:00.000000Z to 2041-03-01T12:02:00.000000Z,")
+    assert tenure("usage", "--url", address).err.startswith("from 2041-01-30T12:02:00Z to 2041-03-01T12:02:00Z,")
 
 
-def test_groups_are_printed_as_table(tenure: Tenure, address: str) -> None:
-    assert tenure("usage", "--url", address, *SPAN, "--group-by", "tenant").out.splitlines()[:3] == [
-        "tenantObjectId                           usage  sessions",
+def test_groups_are_printed_as_table_with_the_largest_first(tenure: Tenure, address: str) -> None:
+    result = tenure("usage", "--url", address, *SPAN, "--group-by", "tenant")
+    assert result.out.splitlines() == [
+        "tenant                                   usage  sessions",
         f"{TENANTS[0]}  0.002008       {MANY - 1}",
         f"{TENANTS[1]}  0.000093         1",
     ]
+    assert result.err.startswith("0.002101 in 2 groups, from ")
+
+
+def test_csv_has_exact_amounts_of_all_pages(tenure: Tenure, address: str) -> None:
+    result = tenure("usage", "--url", address, *SPAN, "--group-by", "session", "--csv")
+    head, *rows = list(csv.reader(result.out.splitlines()))
+    assert (head, len(rows)) == (["sessionId", "usage", "sessions"], MANY)
+    assert sum(Decimal(row[1]) for row in rows) == Decimal("0.002101")
+    windows = list(csv.reader(tenure("usage", "--url", address, "--windows", "--csv").out.splitlines()))
+    assert windows[0] == ["windowId", "startAt", "endAt", "sessions", "usage", "deliveredAt"]
+    assert windows[2][:4] == ["1", "2041-03-01T12:00:00.123456Z", "2041-03-01T12:01:00.000000Z", str(MANY)]
 
 
 def test_filter_is_sent_to_service(tenure: Tenure, address: str) -> None:
@@ -94,12 +104,8 @@ def test_filter_is_sent_to_service(tenure: Tenure, address: str) -> None:
     ):
         table = tenure("usage", "--url", address, "--group-by", "tenant", *flags).out
         assert (TENANTS[0] in table, TENANTS[1] in table) == (False, True), flags
-
-
-def test_user_filter_is_sent_to_service(tenure: Tenure, address: str) -> None:
-    assert tenure("usage", "--url", address, "--group-by", "kind", "--user", CAPACITY).out.startswith(
-        "no data\n\nfrom "
-    )
+    nothing = tenure("usage", "--url", address, "--group-by", "kind", "--user", CAPACITY)
+    assert (nothing.out, nothing.err.splitlines()[0]) == ("", "no usage")
 
 
 def test_json_output_equals_service_response(tenure: Tenure, address: str) -> None:
@@ -122,20 +128,14 @@ def test_json_output_contains_all_pages(tenure: Tenure, address: str) -> None:
     assert sum(group["usage"] for group in usage["groups"]) == Decimal("0.002101")
 
 
-def test_table_contains_all_pages(tenure: Tenure, address: str) -> None:
-    lines = tenure("usage", "--url", address, *SPAN, "--group-by", "session").out.splitlines()
-    assert len(lines) == 1 + MANY + 2
-
-
 def test_windows_are_printed_as_table(tenure: Tenure, address: str) -> None:
-    assert tenure("usage", "--url", address, "--windows").out == (
-        "windowId  startAt                      endAt                        factors        sessions     usage  "
-        "deliveredAt\n"
-        "       2  2041-03-01T12:01:00.000000Z  2041-03-01T12:02:00.000000Z  1:1 2:2.5 3:3         1  0.000058  "
-        "          -\n"
-        f"       1  2041-03-01T12:00:00.123456Z  2041-03-01T12:01:00.000000Z  1:1 2:2 3:3         {MANY}  0.002043  "
-        "          -\n"
+    head, newest, oldest = tenure("usage", "--url", address, "--windows").out.splitlines()
+    assert head.split() == ["window", "start", "end", "factors", "sessions", "usage", "delivered"]
+    assert newest.split()[0] == "2"
+    assert re.match(
+        r" +1  2041-03-01T12:00:00Z \(in \d+ days\)  2041-03-01T12:01:00Z \(in \d+ days\)  1:1 2:2 3:3 ", oldest
     )
+    assert oldest.split()[-3:] == [str(MANY), "0.002043", "no"]
 
 
 def test_windows_with_span_filter_or_groups_are_rejected(tenure: Tenure) -> None:
@@ -146,42 +146,45 @@ def test_windows_with_span_filter_or_groups_are_rejected(tenure: Tenure) -> None
 
 
 def test_date_without_time_is_midnight_utc(tenure: Tenure, address: str) -> None:
-    output = tenure("usage", "--url", address, "--from", "2041-03-01", "--to", "2041-03-01T12:02:00+00:00").out
-    assert output.splitlines()[-1].startswith("from 2041-03-01T00:00:00.000000Z to 2041-03-01T12:02:00.000000Z,")
+    result = tenure("usage", "--url", address, "--from", "2041-03-01", "--to", "2041-03-01T12:02:00+00:00")
+    assert result.err.startswith("from 2041-03-01T00:00:00Z to 2041-03-01T12:02:00Z,")
 
 
 def test_window_is_printed_with_its_chunks(tenure: Tenure, address: str) -> None:
     (chunk,) = msgspec.json.decode(api(address, "/usage/windows/1"))["chunks"]
-    assert tenure("usage", "--url", address, "--window", "1").out == (
-        "windowId     1\n"
-        "startAt      2041-03-01T12:00:00.123456Z\n"
-        "endAt        2041-03-01T12:01:00.000000Z\n"
-        "factors      1:1 2:2 3:3\n"
-        f"sessions     {MANY}\n"
-        "usage        0.002043\n"
-        "deliveredAt  -\n"
-        "\n"
-        "chunk  submissionId                          sessions     usage  digest  deliveredAt  receipt\n"
-        f"    1  {chunk['submissionId']}       {MANY}  0.002043       -            -  False\n"
-    )
+    lines = tenure("usage", "--url", address, "--window", "1").out.splitlines()
+    assert lines[:7] == [
+        "window     1",
+        "start      2041-03-01T12:00:00.123456Z",
+        "end        2041-03-01T12:01:00.000000Z",
+        "factors    1:1 2:2 3:3",
+        f"sessions   {MANY}",
+        "usage      0.002043",
+        "delivered  no",
+    ]
+    assert lines[8].split() == ["chunk", "submission", "sessions", "usage", "delivered", "receipt", "digest"]
+    assert lines[9].split() == ["1", chunk["submissionId"], str(MANY), "0.002043", "no", "no", "-"]
 
 
-def test_url_with_trailing_slash_is_accepted(tenure: Tenure, address: str) -> None:
-    assert tenure("usage", "--url", f"{address}/v1/", "--windows") == tenure("usage", "--url", address, "--windows")
+def test_prefix_and_slash_at_the_end_of_the_url_are_accepted(tenure: Tenure, address: str) -> None:
+    windows = tenure("usage", "--url", address, "--windows", "--json")
+    assert tenure("usage", "--url", f"{address}/v1/", "--windows", "--json") == windows
 
 
 # Errors.
 
 
-def test_service_error_is_printed_in_one_line(tenure: Tenure, address: str) -> None:
-    for flags, error in (
-        (["--window", "99"], "window 99 does not exist"),
-        (["--window", "-1"], "window -1 does not exist"),
-        (["--group-by", "day"], "groupBy: must be tenant, capacity, user, kind, session"),
-        (["--tenant", "x"], "tenant: must be a UUID"),
-        (["--from", "2041-03-01T12:02:00Z", "--to", "2041-03-01T12:01:00Z"], "from: must lie before to"),
+def test_service_error_is_printed_in_one_line_with_code_and_request_id(tenure: Tenure, address: str) -> None:
+    for flags, code, error in (
+        (["--window", "99"], 4, "window 99 does not exist (NOT_FOUND, request "),
+        (["--window", "-1"], 4, "window -1 does not exist (NOT_FOUND, request "),
+        (["--group-by", "day"], 1, "groupBy: must be tenant, capacity, user, kind, session (INVALID, request "),
+        (["--tenant", "x"], 1, "tenant: must be a UUID (INVALID, request "),
+        (["--from", "2041-03-01T12:02:00Z", "--to", "2041-03-01T12:01:00Z"], 1, "from: must lie before to (INVALID, "),
     ):
-        assert tenure("usage", "--url", address, *flags) == Result(1, "", f"tenure: {error}\n"), flags
+        result = tenure("usage", "--url", address, *flags)
+        assert (result.code, result.out, result.err.count("\n")) == (code, "", 1), flags
+        assert result.err.startswith(f"tenure: {error}"), flags
 
 
 def test_invalid_instant_exits_with_2(tenure: Tenure) -> None:
@@ -191,11 +194,12 @@ def test_invalid_instant_exits_with_2(tenure: Tenure) -> None:
 
 
 def test_wrong_prefix_prints_error(tenure: Tenure, address: str) -> None:
-    assert tenure("usage", "--url", f"{address}/api/v3") == Result(1, "", "tenure: no resource has this address\n")
+    result = tenure("usage", "--url", f"{address}/api/v3")
+    assert result.err.startswith("tenure: no resource has this address (NOT_FOUND, request ")
 
 
 def test_invalid_url_exits_with_2(tenure: Tenure) -> None:
-    error = "tenure: url: must be a valid http:// or https:// URL\n"
+    error = "tenure: url: must be a valid http:// or https:// URL, such as https://tenure.example/prefix\n"
     for url in (
         "127.0.0.1:8080",
         "ftp://127.0.0.1",
@@ -204,12 +208,13 @@ def test_invalid_url_exits_with_2(tenure: Tenure) -> None:
         "http://[",
         "http://a b",
         "http://a:b",
+        "http://user:secret@a",
     ):
         assert tenure("usage", "--url", url) == Result(2, "", error), url
 
 
 def test_malformed_key_is_refused_and_not_printed(tenure: Tenure, monkeypatch: pytest.MonkeyPatch) -> None:
-    refused = Result(2, "", "tenure: key: must be an API key, as `tenure keys create` prints it\n")
+    refused = Result(2, "", "tenure: key: must be an API key, as `tenure keys create` prints it, or a token\n")
     assert tenure("usage", "--url", "http://127.0.0.1:9", "--key", "tk_1") == refused
     monkeypatch.setenv("TENURE_KEY", "tk_1")
     assert tenure("usage", "--url", "http://127.0.0.1:9") == refused
@@ -222,7 +227,7 @@ def test_url_is_read_from_variable(tenure: Tenure, monkeypatch: pytest.MonkeyPat
 
 def test_unreachable_service_prints_one_line_error(tenure: Tenure) -> None:
     result = tenure("usage", "--url", "http://127.0.0.1:9")
-    assert (result.code, result.out, result.err.count("\n")) == (1, "", 1)
+    assert (result.code, result.out, result.err.count("\n")) == (5, "", 1)
     assert result.err.startswith("tenure: http://127.0.0.1:9 cannot be reached: ")
 
 
@@ -278,32 +283,31 @@ NOT_TENURE = {
     "page": response("200 OK", b"<!doctype html>"),
     "other object": response("200 OK", b"{}"),
     "list": response("200 OK", b"[]"),
-    "number": response("200 OK", b"7"),
     "invalid UTF-8": response("200 OK", b'{"groups": "\xff"}'),
-    "incomplete response": b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{}",
-    "not HTTP": b"220 mail.example ESMTP\r\n",
+    "page of an error": response("404 Not Found", b"<h1>no\nsuch page</h1>"),
+    "redirect": response("302 Found", b"", "Location: http://127.0.0.1:9/"),
 }
 
 
-@pytest.mark.parametrize("kind", NOT_TENURE)
-def test_response_that_is_not_from_tenure_prints_error(tenure: Tenure, fake_server: StartServer, kind: str) -> None:
-    url = fake_server(NOT_TENURE[kind]).address
-    for flags in ([], ["--windows"], ["--window", "1"]):
-        result = tenure("usage", "--url", url, *flags)
-        assert result == Result(1, "", f"tenure: {url} did not return a valid Tenure response\n"), flags
+def test_response_that_is_not_from_tenure_prints_one_line(tenure: Tenure, fake_server: StartServer) -> None:
+    for kind, answer in NOT_TENURE.items():
+        url = fake_server(answer).address
+        for flags in ([], ["--windows"], ["--window", "1"]):
+            result = tenure("usage", "--url", url, *flags)
+            assert (result.code, result.out, result.err.count("\n")) == (1, "", 1), (kind, flags)
+            assert result.err.startswith(f"tenure: {url} did not return a valid Tenure response: "), (kind, flags)
 
 
-def test_error_response_without_detail_prints_status(tenure: Tenure, fake_server: StartServer) -> None:
-    for body in (b"", b"<h1>no</h1>", b"[]", b"{}", b'{"detail": '):
-        url = fake_server(response("502 Bad Gateway", body)).address
-        assert tenure("usage", "--url", url) == Result(1, "", "tenure: the service responded with status 502\n"), body
-
-
-def test_dropped_connection_prints_one_line_error(tenure: Tenure, fake_server: StartServer) -> None:
-    url = fake_server(b"").address
-    result = tenure("usage", "--url", url)
-    assert (result.code, result.err.count("\n")) == (1, 1)
-    assert result.err.startswith(f"tenure: {url} cannot be reached: ")
+def test_broken_connection_and_failing_proxy_exit_with_5(tenure: Tenure, fake_server: StartServer) -> None:
+    for answer, error in (
+        (b"", "cannot be reached: "),
+        (b"220 mail.example ESMTP\r\n", "cannot be reached: "),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{}", "cannot be reached: "),
+        (response("502 Bad Gateway", b"<h1>no</h1>"), "answered 502"),
+    ):
+        result = tenure("usage", "--url", fake_server(answer).address)
+        assert (result.code, result.out, result.err.count("\n")) == (5, "", 1), answer
+        assert error in result.err, answer
 
 
 # Windows that were cut without a gateway.

@@ -44,8 +44,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
         monkeypatch.setattr(sys, "argv", ["tenure", *arguments])
-        monkeypatch.setattr("tenure.cli.main.configure_logs", lambda: None)
-        monkeypatch.setattr("tenure.cli.serve.configure_logs", lambda _level: None)
+        monkeypatch.setattr("tenure.telemetry.logs.configure_logs", lambda *_level: None)
         with pytest.raises(SystemExit) as ended:
             main()
         return int(ended.value.code or 0)

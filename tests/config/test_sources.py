@@ -76,6 +76,8 @@ def test_missing_file_error_names_its_variable() -> None:
 UNRELATED = [
     ("TENURE_URL", "http://127.0.0.1:8080"),
     ("TENURE_KEY", "tnr_x"),
+    ("TENURE_CONTEXT", "prod"),
+    ("TENURE_CONTEXTS", "contexts.toml"),
     ("TENURE_TEST_MSSQL_URL", "mssql://x"),
     ("TENURE_SERVICE_HOST", "10.0.0.1"),
     ("TENURE_SERVICE_PORT", "8080"),

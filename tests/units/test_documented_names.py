@@ -16,7 +16,7 @@ import typer.main
 
 from tenure.alerts.delivery import AlertPayloads
 from tenure.app import Instance
-from tenure.cli.main import app
+from tenure.cli.main import COMMANDS, app, load_command
 from tenure.config import Config
 from tenure.config.schema import dotted, entries_of, is_single, settings_in, variable
 from tenure.domain.audit_log import Action
@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = [path for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")] if path.name != "CHANGELOG.md"]
 RECEIVER_ROUTES = ("/_faults",)
 EXAMPLE_PREFIXES = ("/api/v3", "/v1")
-NOT_SETTINGS = re.compile(r"TENURE_(CONFIG|URL|KEY|TEST_.*|SERVICE_.*|PORT_8080_.*)?")
+NOT_SETTINGS = re.compile(r"TENURE_(CONFIG|URL|KEY|CONTEXTS?|TEST_.*|SERVICE_.*|PORT_8080_.*)?")
 NOT_EVENTS = ("lease.fence", "installation.py", "session.lost", "session.remaining", "session.ended")
 """Attributes of Python objects that look like the names of events."""
 OF_EXAMPLE_SCRIPT = ("--kind", "--realtime")
@@ -53,6 +53,8 @@ def commands() -> dict[str, set[str]]:
             walk(inner, (*words, name))
 
     walk(typer.main.get_command(app), ())
+    for name in COMMANDS:
+        walk(load_command(name), (name,))
     return found
 
 
@@ -172,7 +174,7 @@ def test_every_name_in_help_texts_exists() -> None:
         for inner in getattr(command, "commands", {}).values():
             yield from texts(inner)
 
-    assert [name for text in texts(typer.main.get_command(app)) for name in unknown_names(text)] == []
+    assert [name for each in COMMANDS for text in texts(load_command(each)) for name in unknown_names(text)] == []
 
 
 def test_every_event_in_log_table_exists() -> None:

@@ -10,39 +10,53 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
+from tenure.cli.exits import ExitCode
 from tenure.cli.flags import ConfigFlag, DatabaseFlag, JsonFlag, instant_of, load_settings
-from tenure.cli.tables import fixed_text
+from tenure.cli.output import fixed_text, print_json
 from tenure.clock import instant_text
-from tenure.config import Config
 from tenure.domain.meter import decimal_text
 from tenure.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from tenure.config import Config
     from tenure.receiver.ledger import Entry as ReceiverEntry
     from tenure.usage.audit import LedgerTotals, Report
     from tenure.usage.checks import Entry
 
-FAULTS = 1
 PAGE = 1000
 
 
 def audit(
     database: DatabaseFlag = None,
-    ledger: Annotated[Path | None, typer.Option(help="The ledger of a `tenure receiver` to compare with.")] = None,
-    from_at: Annotated[str | None, typer.Option("--from", help="Only windows that end after this instant.")] = None,
+    ledger: Annotated[
+        Path | None, typer.Option(help="The ledger of a `tenure receiver` to compare with.  [none]", metavar="FILE")
+    ] = None,
+    from_at: Annotated[
+        str | None,
+        typer.Option("--from", help="Only windows that end after this instant or day.  [all]", metavar="TIME"),
+    ] = None,
     as_json: JsonFlag = False,
     config: ConfigFlag = None,
 ) -> None:
-    """Check that every instant of every session was billed exactly once. Exit with 1 if not."""
+    """Check that every instant of every session was billed exactly once.
+
+    The command works in the database, without a running service, and changes nothing. If it finds a fault, it exits
+    with code 1. See docs/usage.md#auditing.
+
+    tenure audit --ledger ledger.db
+    """
     settings = load_settings(config, database=database)
     from_instant = None if from_at is None else instant_of("from", from_at)
     report = asyncio.run(_run(settings, None if ledger is None else _ReceiverLedger(ledger), from_instant))
-    typer.echo(msgspec.json.encode(_json_values(report)).decode() if as_json else _text(report))
+    if as_json:
+        print_json(_json_values(report))
+    else:
+        typer.echo(_text(report))
     if report.findings:
-        raise typer.Exit(FAULTS)
+        raise typer.Exit(ExitCode.FAILED)
 
 
-async def _run(settings: Config, ledger: "_ReceiverLedger | None", from_at: datetime | None) -> "Report":
+async def _run(settings: "Config", ledger: "_ReceiverLedger | None", from_at: datetime | None) -> "Report":
     from tenure.store.engines import open_store  # noqa: PLC0415 - other commands need no store
     from tenure.usage.audit import Audit  # noqa: PLC0415
 

@@ -1,44 +1,72 @@
-"""Flags that several commands share, and the loading of settings from flags."""
+"""Flags and arguments that several commands share, their checks, and the loading of settings from flags."""
 
-import getpass
 import os
 import re
-import socket
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
+from urllib.parse import urlsplit
 
 import typer
 
-from tenure.config import Config, load
-from tenure.domain.audit_log import Actor
-from tenure.domain.leases import NAME_MAX
 from tenure.errors import ConfigurationError
 
-DatabaseFlag = Annotated[str | None, typer.Option(help="The database: sqlite:///file, postgresql://… or mssql://…")]
-ConfigFlag = Annotated[Path | None, typer.Option(help="The configuration file; by default tenure.toml, if it exists.")]
-JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-UrlFlag = Annotated[str, typer.Option(help="The URL of the service, including its prefix.", envvar="TENURE_URL")]
+if TYPE_CHECKING:
+    from tenure.config import Config
+    from tenure.domain.audit_log import Actor
 
-
-KeyFlag = Annotated[
+DatabaseFlag = Annotated[
     str | None,
     typer.Option(
-        "--key",
-        help="The API key. Other users of this host can read flags, so better set TENURE_KEY.",
-        envvar="TENURE_KEY",
-        show_envvar=False,
+        help="The database: sqlite:///file, postgresql://… or mssql://…  [sqlite:///tenure.db]", metavar="URL"
     ),
 ]
+ConfigFlag = Annotated[
+    Path | None, typer.Option(help="The configuration file.  [tenure.toml, if it exists]", metavar="FILE")
+]
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+YesFlag = Annotated[bool, typer.Option("--yes", help="Do not ask. Required off a terminal.")]
+LimitFlag = Annotated[int, typer.Option(help="How many to list.", metavar="NUMBER")]
+AllFlag = Annotated[bool, typer.Option("--all", help="List all of them, however many there are.")]
+
+TenantFlag = Annotated[str | None, typer.Option(help="Only of this tenant.", metavar="UUID")]
+CapacityFlag = Annotated[str | None, typer.Option(help="Only on this capacity.", metavar="UUID")]
+UserFlag = Annotated[str | None, typer.Option(help="Only of this user.", metavar="UUID")]
+KindFlag = Annotated[
+    int | None, typer.Option(help="Only of this kind: 1 basic, 2 standard, 3 premium.", metavar="KIND")
+]
+FromFlag = Annotated[str | None, typer.Option("--from", help="From this instant or day on.", metavar="TIME")]
+ToFlag = Annotated[str | None, typer.Option("--to", help="Before this instant or day.", metavar="TIME")]
+
+LISTED = 50
+"""How many rows a list has by default: as many as somebody looks at."""
 
 
-def load_settings(file: Path | None, **flags: str | bool | None) -> Config:
-    """Load the configuration with these flags. Flags are validated like all other settings, with the same messages."""
+def new_group(text: str) -> typer.Typer:
+    """Return a group of commands."""
+    return typer.Typer(help=text, no_args_is_help=True, add_completion=False, rich_markup_mode=None)
+
+
+def load_settings(file: Path | None, **flags: str | bool | None) -> "Config":
+    """Load the configuration with these flags. Flags are validated like all other settings, with the same messages.
+
+    It also configures logs, so that standard output contains only the results of the command.
+    """
+    from tenure.config import load  # noqa: PLC0415 - commands that call the service need no settings
+    from tenure.telemetry.logs import configure_logs  # noqa: PLC0415
+
+    configure_logs()
     return load({name: value for name, value in flags.items() if value is not None}, os.environ, file)
 
 
-def local_actor() -> Actor:
+def local_actor() -> "Actor":
     """The user of this host who runs the command, for the audit log."""
+    import getpass  # noqa: PLC0415
+    import socket  # noqa: PLC0415
+
+    from tenure.domain.audit_log import Actor  # noqa: PLC0415
+    from tenure.domain.leases import NAME_MAX  # noqa: PLC0415
+
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # a user id without a name, as in many containers
@@ -59,3 +87,38 @@ def instant_of(flag: str, text: str) -> datetime:
     if instant is None or instant.tzinfo is None:
         raise ConfigurationError(f"{flag}: must be an instant with an offset, such as 2026-01-02T03:04:05Z, or a day")
     return instant
+
+
+def span_of(from_at: str | None, to_at: str | None) -> tuple[datetime | None, datetime | None]:
+    """Parse `--from` and `--to`."""
+    return (
+        None if from_at is None else instant_of("from", from_at),
+        None if to_at is None else instant_of("to", to_at),
+    )
+
+
+def checked_url(text: str) -> str:
+    try:
+        parts = urlsplit(text)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port >= 0)
+        usable = usable and not (parts.query or parts.fragment or parts.username or parts.password)
+    except ValueError:
+        usable = False
+    if not usable or not text.isascii() or any(character <= " " for character in text):
+        raise ConfigurationError("url: must be a valid http:// or https:// URL, such as https://tenure.example/prefix")
+    return text.rstrip("/")
+
+
+_TOKEN = re.compile(r"tns_\S+|[\w-]+\.[\w-]+\.[\w-]+", re.ASCII).fullmatch
+"""A session token, or a JSON Web Token of an OIDC issuer."""
+
+
+def checked_key(text: str) -> str:
+    """Return the credential. A mistyped API key is recognised by its checksum, before it is sent anywhere."""
+    from tenure.domain.keys import parse_key  # noqa: PLC0415
+
+    key = text.strip()
+    if parse_key(key) is None and not _TOKEN(key):
+        # Not repeated: it may be a secret.
+        raise ConfigurationError("key: must be an API key, as `tenure keys create` prints it, or a token")
+    return key

@@ -11,15 +11,14 @@ import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
-import msgspec
 import typer
 
-from tenure.cli.flags import ConfigFlag, DatabaseFlag, JsonFlag, instant_of, load_settings, local_actor
-from tenure.cli.tables import table
+from tenure.cli.exits import fail
+from tenure.cli.flags import ConfigFlag, DatabaseFlag, JsonFlag, instant_of, load_settings, local_actor, new_group
+from tenure.cli.output import Cell, Column, Value, id_cell, note, print_json, print_table, time_cell
 from tenure.clock import instant_text
-from tenure.config import Config
 from tenure.domain.keys import (
     KEY_NAME_MAX,
     CreateKeyOutcome,
@@ -35,25 +34,36 @@ from tenure.errors import ConfigurationError
 from tenure.ids import canonical_id
 
 if TYPE_CHECKING:
+    from tenure.config import Config
     from tenure.store.contract import Store
 
 T = TypeVar("T")
 
-FAILED = 1
 PAGE = 500
 LONGER_OVERLAP = timedelta(hours=1)
 """Added to the longest term of a session: instances sign with the old key for up to two seconds after a rotation."""
 UNITS = {"d": "days", "h": "hours", "m": "minutes"}
 
-keys = typer.Typer(
-    help="Create, list, revoke and rotate API keys, and rotate the key that signs session tokens.", no_args_is_help=True
-)
+keys = new_group("Create, list, revoke and rotate API keys, and rotate the key that signs session tokens.")
 
-NameFlag = Annotated[str, typer.Option(help="The name of the key; two live keys may share it.")]
-RoleFlag = Annotated[str, typer.Option(help="client, reader or operator.")]
-TenantFlag = Annotated[str | None, typer.Option(help="Bind the key to this tenant: it sees no other one.")]
-ExpiresFlag = Annotated[str | None, typer.Option(help="A duration such as 90d, an instant or a day.")]
-OverlapFlag = Annotated[str | None, typer.Option(help="Let the old key expire after this time, such as 24h.")]
+NameFlag = Annotated[str, typer.Option(help="The name of the key; two live keys may share it.", metavar="NAME")]
+RoleFlag = Annotated[str, typer.Option(help="client, reader or operator.", metavar="ROLE")]
+TenantFlag = Annotated[
+    str | None, typer.Option(help="Bind the key to this tenant: it sees no other one.  [all tenants]", metavar="UUID")
+]
+ExpiresFlag = Annotated[
+    str | None,
+    typer.Option(
+        help="When the key expires: a duration such as 90d, 24h or 30m, an instant or a day.  [never]", metavar="TIME"
+    ),
+]
+OverlapFlag = Annotated[
+    str | None,
+    typer.Option(
+        help="Let the other keys with this name expire after this time, such as 24h.  [they stay valid]",
+        metavar="DURATION",
+    ),
+]
 
 
 @keys.command()
@@ -65,7 +75,14 @@ def create(
     database: DatabaseFlag = None,
     config: ConfigFlag = None,
 ) -> None:
-    """Create a key and print it. It cannot be printed again. Migrates the database schema if necessary."""
+    """Create a key and print it. It cannot be printed again.
+
+    The command works directly in the database, without a running service, and migrates the schema if necessary. It
+    prints the key alone to standard output, and everything else to standard error. At most two live keys have the same
+    name. See docs/securing.md.
+
+    tenure keys create --name web --role client --expires 90d
+    """
     if not is_key_name(name):
         raise ConfigurationError(f"name: must be printable ASCII, at most {KEY_NAME_MAX} characters")
     key_role = _role_of(role)
@@ -81,55 +98,79 @@ def create(
 
 @keys.command(name="list")
 def list_keys(
-    name: Annotated[str | None, typer.Option(help="Only keys with this name.")] = None,
+    name: Annotated[str | None, typer.Option(help="Only keys with this name.", metavar="NAME")] = None,
     as_json: JsonFlag = False,
     database: DatabaseFlag = None,
     config: ConfigFlag = None,
 ) -> None:
-    """List all keys, including revoked and expired ones. No secret is shown."""
+    """List all keys, including revoked and expired ones. No secret is shown.
+
+    tenure keys list
+    """
 
     async def run(store: "Store") -> tuple[Sequence[StoredKey], datetime]:
         return await _all_keys(store, name), (await store.read_keys_version()).now
 
-    found, now = _run(_settings(database, config), run)
+    found, at = _run(_settings(database, config), run)
     if as_json:
-        typer.echo(msgspec.json.encode({"keys": [_json_values(key, now) for key in found], "count": len(found)}))
-    else:
-        typer.echo(table([_row(key, now) for key in found]))
+        print_json({"keys": [_json_values(key, at) for key in found], "count": len(found)})
+        return
+    columns = (
+        Column("public id"),
+        Column("name"),
+        Column("role"),
+        Column("state"),
+        Column("tenant", 1),
+        Column("created", 4),
+        Column("expires", 2),
+        Column("last used", 3),
+    )
+    print_table(columns, [_row(key, at) for key in found], "no keys; create one with `tenure keys create`")
 
 
 @keys.command()
 def revoke(
-    public_id: Annotated[str, typer.Argument(help="The public id of the key, as `list` prints it.")],
+    public_id: Annotated[
+        str, typer.Argument(help="The public id of the key, as `list` prints it.", metavar="PUBLIC_ID")
+    ],
     database: DatabaseFlag = None,
     config: ConfigFlag = None,
 ) -> None:
-    """Revoke a key. Every instance refuses it within two seconds."""
+    """Revoke a key. Every instance refuses it within two seconds.
+
+    tenure keys revoke 4fJ0aQz81LmN
+    """
     if not is_public_id(public_id):
         # Not repeated: the argument may be a whole key.
         raise ConfigurationError("public_id: must have 12 letters and digits, as `tenure keys list` prints it")
     key = _run(_settings(database, config), lambda store: store.revoke_key(public_id, local_actor()))
     if key is None or key.revoked_at is None:
-        _fail(f"key {public_id} does not exist")
+        fail(f"key {public_id} does not exist")
     else:
-        typer.echo(f"revoked {public_id} ({key.name}) at {instant_text(key.revoked_at)}", err=True)
+        note(f"revoked {public_id} ({key.name}) at {instant_text(key.revoked_at)}")
 
 
 @keys.command()
 def rotate(
-    name: Annotated[str, typer.Argument(help="The name of the key to replace.")],
+    name: Annotated[str, typer.Argument(help="The name of the key to replace.", metavar="NAME")],
     overlap: OverlapFlag = None,
     expires: ExpiresFlag = None,
     database: DatabaseFlag = None,
     config: ConfigFlag = None,
 ) -> None:
-    """Create a second key with the name, role and tenant of an existing one, and print it."""
+    """Create a second key with the name, role and tenant of an existing one, and print it.
+
+    The newest live key with this name is the model. Without `--overlap` the other keys with this name stay valid until
+    they are revoked.
+
+    tenure keys rotate web --overlap 24h
+    """
 
     async def run(store: "Store") -> str:
         now = (await store.read_keys_version()).now
         live = [key for key in await _all_keys(store, name) if key.is_live(now)]
         if not live:
-            _fail(f"there is no live key with the name {name}")
+            fail(f"there is no live key with the name {name}")
         newest = max(live, key=lambda key: key.created_at)
         others_expire_at = None if overlap is None else now + _duration_of("overlap", overlap)
         expires_at = _instant_after(now, "expires", expires)
@@ -141,7 +182,11 @@ def rotate(
 @keys.command()
 def rotate_signing_key(
     overlap: Annotated[
-        str | None, typer.Option(help="How long tokens of the old key stay valid, such as 30d. [[sessions] term_days]")
+        str | None,
+        typer.Option(
+            help="How long tokens of the old key stay valid, such as 30d; by default the term of sessions and an hour.",
+            metavar="DURATION",
+        ),
     ] = None,
     at_once: Annotated[
         bool, typer.Option("--at-once", help="Make all earlier session tokens invalid within two seconds.")
@@ -149,7 +194,13 @@ def rotate_signing_key(
     database: DatabaseFlag = None,
     config: ConfigFlag = None,
 ) -> None:
-    """Replace the key that signs session tokens. It is never printed."""
+    """Replace the key that signs session tokens. It is never printed.
+
+    Tokens that were issued before stay valid for a while, or with `--at-once` become invalid within two seconds on
+    every instance. At most 16 signing keys are valid at a time. See docs/securing.md#browsers-and-devices.
+
+    tenure keys rotate-signing-key --at-once
+    """
     if at_once and overlap is not None:
         raise ConfigurationError("overlap: cannot be combined with --at-once")
     settings = _settings(database, config)
@@ -158,9 +209,9 @@ def rotate_signing_key(
     new = new_signing_key()
     outcome = _run(settings, lambda store: store.rotate_signing_key(new, valid_for, local_actor()))
     if outcome is RotateOutcome.TOO_MANY:
-        _fail(f"{SIGNING_KEYS_MAX} signing keys are still valid; wait until one has expired, or use --at-once")
+        fail(f"{SIGNING_KEYS_MAX} signing keys are still valid; wait until one has expired, or use --at-once")
     earlier = "invalid" if valid_for is None else f"valid for {_duration_text(valid_for)}"
-    typer.echo(f"new session tokens are signed with key {new.key_id}; earlier tokens are {earlier}", err=True)
+    note(f"new session tokens are signed with key {new.key_id}; earlier tokens are {earlier}")
 
 
 async def _create(
@@ -183,8 +234,8 @@ async def _create(
         others_expire_at=others_expire_at,
     )
     if (await store.create_key(new, local_actor())).outcome is CreateKeyOutcome.NAME_TAKEN:
-        _fail(f"two live keys have the name {name}; revoke one of them first: tenure keys list, tenure keys revoke")
-    typer.echo(f"created {key.public_id} ({name}, {role.value}); the key is not stored and not shown again", err=True)
+        fail(f"two live keys have the name {name}; revoke one of them first: tenure keys list, tenure keys revoke")
+    note(f"created {key.public_id} ({name}, {role.value}); the key is not stored and not shown again")
     return key.text
 
 
@@ -199,11 +250,11 @@ async def _all_keys(store: "Store", name: str | None) -> Sequence[StoredKey]:
     return sorted(found, key=lambda key: (key.name, key.created_at))
 
 
-def _settings(database: str | None, config: Path | None) -> Config:
+def _settings(database: str | None, config: Path | None) -> "Config":
     return load_settings(config, database=database)
 
 
-def _run(settings: Config, work: "Callable[[Store], Awaitable[T]]", *, must_exist: bool = True) -> T:
+def _run(settings: "Config", work: "Callable[[Store], Awaitable[T]]", *, must_exist: bool = True) -> T:
     async def run() -> T:
         from tenure.store.engines import open_store  # noqa: PLC0415 - other commands need no store
 
@@ -263,21 +314,18 @@ def _state(key: StoredKey, now: datetime) -> str:
     return "live" if key.is_live(now) else "expired"
 
 
-def _row(key: StoredKey, now: datetime) -> Mapping[str, object]:
-    return {
-        "public id": key.public_id,
-        "name": key.name,
-        "role": key.role,
-        "state": _state(key, now),
-        "tenant": key.tenant_object_id,
-        "created": _seconds_text(key.created_at),
-        "expires": _seconds_text(key.expires_at),
-        "last used": _seconds_text(key.last_used_at),
-    }
-
-
-def _seconds_text(instant: datetime | None) -> str | None:
-    return None if instant is None else f"{instant_text(instant)[:19]}Z"
+def _row(key: StoredKey, at: datetime) -> list[Value]:
+    state = _state(key, at)
+    return [
+        key.public_id,
+        key.name,
+        key.role,
+        Cell(state, style="good" if state == "live" else "dim"),
+        id_cell(key.tenant_object_id),
+        time_cell(key.created_at, at),
+        time_cell(key.expires_at, at),
+        time_cell(key.last_used_at, at),
+    ]
 
 
 def _json_values(key: StoredKey, now: datetime) -> Mapping[str, object]:
@@ -296,8 +344,3 @@ def _json_values(key: StoredKey, now: datetime) -> Mapping[str, object]:
         "createdBy": key.created_by,
         **{name: None if value is None else instant_text(value) for name, value in instants.items()},
     }
-
-
-def _fail(message: str) -> NoReturn:
-    typer.echo(f"tenure: {message}", err=True)
-    raise typer.Exit(FAILED)

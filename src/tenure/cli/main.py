@@ -1,45 +1,138 @@
-"""The command line `tenure`: one module per command, with its flags, output and exit codes."""
+"""The command line `tenure`: its commands, one module each, and how they end.
+
+A command's module is imported when the command is called, so that short commands start fast: `tenure --help` imports
+no command at all, and no command imports what only others need.
+"""
 
 import sys
-from typing import Annotated
+from difflib import get_close_matches
+from importlib import import_module
+from typing import Annotated, Any, NamedTuple
 
 import typer
+from typer.core import TyperGroup
 
-from tenure import __version__
-from tenure.cli.audit import audit
-from tenure.cli.keys import keys
-from tenure.cli.migrate import migrate
-from tenure.cli.receiver import receiver
-from tenure.cli.serve import serve
-from tenure.cli.usage import usage_commands
-from tenure.errors import ConfigurationError, DatabaseUnavailable
-from tenure.telemetry.logs import configure_logs
+from tenure.cli.exits import handled_failures
+
+
+class Entry(NamedTuple):
+    """A command, or a group of commands, and where it is: `module:name`."""
+
+    place: str
+    summary: str
+    """The first sentence of its docstring or help; a test compares them."""
+    section: str
+
+
+LOOK, ACT, RUN, CHECK = "Look at the service", "Set up", "Run", "Check, in the database"
+
+COMMANDS = {
+    "sessions": Entry("sessions:sessions_commands", "List, show, open and end sessions.", LOOK),
+    "usage": Entry("usage:usage_commands", "Print the usage in a time span, or windows as they were billed.", LOOK),
+    "contexts": Entry(
+        "contexts:contexts_commands", "Name services and their keys, and choose the one that commands call.", ACT
+    ),
+    "keys": Entry(
+        "keys:keys",
+        "Create, list, revoke and rotate API keys, and rotate the key that signs session tokens.",
+        ACT,
+    ),
+    "migrate": Entry("migrate:migrate", "Migrate the database schema to the current version.", ACT),
+    "serve": Entry("serve:serve", "Start the service.", RUN),
+    "receiver": Entry(
+        "receiver:receiver", "Receive submissions, count each key once, and print the totals at the end.", RUN
+    ),
+    "audit": Entry("audit:audit", "Check that every instant of every session was billed exactly once.", CHECK),
+}
+"""Every command by its name, in the order of `tenure --help`. A new command is added here."""
+
+
+class Root(TyperGroup):
+    """Imports a command when it is called."""
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - the signature of the base class
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
+        return load_command(cmd_name) if cmd_name in COMMANDS else None
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0] not in COMMANDS:
+            close = get_close_matches(args[0], COMMANDS)
+            hint = f" Did you mean {' or '.join(repr(name) for name in close)}?" if close else ""
+            ctx.fail(f"No such command {args[0]!r}.{hint}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002
+        for section in dict.fromkeys(entry.section for entry in COMMANDS.values()):
+            with formatter.section(section):
+                listed = [(name, entry.summary) for name, entry in COMMANDS.items() if entry.section == section]
+                formatter.write_dl(listed, col_max=LONGEST_NAME)
+
+    def invoke(self, ctx: Any) -> Any:
+        with handled_failures():
+            return super().invoke(ctx)
+
+
+LONGEST_NAME = 12
+
+
+def load_command(name: str) -> Any:
+    """Import a command, or a group of commands."""
+    module, _, attribute = COMMANDS[name].place.partition(":")
+    found = getattr(import_module(f"tenure.cli.{module}"), attribute)
+    if not isinstance(found, typer.Typer):
+        single = typer.Typer(add_completion=False, rich_markup_mode=None)
+        single.command(name)(found)
+        found = single
+    command = typer.main.get_command(found)
+    command.name = name
+    _keep_examples(command)
+    return command
+
+
+def all_commands() -> dict[str, Any]:
+    """Every command by its words, such as `sessions list`. A group is among them if it can be called alone."""
+    found: dict[str, Any] = {}
+    for name in COMMANDS:
+        command = load_command(name)
+        inner = getattr(command, "commands", None)
+        if inner is None or command.invoke_without_command:
+            found[name] = command
+        found |= {f"{name} {word}": each for word, each in (inner or {}).items()}
+    return found
+
+
+def _keep_examples(command: Any) -> None:
+    """Mark the examples of docstrings, so that `--help` prints their lines as they are."""
+    if command.help:
+        paragraphs = command.help.split("\n\n")
+        command.help = "\n\n".join(f"\b\n{text}" if text.startswith("tenure ") else text for text in paragraphs)
+    for inner in getattr(command, "commands", {}).values():
+        _keep_examples(inner)
+
 
 app = typer.Typer(
+    cls=Root,
     help="A session service for products that sell access by the seat, the tier and the minute.",
     no_args_is_help=True,
     add_completion=False,
-    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
 )
-
-FAILED = 1
 
 
 def main() -> None:
-    # Configure logs before the first log line, so that standard output contains only the results of commands.
-    configure_logs()
-    try:
-        app()
-    except ConfigurationError as error:
-        _print_error(str(error))
-        sys.exit(error.exit_code)
-    except DatabaseUnavailable as error:
-        _print_error(error.detail)
-        sys.exit(FAILED)
+    # A terminal or pipe that cannot show a character gets another one instead of a traceback.
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+    typer.main.get_command(app).main(prog_name="tenure")
 
 
 def _print_version(requested: bool) -> None:
     if requested:
+        from tenure import __version__  # noqa: PLC0415
+
         typer.echo(f"tenure {__version__}")
         raise typer.Exit
 
@@ -51,15 +144,3 @@ def tenure(
     ] = False,
 ) -> None:
     """A session service for products that sell access by the seat, the tier and the minute."""
-
-
-app.command()(serve)
-app.command()(migrate)
-app.command()(receiver)
-app.add_typer(usage_commands, name="usage")
-app.command()(audit)
-app.add_typer(keys, name="keys")
-
-
-def _print_error(message: str) -> None:
-    typer.echo(f"tenure: {message}", err=True)

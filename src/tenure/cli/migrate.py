@@ -1,12 +1,14 @@
 """`tenure migrate`: applies or prints the migrations that `serve` applies at startup."""
 
 import asyncio
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tenure.cli.flags import ConfigFlag, DatabaseFlag, load_settings
-from tenure.config import Config
+
+if TYPE_CHECKING:
+    from tenure.config import Config
 
 
 def migrate(
@@ -14,12 +16,18 @@ def migrate(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the SQL without running it.")] = False,
     config: ConfigFlag = None,
 ) -> None:
-    """Migrate the database schema to the current version."""
+    """Migrate the database schema to the current version.
+
+    `tenure serve` does the same when it starts.
+
+    tenure migrate --database postgresql://tenure@db.example/tenure
+    tenure migrate --dry-run
+    """
     settings = load_settings(config, database=database)
     typer.echo(asyncio.run(_migrate(settings, dry_run=dry_run)))
 
 
-async def _migrate(config: Config, *, dry_run: bool) -> str:
+async def _migrate(config: "Config", *, dry_run: bool) -> str:
     from tenure.store import migrate as migrations  # noqa: PLC0415 - other commands need no store
     from tenure.store.engines import open_store  # noqa: PLC0415
 

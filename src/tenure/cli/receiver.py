@@ -16,19 +16,63 @@ PORT_MAX = 65_535
 
 
 def receiver(
-    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
-    port: Annotated[str, typer.Option(help="The port to listen on; 0 picks a free one.")] = "9090",
-    ledger: Annotated[Path, typer.Option(help="The SQLite file that stores received deliveries.")] = Path("ledger.db"),
-    secret: Annotated[str | None, typer.Option(help="Verify signatures with this secret.", show_default=False)] = None,
-    previous_secret: Annotated[str | None, typer.Option(help="Also accept signatures made with this secret.")] = None,
-    fail: Annotated[str, typer.Option(help="The share of deliveries that fail, from 0 to 1, or faults as JSON.")] = "0",
-    insecure: Annotated[bool, typer.Option("--insecure", help="Allow any address, not only loopback.")] = False,
+    host: Annotated[
+        str,
+        typer.Option(
+            help="The address to listen on. An address other than loopback requires --insecure.", metavar="ADDRESS"
+        ),
+    ] = "127.0.0.1",
+    port: Annotated[
+        str,
+        typer.Option(help="The port to listen on; 0 picks a free one, which is written to the log.", metavar="PORT"),
+    ] = "9090",
+    ledger: Annotated[
+        Path,
+        typer.Option(help="The SQLite file that stores received deliveries; created if missing.", metavar="FILE"),
+    ] = Path("ledger.db"),
+    secret: Annotated[
+        str | None,
+        typer.Option(
+            help="Check signatures with this secret, whsec_….  [none: signatures are not checked]", metavar="SECRET"
+        ),
+    ] = None,
+    previous_secret: Annotated[
+        str | None,
+        typer.Option(
+            help="Also accept signatures made with this secret while it is being replaced; requires --secret.",
+            metavar="SECRET",
+        ),
+    ] = None,
+    fail: Annotated[
+        str,
+        typer.Option(
+            help="The share of deliveries that fail, from 0 to 1, each with a random fault; or faults as JSON.",
+            metavar="SHARE",
+        ),
+    ] = "0",
+    insecure: Annotated[
+        bool,
+        typer.Option(
+            "--insecure",
+            help="Allow any address, not only loopback. Every client that can reach it can read the ledger and set "
+            "faults.",
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the totals as JSON.")] = False,
 ) -> None:
-    """Receive submissions, count each key once, inject the configured faults, and print the totals at the end."""
+    """Receive submissions, count each key once, and print the totals at the end.
+
+    A receiver for tests and for evaluation. It checks signatures, records each delivery in a SQLite file, and
+    simulates the configured faults. See docs/receiver.md.
+
+    tenure receiver --port 9090
+    tenure receiver --fail 0.2
+    """
     from tenure.receiver.faults import read_faults  # noqa: PLC0415 - other commands need no server
     from tenure.receiver.server import ReceiverSettings, run  # noqa: PLC0415
+    from tenure.telemetry.logs import configure_logs  # noqa: PLC0415
 
+    configure_logs()
     _check_host(host, insecure=insecure)
     settings = ReceiverSettings(
         host=host,

@@ -1,99 +1,204 @@
-"""Queries a running service, for the commands that have the flag `--url`."""
+"""Calls a running service, for all commands that have the flags `--url`, `--key` and `--context`."""
 
-from collections.abc import Mapping
-from decimal import Decimal
-from http.client import HTTPException, InvalidURL
-from typing import Any, NamedTuple
-from urllib.error import HTTPError, URLError
-from urllib.parse import urlencode, urlsplit
-from urllib.request import Request, urlopen
+import inspect
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import TYPE_CHECKING, Annotated, Any, Concatenate, NamedTuple, ParamSpec, Self
 
-import msgspec
 import typer
 
-from tenure.domain.keys import parse_key
+from tenure.cli.exits import ExitCode, fail
+from tenure.cli.flags import checked_key, checked_url
+from tenure.cli.output import JsonList, note, print_json
 from tenure.errors import ConfigurationError
 
-TIMEOUT_SECONDS = 60
-FAILED = 1
+if TYPE_CHECKING:
+    from tenure_client import Answer, Problem
 
-_decode = msgspec.json.Decoder(float_hook=Decimal).decode
-_encode = msgspec.json.Encoder(decimal_format="number").encode
+P = ParamSpec("P")
+
+DEFAULT_URL = "http://127.0.0.1:8080"
+TIMEOUT_SECONDS = 30.0
+RETRIES = 2
+PAGE = 500
+
+UrlFlag = Annotated[
+    str | None,
+    typer.Option(
+        "--url",
+        help="The URL of the service, including its prefix.  [TENURE_URL, or the context in use]",
+        metavar="URL",
+    ),
+]
+KeyFlag = Annotated[
+    str | None,
+    typer.Option(
+        "--key",
+        help="The API key. Other users of this host can read flags, so better set TENURE_KEY or use a context.",
+        metavar="KEY",
+    ),
+]
+ContextFlag = Annotated[
+    str | None,
+    typer.Option("--context", help="The name of a service, see `tenure contexts`.  [TENURE_CONTEXT]", metavar="NAME"),
+]
+CONNECTION_FLAGS = ("--url", "--key", "--context")
 
 
-class Service(NamedTuple):
-    """A running service. Its `repr` does not show the key."""
+class Target(NamedTuple):
+    """The service to call. Its `repr` does not show the key."""
 
     url: str
     key: str | None
 
     def __repr__(self) -> str:
-        return f"Service({self.url!r})"
+        return f"Target({self.url!r})"
 
 
-def get(service: Service, path: str, query: Mapping[str, object], expected_field: str) -> Any:
-    """Return the JSON object of a response, with exact decimals. Use `json_text` to print it.
+def target_of(url: str | None, key: str | None, context: str | None) -> Target:
+    """Choose the service: `--url`, else `--context`, `TENURE_URL`, `TENURE_CONTEXT`, the context in use, this machine.
 
-    Print one line and end the command if the request fails or the object does not have `expected_field`.
+    A key from the file of contexts is sent to the URL of its context only.
     """
-    url = service.url
-    request = _request(service, path, query)
+    if url is not None and context is not None:
+        raise ConfigurationError("context: cannot be combined with --url")
+    env = os.environ
+    address, stored = url, None
+    if address is None and context is None:
+        address = env.get("TENURE_URL") or None
+    if address is None:
+        address, stored = _of_context(context or env.get("TENURE_CONTEXT") or None)
+    given = key if key is not None else stored or env.get("TENURE_KEY") or None
+    return Target(checked_url(address), None if given is None else checked_key(given))
+
+
+def _of_context(name: str | None) -> tuple[str, str | None]:
+    from tenure.cli.contexts import read_contexts  # noqa: PLC0415
+
+    contexts = read_contexts()
+    name = name or contexts.current
+    if name is None:
+        return DEFAULT_URL, None
+    found = contexts.get(name)
+    return found.url, found.key
+
+
+class Service:
+    """The service that a command calls: a client, and the raw JSON of its last answer."""
+
+    def __init__(self, target: Target, *, timeout: float = TIMEOUT_SECONDS, retries: int = RETRIES) -> None:
+        from tenure_client import Client  # noqa: PLC0415 - a wrong flag is reported before the import, which takes time
+
+        self.url = target.url
+        self.has_key = target.key is not None
+        self._last: Answer | None = None
+        self.client = Client(target.url, target.key, timeout=timeout, max_retries=retries, on_response=self._keep)
+
+    def _keep(self, answer: "Answer") -> None:
+        self._last = answer
+
+    def raw(self) -> bytes:
+        """The JSON of the last answer, as the service sent it, including fields that the client does not know."""
+        return b"null" if self._last is None else self._last.content
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.client.close()
+
+    # Lists.
+
+    def pages(self, fetch: Callable[..., Any], most: int | None) -> Iterator[Any]:
+        """Yield pages of a list of the client until they have `most` items."""
+        cursor, left = None, most
+        while True:
+            page = fetch(limit=PAGE if left is None else min(PAGE, left), cursor=cursor).first()
+            yield page
+            cursor = page.next_cursor
+            left = None if left is None else left - page.count
+            if cursor is None or left == 0:
+                return
+
+    def items(self, fetch: Callable[..., Any], items: str, most: int | None) -> list[Any]:
+        """Return up to `most` items of a list. If there are more, say so on standard error."""
+        found: list[Any] = []
+        page = None
+        for page in self.pages(fetch, most):
+            found += getattr(page, items)
+        if page is not None and page.next_cursor is not None:
+            note(f"the first {len(found)}; there are more: --limit {len(found) * 10} or --all")
+        return found
+
+    def print_list_json(self, fetch: Callable[..., Any], items: str, most: int | None) -> None:
+        """Print a list as one JSON object, page by page, so that a long list needs little memory."""
+        with JsonList(items) as printed:
+            for _ in self.pages(fetch, most):
+                printed.add(self.raw())
+
+    def print_json(self) -> None:
+        print_json(self.raw())
+
+
+@contextmanager
+def service_failures(service: Service) -> Iterator[None]:
+    """End the command with one line and the fitting exit code if the service refuses or does not answer."""
+    from tenure_client import errors  # noqa: PLC0415
+
     try:
-        with urlopen(request, timeout=TIMEOUT_SECONDS) as response:  # noqa: S310 - http or https
-            content = _decode(response.read())
-    except HTTPError as error:
-        raise _failure(_detail(error)) from error
-    except InvalidURL as error:
-        raise _invalid_url() from error
-    except (URLError, OSError) as error:
-        reason = error.reason if isinstance(error, URLError) else error
-        raise _failure(f"{url} cannot be reached: {reason}") from error
-    except (HTTPException, msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise _not_a_service(url) from error
-    if not isinstance(content, dict) or expected_field not in content:
-        raise _not_a_service(url)
-    return content
+        yield
+    except errors.Problem as error:
+        request = "" if error.request_id is None else f", request {error.request_id}"
+        hint = ""
+        if isinstance(error, errors.Unauthenticated) and not service.has_key:
+            hint = "; set TENURE_KEY, or add a key with `tenure contexts set`"
+        fail(f"{error.detail}{hint} ({error.code or error.status}{request})", _code_of(error))
+    except errors.TransportError as error:
+        fail(f"{service.url} cannot be reached: {error}", ExitCode.UNREACHABLE)
+    except errors.UnexpectedAnswer as error:
+        fail(f"{service.url} did not return a valid Tenure response: {error}")
+    except errors.ConfigurationError as error:
+        raise ConfigurationError(str(error)) from None
 
 
-def json_text(content: Any) -> str:
-    return _encode(content).decode()
+def _code_of(problem: "Problem") -> ExitCode:
+    from tenure_client import errors  # noqa: PLC0415
+
+    match problem:
+        case errors.NotFound():
+            return ExitCode.NOT_FOUND
+        case errors.Unauthenticated() | errors.Forbidden():
+            return ExitCode.DENIED
+        case errors.Unavailable() | errors.RateLimited() | errors.TooManyFailures():
+            return ExitCode.UNREACHABLE
+        case _:
+            return ExitCode.FAILED if problem.code else ExitCode.UNREACHABLE
 
 
-def _request(service: Service, path: str, query: Mapping[str, object]) -> Request:
-    url = service.url
-    try:
-        scheme = urlsplit(url).scheme
-    except ValueError as error:
-        raise _invalid_url() from error
-    if scheme not in ("http", "https"):
-        raise _invalid_url()
-    given = {name: value for name, value in query.items() if value is not None}
-    address = f"{url.rstrip('/')}{path}" + (f"?{urlencode(given)}" if given else "")
-    request = Request(address)  # noqa: S310 - http or https
-    if service.key:
-        if parse_key(service.key.strip()) is None:
-            # Not repeated: it may be a secret.
-            raise ConfigurationError("key: must be an API key, as `tenure keys create` prints it")
-        # Not sent to another host if the service redirects.
-        request.add_unredirected_header("Authorization", f"Bearer {service.key.strip()}")
-    return request
+@contextmanager
+def connected(url: str | None, key: str | None, context: str | None) -> Iterator[Service]:
+    """Yield the service that the flags of a command name. Commands use it through `with_service`."""
+    with Service(target_of(url, key, context)) as service, service_failures(service):
+        yield service
 
 
-def _invalid_url() -> ConfigurationError:
-    return ConfigurationError("url: must be a valid http:// or https:// URL")
+def with_service(command: Callable[Concatenate[Service, P], None]) -> Callable[..., None]:
+    """Give a command the flags of the connection, and pass it the service in their place."""
+    signature = inspect.signature(command)
+    (name, *_), flags = signature.parameters, {"url": UrlFlag, "key": KeyFlag, "context": ContextFlag}
 
+    @wraps(command)
+    def run(*arguments: Any, url: str | None, key: str | None, context: str | None, **more: Any) -> None:
+        with connected(url, key, context) as service:
+            command(service, *arguments, **more)
 
-def _not_a_service(url: str) -> typer.Exit:
-    return _failure(f"{url} did not return a valid Tenure response")
-
-
-def _detail(error: HTTPError) -> str:
-    try:
-        return str(_decode(error.read())["detail"])
-    except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError, OSError, HTTPException):
-        return f"the service responded with status {error.code}"
-
-
-def _failure(message: str) -> typer.Exit:
-    typer.echo(f"tenure: {message}", err=True)
-    return typer.Exit(FAILED)
+    own = [parameter for parameter in signature.parameters.values() if parameter.name != name]
+    added = [
+        inspect.Parameter(flag, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
+        for flag, kind in flags.items()
+    ]
+    run.__signature__ = signature.replace(parameters=[*own, *added])  # type: ignore[attr-defined]
+    run.__annotations__ = {**{each.name: each.annotation for each in own}, **flags, "return": None}
+    return run

@@ -1,109 +1,301 @@
-"""`tenure usage`: queries the usage of a running service, and prints it; `tenure usage send`: sends unsent windows."""
+"""`tenure usage`: prints the usage of a running service; `tenure usage send`: sends windows that were not sent."""
 
 import asyncio
+import csv
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from decimal import Decimal
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
 
+from tenure.cli.exits import ExitCode, print_error
 from tenure.cli.flags import (
+    LISTED,
+    CapacityFlag,
     ConfigFlag,
     DatabaseFlag,
     JsonFlag,
-    KeyFlag,
-    UrlFlag,
+    TenantFlag,
+    UserFlag,
     instant_of,
     load_settings,
     local_actor,
+    span_of,
 )
-from tenure.cli.service import FAILED, Service, get, json_text
-from tenure.cli.tables import table
-from tenure.config import Config
-from tenure.domain.submissions import USAGES
+from tenure.cli.output import (
+    Cell,
+    Column,
+    Value,
+    exact_text,
+    id_cell,
+    note,
+    now,
+    print_fields,
+    print_json,
+    print_table,
+    progress,
+    time_cell,
+)
+from tenure.cli.service import ContextFlag, KeyFlag, Service, UrlFlag, connected
+from tenure.clock import instant_text
 from tenure.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from tenure.config import Config
     from tenure.usage.send import SentUsage
+    from tenure_client.models import UsageGroup, UsageWindow
 
-PAGE = 500
-NEWEST = 50
 SENT_PER_LINE = 10_000
 """How many windows `tenure usage send` sends between two lines of progress."""
+GROUPED_BY = {
+    "tenant": "tenant_object_id",
+    "capacity": "capacity_id",
+    "user": "user_object_id",
+    "kind": "session_kind",
+    "session": "session_id",
+}
 
-usage_commands = typer.Typer()
+usage_commands = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
 @usage_commands.callback(invoke_without_command=True)
 def usage(
-    context: typer.Context,
+    ctx: typer.Context,
     from_at: Annotated[
-        str | None, typer.Option("--from", help="An instant or a day; by default 30 days before --to.")
+        str | None, typer.Option("--from", help="An instant or a day.  [30 days before --to]", metavar="TIME")
     ] = None,
-    to_at: Annotated[str | None, typer.Option("--to", help="An instant or a day; by default now.")] = None,
-    tenant: Annotated[str | None, typer.Option(help="Only the usage of this tenant.")] = None,
-    capacity: Annotated[str | None, typer.Option(help="Only the usage on this capacity.")] = None,
-    user: Annotated[str | None, typer.Option(help="Only the usage of this user.")] = None,
-    group_by: Annotated[str | None, typer.Option(help="Group by tenant, capacity, user, kind or session.")] = None,
+    to_at: Annotated[str | None, typer.Option("--to", help="An instant or a day.  [now]", metavar="TIME")] = None,
+    tenant: TenantFlag = None,
+    capacity: CapacityFlag = None,
+    user: UserFlag = None,
+    group_by: Annotated[
+        str | None,
+        typer.Option(help="Group by tenant, capacity, user, kind or session.  [one sum]", metavar="FIELD"),
+    ] = None,
     windows: Annotated[bool, typer.Option("--windows", help="Print the newest 50 windows instead.")] = False,
-    window: Annotated[int | None, typer.Option(help="Print this window with its chunks instead.")] = None,
-    url: UrlFlag = "http://127.0.0.1:8080",
-    key: KeyFlag = None,
+    window: Annotated[
+        int | None, typer.Option(help="Print this window with its chunks instead.", metavar="NUMBER")
+    ] = None,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print comma-separated values, with exact amounts.")] = False,
     as_json: JsonFlag = False,
+    url: UrlFlag = None,
+    key: KeyFlag = None,
+    context: ContextFlag = None,
 ) -> None:
-    """Print the usage in a time span, or windows as they were billed."""
-    if context.invoked_subcommand is not None:
-        _refuse_flags_before(context.invoked_subcommand, context)
+    """Print the usage in a time span, or windows as they were billed.
+
+    A span begins and ends at instants with a UTC offset, or at days, which begin at midnight UTC. Groups are sorted
+    by usage, the largest first.
+
+    tenure usage --from 2026-11-01 --to 2026-12-01 --group-by tenant
+    tenure usage --from 2026-11-01 --to 2026-12-01 --group-by session --csv > november.csv
+    tenure usage --windows
+    """
+    if ctx.invoked_subcommand is not None:
+        _refuse_flags_before(ctx.invoked_subcommand, ctx)
         return
-    query = {"tenant": tenant, "capacity": capacity, "user": user, "groupBy": group_by, **_span(from_at, to_at)}
-    if (windows or window is not None) and any(query.values()):
+    from_instant, to_instant = span_of(from_at, to_at)
+    filters: dict[str, Any] = {"tenant": tenant, "capacity": capacity, "user": user, "group_by": group_by}
+    if (windows or window is not None) and any([from_at, to_at, *filters.values()]):
         raise ConfigurationError("windows: cannot be combined with a span, a filter or --group-by")
-    service = Service(url, key)
-    if window is not None:
-        content = get(service, f"/usage/windows/{window}", {}, "chunks")
-        text = f"{_format_window(content)}\n\n{table([_format_row(chunk) for chunk in content['chunks']])}"
-    elif windows:
-        content = get(service, "/usage/windows", {"limit": NEWEST}, "windows")
-        text = table([_format_row(each) for each in content["windows"]])
-    else:
-        content = _all_groups(service, {**query, "limit": PAGE})
-        span = f"from {content['from']} to {content['to']}, final until {content['finalUntil']}"
-        text = f"{table([_format_row(group) for group in content['groups']])}\n\n{span}"
-    typer.echo(json_text(content) if as_json else text)
+    if as_csv and (as_json or window is not None):
+        raise ConfigurationError("csv: cannot be combined with --json or --window")
+    with connected(url, key, context) as service:
+        if window is not None:
+            _print_window(service, window, as_json=as_json)
+        elif windows:
+            _print_windows(service, as_csv=as_csv, as_json=as_json)
+        else:
+            fetch = partial(service.client.usage.sum, from_=from_instant, to=to_instant, **filters)
+            _print_sums(service, fetch, as_csv=as_csv, as_json=as_json)
 
 
-def _refuse_flags_before(command: str, context: typer.Context) -> None:
-    sources = [context.get_parameter_source(name) for name in context.params]
+def _refuse_flags_before(command: str, ctx: typer.Context) -> None:
+    sources = [ctx.get_parameter_source(name) for name in ctx.params]
     if any(source is not None and source.name == "COMMANDLINE" for source in sources):
         raise ConfigurationError(f"usage {command}: write the flags after {command}")
 
 
+def _print_sums(service: Service, fetch: Callable[..., Any], *, as_csv: bool, as_json: bool) -> None:
+    if as_json:
+        service.print_list_json(fetch, "groups", None)
+        return
+    groups: list[UsageGroup] = []
+    with progress() as shown:
+        for page in service.pages(fetch, None):
+            groups += page.groups
+            shown.show(f"{len(groups)} groups")
+    # All pages cover the same span.
+    field = GROUPED_BY.get(page.group_by or "")
+    if as_csv:
+        head = [*([_camel(field)] if field else []), "usage", "sessions"]
+        _print_csv(head, ([*([getattr(each, field)] if field else []), each.usage, each.sessions] for each in groups))
+        return
+    groups.sort(key=lambda group: group.usage, reverse=True)
+    columns = [*([Column(str(page.group_by))] if field else []), Column("usage"), Column("sessions")]
+    print_table(columns, [_group_row(group, field) for group in groups], "no usage")
+    total = "" if field is None else f"{sum(group.usage for group in groups):.6f} in {len(groups)} groups, "
+    note(f"{total}from {exact_text(page.from_)} to {exact_text(page.to)}, final until {exact_text(page.final_until)}")
+
+
+def _group_row(group: "UsageGroup", field: str | None) -> list[Value]:
+    keys: list[Value] = [] if field is None else [getattr(group, field)]
+    return [*keys, f"{group.usage:.6f}", group.sessions]
+
+
+def _print_windows(service: Service, *, as_csv: bool, as_json: bool) -> None:
+    found = service.client.usage.windows(limit=LISTED).first().windows
+    if as_json:
+        service.print_json()
+    elif as_csv:
+        _print_csv(
+            ["windowId", "startAt", "endAt", "sessions", "usage", "deliveredAt"],
+            ([w.window_id, w.start_at, w.end_at, w.sessions, w.usage, w.delivered_at] for w in found),
+        )
+    else:
+        columns = (
+            Column("window"),
+            Column("start", 2),
+            Column("end"),
+            Column("factors", 3),
+            Column("sessions", 1),
+            Column("usage"),
+            Column("delivered"),
+        )
+        at = now()
+        print_table(columns, [_window_row(window, at) for window in found], "no windows yet")
+
+
+def _window_row(window: "UsageWindow", at: datetime) -> list[Value]:
+    return [
+        window.window_id,
+        time_cell(window.start_at, at),
+        time_cell(window.end_at, at),
+        _factors_text(window),
+        window.sessions,
+        _usage_text(window.usage),
+        _delivered_cell(window.delivered_at, at),
+    ]
+
+
+def _print_window(service: Service, window_id: int, *, as_json: bool) -> None:
+    window = service.client.usage.window(window_id)
+    if as_json:
+        service.print_json()
+        return
+    at = now()
+    print_fields(
+        {
+            "window": window.window_id,
+            "start": instant_text(window.start_at),
+            "end": instant_text(window.end_at),
+            "factors": _factors_text(window),
+            "sessions": window.sessions,
+            "usage": _usage_text(window.usage),
+            "delivered": _delivered_cell(window.delivered_at, at),
+        }
+    )
+    typer.echo()
+    columns = (
+        Column("chunk"),
+        Column("submission"),
+        Column("sessions"),
+        Column("usage"),
+        Column("delivered"),
+        Column("receipt", 1),
+        Column("digest", 2),
+    )
+    rows = [
+        [
+            chunk.chunk,
+            id_cell(chunk.submission_id),
+            chunk.sessions,
+            _usage_text(chunk.usage),
+            _delivered_cell(chunk.delivered_at, at),
+            "yes" if chunk.receipt else "no",
+            None if chunk.digest is None else Cell(chunk.digest, f"{chunk.digest[:12]}…"),
+        ]
+        for chunk in window.chunks
+    ]
+    print_table(columns, rows, "no chunks: no session was live, or the window is not divided yet")
+
+
+def _delivered_cell(delivered_at: datetime | None, at: datetime) -> Cell:
+    return Cell("no", style="warn") if delivered_at is None else time_cell(delivered_at, at)
+
+
+def _usage_text(usage: Decimal | None) -> str | None:
+    return None if usage is None else f"{usage:.6f}"
+
+
+def _factors_text(window: "UsageWindow") -> str:
+    return " ".join(f"{kind}:{factor}" for kind, factor in window.factors.items())
+
+
+def _camel(field: str) -> str:
+    first, *others = field.split("_")
+    return first + "".join(map(str.capitalize, others))
+
+
+def _print_csv(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(head)
+    writer.writerows([_csv_value(value) for value in row] for row in rows)
+
+
+def _csv_value(value: Any) -> Any:
+    match value:
+        case Decimal():
+            return f"{value:f}"
+        case datetime():
+            return instant_text(value)
+        case _:
+            return value
+
+
 @usage_commands.command()
 def send(
-    from_at: Annotated[str, typer.Option("--from", help="Windows that begin at this instant or day, or later.")],
-    to_at: Annotated[str | None, typer.Option("--to", help="Windows that begin before this instant or day.")] = None,
+    from_at: Annotated[
+        str, typer.Option("--from", help="Windows that begin at this instant or day, or later.", metavar="TIME")
+    ],
+    to_at: Annotated[
+        str | None, typer.Option("--to", help="Windows that begin before this instant or day.", metavar="TIME")
+    ] = None,
     database: DatabaseFlag = None,
     as_json: JsonFlag = False,
     config: ConfigFlag = None,
 ) -> None:
-    """Send windows that were cut while no gateway `usages` was configured. No window is sent twice."""
+    """Send windows that were cut while no gateway `usages` was configured. No window is sent twice.
+
+    The command works directly in the database, with the settings of `[gateways.usages]`. An instance that runs
+    delivers the windows. If a window of the span has no chunks yet, the command exits with code 1; then repeat it
+    while the service runs. See docs/usage.md#without-a-gateway.
+
+    tenure usage send --from 2026-11-01 --to 2026-11-16
+    """
+    from tenure.domain.submissions import USAGES  # noqa: PLC0415 - other commands need no settings
+
     settings = load_settings(config, database=database)
     if USAGES not in settings.gateways:
         raise ConfigurationError("gateways.usages: must be configured to send usage")
     span = (instant_of("from", from_at), None if to_at is None else instant_of("to", to_at))
     sent = asyncio.run(_send(settings, *span))
     if as_json:
-        typer.echo(msgspec.json.encode(msgspec.structs.asdict(sent)).decode())
+        print_json(msgspec.structs.asdict(sent))
     else:
         typer.echo(f"handed over windows: {sent.windows}, chunks: {sent.chunks}")
     if not sent.complete:
-        typer.echo("tenure: some windows are not divided yet; repeat the command while the service runs", err=True)
-        raise typer.Exit(FAILED)
+        print_error("some windows are not divided yet; repeat the command while the service runs")
+        raise typer.Exit(ExitCode.FAILED)
 
 
-async def _send(settings: Config, from_at: datetime, to_at: datetime | None) -> "SentUsage":
-    from tenure.store.engines import open_store  # noqa: PLC0415 - other commands need no store
+async def _send(settings: "Config", from_at: datetime, to_at: datetime | None) -> "SentUsage":
+    from tenure.domain.submissions import USAGES  # noqa: PLC0415
+    from tenure.store.engines import open_store  # noqa: PLC0415
     from tenure.submissions.gateways import Gateway  # noqa: PLC0415
     from tenure.submissions.payloads import PayloadSources  # noqa: PLC0415
     from tenure.usage.rendering import usage_contract  # noqa: PLC0415
@@ -118,39 +310,7 @@ async def _send(settings: Config, from_at: datetime, to_at: datetime | None) -> 
         while (sent := await send_windows(store, contract, from_at, to_at, SENT_PER_LINE, draft)).windows:
             windows, chunks = windows + sent.windows, chunks + sent.chunks
             if not sent.complete:
-                typer.echo(f"{windows} windows", err=True)
+                note(f"{windows} windows")
     finally:
         await store.close()
     return SentUsage(windows, chunks, sent.complete)
-
-
-def _span(from_at: str | None, to_at: str | None) -> dict[str, str | None]:
-    flags = {"from": from_at, "to": to_at}
-    return {name: None if text is None else instant_of(name, text).isoformat() for name, text in flags.items()}
-
-
-def _all_groups(service: Service, query: dict[str, Any]) -> Any:
-    """Read all pages, and return them as a single page."""
-    content = get(service, "/usage", query, "groups")
-    cursor = content["nextCursor"]
-    while cursor is not None:
-        page = get(service, "/usage", {**query, "cursor": cursor}, "groups")
-        content["groups"] += page["groups"]
-        cursor = page["nextCursor"]
-    return {**content, "count": len(content["groups"]), "nextCursor": None}
-
-
-def _format_window(window: dict[str, Any]) -> str:
-    """Format the fields of a window, one per line, without its chunks."""
-    values = {name: value for name, value in _format_row(window).items() if name != "chunks"}
-    return "\n".join(f"{name:12} {'-' if value is None else value}" for name, value in values.items())
-
-
-def _format_row(row: dict[str, Any]) -> dict[str, Any]:
-    """Format the factors as text, and the usage with six decimals, so that decimal points are aligned."""
-    formatted = dict(row)
-    if row["usage"] is not None:
-        formatted["usage"] = f"{Decimal(str(row['usage'])):.6f}"
-    if "factors" in row:
-        formatted["factors"] = " ".join(f"{kind}:{factor}" for kind, factor in row["factors"].items())
-    return formatted

@@ -14,7 +14,7 @@ from tenure.errors import ConfigurationError
 
 FILE = "tenure.toml"
 FILE_VARIABLE = "TENURE_CONFIG"
-NOT_SETTINGS = (FILE_VARIABLE, "TENURE_URL", "TENURE_KEY")
+NOT_SETTINGS = (FILE_VARIABLE, "TENURE_URL", "TENURE_KEY", "TENURE_CONTEXT", "TENURE_CONTEXTS")
 """Variables that only the command line uses."""
 
 _TEST_PREFIX = "TENURE_TEST_"

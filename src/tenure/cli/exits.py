@@ -1,0 +1,64 @@
+"""Exit codes, and which failure ends a command with which of them.
+
+Every command ends here: a failure is printed as one line to standard error, and never as a traceback, unless it is a
+bug. `docs/commands.md` contains the table of codes, and a test compares the two.
+"""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import IntEnum
+from typing import NoReturn, Self
+
+import typer
+
+from tenure.errors import ConfigurationError, DatabaseUnavailable
+
+
+class ExitCode(IntEnum):
+    meaning: str
+
+    def __new__(cls, value: int, meaning: str) -> Self:
+        code = int.__new__(cls, value)
+        code._value_ = value
+        code.meaning = meaning
+        return code
+
+    DONE = 0, "the command did what it was asked for"
+    FAILED = 1, "the service or the database refused it, a check found faults, or the answer to a question was no"
+    USAGE = 2, "a flag, an argument or a setting is wrong; nothing was done"
+    WARNINGS = 3, "`doctor` found warnings, but nothing that is broken"
+    NOT_FOUND = 4, "the service has no such session, capacity, job, lease or submission"
+    UNREACHABLE = 5, "the service does not answer, or cannot answer at present; the same command may work later"
+    DENIED = 6, "the service wants a key, or the key does not allow this"
+    INTERRUPTED = 130, "interrupted by ctrl-C"
+    BROKEN_PIPE = 141, "the program that reads the output ended first, as in `tenure sessions list | head -1`"
+
+
+def fail(message: str, code: ExitCode = ExitCode.FAILED) -> NoReturn:
+    """Print one line to standard error, and end the command."""
+    print_error(message)
+    raise typer.Exit(code)
+
+
+def print_error(message: str) -> None:
+    typer.echo(f"tenure: {' '.join(message.split())}", err=True)
+
+
+@contextmanager
+def handled_failures() -> Iterator[None]:
+    """End the command with the exit code of its failure."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Python flushes standard output again when it exits, and would complain then.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(ExitCode.BROKEN_PIPE) from None
+    except ConfigurationError as error:
+        print_error(str(error))
+        raise typer.Exit(ExitCode.USAGE) from None
+    except DatabaseUnavailable as error:
+        print_error(error.detail)
+        raise typer.Exit(ExitCode.FAILED) from None

@@ -1,0 +1,343 @@
+"""What commands print: tables and fields for people, JSON for programs, questions, notes and progress.
+
+Data goes to standard output, everything else to standard error. Tables fit the width of the terminal: cells are
+shortened first, then columns are left out, the least important ones first. Off a terminal nothing is shortened and
+nothing is coloured.
+"""
+
+import math
+import os
+import re
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any, NamedTuple, Self, TextIO
+
+import msgspec
+import typer
+
+from tenure.clock import from_microseconds, instant_text, monotonic, wall_microseconds
+from tenure.errors import ConfigurationError
+
+GAP = "  "
+NONE = "-"
+SHORT_ID = 8
+WIDTH_OF_PIPES = 10_000
+TEXT_MAX = 60
+"""How much of an error message the short form of a cell shows, in characters."""
+PROGRESS_SECONDS = 0.2
+MILLIONTHS = 1_000_000
+
+STYLES = {"good": "32", "warn": "33", "bad": "31", "dim": "2", "bold": "1", "accent": "36"}
+
+
+# Colours.
+
+
+def colours(stream: TextIO | None = None) -> bool:
+    """Whether this stream gets colours: a terminal, unless `NO_COLOR` is set or the terminal has none."""
+    out = stream or sys.stdout
+    return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb" and out.isatty()
+
+
+def styled(text: str, style: str | None, *, on: bool | None = None) -> str:
+    """Return the text in a style of `STYLES`, if standard output gets colours."""
+    if style is None or not (colours() if on is None else on):
+        return text
+    return f"\x1b[{STYLES[style]}m{text}\x1b[0m"
+
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
+
+
+def clean(value: object) -> str:
+    """Return text without control characters: what others sent us must not control the terminal."""
+    return _CONTROL.sub(" ", str(value)).strip()
+
+
+# Times.
+
+
+def now() -> datetime:
+    """The clock of this host, for relative times only."""
+    return from_microseconds(wall_microseconds())
+
+
+def duration_text(seconds: float) -> str:
+    """Return a duration in its one fitting unit, such as `42 s`, `12 min` or `3 days`."""
+    if seconds < 0.9995:  # noqa: PLR2004 - what is rounded to 1000 ms is a second
+        return f"{seconds * 1000:.0f} ms" if seconds else "0 s"
+    for limit, size, unit in ((90, 1, "s"), (90 * 60, 60, "min"), (36 * 3600, 3600, "h")):
+        if seconds < limit:
+            return f"{math.floor(seconds / size)} {unit}"
+    return f"{math.floor(seconds / 86_400)} days"
+
+
+def relative_text(instant: datetime, at: datetime) -> str:
+    """Return `in 42 s`, `12 min ago` or `now`."""
+    seconds = (instant - at).total_seconds()
+    if abs(seconds) < 1:
+        return "now"
+    return f"in {duration_text(seconds)}" if seconds > 0 else f"{duration_text(-seconds)} ago"
+
+
+def exact_text(instant: datetime) -> str:
+    """Return the instant in UTC to the second."""
+    return f"{instant_text(instant.astimezone(UTC))[:19]}Z"
+
+
+def fixed_text(millionths: int) -> str:
+    """Format an amount with all six decimals, so that the decimal points of a column are aligned."""
+    whole, rest = divmod(millionths, MILLIONTHS)
+    return f"{whole}.{rest:06}"
+
+
+# Tables.
+
+
+class Cell(NamedTuple):
+    """What a table shows of one value: `text`, or `short` where the terminal is too narrow for it."""
+
+    text: str
+    short: str | None = None
+    style: str | None = None
+
+
+class Column(NamedTuple):
+    name: str
+    rank: int = 0
+    """Where the terminal is too narrow, the columns with the highest rank are left out first; rank 0 never is."""
+
+
+Value = Cell | datetime | str | int | float | None
+
+
+def id_cell(value: str | None) -> Cell:
+    """An id whose short form is its end: ids that were made at about the same time begin alike."""
+    if value is None:
+        return Cell(NONE)
+    return Cell(clean(value), f"…{clean(value)[-SHORT_ID:]}")
+
+
+def time_cell(instant: datetime | None, at: datetime, style: str | None = None) -> Cell:
+    """An exact and a relative time, or where the terminal is narrow the relative time."""
+    if instant is None:
+        return Cell(NONE)
+    relative = relative_text(instant, at)
+    return Cell(f"{exact_text(instant)} ({relative})", relative, style)
+
+
+def text_cell(value: str | None, style: str | None = None) -> Cell:
+    """A text of any length, such as an error message."""
+    if value is None:
+        return Cell(NONE)
+    text = clean(value)
+    return Cell(text, text if len(text) <= TEXT_MAX else f"{text[: TEXT_MAX - 1]}…", style)
+
+
+def print_table(columns: Sequence[Column | str], rows: Iterable[Sequence[Value]], empty: str = "no data") -> None:
+    """Print rows with aligned columns, numbers to the right. Without rows, print `empty` to standard error."""
+    cells = [[_cell(value) for value in row] for row in rows]
+    if not cells:
+        note(empty)
+        return
+    shown = [column if isinstance(column, Column) else Column(column) for column in columns]
+    for line in _lines(shown, cells, width(), coloured=colours()):
+        typer.echo(line)
+
+
+def table(
+    columns: Sequence[Column | str], rows: Iterable[Sequence[Value]], columns_wide: int, *, coloured: bool
+) -> list[str]:
+    """Return the lines of a table that is at most so many columns wide."""
+    shown = [column if isinstance(column, Column) else Column(column) for column in columns]
+    return _lines(shown, [[_cell(value) for value in row] for row in rows], columns_wide, coloured=coloured)
+
+
+def print_fields(fields: Mapping[str, Value]) -> None:
+    """Print one field per line, with aligned values."""
+    widest = max(map(len, fields))
+    for name, value in fields.items():
+        cell = _cell(value)
+        typer.echo(f"{styled(name.ljust(widest), 'dim')}{GAP}{styled(cell.text, cell.style)}".rstrip())
+
+
+def width() -> int:
+    """The width of the terminal. A pipe has no width, so nothing is shortened there."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDTH_OF_PIPES
+
+
+def _cell(value: Value) -> Cell:
+    match value:
+        case Cell():
+            return value
+        case None:
+            return Cell(NONE)
+        case datetime():
+            return Cell(exact_text(value))
+        case _:
+            return Cell(clean(value))
+
+
+def _lines(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], most: int, *, coloured: bool) -> list[str]:
+    short: set[int] = set()
+    shown = list(range(len(columns)))
+    # Shorten from the least important column on, then leave columns out, in the same order.
+    by_rank = sorted(shown, key=lambda index: (-columns[index].rank, -index))
+    steps: list[Callable[[], None]] = [
+        *((lambda index=index: short.add(index)) for index in by_rank),
+        *((lambda index=index: shown.remove(index)) for index in by_rank if columns[index].rank),
+    ]
+    while _total([_widest(columns, rows, index, short) for index in shown]) > most and steps:
+        steps.pop(0)()
+    aligned = [_aligned(columns, rows, index, short, coloured=coloured) for index in shown]
+    return [GAP.join(line).rstrip() for line in zip(*aligned, strict=True)]
+
+
+def _total(widths: Sequence[int]) -> int:
+    return sum(widths) + len(GAP) * (len(widths) - 1)
+
+
+def _text(cell: Cell, *, short: bool) -> str:
+    return cell.short if short and cell.short is not None else cell.text
+
+
+def _widest(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], index: int, short: set[int]) -> int:
+    texts = (len(_text(row[index], short=index in short)) for row in rows)
+    return max(len(columns[index].name), *texts)
+
+
+_NUMBER = re.compile(r"-|-?[\d,]+(\.\d+)?").fullmatch
+
+
+def _aligned(
+    columns: Sequence[Column], rows: Sequence[Sequence[Cell]], index: int, short: set[int], *, coloured: bool
+) -> list[str]:
+    texts = [_text(row[index], short=index in short) for row in rows]
+    widest = max(len(columns[index].name), *map(len, texts))
+    justify: Callable[[str, int], str] = str.rjust if all(map(_NUMBER, texts)) else str.ljust
+    head = styled(justify(columns[index].name, widest), "bold", on=coloured)
+    return [
+        head,
+        *(styled(justify(text, widest), row[index].style, on=coloured) for text, row in zip(texts, rows, strict=True)),
+    ]
+
+
+# JSON.
+
+
+def print_json(content: bytes | Any) -> None:
+    """Print JSON as the service sent it, or a value as JSON: indented on a terminal, in one line elsewhere."""
+    encoded = content if isinstance(content, bytes) else msgspec.json.encode(content)
+    typer.echo(msgspec.json.format(encoded, indent=2).decode() if sys.stdout.isatty() else encoded.decode())
+
+
+def print_json_line(content: bytes | Any) -> None:
+    """Print one line of NDJSON."""
+    typer.echo((content if isinstance(content, bytes) else msgspec.json.encode(content)).decode())
+
+
+class JsonList:
+    """Prints a list that comes in pages as one JSON object: the fields of the first page, and the items of all pages.
+
+    The items are printed as they come, exactly as the service sent them.
+    """
+
+    def __init__(self, items: str) -> None:
+        self._items = items
+        self._count = 0
+        self._last: dict[str, msgspec.Raw] = {}
+        self._parts: list[str] | None = [] if sys.stdout.isatty() else None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def add(self, page: bytes) -> None:
+        fields = _decode_fields(page)
+        items = _decode_items(fields[self._items])
+        if not self._last:
+            before = list(fields)[: list(fields).index(self._items)]
+            self._write("{" + "".join(f'"{name}":{_json_text(fields[name])},' for name in before))
+            self._write(f'"{self._items}":[')
+        for item in items:
+            self._write(f"{',' if self._count else ''}{_json_text(item)}")
+            self._count += 1
+        self._last = fields
+
+    def __exit__(self, kind: object, *_error: object) -> None:
+        if kind is not None or not self._last:
+            return
+        after = list(self._last)[list(self._last).index(self._items) + 1 :]
+        values = {name: _json_text(self._last[name]) for name in after} | {"count": str(self._count)}
+        self._write("]" + "".join(f',"{name}":{value}' for name, value in values.items()) + "}")
+        if self._parts is not None:
+            print_json("".join(self._parts).encode())
+        else:
+            typer.echo()
+
+    def _write(self, text: str) -> None:
+        if self._parts is not None:
+            self._parts.append(text)
+        else:
+            sys.stdout.write(text)
+
+
+_decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_decode_items = msgspec.json.Decoder(list[msgspec.Raw]).decode
+
+
+def _json_text(value: msgspec.Raw) -> str:
+    return bytes(value).decode()
+
+
+# Questions, notes and progress.
+
+
+def note(text: str) -> None:
+    """Print a line for people to standard error."""
+    typer.echo(text, err=True)
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Ask before something that cannot be undone. Off a terminal the command needs `--yes` instead."""
+    if yes:
+        return
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise ConfigurationError(f"{question} Not on a terminal: repeat the command with --yes")
+    typer.echo(f"{question} [y/N] ", err=True, nl=False)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        note("nothing was done")
+        raise typer.Exit(1)
+
+
+class Progress:
+    """A line on standard error that is written again and again, on a terminal only."""
+
+    def __init__(self) -> None:
+        self._is_on = sys.stderr.isatty()
+        self._next = 0.0
+        self._drawn = False
+
+    def show(self, text: str) -> None:
+        if self._is_on and monotonic() >= self._next:
+            self._next = monotonic() + PROGRESS_SECONDS
+            self._drawn = True
+            sys.stderr.write(f"\r\x1b[K{text}")
+            sys.stderr.flush()
+
+    def clear(self) -> None:
+        if self._drawn:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+            self._drawn = False
+
+
+@contextmanager
+def progress() -> Iterator[Progress]:
+    shown = Progress()
+    try:
+        yield shown
+    finally:
+        shown.clear()

@@ -1,0 +1,221 @@
+"""`tenure sessions`: lists, shows, opens and ends sessions of a running service."""
+
+from datetime import datetime
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tenure.cli.flags import (
+    LISTED,
+    AllFlag,
+    CapacityFlag,
+    JsonFlag,
+    KindFlag,
+    LimitFlag,
+    TenantFlag,
+    UserFlag,
+    YesFlag,
+    new_group,
+)
+from tenure.cli.output import (
+    Cell,
+    Column,
+    Value,
+    confirm,
+    duration_text,
+    id_cell,
+    note,
+    now,
+    print_fields,
+    print_table,
+    time_cell,
+)
+from tenure.cli.service import Service, with_service
+from tenure.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from tenure_client.models import Session
+
+KINDS = {1: "basic", 2: "standard", 3: "premium"}
+STATES = ("created", "active", "closing", "closed")
+STYLES = {"active": "good", "created": "accent", "closing": "warn", "closed": "dim"}
+
+sessions_commands = new_group("List, show, open and end sessions.")
+
+SessionArgument = Annotated[str, typer.Argument(help="The id of the session.", metavar="SESSION")]
+
+
+@sessions_commands.command("list")
+@with_service
+def list_sessions(
+    service: Service,
+    tenant: TenantFlag = None,
+    user: UserFlag = None,
+    capacity: CapacityFlag = None,
+    kind: KindFlag = None,
+    state: Annotated[
+        str | None, typer.Option(help="Only in this state: created, active, closing or closed.", metavar="STATE")
+    ] = None,
+    close_reason: Annotated[
+        str | None, typer.Option(help="Only ended ones with this reason, such as LEASE_EXPIRED.", metavar="REASON")
+    ] = None,
+    ended: Annotated[bool, typer.Option("--ended", help="List sessions that have ended.")] = False,
+    limit: LimitFlag = LISTED,
+    every: AllFlag = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """List live sessions, newest first, or sessions that have ended.
+
+    tenure sessions list --capacity 0190b0a0-0000-7000-8000-0000000000c1
+    tenure sessions list --ended --close-reason LEASE_EXPIRED
+    """
+    if state is not None and state not in STATES:
+        raise ConfigurationError(f"state: must be {', '.join(STATES)}")
+    given = state is not None or close_reason is not None
+    fetch = partial(
+        service.client.sessions.list,
+        tenant=tenant,
+        user=user,
+        capacity=capacity,
+        kind=kind,
+        state=state,
+        close_reason=close_reason,
+        active=False if ended else None if given else True,
+    )
+    most = None if every else limit
+    if as_json:
+        service.print_list_json(fetch, "sessions", most)
+        return
+    found = service.items(fetch, "sessions", most)
+    print_sessions(found, "no sessions match" if given or tenant or user or capacity or kind else "no sessions")
+
+
+def print_sessions(sessions: "list[Session]", empty: str = "no sessions") -> None:
+    columns = (
+        Column("session"),
+        Column("state"),
+        Column("kind", 3),
+        Column("user", 1),
+        Column("capacity", 2),
+        Column("tenant", 6),
+        Column("started", 4),
+        Column("ends"),
+        Column("reason", 5),
+    )
+    at = now()
+    print_table(columns, [_row(session, at) for session in sessions], empty)
+
+
+def _row(session: "Session", at: datetime) -> list[Value]:
+    return [
+        session.session_id,
+        Cell(session.state, style=STYLES.get(session.state)),
+        KINDS.get(session.session_kind, str(session.session_kind)),
+        id_cell(session.user_object_id),
+        id_cell(session.capacity_id),
+        id_cell(session.tenant_object_id),
+        time_cell(session.session_start_utc, at),
+        time_cell(session.lease_expires_at if session.is_active else session.session_end_utc, at),
+        session.close_reason,
+    ]
+
+
+@sessions_commands.command("show")
+@with_service
+def show_session(service: Service, session_id: SessionArgument, as_json: JsonFlag = False) -> None:
+    """Show a session: whose it is, whether it is live, and when it ends or why it ended.
+
+    tenure sessions show 01a1e0e8-4a5d-7768-a74d-758932e546ff
+    """
+    session = service.client.sessions.get(session_id)
+    if as_json:
+        service.print_json()
+    else:
+        print_session(session)
+
+
+def print_session(session: "Session") -> None:
+    at = now()
+    fields: dict[str, Value] = {
+        "session": Cell(session.session_id, style="bold"),
+        "state": Cell(session.state, style=STYLES.get(session.state)),
+        "kind": f"{session.session_kind} ({KINDS.get(session.session_kind, 'unknown')})",
+        "user": session.user_object_id,
+        "tenant": session.tenant_object_id,
+        "capacity": session.capacity_id,
+        "started": time_cell(session.session_start_utc, at),
+    }
+    if session.is_active:
+        fields["deadline"] = time_cell(session.lease_expires_at, at)
+        fields["term ends"] = time_cell(session.session_end_utc, at)
+        if session.heartbeat_interval is not None:
+            fields["heartbeat"] = f"every {duration_text(session.heartbeat_interval)}"
+    else:
+        fields["ended"] = time_cell(session.session_end_utc, at)
+        fields["reason"] = session.close_reason
+    fields["last heartbeat"] = time_cell(session.last_heartbeat, at)
+    fields["last activity"] = time_cell(session.last_activity, at)
+    if session.previous_session_id is not None:
+        fields["upgraded from"] = session.previous_session_id
+    if session.stream is not None:
+        stream = session.stream
+        fields["stream"] = (
+            f"{stream.bytes_received} bytes in {stream.chunks} chunks received, {stream.messages_sent} messages sent"
+        )
+    print_fields(fields)
+
+
+@sessions_commands.command("open")
+@with_service
+def open_session(
+    service: Service,
+    user: Annotated[str, typer.Option(help="The user.", metavar="UUID")],
+    tenant: Annotated[str, typer.Option(help="The tenant.", metavar="UUID")],
+    capacity: Annotated[str, typer.Option(help="The capacity.", metavar="UUID")],
+    kind: Annotated[int, typer.Option(help="1 basic, 2 standard, 3 premium.", metavar="KIND")] = 1,
+    lease: Annotated[
+        int | None, typer.Option(help="Seconds that the session lives after its last heartbeat.", metavar="SECONDS")
+    ] = None,
+    idle: Annotated[
+        int | None, typer.Option(help="Seconds that the session lives after its last activity.", metavar="SECONDS")
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    r"""Open a session, or show the live one of this user and capacity.
+
+    Nothing renews the session: with a lease it ends unless something else sends heartbeats.
+
+    tenure sessions open --user 0190b0a0-0000-7000-8000-000000000001 \
+      --tenant 0190b0a0-0000-7000-8000-0000000000a1 --capacity 0190b0a0-0000-7000-8000-0000000000c1 --lease 60
+    """
+    opened = service.client.sessions.open(
+        user=user, tenant=tenant, capacity=capacity, kind=kind, lease_seconds=lease, idle_seconds=idle
+    )
+    if as_json:
+        service.print_json()
+        return
+    note({"created": "opened", "existing": "already open"}.get(opened.status, opened.status))
+    print_session(opened)
+
+
+@sessions_commands.command("end")
+@with_service
+def end_sessions(
+    service: Service,
+    session_ids: Annotated[list[str], typer.Argument(help="The ids of the sessions.", metavar="SESSION...")],
+    yes: YesFlag = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """End sessions. Their users lose them at once.
+
+    tenure sessions end 01a1e0e8-4a5d-7768-a74d-758932e546ff --yes
+    """
+    count = len(session_ids)
+    confirm(f"End {'session ' + session_ids[0] if count == 1 else f'{count} sessions'}?", yes=yes)
+    for session_id in session_ids:
+        session = service.client.sessions.end(session_id)
+        if as_json:
+            service.print_json()
+        else:
+            typer.echo(f"{session.session_id} ended: {session.close_reason}")
