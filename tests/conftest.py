@@ -39,6 +39,7 @@ HEAVY_SCOPES = {
     "races": "clocks",
     "streams": "clocks",
     "edge": "edge",
+    "deployment": "edge",
     "clients": "clients",
     "plans": "plans",
 }

@@ -474,6 +474,8 @@ IN_OWN_TESTS = {
     "http.body_seconds",
     "http.idle_seconds",
     "http.max_unfinished_bytes",
+    # In tests/deployment/test_draining.py.
+    "http.drain_seconds",
     # In tests/edge/test_origins.py.
     "http.allowed_hosts",
     "http.allowed_origins",

@@ -38,7 +38,7 @@ class LocalService:
         self.instance = Instance(config, self.telemetry)
         self.clock = clock
         certificate = certificate_of(config)
-        self._server = _Server(self.instance, config.streams.max_message_bytes, self.telemetry, certificate)
+        self._server = _Server(self.instance, config, self.telemetry, certificate)
         self._listener = bind("127.0.0.1", 0)
         # Without uvloop, a response in two writes would otherwise take 40 ms.
         self._listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

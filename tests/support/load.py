@@ -119,7 +119,7 @@ class _Connection(asyncio.Protocol):
         if not separator:
             return
         status_line, *lines = head.split(b"\r\n")
-        headers = dict(line.split(b": ", 1) for line in lines)
+        headers = {name.lower(): value for name, value in (line.split(b": ", 1) for line in lines)}
         if len(body) < int(headers[b"content-length"]):
             return
         self._received.clear()

@@ -279,7 +279,7 @@ class LocalService:
     def __init__(self, config: Config) -> None:
         telemetry = log_events(Telemetry())
         self.instance = Instance(config, telemetry)
-        self._server = _Server(self.instance, config.streams.max_message_bytes, telemetry)
+        self._server = _Server(self.instance, config, telemetry)
         self._listener = bind("127.0.0.1", 0)
         self.clients = Streaming(self._listener.getsockname()[1], config.prefix)
 

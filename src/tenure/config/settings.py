@@ -84,6 +84,8 @@ class HttpConfig(Section, frozen=True, kw_only=True):
     head_seconds: Seconds = 10.0
     body_seconds: Seconds = 30.0
     idle_seconds: Seconds = 75.0
+    drain_seconds: SecondsOrZero = 0.0
+    """How long an instance still answers after SIGTERM; in any case for half a second."""
     max_unfinished_bytes: Bytes = 268_435_456
     allowed_hosts: HostNames = ()
     allowed_origins: Origins = ()

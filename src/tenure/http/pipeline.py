@@ -36,7 +36,7 @@ from tenure.access.caller import UNIDENTIFIED, Caller, Identify
 from tenure.access.grants import Grants, authorise
 from tenure.clock import monotonic
 from tenure.domain.audit_log import Actor
-from tenure.errors import DatabaseUnavailable, Forbidden, MethodNotAllowed, NotFound, Problem, Unauthenticated
+from tenure.errors import DatabaseUnavailable, Draining, Forbidden, MethodNotAllowed, NotFound, Problem, Unauthenticated
 from tenure.http.answers import Answer, Headers, StreamedAnswer, failure, refusal
 from tenure.http.decoding import (
     BODY_MAX_BYTES,
@@ -195,6 +195,8 @@ class Pipeline:
         """The WebSocket connections that have a stream, and the streamed answers."""
         self._asides: set[asyncio.Task[None]] = set()
         self.in_flight = 0
+        self.is_draining = False
+        """Whether handshakes of streams are refused, so that a load balancer tries another instance."""
 
     # The ordinary lane.
 
@@ -352,6 +354,8 @@ class Pipeline:
         """Finds the route of a handshake request, or raises a `Problem`. The caller is identified after that."""
         if visit.problem is not None:
             raise visit.problem
+        if self.is_draining:
+            raise Draining("this instance is stopping")
         path = path.partition("?")[0]
         try:
             inner = self._below_prefix(path)

@@ -42,6 +42,9 @@ class TimedConnection(Protocol):
     unfinished_bytes: int
     """The bytes of a body that has not arrived completely."""
 
+    def close_after_last_request(self) -> None:
+        """Closes the connection after the answer to the last request that has arrived, if it is not answered yet."""
+
     def check_time(self, now: float) -> None:
         """Ends the connection if its client has taken too long."""
 
@@ -55,6 +58,8 @@ class TimedConnection(Protocol):
 class Connections:
     def __init__(self, edge: Edge, max_connections: int) -> None:
         self.edge = edge
+        self.is_draining = False
+        """Whether every answer announces that its connection is closed, so that clients connect elsewhere."""
         self._max_connections = max_connections
         self._open: set[TimedConnection] = set()
         self._all: set[Any] = set()
@@ -75,6 +80,11 @@ class Connections:
             self.edge.refused("max_connections")
             if not self._make_room(connection):
                 connection.refuse_connection(lingers=taken <= self._max_connections + REFUSED_MAX)
+
+    def begin_to_drain(self) -> None:
+        self.is_draining = True
+        for connection in self._open:
+            connection.close_after_last_request()
 
     def remove(self, connection: TimedConnection) -> None:
         self._open.discard(connection)

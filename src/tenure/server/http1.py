@@ -63,6 +63,8 @@ LINGER_SECONDS = 5.0
 LINGER_MAX_BYTES = 16 * 1024 * 1024
 QUIET_SECONDS = 1.0
 """How long a client that lingers over TLS may send nothing before its connection is closed."""
+FIRST_SECONDS = 1.0
+"""How long a stopping instance waits for the first request of a connection that it has accepted just before."""
 HEADER_EXTRA_BYTES = 4
 """The colon, the space and the line end of a header."""
 NO_CHUNK = -1
@@ -131,6 +133,7 @@ class HotProtocol(HttpToolsProtocol):
         self._unsent_since = 0.0
         self._discarded = 0
         self._discarded_at = 0.0
+        self._is_stopping = False
         self._context = copy_context()
         """That of no request. Input that is parsed after an answer must not run in the context of that request."""
 
@@ -154,6 +157,14 @@ class HotProtocol(HttpToolsProtocol):
         elif not self._is_ending():
             self._defer(bytearray(data), after=True)
             self._parse_next()
+
+    def shutdown(self) -> None:
+        """Closes the connection if it is idle; otherwise after its request is answered.
+
+        Uvicorn's method would close it while a request arrives.
+        """
+        self._is_stopping = True
+        self._close_if_idle(monotonic())
 
     def pause_writing(self) -> None:
         # Without this, a client that sends requests and reads no answers would fill the memory with answers.
@@ -337,6 +348,7 @@ class HotProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         if not self.parser.should_upgrade():
             self.cycle.transport = _LingeringTransport(self)  # type: ignore[assignment]
+            self.cycle.keep_alive = self.cycle.keep_alive and not self.open_connections.is_draining
 
     def _hot_route(self, method: bytes) -> HotRoute | None:
         exact = self.hot_exact.get((method, self.url))
@@ -520,8 +532,15 @@ class HotProtocol(HttpToolsProtocol):
             return None
         return self.since + self._received / BYTES_PER_SECOND if self.phase == BODY else self.since
 
+    def close_after_last_request(self) -> None:
+        cycle: Any = self.cycle
+        if self._has_pending_answer():
+            cycle.keep_alive = False
+
     def check_time(self, now: float) -> None:
         limits = self.edge.limits
+        if self._is_stopping:
+            self._close_if_idle(now)
         if self._seconds_unread(now) > limits.body_seconds:
             self.edge.refused("body_seconds")
             self.evict()
@@ -537,6 +556,14 @@ class HotProtocol(HttpToolsProtocol):
         elif self.phase == BODY and now - self.since - self._received / BYTES_PER_SECOND > limits.body_seconds:
             detail = f"the body must arrive within {limits.body_seconds:g} seconds, or at 1000 bytes per second or more"
             self._refuse(RequestTimeout(detail), "body_seconds")
+
+    def _close_if_idle(self, now: float) -> None:
+        """Closes a connection without a request. A new one is expected to bring a request within FIRST_SECONDS."""
+        if self._unparsed:
+            return
+        is_new = self.phase == HEAD and not self._head_bytes
+        if self.phase == IDLE or (is_new and now - self.since > FIRST_SECONDS):
+            self.transport.close()
 
     def _check_lingering(self, now: float) -> None:
         if self._unsent:
@@ -765,11 +792,12 @@ class _HotCycle:
         # Invalid bytes after this request may have closed the connection before the answer is written.
         if self.disconnected or protocol.phase == LINGERING or protocol.transport.is_closing():
             return
-        protocol.transport.write(response(answer, self.visit, self.keep_alive))
+        keep_alive = self.keep_alive and not protocol.open_connections.is_draining
+        protocol.transport.write(response(answer, self.visit, keep_alive))
         pipeline.report_answered(
             route.name, answer.status, self._began, route.method_name, self.visit.request_id, self.subject
         )
-        if not self.keep_alive:
+        if not keep_alive:
             protocol.close_after_response()
         protocol.on_response_complete()
 

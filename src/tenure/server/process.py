@@ -1,7 +1,9 @@
 """Runs one instance: the listening socket, the HTTP server and signals.
 
-SIGTERM or SIGINT starts a drain: the instance reports that it is not ready, continues to answer for a moment so that
-the load balancer notices, finishes the requests it has begun, and stops. A second signal stops it at once.
+SIGTERM or SIGINT starts a drain: the instance reports that it is not ready, and continues to answer for
+`[http] drain_seconds` so that the load balancer notices. Every answer announces that its connection is closed. Then the
+instance accepts no more connections, finishes the requests that have arrived, and stops. A second signal stops it at
+once.
 
 With TLS, SIGHUP reads the certificate and its key again. A supervisor passes the signal on to its workers over the pipe
 that keeps them running: a signal could arrive before a new worker handles it, and would end the worker.
@@ -11,8 +13,10 @@ import asyncio
 import signal
 import socket
 import sys
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from types import FrameType
+from typing import Any
 
 import uvicorn
 
@@ -68,7 +72,7 @@ def run_instance(
     # A wrong setting must be reported before the instance listens.
     instance = Instance(config, telemetry, siblings)
     allow_many_connections()
-    server = _Server(instance, config.streams.max_message_bytes, telemetry, certificate)
+    server = _Server(instance, config, telemetry, certificate)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(server.run(listener, supervisor))
 
@@ -110,12 +114,12 @@ class _Server(uvicorn.Server):
     def __init__(
         self,
         instance: Instance,
-        message_max_bytes: int,
+        config: Config,
         telemetry: Telemetry,
         certificate: Certificate | None = None,
     ) -> None:
         edge = instance.pipeline.edge
-        connections = Connections(edge, connections_possible(edge.limits.max_connections))
+        self._connections = connections = Connections(edge, connections_possible(edge.limits.max_connections))
         http: type[asyncio.Protocol] = protocol_for(instance.pipeline, connections)
         if certificate is not None:
             http = with_tls(protocol_for(instance.pipeline, connections), certificate, connections)
@@ -123,7 +127,7 @@ class _Server(uvicorn.Server):
             uvicorn.Config(
                 instance.pipeline,
                 http=http,
-                ws=websocket_protocol_for(instance.pipeline, telemetry, message_max_bytes),
+                ws=websocket_protocol_for(instance.pipeline, telemetry, config.streams.max_message_bytes),
                 lifespan="off",
                 access_log=False,
                 log_config=None,
@@ -137,6 +141,7 @@ class _Server(uvicorn.Server):
         self._instance = instance
         self._telemetry = telemetry
         self._certificate = certificate
+        self._linger_seconds = max(DRAIN_LINGER_SECONDS, config.http.drain_seconds)
         self._draining: asyncio.Task[None] | None = None
 
     async def run(self, listener: socket.socket, supervisor: Connection | None) -> None:  # type: ignore[override]
@@ -193,14 +198,43 @@ class _Server(uvicorn.Server):
             self.should_exit = self.force_exit = True
             return
         self._telemetry.report(InstanceDraining(reason))
-        self._instance.readiness.draining = True
+        self._instance.readiness.draining = self._instance.pipeline.is_draining = True
+        self._connections.begin_to_drain()
         self._draining = asyncio.create_task(self._drain())
 
     async def _drain(self) -> None:
         # Give the load balancer time to notice. Then uvicorn accepts no more connections and finishes requests.
         stopping = (self._instance.stop_leading(), self._instance.streams.stop(), self._instance.feed.stop())
-        await asyncio.gather(asyncio.sleep(DRAIN_LINGER_SECONDS), *stopping)
+        await asyncio.gather(asyncio.sleep(self._linger_seconds), *stopping)
         self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accepts the connections that wait in the queue of the listener before uvicorn closes it.
+
+        Closing a listener resets the connections in its queue, and their clients may have sent a request already.
+        """
+        arrived = list[socket.socket]()
+        for listener in sockets or ():
+            listener.setblocking(False)
+            with suppress(OSError):  # no further connection waits
+                while len(arrived) < BACKLOG:
+                    arrived.append(listener.accept()[0])
+            with suppress(OSError):
+                # At once: the listener itself is closed in a later turn of the event loop only.
+                listener.shutdown(socket.SHUT_RDWR)
+        for server in self.servers:
+            server.close()
+        for connection in arrived:
+            with suppress(OSError):
+                await self._loop.connect_accepted_socket(self._new_protocol, connection)
+        await super().shutdown(sockets)
+
+    def _new_protocol(self) -> asyncio.Protocol:
+        make: Any = self.config.http_protocol_class
+        protocol: asyncio.Protocol = make(
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        return protocol
 
 
 def announce(listener: socket.socket, telemetry: Telemetry, config: Config) -> None:

@@ -194,6 +194,9 @@ class Handshake(asyncio.Protocol):
     def waiting_since(self) -> float | None:
         return self._since
 
+    def close_after_last_request(self) -> None:
+        """No request has arrived yet."""
+
     def check_time(self, now: float) -> None:
         if now - self._since > self._open_connections.edge.limits.head_seconds:
             self._open_connections.edge.refused("head_seconds")
