@@ -88,7 +88,7 @@ def running(
         process = subprocess.Popen(command(folder, ports, port), stdout=output, stderr=output)
     try:
         deadline = time.monotonic() + START_SECONDS
-        while not _listens(port):
+        while not listens(port):
             assert process.poll() is None, log.read_text()
             assert time.monotonic() < deadline, log.read_text()
             time.sleep(0.05)
@@ -98,6 +98,6 @@ def running(
         process.wait(10)
 
 
-def _listens(port: int) -> bool:
+def listens(port: int) -> bool:
     with closing(socket.socket()) as client:
         return client.connect_ex(("127.0.0.1", port)) == 0

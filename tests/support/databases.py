@@ -53,6 +53,11 @@ class PostgresServer:
         return str(self._server.get_postmaster_info().socket_dir)
 
     @property
+    def system_user(self) -> str | None:
+        """The user of the server's process, if it is another one: only that user can enter the folder of the socket."""
+        return self._server.system_user  # type: ignore[no-any-return]
+
+    @property
     def pid(self) -> int:
         return int((self.folder / "postmaster.pid").read_text().split()[0])
 

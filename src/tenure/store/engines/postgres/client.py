@@ -30,12 +30,14 @@ from tenure.store.engines.postgres.connections import (
 )
 from tenure.store.engines.postgres.errors import cause_of
 from tenure.store.engines.postgres.hosts import HostConnection, Hosts
+from tenure.store.engines.postgres.poolers import refuse_shared_backends
 from tenure.store.limits import LONG_READ_SECONDS
 from tenure.store.retries import Retries
 from tenure.telemetry.events import Telemetry
 
 T = TypeVar("T")
 
+POOLER_CHECK_SECONDS = 15.0
 CHECK_SECONDS = 1.0
 """How often the client asks the server about calls that it has not answered."""
 
@@ -126,6 +128,21 @@ class PostgresClient:
                 return records
 
         return await self._retries.run(run, LONG_READ_SECONDS)
+
+    async def _refuse_pooler(self) -> None:
+        """Raises `ConfigurationError` behind a pooler in transaction mode. Called first, before other connections."""
+
+        async def run() -> None:
+            connections = list[HostConnection]()
+            try:
+                for _ in range(2):
+                    connections.append(await self._connect())
+                await refuse_shared_backends(*connections)
+            finally:
+                for connection in connections:
+                    connection.terminate()
+
+        await self._retries.run(run, POOLER_CHECK_SECONDS)
 
     def _check_unanswered(self) -> None:
         if self._checking is None or self._checking.done():

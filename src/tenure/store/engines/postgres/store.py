@@ -462,4 +462,5 @@ class PostgresStore(PostgresClient, SharedReads):
             async with self._engine.begin() as connection:
                 return await connection.run_sync(upgrade)
 
+        await self._refuse_pooler()
         return await self._retries.run(run, MIGRATION_SECONDS)

@@ -1,0 +1,64 @@
+"""Detects a connection pooler that gives each transaction another backend.
+
+Tenure needs sessions of its own: it prepares statements, sets timeouts once per connection, and listens for
+notifications. Behind a pooler in transaction mode all of this belongs to a backend that the next transaction may not
+get. The errors would be rare and misleading, so the start is refused.
+
+How it is detected: two connections ask which backend serves them. While the second one is in a transaction, its backend
+cannot serve the first one. With sessions, the first connection keeps its backend, and the second has another. Behind
+a pooler in transaction mode, either the second connection gets the backend of the first, or the first gets a new one,
+or it waits because the pool has no second backend.
+
+A busy pooler can hide itself, if other clients take the backends at just that moment. So the check is repeated.
+"""
+
+import asyncio
+
+import asyncpg
+
+from tenure.errors import ConfigurationError
+
+ROUNDS = 3
+ANSWER_SECONDS = 1.0
+BACKEND = "SELECT pg_backend_pid()"
+ERRORS_OF_POOLERS = (
+    # Another connection has prepared a statement on the same backend, or this one has on another.
+    asyncpg.DuplicatePreparedStatementError,
+    asyncpg.InvalidSQLStatementNameError,
+)
+STATEMENT_MODE = "statement pooling"
+"""PgBouncer says so when it closes a connection that begins a transaction in statement mode."""
+
+
+async def refuse_shared_backends(first: asyncpg.Connection, second: asyncpg.Connection) -> None:
+    """Raises `ConfigurationError` if the two connections share backends."""
+    for _ in range(ROUNDS):
+        if await _is_shared(first, second):
+            raise ConfigurationError(
+                "database: a connection pooler gives each transaction another connection (transaction mode). Tenure "
+                "needs sessions: set the pooler to session mode (PgBouncer: pool_mode = session), or connect to "
+                "PostgreSQL directly; see docs/operating.md#connection-poolers"
+            )
+
+
+async def _is_shared(first: asyncpg.Connection, second: asyncpg.Connection) -> bool:
+    try:
+        before = await _backend(first)
+        async with second.transaction():
+            if await second.fetchval(BACKEND) == before:
+                return True
+            async with asyncio.timeout(ANSWER_SECONDS):
+                return await _backend(first) != before
+    except (TimeoutError, *ERRORS_OF_POOLERS):
+        return True
+    except asyncpg.ConnectionDoesNotExistError as error:
+        if STATEMENT_MODE in str(error):
+            return True
+        raise
+
+
+async def _backend(connection: asyncpg.Connection) -> int:
+    # In a transaction, the two messages that prepare and execute the statement reach the same backend.
+    async with connection.transaction():
+        pid: int = await connection.fetchval(BACKEND)
+        return pid
