@@ -26,7 +26,7 @@ HEAD = """\
 prints the version. A mistyped command or flag gets a suggestion.
 
 Most commands call a running service through the [Python client](clients/python.md). `serve`, `migrate`, `receiver`,
-`audit`, `keys` and `usage send` work on the database or on their own, and need no running service.
+`audit`, `doctor`, `keys` and `usage send` work on the database or on their own, and need no running service.
 """
 CONNECTION = """\
 ## Which service

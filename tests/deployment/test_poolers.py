@@ -1,8 +1,10 @@
 """PgBouncer between Tenure and PostgreSQL."""
 
 import asyncio
+import json
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -100,6 +102,20 @@ async def test_instance_exits_with_the_reason_behind_pooler_in_transaction_mode(
         instance = start(through(port, postgres_database))
         assert await asyncio.to_thread(instance.process.wait, 20) == ConfigurationError.exit_code
         assert "docs/operating.md#connection-poolers" in instance.log().splitlines()[-1]
+
+
+async def test_doctor_finds_pooler_in_transaction_mode_before_its_consequences(
+    postgres: PostgresServer, postgres_database: Database, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "tenure", "doctor", "--json", "--database"]
+    for mode, expected in {"transaction": ["pooler-transaction-mode"], "session": ["no-usage-gateway"]}.items():
+        with pgbouncer(postgres, mode) as port:
+            url = through(port, postgres_database)
+            done = await asyncio.to_thread(
+                subprocess.run, [*command, url], cwd=tmp_path, capture_output=True, timeout=60, check=False
+            )
+        found = [finding["code"] for finding in json.loads(done.stdout)["findings"]]
+        assert [code for code in found if code != "not-running"] == expected
 
 
 async def test_pooler_in_session_mode_works(

@@ -81,6 +81,7 @@ USAGE_ARGUMENTS: dict[str, list[tuple[Any, ...]]] = {
     "windows_statement": [(None, 7), (9, 7)],
     "undivided_statement": [(7,)],
     "unsent_statement": [(AT, None, AT, 7), (AT, AT, AT, 7)],
+    "unsent_usage_statement": [(AT,)],
     "window_statement": [(7,)],
     "find_statement": [([ONE, OTHER],)],
     "undelivered_statement": [()],

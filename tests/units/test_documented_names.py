@@ -193,7 +193,7 @@ def test_every_event_in_log_table_exists() -> None:
         "/metric",
         "POST /sessions",
         "DELETE /v1/leases",
-        "tenure doctor",
+        "tenure nurse",
         "tenure usage sent",
         "tenure serve --tls-secret",
         "tenure serve --key",

@@ -42,6 +42,7 @@ COMMANDS = {
     "receiver": Entry(
         "receiver:receiver", "Receive submissions, count each key once, and print the totals at the end.", RUN
     ),
+    "doctor": Entry("doctor:doctor", "Look for trouble in an installation, and print what mends it.", CHECK),
     "audit": Entry("audit:audit", "Check that every instant of every session was billed exactly once.", CHECK),
 }
 """Every command by its name, in the order of `tenure --help`. A new command is added here."""

@@ -17,6 +17,7 @@ from typing import Protocol
 
 from tenure.store.contract.alerts import AlertStore
 from tenure.store.contract.capacities import CapacityStore
+from tenure.store.contract.doctor import DoctorStore
 from tenure.store.contract.events import EventStore
 from tenure.store.contract.jobs import JobStore
 from tenure.store.contract.keys import KeyStore
@@ -51,6 +52,7 @@ class Store(
     KeyStore,
     AlertStore,
     EventStore,
+    DoctorStore,
     Protocol,
 ):
     dialect_name: str

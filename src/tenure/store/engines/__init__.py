@@ -11,24 +11,32 @@ from tenure.store.timing import report_calls
 from tenure.telemetry.events import Telemetry
 
 
-def open_store(database: str, pool_size: int, *, must_exist: bool = False, telemetry: Telemetry | None = None) -> Store:
+def open_store(
+    database: str,
+    pool_size: int,
+    *,
+    must_exist: bool = False,
+    read_only: bool = False,
+    telemetry: Telemetry | None = None,
+) -> Store:
     """The store for a database URL. It connects with its first operation.
 
-    An SQLite file that does not exist is created then, unless `must_exist`.
+    An SQLite file that does not exist is created then, unless `must_exist`. With `read_only`, SQLite and PostgreSQL
+    refuse every write; on SQL Server the caller has to call only methods that read.
     """
     if telemetry is None:
-        return _open(database, pool_size, Telemetry(), must_exist=must_exist)
-    return report_calls(_open(database, pool_size, telemetry, must_exist=must_exist), telemetry)
+        return _open(database, pool_size, Telemetry(), must_exist=must_exist, read_only=read_only)
+    return report_calls(_open(database, pool_size, telemetry, must_exist=must_exist, read_only=read_only), telemetry)
 
 
-def _open(database: str, pool_size: int, telemetry: Telemetry, *, must_exist: bool) -> Store:
+def _open(database: str, pool_size: int, telemetry: Telemetry, *, must_exist: bool, read_only: bool) -> Store:
     scheme, _, address = database.partition("://")
     if scheme.partition("+")[0] == "postgresql":
         # Imported here, so that the drivers of the other engines need not be installed. SQLAlchemy cannot read the URL:
         # it may name several hosts.
         from tenure.store.engines.postgres.store import PostgresStore  # noqa: PLC0415
 
-        return PostgresStore(f"postgresql://{address}", pool_size, telemetry)
+        return PostgresStore(f"postgresql://{address}", pool_size, telemetry, read_only=read_only)
     try:
         url = make_url(database)
     except ArgumentError as error:
@@ -39,7 +47,7 @@ def _open(database: str, pool_size: int, telemetry: Telemetry, *, must_exist: bo
 
             if must_exist and not Path(url.database or "").is_file():
                 raise ConfigurationError(f"database: file {url.database} does not exist")
-            return SqliteStore(url, readers=pool_size - 1, telemetry=telemetry)
+            return SqliteStore(url, readers=pool_size - 1, telemetry=telemetry, read_only=read_only)
         case _:
             from tenure.store.engines.sqlserver.store import SqlServerStore  # noqa: PLC0415
 

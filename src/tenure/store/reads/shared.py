@@ -76,6 +76,7 @@ class SharedReads:
 
     list_undivided_windows = _short(usage.list_undivided_windows)
     list_unsent_windows = _short(usage.list_unsent_windows)
+    find_unsent_usage = _long(usage.find_unsent_usage)
     divide_window = _long(intervals.divide_window)
     find_chunks = _short(usage.find_chunks)
     read_intervals = _long(intervals.read_intervals)

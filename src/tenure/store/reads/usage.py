@@ -6,6 +6,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, Select, and_, func, select
 
+from tenure.domain.doctor import UnsentUsage
 from tenure.domain.submissions import AttemptOutcome
 from tenure.domain.usage import Chunk, ChunkDelivery, Era, Installation, Lag, UndividedWindow, UnsentWindow, Window
 from tenure.store.limits import USAGE_KEPT
@@ -122,6 +123,18 @@ def unsent_statement(from_at: datetime, to_at: datetime | None, earliest_end: da
         .where(unsent, begins, window.ended_at >= earliest_end)
         .order_by(window.started_at)
         .limit(limit)
+    )
+
+
+def find_unsent_usage(connection: Connection) -> UnsentUsage:
+    return UnsentUsage(*connection.execute(unsent_usage_statement(read_now(connection) - USAGE_KEPT)).one())
+
+
+def unsent_usage_statement(earliest_end: datetime) -> Select[Any, Any]:
+    window = usage_windows.c
+    unsent = and_(window.contract.is_(None), window.chunked_at.is_not(None))
+    return select(func.count(), func.min(window.started_at)).where(
+        unsent, window.ended_at >= earliest_end, window.sessions > 0
     )
 
 

@@ -15,13 +15,14 @@ from sqlalchemy import Connection, event, text
 from sqlalchemy.exc import DisconnectionError
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from tenure.errors import DatabaseUnavailable
+from tenure.errors import ConfigurationError, DatabaseUnavailable
 from tenure.store.contract import Topic
 from tenure.store.engines.postgres import rows
 from tenure.store.engines.postgres.connections import (
     CLOSE_SECONDS,
     CONNECT_SECONDS,
     HOT_SETTINGS,
+    READ_ONLY,
     SETTINGS,
     HotConnections,
     LimitedConnections,
@@ -30,7 +31,7 @@ from tenure.store.engines.postgres.connections import (
 )
 from tenure.store.engines.postgres.errors import cause_of
 from tenure.store.engines.postgres.hosts import HostConnection, Hosts
-from tenure.store.engines.postgres.poolers import refuse_shared_backends
+from tenure.store.engines.postgres.poolers import REFUSAL, share_backends
 from tenure.store.limits import LONG_READ_SECONDS
 from tenure.store.retries import Retries
 from tenure.telemetry.events import Telemetry
@@ -43,8 +44,12 @@ CHECK_SECONDS = 1.0
 
 
 class PostgresClient:
-    def __init__(self, url: str, pool_size: int, telemetry: Telemetry | None = None) -> None:
+    def __init__(
+        self, url: str, pool_size: int, telemetry: Telemetry | None = None, *, read_only: bool = False
+    ) -> None:
+        """With `read_only`, the server refuses every write of these connections."""
         self._hosts = Hosts(url)
+        self._settings = SETTINGS | READ_ONLY if read_only else SETTINGS
         shares = divide_pool(pool_size)
         self._hot = HotConnections(self._connect_hot, shares.hot, self._check_unanswered)
         self._openings = LimitedConnections(self._hot, shares.openings)
@@ -131,18 +136,21 @@ class PostgresClient:
 
     async def _refuse_pooler(self) -> None:
         """Raises `ConfigurationError` behind a pooler in transaction mode. Called first, before other connections."""
+        if await self._detect_pooler(POOLER_CHECK_SECONDS):
+            raise ConfigurationError(REFUSAL)
 
-        async def run() -> None:
+    async def _detect_pooler(self, seconds: float) -> bool:
+        async def run() -> bool:
             connections = list[HostConnection]()
             try:
                 for _ in range(2):
                     connections.append(await self._connect())
-                await refuse_shared_backends(*connections)
+                return await share_backends(*connections)
             finally:
                 for connection in connections:
                     connection.terminate()
 
-        await self._retries.run(run, POOLER_CHECK_SECONDS)
+        return await self._retries.run(run, seconds)
 
     def _check_unanswered(self) -> None:
         if self._checking is None or self._checking.done():
@@ -168,10 +176,10 @@ class PostgresClient:
                     unanswered[pid].terminate()
 
     async def _connect(self) -> HostConnection:
-        return await self._hosts.connect(SETTINGS)
+        return await self._hosts.connect(self._settings)
 
     async def _connect_hot(self) -> HostConnection:
-        return await self._hosts.connect(SETTINGS | HOT_SETTINGS)
+        return await self._hosts.connect(self._settings | HOT_SETTINGS)
 
     def _refuse_former_host(self, connection: Any, _record: object, _proxy: object) -> None:
         """Makes the pool replace a connection to a host that was the primary before a fail-over."""

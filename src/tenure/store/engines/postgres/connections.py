@@ -58,6 +58,7 @@ SETTINGS = {
     # Otherwise a generic plan made for old windows would also be used for the newest ones.
     "plan_cache_mode": "force_custom_plan",
 }
+READ_ONLY = {"default_transaction_read_only": "on"}
 TRANSACTION_TIMEOUT = "2000ms"
 """Ends a transaction if the client's last message never arrives. The other timeouts do not cover that case."""
 TRANSACTION_TIMEOUT_SINCE = 17

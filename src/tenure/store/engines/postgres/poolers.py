@@ -16,8 +16,6 @@ import asyncio
 
 import asyncpg
 
-from tenure.errors import ConfigurationError
-
 ROUNDS = 3
 ANSWER_SECONDS = 1.0
 BACKEND = "SELECT pg_backend_pid()"
@@ -30,15 +28,19 @@ STATEMENT_MODE = "statement pooling"
 """PgBouncer says so when it closes a connection that begins a transaction in statement mode."""
 
 
-async def refuse_shared_backends(first: asyncpg.Connection, second: asyncpg.Connection) -> None:
-    """Raises `ConfigurationError` if the two connections share backends."""
+REFUSAL = (
+    "database: a connection pooler gives each transaction another connection (transaction mode). Tenure needs "
+    "sessions: set the pooler to session mode (PgBouncer: pool_mode = session), or connect to PostgreSQL directly; see "
+    "docs/operating.md#connection-poolers"
+)
+
+
+async def share_backends(first: asyncpg.Connection, second: asyncpg.Connection) -> bool:
+    """Returns whether a pooler gives the two connections the same backends."""
     for _ in range(ROUNDS):
         if await _is_shared(first, second):
-            raise ConfigurationError(
-                "database: a connection pooler gives each transaction another connection (transaction mode). Tenure "
-                "needs sessions: set the pooler to session mode (PgBouncer: pool_mode = session), or connect to "
-                "PostgreSQL directly; see docs/operating.md#connection-poolers"
-            )
+            return True
+    return False
 
 
 async def _is_shared(first: asyncpg.Connection, second: asyncpg.Connection) -> bool:

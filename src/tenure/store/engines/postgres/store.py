@@ -17,6 +17,7 @@ from tenure.clock import MICROSECOND, from_microseconds
 from tenure.domain.alerts import CONDITIONS_MAX, AlertChanges, Condition
 from tenure.domain.audit_log import Actor, AuditDraft
 from tenure.domain.capacities import Capacity, Seats
+from tenure.domain.doctor import FileFacts, PoolerMode, ServerFacts, TableChurn
 from tenure.domain.events import EventSubscription, NewEventBatch, types_text
 from tenure.domain.jobs import BeginRunResult, Board, Job, JobCommand, JobSettings, Pruned, RunOutcome
 from tenure.domain.keys import (
@@ -71,7 +72,7 @@ from tenure.ids import id_of_number, new_id
 from tenure.store import migrate
 from tenure.store.contract import Topic
 from tenure.store.contract.sessions import OpenLane
-from tenure.store.engines.postgres import rows, statements
+from tenure.store.engines.postgres import doctor, rows, statements
 from tenure.store.engines.postgres.client import PostgresClient
 from tenure.store.engines.postgres.connections import set_timeouts
 from tenure.store.limits import (
@@ -451,6 +452,18 @@ class PostgresStore(PostgresClient, SharedReads):
             submissions.contract_text(batch.contract),
         )
         return bool(record[0])
+
+    async def read_server(self) -> ServerFacts:
+        return await self._read(doctor.read_server)
+
+    async def read_churn(self) -> Sequence[TableChurn]:
+        return await self._read(doctor.read_churn)
+
+    async def detect_pooler(self) -> PoolerMode:
+        return PoolerMode.TRANSACTION if await self._detect_pooler(doctor.POOLER_SECONDS) else PoolerMode.NONE
+
+    def describe_file(self) -> FileFacts | None:
+        return None
 
     async def migrate(self) -> Sequence[str]:
         def upgrade(connection: Connection) -> Sequence[str]:

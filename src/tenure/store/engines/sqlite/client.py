@@ -61,12 +61,15 @@ class SqliteClient:
         readers: int,
         clock: Callable[[], int] = wall_microseconds,
         telemetry: Telemetry | None = None,
+        *,
+        read_only: bool = False,
     ) -> None:
+        """With `read_only`, SQLite refuses every write, and no file is created beside the database."""
         if not url.database or url.database == ":memory:":
             raise ConfigurationError("database: must name a file, as sqlite:///tenure.db does")
         sys.setswitchinterval(SWITCH_SECONDS)
         limit_arenas()
-        file = DatabaseFile(url.database)
+        file = self._file = DatabaseFile(url.database, read_only=read_only)
         readers = min(readers, READERS_MAX)
         self._writer = Connections(file, clock, "writer", 1, WRITER_CACHE_KIB)
         self._lease_writer = Connections(file, clock, "leases", 1, LEASES_CACHE_KIB)

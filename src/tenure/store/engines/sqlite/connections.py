@@ -22,6 +22,7 @@ import ctypes
 import os
 import secrets
 import sqlite3
+import stat
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -35,6 +36,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import QueuePool
 
 from tenure.clock import monotonic, pause
+from tenure.domain.doctor import FileFacts
 from tenure.domain.meter import usage_of
 from tenure.domain.session_tokens import SECRET_BYTES
 from tenure.errors import ConfigurationError
@@ -49,6 +51,7 @@ WRITER_CACHE_KIB = 16_000
 LEASES_CACHE_KIB = 1_000
 READER_CACHE_KIB = 2_000
 CACHES_KIB_MAX = WRITER_CACHE_KIB + LEASES_CACHE_KIB + READERS_MAX * READER_CACHE_KIB
+WAL_ENDINGS = ("-wal", "-shm")
 FILE_MODE = 0o600
 """The file contains personal data. SQLite gives the WAL and its index the mode of the file."""
 BUSY_SECONDS = 1.2
@@ -75,25 +78,26 @@ def limit_arenas() -> None:
 
 
 class DatabaseFile:
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, read_only: bool = False) -> None:
         self._path = str(Path(name).absolute())
+        self._read_only = read_only
         self._opened: tuple[int, int] | None = None
 
     def open(self) -> sqlite3.Connection:
-        if self._opened is None:
-            self._create()
-        else:
+        if self._opened is not None:
             self.check()
+        elif not self._read_only:
+            self._create()
         connection = sqlite3.connect(
             # SQLite must not create a file: it would be readable for others, or replace one that was moved away.
-            f"{Path(self._path).as_uri()}?mode=rw",
+            f"{Path(self._path).as_uri()}?{self._access()}",
             uri=True,
             timeout=POLL_SECONDS,
             check_same_thread=False,
             isolation_level=None,
         )
         try:
-            self._use_wal(connection)
+            self._use(connection)
             self._opened = self._opened or self._identity()
             self.check()
         except BaseException:
@@ -101,12 +105,36 @@ class DatabaseFile:
             raise
         return connection
 
+    def describe(self) -> FileFacts:
+        """Looks at the file and the disk without opening the file."""
+        path = Path(self._path)
+        disk = os.statvfs(path if path.exists() else _existing_folder(path))
+        beside = [path, *(path.with_name(path.name + ending) for ending in WAL_ENDINGS)]
+        return FileFacts(
+            path=self._path,
+            exists=path.is_file(),
+            modes={str(each): stat.S_IMODE(each.stat().st_mode) for each in beside if each.is_file()},
+            writable=os.access(path.parent, os.W_OK) and (not path.exists() or os.access(path, os.W_OK)),
+            disk_read_only=bool(disk.f_flag & os.ST_RDONLY),
+            free_bytes=disk.f_bavail * disk.f_frsize,
+        )
+
     def check(self) -> None:
         """Raises `FileMoved` if the name leads to another file than the one that was opened first, or to none."""
         if self._opened is not None and self._identity() != self._opened:
             raise FileMoved(
                 f"{self._path} was deleted, renamed or replaced; put the same file back, or restart the instance"
             )
+
+    def _access(self) -> str:
+        """The parameters of the URI.
+
+        A reader of a file without a WAL would create one, and leave it there. Such a file is open in no other process,
+        so it can be read as if it never changed.
+        """
+        if not self._read_only:
+            return "mode=rw"
+        return "mode=ro" if Path(f"{self._path}-wal").exists() else "mode=ro&immutable=1"
 
     def _create(self) -> None:
         """Creates the file if there is none. An existing file is not opened: closing it would drop SQLite's locks."""
@@ -121,13 +149,17 @@ class DatabaseFile:
             return None
         return status.st_dev, status.st_ino
 
-    def _use_wal(self, connection: sqlite3.Connection) -> None:
+    def _use(self, connection: sqlite3.Connection) -> None:
         try:
-            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA schema_version" if self._read_only else "PRAGMA journal_mode = WAL")
         except sqlite3.DatabaseError as error:
             if error.sqlite_errorcode != sqlite3.SQLITE_NOTADB:
                 raise
             raise ConfigurationError(f"database: {self._path} is not an SQLite database") from error
+
+
+def _existing_folder(path: Path) -> Path:
+    return next(folder for folder in path.parents if folder.exists())
 
 
 class Connections:

@@ -9,6 +9,7 @@ from sqlalchemy import Connection
 from tenure.domain.alerts import AlertChanges, Condition
 from tenure.domain.audit_log import Actor, AuditDraft
 from tenure.domain.capacities import Capacity, Seats
+from tenure.domain.doctor import FileFacts, PoolerMode, ServerFacts, TableChurn
 from tenure.domain.events import EventSubscription, NewEventBatch
 from tenure.domain.jobs import BeginRunResult, Job, JobCommand, JobSettings, Pruned, RunOutcome
 from tenure.domain.keys import CreateKeyResult, NewKey, StoredKey
@@ -54,6 +55,7 @@ from tenure.store.engines.sqlite import (
 )
 from tenure.store.engines.sqlite.client import SqliteClient
 from tenure.store.engines.sqlite.connections import immediate
+from tenure.store.reads.sessions import read_now
 from tenure.store.reads.shared import SharedReads
 
 T = TypeVar("T")
@@ -240,6 +242,19 @@ class SqliteStore(SqliteClient, SharedReads):
         return await self._write_by_plain_clock(
             lambda connection, now: events.save_event_batch(connection, now, fence, batch)
         )
+
+    async def read_server(self) -> ServerFacts:
+        return ServerFacts(now=await self._read(read_now))
+
+    async def read_churn(self) -> Sequence[TableChurn]:
+        """SQLite keeps no statistics."""
+        return []
+
+    async def detect_pooler(self) -> PoolerMode:
+        return PoolerMode.NONE
+
+    def describe_file(self) -> FileFacts | None:
+        return self._file.describe()
 
     async def _write_by_plain_clock(self, work: Callable[[Connection, datetime], T]) -> T:
         """Uses the plain clock, which may return an instant before the last cut.

@@ -5,9 +5,10 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Connection, Select, String, bindparam, cast, func, select
+from sqlalchemy import ColumnElement, Connection, Select, String, bindparam, cast, func, select, text
 
 from tenure.clock import to_microseconds
+from tenure.domain.doctor import ReadOnly, ServerFacts
 from tenure.domain.submissions import Change, PendingEntry, PendingPage, Submission, SubmissionFilter, SubmissionState
 from tenure.domain.usage import ChunkDelivery, Overlap
 from tenure.ids import number_of_id
@@ -32,6 +33,21 @@ def id_order(session_id: str) -> bytes:
     """Sorts as SQL Server sorts ids: the last six bytes count first, then each earlier group."""
     value = UUID(session_id).bytes
     return value[10:] + value[8:10] + value[7:5:-1] + value[5:3:-1] + value[3::-1]
+
+
+SERVER = text(
+    "SELECT CAST(@@MAX_CONNECTIONS AS int), CAST(DATABASEPROPERTYEX(DB_NAME(), 'Updateability') AS nvarchar(20))"
+)
+"""Which connections are open is visible only to logins with VIEW SERVER STATE, so it is not read."""
+
+
+def read_server(connection: Connection) -> ServerFacts:
+    connections_max, updateability = connection.execute(SERVER).one()
+    return ServerFacts(
+        now=read_now(connection),
+        connections_max=connections_max,
+        read_only=ReadOnly.DATABASE if updateability == "READ_ONLY" else None,
+    )
 
 
 def list_pending(connection: Connection, after: Change | None, limit: int) -> PendingPage:

@@ -122,6 +122,7 @@ from tenure.clock import MICROSECOND
 from tenure.domain.alerts import AlertChanges, Condition
 from tenure.domain.audit_log import Actor, AuditDraft
 from tenure.domain.capacities import Capacity, Seats
+from tenure.domain.doctor import FileFacts, PoolerMode, ServerFacts, TableChurn
 from tenure.domain.events import (
     EventFilter,
     EventPage,
@@ -431,6 +432,19 @@ class SqlServerStore(SqlServerClient, SharedReads):
     async def save_event_batch(self, fence: Fence, batch: NewEventBatch) -> bool:
         (row,) = await self._call(calls.SAVE_EVENT_BATCH, **asdict(fence), request=rows.event_batch_text(batch))
         return bool(row.saved)
+
+    async def read_server(self) -> ServerFacts:
+        return await self._read(reads.read_server)
+
+    async def read_churn(self) -> Sequence[TableChurn]:
+        """SQL Server cleans up old row versions by itself."""
+        return []
+
+    async def detect_pooler(self) -> PoolerMode:
+        return PoolerMode.NONE
+
+    def describe_file(self) -> FileFacts | None:
+        return None
 
     async def migrate(self) -> Sequence[str]:
         return await self._retries.run(self._migrate_in_turn, MIGRATION_SECONDS)

@@ -1,0 +1,123 @@
+"""Checks of the instances: whether they run, lead and finish their jobs, and the conditions of alerts."""
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+from tenure.clock import MICROSECOND
+from tenure.doctor.findings import Code, Finding, Severity, broken, warning
+from tenure.doctor.patient import Patient
+from tenure.domain.alerts import AlertName, Condition, conditions_of
+from tenure.domain.jobs import Job
+from tenure.domain.leases import JOB_LOCK
+
+OVERDUE = timedelta(minutes=1)
+"""How much later than its interval and its lock timeout allow a job may run."""
+PRUNE = "prune"
+PRUNE_QUIET = timedelta(days=1)
+
+
+async def check_running(patient: Patient) -> Sequence[Finding]:
+    if await patient.is_running():
+        return []
+    seen = "no instance holds a lease: no session lapses on record, and no usage is sent"
+    return [warning(Code.NOT_RUNNING, seen, patient.command("serve"))]
+
+
+async def check_leases(patient: Patient) -> Sequence[Finding]:
+    if not await patient.is_running():
+        return []
+    now = await patient.now()
+    timing = patient.settings.leases
+    patience = timedelta(seconds=timing.duration_seconds + timing.acquire_seconds)
+    leases = {lease.name: lease for lease in await patient.leases()}
+    findings = []
+    for name in patient.lease_names:
+        lease = leases.get(name)
+        if lease is not None and (lease.held or now - lease.expires_at < patience):
+            continue
+        since = "so far" if lease is None else f"since {_time(lease.expires_at)}"
+        seen = f"instances run, but none has held lease {name} {since}"
+        findings.append(broken(Code.LEASE_UNHELD, seen, patient.command("serve"), name))
+    return findings
+
+
+async def check_jobs(patient: Patient) -> Sequence[Finding]:
+    now, running = await patient.now(), await patient.is_running()
+    findings: list[Finding] = []
+    for job in await patient.jobs():
+        if job.paused:
+            findings.append(
+                warning(Code.JOB_PAUSED, f"job {job.name} is paused", f"tenure jobs resume {job.name}", job.name)
+            )
+        elif running and _is_overdue(job, now):
+            seen = f"job {job.name} was due at {_time(job.next_run_at)}"
+            findings.append(broken(Code.JOB_OVERDUE, seen, f"tenure jobs run {job.name}", job.name))
+    return findings
+
+
+def _is_overdue(job: Job, now: datetime) -> bool:
+    # A failing job is retried after its tick; the condition `job-failing` is about that.
+    allowed = (job.interval_microseconds + job.lock_timeout_microseconds) * MICROSECOND + OVERDUE
+    return job.failures_in_a_row == 0 and now - job.next_run_at > allowed
+
+
+async def check_pruning(patient: Patient) -> Sequence[Finding]:
+    """Without `prune`, the audit log, closed sessions, runs and deliveries are kept for ever."""
+    job = next((job for job in await patient.jobs() if job.name == PRUNE), None)
+    if job is None:
+        return []
+    interval = job.interval_microseconds * MICROSECOND
+    since = job.last_success_at or job.last_start_at or job.next_run_at
+    quiet = await patient.now() - since
+    if quiet <= PRUNE_QUIET + interval:
+        return []
+    seen = f"old rows, of the audit log too, were last deleted {quiet.days} days ago"
+    return [warning(Code.PRUNE_NOT_RUNNING, seen, "tenure jobs resume prune && tenure jobs run prune", PRUNE)]
+
+
+async def check_conditions(patient: Patient) -> Sequence[Finding]:
+    """Derives what the job `watch` would raise. So it is found even if `watch` does not run."""
+    observed = await patient.store.read_observations(patient.lease_names)
+    running = await patient.is_running()
+    return [
+        _finding(condition)
+        for condition in conditions_of(observed)
+        # While no instance runs, usage lags; `not-running` is the cause.
+        if running or condition.alert is not AlertName.USAGE_LAGGING
+    ]
+
+
+_BROKEN = (
+    AlertName.JOB_FAILING,
+    AlertName.USAGE_FAILING,
+    AlertName.USAGE_LAGGING,
+    AlertName.CHUNK_WITHHELD,
+    AlertName.CLOCK_BEHIND,
+)
+_PENDING = "tenure submissions list --gateway usages --state pending"
+_MEND = {
+    AlertName.JOB_LOCK_HELD: "tenure jobs runs {job}",
+    AlertName.JOB_FAILING: "tenure jobs runs {job}",
+    AlertName.LOCK_RECLAIMED: "tenure leases history {subject}",
+    AlertName.LEADERSHIP_FLAPPING: "tenure leases history {subject}",
+    AlertName.USAGE_FAILING: _PENDING,
+    AlertName.USAGE_LAGGING: _PENDING,
+    AlertName.CHUNK_WITHHELD: "tenure audit",
+    AlertName.LAPSES_EXCEED_OPENINGS: "tenure sessions list --close-reason LEASE_EXPIRED",
+    AlertName.CLOCK_BEHIND: "chronyc makestep",
+}
+
+
+def _finding(condition: Condition) -> Finding:
+    subject = condition.subject or ""
+    return Finding(
+        code=Code(condition.alert.value),
+        severity=Severity.BROKEN if condition.alert in _BROKEN else Severity.WARNING,
+        subject=condition.subject,
+        seen=condition.detail,
+        mend=_MEND[condition.alert].format(subject=subject, job=subject.removeprefix(JOB_LOCK)),
+    )
+
+
+def _time(instant: datetime) -> str:
+    return instant.strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -1,0 +1,88 @@
+"""The installation that is examined: its settings, a store that cannot write, and how to name it in a command."""
+
+import shlex
+from collections.abc import Sequence
+from datetime import datetime
+
+from tenure.config import Config
+from tenure.config.urls import HIDDEN, without_password
+from tenure.domain.jobs import Job
+from tenure.domain.keys import StoredKey
+from tenure.domain.leases import Lease
+from tenure.events.delivery import EVENTS_LEASE
+from tenure.store.contract import Store
+from tenure.submissions.executor import LEASE as EXECUTOR_LEASE
+
+PAGE = 500
+PAGES_MAX = 20
+"""The most pages that are read of jobs, leases and keys."""
+
+
+def named_database(url: str) -> str:
+    """Remove the password, so that a command line with the URL is valid and shows none."""
+    return without_password(url).replace(f":{HIDDEN}@", "@")
+
+
+class Patient:
+    def __init__(self, settings: Config, store: Store, flags: Sequence[str] = ()) -> None:
+        """`flags` are those that the operator gave to the doctor, so that a command names the same installation."""
+        self.settings = settings
+        self.store = store
+        self._flags = flags
+
+    @property
+    def database(self) -> str:
+        """The URL of the database without its password, for messages and commands."""
+        return named_database(self.settings.database)
+
+    def command(self, words: str) -> str:
+        """Return a command of Tenure that works on the database of this installation."""
+        return " ".join(["tenure", words, *map(shlex.quote, self._flags)])
+
+    def psql(self, statement: str) -> str:
+        """Return a command that executes a statement in the database of this installation."""
+        return f"psql {shlex.quote(self.database)} -c {shlex.quote(statement)}"
+
+    async def jobs(self) -> Sequence[Job]:
+        found: list[Job] = []
+        for _ in range(PAGES_MAX):
+            page = await self.store.list_jobs(found[-1].name if found else None, PAGE)
+            found += page
+            if len(page) < PAGE:
+                break
+        return found
+
+    async def leases(self) -> Sequence[Lease]:
+        found: list[Lease] = []
+        for _ in range(PAGES_MAX):
+            page = await self.store.list_leases(found[-1].name if found else None, PAGE)
+            found += page
+            if len(page) < PAGE:
+                break
+        return found
+
+    async def keys(self) -> Sequence[StoredKey]:
+        found: list[StoredKey] = []
+        for _ in range(PAGES_MAX):
+            page = await self.store.list_keys(None, found[-1].public_id if found else None, PAGE)
+            found += page
+            if len(page) < PAGE:
+                break
+        return found
+
+    async def now(self) -> datetime:
+        return (await self.store.read_keys_version()).now
+
+    async def is_running(self) -> bool:
+        """Return whether an instance holds any lease. An instance that runs leads or waits for one that does."""
+        return any(lease.held for lease in await self.leases())
+
+    async def instance_count(self) -> int:
+        """Return how many instances there are, each with a pool of its own."""
+        return self.settings.workers
+
+    @property
+    def lease_names(self) -> Sequence[str]:
+        """The leases that one of the instances should hold with these settings."""
+        sends_events = any(gateway.events for gateway in self.settings.gateways.values())
+        return [EXECUTOR_LEASE, *([EVENTS_LEASE] if sends_events else [])]

@@ -1,0 +1,65 @@
+"""What `tenure doctor` reads about the database itself: its server, its tables, its file, and a pooler in between."""
+
+from datetime import datetime
+from enum import StrEnum
+
+import msgspec
+
+
+class ReadOnly(StrEnum):
+    """Why a server refuses writes."""
+
+    STANDBY = "the server is a standby"
+    SETTING = "default_transaction_read_only is on"
+    DATABASE = "the database is read only"
+
+
+class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
+    now: datetime
+    """The time of the database's clock."""
+    connections_max: int | None = None
+    """How many connections the instances of Tenure may open together; None if the engine has no such limit."""
+    connections_used: int | None = None
+    """How many connections are open now, of all programs; None if it is unknown."""
+    read_only: ReadOnly | None = None
+    """None if the server accepts writes."""
+
+
+class TableChurn(msgspec.Struct, frozen=True, kw_only=True):
+    """What the server has counted about the rows of a table since its statistics were last reset."""
+
+    table: str
+    live_rows: int
+    dead_rows: int
+    inserts: int
+    updates: int
+    hot_updates: int
+    """Updates that changed no index, and so left nothing to clean up but the old row itself."""
+
+
+class PoolerMode(StrEnum):
+    NONE = "none"
+    """Each connection has a backend of its own, also behind a pooler in session mode."""
+    TRANSACTION = "transaction"
+    """The transactions of one connection run on different backends."""
+
+
+class UnsentUsage(msgspec.Struct, frozen=True):
+    """Divided windows with usage that were cut without a gateway, and that were not sent since."""
+
+    windows: int
+    from_at: datetime | None
+    """The start of the oldest of them."""
+
+
+class FileFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """The file of a database that is a file."""
+
+    path: str
+    exists: bool
+    modes: dict[str, int] = {}
+    """The permission bits of the file, and of the files beside it that belong to it, by path."""
+    writable: bool = True
+    """Whether this user may write the file and its folder."""
+    disk_read_only: bool = False
+    free_bytes: int = 0

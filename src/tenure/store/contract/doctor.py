@@ -1,0 +1,23 @@
+"""What `tenure doctor` reads about the database itself. None of these methods changes anything."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from tenure.domain.doctor import FileFacts, PoolerMode, ServerFacts, TableChurn, UnsentUsage
+
+
+class DoctorStore(Protocol):
+    async def read_server(self) -> ServerFacts:
+        """Reads the clock and the limits of the server."""
+
+    async def read_churn(self) -> Sequence[TableChurn]:
+        """Returns the statistics of each table by name. Empty if the engine keeps none."""
+
+    async def detect_pooler(self) -> PoolerMode:
+        """Opens two connections of its own, and compares which backends serve them."""
+
+    async def find_unsent_usage(self) -> UnsentUsage:
+        """Counts the windows with usage that were never sent, as `list_unsent_windows` selects them."""
+
+    def describe_file(self) -> FileFacts | None:
+        """Looks at the file of the database without opening it. None if the database is not a file."""

@@ -1,0 +1,544 @@
+"""`tenure doctor`: one line if all is well, and a finding with its code for every planted trouble."""
+
+import asyncio
+import json
+import re
+import shutil
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import pytest
+from sqlalchemy import Connection, update
+
+from tenure.clock import from_microseconds, wall_microseconds
+from tenure.config import JOBS
+from tenure.doctor import access, examine
+from tenure.doctor import database as database_checks
+from tenure.doctor.findings import Code
+from tenure.domain.jobs import JobCommand, JobSettings
+from tenure.domain.submissions import NOT_SENT, SubmissionState
+from tenure.store.engines.sqlite.connections import DatabaseFile
+from tenure.store.tables import metadata
+from tests.cli.conftest import Result, Tenure
+from tests.support.audit_log import ACTOR
+from tests.support.databases import Database
+from tests.support.instances import RunningInstance
+from tests.support.keys import create_key
+from tests.support.leases import acquire_free_lease, all_tables, begin_due_run, insert_row
+from tests.support.open_requests import SECOND
+from tests.support.submissions import accept, create_in_state
+from tests.support.usage import CONTRACT, insert_sessions, rules, session_between
+
+ROOT = Path(__file__).parents[2]
+MINUTES = timedelta(minutes=1)
+DAYS = timedelta(days=1)
+LOCK_TIMEOUT = 120 * SECOND
+EXECUTOR = "submission-executor"
+BOTH = ("sqlite", "postgresql")
+
+
+def now() -> datetime:
+    return from_microseconds(wall_microseconds())
+
+
+# A gateway that answers, and says what time it is.
+
+
+class Gateway:
+    def __init__(self) -> None:
+        self.clock_offset = timedelta(0)
+        self.silent = False
+        self.requests: list[bytes] = []
+
+    async def start(self) -> str:
+        self._server = await asyncio.start_server(self._answer, "127.0.0.1", 0)
+        return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/usages/secret-token"
+
+    def stop(self) -> None:
+        self._server.close()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with closing(writer), suppress(OSError):
+            self.requests.append(await reader.readuntil(b"\r\n\r\n"))
+            if self.silent:
+                await reader.read()  # until the doctor has closed the connection
+                return
+            date = format_datetime((datetime.now(UTC) + self.clock_offset).replace(microsecond=0), usegmt=True)
+            writer.write(f"HTTP/1.1 405 No\r\nDate: {date}\r\nContent-Length: 0\r\n\r\n".encode())
+
+
+@pytest.fixture
+async def gateway() -> AsyncIterator[Gateway]:
+    gateway = Gateway()
+    gateway.url = await gateway.start()  # type: ignore[attr-defined]
+    yield gateway
+    gateway.stop()
+
+
+class Case(NamedTuple):
+    """An installation in which all is well, until a test plants a trouble."""
+
+    database: Database
+    gateway: Gateway
+    folder: Path
+    monkeypatch: pytest.MonkeyPatch
+    tenure: Tenure
+
+    def configure(self, text: str = "", *, gateways: bool = True) -> None:
+        section = f'\n[gateways.usages]\nurl = "{self.gateway.url}"\n' if gateways else ""  # type: ignore[attr-defined]
+        (self.folder / "tenure.toml").write_text(f"{text}\n{section}")
+
+    async def update(self, table_name: str, only: Mapping[str, Any] | None = None, **values: Any) -> None:
+        """Changes rows without the store."""
+        table = metadata.tables[table_name]
+        statement = update(table).values(**values)
+        for name, value in (only or {}).items():
+            statement = statement.where(table.c[name] == value)
+
+        def write(connection: Connection) -> None:
+            connection.execute(statement)
+            connection.commit()
+
+        await self.database.run_sync(write)
+
+    async def doctor(self, *flags: str, database: str | None = None) -> Result:
+        arguments = ["doctor", "--database", database or self.database.url, *flags]
+        return await asyncio.to_thread(self.tenure, *arguments)
+
+    async def report(self, **given: Any) -> dict[str, Any]:
+        result = await self.doctor("--json", **given)
+        report: dict[str, Any] = json.loads(result.out)
+        assert result.code == {"fine": 0, "broken": 1, "warnings": 3}[report["status"]]
+        return report
+
+
+async def make_healthy(database: Database) -> None:
+    """Writes what a running instance writes: its jobs, its lease and a recent cut."""
+    store = database.store
+    jobs = [JobSettings(name, round(seconds * SECOND), LOCK_TIMEOUT) for name, seconds in JOBS.items()]
+    await store.register_jobs(jobs)
+    await acquire_free_lease(store, EXECUTOR, "one", 3600 * SECOND)
+
+
+@pytest.fixture
+async def case(
+    database: Database, gateway: Gateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tenure: Tenure
+) -> Case:
+    made = Case(database, gateway, tmp_path, monkeypatch, tenure)
+    made.configure()
+    await make_healthy(database)
+    await made.update("installation", last_cut_at=now())
+    if (file := database.store.describe_file()) is not None:
+        make_private(*file.modes)
+    return made
+
+
+def make_private(*paths: str) -> None:
+    for path in paths:
+        Path(path).chmod(0o600)
+
+
+def codes(report: Mapping[str, Any]) -> list[str]:
+    return [finding["code"] for finding in report["findings"]]
+
+
+async def test_healthy_installation_gets_one_line(case: Case) -> None:
+    before = await all_tables(case.database)
+    result = await case.doctor()
+    assert (result.code, result.err) == (0, "")
+    assert re.fullmatch(r"fine: \d+ checks, nothing found\n", result.out)
+    assert await all_tables(case.database) == before
+    # One request without a body to the gateway, which is no delivery.
+    (request,) = case.gateway.requests
+    assert request.startswith(b"OPTIONS /usages/secret-token HTTP/1.1\r\n")
+    report = await case.report()
+    assert report["findings"] == []
+    assert {check["outcome"] for check in report["checks"]} == {"passed"}
+
+
+@pytest.mark.slow
+async def test_healthy_installation_gets_one_line_while_service_runs_and_one_finding_when_it_has_stopped(
+    database: Database,
+    start: Callable[..., RunningInstance],
+    gateway: Gateway,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tenure: Tenure,
+) -> None:
+    made = Case(database, gateway, tmp_path, monkeypatch, tenure)
+    made.configure()
+    if (file := database.store.describe_file()) is not None:
+        make_private(file.path)
+    await made.update("installation", last_cut_at=now())
+    instance = start(database.url)
+    await asyncio.to_thread(instance.wait_until_ready)
+    deadline = asyncio.get_running_loop().time() + 20
+    while not any(lease.held and lease.name == EXECUTOR for lease in await database.store.list_leases(None, 9)):
+        assert asyncio.get_running_loop().time() < deadline
+        await asyncio.sleep(0.05)
+    result = await made.doctor()
+    assert (result.code, result.out.count("\n")) == (0, 1), result.out
+    await asyncio.to_thread(instance.stop)
+    assert codes(await made.report()) == ["not-running"]
+
+
+def test_doctor_leaves_no_file_beside_sqlite_database_and_changes_no_byte(
+    sqlite_template: Path, tmp_path: Path, tenure: Tenure
+) -> None:
+    path = tmp_path / "tenure.db"
+    shutil.copyfile(sqlite_template, path)
+    path.chmod(0o600)
+    content = path.read_bytes()
+    assert tenure("doctor", "--database", f"sqlite:///{path}").code == 3
+    assert (path.read_bytes(), list(tmp_path.iterdir())) == (content, [path])
+
+
+# The troubles. Each function plants one.
+
+Plant = Callable[[Case], Awaitable[dict[str, Any] | None]]
+TROUBLES: dict[Code, tuple[Sequence[str], Plant]] = {}
+
+
+def plants(code: Code, *engines: str) -> Callable[[Plant], Plant]:
+    """Registers a function that plants the trouble with this code, on these engines, or on both."""
+
+    def register(plant: Plant) -> Plant:
+        assert code not in TROUBLES
+        TROUBLES[code] = (engines or BOTH, plant)
+        return plant
+
+    return register
+
+
+@plants(Code.DATABASE_MISSING, "sqlite")
+async def _(case: Case) -> dict[str, Any]:
+    return {"database": f"sqlite:///{case.folder / 'other.db'}"}
+
+
+@plants(Code.DATABASE_UNREACHABLE)
+async def _(case: Case) -> dict[str, Any]:
+    if case.database.engine == "postgresql":
+        return {"database": "postgresql://user:hunter2@127.0.0.1:1/tenure"}
+    (case.folder / "text.db").write_text("this is no database, " * 99)
+    (case.folder / "text.db").chmod(0o600)
+    return {"database": f"sqlite:///{case.folder / 'text.db'}"}
+
+
+@plants(Code.DATABASE_READ_ONLY, "postgresql")
+async def _(case: Case) -> None:
+    name = case.database.url.partition("@/")[2].partition("?")[0]
+    await case.database.execute(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
+
+
+@plants(Code.FILE_PERMISSIONS, "sqlite")
+async def _(case: Case) -> None:
+    (case.folder / "tenure.db").chmod(0o640)
+
+
+def pretend(case: Case, **values: Any) -> None:
+    """A test that runs as root may write everything, and has no disk to fill."""
+    describe = DatabaseFile.describe
+
+    def described(file: DatabaseFile) -> Any:
+        return msgspec.structs.replace(describe(file), **values)
+
+    case.monkeypatch.setattr(DatabaseFile, "describe", described)
+
+
+@plants(Code.FILE_NOT_WRITABLE, "sqlite")
+async def _(case: Case) -> None:
+    pretend(case, writable=False)
+
+
+@plants(Code.DISK_READ_ONLY, "sqlite")
+async def _(case: Case) -> None:
+    pretend(case, disk_read_only=True)
+
+
+@plants(Code.DISK_FULL, "sqlite")
+async def _(case: Case) -> None:
+    pretend(case, free_bytes=5 << 20)
+
+
+@plants(Code.SCHEMA_MISSING)
+async def _(case: Case) -> None:
+    await case.database.execute("DROP TABLE tenure_schema")
+
+
+@plants(Code.SCHEMA_OLD)
+async def _(case: Case) -> None:
+    await case.database.execute("UPDATE tenure_schema SET version_num = '0000'")
+
+
+@plants(Code.SCHEMA_NEW)
+async def _(case: Case) -> None:
+    await case.database.execute("UPDATE tenure_schema SET version_num = '9000'")
+
+
+@plants(Code.CLOCK_DIFFERS, "postgresql")
+async def _(case: Case) -> None:
+    await case.database.clock.set(now() + timedelta(seconds=20))
+
+
+@plants(Code.POOL_TOO_LARGE, "postgresql")
+async def _(case: Case) -> None:
+    case.configure("workers = 8\npool_size = 100\n")
+
+
+@plants(Code.CONNECTIONS_SCARCE, "postgresql")
+async def _(case: Case) -> None:
+    case.monkeypatch.setattr(database_checks, "SCARCE_SHARE", 0.001)
+
+
+@plants(Code.TABLE_BLOATED, "postgresql")
+async def _(case: Case) -> None:
+    case.monkeypatch.setattr(database_checks, "DEAD_ROWS_MIN", 100)
+    await fill_audit_log(case, 300)
+    await case.database.execute("DELETE FROM audit_log")
+    await case.database.execute("SELECT pg_stat_force_next_flush()")
+
+
+@plants(Code.HOT_UPDATES_RARE, "postgresql")
+async def _(case: Case) -> None:
+    case.monkeypatch.setattr(database_checks, "UPDATES_MIN", 100)
+    await fill_audit_log(case, 10)
+    for _ in range(30):
+        await case.database.execute("UPDATE audit_log SET at = at + interval '1 second'")
+    await case.database.execute("SELECT pg_stat_force_next_flush()")
+
+
+async def fill_audit_log(case: Case, count: int) -> None:
+    await case.database.execute("ALTER TABLE audit_log SET (autovacuum_enabled = off)")
+    await case.database.execute(
+        "INSERT INTO audit_log (entry_id, at, subject, name, action, target) "
+        f"SELECT gen_random_uuid(), now(), 'a', 'a', 'key.create', 'x' FROM generate_series(1, {count})"
+    )
+
+
+@plants(Code.NOT_RUNNING)
+async def _(case: Case) -> None:
+    await case.update("leases", released=True)
+
+
+@plants(Code.LEASE_UNHELD)
+async def _(case: Case) -> None:
+    url = case.gateway.url  # type: ignore[attr-defined]
+    case.configure(f'[gateways.crm]\nurl = "{url}"\nevents = ["session.closed"]\n')
+
+
+@plants(Code.JOB_PAUSED)
+async def _(case: Case) -> None:
+    await case.database.store.command_job("emit-usage", JobCommand.PAUSE, ACTOR)
+
+
+@plants(Code.JOB_OVERDUE)
+async def _(case: Case) -> None:
+    await case.update("jobs", {"name": "expire-sessions"}, next_run_at=now() - 10 * MINUTES)
+
+
+@plants(Code.PRUNE_NOT_RUNNING)
+async def _(case: Case) -> None:
+    await case.update("jobs", {"name": "prune"}, last_success_at=now() - 3 * DAYS)
+
+
+@plants(Code.JOB_FAILING)
+async def _(case: Case) -> None:
+    await case.update("jobs", {"name": "prune"}, failures_in_a_row=3, last_error="disk full")
+
+
+@plants(Code.JOB_LOCK_HELD)
+async def _(case: Case) -> None:
+    await case.update("jobs", {"name": "prune"}, next_run_at=now() - MINUTES)
+    await begin_due_run(case.database.store, "prune")
+    await case.update("leases", {"name": "job:prune"}, acquired_at=now() - 6 * MINUTES)
+
+
+@plants(Code.LOCK_RECLAIMED)
+async def _(case: Case) -> None:
+    await case.update("leases", {"name": EXECUTOR}, reclaimed_at=now() - MINUTES)
+
+
+@plants(Code.LEADERSHIP_FLAPPING)
+async def _(case: Case) -> None:
+    await case.update("leases", {"name": EXECUTOR}, epoch=9)
+    for epoch in range(2, 10):
+        await insert_row(case.database, "lease_history", name=EXECUTOR, epoch=epoch, holder="a", acquired_at=now())
+
+
+async def cut_a_window(case: Case, *, sent: bool = True) -> None:
+    """Cuts and divides a window with one session, and stops the clock of neither engine."""
+    at = now().replace(second=0, microsecond=0)
+    await case.update("installation", last_cut_at=at - 5 * MINUTES, usage_kept_from=at - 5 * MINUTES)
+    await insert_sessions(case.database, [session_between(at - 4 * MINUTES, at - 3 * MINUTES)])
+    await case.database.clock.release()
+    fence = await acquire_free_lease(case.database.store, "job:emit-usage", "one")
+    await case.database.store.cut_usage(fence, rules(contract=CONTRACT if sent else None), 50)
+    for undivided in await case.database.store.list_undivided_windows(99):
+        bounds = await case.database.store.divide_window(undivided.window, None, 9)
+        await case.database.store.save_chunks(fence, undivided.window.window_id, 1, bounds, complete=True)
+
+
+@plants(Code.USAGE_FAILING)
+async def _(case: Case) -> None:
+    await cut_a_window(case)
+    await case.update("submissions", failures=4, last_error="answered 500")
+
+
+@plants(Code.CHUNK_WITHHELD)
+async def _(case: Case) -> None:
+    await cut_a_window(case)
+    await case.update("submissions", last_error=f"{NOT_SENT}the sums differ")
+
+
+@plants(Code.USAGE_LAGGING)
+async def _(case: Case) -> None:
+    await case.update("installation", last_cut_at=now() - 20 * MINUTES)
+
+
+@plants(Code.LAPSES_EXCEED_OPENINGS)
+async def _(case: Case) -> None:
+    at = now()
+    lapsed = [session_between(at - 60 * MINUTES, at - MINUTES, close_reason="LEASE_EXPIRED") for _ in range(101)]
+    await insert_sessions(case.database, lapsed)
+
+
+@plants(Code.CLOCK_BEHIND)
+async def _(case: Case) -> None:
+    await case.update("installation", last_cut_at=now() + 5 * MINUTES)
+
+
+@plants(Code.NO_USAGE_GATEWAY)
+async def _(case: Case) -> None:
+    case.configure(gateways=False)
+
+
+@plants(Code.WINDOWS_UNSENT)
+async def _(case: Case) -> None:
+    await cut_a_window(case, sent=False)
+
+
+@plants(Code.SUBMISSIONS_FAILED)
+async def _(case: Case) -> None:
+    await create_in_state(case.database.store, SubmissionState.FAILED, gateway="usages")
+
+
+@plants(Code.SUBMISSIONS_STRANDED)
+async def _(case: Case) -> None:
+    await accept(case.database.store, gateway="forgotten")
+
+
+@plants(Code.GATEWAY_UNREACHABLE)
+async def _(case: Case) -> None:
+    case.gateway.stop()
+
+
+@plants(Code.GATEWAY_SILENT)
+async def _(case: Case) -> None:
+    case.gateway.silent = True
+    case.monkeypatch.setattr("tenure.doctor.deliveries.ANSWER_SECONDS", 0.1)
+
+
+@plants(Code.GATEWAY_CLOCK_DIFFERS)
+async def _(case: Case) -> None:
+    case.gateway.clock_offset = timedelta(minutes=-4)
+
+
+@plants(Code.NO_KEYS)
+async def _(case: Case) -> None:
+    case.configure('host = "0.0.0.0"\n')
+
+
+@plants(Code.KEY_UNUSED)
+async def _(case: Case) -> None:
+    await create_key(case.database.store, name="old", expires_at=now() + 300 * DAYS)
+    await case.update("keys", created_at=now() - access.UNUSED - DAYS)
+
+
+@plants(Code.KEY_WITHOUT_EXPIRY)
+async def _(case: Case) -> None:
+    await create_key(case.database.store, name="web")
+
+
+@plants(Code.KEY_EXPIRING)
+async def _(case: Case) -> None:
+    await create_key(case.database.store, name="web", expires_at=now() + 3 * DAYS)
+
+
+@plants(Code.CHECK_TIMED_OUT)
+async def _(case: Case) -> None:
+    async def hang(_: object) -> list[Any]:
+        await asyncio.sleep(60)
+        return []
+
+    case.monkeypatch.setattr(examine, "CHECK_SECONDS", 0.2)
+    case.monkeypatch.setitem(examine.ANYWAY, "gateways", hang)
+    # The command would end this process: a thread that hangs cannot be awaited.
+    case.monkeypatch.setattr(examine.Report, "is_hanging", False)
+
+
+@plants(Code.CHECK_FAILED)
+async def _(case: Case) -> None:
+    async def fail(_: object) -> list[Any]:
+        raise ValueError("a bug")
+
+    case.monkeypatch.setitem(examine.REST, "keys", fail)
+
+
+POOLER = {Code.POOLER_TRANSACTION_MODE}
+"""`tests/deployment/test_poolers.py` finds it behind PgBouncer."""
+
+
+def pairs() -> Iterator[Any]:
+    for code, (engines, _) in TROUBLES.items():
+        for engine in engines:
+            yield pytest.param(code, engine, id=f"{code.value}-{engine}")
+
+
+@pytest.mark.parametrize(("code", "database"), list(pairs()), indirect=["database"])
+async def test_planted_trouble_is_found_alone_with_its_code_and_what_mends_it(code: Code, case: Case) -> None:
+    given = await TROUBLES[code][1](case) or {}
+    report = await case.report(**given)
+    found = [finding for finding in report["findings"] if finding["code"] == code.value]
+    assert found, report["findings"]
+    assert set(codes(report)) == {code.value}, report["findings"]
+    for finding in found:
+        assert finding["seen"]
+        assert finding["mend"]
+        assert finding["docs"] == f"docs/doctor.md#{code.value}"
+        assert "hunter2" not in str(finding)
+        assert "secret-token" not in str(finding)
+    result = await case.doctor(**given)
+    assert result.out.count("mend: ") == len(report["findings"])
+    assert re.search(
+        r"^\d+ broken, \d+ warnings? \(.*\); docs/doctor\.md explains each code$", result.out.splitlines()[-1]
+    )
+
+
+def test_every_code_has_a_planted_trouble_and_a_section_in_the_docs() -> None:
+    assert set(TROUBLES) | POOLER == set(Code)
+    page = (ROOT / "docs" / "doctor.md").read_text(encoding="utf-8")
+    assert re.findall(r"^### ([a-z-]+)$", page, re.MULTILINE) == [code.value for code in Code]
+
+
+async def never_answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with closing(writer), suppress(OSError):
+        await reader.read()
+
+
+@pytest.mark.slow
+async def test_frozen_server_does_not_hang_the_doctor(tenure: Tenure) -> None:
+    """A server that accepts connections and never answers, as one that was stopped by SIGSTOP."""
+    server = await asyncio.start_server(never_answer, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    began = asyncio.get_running_loop().time()
+    url = f"postgresql://a:hunter2@127.0.0.1:{port}/tenure"
+    result = await asyncio.to_thread(tenure, "doctor", "--json", "--database", url)
+    server.close()
+    assert asyncio.get_running_loop().time() - began < 30
+    assert codes(json.loads(result.out)) == ["database-unreachable"]
+    assert "hunter2" not in result.out + result.err
