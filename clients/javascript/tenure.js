@@ -1440,6 +1440,7 @@ export const ERROR_CODES = Object.freeze([
  * @property {number} attemptCount
  * @property {string | null} nextAttemptAt
  * @property {string | null} lastError
+ * @property {string | null} requestId
  * @property {string} createdAt
  * @property {string | null} endedAt
  */
@@ -1619,6 +1620,7 @@ export const ERROR_CODES = Object.freeze([
  * @property {number} attemptCount
  * @property {string | null} nextAttemptAt
  * @property {string | null} lastError
+ * @property {string | null} requestId
  * @property {string} createdAt
  * @property {string | null} endedAt
  * @property {(AttemptAnswer)[]} attempts

@@ -7,6 +7,7 @@ from contextlib import suppress
 
 from msgspec.structs import replace
 
+from tenure import __version__
 from tenure.access.authenticator import Authenticator
 from tenure.access.jwks import fetch_from
 from tenure.access.oidc import OidcVerifier
@@ -14,7 +15,7 @@ from tenure.alerts.delivery import AlertPayloads
 from tenure.alerts.installation import InstallationReader
 from tenure.alerts.watch import Watch
 from tenure.clock import ServerClock
-from tenure.config import Config, SessionsConfig, is_loopback
+from tenure.config import Config, SessionsConfig, TracesConfig, is_loopback
 from tenure.domain.alerts import ONCALL
 from tenure.domain.events import EventType
 from tenure.domain.meter import MILLIONTHS
@@ -72,6 +73,7 @@ from tenure.telemetry.events import (
 )
 from tenure.telemetry.metrics import Exposition, Series
 from tenure.telemetry.siblings import Siblings
+from tenure.telemetry.traces import Exporter, Traces
 from tenure.usage.emit import EmitUsage
 from tenure.usage.rendering import UsagePayloads, usage_contract
 
@@ -103,6 +105,15 @@ def _oidc_verifier(config: Config, telemetry: Telemetry, clock: ServerClock) -> 
     if config.oidc is None:
         return None
     return OidcVerifier(config.oidc, fetch_from(config.oidc.jwks_url), telemetry, clock.now_seconds)
+
+
+def _start_traces(config: TracesConfig, telemetry: Telemetry) -> Exporter | None:
+    if config.endpoint is None:
+        return None
+    exporter = Exporter(config.endpoint, config.headers, config.service_name, __version__, telemetry)
+    traces = Traces(exporter.export, config.sample_ratio, config.per_second, follow_callers=config.follow_callers)
+    traces.subscribe_to(telemetry)
+    return exporter
 
 
 def _settle_memory() -> None:
@@ -158,6 +169,8 @@ class Instance:
     def __init__(self, config: Config, telemetry: Telemetry, siblings: Siblings | None = None) -> None:
         make_handler = handler_factory(config.streams.handler, config.streams.options)
         self._telemetry = telemetry
+        # First: the other parts look whether traces are on when they are created.
+        self._exporter = _start_traces(config.traces, telemetry)
         self._host = config.host
         self._siblings = Siblings() if siblings is None else siblings
         self._store = open_store(config.database, config.pool_size, telemetry=telemetry)
@@ -175,7 +188,7 @@ class Instance:
         sources.register(AlertPayloads(self._store))
         sources.register(EventPayloads(self._store))
         gateways = gateways_of(config.gateways, sources)
-        self._sender = Sender()
+        self._sender = Sender(telemetry)
         executor = Executor(self._store, gateways, sources, self._sender, config.leases.refresh_seconds, telemetry)
         self._store.listen(Topic.SUBMISSIONS, executor.hint)
         self.ensemble.lead(LEASE, executor.work, grace_seconds=GRACE_SECONDS)
@@ -248,6 +261,8 @@ class Instance:
         await self._sender.close()
         await self._siblings.stop()
         await self._store.close()
+        if self._exporter is not None:
+            await asyncio.to_thread(self._exporter.close)
 
     async def stop_leading(self) -> None:
         """Releases all leases and job locks, so that another instance takes over."""

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin
 import msgspec
 import pytest
 
-from tenure.config import JOBS, Config, GatewayConfig, JobConfig, OidcConfig, load
+from tenure.config import JOBS, Config, GatewayConfig, JobConfig, OidcConfig, TracesConfig, load
 from tenure.config.schema import SettingPath, entries_of, is_single, rule_of, settings_in, variable
 from tests.config.conftest import Run
 
@@ -177,6 +177,7 @@ def test_complete_file_contains_defaults(empty_folder: Path) -> None:
             "crm": GatewayConfig(url=config.gateways["crm"].url),
             "oncall": GatewayConfig(url=config.gateways["oncall"].url),
         },
+        traces=TracesConfig(endpoint=config.traces.endpoint, headers=config.traces.headers),
     )
 
 

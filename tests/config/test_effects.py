@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 
 from tenure.access.jwks import Fetch
 from tenure.access.oidc import OidcVerifier
-from tenure.app import Instance, _cut_rules, _subscriptions
+from tenure.app import Instance, _cut_rules, _start_traces, _subscriptions
 from tenure.config import Config, load
 from tenure.config.profiles import PROFILES
 from tenure.config.schema import SettingPath, dotted, entries_of, is_single, settings_in, variable
@@ -297,11 +297,42 @@ def grants_of(config: Config, path: str) -> object:
     return [route.grants for route in Instance(config, Telemetry()).pipeline.table if route.path == path]
 
 
+TRACES_CHANGES = {
+    "endpoint": "http://127.0.0.1:9/other",
+    "headers": '{"x-token": "secret"}',
+    "service_name": "seats",
+    "sample_ratio": "0",
+    "per_second": "1",
+    "follow_callers": "false",
+}
+
+
+def traces_of(config: Config) -> list[object]:
+    """What an instance exports to, and how many of a thousand requests at once it samples, with and without caller."""
+    telemetry, opened = Telemetry(), []
+
+    class Recorded:
+        def __init__(self, *arguments: object) -> None:
+            opened.append(arguments)
+
+        def export(self, _span: object) -> None:
+            raise AssertionError("no request has ended")
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("tenure.app.Exporter", Recorded)
+        _start_traces(config.traces, telemetry)
+    assert telemetry.begin_trace is not None
+    caller = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    sampled = [telemetry.begin_trace(given, "x") for given in (caller, *[None] * 1000)]
+    return [opened, sampled[0] is not None and sampled[0].parent_id, sum(each is not None for each in sampled) > 5]
+
+
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 BASE = {
     "TENURE_PORT": "0",
     "TENURE_GATEWAYS__CRM__URL": "http://127.0.0.1/",
     "TENURE_GATEWAYS__CRM__SECRET": SECRET,
+    "TENURE_TRACES__ENDPOINT": "http://127.0.0.1:9/v1/traces",
     **OIDC,
 }
 ON_BUILT_OBJECTS: Mapping[str, tuple[str, Callable[[Config], object]]] = {
@@ -330,6 +361,7 @@ ON_BUILT_OBJECTS: Mapping[str, tuple[str, Callable[[Config], object]]] = {
     "logs.level": ("debug", logged),
     "logs.sessions": ("info", logged),
     "logs.access": ("true", logged),
+    **{f"traces.{name}": (value, traces_of) for name, value in TRACES_CHANGES.items()},
     "metrics.public": ("true", lambda config: grants_of(config, "/metrics")),
     "gateways.<name>.events": ('["session.closed"]', lambda config: Instance(config, Telemetry()).ensemble.lease_names),
 }

@@ -30,6 +30,7 @@ ALWAYS_IN_FILE: dict[SettingPath, str | int] = {
     ("oidc", "issuer"): "https://login.example",
     ("oidc", "audience"): "tenure",
     ("oidc", "jwks_url"): "https://login.example/keys",
+    ("traces", "endpoint"): "http://127.0.0.1:4318/v1/traces",
 }
 """Settings that are required if their section, or another setting, is configured."""
 
@@ -108,6 +109,9 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "previous_secret": st.sampled_from(["whsec_" + "false" * 8, "true" * 8]),
     "authorization": st.sampled_from(["Bearer x", "5"]),
     "x-api-key": st.sampled_from(["k", "false"]),
+    "endpoint": st.sampled_from(["http://127.0.0.1:81/a", "https://collector.example/v1/traces"]),
+    "service_name": st.sampled_from(["seats", "1"]),
+    "sample_ratio": st.floats(0, 1),
     "issuer": st.sampled_from(["https://login.example/v2.0", "http://127.0.0.1/"]),
     "jwks_url": st.sampled_from(["https://login.example/keys", "http://localhost:81/keys?v=2"]),
     "leeway_seconds": st.integers(0, 60),

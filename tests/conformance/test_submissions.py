@@ -191,6 +191,19 @@ async def test_read_envelopes__returns_contract_stored_at_acceptance(database: D
     ]
 
 
+async def test_read_envelopes__returns_request_that_submitted_it(database: Database) -> None:
+    traced = replace(submit_request(), request_id="customer-asks", traceparent=f"00-{'a' * 32}-{'b' * 16}-01")
+    plain = submit_request()
+    await database.store.accept_submissions([traced, plain])
+    found = await database.store.read_envelopes([traced.submission_id, plain.submission_id])
+    named = {envelope.submission_id: (envelope.request_id, envelope.traceparent) for envelope in found}
+    assert named[traced.submission_id] == (traced.request_id, traced.traceparent)
+    assert named[plain.submission_id] == (None, None)
+    shown = await database.store.get_submission(traced.submission_id, None)
+    assert shown is not None
+    assert shown[0].request_id == traced.request_id
+
+
 async def test_read_envelopes__omits_unknown_and_unrequested_submissions(database: Database) -> None:
     first, _second, third = await accept(database.store, 3)
     found = await database.store.read_envelopes([third, some_id(), first])

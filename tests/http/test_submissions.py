@@ -23,6 +23,7 @@ LISTED_FIELDS = [
     "attemptCount",
     "nextAttemptAt",
     "lastError",
+    "requestId",
     "createdAt",
     "endedAt",
 ]
@@ -90,6 +91,7 @@ async def test_submit_returns_202_and_submission_can_be_read(local: LocalService
         "attemptCount": 0,
         "nextAttemptAt": submission["createdAt"],
         "lastError": None,
+        "requestId": response.headers["x-request-id"],
         "createdAt": submission["createdAt"],
         "endedAt": None,
         "attempts": [],

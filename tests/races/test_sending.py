@@ -150,7 +150,7 @@ async def committed_late(database: Database, requests: Sequence[SubmitRequest]) 
     try:
         await connection.execute("BEGIN")
         await connection.execute(
-            "SELECT tenure_accept_submissions_1($1::text[]::uuid[], $2, $3, $4, $5, $6, $7)",
+            "SELECT tenure_accept_submissions_1($1::text[]::uuid[], $2, $3, $4, $5, $6, $7, '{}', '{}')",
             [request.submission_id for request in requests],
             [request.gateway for request in requests],
             [request.caller for request in requests],

@@ -105,7 +105,7 @@ async def test_accept_waits_for_transaction_that_holds_same_key(postgres_databas
         assert await second == [SubmitResult(request.submission_id, "pending", same=True, new=False)]
 
 
-ACCEPT = """SELECT tenure_accept_submissions_1($1, $2, $3, $4, $5, $6, '{"{}"}')"""
+ACCEPT = """SELECT tenure_accept_submissions_1($1, $2, $3, $4, $5, $6, '{"{}"}', '{}', '{}')"""
 
 
 async def insert(holder: Holder, request: SubmitRequest) -> None:

@@ -334,6 +334,7 @@ def test_payloads_are_concatenated_with_offsets_and_lengths() -> None:
 
 def test_submission_is_encoded_with_contract_as_json() -> None:
     one = submit_request(gateway="pager", caller="caller", key="once", payload=b"x", digest=b"\x01\xab")
+    one = replace(one, request_id="id-1", traceparent="00-a-b-01")
     contract = {
         "schedule_seconds": list(CONTRACT.schedule_seconds),
         "max_attempts": CONTRACT.max_attempts,
@@ -341,7 +342,7 @@ def test_submission_is_encoded_with_contract_as_json() -> None:
         "timeout_seconds": CONTRACT.timeout_seconds,
         "format": None,
     }
-    encoded = [0, one.submission_id, "pager", "caller", "once", "01ab", 1, 1, contract]
+    encoded = [0, one.submission_id, "pager", "caller", "once", "01ab", 1, 1, contract, "id-1", "00-a-b-01"]
     assert json.loads(rows.submit_requests_text([one])) == [encoded]
 
 

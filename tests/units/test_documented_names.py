@@ -30,8 +30,8 @@ PAGES = [path for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")] if pa
 RECEIVER_ROUTES = ("/_faults",)
 EXAMPLE_PREFIXES = ("/api/v3", "/v1")
 NOT_SETTINGS = re.compile(r"TENURE_(CONFIG|URL|KEY|CONTEXTS?|TEST_.*|SERVICE_.*|PORT_8080_.*)?")
-NOT_EVENTS = ("lease.fence", "installation.py", "session.lost", "session.remaining", "session.ended")
-"""Attributes of Python objects that look like the names of events."""
+NOT_EVENTS = ("lease.fence", "installation.py", "session.lost", "session.remaining", "session.ended", "http.route")
+"""Attributes of Python objects and of spans that look like the names of events."""
 OF_EXAMPLE_SCRIPT = ("--kind", "--realtime")
 
 

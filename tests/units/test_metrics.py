@@ -43,7 +43,7 @@ MOVES: Mapping[str, tuple[Event, Labels]] = {
     "tenure_lease_contention_total": (LeaseContended("lead"), ("lead",)),
     "tenure_leases_reclaimed_total": (JobReclaimed("prune", "other", 6), ("job:prune",)),
     "tenure_leader_acquired_total": (LeaderAcquired("lead", "us", 7, NOON, False), ("lead",)),
-    "tenure_submission_attempts_total": (AttemptEnded("crm", AttemptOutcome.UNKNOWN), ("crm", "unknown")),
+    "tenure_submission_attempts_total": (AttemptEnded("crm", "s-1", 1, AttemptOutcome.UNKNOWN), ("crm", "unknown")),
     "tenure_store_batch_size": (StoreCalled("heartbeat", 0.1, 64), ("heartbeat",)),
     "tenure_store_seconds": (StoreCalled("get_session", 0.1, None), ("get_session",)),
     "tenure_store_retries_total": (StoreRetried(Cause.DEADLOCK.value), ("deadlock",)),

@@ -19,6 +19,7 @@ from tenure.domain.verdicts import Response
 from tenure.submissions import client
 from tenure.submissions.gateways import Sender
 from tenure.submissions.response_reader import HeadTooLarge, ResponseReader
+from tenure.telemetry.events import Telemetry
 from tests.support.odd_receivers import envelope, gateway
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
@@ -87,7 +88,7 @@ def run(make_loop: LoopFactory, work: Coroutine[Any, Any, list[Response]]) -> li
 
 
 async def send_some(address: str, pause: Callable[[], None]) -> list[Response]:
-    sender = Sender()
+    sender = Sender(Telemetry())
     responses = []
     for number in range(REQUESTS):
         responses.append(await sender.send(gateway(address), envelope(b'{"n": %d}' % number, 5.0)))
@@ -144,7 +145,7 @@ def test_response_before_request_does_not_deliver(make_loop: LoopFactory, monkey
     monkeypatch.setattr(client._Pool, "connect", connect_slowly)
 
     async def send(address: str) -> list[Response]:
-        sender = Sender()
+        sender = Sender(Telemetry())
         response = await sender.send(gateway(address), envelope(b"{}", 5.0))
         await sender.close()
         return [response]
@@ -162,7 +163,7 @@ def test_what_a_receiver_sent_is_freed_without_garbage_collection(make_loop: Loo
             connection.sendall(b"HTTP/1.1 100 Continue\r\n\r\n" * 1000)
 
     async def send(address: str) -> list[Response]:
-        sender = Sender()
+        sender = Sender(Telemetry())
         responses = [await sender.send(gateway(address), envelope(b"{}", 5.0)) for _ in range(3)]
         await asyncio.sleep(0.05)
         await sender.close()

@@ -14,6 +14,7 @@ import pytest
 from tenure.domain.verdicts import Response
 from tenure.submissions.gateways import Sender
 from tenure.submissions.response_reader import BODY_MAX_BYTES
+from tenure.telemetry.events import Telemetry
 from tests.support.odd_receivers import (
     TOKEN,
     Respond,
@@ -51,7 +52,7 @@ def short_body_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 async def sender() -> AsyncIterator[Sender]:
-    sender = Sender()
+    sender = Sender(Telemetry())
     yield sender
     await sender.close()
 
@@ -467,7 +468,7 @@ async def test_sender_ignores_netrc(sender: Sender, monkeypatch: pytest.MonkeyPa
 
 
 async def test_unused_sender_can_be_closed() -> None:
-    await Sender().close()
+    await Sender(Telemetry()).close()
 
 
 async def test_send_can_be_cancelled_while_waiting_for_response(sender: Sender) -> None:

@@ -51,6 +51,7 @@ import asyncio
 import hmac
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from contextvars import Context
 from itertools import islice
 from typing import TypeVar
 
@@ -210,7 +211,7 @@ class Authenticator:
     async def refresh(self) -> None:
         """Reads the version now, or waits for the read in progress. Does not raise if the database is unavailable."""
         if self._reading is None:
-            self._reading = asyncio.create_task(self._read_version())
+            self._reading = asyncio.create_task(self._read_version(), context=Context())
         # Shielded, because other requests may wait for the same read.
         await asyncio.shield(self._reading)
 

@@ -16,6 +16,7 @@ own keys, so a second instance changes nothing. The intervals are measured with 
 import asyncio
 import ssl
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextvars import Context
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
@@ -110,7 +111,7 @@ class Jwks:
 
     def start(self) -> None:
         """Begin to refresh the keys in the background, at once and then every REFRESH_SECONDS."""
-        self._refreshing = asyncio.get_running_loop().create_task(self._refresh_forever())
+        self._refreshing = asyncio.get_running_loop().create_task(self._refresh_forever(), context=Context())
 
     async def stop(self) -> None:
         tasks = [task for task in (self._refreshing, self._fetching) if task is not None]
@@ -146,7 +147,7 @@ class Jwks:
     async def refresh(self) -> None:
         """Fetch the keys, or wait for the fetch in progress."""
         if self._fetching is None:
-            self._fetching = asyncio.get_running_loop().create_task(self._fetch_once())
+            self._fetching = asyncio.get_running_loop().create_task(self._fetch_once(), context=Context())
         await asyncio.shield(self._fetching)
 
     async def _refresh_forever(self) -> None:

@@ -21,7 +21,7 @@ Failures:
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from contextvars import Context
+from contextvars import Context, copy_context
 from functools import partial
 from itertools import chain, islice
 from typing import Generic, TypeVar
@@ -29,6 +29,7 @@ from typing import Generic, TypeVar
 from tenure.errors import DatabaseBusy, DatabaseUnavailable, Overloaded
 from tenure.store.limits import BATCH_MAX
 from tenure.telemetry.events import CallbackFailed, Telemetry
+from tenure.telemetry.trace_context import BatchTrace, Trace, current_trace
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -45,12 +46,13 @@ Done = Callable[[Result | Exception], None]
 
 
 class _Member(Generic[Item, Result]):
-    __slots__ = ("done", "item", "since")
+    __slots__ = ("done", "item", "since", "trace")
 
     def __init__(self, item: Item, done: Done[Result] | None, since: float) -> None:
         self.item = item
         self.done = done
         self.since = since
+        self.trace: Trace | None = None
 
 
 class Coalescer(Generic[Item, Result]):
@@ -64,6 +66,7 @@ class Coalescer(Generic[Item, Result]):
         self._run_batch = run_batch
         self._in_flight_max = in_flight
         self._telemetry = telemetry
+        self._is_traced = telemetry.begin_trace is not None
         self._worth_another = worth_another
         self._waiting: deque[_Member[Item, Result]] = deque()
         self._in_flight: dict[asyncio.Task[None], Sequence[_Member[Item, Result]]] = {}
@@ -82,7 +85,10 @@ class Coalescer(Generic[Item, Result]):
         if len(self._waiting) >= WAITING_MAX:
             raise Overloaded(f"{WAITING_MAX} requests are already waiting for the database")
         loop = asyncio.get_running_loop()
-        self._waiting.append(_Member(item, done, loop.time() if since is None else since))
+        member = _Member[Item, Result](item, done, loop.time() if since is None else since)
+        if self._is_traced:
+            member.trace = _own_trace()
+        self._waiting.append(member)
         if not self._scheduled and self._may_send():
             self._scheduled = True
             loop.call_soon(self._dispatch, context=self._context)
@@ -110,10 +116,20 @@ class Coalescer(Generic[Item, Result]):
 
     def _send(self, batch: Sequence[_Member[Item, Result]]) -> None:
         loop = asyncio.get_running_loop()
-        task = loop.create_task(self._execute(batch), context=self._context)
+        context = self._context_of(batch) if self._is_traced else self._context
+        task = loop.create_task(self._execute(batch), context=context)
         self._in_flight[task] = batch
         timer = loop.call_later(OVERDUE_SECONDS, self._mark_overdue, task, context=self._context)
         task.add_done_callback(partial(self._batch_ended, timer), context=self._context)
+
+    def _context_of(self, batch: Sequence[_Member[Item, Result]]) -> Context:
+        """The positions of the members in their traces. Another batch must not see them, so each has its context."""
+        traces = [member.trace for member in batch if member.trace is not None]
+        context = self._context
+        if traces:
+            context = self._context.copy()
+            context.run(current_trace.set, BatchTrace(traces))
+        return context
 
     def _mark_overdue(self, task: asyncio.Task[None]) -> None:
         self._overdue.add(task)
@@ -180,9 +196,23 @@ class Coalescer(Generic[Item, Result]):
         if done is None:
             return
         try:
-            done(result)
+            if member.trace is None:
+                done(result)
+            else:
+                # The callback may begin a task, for a retry. It works for this member, and not for the batch.
+                copy_context().run(_done_within, member.trace, done, result)
         except Exception as error:  # noqa: BLE001 - the other callbacks must still be called
             self._telemetry.report(CallbackFailed(error))
+
+
+def _own_trace() -> Trace | None:
+    trace = current_trace.get()
+    return trace if isinstance(trace, Trace) else None
+
+
+def _done_within(trace: Trace, done: Done[Result], result: Result | Exception) -> None:
+    current_trace.set(trace)
+    done(result)
 
 
 def _settle(future: asyncio.Future[Result], result: Result | Exception) -> None:

@@ -11,6 +11,7 @@ from tenure.config.settings import (
     OidcConfig,
     SessionsConfig,
     StreamsConfig,
+    TracesConfig,
 )
 from tenure.config.urls import is_loopback
 from tenure.config.values import JOBS
@@ -26,6 +27,7 @@ __all__ = [
     "OidcConfig",
     "SessionsConfig",
     "StreamsConfig",
+    "TracesConfig",
     "is_loopback",
     "load",
 ]

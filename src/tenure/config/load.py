@@ -36,13 +36,18 @@ from tenure.config.sources import (
     from_environment,
     from_file,
     from_flags,
+    from_opentelemetry,
     from_profile,
+    opentelemetry_protocol,
     printable,
 )
 from tenure.domain.submissions import USAGES
 from tenure.errors import ConfigurationError
 
 EVENTS_NAME_MAX = 100
+TRACE_PROTOCOL = "http/protobuf"
+_ENDPOINT = ("traces", "endpoint")
+_OPENTELEMETRY = "OTEL_"
 SECTION = object()
 """The value of a `Setting` that is a section. A section has no value of its own, only settings."""
 
@@ -65,10 +70,11 @@ def load(flags: Mapping[str, Any], environment: Mapping[str, str], file: Path | 
     in_file = from_file(file, environment)
     given = _merged([in_file, *from_environment(environment, in_file.tree), *from_flags(flags)])
     profile = given[("profile",)].value if ("profile",) in given else CAPACITY
-    settings = _merged([defaults(), from_profile(profile)]) | given
+    settings = _merged([defaults(), *from_opentelemetry(environment), from_profile(profile)]) | given
     _check_required(settings)
     config = msgspec.convert(_tree(settings), Config)
     _check_consistency(config, settings)
+    _check_trace_protocol(settings, environment)
     return config
 
 
@@ -190,12 +196,26 @@ def _ineffective(config: Config, settings: Settings, named: Callable[..., str]) 
         yield f"{named('access', 'requests_burst')}: requires access.requests_per_second"
     if ("access", "failures_burst") in settings and not config.access.failures_per_minute:
         yield f"{named('access', 'failures_burst')}: requires access.failures_per_minute above 0"
+    for path, setting in settings.items():
+        own = len(path) > 1 and path[0] == "traces" and not setting.source.startswith(_OPENTELEMETRY)
+        if own and config.traces.endpoint is None:
+            yield f"{named(*path)}: requires traces.endpoint"
     limit_of_usage = ("gateways", USAGES, "max_attempts")
     if limit_of_usage in settings:
         yield f"{named(*limit_of_usage)}: cannot be set, because usage is sent until it is delivered"
     for path in settings:
         if path[-1:] == ("event_format",) and (*path[:-1], "events") not in settings:
             yield f"{named(*path)}: requires {dotted((*path[:-1], 'events'))}"
+
+
+def _check_trace_protocol(settings: Settings, environment: Mapping[str, str]) -> None:
+    """Refuse an endpoint that OpenTelemetry's variables give, if they also demand a protocol that Tenure lacks."""
+    endpoint, protocol = settings.get(_ENDPOINT), opentelemetry_protocol(environment)
+    if endpoint is None or protocol is None or not endpoint.source.startswith(_OPENTELEMETRY):
+        return
+    name, value = protocol
+    if value != TRACE_PROTOCOL:
+        raise _error(_ENDPOINT, endpoint.source, f"needs the protocol {TRACE_PROTOCOL}; {name} demands another one")
 
 
 def _ambiguous_names(settings: Settings) -> Iterator[str]:

@@ -42,6 +42,7 @@ from tenure.config.values import (
     Port,
     Prefix,
     ProfileName,
+    Ratio,
     RoleName,
     Seconds,
     SecondsOrZero,
@@ -58,6 +59,7 @@ from tenure.config.values import (
 SECRETS: dict[str, Callable[[Any], object]] = {
     "database": without_password,
     "url": origin,
+    "endpoint": lambda endpoint: endpoint and origin(endpoint),
     "secret": lambda secret: secret and HIDDEN,
     "previous_secret": lambda secret: secret and HIDDEN,
     "headers": lambda headers: dict.fromkeys(headers, HIDDEN),
@@ -176,6 +178,18 @@ class MetricsConfig(Section, frozen=True, kw_only=True):
     public: Switch = False
 
 
+class TracesConfig(Section, frozen=True, kw_only=True):
+    endpoint: HttpUrl | None = None
+    """Where spans are sent, by OTLP over HTTP. Traces are off without one."""
+    headers: dict[HeaderName, HeaderValue] = {}
+    service_name: Text = "tenure"
+    sample_ratio: Ratio = 1.0
+    per_second: Count = 100
+    """The most requests that one instance samples in a second."""
+    follow_callers: Switch = True
+    """Whether a caller that sends `traceparent` decides if its request is sampled."""
+
+
 class OidcConfig(Section, frozen=True, kw_only=True):
     """The issuer whose tokens are accepted, and how their claims are interpreted."""
 
@@ -214,6 +228,7 @@ class Config(Section, frozen=True, kw_only=True):
     gateways: dict[GatewayName, GatewayConfig] = {}
     logs: LogsConfig = LogsConfig()
     metrics: MetricsConfig = MetricsConfig()
+    traces: TracesConfig = TracesConfig()
 
     def job(self, name: str) -> JobConfig:
         """Return a job's settings, configured or default. For an application's job, the interval may be None."""

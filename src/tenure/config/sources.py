@@ -67,6 +67,47 @@ def from_environment(environment: Mapping[str, str], in_file: Mapping[str, Any])
             yield Source(name, _tree(_path(name, in_file), RawText(environment[name])), variable)
 
 
+def from_opentelemetry(environment: Mapping[str, str]) -> Iterator[Source]:
+    """Yield the settings of traces that the standard variables of OpenTelemetry contain.
+
+    The SDK itself reads the others. As the standard demands, an empty variable counts as not set.
+    """
+    given = {name: value for name, value in environment.items() if name.startswith("OTEL_") and value}
+    exporter = given.get("OTEL_TRACES_EXPORTER", _OTLP)
+    if given.get("OTEL_SDK_DISABLED", "").lower() == "true" or exporter != _OTLP:
+        return
+    if (name := "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") in given:
+        yield _trace_setting(name, "endpoint", given[name])
+    elif (name := "OTEL_EXPORTER_OTLP_ENDPOINT") in given:
+        yield _trace_setting(name, "endpoint", given[name].rstrip("/") + "/v1/traces")
+    if (name := "OTEL_SERVICE_NAME") in given:
+        yield _trace_setting(name, "service_name", given[name])
+    if (name := "OTEL_TRACES_SAMPLER") in given:
+        sampler = given[name].removeprefix("parentbased_")
+        if sampler not in _SAMPLERS:
+            names = ", ".join(f"{prefix}{known}" for known in _SAMPLERS for prefix in ("", "parentbased_"))
+            raise ConfigurationError(f"traces.sample_ratio (from {name}): must be {names}")
+        ratio = _SAMPLERS[sampler] or given.get("OTEL_TRACES_SAMPLER_ARG", "1")
+        yield _trace_setting("OTEL_TRACES_SAMPLER_ARG" if sampler == _BY_RATIO else name, "sample_ratio", ratio)
+
+
+def opentelemetry_protocol(environment: Mapping[str, str]) -> tuple[str, str] | None:
+    """Return the variable that chooses a protocol, and its value."""
+    for name in ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"):
+        if environment.get(name):
+            return name, environment[name]
+    return None
+
+
+_OTLP = "otlp"
+_BY_RATIO = "traceidratio"
+_SAMPLERS = {"always_on": "1", "always_off": "0", _BY_RATIO: ""}
+
+
+def _trace_setting(name: str, setting: str, value: str) -> Source:
+    return Source(name, {"traces": {setting: RawText(value)}}, variable)
+
+
 FLAGS: Mapping[str, SettingPath] = {"log_level": ("logs", "level")}
 """Flags whose setting is in a section. Every other flag has the name of its setting."""
 

@@ -31,6 +31,7 @@ RESERVED_HEADERS = frozenset(
         "content-length",
         "host",
         "idempotency-key",
+        "traceparent",
         "transfer-encoding",
         "webhook-id",
         "webhook-signature",
@@ -135,6 +136,7 @@ Count = Annotated[int, Meta(ge=1, le=1_000_000), Rule("a whole number from 1 to 
 CountOrZero = Annotated[int, Meta(ge=0, le=1_000_000), Rule("a whole number from 0 to 1000000")]
 Bytes = Annotated[int, Meta(ge=1, le=1 << 30), Rule("a whole number from 1 to 1073741824")]
 HeaderBytes = Annotated[int, Meta(ge=1024, le=1 << 20), Rule("a whole number from 1024 to 1048576")]
+Ratio = Annotated[float, Meta(ge=0, le=1), Rule("a number from 0 to 1")]
 Statuses = Annotated[tuple[Annotated[int, Meta(ge=200, le=599)], ...], Rule("a list of whole numbers from 200 to 599")]
 
 Kind = Annotated[Literal["1", "2", "3"], Rule("1, 2 or 3")]

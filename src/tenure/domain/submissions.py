@@ -47,6 +47,10 @@ class SubmitRequest(msgspec.Struct, frozen=True):
     payload: bytes
     digest: bytes
     contract: Contract
+    request_id: str | None = None
+    """The id of the HTTP request."""
+    traceparent: str | None = None
+    """The position of the HTTP request in a trace, if it is sampled."""
 
 
 class SubmitResult(msgspec.Struct, frozen=True):
@@ -72,6 +76,8 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     next_attempt_at: datetime | None = None
     """None if no attempt is scheduled, or if an attempt is in progress."""
     last_error: str | None = None
+    request_id: str | None = None
+    """The id of the request that submitted it; None for a submission of Tenure itself."""
     created_at: datetime
     last_modified_at: datetime
     """When the submission was accepted or last changed by a command. Attempts do not change it."""
@@ -162,6 +168,10 @@ class Envelope(msgspec.Struct, frozen=True):
     payload: bytes
     """Empty if the payload is rendered when it is sent."""
     contract: Contract
+    request_id: str | None = None
+    """The id of the request that submitted it; None for a submission of Tenure itself."""
+    traceparent: str | None = None
+    """The position of that request in a trace, if it was sampled."""
 
 
 class AttemptEnd(msgspec.Struct, frozen=True):

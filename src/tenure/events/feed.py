@@ -15,6 +15,7 @@ Without followers, nothing is read and the horizon does not move.
 import asyncio
 from bisect import bisect_left, bisect_right
 from collections.abc import AsyncGenerator, Callable, Sequence
+from contextvars import Context
 from typing import NamedTuple
 
 from tenure.clock import monotonic
@@ -165,7 +166,8 @@ class Feed:
     def _ensure_reading(self) -> None:
         if self._reading is None or self._reading.done():
             self._left_at = monotonic()
-            self._reading = asyncio.create_task(self._read_head())
+            # An empty context: it reads for all followers, not for the request that came first.
+            self._reading = asyncio.create_task(self._read_head(), context=Context())
 
     def enter(self) -> None:
         self._followers += 1

@@ -57,6 +57,7 @@ from tenure.errors import (
 )
 from tenure.http.answers import Answer, Headers
 from tenure.telemetry.events import RequestsRefused, Telemetry
+from tenure.telemetry.trace_context import TRACEPARENT, Trace
 
 REPORT_SECONDS = 10.0
 KNOWN_HOSTS_MAX = 256
@@ -78,6 +79,7 @@ EXPOSED_HEADERS = b"allow, link, location, retry-after, www-authenticate, x-requ
 
 _FORWARDED = b"x-forwarded-for"
 _FORWARDED_PROTO = b"x-forwarded-proto"
+_TRACEPARENT = TRACEPARENT.encode()
 _CHECKED = frozenset({b"host", b"origin", b"sec-fetch-site", REQUEST_ID_HEADER})
 _TWO_HOSTS = b"\n"
 """Stands for several `Host` headers. No value of a header contains a line end."""
@@ -100,6 +102,8 @@ class Visit(msgspec.Struct, gc=False):
     problem: Problem | None
     """Why the request is refused."""
     is_of_allowed_origin: bool = False
+    trace: Trace | None = None
+    """The position of the request in a trace; None if it is not sampled."""
 
 
 class Edge:
@@ -119,7 +123,10 @@ class Edge:
         self._known_hosts: set[bytes] = set()
         self._origins = {origin.lower().encode() for origin in limits.allowed_origins}
         self._all_origins = ANY in limits.allowed_origins
-        self._checked = _CHECKED | {_FORWARDED} if limits.trusted_proxies else _CHECKED
+        self._begin_trace = telemetry.begin_trace
+        self._checked = _CHECKED | ({_FORWARDED} if limits.trusted_proxies else set())
+        if self._begin_trace is not None:
+            self._checked |= {_TRACEPARENT}
         self._vary = _VARY if limits.allowed_origins else ()
         self._addresses = ClientAddresses(limits.trusted_proxies)
         self.requests = _buckets_of_requests(access, clock)
@@ -131,13 +138,13 @@ class Edge:
         self._refused: Counter[str] = Counter()
         self._reported_at: dict[str, float] = {}
 
-    def check(  # noqa: C901 - one loop over the headers, for the hot lane
+    def check(  # noqa: C901, PLR0912 - one loop over the headers, for the hot lane
         self, headers: Headers, *, changes: bool, http_version: str = "1.1", peer: tuple[str, int] | None = None
     ) -> Visit:
         """Returns the visit, with a problem if it is refused. `changes` is true for a request that may change
         something.
         """
-        host = origin = site = given_id = forwarded = problem = None
+        host = origin = site = given_id = forwarded = traceparent = problem = trace = None
         checked = self._checked
         for name, value in headers:
             if name in checked:
@@ -150,6 +157,9 @@ class Edge:
                     origin = value if origin is None else b"null"
                 elif name == _FORWARDED:
                     forwarded = value if forwarded is None else b"%s,%s" % (forwarded, value)
+                elif name == _TRACEPARENT:
+                    # Two are not valid, and neither is their combination.
+                    traceparent = value if traceparent is None else b""
                 else:
                     site = value
         if host not in self._known_hosts:
@@ -161,9 +171,11 @@ class Edge:
             request_id = given_id.decode("ascii")
         else:
             request_id = self._id_prefix + str(next(self._id_numbers))
+        if self._begin_trace is not None:
+            trace = self._begin_trace(traceparent, request_id)
         if origin is None or not self._is_allowed_origin(origin):
-            return Visit(request_id, peer, self._vary, forwarded, problem)
-        return Visit(request_id, peer, _shown_to(origin), forwarded, problem, is_of_allowed_origin=True)
+            return Visit(request_id, peer, self._vary, forwarded, problem, trace=trace)
+        return Visit(request_id, peer, _shown_to(origin), forwarded, problem, is_of_allowed_origin=True, trace=trace)
 
     def incomplete_visit(self, headers: Headers, peer: tuple[str, int] | None) -> Visit:
         """Returns the visit of a request that is refused before its headers are complete."""

@@ -28,6 +28,7 @@ import asyncio
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, MutableMapping, Sequence
 from contextlib import aclosing
+from contextvars import copy_context
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
@@ -49,6 +50,7 @@ from tenure.http.decoding import (
 from tenure.http.edge import NO_CONTENT, REQUEST_ID_HEADER, SAFE_METHODS, Edge, Visit, preflight
 from tenure.streams.sockets import Socket
 from tenure.telemetry.events import UNMATCHED, RequestAnswered, Telemetry, current_request
+from tenure.telemetry.trace_context import Trace, current_trace
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -210,6 +212,7 @@ class Pipeline:
             )
             # The server runs every request of this lane in a task of its own, so this is never reset.
             current_request.set(visit.request_id)
+            current_trace.set(visit.trace)
             answer = await self._answer(scope, receive, visit, answered)
             headers = [*answer.headers, (REQUEST_ID_HEADER, visit.request_id.encode()), *visit.headers]
             if isinstance(answer, StreamedAnswer):
@@ -220,16 +223,15 @@ class Pipeline:
                 headers.append((b"content-length", b"%d" % len(body)))
             await send({"type": "http.response.start", "status": answer.status, "headers": headers})
             await send({"type": "http.response.body", "body": body})
-            self.report_answered(
-                answered.route, answer.status, began, scope["method"], visit.request_id, answered.subject
-            )
+            self.report_answered(answered.route, answer.status, began, scope["method"], visit, answered.subject)
         finally:
             self.in_flight -= 1
 
     def report_answered(
-        self, route: str, status: int, began: float, method: str, request_id: str, subject: str | None
+        self, route: str, status: int, began: float, method: str, visit: Visit, subject: str | None
     ) -> None:
-        self._telemetry.report(RequestAnswered(route, status, monotonic() - began, method, request_id, subject))
+        seconds = monotonic() - began
+        self._telemetry.report(RequestAnswered(route, status, seconds, method, visit.request_id, subject, visit.trace))
 
     async def _send_stream(
         self,
@@ -242,6 +244,8 @@ class Pipeline:
         send: Send,
     ) -> None:
         """Sends a streamed answer. Each `send` waits until the client has taken most of what was sent before."""
+        # A stream may last for days, and what it reads in that time is no part of this request.
+        current_trace.set(None)
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})
         if scope["method"] == "HEAD" or answered.endpoint is None:
             await answer.pieces.aclose()
@@ -544,9 +548,18 @@ class HotRoute:
             if self._limits_requests:
                 self._pipeline.edge.count_request(identified)
             authorise(identified, self._grants, parameters)
-            self._hot_handler(self._decode(identified, parameters, None, headers, body, visit.request_id), respond)
+            call = self._decode(identified, parameters, None, headers, body, visit.request_id)
+            if visit.trace is None:
+                self._hot_handler(call, respond)
+            else:
+                # There is no task per request here, so the position is set for this call only.
+                copy_context().run(self._start_traced, visit.trace, call, respond)
         else:
             self._pipeline.run_aside(self._start_when_identified(identified, parameters, headers, body, visit, respond))
+
+    def _start_traced(self, trace: Trace, call: Call, respond: HotRespond) -> None:
+        current_trace.set(trace)
+        self._hot_handler(call, respond)
 
     async def _start_when_identified(
         self,
@@ -559,6 +572,7 @@ class HotRoute:
     ) -> None:
         """Goes on where `start` could not: the credential has to be looked up. The client may be gone by the end."""
         current_request.set(visit.request_id)
+        current_trace.set(visit.trace)
         try:
             caller = await identified
             respond.subject = caller.subject

@@ -203,7 +203,7 @@ class JobRunner:
                 await self._store.finish_run(run.fence, outcome, error, pause)
             except Exception as failure:  # noqa: BLE001 - retried while the lock is trusted
                 if isinstance(failure, LeaseLost) or self._stopping.is_set():
-                    self._telemetry.report(JobLockLost(run.job, run.lock.epoch, str(failure)))
+                    self._telemetry.report(JobLockLost(run.job, run.lock.epoch, str(failure), run.seconds))
                     return None
                 await asyncio.sleep(RECORD_RETRY_SECONDS)
             else:

@@ -794,9 +794,7 @@ class _HotCycle:
             return
         keep_alive = self.keep_alive and not protocol.open_connections.is_draining
         protocol.transport.write(response(answer, self.visit, keep_alive))
-        pipeline.report_answered(
-            route.name, answer.status, self._began, route.method_name, self.visit.request_id, self.subject
-        )
+        pipeline.report_answered(route.name, answer.status, self._began, route.method_name, self.visit, self.subject)
         if not keep_alive:
             protocol.close_after_response()
         protocol.on_response_complete()

@@ -14,6 +14,7 @@ are kept.
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine
+from contextvars import Context
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -86,7 +87,8 @@ class SharedCount(Generic[T]):
 
     def _begin(self) -> asyncio.Task[T]:
         began_at = monotonic()
-        self._counting = asyncio.create_task(self._count())
+        # An empty context: it counts for all requests, not for the one that came first.
+        self._counting = asyncio.create_task(self._count(), context=Context())
         self._counting.add_done_callback(lambda task: self._end(task, began_at))
         return self._counting
 

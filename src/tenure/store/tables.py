@@ -223,6 +223,9 @@ submissions = Table(
     Column("contract", Unicode, nullable=False),
     Column("last_error", Unicode(ERROR_MAX)),
     Column("payload", Payload),
+    # The request that submitted it: its id, and its position in a trace (`traceparent`) if it was sampled.
+    Column("request_id", Name),
+    Column("traceparent", Name),
     PrimaryKeyConstraint("submission_id", name="submissions_pkey"),
     postgresql_with={"fillfactor": 80},
 )

@@ -34,11 +34,14 @@ def _reporting(
 ) -> Callable[..., Awaitable[Any]]:
     @wraps(method)
     async def call(*arguments: Any, **named: Any) -> Any:
-        began = monotonic()
+        began, error = monotonic(), None
         try:
             return await method(*arguments, **named)
+        except BaseException as raised:
+            error = type(raised).__name__
+            raise
         finally:
             items = None if batch is None else len(arguments[batch])
-            telemetry.report(StoreCalled(name, monotonic() - began, items))
+            telemetry.report(StoreCalled(name, monotonic() - began, items, error))
 
     return call

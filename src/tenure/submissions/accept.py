@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import Context
 from enum import Enum
 from functools import partial
 from hashlib import sha256
@@ -27,6 +28,7 @@ from tenure.store.limits import BATCH_MAX
 from tenure.submissions.executor import Executor
 from tenure.submissions.gateways import Gateway
 from tenure.telemetry.events import Telemetry
+from tenure.telemetry.trace_context import current_traceparent
 
 RESERVED = (USAGES, ONCALL)
 """The gateways that only Tenure itself submits to."""
@@ -81,10 +83,12 @@ class Acceptor:
         )
         self._waiting_bytes = 0
 
-    def submit(self, gateway: str, caller: str, key: str, payload: bytes, done: Done) -> None:
+    def submit(
+        self, gateway: str, caller: str, key: str, payload: bytes, done: Done, request_id: str | None = None
+    ) -> None:
         """Calls `done` with the result after the commit, with the error, or at once if the gateway is refused.
 
-        Each caller has its own idempotency keys.
+        Each caller has its own idempotency keys. The id of the request is stored, so that its attempts name it.
         """
         if gateway in RESERVED:
             done(Submitted(SubmitOutcome.GATEWAY_RESERVED))
@@ -95,7 +99,17 @@ class Acceptor:
         if self._waiting_bytes + len(payload) > WAITING_BYTES:
             raise Overloaded(f"{self._waiting_bytes} bytes are already waiting for the database")
         contract = self._gateways[gateway].contract
-        request = SubmitRequest(new_id(), gateway, caller, key, payload, sha256(payload).digest(), contract)
+        request = SubmitRequest(
+            new_id(),
+            gateway,
+            caller,
+            key,
+            payload,
+            sha256(payload).digest(),
+            contract,
+            request_id,
+            current_traceparent(),
+        )
         self._coalescer.submit(request, partial(self._finish, len(payload), done))
         self._waiting_bytes += len(payload)
 
@@ -168,7 +182,8 @@ class Announcer:
             return
         self._again = True
         if self._announcing is None:
-            self._announcing = asyncio.create_task(self._announce())
+            # An empty context: it works for all submissions, not for the one that came first.
+            self._announcing = asyncio.create_task(self._announce(), context=Context())
 
     async def _announce(self) -> None:
         try:

@@ -41,6 +41,7 @@ from tenure.domain.submissions import (
     BeginAttemptResult,
     BeginAttemptsResult,
     Contract,
+    Envelope,
     OpenAttempt,
     SubmissionState,
     SubmissionStatus,
@@ -164,7 +165,7 @@ class _Term:
         """Submissions with an attempt that was begun and whose outcome is not recorded yet. A submission that was
         retried by command has two entries in the schedule, and the second may become due while the first is being
         sent."""
-        self._ends: deque[tuple[GatewayQueue, Contract, AttemptEnd]] = deque()
+        self._ends: deque[tuple[GatewayQueue, Envelope, AttemptEnd]] = deque()
         self._ended = asyncio.Event()
         self._beginning: dict[str, asyncio.Task[None]] = {}
 
@@ -215,7 +216,7 @@ class _Term:
         gateways = {attempt.submission_id: attempt.gateway for attempt in found}
         for moved in await self._store.finish_attempts(self._held.fence, list(ends.values())):
             gateway, end = gateways[moved.submission_id], ends[moved.submission_id]
-            self._telemetry.report(AttemptEnded(gateway, end.outcome))
+            self._report_ended(gateway, end, None)
             if moved.state == SubmissionState.FAILED and end.pause_microseconds is None:
                 self._telemetry.report(SubmissionFailed(moved.submission_id, gateway, end.error))
 
@@ -405,7 +406,7 @@ class _Term:
 
     def _end(self, queue: GatewayQueue, ready: ReadyAttempt, end: AttemptEnd) -> None:
         self._follow(queue, ready, end)
-        self._ends.append((queue, ready.envelope.contract, end))
+        self._ends.append((queue, ready.envelope, end))
         self._ended.set()
 
     async def _record(self) -> None:
@@ -416,19 +417,20 @@ class _Term:
                 self._ended.clear()
             moved = await self._store.finish_attempts(self._held.fence, [end for _, _, end in batch])
             states = {each.submission_id: each for each in moved}
-            for queue, _, end in batch:
+            for queue, envelope, end in batch:
+                self._report_ended(queue.gateway.name, end, envelope.request_id)
                 self._recorded(queue, end, states.get(end.submission_id))
             self._due.set()
             # Await this before the next batch is recorded: a source reads from the database what exactly this batch has
             # completed.
-            await self._report_delivered([(contract, end) for _, contract, end in batch if contract.format is not None])
+            sent = [(envelope.contract, end) for _, envelope, end in batch]
+            await self._report_delivered([each for each in sent if each[0].format is not None])
             await asyncio.sleep(RECORD_PAUSE_SECONDS)
 
     def _recorded(self, queue: GatewayQueue, end: AttemptEnd, moved: SubmissionStatus | None) -> None:
         queue.unrecorded -= 1
         self._under_way.discard(end.submission_id)
         name = queue.gateway.name
-        self._telemetry.report(AttemptEnded(name, end.outcome))
         if moved is not None and moved.state == SubmissionState.PENDING and moved.next_attempt_at is not None:
             self._schedule.add(entry_of(moved.submission_id, name, to_microseconds(moved.next_attempt_at)))
             self._rejoin_if_straggler(queue, end)
@@ -436,6 +438,11 @@ class _Term:
         self._intake.forget(end.submission_id)
         if moved is not None and moved.state == SubmissionState.FAILED:
             self._telemetry.report(SubmissionFailed(end.submission_id, name, end.error))
+
+    def _report_ended(self, gateway: str, end: AttemptEnd, request_id: str | None) -> None:
+        self._telemetry.report(
+            AttemptEnded(gateway, end.submission_id, end.number, end.outcome, end.status, end.error, request_id)
+        )
 
     def _rejoin_if_straggler(self, queue: GatewayQueue, end: AttemptEnd) -> None:
         if end.submission_id not in queue.recovery.stragglers:

@@ -11,7 +11,7 @@ import ssl
 from collections.abc import Mapping
 
 from tenure import __version__
-from tenure.clock import wall_microseconds
+from tenure.clock import monotonic, wall_microseconds
 from tenure.config import GatewayConfig
 from tenure.domain.submissions import Contract, Envelope
 from tenure.domain.verdicts import Response
@@ -27,6 +27,8 @@ from tenure.submissions.client import (
 )
 from tenure.submissions.payloads import PayloadSources
 from tenure.submissions.response_reader import HeadTooLarge, NotHttp
+from tenure.telemetry.events import AttemptAnswered, AttemptSending, Telemetry
+from tenure.telemetry.trace_context import TRACEPARENT, current_traceparent
 
 IDEMPOTENCY_KEY = "idempotency-key"
 
@@ -62,11 +64,24 @@ MICROSECONDS = 1_000_000
 
 
 class Sender:
-    def __init__(self) -> None:
+    def __init__(self, telemetry: Telemetry) -> None:
+        self._telemetry = telemetry
         self._client = HttpClient()
 
     async def send(self, gateway: Gateway, envelope: Envelope) -> Response:
+        """Sends the request of an attempt. Must run in a task of its own, which is the attempt in a trace."""
+        name, submission_id, began = gateway.name, envelope.submission_id, monotonic()
+        self._telemetry.report(AttemptSending(name, submission_id, envelope.request_id, envelope.traceparent))
+        response = await self._send(gateway, envelope)
+        seconds = monotonic() - began
+        self._telemetry.report(AttemptAnswered(name, submission_id, seconds, response.status, response.error))
+        return response
+
+    async def _send(self, gateway: Gateway, envelope: Envelope) -> Response:
         headers = gateway.headers(envelope, wall_microseconds() // MICROSECONDS)
+        traceparent = current_traceparent()
+        if traceparent is not None:
+            headers[TRACEPARENT] = traceparent
         seconds = envelope.contract.timeout_seconds
         try:
             head = await self._client.post(gateway.url, headers, envelope.payload, seconds)

@@ -1,7 +1,8 @@
 """Telemetry: every event that Tenure reports, with typed fields, and the class that passes events to subscribers.
 
 Code reports an event once: `telemetry.report(JobFailed(...))`. Subscribers process it: `logs.py` writes a log line,
-`counters.py` counts it, for `GET /metrics` and `GET /sessions/metrics`. No other module writes logs or counts events.
+`counters.py` counts it, for `GET /metrics` and `GET /sessions/metrics`, and `traces.py` exports spans if traces are on.
+No other module writes logs or counts events.
 
 Reporting costs one dictionary look-up plus the subscribers of that event, so it may be called on the hot path. An event
 without a log level is never written to the log; it exists to be counted.
@@ -17,6 +18,7 @@ import msgspec
 from tenure.domain.jobs import RunOutcome
 from tenure.domain.sessions import ClosedSession, OpenOutcome, Session
 from tenure.domain.submissions import AttemptOutcome
+from tenure.telemetry.trace_context import Trace
 
 Level = Literal["debug", "info", "warning", "error"]
 
@@ -50,11 +52,17 @@ E = TypeVar("E", bound=Event)
 Subscriber = Callable[[Any], None]
 
 
+BeginTrace = Callable[[bytes | None, str], Trace | None]
+"""Returns the position of a request in a trace, from its header `traceparent` and its id; None if it is not sampled."""
+
+
 class Telemetry:
     """Passes each reported event to the subscribers of its type, in the order in which they subscribed."""
 
     def __init__(self) -> None:
         self._subscribers: dict[type[Event], list[Subscriber]] = {}
+        self.begin_trace: BeginTrace | None = None
+        """None if traces are off. Then nothing that only traces need is done."""
 
     def subscribe(self, kind: type[E], subscriber: Callable[[E], None]) -> None:
         self._subscribers.setdefault(kind, []).append(subscriber)
@@ -119,6 +127,8 @@ class RequestAnswered(Event, frozen=True):
     request_id: str | None = None
     subject: str | None = None
     """Who sent the request, if the credential was checked."""
+    trace: Trace | None = None
+    """The position of the request in a trace, if it is sampled."""
 
 
 UNMATCHED = "unmatched"
@@ -147,6 +157,15 @@ class TlsReloadFailed(Event, frozen=True):
     name: ClassVar = "tls.reload_failed"
     level: ClassVar[Level | None] = "error"
     error: str
+
+
+class SpansNotExported(Event, frozen=True):
+    """The collector did not accept a batch of spans, after retries. The spans are lost."""
+
+    name: ClassVar = "traces.not_exported"
+    level: ClassVar[Level | None] = "warning"
+    repeats: ClassVar[bool] = True
+    spans: int
 
 
 # Access.
@@ -201,6 +220,8 @@ class StoreCalled(Event, frozen=True):
     seconds: float
     items: int | None
     """The number of requests in the batch; None if the method takes no batch."""
+    error: str | None = None
+    """The type of the exception that the method raised."""
 
 
 class StoreRetried(Event, frozen=True):
@@ -588,6 +609,7 @@ class JobLockLost(Event, frozen=True):
     job: str
     epoch: int
     error: str
+    seconds: float
 
 
 class JobFinished(Event, frozen=True):
@@ -651,13 +673,43 @@ class SubmissionFailed(Event, frozen=True):
     error: str | None
 
 
+class AttemptSending(Event, frozen=True):
+    """The request of an attempt is about to be sent. Reported in the task that sends it."""
+
+    name: ClassVar = "submission.attempt_sending"
+    level: ClassVar[Level | None] = None
+    gateway: str
+    submission_id: str
+    request_id: str | None
+    traceparent: str | None
+    """The position of the request that submitted the payload, if that request was sampled."""
+
+
+class AttemptAnswered(Event, frozen=True):
+    """The receiver answered the request of an attempt, or did not. Reported in the task that sent it."""
+
+    name: ClassVar = "submission.attempt_answered"
+    level: ClassVar[Level | None] = None
+    gateway: str
+    submission_id: str
+    seconds: float
+    status: int | None
+    error: str | None
+
+
 class AttemptEnded(Event, frozen=True):
     """The outcome of an attempt is recorded."""
 
     name: ClassVar = "submission.attempt_ended"
-    level: ClassVar[Level | None] = None
+    level: ClassVar[Level | None] = "debug"
     gateway: str
+    submission_id: str
+    number: int
     outcome: AttemptOutcome
+    status: int | None = None
+    error: str | None = None
+    request_id: str | None = None
+    """The id of the request that submitted the payload."""
 
 
 class GatewayFailing(Event, frozen=True):

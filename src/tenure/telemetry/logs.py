@@ -95,7 +95,11 @@ def _write_opened(level: Level, event: SessionOpened) -> None:
 
 def _write_request(event: RequestAnswered) -> None:
     fields = {field: value for field in event.__struct_fields__ if (value := getattr(event, field)) is not None}
-    _logger.info(event.name, **{**fields, "seconds": round(event.seconds, 6)})
+    fields["seconds"] = round(event.seconds, 6)
+    if event.trace is not None:
+        del fields["trace"]
+        fields["trace_id"] = f"{event.trace.trace_id:032x}"
+    _logger.info(event.name, **fields)
 
 
 class _Repetitions:

@@ -218,6 +218,7 @@ class ListedSubmission(Model, frozen=True, kw_only=True):
     attempt_count: int
     next_attempt_at: datetime | None
     last_error: str | None
+    request_id: str | None = None
     created_at: datetime
     ended_at: datetime | None
 

@@ -97,6 +97,7 @@ class ListedSubmission(msgspec.Struct, frozen=True, rename="camel", kw_only=True
     attempt_count: int
     next_attempt_at: Instant | None
     last_error: str | None
+    request_id: str | None
     created_at: Instant
     ended_at: Instant | None
 
@@ -255,7 +256,8 @@ class SubmissionRoutes:
             respond(result if isinstance(result, Exception) else _submit_answer(body.gateway, result))
 
         caller = submitter(call.caller)
-        self._acceptor.submit(body.gateway, caller, call.headers.idempotency_key, bytes(body.payload), done)
+        key, payload = call.headers.idempotency_key, bytes(body.payload)
+        self._acceptor.submit(body.gateway, caller, key, payload, done, call.request_id)
 
     async def list(self, call: Call) -> Answer:
         query: SubmissionQuery = call.query
@@ -348,6 +350,7 @@ def _listed_fields(submission: Submission) -> dict[str, Any]:
         "attempt_count": submission.attempts,
         "next_attempt_at": submission.next_attempt_at and instant(submission.next_attempt_at),
         "last_error": submission.last_error,
+        "request_id": submission.request_id,
         "created_at": instant(submission.created_at),
         "ended_at": submission.ended_at and instant(submission.ended_at),
     }

@@ -179,5 +179,12 @@ def read_envelopes(connection: Connection, submission_ids: Sequence[str]) -> Seq
     return [envelope(*row) for row in rows]
 
 
-def envelope(submission_id: str, delivery_key: str, payload: bytes | None, contract: str) -> Envelope:
-    return Envelope(submission_id, delivery_key, payload or b"", contract_of(contract))
+def envelope(
+    submission_id: str,
+    delivery_key: str,
+    payload: bytes | None,
+    contract: str,
+    request_id: str | None,
+    traceparent: str | None,
+) -> Envelope:
+    return Envelope(submission_id, delivery_key, payload or b"", contract_of(contract), request_id, traceparent)

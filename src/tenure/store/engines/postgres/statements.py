@@ -57,7 +57,7 @@ FINISH_RUN = f"SELECT tenure_finish_run_1({_FENCE}, $4, $5, $6)"
 COMMAND_JOB = "SELECT * FROM tenure_command_job_1($1, $2, $3)"
 PRUNE = f"SELECT * FROM tenure_prune_1({_FENCE}, $4, $5, $6, $7, $8, $9)"  # noqa: S608
 
-ACCEPT_SUBMISSIONS = "SELECT * FROM tenure_accept_submissions_1($1::text::uuid[], $2, $3, $4, $5, $6, $7)"
+ACCEPT_SUBMISSIONS = "SELECT * FROM tenure_accept_submissions_1($1::text::uuid[], $2, $3, $4, $5, $6, $7, $8, $9)"
 ANNOUNCE_SUBMISSIONS = f"SELECT pg_notify('{Topic.SUBMISSIONS.value}', '')"
 BEGIN_ATTEMPTS = f"SELECT * FROM tenure_begin_attempts_1({_FENCE}, $4::text::uuid[], $5::text::uuid[])"  # noqa: S608
 FINISH_ATTEMPTS = f"""

@@ -260,6 +260,8 @@ class PostgresStore(PostgresClient, SharedReads):
             [request.payload for request in requests],
             [request.digest for request in requests],
             [submissions.contract_text(request.contract) for request in requests],
+            [request.request_id for request in requests],
+            [request.traceparent for request in requests],
         )
         return rows.submit_results(records, requests)
 

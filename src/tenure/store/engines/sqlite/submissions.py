@@ -86,6 +86,8 @@ def _accept(connection: Connection, now: datetime, request: SubmitRequest) -> Su
         payload=request.payload,
         digest=request.digest,
         contract=contract_text(request.contract),
+        request_id=request.request_id,
+        traceparent=request.traceparent,
     )
     return SubmitResult(request.submission_id, SubmissionState.PENDING.value, same=True, new=True)
 

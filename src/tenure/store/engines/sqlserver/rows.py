@@ -151,6 +151,8 @@ def _submit_request_values(request: SubmitRequest, start: int) -> Sequence[Any]:
         start,
         len(request.payload),
         to_builtins(request.contract),
+        request.request_id,
+        request.traceparent,
     )
 
 

@@ -208,6 +208,8 @@ def _create_submissions() -> None:
         sa.Column("contract", sa.Unicode, nullable=False),
         sa.Column("last_error", sa.Unicode(ERROR_MAX)),
         sa.Column("payload", Payload),
+        sa.Column("request_id", Name),
+        sa.Column("traceparent", Name),
         sa.PrimaryKeyConstraint("submission_id", name="submissions_pkey"),
         postgresql_with={"fillfactor": 80},
     )

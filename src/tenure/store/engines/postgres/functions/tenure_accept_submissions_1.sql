@@ -6,7 +6,7 @@
 -- a new snapshot, and so reads the submissions that another batch committed after the first statement began.
 CREATE OR REPLACE FUNCTION tenure_accept_submissions_1(
     p_submission uuid[], p_gateway text[], p_caller text[], p_key text[], p_payload bytea[], p_digest bytea[],
-    p_contract text[])
+    p_contract text[], p_request text[], p_traceparent text[])
 RETURNS TABLE ("position" int, submission_id uuid, state text, same boolean, accepted boolean)
 LANGUAGE plpgsql VOLATILE
 AS $$
@@ -20,11 +20,12 @@ BEGIN
         WITH made AS (
             INSERT INTO submissions (
                 submission_id, gateway, caller, idempotency_key, delivery_key, payload, digest, contract, state,
-                attempts, failures, next_attempt_at, created_at, last_modified_at)
+                attempts, failures, next_attempt_at, created_at, last_modified_at, request_id, traceparent)
             SELECT w.submission_id, w.gateway, w.caller, w.key, w.submission_id::text, w.payload, w.digest, w.contract,
-                   'pending', 0, 0, v_now, v_now, v_now
-              FROM unnest(p_submission, p_gateway, p_caller, p_key, p_payload, p_digest, p_contract)
-                   AS w(submission_id, gateway, caller, key, payload, digest, contract)
+                   'pending', 0, 0, v_now, v_now, v_now, w.request_id, w.traceparent
+              FROM unnest(p_submission, p_gateway, p_caller, p_key, p_payload, p_digest, p_contract, p_request,
+                          p_traceparent)
+                   AS w(submission_id, gateway, caller, key, payload, digest, contract, request_id, traceparent)
              WHERE NOT w.submission_id = ANY (v_new)
              ORDER BY w.caller, w.gateway, w.key
             ON CONFLICT (caller, gateway, idempotency_key) DO NOTHING

@@ -8,7 +8,7 @@
 -- Order: the keys, in the order of their index; the existing rows, without keeping a lock; the clock; the inserts.
 --
 -- @request: [[position, submission, gateway, caller, key, digest in hexadecimal digits, offset of the payload in
---             @payloads, counted from 1, its length, contract], …]
+--             @payloads, counted from 1, its length, contract, id of the HTTP request, its traceparent], …]
 CREATE OR ALTER PROCEDURE dbo.tenure_accept_submissions_1 @request nvarchar(MAX), @payloads varbinary(MAX)
 AS
 BEGIN
@@ -30,6 +30,8 @@ BEGIN
         payload_start int NOT NULL,
         payload_length int NOT NULL,
         contract nvarchar(MAX) NOT NULL,
+        request_id varchar(200) COLLATE Latin1_General_100_BIN2,
+        traceparent varchar(200) COLLATE Latin1_General_100_BIN2,
         PRIMARY KEY (caller, gateway, idempotency_key, position)
     );
     DECLARE @known TABLE (
@@ -40,11 +42,13 @@ BEGIN
     );
 
     INSERT INTO @wanted (
-        position, submission_id, gateway, caller, idempotency_key, digest, payload_start, payload_length, contract
+        position, submission_id, gateway, caller, idempotency_key, digest, payload_start, payload_length, contract,
+        request_id, traceparent
     )
     SELECT
         j.position, j.submission_id, j.gateway, j.caller, CONVERT(varbinary(255), j.idempotency_key),
-        CONVERT(varbinary(32), j.digest, 2), j.payload_start, j.payload_length, j.contract
+        CONVERT(varbinary(32), j.digest, 2), j.payload_start, j.payload_length, j.contract,
+        j.request_id, j.traceparent
     FROM OPENJSON(@request) WITH (
         position int '$[0]',
         submission_id uniqueidentifier '$[1]',
@@ -54,7 +58,9 @@ BEGIN
         digest varchar(64) '$[5]',
         payload_start int '$[6]',
         payload_length int '$[7]',
-        contract nvarchar(MAX) '$[8]' AS JSON
+        contract nvarchar(MAX) '$[8]' AS JSON,
+        request_id varchar(200) '$[9]',
+        traceparent varchar(200) '$[10]'
     ) AS j;
 
     -- If several requests have the same key, only the first is inserted.
@@ -92,12 +98,12 @@ BEGIN
     -- LOWER, because SQL Server formats a uniqueidentifier in upper case, and Tenure uses lower case.
     INSERT INTO dbo.submissions (
         submission_id, gateway, caller, idempotency_key, delivery_key, payload, digest, contract, state, attempts,
-        failures, next_attempt_at, created_at, last_modified_at
+        failures, next_attempt_at, created_at, last_modified_at, request_id, traceparent
     )
     SELECT
         w.submission_id, w.gateway, w.caller, w.idempotency_key, LOWER(CONVERT(varchar(36), w.submission_id)),
         SUBSTRING(@payloads, w.payload_start, w.payload_length), w.digest, w.contract, 'pending', 0,
-        0, @now, @now, @now
+        0, @now, @now, @now, w.request_id, w.traceparent
     FROM @wanted AS w
     WHERE w.position = w.first_position AND NOT EXISTS (SELECT 1 FROM @known AS k WHERE k.position = w.position);
 
