@@ -35,6 +35,7 @@ from tenure.telemetry.events import (
     TlsReloaded,
     TlsReloadFailed,
 )
+from tenure.telemetry.service_manager import has_service_manager
 from tenure.telemetry.siblings import Siblings
 
 DRAIN_SECONDS = 10.0
@@ -148,7 +149,8 @@ class _Server(uvicorn.Server):
         self._loop = asyncio.get_running_loop()
         if supervisor is not None:
             self._loop.add_reader(supervisor.fileno(), self._on_supervisor, supervisor)
-        if self._certificate is not None:
+        # A service manager reloads with SIGHUP. Without TLS there is nothing to reload, and SIGHUP must not end it.
+        if self._certificate is not None or has_service_manager():
             self._loop.add_signal_handler(signal.SIGHUP, self.reload_certificate)
         starting = self._instance.start()
         starting.add_done_callback(self._check_start)

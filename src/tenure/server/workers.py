@@ -20,6 +20,7 @@ from tenure.server.tls import Certificate
 from tenure.store.engines import open_store
 from tenure.telemetry.events import SchemaWaiting, Telemetry, TlsReloadFailed, UsageHasNoGateway, WorkerDied
 from tenure.telemetry.logs import configure_logs, log_events
+from tenure.telemetry.service_manager import has_service_manager, notify_service_manager
 from tenure.telemetry.siblings import Siblings, create_folder, delete_folder
 
 RESTART_PAUSE_SECONDS = 0.5
@@ -53,7 +54,9 @@ def certificate_of(config: Config) -> Certificate | None:
 
 def _logged(config: Config) -> Telemetry:
     logs = config.logs
-    return log_events(Telemetry(), logs.level, logs.sessions, access=logs.access)
+    telemetry = log_events(Telemetry(), logs.level, logs.sessions, access=logs.access)
+    notify_service_manager(telemetry)
+    return telemetry
 
 
 async def _require_keys(config: Config, telemetry: Telemetry) -> None:
@@ -126,7 +129,8 @@ class Supervisor:
     def _supervise(self) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
-        if self._config.tls_certificate is not None:
+        # A service manager reloads with SIGHUP. Without TLS there is nothing to reload, and SIGHUP must not end it.
+        if self._config.tls_certificate is not None or has_service_manager():
             signal.signal(signal.SIGHUP, self._request_reload)
         for slot in range(self._config.workers):
             self._spawn(slot)
