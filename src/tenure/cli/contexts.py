@@ -86,7 +86,7 @@ def _context(path: Path, name: str, fields: object) -> Context:
 
 
 def _warn_if_public(path: Path) -> None:
-    if stat.S_IMODE(path.stat().st_mode) & (stat.S_IRWXG | stat.S_IRWXO):
+    if path.is_file() and stat.S_IMODE(path.stat().st_mode) & (stat.S_IRWXG | stat.S_IRWXO):
         note(f"tenure: other users can read {path}, which can contain keys; chmod 600 {path}")
 
 

@@ -24,20 +24,38 @@ class Entry(NamedTuple):
     section: str
 
 
-LOOK, ACT, RUN, CHECK = "Look at the service", "Set up", "Run", "Check, in the database"
+LOOK = "Look at the service"
+CHANGE = "Look at parts of it, and change them"
+CONNECT = "Set up"
+RUN = "Run"
+CHECK = "Check the database"
 
 COMMANDS = {
-    "sessions": Entry("sessions:sessions_commands", "List, show, open and end sessions.", LOOK),
+    "status": Entry(
+        "status:status",
+        "Show the installation at a glance: sessions, seats, usage, leaders, jobs, gateways and alerts.",
+        LOOK,
+    ),
+    "alerts": Entry("alerts:alerts", "List active alerts, newest first.", LOOK),
+    "events": Entry("events:events", "Print what happened to sessions: opened, upgraded and closed.", LOOK),
     "usage": Entry("usage:usage_commands", "Print the usage in a time span, or windows as they were billed.", LOOK),
+    "audit-log": Entry("alerts:audit_log", "List who changed what, newest first.", LOOK),
+    "sessions": Entry("sessions:sessions_commands", "List, show, open and end sessions.", CHANGE),
+    "capacities": Entry("capacities:capacities_commands", "List, show and set the seats of capacities.", CHANGE),
+    "submissions": Entry(
+        "submissions:submissions_commands", "List, show, retry and cancel submissions to gateways.", CHANGE
+    ),
+    "jobs": Entry("jobs:jobs_commands", "List jobs and their runs; run, pause and resume a job.", CHANGE),
+    "leases": Entry("leases:leases_commands", "List leases and their holders, and end a lease.", CHANGE),
     "contexts": Entry(
-        "contexts:contexts_commands", "Name services and their keys, and choose the one that commands call.", ACT
+        "contexts:contexts_commands", "Name services and their keys, and choose the one that commands call.", CONNECT
     ),
     "keys": Entry(
         "keys:keys",
         "Create, list, revoke and rotate API keys, and rotate the key that signs session tokens.",
-        ACT,
+        CONNECT,
     ),
-    "migrate": Entry("migrate:migrate", "Migrate the database schema to the current version.", ACT),
+    "migrate": Entry("migrate:migrate", "Migrate the database schema to the current version.", CONNECT),
     "serve": Entry("serve:serve", "Start the service.", RUN),
     "receiver": Entry(
         "receiver:receiver", "Receive submissions, count each key once, and print the totals at the end.", RUN

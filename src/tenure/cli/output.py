@@ -1,11 +1,10 @@
 """What commands print: tables and fields for people, JSON for programs, questions, notes and progress.
 
 Data goes to standard output, everything else to standard error. Tables fit the width of the terminal: cells are
-shortened first, then columns are left out, the least important ones first. Off a terminal nothing is shortened and
-nothing is coloured.
+shortened first, then columns are left out, the least important ones first, and those without a value at once. Off a
+terminal nothing is shortened or left out, and nothing is coloured.
 """
 
-import math
 import os
 import re
 import shutil
@@ -25,8 +24,8 @@ GAP = "  "
 NONE = "-"
 SHORT_ID = 8
 WIDTH_OF_PIPES = 10_000
-TEXT_MAX = 60
-"""How much of an error message the short form of a cell shows, in characters."""
+CUT_MIN = 16
+"""A text is left out rather than cut to fewer characters."""
 PROGRESS_SECONDS = 0.2
 MILLIONTHS = 1_000_000
 
@@ -69,10 +68,10 @@ def duration_text(seconds: float) -> str:
     """Return a duration in its one fitting unit, such as `42 s`, `12 min` or `3 days`."""
     if seconds < 0.9995:  # noqa: PLR2004 - what is rounded to 1000 ms is a second
         return f"{seconds * 1000:.0f} ms" if seconds else "0 s"
-    for limit, size, unit in ((90, 1, "s"), (90 * 60, 60, "min"), (36 * 3600, 3600, "h")):
+    for limit, size, unit in ((119.5, 1, "s"), (119.5 * 60, 60, "min"), (47.5 * 3600, 3600, "h")):
         if seconds < limit:
-            return f"{math.floor(seconds / size)} {unit}"
-    return f"{math.floor(seconds / 86_400)} days"
+            return f"{round(seconds / size)} {unit}"
+    return f"{round(seconds / 86_400)} days"
 
 
 def relative_text(instant: datetime, at: datetime) -> str:
@@ -109,6 +108,8 @@ class Column(NamedTuple):
     name: str
     rank: int = 0
     """Where the terminal is too narrow, the columns with the highest rank are left out first; rank 0 never is."""
+    can_be_cut: bool = False
+    """The column has text whose beginning is useful, such as an error message."""
 
 
 Value = Cell | datetime | str | int | float | None
@@ -133,8 +134,7 @@ def text_cell(value: str | None, style: str | None = None) -> Cell:
     """A text of any length, such as an error message."""
     if value is None:
         return Cell(NONE)
-    text = clean(value)
-    return Cell(text, text if len(text) <= TEXT_MAX else f"{text[: TEXT_MAX - 1]}…", style)
+    return Cell(clean(value), style=style)
 
 
 def print_table(columns: Sequence[Column | str], rows: Iterable[Sequence[Value]], empty: str = "no data") -> None:
@@ -182,47 +182,68 @@ def _cell(value: Value) -> Cell:
 
 
 def _lines(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], most: int, *, coloured: bool) -> list[str]:
-    short: set[int] = set()
-    shown = list(range(len(columns)))
-    # Shorten from the least important column on, then leave columns out, in the same order.
-    by_rank = sorted(shown, key=lambda index: (-columns[index].rank, -index))
-    steps: list[Callable[[], None]] = [
-        *((lambda index=index: short.add(index)) for index in by_rank),
-        *((lambda index=index: shown.remove(index)) for index in by_rank if columns[index].rank),
-    ]
-    while _total([_widest(columns, rows, index, short) for index in shown]) > most and steps:
-        steps.pop(0)()
-    aligned = [_aligned(columns, rows, index, short, coloured=coloured) for index in shown]
+    layout = _Layout(columns, rows, most)
+    layout.fit()
+    aligned = [layout.aligned(index, coloured=coloured) for index in layout.shown]
     return [GAP.join(line).rstrip() for line in zip(*aligned, strict=True)]
 
 
-def _total(widths: Sequence[int]) -> int:
-    return sum(widths) + len(GAP) * (len(widths) - 1)
+class _Layout:
+    """Which columns of a table are shown, and which of them in short."""
 
+    def __init__(self, columns: Sequence[Column], rows: Sequence[Sequence[Cell]], most: int) -> None:
+        self._columns = columns
+        self._rows = rows
+        self._most = most
+        everything = range(len(columns))
+        self.shown = [index for index in everything if most == WIDTH_OF_PIPES or self._says_something(index)]
+        self._short: set[int] = set()
+        self._cut: dict[int, int] = {}
 
-def _text(cell: Cell, *, short: bool) -> str:
-    return cell.short if short and cell.short is not None else cell.text
+    def fit(self) -> None:
+        """Shorten from the least important column on, then cut columns or leave them out, in the same order."""
+        by_rank = sorted(self.shown, key=lambda index: (-self._columns[index].rank, -index))
+        for index in by_rank:
+            if self._spare() < 0:
+                self._short.add(index)
+        for index in by_rank:
+            if self._spare() < 0 and not self._cut_text(index) and self._columns[index].rank:
+                self.shown.remove(index)
 
+    def _cut_text(self, index: int) -> bool:
+        width = self._width(index) + self._spare()
+        if not self._columns[index].can_be_cut or width < CUT_MIN:
+            return False
+        self._cut[index] = width
+        return True
 
-def _widest(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], index: int, short: set[int]) -> int:
-    texts = (len(_text(row[index], short=index in short)) for row in rows)
-    return max(len(columns[index].name), *texts)
+    def aligned(self, index: int, *, coloured: bool) -> list[str]:
+        texts, width = self._texts(index), self._width(index)
+        justify: Callable[[str, int], str] = str.rjust if all(map(_NUMBER, texts)) else str.ljust
+        head = styled(justify(self._columns[index].name, width), "bold", on=coloured)
+        styles = [row[index].style for row in self._rows]
+        cells = zip(texts, styles, strict=True)
+        return [head, *(styled(justify(text, width), style, on=coloured) for text, style in cells)]
+
+    def _says_something(self, index: int) -> bool:
+        return self._columns[index].rank == 0 or any(row[index].text != NONE for row in self._rows)
+
+    def _spare(self) -> int:
+        return self._most - sum(map(self._width, self.shown)) - len(GAP) * (len(self.shown) - 1)
+
+    def _width(self, index: int) -> int:
+        return max(len(self._columns[index].name), *map(len, self._texts(index)))
+
+    def _texts(self, index: int) -> list[str]:
+        return [self._text(row[index], index) for row in self._rows]
+
+    def _text(self, cell: Cell, index: int) -> str:
+        text = cell.short if index in self._short and cell.short is not None else cell.text
+        most = self._cut.get(index)
+        return text if most is None or len(text) <= most else f"{text[: most - 1]}…"
 
 
 _NUMBER = re.compile(r"-|-?[\d,]+(\.\d+)?").fullmatch
-
-
-def _aligned(
-    columns: Sequence[Column], rows: Sequence[Sequence[Cell]], index: int, short: set[int], *, coloured: bool
-) -> list[str]:
-    texts = [_text(row[index], short=index in short) for row in rows]
-    widest = max(len(columns[index].name), *map(len, texts))
-    justify: Callable[[str, int], str] = str.rjust if all(map(_NUMBER, texts)) else str.ljust
-    head = styled(justify(columns[index].name, widest), "bold", on=coloured)
-    return [
-        head,
-        *(styled(justify(text, widest), row[index].style, on=coloured) for text, row in zip(texts, rows, strict=True)),
-    ]
 
 
 # JSON.

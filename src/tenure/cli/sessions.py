@@ -1,5 +1,6 @@
 """`tenure sessions`: lists, shows, opens and ends sessions of a running service."""
 
+from collections.abc import Sequence
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
@@ -91,7 +92,7 @@ def list_sessions(
     print_sessions(found, "no sessions match" if given or tenant or user or capacity or kind else "no sessions")
 
 
-def print_sessions(sessions: "list[Session]", empty: str = "no sessions") -> None:
+def print_sessions(sessions: "Sequence[Session]", empty: str = "no sessions") -> None:
     columns = (
         Column("session"),
         Column("state"),

@@ -1,0 +1,221 @@
+"""What `tenure status` and `tenure top` show of the whole installation, read with a few requests.
+
+A caller may not see everything: what its role or its tenant does not allow is None here, and left out on the screen.
+"""
+
+import re
+from collections.abc import Callable
+from datetime import datetime
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+from tenure.cli.output import Cell, Value, clean, duration_text, now, relative_text
+from tenure.cli.service import Service
+from tenure.cli.sessions import KINDS
+
+if TYPE_CHECKING:
+    from tenure_client.models import Alert, Caller, Health, Job, Lease, Readiness, SessionMetrics
+
+T = TypeVar("T")
+
+LISTED = 100
+"""How many leases, jobs and alerts are read. An installation has fewer, unless something is very wrong."""
+LATE_SECONDS = 15 * 60
+"""Usage that is not delivered for so long also raises an alert."""
+SHOWN = 3
+
+_SERIES = re.compile(r"([a-z_]+)(?:\{(.*?)\})? (\S+)").fullmatch
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"').findall
+
+
+class Metrics:
+    """The values of `GET /metrics`."""
+
+    def __init__(self, text: str) -> None:
+        self._series: dict[str, list[tuple[dict[str, str], float]]] = {}
+        for line in text.splitlines():
+            found = None if line.startswith("#") else _SERIES(line)
+            if found:
+                labels = dict(_LABEL(found[2] or ""))
+                self._series.setdefault(found[1], []).append((labels, float(found[3])))
+
+    def value(self, name: str, **labels: str) -> float | None:
+        """The sum of all series of a metric with these labels; None if there is none."""
+        values = [value for has, value in self._series.get(name, []) if labels.items() <= has.items()]
+        return sum(values) if values else None
+
+    def by(self, name: str, label: str) -> dict[str, float]:
+        """The sums of a metric by one of its labels."""
+        sums: dict[str, float] = {}
+        for labels, value in self._series.get(name, []):
+            sums[labels.get(label, "")] = sums.get(labels.get(label, ""), 0.0) + value
+        return sums
+
+
+class Overview(NamedTuple):
+    at: datetime
+    url: str
+    caller: "Caller | None"
+    health: "Health | None"
+    readiness: "Readiness | None"
+    not_ready: str | None
+    """Why the instance is not ready."""
+    sessions: "SessionMetrics | None"
+    metrics: Metrics | None
+    leases: "list[Lease] | None"
+    jobs: "list[Job] | None"
+    alerts: "list[Alert] | None"
+    raw: dict[str, bytes]
+    """The answers, by the name of their part."""
+
+
+def read_overview(service: Service) -> Overview:
+    """Read all parts. Raises if the service does not answer."""
+    client, raw = service.client, {}
+
+    def part(name: str, call: Callable[[], T], *, keep: bool = True) -> T | None:
+        from tenure_client.errors import Forbidden, NotFound  # noqa: PLC0415
+
+        try:
+            found = call()
+        except (Forbidden, NotFound):
+            return None
+        if keep:
+            raw[name] = service.raw()
+        return found
+
+    readiness, not_ready = _readiness(service)
+    if readiness is not None:
+        raw["readiness"] = service.raw()
+    metrics = part("metrics", client.metrics, keep=False)
+    leases = part("leases", lambda: client.leases.list(limit=LISTED).first())
+    jobs = part("jobs", lambda: client.jobs.list(limit=LISTED).first())
+    alerts = part("alerts", lambda: client.alerts.list(state="active", limit=LISTED).first())
+    return Overview(
+        at=now(),
+        url=service.url,
+        caller=part("caller", client.me),
+        health=part("health", client.health),
+        readiness=readiness,
+        not_ready=not_ready,
+        sessions=part("sessions", client.sessions.metrics),
+        metrics=None if metrics is None else Metrics(metrics),
+        leases=None if leases is None else leases.leases,
+        jobs=None if jobs is None else jobs.jobs,
+        alerts=None if alerts is None else alerts.alerts,
+        raw=raw,
+    )
+
+
+def _readiness(service: Service) -> "tuple[Readiness | None, str | None]":
+    from tenure_client.errors import Unavailable  # noqa: PLC0415
+
+    try:
+        return service.client.ready(), None
+    except Unavailable as error:
+        return None, error.detail
+
+
+# The lines that both commands show.
+
+
+def overview_fields(overview: Overview) -> dict[str, Value]:
+    """Return one line per part of the installation, the most important first."""
+    fields: dict[str, Value] = {"service": _service_cell(overview)}
+    if overview.caller is not None:
+        fields["you"] = _caller_text(overview.caller)
+    if overview.sessions is not None:
+        fields["sessions"] = _sessions_text(overview.sessions)
+    if overview.metrics is not None:
+        fields["seats"] = _seats_cell(overview.metrics)
+        fields["usage"] = _usage_cell(overview.metrics)
+    if overview.leases is not None:
+        fields["leaders"] = _leaders_cell([lease for lease in overview.leases if not is_job_lock(lease)], overview.at)
+    if overview.jobs is not None:
+        fields["jobs"] = _jobs_cell(overview.jobs)
+    if overview.metrics is not None:
+        fields["gateways"] = _gateways_text(overview.metrics)
+    if overview.alerts is not None:
+        fields["alerts"] = _alerts_cell(overview.alerts, overview.at)
+    return fields
+
+
+def _service_cell(overview: Overview) -> Cell:
+    version = "" if overview.health is None else f", version {clean(overview.health.version)}"
+    if overview.not_ready is not None:
+        return Cell(f"{overview.url}{version}, not ready: {clean(overview.not_ready)}", style="bad")
+    return Cell(f"{overview.url}{version}, ready", style="good")
+
+
+def _caller_text(caller: "Caller") -> str:
+    if caller.anonymous:
+        return "anonymous: no key exists yet, so none is needed"
+    bound = "" if caller.tenant_object_id is None else f", of tenant {caller.tenant_object_id}"
+    return f"{caller.name}, {caller.role}{bound}"
+
+
+def _sessions_text(sessions: "SessionMetrics") -> str:
+    kinds = [f"{count:,} {KINDS.get(int(kind), kind)}" for kind, count in sessions.active_by_kind.items() if count]
+    return f"{sessions.active_sessions:,} live{': ' if kinds else ''}{', '.join(kinds)}"
+
+
+def _seats_cell(metrics: Metrics) -> Cell:
+    seats = metrics.by("tenure_seats", "state")
+    limit, taken = seats.get("limit"), seats.get("taken")
+    if not limit or taken is None:
+        return Cell("no capacity has a limit")
+    return Cell(f"{taken:,.0f} of {limit:,.0f} taken ({taken / limit:.0%})", style="warn" if taken >= limit else None)
+
+
+def _usage_cell(metrics: Metrics) -> Cell:
+    lag = metrics.value("tenure_usage_lag_seconds")
+    if lag is None:
+        return Cell("unknown", style="dim")
+    failures = metrics.value("tenure_usage_failures_in_a_row") or 0
+    failing = f", {failures:.0f} failures in a row" if failures else ""
+    text = f"delivered up to {duration_text(round(lag))} ago{failing}"
+    return Cell(text, style="bad" if lag > LATE_SECONDS else "warn" if failures else None)
+
+
+def _leaders_cell(leases: "list[Lease]", at: datetime) -> Cell:
+    if not leases:
+        return Cell("none", style="warn")
+    texts = [
+        f"{lease.name}: {lease.holder}, since {duration_text((at - lease.acquired_at).total_seconds())}"
+        if lease.held
+        else f"{lease.name}: nobody"
+        for lease in leases
+    ]
+    return Cell(_some(texts, "; "), style=None if all(lease.held for lease in leases) else "warn")
+
+
+def is_job_lock(lease: "Lease") -> bool:
+    """The lock of a job is held only while the job runs."""
+    return lease.name.startswith("job:")
+
+
+def _jobs_cell(jobs: "list[Job]") -> Cell:
+    failing = [f"{job.name} ({job.failures_in_a_row} failures in a row)" for job in jobs if job.failures_in_a_row]
+    paused = [job.name for job in jobs if job.paused]
+    parts = [f"{len(jobs) - len(failing) - len(paused)} ok"]
+    parts += [f"failing: {_some(failing)}"] if failing else []
+    parts += [f"paused: {_some(paused)}"] if paused else []
+    return Cell(", ".join(parts), style="bad" if failing else "warn" if paused else None)
+
+
+def _gateways_text(metrics: Metrics) -> str:
+    waiting = metrics.by("tenure_submissions_pending", "gateway")
+    # `other` stands for gateways that are not configured any more.
+    shown = {name: count for name, count in waiting.items() if count or name != "other"}
+    return ", ".join(f"{name}: {count:,.0f} waiting" for name, count in shown.items()) or "none configured"
+
+
+def _alerts_cell(alerts: "list[Alert]", at: datetime) -> Cell:
+    if not alerts:
+        return Cell("none", style="good")
+    texts = [f"{alert.name} since {relative_text(alert.raised_at, at)}: {clean(alert.detail)}" for alert in alerts]
+    return Cell(f"{len(alerts)} active: {_some(texts, '; ')}", style="bad")
+
+
+def _some(texts: list[str], gap: str = ", ") -> str:
+    more = f"{gap}and {len(texts) - SHOWN} more" if len(texts) > SHOWN else ""
+    return gap.join(texts[:SHOWN]) + more
