@@ -233,6 +233,16 @@ export class Client {
     return this.request("GET", `/sessions/${part(sessionId)}`);
   }
 
+  /**
+   * What is known about a session, in the order of time: why it ended, who ended it, how it was billed.
+   * @param {string} sessionId
+   * @param {Record<string, unknown>} [query]
+   * @returns {Promise<HistoryAnswer>}
+   */
+  sessionHistory(sessionId, query) {
+    return this.request("GET", `/sessions/${part(sessionId)}/history`, { query });
+  }
+
   /** @param {string} sessionId @returns {Promise<SessionAnswer>} */
   endSession(sessionId) {
     return this.request("DELETE", `/sessions/${part(sessionId)}`);
@@ -1299,6 +1309,49 @@ export const ERROR_CODES = Object.freeze([
 /** @typedef {"session.closed" | "session.opened" | "session.upgraded"} EventType */
 
 /**
+ * @typedef {object} FactAnswer
+ * @property {string} at
+ * @property {FactName} fact
+ * @property {string} text
+ * @property {string} [userObjectId]
+ * @property {string} [tenantObjectId]
+ * @property {string} [capacityId]
+ * @property {1 | 2 | 3} [sessionKind]
+ * @property {string} [termEndsAt]
+ * @property {number} [leaseSeconds]
+ * @property {number} [idleSeconds]
+ * @property {number} [heartbeatInterval]
+ * @property {string} [previousSessionId]
+ * @property {string} [nextSessionId]
+ * @property {(string)[]} [sessionIds]
+ * @property {string} [until]
+ * @property {CloseReason} [closeReason]
+ * @property {boolean} [recorded]
+ * @property {string} [subject]
+ * @property {string} [name]
+ * @property {string} [requestId]
+ * @property {StreamCounters} [stream]
+ * @property {number} [windowId]
+ * @property {number} [lastWindowId]
+ * @property {number} [windows]
+ * @property {string} [from]
+ * @property {string} [to]
+ * @property {number} [usage]
+ * @property {"delivered" | "notSent" | "waiting"} [delivery]
+ * @property {string} [deliveredAt]
+ * @property {number} [chunk]
+ * @property {string} [submissionId]
+ * @property {string} [gateway]
+ * @property {number} [attempt]
+ * @property {number} [attempts]
+ * @property {number} [status]
+ * @property {string} [error]
+ * @property {boolean} [receipt]
+ */
+
+/** @typedef {"billed" | "deadline" | "delivered" | "delivering" | "deliveryAbandoned" | "deliveryFailed" | "deliveryGivenUp" | "deliveryUnknown" | "deliveryWaits" | "ended" | "evictedFor" | "keptAliveUntil" | "lastActivity" | "notBilledYet" | "opened" | "streamed" | "upgradedFrom" | "upgradedTo" | "windowsNotKept"} FactName */
+
+/**
  * @typedef {object} FieldError
  * @property {string} field
  * @property {string} message
@@ -1348,6 +1401,14 @@ export const ERROR_CODES = Object.freeze([
  * @typedef {object} HeartbeatsBody
  * @property {(string)[]} sessionIds
  * @property {boolean} [active]
+ */
+
+/**
+ * @typedef {object} HistoryAnswer
+ * @property {SessionAnswer} session
+ * @property {(FactAnswer)[]} facts
+ * @property {number} count
+ * @property {string | null} nextCursor
  */
 
 /**

@@ -33,6 +33,7 @@ from tenure.http.routes.audit_log import AuditLogRoutes
 from tenure.http.routes.capacities import CapacityRoutes
 from tenure.http.routes.documents import DocumentRoutes
 from tenure.http.routes.events import EventRoutes
+from tenure.http.routes.history import HistoryRoutes
 from tenure.http.routes.jobs import JobRoutes
 from tenure.http.routes.keys import KeyRoutes
 from tenure.http.routes.leases import LeaseRoutes
@@ -224,6 +225,7 @@ class Instance:
         edge = Edge(config.http, config.host, telemetry, config.access)
         table: Table = [
             *SessionRoutes(self._store, opener, renewer, ender, counts, counters, config.prefix, token_signer).routes(),
+            *HistoryRoutes(self._store, config.prefix).routes(),
             *CapacityRoutes(self._store, config.prefix).routes(),
             *StreamRoutes(self.streams, stream_opener, token_signer).routes(),
             *TranscriptionRoutes(self.streams, stream_opener, renewer, ends, _transcription_factory(config)).routes(),

@@ -26,6 +26,7 @@ from sqlalchemy.sql.selectable import TextualSelect
 from tenure.domain.alerts import AlertFilter, AlertName, AlertPosition, Condition
 from tenure.domain.audit_log import AuditFilter, AuditPosition
 from tenure.domain.events import EventFilter, EventPosition, EventType
+from tenure.domain.history import View
 from tenure.domain.scope import EVERYTHING, Scope
 from tenure.domain.sessions import Position, SessionFilter
 from tenure.domain.submissions import Change, SubmissionFilter
@@ -165,6 +166,7 @@ SAMPLES: Mapping[Any, Sequence[Any]] = {
     datetime: [AT],
     Sequence[str]: [[ID]],
     Position: [Position(AT, ID)],
+    View: [View(audit=True, usage=True, deliveries=True), View(audit=False, usage=True, deliveries=False)],
     Scope: [EVERYTHING, Scope(ID), Scope(ID, ID)],
     Change: [Change(7, 7)],
     SessionFilter: [

@@ -8,21 +8,34 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
+import asyncpg
 import pytest
 from sqlalchemy import Connection, event
-from sqlalchemy.dialects import postgresql
+from sqlalchemy.dialects import postgresql, sqlite
 
 from tenure.clock import from_microseconds
 from tenure.domain.events import ALL_TYPES, EventFilter, end_of
+from tenure.domain.history import View
 from tenure.domain.scope import EVERYTHING, Scope
 from tenure.domain.sessions import Position, SessionFilter
 from tenure.domain.submissions import SubmissionFilter, SubmissionState
 from tenure.domain.usage import GroupBy, UsageFilter, UsageSumQuery
 from tenure.store.engines import open_store
 from tenure.store.limits import SCAN_MAX
-from tenure.store.reads import capacities, events, intervals, leases, session_list, sessions, submissions, usage
+from tenure.store.reads import (
+    capacities,
+    events,
+    history,
+    intervals,
+    leases,
+    session_list,
+    sessions,
+    submissions,
+    usage,
+)
 from tests.support.databases import POOL_SIZE, Database
 from tests.support.open_requests import some_id
+from tests.support.usage import session_between
 
 LIMIT = 101
 DIRECT_MAX = 2_000
@@ -181,6 +194,80 @@ async def test_postgresql_reads_events_of_every_filter_from_indexes(postgres_mil
     whole = {name: each for name, each in found.items() if "tenant=None" in name and name.count("<EventType") == 3}
     assert exceeding(whole, DIRECT_MAX) == {}
     assert len(whole) == 3
+
+
+HISTORY_SESSION = "0190b0a0-0000-7000-8000-00000000000d"
+REASONS = ("TERMINATED", "UPGRADED", "EVICTED")
+"""Reasons that a history explains by reading other rows."""
+
+
+@pytest.mark.slow
+async def test_postgresql_reads_history_of_ten_thousand_windows_from_indexes(postgres_million: str) -> None:
+    """A session that was live in all windows. A section reads the bounds of its runs, not all windows of them."""
+    connection = await asyncpg.connect(postgres_million)
+    await connection.execute(
+        f"""
+        INSERT INTO sessions (session_id, tenant_object_id, user_object_id, capacity_id, started_at, term_ends_at,
+                              deadline_at, last_heartbeat_at, last_activity_at, modified_at, closed_at, kind, state,
+                              lapse_reason, close_reason)
+        SELECT '{HISTORY_SESSION}', gen_random_uuid(), gen_random_uuid(), gen_random_uuid(), s, e, e, s, s, e, e, 1,
+               'closed', 'EXPIRED', 'EXPIRED'
+          FROM (SELECT now() - interval '51 days' AS s, now() - interval '40 days' AS e) AS made
+        """
+    )
+    for reason in REASONS:
+        await connection.execute("UPDATE sessions SET close_reason = $1 WHERE session_id = $2", reason, HISTORY_SESSION)
+        reads: list[tuple[Any, Callable[[Any], Any]]] = [
+            (
+                (reason, deliveries, after),
+                lambda connection, deliveries=deliveries, after=after: history.read_history(
+                    connection,
+                    HISTORY_SESSION,
+                    EVERYTHING,
+                    View(audit=True, usage=True, deliveries=deliveries),
+                    after,
+                ),
+            )
+            for deliveries in (True, False)
+            for after in (None, 5_000)
+        ]
+        found = await counted(postgres_million, reads)
+        assert exceeding(found, DIRECT_MAX) == {}
+        assert [plan for _, plan in found.values() if "Seq Scan on usage_windows" in plan] == []
+    await connection.execute("DELETE FROM sessions WHERE session_id = $1", HISTORY_SESSION)
+    await connection.close()
+
+
+def test_sqlite_reads_history_from_indexes(sqlite_file: Database) -> None:
+    session = session_between(MIDDLE, MIDDLE + timedelta(days=30))
+    statements = [
+        history.first_window_statement(MIDDLE),
+        history.last_window_statement(MIDDLE),
+        history.eras_statement(1, 9),
+        history.next_without_contract_statement(1, 9),
+        history.next_with_contract_statement(1, 9),
+        history.waiting_statement(1, 9),
+        history.chunks_statement(some_id(), [1, 2]),
+        history.following_statement(session, MIDDLE),
+        history.newcomers_statement(some_id(), MIDDLE, EVERYTHING),
+        history.newcomers_statement(some_id(), MIDDLE, Scope(some_id(), some_id())),
+    ]
+    engine = sqlite_file.store._readers.engine  # type: ignore[attr-defined]
+    with engine.connect() as connection:
+        lines = {
+            row[3]
+            for statement in statements
+            for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {_sqlite_text(statement)}")
+        }
+    tables = "sessions|usage_windows|usage_chunks|submissions|submission_attempts"
+    reads = {line for line in lines if re.search(rf" ({tables})( |$)", line)}
+    assert {line for line in reads if not re.match(r"SEARCH \w+ USING (COVERING )?INDEX \w+ \(\w+[=<>]", line)} == set()
+    for index in ("ended_at", "without_contract", "with_contract", "awaited"):
+        assert any(f"usage_windows_{index}" in line for line in reads), index
+
+
+def _sqlite_text(statement: Any) -> str:
+    return str(statement.compile(dialect=sqlite.dialect(), compile_kwargs={"literal_binds": True}))
 
 
 GATEWAYS = ["gateway 3", "gateway old", "unknown"]

@@ -22,7 +22,18 @@ from tenure.domain.submissions import Change, SubmissionFilter
 from tenure.domain.usage import ChunkBounds, Era, GroupBy, Overlap, UsageFilter, UsageSumQuery, Window
 from tenure.store import migrate, tables
 from tenure.store.engines.sqlserver import calls, reads
-from tenure.store.reads import alerts, capacities, intervals, keys, leases, session_list, sessions, submissions, usage
+from tenure.store.reads import (
+    alerts,
+    capacities,
+    history,
+    intervals,
+    keys,
+    leases,
+    session_list,
+    sessions,
+    submissions,
+    usage,
+)
 from tenure.store.types import Id, Instant
 from tests.sqlserver import tsql
 from tests.support.databases import Database
@@ -85,6 +96,16 @@ USAGE_ARGUMENTS: dict[str, list[tuple[Any, ...]]] = {
     "window_statement": [(7,)],
     "find_statement": [([ONE, OTHER],)],
     "undelivered_statement": [()],
+    "selected_windows_statement": [([1, 2],)],
+    "first_window_statement": [(AT,)],
+    "last_window_statement": [(AT,)],
+    "following_statement": [(opened(request(), LIMITS, NOON), AT)],
+    "newcomers_statement": [(ONE, AT, scope) for scope in SCOPES],
+    "chunks_statement": [(ONE, [1, 2])],
+    "eras_statement": [(1, 9)],
+    "next_without_contract_statement": [(1, 9)],
+    "next_with_contract_statement": [(1, 9)],
+    "waiting_statement": [(1, 9)],
     "deliveries_statement": [(9,)],
     "overlaps_statement": [(7,)],
     "divide_statement": list(itertools.product([WINDOW], [None, ONE], [7], [reads.BY_ID])),
@@ -97,7 +118,7 @@ USAGE_ARGUMENTS: dict[str, list[tuple[Any, ...]]] = {
 }
 USAGE_STATEMENTS = {
     name: function
-    for module in (usage, intervals)
+    for module in (usage, intervals, history)
     for name, function in inspect.getmembers(module, inspect.isfunction)
     if name.endswith("_statement")
 } | {"overlaps_statement": sessions.overlaps_statement}

@@ -17,6 +17,8 @@ USAGE_KEPT = timedelta(days=400)
 """For windows, chunks and closed sessions."""
 SCAN_MAX = 5000
 """The most index entries that a page of sessions reads if no index checks all of its filter."""
+UNSENT_SPANS_MAX = 10
+"""The most spans of windows without a gateway that one section of a session's history covers."""
 LAPSES_MAX = 20_000
 """The most sessions waiting for the sweep that a page of events searches for lapses."""
 AUDIT_LOG_KEPT = timedelta(days=400)

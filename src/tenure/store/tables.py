@@ -414,6 +414,9 @@ UNFINISHED = text("ended_at IS NULL")
 UNCHUNKED = text("chunked_at IS NULL")
 UNSENT = text("contract IS NULL AND chunked_at IS NOT NULL")
 AWAITED = text("delivered_at IS NULL AND contract IS NOT NULL")
+# `era > 0` is always true. Only the history of a session has it, so that no other read uses these indexes.
+WITHOUT_CONTRACT = text("contract IS NULL AND era > 0")
+WITH_CONTRACT = text("contract IS NOT NULL AND era > 0")
 SENT = text("submission_id IS NOT NULL")
 UNDELIVERED = text("delivered_at IS NULL")
 UNCLEARED = text("cleared_at IS NULL")
@@ -538,6 +541,18 @@ usage_windows_awaited = _partial(
     usage_windows.c.window_id,
     where=AWAITED,
     mssql_include=["delivered_at"],
+)
+# Finds the windows in which a session was live. Windows are inserted once a minute.
+usage_windows_ended_at = Index("usage_windows_ended_at", usage_windows.c.ended_at)
+# Find where windows without a gateway begin and end, however many there are.
+usage_windows_without_contract = _partial(
+    "usage_windows_without_contract",
+    usage_windows.c.window_id,
+    where=WITHOUT_CONTRACT,
+    mssql_include=["contract", "era"],
+)
+usage_windows_with_contract = _partial(
+    "usage_windows_with_contract", usage_windows.c.window_id, where=WITH_CONTRACT, mssql_include=["era"]
 )
 usage_windows_unsent = _partial(
     "usage_windows_unsent", usage_windows.c.started_at, where=UNSENT, mssql_include=["contract"]

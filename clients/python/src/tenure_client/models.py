@@ -127,6 +127,58 @@ class Heartbeats(Model, frozen=True, kw_only=True):
     count: int
 
 
+class Fact(Model, frozen=True, kw_only=True):
+    """One fact of a session's history: `fact` names what happened, `text` says it in one line.
+
+    Only the fields that belong to the fact are set.
+    """
+
+    at: datetime
+    fact: str
+    text: str
+    user_object_id: str | None = None
+    tenant_object_id: str | None = None
+    capacity_id: str | None = None
+    session_kind: int | None = None
+    term_ends_at: datetime | None = None
+    lease_seconds: Seconds | None = None
+    idle_seconds: Seconds | None = None
+    heartbeat_interval: Seconds | None = None
+    previous_session_id: str | None = None
+    next_session_id: str | None = None
+    session_ids: list[str] | None = None
+    until: datetime | None = None
+    close_reason: str | None = None
+    recorded: bool | None = None
+    subject: str | None = None
+    name: str | None = None
+    request_id: str | None = None
+    stream: StreamCounters | None = None
+    window_id: int | None = None
+    last_window_id: int | None = None
+    windows: int | None = None
+    from_: datetime | None = msgspec.field(default=None, name="from")
+    to: datetime | None = None
+    usage: Decimal | None = None
+    delivery: str | None = None
+    delivered_at: datetime | None = None
+    chunk: int | None = None
+    submission_id: str | None = None
+    gateway: str | None = None
+    attempt: int | None = None
+    attempts: int | None = None
+    status: int | None = None
+    error: str | None = None
+    receipt: bool | None = None
+
+
+class History(Model, frozen=True, kw_only=True):
+    session: Session
+    facts: list[Fact]
+    count: int
+    next_cursor: str | None
+
+
 class SessionMetrics(Model, frozen=True, kw_only=True):
     active_sessions: int
     total_sessions: int

@@ -335,7 +335,7 @@ class SessionRoutes:
         return Answer(answer, 201, [*JSON, (b"location", location.encode())])
 
     def heartbeat(self, call: Call, respond: Respond) -> None:
-        session_id = _session_id(call)
+        session_id = session_id_of(call)
 
         def done(result: HeartbeatResult | Exception) -> None:
             respond(result if isinstance(result, Exception) else _heartbeat_answer(session_id, result))
@@ -349,20 +349,20 @@ class SessionRoutes:
         return Answer(HeartbeatsAnswer(list(map(heartbeat_of_many, session_ids, results)), len(session_ids)))
 
     async def get(self, call: Call) -> Answer:
-        session_id = _session_id(call)
+        session_id = session_id_of(call)
         session = await self._store.get_session(session_id, call.caller.scope)
         if session is None:
-            raise _unknown(session_id)
+            raise unknown_session(session_id)
         if call.caller.session_id is not None and session.closed_at is not None:
             raise SessionOver(str(session.close_reason))
         return Answer(session_answer(session))
 
     async def end(self, call: Call) -> Answer:
-        session_id = _session_id(call)
+        session_id = session_id_of(call)
         reason = CloseReason.TERMINATED if call.caller.role is Role.OPERATOR else CloseReason.STOPPED
         result = await self._ender.end(session_id, reason, call.caller.scope, call.actor)
         if result.session is None:
-            raise _unknown(session_id)
+            raise unknown_session(session_id)
         if call.caller.session_id is not None and not (result.recorded and result.session.close_reason == reason):
             raise SessionOver(str(result.session.close_reason))
         return Answer(session_answer(result.session))
@@ -419,7 +419,7 @@ def refusal_of_open(result: OpenResult, scope: Scope) -> Problem | None:
 def refusal_of(result: HeartbeatResult | AttachResult, session_id: str) -> Problem | None:
     """Returns the problem if the result is a refusal, otherwise None. All transports report the same problem."""
     if result.found is Found.UNKNOWN:
-        return _unknown(session_id)
+        return unknown_session(session_id)
     if result.found is Found.OVER:
         reason = result.close_reason if isinstance(result, HeartbeatResult) else _close_reason(result)
         return SessionOver(str(reason))
@@ -464,16 +464,16 @@ def _filter(query: SessionQuery) -> SessionFilter:
     )
 
 
-def _session_id(call: Call) -> str:
+def session_id_of(call: Call) -> str:
     """Returns the session id of the path in canonical form. Raises `NotFound` for a malformed id."""
     session_id = call.path["sessionId"]
     canonical = canonical_id(session_id)
     if canonical is None:
-        raise _unknown(session_id)
+        raise unknown_session(session_id)
     return canonical
 
 
-def _unknown(session_id: str) -> NotFound:
+def unknown_session(session_id: str) -> NotFound:
     return NotFound(f"session {session_id[:64]} does not exist")
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Protocol
 
+from tenure.domain.history import SessionHistory, View
 from tenure.domain.leases import Fence
 from tenure.domain.scope import Scope
 from tenure.domain.sessions import (
@@ -72,6 +73,12 @@ class SessionStore(Protocol):
         """
 
     async def get_session(self, session_id: str, scope: Scope) -> Session | None: ...
+
+    async def read_history(self, session_id: str, scope: Scope, view: View, after: int | None) -> SessionHistory | None:
+        """Returns what the tables hold about a session, with the section of its windows that follows window `after`.
+
+        None if the session does not exist. Its cost does not grow with the tables.
+        """
 
     async def list_sessions(
         self, criteria: SessionFilter, after: Position | None, limit: int, scope: Scope

@@ -14,6 +14,7 @@ from tenure.store.reads import (
     alerts,
     capacities,
     events,
+    history,
     intervals,
     keys,
     leases,
@@ -56,6 +57,7 @@ class SharedReads:
 
     get_session = _short(sessions.get_session)
     list_sessions = _short(session_list.list_sessions)
+    read_history = _short(history.read_history)
     count_sessions = _long(sessions.count_sessions)
     count_active_sessions = _long(sessions.count_active_sessions)
     find_overlaps = _long(sessions.find_overlaps, AUDIT_SECONDS)

@@ -66,6 +66,10 @@ def windows_statement(before: int | None, limit: int) -> Select[Any]:
     return statement.order_by(usage_windows.c.window_id.desc()).limit(limit)
 
 
+def selected_windows_statement(window_ids: Sequence[int]) -> Select[Any]:
+    return _WINDOWS.where(usage_windows.c.window_id.in_(window_ids))
+
+
 def get_window(connection: Connection, window_id: int) -> tuple[Window, Sequence[Chunk]] | None:
     rows = connection.execute(window_statement(window_id)).all()
     if not rows:

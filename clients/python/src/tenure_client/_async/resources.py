@@ -76,6 +76,13 @@ class AsyncSessions(_AsyncResource):
     async def get(self, session_id: Id) -> models.Session:
         return await self._get(_routes.SESSION, models.Session, sessionId=session_id)
 
+    def history(
+        self, session_id: Id, *, limit: int | None = None, cursor: str | None = None
+    ) -> AsyncPages[models.History, models.Fact]:
+        """List what is known about a session, in the order of time: why it ended, who ended it, how it was billed."""
+        query = models.PageQuery(limit=limit, cursor=cursor)
+        return self._pages(_routes.HISTORY, "facts", query, sessionId=session_id)
+
     async def end(self, session_id: Id) -> models.Session:
         return await self._get(_routes.END, models.Session, sessionId=session_id)
 
