@@ -178,6 +178,8 @@ export class Client {
         method,
         headers: {
           accept: asText ? "text/plain" : "application/json",
+          // An instance with json_case = "snake" answers this client in camelCase.
+          "tenure-json-case": "camel",
           ...(isJson ? { "content-type": "application/json" } : {}),
           ...(this.#credential === null ? {} : { authorization: `Bearer ${this.#credential}` }),
           ...headers,
@@ -528,10 +530,9 @@ export class Client {
   #socket(path) {
     const url = new URL(path, this.#url);
     url.protocol = url.protocol === "https:" ? "wss:" : "ws:";
-    const socket = new WebSocket(
-      url,
-      this.#credential === null ? ["tenure"] : ["tenure", `tenure.bearer.${this.#credential}`],
-    );
+    const offered = ["tenure", "tenure.camel"];
+    if (this.#credential !== null) offered.push(`tenure.bearer.${this.#credential}`);
+    const socket = new WebSocket(url, offered);
     socket.binaryType = "arraybuffer";
     return socket;
   }

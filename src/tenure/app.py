@@ -25,9 +25,10 @@ from tenure.ensemble import Ensemble
 from tenure.errors import ConfigurationError, DatabaseUnavailable
 from tenure.events.delivery import EVENTS_LEASE, EventDelivery, EventPayloads, GatewaySubscription
 from tenure.events.feed import Feed
+from tenure.http.decoding import Decoding
 from tenure.http.edge import Edge
 from tenure.http.pages import cursor_of_event
-from tenure.http.pipeline import Pipeline, Table
+from tenure.http.pipeline import Pipeline, Table, names_in
 from tenure.http.routes.alerts import AlertRoutes
 from tenure.http.routes.audit_log import AuditLogRoutes
 from tenure.http.routes.capacities import CapacityRoutes
@@ -48,13 +49,14 @@ from tenure.http.routes.usage import UsageRoutes
 from tenure.jobs.job import Job, jobs_of_applications
 from tenure.jobs.prune import Prune
 from tenure.leases.held import MICROSECONDS
+from tenure.naming import CAMEL, Names, SnakeNames
 from tenure.sessions.counts import SessionCounter
 from tenure.sessions.end import Ender
 from tenure.sessions.ends import SessionEnds
 from tenure.sessions.expire import ExpireSessions
 from tenure.sessions.heartbeat import Renewer
 from tenure.sessions.open import Opener
-from tenure.store.contract import Topic
+from tenure.store.contract import Store, Topic
 from tenure.store.engines import open_store
 from tenure.streams.handlers import HandlerFactory, handler_factory
 from tenure.streams.registry import Streams
@@ -117,6 +119,11 @@ def _start_traces(config: TracesConfig, telemetry: Telemetry) -> Exporter | None
     return exporter
 
 
+def _decoding(config: Config, snake_names: Names) -> Decoding:
+    names = snake_names if config.http.json_case == "snake" else CAMEL
+    return Decoding(names, ignores_unknown=config.http.unknown_fields == "ignore")
+
+
 def _settle_memory() -> None:
     """Exclude the objects created at startup from garbage collection.
 
@@ -133,6 +140,14 @@ def _cut_rules(config: Config, gateway: Gateway | None) -> CutRules:
     interval_seconds = config.job("emit-usage").interval_seconds or EmitUsage.interval_seconds
     contract = None if gateway is None else usage_contract(gateway.contract, config.usage.format)
     return CutRules(round(interval_seconds * MICROSECONDS), (first, second, third), contract)
+
+
+def _payload_sources(store: Store, telemetry: Telemetry) -> PayloadSources:
+    sources = PayloadSources()
+    sources.register(UsagePayloads(store, telemetry))
+    sources.register(AlertPayloads(store))
+    sources.register(EventPayloads(store))
+    return sources
 
 
 def _subscriptions(config: Config, gateways: Mapping[str, Gateway]) -> Mapping[str, GatewaySubscription]:
@@ -184,10 +199,7 @@ class Instance:
         self.streams = Streams(self._store, config.streams, config.sessions, make_handler, ends, telemetry)
         self._store.listen_for_ends(ends.learn, self.streams.check_sessions)
         self.ensemble = Ensemble(self._store, timing=config.leases, telemetry=telemetry)
-        sources = PayloadSources()
-        sources.register(UsagePayloads(self._store, telemetry))
-        sources.register(AlertPayloads(self._store))
-        sources.register(EventPayloads(self._store))
+        sources = _payload_sources(self._store, telemetry)
         gateways = gateways_of(config.gateways, sources)
         self._sender = Sender(telemetry)
         executor = Executor(self._store, gateways, sources, self._sender, config.leases.refresh_seconds, telemetry)
@@ -222,12 +234,14 @@ class Instance:
         token_signer = self._authenticator.token_signer
         self._store.listen(Topic.KEYS, self._authenticator.wake)
         self.readiness = Readiness(self._store, self.ensemble)
-        edge = Edge(config.http, config.host, telemetry, config.access)
+        snake_names = SnakeNames()
+        decoding = _decoding(config, snake_names)
+        edge = Edge(config.http, config.host, telemetry, config.access, snake_names=snake_names)
         table: Table = [
             *SessionRoutes(self._store, opener, renewer, ender, counts, counters, config.prefix, token_signer).routes(),
             *HistoryRoutes(self._store, config.prefix).routes(),
             *CapacityRoutes(self._store, config.prefix).routes(),
-            *StreamRoutes(self.streams, stream_opener, token_signer).routes(),
+            *StreamRoutes(self.streams, stream_opener, token_signer, decoding).routes(),
             *TranscriptionRoutes(self.streams, stream_opener, renewer, ends, _transcription_factory(config)).routes(),
             *SubmissionRoutes(self._store, acceptor, config.prefix).routes(),
             *UsageRoutes(self._store, rules, executor.hint, telemetry, config.prefix).routes(),
@@ -241,8 +255,9 @@ class Instance:
             *EventRoutes(self.feed).routes(),
             *ProbeRoutes(counts, self.readiness).routes(),
         ]
-        documents = DocumentRoutes(table, config.prefix).routes()
-        self.pipeline = Pipeline([*table, *documents], config.prefix, self._authenticator.identify, edge, telemetry)
+        snake_names.learn(names_in(table))
+        table = [*table, *DocumentRoutes(table, config.prefix).routes()]
+        self.pipeline = Pipeline(table, config.prefix, self._authenticator.identify, edge, telemetry, decoding)
         self._starting: asyncio.Task[None] | None = None
         self._background: list[asyncio.Task[None]] = []
 

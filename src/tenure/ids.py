@@ -11,7 +11,8 @@ from uuid import UUID
 from uuid_utils import uuid7
 
 _CANONICAL = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}").fullmatch
-_ANY_CASE = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}").fullmatch
+_DASHED = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+_ANY_FORM = re.compile(rf"(\{{)?({_DASHED}|[0-9a-f]{{32}})(?(1)\}})", re.IGNORECASE | re.ASCII).fullmatch
 
 
 CELL = "000"
@@ -34,10 +35,14 @@ def new_session_id() -> str:
 
 
 def canonical_id(text: str) -> str | None:
-    """Return a UUID in lower case; None if `text` is not a UUID in 8-4-4-4-12 form."""
+    """Return a UUID in lower case with dashes; None if `text` is not a UUID. Dashes and braces are optional."""
     if _CANONICAL(text):
         return text
-    return text.lower() if _ANY_CASE(text) else None
+    found = _ANY_FORM(text)
+    if found is None:
+        return None
+    digits = found[2].lower().replace("-", "")
+    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
 
 
 def id_text(value: object) -> str:

@@ -45,8 +45,8 @@ def _prepared_process() -> Iterator[None]:
 # Real processes.
 
 
-def _running(url: str, folders: pytest.TempPathFactory) -> Iterator[RunningInstance]:
-    instance = RunningInstance(url, folders.mktemp("http"), TENURE_GATEWAYS=PARKED_GATEWAY)
+def _running(url: str, folders: pytest.TempPathFactory, **environment: str) -> Iterator[RunningInstance]:
+    instance = RunningInstance(url, folders.mktemp("http"), TENURE_GATEWAYS=PARKED_GATEWAY, **environment)
     try:
         yield instance.wait_until_ready()
     finally:
@@ -83,6 +83,22 @@ def client(service: RunningInstance) -> Iterator[Client]:
 @pytest.fixture(scope="package")
 def any_service(sqlite_service: RunningInstance) -> RunningInstance:
     return sqlite_service
+
+
+@pytest.fixture(scope="package")
+def snake_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningInstance]:
+    """A service with `json_case = "snake"`."""
+    url = f"sqlite:///{tmp_path_factory.mktemp('http-snake') / 'tenure.db'}"
+    yield from _running(url, tmp_path_factory, TENURE_HTTP__JSON_CASE="snake")
+
+
+@pytest.fixture(scope="package")
+def snake_client(snake_service: RunningInstance) -> Iterator[Client]:
+    """A client of `snake_service` that asks for camelCase, as the clients of Tenure do."""
+    client = Client(snake_service.address)
+    client.http.headers["Tenure-JSON-Case"] = "camel"
+    yield client
+    client.http.close()
 
 
 @pytest.fixture(scope="package")

@@ -1,4 +1,7 @@
-"""A plain request to a hot route takes the hot lane, any other the ordinary lane. Both return the same response."""
+"""A plain request to a hot route takes the hot lane, any other the ordinary lane. Both return the same response.
+
+So do both lanes of an instance with `json_case = "snake"`.
+"""
 
 import itertools
 import re
@@ -9,6 +12,8 @@ from uuid import uuid4
 import msgspec
 import pytest
 
+from tenure.ids import canonical_id
+from tenure.naming import snake_case
 from tests.http.client import KEY, Client, Json, RawResponse, chunked, connected, open_body, request, same_key
 from tests.http.local import LocalService, call, http_scope
 from tests.support.instances import RunningInstance
@@ -23,6 +28,14 @@ REQUEST_ID = re.compile(r"[0-9a-f]{12}-[0-9a-f]+\b")
 class Sent(NamedTuple):
     body: Json | bytes
     media_type: str | None = "application/json"
+
+
+def _renamed(rename: Callable[[str], str], **fields: Any) -> Json:
+    return {rename(name): value for name, value in open_body(**fields).items()}
+
+
+def _pascal(name: str) -> str:
+    return name[0].upper() + name[1:]
 
 
 def _after(existing: Json, **fields: Any) -> Callable[[Client], Sent]:
@@ -56,6 +69,15 @@ REQUESTS: dict[str, Callable[[Client], Sent]] = {
     "many invalid fields": lambda _: Sent({"userObjectId": 1, "sessionKind": 9, "nothing": None}),
     "duplicate field": lambda _: Sent(msgspec.json.encode(open_body())[:-1] + b',"sessionKind":2}'),
     "UUID with newline": lambda _: Sent(open_body(capacityId=str(uuid4()) + "\n")),
+    "UUIDs with braces or without dashes": lambda _: Sent(
+        open_body(userObjectId=f"{{{uuid4()}}}", capacityId=uuid4().hex, tenantObjectId=f"{{{uuid4().hex.upper()}}}")
+    ),
+    "UUID with one brace": lambda _: Sent(open_body(userObjectId=f"{{{uuid4()}")),
+    "camelCase": lambda _: Sent(msgspec.json.encode(open_body(leaseSeconds=60))),
+    "snake_case": lambda _: Sent(msgspec.json.encode(_renamed(snake_case, leaseSeconds=60))),
+    "PascalCase": lambda _: Sent(msgspec.json.encode(_renamed(_pascal, leaseSeconds=60))),
+    "invalid field in PascalCase": lambda _: Sent(_renamed(_pascal, leaseSeconds=1)),
+    "field given twice": lambda _: Sent({**open_body(), "UserObjectId": str(uuid4())}),
 }
 
 
@@ -94,8 +116,16 @@ USING_DATABASE = [
 ]
 
 
-def _compare(service: RunningInstance, client: Client, form: str, name: str) -> None:
+def _in_snake_case(sent: Sent) -> Sent:
+    if not isinstance(sent.body, dict):
+        return sent
+    return sent._replace(body={snake_case(name): value for name, value in sent.body.items()})
+
+
+def _compare(service: RunningInstance, client: Client, form: str, name: str, case: str = "camel") -> None:
     hot, other = REQUESTS[name](client), REQUESTS[name](client)
+    if case == "snake":
+        hot, other = _in_snake_case(hot), _in_snake_case(other)
     expected = _comparable(_send(service, request(hot.body, media_type=hot.media_type)), hot)
     assert _comparable(_send(service, *FORMS[form](other)), other) == expected, name
 
@@ -108,6 +138,14 @@ def test_hot_and_ordinary_lane_return_same_response(
         _compare(any_service, any_client, form, name)
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_hot_and_ordinary_lane_return_same_response_in_snake_case(
+    snake_service: RunningInstance, snake_client: Client, form: str
+) -> None:
+    for name in REQUESTS:
+        _compare(snake_service, snake_client, form, name, "snake")
+
+
 def test_lanes_return_same_response_on_every_engine(service: RunningInstance, client: Client) -> None:
     for form, name in itertools.product(("query", "chunked"), USING_DATABASE):
         _compare(service, client, form, name)
@@ -118,7 +156,8 @@ def _comparable(response: RawResponse, sent: Sent) -> tuple[int, Json, Any]:
     text = REQUEST_ID.sub("<request>", response.body.decode())
     if isinstance(sent.body, dict):
         for name in KEY:
-            text = text.replace(str(sent.body.get(name, name)).lower(), f"<{name}>")
+            given = sent.body.get(name) or sent.body.get(snake_case(name)) or sent.body.get(_pascal(name)) or name
+            text = text.replace(canonical_id(str(given)) or str(given).lower(), f"<{name}>")
     text = INSTANT.sub("<instant>", UUID.sub("<session>", text))
     lengths = {"content-length": str(len(text))} if "<request>" in text else {}
     headers = {
@@ -241,10 +280,12 @@ def _new_key() -> str:
 
 
 @pytest.mark.parametrize("form", SUBMISSION_FORMS)
-def test_hot_and_ordinary_lane_return_same_submission_response(any_service: RunningInstance, form: str) -> None:
-    for name, content in SUBMITTED.items():
-        hot = _send(any_service, _posted(content, _new_key()))
-        other = _send(any_service, *SUBMISSION_FORMS[form](content, _new_key()))
+def test_hot_and_ordinary_lane_return_same_submission_response(
+    any_service: RunningInstance, snake_service: RunningInstance, form: str
+) -> None:
+    for service, (name, content) in itertools.product((any_service, snake_service), SUBMITTED.items()):
+        hot = _send(service, _posted(content, _new_key()))
+        other = _send(service, *SUBMISSION_FORMS[form](content, _new_key()))
         assert _comparable(other, Sent(b"")) == _comparable(hot, Sent(b"")), name
 
 

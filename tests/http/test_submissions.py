@@ -300,7 +300,7 @@ INVALID_BODIES: list[tuple[bytes, list[str]]] = [
     (b'{"gateway": "\xc3\xa9", "payload": 1}', ["gateway"]),
     (b'{"gateway": "parked", "payload": 1, "payloads": 2}', ["payloads"]),
     (b'{"gateway": "parked", "payload": 1, "caller": "me"}', ["caller"]),
-    (b'{"Gateway": "parked", "payload": 1}', ["Gateway", "gateway"]),
+    (b'{"GATEWAY": "parked", "payload": 1}', ["GATEWAY", "gateway"]),
     (b"[]", ["body"]),
     (b"null", ["body"]),
     (b"{", ["body"]),

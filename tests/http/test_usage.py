@@ -404,12 +404,12 @@ INVALID_PARAMETERS = {
     "groupBy=tenantObjectId": "groupBy",
     "tenant=x": "tenant",
     "capacity=": "capacity",
-    "user=0190b0a0000070008000000000000001": "user",
+    "user=0190b0a000007000800000000000000": "user",
     "limit=0": "limit",
     "limit=501": "limit",
     "limit=1e2": "limit",
     "kind=1": "kind",
-    "group_by=tenant": "group_by",
+    "groupby=tenant": "groupby",
     "from=2026-01-02T03:04:05Z&from=2026-01-02T03:04:05Z": "from",
 }
 

@@ -245,7 +245,7 @@ def test_cursor_with_any_window_number_returns_200(client: Client) -> None:
 
 
 def test_list_with_invalid_parameter_returns_400(any_client: Client) -> None:
-    for query in ("limit=0", "limit=501", "limit=-1", "limit=", "from=2026-01-02T03:04:05Z", "windowId=1", "Limit=1"):
+    for query in ("limit=0", "limit=501", "limit=-1", "limit=", "from=2026-01-02T03:04:05Z", "windowId=1", "LIMIT=1"):
         response = any_client.http.get(f"/usage/windows?{query}")
         assert invalid_fields(response) == [query.partition("=")[0]], query
 

@@ -32,6 +32,7 @@ from tenure.config.values import (
     HostNames,
     HttpUrl,
     JobName,
+    JsonCase,
     Kind,
     Leeway,
     LogLevel,
@@ -53,6 +54,7 @@ from tenure.config.values import (
     Switch,
     TenantId,
     Text,
+    UnknownFields,
     Workers,
 )
 
@@ -92,6 +94,8 @@ class HttpConfig(Section, frozen=True, kw_only=True):
     allowed_hosts: HostNames = ()
     allowed_origins: Origins = ()
     trusted_proxies: Networks = ()
+    json_case: JsonCase = "camel"
+    unknown_fields: UnknownFields = "refuse"
 
 
 class AccessConfig(Section, frozen=True, kw_only=True):

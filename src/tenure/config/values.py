@@ -157,6 +157,12 @@ RoleName = Annotated[
     Rule("client, reader or operator", suggest=partial(near_miss, names=ROLES)),
 ]
 
+JsonCase = Annotated[
+    Literal["camel", "snake"], Rule("camel or snake", suggest=partial(near_miss, names=("camel", "snake")))
+]
+UnknownFields = Annotated[
+    Literal["refuse", "ignore"], Rule("refuse or ignore", suggest=partial(near_miss, names=("refuse", "ignore")))
+]
 ProfileName = Annotated[
     Literal["capacity", "transcription", "playback"],
     Rule("capacity, transcription or playback", suggest=partial(near_miss, names=tuple(PROFILES))),

@@ -7,6 +7,7 @@ import msgspec
 from msgspec.structs import replace
 
 from tenure.errors import FieldError, Internal, Invalid, Problem, SessionOver
+from tenure.naming import CAMEL, Names
 from tenure.telemetry.events import HttpFailed, Telemetry
 
 Headers = Sequence[tuple[bytes, bytes]]
@@ -16,8 +17,6 @@ JSON: Headers = ((b"content-type", b"application/json"),)
 HTML: Headers = ((b"content-type", b"text/html; charset=utf-8"),)
 PROBLEM: Headers = ((b"content-type", MEDIA_TYPE.encode()),)
 
-_encode_json = msgspec.json.Encoder().encode
-
 
 class Answer(msgspec.Struct):
     """A response. If `content` is bytes, it is sent as it is; any other value is encoded as JSON."""
@@ -26,15 +25,15 @@ class Answer(msgspec.Struct):
     status: int = 200
     headers: Headers = JSON
 
-    def body(self, request_id: str | None = None) -> bytes:
+    def body(self, request_id: str | None = None, names: Names = CAMEL) -> bytes:
         """Encodes the content. A problem contains the id of its request, which the code that refuses need not know."""
         content = self.content
         kind = type(content)
         if kind is bytes:
             return content  # type: ignore[no-any-return]
         if kind is ProblemDetails:
-            content = replace(content, request_id=request_id)
-        return _encode_json(content)
+            content = _with_names(replace(content, request_id=request_id), names)
+        return names.encode(content)
 
 
 class StreamedAnswer(msgspec.Struct):
@@ -58,6 +57,15 @@ class ProblemDetails(msgspec.Struct, frozen=True, omit_defaults=True, rename="ca
     errors: tuple[FieldError, ...] = ()
     close_reason: str | None = None
     request_id: str | None = None
+
+
+def _with_names(details: ProblemDetails, names: Names) -> ProblemDetails:
+    """Replaces the names of fields in the texts of a problem."""
+    if names is CAMEL:
+        return details
+    errors = tuple(FieldError(names.name(each.field), names.text(each.message)) for each in details.errors)
+    detail = names.text(details.detail)
+    return replace(details, detail=detail, error=detail, errors=errors)
 
 
 def refusal(problem: Problem) -> Answer:

@@ -1,19 +1,27 @@
 """Decodes bodies, headers and queries by the same rules for every route.
 
-`Invalid` names every wrong field. Unknown fields of bodies and queries are errors.
+`Invalid` names every wrong field. Unknown fields of bodies and queries are errors, unless `[http] unknown_fields` is
+`ignore`. A body in the instance's own form (`json_case`, UUIDs with dashes) is decoded in one step. Any other body is
+decoded a second time, by rules that accept more:
+
+- The name of a field may be in camelCase, snake_case or PascalCase, in every instance.
+- A UUID may be in any letter case, with or without dashes and braces.
+- A whole number may be written as 60.0.
 """
 
 import difflib
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import parse_qsl
 
 import msgspec
 
 from tenure.domain.leases import NAME_MAX
 from tenure.errors import FieldError, Invalid, NotFound, TooLarge, UnsupportedMediaType
+from tenure.ids import canonical_id
+from tenure.naming import CAMEL, Names, snake_case
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -62,15 +70,28 @@ def too_large(max_bytes: int = BODY_MAX_BYTES) -> TooLarge:
     return TooLarge(f"the body may have at most {max_bytes} bytes")
 
 
-def decoder_for(shape: type[T]) -> Callable[[bytes], T]:
+class Decoding(NamedTuple):
+    """How an instance decodes requests."""
+
+    names: Names = CAMEL
+    """The names of fields that are decoded in one step."""
+    ignores_unknown: bool = False
+    """Whether unknown fields of bodies and queries are ignored."""
+
+    def strict(self) -> "Decoding":
+        return self._replace(ignores_unknown=False)
+
+
+def decoder_for(shape: type[T], decoding: Decoding = Decoding()) -> Callable[[bytes], T]:  # noqa: B008 - immutable
     """Return a function that decodes a JSON body to `shape`, or raises `Invalid` with every wrong field."""
-    decode = msgspec.json.Decoder(shape).decode
+    decode = msgspec.json.Decoder(decoding.names.shape(shape)).decode
+    fields = _Fields(shape, ignores_unknown=decoding.ignores_unknown)
 
     def read(body: bytes) -> T:
         try:
             return decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            return _decode_leniently(body, shape, error)
+            return _decode_leniently(body, shape, fields, error)
 
     return read
 
@@ -96,7 +117,26 @@ def reader_of_headers(shape: type[T]) -> Callable[[Iterable[tuple[bytes, bytes]]
     return read
 
 
-def parse_query(query_string: bytes, shape: type[msgspec.Struct] | None) -> Any:
+def query_parser_for(shape: type[msgspec.Struct] | None, decoding: Decoding) -> Callable[[bytes], Any]:
+    """Return a function that decodes a query string to `shape`, or raises `Invalid` with every wrong parameter."""
+    known = shape or _NoParameters
+    fields = _Fields(known, ignores_unknown=decoding.ignores_unknown)
+    numbers = {field.encode_name for field in msgspec.structs.fields(known) if _is_number(field.type)}
+
+    def parse(query_string: bytes) -> Any:
+        given = fields.normalised(_parameters(query_string))
+        # msgspec's lax mode is not used, because it reads `1e2` as 100 and `null` as None. More than 18 digits exceed
+        # every range.
+        content = {name: int(text) if name in numbers and _DIGITS(text) else text for name, text in given.items()}
+        try:
+            return msgspec.convert(content, known)
+        except msgspec.ValidationError as error:
+            raise Invalid(*_field_errors(content, known)) from error
+
+    return parse
+
+
+def _parameters(query_string: bytes) -> dict[str, str]:
     try:
         pairs = parse_qsl(
             query_string.decode("ascii"),
@@ -109,29 +149,69 @@ def parse_query(query_string: bytes, shape: type[msgspec.Struct] | None) -> Any:
     content = dict(pairs)
     if len(content) < len(pairs):
         names = [name for name, _ in pairs]
-        repeated = next(name for name in names if names.count(name) > 1)
-        raise Invalid(FieldError(repeated, "must be given only once"))
-    if shape is None:
-        shape = _NoParameters
-    try:
-        return msgspec.convert(_parse_numbers(content, shape), shape)
-    except msgspec.ValidationError as error:
-        raise Invalid(*_field_errors(_parse_numbers(content, shape), shape)) from error
-
-
-def _parse_numbers(content: dict[str, str], shape: type[msgspec.Struct]) -> dict[str, Any]:
-    """Convert plain digits to integers for the integer fields of `shape`.
-
-    msgspec's lax mode is not used, because it reads `1e2` as 100 and `null` as None.
-    """
-    numbers = {field.encode_name for field in msgspec.structs.fields(shape) if _is_number(field.type)}
-    return {
-        name: int(text) if name in numbers and _DIGITS(text) else text  # more than 18 digits exceed every range
-        for name, text in content.items()
-    }
+        raise _given_twice(next(name for name in names if names.count(name) > 1))
+    return content
 
 
 _DIGITS = re.compile(r"0|[1-9][0-9]{0,17}", re.ASCII).fullmatch
+
+
+class _Fields:
+    """The fields of a struct type, by all the names that requests may use for them."""
+
+    def __init__(self, shape: type[msgspec.Struct], *, ignores_unknown: bool) -> None:
+        fields = msgspec.structs.fields(shape)
+        self._ignores_unknown = ignores_unknown
+        self._names = {
+            alias: name for name in (field.encode_name for field in fields) for alias in (name, *_other_names(name))
+        }
+        self._ids = {field.encode_name for field in fields if _holds_ids(msgspec.inspect.type_info(field.type))}
+        self.raw = [field.encode_name for field in fields if field.type is msgspec.Raw]
+        """The fields whose bytes are taken as they are."""
+
+    def normalised(self, content: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the content with camelCase names and UUIDs in canonical form. Unknown fields are kept, or left out if
+        the instance ignores them.
+        """
+        normal: dict[str, Any] = {}
+        for given, value in content.items():
+            name = self._names.get(given)
+            if name is None:
+                if not self._ignores_unknown:
+                    normal[given] = value
+            elif name in normal:
+                raise _given_twice(name)
+            else:
+                normal[name] = _canonical(value) if name in self._ids else value
+        return normal
+
+
+def _other_names(camel: str) -> tuple[str, str]:
+    return snake_case(camel), camel[:1].upper() + camel[1:]
+
+
+def _holds_ids(info: msgspec.inspect.Type) -> bool:
+    match info:
+        case msgspec.inspect.Metadata(extra_json_schema={"format": "uuid"}):
+            return True
+        case msgspec.inspect.Metadata(type=inner):
+            return _holds_ids(inner)
+        case msgspec.inspect.UnionType(types=types):
+            return any(map(_holds_ids, types))
+        case msgspec.inspect.ListType(item_type=item):
+            return _holds_ids(item)
+    return False
+
+
+def _canonical(value: Any) -> Any:
+    """Returns a UUID, or a list of them, in canonical form. What is no UUID is returned as it is, and refused later."""
+    if isinstance(value, list):
+        return [_canonical(each) for each in value]
+    return (canonical_id(value) or value) if isinstance(value, str) else value
+
+
+def _given_twice(name: str) -> Invalid:
+    return Invalid(FieldError(name, "must be given only once"))
 
 
 def _is_number(kind: Any) -> bool:
@@ -143,19 +223,25 @@ class _NoParameters(msgspec.Struct, forbid_unknown_fields=True):
     pass
 
 
-def _decode_leniently(body: bytes, shape: type[T], error: Exception) -> T:
-    """Decode again, and accept 60.0 as 60, as JSON allows. Raise `Invalid` with every wrong field."""
+def _decode_leniently(body: bytes, shape: type[T], fields: _Fields, error: Exception) -> T:
+    """Decode again by the rules that accept more. Raise `Invalid` with every wrong field."""
     try:
         content = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise Invalid(FieldError("body", "must be valid JSON")) from error
     if not isinstance(content, dict):
         raise Invalid(FieldError("body", "must be a JSON object")) from error
-    content = {name: _as_integer(value) for name, value in content.items()}
+    content = {name: _as_integer(value) for name, value in fields.normalised(content).items()}
+    if fields.raw:
+        given = fields.normalised(_decode_values(body))
+        content |= {name: given[name] for name in fields.raw if name in given}
     try:
         return msgspec.convert(content, shape)
     except msgspec.ValidationError as wrong:
         raise Invalid(*_field_errors(content, shape)) from wrong
+
+
+_decode_values = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 def _as_integer(value: Any) -> Any:

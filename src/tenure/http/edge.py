@@ -56,6 +56,7 @@ from tenure.errors import (
     UriTooLong,
 )
 from tenure.http.answers import Answer, Headers
+from tenure.naming import CAMEL, Names, SnakeNames
 from tenure.telemetry.events import RequestsRefused, Telemetry
 from tenure.telemetry.trace_context import TRACEPARENT, Trace
 
@@ -68,6 +69,8 @@ EDGE_REFUSALS = (Invalid, RequestTimeout, UriTooLong, Misdirected, HeadersTooLar
 """What every request may get, besides `ForbiddenOrigin` for requests that change something."""
 
 REQUEST_ID_HEADER = b"x-request-id"
+CASE_HEADER = b"tenure-json-case"
+"""With this header a client chooses the names of fields in its response: `camel` or `snake`."""
 BURST_SECONDS = 2
 """If `requests_burst` is 0, a credential may send the requests of this many seconds at once."""
 MINUTE_SECONDS = 60
@@ -80,7 +83,7 @@ EXPOSED_HEADERS = b"allow, link, location, retry-after, www-authenticate, x-requ
 _FORWARDED = b"x-forwarded-for"
 _FORWARDED_PROTO = b"x-forwarded-proto"
 _TRACEPARENT = TRACEPARENT.encode()
-_CHECKED = frozenset({b"host", b"origin", b"sec-fetch-site", REQUEST_ID_HEADER})
+_CHECKED = frozenset({b"host", b"origin", b"sec-fetch-site", REQUEST_ID_HEADER, CASE_HEADER})
 _TWO_HOSTS = b"\n"
 """Stands for several `Host` headers. No value of a header contains a line end."""
 _VARY: Headers = ((b"vary", b"origin"),)
@@ -104,6 +107,8 @@ class Visit(msgspec.Struct, gc=False):
     is_of_allowed_origin: bool = False
     trace: Trace | None = None
     """The position of the request in a trace; None if it is not sampled."""
+    names: Names = CAMEL
+    """The names of fields in the response."""
 
 
 class Edge:
@@ -114,6 +119,7 @@ class Edge:
         telemetry: Telemetry,
         access: AccessConfig = AccessConfig(),  # noqa: B008 - frozen
         clock: Callable[[], float] = monotonic,
+        snake_names: Names = SnakeNames(),  # noqa: B008 - never changed
     ) -> None:
         """`host` is the address on which the instance listens. `clock` fills the token buckets."""
         self.limits = limits
@@ -135,6 +141,8 @@ class Edge:
         # An id that this process makes is unique, because it begins with 48 random bits.
         self._id_prefix = f"{os.urandom(6).hex()}-"
         self._id_numbers = count_from(1)
+        self._names_by_case = {b"camel": CAMEL, b"snake": snake_names}
+        self._names = self._names_by_case[limits.json_case.encode()]
         self._refused: Counter[str] = Counter()
         self._reported_at: dict[str, float] = {}
 
@@ -144,7 +152,7 @@ class Edge:
         """Returns the visit, with a problem if it is refused. `changes` is true for a request that may change
         something.
         """
-        host = origin = site = given_id = forwarded = traceparent = problem = trace = None
+        host = origin = site = given_id = forwarded = traceparent = problem = trace = case = None
         checked = self._checked
         for name, value in headers:
             if name in checked:
@@ -155,6 +163,8 @@ class Edge:
                 elif name == b"origin":
                     # Browsers send one. Two cannot both be the right one.
                     origin = value if origin is None else b"null"
+                elif name == CASE_HEADER:
+                    case = value
                 elif name == _FORWARDED:
                     forwarded = value if forwarded is None else b"%s,%s" % (forwarded, value)
                 elif name == _TRACEPARENT:
@@ -173,13 +183,14 @@ class Edge:
             request_id = self._id_prefix + str(next(self._id_numbers))
         if self._begin_trace is not None:
             trace = self._begin_trace(traceparent, request_id)
+        names = self._names if case is None else self._names_by_case.get(case.lower(), self._names)
         if origin is None or not self._is_allowed_origin(origin):
-            return Visit(request_id, peer, self._vary, forwarded, problem, trace=trace)
-        return Visit(request_id, peer, _shown_to(origin), forwarded, problem, is_of_allowed_origin=True, trace=trace)
+            return Visit(request_id, peer, self._vary, forwarded, problem, False, trace, names)
+        return Visit(request_id, peer, _shown_to(origin), forwarded, problem, True, trace, names)
 
     def incomplete_visit(self, headers: Headers, peer: tuple[str, int] | None) -> Visit:
         """Returns the visit of a request that is refused before its headers are complete."""
-        known = [header for header in headers if header[0] in (REQUEST_ID_HEADER, b"origin")]
+        known = [header for header in headers if header[0] in (REQUEST_ID_HEADER, CASE_HEADER, b"origin")]
         return self.check(known, changes=False, peer=peer)
 
     def count_request(self, caller: Caller) -> None:

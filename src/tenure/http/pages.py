@@ -2,6 +2,7 @@
 
 import base64
 import binascii
+import re
 from collections.abc import Callable, Sequence
 from datetime import UTC
 from typing import Any, TypeVar
@@ -16,6 +17,7 @@ from tenure.domain.sessions import Position
 from tenure.errors import FieldError, Invalid
 from tenure.http.answers import JSON, Answer
 from tenure.ids import canonical_id
+from tenure.naming import Names
 
 T = TypeVar("T")
 
@@ -57,7 +59,11 @@ def position_of(cursor: str) -> Position:
         position.started_at.astimezone(UTC)
     except (msgspec.DecodeError, binascii.Error, ValueError, UnicodeError, OverflowError):
         position = None
-    if position is None or canonical_id(position.session_id) is None or position.started_at.tzinfo is None:
+    if (
+        position is None
+        or canonical_id(position.session_id) != position.session_id
+        or position.started_at.tzinfo is None
+    ):
         raise forged()
     return position
 
@@ -120,6 +126,14 @@ def next_link(path: str, query: msgspec.Struct, cursor: str) -> bytes:
     """Return the value of the `Link` header, which points to the next page."""
     given = {name: value for name, value in msgspec.to_builtins(query).items() if value is not None}
     return f'<{path}?{urlencode({**given, "cursor": cursor})}>; rel="next"'.encode()
+
+
+def in_link(link: bytes, names: Names) -> bytes:
+    """Replaces the names of the parameters in the value of a `Link` header."""
+    return _PARAMETER.sub(lambda found: found[1] + names.name(found[2].decode()).encode(), link)
+
+
+_PARAMETER = re.compile(rb"([?&])([A-Za-z]+)(?==)")
 
 
 def _bytes(cursor: str) -> bytes:

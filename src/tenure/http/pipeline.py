@@ -37,17 +37,21 @@ from tenure.access.caller import UNIDENTIFIED, Caller, Identify
 from tenure.access.grants import Grants, authorise
 from tenure.clock import monotonic
 from tenure.domain.audit_log import Actor
+from tenure.domain.keys import Role
 from tenure.errors import DatabaseUnavailable, Draining, Forbidden, MethodNotAllowed, NotFound, Problem, Unauthenticated
-from tenure.http.answers import Answer, Headers, StreamedAnswer, failure, refusal
+from tenure.http.answers import Answer, Headers, ProblemDetails, StreamedAnswer, failure, refusal
 from tenure.http.decoding import (
     BODY_MAX_BYTES,
+    Decoding,
     check_media_type,
     decoder_for,
-    parse_query,
+    query_parser_for,
     read_body,
     reader_of_headers,
 )
-from tenure.http.edge import NO_CONTENT, REQUEST_ID_HEADER, SAFE_METHODS, Edge, Visit, preflight
+from tenure.http.edge import CASE_HEADER, NO_CONTENT, REQUEST_ID_HEADER, SAFE_METHODS, Edge, Visit, preflight
+from tenure.http.pages import in_link
+from tenure.naming import CAMEL, Names, field_names
 from tenure.streams.sockets import Socket
 from tenure.telemetry.events import UNMATCHED, RequestAnswered, Telemetry, current_request
 from tenure.telemetry.trace_context import Trace, current_trace
@@ -60,7 +64,7 @@ Send = Callable[[Message], Awaitable[None]]
 VERSION = "/v1"
 PREFLIGHT_METHOD = "OPTIONS"
 PREFLIGHT_MARK = b"access-control-request-method"
-CORS_REQUEST_HEADERS = ("authorization", "content-type", REQUEST_ID_HEADER.decode())
+CORS_REQUEST_HEADERS = ("authorization", "content-type", CASE_HEADER.decode(), REQUEST_ID_HEADER.decode())
 """The headers that a page of an allowed origin may send to every route, besides those that the routes declare."""
 ID_LENGTH = 36
 
@@ -74,6 +78,8 @@ class Call(msgspec.Struct):
     body: Any = None
     headers: Any = None
     request_id: str | None = None
+    names: Names = CAMEL
+    """The names of fields in the response."""
     over_https: bool = False
     """Whether the browser reaches this instance by https. Known only if the route `sets_cookies`."""
 
@@ -159,6 +165,22 @@ class StreamRoute(msgspec.Struct, frozen=True, kw_only=True):
 Table = Sequence[Route | StreamRoute]
 
 
+def names_in(table: Table) -> set[str]:
+    """Returns the names of all fields and parameters of the routes."""
+    shapes = [
+        shape
+        for route in table
+        for shape in (_shapes(route) if isinstance(route, Route) else [route.first_message])
+        if shape is not None
+    ]
+    parameters = {name for route in table for name in re.findall(r"{(\w+)}", route.path)}
+    return field_names([ProblemDetails, *shapes]) | parameters
+
+
+def _shapes(route: Route) -> Sequence[type[msgspec.Struct] | None]:
+    return [route.query, route.body, *route.answers.values()]
+
+
 class OpenStream(Protocol):
     """What the pipeline knows of a WebSocket connection that it has accepted, or of a streamed answer."""
 
@@ -177,14 +199,22 @@ class OpenStream(Protocol):
 
 
 class Pipeline:
-    def __init__(self, table: Table, prefix: str, identify: Identify, edge: Edge, telemetry: Telemetry) -> None:
+    def __init__(
+        self,
+        table: Table,
+        prefix: str,
+        identify: Identify,
+        edge: Edge,
+        telemetry: Telemetry,
+        decoding: Decoding = Decoding(),  # noqa: B008 - immutable
+    ) -> None:
         self.table = table
         self.identify = identify
         self.edge = edge
         self._prefix = prefix
         self._telemetry = telemetry
         self._unprefixed = {route.path for route in table if isinstance(route, Route) and route.unprefixed}
-        self._endpoints = [_Endpoint(route) for route in table if isinstance(route, Route)]
+        self._endpoints = [_Endpoint(route, decoding) for route in table if isinstance(route, Route)]
         self._streams = [_StreamEndpoint(route) for route in table if isinstance(route, StreamRoute)]
         declared = {
             field.encode_name.lower()
@@ -215,10 +245,12 @@ class Pipeline:
             current_trace.set(visit.trace)
             answer = await self._answer(scope, receive, visit, answered)
             headers = [*answer.headers, (REQUEST_ID_HEADER, visit.request_id.encode()), *visit.headers]
+            if visit.names is not CAMEL:
+                headers = [(name, in_link(value, visit.names) if name == b"link" else value) for name, value in headers]
             if isinstance(answer, StreamedAnswer):
                 await self._send_stream(answer, headers, visit, answered, scope, receive, send)
                 return
-            body = answer.body(visit.request_id)
+            body = answer.body(visit.request_id, visit.names)
             if answer.status != NO_CONTENT:
                 headers.append((b"content-length", b"%d" % len(body)))
             await send({"type": "http.response.start", "status": answer.status, "headers": headers})
@@ -277,7 +309,7 @@ class Pipeline:
             answered.subject = caller.subject
             query = endpoint.decode_query(scope["query_string"])
             body = await read_body(receive, endpoint.body_max_bytes) if endpoint.takes_body else b""
-            call = endpoint.decode(caller, parameters, query, scope["headers"], body, visit.request_id)
+            call = endpoint.decode(caller, parameters, query, scope["headers"], body, visit)
             if endpoint.route.sets_cookies:
                 call.over_https = scope["scheme"] == "https" or self.edge.is_forwarded_https(scope["headers"], visit)
             answer = await endpoint.handle(call)
@@ -448,20 +480,24 @@ def _matcher(path: str) -> Callable[[str], re.Match[str] | None]:
 class _Endpoint:
     """A route with its precomputed matcher, decoders and handler."""
 
-    def __init__(self, route: Route) -> None:
+    def __init__(self, route: Route, decoding: Decoding) -> None:
         self.route = route
+        if route.method not in SAFE_METHODS and Role.CLIENT not in route.grants.roles:
+            # An operator's filter with a misspelled name would otherwise match more than it should.
+            decoding = decoding.strict()
         self.name = f"{route.method} {route.path}"
         # HEAD is handled like GET; the server omits the body.
         self.methods = ("GET", "HEAD") if route.method == "GET" else (route.method,)
         self.match = _matcher(route.path)
         self.takes_body = route.body is not None or route.raw_body is not None
         self.body_max_bytes = route.body_max_bytes if route.raw_body is None else route.raw_body.max_bytes
-        self._decode_body = None if route.body is None else decoder_for(route.body)
+        self._decode_body = None if route.body is None else decoder_for(route.body, decoding)
+        self._parse_query = query_parser_for(route.query, decoding)
         self._read_headers = None if route.headers is None else reader_of_headers(route.headers)
         self.handle = _awaitable(route.handler.handler) if isinstance(route.handler, Hot) else route.handler
 
     def decode_query(self, query_string: bytes) -> Any:
-        return parse_query(query_string, self.route.query) if self.route.query is not None or query_string else None
+        return self._parse_query(query_string) if self.route.query is not None or query_string else None
 
     def decode(
         self,
@@ -470,7 +506,7 @@ class _Endpoint:
         query: Any,
         headers: Headers,
         body: bytes,
-        request_id: str,
+        visit: Visit,
     ) -> Call:
         content: Any = None
         if self._decode_body is not None:
@@ -483,7 +519,7 @@ class _Endpoint:
             check_media_type(headers, self.route.raw_body.media_types)
             content = body
         own_headers = None if self._read_headers is None else self._read_headers(headers)
-        return Call(caller, parameters, query, content, own_headers, request_id)
+        return Call(caller, parameters, query, content, own_headers, visit.request_id, visit.names)
 
 
 class _StreamEndpoint:
@@ -548,7 +584,7 @@ class HotRoute:
             if self._limits_requests:
                 self._pipeline.edge.count_request(identified)
             authorise(identified, self._grants, parameters)
-            call = self._decode(identified, parameters, None, headers, body, visit.request_id)
+            call = self._decode(identified, parameters, None, headers, body, visit)
             if visit.trace is None:
                 self._hot_handler(call, respond)
             else:
@@ -577,6 +613,6 @@ class HotRoute:
             caller = await identified
             respond.subject = caller.subject
             self._pipeline.permit(caller, self._grants, parameters)
-            self._hot_handler(self._decode(caller, parameters, None, headers, body, visit.request_id), respond)
+            self._hot_handler(self._decode(caller, parameters, None, headers, body, visit), respond)
         except Exception as error:  # noqa: BLE001 - the caller gets a problem, and the details are logged
             respond(error)

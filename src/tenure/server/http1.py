@@ -678,7 +678,7 @@ class _LingeringTransport:
 
 def response(answer: Answer, visit: Visit, keep_alive: bool) -> bytes:
     request_id = visit.request_id
-    content = answer.body(request_id)
+    content = answer.body(request_id, visit.names)
     lines = [_STATUS_LINES[answer.status], b"x-request-id: ", request_id.encode(), b"\r\n"]
     for name, value in answer.headers:
         lines += (name, b": ", value, b"\r\n")

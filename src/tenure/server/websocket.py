@@ -42,7 +42,7 @@ from tenure.access.oidc import SCHEME
 from tenure.clock import monotonic
 from tenure.errors import FieldError, Invalid, Problem, Unauthenticated
 from tenure.http.answers import Answer
-from tenure.http.edge import REQUEST_ID_HEADER, Visit
+from tenure.http.edge import CASE_HEADER, REQUEST_ID_HEADER, Visit
 from tenure.http.pipeline import Call, Pipeline, StreamRoute
 from tenure.streams.handlers import Message
 from tenure.streams.sockets import CloseCode, SocketGone, UnreadableMessage
@@ -71,6 +71,10 @@ SUBPROTOCOL = Subprotocol("tenure")
 """The subprotocol that the server selects if the client offers it. It does not change the messages."""
 CREDENTIAL_PREFIX = "tenure.bearer."
 PROTOCOL_HEADER = "Sec-WebSocket-Protocol"
+PROTOCOL = PROTOCOL_HEADER.lower().encode()
+CASE_PREFIX = b"tenure."
+CASES = frozenset({b"tenure.camel", b"tenure.snake"})
+"""The subprotocols with which a browser chooses the names of fields: it cannot send `Tenure-JSON-Case`."""
 PONG_START = bytes([0x80 | Opcode.PONG])
 """The first byte of a pong."""
 
@@ -287,6 +291,7 @@ class WebSocketProtocol(asyncio.Protocol):
 
     def _handshake(self, request: Request) -> None:
         headers = [(name.lower().encode(), value.encode("latin-1")) for name, value in request.headers.raw_items()]
+        headers += _case(headers)
         visit = self._pipeline.visit_stream(headers, get_remote_addr(self._transport))
         try:
             self.route, self.parameters = self._pipeline.match_stream(request.path, visit)
@@ -327,7 +332,7 @@ class WebSocketProtocol(asyncio.Protocol):
         if self._frames.state is State.OPEN:
             self._pipeline.open_streams.add(self)
             self._check_pong()
-            call = Call(caller, self.parameters, request_id=visit.request_id)
+            call = Call(caller, self.parameters, request_id=visit.request_id, names=visit.names)
             self._task = self._loop.create_task(self._run(self.route, call))
 
     async def _run(self, route: StreamRoute, call: Call) -> None:
@@ -515,6 +520,12 @@ class WebSocketProtocol(asyncio.Protocol):
             self._timer = self._loop.call_later(PING_SECONDS, self._check_pong)
 
 
+def _case(headers: Sequence[tuple[bytes, bytes]]) -> Sequence[tuple[bytes, bytes]]:
+    """Returns the header that chooses the names of fields, if the client offers the choice as a subprotocol."""
+    offered = [each.strip() for name, value in headers if name == PROTOCOL for each in value.split(b",")]
+    return [(CASE_HEADER, each.removeprefix(CASE_PREFIX)) for each in offered if each in CASES]
+
+
 def _credentials(request: Request, headers: Sequence[tuple[bytes, bytes]]) -> Sequence[tuple[bytes, bytes]]:
     """Returns the headers `Authorization` of a handshake, or one with the credential that is offered as a subprotocol,
     or else that of the sign-in cookie.
@@ -548,7 +559,7 @@ def _too_big(message_max_bytes: int) -> UnreadableMessage:
 
 
 def _refusal(answer: Answer, visit: Visit) -> Response:
-    body = answer.body(visit.request_id)
+    body = answer.body(visit.request_id, visit.names)
     headers = Headers([(name.decode(), value.decode("latin-1")) for name, value in (*answer.headers, *visit.headers)])
     headers[REQUEST_ID_HEADER.decode()] = visit.request_id
     headers["content-length"] = str(len(body))

@@ -13,6 +13,7 @@ from tenure.domain.deadlines import MICROSECONDS, heartbeat_microseconds
 from tenure.domain.scope import Scope
 from tenure.domain.sessions import Found
 from tenure.domain.streams import AttachRequest, AttachResult
+from tenure.naming import CAMEL, Names
 from tenure.sessions.ends import SessionEnds
 from tenure.store.contract import Store
 from tenure.streams.batches import StreamBatches
@@ -92,11 +93,16 @@ class Streams:
         return replace(attached, found=Found.OVER, session=replace(attached.session, close_reason=reasons[0]))
 
     async def run(
-        self, socket: Socket, attached: AttachResult, greeting: str, make_handler: HandlerFactory | None = None
+        self,
+        socket: Socket,
+        attached: AttachResult,
+        greeting: str,
+        make_handler: HandlerFactory | None = None,
+        names: Names = CAMEL,
     ) -> None:
         """Runs a stream to its end, with the configured handler unless another one is given."""
         make = make_handler or self._make_handler
-        stream = Stream(socket, attached, make, self._batches, self._telemetry, Tally(self._telemetry))
+        stream = Stream(socket, attached, make, self._batches, self._telemetry, Tally(self._telemetry), names)
         session_id = stream.session.session_id
         self._replace_older(session_id, stream)
         if self._is_stopping:

@@ -37,6 +37,7 @@ from tenure.domain.deadlines import MICROSECONDS
 from tenure.domain.sessions import CloseReason, Found, Session, State
 from tenure.domain.streams import AttachResult, StreamUpdate, StreamUpdateResult
 from tenure.errors import Unavailable
+from tenure.naming import CAMEL, Names
 from tenure.streams.batches import StreamBatches
 from tenure.streams.handlers import HandlerFactory, Message, StreamHandler
 from tenure.streams.output import Slice, SocketOutput, Tally, as_json, total
@@ -97,8 +98,10 @@ class Stream:
         batches: StreamBatches,
         telemetry: Telemetry,
         tally: Tally,
+        names: Names = CAMEL,
     ) -> None:
         self._socket = socket
+        self._names = names
         self._make_handler = make_handler
         self._handler: StreamHandler | None = None
         self._batches = batches
@@ -352,7 +355,8 @@ class Stream:
             await _send_last(self._socket.send(as_json({"type": "replaced"})))
             return
         session = self.session if last is None or last.session is None else last.session
-        end = as_json({"type": "session_end", "reason": reason, "metrics": session.stream})
+        metrics = None if session.stream is None else self._names.builtins(session.stream)
+        end = as_json({"type": "session_end", "reason": reason, "metrics": metrics})
         await _send_last(self._socket.send(end))
 
 

@@ -39,6 +39,8 @@ BACKOFF_MAX = 5.0
 BACKOFF_DOUBLINGS = 10
 SESSION_TOKEN = "tns_"  # noqa: S105, the prefix, not a token
 USER_AGENT = "tenure-client/0.1.0"
+CAMEL_CASE = {"Tenure-JSON-Case": "camel"}
+"""The header with which an instance answers in camelCase, whatever its `json_case`."""
 
 
 class Key(httpx2.Auth):

@@ -26,7 +26,9 @@ from tenure.errors import (
 from tenure.http.answers import HTML, MEDIA_TYPE, Answer, Headers, ProblemDetails
 from tenure.http.edge import EDGE_REFUSALS, SAFE_METHODS
 from tenure.http.pipeline import Call, Route, StreamRoute, Table
+from tenure.naming import Names
 
+OPENAPI, ASYNCAPI = "/openapi.json", "/asyncapi.json"
 REFERENCE = "#/components/schemas/{name}"
 SCHEME = "apiKey"
 SESSION_SCHEME = "sessionToken"
@@ -68,8 +70,8 @@ class DocumentRoutes:
     def __init__(self, table: Table, prefix: str) -> None:
         routes = [route for route in table if isinstance(route, Route)]
         streams = [route for route in table if isinstance(route, StreamRoute)]
-        self._openapi = msgspec.json.encode(openapi_document(routes, prefix))
-        self._asyncapi = msgspec.json.encode(asyncapi_document(streams, prefix))
+        self._documents = {OPENAPI: openapi_document(routes, prefix), ASYNCAPI: asyncapi_document(streams, prefix)}
+        self._encoded: dict[tuple[str, Names], bytes] = {}
         self._page = PAGE.read_bytes()
         self._client_module = CLIENT_MODULE.read_bytes()
 
@@ -86,18 +88,23 @@ class DocumentRoutes:
                 listed=False,
             )
             for path, handler, summary in (
-                ("/openapi.json", self.openapi, "OpenAPI document of the HTTP routes"),
-                ("/asyncapi.json", self.asyncapi, "AsyncAPI document of the WebSocket routes"),
+                (OPENAPI, self.openapi, "OpenAPI document of the HTTP routes"),
+                (ASYNCAPI, self.asyncapi, "AsyncAPI document of the WebSocket routes"),
                 ("/docs", self.docs, "API reference (HTML)"),
                 ("/client/tenure.js", self.client_module, "JavaScript client (ES module)"),
             )
         ]
 
-    async def openapi(self, _call: Call) -> Answer:
-        return Answer(self._openapi)
+    async def openapi(self, call: Call) -> Answer:
+        return self._document(OPENAPI, call.names)
 
-    async def asyncapi(self, _call: Call) -> Answer:
-        return Answer(self._asyncapi)
+    async def asyncapi(self, call: Call) -> Answer:
+        return self._document(ASYNCAPI, call.names)
+
+    def _document(self, path: str, names: Names) -> Answer:
+        if (path, names) not in self._encoded:
+            self._encoded[path, names] = msgspec.json.encode(names.document(self._documents[path]))
+        return Answer(self._encoded[path, names])
 
     async def docs(self, _call: Call) -> Answer:
         return Answer(self._page, headers=HTML)

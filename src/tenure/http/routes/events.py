@@ -1,5 +1,6 @@
 """The route of the feed of events: pages, long polls, and Server-Sent Events."""
 
+import re
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Annotated
@@ -16,6 +17,7 @@ from tenure.http.answers import JSON, Answer, Headers, StreamedAnswer
 from tenure.http.fields import CURSOR_MAX, Instant, KindNumber, PageLimit, Uuid
 from tenure.http.pages import cursor_of_event, event_position_of
 from tenure.http.pipeline import Call, Route
+from tenure.naming import CAMEL, Names
 
 LATEST = "latest"
 WAIT_MAX = 30
@@ -116,9 +118,9 @@ class EventRoutes:
         )
         if EVENT_STREAM in call.headers.accept:
             after = await self._position("Last-Event-ID" if call.headers.last_event_id else "after", call)
-            return StreamedAnswer(self._frames(criteria, after), STREAM)
+            return StreamedAnswer(self._frames(criteria, after, call.names), STREAM)
         piece = await self._feed.page(criteria, await self._position("after", call), query.limit, query.wait)
-        return Answer(_listed(piece), 200, JSON)
+        return Answer(_with_names(_listed(piece), call.names), 200, JSON)
 
     async def _position(self, field: str, call: Call) -> EventPosition:
         given = call.query.after if field == "after" else call.headers.last_event_id
@@ -131,12 +133,25 @@ class EventRoutes:
         except Invalid as error:
             raise Invalid(FieldError(field, "must be latest or the nextCursor of a previous response")) from error
 
-    async def _frames(self, criteria: EventFilter, after: EventPosition) -> AsyncGenerator[bytes]:
+    async def _frames(self, criteria: EventFilter, after: EventPosition, names: Names) -> AsyncGenerator[bytes]:
         yield f"retry: {RETRY_MILLISECONDS}\n\n".encode()
         async with aclosing(self._feed.follow(criteria, after, KEEP_ALIVE_SECONDS)) as pieces:
             async for piece in pieces:
                 # A block without data is no event, but the client continues from its id.
-                yield piece.frames or f": keep-alive\nid: {cursor_of_event(piece.position)}\n\n".encode()
+                yield (
+                    _with_names(piece.frames, names)
+                    or f": keep-alive\nid: {cursor_of_event(piece.position)}\n\n".encode()
+                )
+
+
+_KEY = re.compile(rb'"([a-z]+[A-Z][A-Za-z]*)":')
+
+
+def _with_names(events: bytes, names: Names) -> bytes:
+    """Replaces the names of fields in encoded events, which all followers share. No value looks like a name."""
+    if names is CAMEL:
+        return events
+    return _KEY.sub(lambda key: b'"%b":' % names.name(key[1].decode()).encode(), events)
 
 
 def _listed(piece: Piece) -> bytes:

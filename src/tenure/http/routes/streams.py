@@ -7,7 +7,6 @@ from typing import Any
 import msgspec
 
 from tenure.access.grants import CLIENTS, CLIENTS_OR_SESSION_TOKEN, narrowed
-from tenure.domain.scope import Scope
 from tenure.domain.sessions import OpenOutcome, OpenResult
 from tenure.errors import (
     Draining,
@@ -21,7 +20,7 @@ from tenure.errors import (
     TooLarge,
     Unavailable,
 )
-from tenure.http.decoding import decoder_for
+from tenure.http.decoding import Decoding, decoder_for
 from tenure.http.pipeline import Call, StreamRoute
 from tenure.http.routes.sessions import (
     OpenBody,
@@ -42,14 +41,19 @@ from tenure.streams.sockets import CloseCode, Socket, SocketGone, UnreadableMess
 
 FIRST_MESSAGE_SECONDS = 10.0
 
-_decode_open = decoder_for(OpenBody)
-
 
 class StreamRoutes:
-    def __init__(self, streams: Streams, opener: Opener, token_signer: TokenSigner) -> None:
+    def __init__(
+        self,
+        streams: Streams,
+        opener: Opener,
+        token_signer: TokenSigner,
+        decoding: Decoding = Decoding(),  # noqa: B008 - immutable
+    ) -> None:
         self._streams = streams
         self._opener = opener
         self._token_signer = token_signer
+        self._decode_open = decoder_for(OpenBody, decoding)
 
     def routes(self) -> Sequence[StreamRoute]:
         return [
@@ -77,18 +81,19 @@ class StreamRoutes:
         try:
             with self._streams.admit() as admission:
                 check_admission(admission, self._streams)
-                await self._run(socket, call.path.get("sessionId"), call.caller.scope)
+                await self._run(socket, call.path.get("sessionId"), call)
         except SocketGone:
             pass
         except UnreadableMessage as error:
             await _refuse(socket, error.code, error.detail, error.close_code)
         except Problem as problem:
-            await _refuse(socket, problem.code, problem.detail, _close_code(problem))
+            await _refuse(socket, problem.code, call.names.text(problem.detail), _close_code(problem))
 
-    async def _run(self, socket: Socket, session_id: str | None, scope: Scope) -> None:
+    async def _run(self, socket: Socket, session_id: str | None, call: Call) -> None:
+        scope = call.caller.scope
         sign: SignToken | None = None
         if session_id is None:
-            body = await _first_message(socket)
+            body = self._decode_open(msgspec.json.encode(await _first_message(socket)))
             check_scope(scope, body.tenant_object_id, body.user_object_id)
             sign = self._token_signer() if body.with_token else None
             opened = await self._opener.open(open_request(self._opener, body))
@@ -102,8 +107,8 @@ class StreamRoutes:
         if (problem := refusal_of(attached, session_id)) is not None:
             raise problem
         answer = open_answer(OpenResult(opened.outcome, attached.session), sign)
-        greeting = as_json({"type": "session_start", **msgspec.to_builtins(answer)})
-        await self._streams.run(socket, attached, greeting)
+        greeting = as_json({"type": "session_start", **call.names.builtins(answer)})
+        await self._streams.run(socket, attached, greeting, names=call.names)
 
 
 def check_admission(admission: Admission, streams: Streams) -> None:
@@ -121,7 +126,8 @@ def _canonical(session_id: str) -> str:
     return canonical
 
 
-async def _first_message(socket: Socket) -> OpenBody:
+async def _first_message(socket: Socket) -> dict[str, Any]:
+    """Returns the first message without its type."""
     try:
         async with asyncio.timeout(FIRST_MESSAGE_SECONDS):
             message = await socket.receive()
@@ -132,7 +138,7 @@ async def _first_message(socket: Socket) -> OpenBody:
     content = _as_object(message)
     if content.pop("type", None) != "open":
         raise Invalid(FieldError("type", "must be `open` in the first message"))
-    return _decode_open(msgspec.json.encode(content))
+    return content
 
 
 def _as_object(message: Message) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from tenure_client._async.resources import (
 from tenure_client._async.streams import AsyncStream
 from tenure_client._clock import Clock, SystemClock
 from tenure_client._core import (
+    CAMEL_CASE,
     HEARTBEAT_TIMEOUT,
     MAX_RETRIES,
     RETRY_BUDGET,
@@ -87,7 +88,7 @@ class AsyncClient:
             "max_retries": max_retries,
             "retry_budget": retry_budget,
             "heartbeat_timeout": heartbeat_timeout,
-            "headers": {"User-Agent": USER_AGENT, **(headers or {})},
+            "headers": {"User-Agent": USER_AGENT, **CAMEL_CASE, **(headers or {})},
             "verify": verify,
             "transport": transport,
             "clock": clock or SystemClock(),

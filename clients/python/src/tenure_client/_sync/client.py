@@ -13,6 +13,7 @@ import msgspec
 from tenure_client import _routes, models
 from tenure_client._clock import Clock, SystemClock
 from tenure_client._core import (
+    CAMEL_CASE,
     HEARTBEAT_TIMEOUT,
     MAX_RETRIES,
     RETRY_BUDGET,
@@ -88,7 +89,7 @@ class Client:
             "max_retries": max_retries,
             "retry_budget": retry_budget,
             "heartbeat_timeout": heartbeat_timeout,
-            "headers": {"User-Agent": USER_AGENT, **(headers or {})},
+            "headers": {"User-Agent": USER_AGENT, **CAMEL_CASE, **(headers or {})},
             "verify": verify,
             "transport": transport,
             "clock": clock or SystemClock(),

@@ -1,0 +1,218 @@
+"""The names of JSON fields: camelCase, or snake_case if `[http] json_case` or a client asks for it.
+
+Handlers build the same structs in either case, whose fields have camelCase names. In snake_case, each struct type has a
+*twin* with the same fields and other names. A twin is made once per type; an answer is copied to its twin and encoded,
+which takes one microsecond. Camel case costs nothing: no twin is made.
+
+Names in texts (the details of problems, descriptions in documents) are replaced word by word, if they are names of
+fields. Keys that are data stay as they are: payloads of submissions, kinds, reasons.
+"""
+
+import re
+from collections.abc import Callable, Iterable
+from datetime import datetime
+from operator import attrgetter
+from typing import Any, TypeVar, cast
+
+import msgspec
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+_encode = msgspec.json.Encoder().encode
+_UPPER = re.compile(r"(?<!^)[A-Z]")
+_CAMEL_WORD = re.compile(r"\b[a-z][a-z0-9]*(?:[A-Z][a-z0-9]*)+\b")
+_PLAIN = frozenset({str, int, float, bool, bytes, type(None), datetime})
+
+
+def snake_case(name: str) -> str:
+    return _UPPER.sub(lambda letter: f"_{letter[0].lower()}", name)
+
+
+class Names:
+    """The names of an instance or of one request. This class is camelCase: it changes nothing."""
+
+    encode: Callable[[Any], bytes] = staticmethod(_encode)
+    """Encodes a struct, or anything that contains structs, as JSON."""
+
+    def name(self, camel: str) -> str:
+        return camel
+
+    def text(self, text: str) -> str:
+        """Replaces the names of fields in a text for people."""
+        return text
+
+    def shape(self, shape: type[T]) -> type[T]:
+        """Returns the struct type that decodes a request."""
+        return shape
+
+    def builtins(self, content: msgspec.Struct) -> dict[str, Any]:
+        return msgspec.to_builtins(content)  # type: ignore[no-any-return]
+
+    def document(self, content: Any) -> Any:
+        """Replaces the names in an OpenAPI or AsyncAPI document."""
+        return content
+
+
+CAMEL = Names()
+
+
+class SnakeNames(Names):
+    def __init__(self) -> None:
+        self._names: dict[str, str] = {}
+        self._twins: dict[type, _Twin] = {}
+        self.encode = self._encode
+
+    def learn(self, fields: Iterable[str]) -> None:
+        """Adds the camelCase names of fields, which are then replaced in texts and documents."""
+        self._names |= {name: snake_case(name) for name in fields if snake_case(name) != name}
+
+    def name(self, camel: str) -> str:
+        return self._names.get(camel, camel)
+
+    def text(self, text: str) -> str:
+        return _CAMEL_WORD.sub(lambda word: self.name(word[0]), text)
+
+    def shape(self, shape: type[T]) -> type[T]:
+        fields = msgspec.structs.fields(shape)
+        twin = msgspec.defstruct(
+            shape.__name__,
+            [_field(each) for each in fields],
+            bases=(shape,),
+            rename={each.name: snake_case(each.encode_name) for each in fields},
+            frozen=True,
+            kw_only=True,
+        )
+        return cast("type[T]", twin)
+
+    def builtins(self, content: msgspec.Struct) -> dict[str, Any]:
+        return msgspec.to_builtins(self._of(content))  # type: ignore[no-any-return]
+
+    def document(self, content: Any) -> Any:
+        if isinstance(content, list):
+            return [self.document(inner) for inner in content]
+        if not isinstance(content, dict):
+            return content
+        renamed = {self._key(key): self._value(key, inner) for key, inner in content.items()}
+        if content.get("in") in ("query", "path"):
+            renamed["name"] = self.name(renamed["name"])
+        return renamed
+
+    def _key(self, key: str) -> str:
+        # The key of a path contains the names of its parameters.
+        return self.text(key) if "{" in key else key
+
+    def _value(self, key: str, value: Any) -> Any:
+        if key in ("properties", "parameters") and isinstance(value, dict):
+            return {self.name(name): self.document(inner) for name, inner in value.items()}
+        if key == "required" and isinstance(value, list):
+            return [self.name(name) for name in value]
+        if key in ("description", "summary", "address") and isinstance(value, str):
+            return self.text(value)
+        return self.document(value)
+
+    def _encode(self, content: Any) -> bytes:
+        return _encode(self._of(content))
+
+    def _of(self, value: Any) -> Any:
+        """Replaces each struct in a value by its twin."""
+        kind = type(value)
+        if kind in _PLAIN:
+            return value
+        twin = self._twins.get(kind)
+        if twin is None:
+            if isinstance(value, (list, tuple)):
+                # An empty one stays the same object: a struct may omit its default.
+                return [self._of(each) for each in value] if value else value
+            if isinstance(value, dict):
+                return {key: self._of(each) for key, each in value.items()}
+            if not isinstance(value, msgspec.Struct):
+                return value
+            twin = self._twins[kind] = _Twin(kind)
+        return twin.of(value, self._of)
+
+
+class _Twin:
+    """A struct type with the fields of another one and snake_case names. Its instances are only encoded."""
+
+    def __init__(self, shape: type[msgspec.Struct]) -> None:
+        fields = msgspec.structs.fields(shape)
+        self._values: Callable[[Any], Any] = attrgetter(*(each.name for each in fields))
+        self._is_single = len(fields) == 1
+        self._nested = [index for index, each in enumerate(fields) if _may_contain_structs(each.type)]
+        config = shape.__struct_config__
+        self._make: Callable[..., Any] = msgspec.defstruct(
+            shape.__name__,
+            # Fields without a default are never omitted, which is right if the original omits none.
+            [_field(each) if config.omit_defaults else (each.name, each.type) for each in fields],
+            rename={each.name: snake_case(each.encode_name) for each in fields},
+            omit_defaults=config.omit_defaults,
+            tag=config.tag,
+            tag_field=config.tag_field,
+        )
+
+    def of(self, value: Any, convert: Callable[[Any], Any]) -> Any:
+        values = (self._values(value),) if self._is_single else self._values(value)
+        if not self._nested:
+            return self._make(*values)
+        copied = list(values)
+        for index in self._nested:
+            copied[index] = convert(copied[index])
+        return self._make(*copied)
+
+
+def _field(field: msgspec.structs.FieldInfo) -> tuple[str, Any] | tuple[str, Any, Any]:
+    if field.default is not msgspec.NODEFAULT:
+        return (field.name, field.type, field.default)
+    if field.default_factory is not msgspec.NODEFAULT:
+        return (field.name, field.type, msgspec.field(default_factory=field.default_factory))
+    return (field.name, field.type)
+
+
+def _may_contain_structs(kind: Any) -> bool:
+    info = msgspec.inspect.type_info(kind)
+    return _contains_structs(info)
+
+
+def _contains_structs(info: msgspec.inspect.Type) -> bool:
+    if isinstance(info, msgspec.inspect.Metadata):
+        return _contains_structs(info.type)
+    if isinstance(info, msgspec.inspect.UnionType):
+        return any(map(_contains_structs, info.types))
+    return isinstance(
+        info,
+        msgspec.inspect.StructType
+        | msgspec.inspect.CollectionType
+        | msgspec.inspect.TupleType
+        | msgspec.inspect.DictType
+        | msgspec.inspect.AnyType,
+    )
+
+
+def field_names(shapes: Iterable[type[msgspec.Struct]]) -> set[str]:
+    """Returns the camelCase names of all fields of these struct types and of the struct types in them."""
+    names: set[str] = set()
+    seen: set[type] = set()
+    waiting = list(shapes)
+    while waiting:
+        shape = waiting.pop()
+        if shape not in seen:
+            seen.add(shape)
+            for field in msgspec.structs.fields(shape):
+                names.add(field.encode_name)
+                waiting += _structs_in(msgspec.inspect.type_info(field.type))
+    return names
+
+
+def _structs_in(info: msgspec.inspect.Type) -> Iterable[type[msgspec.Struct]]:
+    match info:
+        case msgspec.inspect.StructType():
+            yield info.cls
+        case msgspec.inspect.Metadata():
+            yield from _structs_in(info.type)
+        case msgspec.inspect.UnionType():
+            for each in info.types:
+                yield from _structs_in(each)
+        case msgspec.inspect.CollectionType():
+            yield from _structs_in(info.item_type)
+        case msgspec.inspect.DictType():
+            yield from _structs_in(info.value_type)
