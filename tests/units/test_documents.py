@@ -8,7 +8,7 @@ from tenure.telemetry.events import RequestAnswered, SessionClosed, SessionOpene
 from tenure.usage.rendering import UsagePayloads
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("bench/*.md")]
+DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("bench/*.md"), *ROOT.glob("deploy/**/*.md")]
 TEST_COMMAND = "pip install -e '.[dev]' && pytest"
 
 
