@@ -400,6 +400,21 @@ export class Client {
     return this.request("POST", `/jobs/${part(name)}/resume`, { repeatable: true });
   }
 
+  // Instances.
+
+  /** @param {Record<string, unknown>} [query] @returns {Promise<InstanceList>} */
+  listInstances(query) {
+    return this.request("GET", "/instances", { query });
+  }
+
+  /**
+   * Count openings, heartbeats and ends over time.
+   * @param {{from?: Date | string, to?: Date | string, step?: number}} [query] @returns {Promise<ActivityAnswer>}
+   */
+  activity(query) {
+    return this.request("GET", "/activity", { query });
+  }
+
   // Who is calling.
 
   /** @returns {Promise<CallerAnswer>} */
@@ -1158,6 +1173,27 @@ export const ERROR_CODES = Object.freeze([
  */
 
 /**
+ * @typedef {object} ActivityAnswer
+ * @property {string} from
+ * @property {string} to
+ * @property {number} stepSeconds
+ * @property {(ActivityPointAnswer)[]} points
+ */
+
+/**
+ * @typedef {object} ActivityPointAnswer
+ * @property {string} at
+ * @property {number} opened
+ * @property {number} upgraded
+ * @property {number} existing
+ * @property {number} refused
+ * @property {number} heartbeats
+ * @property {number} lateHeartbeats
+ * @property {Record<string, number>} closed
+ * @property {number} lapsed
+ */
+
+/**
  * @typedef {object} AlertAnswer
  * @property {string} alertId
  * @property {string} name
@@ -1408,6 +1444,27 @@ export const ERROR_CODES = Object.freeze([
  * @typedef {object} HistoryAnswer
  * @property {SessionAnswer} session
  * @property {(FactAnswer)[]} facts
+ * @property {number} count
+ * @property {string | null} nextCursor
+ */
+
+/**
+ * @typedef {object} InstanceAnswer
+ * @property {string} instance
+ * @property {string} host
+ * @property {number} pid
+ * @property {number} worker
+ * @property {string} version
+ * @property {string} startedAt
+ * @property {string} lastSeenAt
+ * @property {string | null} stoppedAt
+ * @property {boolean} alive
+ * @property {(string)[]} leads
+ */
+
+/**
+ * @typedef {object} InstanceList
+ * @property {(InstanceAnswer)[]} instances
  * @property {number} count
  * @property {string | null} nextCursor
  */

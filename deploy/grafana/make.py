@@ -52,6 +52,7 @@ PANELS = [
         "ops",
         [Query(_rate('tenure_sessions_opened_total{status="upgraded"}', "kind"), "to kind {{kind}}")],
     ),
+    Panel("Refusals by reason", "ops", [Query(_rate("tenure_sessions_refused_total", "reason"), "{{reason}}")]),
     Panel("Ends by reason", "ops", [Query(_rate("tenure_sessions_closed_total", "reason"), "{{reason}}")]),
     Panel(
         "Lapses and expired leases",

@@ -2,6 +2,9 @@
 
 import asyncio
 import gc
+import os
+import re
+import socket
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
@@ -18,6 +21,7 @@ from tenure.clock import ServerClock
 from tenure.config import Config, SessionsConfig, TracesConfig, is_loopback
 from tenure.domain.alerts import ONCALL
 from tenure.domain.events import EventType
+from tenure.domain.instances import HOST_MAX, VERSION_MAX, InstanceReport
 from tenure.domain.meter import MILLIONTHS
 from tenure.domain.submissions import USAGES
 from tenure.domain.usage import CutRules
@@ -35,6 +39,7 @@ from tenure.http.routes.capacities import CapacityRoutes
 from tenure.http.routes.documents import DocumentRoutes
 from tenure.http.routes.events import EventRoutes
 from tenure.http.routes.history import HistoryRoutes
+from tenure.http.routes.instances import InstanceRoutes
 from tenure.http.routes.jobs import JobRoutes
 from tenure.http.routes.keys import KeyRoutes
 from tenure.http.routes.leases import LeaseRoutes
@@ -46,6 +51,8 @@ from tenure.http.routes.streams import StreamRoutes
 from tenure.http.routes.submissions import SubmissionRoutes
 from tenure.http.routes.transcriptions import TranscriptionRoutes
 from tenure.http.routes.usage import UsageRoutes
+from tenure.instances.activity import ActivityRecorder
+from tenure.instances.presence import Presence
 from tenure.jobs.job import Job, jobs_of_applications
 from tenure.jobs.prune import Prune
 from tenure.leases.held import MICROSECONDS
@@ -122,6 +129,13 @@ def _start_traces(config: TracesConfig, telemetry: Telemetry) -> Exporter | None
 def _decoding(config: Config, snake_names: Names) -> Decoding:
     names = snake_names if config.http.json_case == "snake" else CAMEL
     return Decoding(names, ignores_unknown=config.http.unknown_fields == "ignore")
+
+
+def _report_of(instance: str, worker: int) -> InstanceReport:
+    host = re.sub(r"[^!-~]", "_", socket.gethostname())[:HOST_MAX]
+    return InstanceReport(
+        instance=instance, host=host, pid=os.getpid(), worker=worker, version=__version__[:VERSION_MAX]
+    )
 
 
 def _settle_memory() -> None:
@@ -231,6 +245,11 @@ class Instance:
         self._authenticator = Authenticator(
             self._store, telemetry, config.access.grace_seconds, clock, _oidc_verifier(config, telemetry, clock)
         )
+        report = _report_of(self.ensemble.holder, self._siblings.slot)
+        self._presence, self._activity = (
+            Presence(self._store, report, telemetry),
+            ActivityRecorder(self._store, report.instance, counters.activity, clock, telemetry),
+        )
         token_signer = self._authenticator.token_signer
         self._store.listen(Topic.KEYS, self._authenticator.wake)
         self.readiness = Readiness(self._store, self.ensemble)
@@ -247,6 +266,7 @@ class Instance:
             *UsageRoutes(self._store, rules, executor.hint, telemetry, config.prefix).routes(),
             *LeaseRoutes(self._store, config.prefix).routes(),
             *JobRoutes(self._store, config.prefix).routes(),
+            *InstanceRoutes(self._store, config.prefix).routes(),
             *SignInRoutes(self._authenticator, edge.count_request, config.prefix).routes(),
             *KeyRoutes(self._store, config.prefix).routes(),
             *AuditLogRoutes(self._store, config.prefix).routes(),
@@ -274,6 +294,8 @@ class Instance:
         await _cancel([self._starting] if self._starting is not None else [])
         await asyncio.gather(self.stop_leading(), self.streams.stop(), self.feed.stop())
         await _cancel(self._background)
+        if self.readiness.started:
+            await asyncio.gather(self._presence.stop(), self._activity.stop())
         await self._authenticator.save_last_uses()
         await self._sender.close()
         await self._siblings.stop()
@@ -310,6 +332,8 @@ class Instance:
                 _settle_memory()
                 self.readiness.started = True
                 self._background.append(asyncio.create_task(self.streams.keep_alive()))
+                self._background.append(asyncio.create_task(self._presence.run()))
+                self._background.append(asyncio.create_task(self._activity.run()))
                 if self._siblings.is_first:
                     self._background.append(asyncio.create_task(self._installation.run()))
                 self._telemetry.report(InstanceReady())

@@ -53,6 +53,8 @@ EXPECTED: dict[str, frozenset[str]] = {
     "POST /usage/windows/send": O,
     "GET /leases": R | O,
     "POST /leases/{name}/resign": O,
+    "GET /instances": R | O,
+    "GET /activity": R | O,
     "GET /jobs": R | O,
     "GET /jobs/{name}/runs": R | O,
     "POST /jobs/{name}/run": O,

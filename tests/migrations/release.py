@@ -23,6 +23,7 @@ import asyncpg
 from sqlalchemy import event
 from sqlalchemy.sql.selectable import TextualSelect
 
+from tenure.domain.activity import ActivityQuery
 from tenure.domain.alerts import AlertFilter, AlertName, AlertPosition, Condition
 from tenure.domain.audit_log import AuditFilter, AuditPosition
 from tenure.domain.events import EventFilter, EventPosition, EventType
@@ -179,6 +180,7 @@ SAMPLES: Mapping[Any, Sequence[Any]] = {
     AlertFilter: [AlertFilter(), AlertFilter(name="one", subject="two", active=True), AlertFilter(active=False)],
     AlertPosition: [AlertPosition(AT, ID)],
     Condition: [Condition(AlertName.JOB_FAILING, "one", "two")],
+    ActivityQuery: [ActivityQuery(None, None, 60)],
     EventFilter: [EventFilter(), EventFilter((EventType.UPGRADED, EventType.CLOSED), ID)],
     EventPosition: [EventPosition(AT, 1, ID)],
     Window: [WINDOW],

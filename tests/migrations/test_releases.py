@@ -88,7 +88,7 @@ async def test_check_reports_renamed_column(recorded: Any, connection: asyncpg.C
     "columns",
     [
         "lease_history int, job_runs int",
-        "lease_history int, job_runs int, submissions bigint, audit_log int, alerts int",
+        "lease_history int, job_runs int, submissions bigint, audit_log int, alerts int, instances int, activity int",
     ],
     ids=["fewer", "of another type"],
 )
@@ -98,7 +98,7 @@ async def test_check_reports_changed_result_columns(
     await connection.execute("DROP FUNCTION tenure_prune_1")
     parameters = (
         "p_name text, p_holder text, p_epoch bigint, p_limit int, p_history bigint, p_runs bigint, p_kept bigint, "
-        "p_audit bigint, p_alerts bigint"
+        "p_audit bigint, p_alerts bigint, p_instances bigint, p_activity bigint"
     )
     await connection.execute(
         f"CREATE FUNCTION tenure_prune_1({parameters}) RETURNS TABLE ({columns}) LANGUAGE plpgsql AS 'BEGIN END'"

@@ -91,6 +91,7 @@ POSTGRES_INDEXES = {
     "tenure_prune_1: old": ["submissions_ended_at"],
     "tenure_prune_1: old entries": ["audit_log_at"],
     "tenure_prune_1: old alerts": ["alerts_cleared_at"],
+    "tenure_prune_1: old minutes": ["activity_pkey"],
     "tenure_save_chunks_1: saved": ["usage_chunks_pkey"],
     "tenure_store_digests_1: store": ["usage_chunks_submission"],
     "tenure_store_digests_1: result": ["usage_chunks_submission"],

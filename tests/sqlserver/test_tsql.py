@@ -52,7 +52,7 @@ NEWER_THAN_2019 = (
 READ = re.compile(
     r"(?:FROM|JOIN) dbo\."
     r"(?P<table>sessions|capacities|leases|lease_history|jobs|job_runs|submissions|submission_attempts"
-    r"|usage_windows|usage_chunks|keys|signing_keys|audit_log|alerts|event_subscriptions|event_batches)"
+    r"|usage_windows|usage_chunks|keys|signing_keys|audit_log|alerts|instances|activity|event_subscriptions|event_batches)"
     r" AS (?P<alias>\w+)(?: WITH \((?P<hints>(?:[^()]|\([^()]*\))*)\))?"
 )
 WRITE = re.compile(
@@ -139,6 +139,8 @@ HINTS = {
     "tenure_revoke_key_1": {READS_KEYS},
     "tenure_touch_keys_1": {TAKES_ROWS},
     "tenure_rotate_signing_key_1": {READS_SIGNING_KEYS},
+    "tenure_save_instance_1": {WAITS},
+    "tenure_save_activity_1": {WAITS},
     "tenure_update_alerts_1": {WAITS, READS_ALERTS, FINDS_CLEARED},
     "tenure_publish_events_1": READS_NEWEST,
     "tenure_subscribe_gateways_1": {WAITS},

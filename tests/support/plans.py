@@ -62,6 +62,7 @@ TYPES = {
     "p_kept": "bigint",
     "p_audit": "bigint",
     "p_alerts": "bigint",
+    "p_activity": "bigint",
     "v_windows": "bigint[]",
     "v_delivered": "uuid[]",
     "v_kept_from": "timestamptz",

@@ -16,6 +16,7 @@ from tenure.telemetry.events import (
     JobReclaimed,
     LeaderAcquired,
     LeaseContended,
+    OpenRefused,
     RequestAnswered,
     RequestsRefused,
     SessionClosed,
@@ -33,6 +34,7 @@ from tests.support.usage import session_between
 
 SESSION = session_between(NOON, NOON, closed=False, kind=2)
 MOVES: Mapping[str, tuple[Event, Labels]] = {
+    "tenure_sessions_refused_total": (OpenRefused(OpenOutcome.SESSION_LIMIT), ("session-limit",)),
     "tenure_sessions_opened_total": (SessionOpened(OpenOutcome.CREATED, SESSION), ("created", "2")),
     "tenure_sessions_closed_total": (SessionClosed("one", "STOPPED", NOON), ("STOPPED",)),
     "tenure_sessions_lease_expired_total": (SessionClosed("one", "LEASE_EXPIRED", NOON), ()),

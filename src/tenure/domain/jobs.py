@@ -109,3 +109,5 @@ class Pruned(msgspec.Struct, frozen=True):
     submissions: int
     audit_log: int = 0
     alerts: int = 0
+    instances: int = 0
+    activity: int = 0

@@ -1,6 +1,8 @@
 """Deletes records whose retention time has passed.
 
+- after a day: instances that are gone
 - after 7 days: job runs, and submissions that are delivered or cancelled
+- after 8 days: activity
 - after 30 days: the history of leases
 - after 400 days: entries of the audit log, usage windows, and sessions that no window needs any more
 """

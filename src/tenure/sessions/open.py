@@ -27,7 +27,7 @@ from tenure.ids import new_session_id
 from tenure.sessions.ends import SessionEnds
 from tenure.store.contract import Store
 from tenure.store.contract.sessions import OpenLane
-from tenure.telemetry.events import SessionOpened, Telemetry
+from tenure.telemetry.events import OpenRefused, SessionOpened, Telemetry
 
 Done = Callable[[OpenResult | Exception], None]
 
@@ -101,6 +101,8 @@ class Opener:
                 result = await self._lanes[OpenLane.CREATE].run(request, since)
         if result.session is not None:
             self._report(result.outcome, result.session)
+        else:
+            self._telemetry.report(OpenRefused(result.outcome))
         return result
 
     def _report(self, outcome: OpenOutcome, session: Session) -> None:

@@ -22,6 +22,9 @@ UNSENT_SPANS_MAX = 10
 LAPSES_MAX = 20_000
 """The most sessions waiting for the sweep that a page of events searches for lapses."""
 AUDIT_LOG_KEPT = timedelta(days=400)
+INSTANCES_KEPT = timedelta(days=1)
+"""After an instance was last seen."""
+ACTIVITY_KEPT = timedelta(days=8)
 ALERTS_KEPT = timedelta(days=90)
 """For alerts that are cleared. An active alert is kept."""
 CHUNKS_WATCHED_MAX = 100

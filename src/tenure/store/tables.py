@@ -34,6 +34,7 @@ from sqlalchemy import (
     text,
 )
 
+from tenure.domain.activity import COUNTS
 from tenure.errors import ERROR_MAX
 from tenure.store.types import Digest, Id, Instant, Key, Name, Payload
 
@@ -362,6 +363,33 @@ alerts = Table(
     Column("cleared_at", Instant),
     Column("cleared_epoch", BigInteger),
     PrimaryKeyConstraint("alert_id", name="alerts_pkey"),
+)
+
+instances = Table(
+    "instances",
+    metadata,
+    Column("instance", Name, nullable=False),
+    Column("host", Name, nullable=False),
+    Column("pid", Integer, nullable=False),
+    Column("worker", Integer, nullable=False),
+    Column("version", Name, nullable=False),
+    Column("started_at", Instant, nullable=False),
+    # Written every ten seconds by every instance, so no index contains it.
+    Column("last_seen_at", Instant, nullable=False),
+    # Set once, when the instance stops. A row that has it does not change any more.
+    Column("stopped_at", Instant),
+    PrimaryKeyConstraint("instance", name="instances_pkey"),
+)
+
+# The counts of one worker for one minute. `domain/activity.py` describes them.
+activity = Table(
+    "activity",
+    metadata,
+    Column("at", Instant, nullable=False),
+    Column("instance", Name, nullable=False),
+    Column("turn", Integer, nullable=False),
+    *(Column(name, BigInteger, nullable=False) for name in COUNTS),
+    PrimaryKeyConstraint("at", "instance", "turn", name="activity_pkey"),
 )
 
 event_subscriptions = Table(

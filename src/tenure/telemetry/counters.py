@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from tenure.domain.activity import CLOSED
 from tenure.domain.jobs import RunOutcome
 from tenure.domain.leases import JOB_LOCK
 from tenure.domain.sessions import CloseReason, OpenOutcome
@@ -26,6 +27,7 @@ from tenure.telemetry.events import (
     JobReclaimed,
     LeaderAcquired,
     LeaseContended,
+    OpenRefused,
     RequestAnswered,
     RequestsRefused,
     SessionClosed,
@@ -43,6 +45,7 @@ from tenure.telemetry.siblings import Siblings
 FIGURE = "counters"
 _OPENED = (OpenOutcome.CREATED, OpenOutcome.EXISTING, OpenOutcome.UPGRADED)
 _NONE_OPENED: dict[Any, int] = {(outcome, kind): 0 for outcome in _OPENED for kind in (1, 2, 3)}
+_REFUSED = (OpenOutcome.SESSION_LIMIT, OpenOutcome.CAPACITY_OF_ANOTHER_TENANT, OpenOutcome.TENANT_MISMATCH)
 _NONE_CLOSED: dict[Any, int] = {reason.value: 0 for reason in CloseReason}
 
 Gauges = Callable[[], Series]
@@ -87,6 +90,7 @@ class Histogram:
 class Counters:
     def __init__(self, telemetry: Telemetry, siblings: Siblings) -> None:
         self._opened: Counter[tuple[str, int]] = Counter()
+        self._open_refused: Counter[str] = Counter(dict.fromkeys((outcome.value for outcome in _REFUSED), 0))
         self._closed: Counter[str] = Counter()
         self._streamed: Counter[str] = Counter()
         self._renewed = self._late = self._sent_bytes = 0
@@ -106,6 +110,7 @@ class Counters:
         siblings.register(FIGURE, self._encoded)
         siblings.register(METRICS, lambda: encode(self.series()))
         telemetry.subscribe(SessionOpened, self._count_opened)
+        telemetry.subscribe(OpenRefused, self._count_open_refused)
         telemetry.subscribe(SessionClosed, self._count_closed)
         telemetry.subscribe(HeartbeatsAnswered, self._count_heartbeats)
         telemetry.subscribe(StreamReceived, self._count_received)
@@ -151,6 +156,7 @@ class Counters:
         """Return the series of this worker."""
         found: dict[str, Mapping[Labels, Value]] = {
             "tenure_sessions_opened_total": _as_series(_NONE_OPENED | self._opened),
+            "tenure_sessions_refused_total": _as_series(self._open_refused),
             "tenure_sessions_closed_total": _as_series(_NONE_CLOSED | self._closed),
             "tenure_sessions_heartbeat_total": {(): self._renewed},
             "tenure_sessions_heartbeat_late_total": {(): self._late},
@@ -175,6 +181,21 @@ class Counters:
             found.update(source())
         return found
 
+    def activity(self) -> dict[str, int]:
+        """Return what this worker has counted since its start, by the names of `domain.activity.COUNTS`."""
+        opened = Counter[str]()
+        for (outcome, _kind), count in self._opened.items():
+            opened[outcome] += count
+        return {
+            "opened": opened[OpenOutcome.CREATED],
+            "upgraded": opened[OpenOutcome.UPGRADED],
+            "existing": opened[OpenOutcome.EXISTING],
+            "refused": self._open_refused.total(),
+            "heartbeats": self._renewed,
+            "late_heartbeats": self._late,
+            **{name: self._closed[reason] for reason, name in CLOSED.items()},
+        }
+
     def _encoded(self) -> bytes:
         return _encode(Totals(self._opened, self._closed, self._streamed))
 
@@ -182,6 +203,9 @@ class Counters:
         self._opened[event.outcome, event.session.kind] += 1
         if event.outcome is OpenOutcome.UPGRADED:
             self._closed["UPGRADED"] += 1
+
+    def _count_open_refused(self, event: OpenRefused) -> None:
+        self._open_refused[event.outcome.value] += 1
 
     def _count_closed(self, event: SessionClosed) -> None:
         self._closed[event.reason] += 1

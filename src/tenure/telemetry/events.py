@@ -265,6 +265,16 @@ class SessionOpened(Event, frozen=True):
     session: Session
 
 
+class OpenRefused(Event, frozen=True):
+    """An open request was refused: its capacity has no free seat, or belongs to another tenant, or the user has a live
+    session of another tenant.
+    """
+
+    name: ClassVar = "session.open_refused"
+    level: ClassVar[Level | None] = None
+    outcome: OpenOutcome
+
+
 class SessionClosed(Event, frozen=True):
     """This instance recorded the end of a session. An end that no client requested has a name of its own in the log."""
 
@@ -304,6 +314,24 @@ class HeartbeatsAnswered(Event, frozen=True):
 class SessionsCountFailed(Event, frozen=True):
     name: ClassVar = "sessions.count_failed"
     level: ClassVar[Level | None] = "error"
+    repeats: ClassVar[bool] = True
+    error: str
+
+
+class InstanceNotSaved(Event, frozen=True):
+    """This instance could not renew its row, so others may see it as gone."""
+
+    name: ClassVar = "instance.not_saved"
+    level: ClassVar[Level | None] = "warning"
+    repeats: ClassVar[bool] = True
+    error: str
+
+
+class ActivityNotSaved(Event, frozen=True):
+    """The counts of this worker could not be saved. They are saved later, unless the worker stops."""
+
+    name: ClassVar = "activity.not_saved"
+    level: ClassVar[Level | None] = "warning"
     repeats: ClassVar[bool] = True
     error: str
 

@@ -57,6 +57,12 @@ FAMILIES: Mapping[str, Family] = {
             "Open requests that were answered with a session.",
             ("status", "kind"),
         ),
+        Family(
+            "tenure_sessions_refused_total",
+            "counter",
+            "Open requests that were refused: no free seat, or another tenant.",
+            ("reason",),
+        ),
         Family("tenure_sessions_closed_total", "counter", "Ends of sessions that were recorded.", ("reason",)),
         Family("tenure_sessions_active", "gauge", "Live sessions in the database.", ("kind",), of_installation=True),
         Family("tenure_sessions_heartbeat_total", "counter", "Heartbeats that renewed a session."),

@@ -111,6 +111,9 @@ KEYS = _route("keys.list", "GET", "/keys", models.KeyList, query=models.KeyQuery
 REVOKE_KEY = _route("keys.revoke", "DELETE", "/keys/{publicId}", models.Key)
 AUDIT_LOG = _route("audit_log.list", "GET", "/audit-log", models.AuditLog, query=models.AuditQuery)
 
+INSTANCES = _route("instances.list", "GET", "/instances", models.InstanceList, query=models.PageQuery)
+ACTIVITY = _route("activity", "GET", "/activity", models.Activity, query=models.ActivityQuery)
+
 ALERTS = _route("alerts.list", "GET", "/alerts", models.AlertList, query=models.AlertQuery)
 # `events.follow` calls it too.
 EVENTS = _route("events.list", "GET", "/events", models.EventList, query=models.EventQuery)

@@ -563,6 +563,50 @@ class AlertList(Model, frozen=True, kw_only=True):
     next_cursor: str | None
 
 
+class Instance(Model, frozen=True, kw_only=True):
+    instance: str
+    host: str
+    pid: int
+    worker: int
+    version: str
+    started_at: datetime
+    last_seen_at: datetime
+    stopped_at: datetime | None
+    alive: bool
+    leads: list[str]
+
+
+class InstanceList(Model, frozen=True, kw_only=True):
+    instances: list[Instance]
+    count: int
+    next_cursor: str | None
+
+
+class ActivityQuery(Body, frozen=True, kw_only=True):
+    from_: datetime | None = msgspec.field(name="from", default=None)
+    to: datetime | None = None
+    step: int | None = None
+
+
+class ActivityPoint(Model, frozen=True, kw_only=True):
+    at: datetime
+    opened: int
+    upgraded: int
+    existing: int
+    refused: int
+    heartbeats: int
+    late_heartbeats: int
+    closed: dict[str, int]
+    lapsed: int
+
+
+class Activity(Model, frozen=True, kw_only=True):
+    from_: datetime = msgspec.field(name="from")
+    to: datetime
+    step_seconds: int
+    points: list[ActivityPoint]
+
+
 class EventQuery(Body, frozen=True, kw_only=True):
     after: str | None = None
     limit: int | None = None

@@ -19,6 +19,7 @@ from tenure.store.contract.alerts import AlertStore
 from tenure.store.contract.capacities import CapacityStore
 from tenure.store.contract.doctor import DoctorStore
 from tenure.store.contract.events import EventStore
+from tenure.store.contract.instances import InstanceStore
 from tenure.store.contract.jobs import JobStore
 from tenure.store.contract.keys import KeyStore
 from tenure.store.contract.leases import LeaseStore
@@ -53,6 +54,7 @@ class Store(
     AlertStore,
     EventStore,
     DoctorStore,
+    InstanceStore,
     Protocol,
 ):
     dialect_name: str

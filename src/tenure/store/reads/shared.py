@@ -15,6 +15,7 @@ from tenure.store.reads import (
     capacities,
     events,
     history,
+    instances,
     intervals,
     keys,
     leases,
@@ -101,5 +102,8 @@ class SharedReads:
     read_gauges = _long(alerts.read_gauges)
     read_events = _short(events.read_events)
     find_event_batches = _short(events.find_event_batches)
+
+    list_instances = _short(instances.list_instances)
+    read_activity = _long(instances.read_activity)
 
     schema_revision = _short(migrate.current_revision)

@@ -4,6 +4,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from typing import Any, Self, TypeVar
 
 import httpx2
@@ -17,6 +18,7 @@ from tenure_client._async.resources import (
     AsyncAlerts,
     AsyncAuditLog,
     AsyncCapacities,
+    AsyncInstances,
     AsyncJobs,
     AsyncKeys,
     AsyncLeases,
@@ -108,6 +110,7 @@ class AsyncClient:
         self.jobs = AsyncJobs(self)
         self.keys = AsyncKeys(self)
         self.audit_log = AsyncAuditLog(self)
+        self.instances = AsyncInstances(self)
         self.alerts = AsyncAlerts(self)
         self.events = AsyncEvents(self)
 
@@ -196,6 +199,13 @@ class AsyncClient:
         headers = {"Content-Type": "audio/wav"}
         answer = await self._call(_routes.TRANSCRIBE, query=query, content=wav, headers=headers)
         return answer.decode(models.Transcription).text
+
+    async def activity(
+        self, *, from_: datetime | None = None, to: datetime | None = None, step: int | None = None
+    ) -> models.Activity:
+        """Count openings, heartbeats and ends over time: by default those of the last hour, minute by minute."""
+        query = models.ActivityQuery(from_=from_, to=to, step=step)
+        return (await self._call(_routes.ACTIVITY, query=query)).decode(models.Activity)
 
     async def me(self) -> models.Caller:
         """Return the caller that the credential of this client identifies, and what it is bound to."""

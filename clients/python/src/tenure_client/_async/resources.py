@@ -305,6 +305,14 @@ class AsyncAuditLog(_AsyncResource):
         return self._pages(_routes.AUDIT_LOG, "entries", query)
 
 
+class AsyncInstances(_AsyncResource):
+    def list(
+        self, *, limit: int | None = None, cursor: str | None = None
+    ) -> AsyncPages[models.InstanceList, models.Instance]:
+        """List the worker processes of the installation, with the leases that each of them leads."""
+        return self._pages(_routes.INSTANCES, "instances", models.PageQuery(limit=limit, cursor=cursor))
+
+
 class AsyncAlerts(_AsyncResource):
     def list(
         self,

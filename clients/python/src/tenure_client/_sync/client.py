@@ -5,6 +5,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from typing import Any, Self, TypeVar
 
 import httpx2
@@ -36,6 +37,7 @@ from tenure_client._sync.resources import (
     Alerts,
     AuditLog,
     Capacities,
+    Instances,
     Jobs,
     Keys,
     Leases,
@@ -109,6 +111,7 @@ class Client:
         self.jobs = Jobs(self)
         self.keys = Keys(self)
         self.audit_log = AuditLog(self)
+        self.instances = Instances(self)
         self.alerts = Alerts(self)
         self.events = Events(self)
 
@@ -197,6 +200,13 @@ class Client:
         headers = {"Content-Type": "audio/wav"}
         answer = self._call(_routes.TRANSCRIBE, query=query, content=wav, headers=headers)
         return answer.decode(models.Transcription).text
+
+    def activity(
+        self, *, from_: datetime | None = None, to: datetime | None = None, step: int | None = None
+    ) -> models.Activity:
+        """Count openings, heartbeats and ends over time: by default those of the last hour, minute by minute."""
+        query = models.ActivityQuery(from_=from_, to=to, step=step)
+        return (self._call(_routes.ACTIVITY, query=query)).decode(models.Activity)
 
     def me(self) -> models.Caller:
         """Return the caller that the credential of this client identifies, and what it is bound to."""

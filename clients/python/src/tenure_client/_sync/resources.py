@@ -304,6 +304,14 @@ class AuditLog(_Resource):
         return self._pages(_routes.AUDIT_LOG, "entries", query)
 
 
+class Instances(_Resource):
+    def list(
+        self, *, limit: int | None = None, cursor: str | None = None
+    ) -> Pages[models.InstanceList, models.Instance]:
+        """List the worker processes of the installation, with the leases that each of them leads."""
+        return self._pages(_routes.INSTANCES, "instances", models.PageQuery(limit=limit, cursor=cursor))
+
+
 class Alerts(_Resource):
     def list(
         self,

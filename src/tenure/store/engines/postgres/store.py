@@ -14,11 +14,13 @@ from msgspec.structs import astuple
 from sqlalchemy import Connection, text
 
 from tenure.clock import MICROSECOND, from_microseconds
+from tenure.domain.activity import COUNTS, MinuteCounts
 from tenure.domain.alerts import CONDITIONS_MAX, AlertChanges, Condition
 from tenure.domain.audit_log import Actor, AuditDraft
 from tenure.domain.capacities import Capacity, Seats
 from tenure.domain.doctor import FileFacts, PoolerMode, ServerFacts, TableChurn
 from tenure.domain.events import EventSubscription, NewEventBatch, types_text
+from tenure.domain.instances import InstanceReport
 from tenure.domain.jobs import BeginRunResult, Board, Job, JobCommand, JobSettings, Pruned, RunOutcome
 from tenure.domain.keys import (
     LIVE_KEYS_PER_NAME,
@@ -76,8 +78,10 @@ from tenure.store.engines.postgres import doctor, rows, statements
 from tenure.store.engines.postgres.client import PostgresClient
 from tenure.store.engines.postgres.connections import set_timeouts
 from tenure.store.limits import (
+    ACTIVITY_KEPT,
     ALERTS_KEPT,
     AUDIT_LOG_KEPT,
+    INSTANCES_KEPT,
     JOB_RUNS_KEPT,
     LEASE_HISTORY_KEPT,
     SUBMISSIONS_KEPT,
@@ -91,7 +95,15 @@ MIGRATION_SECONDS = 600
 MIGRATION_LOCK = 7305808868231127650
 
 
-_KEPT = (LEASE_HISTORY_KEPT, JOB_RUNS_KEPT, SUBMISSIONS_KEPT, AUDIT_LOG_KEPT, ALERTS_KEPT)
+_KEPT = (
+    LEASE_HISTORY_KEPT,
+    JOB_RUNS_KEPT,
+    SUBMISSIONS_KEPT,
+    AUDIT_LOG_KEPT,
+    ALERTS_KEPT,
+    INSTANCES_KEPT,
+    ACTIVITY_KEPT,
+)
 
 
 class PostgresStore(PostgresClient, SharedReads):
@@ -248,6 +260,20 @@ class PostgresStore(PostgresClient, SharedReads):
         kept = [span // MICROSECOND for span in _KEPT]
         (record,) = await self._call(statements.PRUNE, *astuple(fence), limit, *kept)
         return Pruned(*record)
+
+    async def save_instance(self, report: InstanceReport) -> datetime:
+        (record,) = await self._call(statements.SAVE_INSTANCE, *astuple(report))
+        started_at: datetime = record[0]
+        return started_at
+
+    async def save_activity(self, instance: str, minutes: Sequence[MinuteCounts]) -> None:
+        await self._call(
+            statements.SAVE_ACTIVITY,
+            instance,
+            [minute.at for minute in minutes],
+            [minute.turn for minute in minutes],
+            [minute.counts.get(name, 0) for minute in minutes for name in COUNTS],
+        )
 
     async def accept_submissions(self, requests: Sequence[SubmitRequest]) -> Sequence[SubmitResult]:
         records = await self._call_on(

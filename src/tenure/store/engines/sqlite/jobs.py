@@ -15,9 +15,17 @@ from tenure.errors import LeaseLost
 from tenure.store.engines.sqlite.audit_log import write_audit_entry
 from tenure.store.engines.sqlite.leases import begin_epoch, check_fence, end_epoch, find_lease, is_attempt, lease_now
 from tenure.store.engines.sqlite.submissions import prune_submissions
-from tenure.store.limits import ALERTS_KEPT, AUDIT_LOG_KEPT, JOB_RUNS_KEPT, LEASE_HISTORY_KEPT, SUBMISSIONS_KEPT
+from tenure.store.limits import (
+    ACTIVITY_KEPT,
+    ALERTS_KEPT,
+    AUDIT_LOG_KEPT,
+    INSTANCES_KEPT,
+    JOB_RUNS_KEPT,
+    LEASE_HISTORY_KEPT,
+    SUBMISSIONS_KEPT,
+)
 from tenure.store.reads.leases import job_from_values
-from tenure.store.tables import alerts, audit_log, job_runs, jobs, lease_history
+from tenure.store.tables import activity, alerts, audit_log, instances, job_runs, jobs, lease_history
 
 ZERO = timedelta(0)
 
@@ -214,10 +222,16 @@ def prune(connection: Connection, fence: Fence, limit: int) -> Pruned:
     old_entries = select(entry.entry_id).where(entry.at < now - AUDIT_LOG_KEPT).order_by(entry.at)
     alert = alerts.c
     old_alerts = select(alert.alert_id).where(alert.cleared_at < now - ALERTS_KEPT).order_by(alert.cleared_at)
+    gone, minute = instances.c, activity.c
+    old_instances = select(gone.instance).where(gone.last_seen_at < now - INSTANCES_KEPT)
+    key = tuple_(minute.at, minute.instance, minute.turn)
+    old_minutes = select(*activity.primary_key).where(minute.at < now - ACTIVITY_KEPT).order_by(minute.at)
     return Pruned(
         connection.execute(delete(lease_history).where(tuple_(history.name, history.epoch).in_(old_history))).rowcount,
         connection.execute(delete(job_runs).where(tuple_(run.job, run.epoch).in_(old_runs.limit(limit)))).rowcount,
         prune_submissions(connection, now, SUBMISSIONS_KEPT, limit),
         connection.execute(delete(audit_log).where(entry.entry_id.in_(old_entries.limit(limit)))).rowcount,
         connection.execute(delete(alerts).where(alert.alert_id.in_(old_alerts.limit(limit)))).rowcount,
+        connection.execute(delete(instances).where(gone.instance.in_(old_instances.limit(limit)))).rowcount,
+        connection.execute(delete(activity).where(key.in_(old_minutes.limit(limit)))).rowcount,
     )

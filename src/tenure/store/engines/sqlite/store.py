@@ -6,11 +6,13 @@ from typing import TypeVar
 
 from sqlalchemy import Connection
 
+from tenure.domain.activity import MinuteCounts
 from tenure.domain.alerts import AlertChanges, Condition
 from tenure.domain.audit_log import Actor, AuditDraft
 from tenure.domain.capacities import Capacity, Seats
 from tenure.domain.doctor import FileFacts, PoolerMode, ServerFacts, TableChurn
 from tenure.domain.events import EventSubscription, NewEventBatch
+from tenure.domain.instances import InstanceReport
 from tenure.domain.jobs import BeginRunResult, Job, JobCommand, JobSettings, Pruned, RunOutcome
 from tenure.domain.keys import CreateKeyResult, NewKey, StoredKey
 from tenure.domain.leases import AcquireResult, Fence, Lease
@@ -44,6 +46,7 @@ from tenure.store.engines.sqlite import (
     alerts,
     capacities,
     events,
+    instances,
     jobs,
     keys,
     leases,
@@ -255,6 +258,16 @@ class SqliteStore(SqliteClient, SharedReads):
 
     def describe_file(self) -> FileFacts | None:
         return self._file.describe()
+
+    async def save_instance(self, report: InstanceReport) -> datetime:
+        return await self._write_by_plain_clock(
+            lambda connection, now: instances.save_instance(connection, now, report)
+        )
+
+    async def save_activity(self, instance: str, minutes: Sequence[MinuteCounts]) -> None:
+        await self._write_by_plain_clock(
+            lambda connection, _now: instances.save_activity(connection, instance, minutes)
+        )
 
     async def _write_by_plain_clock(self, work: Callable[[Connection, datetime], T]) -> T:
         """Uses the plain clock, which may return an instant before the last cut.

@@ -48,6 +48,9 @@ _PARAMETERS: dict[str, Any] = {
     "runs": BigInteger(),
     "actor": String(),
     "submissions": BigInteger(),
+    "instances": BigInteger(),
+    "activity": BigInteger(),
+    "instance": Name,
     "audit": BigInteger(),
     "alerts": BigInteger(),
     "request": String(),
@@ -181,13 +184,24 @@ COMMAND_JOB = _returning(
 PRUNE = _returning(
     _with_parameters(
         "EXEC dbo.tenure_prune_1 @name = :name, @holder = :holder, @epoch = :epoch, @limit = :limit, "
-        "@history = :history, @runs = :runs, @submissions = :submissions, @audit = :audit, @alerts = :alerts;"
+        "@history = :history, @runs = :runs, @submissions = :submissions, @audit = :audit, @alerts = :alerts, "
+        "@instances = :instances, @activity = :activity;"
     ),
     lease_history=Integer,
     job_runs=Integer,
     submissions=Integer,
     audit_log=Integer,
     alerts=Integer,
+    instances=Integer,
+    activity=Integer,
+)
+SAVE_INSTANCE = _returning(
+    _with_request("EXEC dbo.tenure_save_instance_1 @request = :request;"),
+    started_at=Instant,
+)
+SAVE_ACTIVITY = _returning(
+    _with_parameters("EXEC dbo.tenure_save_activity_1 @instance = :instance, @request = :request;"),
+    saved=Integer,
 )
 ACCEPT_SUBMISSIONS = _returning(
     _with_parameters("EXEC dbo.tenure_accept_submissions_1 @request = :request, @payloads = :payloads;"),

@@ -11,11 +11,13 @@ from msgspec.structs import asdict, astuple, replace
 from sqlalchemy import Row
 
 from tenure.clock import MICROSECOND
+from tenure.domain.activity import COUNTS, MinuteCounts
 from tenure.domain.alerts import CONDITIONS_MAX, Condition
 from tenure.domain.audit_log import Actor, AuditDraft
 from tenure.domain.capacities import Seats
 from tenure.domain.deadlines import opened, own_limits, span_of
 from tenure.domain.events import EventPosition, EventSubscription, NewEventBatch, types_text
+from tenure.domain.instances import InstanceReport
 from tenure.domain.jobs import BeginRunOutcome, BeginRunResult, Job, JobSettings, RunOutcome
 from tenure.domain.keys import LIVE_KEYS_PER_NAME, NewKey, creation_detail
 from tenure.domain.leases import JOB_LOCK, AcquireResult, Fence, Lease
@@ -302,6 +304,16 @@ def actor_text(actor: Actor) -> str:
 def draft_values(draft: AuditDraft) -> dict[str, Value]:
     entry = {"entry": draft.entry_id, "action": draft.action.value, "target": draft.target, "detail": draft.detail}
     return actor_values(draft.actor) | entry
+
+
+def instance_text(report: InstanceReport) -> str:
+    started = {} if report.started_at is None else {"started": _instant(report.started_at)}
+    fields = {name: getattr(report, name) for name in ("instance", "host", "pid", "worker", "version")}
+    return _json({**fields, **started, "stopped": int(report.stopped)})
+
+
+def minute_values(minute: MinuteCounts) -> Sequence[Value]:
+    return (_instant(minute.at), minute.turn, *(minute.counts.get(name, 0) for name in COUNTS))
 
 
 def use_values(use: tuple[str, datetime]) -> Sequence[Value]:

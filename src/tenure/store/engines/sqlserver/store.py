@@ -99,6 +99,9 @@ only for a write of last uses, which takes the rows of keys that no other transa
 **Alerts.** A change of alerts holds its fence and then the active alerts, with `UPDLOCK, HOLDLOCK` in the order of
 their index, while it inserts submissions, as saving chunks does.
 
+**Instances.** Only an instance itself writes its row and its counts, with `UPDLOCK, HOLDLOCK`, and holds no other lock.
+The pruning takes the rows that no other transaction holds.
+
 **Events.** Moving the horizon of events takes the cut lock exclusively, like a cut, and writes the row of the
 installation. Only the holder of the lease `events` writes the rows of gateways and batches. It holds the row of a
 gateway while it inserts the key of a submission.
@@ -119,6 +122,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql.selectable import TextualSelect
 
 from tenure.clock import MICROSECOND
+from tenure.domain.activity import MinuteCounts
 from tenure.domain.alerts import AlertChanges, Condition
 from tenure.domain.audit_log import Actor, AuditDraft
 from tenure.domain.capacities import Capacity, Seats
@@ -130,6 +134,7 @@ from tenure.domain.events import (
     EventSubscription,
     NewEventBatch,
 )
+from tenure.domain.instances import InstanceReport
 from tenure.domain.jobs import BeginRunResult, Job, JobCommand, JobSettings, Pruned, RunOutcome
 from tenure.domain.keys import CreateKeyResult, NewKey, StoredKey
 from tenure.domain.leases import AcquireResult, Fence, Lease
@@ -181,9 +186,11 @@ from tenure.store.engines.sqlserver import calls, reads, rows
 from tenure.store.engines.sqlserver.client import SqlServerClient
 from tenure.store.engines.sqlserver.errors import cause_of
 from tenure.store.limits import (
+    ACTIVITY_KEPT,
     ALERTS_KEPT,
     AUDIT_LOG_KEPT,
     AUDIT_SECONDS,
+    INSTANCES_KEPT,
     JOB_RUNS_KEPT,
     LEASE_HISTORY_KEPT,
     SUBMISSIONS_KEPT,
@@ -290,10 +297,20 @@ class SqlServerStore(SqlServerClient, SharedReads):
             "submissions": SUBMISSIONS_KEPT,
             "audit": AUDIT_LOG_KEPT,
             "alerts": ALERTS_KEPT,
+            "instances": INSTANCES_KEPT,
+            "activity": ACTIVITY_KEPT,
         }
         spans = {name: span // MICROSECOND for name, span in kept.items()}
         (row,) = await self._call(calls.PRUNE, **asdict(fence), limit=limit, **spans)
-        return Pruned(row.lease_history, row.job_runs, row.submissions, row.audit_log, row.alerts)
+        return Pruned(**{name: getattr(row, name) for name in Pruned.__struct_fields__})
+
+    async def save_instance(self, report: InstanceReport) -> datetime:
+        (row,) = await self._call(calls.SAVE_INSTANCE, request=rows.instance_text(report))
+        return row.started_at  # type: ignore[no-any-return]
+
+    async def save_activity(self, instance: str, minutes: Sequence[MinuteCounts]) -> None:
+        request = rows.numbered(map(rows.minute_values, minutes))
+        await self._call(calls.SAVE_ACTIVITY, instance=instance, request=request)
 
     async def accept_submissions(self, requests: Sequence[SubmitRequest]) -> Sequence[SubmitResult]:
         payloads = b"".join(request.payload for request in requests)

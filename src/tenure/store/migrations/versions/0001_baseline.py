@@ -25,6 +25,7 @@ def upgrade() -> None:
     _create_access()
     _create_alerts()
     _create_events()
+    _create_instances()
     _insert_installation()
     _insert_signing_key()
 
@@ -393,6 +394,44 @@ def _where(condition: str, include: list[str] | None = None) -> dict[str, Any]:
     """Returns the options of a partial index. SQL Server stores the columns `include` in the index beside the key."""
     where = {f"{dialect}_where": sa.text(condition) for dialect in ("postgresql", "sqlite", "mssql")}
     return where if include is None else {**where, "mssql_include": include}
+
+
+def _create_instances() -> None:
+    op.create_table(
+        "instances",
+        sa.Column("instance", Name, nullable=False),
+        sa.Column("host", Name, nullable=False),
+        sa.Column("pid", sa.Integer, nullable=False),
+        sa.Column("worker", sa.Integer, nullable=False),
+        sa.Column("version", Name, nullable=False),
+        sa.Column("started_at", Instant, nullable=False),
+        sa.Column("last_seen_at", Instant, nullable=False),
+        sa.Column("stopped_at", Instant),
+        sa.PrimaryKeyConstraint("instance", name="instances_pkey"),
+    )
+    op.create_table(
+        "activity",
+        sa.Column("at", Instant, nullable=False),
+        sa.Column("instance", Name, nullable=False),
+        sa.Column("turn", sa.Integer, nullable=False),
+        sa.Column("opened", sa.BigInteger, nullable=False),
+        sa.Column("upgraded", sa.BigInteger, nullable=False),
+        sa.Column("existing", sa.BigInteger, nullable=False),
+        sa.Column("refused", sa.BigInteger, nullable=False),
+        sa.Column("heartbeats", sa.BigInteger, nullable=False),
+        sa.Column("late_heartbeats", sa.BigInteger, nullable=False),
+        sa.Column("closed_upgraded", sa.BigInteger, nullable=False),
+        sa.Column("closed_expired", sa.BigInteger, nullable=False),
+        sa.Column("closed_lease_expired", sa.BigInteger, nullable=False),
+        sa.Column("closed_idle_timeout", sa.BigInteger, nullable=False),
+        sa.Column("closed_stopped", sa.BigInteger, nullable=False),
+        sa.Column("closed_terminated", sa.BigInteger, nullable=False),
+        sa.Column("closed_evicted", sa.BigInteger, nullable=False),
+        sa.Column("closed_disconnected", sa.BigInteger, nullable=False),
+        sa.Column("closed_shutdown", sa.BigInteger, nullable=False),
+        sa.Column("closed_failed", sa.BigInteger, nullable=False),
+        sa.PrimaryKeyConstraint("at", "instance", "turn", name="activity_pkey"),
+    )
 
 
 def _insert_installation() -> None:

@@ -1,12 +1,13 @@
 -- Deletes one batch of rows past their retention time, under the fence of its job: lease history, runs of jobs,
--- submissions that are delivered or cancelled, with their attempts and batches of events, entries of the audit log, and
--- alerts that are cleared. `p_history`, `p_runs`, `p_submissions`, `p_audit` and `p_alerts` are the retention times in
--- microseconds. Returns how many rows of each it deleted. A submission that another transaction holds is left for the
--- next batch.
+-- submissions that are delivered or cancelled, with their attempts and batches of events, entries of the audit log,
+-- alerts that are cleared, instances that are gone, and activity. `p_history`, `p_runs`, `p_submissions`, `p_audit`,
+-- `p_alerts`, `p_instances` and `p_activity` are the retention times in microseconds. Returns how many rows of each it
+-- deleted. A submission or an instance that another transaction holds is left for the next batch.
 CREATE OR REPLACE FUNCTION tenure_prune_1(
     p_name text, p_holder text, p_epoch bigint, p_limit int, p_history bigint, p_runs bigint, p_submissions bigint,
-    p_audit bigint, p_alerts bigint)
-RETURNS TABLE (lease_history int, job_runs int, submissions int, audit_log int, alerts int)
+    p_audit bigint, p_alerts bigint, p_instances bigint, p_activity bigint)
+RETURNS TABLE (
+    lease_history int, job_runs int, submissions int, audit_log int, alerts int, instances int, activity int)
 LANGUAGE plpgsql VOLATILE
 AS $$
 DECLARE
@@ -55,6 +56,21 @@ BEGIN
         -- plan end
         );
     GET DIAGNOSTICS alerts = ROW_COUNT;
+    DELETE FROM instances d
+     WHERE d.instance IN (
+        SELECT i.instance FROM instances i
+         WHERE i.last_seen_at < v_now - p_instances * interval '1 microsecond'
+         LIMIT p_limit FOR UPDATE SKIP LOCKED);
+    GET DIAGNOSTICS instances = ROW_COUNT;
+    DELETE FROM activity d
+     WHERE (d.at, d.instance, d.turn) IN (
+        -- plan: old minutes
+        SELECT a.at, a.instance, a.turn FROM activity a
+         WHERE a.at < v_now - p_activity * interval '1 microsecond'
+         ORDER BY a.at LIMIT p_limit
+        -- plan end
+        );
+    GET DIAGNOSTICS activity = ROW_COUNT;
     RETURN NEXT;
 END
 $$;

@@ -1,7 +1,7 @@
 -- Deletes one batch of rows past their retention time, under the fence of its job: lease history, runs of jobs,
--- submissions that are delivered or cancelled, with their attempts and batches of events, entries of the audit log, and
--- alerts that are cleared. @history, @runs, @submissions, @audit and @alerts are the retention times in microseconds.
--- Returns how many rows of each it deleted.
+-- submissions that are delivered or cancelled, with their attempts and batches of events, entries of the audit log,
+-- alerts that are cleared, instances that are gone, and activity. @history, @runs, @submissions, @audit, @alerts,
+-- @instances and @activity are the retention times in microseconds. Returns how many rows of each it deleted.
 --
 -- It takes only rows that no other transaction holds. If it waited for rows, its fence would delay the renewal of the
 -- lease. For submissions it locks first the rows and then their keys, and does not wait for either:
@@ -15,7 +15,9 @@ CREATE OR ALTER PROCEDURE dbo.tenure_prune_1
     @runs bigint,
     @submissions bigint,
     @audit bigint,
-    @alerts bigint
+    @alerts bigint,
+    @instances bigint,
+    @activity bigint
 AS
 BEGIN
     SET NOCOUNT ON;
@@ -29,12 +31,16 @@ BEGIN
         @submissions_before datetime2(6),
         @audit_before datetime2(6),
         @alerts_before datetime2(6),
+        @instances_before datetime2(6),
+        @activity_before datetime2(6),
         @deleted int = 1,
         @pruned_history int,
         @pruned_runs int,
         @pruned_submissions int,
         @pruned_entries int,
-        @pruned_alerts int;
+        @pruned_alerts int,
+        @pruned_instances int,
+        @pruned_activity int;
     DECLARE @old_history TABLE (
         name varchar(200) COLLATE Latin1_General_100_BIN2 NOT NULL,
         epoch bigint NOT NULL,
@@ -61,6 +67,17 @@ BEGIN
         alert_id uniqueidentifier NOT NULL PRIMARY KEY
     );
 
+    DECLARE @old_instances TABLE (
+        instance varchar(200) COLLATE Latin1_General_100_BIN2 NOT NULL PRIMARY KEY
+    );
+
+    DECLARE @old_activity TABLE (
+        at datetime2(6) NOT NULL,
+        instance varchar(200) COLLATE Latin1_General_100_BIN2 NOT NULL,
+        turn int NOT NULL,
+        PRIMARY KEY (at, instance, turn)
+    );
+
     BEGIN TRANSACTION;
     EXEC dbo.tenure_check_fence_1 @name = @name, @holder = @holder, @epoch = @epoch;
 
@@ -70,6 +87,8 @@ BEGIN
     SET @submissions_before = dbo.tenure_add_microseconds_1(@now, -@submissions);
     SET @audit_before = dbo.tenure_add_microseconds_1(@now, -@audit);
     SET @alerts_before = dbo.tenure_add_microseconds_1(@now, -@alerts);
+    SET @instances_before = dbo.tenure_add_microseconds_1(@now, -@instances);
+    SET @activity_before = dbo.tenure_add_microseconds_1(@now, -@activity);
 
     INSERT INTO @old_history (name, epoch)
     SELECT TOP (@limit) h.name, h.epoch
@@ -126,6 +145,33 @@ BEGIN
     OPTION (FORCE ORDER, LOOP JOIN, MAXDOP 1);
     SET @pruned_alerts = @@ROWCOUNT;
 
+    INSERT INTO @old_instances (instance)
+    SELECT TOP (@limit) i.instance
+    FROM dbo.instances AS i WITH (UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK, INDEX (instances_pkey))
+    WHERE i.last_seen_at < @instances_before
+    ORDER BY i.instance
+    OPTION (MAXDOP 1);
+
+    DELETE i
+    FROM @old_instances AS o
+    INNER JOIN dbo.instances AS i ON o.instance = i.instance
+    OPTION (FORCE ORDER, LOOP JOIN, MAXDOP 1);
+    SET @pruned_instances = @@ROWCOUNT;
+
+    INSERT INTO @old_activity (at, instance, turn)
+    SELECT TOP (@limit) a.at, a.instance, a.turn
+    FROM dbo.activity AS a
+        WITH (UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK, FORCESEEK, INDEX (activity_pkey))
+    WHERE a.at < @activity_before
+    ORDER BY a.at, a.instance, a.turn
+    OPTION (MAXDOP 1);
+
+    DELETE a
+    FROM @old_activity AS o
+    INNER JOIN dbo.activity AS a ON o.at = a.at AND o.instance = a.instance AND o.turn = a.turn
+    OPTION (FORCE ORDER, LOOP JOIN, MAXDOP 1);
+    SET @pruned_activity = @@ROWCOUNT;
+
     INSERT INTO @old (submission_id, caller, gateway, idempotency_key, has_key)
     SELECT TOP (@limit) s.submission_id, s.caller, s.gateway, s.idempotency_key, 0
     FROM dbo.submissions AS s
@@ -172,5 +218,7 @@ BEGIN
         @pruned_runs AS job_runs,
         @pruned_submissions AS submissions,
         @pruned_entries AS audit_log,
-        @pruned_alerts AS alerts;
+        @pruned_alerts AS alerts,
+        @pruned_instances AS instances,
+        @pruned_activity AS activity;
 END;

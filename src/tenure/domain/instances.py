@@ -1,0 +1,55 @@
+"""Instances: the service processes that share a database, each with a row that it writes every few seconds.
+
+A worker process is an instance of its own. Its name is the name under which it holds leases. It contains a random part,
+so no two processes ever have the same name, and a process that has stopped never comes back under its name.
+"""
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+import msgspec
+
+INSTANCE_SEEN_SECONDS = 10.0
+"""How often an instance writes its row."""
+INSTANCE_ALIVE = timedelta(seconds=3 * INSTANCE_SEEN_SECONDS)
+"""An instance that was last seen longer ago than this is not alive."""
+HOST_MAX = 200
+VERSION_MAX = 64
+
+
+class InstanceReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What an instance says about itself."""
+
+    instance: str
+    host: str
+    pid: int
+    worker: int
+    """The slot of the worker in its process group, from 0."""
+    version: str
+    started_at: datetime | None = None
+    """What the first write returned. None in the first write, which sets it to the database's time."""
+    stopped: bool = False
+    """Whether the instance is stopping. This is final: a write that was sent earlier and arrives later changes nothing.
+    """
+
+
+class Instance(msgspec.Struct, frozen=True, kw_only=True):
+    instance: str
+    host: str
+    pid: int
+    worker: int
+    version: str
+    started_at: datetime
+    last_seen_at: datetime
+    stopped_at: datetime | None
+    alive: bool
+    """By the database's clock, at the moment of the read."""
+    leads: Sequence[str] = ()
+    """The leases that it holds, in order of their names, without the locks of jobs."""
+
+
+def is_alive(last_seen_at: datetime, stopped_at: datetime | None, now: datetime) -> bool:
+    """Whether an instance is alive. If the database's clock was stepped back, a row that was last seen in the future
+    does not count: a living instance writes it again within seconds.
+    """
+    return stopped_at is None and abs(now - last_seen_at) <= INSTANCE_ALIVE

@@ -1,0 +1,129 @@
+"""Saves what this worker has counted, minute by minute, for `GET /activity`.
+
+The worker counts events since its start (`telemetry/counters.py`), whether or not somebody asks for its activity. The
+recorder takes a sample of these totals every ten seconds, at the tens of the database's clock, and adds the difference
+from the last sample to the minute in which that last sample was taken. So nothing is added to the path of a request,
+and no minute gets what belongs to the next one. After the sample, the recorder saves the minutes that have changed:
+absolute counts, under a key that only this worker writes (`domain/activity.py`).
+
+Guarantees: the sum of all saved counts is never more than what happened, and after a regular stop it is exactly that.
+
+| cut | what holds |
+|---|---|
+| killed | what was counted since the last save is missing: SAMPLE_SECONDS and SPREAD_SECONDS at most, and the save |
+| paused | what was counted before the pause belongs to the minute of the last sample before it |
+| the answer to a save is lost, or the save commits late | the next save contains the same counts or greater ones |
+| the database is away | minutes are kept and saved later, up to WAITING_MINUTES_MAX; then the oldest are dropped |
+| the database's clock is stepped forward | a minute without counts |
+| the database's clock is stepped back | the repeated minutes get a new turn, and add to those that are saved |
+| two workers | each has its own name in the key |
+"""
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping
+from itertools import islice
+
+from tenure.clock import ServerClock, from_microseconds
+from tenure.domain.activity import MINUTE_MICROSECONDS, MinuteCounts
+from tenure.errors import DatabaseUnavailable
+from tenure.store.contract.instances import InstanceStore
+from tenure.store.limits import BATCH_MAX
+from tenure.telemetry.events import ActivityNotSaved, Telemetry
+
+SAMPLE_SECONDS = 10
+"""A divisor of a minute, so that a sample is taken at the start of each minute."""
+SPREAD_SECONDS = 2.0
+"""Workers take their samples at the same instant. Each saves its own at a random time within this span after it."""
+WAITING_MINUTES_MAX = 1440
+"""The most minutes that wait for the database. A minute takes about a kilobyte."""
+MICROSECONDS = 1_000_000
+
+Key = tuple[int, int]
+"""The start of a minute, in minutes since 1970, and the turn."""
+
+
+class ActivityRecorder:
+    """`totals` returns what this worker has counted since its start. `clock` estimates the database's clock."""
+
+    def __init__(
+        self,
+        store: InstanceStore,
+        instance: str,
+        totals: Callable[[], Mapping[str, int]],
+        clock: ServerClock,
+        telemetry: Telemetry,
+    ) -> None:
+        self._store = store
+        self._instance = instance
+        self._totals = totals
+        self._clock = clock
+        self._telemetry = telemetry
+        self._spread = random.random() * SPREAD_SECONDS  # noqa: S311 - not a secret
+        self._last: Mapping[str, int] = totals()
+        self._key: Key | None = None
+        """Of the minute in which the last sample was taken."""
+        self._unsaved: dict[Key, Counter[str]] = {}
+        self._current: Counter[str] = Counter()
+        """What was counted in the minute of the last sample. Also in `_unsaved`, if it has changed since the save."""
+
+    async def run(self) -> None:
+        """Takes samples and saves them, until cancelled. Call `stop` after that."""
+        self.sample()
+        while True:
+            await asyncio.sleep(self._seconds_to_next_sample())
+            self.sample()
+            await asyncio.sleep(self._spread)
+            try:
+                await self.save()
+            except Exception as error:  # noqa: BLE001 - reported; the counts are saved later
+                self._telemetry.report(ActivityNotSaved(str(error)))
+
+    async def stop(self) -> None:
+        """Saves what is left. If the database is away, it is lost."""
+        self.sample()
+        try:
+            await self.save()
+        except DatabaseUnavailable as error:
+            self._telemetry.report(ActivityNotSaved(str(error)))
+
+    def sample(self) -> None:
+        totals = self._totals()
+        counted = Counter({name: totals[name] - self._last.get(name, 0) for name in totals})
+        self._last = totals
+        key = self._key_now()
+        if any(counted.values()):
+            self._current.update(counted)
+            self._keep(self._key or key)
+        if key != self._key:
+            self._key, self._current = key, Counter()
+
+    async def save(self) -> None:
+        """Saves the minutes that have changed since the last save."""
+        while batch := list(islice(self._unsaved.items(), BATCH_MAX)):
+            minutes = [
+                MinuteCounts(from_microseconds(minute * MINUTE_MICROSECONDS), turn, dict(counts))
+                for (minute, turn), counts in batch
+            ]
+            await self._store.save_activity(self._instance, minutes)
+            for saved, (key, counts) in zip(minutes, batch, strict=True):
+                # A sample may have been taken during the save.
+                if saved.counts == counts:
+                    del self._unsaved[key]
+
+    def _keep(self, key: Key) -> None:
+        self._unsaved[key] = self._current
+        if len(self._unsaved) > WAITING_MINUTES_MAX:
+            del self._unsaved[next(iter(self._unsaved))]
+
+    def _key_now(self) -> Key:
+        minute = self._clock.now_microseconds() // MINUTE_MICROSECONDS
+        if self._key is None:
+            return minute, 0
+        last_minute, turn = self._key
+        return minute, turn + 1 if minute < last_minute else turn
+
+    def _seconds_to_next_sample(self) -> float:
+        step = SAMPLE_SECONDS * MICROSECONDS
+        return (step - self._clock.now_microseconds() % step) / MICROSECONDS

@@ -1,0 +1,58 @@
+"""Keeps the row of this instance, so that `GET /instances` shows which instances there are.
+
+Guarantees:
+
+- A living instance that reaches the database is shown as alive; one that has not written its row for INSTANCE_ALIVE, by
+  the database's clock, is not. So a killed, paused or disconnected instance is shown as alive for half a minute at
+  most.
+- A stopped instance is shown as stopped at once, and stays so: an earlier write whose answer was lost may commit after
+  the last one, and changes nothing then.
+- `startedAt` is the database's time of the first write, and never changes, also if the row was pruned in between.
+
+How each step can be cut short:
+
+| cut | what holds |
+|---|---|
+| killed, before or between writes | the row ages, and is pruned a day later |
+| paused for longer than INSTANCE_ALIVE | not alive meanwhile; alive again after the next write |
+| the answer to a write is lost | the next write is the same write with a later time |
+| the database is away, also while the instance stops | the row ages; the next write that succeeds renews it |
+| the database's clock is stepped | the next write, within ten seconds, sets the new time |
+| two instances | each has its own name and row |
+"""
+
+import asyncio
+from contextlib import suppress
+
+from msgspec.structs import replace
+
+from tenure.domain.instances import INSTANCE_SEEN_SECONDS, InstanceReport
+from tenure.errors import DatabaseUnavailable
+from tenure.store.contract.instances import InstanceStore
+from tenure.telemetry.events import InstanceNotSaved, Telemetry
+
+
+class Presence:
+    def __init__(self, store: InstanceStore, report: InstanceReport, telemetry: Telemetry) -> None:
+        self._store = store
+        self._report = report
+        self._telemetry = telemetry
+
+    async def run(self) -> None:
+        """Writes the row at once and every INSTANCE_SEEN_SECONDS, until cancelled. Call `stop` after that."""
+        while True:
+            try:
+                await self.save()
+            except Exception as error:  # noqa: BLE001 - reported; the next write must not be lost
+                self._telemetry.report(InstanceNotSaved(str(error)))
+            await asyncio.sleep(INSTANCE_SEEN_SECONDS)
+
+    async def save(self) -> None:
+        started_at = await self._store.save_instance(self._report)
+        self._report = replace(self._report, started_at=started_at)
+
+    async def stop(self) -> None:
+        """Marks the row as stopped. If the database is away, the row ages instead."""
+        self._report = replace(self._report, stopped=True)
+        with suppress(DatabaseUnavailable):
+            await self.save()

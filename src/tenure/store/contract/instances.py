@@ -1,0 +1,27 @@
+"""Instances, and what they counted."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Protocol
+
+from tenure.domain.activity import Activity, ActivityQuery, MinuteCounts
+from tenure.domain.instances import Instance, InstanceReport
+
+
+class InstanceStore(Protocol):
+    async def save_instance(self, report: InstanceReport) -> datetime:
+        """Inserts or renews the row of an instance, at the database's time. Returns when the instance started.
+
+        Once a row is marked as stopped, nothing changes it any more.
+        """
+
+    async def list_instances(self, after: str | None, limit: int) -> Sequence[Instance]:
+        """Up to `limit` instances, ordered by name, starting after the name `after`."""
+
+    async def save_activity(self, instance: str, minutes: Sequence[MinuteCounts]) -> None:
+        """Saves the counts of an instance, at most BATCH_MAX minutes, each pair of minute and turn once. Of each count,
+        the greater of the saved and the given one is kept.
+        """
+
+    async def read_activity(self, query: ActivityQuery) -> Activity | None:
+        """Sums the counts of all instances for each step of the span. None if the span is empty or too long."""

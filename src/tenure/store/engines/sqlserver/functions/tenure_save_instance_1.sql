@@ -1,0 +1,73 @@
+-- Inserts or renews the row of an instance. Returns when the instance started: @request.started, or the clock if it is
+-- missing.
+--
+-- A row that is marked as stopped does not change any more: an earlier call whose answer was lost may arrive after the
+-- call that marked it. The row has one writer, its instance, which is a retry of itself at worst.
+--
+-- Order: the row; the clock; the writes.
+--
+-- @request: {instance, host, pid, worker, version, started, stopped}
+CREATE OR ALTER PROCEDURE dbo.tenure_save_instance_1 @request nvarchar(MAX)
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET XACT_ABORT ON;
+    SET LOCK_TIMEOUT 1000;
+
+    DECLARE
+        @instance varchar(200),
+        @started_at datetime2(6),
+        @stopped bit,
+        @known_at datetime2(6),
+        @now datetime2(6);
+
+    SELECT @instance = r.instance, @started_at = r.started_at, @stopped = r.stopped
+    FROM OPENJSON(@request) WITH (
+        instance varchar(200) '$.instance',
+        started_at datetime2(6) '$.started',
+        stopped bit '$.stopped'
+    ) AS r;
+
+    BEGIN TRANSACTION;
+
+    SELECT @known_at = i.started_at
+    FROM dbo.instances AS i WITH (UPDLOCK, HOLDLOCK, ROWLOCK, INDEX (instances_pkey))
+    WHERE i.instance = @instance;
+
+    SET @now = dbo.tenure_now();
+
+    IF @known_at IS NULL
+    BEGIN
+        IF @started_at IS NULL
+            SET @started_at = @now;
+
+        INSERT INTO dbo.instances (
+            instance, host, pid, worker, version, started_at, last_seen_at, stopped_at
+        )
+        SELECT
+            r.instance, r.host, r.pid, r.worker, r.version, @started_at, @now,
+            CASE WHEN @stopped = 1 THEN @now END
+        FROM OPENJSON(@request) WITH (
+            instance varchar(200) '$.instance',
+            host varchar(200) '$.host',
+            pid int '$.pid',
+            worker int '$.worker',
+            version varchar(200) '$.version'
+        ) AS r;
+    END;
+    ELSE
+    BEGIN
+        SET @started_at = @known_at;
+
+        UPDATE i
+        SET
+            i.last_seen_at = @now,
+            i.stopped_at = CASE WHEN @stopped = 1 THEN @now END
+        FROM dbo.instances AS i
+        WHERE i.instance = @instance AND i.stopped_at IS NULL;
+    END;
+
+    COMMIT TRANSACTION;
+
+    SELECT @started_at AS started_at;
+END;
