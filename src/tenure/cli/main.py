@@ -4,6 +4,7 @@ A command's module is imported when the command is called, so that short command
 no command at all, and no command imports what only others need.
 """
 
+import os
 import sys
 from difflib import get_close_matches
 from importlib import import_module
@@ -36,6 +37,11 @@ COMMANDS = {
         "Show the installation at a glance: sessions, seats, usage, leaders, jobs, gateways and alerts.",
         LOOK,
     ),
+    "top": Entry(
+        "top:top",
+        "Show the installation live: sessions, rates, seats, usage, leaders, jobs, alerts and who lapses next.",
+        LOOK,
+    ),
     "alerts": Entry("alerts:alerts", "List active alerts, newest first.", LOOK),
     "events": Entry("events:events", "Print what happened to sessions: opened, upgraded and closed.", LOOK),
     "usage": Entry("usage:usage_commands", "Print the usage in a time span, or windows as they were billed.", LOOK),
@@ -54,6 +60,9 @@ COMMANDS = {
         "keys:keys",
         "Create, list, revoke and rotate API keys, and rotate the key that signs session tokens.",
         CONNECT,
+    ),
+    "completion": Entry(
+        "completion:completion", "Print the script that makes a shell complete commands, flags and names.", CONNECT
     ),
     "migrate": Entry("migrate:migrate", "Migrate the database schema to the current version.", CONNECT),
     "serve": Entry("serve:serve", "Start the service.", RUN),
@@ -146,7 +155,12 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
-    typer.main.get_command(app).main(prog_name="tenure")
+    if shell := os.environ.get("_TENURE_COMPLETION"):
+        from tenure.cli.completion import print_candidates  # noqa: PLC0415
+
+        print_candidates(shell, *sys.argv[1:2])
+    else:
+        typer.main.get_command(app).main(prog_name="tenure")
 
 
 def _print_version(requested: bool) -> None:

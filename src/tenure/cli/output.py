@@ -158,10 +158,24 @@ def table(
 
 def print_fields(fields: Mapping[str, Value]) -> None:
     """Print one field per line, with aligned values."""
+    for line in field_lines(fields, WIDTH_OF_PIPES, coloured=colours()):
+        typer.echo(line)
+
+
+def field_lines(fields: Mapping[str, Value], columns_wide: int, *, coloured: bool) -> list[str]:
+    """Return one line per field that is at most so many columns wide."""
     widest = max(map(len, fields))
-    for name, value in fields.items():
-        cell = _cell(value)
-        typer.echo(f"{styled(name.ljust(widest), 'dim')}{GAP}{styled(cell.text, cell.style)}".rstrip())
+    room = max(columns_wide - widest - len(GAP), 1)
+    cells = {name: _cell(value) for name, value in fields.items()}
+    return [
+        f"{styled(name.ljust(widest), 'dim', on=coloured)}{GAP}"
+        f"{styled(_cut(cell.text, room), cell.style, on=coloured)}".rstrip()
+        for name, cell in cells.items()
+    ]
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def width() -> int:
@@ -240,7 +254,7 @@ class _Layout:
     def _text(self, cell: Cell, index: int) -> str:
         text = cell.short if index in self._short and cell.short is not None else cell.text
         most = self._cut.get(index)
-        return text if most is None or len(text) <= most else f"{text[: most - 1]}…"
+        return text if most is None else _cut(text, most)
 
 
 _NUMBER = re.compile(r"-|-?[\d,]+(\.\d+)?").fullmatch

@@ -12,7 +12,7 @@ from tenure.cli.service import Service, with_service
 def status(service: Service, as_json: JsonFlag = False) -> None:
     """Show the installation at a glance: sessions, seats, usage, leaders, jobs, gateways and alerts.
 
-    What the key may not see is left out.
+    What the key may not see is left out. `tenure top` shows the same live.
 
     tenure status
     """

@@ -1,0 +1,324 @@
+"""`tenure top`: the installation live, in a terminal.
+
+One thread reads from the service, the main thread draws and listens for keys, so `q` works while the network hangs. The
+screen is drawn at most once a second. Whatever ends the command, the terminal gets back its screen, its cursor and its
+settings.
+"""
+
+import os
+import select
+import shutil
+import signal
+import sys
+import termios
+import threading
+import tty
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+
+from tenure.cli.jobs import job_state
+from tenure.cli.output import (
+    Column,
+    Value,
+    clean,
+    colours,
+    duration_text,
+    exact_text,
+    field_lines,
+    now,
+    styled,
+    table,
+    text_cell,
+    time_cell,
+    width,
+)
+from tenure.cli.overview import Metrics, Overview, overview_fields, read_overview
+from tenure.cli.service import ContextFlag, KeyFlag, Service, UrlFlag, connected, service_failures, target_of
+from tenure.clock import monotonic
+from tenure.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from tenure_client.models import Session
+
+DRAW_SECONDS = 1.0
+INTERVAL_MIN, INTERVAL_MAX = 1.0, 3600.0
+READ_TIMEOUT = 10.0
+NEXT_TO_LAPSE = 50
+"""How many sessions are read; a terminal has fewer lines."""
+
+ENTER = "\x1b[?1049h\x1b[?25l"
+LEAVE = "\x1b[?25h\x1b[?1049l"
+HOME, END_OF_LINE, END_OF_SCREEN = "\x1b[H", "\x1b[K", "\x1b[J"
+
+RATES = {
+    "opened": "tenure_sessions_opened_total",
+    "heartbeats": "tenure_sessions_heartbeat_total",
+    "late heartbeats": "tenure_sessions_heartbeat_late_total",
+    "lapsed": "tenure_sessions_lease_expired_total",
+    "closed": "tenure_sessions_closed_total",
+}
+
+
+def top(
+    interval: Annotated[float, typer.Option(help="Seconds between two reads.", metavar="SECONDS")] = 2.0,
+    url: UrlFlag = None,
+    key: KeyFlag = None,
+    context: ContextFlag = None,
+) -> None:
+    """Show the installation live: sessions, rates, seats, usage, leaders, jobs, alerts and who lapses next.
+
+    `q` or ctrl-C ends it. Off a terminal, it prints what it would show once. Rates are those of the process group that
+    answers.
+
+    tenure top
+    tenure top --context prod --interval 5
+    """
+    if not INTERVAL_MIN <= interval <= INTERVAL_MAX:
+        raise ConfigurationError(f"interval: must be from {INTERVAL_MIN:g} to {INTERVAL_MAX:g} seconds")
+    if not sys.stdout.isatty():
+        with connected(url, key, context) as service:
+            for line in frame(read(service), width(), None, coloured=False):
+                typer.echo(line)
+        return
+    with Service(target_of(url, key, context), timeout=READ_TIMEOUT, retries=0) as service:
+        with service_failures(service):
+            first = read(service)
+        _Screen(_Reader(service, interval, first)).run()
+
+
+# What is shown.
+
+
+class Seen(NamedTuple):
+    """What one read has found."""
+
+    at: float
+    overview: Overview
+    next_to_lapse: "Sequence[Session]"
+    rates: dict[str, float]
+    """Per second, since the read before."""
+    failure: str | None = None
+    """Why the newest read failed; the rest is older then."""
+
+
+def read(service: Service, before: Seen | None = None) -> Seen:
+    overview = read_overview(service)
+    at = monotonic()
+    rates: dict[str, float] = {}
+    if before is not None and overview.metrics is not None and before.overview.metrics is not None:
+        rates = _rates(before.overview.metrics, overview.metrics, at - before.at)
+    return Seen(at, overview, (), rates)
+
+
+def _rates(before: Metrics, after: Metrics, seconds: float) -> dict[str, float]:
+    """The growth of the counters. None if one of them has shrunk: another process group answered."""
+    found = {}
+    for name, metric in RATES.items():
+        grown = (after.value(metric) or 0.0) - (before.value(metric) or 0.0)
+        if grown < 0:
+            return {}
+        found[name] = grown / seconds
+    return found
+
+
+def frame(seen: Seen, columns: int, lines: int | None, *, coloured: bool) -> list[str]:
+    """Return the lines of a screen of this size."""
+    overview = seen.overview
+    fields = overview_fields(overview)
+    if seen.rates:
+        fields = _inserted(fields, "sessions", "per second", _rates_text(seen.rates))
+    shown = field_lines(fields, columns, coloured=coloured)
+    if seen.failure is not None:
+        age = duration_text(monotonic() - seen.at)
+        shown.insert(0, styled(f"{seen.failure} (below: {age} ago)"[:columns], "bad", on=coloured))
+    for part in (_lapse_lines(seen, columns, coloured=coloured), _job_lines(seen, columns, coloured=coloured)):
+        if part and (lines is None or len(shown) + len(part) + 1 <= lines - 1):
+            shown += ["", *part]
+        elif part and lines is not None and lines - 1 - len(shown) > 3:  # noqa: PLR2004 - a blank line, the head and a row
+            shown += ["", *part[: lines - 2 - len(shown)]]
+    if lines is None:
+        return shown
+    foot = f"{exact_text(now())}  q quits"[:columns]
+    shown = shown[: lines - 1]
+    return [*shown, *[""] * (lines - 1 - len(shown)), styled(foot, "dim", on=coloured)]
+
+
+def _inserted(fields: dict[str, Value], after: str, name: str, value: Value) -> dict[str, Value]:
+    made: dict[str, Value] = {}
+    for each, text in fields.items():
+        made[each] = text
+        if each == after:
+            made[name] = value
+    return made
+
+
+def _rates_text(rates: dict[str, float]) -> str:
+    return ", ".join(f"{rate:,.1f} {name}" for name, rate in rates.items())
+
+
+def _lapse_lines(seen: Seen, columns: int, *, coloured: bool) -> list[str]:
+    if not seen.next_to_lapse:
+        return []
+    head = (Column("next to lapse"), Column("in"), Column("kind", 2), Column("user", 1), Column("capacity", 3))
+    at = seen.overview.at
+    rows: list[list[Value]] = [
+        [
+            each.session_id,
+            time_cell(each.lease_expires_at, at),
+            each.session_kind,
+            each.user_object_id,
+            each.capacity_id,
+        ]
+        for each in seen.next_to_lapse
+    ]
+    return table(head, rows, columns, coloured=coloured)
+
+
+def _job_lines(seen: Seen, columns: int, *, coloured: bool) -> list[str]:
+    if not seen.overview.jobs:
+        return []
+    head = (
+        Column("job"),
+        Column("state"),
+        Column("next run", 1),
+        Column("last success", 2),
+        Column("last error", 3, can_be_cut=True),
+    )
+    at = seen.overview.at
+    rows: list[list[Value]] = [
+        [
+            job.name,
+            job_state(job),
+            None if job.paused else time_cell(job.retry_at or job.next_run_at, at),
+            time_cell(job.last_success_at, at),
+            text_cell(job.last_error, "bad"),
+        ]
+        for job in seen.overview.jobs
+    ]
+    return table(head, rows, columns, coloured=coloured)
+
+
+# Reading and drawing.
+
+
+class _Reader:
+    """Reads again and again in a thread of its own, and keeps what was seen last."""
+
+    def __init__(self, service: Service, interval: float, first: Seen) -> None:
+        self.service = service
+        self._interval = interval
+        self.seen = first
+        self.has_changed = threading.Event()
+        self._is_stopped = threading.Event()
+        self.fatal: BaseException | None = None
+
+    def start(self) -> None:
+        threading.Thread(target=self._run, name="tenure-top", daemon=True).start()
+
+    def stop(self) -> None:
+        self._is_stopped.set()
+
+    def _run(self) -> None:
+        from tenure_client import errors  # noqa: PLC0415
+
+        while not self._is_stopped.wait(self._interval):
+            try:
+                self.seen = read(self.service, self.seen)
+            except (errors.TransportError, errors.Unavailable, errors.TooManyRequests, errors.Internal) as error:
+                self.seen = self.seen._replace(failure=f"{self.service.url} does not answer: {clean(error)}", rates={})
+            except BaseException as error:  # noqa: BLE001 - the main thread raises it
+                self.fatal = error
+            self.has_changed.set()
+
+
+class _Screen:
+    def __init__(self, reader: _Reader) -> None:
+        self._reader = reader
+        self._has_keys = sys.stdin.isatty()
+
+    def run(self) -> None:
+        self._reader.start()
+        try:
+            with self._taken():
+                self._loop()
+        finally:
+            self._reader.stop()
+        if self._reader.fatal is not None:
+            with service_failures(self._reader.service):
+                raise self._reader.fatal
+
+    def _loop(self) -> None:
+        drawn_at = -DRAW_SECONDS
+        while self._reader.fatal is None:
+            wait = drawn_at + DRAW_SECONDS - monotonic()
+            if wait <= 0:
+                self._draw()
+                drawn_at = monotonic()
+                continue
+            if self._key_within(wait) in ("q", "Q", "\x04"):
+                return
+
+    def _draw(self) -> None:
+        size = shutil.get_terminal_size()
+        lines = frame(self._reader.seen, size.columns, size.lines, coloured=colours())
+        sys.stdout.write(HOME + f"{END_OF_LINE}\n".join(lines) + END_OF_LINE + END_OF_SCREEN)
+        sys.stdout.flush()
+
+    def _key_within(self, seconds: float) -> str | None:
+        if not self._has_keys:
+            self._reader.has_changed.wait(seconds)
+            self._reader.has_changed.clear()
+            return None
+        with suppress(InterruptedError):
+            ready, _, _ = select.select([sys.stdin], [], [], seconds)
+            if ready:
+                return os.read(sys.stdin.fileno(), 1).decode(errors="replace")
+        return None
+
+    @contextmanager
+    def _taken(self) -> Iterator[None]:
+        """Take over the terminal, and give it back, also while the command is stopped by ctrl-Z."""
+        settings = termios.tcgetattr(sys.stdin) if self._has_keys else None
+
+        def enter() -> None:
+            if settings is not None:
+                tty.setcbreak(sys.stdin)
+            sys.stdout.write(ENTER)
+            sys.stdout.flush()
+
+        def leave() -> None:
+            sys.stdout.write(LEAVE)
+            sys.stdout.flush()
+            if settings is not None:
+                termios.tcsetattr(sys.stdin, termios.TCSADRAIN, settings)
+
+        handlers = _handled({signal.SIGTERM: _exit, signal.SIGHUP: _exit, signal.SIGTSTP: _stopper(enter, leave)})
+        enter()
+        try:
+            yield
+        finally:
+            leave()
+            _handled(handlers)
+
+
+def _handled(handlers: dict[signal.Signals, Any]) -> dict[signal.Signals, Any]:
+    """Set handlers, and return those before."""
+    return {number: signal.signal(number, handler) for number, handler in handlers.items()}
+
+
+def _exit(number: int, _frame: object) -> None:
+    raise SystemExit(128 + number)
+
+
+def _stopper(enter: Callable[[], None], leave: Callable[[], None]) -> Callable[[int, object], None]:
+    def stop(number: int, _frame: object) -> None:
+        leave()
+        before = signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)  # Returns when the command is continued.
+        signal.signal(number, before)
+        enter()
+
+    return stop

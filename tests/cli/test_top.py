@@ -1,0 +1,103 @@
+"""`tenure top` on a pseudo-terminal."""
+
+import re
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tenure.cli.overview import Metrics
+from tenure.cli.top import ENTER, LEAVE
+from tests.cli.conftest import Tenure
+from tests.cli.terminals import Terminal
+from tests.support.instances import RunningInstance, kill_all
+
+
+@pytest.fixture(scope="module")
+def instance(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningInstance]:
+    folder = tmp_path_factory.mktemp("top")
+    running = RunningInstance(f"sqlite:///{folder / 'tenure.db'}", folder)
+    try:
+        yield running.wait_until_ready()
+    finally:
+        kill_all([running])
+
+
+def frames(shown: str) -> list[list[str]]:
+    """The screens that were drawn, line by line, without colours."""
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", shown.partition(ENTER)[2].partition(LEAVE)[0])
+    return [part.replace("\x1b[K", "").replace("\x1b[J", "").split("\n") for part in plain.split("\x1b[H")[1:]]
+
+
+@pytest.mark.slow
+def test_top_draws_at_most_once_a_second_fits_and_quits(instance: RunningInstance) -> None:
+    with Terminal("top", "--interval", "1", columns=60, lines=16, TENURE_URL=instance.address) as terminal:
+        terminal.read_until("per second")
+        began, count = time.monotonic(), len(frames(terminal.shown))
+        terminal.resized(100, 20)
+        terminal.read_until("\x1b[H", after=len(terminal.shown))
+        terminal.read_until("\x1b[H", after=len(terminal.shown))
+        terminal.type("q")
+        assert terminal.end() == 0
+        drawn = frames(terminal.shown)
+        assert len(drawn) - count <= time.monotonic() - began + 2
+        assert (len(drawn[0]), len(drawn[-1])) == (16, 20)
+        assert max(map(len, drawn[0])) <= 60
+        assert 60 < max(map(len, drawn[-1])) <= 100
+        assert drawn[-1][-1].endswith("q quits")
+        assert terminal.shown.rstrip().endswith(LEAVE)
+        assert terminal.after == terminal.before
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signals_leave_the_terminal_clean(instance: RunningInstance, number: signal.Signals, code: int) -> None:
+    with Terminal("top", TENURE_URL=instance.address) as terminal:
+        terminal.read_until("q quits")
+        terminal.process.send_signal(number)
+        assert terminal.end() == code
+        assert terminal.shown.rstrip().endswith(LEAVE)
+        assert terminal.after == terminal.before
+        assert "Traceback" not in terminal.shown
+
+
+@pytest.mark.slow
+def test_top_goes_on_while_the_service_is_away(tmp_path: Path) -> None:
+    running = RunningInstance(f"sqlite:///{tmp_path / 'tenure.db'}", tmp_path)
+    try:
+        running.wait_until_ready()
+        with Terminal("top", "--interval", "1", columns=120, TENURE_URL=running.address) as terminal:
+            terminal.read_until("q quits")
+            running.kill()
+            terminal.read_until("does not answer: ConnectError")
+            terminal.type("q")
+            assert terminal.end() == 0
+    finally:
+        kill_all([running])
+
+
+def test_off_a_terminal_top_prints_one_frame(tenure: Tenure, instance: RunningInstance) -> None:
+    result = tenure("top", "--url", instance.address)
+    assert (result.code, "\x1b" in result.out) == (0, False)
+    assert result.out.splitlines()[0].startswith(f"service   {instance.address}, version ")
+    assert "expire-sessions" in result.out
+    for interval in ("0.5", "nan", "4000"):
+        assert tenure("top", "--url", instance.address, "--interval", interval).code == 2, interval
+
+
+def test_unreachable_service_fails_before_the_screen_is_taken() -> None:
+    with Terminal("top", TENURE_URL="http://127.0.0.1:9") as terminal:
+        assert terminal.end() == 5
+        assert ENTER not in terminal.shown
+
+
+def test_metrics_are_added_up_by_labels() -> None:
+    lines = ("# HELP a A.", 'a{kind="1",worker="0"} 2', 'a{kind="1",worker="1"} 3', 'a{kind="2",worker="0"} 1e3')
+    text = "\n".join((*lines, 'b{gateway="or\\"ders"} 7', "c 0.5"))
+    metrics = Metrics(text)
+    assert metrics.value("a") == 1005
+    assert metrics.value("a", kind="1") == 5
+    assert metrics.by("a", "kind") == {"1": 5, "2": 1000}
+    assert list(metrics.by("b", "gateway").values()) == [7]
+    assert (metrics.value("c"), metrics.value("d")) == (0.5, None)
