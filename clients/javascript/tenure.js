@@ -1256,6 +1256,7 @@ export const ERROR_CODES = Object.freeze([
  * @property {boolean} anonymous
  * @property {string | null} expiresAt
  * @property {boolean} mayChange
+ * @property {string} now
  */
 
 /**

@@ -52,6 +52,7 @@ import hmac
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from contextvars import Context
+from datetime import datetime
 from itertools import islice
 from typing import TypeVar
 
@@ -178,6 +179,11 @@ class Authenticator:
         if caller.expires_at is None:
             return None
         return (to_microseconds(caller.expires_at) - self._clock.now_microseconds()) / MICROSECONDS
+
+    @property
+    def database_now(self) -> datetime:
+        """The database's time, as an estimate since the last read. It is set once a caller has been identified."""
+        return from_microseconds(self._clock.now_microseconds())
 
     @property
     def is_open(self) -> bool:

@@ -462,6 +462,7 @@ class Caller(Model, frozen=True, kw_only=True):
     anonymous: bool
     expires_at: datetime | None
     may_change: bool
+    now: datetime
 
 
 class SignedOut(Model, frozen=True, kw_only=True):

@@ -287,7 +287,7 @@ class FakeServer:
             ("GET", "/capacities/([^/]+)", self._get_capacity),
             ("GET", "/capacities", self._list_capacities),
             ("DELETE", "/capacities/([^/]+)", self._delete_capacity),
-            ("GET", "/me", lambda _request: (200, ANONYMOUS)),
+            ("GET", "/me", lambda _request: (200, {**ANONYMOUS, "now": _instant(self._now())})),
             ("GET", "/health", self._health),
             ("GET", "/healthz", lambda _request: (200, {"status": "ok"})),
             ("GET", "/readyz", lambda _request: (200, {"status": "ready", "leases": []})),

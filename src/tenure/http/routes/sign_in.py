@@ -1,6 +1,7 @@
 """Who is calling (`GET /me`), and the sign-in of browser pages: a credential in, a cookie out (`access/cookies.py`)."""
 
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from typing import Annotated
 
 import msgspec
@@ -61,6 +62,7 @@ class CallerAnswer(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     anonymous: bool
     expires_at: Instant | None
     may_change: bool
+    now: Instant
 
 
 class SignedOutAnswer(msgspec.Struct, frozen=True, rename="camel"):
@@ -128,7 +130,7 @@ class SignInRoutes:
         ]
 
     async def me(self, call: Call) -> Answer:
-        return Answer(caller_answer(call.caller), headers=[*JSON, NO_STORE])
+        return Answer(caller_answer(call.caller, self._authenticator.database_now), headers=[*JSON, NO_STORE])
 
     async def sign_in(self, call: Call) -> Answer:
         body: SignInBody = call.body
@@ -148,7 +150,7 @@ class SignInRoutes:
         headers = [*JSON, NO_STORE]
         if caller.kind is not CallerKind.ANONYMOUS:
             headers.append(self._cookie(credential, caller, secure=call.over_https))
-        return Answer(caller_answer(caller), headers=headers)
+        return Answer(caller_answer(caller, self._authenticator.database_now), headers=headers)
 
     def _cookie(self, credential: str, caller: Caller, *, secure: bool) -> tuple[bytes, bytes]:
         left = self._authenticator.seconds_left(caller)
@@ -156,7 +158,7 @@ class SignInRoutes:
         return cookie_header(credential, self._cookie_path, seconds, secure=secure)
 
 
-def caller_answer(caller: Caller) -> CallerAnswer:
+def caller_answer(caller: Caller, now: datetime) -> CallerAnswer:
     if caller.role is None:
         raise Forbidden("a session token is valid for requests about its own session only")
     return CallerAnswer(
@@ -168,4 +170,5 @@ def caller_answer(caller: Caller) -> CallerAnswer:
         anonymous=caller.kind is CallerKind.ANONYMOUS,
         expires_at=caller.expires_at and instant(caller.expires_at),
         may_change=caller.role is Role.OPERATOR,
+        now=instant(now),
     )
