@@ -19,6 +19,7 @@ from tenure.alerts.installation import InstallationReader
 from tenure.alerts.watch import Watch
 from tenure.clock import ServerClock
 from tenure.config import Config, SessionsConfig, TracesConfig, is_loopback
+from tenure.console.route import ConsoleRoutes
 from tenure.domain.alerts import ONCALL
 from tenure.domain.events import EventType
 from tenure.domain.instances import HOST_MAX, VERSION_MAX, InstanceReport
@@ -276,7 +277,7 @@ class Instance:
             *ProbeRoutes(counts, self.readiness).routes(),
         ]
         snake_names.learn(names_in(table))
-        table = [*table, *DocumentRoutes(table, config.prefix).routes()]
+        table = [*table, *DocumentRoutes(table, config.prefix).routes(), *ConsoleRoutes(config.prefix).routes()]
         self.pipeline = Pipeline(table, config.prefix, self._authenticator.identify, edge, telemetry, decoding)
         self._starting: asyncio.Task[None] | None = None
         self._background: list[asyncio.Task[None]] = []

@@ -76,6 +76,8 @@ EXPECTED: dict[str, frozenset[str]] = {
     "GET /asyncapi.json": PUBLIC,
     "GET /client/tenure.js": PUBLIC,
     "GET /docs": PUBLIC,
+    "GET /console": PUBLIC,
+    "GET /console/{path*}": PUBLIC,
 }
 OWN_ONLY = {
     "GET /submissions/{submissionId}",
@@ -124,6 +126,7 @@ PARAMETERS = {
     "{windowId}": "1",
     "{name}": "nothing",
     "{publicId}": "4fJ0aQz81LmN",
+    "{path*}": "sessions",
 }
 
 

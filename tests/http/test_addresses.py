@@ -19,6 +19,8 @@ ADDRESSES = {
     "/readyz": {"GET"},
     "/openapi.json": {"GET"},
     "/docs": {"GET"},
+    "/console": {"GET"},
+    "/console/sessions": {"GET"},
 }
 METHODS = {"GET", "PUT", "POST", "PATCH", "DELETE", "OPTIONS", "TRACE", "PROPFIND"}
 

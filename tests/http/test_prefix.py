@@ -19,6 +19,7 @@ BELOW_PREFIX = [
     "/health",
     "/openapi.json",
     "/docs",
+    "/console",
 ]
 PROBES = ["/healthz", "/readyz"]
 

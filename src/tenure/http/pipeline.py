@@ -474,7 +474,9 @@ class _OpenAnswer:
 
 
 def _matcher(path: str) -> Callable[[str], re.Match[str] | None]:
-    return re.compile(re.sub(r"\\{(\w+)\\}", r"(?P<\1>[^/]+)", re.escape(path))).fullmatch
+    """Return a function that matches a path: `{name}` is one part of it, and `{name*}` all parts that are left."""
+    pattern = re.sub(r"\\{(\w+)\\}", r"(?P<\1>[^/]+)", re.escape(path))
+    return re.compile(re.sub(r"\\{(\w+)\\\*\\}", r"(?P<\1>.*)", pattern)).fullmatch
 
 
 class _Endpoint:

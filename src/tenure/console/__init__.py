@@ -1,0 +1,1 @@
+"""The console: static files, and the one route that serves them."""

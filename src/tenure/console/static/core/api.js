@@ -1,0 +1,157 @@
+// @ts-check
+/**
+ * Requests to the API: the same routes that every other client uses, with the cookie of the sign-in as credential.
+ *
+ * `Connection` knows whether the service answers. A request that fails because the service is away (no answer, or a
+ * status that says so) sets `lost`, and the next answer clears it. Pages keep what they show in between.
+ */
+
+import { learnServerTime, serverNow } from "./clock.js";
+
+/** How long a request of a person may take. */
+const TIMEOUT_MS = 15_000;
+/** Statuses that say: the service is away at the moment. */
+const AWAY = new Set([502, 503, 504]);
+
+/** The address of the service, with its prefix and a slash at its end. The console is one level below. */
+export const root = new URL("..", document.baseURI);
+
+/** A problem that the service answered with. */
+export class ApiError extends Error {
+  /**
+   * @param {number} status
+   * @param {{code?: string, detail?: string, title?: string, errors?: {field: string, message: string}[]}} problem
+   * @param {string | null} requestId
+   * @param {number} retryAfterSeconds
+   */
+  constructor(status, problem, requestId, retryAfterSeconds = 0) {
+    const detail = problem.detail ?? problem.title ?? `the service answered with status ${status}`;
+    super(detail);
+    this.name = "ApiError";
+    this.status = status;
+    this.code = problem.code ?? "HTTP_ERROR";
+    this.detail = detail;
+    this.errors = problem.errors ?? [];
+    this.requestId = requestId;
+    this.retryAfterSeconds = retryAfterSeconds;
+  }
+}
+
+/** The service did not answer. */
+export class ConnectionLost extends Error {
+  /** @param {unknown} cause */
+  constructor(cause) {
+    super("The service does not answer.", { cause });
+    this.name = "ConnectionLost";
+  }
+}
+
+/** @param {unknown} error Whether the service is away, so that the same request may succeed later. */
+export function isAway(error) {
+  return error instanceof ConnectionLost || (error instanceof ApiError && AWAY.has(error.status));
+}
+
+/**
+ * @typedef {object} RequestOptions
+ * @property {Record<string, unknown>} [query] Values that are undefined, null or "" are left out.
+ * @property {unknown} [body] Sent as JSON.
+ * @property {AbortSignal} [signal]
+ * @property {number} [timeoutMs]
+ *
+ * @typedef {{since: Date, detail: string, requestId: string | null}} Loss
+ */
+
+class Connection extends EventTarget {
+  /** @type {Loss | null} */
+  lost = null;
+  /** When the last request was sent, by `performance.now()`. */
+  lastSentAt = Number.NEGATIVE_INFINITY;
+
+  /** @param {unknown} error */
+  failed(error) {
+    const requestId = error instanceof ApiError ? error.requestId : null;
+    const detail = error instanceof ApiError ? error.detail : "";
+    this.lost = { since: this.lost?.since ?? new Date(serverNow()), detail, requestId };
+    this.dispatchEvent(new Event("change"));
+  }
+
+  answered() {
+    if (this.lost === null) return;
+    this.lost = null;
+    this.dispatchEvent(new Event("change"));
+  }
+
+  /** The credential is missing or not valid any more. */
+  signedOut() {
+    this.dispatchEvent(new Event("signed-out"));
+  }
+}
+
+export const connection = new Connection();
+
+/**
+ * Send a request and return the decoded JSON of its answer.
+ * @param {string} method
+ * @param {string} path Relative to the service, such as `sessions/…`. Build its parts with `encodeURIComponent`.
+ * @param {RequestOptions} [options]
+ * @returns {Promise<any>} Rejects with `ApiError`, `ConnectionLost`, or the reason of the signal.
+ */
+export async function request(method, path, options = {}) {
+  const url = new URL(path.replace(/^\//, ""), root);
+  for (const [name, value] of Object.entries(options.query ?? {})) {
+    if (value !== undefined && value !== null && value !== "") url.searchParams.set(name, String(value));
+  }
+  const timeout = AbortSignal.timeout(options.timeoutMs ?? TIMEOUT_MS);
+  const sentAt = performance.now();
+  connection.lastSentAt = sentAt;
+  /** @type {Response} */
+  let response;
+  /** @type {string} */
+  let content;
+  try {
+    response = await fetch(url, {
+      method,
+      headers: {
+        accept: "application/json",
+        // An instance may be set to snake_case.
+        "tenure-json-case": "camel",
+        ...(options.body === undefined ? {} : { "content-type": "application/json" }),
+      },
+      body: options.body === undefined ? undefined : JSON.stringify(options.body),
+      signal: options.signal === undefined ? timeout : AbortSignal.any([timeout, options.signal]),
+      credentials: "same-origin",
+      cache: "no-store",
+    });
+    content = await response.text();
+  } catch (error) {
+    if (options.signal?.aborted) throw options.signal.reason;
+    const lost = new ConnectionLost(error);
+    connection.failed(lost);
+    throw lost;
+  }
+  const answer = decoded(content);
+  if (response.ok) {
+    connection.answered();
+    if (typeof answer?.now === "string") learnServerTime(answer.now, sentAt);
+    return answer;
+  }
+  const seconds = Number(response.headers.get("retry-after") ?? 0);
+  const error = new ApiError(response.status, answer ?? {}, response.headers.get("x-request-id"), seconds || 0);
+  if (isAway(error)) connection.failed(error);
+  else connection.answered();
+  if (error.status === 401) connection.signedOut();
+  throw error;
+}
+
+/** @param {string} content */
+function decoded(content) {
+  if (content === "") return null;
+  try {
+    return JSON.parse(content);
+  } catch {
+    return null;
+  }
+}
+
+/** One part of a path. @param {unknown} value */
+export const part = (value) => encodeURIComponent(String(value));

@@ -1,0 +1,282 @@
+// @ts-check
+/**
+ * Keeps what a page shows up to date, with at most one request a second per tab.
+ *
+ * A page watches addresses, each with an interval. The first request of a watch is sent at once, because a person waits
+ * for it. After that, one timer picks the watch that is the longest overdue, at most once a second. Nothing is sent
+ * while updates are paused or the tab is hidden, and a tab that is shown again does not refetch while it is paused.
+ * While the service is away, one watch tries again with growing pauses; after an answer all watches are due.
+ *
+ * A watch that names the events it depends on is due at once when such an event arrives. The events come as a stream
+ * (`GET /events`), which is open only while the tab is visible: browsers allow few connections per host, and hidden tabs
+ * must not take them from others. Without the stream (a client may not read it), watches are loaded by their interval.
+ */
+
+import { ApiError, connection, isAway, request, root } from "./api.js";
+
+export const SPACING_MS = 1_000;
+const TICK_MS = 250;
+const LONGEST_PAUSE_MS = 5_000;
+/** Less than the five seconds within which the console must notice that the service does not answer. */
+const WATCH_TIMEOUT_MS = 3_500;
+const PAUSED = "tenure.paused";
+const EVENT_TYPES = ["session.opened", "session.upgraded", "session.closed"];
+/** With more events in a second, the stream is closed for a while: the watch is due every second anyway. */
+const EVENTS_PER_SECOND_MAX = 200;
+const STREAM_RETRY_MS = 3_000;
+const STREAM_BUSY_MS = 30_000;
+/** How often a watch that depends on events is loaded while they do not come. */
+const WITHOUT_EVENTS_MS = 2_000;
+
+/**
+ * What a watch knows: the last answer stays while a later request fails.
+ * @template T
+ */
+export class Watch extends EventTarget {
+  /** @type {T | null} */
+  data = null;
+  /** @type {unknown} */
+  error = null;
+  /** @type {Date | null} */
+  loadedAt = null;
+  /** Whether the data belongs to an address of before. */
+  isStale = false;
+  dueAt = 0;
+  isLoading = false;
+  #stopped = new AbortController();
+  #generation = 0;
+  #isOutdated = false;
+
+  /**
+   * @param {() => {path: string, query?: Record<string, unknown>} | null} address Null: there is nothing to load now.
+   * @param {number} everyMs
+   * @param {((event: import("./types.js").SessionEvent) => boolean) | null} [concerns] Whether an event changes the data.
+   */
+  constructor(address, everyMs, concerns = null) {
+    super();
+    this.address = address;
+    this.everyMs = everyMs;
+    this.concerns = concerns;
+  }
+
+  get isFirst() {
+    return this.data === null && this.error === null;
+  }
+
+  /** Load now. */
+  async load() {
+    const address = this.address();
+    if (address === null || this.#stopped.signal.aborted) return;
+    this.#generation += 1;
+    const generation = this.#generation;
+    this.isLoading = true;
+    this.dueAt = performance.now() + this.everyMs;
+    try {
+      const signal = this.#stopped.signal;
+      const data = await request("GET", address.path, { query: address.query, signal, timeoutMs: WATCH_TIMEOUT_MS });
+      if (generation !== this.#generation) return;
+      this.data = data;
+      this.error = null;
+      this.isStale = false;
+      this.loadedAt = new Date();
+    } catch (error) {
+      if (generation !== this.#generation || this.#stopped.signal.aborted) return;
+      // While the service is away, the page keeps what it shows, and the banner says so.
+      this.error = error;
+    } finally {
+      if (generation === this.#generation) {
+        this.isLoading = false;
+        const asked = this.error instanceof ApiError ? this.error.retryAfterSeconds * 1000 : 0;
+        const everyMs = this.concerns !== null && !live.isFollowing ? Math.min(this.everyMs, WITHOUT_EVENTS_MS) : this.everyMs;
+        // An event that came while the request was under way may not be in its answer.
+        this.dueAt = this.#isOutdated ? 0 : performance.now() + Math.max(asked, everyMs);
+        this.#isOutdated = false;
+        if (!this.#stopped.signal.aborted) this.dispatchEvent(new Event("change"));
+      }
+    }
+  }
+
+  /** Something has changed: load when a request may be sent. */
+  touch() {
+    if (this.isLoading) this.#isOutdated = true;
+    else this.dueAt = 0;
+  }
+
+  /** The address has changed: load at once, and mark what is shown as old until then. */
+  reload() {
+    this.isStale = true;
+    void this.load();
+  }
+
+  stop() {
+    this.#stopped.abort();
+  }
+}
+
+class Live extends EventTarget {
+  /** @type {Set<Watch<any>>} */
+  #watches = new Set();
+  #failures = 0;
+  #tryAt = 0;
+  #isPaused = stored() === "true";
+  /** @type {ReturnType<typeof setTimeout> | undefined} */
+  #timer;
+  /** @type {EventSource | null} */
+  #stream = null;
+  #isFollowing = false;
+  #followAt = 0;
+  #events = { since: 0, count: 0 };
+  /** Whether the caller may read events. */
+  mayFollow = false;
+
+  constructor() {
+    super();
+    connection.addEventListener("change", () => {
+      if (connection.lost !== null) return;
+      this.#failures = 0;
+      for (const watch of this.#watches) watch.dueAt = 0;
+    });
+    document.addEventListener("visibilitychange", () => this.#schedule());
+    addEventListener("pagehide", () => this.#closeStream());
+  }
+
+  get isPaused() {
+    return this.#isPaused;
+  }
+
+  set isPaused(paused) {
+    this.#isPaused = paused;
+    try {
+      sessionStorage.setItem(PAUSED, String(paused));
+    } catch {
+      // Storage is switched off: the choice lasts until the page is loaded again.
+    }
+    this.dispatchEvent(new Event("change"));
+    this.#schedule();
+  }
+
+  /** When the next request is tried while the service is away. */
+  get retryInMs() {
+    return Math.max(0, this.#tryAt - performance.now());
+  }
+
+  /** @param {Watch<any>} watch */
+  add(watch) {
+    this.#watches.add(watch);
+    if (watch.dueAt <= performance.now()) void watch.load();
+    this.#schedule();
+  }
+
+  /** @param {Watch<any>} watch */
+  remove(watch) {
+    watch.stop();
+    this.#watches.delete(watch);
+  }
+
+  /** Load everything that is shown once, also while updates are paused. */
+  refresh() {
+    this.#failures = 0;
+    this.#tryAt = 0;
+    for (const watch of this.#watches) void watch.load();
+  }
+
+  #schedule() {
+    clearTimeout(this.#timer);
+    if (this.#isPaused || document.hidden || this.#watches.size === 0) {
+      this.#closeStream();
+      return;
+    }
+    this.#timer = setTimeout(() => void this.#tick(), TICK_MS);
+  }
+
+  /** Whether changes arrive as events at present. */
+  get isFollowing() {
+    return this.#isFollowing;
+  }
+
+  /** Open or close the stream of events as the watches need it. @param {number} now @returns {boolean} Whether a request was sent. */
+  #openStream(now) {
+    const isWanted = this.mayFollow && [...this.#watches].some(({ concerns }) => concerns !== null);
+    if (!isWanted) this.#closeStream();
+    if (!isWanted || this.#stream !== null || now < this.#followAt || connection.lost !== null) return false;
+    connection.lastSentAt = now;
+    const stream = new EventSource(new URL("events?after=latest", root));
+    this.#stream = stream;
+    stream.addEventListener("open", () => {
+      if (this.#stream !== stream) return;
+      this.#isFollowing = true;
+      // What happened before the stream began is in no event.
+      for (const watch of this.#watches) if (watch.concerns !== null) watch.touch();
+    });
+    // The browser would connect again by itself, without regard for the limit of requests.
+    stream.addEventListener("error", () => this.#stream === stream && this.#closeStream(STREAM_RETRY_MS));
+    for (const type of EVENT_TYPES) stream.addEventListener(type, (event) => this.#arrived(event, stream));
+    return true;
+  }
+
+  /** @param {MessageEvent<string>} message @param {EventSource} stream */
+  #arrived(message, stream) {
+    if (this.#stream !== stream) return;
+    const now = performance.now();
+    if (now - this.#events.since > 1000) this.#events = { since: now, count: 0 };
+    this.#events.count += 1;
+    if (this.#events.count > EVENTS_PER_SECOND_MAX) {
+      this.#closeStream(STREAM_BUSY_MS);
+      for (const watch of this.#watches) if (watch.concerns !== null) watch.touch();
+      return;
+    }
+    const event = camelCased(JSON.parse(message.data));
+    for (const watch of this.#watches) if (watch.concerns?.(event)) watch.touch();
+  }
+
+  /** @param {number} [pauseMs] */
+  #closeStream(pauseMs = 0) {
+    this.#stream?.close();
+    this.#stream = null;
+    this.#isFollowing = false;
+    this.#followAt = performance.now() + pauseMs;
+  }
+
+  async #tick() {
+    try {
+      const now = performance.now();
+      if (now - connection.lastSentAt < SPACING_MS || now < this.#tryAt) return;
+      if (this.#openStream(now)) return;
+      const idle = [...this.#watches].filter((watch) => !watch.isLoading && watch.address() !== null);
+      // While the service is away, any request will do.
+      const due = idle.filter((watch) => connection.lost !== null || watch.dueAt <= now);
+      due.sort((one, other) => one.dueAt - other.dueAt);
+      const next = due[0];
+      if (next === undefined) return;
+      await next.load();
+      if (isAway(next.error)) {
+        this.#failures += 1;
+        this.#tryAt = performance.now() + Math.min(LONGEST_PAUSE_MS, SPACING_MS * 2 ** (this.#failures - 1));
+      } else {
+        this.#tryAt = 0;
+      }
+    } finally {
+      this.#schedule();
+    }
+  }
+}
+
+/**
+ * An instance may be set to snake_case, and an `EventSource` cannot ask for camelCase with a header.
+ * @param {Record<string, unknown>} event
+ * @returns {any}
+ */
+function camelCased(event) {
+  const renamed = Object.entries(event).map(([name, value]) => [name.replace(/_([a-z])/g, (_, letter) => letter.toUpperCase()), value]);
+  return Object.fromEntries(renamed);
+}
+
+function stored() {
+  try {
+    return sessionStorage.getItem(PAUSED);
+  } catch {
+    return null;
+  }
+}
+
+export const live = new Live();

@@ -1,0 +1,18 @@
+// @ts-check
+/**
+ * The JSON of the API, as far as the console reads it. The types of the JavaScript client are the source.
+ *
+ * @typedef {import("../../../http/routes/tenure.js").SessionAnswer} Session
+ * @typedef {import("../../../http/routes/tenure.js").AlertAnswer} Alert
+ * @typedef {import("../../../http/routes/tenure.js").LeaseAnswer} Lease
+ * @typedef {import("../../../http/routes/tenure.js").JobAnswer} Job
+ * @typedef {import("../../../http/routes/tenure.js").EventAnswer} SessionEvent
+ *
+ * @typedef {import("../../../http/routes/tenure.js").WindowAnswer} UsageWindow
+ * @typedef {import("../../../http/routes/tenure.js").CapacityAnswer} Capacity
+ * @typedef {import("../../../http/routes/tenure.js").MetricsAnswer} SessionMetrics
+ * @typedef {import("../../../http/routes/tenure.js").Role} Role
+ * @typedef {import("../../../http/routes/tenure.js").CallerAnswer} Me
+ */
+
+export {};

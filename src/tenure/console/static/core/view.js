@@ -1,0 +1,100 @@
+// @ts-check
+/** What a page gets: its address, the caller, watches that end with the page, and ways to change and announce. */
+
+import { live, Watch } from "./live.js";
+import { hrefOf } from "./router.js";
+
+export class View {
+  /** @type {Set<Watch<any>>} */
+  #watches = new Set();
+  #update;
+  #announce;
+
+  /**
+   * @param {object} options
+   * @param {Record<string, string>} options.params The parts of the address that vary.
+   * @param {import("./types.js").Me} options.me
+   * @param {() => void} options.update Draw the page again soon.
+   * @param {(text: string) => void} options.announce
+   */
+  constructor({ params, me, update, announce }) {
+    this.params = params;
+    this.me = me;
+    this.#update = update;
+    this.#announce = announce;
+    /** The query of the address. */
+    this.query = new URLSearchParams(location.search);
+  }
+
+  /** Draw the page again soon. */
+  update() {
+    this.#update();
+  }
+
+  /** Have a screen reader say something that a person who looks can see. @param {string} text */
+  announce(text) {
+    this.#announce(text);
+  }
+
+  /**
+   * Load an address now, and again every `everyMs`. The page is drawn after each answer.
+   * @template [T=any]
+   * @param {() => string | {path: string, query?: Record<string, unknown>} | null} address
+   * @param {number} everyMs
+   * @param {(event: import("./types.js").SessionEvent) => boolean} [concerns] Load also soon after an event for which
+   *   this returns true. While events do not arrive, the address is loaded every two seconds.
+   * @returns {Watch<T>}
+   */
+  watch(address, everyMs, concerns) {
+    /** @type {Watch<T>} */
+    const watch = new Watch(() => {
+      const found = address();
+      return typeof found === "string" ? { path: found } : found;
+    }, everyMs, concerns ?? null);
+    watch.addEventListener("change", this.#update);
+    this.#watches.add(watch);
+    live.add(watch);
+    return watch;
+  }
+
+  /**
+   * Change the query of the address. Empty values are removed.
+   * @param {Record<string, string | null | undefined>} changes
+   * @param {{replace?: boolean}} [options] `replace`: the back button skips the address of before.
+   */
+  setQuery(changes, { replace = false } = {}) {
+    for (const [name, value] of Object.entries(changes)) {
+      if (value === null || value === undefined || value === "") this.query.delete(name);
+      else this.query.set(name, value);
+    }
+    const query = this.query.toString();
+    const url = location.pathname + (query === "" ? "" : `?${query}`);
+    if (replace) history.replaceState(null, "", url);
+    else history.pushState(null, "", url);
+    this.#update();
+  }
+
+  /** A value of the query. @param {string} name @param {string} [otherwise] */
+  value(name, otherwise = "") {
+    return this.query.get(name) ?? otherwise;
+  }
+
+  /** The address of another page. @param {string} path */
+  href(path) {
+    return hrefOf(path);
+  }
+
+  /** Whether the caller has one of these roles; the server decides in any case. @param {import("./types.js").Role[]} roles */
+  may(...roles) {
+    return roles.includes(this.me.role);
+  }
+
+  /** Whether the caller may read what belongs to no tenant: leases, jobs, alerts, windows. */
+  get seesInstallation() {
+    return this.may("reader", "operator") && this.me.tenantObjectId === null;
+  }
+
+  close() {
+    for (const watch of this.#watches) live.remove(watch);
+  }
+}

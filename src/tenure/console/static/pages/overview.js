@@ -1,0 +1,274 @@
+// @ts-check
+/** What is going on: live sessions, who leads, what is billed, and what needs a person. */
+
+import { serverNow } from "../core/clock.js";
+import * as format from "../core/format.js";
+import { html, keyed } from "../core/template.js";
+import { ago, badge, empty, figure, instant, section, shown, table } from "../parts/bits.js";
+import "../parts/charts/bars.js";
+
+/** Usage is cut every minute. Later than this, something keeps it from being cut or delivered. */
+const LAG_MS = 180_000;
+const WINDOWS = 60;
+const CAPACITIES = 500;
+const FULLEST = 8;
+/** A holder renews its lease several times before it expires. After this share of its duration, something is wrong. */
+const SILENT_SHARE = 0.6;
+
+/**
+ * @typedef {import("../core/types.js").Alert} Alert
+ * @typedef {import("../core/types.js").Capacity} Capacity
+ * @typedef {import("../core/types.js").Job} Job
+ * @typedef {import("../core/types.js").Lease} Lease
+ * @typedef {import("../core/types.js").SessionMetrics} SessionMetrics
+ * @typedef {import("../core/types.js").UsageWindow} UsageWindow
+ */
+/** @template T @typedef {import("../core/live.js").Watch<T>} Watch */
+
+export class OverviewPage {
+  static path = "";
+  static title = "Overview";
+  static nav = { label: "Overview", order: 10 };
+
+  #view;
+  /** @type {Watch<{activeSessions: number, version: string}>} */
+  #health;
+  /** @type {Watch<SessionMetrics> | null} */
+  #metrics = null;
+  /** @type {Watch<{capacities: Capacity[], nextCursor: string | null}> | null} */
+  #capacities = null;
+  /** @type {Watch<{alerts: Alert[]}> | null} */
+  #alerts = null;
+  /** @type {Watch<{leases: Lease[]}> | null} */
+  #leases = null;
+  /** @type {Watch<{jobs: Job[]}> | null} */
+  #jobs = null;
+  /** @type {Watch<{windows: UsageWindow[]}> | null} */
+  #windows = null;
+
+  /** @param {import("../core/view.js").View} view */
+  constructor(view) {
+    this.#view = view;
+    const isReader = view.may("reader", "operator");
+    this.#health = view.watch(() => "health", isReader ? 30_000 : 3_000);
+    if (isReader) {
+      this.#metrics = view.watch(() => "sessions/metrics", 4_000);
+      this.#capacities = view.watch(() => ({ path: "capacities", query: { limit: CAPACITIES } }), 15_000);
+    }
+    if (view.seesInstallation) {
+      this.#leases = view.watch(() => ({ path: "leases", query: { limit: 500 } }), 4_000);
+      this.#alerts = view.watch(() => ({ path: "alerts", query: { state: "active", limit: 100 } }), 5_000);
+      this.#jobs = view.watch(() => ({ path: "jobs", query: { limit: 500 } }), 10_000);
+      this.#windows = view.watch(() => ({ path: "usage/windows", query: { limit: WINDOWS } }), 10_000);
+    }
+  }
+
+  render() {
+    return html`
+      <div class="page-head"><h1>Overview</h1>${this.#version()}</div>
+      ${this.#figures()} ${this.#alertList()}
+      <div class="columns">
+        ${this.#kinds()} ${this.#seats()} ${this.#leaders()} ${this.#jobList()}
+      </div>
+    `;
+  }
+
+  #version() {
+    const version = this.#health.data?.version;
+    return version ? html`<span class="note">Tenure ${version}</span>` : "";
+  }
+
+  #figures() {
+    const metrics = this.#metrics?.data;
+    const liveSessions = metrics?.activeSessions ?? this.#health.data?.activeSessions;
+    return html`<dl class="figures">
+      ${figure("Live sessions", format.number(liveSessions), metrics ? `${format.number(metrics.totalSessions)} in all` : "", {
+        href: this.#view.href("sessions?active=true"),
+      })}
+      ${metrics
+        ? figure("Active", format.number(metrics.activeByState.active ?? 0), `${format.number(metrics.activeByState.created ?? 0)} live without activity yet`, {
+            href: this.#view.href("sessions?state=active"),
+          })
+        : ""}
+      ${this.#billed()} ${this.#delivered()} ${this.#alertFigure()}
+    </dl>`;
+  }
+
+  #billed() {
+    const newest = this.#windows?.data?.windows[0];
+    if (!this.#windows) return "";
+    if (newest === undefined) return figure("Billed until", "–", this.#windows.data ? "no window yet" : "");
+    const lag = serverNow() - Date.parse(newest.endAt);
+    return figure("Billed until", format.shortTime(newest.endAt, serverNow()), html`${ago(newest.endAt)}`, {
+      tone: lag > LAG_MS ? "warn" : "",
+    });
+  }
+
+  #delivered() {
+    const data = this.#windows?.data;
+    if (!data || data.windows.length === 0) return "";
+    const waiting = data.windows.filter(({ deliveredAt, sessions }) => deliveredAt === null && sessions !== 0);
+    const oldest = waiting.at(-1);
+    const isLate = oldest !== undefined && serverNow() - Date.parse(oldest.endAt) > LAG_MS;
+    const isMore = waiting.length === WINDOWS;
+    return figure(
+      "Windows not delivered",
+      `${format.number(waiting.length)}${isMore ? " or more" : ""}`,
+      oldest ? html`the oldest ended ${ago(oldest.endAt)}` : `all of the last ${format.number(data.windows.length)} delivered`,
+      { tone: isLate ? "bad" : "" },
+    );
+  }
+
+  #alertFigure() {
+    const alerts = this.#alerts?.data?.alerts;
+    if (alerts === undefined) return "";
+    return figure("Active alerts", format.number(alerts.length), alerts.length === 0 ? "nothing needs a person" : "see below", {
+      tone: alerts.length > 0 ? "bad" : "",
+    });
+  }
+
+  #alertList() {
+    const alerts = this.#alerts?.data?.alerts ?? [];
+    if (alerts.length === 0) return "";
+    return section(
+      "Active alerts",
+      table(
+        "Active alerts",
+        ["Alert", "Subject", "Observed", "Since"],
+        alerts.map((alert) =>
+          keyed(
+            alert.alertId,
+            html`<tr>
+              <th scope="row">${badge(alert.name, "bad")}</th>
+              <td>${alert.subject ?? "–"}</td>
+              <td class="wrap">${alert.detail}</td>
+              <td>${ago(alert.raisedAt)}</td>
+            </tr>`,
+          ),
+        ),
+      ),
+      { className: "is-bad" },
+    );
+  }
+
+  #kinds() {
+    const metrics = this.#metrics;
+    if (metrics === null) return "";
+    return section(
+      "Live sessions by kind",
+      shown(
+        metrics,
+        (data) => html`<tenure-bars
+          .label=${"Live sessions by kind"}
+          .items=${Object.entries(data.activeByKind).map(([kind, value]) => ({
+            label: `Kind ${kind}`,
+            value,
+            tone: kind,
+            href: this.#view.href(`sessions?active=true&kind=${kind}`),
+          }))}
+        ></tenure-bars>`,
+      ),
+    );
+  }
+
+  #seats() {
+    const capacities = this.#capacities;
+    if (capacities === null) return "";
+    return section(
+      "Seats taken",
+      shown(capacities, (data) => {
+        const limited = data.capacities.filter(({ maxSessions }) => maxSessions !== null);
+        if (limited.length === 0) {
+          return empty(
+            "No capacity has a limit.",
+            "Every capacity takes any number of sessions. A limit of 20 seats is set with:",
+            `tenure capacities set CAPACITY --max-sessions 20`,
+          );
+        }
+        const share = (/** @type {Capacity} */ each) => each.activeSessions / Math.max(1, each.maxSessions ?? 1);
+        const fullest = [...limited].sort((one, other) => share(other) - share(one)).slice(0, FULLEST);
+        return html`<tenure-bars
+          .label=${"Seats taken, fullest capacities first"}
+          .most=${1}
+          .items=${fullest.map((each) => ({
+            label: html`<span class="mono" title="${each.capacityId}">${format.shortId(each.capacityId)}</span>`,
+            value: each.activeSessions,
+            share: share(each),
+            note: `of ${format.number(each.maxSessions)}`,
+            tone: share(each) >= 1 ? "5" : share(each) >= 0.9 ? "3" : "2",
+            href: this.#view.href(`sessions?active=true&capacity=${each.capacityId}`),
+          }))}
+        ></tenure-bars>`;
+      }),
+      {
+        note: capacities.data?.nextCursor
+          ? `fullest of the first ${format.number(CAPACITIES)} capacities`
+          : capacities.data
+            ? format.counted(capacities.data.capacities.length, "capacity", "capacities")
+            : "",
+      },
+    );
+  }
+
+  #leaders() {
+    const leases = this.#leases;
+    if (leases === null) return "";
+    return section(
+      "Who leads",
+      shown(leases, (data) => {
+        const rows = data.leases.filter(({ name }) => !name.startsWith("job:"));
+        if (rows.length === 0) return empty("No instance has led yet.", "The first instance acquires the lease within seconds.");
+        return table(
+          "Leases",
+          ["Lease", "Leader", { label: "Epoch", className: "optional number" }, "Since", { label: "Renewed", className: "optional" }],
+          rows.map((lease) => {
+            const lasts = Date.parse(lease.expiresAt) - Date.parse(lease.renewedAt);
+            const isSilent = lease.held && serverNow() - Date.parse(lease.renewedAt) > lasts * SILENT_SHARE;
+            return keyed(
+              lease.name,
+              html`<tr>
+                <th scope="row">${lease.name}</th>
+                <td>${lease.held ? lease.holder : badge("nobody", "bad")}</td>
+                <td class="optional number">${format.number(lease.epoch)}</td>
+                <td>${lease.held ? instant(lease.acquiredAt) : html`<span class="faint">was ${lease.holder}</span>`}</td>
+                <td class="optional">${isSilent ? badge("silent", "warn") : ""} ${ago(lease.renewedAt)}</td>
+              </tr>`,
+            );
+          }),
+        );
+      }),
+    );
+  }
+
+  #jobList() {
+    const jobs = this.#jobs;
+    if (jobs === null) return "";
+    return section(
+      "Jobs",
+      shown(jobs, (data) =>
+        table(
+          "Jobs",
+          ["Job", "State", "Last success", { label: "Next run", className: "optional" }],
+          data.jobs.map((job) =>
+            keyed(
+              job.name,
+              html`<tr>
+                <th scope="row">${job.name}</th>
+                <td>${jobState(job)}</td>
+                <td>${ago(job.lastSuccessAt)}</td>
+                <td class="optional">${job.paused ? html`<span class="faint">–</span>` : instant(job.retryAt ?? job.nextRunAt)}</td>
+              </tr>`,
+            ),
+          ),
+        ),
+      ),
+    );
+  }
+}
+
+/** @param {Job} job */
+function jobState(job) {
+  if (job.paused) return badge("paused", "warn");
+  if (job.failuresInARow === 0) return badge("fine", "good");
+  return html`<span title="${job.lastError ?? ""}">${badge(`${format.counted(job.failuresInARow, "failure")} in a row`, "bad")}</span>`;
+}

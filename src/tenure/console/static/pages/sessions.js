@@ -1,0 +1,170 @@
+// @ts-check
+/** The table of sessions: filters in the address, rows that follow the events. */
+
+import * as format from "../core/format.js";
+import { html, keyed } from "../core/template.js";
+import { ago, choice, countdown, empty, id, instant, kind, section, shown, state, table } from "../parts/bits.js";
+import { filterFields } from "../parts/filters.js";
+
+const PAGE = 50;
+const REASONS = Object.keys(format.REASONS);
+/** The filters, as they are named in the address of the page and in `GET /sessions`. */
+const FILTERS = ["active", "state", "kind", "closeReason", "user", "tenant", "capacity"];
+
+/** @typedef {import("../core/types.js").Session} Session */
+
+export class SessionsPage {
+  static path = "sessions";
+  static title = "Sessions";
+  static nav = { label: "Sessions", order: 20 };
+
+  #view;
+  /** @type {import("../core/live.js").Watch<{sessions: Session[], count: number, nextCursor: string | null}>} */
+  #sessions;
+  /** The sessions of the last answer, to mark those that are new. @type {Set<string> | null} */
+  #known = null;
+  /** @type {Set<string>} */
+  #new = new Set();
+
+  /** @param {import("../core/view.js").View} view */
+  constructor(view) {
+    this.#view = view;
+    this.#sessions = view.watch(
+      () => ({ path: "sessions", query: { ...this.#filters(), limit: PAGE, cursor: view.value("cursor") } }),
+      10_000,
+      (event) => this.#concerns(event),
+    );
+    this.#sessions.addEventListener("change", () => this.#learn());
+  }
+
+  #filters() {
+    return Object.fromEntries(FILTERS.map((name) => [name, this.#view.value(name)]).filter(([, value]) => value !== ""));
+  }
+
+  /** @param {import("../core/types.js").SessionEvent} event */
+  #concerns(event) {
+    const { user, tenant, capacity } = this.#filters();
+    const isMine = (/** @type {string | undefined} */ wanted, /** @type {string} */ found) => !wanted || wanted.toLowerCase() === found;
+    return isMine(user, event.userObjectId) && isMine(tenant, event.tenantObjectId) && isMine(capacity, event.capacityId);
+  }
+
+  #learn() {
+    const found = new Set((this.#sessions.data?.sessions ?? []).map(({ sessionId }) => sessionId));
+    const known = this.#known;
+    this.#new = new Set(known === null ? [] : [...found].filter((each) => !known.has(each)));
+    this.#known = found;
+  }
+
+  /** @param {Record<string, string>} changes */
+  #change(changes) {
+    this.#view.setQuery({ ...changes, cursor: "" });
+    this.#known = null;
+    this.#sessions.reload();
+  }
+
+  render() {
+    const { value } = { value: (/** @type {string} */ name) => this.#view.value(name) };
+    const life = value("active") === "true" ? "live" : value("active") === "false" ? "ended" : "all";
+    return html`
+      <div class="page-head"><h1>Sessions</h1></div>
+      <div class="filters" role="search" aria-label="Filter sessions">
+        ${choice(
+          "Which sessions",
+          [
+            { value: "all", label: "All" },
+            { value: "live", label: "Live" },
+            { value: "ended", label: "Ended" },
+          ],
+          life,
+          (chosen) =>
+            this.#change({ active: chosen === "all" ? "" : String(chosen === "live"), state: "", ...(chosen === "live" ? { closeReason: "" } : {}) }),
+        )}
+        ${filterFields(
+          [
+            { name: "kind", label: "Kind", options: ["1", "2", "3"] },
+            { name: "closeReason", label: "Reason of the end", options: REASONS },
+            { name: "user", label: "User", isId: true },
+            { name: "tenant", label: "Tenant", isId: true },
+            { name: "capacity", label: "Capacity", isId: true },
+          ],
+          value,
+          (changes) => this.#change(changes),
+        )}
+        ${Object.keys(this.#filters()).length > 0
+          ? html`<button type="button" class="plain" @click=${() => this.#change(Object.fromEntries(FILTERS.map((name) => [name, ""])))}>
+              Clear filters
+            </button>`
+          : ""}
+      </div>
+      ${section("Sessions that match", shown(this.#sessions, (data) => this.#table(data)), { note: this.#note() })}
+    `;
+  }
+
+  #note() {
+    const data = this.#sessions.data;
+    return data === null ? "" : `newest first · ${format.counted(data.count, "session")} on this page`;
+  }
+
+  /** @param {{sessions: Session[], nextCursor: string | null}} data */
+  #table({ sessions, nextCursor }) {
+    const isFirst = this.#view.value("cursor") === "";
+    if (sessions.length === 0 && isFirst && nextCursor === null) return this.#nothing();
+    return html`
+      ${table(
+        "Sessions",
+        [
+          "Session",
+          "User",
+          { label: "Capacity", className: "optional" },
+          { label: "Tenant", className: "optional" },
+          { label: "Kind", className: "optional" },
+          "State",
+          { label: "Started", className: "optional" },
+          "Ends",
+        ],
+        sessions.map((session) => keyed(session.sessionId, this.#row(session))),
+      )}
+      <div class="pager">
+        ${isFirst ? "" : html`<button type="button" @click=${() => this.#page("")}>First page</button>`}
+        ${nextCursor === null
+          ? html`<span>This is the last page.</span>`
+          : html`<button type="button" @click=${() => this.#page(nextCursor)}>Next page</button>`}
+        ${sessions.length === 0 ? html`<span>Nothing on this page matches; older sessions may.</span>` : ""}
+      </div>
+    `;
+  }
+
+  /** @param {Session} session */
+  #row(session) {
+    const link = this.#view.href(`sessions/${session.sessionId}`);
+    return html`<tr class="${this.#new.has(session.sessionId) ? "is-new" : ""}">
+      <th scope="row">${id(session.sessionId, { href: link, label: "session id" })}</th>
+      <td>${id(session.userObjectId, { label: "user" })}</td>
+      <td class="optional">${id(session.capacityId, { label: "capacity" })}</td>
+      <td class="optional">${id(session.tenantObjectId, { label: "tenant" })}</td>
+      <td class="optional">${kind(session.sessionKind)}</td>
+      <td>${state(session)}</td>
+      <td class="optional">${ago(session.sessionStartUtc)}</td>
+      <td>${session.isActive ? countdown(session.leaseExpiresAt) : instant(session.sessionEndUtc)}</td>
+    </tr>`;
+  }
+
+  #nothing() {
+    if (Object.keys(this.#filters()).length > 0) {
+      return empty("No session matches.", "Remove a filter, or look for the id in the field at the top: it finds users, tenants and capacities too.");
+    }
+    return empty(
+      "No session yet.",
+      "A client opens sessions with PUT /sessions. Open one by hand, or start a hundred simulated users:",
+      "tenure demo",
+    );
+  }
+
+  /** @param {string} cursor */
+  #page(cursor) {
+    this.#view.setQuery({ cursor });
+    this.#known = null;
+    this.#sessions.reload();
+    scrollTo(0, 0);
+  }
+}

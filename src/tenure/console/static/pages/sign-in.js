@@ -1,0 +1,79 @@
+// @ts-check
+/** The sign-in with an API key. The service keeps it in a cookie that scripts cannot read. */
+
+import { request, root } from "../core/api.js";
+import { html, render } from "../core/template.js";
+import { problem } from "../parts/bits.js";
+
+export class SignIn {
+  element = document.createElement("main");
+  #signedIn;
+  #isSending = false;
+  /** @type {unknown} */
+  #error = null;
+
+  /** @param {(me: import("../core/types.js").Me) => void} signedIn */
+  constructor(signedIn) {
+    this.#signedIn = signedIn;
+    this.element.className = "alone";
+    this.#draw();
+  }
+
+  #draw() {
+    render(
+      html`
+        <div class="brand big"><span class="mark" aria-hidden="true"></span>Tenure</div>
+        <h1>Sign in</h1>
+        <form @submit=${(/** @type {SubmitEvent} */ event) => void this.#send(event)}>
+          <label class="field">
+            <span>API key</span>
+            <input
+              name="credential"
+              type="password"
+              autocomplete="current-password"
+              required
+              spellcheck="false"
+              aria-describedby="credential-help"
+            >
+          </label>
+          <p class="small" id="credential-help">
+            It stays in a cookie that scripts cannot read. A key of role <em>reader</em> is enough to look.
+          </p>
+          ${this.#error === null ? "" : problem(this.#error)}
+          <button type="submit" class="primary" ?disabled=${this.#isSending}>${this.#isSending ? "Signing in…" : "Sign in"}</button>
+        </form>
+        <div class="empty">
+          <p>No key yet? Create one where the database can be reached:</p>
+          <p class="command">
+            <code>tenure keys create --name me --role operator --database …</code>
+            <tenure-copy value="tenure keys create --name me --role operator --database " label="command"></tenure-copy>
+          </p>
+        </div>
+      `,
+      this.element,
+    );
+  }
+
+  /** @param {SubmitEvent} event */
+  async #send(event) {
+    event.preventDefault();
+    const field = /** @type {HTMLInputElement} */ (this.element.querySelector("input[name=credential]"));
+    this.#isSending = true;
+    this.#error = null;
+    this.#draw();
+    try {
+      const me = await request("POST", "sign-in", { body: { credential: field.value.trim() } });
+      field.value = "";
+      this.#signedIn(me);
+    } catch (error) {
+      this.#error = error;
+    } finally {
+      this.#isSending = false;
+      this.#draw();
+    }
+    if (this.#error !== null) field.focus();
+  }
+}
+
+/** Where the sign-in with an OIDC issuer begins. */
+export const oidcAddress = new URL("sign-in/oidc", root).href;

@@ -1,0 +1,63 @@
+// @ts-check
+/**
+ * `<tenure-bars>`: amounts side by side. Property `items`: `{label, value, share?, note?, tone?, href?}[]`; `label`: what it
+ * shows; `most`: what a full bar is. The length of a bar is its `share`, or else its value. A bar is a row of a table with the exact number, so there is nothing to hover over.
+ */
+
+import * as format from "../../core/format.js";
+import { html } from "../../core/template.js";
+import { TenureElement } from "../element.js";
+
+/** @typedef {{label: unknown, value: number, share?: number, note?: unknown, tone?: string, href?: string}} Bar */
+
+class TenureBars extends TenureElement {
+  /** @type {Bar[]} */
+  #items = [];
+  label = "";
+  /** What a full bar is; the largest value unless it is set. @type {number | null} */
+  #most = null;
+
+  get items() {
+    return this.#items;
+  }
+
+  set items(items) {
+    this.#items = items;
+    this.update();
+  }
+
+  get most() {
+    return this.#most;
+  }
+
+  set most(most) {
+    this.#most = most;
+    this.update();
+  }
+
+  template() {
+    const most = Math.max(1e-9, this.#most ?? Math.max(0, ...this.#items.map(lengthOf)));
+    return html`<table class="bars">
+      <caption class="off-screen">${this.label}</caption>
+      <tbody>
+        ${this.#items.map(
+          (item) => html`<tr>
+            <th scope="row">${item.href ? html`<a href="${item.href}">${item.label}</a>` : item.label}</th>
+            <td class="bar">
+              <svg width="100%" height="10" preserveAspectRatio="none" viewBox="0 0 100 10" aria-hidden="true">
+                <rect class="track" width="100" height="10"></rect>
+                <rect class="fill tone-${item.tone ?? "1"}" width="${Math.min(100, (lengthOf(item) / most) * 100)}" height="10"></rect>
+              </svg>
+            </td>
+            <td class="number">${format.number(item.value)} <span class="faint">${item.note ?? ""}</span></td>
+          </tr>`,
+        )}
+      </tbody>
+    </table>`;
+  }
+}
+
+/** @param {Bar} bar */
+const lengthOf = ({ value, share = value }) => share;
+
+customElements.define("tenure-bars", TenureBars);

@@ -1,0 +1,52 @@
+// @ts-check
+/** A custom element that draws itself with a template, once per change and frame. */
+
+import { render } from "../core/template.js";
+
+export class TenureElement extends HTMLElement {
+  #isAsked = false;
+
+  connectedCallback() {
+    this.update();
+  }
+
+  /** Draw again soon. */
+  update() {
+    if (this.#isAsked) return;
+    this.#isAsked = true;
+    queueMicrotask(() => {
+      this.#isAsked = false;
+      if (this.isConnected) render(this.template(), this);
+    });
+  }
+
+  /** @returns {unknown} */
+  template() {
+    return "";
+  }
+}
+
+/**
+ * Elements that change with time. One timer serves them all.
+ * @type {Set<{tick: () => void}>}
+ */
+const ticking = new Set();
+const TICK_MS = 250;
+/** @type {ReturnType<typeof setInterval> | undefined} */
+let timer;
+
+/** @param {{tick: () => void}} element */
+export function startTicking(element) {
+  ticking.add(element);
+  timer ??= setInterval(() => {
+    for (const each of ticking) each.tick();
+  }, TICK_MS);
+}
+
+/** @param {{tick: () => void}} element */
+export function stopTicking(element) {
+  ticking.delete(element);
+  if (ticking.size > 0 || timer === undefined) return;
+  clearInterval(timer);
+  timer = undefined;
+}

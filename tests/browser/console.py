@@ -1,0 +1,140 @@
+"""The console in a browser: instances with keys of all roles, and pages that fail a test if they report an error."""
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from playwright.async_api import Browser, BrowserContext, Page
+
+from tenure.config import AccessConfig
+from tenure.domain.keys import Role, new_api_key
+from tests.http.client import Json, open_body
+from tests.http.local import LocalService
+from tests.support.databases import Database
+from tests.support.keys import create_key
+
+PREFIXES = ["", "/a/b"]
+ROLES = [role.value for role in Role]
+PHONE = {"width": 375, "height": 812}
+DESK = {"width": 1440, "height": 900}
+AXE = os.environ.get("TENURE_TEST_AXE", "")
+"""The file of axe-core, which `.ci/run` installs."""
+TIMEOUT_MILLISECONDS = 20_000
+
+
+class ConsoleService:
+    """An instance, its address, and a key of each role."""
+
+    def __init__(self, service: LocalService, prefix: str, keys: dict[str, str]) -> None:
+        self.service = service
+        self.prefix = prefix
+        self.keys = keys
+        self.origin = f"http://127.0.0.1:{service.port}"
+        self.address = f"{self.origin}{prefix}/console"
+
+    async def call(self, method: str, path: str, body: Any = None, role: str = "operator") -> Json:
+        headers = {"Authorization": f"Bearer {self.keys[role]}"} if self.keys else {}
+        response = await self.service.http.request(method, f"{self.prefix}{path}", json=body, headers=headers)
+        response.raise_for_status()
+        answer: Json = response.json()
+        return answer
+
+    async def open(self, **fields: Any) -> Json:
+        return await self.call("PUT", "/sessions", open_body(**fields))
+
+
+@asynccontextmanager
+async def serving_console(
+    database: Database, prefix: str, *, keys: bool = True, **settings: Any
+) -> AsyncIterator[ConsoleService]:
+    made = {role: new_api_key(role) for role in Role} if keys else {}
+    for role, key in made.items():
+        await create_key(database.store, key, name=f"<img src=x onerror=alert(1)> {role.value}")
+    settings = {"access": AccessConfig(failures_per_minute=0), "prefix": prefix, **settings}
+    async with LocalService.on(database, **settings).running() as service:
+        yield ConsoleService(service, prefix, {role.value: key.text for role, key in made.items()})
+
+
+class Visitor:
+    """Opens pages of consoles. What a page reports as an error fails the test, except refused requests."""
+
+    def __init__(self, browser: Browser) -> None:
+        self._browser = browser
+        self._contexts: list[BrowserContext] = []
+        self.errors: list[str] = []
+
+    async def visit(
+        self,
+        console: ConsoleService,
+        path: str = "",
+        role: str | None = "operator",
+        *,
+        theme: str = "light",
+        **options: Any,
+    ) -> Page:
+        """Open a page of the console, signed in with the key of a role, unless it is None."""
+        options = {"viewport": DESK, "color_scheme": theme, "reduced_motion": "reduce", **options}
+        context = await self._browser.new_context(**options)
+        self._contexts.append(context)
+        if role is not None and console.keys:
+            await context.add_cookies(
+                [{"name": "tenure_credential", "value": console.keys[role], "url": f"{console.origin}{console.prefix}"}]
+            )
+        page = await context.new_page()
+        page.set_default_timeout(TIMEOUT_MILLISECONDS)
+        page.on("pageerror", lambda error: self.errors.append(f"{path}: {error}"))
+        page.on("console", lambda message: self._heard(path, message.type, message.text))
+        await page.goto(f"{console.address}/{path}" if path else console.address)
+        return page
+
+    def _heard(self, path: str, kind: str, text: str) -> None:
+        if kind == "error" and "Failed to load resource" not in text:
+            self.errors.append(f"{path}: {text}")
+
+    async def close(self) -> None:
+        for context in self._contexts:
+            await context.close()
+        self._contexts.clear()
+
+
+async def violations(page: Page) -> list[str]:
+    """What axe-core finds on the page that is serious or critical."""
+    await page.evaluate(Path(AXE).read_text(encoding="utf-8"))  # noqa: ASYNC240 - a file of this machine
+    found = await page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+    return [
+        f"{each['id']}: {node['target']} {node['failureSummary']}"
+        for each in found["violations"]
+        if each["impact"] in ("serious", "critical")
+        for node in each["nodes"]
+    ]
+
+
+async def overflow(page: Page) -> int:
+    """By how many pixels the page is wider than the window."""
+    width: int = await page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+    return width
+
+
+async def focused(page: Page) -> str:
+    """The text or the label of the element that has the focus."""
+    text: str = await page.evaluate(
+        """() => {
+            const found = document.activeElement;
+            if (found === document.body) return '';
+            return (found.getAttribute('aria-label') || found.innerText || found.name || '').trim();
+        }"""
+    )
+    return text
+
+
+async def tab_to(page: Page, wanted: str, *, most: int = 80) -> None:
+    """Press Tab until an element with this text or label has the focus."""
+    seen = []
+    for _ in range(most):
+        await page.keyboard.press("Tab")
+        seen.append(await focused(page))
+        if wanted in seen[-1]:
+            return
+    raise AssertionError(f"{wanted!r} cannot be reached by keyboard, only {seen}")

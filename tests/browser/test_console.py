@@ -1,0 +1,266 @@
+"""The console in a real browser: every page for every role, by keyboard, on a phone, in both themes, below a prefix."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from playwright.async_api import Browser, expect
+
+from tests.browser.console import (
+    AXE,
+    PHONE,
+    PREFIXES,
+    ROLES,
+    ConsoleService,
+    Visitor,
+    overflow,
+    serving_console,
+    tab_to,
+    violations,
+)
+from tests.http.client import open_body
+from tests.http.conftest import new_sqlite
+from tests.support.databases import Database
+
+pytestmark = pytest.mark.slow
+
+PAGES: dict[str, tuple[str, str]] = {
+    "": ("Overview", "client reader operator"),
+    "sessions": ("Sessions", "client reader operator"),
+    "sessions?active=true&kind=2": ("Sessions", "client reader operator"),
+    "find?id=nothing": ("Find", "client reader operator"),
+    "no/such/page": ("Not found", "client reader operator"),
+}
+"""Each page, its heading, and the roles that see it in the navigation or by a link."""
+
+
+@pytest.fixture(scope="module")
+async def consoles(
+    sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[dict[str, ConsoleService]]:
+    """One instance without a prefix, and one with. Tests leave the sessions that they opened."""
+    async with (
+        new_sqlite(sqlite_template, tmp_path_factory.mktemp("console")) as plain,
+        new_sqlite(sqlite_template, tmp_path_factory.mktemp("console")) as below,
+        serving_console(plain, PREFIXES[0]) as one,
+        serving_console(below, PREFIXES[1]) as other,
+    ):
+        for service in (one, other):
+            await service.open(sessionKind=2, leaseSeconds=3600)
+            await service.call("PUT", f"/capacities/{open_body()['capacityId']}", {"maxSessions": 20})
+        yield {PREFIXES[0]: one, PREFIXES[1]: other}
+
+
+@pytest.fixture(params=PREFIXES, ids=["root", "prefix"])
+def console(request: pytest.FixtureRequest, consoles: dict[str, ConsoleService]) -> ConsoleService:
+    return consoles[request.param]
+
+
+@pytest.fixture
+def plain(consoles: dict[str, ConsoleService]) -> ConsoleService:
+    return consoles[""]
+
+
+@pytest.fixture
+async def visitor(browser: Browser) -> AsyncIterator[Visitor]:
+    visitor = Visitor(browser)
+    yield visitor
+    await visitor.close()
+    assert visitor.errors == []
+
+
+async def test_every_page_shows_itself_to_every_role(console: ConsoleService, visitor: Visitor) -> None:
+    for role in ROLES:
+        page = await visitor.visit(console, role=role)
+        for path, (heading, roles) in PAGES.items():
+            if role not in roles:
+                continue
+            await page.goto(f"{console.address}/{path}")
+            await expect(page.get_by_role("heading", level=1)).to_have_text(heading)
+            await expect(page.locator(".loading")).to_have_count(0)
+            assert await page.locator("[role=alert]").all_inner_texts() == [], (role, path)
+        await visitor.close()
+
+
+@pytest.mark.skipif(not AXE, reason="TENURE_TEST_AXE does not name the file of axe-core")
+async def test_axe_finds_nothing_serious_in_light_and_dark(plain: ConsoleService, visitor: Visitor) -> None:
+    for theme in ("light", "dark"):
+        page = await visitor.visit(plain, role=None, theme=theme)
+        await expect(page.get_by_role("heading", level=1)).to_have_text("Sign in")
+        assert await violations(page) == []
+        page = await visitor.visit(plain, theme=theme)
+        for path, (heading, _) in PAGES.items():
+            await page.goto(f"{plain.address}/{path}")
+            await expect(page.get_by_role("heading", level=1)).to_have_text(heading)
+            await expect(page.locator(".loading")).to_have_count(0)
+            assert await violations(page) == [], (path, theme)
+
+
+async def test_every_page_fits_on_a_phone(plain: ConsoleService, visitor: Visitor) -> None:
+    page = await visitor.visit(plain, viewport=PHONE, has_touch=True)
+    for path, (heading, _) in PAGES.items():
+        await page.goto(f"{plain.address}/{path}")
+        await expect(page.get_by_role("heading", level=1)).to_have_text(heading)
+        await expect(page.locator(".loading")).to_have_count(0)
+        assert await overflow(page) == 0, path
+    await page.get_by_role("button", name="Menu").tap()
+    await page.get_by_role("navigation").get_by_role("link", name="Sessions").tap()
+    await expect(page.get_by_role("heading", level=1)).to_have_text("Sessions")
+    await expect(page.get_by_role("navigation")).to_be_hidden()
+
+
+async def test_person_signs_in_and_out_by_keyboard_alone(console: ConsoleService, visitor: Visitor) -> None:
+    page = await visitor.visit(console, "sessions?kind=2", role=None)
+    await expect(page.get_by_role("heading", level=1)).to_have_text("Sign in")
+    await page.keyboard.type("tnr_operator_wrong")
+    await page.keyboard.press("Enter")
+    problem = page.get_by_role("alert")
+    await expect(problem).to_contain_text("UNAUTHENTICATED")
+    await expect(problem).to_contain_text("request")
+    await page.keyboard.press("ControlOrMeta+a")
+    await page.keyboard.type(console.keys["reader"])
+    await page.keyboard.press("Enter")
+    # The address that was asked for is shown after the sign-in.
+    await expect(page.get_by_role("heading", level=1)).to_have_text("Sessions")
+    await expect(page.get_by_role("heading", level=1)).to_be_focused()
+    (cookie,) = await page.context.cookies()
+    assert (cookie["httpOnly"], cookie["sameSite"], cookie["path"]) == (True, "Strict", console.prefix or "/")
+    await expect(page.get_by_role("table", name="Sessions")).to_be_visible()
+    # The name of the key is shown as text.
+    await tab_to(page, "<img src=x onerror=alert(1)> reader")
+    await page.keyboard.press("Enter")
+    await expect(page.get_by_role("dialog")).to_contain_text("<img src=x onerror=alert(1)> reader")
+    await tab_to(page, "Sign out")
+    await page.keyboard.press("Enter")
+    await expect(page.get_by_role("heading", level=1)).to_have_text("Sign in")
+    assert await page.context.cookies() == []
+
+
+async def test_links_lead_on_without_loading_the_page_again(console: ConsoleService, visitor: Visitor) -> None:
+    page = await visitor.visit(console)
+    await page.evaluate("window.mark = 1")
+    await page.keyboard.press("Tab")
+    await page.keyboard.press("Enter")
+    assert await page.evaluate("document.activeElement.id") == "main"
+    await page.get_by_role("navigation").get_by_role("link", name="Sessions").press("Enter")
+    await expect(page.get_by_role("heading", level=1)).to_be_focused()
+    assert page.url == f"{console.address}/sessions"
+    assert await page.title() == "Sessions · Tenure"
+    await page.get_by_label("Kind").select_option("3")
+    await expect(page.locator(".empty")).to_contain_text("No session matches")
+    assert page.url.endswith("/sessions?kind=3")
+    await page.go_back()
+    await page.go_back()
+    await expect(page.get_by_role("heading", level=1)).to_have_text("Overview")
+    assert await page.evaluate("window.mark") == 1
+
+
+async def test_rows_follow_the_events_and_pause_stops_them(console: ConsoleService, visitor: Visitor) -> None:
+    """A client may not read events: its page asks again by itself."""
+    for role in ("reader", "client"):
+        first = await console.open(leaseSeconds=600)
+        page = await visitor.visit(console, f"sessions?capacity={first['capacityId']}", role=role)
+        rows = page.locator("tbody tr")
+        await expect(rows).to_have_count(1)
+        second = await console.open(leaseSeconds=600, capacityId=first["capacityId"])
+        await expect(rows).to_have_count(2)
+        await console.call("DELETE", f"/sessions/{second['sessionId']}")
+        await expect(rows.first).to_contain_text("TERMINATED")
+        await page.get_by_role("button", name="Pause").click()
+        asked: list[str] = []
+        page.on("request", lambda request, asked=asked: asked.append(request.url))
+        await console.call("DELETE", f"/sessions/{first['sessionId']}")
+        await asyncio.sleep(1.5)
+        assert asked == []
+        await expect(rows.last).not_to_contain_text("TERMINATED")
+        await page.get_by_role("button", name="Resume").click()
+        await expect(rows.last).to_contain_text("TERMINATED")
+
+
+async def test_updates_send_at_most_one_request_a_second(plain: ConsoleService, visitor: Visitor) -> None:
+    page = await visitor.visit(plain)
+    await expect(page.locator(".loading")).to_have_count(0)
+    await page.evaluate("performance.clearResourceTimings()")
+    sent = "performance.getEntriesByType('resource').map(({startTime}) => startTime)"
+    instants: list[float] = []
+    while len(instants) < 4:
+        await asyncio.sleep(0.2)
+        instants = sorted(await page.evaluate(sent))
+    assert min(later - earlier for earlier, later in pairwise(instants)) >= 990
+
+
+async def test_lost_connection_is_said_and_recovers_by_itself(plain: ConsoleService, visitor: Visitor) -> None:
+    page = await visitor.visit(plain, "sessions")
+    rows = page.locator("tbody tr")
+    await expect(rows).not_to_have_count(0)
+    count = await rows.count()
+    await page.context.set_offline(True)
+    await expect(page.get_by_role("alert")).to_contain_text("Connection lost since", timeout=5000)
+    assert await rows.count() == count
+    await page.context.set_offline(False)
+    await expect(page.get_by_role("alert")).to_have_count(0)
+    await expect(page.locator(".live")).to_have_text("Live")
+
+
+async def test_field_at_the_top_finds_what_an_id_belongs_to(console: ConsoleService, visitor: Visitor) -> None:
+    session = await console.open()
+    page = await visitor.visit(console)
+    field = page.get_by_role("searchbox", name="Find an id")
+    await field.fill(session["tenantObjectId"])
+    await field.press("Enter")
+    await expect(page).to_have_url(f"{console.address}/sessions?tenant={session['tenantObjectId']}")
+    await expect(page.locator("tbody tr")).to_have_count(1)
+    await field.fill("0190b0a0-0000-7000-8000-ffffffffffff")
+    await field.press("Enter")
+    await expect(page.locator(".empty")).to_contain_text("No session has this id")
+
+
+async def test_values_are_text_wherever_a_template_shows_them(plain: ConsoleService, visitor: Visitor) -> None:
+    page = await visitor.visit(plain)
+    await expect(page.get_by_role("heading", level=1)).to_have_text("Overview")
+    shown = await page.evaluate(
+        """async () => {
+            const script = document.querySelector('script[type=module]').src;
+            const { html, render } = await import(new URL('core/template.js', script));
+            const bad = `"><img src=x onerror="window.harmed = 1"><script>window.harmed = 1</script>`;
+            const box = document.createElement('div');
+            document.body.append(box);
+            const link = html`<a href="${'javascript:alert(1)'}">x</a>`;
+            render(html`<p title="${bad}" class="a ${bad}">${bad} ${[html`<b>${bad}</b>`]}</p>${link}`, box);
+            let refused = '';
+            try {
+                render(html`<p onclick="${bad}"></p>`, document.createElement('div'));
+            } catch (error) {
+                refused = error.message;
+            }
+            await new Promise((resolve) => setTimeout(resolve, 50));
+            return {
+                elements: box.querySelectorAll('img, script').length,
+                title: box.querySelector('p').title === bad,
+                text: box.querySelector('b').textContent === bad,
+                href: box.querySelector('a').hasAttribute('href'),
+                refused,
+                harmed: window.harmed ?? null,
+            };
+        }"""
+    )
+    assert shown == {
+        "elements": 0,
+        "title": True,
+        "text": True,
+        "href": False,
+        "refused": "a template must not set onclick",
+        "harmed": None,
+    }
+
+
+async def test_nobody_signs_in_while_no_key_exists(sqlite_database: Database, visitor: Visitor) -> None:
+    async with serving_console(sqlite_database, "", keys=False, gateways={}) as console:
+        page = await visitor.visit(console, "sessions")
+        await expect(page.locator(".empty")).to_contain_text("tenure demo")
+        await page.get_by_role("button", name="open · operator").click()
+        await expect(page.get_by_role("dialog")).to_contain_text("no API key exists")
+        await page.keyboard.press("Escape")
+        await expect(page.get_by_role("button", name="open · operator")).to_be_focused()
