@@ -532,6 +532,15 @@ export class Client {
   }
 
   /**
+   * Open a WebSocket that transcribes audio. Its session starts with the connection.
+   * @param {{user?: string, tenant?: string, capacity?: string, kind?: 1 | 2 | 3}} [query]
+   * @returns {WebSocket}
+   */
+  transcribeStream(query = {}) {
+    return this.#socket("transcribe/stream", query);
+  }
+
+  /**
    * End a session while the page is being closed. The browser sends the request after the page is gone.
    * @param {string} sessionId
    */
@@ -541,9 +550,13 @@ export class Client {
     void this.#fetch(url, { method: "DELETE", headers, keepalive: true, credentials: this.#cookies }).catch(() => {});
   }
 
-  /** @param {string} path */
-  #socket(path) {
+  /**
+   * @param {string} path
+   * @param {Record<string, string | number>} [query]
+   */
+  #socket(path, query = {}) {
     const url = new URL(path, this.#url);
+    for (const [name, value] of Object.entries(query)) url.searchParams.set(name, String(value));
     url.protocol = url.protocol === "https:" ? "wss:" : "ws:";
     const offered = ["tenure", "tenure.camel"];
     if (this.#credential !== null) offered.push(`tenure.bearer.${this.#credential}`);

@@ -262,7 +262,9 @@ class Instance:
             *HistoryRoutes(self._store, config.prefix).routes(),
             *CapacityRoutes(self._store, config.prefix).routes(),
             *StreamRoutes(self.streams, stream_opener, token_signer, decoding).routes(),
-            *TranscriptionRoutes(self.streams, stream_opener, renewer, ends, _transcription_factory(config)).routes(),
+            *TranscriptionRoutes(
+                self.streams, stream_opener, renewer, ends, _transcription_factory(config), config.transcription
+            ).routes(),
             *SubmissionRoutes(self._store, acceptor, config.prefix).routes(),
             *UsageRoutes(self._store, rules, executor.hint, telemetry, config.prefix).routes(),
             *LeaseRoutes(self._store, config.prefix).routes(),

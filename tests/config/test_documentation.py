@@ -163,6 +163,7 @@ def test_complete_file_contains_defaults(empty_folder: Path) -> None:
     assert config == Config(
         tls_certificate=config.tls_certificate,
         tls_key=config.tls_key,
+        transcription=config.transcription,
         jobs={name: JobConfig(interval_seconds=interval) for name, interval in JOBS.items()},
         oidc=OidcConfig(
             issuer=config.oidc.issuer,

@@ -508,6 +508,9 @@ IN_OWN_TESTS = {
     "http.max_unfinished_bytes",
     # In tests/deployment/test_draining.py.
     "http.drain_seconds",
+    # In tests/transcription/test_stream_route.py.
+    "transcription.tenant",
+    "transcription.capacity",
     # In tests/http/test_names.py.
     "http.json_case",
     "http.unknown_fields",

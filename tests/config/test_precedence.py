@@ -117,7 +117,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "issuer": st.sampled_from(["https://login.example/v2.0", "http://127.0.0.1/"]),
     "jwks_url": st.sampled_from(["https://login.example/keys", "http://localhost:81/keys?v=2"]),
     "leeway_seconds": st.integers(0, 60),
-    "staff_tenant": st.uuids().map(str),
+    **dict.fromkeys(("staff_tenant", "tenant", "capacity"), st.uuids().map(str)),
     **dict.fromkeys(("audience", "tenant_claim", "user_claim", "roles_claim"), st.sampled_from(["x", "1", "a.b/c"])),
     **dict.fromkeys(NAMES["roles"], st.sampled_from(["client", "reader", "operator"])),
     "grammar": st.sampled_from(["digits", "1"]),

@@ -39,7 +39,7 @@ async def test_every_route_is_documented(any_local: LocalService) -> None:
 async def test_every_websocket_route_is_documented(any_local: LocalService) -> None:
     table = any_local.instance.pipeline.table
     streams = [f"{route.method} {route.path}" for route in table if isinstance(route, StreamRoute)]
-    assert len(streams) == 2
+    assert len(streams) == 3
     assert [route for route in streams if f"`{route}`" not in API] == []
     document = (await any_local.http.get("/asyncapi.json")).json()
     addresses = {channel["address"] for channel in document["channels"].values()}

@@ -40,7 +40,7 @@ async def test_types_and_error_codes_are_up_to_date() -> None:
 async def test_client_calls_every_route(any_local: LocalService) -> None:
     calls = {f"{method} {path}" for method, path in re.findall(r'request\("([A-Z]+)", [`"]([^`"]+)[`"]', MODULE)}
     calls |= {f"{m} {p}" for m, p in re.findall(r'request\("([A-Z]+)", new URL\("([^"]+)"', MODULE)}
-    calls |= {f"WS /{path}" for path in re.findall(r'#socket\([`"]([^`"]+)[`"]\)', MODULE)}
+    calls |= {f"WS /{path}" for path in re.findall(r'#socket\([`"]([^`"]+)[`"](?:, \w+)?\)', MODULE)}
     called = {re.sub(r"\${part\([^)]*\)}", "{}", call) for call in calls}
     table = [route for route in any_local.instance.pipeline.table if route.path not in UNLISTED]
     assert any(isinstance(route, StreamRoute) for route in table)

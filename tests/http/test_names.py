@@ -82,6 +82,7 @@ async def test_every_answer_is_the_same_in_both_cases(snake: LocalService) -> No
     for path in [
         *(path for path in paths if path not in NOT_JSON),
         f"/sessions/{session['sessionId']}",
+        f"/sessions/{session['sessionId']}/history",
         capacity,
         f"/submissions/{submitted.json()['submission_id']}",
         "/jobs/prune/runs",

@@ -49,8 +49,12 @@ def test_client_has_every_route(document: Json) -> None:
 
 def test_client_has_every_stream(service: Service) -> None:
     channels = _read(f"{service.url}/asyncapi.json")["channels"].values()
-    # `client.stream` and `sessions.stream`.
-    assert {channel["address"] for channel in channels} == {"/sessions/stream", "/sessions/{sessionId}/stream"}
+    # `client.stream`, `sessions.stream` and `client.transcribe_stream`.
+    assert {channel["address"] for channel in channels} == {
+        "/sessions/stream",
+        "/sessions/{sessionId}/stream",
+        "/transcribe/stream",
+    }
 
 
 def test_models_have_every_field_of_every_answer(document: Json) -> None:

@@ -12,6 +12,7 @@ from tenure.config.settings import (
     SessionsConfig,
     StreamsConfig,
     TracesConfig,
+    TranscriptionConfig,
 )
 from tenure.config.urls import is_loopback
 from tenure.config.values import JOBS
@@ -28,6 +29,7 @@ __all__ = [
     "SessionsConfig",
     "StreamsConfig",
     "TracesConfig",
+    "TranscriptionConfig",
     "is_loopback",
     "load",
 ]

@@ -14,6 +14,7 @@ from tenure.config.urls import HIDDEN, origin, without_password
 from tenure.config.values import (
     JOBS,
     ROLES,
+    AnyId,
     Backoff,
     Bytes,
     Count,
@@ -52,7 +53,6 @@ from tenure.config.values import (
     SessionLogLevel,
     Statuses,
     Switch,
-    TenantId,
     Text,
     UnknownFields,
     Workers,
@@ -132,6 +132,13 @@ class StreamsConfig(Section, frozen=True, kw_only=True):
     idle_seconds: Seconds = 300.0
 
 
+class TranscriptionConfig(Section, frozen=True, kw_only=True):
+    """The session of a client that connects to `WS /transcribe/stream` and names no tenant or capacity."""
+
+    tenant: AnyId | None = None
+    capacity: AnyId | None = None
+
+
 class LeasesConfig(Section, frozen=True, kw_only=True):
     duration_seconds: Seconds = 60.0
     renew_seconds: Seconds = 20.0
@@ -206,7 +213,7 @@ class OidcConfig(Section, frozen=True, kw_only=True):
     # A configured table replaces this one. A role in a token that is not in the table grants nothing.
     roles: dict[Text, RoleName] = msgspec.field(default_factory=lambda: {name: name for name in ROLES})
     leeway_seconds: Leeway = 30
-    staff_tenant: TenantId | None = None
+    staff_tenant: AnyId | None = None
     """Readers and operators of this tenant see all tenants."""
 
 
@@ -226,6 +233,7 @@ class Config(Section, frozen=True, kw_only=True):
     oidc: OidcConfig | None = None
     sessions: SessionsConfig = SessionsConfig()
     streams: StreamsConfig = StreamsConfig()
+    transcription: TranscriptionConfig = TranscriptionConfig()
     leases: LeasesConfig = LeasesConfig()
     jobs: dict[JobName, JobConfig] = {}
     usage: UsageConfig = UsageConfig()

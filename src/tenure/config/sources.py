@@ -167,7 +167,7 @@ def _as_in_variables(name: str) -> str:
 def _default_name(section: SettingPath, name: str) -> str:
     """Return the name for a part of a variable if the file has no such name. Jobs and headers get dashes."""
     match section:
-        case ("jobs",) | ("gateways", _, "headers"):
+        case ("jobs",) | ("gateways", _, "headers") | ("traces", "headers"):
             return name.replace("_", "-")
     return name
 

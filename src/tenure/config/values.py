@@ -111,7 +111,7 @@ _ORIGIN = re.compile(rf"[a-z][a-z0-9+.-]*://({_HOST_NAME.pattern})(:[0-9]{{1,5}}
 _misspelled_job = partial(_misspelled, built_in=JOBS, group="tenure.jobs")
 _misspelled_handler = partial(_misspelled, built_in=HANDLERS, group="tenure.stream_handlers")
 
-TenantId = Annotated[str, Rule("a UUID", canonical_id)]
+AnyId = Annotated[str, Rule("a UUID", canonical_id)]
 Switch = Annotated[bool, Rule("true or false")]
 Text = Annotated[str, Rule("non-empty text", bool)]
 

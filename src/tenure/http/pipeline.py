@@ -156,6 +156,8 @@ class StreamRoute(msgspec.Struct, frozen=True, kw_only=True):
     description: str = ""
     first_message: type[msgspec.Struct] | None = None
     """The message that the client must send first; None if the route requires none."""
+    query: type[msgspec.Struct] | None = None
+    """The query of the handshake request. If None, a query is ignored."""
 
     @property
     def method(self) -> str:
@@ -170,7 +172,7 @@ def names_in(table: Table) -> set[str]:
     shapes = [
         shape
         for route in table
-        for shape in (_shapes(route) if isinstance(route, Route) else [route.first_message])
+        for shape in (_shapes(route) if isinstance(route, Route) else [route.first_message, route.query])
         if shape is not None
     ]
     parameters = {name for route in table for name in re.findall(r"{(\w+)}", route.path)}
@@ -215,7 +217,7 @@ class Pipeline:
         self._telemetry = telemetry
         self._unprefixed = {route.path for route in table if isinstance(route, Route) and route.unprefixed}
         self._endpoints = [_Endpoint(route, decoding) for route in table if isinstance(route, Route)]
-        self._streams = [_StreamEndpoint(route) for route in table if isinstance(route, StreamRoute)]
+        self._streams = [_StreamEndpoint(route, decoding) for route in table if isinstance(route, StreamRoute)]
         declared = {
             field.encode_name.lower()
             for endpoint in self._endpoints
@@ -402,6 +404,11 @@ class Pipeline:
                 return endpoint.route, match.groupdict()
         raise NotFound("no stream has this address")
 
+    def stream_query(self, route: StreamRoute, path: str) -> Any:
+        """Decodes the query of a handshake request, or raises `Invalid`."""
+        parse = next(endpoint.parse_query for endpoint in self._streams if endpoint.route is route)
+        return None if parse is None else parse(path.partition("?")[2].encode())
+
     async def check_open_streams(self) -> None:
         """Closes the streams whose credential is not valid any more. While that cannot be read, streams go on."""
         for stream in list(self.open_streams):
@@ -525,9 +532,10 @@ class _Endpoint:
 
 
 class _StreamEndpoint:
-    def __init__(self, route: StreamRoute) -> None:
+    def __init__(self, route: StreamRoute, decoding: Decoding) -> None:
         self.route = route
         self.match = _matcher(route.path)
+        self.parse_query = None if route.query is None else query_parser_for(route.query, decoding)
 
 
 def _awaitable(hot_handler: HotHandler) -> Handler:

@@ -325,6 +325,7 @@ class WebSocketProtocol(asyncio.Protocol):
 
     def _accept(self, request: Request, caller: Caller, visit: Visit) -> None:
         self._pipeline.permit(caller, self.route.grants, self.parameters)
+        query = self._pipeline.stream_query(self.route, request.path)
         response = self._frames.accept(request)
         response.headers[REQUEST_ID_HEADER.decode()] = visit.request_id
         self._frames.send_response(response)
@@ -332,7 +333,7 @@ class WebSocketProtocol(asyncio.Protocol):
         if self._frames.state is State.OPEN:
             self._pipeline.open_streams.add(self)
             self._check_pong()
-            call = Call(caller, self.parameters, request_id=visit.request_id, names=visit.names)
+            call = Call(caller, self.parameters, query, request_id=visit.request_id, names=visit.names)
             self._task = self._loop.create_task(self._run(self.route, call))
 
     async def _run(self, route: StreamRoute, call: Call) -> None:

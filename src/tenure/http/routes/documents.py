@@ -154,10 +154,17 @@ def _channel(route: StreamRoute, prefix: str) -> dict[str, Any]:
         "title": route.summary,
         "description": route.description,
         "messages": messages,
-        "bindings": {"ws": {"method": "GET", "headers": _HANDSHAKE_HEADERS}},
+        "bindings": {"ws": {"method": "GET", "headers": _HANDSHAKE_HEADERS, **_handshake_query(route)}},
     }
     parameters: dict[str, Any] = {name: {} for name in re.findall(r"{(\w+)}", route.path)}
     return channel | ({"parameters": parameters} if parameters else {})
+
+
+def _handshake_query(route: StreamRoute) -> dict[str, Any]:
+    if route.query is None:
+        return {}
+    parameters = {each["name"]: each["schema"] for each in _parameters("query", route.query)}
+    return {"query": {"type": "object", "properties": parameters}}
 
 
 def openapi_document(routes: Sequence[Route], prefix: str) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The WebSocket routes: a stream that opens a session, and one that attaches to a session."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -78,18 +78,10 @@ class StreamRoutes:
 
     async def serve(self, socket: Socket, call: Call) -> None:
         """Attaches to the session in the path; if the path has none, opens a session first."""
-        try:
-            with self._streams.admit() as admission:
-                check_admission(admission, self._streams)
-                await self._run(socket, call.path.get("sessionId"), call)
-        except SocketGone:
-            pass
-        except UnreadableMessage as error:
-            await _refuse(socket, error.code, error.detail, error.close_code)
-        except Problem as problem:
-            await _refuse(socket, problem.code, call.names.text(problem.detail), _close_code(problem))
+        await serve_admitted(self._streams, self._run, socket, call)
 
-    async def _run(self, socket: Socket, session_id: str | None, call: Call) -> None:
+    async def _run(self, socket: Socket, call: Call) -> None:
+        session_id = call.path.get("sessionId")
         scope = call.caller.scope
         sign: SignToken | None = None
         if session_id is None:
@@ -109,6 +101,25 @@ class StreamRoutes:
         answer = open_answer(OpenResult(opened.outcome, attached.session), sign)
         greeting = as_json({"type": "session_start", **call.names.builtins(answer)})
         await self._streams.run(socket, attached, greeting, names=call.names)
+
+
+async def serve_admitted(
+    streams: Streams, run: Callable[[Socket, Call], Awaitable[None]], socket: Socket, call: Call
+) -> None:
+    """Calls `run` if the instance has room for one more stream. Sends a problem as the last message, and closes.
+
+    The client may send before it reads: `Socket.close` goes on reading, so that the problem reaches it.
+    """
+    try:
+        with streams.admit() as admission:
+            check_admission(admission, streams)
+            await run(socket, call)
+    except SocketGone:
+        pass
+    except UnreadableMessage as error:
+        await _refuse(socket, error.code, error.detail, error.close_code)
+    except Problem as problem:
+        await _refuse(socket, problem.code, call.names.text(problem.detail), _close_code(problem))
 
 
 def check_admission(admission: Admission, streams: Streams) -> None:

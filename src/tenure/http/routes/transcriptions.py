@@ -1,4 +1,6 @@
-"""`POST /transcribe`: transcribes a whole recording as one short stream."""
+"""`POST /transcribe` transcribes a whole recording as one short stream. `WS /transcribe/stream` is a stream for clients
+that send audio at once: its session is opened with the connection, without a first message.
+"""
 
 import asyncio
 from collections.abc import Iterator, Sequence
@@ -10,11 +12,13 @@ import msgspec
 from msgspec import Meta
 
 from tenure.access.grants import CLIENTS, narrowed
-from tenure.domain.scope import EVERYTHING
-from tenure.domain.sessions import CloseReason, Heartbeat, OpenOutcome, OpenRequest, Session
+from tenure.config import TranscriptionConfig
+from tenure.domain.scope import EVERYTHING, Scope
+from tenure.domain.sessions import CloseReason, Heartbeat, OpenOutcome, OpenRequest, OpenResult, Session
 from tenure.errors import (
     CapacityOfAnotherTenant,
     DatabaseUnavailable,
+    FieldError,
     Internal,
     Invalid,
     NotInstalled,
@@ -28,16 +32,17 @@ from tenure.errors import (
 )
 from tenure.http.answers import JSON, Answer
 from tenure.http.fields import Uuid
-from tenure.http.pipeline import Call, RawBody, Route
-from tenure.http.routes.sessions import check_scope, refusal_of, refusal_of_open
-from tenure.http.routes.streams import check_admission
+from tenure.http.pipeline import Call, RawBody, Route, StreamRoute
+from tenure.http.routes.sessions import check_scope, open_answer, refusal_of, refusal_of_open
+from tenure.http.routes.streams import check_admission, serve_admitted
+from tenure.ids import canonical_id, new_id
 from tenure.sessions.ends import SessionEnds
 from tenure.sessions.heartbeat import Renewer
 from tenure.sessions.open import Opener
 from tenure.streams.handlers import HandlerFactory, Message, StreamHandler
 from tenure.streams.output import SocketOutput, Tally, as_json
 from tenure.streams.registry import Streams
-from tenure.streams.sockets import CloseCode
+from tenure.streams.sockets import CloseCode, Socket
 from tenure.telemetry.events import Telemetry
 from tenure.transcription.wav import BYTES_PER_SECOND, read_pcm
 
@@ -56,6 +61,15 @@ class TranscribeQuery(msgspec.Struct, frozen=True, rename="camel", forbid_unknow
     session_kind: Annotated[Literal["1", "2", "3"], Meta(extra={"must": "must be 1, 2 or 3"})]
 
 
+class TranscribeStreamQuery(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
+    """What the query does not name comes from the credential, from the settings or, for the user, is new."""
+
+    user: Uuid | None = None
+    tenant: Uuid | None = None
+    capacity: Uuid | None = None
+    kind: Annotated[Literal["1", "2", "3"], Meta(extra={"must": "must be 1, 2 or 3"})] = "1"
+
+
 class TranscribeAnswer(msgspec.Struct, frozen=True):
     text: str
 
@@ -70,16 +84,30 @@ class TranscriptionRoutes:
         renewer: Renewer,
         ends: SessionEnds,
         make_handler: HandlerFactory | None,
+        identity: TranscriptionConfig,
     ) -> None:
         self._streams = streams
         self._opener = opener
         self._renewer = renewer
         self._ends = ends
         self._make_handler = make_handler
+        self._identity = identity
         self._running = 0
 
-    def routes(self) -> Sequence[Route]:
+    def routes(self) -> Sequence[Route | StreamRoute]:
         return [
+            StreamRoute(
+                path="/transcribe/stream",
+                serve=self.serve,
+                grants=narrowed(CLIENTS),
+                tag="streams",
+                summary="Open a session and transcribe a stream of audio",
+                description=(
+                    "The session starts with the connection, so the client may send audio at once: mono, 16 kHz, "
+                    "16 bits. The tenant comes from the credential, from `tenant`, or from the settings."
+                ),
+                query=TranscribeStreamQuery,
+            ),
             Route(
                 method="POST",
                 path="/transcribe",
@@ -103,12 +131,38 @@ class TranscriptionRoutes:
                     NotInstalled,
                     Unavailable,
                 ),
-            )
+            ),
         ]
+
+    async def serve(self, socket: Socket, call: Call) -> None:
+        await serve_admitted(self._streams, self._stream, socket, call)
+
+    async def _stream(self, socket: Socket, call: Call) -> None:
+        if self._make_handler is None:
+            raise NotInstalled(_NOT_INSTALLED)
+        scope = call.caller.scope
+        opened = await self._opener.open(self._stream_request(call.query, scope))
+        if (problem := refusal_of_open(opened, scope)) is not None or opened.session is None:
+            raise problem or Internal("the open request returned no session")
+        session_id = opened.session.session_id
+        attached = await self._streams.attach(session_id, scope)
+        if (problem := refusal_of(attached, session_id)) is not None:
+            raise problem
+        answer = open_answer(OpenResult(opened.outcome, attached.session))
+        # `session_id` in either case: it is the name that these clients know.
+        greeting = as_json({"type": "session_start", "session_id": session_id, **call.names.builtins(answer)})
+        await self._streams.run(socket, attached, greeting, self._make_handler, call.names)
+
+    def _stream_request(self, query: TranscribeStreamQuery, scope: Scope) -> OpenRequest:
+        tenant = _id_of("tenant", query.tenant or scope.tenant or self._identity.tenant)
+        capacity = _id_of("capacity", query.capacity or self._identity.capacity)
+        user = query.user or scope.user or new_id()
+        check_scope(scope, tenant, user)
+        return self._opener.request(user=user, tenant=tenant, capacity=capacity, kind=int(query.kind))
 
     async def transcribe(self, call: Call) -> Answer:
         if self._make_handler is None:
-            raise NotInstalled("tenure[transcription] is not installed on this instance")
+            raise NotInstalled(_NOT_INSTALLED)
         query: TranscribeQuery = call.query
         scope = call.caller.scope
         check_scope(scope, query.tenant_object_id, query.user_object_id)
@@ -222,6 +276,16 @@ class Recording:
 
     async def close(self, code: CloseCode) -> None:
         pass
+
+
+_NOT_INSTALLED = "tenure[transcription] is not installed on this instance"
+
+
+def _id_of(name: str, given: str | None) -> str:
+    canonical = None if given is None else canonical_id(given)
+    if canonical is None:
+        raise Invalid(FieldError(name, f"is missing: neither the query nor [transcription] {name} names one"))
+    return canonical
 
 
 def _open_request(opener: Opener, query: TranscribeQuery) -> OpenRequest:

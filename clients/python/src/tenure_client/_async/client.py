@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, Self, TypeVar
+from urllib.parse import urlencode
 
 import httpx2
 import msgspec
@@ -206,6 +207,23 @@ class AsyncClient:
         """Count openings, heartbeats and ends over time: by default those of the last hour, minute by minute."""
         query = models.ActivityQuery(from_=from_, to=to, step=step)
         return (await self._call(_routes.ACTIVITY, query=query)).decode(models.Activity)
+
+    def transcribe_stream(
+        self,
+        *,
+        user: Id | None = None,
+        tenant: Id | None = None,
+        capacity: Id | None = None,
+        kind: int | None = None,
+    ) -> AsyncStream:
+        """Stream audio to be transcribed. The session starts with the connection.
+
+        The service chooses what is not given: the tenant of the credential, the tenant and the capacity of its
+        settings, and a new user.
+        """
+        given = {"user": user, "tenant": tenant, "capacity": capacity, "kind": kind}
+        query = urlencode({name: str(value) for name, value in given.items() if value is not None})
+        return AsyncStream(self._options, f"/transcribe/stream{query and '?'}{query}", None)
 
     async def me(self) -> models.Caller:
         """Return the caller that the credential of this client identifies, and what it is bound to."""

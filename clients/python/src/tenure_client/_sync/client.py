@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, Self, TypeVar
+from urllib.parse import urlencode
 
 import httpx2
 import msgspec
@@ -207,6 +208,23 @@ class Client:
         """Count openings, heartbeats and ends over time: by default those of the last hour, minute by minute."""
         query = models.ActivityQuery(from_=from_, to=to, step=step)
         return (self._call(_routes.ACTIVITY, query=query)).decode(models.Activity)
+
+    def transcribe_stream(
+        self,
+        *,
+        user: Id | None = None,
+        tenant: Id | None = None,
+        capacity: Id | None = None,
+        kind: int | None = None,
+    ) -> Stream:
+        """Stream audio to be transcribed. The session starts with the connection.
+
+        The service chooses what is not given: the tenant of the credential, the tenant and the capacity of its
+        settings, and a new user.
+        """
+        given = {"user": user, "tenant": tenant, "capacity": capacity, "kind": kind}
+        query = urlencode({name: str(value) for name, value in given.items() if value is not None})
+        return Stream(self._options, f"/transcribe/stream{query and '?'}{query}", None)
 
     def me(self) -> models.Caller:
         """Return the caller that the credential of this client identifies, and what it is bound to."""
