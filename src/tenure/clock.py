@@ -14,6 +14,9 @@ MICROSECOND = timedelta(microseconds=1)
 monotonic = time.monotonic
 """Returns seconds, for waits and durations."""
 
+cpu_seconds = time.process_time
+"""Returns the processor time of this process, to see whether it is the bottleneck of a measurement."""
+
 
 def boottime() -> float:
     """Return seconds from a clock that, where available, also runs while the host is suspended.

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import shlex
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
@@ -15,6 +16,7 @@ import msgspec
 import pytest
 from sqlalchemy import Connection, update
 
+from tenure.cli.main import all_commands
 from tenure.clock import from_microseconds, wall_microseconds
 from tenure.config import JOBS
 from tenure.doctor import access, examine
@@ -510,6 +512,7 @@ async def test_planted_trouble_is_found_alone_with_its_code_and_what_mends_it(co
         assert finding["seen"]
         assert finding["mend"]
         assert finding["docs"] == f"docs/doctor.md#{code.value}"
+        check_command(finding["mend"])
         assert "hunter2" not in str(finding)
         assert "secret-token" not in str(finding)
     result = await case.doctor(**given)
@@ -517,6 +520,21 @@ async def test_planted_trouble_is_found_alone_with_its_code_and_what_mends_it(co
     assert re.search(
         r"^\d+ broken, \d+ warnings? \(.*\); docs/doctor\.md explains each code$", result.out.splitlines()[-1]
     )
+
+
+PROGRAMS = ("chmod", "chown", "chronyc", "curl", "df", "ls", "mount", "pg_isready", "pip", "printf", "psql", "sed")
+
+
+def check_command(mend: str) -> None:
+    """Every part of the command line is one of Tenure's that is parsed, or that of a usual program."""
+    for part in mend.split(" && "):
+        words = [word for word in shlex.split(part) if not re.match("TENURE_[A-Z_]+=", word)]
+        if words[0] != "tenure":
+            assert words[0] in PROGRAMS, mend
+            continue
+        commands = all_commands()
+        count = 3 if " ".join(words[1:3]) in commands else 2
+        commands[" ".join(words[1:count])].make_context("doctor", words[count:])
 
 
 def test_every_code_has_a_planted_trouble_and_a_section_in_the_docs() -> None:

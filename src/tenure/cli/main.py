@@ -70,6 +70,11 @@ COMMANDS = {
         "receiver:receiver", "Receive submissions, count each key once, and print the totals at the end.", RUN
     ),
     "demo": Entry("demo:demo", "Run a whole installation with a hundred simulated users, and show what happens.", RUN),
+    "bench": Entry(
+        "bench:bench",
+        "Measure a running service: requests per second and latencies, under a bounded load.",
+        RUN,
+    ),
     "doctor": Entry("doctor:doctor", "Look for trouble in an installation, and print what mends it.", CHECK),
     "audit": Entry("audit:audit", "Check that every instant of every session was billed exactly once.", CHECK),
 }
