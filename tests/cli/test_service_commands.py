@@ -209,14 +209,33 @@ def test_submissions_are_listed_shown_retried_and_cancelled(tenure: Tenure, url:
 def test_status_shows_every_part(tenure: Tenure, capacity: str) -> None:
     opened(tenure, capacity, "--kind", "3")
     shown = ok(tenure, "status").out
-    parts = ["service", "you", "sessions", "seats", "usage", "leaders", "jobs", "gateways", "alerts"]
+    parts = [
+        "service",
+        "you",
+        "sessions",
+        "per",
+        "seats",
+        "usage",
+        "instances",
+        "leaders",
+        "jobs",
+        "gateways",
+        "alerts",
+    ]
     assert [line.split()[0] for line in shown.splitlines()] == parts
     assert "premium" in shown
     assert "submission-executor" in shown
     status = ok_json(tenure, "status")
     assert status["ready"] is True
     assert status["sessions"]["activeSessions"] >= 1
-    assert {"health", "caller", "jobs", "leases", "alerts"} <= set(status)
+    assert {"health", "caller", "jobs", "leases", "alerts", "instances", "activity"} <= set(status)
+
+
+@pytest.mark.usefixtures("url")
+def test_instances_are_listed(tenure: Tenure) -> None:
+    (instance,) = ok_json(tenure, "instances")["instances"]
+    (row,) = rows(ok(tenure, "instances").out)[1:]
+    assert row[:2] == [instance["instance"], "alive"]
 
 
 @pytest.mark.usefixtures("url")

@@ -4,15 +4,18 @@ import re
 import signal
 import time
 from collections.abc import Iterator
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
 
-from tenure.cli.overview import Metrics
-from tenure.cli.top import ENTER, LEAVE
+from tenure.cli.overview import Metrics, rates_of
+from tenure.cli.top import ENTER, LEAVE, bars
+from tenure_client.models import Activity, ActivityPoint
 from tests.cli.conftest import Tenure
 from tests.cli.terminals import Terminal
 from tests.support.instances import RunningInstance, kill_all
+from tests.support.open_requests import NOON
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +37,7 @@ def frames(shown: str) -> list[list[str]]:
 @pytest.mark.slow
 def test_top_draws_at_most_once_a_second_fits_and_quits(instance: RunningInstance) -> None:
     with Terminal("top", "--interval", "1", columns=60, lines=16, TENURE_URL=instance.address) as terminal:
-        terminal.read_until("per second")
+        terminal.read_until("q quits")
         began, count = time.monotonic(), len(frames(terminal.shown))
         terminal.resized(100, 20)
         terminal.read_until("\x1b[H", after=len(terminal.shown))
@@ -80,7 +83,7 @@ def test_top_goes_on_while_the_service_is_away(tmp_path: Path) -> None:
 def test_off_a_terminal_top_prints_one_frame(tenure: Tenure, instance: RunningInstance) -> None:
     result = tenure("top", "--url", instance.address)
     assert (result.code, "\x1b" in result.out) == (0, False)
-    assert result.out.splitlines()[0].startswith(f"service   {instance.address}, version ")
+    assert result.out.splitlines()[0].startswith(f"service     {instance.address}, version ")
     assert "expire-sessions" in result.out
     for interval in ("0.5", "nan", "4000"):
         assert tenure("top", "--url", instance.address, "--interval", interval).code == 2, interval
@@ -101,3 +104,30 @@ def test_metrics_are_added_up_by_labels() -> None:
     assert metrics.by("a", "kind") == {"1": 5, "2": 1000}
     assert list(metrics.by("b", "gateway").values()) == [7]
     assert (metrics.value("c"), metrics.value("d")) == (0.5, None)
+
+
+def point(at: datetime, **counts: int) -> ActivityPoint:
+    names = ("opened", "upgraded", "existing", "refused", "heartbeats", "late_heartbeats", "lapsed")
+    closed = {"LEASE_EXPIRED": counts.get("lapsed", 0), "STOPPED": counts.pop("stopped", 0)}
+    return ActivityPoint(at=at, closed=closed, **{name: counts.get(name, 0) for name in names})
+
+
+def test_rates_are_those_of_the_last_sixty_seconds() -> None:
+    minutes = [
+        point(NOON, opened=600),
+        point(NOON + timedelta(minutes=1), opened=60, upgraded=60, heartbeats=600, lapsed=30),
+        point(NOON + timedelta(minutes=2), opened=30, heartbeats=150, stopped=15),
+    ]
+    activity = Activity(from_=NOON, to=NOON + timedelta(minutes=2, seconds=15), step_seconds=60, points=minutes)
+    assert rates_of(activity) == {
+        "opened": (30 + 120 * 0.75) / 60,
+        "refused": 0,
+        "heartbeats": (150 + 600 * 0.75) / 60,
+        "late": 0,
+        "lapsed": 30 * 0.75 / 60,
+        "ended": 15 / 60,
+    }
+
+
+def test_bars_show_that_something_happened() -> None:
+    assert bars([0, 1, 50, 100]) == "▁▂▄█"

@@ -46,6 +46,9 @@ COMMANDS = {
     "events": Entry("events:events", "Print what happened to sessions: opened, upgraded and closed.", LOOK),
     "usage": Entry("usage:usage_commands", "Print the usage in a time span, or windows as they were billed.", LOOK),
     "audit-log": Entry("alerts:audit_log", "List who changed what, newest first.", LOOK),
+    "instances": Entry(
+        "instances:instances", "List the instances, also those that stopped or died in the last day.", LOOK
+    ),
     "sessions": Entry("sessions:sessions_commands", "List, show, open and end sessions.", CHANGE),
     "capacities": Entry("capacities:capacities_commands", "List, show and set the seats of capacities.", CHANGE),
     "submissions": Entry(

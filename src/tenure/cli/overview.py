@@ -13,7 +13,7 @@ from tenure.cli.service import Service
 from tenure.cli.sessions import KINDS
 
 if TYPE_CHECKING:
-    from tenure_client.models import Alert, Caller, Health, Job, Lease, Readiness, SessionMetrics
+    from tenure_client.models import Activity, Alert, Caller, Health, Instance, Job, Lease, Readiness, SessionMetrics
 
 T = TypeVar("T")
 
@@ -64,6 +64,8 @@ class Overview(NamedTuple):
     leases: "list[Lease] | None"
     jobs: "list[Job] | None"
     alerts: "list[Alert] | None"
+    instances: "list[Instance] | None"
+    activity: "Activity | None"
     raw: dict[str, bytes]
     """The answers, by the name of their part."""
 
@@ -90,6 +92,7 @@ def read_overview(service: Service) -> Overview:
     leases = part("leases", lambda: client.leases.list(limit=LISTED).first())
     jobs = part("jobs", lambda: client.jobs.list(limit=LISTED).first())
     alerts = part("alerts", lambda: client.alerts.list(state="active", limit=LISTED).first())
+    instances = part("instances", lambda: client.instances.list(limit=LISTED).first())
     return Overview(
         at=now(),
         url=service.url,
@@ -102,6 +105,8 @@ def read_overview(service: Service) -> Overview:
         leases=None if leases is None else leases.leases,
         jobs=None if jobs is None else jobs.jobs,
         alerts=None if alerts is None else alerts.alerts,
+        instances=None if instances is None else instances.instances,
+        activity=part("activity", client.activity),
         raw=raw,
     )
 
@@ -125,9 +130,13 @@ def overview_fields(overview: Overview) -> dict[str, Value]:
         fields["you"] = _caller_text(overview.caller)
     if overview.sessions is not None:
         fields["sessions"] = _sessions_text(overview.sessions)
+    if overview.activity is not None and (rates := rates_of(overview.activity)):
+        fields["per second"] = f"{', '.join(f'{rate:,.1f} {name}' for name, rate in rates.items())} (last minute)"
     if overview.metrics is not None:
         fields["seats"] = _seats_cell(overview.metrics)
         fields["usage"] = _usage_cell(overview.metrics)
+    if overview.instances is not None:
+        fields["instances"] = _instances_cell(overview.instances)
     if overview.leases is not None:
         fields["leaders"] = _leaders_cell([lease for lease in overview.leases if not is_job_lock(lease)], overview.at)
     if overview.jobs is not None:
@@ -156,6 +165,37 @@ def _caller_text(caller: "Caller") -> str:
 def _sessions_text(sessions: "SessionMetrics") -> str:
     kinds = [f"{count:,} {KINDS.get(int(kind), kind)}" for kind, count in sessions.active_by_kind.items() if count]
     return f"{sessions.active_sessions:,} live{': ' if kinds else ''}{', '.join(kinds)}"
+
+
+def rates_of(activity: "Activity") -> dict[str, float]:
+    """Events per second in the last minute.
+
+    The counts are those of whole minutes, so the last 60 seconds are the current minute and a part of the one before.
+    """
+    last, before = activity.points[-1:], activity.points[-2:-1]
+    if not last or not before:
+        return {}
+    now_, then = last[0], before[0]
+    rest = 1 - min((activity.to - now_.at).total_seconds() / activity.step_seconds, 1.0)
+    counts = {
+        "opened": (now_.opened + now_.upgraded, then.opened + then.upgraded),
+        "refused": (now_.refused, then.refused),
+        "heartbeats": (now_.heartbeats, then.heartbeats),
+        "late": (now_.late_heartbeats, then.late_heartbeats),
+        "lapsed": (now_.lapsed, then.lapsed),
+        "ended": (sum(now_.closed.values()) - now_.lapsed, sum(then.closed.values()) - then.lapsed),
+    }
+    return {name: (new + old * rest) / activity.step_seconds for name, (new, old) in counts.items()}
+
+
+def _instances_cell(instances: "list[Instance]") -> Cell:
+    alive = [each for each in instances if each.alive]
+    died = [each.instance for each in instances if not each.alive and each.stopped_at is None]
+    versions = sorted({clean(each.version) for each in alive})
+    parts = [f"{len(alive)} alive"]
+    parts += [f"of different versions: {', '.join(versions)}"] if len(versions) > 1 else []
+    parts += [f"died in the last day: {_some(died)}"] if died else []
+    return Cell(", ".join(parts), style="warn" if len(versions) > 1 or died else None)
 
 
 def _seats_cell(metrics: Metrics) -> Cell:

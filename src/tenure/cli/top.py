@@ -35,7 +35,7 @@ from tenure.cli.output import (
     time_cell,
     width,
 )
-from tenure.cli.overview import Metrics, Overview, overview_fields, read_overview
+from tenure.cli.overview import Overview, overview_fields, read_overview
 from tenure.cli.service import ContextFlag, KeyFlag, Service, UrlFlag, connected, service_failures, target_of
 from tenure.clock import monotonic
 from tenure.errors import ConfigurationError
@@ -53,13 +53,9 @@ ENTER = "\x1b[?1049h\x1b[?25l"
 LEAVE = "\x1b[?25h\x1b[?1049l"
 HOME, END_OF_LINE, END_OF_SCREEN = "\x1b[H", "\x1b[K", "\x1b[J"
 
-RATES = {
-    "opened": "tenure_sessions_opened_total",
-    "heartbeats": "tenure_sessions_heartbeat_total",
-    "late heartbeats": "tenure_sessions_heartbeat_late_total",
-    "lapsed": "tenure_sessions_lease_expired_total",
-    "closed": "tenure_sessions_closed_total",
-}
+BARS = "▁▂▃▄▅▆▇█"
+SPARKS = 60
+"""How many minutes the lines of bars show."""
 
 
 def top(
@@ -70,8 +66,7 @@ def top(
 ) -> None:
     """Show the installation live: sessions, rates, seats, usage, leaders, jobs, alerts and who lapses next.
 
-    `q` or ctrl-C ends it. Off a terminal, it prints what it would show once. Rates are those of the process group that
-    answers.
+    `q` or ctrl-C ends it. Off a terminal, it prints what it would show once.
 
     tenure top
     tenure top --context prod --interval 5
@@ -98,47 +93,24 @@ class Seen(NamedTuple):
     at: float
     overview: Overview
     next_to_lapse: "Sequence[Session]"
-    rates: dict[str, float]
-    """Per second, since the read before."""
     failure: str | None = None
     """Why the newest read failed; the rest is older then."""
 
 
-def read(service: Service, before: Seen | None = None) -> Seen:
-    overview = read_overview(service)
-    at = monotonic()
-    rates: dict[str, float] = {}
-    if before is not None and overview.metrics is not None and before.overview.metrics is not None:
-        rates = _rates(before.overview.metrics, overview.metrics, at - before.at)
-    return Seen(at, overview, (), rates)
-
-
-def _rates(before: Metrics, after: Metrics, seconds: float) -> dict[str, float]:
-    """The growth of the counters. None if one of them has shrunk: another process group answered."""
-    found = {}
-    for name, metric in RATES.items():
-        grown = (after.value(metric) or 0.0) - (before.value(metric) or 0.0)
-        if grown < 0:
-            return {}
-        found[name] = grown / seconds
-    return found
+def read(service: Service) -> Seen:
+    return Seen(monotonic(), read_overview(service), ())
 
 
 def frame(seen: Seen, columns: int, lines: int | None, *, coloured: bool) -> list[str]:
     """Return the lines of a screen of this size."""
-    overview = seen.overview
-    fields = overview_fields(overview)
-    if seen.rates:
-        fields = _inserted(fields, "sessions", "per second", _rates_text(seen.rates))
-    shown = field_lines(fields, columns, coloured=coloured)
+    shown = field_lines(overview_fields(seen.overview), columns, coloured=coloured)
     if seen.failure is not None:
         age = duration_text(monotonic() - seen.at)
         shown.insert(0, styled(f"{seen.failure} (below: {age} ago)"[:columns], "bad", on=coloured))
-    for part in (_lapse_lines(seen, columns, coloured=coloured), _job_lines(seen, columns, coloured=coloured)):
-        if part and (lines is None or len(shown) + len(part) + 1 <= lines - 1):
-            shown += ["", *part]
-        elif part and lines is not None and lines - 1 - len(shown) > 3:  # noqa: PLR2004 - a blank line, the head and a row
-            shown += ["", *part[: lines - 2 - len(shown)]]
+    for part in (_activity_lines(seen, columns), *(make(seen, columns, coloured=coloured) for make in TABLES)):
+        room = len(part) if lines is None else lines - 2 - len(shown)
+        if part and room >= min(len(part), PART_MIN):
+            shown += ["", *part[:room]]
     if lines is None:
         return shown
     foot = f"{exact_text(now())}  q quits"[:columns]
@@ -146,17 +118,30 @@ def frame(seen: Seen, columns: int, lines: int | None, *, coloured: bool) -> lis
     return [*shown, *[""] * (lines - 1 - len(shown)), styled(foot, "dim", on=coloured)]
 
 
-def _inserted(fields: dict[str, Value], after: str, name: str, value: Value) -> dict[str, Value]:
-    made: dict[str, Value] = {}
-    for each, text in fields.items():
-        made[each] = text
-        if each == after:
-            made[name] = value
-    return made
+PART_MIN = 3
+"""The head of a table and two rows; with less room the table is left out."""
 
 
-def _rates_text(rates: dict[str, float]) -> str:
-    return ", ".join(f"{rate:,.1f} {name}" for name, rate in rates.items())
+def _activity_lines(seen: Seen, columns: int) -> list[str]:
+    """One line of bars for each kind of event, minute by minute up to now."""
+    if seen.overview.activity is None:
+        return []
+    points = seen.overview.activity.points[-min(SPARKS, columns - 40) :]
+    counts = {
+        "opened": [point.opened + point.upgraded for point in points],
+        "heartbeats": [point.heartbeats for point in points],
+        "lapsed": [point.lapsed for point in points],
+    }
+    return [
+        f"{name:<10}  {bars(values)}  at most {max(values):,} a minute"[:columns]
+        for name, values in counts.items()
+        if any(values)
+    ]
+
+
+def bars(values: Sequence[int]) -> str:
+    highest = max(values)
+    return "".join(BARS[0] if not value else BARS[max(1, (len(BARS) - 1) * value // highest)] for value in values)
 
 
 def _lapse_lines(seen: Seen, columns: int, *, coloured: bool) -> list[str]:
@@ -201,6 +186,9 @@ def _job_lines(seen: Seen, columns: int, *, coloured: bool) -> list[str]:
     return table(head, rows, columns, coloured=coloured)
 
 
+TABLES = (_lapse_lines, _job_lines)
+
+
 # Reading and drawing.
 
 
@@ -226,9 +214,9 @@ class _Reader:
 
         while not self._is_stopped.wait(self._interval):
             try:
-                self.seen = read(self.service, self.seen)
+                self.seen = read(self.service)
             except (errors.TransportError, errors.Unavailable, errors.TooManyRequests, errors.Internal) as error:
-                self.seen = self.seen._replace(failure=f"{self.service.url} does not answer: {clean(error)}", rates={})
+                self.seen = self.seen._replace(failure=f"{self.service.url} does not answer: {clean(error)}")
             except BaseException as error:  # noqa: BLE001 - the main thread raises it
                 self.fatal = error
             self.has_changed.set()
