@@ -53,7 +53,7 @@ OUTPUT = """\
 
 Data goes to standard output, everything else to standard error. Tables fit the width of the terminal: times become
 relative, ids are shortened to their end, and the least important columns are left out. In a pipe or a file nothing is
-shortened. Relative times use the clock of this machine. Colours appear on a terminal only, and not if `NO_COLOR` is
+shortened. Relative times are those of the database's clock. Colours appear on a terminal only, and not if `NO_COLOR` is
 set.
 
 With `--json` a command prints the response of the service as it is, also fields that this version does not know; a list

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tenure.cli.flags import LISTED, AllFlag, FromFlag, JsonFlag, LimitFlag, ToFlag, span_of
-from tenure.cli.output import Cell, Column, Value, now, print_table, text_cell, time_cell
+from tenure.cli.output import Cell, Column, Value, print_table, text_cell, time_cell
 from tenure.cli.service import Service, with_service
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def alerts(
         *([Column("cleared", 3)] if cleared else []),
         Column("detail", 1, can_be_cut=True),
     )
-    at = now()
+    at = service.now()
     rows = [_alert_row(alert, at, cleared=cleared) for alert in service.items(fetch, "alerts", most)]
     print_table(columns, rows, "no alerts" if cleared else "no active alerts")
 
@@ -104,7 +104,7 @@ def audit_log(
         Column("detail", 1, can_be_cut=True),
         Column("request", 4),
     )
-    at = now()
+    at = service.now()
     print_table(columns, [_entry_row(entry, at) for entry in service.items(fetch, "entries", most)], "no entries")
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tenure.cli.flags import LISTED, AllFlag, JsonFlag, LimitFlag, TenantFlag, YesFlag, new_group
-from tenure.cli.output import Cell, Column, Value, confirm, note, now, print_fields, print_table, time_cell
+from tenure.cli.output import Cell, Column, Value, confirm, note, print_fields, print_table, time_cell
 from tenure.cli.service import Service, with_service
 from tenure.cli.sessions import print_sessions
 from tenure.errors import ConfigurationError
@@ -52,7 +52,7 @@ def list_capacities(
         Column("tenant", 2),
         Column("modified", 3),
     )
-    at = now()
+    at = service.now()
     rows = [_row(capacity, at) for capacity in service.items(fetch, "capacities", most)]
     print_table(columns, rows, "no capacities are set; every capacity has unlimited seats")
 
@@ -87,17 +87,16 @@ def show_capacity(service: Service, capacity_id: CapacityArgument, as_json: Json
     if as_json:
         service.print_json()
         return
-    _print_capacity(capacity)
+    _print_capacity(capacity, service.now())
     holders = service.client.sessions.list(capacity=capacity_id, active=True, limit=HOLDERS).first()
     if holders.sessions:
         typer.echo()
-        print_sessions(holders.sessions)
+        print_sessions(holders.sessions, service.now())
     if holders.next_cursor is not None:
         note(f"the newest {HOLDERS}; all of them: tenure sessions list --all --capacity {capacity_id}")
 
 
-def _print_capacity(capacity: "Capacity") -> None:
-    at = now()
+def _print_capacity(capacity: "Capacity", at: datetime) -> None:
     limit = "" if capacity.max_sessions is None else f" of {capacity.max_sessions}"
     fields: dict[str, Value] = {
         "capacity": Cell(capacity.capacity_id, style="bold"),
@@ -155,7 +154,7 @@ def set_capacity(
     if as_json:
         service.print_json()
     else:
-        _print_capacity(capacity)
+        _print_capacity(capacity, service.now())
 
 
 def _capacity_or_none(service: Service, capacity_id: str) -> "Capacity | None":

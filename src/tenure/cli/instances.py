@@ -4,7 +4,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from tenure.cli.flags import JsonFlag
-from tenure.cli.output import Cell, Column, Value, now, print_table, time_cell
+from tenure.cli.output import Cell, Column, Value, print_table, time_cell
 from tenure.cli.service import Service, with_service
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def instances(service: Service, as_json: JsonFlag = False) -> None:
         Column("pid", 5),
         Column("worker", 6),
     )
-    at = now()
+    at = service.now()
     found = service.items(fetch, "instances", None)
     found.sort(key=lambda each: (not each.alive, each.instance))
     print_table(columns, [_row(each, at) for each in found], "no instances")

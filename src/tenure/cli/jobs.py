@@ -1,5 +1,6 @@
 """`tenure jobs`: lists the jobs of the installation and their runs, starts a run, pauses and resumes."""
 
+from collections.abc import Sequence
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
@@ -7,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tenure.cli.flags import AllFlag, JsonFlag, LimitFlag, YesFlag, new_group
-from tenure.cli.output import Cell, Column, Value, confirm, duration_text, now, print_table, text_cell, time_cell
+from tenure.cli.output import Cell, Column, Value, confirm, duration_text, print_table, text_cell, time_cell
 from tenure.cli.service import Service, with_service
 
 if TYPE_CHECKING:
@@ -30,10 +31,10 @@ def list_jobs(service: Service, as_json: JsonFlag = False) -> None:
     if as_json:
         service.print_list_json(service.client.jobs.list, "jobs", None)
     else:
-        print_jobs(service.items(service.client.jobs.list, "jobs", None))
+        print_jobs(service.items(service.client.jobs.list, "jobs", None), service.now())
 
 
-def print_jobs(jobs: "list[Job]") -> None:
+def print_jobs(jobs: "Sequence[Job]", at: datetime) -> None:
     columns = (
         Column("job"),
         Column("state"),
@@ -44,7 +45,6 @@ def print_jobs(jobs: "list[Job]") -> None:
         Column("runs", 6),
         Column("last error", 4, can_be_cut=True),
     )
-    at = now()
     print_table(columns, [_row(job, at) for job in jobs], "no jobs yet")
 
 
@@ -91,7 +91,7 @@ def list_runs(
         Column("epoch", 3),
         Column("error", 1, can_be_cut=True),
     )
-    at = now()
+    at = service.now()
     print_table(columns, [_run_row(run, at) for run in service.items(fetch, "runs", most)], f"{job} has not run yet")
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tenure.cli.flags import JsonFlag, YesFlag, new_group
-from tenure.cli.output import Cell, Column, Value, confirm, now, print_table, time_cell
+from tenure.cli.output import Cell, Column, Value, confirm, print_table, time_cell
 from tenure.cli.overview import is_job_lock
 from tenure.cli.service import Service, with_service
 
@@ -39,7 +39,7 @@ def list_leases(service: Service, as_json: JsonFlag = False) -> None:
         Column("renewed", 4),
         Column("expires", 2),
     )
-    at = now()
+    at = service.now()
     found = service.items(service.client.leases.list, "leases", None)
     found.sort(key=lambda lease: (is_job_lock(lease), lease.name))
     print_table(columns, [_row(lease, at) for lease in found], "no leases yet")

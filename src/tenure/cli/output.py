@@ -59,8 +59,8 @@ def clean(value: object) -> str:
 # Times.
 
 
-def now() -> datetime:
-    """The clock of this host, for relative times only."""
+def host_now() -> datetime:
+    """The clock of this host. Relative times use `Service.now`, the database's clock, where there is a service."""
     return from_microseconds(wall_microseconds())
 
 

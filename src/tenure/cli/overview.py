@@ -8,7 +8,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from tenure.cli.output import Cell, Value, clean, duration_text, now, relative_text
+from tenure.cli.output import Cell, Value, clean, duration_text, host_now, relative_text
 from tenure.cli.service import Service
 from tenure.cli.sessions import KINDS
 
@@ -93,10 +93,11 @@ def read_overview(service: Service) -> Overview:
     jobs = part("jobs", lambda: client.jobs.list(limit=LISTED).first())
     alerts = part("alerts", lambda: client.alerts.list(state="active", limit=LISTED).first())
     instances = part("instances", lambda: client.instances.list(limit=LISTED).first())
+    caller = part("caller", client.me)
     return Overview(
-        at=now(),
+        at=host_now() if caller is None else caller.now,
         url=service.url,
-        caller=part("caller", client.me),
+        caller=caller,
         health=part("health", client.health),
         readiness=readiness,
         not_ready=not_ready,

@@ -4,6 +4,7 @@ import inspect
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import datetime, timedelta
 from functools import wraps
 from typing import TYPE_CHECKING, Annotated, Any, Concatenate, NamedTuple, ParamSpec, Self
 
@@ -11,7 +12,7 @@ import typer
 
 from tenure.cli.exits import ExitCode, fail
 from tenure.cli.flags import checked_key, checked_url
-from tenure.cli.output import JsonList, note, print_json
+from tenure.cli.output import JsonList, host_now, note, print_json
 from tenure.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -94,6 +95,8 @@ class Service:
         self.url = target.url
         self.has_key = target.key is not None
         self._last: Answer | None = None
+        self._ahead: timedelta | None = None
+        self._last_words: str | None = None
         # Reading the certificates of all authorities takes 40 ms. The client follows no redirects, so http stays http.
         verify = target.url.startswith("https:")
         self.client = Client(
@@ -103,6 +106,23 @@ class Service:
     def _keep(self, answer: "Answer") -> None:
         self._last = answer
 
+    def now(self) -> datetime:
+        """The time by the clock of the service's database, to say how far away other instants are.
+
+        Reads it once. If the credential may not ask for it, it is the clock of this host.
+        """
+        if self._ahead is None:
+            self._ahead = self._clock_difference()
+        return host_now() + self._ahead
+
+    def _clock_difference(self) -> timedelta:
+        from tenure_client.errors import Problem, UnexpectedAnswer  # noqa: PLC0415
+
+        try:
+            return self.client.me().now - host_now()
+        except (Problem, UnexpectedAnswer):
+            return timedelta()
+
     def raw(self) -> bytes:
         """The JSON of the last answer, as the service sent it, including fields that the client does not know."""
         return b"null" if self._last is None else self._last.content
@@ -110,8 +130,10 @@ class Service:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_error: object) -> None:
+    def __exit__(self, kind: object, *_error: object) -> None:
         self.client.close()
+        if kind is None and self._last_words is not None:
+            note(self._last_words)
 
     # Lists.
 
@@ -127,13 +149,13 @@ class Service:
                 return
 
     def items(self, fetch: Callable[..., Any], items: str, most: int | None) -> list[Any]:
-        """Return up to `most` items of a list. If there are more, say so on standard error."""
+        """Return up to `most` items of a list. If there are more, the command says so at its end."""
         found: list[Any] = []
         page = None
         for page in self.pages(fetch, most):
             found += getattr(page, items)
         if page is not None and page.next_cursor is not None:
-            note(f"the first {len(found)}; there are more: --limit {len(found) * 10} or --all")
+            self._last_words = f"the first {len(found)}; there are more: --limit {len(found) * 10} or --all"
         return found
 
     def print_list_json(self, fetch: Callable[..., Any], items: str, most: int | None) -> None:

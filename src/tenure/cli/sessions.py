@@ -27,7 +27,6 @@ from tenure.cli.output import (
     duration_text,
     id_cell,
     note,
-    now,
     print_fields,
     print_table,
     time_cell,
@@ -89,10 +88,12 @@ def list_sessions(
         service.print_list_json(fetch, "sessions", most)
         return
     found = service.items(fetch, "sessions", most)
-    print_sessions(found, "no sessions match" if given or tenant or user or capacity or kind else "no sessions")
+    print_sessions(
+        found, service.now(), "no sessions match" if given or tenant or user or capacity or kind else "no sessions"
+    )
 
 
-def print_sessions(sessions: "Sequence[Session]", empty: str = "no sessions") -> None:
+def print_sessions(sessions: "Sequence[Session]", at: datetime, empty: str = "no sessions") -> None:
     columns = (
         Column("session"),
         Column("state"),
@@ -104,7 +105,6 @@ def print_sessions(sessions: "Sequence[Session]", empty: str = "no sessions") ->
         Column("ends"),
         Column("reason", 5),
     )
-    at = now()
     print_table(columns, [_row(session, at) for session in sessions], empty)
 
 
@@ -133,11 +133,10 @@ def show_session(service: Service, session_id: SessionArgument, as_json: JsonFla
     if as_json:
         service.print_json()
     else:
-        print_session(session)
+        print_session(session, service.now())
 
 
-def print_session(session: "Session") -> None:
-    at = now()
+def print_session(session: "Session", at: datetime) -> None:
     fields: dict[str, Value] = {
         "session": Cell(session.session_id, style="bold"),
         "state": Cell(session.state, style=STYLES.get(session.state)),
@@ -197,7 +196,7 @@ def open_session(
         service.print_json()
         return
     note({"created": "opened", "existing": "already open"}.get(opened.status, opened.status))
-    print_session(opened)
+    print_session(opened, service.now())
 
 
 @sessions_commands.command("end")

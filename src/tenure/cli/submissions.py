@@ -14,7 +14,6 @@ from tenure.cli.output import (
     confirm,
     duration_text,
     note,
-    now,
     print_fields,
     print_table,
     text_cell,
@@ -70,7 +69,7 @@ def list_submissions(
         Column("next or end", 1),
         Column("last error", 2, can_be_cut=True),
     )
-    at = now()
+    at = service.now()
     rows = [_row(each, at) for each in service.items(fetch, "submissions", most)]
     print_table(columns, rows, "no submissions match" if gateway or state else "no submissions")
 
@@ -102,11 +101,10 @@ def show_submission(
     if as_json:
         service.print_json()
     else:
-        _print_submission(submission)
+        _print_submission(submission, service.now())
 
 
-def _print_submission(submission: "Submission") -> None:
-    at = now()
+def _print_submission(submission: "Submission", at: datetime) -> None:
     fields: dict[str, Value] = {
         "submission": Cell(submission.submission_id, style="bold"),
         "gateway": submission.gateway,

@@ -28,7 +28,6 @@ from tenure.cli.output import (
     duration_text,
     exact_text,
     field_lines,
-    now,
     styled,
     table,
     text_cell,
@@ -113,7 +112,7 @@ def frame(seen: Seen, columns: int, lines: int | None, *, coloured: bool) -> lis
             shown += ["", *part[:room]]
     if lines is None:
         return shown
-    foot = f"{exact_text(now())}  q quits"[:columns]
+    foot = f"{exact_text(seen.overview.at)}  q quits"[:columns]
     shown = shown[: lines - 1]
     return [*shown, *[""] * (lines - 1 - len(shown)), styled(foot, "dim", on=coloured)]
 

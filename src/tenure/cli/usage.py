@@ -33,7 +33,6 @@ from tenure.cli.output import (
     exact_text,
     id_cell,
     note,
-    now,
     print_fields,
     print_json,
     print_table,
@@ -166,7 +165,7 @@ def _print_windows(service: Service, *, as_csv: bool, as_json: bool) -> None:
             Column("usage"),
             Column("delivered"),
         )
-        at = now()
+        at = service.now()
         print_table(columns, [_window_row(window, at) for window in found], "no windows yet")
 
 
@@ -187,7 +186,7 @@ def _print_window(service: Service, window_id: int, *, as_json: bool) -> None:
     if as_json:
         service.print_json()
         return
-    at = now()
+    at = service.now()
     print_fields(
         {
             "window": window.window_id,
