@@ -245,7 +245,7 @@ export class Client {
     return this.request("GET", `/sessions/${part(sessionId)}/history`, { query });
   }
 
-  /** @param {string} sessionId @returns {Promise<SessionAnswer>} */
+  /** @param {string} sessionId @returns {Promise<EndAnswer>} */
   endSession(sessionId) {
     return this.request("DELETE", `/sessions/${part(sessionId)}`);
   }
@@ -1333,6 +1333,29 @@ export const ERROR_CODES = Object.freeze([
  * @property {string | null} lastUsedAt
  * @property {string | null} revokedAt
  * @property {string} key
+ */
+
+/**
+ * @typedef {object} EndAnswer
+ * @property {string} sessionId
+ * @property {string} userObjectId
+ * @property {string} tenantObjectId
+ * @property {string} capacityId
+ * @property {1 | 2 | 3} sessionKind
+ * @property {string} sessionStartUtc
+ * @property {string} sessionEndUtc
+ * @property {boolean} isActive
+ * @property {State} state
+ * @property {string} leaseExpiresAt
+ * @property {number | null} heartbeatInterval
+ * @property {string} lastHeartbeat
+ * @property {string} lastActivity
+ * @property {CloseReason | null} closeReason
+ * @property {string | null} previousSessionId
+ * @property {string} createdUtc
+ * @property {string} modifiedUtc
+ * @property {StreamCounters | null} stream
+ * @property {"already_closed" | "closed"} status
  */
 
 /**

@@ -10,7 +10,7 @@ from tests.http.test_opening import SESSION_KEYS
 def test_delete_closes_session_as_terminated(client: Client) -> None:
     response = client.end(client.open()["sessionId"])
     session = response.json()
-    assert (response.status_code, set(session)) == (200, SESSION_KEYS)
+    assert (response.status_code, set(session)) == (200, SESSION_KEYS | {"status"})
     assert (session["isActive"], session["state"], session["closeReason"]) == (False, "closed", "TERMINATED")
 
 
@@ -31,13 +31,14 @@ def test_delete_changes_only_end_fields(client: Client) -> None:
 def test_delete_is_idempotent(client: Client) -> None:
     session_id = client.open()["sessionId"]
     first, again = client.end(session_id), client.end(session_id)
-    assert (again.status_code, again.json()) == (200, first.json())
+    assert first.json()["status"] == "closed"
+    assert (again.status_code, again.json()) == (200, {**first.json(), "status": "already_closed"})
 
 
 def test_ended_session_can_be_read(client: Client) -> None:
     session_id = client.open()["sessionId"]
     ended = client.end(session_id).json()
-    assert client.get(session_id).json() == ended
+    assert {**client.get(session_id).json(), "status": "closed"} == ended
 
 
 def test_delete_frees_the_key_immediately(client: Client) -> None:
@@ -51,7 +52,8 @@ def test_delete_frees_the_key_immediately(client: Client) -> None:
 def test_delete_of_upgraded_session_keeps_close_reason(client: Client) -> None:
     opened = client.open()
     client.put(same_key(opened, sessionKind=2))
-    assert client.end(opened["sessionId"]).json()["closeReason"] == "UPGRADED"
+    ended = client.end(opened["sessionId"]).json()
+    assert (ended["closeReason"], ended["status"]) == ("UPGRADED", "already_closed")
 
 
 async def test_delete_of_lapsed_session_keeps_lapse_reason(local: LocalService) -> None:
@@ -60,7 +62,7 @@ async def test_delete_of_lapsed_session_keeps_lapse_reason(local: LocalService) 
         await local.move_to(opened["leaseExpiresAt"], seconds=1)
         response = await local.http.delete(f"/sessions/{opened['sessionId']}")
         ended = response.json()
-        assert (response.status_code, ended["closeReason"]) == (200, reason)
+        assert (response.status_code, ended["closeReason"], ended["status"]) == (200, reason, "already_closed")
         assert ended["sessionEndUtc"] == opened["leaseExpiresAt"], reason
 
 

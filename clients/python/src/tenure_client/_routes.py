@@ -48,7 +48,7 @@ HEARTBEATS = _route(
 SESSIONS = _route("sessions.list", "GET", "/sessions", models.SessionList, query=models.SessionQuery)
 SESSION = _route("sessions.get", "GET", "/sessions/{sessionId}", models.Session)
 HISTORY = _route("sessions.history", "GET", "/sessions/{sessionId}/history", models.History, query=models.PageQuery)
-END = _route("sessions.end", "DELETE", "/sessions/{sessionId}", models.Session)
+END = _route("sessions.end", "DELETE", "/sessions/{sessionId}", models.EndedSession)
 SESSION_METRICS = _route("sessions.metrics", "GET", "/sessions/metrics", models.SessionMetrics)
 
 SET_CAPACITY = _route("capacities.set", "PUT", "/capacities/{capacityId}", models.Capacity, body=models.CapacityBody)

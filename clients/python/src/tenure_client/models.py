@@ -65,6 +65,11 @@ class OpenedSession(Session, frozen=True, kw_only=True):
         return _without(self, "session_token")
 
 
+class EndedSession(Session, frozen=True, kw_only=True):
+    status: str
+    """`closed` if this request ended the session, otherwise `already_closed`."""
+
+
 class OpenBody(Body, frozen=True, kw_only=True):
     user_object_id: str
     tenant_object_id: str

@@ -390,9 +390,10 @@ class FakeServer:
 
     def _delete(self, session_id: str, _request: httpx2.Request) -> tuple[int, Any]:
         record = self._find(session_id)
-        if record.closed is None:
-            record.close(self._now(), "STOPPED" if self._role == "client" else "TERMINATED")
-        return 200, record.answer()
+        if record.closed is not None:
+            return 200, {**record.answer(), "status": "already_closed"}
+        record.close(self._now(), "STOPPED" if self._role == "client" else "TERMINATED")
+        return 200, {**record.answer(), "status": "closed"}
 
     def _list(self, request: httpx2.Request) -> tuple[int, Any]:
         query = request.url.params

@@ -116,6 +116,11 @@ class OpenAnswer(SessionAnswer, frozen=True, rename="camel", kw_only=True):
     """Only if the request has `withToken`."""
 
 
+class EndAnswer(SessionAnswer, frozen=True, rename="camel", kw_only=True):
+    status: Literal["closed", "already_closed"]
+    """Whether this request ended the session."""
+
+
 class SessionList(msgspec.Struct, frozen=True, rename="camel"):
     sessions: list[SessionAnswer]
     count: int
@@ -308,7 +313,7 @@ class SessionRoutes:
                     "A client ends a session as STOPPED, an operator as TERMINATED. "
                     "With a session token, a session that had already ended gets 410."
                 ),
-                answers={200: SessionAnswer},
+                answers={200: EndAnswer},
                 refusals=(Invalid, NotFound, SessionOver, Unavailable),
             ),
         ]
@@ -363,9 +368,10 @@ class SessionRoutes:
         result = await self._ender.end(session_id, reason, call.caller.scope, call.actor)
         if result.session is None:
             raise unknown_session(session_id)
-        if call.caller.session_id is not None and not (result.recorded and result.session.close_reason == reason):
+        is_own = result.recorded and result.session.close_reason == reason
+        if call.caller.session_id is not None and not is_own:
             raise SessionOver(str(result.session.close_reason))
-        return Answer(session_answer(result.session))
+        return Answer(EndAnswer(*_session_values(result.session), status="closed" if is_own else "already_closed"))
 
     async def list(self, call: Call) -> Answer:
         query: SessionQuery = call.query

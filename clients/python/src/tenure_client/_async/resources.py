@@ -83,8 +83,8 @@ class AsyncSessions(_AsyncResource):
         query = models.PageQuery(limit=limit, cursor=cursor)
         return self._pages(_routes.HISTORY, "facts", query, sessionId=session_id)
 
-    async def end(self, session_id: Id) -> models.Session:
-        return await self._get(_routes.END, models.Session, sessionId=session_id)
+    async def end(self, session_id: Id) -> models.EndedSession:
+        return await self._get(_routes.END, models.EndedSession, sessionId=session_id)
 
     async def metrics(self) -> models.SessionMetrics:
         return await self._get(_routes.SESSION_METRICS, models.SessionMetrics)

@@ -84,8 +84,8 @@ class Sessions(_Resource):
         query = models.PageQuery(limit=limit, cursor=cursor)
         return self._pages(_routes.HISTORY, "facts", query, sessionId=session_id)
 
-    def end(self, session_id: Id) -> models.Session:
-        return self._get(_routes.END, models.Session, sessionId=session_id)
+    def end(self, session_id: Id) -> models.EndedSession:
+        return self._get(_routes.END, models.EndedSession, sessionId=session_id)
 
     def metrics(self) -> models.SessionMetrics:
         return self._get(_routes.SESSION_METRICS, models.SessionMetrics)
