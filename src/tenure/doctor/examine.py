@@ -24,7 +24,14 @@ from tenure.doctor.database import (
 )
 from tenure.doctor.deliveries import check_gateways, check_submissions, check_usage_gateway
 from tenure.doctor.findings import Code, Finding, Severity, warning
-from tenure.doctor.instances import check_conditions, check_jobs, check_leases, check_pruning, check_running
+from tenure.doctor.instances import (
+    check_conditions,
+    check_jobs,
+    check_leases,
+    check_pruning,
+    check_running,
+    check_versions,
+)
 from tenure.doctor.patient import Patient
 from tenure.errors import DatabaseUnavailable
 
@@ -41,6 +48,7 @@ REST: dict[str, Check] = {
     "tables": check_tables,
     "running": check_running,
     "leases": check_leases,
+    "versions": check_versions,
     "jobs": check_jobs,
     "pruning": check_pruning,
     "conditions": check_conditions,

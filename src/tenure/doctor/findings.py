@@ -39,6 +39,7 @@ class Code(StrEnum):
     # The instances.
     NOT_RUNNING = "not-running"
     LEASE_UNHELD = "lease-unheld"
+    VERSIONS_DIFFER = "versions-differ"
     JOB_PAUSED = "job-paused"
     JOB_OVERDUE = "job-overdue"
     PRUNE_NOT_RUNNING = "prune-not-running"

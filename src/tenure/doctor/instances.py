@@ -1,5 +1,8 @@
 """Checks of the instances: whether they run, lead and finish their jobs, and the conditions of alerts."""
 
+import re
+import shlex
+from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
@@ -7,11 +10,13 @@ from tenure.clock import MICROSECOND
 from tenure.doctor.findings import Code, Finding, Severity, broken, warning
 from tenure.doctor.patient import Patient
 from tenure.domain.alerts import AlertName, Condition, conditions_of
+from tenure.domain.instances import Instance
 from tenure.domain.jobs import Job
 from tenure.domain.leases import JOB_LOCK
 
 OVERDUE = timedelta(minutes=1)
 """How much later than its interval and its lock timeout allow a job may run."""
+PLACES_LISTED = 5
 PRUNE = "prune"
 PRUNE_QUIET = timedelta(days=1)
 
@@ -19,7 +24,7 @@ PRUNE_QUIET = timedelta(days=1)
 async def check_running(patient: Patient) -> Sequence[Finding]:
     if await patient.is_running():
         return []
-    seen = "no instance holds a lease: no session lapses on record, and no usage is sent"
+    seen = "no instance runs: the ends of sessions are not recorded, and no usage is sent"
     return [warning(Code.NOT_RUNNING, seen, patient.command("serve"))]
 
 
@@ -39,6 +44,29 @@ async def check_leases(patient: Patient) -> Sequence[Finding]:
         seen = f"instances run, but none has held lease {name} {since}"
         findings.append(broken(Code.LEASE_UNHELD, seen, patient.command("serve"), name))
     return findings
+
+
+async def check_versions(patient: Patient) -> Sequence[Finding]:
+    """Several versions are normal during an upgrade, and later a sign that an instance was forgotten."""
+    instances = await patient.instances()
+    versions = sorted({instance.version for instance in instances}, key=_numbers)
+    if len(versions) < 2:  # noqa: PLR2004
+        return []
+    newest = versions[-1]
+    old = [instance for instance in instances if instance.version != newest]
+    seen = f"instances run versions {', '.join(versions)}; not the newest: {_places(old)}"
+    upgrade = shlex.quote(f"pip install --upgrade tenure=={newest} && systemctl restart tenure")
+    return [warning(Code.VERSIONS_DIFFER, seen, f"ssh {shlex.quote(old[0].host)} {upgrade}", newest)]
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", version)]
+
+
+def _places(instances: Sequence[Instance]) -> str:
+    counts = Counter(f"{instance.version} on {instance.host}" for instance in instances)
+    listed = [f"{count} with {place}" for place, count in counts.most_common(PLACES_LISTED)]
+    return ", ".join([*listed, *(["…"] if len(counts) > PLACES_LISTED else [])])
 
 
 async def check_jobs(patient: Patient) -> Sequence[Finding]:

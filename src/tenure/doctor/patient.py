@@ -6,6 +6,7 @@ from datetime import datetime
 
 from tenure.config import Config
 from tenure.config.urls import HIDDEN, without_password
+from tenure.domain.instances import Instance
 from tenure.domain.jobs import Job
 from tenure.domain.keys import StoredKey
 from tenure.domain.leases import Lease
@@ -15,7 +16,7 @@ from tenure.submissions.executor import LEASE as EXECUTOR_LEASE
 
 PAGE = 500
 PAGES_MAX = 20
-"""The most pages that are read of jobs, leases and keys."""
+"""The most pages that are read of jobs, leases, keys and instances."""
 
 
 def named_database(url: str) -> str:
@@ -70,16 +71,26 @@ class Patient:
                 break
         return found
 
+    async def instances(self) -> Sequence[Instance]:
+        """The instances that are alive."""
+        found: list[Instance] = []
+        for _ in range(PAGES_MAX):
+            page = await self.store.list_instances(found[-1].instance if found else None, PAGE)
+            found += page
+            if len(page) < PAGE:
+                break
+        return [instance for instance in found if instance.alive]
+
     async def now(self) -> datetime:
         return (await self.store.read_keys_version()).now
 
     async def is_running(self) -> bool:
-        """Return whether an instance holds any lease. An instance that runs leads or waits for one that does."""
-        return any(lease.held for lease in await self.leases())
+        """Return whether an instance holds a lease, or has reported lately that it is there."""
+        return any(lease.held for lease in await self.leases()) or bool(await self.instances())
 
     async def instance_count(self) -> int:
-        """Return how many instances there are, each with a pool of its own."""
-        return self.settings.workers
+        """Return how many instances there are, each with a pool of its own; at least those of this configuration."""
+        return max(self.settings.workers, len(await self.instances()))
 
     @property
     def lease_names(self) -> Sequence[str]:
