@@ -220,6 +220,7 @@ ALERT_STATEMENTS = {
     "awaited": alerts.awaited_statement(),
     "chunks": alerts.chunks_statement([1, 2]),
     "ends": alerts.ends_statement(AT, 7),
+    "openings among ends": alerts.openings_among_ends_statement(AT, 7, AT),
     "openings": alerts.openings_statement(1, AT, 7),
     "live": alerts.live_statement(),
     "lapsed": alerts.lapsed_statement(AT),

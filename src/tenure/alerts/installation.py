@@ -2,9 +2,13 @@
 
 They are read from the database by the worker in slot 0 of each process group, in the background, and not by a scrape:
 counting a million live sessions takes longer than a scrape may take. A read begins REFRESH_SECONDS after the last one,
-or later if reads are slow, so that they take at most a twentieth of the time of one connection. The metric
-`tenure_installation_age_seconds` says how old the values are. Values older than MAX_AGE_SECONDS are not shown, so that
-an alert on a missing metric fires, and no alert is based on values of long ago.
+or later if reads are slow, so that they take at most a twentieth of the time of one connection, and of one core of the
+database. The metric `tenure_installation_age_seconds` says how old the values are. Values older than MAX_AGE_SECONDS
+are not shown, so that an alert on a missing metric fires, and no alert is based on values of long ago.
+
+The values are read when the instance starts, and then only while they are scraped: an instance that nobody has scraped
+for UNUSED_SECONDS stops reading. The next scrape of it shows no values of the installation, or old ones, and makes it
+read again.
 """
 
 import asyncio
@@ -20,6 +24,8 @@ from tenure.telemetry.metrics import Labels, Series
 REFRESH_SECONDS = 10.0
 IDLE_RATIO = 19
 MAX_AGE_SECONDS = 300.0
+UNUSED_SECONDS = 180.0
+"""Longer than Prometheus usually waits between two scrapes."""
 OTHER_GATEWAY = "other"
 """The label of submissions to gateways that are not configured on this instance."""
 
@@ -37,6 +43,8 @@ class InstallationReader:
         self._gateways = gateways
         self._telemetry = telemetry
         self._read_at = 0.0
+        self._shown_at = monotonic()
+        self._shown = asyncio.Event()
         self._series: Series = {}
 
     async def run(self) -> None:
@@ -44,6 +52,9 @@ class InstallationReader:
             began = monotonic()
             await self.read()
             await asyncio.sleep(max(REFRESH_SECONDS, IDLE_RATIO * (monotonic() - began)))
+            if monotonic() - self._shown_at > UNUSED_SECONDS:
+                self._shown.clear()
+                await self._shown.wait()
 
     async def read(self) -> None:
         began = monotonic()
@@ -60,7 +71,10 @@ class InstallationReader:
 
     def series(self) -> Series:
         """Return the last values, if they are young enough."""
-        age = monotonic() - self._read_at
+        now = monotonic()
+        self._shown_at = now
+        self._shown.set()
+        age = now - self._read_at
         if not self._series or age > MAX_AGE_SECONDS:
             return {}
         return {**self._series, "tenure_installation_age_seconds": {(): round(age, 3)}}

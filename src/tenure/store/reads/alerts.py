@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, RowMapping, Select, and_, func, literal, or_, select
+from sqlalchemy import Connection, RowMapping, Select, Subquery, and_, case, func, literal, or_, select
 
 from tenure.domain.alerts import (
     ACTIVITY_SPAN,
@@ -184,22 +184,37 @@ def chunks_statement(windows: Sequence[int]) -> Select[Any]:
 
 def read_activity(connection: Connection, now: datetime, limit: int) -> Activity:
     """Counts the lapses among the last `limit` ends, and the sessions that were opened since the first of these."""
-    since = now - ACTIVITY_SPAN
-    ends = connection.execute(ends_statement(since, limit)).all()
-    if len(ends) == limit:
-        since = ends[-1].closed_at
-    lapses = sum(row.close_reason in _LAPSES for row in ends)
-    openings = sum(row.started_at >= since for row in ends)
+    span_began = since = now - ACTIVITY_SPAN
+    ends, first_end, lapses = connection.execute(ends_statement(span_began, limit)).one()
+    if ends == limit:
+        since = first_end
+    openings = 0
+    if lapses:
+        openings = connection.execute(openings_among_ends_statement(span_began, limit, since)).scalar_one()
     for kind in KINDS:
         if openings < lapses:
             openings += connection.execute(openings_statement(kind, since, lapses - openings)).scalar_one()
     return Activity(since, lapses, min(openings, lapses))
 
 
-_LAPSES = frozenset(reason.value for reason in LAPSE_REASONS)
+_LAPSES = sorted(reason.value for reason in LAPSE_REASONS)
 
 
 def ends_statement(since: datetime, limit: int) -> Select[Any]:
+    """Counts the last `limit` ends and the lapses among them. The database counts: 20 000 rows would keep the instance
+    that reads them from answering requests for 50 ms.
+    """
+    end = _ends(since, limit).c
+    is_lapse = case((end.close_reason.in_(_LAPSES), 1), else_=0)
+    return select(func.count(), func.min(end.closed_at), func.coalesce(func.sum(is_lapse), 0))
+
+
+def openings_among_ends_statement(since: datetime, limit: int, opened_since: datetime) -> Select[Any]:
+    end = _ends(since, limit).c
+    return select(func.count()).where(end.started_at >= opened_since)
+
+
+def _ends(since: datetime, limit: int) -> Subquery:
     session = sessions.c
     closed = and_(session.closed_at >= since, session.closed_at.is_not(None))
     return (
@@ -207,6 +222,7 @@ def ends_statement(since: datetime, limit: int) -> Select[Any]:
         .where(closed)
         .order_by(session.closed_at.desc())
         .limit(limit)
+        .subquery()
     )
 
 

@@ -40,11 +40,19 @@ def _short(read: Read[P, T]) -> Method[P, T]:
     return method
 
 
-def _long(read: Read[P, T], seconds: int = LONG_READ_SECONDS) -> Method[P, T]:
-    """A read whose cost grows with the table. It blocks no writer, and leaves connections for short reads."""
+def _long(read: Read[P, T], seconds: int = LONG_READ_SECONDS, *, nobody_waits: bool = False) -> Method[P, T]:
+    """A read whose cost grows with the table. It blocks no writer, and leaves connections for short reads.
+
+    A read for which nobody waits uses one core of the database, even if several cores would finish it earlier.
+    """
 
     async def method(store: "SharedReads", /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await store._read_long(lambda connection: read(connection, *args, **kwargs), seconds)  # noqa: SLF001
+        def run(connection: Connection) -> T:
+            if nobody_waits:
+                store._use_one_core(connection)  # noqa: SLF001
+            return read(connection, *args, **kwargs)
+
+        return await store._read_long(run, seconds)  # noqa: SLF001
 
     return method
 
@@ -55,6 +63,9 @@ class SharedReads:
 
     async def _read_long(self, read: Callable[[Connection], T], seconds: int = LONG_READ_SECONDS) -> T:
         raise NotImplementedError
+
+    def _use_one_core(self, connection: Connection) -> None:
+        """Makes the rest of the transaction use one core. SQLite does so anyway; SQL Server has no such setting."""
 
     get_session = _short(sessions.get_session)
     list_sessions = _short(session_list.list_sessions)
@@ -99,7 +110,7 @@ class SharedReads:
     list_alerts = _short(alerts.list_alerts)
     find_alerts = _short(alerts.find_alerts)
     read_observations = _short(alerts.read_observations)
-    read_gauges = _long(alerts.read_gauges)
+    read_gauges = _long(alerts.read_gauges, nobody_waits=True)
     read_events = _short(events.read_events)
     find_event_batches = _short(events.find_event_batches)
 

@@ -122,6 +122,9 @@ class PostgresClient:
 
         return await self._retries.run(run, seconds)
 
+    def _use_one_core(self, connection: Connection) -> None:
+        connection.execute(text("SET LOCAL max_parallel_workers_per_gather = 0"))
+
     async def _fetch_long(self, statement: str, *arguments: Any) -> Sequence[asyncpg.Record]:
         """Runs a long read through asyncpg, planned for these arguments. Hot connections would use a generic plan."""
 
