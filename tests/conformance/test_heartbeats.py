@@ -5,10 +5,10 @@ from datetime import timedelta
 import pytest
 
 from tenure.domain.scope import EVERYTHING
-from tenure.domain.sessions import ClosedSession, CloseReason, Found, Heartbeat, HeartbeatResult, State
+from tenure.domain.sessions import CloseReason, Found, Heartbeat, HeartbeatResult, State
 from tenure.store.limits import BATCH_MAX
 from tests.support.databases import Database
-from tests.support.open_requests import NOON, SECOND, end_one, some_id
+from tests.support.open_requests import NOON, SECOND, end_one, ending, some_id
 from tests.support.session_calls import heartbeat_one
 from tests.support.sessions import open_new_session, read_session
 
@@ -93,7 +93,7 @@ async def test_heartbeat__records_lapse_and_does_not_revive_session(database: Da
     await database.clock.set(NOON + 10 * SECONDS)
     kept = await heartbeat_one(database.store, one.session_id, active=True)
     deadline = NOON + 10 * SECONDS
-    closing = ClosedSession(one.session_id, "LEASE_EXPIRED", deadline)
+    closing = ending(one, "LEASE_EXPIRED", deadline)
     assert kept == HeartbeatResult(Found.OVER, State.CLOSED, deadline, 2 * SECOND, "LEASE_EXPIRED", closing)
     await database.clock.set(NOON)  # a recorded end no longer depends on the clock
     after = await read_session(database, one.session_id)

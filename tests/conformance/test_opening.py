@@ -6,12 +6,22 @@ import pytest
 
 from tenure.domain.deadlines import opened
 from tenure.domain.scope import EVERYTHING
-from tenure.domain.sessions import ClosedSession, CloseReason, Limits, OpenOutcome, OpenRequest, OpenResult, Session
+from tenure.domain.sessions import CloseReason, Limits, OpenOutcome, OpenRequest, OpenResult, Session
 from tenure.errors import IdTaken
 from tenure.store.contract.sessions import OpenLane
 from tenure.store.limits import BATCH_MAX
 from tests.support.databases import Database
-from tests.support.open_requests import LIMITS, NOON, SECOND, end_one, open_one, request, same_key_request, some_id
+from tests.support.open_requests import (
+    LIMITS,
+    NOON,
+    SECOND,
+    end_one,
+    ending,
+    open_one,
+    request,
+    same_key_request,
+    some_id,
+)
 
 pytestmark = pytest.mark.usefixtures("noon")
 
@@ -127,7 +137,7 @@ async def test_open_sessions__records_lapse_and_creates_new_session(database: Da
     other = same_key_request(one, kind=1, tenant_object_id=some_id())
     result = await open_one(database.store, other)
     assert (result.outcome, session_of(result)) == (OpenOutcome.CREATED, opened(other, LIMITS, NOON + 10 * SECONDS))
-    assert result.closed_sessions == [ClosedSession(one.session_id, "LEASE_EXPIRED", NOON + 10 * SECONDS)]
+    assert result.closed_sessions == [ending(one, "LEASE_EXPIRED", NOON + 10 * SECONDS)]
     await database.clock.set(NOON)  # a recorded end no longer depends on the clock
     old = await database.store.get_session(one.session_id, EVERYTHING)
     assert old is not None

@@ -7,12 +7,22 @@ import pytest
 from tenure.domain.capacities import Seats
 from tenure.domain.deadlines import opened
 from tenure.domain.scope import EVERYTHING
-from tenure.domain.sessions import ClosedSession, CloseReason, OpenOutcome, OpenRequest, OpenResult
+from tenure.domain.sessions import CloseReason, OpenOutcome, OpenRequest, OpenResult
 from tenure.store.contract.sessions import OpenLane
 from tenure.store.limits import BATCH_MAX
 from tests.support.audit_log import ACTOR
 from tests.support.databases import Database
-from tests.support.open_requests import LIMITS, NOON, SECOND, end_one, open_one, request, same_key_request, some_id
+from tests.support.open_requests import (
+    LIMITS,
+    NOON,
+    SECOND,
+    end_one,
+    ending,
+    open_one,
+    request,
+    same_key_request,
+    some_id,
+)
 from tests.support.session_calls import attach_one, evicting_seats, heartbeat_one, update_one
 from tests.support.sessions import read_session
 
@@ -117,7 +127,7 @@ async def test_open_sessions__reuses_seat_of_lapsed_session_and_records_lapse(
     await database.clock.set(NOON + 15 * SECONDS)
     result = await open_one(database.store, request(capacity_id=capacity_id))
     assert result.outcome is OpenOutcome.CREATED
-    assert result.closed_sessions == [ClosedSession(one.session_id, "LEASE_EXPIRED", NOON + 10 * SECONDS)]
+    assert result.closed_sessions == [ending(one, "LEASE_EXPIRED", NOON + 10 * SECONDS)]
     await database.clock.set(NOON)  # a recorded end no longer depends on the clock
     assert (await read_session(database, one.session_id)).closed_at == NOON + 10 * SECONDS
     kept = await heartbeat_one(database.store, one.session_id)
@@ -130,7 +140,7 @@ async def test_open_sessions__reuses_own_lapsed_seat(database: Database, capacit
     await database.clock.set(NOON + 15 * SECONDS)
     result = await open_one(database.store, same_key_request(one))
     assert result.outcome is OpenOutcome.CREATED
-    assert result.closed_sessions == [ClosedSession(one.session_id, "LEASE_EXPIRED", NOON + 10 * SECONDS)]
+    assert result.closed_sessions == [ending(one, "LEASE_EXPIRED", NOON + 10 * SECONDS)]
 
 
 async def test_open_sessions__returns_session_limit_after_limit_was_lowered(
@@ -257,7 +267,7 @@ async def test_open_sessions__evicts_the_session_with_the_oldest_activity(databa
     await database.clock.set(now)
     result = await open_one(database.store, request(capacity_id=capacity_id))
     assert result.outcome is OpenOutcome.CREATED
-    assert result.closed_sessions == [ClosedSession(second.session_id, "EVICTED", now)]
+    assert result.closed_sessions == [ending(second, "EVICTED", now)]
     old = await read_session(database, second.session_id)
     assert (old.state, old.close_reason, old.closed_at, old.modified_at) == ("closed", "EVICTED", now, now)
     assert result.session is not None

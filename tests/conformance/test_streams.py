@@ -8,13 +8,13 @@ import pytest
 
 from tenure.clock import from_microseconds
 from tenure.domain.scope import EVERYTHING
-from tenure.domain.sessions import ClosedSession, CloseReason, Found, OpenOutcome, Session, State, StreamCounters
+from tenure.domain.sessions import CloseReason, Found, OpenOutcome, Session, State, StreamCounters
 from tenure.domain.streams import AttachResult, StreamUpdateResult
 from tenure.store.limits import BATCH_MAX, SWEEP_MAX
 from tests.support.audit_log import ACTOR
 from tests.support.databases import Database
 from tests.support.leases import sweep_some
-from tests.support.open_requests import NOON, SECOND, end_one, open_one, request, same_key_request, some_id
+from tests.support.open_requests import NOON, SECOND, end_one, ending, open_one, request, same_key_request, some_id
 from tests.support.session_calls import (
     COUNTERS,
     NO_COUNTERS,
@@ -127,7 +127,7 @@ async def test_attach_streams__records_lapse_at_deadline(database: Database) -> 
     await database.clock.set(now)
     result = await attach_one(database.store, one.session_id)
     over = await read_session(database, one.session_id)
-    closing = ClosedSession(one.session_id, "LEASE_EXPIRED", NOON + 10 * SECONDS)
+    closing = ending(one, "LEASE_EXPIRED", NOON + 10 * SECONDS)
     assert result == AttachResult(Found.OVER, over, 0, now, closing)
     await database.clock.set(NOON)
     assert (await read_session(database, one.session_id)).closed_at == NOON + 10 * SECONDS

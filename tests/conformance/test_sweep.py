@@ -5,10 +5,10 @@ from datetime import timedelta
 import pytest
 
 from tenure.domain.scope import EVERYTHING
-from tenure.domain.sessions import ClosedSession, CloseReason, Session, SweepResult
+from tenure.domain.sessions import CloseReason, Session, SweepResult
 from tests.support.databases import Database
 from tests.support.leases import sweep_some
-from tests.support.open_requests import NOON, SECOND, end_one
+from tests.support.open_requests import NOON, SECOND, end_one, ending
 from tests.support.session_calls import COUNTERS, attach_one, heartbeat_one, update_one
 from tests.support.sessions import open_new_session
 
@@ -40,7 +40,7 @@ async def test_expire_sessions__records_deadline_as_end(
     one = await open_new_session(database, **limits)
     await database.clock.set(NOON + timedelta(days=31))
     swept = await sweep_some(database.store, ALL)
-    assert swept == SweepResult([ClosedSession(one.session_id, reason, NOON + ends_after)], 1)
+    assert swept == SweepResult([ending(one, reason, NOON + ends_after)], 1)
     after = await recorded(database, one.session_id)
     assert (after.state, after.close_reason) == ("closed", reason)
     assert after.closed_at == after.modified_at == after.deadline_at == NOON + ends_after
@@ -70,7 +70,7 @@ async def test_expire_sessions__checks_renewed_session_once_per_lease(database: 
     assert await sweep_some(database.store, ALL) == SweepResult([], 0)
     await database.clock.set(NOON + 19 * SECONDS)
     swept = await sweep_some(database.store, ALL)
-    assert swept == SweepResult([ClosedSession(one.session_id, "LEASE_EXPIRED", NOON + 19 * SECONDS)], 1)
+    assert swept == SweepResult([ending(one, "LEASE_EXPIRED", NOON + 19 * SECONDS)], 1)
 
 
 async def test_expire_sessions__records_each_lapse_once(database: Database) -> None:

@@ -29,6 +29,7 @@ from tenure.domain.sessions import (
     SweepResult,
 )
 from tenure.domain.streams import AttachRequest, AttachResult, StreamUpdate, StreamUpdateResult
+from tests.support.open_requests import ending
 
 MICROSECOND = timedelta(microseconds=1)
 NOTHING = StreamCounters(0, 0, 0, 0, 0, 0, 0)
@@ -282,7 +283,7 @@ class SessionModel:
     def _close(self, session: Session, closed_at: datetime, reason: str) -> ClosedSession:
         self.recorded[session.session_id] = closed(session, closed_at, reason)
         self.check_at[session.session_id] = None
-        return ClosedSession(session.session_id, str(reason), closed_at)
+        return ending(session, str(reason), closed_at)
 
     def _seats(self, capacity_id: str) -> Seats:
         capacity = self.capacities.get(capacity_id)

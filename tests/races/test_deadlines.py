@@ -10,7 +10,7 @@ from tenure.clock import from_microseconds
 from tenure.domain.capacities import Seats
 from tenure.domain.leases import Fence
 from tenure.domain.scope import EVERYTHING
-from tenure.domain.sessions import ClosedSession, Found, Heartbeat, OpenOutcome, OpenRequest
+from tenure.domain.sessions import Found, Heartbeat, OpenOutcome, OpenRequest
 from tenure.errors import DatabaseBusy
 from tenure.sessions.ends import SessionEnds
 from tenure.sessions.heartbeat import Renewer
@@ -21,7 +21,7 @@ from tests.support.instances import RunningInstance
 from tests.support.leases import hold_lease, sweep_some
 from tests.support.load import Client, clients
 from tests.support.locks import holding, other_store
-from tests.support.open_requests import NOON, SECOND, open_one, request, same_key_request, some_id
+from tests.support.open_requests import NOON, SECOND, ending, open_one, request, same_key_request, some_id
 from tests.support.processes import eventually
 from tests.support.session_calls import attach_one, heartbeat_one, update_one
 from tests.support.sessions import open_session, read_session
@@ -143,7 +143,7 @@ async def test_heartbeat_does_not_revive_session_that_lapsed_while_row_was_held(
     renewed = await heartbeat
     assert (renewed.found, renewed.closed_session) == (
         Found.OVER,
-        ClosedSession(one.session_id, "LEASE_EXPIRED", one.deadline_at),
+        ending(one, "LEASE_EXPIRED", one.deadline_at),
     )
 
 
@@ -227,7 +227,7 @@ async def test_concurrent_opens_reuse_lapsed_seat_once(postgres_database: Databa
     assert {result.found for result in results[20:]} == {Found.OVER}  # type: ignore[union-attr]
     reported = [closing for result in results[:20] for closing in result.closed_sessions]  # type: ignore[union-attr]
     reported += [result.closed_session for result in results[20:] if result.closed_session is not None]  # type: ignore[union-attr]
-    assert reported == [ClosedSession(lapsing.session_id, "LEASE_EXPIRED", NOON + 10 * SECONDS)]
+    assert reported == [ending(lapsing, "LEASE_EXPIRED", NOON + 10 * SECONDS)]
 
 
 # Held rows
@@ -350,4 +350,4 @@ async def test_sweep_expires_session_at_deadline_shortened_by_stream(database: D
     await attach_one(database.store, one.session_id)
     await database.clock.set(NOON + 60 * SECONDS)
     swept = await sweep_some(database.store, 9)
-    assert swept.closed_sessions == [ClosedSession(one.session_id, "LEASE_EXPIRED", NOON + 60 * SECONDS)]
+    assert swept.closed_sessions == [ending(one, "LEASE_EXPIRED", NOON + 60 * SECONDS)]

@@ -41,10 +41,11 @@ from tenure.store.engines.sqlserver.store import SqlServerStore
 from tenure.store.reads import sessions
 from tests.support.audit_log import ACTOR, draft
 from tests.support.keys import OPERATOR, new_key
-from tests.support.open_requests import LIMITS, NOON, SECOND, request, same_key_request, some_id
+from tests.support.open_requests import LIMITS, NOON, SECOND, ending, request, same_key_request, some_id
 from tests.support.submissions import CONTRACT, attempt_end, submit_request
 
 LATER = NOON + timedelta(minutes=1)
+WHOSE = {"user_object_id": "user", "tenant_object_id": "tenant", "capacity_id": "capacity"}
 URL = "mssql://user:secret@host:1433/tenure"
 needs_odbc = pytest.mark.skipif(connections.pyodbc is None, reason="unixODBC is not installed")
 
@@ -95,7 +96,7 @@ def test_tenant_mismatch_returns_no_session() -> None:
 def test_lapsed_session_is_returned_as_closed_with_reason_and_deadline() -> None:
     old = old_of(request(lease_microseconds=SECOND))
     one = request(user_object_id=old.user_object_id, capacity_id=old.capacity_id)
-    closed = ClosedSession(old.session_id, "LEASE_EXPIRED", old.deadline_at)
+    closed = ending(old, "LEASE_EXPIRED", old.deadline_at)
     expected = OpenResult(OpenOutcome.CREATED, opened(one, LIMITS, LATER), [closed])
     assert result_of(one, found(0, "lapsed", old)) == expected
 
@@ -107,12 +108,19 @@ def test_unopened_request_returns_its_outcome(outcome: str) -> None:
 
 def test_evicted_session_is_returned_with_its_open_request() -> None:
     one, two = request(), request()
-    closed = row(1, "closing", session_id=some_id(), lapse_reason="EVICTED")
+    evicted = request()
+    closed = row(
+        1,
+        "closing",
+        session_id=evicted.session_id,
+        lapse_reason="EVICTED",
+        user_object_id=evicted.user_object_id,
+        tenant_object_id=evicted.tenant_object_id,
+        capacity_id=evicted.capacity_id,
+    )
     refused, seated = rows.open_results([row(0, "session-limit"), row(1, "created"), closed], [one, two], LIMITS)
     assert refused == OpenResult(OpenOutcome.SESSION_LIMIT)
-    expected = OpenResult(
-        OpenOutcome.CREATED, opened(two, LIMITS, LATER), [ClosedSession(closed.session_id, "EVICTED", LATER)]
-    )
+    expected = OpenResult(OpenOutcome.CREATED, opened(two, LIMITS, LATER), [ending(evicted, "EVICTED", LATER)])
     assert seated == expected
 
 
@@ -190,8 +198,9 @@ def test_heartbeat_that_recorded_lapse_returns_closed_session() -> None:
         heartbeat_microseconds=None,
         close_reason="LEASE_EXPIRED",
         recorded=True,
+        **WHOSE,
     )
-    closed = ClosedSession("b", "LEASE_EXPIRED", NOON)
+    closed = ClosedSession("b", "LEASE_EXPIRED", NOON, **WHOSE)
     assert rows.heartbeat_results([over], ["a", "b"]) == [
         HeartbeatResult(Found.UNKNOWN),
         HeartbeatResult(Found.OVER, "closed", NOON, None, "LEASE_EXPIRED", closed),
@@ -209,9 +218,9 @@ def test_end_of_session_returned_live_is_held() -> None:
 
 
 def test_sweep_returns_number_of_checked_sessions() -> None:
-    over = SimpleNamespace(session_id="a", reason="EXPIRED", ended_at=NOON, looked_at=None)
+    over = SimpleNamespace(session_id="a", reason="EXPIRED", ended_at=NOON, looked_at=None, **WHOSE)
     count = SimpleNamespace(session_id=None, reason=None, ended_at=None, looked_at=7)
-    assert rows.sweep_result([over, count]) == SweepResult([ClosedSession("a", "EXPIRED", NOON)], 7)
+    assert rows.sweep_result([over, count]) == SweepResult([ClosedSession("a", "EXPIRED", NOON, **WHOSE)], 7)
 
 
 def test_attach_returns_stream_number() -> None:
@@ -226,7 +235,7 @@ def test_attach_returns_stream_number() -> None:
 def test_attach_that_recorded_lapse_returns_closed_session() -> None:
     session = closed_of(request(lease_microseconds=SECOND))
     (result,) = rows.attach_results([whole(session, position=0, found="over", attached=3, now=LATER, recorded=True)], 1)
-    assert result.closed_session == ClosedSession(session.session_id, "LEASE_EXPIRED", session.deadline_at)
+    assert result.closed_session == ending(session, "LEASE_EXPIRED", session.deadline_at)
 
 
 def test_stream_update_returns_current_session() -> None:

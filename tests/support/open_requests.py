@@ -7,6 +7,7 @@ from uuid import uuid4
 
 from tenure.domain.scope import EVERYTHING
 from tenure.domain.sessions import (
+    ClosedSession,
     CloseReason,
     EndRequest,
     EndResult,
@@ -15,6 +16,7 @@ from tenure.domain.sessions import (
     OpenOutcome,
     OpenRequest,
     OpenResult,
+    Session,
 )
 from tenure.ids import new_id
 from tenure.store.contract import Store
@@ -48,6 +50,11 @@ def same_key_request(old: OpenRequest, **given: Any) -> OpenRequest:
     """Another request for the same key."""
     same = {name: getattr(old, name) for name in ("tenant_object_id", "user_object_id", "capacity_id", "kind")}
     return request(**{**same, **given})
+
+
+def ending(of: OpenRequest | Session, reason: str, ended_at: datetime) -> ClosedSession:
+    """The end of a session, as an operation returns it that has recorded this end."""
+    return ClosedSession(of.session_id, reason, ended_at, of.user_object_id, of.tenant_object_id, of.capacity_id)
 
 
 async def open_one(store: Store, one: OpenRequest, limits: Limits = LIMITS) -> OpenResult:

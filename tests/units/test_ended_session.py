@@ -38,7 +38,7 @@ def test_watcher_is_called_until_its_watch_ends() -> None:
     ends = SessionEnds(telemetry)
     called: list[str] = []
     with ends.watch(ONE, called.append):
-        ends.record(ClosedSession(ONE, "TERMINATED", NOON))
+        ends.record(ClosedSession(ONE, "TERMINATED", NOON, "user", "tenant", "capacity"))
         ends.learn(ONE, "TERMINATED")
         ends.learn(LIVE.session_id, "EVICTED")
     ends.learn(ONE, "TERMINATED")

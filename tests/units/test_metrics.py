@@ -1,11 +1,18 @@
 """The metrics: each follows its event, and the text is what Prometheus expects."""
 
+import asyncio
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+import pytest
+
+from tenure.alerts import installation
+from tenure.alerts.installation import InstallationReader
 from tenure.domain.jobs import RunOutcome
 from tenure.domain.sessions import OpenOutcome
 from tenure.domain.submissions import AttemptOutcome
+from tenure.errors import DatabaseUnavailable
 from tenure.store.retries import Cause
 from tenure.telemetry.counters import Counters
 from tenure.telemetry.events import (
@@ -30,14 +37,16 @@ from tenure.telemetry.events import (
 from tenure.telemetry.metrics import FAMILIES, HTTP_EDGES, Labels, Value, decode, encode, render
 from tenure.telemetry.siblings import Siblings
 from tests.support.open_requests import NOON
+from tests.support.processes import eventually
 from tests.support.usage import session_between
 
 SESSION = session_between(NOON, NOON, closed=False, kind=2)
+WHOSE = ("user", "tenant", "capacity")
 MOVES: Mapping[str, tuple[Event, Labels]] = {
     "tenure_sessions_refused_total": (OpenRefused(OpenOutcome.SESSION_LIMIT), ("session-limit",)),
     "tenure_sessions_opened_total": (SessionOpened(OpenOutcome.CREATED, SESSION), ("created", "2")),
-    "tenure_sessions_closed_total": (SessionClosed("one", "STOPPED", NOON), ("STOPPED",)),
-    "tenure_sessions_lease_expired_total": (SessionClosed("one", "LEASE_EXPIRED", NOON), ()),
+    "tenure_sessions_closed_total": (SessionClosed("one", "STOPPED", NOON, *WHOSE), ("STOPPED",)),
+    "tenure_sessions_lease_expired_total": (SessionClosed("one", "LEASE_EXPIRED", NOON, *WHOSE), ()),
     "tenure_sessions_heartbeat_total": (HeartbeatsAnswered(1, 0), ()),
     "tenure_sessions_heartbeat_late_total": (HeartbeatsAnswered(0, 1), ()),
     "tenure_job_runs_total": (JobFinished("prune", 7, RunOutcome.FAILED, 0.5, {}), ("prune", "failed")),
@@ -128,3 +137,33 @@ def test_text_has_the_series_of_each_worker_and_those_of_the_installation_once()
 def test_label_values_are_escaped() -> None:
     text = render({0: {"tenure_leader": {('a"b\\c\nd',): 1}}}).decode()
     assert r'tenure_leader{lease="a\"b\\c\nd",worker="0"} 1' in text
+
+
+class CountedStore:
+    """Counts how often the values of the installation are read."""
+
+    def __init__(self) -> None:
+        self.reads = 0
+
+    async def read_gauges(self, _gateways: Sequence[str]) -> object:
+        self.reads += 1
+        raise DatabaseUnavailable("no values are needed")
+
+
+async def test_installation_is_read_only_while_it_is_scraped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(installation, "REFRESH_SECONDS", 0.01)
+    monkeypatch.setattr(installation, "IDLE_RATIO", 0)
+    monkeypatch.setattr(installation, "UNUSED_SECONDS", 0.2)
+    store: Any = CountedStore()
+    reader = InstallationReader(store, list, [], Telemetry())
+    running = asyncio.create_task(reader.run())
+    try:
+        await eventually(lambda: store.reads > 3, 10, "it is read after the start")
+        await asyncio.sleep(0.5)
+        unused = store.reads
+        await asyncio.sleep(0.1)
+        assert store.reads == unused
+        reader.series()
+        await eventually(lambda: store.reads > unused, 10, "a scrape makes it read again")
+    finally:
+        running.cancel()

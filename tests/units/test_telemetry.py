@@ -42,6 +42,7 @@ from tests.support.usage import session_between
 
 AT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 ERROR = ValueError("broken")
+WHOSE = ("user", "tenant", "capacity")
 
 
 def test_event_reaches_subscribers_of_its_type_in_order() -> None:
@@ -91,7 +92,16 @@ def test_event_names_are_unique() -> None:
         (LeaderLost("lead", "us", 7, AT, "lost"), {"event": "leader_lost", "log_level": "warning"}),
         (LeaderLost("lead", "us", 7, AT, "expired"), {"event": "leader_lost", "log_level": "warning"}),
         (LeaderLost("lead", "us", 7, AT, "database"), {"event": "leader_lost", "log_level": "warning"}),
-        (SessionClosed("one", "EVICTED", AT), {"event": "session.evicted", "log_level": "info", "state": "closed"}),
+        (
+            SessionClosed("one", "EVICTED", AT, *WHOSE),
+            {
+                "event": "session.evicted",
+                "log_level": "info",
+                "user": "user",
+                "tenant": "tenant",
+                "capacity": "capacity",
+            },
+        ),
         (PayloadWithheld("usage", "one", "broken"), {"event": "usage.withheld", "log_level": "error"}),
     ],
     ids=lambda value: type(value).__name__ if not isinstance(value, dict) else None,
@@ -115,7 +125,7 @@ def test_fields_without_value_are_left_out_of_log_line() -> None:
     "event",
     [
         LeaseContended("lead"),
-        SessionClosed("one", "STOPPED", AT),
+        SessionClosed("one", "STOPPED", AT, *WHOSE),
         JobFinished("prune", 7, RunOutcome.SUCCEEDED, 1.5, {}),
         JobFinished("prune", 7, RunOutcome.FAILED, 1.5, {"sessions": 2}),
     ],
@@ -159,8 +169,8 @@ def test_sessions_are_logged_at_a_level_of_their_own() -> None:
         SessionOpened(OpenOutcome.CREATED, session),
         SessionOpened(OpenOutcome.EXISTING, session),
         SessionOpened(OpenOutcome.UPGRADED, session),
-        SessionClosed("one", "STOPPED", AT),
-        SessionClosed("one", "LEASE_EXPIRED", AT),
+        SessionClosed("one", "STOPPED", AT, *WHOSE),
+        SessionClosed("one", "LEASE_EXPIRED", AT, *WHOSE),
     )
     lapse = [("session.lease_expired", "info")]
     requested = ["session.opened", "session.upgraded", "session.closed"]
@@ -180,7 +190,7 @@ def test_line_of_session_says_whose_it_is_and_why_it_ended() -> None:
     telemetry = log_events(Telemetry(), "info", "info")
     with capture_logs() as logs:
         telemetry.report(SessionOpened(OpenOutcome.CREATED, session))
-        telemetry.report(SessionClosed.of(closed_session_of(session), session))
+        telemetry.report(SessionClosed.of(closed_session_of(session)))
     whose = {"user": session.user_object_id, "tenant": session.tenant_object_id, "capacity": session.capacity_id}
     for line in logs:
         assert {"session_id": session.session_id, **whose}.items() <= line.items()
@@ -241,7 +251,7 @@ async def test_counters_follow_events() -> None:
     session = session_between(NOON, NOON, closed=False)
     for outcome in (OpenOutcome.CREATED, OpenOutcome.UPGRADED, OpenOutcome.EXISTING, OpenOutcome.EXISTING):
         telemetry.report(SessionOpened(outcome, session))
-    telemetry.report(SessionClosed("one", "EVICTED", AT))
+    telemetry.report(SessionClosed("one", "EVICTED", AT, *WHOSE))
     telemetry.report(StreamReceived(320, 10))
     for kind in (None, "partials_sent", "errors_sent"):
         telemetry.report(StreamSent(kind))
@@ -304,5 +314,5 @@ def test_log_has_every_line_of_other_events(monkeypatch: pytest.MonkeyPatch) -> 
     telemetry = log_events(Telemetry())
     with capture_logs() as logs:
         for session_id in ("one", "two", "three"):
-            telemetry.report(SessionClosed(session_id, "EXPIRED", AT))
+            telemetry.report(SessionClosed(session_id, "EXPIRED", AT, *WHOSE))
     assert [line["session_id"] for line in logs] == ["one", "two", "three"]

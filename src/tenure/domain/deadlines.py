@@ -108,10 +108,18 @@ def attached(session: Session, now: datetime, attach: AttachRequest) -> Session:
 
 
 def closed_session_of(session: Session) -> ClosedSession:
-    """Return the id, close reason and end of a session that has ended."""
-    return ClosedSession(
-        session.session_id, session.close_reason or session.lapse_reason, session.closed_at or session.deadline_at
-    )
+    """Return the end of a session that has ended."""
+    return _ending(session, session.close_reason or session.lapse_reason, session.closed_at or session.deadline_at)
+
+
+def lapse_of(session: Session) -> ClosedSession:
+    """Return the end of a session that has lapsed."""
+    return _ending(session, session.lapse_reason, session.deadline_at)
+
+
+def _ending(session: Session, reason: str, ended_at: datetime) -> ClosedSession:
+    whose = session.user_object_id, session.tenant_object_id, session.capacity_id
+    return ClosedSession(session.session_id, reason, ended_at, *whose)
 
 
 def heartbeat_microseconds(lease_microseconds: int | None, configured: int) -> int | None:

@@ -131,6 +131,9 @@ class ClosedSession(msgspec.Struct, frozen=True):
     session_id: str
     reason: str
     ended_at: datetime
+    user_object_id: str
+    tenant_object_id: str
+    capacity_id: str
 
 
 class OpenOutcome(StrEnum):

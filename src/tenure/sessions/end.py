@@ -43,7 +43,7 @@ class Ender:
     def _report(self, session: Session, *, recorded: bool) -> None:
         closed = closed_session_of(session)
         if recorded:
-            self._ends.record(closed, session)
+            self._ends.record(closed)
         else:
             # An earlier try may have recorded this end and lost its answer.
             self._ends.learn(closed.session_id, closed.reason)

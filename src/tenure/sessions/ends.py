@@ -15,7 +15,7 @@ An end is final, so a watcher may be called twice, and late, but never wrongly.
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from tenure.domain.sessions import ClosedSession, Session
+from tenure.domain.sessions import ClosedSession
 from tenure.telemetry.events import SessionClosed, Telemetry
 
 Watcher = Callable[[str], None]
@@ -27,12 +27,9 @@ class SessionEnds:
         self._telemetry = telemetry
         self._watchers: dict[str, list[Watcher]] = {}
 
-    def record(self, closed: ClosedSession, session: Session | None = None) -> None:
-        """Reports an end that an operation of this instance has recorded, and calls the watchers of the session.
-
-        `session` is the whole session, if the operation has read it.
-        """
-        self._telemetry.report(SessionClosed.of(closed, session))
+    def record(self, closed: ClosedSession) -> None:
+        """Reports an end that an operation of this instance has recorded, and calls the watchers of the session."""
+        self._telemetry.report(SessionClosed.of(closed))
         self.learn(closed.session_id, closed.reason)
 
     def learn(self, session_id: str, reason: str) -> None:

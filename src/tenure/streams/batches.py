@@ -37,7 +37,7 @@ class StreamBatches:
         found = dict(zip(first, results, strict=True))
         for session_id, result in found.items():
             if result.closed_session is not None:
-                self._ends.record(result.closed_session, result.session)
+                self._ends.record(result.closed_session)
             elif result.session is not None and result.session.close_reason is not None:
                 self._ends.learn(session_id, result.session.close_reason)
         held = AttachResult(Found.HELD)
@@ -57,6 +57,6 @@ class StreamBatches:
         results = dict(zip(first, await self._store.update_streams(list(first.values())), strict=True))
         for result in results.values():
             if result.recorded and result.session is not None:
-                self._ends.record(closed_session_of(result.session), result.session)
+                self._ends.record(closed_session_of(result.session))
         held = StreamUpdateResult(Found.HELD)
         return [results[update.session_id] if first[update.session_id] is update else held for update in updates]

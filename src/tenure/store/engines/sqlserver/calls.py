@@ -78,6 +78,8 @@ OPEN = _returning(
 OPEN_LIMITED = _returning(
     _with_request("EXEC dbo.tenure_open_limited_1 @request = :request;"),
     *OLD_SESSION,
+    user_object_id=Id,
+    capacity_id=Id,
     position=Integer,
     outcome=String,
     opened_at=Instant,
@@ -91,6 +93,9 @@ HEARTBEAT = _returning(
     heartbeat_microseconds=BigInteger,
     close_reason=String,
     recorded=Boolean,
+    user_object_id=Id,
+    tenant_object_id=Id,
+    capacity_id=Id,
 )
 END = _returning(
     _with_request("EXEC dbo.tenure_end_1 @request = :request;"),
@@ -103,6 +108,9 @@ EXPIRE = _returning(
     session_id=Id,
     reason=String,
     ended_at=Instant,
+    user_object_id=Id,
+    tenant_object_id=Id,
+    capacity_id=Id,
     looked_at=Integer,
 )
 ATTACH = _returning(

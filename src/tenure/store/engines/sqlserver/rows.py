@@ -15,7 +15,7 @@ from tenure.domain.activity import COUNTS, MinuteCounts
 from tenure.domain.alerts import CONDITIONS_MAX, Condition
 from tenure.domain.audit_log import Actor, AuditDraft
 from tenure.domain.capacities import Seats
-from tenure.domain.deadlines import opened, own_limits, span_of
+from tenure.domain.deadlines import lapse_of, opened, own_limits, span_of
 from tenure.domain.events import EventPosition, EventSubscription, NewEventBatch, types_text
 from tenure.domain.instances import InstanceReport
 from tenure.domain.jobs import BeginRunOutcome, BeginRunResult, Job, JobSettings, RunOutcome
@@ -350,7 +350,7 @@ def open_results(rows: Rows, requests: Sequence[OpenRequest], limits: Limits) ->
             common_opened_at = row.opened_at
         elif row.outcome == "closing":
             closed_sessions.setdefault(row.position, []).append(
-                ClosedSession(row.session_id, row.lapse_reason, row.opened_at),
+                ClosedSession(row.session_id, row.lapse_reason, row.opened_at, *_whose(row)),
             )
         else:
             results[row.position] = _open_result(row, requests[row.position], limits)
@@ -377,7 +377,8 @@ def _open_result(row: Row[Any], request: OpenRequest, limits: Limits) -> OpenRes
         case "created":
             return OpenResult(OpenOutcome.CREATED, opened(request, limits, row.opened_at))
         case "lapsed":
-            closed = ClosedSession(row.session_id, row.lapse_reason, row.deadline_at)
+            whose = request.user_object_id, row.tenant_object_id, request.capacity_id
+            closed = ClosedSession(row.session_id, row.lapse_reason, row.deadline_at, *whose)
             return OpenResult(OpenOutcome.CREATED, opened(request, limits, row.opened_at), [closed])
         case "existing":
             return OpenResult(OpenOutcome.EXISTING, _existing_session(row, request))
@@ -401,11 +402,17 @@ def _existing_session(row: Row[Any], request: OpenRequest) -> Session:
 def heartbeat_results(rows: Rows, session_ids: Sequence[str]) -> Sequence[HeartbeatResult]:
     results = [HeartbeatResult(Found.UNKNOWN)] * len(session_ids)
     for row in rows:
-        closed = ClosedSession(session_ids[row.position], row.close_reason, row.deadline_at) if row.recorded else None
+        closed = None
+        if row.recorded:
+            closed = ClosedSession(session_ids[row.position], row.close_reason, row.deadline_at, *_whose(row))
         results[row.position] = HeartbeatResult(
             Found(row.found), row.state, row.deadline_at, row.heartbeat_microseconds, row.close_reason, closed
         )
     return results
+
+
+def _whose(row: Row[Any]) -> tuple[str, str, str]:
+    return row.user_object_id, row.tenant_object_id, row.capacity_id
 
 
 def end_results(rows: Rows, count: int) -> Sequence[EndResult]:
@@ -420,7 +427,9 @@ def end_results(rows: Rows, count: int) -> Sequence[EndResult]:
 
 def sweep_result(rows: Rows) -> SweepResult:
     closed_sessions = [
-        ClosedSession(row.session_id, row.reason, row.ended_at) for row in rows if row.session_id is not None
+        ClosedSession(row.session_id, row.reason, row.ended_at, *_whose(row))
+        for row in rows
+        if row.session_id is not None
     ]
     return SweepResult(closed_sessions, sum(row.looked_at or 0 for row in rows))
 
@@ -429,7 +438,7 @@ def attach_results(rows: Rows, count: int) -> Sequence[AttachResult]:
     results = [AttachResult(Found.UNKNOWN)] * count
     for row in rows:
         session = sessions.session_from_row(row)
-        closed = ClosedSession(session.session_id, session.lapse_reason, session.deadline_at) if row.recorded else None
+        closed = lapse_of(session) if row.recorded else None
         results[row.position] = AttachResult(Found(row.found), session, row.attached, row.now, closed)
     return results
 

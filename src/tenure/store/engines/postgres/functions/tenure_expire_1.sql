@@ -9,7 +9,9 @@
 --
 -- Order: the lease; the cut lock; the rows that no other transaction holds; the clock; the writes.
 CREATE OR REPLACE FUNCTION tenure_expire_1(p_name text, p_holder text, p_epoch bigint, p_limit int)
-RETURNS TABLE (session_id uuid, reason text, ended_at timestamptz, looked_at int)
+RETURNS TABLE (
+    session_id uuid, reason text, ended_at timestamptz, user_object_id uuid, tenant_object_id uuid, capacity_id uuid,
+    looked_at int)
 LANGUAGE plpgsql VOLATILE
 AS $$
 #variable_conflict use_column
@@ -49,10 +51,12 @@ BEGIN
                        modified_at = CASE WHEN s.deadline_at <= v_now AND s.closed_at IS NULL THEN s.deadline_at
                                           ELSE s.modified_at END
                  WHERE s.session_id = ANY (v_due) AND s.state IN ('created', 'active', 'closing')
-                RETURNING s.session_id, s.deadline_at, s.close_reason, s.closed_at
+                RETURNING s.session_id, s.deadline_at, s.close_reason, s.closed_at, s.user_object_id,
+                          s.tenant_object_id, s.capacity_id
                 -- plan end
             )
-            SELECT w.session_id, w.close_reason::text, w.closed_at, NULL::int
+            SELECT w.session_id, w.close_reason::text, w.closed_at, w.user_object_id, w.tenant_object_id,
+                   w.capacity_id, NULL::int
               -- Only lapses: their end is the deadline. An end that a stream recorded is before the deadline, and was
               -- already returned to the stream's instance.
               FROM swept w WHERE w.closed_at = w.deadline_at;
@@ -60,6 +64,7 @@ BEGIN
     IF v_streamed IS NOT NULL THEN
         PERFORM tenure_announce_ends_1(v_streamed);
     END IF;
-    RETURN QUERY SELECT NULL::uuid, NULL::text, NULL::timestamptz, cardinality(v_due);
+    RETURN QUERY SELECT NULL::uuid, NULL::text, NULL::timestamptz, NULL::uuid, NULL::uuid, NULL::uuid,
+                        cardinality(v_due);
 END
 $$;

@@ -151,14 +151,16 @@ BEGIN
         v_line := NULL;
         v_line.position := 1;
         v_line.outcome := 'closing';
-        FOR v_line.session_id, v_line.lapse_reason, v_line.deadline_at IN
+        v_line.capacity_id := v_capacity.capacity_id;
+        FOR v_line.session_id, v_line.lapse_reason, v_line.deadline_at, v_line.user_object_id,
+            v_line.tenant_object_id IN
             UPDATE sessions n
                SET state = 'closed', check_at = NULL,
                    closed_at = tenure_closed_at_1(n.started_at, n.deadline_at, v_now),
                    modified_at = tenure_closed_at_1(n.started_at, n.deadline_at, v_now),
                    close_reason = CASE WHEN n.deadline_at <= v_now THEN n.lapse_reason ELSE 'EVICTED' END
              WHERE n.session_id = ANY (v_over) AND n.state IN ('created', 'active')
-            RETURNING n.session_id, n.close_reason, n.closed_at
+            RETURNING n.session_id, n.close_reason, n.closed_at, n.user_object_id, n.tenant_object_id
         LOOP
             RETURN NEXT v_line;
         END LOOP;

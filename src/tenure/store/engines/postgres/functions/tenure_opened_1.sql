@@ -1,5 +1,5 @@
 -- A row of the result of a batch of open requests: the position of the request in the batch, its outcome, and the
--- columns of the session that are not known from the request. `stream` is an array of the stream counters, or NULL if
+-- columns of the session. `user_object_id` and `capacity_id` are those of a session that was closed. `stream` is an array of the stream counters, or NULL if
 -- the session never had a stream.
 --
 -- A named type is needed, because lane `create` collects rows in an array. PostgreSQL cannot replace a type: a change
@@ -12,7 +12,7 @@ BEGIN
             started_at timestamptz, term_ends_at timestamptz, deadline_at timestamptz, lapse_reason text,
             lease_microseconds bigint, idle_microseconds bigint, heartbeat_microseconds bigint,
             last_heartbeat_at timestamptz, last_activity_at timestamptz, previous_session_id uuid,
-            modified_at timestamptz, tenant_object_id uuid, stream bigint[]
+            modified_at timestamptz, tenant_object_id uuid, stream bigint[], user_object_id uuid, capacity_id uuid
         );
     END IF;
 END

@@ -19,6 +19,7 @@ BEGIN
         session_id uniqueidentifier NOT NULL PRIMARY KEY,
         capacity_id uniqueidentifier NOT NULL,
         user_object_id uniqueidentifier NOT NULL,
+        tenant_object_id uniqueidentifier NOT NULL,
         deadline_at datetime2(6) NOT NULL,
         lapse_reason varchar(16) NOT NULL,
         closed_at datetime2(6),
@@ -30,9 +31,11 @@ BEGIN
     EXEC dbo.tenure_lock_cut_shared_1;
 
     SET @probe = dbo.tenure_write_now();
-    INSERT INTO @due (session_id, capacity_id, user_object_id, deadline_at, lapse_reason, closed_at, has_key)
+    INSERT INTO @due (
+        session_id, capacity_id, user_object_id, tenant_object_id, deadline_at, lapse_reason, closed_at, has_key
+    )
     SELECT TOP (@limit)
-        s.session_id, s.capacity_id, s.user_object_id, s.deadline_at, s.lapse_reason, s.closed_at, 0
+        s.session_id, s.capacity_id, s.user_object_id, s.tenant_object_id, s.deadline_at, s.lapse_reason, s.closed_at, 0
     FROM dbo.sessions AS s WITH (UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK, FORCESEEK, INDEX (sessions_check_at))
     WHERE s.check_at <= @probe AND s.check_at IS NOT NULL
     ORDER BY s.check_at
@@ -80,10 +83,12 @@ BEGIN
 
     COMMIT TRANSACTION;
 
-    SELECT d.session_id, d.lapse_reason AS reason, d.deadline_at AS ended_at, NULL AS looked_at
+    SELECT
+        d.session_id, d.lapse_reason AS reason, d.deadline_at AS ended_at,
+        d.user_object_id, d.tenant_object_id, d.capacity_id, NULL AS looked_at
     FROM @due AS d
     WHERE d.has_key = 1
     UNION ALL
-    SELECT NULL, NULL, NULL, COUNT(*)
+    SELECT NULL, NULL, NULL, NULL, NULL, NULL, COUNT(*)
     FROM @due;
 END;

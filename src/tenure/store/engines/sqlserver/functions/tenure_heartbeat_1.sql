@@ -30,6 +30,7 @@ BEGIN
         active bit NOT NULL,
         capacity_id uniqueidentifier NOT NULL,
         user_object_id uniqueidentifier NOT NULL,
+        tenant_object_id uniqueidentifier NOT NULL,
         state varchar(16) NOT NULL,
         term_ends_at datetime2(6) NOT NULL,
         deadline_at datetime2(6) NOT NULL,
@@ -69,11 +70,12 @@ BEGIN
 
     -- Lock and read the rows that no other transaction holds.
     INSERT INTO @mine (
-        session_id, position, active, capacity_id, user_object_id, state, term_ends_at, deadline_at, lapse_reason,
-        lease_microseconds, idle_microseconds, heartbeat_microseconds, last_heartbeat_at, last_activity_at, found
+        session_id, position, active, capacity_id, user_object_id, tenant_object_id, state, term_ends_at, deadline_at,
+        lapse_reason, lease_microseconds, idle_microseconds, heartbeat_microseconds, last_heartbeat_at, last_activity_at, found
     )
     SELECT
-        s.session_id, b.position, b.active, s.capacity_id, s.user_object_id, s.state, s.term_ends_at, s.deadline_at,
+        s.session_id, b.position, b.active, s.capacity_id, s.user_object_id, s.tenant_object_id, s.state,
+        s.term_ends_at, s.deadline_at,
         s.lapse_reason, s.lease_microseconds, s.idle_microseconds, s.heartbeat_microseconds,
         s.last_heartbeat_at, s.last_activity_at, 'held'
     FROM @said AS b
@@ -151,7 +153,8 @@ BEGIN
         CASE m.found WHEN 'over' THEN 'closed' ELSE m.state END AS state,
         m.deadline_at, m.heartbeat_microseconds,
         CASE m.found WHEN 'over' THEN m.lapse_reason END AS close_reason,
-        CAST(CASE m.found WHEN 'over' THEN 1 ELSE 0 END AS bit) AS recorded
+        CAST(CASE m.found WHEN 'over' THEN 1 ELSE 0 END AS bit) AS recorded,
+        m.user_object_id, m.tenant_object_id, m.capacity_id
     FROM @mine AS m
     UNION ALL
     -- Add the sessions that other transactions hold, and those that had already ended. An end is final, so it can be
@@ -159,7 +162,8 @@ BEGIN
     SELECT
         b.position,
         CASE WHEN s.closed_at IS NULL THEN 'held' ELSE 'over' END,
-        s.state, s.deadline_at, s.heartbeat_microseconds, s.close_reason, CAST(0 AS bit)
+        s.state, s.deadline_at, s.heartbeat_microseconds, s.close_reason, CAST(0 AS bit),
+        s.user_object_id, s.tenant_object_id, s.capacity_id
     FROM @said AS b
     INNER JOIN dbo.sessions AS s ON b.session_id = s.session_id
     WHERE NOT EXISTS (SELECT 1 FROM @mine AS m WHERE m.session_id = b.session_id);

@@ -528,7 +528,8 @@ BEGIN
         o.lease_microseconds, o.idle_microseconds, o.heartbeat_microseconds,
         o.last_heartbeat_at, o.last_activity_at, o.previous_session_id, o.modified_at,
         o.stream_bytes_received, o.stream_chunks, o.stream_messages_sent, o.stream_partials_sent,
-        o.stream_finals_sent, o.stream_errors_sent, o.stream_audio_duration_ms
+        o.stream_finals_sent, o.stream_errors_sent, o.stream_audio_duration_ms,
+        CAST(NULL AS uniqueidentifier) AS user_object_id, CAST(NULL AS uniqueidentifier) AS capacity_id
     FROM @wanted AS w
     LEFT JOIN @seats AS c ON w.capacity_id = c.capacity_id
     LEFT JOIN @old AS o ON w.position = o.position
@@ -536,8 +537,10 @@ BEGIN
     UNION ALL
     SELECT
         COALESCE(v.position, 0), 'closing', v.ended_at,
-        v.session_id, NULL, NULL, NULL, NULL, NULL, NULL, v.reason, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-        NULL, NULL, NULL, NULL, NULL, NULL, NULL
+        v.session_id, s.tenant_object_id, NULL, NULL, NULL, NULL, NULL, v.reason, NULL, NULL, NULL, NULL, NULL, NULL,
+        NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, s.user_object_id, s.capacity_id
     FROM @over AS v
+    -- These columns never change, so they can be read after the commit.
+    INNER JOIN dbo.sessions AS s ON v.session_id = s.session_id
     WHERE v.reason <> 'UPGRADED';
 END;
