@@ -31,6 +31,7 @@ class ConsoleService:
         self.service = service
         self.prefix = prefix
         self.keys = keys
+        self.ids: dict[str, str] = {}
         self.origin = f"http://127.0.0.1:{service.port}"
         self.address = f"{self.origin}{prefix}/console"
 

@@ -1,12 +1,13 @@
 """The console in a real browser: every page for every role, by keyboard, on a phone, in both themes, below a prefix."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from playwright.async_api import Browser, expect
+from playwright.async_api import Browser, Page, expect
 
 from tests.browser.console import (
     AXE,
@@ -20,7 +21,7 @@ from tests.browser.console import (
     tab_to,
     violations,
 )
-from tests.http.client import open_body
+from tests.http.client import open_body, same_key
 from tests.http.conftest import new_sqlite
 from tests.support.databases import Database
 
@@ -30,10 +31,19 @@ PAGES: dict[str, tuple[str, str]] = {
     "": ("Overview", "client reader operator"),
     "sessions": ("Sessions", "client reader operator"),
     "sessions?active=true&kind=2": ("Sessions", "client reader operator"),
+    "sessions/{live}": ("Session", "client reader operator"),
+    "sessions/{ended}": ("Session", "client reader operator"),
+    "sessions/0190b0a0-0000-7000-8000-000000000000": ("Session", "client reader operator"),
+    "open": ("Open and hold a session", "client operator"),
     "find?id=nothing": ("Find", "client reader operator"),
     "no/such/page": ("Not found", "client reader operator"),
 }
-"""Each page, its heading, and the roles that see it in the navigation or by a link."""
+"""Each page, the beginning of its heading, and the roles that see it in the navigation or by a link. `{live}` and
+`{ended}` are the ids of sessions.
+"""
+
+IN_DARK = ["", "sessions", "sessions/{ended}"]
+"""The pages on which axe-core checks the contrast of the dark theme: together they have all parts."""
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +58,9 @@ async def consoles(
         serving_console(below, PREFIXES[1]) as other,
     ):
         for service in (one, other):
-            await service.open(sessionKind=2, leaseSeconds=3600)
+            service.ids["live"] = (await service.open(sessionKind=2, leaseSeconds=3600))["sessionId"]
+            service.ids["ended"] = (await service.open(leaseSeconds=3600))["sessionId"]
+            await service.call("DELETE", f"/sessions/{service.ids['ended']}")
             await service.call("PUT", f"/capacities/{open_body()['capacityId']}", {"maxSessions": 20})
         yield {PREFIXES[0]: one, PREFIXES[1]: other}
 
@@ -71,15 +83,20 @@ async def visitor(browser: Browser) -> AsyncIterator[Visitor]:
     assert visitor.errors == []
 
 
+async def show(page: Page, console: ConsoleService, path: str, heading: str) -> None:
+    """Go to a page, and wait until it shows its content."""
+    await page.goto(f"{console.address}/{path.format_map(console.ids)}")
+    await expect(page.get_by_role("heading", level=1)).to_contain_text(heading)
+    await expect(page.locator(".loading")).to_have_count(0)
+
+
 async def test_every_page_shows_itself_to_every_role(console: ConsoleService, visitor: Visitor) -> None:
-    for role in ROLES:
+    for role in ROLES if console.prefix == "" else ["operator"]:
         page = await visitor.visit(console, role=role)
         for path, (heading, roles) in PAGES.items():
             if role not in roles:
                 continue
-            await page.goto(f"{console.address}/{path}")
-            await expect(page.get_by_role("heading", level=1)).to_have_text(heading)
-            await expect(page.locator(".loading")).to_have_count(0)
+            await show(page, console, path, heading)
             assert await page.locator("[role=alert]").all_inner_texts() == [], (role, path)
         await visitor.close()
 
@@ -92,18 +109,16 @@ async def test_axe_finds_nothing_serious_in_light_and_dark(plain: ConsoleService
         assert await violations(page) == []
         page = await visitor.visit(plain, theme=theme)
         for path, (heading, _) in PAGES.items():
-            await page.goto(f"{plain.address}/{path}")
-            await expect(page.get_by_role("heading", level=1)).to_have_text(heading)
-            await expect(page.locator(".loading")).to_have_count(0)
+            if theme == "dark" and path not in IN_DARK:
+                continue
+            await show(page, plain, path, heading)
             assert await violations(page) == [], (path, theme)
 
 
 async def test_every_page_fits_on_a_phone(plain: ConsoleService, visitor: Visitor) -> None:
     page = await visitor.visit(plain, viewport=PHONE, has_touch=True)
     for path, (heading, _) in PAGES.items():
-        await page.goto(f"{plain.address}/{path}")
-        await expect(page.get_by_role("heading", level=1)).to_have_text(heading)
-        await expect(page.locator(".loading")).to_have_count(0)
+        await show(page, plain, path, heading)
         assert await overflow(page) == 0, path
     await page.get_by_role("button", name="Menu").tap()
     await page.get_by_role("navigation").get_by_role("link", name="Sessions").tap()
@@ -159,24 +174,24 @@ async def test_links_lead_on_without_loading_the_page_again(console: ConsoleServ
 
 async def test_rows_follow_the_events_and_pause_stops_them(console: ConsoleService, visitor: Visitor) -> None:
     """A client may not read events: its page asks again by itself."""
-    for role in ("reader", "client"):
-        first = await console.open(leaseSeconds=600)
-        page = await visitor.visit(console, f"sessions?capacity={first['capacityId']}", role=role)
-        rows = page.locator("tbody tr")
-        await expect(rows).to_have_count(1)
-        second = await console.open(leaseSeconds=600, capacityId=first["capacityId"])
-        await expect(rows).to_have_count(2)
-        await console.call("DELETE", f"/sessions/{second['sessionId']}")
-        await expect(rows.first).to_contain_text("TERMINATED")
-        await page.get_by_role("button", name="Pause").click()
-        asked: list[str] = []
-        page.on("request", lambda request, asked=asked: asked.append(request.url))
-        await console.call("DELETE", f"/sessions/{first['sessionId']}")
-        await asyncio.sleep(1.5)
-        assert asked == []
-        await expect(rows.last).not_to_contain_text("TERMINATED")
-        await page.get_by_role("button", name="Resume").click()
-        await expect(rows.last).to_contain_text("TERMINATED")
+    role = "reader" if console.prefix == "" else "client"
+    first = await console.open(leaseSeconds=600)
+    page = await visitor.visit(console, f"sessions?capacity={first['capacityId']}", role=role)
+    rows = page.locator("tbody tr")
+    await expect(rows).to_have_count(1)
+    second = await console.open(leaseSeconds=600, capacityId=first["capacityId"])
+    await expect(rows).to_have_count(2)
+    await console.call("DELETE", f"/sessions/{second['sessionId']}")
+    await expect(rows.first).to_contain_text("TERMINATED")
+    await page.get_by_role("button", name="Pause").click()
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    await console.call("DELETE", f"/sessions/{first['sessionId']}")
+    await asyncio.sleep(1.5)
+    assert asked == []
+    await expect(rows.last).not_to_contain_text("TERMINATED")
+    await page.get_by_role("button", name="Resume").click()
+    await expect(rows.last).to_contain_text("TERMINATED")
 
 
 async def test_updates_send_at_most_one_request_a_second(plain: ConsoleService, visitor: Visitor) -> None:
@@ -204,13 +219,13 @@ async def test_lost_connection_is_said_and_recovers_by_itself(plain: ConsoleServ
     await expect(page.locator(".live")).to_have_text("Live")
 
 
-async def test_field_at_the_top_finds_what_an_id_belongs_to(console: ConsoleService, visitor: Visitor) -> None:
-    session = await console.open()
-    page = await visitor.visit(console)
+async def test_field_at_the_top_finds_what_an_id_belongs_to(plain: ConsoleService, visitor: Visitor) -> None:
+    session = await plain.open()
+    page = await visitor.visit(plain)
     field = page.get_by_role("searchbox", name="Find an id")
     await field.fill(session["tenantObjectId"])
     await field.press("Enter")
-    await expect(page).to_have_url(f"{console.address}/sessions?tenant={session['tenantObjectId']}")
+    await expect(page).to_have_url(f"{plain.address}/sessions?tenant={session['tenantObjectId']}")
     await expect(page.locator("tbody tr")).to_have_count(1)
     await field.fill("0190b0a0-0000-7000-8000-ffffffffffff")
     await field.press("Enter")
@@ -254,6 +269,96 @@ async def test_values_are_text_wherever_a_template_shows_them(plain: ConsoleServ
         "refused": "a template must not set onclick",
         "harmed": None,
     }
+
+
+async def test_story_of_a_session_is_its_history(plain: ConsoleService, visitor: Visitor) -> None:
+    session = await plain.open(leaseSeconds=600)
+    path = f"/sessions/{session['sessionId']}"
+    page = await visitor.visit(plain, path[1:], role="reader")
+    await expect(page.get_by_role("timer")).to_have_text(re.compile(r"^(10:00|9:5\d)$"))
+    # A reader may not change anything.
+    for name in ("Heartbeat", "End…", "Hold in this tab"):
+        await expect(page.get_by_role("button", name=name)).to_have_count(0)
+    upgraded = await plain.call("PUT", "/sessions", same_key(session, sessionKind=3))
+    await expect(page.locator(".page-head")).to_contain_text("UPGRADED")
+    link = page.locator(".story").get_by_role("link", name=upgraded["sessionId"][:8])
+    history = await plain.call("GET", f"{path}/history")
+    assert [fact["fact"] for fact in history["facts"]][-1] in {"upgradedTo", "notBilledYet"}
+    texts = [
+        text.removesuffix(await link.inner_text()).strip()
+        for text in await page.locator(".fact-text").all_inner_texts()
+    ]
+    assert texts == [fact["text"] for fact in history["facts"]]
+    await link.click()
+    await expect(page).to_have_url(f"{plain.address}/sessions/{upgraded['sessionId']}")
+    await expect(page.locator(".page-head")).to_contain_text("created")
+
+
+async def test_countdown_ends_at_the_deadline_and_the_end_is_recorded_later(
+    plain: ConsoleService, visitor: Visitor
+) -> None:
+    await plain.call("POST", "/jobs/expire-sessions/pause")
+    session = await plain.open(leaseSeconds=5)
+    page = await visitor.visit(plain, f"sessions/{session['sessionId']}", role="reader")
+    await expect(page.get_by_role("timer")).to_have_text(re.compile(r"^0:0\d$"))
+    await expect(page.get_by_text("over, not yet recorded").first).to_be_visible(timeout=10_000)
+    await expect(page.locator(".ending")).to_contain_text("LEASE_EXPIRED, not yet recorded", timeout=10_000)
+    await plain.call("POST", "/jobs/expire-sessions/resume")
+    await plain.call("POST", "/jobs/expire-sessions/run")
+    await expect(page.locator(".page-head .badge")).to_have_text("LEASE_EXPIRED", timeout=15_000)
+
+
+async def test_operator_renews_and_ends_a_session_by_keyboard(plain: ConsoleService, visitor: Visitor) -> None:
+    session = await plain.open(leaseSeconds=600)
+    page = await visitor.visit(plain, f"sessions/{session['sessionId']}")
+    await tab_to(page, "Heartbeat")
+    await page.keyboard.press("Enter")
+    await expect(page.locator("#notices")).to_contain_text("Renewed until")
+    await tab_to(page, "End…")
+    await page.keyboard.press("Enter")
+    await expect(page.get_by_role("dialog")).to_contain_text("TERMINATED")
+    await page.keyboard.press("Escape")
+    await expect(page.get_by_role("dialog")).to_have_count(0)
+    await expect(page.get_by_role("button", name="End…")).to_be_focused()
+    await page.keyboard.press("Enter")
+    await tab_to(page, "End session")
+    await page.keyboard.press("Enter")
+    await expect(page.locator(".page-head")).to_contain_text("TERMINATED")
+    await expect(page.get_by_role("button", name="End…")).to_have_count(0)
+
+
+async def test_tab_holds_a_session_warns_before_it_lapses_and_says_why_it_lost_it(
+    consoles: dict[str, ConsoleService], visitor: Visitor
+) -> None:
+    console = consoles["/a/b"]
+    page = await visitor.visit(console, "open", role="client")
+    await page.get_by_label("Lease in seconds").fill("6")
+    await page.get_by_role("button", name="Open and hold").press("Enter")
+    panel = page.get_by_role("region", name="Held in this tab")
+    await expect(panel).to_contain_text("This tab sends heartbeats")
+    session = page.url.rsplit("/", 1)[1]
+    await expect(panel).to_contain_text(re.compile(r"[2-9] heartbeats acknowledged"))
+    # It goes on while another page is shown.
+    await page.get_by_role("navigation").get_by_role("link", name="Overview").click()
+    line = page.locator(".held-line")
+    await expect(line).to_contain_text("This tab holds session")
+    await page.context.set_offline(True)
+    await expect(line).to_contain_text("about to lapse", timeout=10_000)
+    await page.context.set_offline(False)
+    await expect(line).not_to_contain_text("about to lapse", timeout=10_000)
+    await console.call("DELETE", f"/sessions/{session}")
+    await expect(line).to_contain_text("lost session")
+    await expect(line).to_contain_text("An operator ended it.")
+    await line.get_by_role("link").click()
+    await page.get_by_role("button", name="Open again and hold").click()
+    await expect(panel).to_contain_text("This tab sends heartbeats")
+    again = page.url.rsplit("/", 1)[1]
+    assert again != session
+    await page.get_by_role("button", name="Stop holding").click()
+    await expect(panel).to_have_count(0)
+    await page.get_by_role("button", name="Hold in this tab").click()
+    await expect(panel).to_contain_text("This tab sends heartbeats")
+    assert page.url.endswith(again)
 
 
 async def test_nobody_signs_in_while_no_key_exists(sqlite_database: Database, visitor: Visitor) -> None:

@@ -98,10 +98,11 @@ class Console {
     const me = this.#me;
     if (me === null) return;
     const before = this.#open?.type;
+    const params = this.#open?.view.params ?? {};
     this.#close();
     const found = match(pages, currentPath());
     const type = found?.page;
-    this.#shell.frame(me, type ?? null);
+    this.#shell.frame(me, type ?? null, found?.params ?? {});
     if (found === null || type === undefined) {
       this.#shell.notFound();
       return;
@@ -116,7 +117,7 @@ class Console {
     this.#open = { view, page, type };
     render("", this.#shell.main);
     this.#draw();
-    if (focus && before !== type) this.#shell.focusHeading();
+    if (focus && (before !== type || !isSame(params, found.params))) this.#shell.focusHeading();
   }
 
   #update() {
@@ -133,5 +134,8 @@ class Console {
     render(this.#open.page.render(), this.#shell.main);
   }
 }
+
+/** @param {Record<string, string>} one @param {Record<string, string>} other */
+const isSame = (one, other) => JSON.stringify(one) === JSON.stringify(other);
 
 void new Console().start();

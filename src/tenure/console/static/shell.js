@@ -8,6 +8,8 @@ import { go, hrefOf } from "./core/router.js";
 import { html, render } from "./core/template.js";
 import { id, sentence } from "./parts/bits.js";
 import { openDialog } from "./parts/dialog.js";
+import { held } from "./core/held.js";
+import { heldLine } from "./parts/held.js";
 import { pages } from "./pages/index.js";
 
 const THEME = "tenure.theme";
@@ -20,6 +22,8 @@ export class Shell {
   #me = null;
   /** @type {import("./core/router.js").PageType | null} */
   #page = null;
+  /** @type {string | null} */
+  #shownSession = null;
   #isMenuOpen = false;
   #live = document.createElement("p");
   /** Where pages draw themselves. */
@@ -35,12 +39,18 @@ export class Shell {
     this.#live.setAttribute("aria-live", "polite");
     connection.addEventListener("change", () => this.#draw());
     live.addEventListener("change", () => this.#draw());
+    held.addEventListener("change", () => this.#draw());
   }
 
-  /** @param {import("./core/types.js").Me} me @param {import("./core/router.js").PageType | null} page */
-  frame(me, page) {
+  /**
+   * @param {import("./core/types.js").Me} me
+   * @param {import("./core/router.js").PageType | null} page
+   * @param {Record<string, string>} params
+   */
+  frame(me, page, params) {
     this.#me = me;
     this.#page = page;
+    this.#shownSession = params.sessionId ?? null;
     this.#isMenuOpen = false;
     document.title = page === null ? "Not found · Tenure" : `${page.title} · Tenure`;
     this.#draw();
@@ -117,7 +127,7 @@ export class Shell {
           ${live.isPaused ? html`<button type="button" class="plain" @click=${() => live.refresh()}>Refresh</button>` : ""}
           <button type="button" class="plain who" @click=${() => this.#showAccount(me)}>${nameOf(me)}</button>
         </header>
-        ${connection.lost ? banner(connection.lost) : ""}
+        ${connection.lost ? banner(connection.lost) : ""} ${heldLine(this.#shownSession)}
         <div class="body">
           <nav id="nav" class="${this.#isMenuOpen ? "is-open" : ""}" aria-label="Pages">
             <ul>

@@ -153,5 +153,11 @@ function decoded(content) {
   }
 }
 
+/** What went wrong, in one line with the id of the request. @param {unknown} error */
+export function problemOf(error) {
+  if (!(error instanceof ApiError)) return "The service does not answer.";
+  return error.requestId === null ? error.detail : `${error.detail} (request ${error.requestId})`;
+}
+
 /** One part of a path. @param {unknown} value */
 export const part = (value) => encodeURIComponent(String(value));

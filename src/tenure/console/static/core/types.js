@@ -3,6 +3,7 @@
  * The JSON of the API, as far as the console reads it. The types of the JavaScript client are the source.
  *
  * @typedef {import("../../../http/routes/tenure.js").SessionAnswer} Session
+ * @typedef {import("../../../http/routes/tenure.js").ActivityAnswer} Activity
  * @typedef {import("../../../http/routes/tenure.js").AlertAnswer} Alert
  * @typedef {import("../../../http/routes/tenure.js").LeaseAnswer} Lease
  * @typedef {import("../../../http/routes/tenure.js").JobAnswer} Job
@@ -11,6 +12,7 @@
  * @typedef {import("../../../http/routes/tenure.js").WindowAnswer} UsageWindow
  * @typedef {import("../../../http/routes/tenure.js").CapacityAnswer} Capacity
  * @typedef {import("../../../http/routes/tenure.js").MetricsAnswer} SessionMetrics
+ * @typedef {import("../../../http/routes/tenure.js").FactAnswer} Fact
  * @typedef {import("../../../http/routes/tenure.js").Role} Role
  * @typedef {import("../../../http/routes/tenure.js").CallerAnswer} Me
  */

@@ -2,7 +2,7 @@
 /** What a page gets: its address, the caller, watches that end with the page, and ways to change and announce. */
 
 import { live, Watch } from "./live.js";
-import { hrefOf } from "./router.js";
+import { go, hrefOf } from "./router.js";
 
 export class View {
   /** @type {Set<Watch<any>>} */
@@ -82,6 +82,11 @@ export class View {
   /** The address of another page. @param {string} path */
   href(path) {
     return hrefOf(path);
+  }
+
+  /** Go to another page. @param {string} path */
+  go(path) {
+    go(path);
   }
 
   /** Whether the caller has one of these roles; the server decides in any case. @param {import("./types.js").Role[]} roles */

@@ -4,18 +4,27 @@
 import { serverNow } from "../core/clock.js";
 import * as format from "../core/format.js";
 import { html, keyed } from "../core/template.js";
-import { ago, badge, empty, figure, instant, section, shown, table } from "../parts/bits.js";
+import { ago, badge, choice, empty, figure, instant, section, shown, table } from "../parts/bits.js";
 import "../parts/charts/bars.js";
+import "../parts/charts/series.js";
 
 /** Usage is cut every minute. Later than this, something keeps it from being cut or delivered. */
 const LAG_MS = 180_000;
 const WINDOWS = 60;
 const CAPACITIES = 500;
 const FULLEST = 8;
+/** The spans of the charts, with the length of a step in seconds. */
+const SPANS = [
+  { value: "1h", label: "1 hour", seconds: 3_600, step: 60 },
+  { value: "6h", label: "6 hours", seconds: 21_600, step: 300 },
+  { value: "24h", label: "24 hours", seconds: 86_400, step: 900 },
+  { value: "7d", label: "7 days", seconds: 604_800, step: 7_200 },
+];
 /** A holder renews its lease several times before it expires. After this share of its duration, something is wrong. */
 const SILENT_SHARE = 0.6;
 
 /**
+ * @typedef {import("../core/types.js").Activity} Activity
  * @typedef {import("../core/types.js").Alert} Alert
  * @typedef {import("../core/types.js").Capacity} Capacity
  * @typedef {import("../core/types.js").Job} Job
@@ -37,6 +46,8 @@ export class OverviewPage {
   #metrics = null;
   /** @type {Watch<{capacities: Capacity[], nextCursor: string | null}> | null} */
   #capacities = null;
+  /** @type {Watch<Activity> | null} */
+  #activity = null;
   /** @type {Watch<{alerts: Alert[]}> | null} */
   #alerts = null;
   /** @type {Watch<{leases: Lease[]}> | null} */
@@ -56,6 +67,7 @@ export class OverviewPage {
       this.#capacities = view.watch(() => ({ path: "capacities", query: { limit: CAPACITIES } }), 15_000);
     }
     if (view.seesInstallation) {
+      this.#activity = view.watch(() => this.#activityAddress(), 10_000);
       this.#leases = view.watch(() => ({ path: "leases", query: { limit: 500 } }), 4_000);
       this.#alerts = view.watch(() => ({ path: "alerts", query: { state: "active", limit: 100 } }), 5_000);
       this.#jobs = view.watch(() => ({ path: "jobs", query: { limit: 500 } }), 10_000);
@@ -63,10 +75,20 @@ export class OverviewPage {
     }
   }
 
+  get #span() {
+    return SPANS.find(({ value }) => value === this.#view.value("span")) ?? /** @type {typeof SPANS[0]} */ (SPANS[0]);
+  }
+
+  #activityAddress() {
+    const { seconds, step } = this.#span;
+    const to = serverNow();
+    return { path: "activity", query: { from: new Date(to - seconds * 1000).toISOString(), to: new Date(to).toISOString(), step } };
+  }
+
   render() {
     return html`
-      <div class="page-head"><h1>Overview</h1>${this.#version()}</div>
-      ${this.#figures()} ${this.#alertList()}
+      <div class="page-head"><h1>Overview</h1>${this.#version()} ${this.#spans()}</div>
+      ${this.#figures()} ${this.#alertList()} ${this.#charts()}
       <div class="columns">
         ${this.#kinds()} ${this.#seats()} ${this.#leaders()} ${this.#jobList()}
       </div>
@@ -76,6 +98,50 @@ export class OverviewPage {
   #version() {
     const version = this.#health.data?.version;
     return version ? html`<span class="note">Tenure ${version}</span>` : "";
+  }
+
+  #spans() {
+    const activity = this.#activity;
+    if (activity === null) return "";
+    return html`<div class="actions">${choice("Span of the charts", SPANS, this.#span.value, (span) => {
+      this.#view.setQuery({ span: span === "1h" ? "" : span }, { replace: true });
+      activity.reload();
+    })}</div>`;
+  }
+
+  #charts() {
+    const activity = this.#activity;
+    if (activity === null) return "";
+    const chart = (/** @type {string} */ title, /** @type {{label: string, tone: string, of: (point: Activity["points"][0]) => number}[]} */ lines) =>
+      section(
+        title,
+        shown(
+          activity,
+          ({ points, stepSeconds }) => html`<tenure-series
+            .label=${`${title}, the last ${this.#span.label}`}
+            .stepMs=${stepSeconds * 1000}
+            .isPartial=${true}
+            .lines=${lines}
+            .points=${points.map((point) => ({ at: point.at, values: lines.map(({ of }) => of(point)) }))}
+          ></tenure-series>`,
+        ),
+      );
+    return html`<div class="columns of-three">
+      ${chart("Openings", [
+        { label: "opened", tone: "1", of: ({ opened, upgraded }) => opened + upgraded },
+        { label: "already live", tone: "2", of: ({ existing }) => existing },
+        { label: "refused", tone: "5", of: ({ refused }) => refused },
+      ])}
+      ${chart("Ends", [
+        { label: "lapsed", tone: "3", of: ({ lapsed }) => lapsed },
+        { label: "ended by somebody", tone: "1", of: ({ closed }) => sum(closed, ENDED_BY_SOMEBODY) },
+        { label: "other", tone: "6", of: ({ closed, lapsed }) => sum(closed) - lapsed - sum(closed, ENDED_BY_SOMEBODY) },
+      ])}
+      ${chart("Heartbeats", [
+        { label: "renewed a session", tone: "2", of: ({ heartbeats }) => heartbeats },
+        { label: "too late", tone: "5", of: ({ lateHeartbeats }) => lateHeartbeats },
+      ])}
+    </div>`;
   }
 
   #figures() {
@@ -265,6 +331,11 @@ export class OverviewPage {
     );
   }
 }
+
+const ENDED_BY_SOMEBODY = ["STOPPED", "TERMINATED"];
+
+/** @param {Record<string, number>} counts @param {string[]} [names] */
+const sum = (counts, names = Object.keys(counts)) => names.reduce((total, name) => total + (counts[name] ?? 0), 0);
 
 /** @param {Job} job */
 function jobState(job) {

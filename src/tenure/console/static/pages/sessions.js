@@ -66,7 +66,12 @@ export class SessionsPage {
     const { value } = { value: (/** @type {string} */ name) => this.#view.value(name) };
     const life = value("active") === "true" ? "live" : value("active") === "false" ? "ended" : "all";
     return html`
-      <div class="page-head"><h1>Sessions</h1></div>
+      <div class="page-head">
+        <h1>Sessions</h1>
+        ${this.#view.may("client", "operator")
+          ? html`<div class="actions"><a class="button" href="${this.#view.href("open")}">Open and hold one…</a></div>`
+          : ""}
+      </div>
       <div class="filters" role="search" aria-label="Filter sessions">
         ${choice(
           "Which sessions",

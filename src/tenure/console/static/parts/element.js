@@ -27,6 +27,18 @@ export class TenureElement extends HTMLElement {
 }
 
 /**
+ * An observer that reports the width of its element, in whole pixels, when it changes.
+ * @param {(width: number) => void} changed
+ */
+export function observedWidth(changed) {
+  let last = 0;
+  return new ResizeObserver(([entry]) => {
+    const width = Math.round(entry?.contentRect.width ?? 0);
+    if (width > 0 && width !== last) changed((last = width));
+  });
+}
+
+/**
  * Elements that change with time. One timer serves them all.
  * @type {Set<{tick: () => void}>}
  */

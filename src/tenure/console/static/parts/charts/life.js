@@ -7,9 +7,8 @@
 import { serverNow } from "../../core/clock.js";
 import * as format from "../../core/format.js";
 import { html, svg } from "../../core/template.js";
-import { startTicking, stopTicking, TenureElement } from "../element.js";
+import { observedWidth, startTicking, stopTicking, TenureElement } from "../element.js";
 
-const WIDTH = 600;
 const HEIGHT = 58;
 const EDGE = 10;
 const LINE_Y = 24;
@@ -20,14 +19,21 @@ class TenureLife extends TenureElement {
   /** @type {import("../../core/types.js").Session | null} */
   #session = null;
   #drawnAt = 0;
+  #width = 320;
+  #observer = observedWidth((width) => {
+    this.#width = width;
+    this.update();
+  });
 
   connectedCallback() {
     super.connectedCallback();
     startTicking(this);
+    this.#observer.observe(this);
   }
 
   disconnectedCallback() {
     stopTicking(this);
+    this.#observer.disconnect();
   }
 
   tick() {
@@ -46,6 +52,7 @@ class TenureLife extends TenureElement {
   template() {
     const session = this.#session;
     if (session === null) return "";
+    const width = this.#width;
     const now = serverNow();
     this.#drawnAt = now;
     const start = Date.parse(session.sessionStartUtc);
@@ -54,30 +61,31 @@ class TenureLife extends TenureElement {
     const past = Math.max(1, (isOver ? end : now) - start);
     const future = isOver ? 0 : end - now;
     const futureShare = isOver ? 0 : Math.min(FUTURE_MAX, future / (past + future));
-    const inner = WIDTH - 2 * EDGE;
+    const inner = width - 2 * EDGE;
     const nowX = EDGE + inner * (1 - futureShare);
     const x = (/** @type {number} */ at) =>
       at <= now || isOver
         ? EDGE + Math.min(1, Math.max(0, (at - start) / past)) * (nowX - EDGE)
-        : nowX + Math.min(1, (at - now) / Math.max(1, future)) * (WIDTH - EDGE - nowX);
+        : nowX + Math.min(1, (at - now) / Math.max(1, future)) * (width - EDGE - nowX);
     const beat = Date.parse(session.lastHeartbeat);
     const active = Date.parse(session.lastActivity);
     return html`<svg
       class="life"
-      viewBox="0 0 ${WIDTH} ${HEIGHT}"
-      width="100%"
+      viewBox="0 0 ${width} ${HEIGHT}"
+      width="${width}"
+      height="${HEIGHT}"
       role="img"
       aria-label="${describe(session, now)}"
     >
       <line class="lived" x1="${EDGE}" x2="${nowX}" y1="${LINE_Y}" y2="${LINE_Y}"></line>
-      ${isOver ? "" : svg`<line class="left" x1="${nowX}" x2="${WIDTH - EDGE}" y1="${LINE_Y}" y2="${LINE_Y}"></line>`}
+      ${isOver ? "" : svg`<line class="left" x1="${nowX}" x2="${width - EDGE}" y1="${LINE_Y}" y2="${LINE_Y}"></line>`}
       <circle class="start" cx="${EDGE}" cy="${LINE_Y}" r="5"></circle>
       ${active > start ? svg`<circle class="activity" cx="${x(active)}" cy="${LINE_Y}" r="4"><title>last activity</title></circle>` : ""}
       ${beat > start ? svg`<path class="beat" d="M${x(beat)} ${LINE_Y - 9}v18"><title>last heartbeat</title></path>` : ""}
       ${isOver ? "" : svg`<circle class="now" cx="${nowX}" cy="${LINE_Y}" r="6"></circle>`}
-      <path class="end ${session.isActive ? "" : "is-recorded"}" d="M${WIDTH - EDGE} ${LINE_Y - 10}v20"></path>
+      <path class="end ${session.isActive ? "" : "is-recorded"}" d="M${width - EDGE} ${LINE_Y - 10}v20"></path>
       <text x="${EDGE - 5}" y="${HEIGHT - 6}">${format.shortTime(start, now)}</text>
-      <text x="${WIDTH - EDGE + 5}" y="${HEIGHT - 6}" text-anchor="end">${format.shortTime(end, now)}</text>
+      <text x="${width - EDGE + 5}" y="${HEIGHT - 6}" text-anchor="end">${format.shortTime(end, now)}</text>
     </svg>`;
   }
 }

@@ -11,9 +11,10 @@ export function roundUp(value) {
 
 /** Where to draw lines between 0 and the highest value. @param {number} highest @param {number} [count] */
 export function ticks(highest, count = 3) {
-  const step = Math.max(1, roundUp(Math.max(highest, 1) / count));
+  const top = Math.max(highest, 1);
+  const step = Math.max(1, roundUp(top / count));
   const found = [];
-  for (let value = 0; value < highest + step; value += step) found.push(value);
+  for (let value = 0; value < top + step; value += step) found.push(value);
   return found;
 }
 

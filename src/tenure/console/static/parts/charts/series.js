@@ -6,6 +6,7 @@
  * - `lines`: `{label: string, tone: string}[]`; the tone is the name of a colour in tokens.css.
  * - `label`: what the chart shows, for screen readers.
  * - `stepMs`: how long the span of one point is.
+ * - `isPartial`: whether the span of the last point is not over yet. Its line is then dashed.
  *
  * The pointer, or the arrow keys while the chart has the focus, choose a point, whose exact values are shown. The same
  * values are in a table below, which is closed at first.
@@ -13,7 +14,7 @@
 
 import * as format from "../../core/format.js";
 import { html, svg } from "../../core/template.js";
-import { TenureElement } from "../element.js";
+import { observedWidth, TenureElement } from "../element.js";
 import { ticks, timeLabel, timeTicks } from "./scale.js";
 
 const HEIGHT = 168;
@@ -36,12 +37,10 @@ class TenureSeries extends TenureElement {
   #isTableOpen = false;
   label = "";
   stepMs = 60_000;
-  #observer = new ResizeObserver(([entry]) => {
-    const width = Math.round(entry?.contentRect.width ?? 0);
-    if (width > 0 && width !== this.#width) {
-      this.#width = width;
-      this.update();
-    }
+  isPartial = false;
+  #observer = observedWidth((width) => {
+    this.#width = width;
+    this.update();
   });
 
   connectedCallback() {
@@ -105,11 +104,14 @@ class TenureSeries extends TenureElement {
           ${axis.instants.map(
             (at) => svg`<text class="when" x="${x(at)}" y="${HEIGHT - 6}" text-anchor="middle">${timeLabel(at, axis.step)}</text>`,
           )}
-          ${this.#lines.map(
-            ({ tone }, line) => svg`<polyline class="line tone-${tone}" points="${points
-              .map(({ values }, index) => `${x(instants[index] ?? 0).toFixed(1)},${y(values[line] ?? 0).toFixed(1)}`)
-              .join(" ")}"></polyline>`,
-          )}
+          ${this.#lines.map(({ tone }, line) => {
+            const places = points.map(
+              ({ values }, index) => `${x(instants[index] ?? 0).toFixed(1)},${y(values[line] ?? 0).toFixed(1)}`,
+            );
+            const whole = this.isPartial ? places.slice(0, -1) : places;
+            return svg`<polyline class="line tone-${tone}" points="${whole.join(" ")}"></polyline>
+              <polyline class="line is-partial tone-${tone}" points="${this.isPartial ? places.slice(-2).join(" ") : ""}"></polyline>`;
+          })}
           ${chosen === null || chosen === undefined
             ? ""
             : svg`<line class="cursor" x1="${chosenX}" x2="${chosenX}" y1="${TOP}" y2="${HEIGHT - BOTTOM}"></line>

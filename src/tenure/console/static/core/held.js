@@ -1,0 +1,143 @@
+// @ts-check
+/**
+ * The session that this tab holds, if there is one. It outlives the page that began it: the shell shows it everywhere.
+ *
+ * The JavaScript client of the service does the work (`hold` in `/client/tenure.js`): it sends heartbeats at the server's
+ * interval with the session's own token, and never believes in the session longer than the server does.
+ */
+
+import { ApiError, ConnectionLost, request, root } from "./api.js";
+
+/**
+ * @typedef {import("../../../http/routes/tenure.js").HeldSession} HeldSession
+ * @typedef {import("../../../http/routes/tenure.js").Loss} Loss
+ * @typedef {import("../../../http/routes/tenure.js").OpenBody} OpenBody
+ * @typedef {import("../../../http/routes/tenure.js").OpenAnswer} OpenAnswer
+ */
+
+/** What each reason of a loss means. @type {Record<string, string>} */
+export const LOSSES = {
+  expired: "It reached its deadline.",
+  evicted: "A newer session took its seat.",
+  upgraded: "The same user opened a session of a higher kind.",
+  terminated: "An operator ended it.",
+  stopped: "Its client ended it.",
+  unknown: "The service does not know it.",
+  unauthorized: "The service no longer accepts its token.",
+  unreachable: "The service could not be reached before the lease ran out, so it may be over.",
+};
+
+class Holding extends EventTarget {
+  /** @type {HeldSession | null} */
+  #session = null;
+  /** @type {OpenAnswer | null} */
+  opened = null;
+  /** @type {Loss | null} */
+  loss = null;
+  isExpiring = false;
+  renewals = 0;
+  /** @type {Date | null} */
+  renewedAt = null;
+
+  get session() {
+    return this.#session;
+  }
+
+  get isHeld() {
+    return this.#session !== null && this.loss === null;
+  }
+
+  /**
+   * Open a session, or adopt the live one of the same user and capacity, and hold it.
+   * @param {OpenBody} body
+   * @param {{endOnClose?: boolean}} [options]
+   * @returns {Promise<OpenAnswer>}
+   */
+  async begin(body, { endOnClose = false } = {}) {
+    const client = await import(new URL("client/tenure.js", root).href);
+    const opened = /** @type {OpenAnswer} */ (await request("PUT", "sessions", { body: { ...body, withToken: true } }));
+    this.release();
+    let session;
+    try {
+      session = await client.hold({ sessionId: opened.sessionId, token: opened.sessionToken, url: root, active: true, endOnClose });
+    } catch (error) {
+      throw translated(error, client);
+    }
+    this.#session = session;
+    this.opened = opened;
+    this.loss = null;
+    this.isExpiring = false;
+    this.renewals = 0;
+    this.renewedAt = new Date();
+    session.addEventListener("renewed", () => this.#renewed(session));
+    session.addEventListener("expiring", () => this.#change(session, () => (this.isExpiring = true)));
+    session.addEventListener("lost", (/** @type {CustomEvent<Loss>} */ event) =>
+      this.#change(session, () => {
+        this.loss = event.detail;
+        this.isExpiring = false;
+      }),
+    );
+    this.dispatchEvent(new Event("change"));
+    return opened;
+  }
+
+  /** Send a heartbeat now. */
+  async heartbeat() {
+    try {
+      await this.#session?.heartbeat();
+    } catch {
+      // The loss, or the warning, is shown.
+    }
+  }
+
+  /** Send no more heartbeats; the session lives until its lease runs out. */
+  release() {
+    this.#session?.release();
+    this.#forget();
+  }
+
+  async end() {
+    const session = this.#session;
+    this.#forget();
+    await session?.end();
+  }
+
+  /** Forget a session that is lost. */
+  dismiss() {
+    this.#forget();
+  }
+
+  #forget() {
+    this.#session = null;
+    this.opened = null;
+    this.loss = null;
+    this.isExpiring = false;
+    this.dispatchEvent(new Event("change"));
+  }
+
+  /** @param {HeldSession} session */
+  #renewed(session) {
+    this.#change(session, () => {
+      this.isExpiring = false;
+      this.renewals += 1;
+      this.renewedAt = new Date();
+    });
+  }
+
+  /** @param {HeldSession} session @param {() => void} change */
+  #change(session, change) {
+    if (this.#session !== session) return;
+    change();
+    this.dispatchEvent(new Event("change"));
+  }
+}
+
+/** An error of the client as one that pages know. @param {any} error @param {any} client */
+function translated(error, client) {
+  if (error instanceof client.TenureError) {
+    return new ApiError(error.status, { code: error.code, detail: error.detail, errors: error.errors }, error.requestId);
+  }
+  return error instanceof client.ConnectionError ? new ConnectionLost(error) : error;
+}
+
+export const held = new Holding();

@@ -1,0 +1,101 @@
+// @ts-check
+/** Opens a session and holds it in this tab: what a client does, for a person to try. */
+
+import * as format from "../core/format.js";
+import { held } from "../core/held.js";
+import { html } from "../core/template.js";
+import { problem, section } from "../parts/bits.js";
+
+const FIELDS = /** @type {const} */ ([
+  ["userObjectId", "User"],
+  ["tenantObjectId", "Tenant"],
+  ["capacityId", "Capacity"],
+]);
+
+export class OpenPage {
+  static path = "open";
+  static title = "Open and hold a session";
+
+  #view;
+  #isBusy = false;
+  /** @type {unknown} */
+  #error = null;
+  /** @type {Record<string, string>} */
+  #start;
+
+  /** @param {import("../core/view.js").View} view */
+  constructor(view) {
+    this.#view = view;
+    this.#start = {
+      userObjectId: view.value("user", view.me.userObjectId ?? randomId()),
+      tenantObjectId: view.value("tenant", view.me.tenantObjectId ?? randomId()),
+      capacityId: view.value("capacity", randomId()),
+    };
+  }
+
+  render() {
+    return html`
+      <div class="page-head"><h1>Open and hold a session</h1></div>
+      ${section(
+        "In this tab",
+        html`<form class="fields narrow" @submit=${(/** @type {SubmitEvent} */ event) => void this.#open(event)}>
+          <p class="small">
+            Opens a session, or adopts the live one of this user and capacity, and keeps it alive while this tab is open:
+            heartbeats at the server's interval, a warning before it lapses, and what happens when it is lost.
+          </p>
+          ${FIELDS.map(
+            ([name, label]) => html`<label class="field"><span>${label}</span>
+              <input class="mono" name="${name}" .value=${this.#start[name]} required pattern="\\{?[0-9A-Fa-f]{8}-?([0-9A-Fa-f]{4}-?){3}[0-9A-Fa-f]{12}\\}?"
+                title="a UUID" autocomplete="off" spellcheck="false"></label>`,
+          )}
+          <label class="field"><span>Kind</span>
+            <select name="sessionKind"><option>1</option><option>2</option><option>3</option></select></label>
+          <label class="field"><span>Lease in seconds (empty: as the server is set)</span>
+            <input name="leaseSeconds" type="number" min="5" max="86400" value="60"></label>
+          <label class="check"><input type="checkbox" name="endOnClose"> End the session when this tab is closed</label>
+          ${this.#error === null ? "" : problem(this.#error)}
+          <div class="buttons">
+            <button type="submit" class="primary" ?disabled=${this.#isBusy}>${this.#isBusy ? "Opening…" : "Open and hold"}</button>
+          </div>
+        </form>`,
+      )}
+    `;
+  }
+
+  /** @param {SubmitEvent} event */
+  async #open(event) {
+    event.preventDefault();
+    const given = new FormData(/** @type {HTMLFormElement} */ (event.target));
+    const text = (/** @type {string} */ name) => String(given.get(name) ?? "").trim();
+    const lease = text("leaseSeconds");
+    this.#isBusy = true;
+    this.#error = null;
+    this.#view.update();
+    try {
+      const opened = await held.begin(
+        {
+          userObjectId: text("userObjectId"),
+          tenantObjectId: text("tenantObjectId"),
+          capacityId: text("capacityId"),
+          sessionKind: /** @type {1 | 2 | 3} */ (Number(text("sessionKind"))),
+          ...(lease === "" ? {} : { leaseSeconds: Number(lease) }),
+        },
+        { endOnClose: given.has("endOnClose") },
+      );
+      this.#view.go(`sessions/${opened.sessionId}`);
+    } catch (error) {
+      this.#error = error;
+    } finally {
+      this.#isBusy = false;
+      this.#view.update();
+    }
+  }
+}
+
+/** `crypto.randomUUID` exists only over HTTPS and on this machine. */
+function randomId() {
+  const bytes = crypto.getRandomValues(new Uint8Array(16));
+  bytes[6] = ((bytes[6] ?? 0) & 0x0f) | 0x40;
+  bytes[8] = ((bytes[8] ?? 0) & 0x3f) | 0x80;
+  return format.uuid(bytes);
+}
