@@ -230,6 +230,11 @@ export class Client {
     return this.request("GET", "/sessions", { query });
   }
 
+  /** Count the sessions that match. @param {Record<string, unknown>} [query] @returns {Promise<SessionCountAnswer>} */
+  countSessions(query) {
+    return this.request("GET", "/sessions/count", { query });
+  }
+
   /** @param {string} sessionId @returns {Promise<SessionAnswer>} */
   getSession(sessionId) {
     return this.request("GET", `/sessions/${part(sessionId)}`);
@@ -1739,10 +1744,17 @@ export const ERROR_CODES = Object.freeze([
  */
 
 /**
+ * @typedef {object} SessionCountAnswer
+ * @property {number} count
+ * @property {boolean} exact
+ */
+
+/**
  * @typedef {object} SessionList
  * @property {(SessionAnswer)[]} sessions
  * @property {number} count
  * @property {string | null} nextCursor
+ * @property {boolean} exact
  */
 
 /**

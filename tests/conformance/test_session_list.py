@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from tenure.domain.deadlines import as_recorded
-from tenure.domain.scope import EVERYTHING
-from tenure.domain.sessions import CloseReason, Position, Session, SessionFilter
-from tenure.store.reads import session_list
+from tenure.domain.scope import EVERYTHING, Scope
+from tenure.domain.sessions import CloseReason, LapsePosition, Position, Session, SessionFilter
+from tenure.store.reads import session_lapses, session_list, session_matches
 from tenure.store.retries import Retries
 from tests.support.databases import Database
 from tests.support.open_requests import NOON, some_id
@@ -147,3 +147,131 @@ async def test_list_sessions__pages_past_more_equal_starts_than_scan_limit(
     await insert_sessions(database, [*new, last])
     assert await pages(database, {"state": "active"}) == [last.session_id]
     assert sorted(await pages(database, {"state": "created"})) == sorted(session.session_id for session in new)
+
+
+# Counts.
+
+
+def matching(listed: Sequence[Session], criteria: dict[str, Any]) -> Sequence[Session]:
+    return [
+        session
+        for session in listed
+        if all(getattr(session, FIELDS[name][0]) == value for name, value in criteria.items())
+    ]
+
+
+@pytest.mark.parametrize("count_max", [5, 10_000])
+async def test_count_matches__counts_what_is_listed_and_says_if_it_stopped_early(
+    database: Database, monkeypatch: pytest.MonkeyPatch, count_max: int
+) -> None:
+    monkeypatch.setattr(Retries.run, "__defaults__", (PATIENT_SECONDS,))
+    listed = await fill(database)
+    monkeypatch.setattr(session_matches, "COUNT_MAX", count_max)
+    exact = 0
+    for criteria in filters():
+        expected = len(matching(listed, criteria))
+        found = await database.store.count_matches(SessionFilter(**criteria), EVERYTHING)
+        assert found.count == expected if found.exact else found.count <= expected, criteria
+        assert found.exact or count_max == 5, criteria
+        exact += found.exact
+    assert exact > 0
+
+
+async def test_count_matches__counts_within_the_scope_only(database: Database) -> None:
+    listed = await fill(database)
+    for scope in (Scope(TENANTS[0]), Scope(TENANTS[0], USERS[0]), Scope(some_id())):
+        admitted = [session for session in listed if scope.admits(session.tenant_object_id, session.user_object_id)]
+        found = await database.store.count_matches(SessionFilter(), scope)
+        assert (found.count, found.exact) == (len(admitted), True)
+    foreign = await database.store.count_matches(SessionFilter(tenant=TENANTS[1]), Scope(TENANTS[0]))
+    assert (foreign.count, foreign.exact) == (0, True)
+
+
+# The order of lapses.
+
+
+async def lapse_pages(
+    database: Database, criteria: dict[str, Any], scope: Scope = EVERYTHING
+) -> tuple[Sequence[str], bool]:
+    """The ids of all pages, and whether all pages are exact."""
+    seen: list[str] = []
+    after: LapsePosition | None = None
+    exact = True
+    while True:
+        page = await database.store.list_next_lapses(SessionFilter(**criteria), after, LIMIT + 1, scope)
+        shown, exact = page.sessions[:LIMIT], exact and page.exact
+        assert all(session.closed_at is None for session in shown)
+        seen += [session.session_id for session in shown]
+        if len(page.sessions) <= LIMIT:
+            return seen, exact
+        after = LapsePosition(shown[-1].deadline_at, shown[-1].session_id)
+
+
+def by_deadline(listed: Sequence[Session], criteria: dict[str, Any]) -> Sequence[str]:
+    live = [session for session in matching(listed, criteria) if session.closed_at is None]
+    return [each.session_id for each in sorted(live, key=lambda each: (each.deadline_at, each.session_id))]
+
+
+async def fill_lapses(database: Database) -> Sequence[Session]:
+    """Sessions whose deadlines are in another order than their starts, and than `check_at` for half of them."""
+    chance = random.Random(7)
+    new = [
+        session_between(
+            NOON - chance.randint(10, 14) * SECONDS,
+            NOON + chance.randint(-3, 60) * SECONDS,
+            closed=False,
+            tenant_object_id=chance.choice(TENANTS),
+            user_object_id=user,
+            capacity_id=capacity,
+            kind=chance.choice([1, 2, 3]),
+            state=chance.choice(["created", "active"]),
+        )
+        for user, capacity in itertools.product([*USERS, *(some_id() for _ in range(6))], CAPACITIES)
+    ]
+    closed = [sample(chance, chance.choice(USERS), chance.choice(CAPACITIES), closed=True) for _ in range(9)]
+    await insert_sessions(database, [*new, *closed])
+    renewed = [session for session in new if chance.random() < 0.5]
+    for session in renewed:
+        await database.execute(f"UPDATE sessions SET check_at = started_at WHERE session_id = '{session.session_id}'")
+    return [as_recorded(session, NOON) for session in (*new, *closed)]
+
+
+@pytest.mark.parametrize("scan_max", [20, 10_000])
+async def test_list_next_lapses__returns_live_sessions_by_deadline(
+    database: Database, monkeypatch: pytest.MonkeyPatch, scan_max: int
+) -> None:
+    monkeypatch.setattr(Retries.run, "__defaults__", (PATIENT_SECONDS,))
+    listed = await fill_lapses(database)
+    monkeypatch.setattr(session_lapses, "LAPSE_SCAN_MAX", scan_max)
+    monkeypatch.setattr(session_lapses, "LAPSE_LOOK_MAX", 10)
+    inexact = 0
+    for criteria in filters():
+        expected = by_deadline(listed, criteria)
+        found, exact = await lapse_pages(database, criteria)
+        if exact:
+            assert found == expected, criteria
+        else:
+            inexact += 1
+            assert set(found) <= set(expected), criteria
+    assert (inexact > 0) == (scan_max == 20)
+    scope = Scope(TENANTS[0], USERS[0])
+    own = [session for session in listed if scope.admits(session.tenant_object_id, session.user_object_id)]
+    assert await lapse_pages(database, {}, scope) == (by_deadline(own, {}), True)
+    assert await lapse_pages(database, {"tenant": TENANTS[1]}, scope) == ([], True)
+
+
+async def test_list_next_lapses__is_exact_as_soon_as_no_other_session_can_lapse_before(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first five sessions lapse before any other session is checked."""
+    new = [
+        session_between(NOON - SECONDS, NOON + second * SECONDS, closed=False, state="created")
+        for second in range(1, 40)
+    ]
+    await insert_sessions(database, new)
+    monkeypatch.setattr(session_lapses, "LAPSE_LOOK_MAX", 5)
+    monkeypatch.setattr(session_lapses, "LAPSE_SCAN_MAX", 10)
+    for limit, exact in ((4, True), (5, True), (10, True), (11, False)):
+        page = await database.store.list_next_lapses(SessionFilter(), None, limit, EVERYTHING)
+        assert [each.session_id for each in page.sessions] == [each.session_id for each in new[: min(limit, 10)]]
+        assert page.exact is exact, limit

@@ -11,7 +11,7 @@ import httpx
 import msgspec
 import pytest
 
-from tenure.store.reads import session_list
+from tenure.store.reads import session_lapses, session_list, session_matches
 from tests.http.client import Client, Json, ids_of, open_body, same_key
 from tests.http.local import LAPSES, LocalService
 from tests.http.test_opening import SESSION_KEYS
@@ -63,7 +63,8 @@ def pages(client: Client, **query: Any) -> Iterator[httpx.Response]:
 
 def test_list_returns_sessions_count_and_next_cursor(client: Client) -> None:
     response = client.list(tenant=tenant_of(client, 2)).json()
-    assert (set(response), response["count"], response["nextCursor"]) == ({"sessions", "count", "nextCursor"}, 2, None)
+    assert set(response) == {"sessions", "count", "nextCursor", "exact"}
+    assert (response["count"], response["nextCursor"], response["exact"]) == (2, None, True)
 
 
 def test_listed_session_equals_session_read_by_id(client: Client, samples: SampleSessions) -> None:
@@ -74,7 +75,8 @@ def test_listed_session_equals_session_read_by_id(client: Client, samples: Sampl
 
 def test_empty_list_returns_200(client: Client) -> None:
     response = client.list(tenant=str(uuid4()))
-    assert (response.status_code, response.json()) == (200, {"sessions": [], "count": 0, "nextCursor": None})
+    assert response.status_code == 200
+    assert response.json() == {"sessions": [], "count": 0, "nextCursor": None, "exact": True}
 
 
 def test_list_orders_newest_start_first(client: Client) -> None:
@@ -293,6 +295,83 @@ def test_next_link_includes_cursor_and_filters(client: Client, samples: SampleSe
 
 def test_last_page_has_no_next_link(client: Client) -> None:
     assert "Link" not in client.list(tenant=tenant_of(client, 1)).headers
+
+
+# The order of lapses, and counts.
+
+
+async def test_order_lapse_returns_live_sessions_next_deadline_first(local: LocalService) -> None:
+    tenant, capacity = str(uuid4()), str(uuid4())
+    leases = [70, 30, 50, 20, 60, 40]
+    await local.move_to("2030-01-01T00:00:00Z")
+    opened = {
+        lease: await local.open(tenantObjectId=tenant, capacityId=capacity, leaseSeconds=lease) for lease in leases
+    }
+    ended, lapsed = opened.pop(40), opened.pop(20)
+    await local.http.delete(f"/sessions/{ended['sessionId']}")
+    await local.move_to(lapsed["leaseExpiresAt"])
+    # A heartbeat moves the deadline: this session is the last one now.
+    await local.http.post(f"/sessions/{opened[30]['sessionId']}/heartbeat")
+    await local.http.post(f"/sessions/{opened[70]['sessionId']}/heartbeat")
+    expected = [opened[lease]["sessionId"] for lease in (30, 50, 60, 70)]
+    for query in ({"tenant": tenant}, {"capacity": capacity}, {"tenant": tenant, "capacity": capacity, "kind": "1"}):
+        response = await local.http.get("/sessions", params={**query, "order": "lapse", "limit": 3})
+        seen = list(ids_of(response))
+        assert response.json()["exact"] is True
+        response = await local.http.get(response.links["next"]["url"])
+        assert [*seen, *ids_of(response)] == expected
+        assert (response.json()["nextCursor"], "next" in response.links) == (None, False)
+    user = opened[50]["userObjectId"]
+    assert ids_of(await local.http.get("/sessions", params={"user": user, "order": "lapse"})) == [expected[1]]
+    for nothing in ({"active": "false"}, {"state": "closed"}, {"state": "active"}, {"closeReason": "STOPPED"}):
+        response = await local.http.get("/sessions", params={"tenant": tenant, "order": "lapse", **nothing})
+        assert (ids_of(response), response.json()["exact"]) == ([], True)
+
+
+async def test_order_lapse_says_if_earlier_deadlines_may_be_missing(
+    local: LocalService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_lapses, "LAPSE_LOOK_MAX", 1)
+    monkeypatch.setattr(session_lapses, "LAPSE_SCAN_MAX", 1)
+    capacity = str(uuid4())
+    for _ in range(3):
+        await local.open(capacityId=capacity)
+    response = await local.http.get("/sessions", params={"capacity": capacity, "order": "lapse"})
+    assert response.json()["exact"] is False
+
+
+def test_wrong_order_and_cursor_of_another_order_return_400(client: Client) -> None:
+    tenant = tenant_of(client, 2)
+    assert _fields(client.list(order="oldest")) == ["order"]
+    cursors = {order: client.list(tenant=tenant, order=order, limit=1).json()["nextCursor"] for order in ORDERS}
+    for order, other in (ORDERS, ORDERS[::-1]):
+        response = client.list(tenant=tenant, order=order, cursor=cursors[other])
+        assert (response.status_code, _fields(response)) == (400, ["cursor"])
+    for cursor in FORGED:
+        response = client.list(order="lapse", cursor=cursor)
+        assert (response.status_code, _fields(response)) == (400, ["cursor"]), cursor
+
+
+ORDERS = ("newest", "lapse")
+
+
+def test_count_returns_how_many_sessions_are_listed(client: Client, samples: SampleSessions) -> None:
+    for size in (0, 1, 2):
+        for names in itertools.combinations(FILTERS, size):
+            if not {"live", "ended"} <= set(names):
+                query, facts = _query_and_facts(samples, names)
+                response = client.http.get("/sessions/count", params={"tenant": samples.tenant, **query})
+                assert response.json() == {"count": len(samples.matching(**facts)), "exact": True}, names
+    assert client.http.get("/sessions/count", params={"limit": "1"}).status_code == 400
+
+
+async def test_count_says_if_more_sessions_may_match(local: LocalService, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_matches, "COUNT_MAX", 2)
+    tenant = str(uuid4())
+    for _ in range(4):
+        await local.open(tenantObjectId=tenant)
+    response = await local.http.get("/sessions/count", params={"tenant": tenant})
+    assert response.json() == {"count": 3, "exact": False}
 
 
 # Rejected requests.

@@ -29,7 +29,7 @@ from tenure.domain.audit_log import AuditFilter, AuditPosition
 from tenure.domain.events import EventFilter, EventPosition, EventType
 from tenure.domain.history import View
 from tenure.domain.scope import EVERYTHING, Scope
-from tenure.domain.sessions import Position, SessionFilter
+from tenure.domain.sessions import LapsePosition, Position, SessionFilter
 from tenure.domain.submissions import Change, SubmissionFilter
 from tenure.domain.usage import Chunk, Era, GroupBy, UsageFilter, UsageSumQuery, Window
 from tenure.store import migrate
@@ -168,6 +168,7 @@ SAMPLES: Mapping[Any, Sequence[Any]] = {
     Sequence[str]: [[ID]],
     Position: [Position(AT, ID)],
     View: [View(audit=True, usage=True, deliveries=True), View(audit=False, usage=True, deliveries=False)],
+    LapsePosition: [LapsePosition(AT, ID)],
     Scope: [EVERYTHING, Scope(ID), Scope(ID, ID)],
     Change: [Change(7, 7)],
     SessionFilter: [

@@ -17,18 +17,20 @@ from tenure.clock import from_microseconds
 from tenure.domain.events import ALL_TYPES, EventFilter, end_of
 from tenure.domain.history import View
 from tenure.domain.scope import EVERYTHING, Scope
-from tenure.domain.sessions import Position, SessionFilter
+from tenure.domain.sessions import LapsePosition, Position, SessionFilter
 from tenure.domain.submissions import SubmissionFilter, SubmissionState
 from tenure.domain.usage import GroupBy, UsageFilter, UsageSumQuery
 from tenure.store.engines import open_store
-from tenure.store.limits import SCAN_MAX
+from tenure.store.limits import COUNT_MAX, LAPSE_SCAN_MAX, SCAN_MAX
 from tenure.store.reads import (
     capacities,
     events,
     history,
     intervals,
     leases,
+    session_lapses,
     session_list,
+    session_matches,
     sessions,
     submissions,
     usage,
@@ -194,6 +196,35 @@ async def test_postgresql_reads_events_of_every_filter_from_indexes(postgres_mil
     whole = {name: each for name, each in found.items() if "tenant=None" in name and name.count("<EventType") == 3}
     assert exceeding(whole, DIRECT_MAX) == {}
     assert len(whole) == 3
+
+
+@pytest.mark.slow
+async def test_postgresql_lists_lapses_and_counts_matches_within_their_limits(postgres_million: str) -> None:
+    filters = [{}, *pairs({name: values for name, values in VALUES.items() if name != "close_reason"})]
+    lapses: list[tuple[Any, Callable[[Any], Any]]] = [
+        (
+            (criteria, after),
+            lambda connection, criteria=criteria, after=after: session_lapses.list_next_lapses(
+                connection, SessionFilter(**criteria), after, LIMIT, EVERYTHING
+            ),
+        )
+        for criteria in filters
+        for after in (None, LapsePosition(datetime.now(UTC) + timedelta(days=13), some_id()))
+    ]
+    # An index entry and a row for each session that may be read, in both steps.
+    assert exceeding(await counted(postgres_million, lapses), 4 * LAPSE_SCAN_MAX) == {}
+    counts: list[tuple[Any, Callable[[Any], Any]]] = [
+        (
+            criteria,
+            lambda connection, criteria=criteria: session_matches.count_matches(
+                connection, SessionFilter(**criteria), EVERYTHING
+            ),
+        )
+        for criteria in pairs(VALUES)
+    ]
+    found = await counted(postgres_million, counts)
+    assert exceeding(found, 6 * COUNT_MAX) == {}
+    assert [plan for _, plan in found.values() if "Seq Scan on sessions" in plan] == []
 
 
 HISTORY_SESSION = "0190b0a0-0000-7000-8000-00000000000d"

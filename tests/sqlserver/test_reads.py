@@ -17,7 +17,7 @@ from tenure.domain.alerts import AlertFilter, AlertPosition
 from tenure.domain.audit_log import AuditFilter, AuditPosition
 from tenure.domain.deadlines import opened
 from tenure.domain.scope import Scope
-from tenure.domain.sessions import Position, SessionFilter
+from tenure.domain.sessions import LapsePosition, Position, SessionFilter
 from tenure.domain.submissions import Change, SubmissionFilter
 from tenure.domain.usage import ChunkBounds, Era, GroupBy, Overlap, UsageFilter, UsageSumQuery, Window
 from tenure.store import migrate, tables
@@ -29,7 +29,9 @@ from tenure.store.reads import (
     intervals,
     keys,
     leases,
+    session_lapses,
     session_list,
+    session_matches,
     sessions,
     submissions,
     usage,
@@ -156,14 +158,23 @@ class ListConnection:
         self.statements.append(rendered(statement))
         return self
 
-    def scalar_one(self) -> datetime:
-        return AT
+    def scalar_one(self) -> Any:
+        return 10**9 if "count(*)" in self.statements[-1] else AT
 
     def scalar_one_or_none(self) -> datetime:
         return AT
 
     def one_or_none(self) -> None:
         return None
+
+    def one(self) -> tuple[int, int]:
+        return 1, 1
+
+    def first(self) -> tuple[int]:
+        return (1,)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
 
     def all(self) -> list[Any]:
         return []
@@ -189,6 +200,23 @@ def test_session_pages_compile_and_are_limited_by_top() -> None:
     for statement in (*listed(tenant=ONE, capacity=OTHER), *listed(user=ONE, active=False), *listed(kind=2)[:-1]):
         violations = linter.parse_string(statement.replace("?", "@given") + ";\n").violations
         assert [str(violation) for violation in violations] == []
+
+
+def test_lapses_and_counts_are_valid_tsql() -> None:
+    statements = []
+    for criteria in ({"capacity": ONE, "active": True}, {"tenant": ONE, "kind": 2, "state": "active"}):
+        for of in (session_lapses.list_next_lapses, session_matches.count_matches):
+            connection: Any = ListConnection()
+            arguments: Any = [LapsePosition(AT, ONE), 7] if of is session_lapses.list_next_lapses else []
+            of(connection, SessionFilter(**criteria), *arguments, Scope())
+            statements += connection.statements
+    linter = Linter(config=FluffConfig(overrides={"dialect": "tsql"}))
+    for statement in dict.fromkeys(statements):
+        text = tsql.code(statement)
+        assert " IS TRUE" not in text
+        assert re.findall(r"\(SELECT (?!TOP)[^()]*ORDER BY(?![^()]*OFFSET)", text) == [], text
+        violations = linter.parse_string(text.replace("?", "@given") + ";\n").violations
+        assert [str(violation) for violation in violations] == [], text
 
 
 def test_session_page_names_conditions_of_filtered_indexes() -> None:

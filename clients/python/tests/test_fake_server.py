@@ -47,6 +47,15 @@ class Recorder:
         return value
 
 
+def listings(send: Recorder, tenant: str) -> None:
+    for query in ({}, {"active": "true"}, {"active": "false"}, {"kind": "3"}, {"closeReason": "UPGRADED"}):
+        send("GET", "/sessions", tenant=tenant, **query)
+        send("GET", "/sessions/count", tenant=tenant, **query)
+    send("GET", "/sessions", tenant=tenant, order="lapse")
+    send("GET", "/sessions", order="oldest")
+    send("GET", "/sessions", limit="501")
+
+
 def scenarios(send: Recorder, wait: Wait) -> None:
     who = ids()
     body = {"userObjectId": who["user"], "tenantObjectId": who["tenant"], "capacityId": who["capacity"]}
@@ -72,9 +81,7 @@ def scenarios(send: Recorder, wait: Wait) -> None:
     # Reading, listing, ending.
     send("GET", f"/sessions/{first['sessionId']}")
     send("GET", "/sessions/nonsense")
-    for query in ({}, {"active": "true"}, {"active": "false"}, {"kind": "3"}, {"closeReason": "UPGRADED"}):
-        send("GET", "/sessions", tenant=who["tenant"], **query)
-    send("GET", "/sessions", limit="501")
+    listings(send, who["tenant"])
     send("DELETE", f"/sessions/{second['sessionId']}")
     send("DELETE", f"/sessions/{second['sessionId']}")
     send("DELETE", f"/sessions/{who['user']}")

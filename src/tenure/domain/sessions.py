@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from enum import IntEnum, StrEnum
+from typing import NamedTuple
 
 import msgspec
 
@@ -195,6 +196,27 @@ class SessionPage(msgspec.Struct, frozen=True):
 
     sessions: Sequence[Session]
     resume_after: Position | None = None
+
+
+class LapsePosition(NamedTuple):
+    """The last session of a page of next lapses."""
+
+    deadline_at: datetime
+    session_id: str
+
+
+class LapsePage(msgspec.Struct, frozen=True):
+    """Live sessions, next deadline first. If the page is not exact, sessions with earlier deadlines may be missing."""
+
+    sessions: Sequence[Session]
+    exact: bool
+
+
+class MatchCount(msgspec.Struct, frozen=True):
+    """If the count is not exact, at least so many sessions match."""
+
+    count: int
+    exact: bool
 
 
 class SessionCounts(msgspec.Struct, frozen=True):

@@ -13,7 +13,7 @@ import msgspec
 
 from tenure.clock import from_microseconds, to_microseconds
 from tenure.domain.events import CLOSE_RANK, END_RANK, START_RANK, EventPosition
-from tenure.domain.sessions import Position
+from tenure.domain.sessions import LapsePosition, Position
 from tenure.errors import FieldError, Invalid
 from tenure.http.answers import JSON, Answer
 from tenure.ids import canonical_id
@@ -66,6 +66,23 @@ def position_of(cursor: str) -> Position:
     ):
         raise forged()
     return position
+
+
+_decode_lapse_position = msgspec.msgpack.Decoder(tuple[int, bytes]).decode
+
+
+def cursor_of_lapse(position: LapsePosition) -> str:
+    """Return the cursor of a position in the order of deadlines."""
+    values = to_microseconds(position.deadline_at), UUID(position.session_id).bytes
+    return base64.urlsafe_b64encode(msgspec.msgpack.encode(values)).rstrip(b"=").decode()
+
+
+def lapse_position_of(cursor: str) -> LapsePosition:
+    try:
+        microseconds, session_id = _decode_lapse_position(_bytes(cursor))
+        return LapsePosition(from_microseconds(microseconds), str(UUID(bytes=session_id)))
+    except (msgspec.DecodeError, binascii.Error, ValueError, UnicodeError, OverflowError) as error:
+        raise forged() from error
 
 
 _decode_event_position = msgspec.msgpack.Decoder(tuple[int, int, bytes]).decode

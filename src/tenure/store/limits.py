@@ -17,6 +17,12 @@ USAGE_KEPT = timedelta(days=400)
 """For windows, chunks and closed sessions."""
 SCAN_MAX = 5000
 """The most index entries that a page of sessions reads if no index checks all of its filter."""
+LAPSE_LOOK_MAX = 1000
+"""The number of sessions that a page of next lapses reads first, in the order of `check_at`."""
+LAPSE_SCAN_MAX = 10_000
+"""The most sessions that a page of next lapses reads."""
+COUNT_MAX = 20_000
+"""The most sessions that a count with a filter checks, for live and for closed sessions each."""
 UNSENT_SPANS_MAX = 10
 """The most spans of windows without a gateway that one section of a session's history covers."""
 LAPSES_MAX = 20_000

@@ -46,6 +46,7 @@ HEARTBEATS = _route(
     "sessions.heartbeats", "POST", "/sessions/heartbeats", models.Heartbeats, body=models.HeartbeatsBody
 )
 SESSIONS = _route("sessions.list", "GET", "/sessions", models.SessionList, query=models.SessionQuery)
+COUNT = _route("sessions.count", "GET", "/sessions/count", models.SessionCount, query=models.MatchQuery)
 SESSION = _route("sessions.get", "GET", "/sessions/{sessionId}", models.Session)
 HISTORY = _route("sessions.history", "GET", "/sessions/{sessionId}/history", models.History, query=models.PageQuery)
 END = _route("sessions.end", "DELETE", "/sessions/{sessionId}", models.EndedSession)

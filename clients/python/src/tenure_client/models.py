@@ -80,7 +80,7 @@ class OpenBody(Body, frozen=True, kw_only=True):
     with_token: bool = False
 
 
-class SessionQuery(Body, frozen=True, kw_only=True):
+class MatchQuery(Body, frozen=True, kw_only=True):
     tenant: str | None = None
     user: str | None = None
     capacity: str | None = None
@@ -88,6 +88,10 @@ class SessionQuery(Body, frozen=True, kw_only=True):
     state: str | None = None
     active: bool | None = None
     close_reason: str | None = None
+
+
+class SessionQuery(MatchQuery, frozen=True, kw_only=True):
+    order: str | None = None
     limit: int | None = None
     cursor: str | None = None
 
@@ -96,6 +100,15 @@ class SessionList(Model, frozen=True, kw_only=True):
     sessions: list[Session]
     count: int
     next_cursor: str | None
+    exact: bool = True
+    """With `order="lapse"`, whether no session with an earlier deadline can be missing."""
+
+
+class SessionCount(Model, frozen=True, kw_only=True):
+    """If it is not exact, at least so many sessions match."""
+
+    count: int
+    exact: bool
 
 
 class HeartbeatBody(Body, frozen=True, kw_only=True):

@@ -281,6 +281,7 @@ class FakeServer:
             ("GET", "/sessions", self._list),
             ("POST", "/sessions/heartbeats", self._heartbeats),
             ("POST", "/sessions/([^/]+)/heartbeat", self._heartbeat),
+            ("GET", "/sessions/count", self._count),
             ("GET", "/sessions/([^/]+)", self._get),
             ("DELETE", "/sessions/([^/]+)", self._delete),
             ("PUT", "/capacities/([^/]+)", self._set_capacity),
@@ -397,6 +398,20 @@ class FakeServer:
 
     def _list(self, request: httpx2.Request) -> tuple[int, Any]:
         query = request.url.params
+        order = query.get("order", "newest")
+        if order not in ("newest", "lapse"):
+            raise _invalid("order", "must be newest, lapse")
+        matching = self._matching(query)
+        if order == "lapse":
+            live = [answer for answer in matching if answer["isActive"]]
+            matching = sorted(live, key=lambda answer: (answer["leaseExpiresAt"], answer["sessionId"]))
+        return 200, {**_page("sessions", matching, query), "exact": True}
+
+    def _count(self, request: httpx2.Request) -> tuple[int, Any]:
+        return 200, {"count": len(self._matching(request.url.params)), "exact": True}
+
+    def _matching(self, query: Mapping[str, str]) -> list[dict[str, Any]]:
+        """The sessions that match, newest first."""
         filters = {
             "tenant": "tenantObjectId",
             "user": "userObjectId",
@@ -415,7 +430,7 @@ class FakeServer:
         ]
         if "active" in query:
             matching = [answer for answer in matching if answer["isActive"] is (query["active"] == "true")]
-        return 200, _page("sessions", matching, query)
+        return matching
 
     def _set_capacity(self, capacity_id: str, content: Any, _request: httpx2.Request) -> tuple[int, Any]:
         _check_id(capacity_id)

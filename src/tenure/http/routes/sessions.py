@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from enum import StrEnum
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -22,6 +23,7 @@ from tenure.domain.sessions import (
     Found,
     Heartbeat,
     HeartbeatResult,
+    LapsePosition,
     OpenOutcome,
     OpenRequest,
     OpenResult,
@@ -48,7 +50,7 @@ from tenure.errors import (
 )
 from tenure.http.answers import JSON, Answer, refusal
 from tenure.http.fields import Cursor, Instant, KindNumber, PageLimit, Uuid, instant, seconds_number
-from tenure.http.pages import cursor_of, page, position_of
+from tenure.http.pages import cursor_of, cursor_of_lapse, lapse_position_of, page, position_of
 from tenure.http.pipeline import Call, Hot, Respond, Route
 from tenure.ids import canonical_id
 from tenure.sessions.counts import SessionCounter
@@ -61,7 +63,12 @@ from tenure.telemetry.counters import Counters, GroupTotals
 HEARTBEATS_MAX = 1000
 
 
-class SessionQuery(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
+class Order(StrEnum):
+    NEWEST = "newest"
+    LAPSE = "lapse"
+
+
+class MatchQuery(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
     tenant: Uuid | None = None
     user: Uuid | None = None
     capacity: Uuid | None = None
@@ -69,6 +76,10 @@ class SessionQuery(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_f
     state: Annotated[State, Meta(extra={"must": f"must be {', '.join(State)}"})] | None = None
     active: Annotated[Literal["true", "false"], Meta(extra={"must": "must be true or false"})] | None = None
     close_reason: Annotated[CloseReason, Meta(extra={"must": f"must be {', '.join(CloseReason)}"})] | None = None
+
+
+class SessionQuery(MatchQuery, frozen=True, rename="camel", forbid_unknown_fields=True):
+    order: Annotated[Order, Meta(extra={"must": f"must be {', '.join(Order)}"})] | None = None
     limit: PageLimit = 100
     cursor: Cursor | None = None
 
@@ -125,6 +136,12 @@ class SessionList(msgspec.Struct, frozen=True, rename="camel"):
     sessions: list[SessionAnswer]
     count: int
     next_cursor: str | None
+    exact: bool
+
+
+class SessionCountAnswer(msgspec.Struct, frozen=True, rename="camel"):
+    count: int
+    exact: bool
 
 
 class MetricsAnswer(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
@@ -266,13 +283,26 @@ class SessionRoutes:
                 handler=self.list,
                 grants=narrowed(ANY_ROLE),
                 tag="sessions",
-                summary="List sessions, newest start first",
+                summary="List sessions",
                 description=(
-                    "Sessions in any state, unless filtered. A lapsed session is shown as closed. "
-                    "A page may be short or empty while nextCursor is set."
+                    "Sessions in any state, newest start first, unless filtered. A lapsed session is shown as closed. "
+                    "A page may be short or empty while nextCursor is set. With order=lapse, live sessions, next "
+                    "deadline first; if exact is false, sessions with earlier deadlines may be missing."
                 ),
                 query=SessionQuery,
                 answers={200: SessionList},
+                refusals=(Invalid, Unavailable),
+            ),
+            Route(
+                method="GET",
+                path="/sessions/count",
+                handler=self.count,
+                grants=narrowed(ANY_ROLE),
+                tag="sessions",
+                summary="Count the sessions that match",
+                description="If exact is false, at least so many sessions match.",
+                query=MatchQuery,
+                answers={200: SessionCountAnswer},
                 refusals=(Invalid, Unavailable),
             ),
             Route(
@@ -375,10 +405,25 @@ class SessionRoutes:
 
     async def list(self, call: Call) -> Answer:
         query: SessionQuery = call.query
+        if query.order is Order.LAPSE:
+            return await self._list_next_lapses(query, call.caller.scope)
         after = None if query.cursor is None else position_of(query.cursor)
-        found = await self._store.list_sessions(_filter(query), after, query.limit + 1, call.caller.scope)
+        found = await self._store.list_sessions(filter_of(query), after, query.limit + 1, call.caller.scope)
         resume = None if found.resume_after is None else cursor_of(found.resume_after)
         return page(found.sessions, query, self._path, _cursor_after, _listed, resume)
+
+    async def _list_next_lapses(self, query: SessionQuery, scope: Scope) -> Answer:
+        after = None if query.cursor is None else lapse_position_of(query.cursor)
+        found = await self._store.list_next_lapses(filter_of(query), after, query.limit + 1, scope)
+
+        def listed(sessions: Sequence[Session], count: int, cursor: str | None) -> SessionList:
+            return SessionList([session_answer(session) for session in sessions], count, cursor, found.exact)
+
+        return page(found.sessions, query, self._path, _cursor_after_lapse, listed)
+
+    async def count(self, call: Call) -> Answer:
+        found = await self._store.count_matches(filter_of(call.query), call.caller.scope)
+        return Answer(SessionCountAnswer(found.count, found.exact))
 
     async def metrics(self, call: Call) -> Answer:
         scope = call.caller.scope
@@ -454,11 +499,15 @@ def _cursor_after(session: Session) -> str:
     return cursor_of(Position(session.started_at, session.session_id))
 
 
+def _cursor_after_lapse(session: Session) -> str:
+    return cursor_of_lapse(LapsePosition(session.deadline_at, session.session_id))
+
+
 def _listed(sessions: Sequence[Session], count: int, cursor: str | None) -> SessionList:
-    return SessionList([session_answer(session) for session in sessions], count, cursor)
+    return SessionList([session_answer(session) for session in sessions], count, cursor, exact=True)
 
 
-def _filter(query: SessionQuery) -> SessionFilter:
+def filter_of(query: MatchQuery) -> SessionFilter:
     return SessionFilter(
         tenant=query.tenant and query.tenant.lower(),
         user=query.user and query.user.lower(),

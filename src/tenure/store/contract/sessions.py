@@ -12,7 +12,10 @@ from tenure.domain.sessions import (
     EndResult,
     Heartbeat,
     HeartbeatResult,
+    LapsePage,
+    LapsePosition,
     Limits,
+    MatchCount,
     OpenRequest,
     OpenResult,
     Position,
@@ -87,6 +90,17 @@ class SessionStore(Protocol):
 
         If no index checks the whole filter, the read ends early, with fewer sessions and the position to resume after.
         """
+
+    async def list_next_lapses(
+        self, criteria: SessionFilter, after: LapsePosition | None, limit: int, scope: Scope
+    ) -> LapsePage:
+        """Returns at most `limit` live sessions of the scope after the position `after`, next deadline first.
+
+        Its cost does not grow with the table. If that does not suffice for an exact page, the page says so.
+        """
+
+    async def count_matches(self, criteria: SessionFilter, scope: Scope) -> MatchCount:
+        """Counts the sessions of the scope that match, up to a limit. Its cost does not grow with the table."""
 
     async def count_sessions(self, scope: Scope) -> SessionCounts:
         """Reads all sessions of the scope, because of the total."""

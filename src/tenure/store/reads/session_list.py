@@ -5,7 +5,7 @@ filter: the user, the capacity, the tenant, the kind, or the close reason and th
 it is ordered by start, as the list is. So a page is merged from *ranges* of indexes, and of each range only the first
 entries are read. A filter without kind or reason has one range for each of their values.
 
-A filter may be covered by several indexes, and none may check all of it. A `_Path` is one way to read the sessions that
+A filter may be covered by several indexes, and none may check all of it. A `Path` is one way to read the sessions that
 match: the ranges of one index, and the conditions that the index does not check. If every path has such conditions,
 the sessions that match may be anywhere in its ranges. Then the page reads at most SCAN_MAX entries, by the path that
 reaches furthest back with them, and ends at the *reach*: the oldest start up to which all entries have been checked.
@@ -48,7 +48,7 @@ _UNENDED = _row.close_reason.is_(None)
 _ORDER = (_row.started_at.desc(), _row.session_id.desc())
 
 
-class _Path(NamedTuple):
+class Path(NamedTuple):
     """One way to read the sessions of a group that match the filter."""
 
     ranges: Sequence[_Conditions]
@@ -64,27 +64,27 @@ class _Path(NamedTuple):
         return self.is_small or not self.rest
 
 
-class _Group(NamedTuple):
+class Group(NamedTuple):
     """The sessions in one of the states that the list distinguishes, as paths in the order of preference."""
 
-    paths: Sequence[_Path]
+    paths: Sequence[Path]
     usual: _Conditions = ()
     """Conditions that nearly all sessions of the group meet, so they do not make a read longer."""
 
 
 class _Chosen(NamedTuple):
-    group: _Group
-    path: _Path
+    group: Group
+    path: Path
 
 
 def list_sessions(
     connection: Connection, criteria: SessionFilter, after: Position | None, limit: int, scope: Scope
 ) -> SessionPage:
-    narrowed = _narrowed(criteria, scope)
+    narrowed = narrowed_filter(criteria, scope)
     return SessionPage([]) if narrowed is None else _read_page(connection, narrowed, after, limit)
 
 
-def _narrowed(criteria: SessionFilter, scope: Scope) -> SessionFilter | None:
+def narrowed_filter(criteria: SessionFilter, scope: Scope) -> SessionFilter | None:
     """The filter within the scope; None if the filter asks for another tenant or user."""
     if criteria.tenant not in (None, scope.tenant) and scope.tenant is not None:
         return None
@@ -96,7 +96,7 @@ def _narrowed(criteria: SessionFilter, scope: Scope) -> SessionFilter | None:
 def _read_page(connection: Connection, criteria: SessionFilter, after: Position | None, limit: int) -> SessionPage:
     # The whole page uses one instant: a session that passes the filter as live must also be returned as live.
     now = read_now(connection)
-    chosen, reach = _choose(connection, _groups(connection, criteria, now), after)
+    chosen, reach = _choose(connection, groups_of(connection, criteria, now), after)
     if not chosen:
         return SessionPage([])
     rows = connection.execute(page_statement(chosen, after, reach, limit)).all()
@@ -135,7 +135,7 @@ def _after(after: Position | None) -> _Conditions:
 
 
 def _choose(
-    connection: Connection, groups: Iterable[_Group], after: Position | None
+    connection: Connection, groups: Iterable[Group], after: Position | None
 ) -> tuple[Sequence[_Chosen], datetime | None]:
     """Returns a path for each group, and the reach of the page, which is None if the page is not limited."""
     chosen: list[_Chosen] = []
@@ -148,11 +148,11 @@ def _choose(
     return chosen, max(reaches, default=None)
 
 
-def _furthest(connection: Connection, group: _Group, after: Position | None) -> tuple[_Path, datetime | None]:
+def _furthest(connection: Connection, group: Group, after: Position | None) -> tuple[Path, datetime | None]:
     for path in group.paths:
         if path.is_direct:
             return path, None
-    best: tuple[_Path, datetime] | None = None
+    best: tuple[Path, datetime] | None = None
     for path in group.paths:
         reach: datetime | None = connection.execute(reach_statement(path, after)).scalar_one_or_none()
         if reach is None:
@@ -164,7 +164,7 @@ def _furthest(connection: Connection, group: _Group, after: Position | None) -> 
     return best
 
 
-def reach_statement(path: _Path, after: Position | None) -> Select[Any]:
+def reach_statement(path: Path, after: Position | None) -> Select[Any]:
     """The start of the last entry that a page may read. No row if the ranges have fewer entries."""
     parts = [
         select(_row.started_at)
@@ -180,18 +180,9 @@ def reach_statement(path: _Path, after: Position | None) -> Select[Any]:
     return select(func.max(ends.c.started_at))
 
 
-def _groups(connection: Connection, criteria: SessionFilter, now: datetime) -> Sequence[_Group]:
+def groups_of(connection: Connection, criteria: SessionFilter, now: datetime) -> Sequence[Group]:
     """The groups that the filter admits: sessions that have not ended, that have lapsed unrecorded, that are closed."""
-    equals: _Equals = {
-        column.name: column == value
-        for column, value in (
-            (_row.user_object_id, criteria.user),
-            (_row.capacity_id, criteria.capacity),
-            (_row.tenant_object_id, criteria.tenant),
-            (_row.kind, criteria.kind),
-        )
-        if value is not None
-    }
+    equals = _equals(criteria)
     active = criteria.active is not False and criteria.state not in (State.CLOSING, State.CLOSED)
     active = active and criteria.close_reason is None
     lapsed = criteria.active is not True and criteria.state in (None, State.CLOSED)
@@ -207,6 +198,25 @@ def _groups(connection: Connection, criteria: SessionFilter, now: datetime) -> S
     return groups
 
 
+def live_paths(criteria: SessionFilter) -> Sequence[Path]:
+    """The paths by user, capacity and tenant to the sessions whose end is not recorded. Each has one range."""
+    rest = [] if criteria.state is None else [_row.state == criteria.state]
+    return _live(criteria, _equals(criteria), *rest).paths[:-1]
+
+
+def _equals(criteria: SessionFilter) -> _Equals:
+    return {
+        column.name: column == value
+        for column, value in (
+            (_row.user_object_id, criteria.user),
+            (_row.capacity_id, criteria.capacity),
+            (_row.tenant_object_id, criteria.tenant),
+            (_row.kind, criteria.kind),
+        )
+        if value is not None
+    }
+
+
 def _exceeds_scan(connection: Connection, now: datetime) -> bool:
     """Whether more sessions than a page may read wait for the sweep. Only such sessions can have lapsed unrecorded."""
     return connection.execute(due_statement(now)).one_or_none() is not None
@@ -216,9 +226,9 @@ def due_statement(now: datetime) -> Select[Any]:
     return select(_row.check_at).where(_row.check_at <= now).order_by(_row.check_at).offset(SCAN_MAX).limit(1)
 
 
-def _live(criteria: SessionFilter, equals: _Equals, *rest: ColumnElement[bool], usual: _Conditions = ()) -> _Group:
+def _live(criteria: SessionFilter, equals: _Equals, *rest: ColumnElement[bool], usual: _Conditions = ()) -> Group:
     """Sessions whose end is not recorded."""
-    paths: list[_Path] = []
+    paths: list[Path] = []
     if "user_object_id" in equals:
         paths.append(_path(equals, ["user_object_id", "capacity_id"], [_row.closed_at.is_(None)], rest, is_small=True))
     if "capacity_id" in equals:
@@ -226,10 +236,10 @@ def _live(criteria: SessionFilter, equals: _Equals, *rest: ColumnElement[bool], 
     if "tenant_object_id" in equals:
         paths.append(_path(equals, ["tenant_object_id"], [_UNENDED], rest))
     ranges = [[_row.kind == kind, _UNENDED] for kind in _kinds(criteria)]
-    return _Group([*paths, _Path(ranges, _others(equals, ["kind"], rest))], usual)
+    return Group([*paths, Path(ranges, _others(equals, ["kind"], rest))], usual)
 
 
-def _active(criteria: SessionFilter, equals: _Equals, now: datetime, *, few_due: bool) -> _Group:
+def _active(criteria: SessionFilter, equals: _Equals, now: datetime, *, few_due: bool) -> Group:
     before_deadline = _row.deadline_at > now
     rest = [] if criteria.state is None else [_row.state == criteria.state]
     if few_due:
@@ -237,7 +247,7 @@ def _active(criteria: SessionFilter, equals: _Equals, now: datetime, *, few_due:
     return _live(criteria, equals, before_deadline, *rest)
 
 
-def _lapsed(criteria: SessionFilter, equals: _Equals, now: datetime, *, few_due: bool) -> _Group:
+def _lapsed(criteria: SessionFilter, equals: _Equals, now: datetime, *, few_due: bool) -> Group:
     rest = [_row.deadline_at <= now]
     if criteria.close_reason is not None:
         rest.append(_row.lapse_reason == criteria.close_reason)
@@ -248,18 +258,18 @@ def _lapsed(criteria: SessionFilter, equals: _Equals, now: datetime, *, few_due:
     return group._replace(paths=[*group.paths, due])
 
 
-def _closed(criteria: SessionFilter, equals: _Equals) -> _Group:
+def _closed(criteria: SessionFilter, equals: _Equals) -> Group:
     if criteria.close_reason is not None:
         equals = {**equals, "close_reason": _row.close_reason == criteria.close_reason}
     if criteria.state == State.CLOSING:
         closing = [_row.closed_at.is_not(None), _row.check_at.is_not(None)]
-        return _Group([_path(equals, [], closing, [_row.state == criteria.state], is_small=True)])
+        return Group([_path(equals, [], closing, [_row.state == criteria.state], is_small=True)])
     by_id = [name for name in ("user_object_id", "capacity_id", "tenant_object_id") if name in equals]
     paths = [_path(equals, [name], [_row.close_reason.is_not(None)]) for name in by_id]
     reasons = [*CloseReason] if criteria.close_reason is None else [criteria.close_reason]
     ranges = [[_row.close_reason == reason, _row.kind == kind] for reason in reasons for kind in _kinds(criteria)]
     usual = [] if criteria.state is None else [_row.state == criteria.state]
-    return _Group([*paths, _Path(ranges, _others(equals, ["close_reason", "kind"]))], usual)
+    return Group([*paths, Path(ranges, _others(equals, ["close_reason", "kind"]))], usual)
 
 
 def _kinds(criteria: SessionFilter) -> Sequence[int]:
@@ -268,10 +278,10 @@ def _kinds(criteria: SessionFilter) -> Sequence[int]:
 
 def _path(
     equals: _Equals, searched: Sequence[str], condition: _Conditions, rest: _Conditions = (), *, is_small: bool = False
-) -> _Path:
+) -> Path:
     """A path with one range, by the columns `searched` of an index that has the `condition`."""
     given = [equals[name] for name in searched if name in equals]
-    return _Path([[*given, *condition]], _others(equals, searched, rest), is_small)
+    return Path([[*given, *condition]], _others(equals, searched, rest), is_small)
 
 
 def _others(equals: _Equals, searched: Sequence[str], rest: _Conditions = ()) -> _Conditions:

@@ -19,7 +19,9 @@ from tenure.store.reads import (
     intervals,
     keys,
     leases,
+    session_lapses,
     session_list,
+    session_matches,
     sessions,
     submissions,
     usage,
@@ -69,6 +71,8 @@ class SharedReads:
 
     get_session = _short(sessions.get_session)
     list_sessions = _short(session_list.list_sessions)
+    list_next_lapses = _short(session_lapses.list_next_lapses)
+    count_matches = _short(session_matches.count_matches)
     read_history = _short(history.read_history)
     count_sessions = _long(sessions.count_sessions)
     count_active_sessions = _long(sessions.count_active_sessions)

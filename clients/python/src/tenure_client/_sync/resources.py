@@ -105,10 +105,14 @@ class Sessions(_Resource):
         state: str | None = None,
         active: bool | None = None,
         close_reason: str | None = None,
+        order: str | None = None,
         limit: int | None = None,
         cursor: str | None = None,
     ) -> Pages[models.SessionList, models.Session]:
-        """List sessions, newest first. `limit` is the size of a page."""
+        """List sessions, newest first, or with `order="lapse"` live sessions, next deadline first.
+
+        `limit` is the size of a page.
+        """
         query = models.SessionQuery(
             tenant=_text(tenant),
             user=_text(user),
@@ -117,10 +121,34 @@ class Sessions(_Resource):
             state=state,
             active=active,
             close_reason=close_reason,
+            order=order,
             limit=limit,
             cursor=cursor,
         )
         return self._pages(_routes.SESSIONS, "sessions", query)
+
+    def count(
+        self,
+        *,
+        tenant: Id | None = None,
+        user: Id | None = None,
+        capacity: Id | None = None,
+        kind: int | None = None,
+        state: str | None = None,
+        active: bool | None = None,
+        close_reason: str | None = None,
+    ) -> models.SessionCount:
+        """Count the sessions that match. If the count is not exact, at least so many match."""
+        query = models.MatchQuery(
+            tenant=_text(tenant),
+            user=_text(user),
+            capacity=_text(capacity),
+            kind=kind,
+            state=state,
+            active=active,
+            close_reason=close_reason,
+        )
+        return self._get(_routes.COUNT, models.SessionCount, query=query)
 
 
 class Capacities(_Resource):

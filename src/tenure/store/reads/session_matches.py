@@ -1,0 +1,85 @@
+"""`count_matches`: how many sessions match a filter. Its cost does not grow with the table.
+
+The groups and paths are those of `session_list`. A group is counted by a path with at most COUNT_MAX entries, and all
+of them are checked. If every path of the group has more, only so many entries are checked, and the count is a lower
+bound.
+"""
+
+from typing import Any
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Integer,
+    Select,
+    Subquery,
+    and_,
+    case,
+    func,
+    literal_column,
+    select,
+    union_all,
+)
+
+from tenure.domain.scope import Scope
+from tenure.domain.sessions import MatchCount, SessionFilter
+from tenure.store.limits import COUNT_MAX
+from tenure.store.reads.session_list import Group, Path, groups_of, narrowed_filter
+from tenure.store.reads.sessions import read_now
+from tenure.store.tables import sessions
+
+_ONE: ColumnElement[int] = literal_column("1", Integer)
+_ZERO: ColumnElement[int] = literal_column("0", Integer)
+
+
+def count_matches(connection: Connection, criteria: SessionFilter, scope: Scope) -> MatchCount:
+    narrowed = narrowed_filter(criteria, scope)
+    if narrowed is None:
+        return MatchCount(0, exact=True)
+    # All groups use one instant, so that no session is counted as live and as lapsed.
+    counts = [_count(connection, group) for group in groups_of(connection, narrowed, read_now(connection))]
+    return MatchCount(sum(each.count for each in counts), exact=all(each.exact for each in counts))
+
+
+def _count(connection: Connection, group: Group) -> MatchCount:
+    path = _fitting(connection, group) or group.paths[0]
+    entries, count = connection.execute(count_statement(group, path)).one()
+    return MatchCount(count, exact=entries <= COUNT_MAX)
+
+
+def _fitting(connection: Connection, group: Group) -> Path | None:
+    """A path with few enough entries. None if there is none, or only one path."""
+    for path in group.paths:
+        if path.is_small:
+            return path
+    return next((path for path in group.paths if len(group.paths) > 1 and _fits(connection, path)), None)
+
+
+def _fits(connection: Connection, path: Path) -> bool:
+    entries: int = connection.execute(entries_statement(path)).scalar_one()
+    return entries <= COUNT_MAX
+
+
+def entries_statement(path: Path) -> Select[Any]:
+    """The number of entries of the path, at most one more than may be counted."""
+    return select(func.count()).select_from(_entries(path, _ONE.label("matches")))
+
+
+def count_statement(group: Group, path: Path) -> Select[Any]:
+    """The number of entries as above, and how many of them match."""
+    conditions = [*group.usual, *path.rest]
+    matches: ColumnElement[int] = case((and_(*conditions), _ONE), else_=_ZERO) if conditions else _ONE
+    entries = _entries(path, matches.label("matches"))
+    return select(func.count(), func.coalesce(func.sum(entries.c.matches), _ZERO)).select_from(entries)
+
+
+def _entries(path: Path, column: ColumnElement[Any]) -> Subquery:
+    limit = COUNT_MAX + 1
+    # In the order of the index: otherwise the planner may scan the table until it has found enough entries.
+    parts = [
+        select(column).where(*searched).order_by(sessions.c.started_at.desc()).limit(limit) for searched in path.ranges
+    ]
+    if len(parts) == 1:
+        return parts[0].subquery("entries")
+    merged = union_all(*(select(part.subquery()) for part in parts)).subquery("merged")
+    return select(merged.c.matches).limit(limit).subquery("entries")
