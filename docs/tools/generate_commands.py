@@ -113,7 +113,10 @@ def _section(name: str, command: Any) -> str:
     options = [each for each in command.params if each.param_type_name == "option" and not each.hidden]
     own = [each for each in options if each.opts[0] not in (*CONNECTION_FLAGS, "--help")]
     if arguments:
-        rows = [f"| `{each.metavar or each.name}` | {_text(each.help)} |" for each in arguments]
+        rows = [
+            f"| `{each.metavar or each.name}{'' if each.nargs == 1 else '...'}` | {_text(each.help)} |"
+            for each in arguments
+        ]
         parts += ["| argument | meaning |", "|---|---|", *rows, ""]
     if own:
         parts += ["| flag | meaning | default |", "|---|---|---|", *map(_flag_row, own), ""]

@@ -25,6 +25,7 @@ def _examples() -> Iterator[tuple[str, list[str]]]:
 
 
 EXAMPLES = dict(_examples())
+EVERY = all_commands()
 
 
 def test_document_is_up_to_date() -> None:
@@ -32,7 +33,7 @@ def test_document_is_up_to_date() -> None:
 
 
 def test_every_flag_and_argument_has_a_help_text() -> None:
-    for name, command in all_commands().items():
+    for name, command in EVERY.items():
         silent = [each.name for each in command.params if not each.hidden and not each.help]
         assert silent == [], name
 
@@ -50,21 +51,20 @@ def test_exit_codes_are_documented() -> None:
 
 def test_documented_command_lines_are_parsed() -> None:
     """The commands are not run."""
-    commands = all_commands()
     for place, words in EXAMPLES.items():
         name, arguments = _split(words)
         try:
-            commands[name].make_context(name, arguments)
+            EVERY[name].make_context(name, arguments)
         except Exception as error:
             error.add_note(place)
             raise
 
 
 def test_every_command_has_a_documented_example() -> None:
-    assert {_split(words)[0] for words in EXAMPLES.values()} == set(all_commands())
+    assert {_split(words)[0] for words in EXAMPLES.values()} == set(EVERY)
 
 
 def _split(words: list[str]) -> tuple[str, list[str]]:
     """The name of the command, which may have two words, and its arguments."""
-    count = 2 if " ".join(words[:2]) in all_commands() else 1
+    count = 2 if " ".join(words[:2]) in EVERY else 1
     return " ".join(words[:count]), words[count:]

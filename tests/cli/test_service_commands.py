@@ -358,6 +358,24 @@ def test_followed_events_are_lines_of_json_until_ctrl_c(tenure: Tenure, capacity
 
 
 @pytest.mark.usefixtures("any_url")
+def test_held_session_is_renewed_until_ctrl_c_and_lost_when_it_is_ended(tenure: Tenure, capacity: str) -> None:
+    command = ("sessions", "open", "--tenant", TENANT, "--capacity", capacity, "--lease", "5", "--hold", "--json")
+    held, other = (process(*command, "--user", str(uuid.uuid4())) for _ in range(2))
+    try:
+        session, ended = (json.loads(each.stdout.readline())["sessionId"] for each in (held, other) if each.stdout)
+        ok(tenure, "sessions", "end", ended, "--yes")
+        _, errors = other.communicate(timeout=20)
+        assert (other.returncode, f"tenure: session {ended} is lost: TERMINATED" in errors) == (1, True), errors
+        held.send_signal(signal.SIGINT)
+        _, errors = held.communicate(timeout=20)
+        assert (held.returncode, errors) == (130, "held; ctrl-C ends it\n")
+        assert not ok_json(tenure, "sessions", "show", session)["isActive"]
+    finally:
+        held.kill()
+        other.kill()
+
+
+@pytest.mark.usefixtures("any_url")
 def test_reader_that_ends_first_causes_no_traceback(tenure: Tenure, capacity: str) -> None:
     opened(tenure, capacity)
     listing = process("sessions", "list", "--all", "--json")

@@ -32,6 +32,16 @@ RUN = "Run"
 CHECK = "Check the database"
 
 COMMANDS = {
+    "serve": Entry("serve:serve", "Start the service.", RUN),
+    "receiver": Entry(
+        "receiver:receiver", "Receive submissions, count each key once, and print the totals at the end.", RUN
+    ),
+    "demo": Entry("demo:demo", "Run a whole installation with a hundred simulated users, and show what happens.", RUN),
+    "bench": Entry(
+        "bench:bench",
+        "Measure a running service: requests per second and latencies, under a bounded load.",
+        RUN,
+    ),
     "status": Entry(
         "status:status",
         "Show the installation at a glance: sessions, seats, usage, leaders, jobs, gateways and alerts.",
@@ -68,16 +78,6 @@ COMMANDS = {
         "completion:completion", "Print the script that makes a shell complete commands, flags and names.", CONNECT
     ),
     "migrate": Entry("migrate:migrate", "Migrate the database schema to the current version.", CONNECT),
-    "serve": Entry("serve:serve", "Start the service.", RUN),
-    "receiver": Entry(
-        "receiver:receiver", "Receive submissions, count each key once, and print the totals at the end.", RUN
-    ),
-    "demo": Entry("demo:demo", "Run a whole installation with a hundred simulated users, and show what happens.", RUN),
-    "bench": Entry(
-        "bench:bench",
-        "Measure a running service: requests per second and latencies, under a bounded load.",
-        RUN,
-    ),
     "doctor": Entry("doctor:doctor", "Look for trouble in an installation, and print what mends it.", CHECK),
     "audit": Entry("audit:audit", "Check that every instant of every session was billed exactly once.", CHECK),
 }
@@ -124,7 +124,7 @@ def load_command(name: str) -> Any:
         found = single
     command = typer.main.get_command(found)
     command.name = name
-    _keep_examples(command)
+    _polish(command)
     return command
 
 
@@ -140,13 +140,16 @@ def all_commands() -> dict[str, Any]:
     return found
 
 
-def _keep_examples(command: Any) -> None:
-    """Mark the examples of docstrings, so that `--help` prints their lines as they are."""
+def _polish(command: Any) -> None:
+    """Make `--help` print the examples of docstrings as they are, and arguments without their types."""
     if command.help:
         paragraphs = command.help.split("\n\n")
         command.help = "\n\n".join(f"\b\n{text}" if text.startswith("tenure ") else text for text in paragraphs)
+    for parameter in command.params:
+        if parameter.param_type_name == "argument":
+            parameter.display_type_rich = lambda **_: None
     for inner in getattr(command, "commands", {}).values():
-        _keep_examples(inner)
+        _polish(inner)
 
 
 app = typer.Typer(
@@ -155,6 +158,8 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
+    epilog="Commands that look at a service call http://127.0.0.1:8080, unless --url, TENURE_URL or a context names "
+    "another one. `tenure COMMAND --help` has examples; docs/commands.md has exit codes.",
 )
 
 

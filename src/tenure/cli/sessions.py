@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tenure.cli.exits import fail
 from tenure.cli.flags import (
     LISTED,
     AllFlag,
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 KINDS = {1: "basic", 2: "standard", 3: "premium"}
 STATES = ("created", "active", "closing", "closed")
 STYLES = {"active": "good", "created": "accent", "closing": "warn", "closed": "dim"}
+
+HOLD_LEASE_SECONDS = 60
 
 sessions_commands = new_group("List, show, open and end sessions.")
 
@@ -180,18 +183,22 @@ def open_session(
     idle: Annotated[
         int | None, typer.Option(help="Seconds that the session lives after its last activity.", metavar="SECONDS")
     ] = None,
+    hold: Annotated[bool, typer.Option("--hold", help="Keep the session alive until ctrl-C, and end it then.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
     r"""Open a session, or show the live one of this user and capacity.
 
-    Nothing renews the session: with a lease it ends unless something else sends heartbeats.
+    Without `--hold` nothing renews the session: with a lease it ends unless something else sends heartbeats.
 
     tenure sessions open --user 0190b0a0-0000-7000-8000-000000000001 \
-      --tenant 0190b0a0-0000-7000-8000-0000000000a1 --capacity 0190b0a0-0000-7000-8000-0000000000c1 --lease 60
+      --tenant 0190b0a0-0000-7000-8000-0000000000a1 --capacity 0190b0a0-0000-7000-8000-0000000000c1 --lease 60 --hold
     """
-    opened = service.client.sessions.open(
-        user=user, tenant=tenant, capacity=capacity, kind=kind, lease_seconds=lease, idle_seconds=idle
-    )
+    request: dict[str, Any] = {"user": user, "tenant": tenant, "capacity": capacity, "kind": kind}
+    request |= {"lease_seconds": lease, "idle_seconds": idle}
+    if hold:
+        _hold(service, request, as_json=as_json)
+        return
+    opened = service.client.sessions.open(**request)
     if as_json:
         service.print_json()
         return
@@ -199,11 +206,25 @@ def open_session(
     print_session(opened, service.now())
 
 
+def _hold(service: Service, request: dict[str, Any], *, as_json: bool) -> None:
+    """Hold a session until it is lost. Ctrl-C leaves the block, which ends the session."""
+    # A lease, because a session without one needs no heartbeats.
+    wanted = {**request, "lease_seconds": request["lease_seconds"] or HOLD_LEASE_SECONDS, "active": True}
+    with service.client.hold(**wanted) as session:
+        if as_json:
+            service.print_json()
+        else:
+            print_session(session.session, service.now())
+        note("held; ctrl-C ends it")
+        session.lost.wait()
+        fail(f"session {session.id} is lost: {session.lost.close_reason or session.lost.reason}")
+
+
 @sessions_commands.command("end")
 @with_service
 def end_sessions(
     service: Service,
-    session_ids: Annotated[list[str], typer.Argument(help="The ids of the sessions.", metavar="SESSION...")],
+    session_ids: Annotated[list[str], typer.Argument(help="The ids of the sessions.", metavar="SESSION")],
     yes: YesFlag = False,
     as_json: JsonFlag = False,
 ) -> None:

@@ -32,7 +32,7 @@ submissions_commands = new_group("List, show, retry and cancel submissions to ga
 
 GatewayFlag = Annotated[str | None, typer.Option(help="Only to this gateway.", metavar="GATEWAY")]
 SubmissionsArgument = Annotated[
-    list[str] | None, typer.Argument(help="The ids of the submissions.", metavar="SUBMISSION...", show_default=False)
+    list[str] | None, typer.Argument(help="The ids of the submissions.", metavar="SUBMISSION", show_default=False)
 ]
 AllMatchingFlag = Annotated[bool, typer.Option("--all", help="All that match, of every gateway if none is given.")]
 
