@@ -231,6 +231,32 @@ def test_status_shows_every_part(tenure: Tenure, capacity: str) -> None:
     assert {"health", "caller", "jobs", "leases", "alerts", "instances", "activity"} <= set(status)
 
 
+def test_status_shows_what_the_key_may_see(tenure: Tenure, tmp_path: Path) -> None:
+    database = ("--database", f"sqlite:///{tmp_path / 'tenure.db'}")
+    keys = {
+        "client": tenure("keys", "create", "--name", "a", "--role", "client", *database).out.strip(),
+        "tenant": tenure(
+            "keys", "create", "--name", "b", "--role", "reader", "--tenant", TENANT, *database
+        ).out.strip(),
+    }
+    shown: dict[str, list[str]] = {}
+    for address in running(database[1], tmp_path):
+        for name, key in keys.items():
+            for command in ("status", "top"):
+                lines = ok(tenure, command, "--url", address, "--key", key).out.splitlines()
+                shown[f"{command} {name}"] = [line.split()[0] for line in lines if line]
+        denied = tenure("jobs", "list", "--url", address, "--key", keys["client"])
+        assert (denied.code, "FORBIDDEN" in denied.err) == (6, True)
+        missing = tenure("jobs", "list", "--url", address)
+        assert (missing.code, "set TENURE_KEY" in missing.err) == (6, True)
+    assert shown == {
+        "status client": ["service", "you"],
+        "top client": ["service", "you"],
+        "status tenant": ["service", "you", "sessions"],
+        "top tenant": ["service", "you", "sessions"],
+    }
+
+
 @pytest.mark.usefixtures("url")
 def test_instances_are_listed(tenure: Tenure) -> None:
     (instance,) = ok_json(tenure, "instances")["instances"]

@@ -198,22 +198,24 @@ class History(Model, frozen=True, kw_only=True):
 
 
 class SessionMetrics(Model, frozen=True, kw_only=True):
+    """Counts of sessions. A key of one tenant gets those of its tenant, without the counters of the process group."""
+
     active_sessions: int
     total_sessions: int
     active_by_kind: dict[str, int]
     active_by_state: dict[str, int]
-    opened: int
-    upgraded: int
-    closed_by_reason: dict[str, int]
-    total_bytes_received: int
-    total_chunks: int
-    total_messages_sent: int
-    total_partials_sent: int
-    total_finals_sent: int
-    total_errors_sent: int
-    total_audio_duration_ms: int
-    workers: int
-    workers_answered: int
+    opened: int | None = None
+    upgraded: int | None = None
+    closed_by_reason: dict[str, int] | None = None
+    total_bytes_received: int | None = None
+    total_chunks: int | None = None
+    total_messages_sent: int | None = None
+    total_partials_sent: int | None = None
+    total_finals_sent: int | None = None
+    total_errors_sent: int | None = None
+    total_audio_duration_ms: int | None = None
+    workers: int | None = None
+    workers_answered: int | None = None
 
 
 # Capacities.
