@@ -15,6 +15,7 @@ import msgspec
 import pytest
 from playwright.async_api import Browser, Page, async_playwright
 
+from tests.browser.console import Visitor
 from tests.http.local import prepare_process
 
 CHROMIUM = "/usr/bin/chromium"
@@ -71,6 +72,15 @@ async def browser() -> AsyncIterator[Browser]:
         pytest.skip(f"{CHROMIUM} is not installed")
     async with chromium() as running:
         yield running
+
+
+@pytest.fixture
+async def visitor(browser: Browser) -> AsyncIterator[Visitor]:
+    """Opens pages of consoles. Fails the test if a page reported an error."""
+    visitor = Visitor(browser)
+    yield visitor
+    await visitor.close()
+    assert visitor.errors == []
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from playwright.async_api import Browser, Page, expect
+from playwright.async_api import Page, expect
 
 from tests.browser.console import (
     AXE,
@@ -35,6 +35,11 @@ PAGES: dict[str, tuple[str, str]] = {
     "sessions/{ended}": ("Session", "client reader operator"),
     "sessions/0190b0a0-0000-7000-8000-000000000000": ("Session", "client reader operator"),
     "open": ("Open and hold a session", "client operator"),
+    "capacities": ("Capacities", "reader operator"),
+    "capacities/0190b0a0-0000-7000-8000-000000000001": ("Capacity", "reader operator"),
+    "capacities/nothing": ("Capacity", "reader operator"),
+    "cluster": ("Cluster", "reader operator"),
+    "cluster/jobs/prune": ("Job prune", "reader operator"),
     "find?id=nothing": ("Find", "client reader operator"),
     "no/such/page": ("Not found", "client reader operator"),
 }
@@ -73,14 +78,6 @@ def console(request: pytest.FixtureRequest, consoles: dict[str, ConsoleService])
 @pytest.fixture
 def plain(consoles: dict[str, ConsoleService]) -> ConsoleService:
     return consoles[""]
-
-
-@pytest.fixture
-async def visitor(browser: Browser) -> AsyncIterator[Visitor]:
-    visitor = Visitor(browser)
-    yield visitor
-    await visitor.close()
-    assert visitor.errors == []
 
 
 async def show(page: Page, console: ConsoleService, path: str, heading: str) -> None:

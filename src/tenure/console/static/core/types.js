@@ -8,6 +8,8 @@
  * @typedef {import("../../../http/routes/tenure.js").LeaseAnswer} Lease
  * @typedef {import("../../../http/routes/tenure.js").JobAnswer} Job
  * @typedef {import("../../../http/routes/tenure.js").EventAnswer} SessionEvent
+ * @typedef {import("../../../http/routes/tenure.js").RunAnswer} JobRun
+ * @typedef {import("../../../http/routes/tenure.js").InstanceAnswer} Instance
  *
  * @typedef {import("../../../http/routes/tenure.js").WindowAnswer} UsageWindow
  * @typedef {import("../../../http/routes/tenure.js").CapacityAnswer} Capacity

@@ -9,6 +9,7 @@ export class View {
   #watches = new Set();
   #update;
   #announce;
+  #isClosed = false;
 
   /**
    * @param {object} options
@@ -63,6 +64,8 @@ export class View {
    * @param {{replace?: boolean}} [options] `replace`: the back button skips the address of before.
    */
   setQuery(changes, { replace = false } = {}) {
+    // A field that is removed with its page reports its change, but the address belongs to the next page.
+    if (this.#isClosed) return;
     for (const [name, value] of Object.entries(changes)) {
       if (value === null || value === undefined || value === "") this.query.delete(name);
       else this.query.set(name, value);
@@ -100,6 +103,7 @@ export class View {
   }
 
   close() {
+    this.#isClosed = true;
     for (const watch of this.#watches) live.remove(watch);
   }
 }

@@ -1,0 +1,19 @@
+// @ts-check
+/** How much of a limit is taken, as a short bar. The number stands beside it, so the bar says nothing to screen readers. */
+
+import { html } from "../core/template.js";
+
+const NEARLY = 0.9;
+
+/** The tone of a share: quiet, nearly full, full. @param {number} share */
+export const fullness = (share) => (share >= 1 ? "bad" : share >= NEARLY ? "warn" : "good");
+
+const TONES = { good: "2", warn: "3", bad: "5" };
+
+/** @param {number} share From 0 to 1. */
+export const meter = (share) => html`
+  <svg class="meter" width="72" height="8" viewBox="0 0 72 8" aria-hidden="true">
+    <rect class="track" width="72" height="8"></rect>
+    <rect class="fill tone-${TONES[fullness(share)]}" width="${Math.min(72, share * 72)}" height="8"></rect>
+  </svg>
+`;
