@@ -141,13 +141,26 @@ def test_limit_and_all_bound_lists(tenure: Tenure, capacity: str) -> None:
     ids = [opened(tenure, capacity) for _ in range(3)][::-1]
     two = tenure("sessions", "list", "--capacity", capacity, "--limit", "2")
     assert [line[0] for line in rows(two.out)[1:]] == ids[:2]
-    assert two.err == "the first 2; there are more: --limit 20 or --all\n"
+    assert two.err == "the first 2 of 3; more with --limit 20 or --all\n"
     page = ok_json(tenure, "sessions", "list", "--capacity", capacity, "--limit", "2")
     assert [session["sessionId"] for session in page["sessions"]] == ids[:2]
     assert (page["count"], page["nextCursor"] is None) == (2, False)
     everything = ok_json(tenure, "sessions", "list", "--capacity", capacity, "--all")
     assert [session["sessionId"] for session in everything["sessions"]] == ids
     assert (everything["count"], everything["nextCursor"]) == (3, None)
+
+
+@pytest.mark.usefixtures("url")
+def test_sessions_are_listed_by_deadline(tenure: Tenure, capacity: str) -> None:
+    long, short = opened(tenure, capacity, "--lease", "600"), opened(tenure, capacity, "--lease", "300")
+    never = opened(tenure, capacity)
+    listed = ok(tenure, "sessions", "list", "--capacity", capacity, "--order", "lapse").out
+    assert [line[0] for line in rows(listed)[1:]] == [short, long, never]
+    shown = (
+        ok(tenure, "capacities", "set", capacity, "--seats", "5").out + ok(tenure, "capacities", "show", capacity).out
+    )
+    assert shown.index(short) < shown.index(long) < shown.index(never)
+    assert tenure("sessions", "list", "--order", "oldest").code == 2
 
 
 # Jobs, leases and submissions.

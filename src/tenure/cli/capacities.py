@@ -79,7 +79,7 @@ def _free_cell(capacity: "Capacity") -> Cell:
 @capacities_commands.command("show")
 @with_service
 def show_capacity(service: Service, capacity_id: CapacityArgument, as_json: JsonFlag = False) -> None:
-    """Show the seats of a capacity, and the newest sessions that hold them.
+    """Show the seats of a capacity, and the sessions that hold them, the next to lapse first.
 
     tenure capacities show 0190b0a0-0000-7000-8000-0000000000c1
     """
@@ -88,12 +88,12 @@ def show_capacity(service: Service, capacity_id: CapacityArgument, as_json: Json
         service.print_json()
         return
     _print_capacity(capacity, service.now())
-    holders = service.client.sessions.list(capacity=capacity_id, active=True, limit=HOLDERS).first()
+    holders = service.client.sessions.list(capacity=capacity_id, order="lapse", limit=HOLDERS).first()
     if holders.sessions:
         typer.echo()
         print_sessions(holders.sessions, service.now())
     if holders.next_cursor is not None:
-        note(f"the newest {HOLDERS}; all of them: tenure sessions list --all --capacity {capacity_id}")
+        note(f"the next {HOLDERS} to lapse; all of them: tenure sessions list --all --capacity {capacity_id}")
 
 
 def _print_capacity(capacity: "Capacity", at: datetime) -> None:

@@ -193,6 +193,7 @@ FIXED: dict[str, tuple[str, ...]] = {
     "--group-by": ("tenant", "capacity", "user", "kind", "session"),
     "--when-full": ("reject", "evictOldest"),
     "--type": ("opened", "upgraded", "closed"),
+    "--order": ("newest", "lapse"),
     "--role": ("client", "reader", "operator"),
     "--log-level": ("debug", "info", "warning", "error"),
     "--profile": ("capacity", "transcription", "playback"),

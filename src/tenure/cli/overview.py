@@ -22,6 +22,7 @@ LISTED = 100
 LATE_SECONDS = 15 * 60
 """Usage that is not delivered for so long also raises an alert."""
 SHOWN = 3
+ALWAYS_SHOWN = ("opened", "heartbeats", "lapsed")
 
 _SERIES = re.compile(r"([a-z_]+)(?:\{(.*?)\})? (\S+)").fullmatch
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"').findall
@@ -132,7 +133,9 @@ def overview_fields(overview: Overview) -> dict[str, Value]:
     if overview.sessions is not None:
         fields["sessions"] = _sessions_text(overview.sessions)
     if overview.activity is not None and (rates := rates_of(overview.activity)):
-        fields["per second"] = f"{', '.join(f'{rate:,.1f} {name}' for name, rate in rates.items())} (last minute)"
+        fields["per second"] = ", ".join(
+            f"{rate:,.1f} {name}" for name, rate in rates.items() if name in ALWAYS_SHOWN or round(rate, 1)
+        )
     if overview.metrics is not None:
         fields["seats"] = _seats_cell(overview.metrics)
         fields["usage"] = _usage_cell(overview.metrics)

@@ -148,14 +148,20 @@ class Service:
             if cursor is None or left == 0:
                 return
 
-    def items(self, fetch: Callable[..., Any], items: str, most: int | None) -> list[Any]:
-        """Return up to `most` items of a list. If there are more, the command says so at its end."""
+    def items(
+        self, fetch: Callable[..., Any], items: str, most: int | None, total: Callable[[], str] | None = None
+    ) -> list[Any]:
+        """Return up to `most` items of a list. If there are more, the command says so at its end.
+
+        `total` returns how many there are.
+        """
         found: list[Any] = []
         page = None
         for page in self.pages(fetch, most):
             found += getattr(page, items)
         if page is not None and page.next_cursor is not None:
-            self._last_words = f"the first {len(found)}; there are more: --limit {len(found) * 10} or --all"
+            how_many = "" if total is None else f" of {total()}"
+            self._last_words = f"the first {len(found)}{how_many}; more with --limit {len(found) * 10} or --all"
         return found
 
     def print_list_json(self, fetch: Callable[..., Any], items: str, most: int | None) -> None:

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 KINDS = {1: "basic", 2: "standard", 3: "premium"}
 STATES = ("created", "active", "closing", "closed")
+ORDERS = ("newest", "lapse")
 STYLES = {"active": "good", "created": "accent", "closing": "warn", "closed": "dim"}
 
 HOLD_LEASE_SECONDS = 60
@@ -64,36 +65,47 @@ def list_sessions(
         str | None, typer.Option(help="Only ended ones with this reason, such as LEASE_EXPIRED.", metavar="REASON")
     ] = None,
     ended: Annotated[bool, typer.Option("--ended", help="List sessions that have ended.")] = False,
+    order: Annotated[
+        str, typer.Option(help="newest first, or lapse: those that end next first.", metavar="ORDER")
+    ] = "newest",
     limit: LimitFlag = LISTED,
     every: AllFlag = False,
     as_json: JsonFlag = False,
 ) -> None:
     """List live sessions, newest first, or sessions that have ended.
 
+    tenure sessions list
+    tenure sessions list --order lapse --limit 10
     tenure sessions list --capacity 0190b0a0-0000-7000-8000-0000000000c1
     tenure sessions list --ended --close-reason LEASE_EXPIRED
     """
     if state is not None and state not in STATES:
         raise ConfigurationError(f"state: must be {', '.join(STATES)}")
+    if order not in ORDERS:
+        raise ConfigurationError(f"order: must be {' or '.join(ORDERS)}")
     given = state is not None or close_reason is not None
-    fetch = partial(
-        service.client.sessions.list,
-        tenant=tenant,
-        user=user,
-        capacity=capacity,
-        kind=kind,
-        state=state,
-        close_reason=close_reason,
-        active=False if ended else None if given else True,
-    )
+    filters: dict[str, Any] = {
+        "tenant": tenant,
+        "user": user,
+        "capacity": capacity,
+        "kind": kind,
+        "state": state,
+        "close_reason": close_reason,
+        "active": False if ended else None if given else True,
+    }
+    fetch = partial(service.client.sessions.list, **filters, order=None if order == ORDERS[0] else order)
     most = None if every else limit
     if as_json:
         service.print_list_json(fetch, "sessions", most)
         return
-    found = service.items(fetch, "sessions", most)
-    print_sessions(
-        found, service.now(), "no sessions match" if given or tenant or user or capacity or kind else "no sessions"
-    )
+    found = service.items(fetch, "sessions", most, lambda: _count_text(service, filters))
+    filtered = given or any((tenant, user, capacity, kind))
+    print_sessions(found, service.now(), "no sessions match" if filtered else "no sessions")
+
+
+def _count_text(service: Service, filters: dict[str, Any]) -> str:
+    count = service.client.sessions.count(**filters)
+    return f"{count.count:,}" if count.exact else f"more than {count.count:,}"
 
 
 def print_sessions(sessions: "Sequence[Session]", at: datetime, empty: str = "no sessions") -> None:

@@ -28,6 +28,8 @@ from tenure.cli.output import (
     duration_text,
     exact_text,
     field_lines,
+    id_cell,
+    relative_text,
     styled,
     table,
     text_cell,
@@ -36,6 +38,7 @@ from tenure.cli.output import (
 )
 from tenure.cli.overview import Overview, overview_fields, read_overview
 from tenure.cli.service import ContextFlag, KeyFlag, Service, UrlFlag, connected, service_failures, target_of
+from tenure.cli.sessions import KINDS
 from tenure.clock import monotonic
 from tenure.errors import ConfigurationError
 
@@ -45,8 +48,9 @@ if TYPE_CHECKING:
 DRAW_SECONDS = 1.0
 INTERVAL_MIN, INTERVAL_MAX = 1.0, 3600.0
 READ_TIMEOUT = 10.0
-NEXT_TO_LAPSE = 50
-"""How many sessions are read; a terminal has fewer lines."""
+NEXT_TO_LAPSE = 20
+LAPSES = 10
+"""How many sessions are read, and how many are shown: some of them have no lease and no idle limit."""
 
 ENTER = "\x1b[?1049h\x1b[?25l"
 LEAVE = "\x1b[?25h\x1b[?1049l"
@@ -97,7 +101,13 @@ class Seen(NamedTuple):
 
 
 def read(service: Service) -> Seen:
-    return Seen(monotonic(), read_overview(service), ())
+    found = service.client.sessions.list(order="lapse", limit=NEXT_TO_LAPSE).first()
+    return Seen(monotonic(), read_overview(service), [each for each in found.sessions if _has_limit(each)])
+
+
+def _has_limit(session: "Session") -> bool:
+    """Whether the session lapses before its term ends."""
+    return session.lease_expires_at < session.session_end_utc
 
 
 def frame(seen: Seen, columns: int, lines: int | None, *, coloured: bool) -> list[str]:
@@ -146,17 +156,17 @@ def bars(values: Sequence[int]) -> str:
 def _lapse_lines(seen: Seen, columns: int, *, coloured: bool) -> list[str]:
     if not seen.next_to_lapse:
         return []
-    head = (Column("next to lapse"), Column("in"), Column("kind", 2), Column("user", 1), Column("capacity", 3))
+    head = (Column("next to lapse"), Column("ends"), Column("kind", 2), Column("user", 1), Column("capacity", 3))
     at = seen.overview.at
     rows: list[list[Value]] = [
         [
             each.session_id,
-            time_cell(each.lease_expires_at, at),
-            each.session_kind,
-            each.user_object_id,
-            each.capacity_id,
+            relative_text(each.lease_expires_at, at),
+            KINDS.get(each.session_kind, str(each.session_kind)),
+            id_cell(each.user_object_id),
+            id_cell(each.capacity_id),
         ]
-        for each in seen.next_to_lapse
+        for each in seen.next_to_lapse[:LAPSES]
     ]
     return table(head, rows, columns, coloured=coloured)
 
