@@ -1684,6 +1684,8 @@ export const ERROR_CODES = Object.freeze([
 /**
  * @typedef {object} ReadinessAnswer
  * @property {"ready"} status
+ * @property {string} instance
+ * @property {"follower" | "leader"} mode
  * @property {(LeaseWithRole)[]} leases
  */
 

@@ -69,7 +69,7 @@ from tenure.store.engines import open_store
 from tenure.streams.handlers import HandlerFactory, handler_factory
 from tenure.streams.registry import Streams
 from tenure.submissions.accept import Acceptor
-from tenure.submissions.executor import GRACE_SECONDS, LEASE, Executor
+from tenure.submissions.executor import GRACE_SECONDS, Executor
 from tenure.submissions.gateways import Gateway, Sender, gateways_of
 from tenure.submissions.payloads import PayloadSources
 from tenure.telemetry.counters import Counters
@@ -130,6 +130,12 @@ def _start_traces(config: TracesConfig, telemetry: Telemetry) -> Exporter | None
 def _decoding(config: Config, snake_names: Names) -> Decoding:
     names = snake_names if config.http.json_case == "snake" else CAMEL
     return Decoding(names, ignores_unknown=config.http.unknown_fields == "ignore")
+
+
+def _holder(config: Config, siblings: Siblings) -> str | None:
+    """Return the configured name of this process; each of several workers gets its own."""
+    holder = config.leases.holder
+    return holder if holder is None or config.workers == 1 else f"{holder}-{siblings.slot}"
 
 
 def _report_of(instance: str, worker: int) -> InstanceReport:
@@ -213,13 +219,15 @@ class Instance:
         renewer, ender = Renewer(self._store, ends, telemetry), Ender(self._store, ends, telemetry)
         self.streams = Streams(self._store, config.streams, config.sessions, make_handler, ends, telemetry)
         self._store.listen_for_ends(ends.learn, self.streams.check_sessions)
-        self.ensemble = Ensemble(self._store, timing=config.leases, telemetry=telemetry)
+        self.ensemble = Ensemble(
+            self._store, holder=_holder(config, self._siblings), timing=config.leases, telemetry=telemetry
+        )
         sources = _payload_sources(self._store, telemetry)
         gateways = gateways_of(config.gateways, sources)
         self._sender = Sender(telemetry)
         executor = Executor(self._store, gateways, sources, self._sender, config.leases.refresh_seconds, telemetry)
         self._store.listen(Topic.SUBMISSIONS, executor.hint)
-        self.ensemble.lead(LEASE, executor.work, grace_seconds=GRACE_SECONDS)
+        self.ensemble.lead(config.leases.executor_lease, executor.work, grace_seconds=GRACE_SECONDS)
         subscriptions = _subscriptions(config, gateways)
         if subscriptions:
             delivery = EventDelivery(self._store, subscriptions, executor.hint, telemetry)
@@ -253,7 +261,7 @@ class Instance:
         )
         token_signer = self._authenticator.token_signer
         self._store.listen(Topic.KEYS, self._authenticator.wake)
-        self.readiness = Readiness(self._store, self.ensemble)
+        self.readiness = Readiness(self._store, self.ensemble, config.leases.executor_lease)
         snake_names = SnakeNames()
         decoding = _decoding(config, snake_names)
         edge = Edge(config.http, config.host, telemetry, config.access, snake_names=snake_names)

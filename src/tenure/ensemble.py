@@ -53,7 +53,7 @@ class Ensemble:
     ) -> None:
         """`telemetry` receives the events of leases and jobs. By default, the events are logged."""
         telemetry = log_events(Telemetry()) if telemetry is None else telemetry
-        self.holder = _checked("holder", new_holder() if holder is None else holder)
+        self.holder = _checked("holder", holder or timing.holder or new_holder())
         self._own_store = open_store(database, POOL_SIZE, telemetry=telemetry) if isinstance(database, str) else None
         self._store: Store = self._own_store or database  # type: ignore[assignment]
         self._timing = timing

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin
 import msgspec
 import pytest
 
-from tenure.config import JOBS, Config, GatewayConfig, JobConfig, OidcConfig, TracesConfig, load
+from tenure.config import JOBS, Config, GatewayConfig, JobConfig, LeasesConfig, OidcConfig, TracesConfig, load
 from tenure.config.schema import SettingPath, entries_of, is_single, rule_of, settings_in, variable
 from tests.config.conftest import Run
 
@@ -164,6 +164,7 @@ def test_complete_file_contains_defaults(empty_folder: Path) -> None:
         tls_certificate=config.tls_certificate,
         tls_key=config.tls_key,
         transcription=config.transcription,
+        leases=LeasesConfig(holder=config.leases.holder),
         jobs={name: JobConfig(interval_seconds=interval) for name, interval in JOBS.items()},
         oidc=OidcConfig(
             issuer=config.oidc.issuer,

@@ -347,6 +347,8 @@ ON_BUILT_OBJECTS: Mapping[str, tuple[str, Callable[[Config], object]]] = {
     "streams.options": ('{"grammar": "x"}', refusal_of_instance),
     "leases.renew_seconds": ("5", renewal_interval),
     "leases.refresh_seconds": ("2", board_interval),
+    "leases.holder": ("node-1", lambda config: Instance(config, Telemetry()).ensemble.holder == "node-1"),
+    "leases.executor_lease": ("other", lambda config: Instance(config, Telemetry()).ensemble.lease_names),
     "usage.factors": ('{"1": 5}', usage_rules),
     "usage.format": ("cloudevents", usage_rules),
     "gateways.<name>.url": ("http://127.0.0.1/other", lambda config: gateway(config).url),

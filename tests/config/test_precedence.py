@@ -91,6 +91,8 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "allowed_hosts": st.sampled_from([[], ["*"], ["tenure.example", "192.0.2.7", "[2001:db8::1]"]]),
     "allowed_origins": st.sampled_from([[], ["*"], ["https://a.example", "http://localhost:3000"]]),
     "trusted_proxies": st.sampled_from([[], ["192.0.2.7"], ["10.0.0.0/8", "2001:db8::/32"]]),
+    "holder": st.sampled_from(["node-1", "1", "a:b@c"]),
+    "executor_lease": st.sampled_from(["submission-manager", "5"]),
     "json_case": st.sampled_from(["camel", "snake"]),
     "unknown_fields": st.sampled_from(["refuse", "ignore"]),
     "tls_certificate": st.sampled_from(["certificate.pem", "/etc/ssl/1.pem"]),

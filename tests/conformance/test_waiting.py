@@ -149,6 +149,12 @@ async def test_list_orphaned_attempts__finds_open_attempt_of_earlier_epoch(datab
     assert await begin_one(database.store, fence, submission_id) == BeginAttemptResult(submission_id, BEGUN, 2, 0, 1)
 
 
+async def test_list_orphaned_attempts__finds_open_attempt_of_later_epoch(database: Database) -> None:
+    """The epochs of a lease that was renamed begin again at 1."""
+    await left_open(database)
+    assert [len(await database.store.list_orphaned_attempts(epoch, 9)) for epoch in (0, 1, 2)] == [1, 0, 1]
+
+
 async def test_list_orphaned_attempts__returns_gateway_contract_and_count(database: Database) -> None:
     (submission_id,) = await left_open(database)
     await close_orphaned(database.store, fence := await next_executor_fence(database.store))

@@ -8,10 +8,13 @@ from uuid import uuid4
 import pytest
 
 from tenure import __version__
+from tenure.config import LeasesConfig
 from tenure.errors import DatabaseUnavailable
+from tenure.telemetry.events import LeaderAcquired
 from tests.http.client import TIMEOUT_SECONDS, Client, Json, open_body
-from tests.http.local import LocalService
+from tests.http.local import LocalService, eventually
 from tests.http.test_leases import FIELDS
+from tests.support.databases import Database
 from tests.support.leases import acquire, job_every
 from tests.support.open_requests import SECOND
 
@@ -64,6 +67,29 @@ async def test_readyz_returns_503_only_on_older_schema(own_local: LocalService) 
     await own_local.database.execute("UPDATE tenure_schema SET version_num = '0000'")
     response = await own_local.http.get("/readyz")
     assert (response.status_code, response.json()["code"]) == (503, "SCHEMA_TOO_OLD")
+
+
+async def test_readyz_names_the_instance_and_its_mode(sqlite_database: Database) -> None:
+    leases = LeasesConfig(holder="node-1", executor_lease="submission-manager")
+    async with LocalService.on(sqlite_database, leases=leases).running() as local:
+        await eventually(lambda: local.telemetry.of(LeaderAcquired) != [])
+        ready = (await local.http.get("/readyz")).json()
+        assert (ready["instance"], ready["mode"]) == ("node-1", "leader")
+        (lease,) = [each for each in ready["leases"] if each["name"] == "submission-manager"]
+        as_text = await local.http.get("/readyz", headers={"Accept": "text/plain"})
+        assert as_text.headers["content-type"] == "text/plain; charset=utf-8"
+        assert as_text.text == f"mode=leader holder_id=node-1 lease_expires_at={lease['expiresAt']}\n"
+        for accept in ("application/json, text/plain, */*", "*/*", ""):
+            assert (await local.http.get("/readyz", headers={"Accept": accept})).json()["status"] == "ready"
+
+
+async def test_follower_names_itself_and_the_leader(sqlite_database: Database) -> None:
+    await acquire(sqlite_database.store, EXECUTOR, "node-2", 100 * SECOND)
+    async with LocalService.on(sqlite_database, leases=LeasesConfig(holder="node-1")).running() as local:
+        assert (await local.http.get("/readyz")).json()["mode"] == "follower"
+        line = (await local.http.get("/readyz", headers={"Accept": "text/plain"})).text
+        assert line.startswith("mode=follower holder_id=node-1 lease_expires_at=2")
+        assert line.endswith("Z leader_id=node-2\n")
 
 
 # Leases in `/readyz`.

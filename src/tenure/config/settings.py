@@ -29,12 +29,14 @@ from tenure.config.values import (
     HeaderBytes,
     HeaderName,
     HeaderValue,
+    HolderName,
     Host,
     HostNames,
     HttpUrl,
     JobName,
     JsonCase,
     Kind,
+    LeaseName,
     Leeway,
     LogLevel,
     Networks,
@@ -144,6 +146,9 @@ class LeasesConfig(Section, frozen=True, kw_only=True):
     renew_seconds: Seconds = 20.0
     acquire_seconds: Seconds = 30.0
     refresh_seconds: Seconds = 1.0
+    holder: HolderName | None = None
+    """The name of this instance in leases; None: the host name, the process id and a random part."""
+    executor_lease: LeaseName = "submission-executor"
 
 
 class JobConfig(Section, frozen=True, kw_only=True):

@@ -15,6 +15,7 @@ from tenure.config.profiles import PROFILES
 from tenure.config.urls import SCHEMES, SQLITE, is_database_url, is_http_url, is_secure_url
 from tenure.domain.alerts import ONCALL
 from tenure.domain.events import EventType
+from tenure.domain.leases import JOB_LOCK
 from tenure.domain.submissions import USAGES
 from tenure.ids import canonical_id
 from tenure.signing import SECRET_RULE, is_secret
@@ -24,6 +25,9 @@ JOBS = {"expire-sessions": 10.0, "emit-usage": 60.0, "prune": 3600.0, "watch": 3
 HANDLERS = ("echo", "discard")
 GATEWAYS = (USAGES, ONCALL)
 """The gateways that Tenure itself submits to."""
+EVENTS = "events"
+"""The lease of the instance that sends events to gateways."""
+HOLDER_MAX = 100
 ROLES: tuple[Literal["client", "reader", "operator"], ...] = ("client", "reader", "operator")
 RESERVED_HEADERS = frozenset(
     {
@@ -111,6 +115,22 @@ _ORIGIN = re.compile(rf"[a-z][a-z0-9+.-]*://({_HOST_NAME.pattern})(:[0-9]{{1,5}}
 _misspelled_job = partial(_misspelled, built_in=JOBS, group="tenure.jobs")
 _misspelled_handler = partial(_misspelled, built_in=HANDLERS, group="tenure.stream_handlers")
 
+_LEASE_NAME = re.compile(rf"(?!{JOB_LOCK}|{EVENTS}$)[!-.0-~]{{1,{HOLDER_MAX}}}")
+LeaseName = Annotated[
+    str,
+    Rule(
+        f"1 to {HOLDER_MAX} characters, printable ASCII without spaces and slashes; "
+        f"not {EVENTS}, and not a name that begins with {JOB_LOCK}",
+        _LEASE_NAME.fullmatch,
+    ),
+]
+HolderName = Annotated[
+    str,
+    Rule(
+        f"1 to {HOLDER_MAX} characters, printable ASCII without spaces and slashes",
+        re.compile(rf"[!-.0-~]{{1,{HOLDER_MAX}}}").fullmatch,
+    ),
+]
 AnyId = Annotated[str, Rule("a UUID", canonical_id)]
 Switch = Annotated[bool, Rule("true or false")]
 Text = Annotated[str, Rule("non-empty text", bool)]

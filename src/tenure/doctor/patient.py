@@ -12,7 +12,6 @@ from tenure.domain.keys import StoredKey
 from tenure.domain.leases import Lease
 from tenure.events.delivery import EVENTS_LEASE
 from tenure.store.contract import Store
-from tenure.submissions.executor import LEASE as EXECUTOR_LEASE
 
 PAGE = 500
 PAGES_MAX = 20
@@ -96,4 +95,4 @@ class Patient:
     def lease_names(self) -> Sequence[str]:
         """The leases that one of the instances should hold with these settings."""
         sends_events = any(gateway.events for gateway in self.settings.gateways.values())
-        return [EXECUTOR_LEASE, *([EVENTS_LEASE] if sends_events else [])]
+        return [self.settings.leases.executor_lease, *([EVENTS_LEASE] if sends_events else [])]

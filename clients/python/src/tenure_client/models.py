@@ -681,6 +681,8 @@ class LeaseWithRole(Lease, frozen=True, kw_only=True):
 
 class Readiness(Model, frozen=True, kw_only=True):
     status: str
+    instance: str
+    mode: str
     leases: list[LeaseWithRole]
 
 

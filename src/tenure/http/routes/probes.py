@@ -1,6 +1,7 @@
 """Probes for load balancers and orchestrators, and the readiness of this instance."""
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Literal
 
 import msgspec
@@ -8,15 +9,18 @@ from msgspec.structs import replace
 
 from tenure import __version__
 from tenure.access.grants import ANY_ROLE, PUBLIC, PUBLIC_WITH_MORE_FOR_CALLERS, narrowed
+from tenure.clock import instant_text
 from tenure.domain.leases import Lease
 from tenure.ensemble import Ensemble
 from tenure.errors import DatabaseUnavailable, Draining, Invalid, SchemaTooOld, Starting, Unavailable
-from tenure.http.answers import Answer
+from tenure.http.answers import Answer, Headers
 from tenure.http.pipeline import Call, Route
 from tenure.http.routes.leases import LeaseWithRole, lease_with_role
 from tenure.sessions.counts import SessionCounter
 from tenure.store import migrate
 from tenure.store.contract import Store
+
+TEXT: Headers = ((b"content-type", b"text/plain; charset=utf-8"),)
 
 
 class HealthAnswer(msgspec.Struct, frozen=True, rename="camel"):
@@ -31,13 +35,23 @@ class LivenessAnswer(msgspec.Struct, frozen=True):
 
 class ReadinessAnswer(msgspec.Struct, frozen=True):
     status: Literal["ready"]
+    instance: str
+    """The name of this instance as a holder of leases; empty for callers who may not know it."""
+    mode: Literal["leader", "follower"]
+    """Whether this instance holds the lease of the executor."""
     leases: list[LeaseWithRole]
 
 
+class ReadinessHeaders(msgspec.Struct, frozen=True):
+    accept: str = ""
+
+
 class Readiness:
-    def __init__(self, store: Store, ensemble: Ensemble) -> None:
+    def __init__(self, store: Store, ensemble: Ensemble, executor_lease: str) -> None:
         self._store = store
         self._ensemble = ensemble
+        self.executor_lease = executor_lease
+        self.instance = ensemble.holder
         self.started = False
         self.waiting_for = ""
         """Why the instance has not started yet, if it knows."""
@@ -97,9 +111,11 @@ class ProbeRoutes:
                 description=(
                     "503 while the instance starts or drains, while the database cannot be reached or refuses writes, "
                     "and if the schema is too old. "
-                    "Shows the leases and whether this instance holds them; followers are ready too. "
+                    "Shows which instance answers, the leases, and whether it holds them; followers are ready too. "
+                    "With `Accept: text/plain`, one line about the lease of the executor. "
                     "Needs no credential; without a valid one, it does not name the holders."
                 ),
+                headers=ReadinessHeaders,
                 answers={200: ReadinessAnswer},
                 refusals=(Invalid, Unavailable),
                 unprefixed=True,
@@ -123,10 +139,34 @@ class ProbeRoutes:
     async def readiness(self, call: Call) -> Answer:
         await self._readiness.check()
         leases = [lease_with_role(lease, self._readiness.leads(lease)) for lease in await self._readiness.leases()]
+        instance = self._readiness.instance
         if call.caller.role is None or call.caller.scope.is_bound:
             # The names of holders contain the host names of instances.
             leases = [replace(lease, holder="") for lease in leases]
-        return Answer(ReadinessAnswer("ready", leases))
+            instance = ""
+        executor = next((each for each in leases if each.name == self._readiness.executor_lease and each.held), None)
+        mode: Literal["leader", "follower"] = "follower" if executor is None else executor.role
+        if _wants_text(call.headers.accept):
+            return Answer(_as_text(mode, instance, executor), headers=TEXT)
+        return Answer(ReadinessAnswer("ready", instance, mode, leases))
 
     async def health(self, call: Call) -> Answer:
         return Answer(HealthAnswer("ok", __version__, await self._counts.active(call.caller.scope)))
+
+
+def _instant_text(value: datetime | str) -> str:
+    """`instant` returns text for one instant in a million."""
+    return value if isinstance(value, str) else instant_text(value)
+
+
+def _wants_text(accept: str) -> bool:
+    return "text/plain" in accept and "json" not in accept
+
+
+def _as_text(mode: str, instance: str, executor: LeaseWithRole | None) -> bytes:
+    """One line in the form that deployments of lease-based services parse. A follower also names the leader."""
+    expires_at = "" if executor is None else _instant_text(executor.expires_at)
+    line = f"mode={mode} holder_id={instance} lease_expires_at={expires_at}"
+    if mode == "follower":
+        line += f" leader_id={'' if executor is None else executor.holder}"
+    return f"{line}\n".encode()

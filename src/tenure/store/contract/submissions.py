@@ -54,7 +54,7 @@ class SubmissionStore(Protocol):
         """Closes attempts with their outcome, and returns the new state of their submissions, in any order."""
 
     async def list_orphaned_attempts(self, epoch: int, limit: int) -> Sequence[OpenAttempt]:
-        """Returns up to `limit` open attempts of epochs before `epoch`, in any order. `finish_attempts` closes them."""
+        """Returns up to `limit` open attempts of other epochs, in any order. `finish_attempts` closes them."""
 
     async def note_waiting_reason(self, fence: Fence, submission_ids: Sequence[str], error: str) -> None:
         """Stores `error` as the reason why these submissions are due and not sent."""

@@ -171,7 +171,9 @@ def list_orphaned_attempts(connection: Connection, epoch: int, limit: int) -> Se
 def orphaned_statement(epoch: int, limit: int) -> Select[Any]:
     attempt = submission_attempts.c
     statement = select(attempt.submission_id, attempt.number)
-    return statement.where(attempt.ended_at.is_(None), attempt.epoch < epoch).limit(limit)
+    # Not only earlier ones: if the lease of the executor was renamed, its epochs began again at 1.
+    is_other = or_(attempt.epoch < epoch, attempt.epoch > epoch)
+    return statement.where(attempt.ended_at.is_(None), is_other).limit(limit)
 
 
 def read_envelopes(connection: Connection, submission_ids: Sequence[str]) -> Sequence[Envelope]:
