@@ -321,6 +321,11 @@ export class Client {
     return this.request("GET", "/submissions", { query });
   }
 
+  /** @returns {Promise<SubmissionCounts>} */
+  countSubmissions() {
+    return this.request("GET", "/submissions/counts");
+  }
+
   /** @param {string} submissionId @returns {Promise<SubmissionAnswer>} */
   getSubmission(submissionId) {
     return this.request("GET", `/submissions/${part(submissionId)}`);
@@ -373,6 +378,16 @@ export class Client {
   /** @param {Record<string, unknown>} [query] @returns {Promise<LeaseList>} */
   listLeases(query) {
     return this.request("GET", "/leases", { query });
+  }
+
+  /** @param {string} name @param {Record<string, unknown>} [query] @returns {Promise<TermList>} */
+  listLeaseHistory(name, query) {
+    return this.request("GET", `/leases/${part(name)}/history`, { query });
+  }
+
+  /** The terms of all leases. @param {Record<string, unknown>} [query] @returns {Promise<TermList>} */
+  listLeaseTimeline(query) {
+    return this.request("GET", "/leases/history", { query });
   }
 
   /** @param {string} name @returns {Promise<LeaseAnswer>} */
@@ -1797,6 +1812,19 @@ export const ERROR_CODES = Object.freeze([
  */
 
 /**
+ * @typedef {object} SubmissionCountAnswer
+ * @property {string} gateway
+ * @property {SubmissionState} state
+ * @property {number} count
+ * @property {boolean} exact
+ */
+
+/**
+ * @typedef {object} SubmissionCounts
+ * @property {(SubmissionCountAnswer)[]} counts
+ */
+
+/**
  * @typedef {object} SubmissionList
  * @property {(ListedSubmission)[]} submissions
  * @property {number} count
@@ -1809,6 +1837,23 @@ export const ERROR_CODES = Object.freeze([
  * @typedef {object} SubmitBody
  * @property {string} gateway
  * @property {unknown} payload
+ */
+
+/**
+ * @typedef {object} TermAnswer
+ * @property {string} name
+ * @property {number} epoch
+ * @property {string} holder
+ * @property {string} acquiredAt
+ * @property {string | null} endedAt
+ * @property {"expired" | "released" | "resigned" | null} how
+ */
+
+/**
+ * @typedef {object} TermList
+ * @property {(TermAnswer)[]} terms
+ * @property {number} count
+ * @property {string | null} nextCursor
  */
 
 /**

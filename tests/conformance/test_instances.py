@@ -192,10 +192,12 @@ async def test_save_activity__takes_empty_and_full_batch(database: Database) -> 
 
 
 async def test_read_activity__sums_steps_of_the_grid_since_1970(database: Database) -> None:
-    await database.store.save_activity("a", [minute(number, opened=1, closed_evicted=2**40) for number in range(-1, 8)])
+    await database.store.save_activity(
+        "a", [minute(number, opened=1, closed_evicted=2**31 - 1) for number in range(-1, 8)]
+    )
     activity = await read(database, from_at=FIRST + MINUTE + SECOND, to_at=FIRST + 6 * MINUTE, step_seconds=300)
     assert [(point.at, point.counts["opened"]) for point in activity.points] == [(FIRST, 5), (FIRST + 5 * MINUTE, 1)]
-    assert activity.points[0].counts["closed_evicted"] == 5 * 2**40
+    assert activity.points[0].counts["closed_evicted"] == 5 * (2**31 - 1)
     assert (activity.span.from_at, activity.span.to_at) == (FIRST + MINUTE + SECOND, FIRST + 6 * MINUTE)
 
 

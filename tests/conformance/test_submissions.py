@@ -304,3 +304,32 @@ async def test_list_submissions__filters_by_gateway_and_state(database: Database
     assert await ids(database, SubmissionFilter(gateway="pager")) == sorted([mine, waiting], reverse=True)
     assert await ids(database, SubmissionFilter(gateway="pager", state=IS_FAILED)) == [mine]
     assert await ids(database, SubmissionFilter(gateway="Pager")) == []
+
+
+async def test_count_submissions__counts_by_gateway_and_state(database: Database) -> None:
+    store = database.store
+    assert await store.count_submissions() == []
+    await accept(store, 2, gateway="b")
+    for state in ("failed", "delivered", "delivered", "delivered", "cancelled"):
+        await create_in_state(store, state, gateway="a")
+    assert [(each.gateway, each.state, each.count, each.exact) for each in await store.count_submissions()] == [
+        ("a", "failed", 1, True),
+        ("a", "cancelled", 1, True),
+        ("a", "delivered", 3, True),
+        ("b", "pending", 2, True),
+    ]
+
+
+async def test_count_submissions__stops_at_its_limits(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("COUNTED_MAX", 3), ("COUNTED_TOTAL", 5), ("COUNTED_MIN", 1), ("COUNTED_GATEWAYS_MAX", 3)):
+        monkeypatch.setattr(f"tenure.store.reads.submissions.{name}", value)
+    for gateway in ("a", "b", "c", "d"):
+        await accept(database.store, 3 if gateway == "a" else 4, gateway=gateway)
+    await create_in_state(database.store, "delivered", gateway="a")
+    counts = [(each.gateway, each.state, each.count, each.exact) for each in await database.store.count_submissions()]
+    assert counts == [
+        ("a", "pending", 3, True),
+        ("a", "delivered", 1, True),
+        ("b", "pending", 2, False),
+        ("c", "pending", 1, False),
+    ]

@@ -261,3 +261,36 @@ async def test_routes_and_next_links_are_available_only_below_prefix(prefixed: L
         assert (await prefixed.http.get(f"{version}/leases")).status_code == 404, version
     link = (await prefixed.http.get("/api/v3/leases?limit=1")).links["next"]["url"]
     assert (link.partition("?")[0], (await prefixed.http.get(link)).status_code) == ("/api/v3/leases", 200)
+
+
+async def test_history_lists_terms_of_one_lease_and_of_all(database: Database) -> None:
+    async with LocalService.on(database).running() as local:
+        for number in (1, 2, 3):
+            fence = await acquire_free_lease(database.store, "nightly", f"holder {number}")
+            if number < 3:
+                await database.store.release_lease(fence)
+        own = await local.http.get("/leases/nightly/history", params={"limit": 2})
+        assert [(term["epoch"], term["holder"], term["how"]) for term in own.json()["terms"]] == [
+            (3, "holder 3", None),
+            (2, "holder 2", "released"),
+        ]
+        assert "/leases/nightly/history?" in own.headers["link"]
+        rest = await local.http.get("/leases/nightly/history", params={"cursor": own.json()["nextCursor"]})
+        assert [term["epoch"] for term in rest.json()["terms"]] == [1]
+        found: list[Json] = []
+        cursor: Json = {}
+        while True:
+            page = (await local.http.get("/leases/history", params={"limit": 1, **cursor})).json()
+            found += [term for term in page["terms"] if term["name"] == "nightly"]
+            if page["nextCursor"] is None:
+                break
+            cursor = {"cursor": page["nextCursor"]}
+        assert [term["epoch"] for term in found] == [3, 2, 1]
+        ended = found[-1]["endedAt"]
+        later = (await local.http.get("/leases/history", params={"from": ended})).json()["terms"]
+        assert [term["epoch"] for term in later if term["name"] == "nightly"] == [3, 2]
+        assert (await local.http.get("/leases/nothing/history")).status_code == 404
+        assert (await local.http.get("/leases/job:prune/history")).status_code == 404
+        for forged in FORGED:
+            answer = await local.http.get("/leases/history", params={"cursor": forged})
+            assert answer.status_code == 400, forged

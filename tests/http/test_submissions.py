@@ -14,7 +14,7 @@ from tests.http.submitting import MEBIBYTE, accepted, body, key, read_submission
 from tests.http.test_leases import FORGED
 from tests.support.databases import Database
 from tests.support.instances import RunningInstance
-from tests.support.submissions import DELIVERED, executor_fence, make_attempt
+from tests.support.submissions import DELIVERED, accept, executor_fence, make_attempt
 
 LISTED_FIELDS = [
     "submissionId",
@@ -663,3 +663,10 @@ async def test_routes_and_next_links_are_available_only_below_prefix(prefixed: L
     link = response.links["next"]["url"]
     assert link.startswith("/api/v3/submissions?")
     assert (await prefixed.http.get(link)).json()["count"] == 1
+
+
+async def test_counts_name_gateways_and_states(database: Database) -> None:
+    async with LocalService.on(database, "crm").running() as service:
+        await accept(database.store, 3, gateway="mail")
+        response = await service.http.get("/submissions/counts")
+        assert response.json() == {"counts": [{"gateway": "mail", "state": "pending", "count": 3, "exact": True}]}

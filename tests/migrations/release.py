@@ -28,6 +28,7 @@ from tenure.domain.alerts import AlertFilter, AlertName, AlertPosition, Conditio
 from tenure.domain.audit_log import AuditFilter, AuditPosition
 from tenure.domain.events import EventFilter, EventPosition, EventType
 from tenure.domain.history import View
+from tenure.domain.leases import TermFilter, TermPosition
 from tenure.domain.scope import EVERYTHING, Scope
 from tenure.domain.sessions import LapsePosition, Position, SessionFilter
 from tenure.domain.submissions import Change, SubmissionFilter
@@ -181,6 +182,8 @@ SAMPLES: Mapping[Any, Sequence[Any]] = {
     AlertFilter: [AlertFilter(), AlertFilter(name="one", subject="two", active=True), AlertFilter(active=False)],
     AlertPosition: [AlertPosition(AT, ID)],
     Condition: [Condition(AlertName.JOB_FAILING, "one", "two")],
+    TermFilter: [TermFilter(), TermFilter(AT, AT)],
+    TermPosition: [TermPosition(AT, ID, 7)],
     ActivityQuery: [ActivityQuery(None, None, 60)],
     EventFilter: [EventFilter(), EventFilter((EventType.UPGRADED, EventType.CLOSED), ID)],
     EventPosition: [EventPosition(AT, 1, ID)],

@@ -26,7 +26,8 @@ from tenure.store.engines import open_store
 from tenure.store.engines.postgres import statements
 from tenure.store.engines.postgres.connections import HOT_SETTINGS
 from tenure.store.engines.sqlite import opening
-from tenure.store.reads import intervals, keys, sessions, submissions
+from tenure.store.limits import COUNTED_MAX, COUNTED_MIN, COUNTED_TOTAL
+from tenure.store.reads import intervals, keys, leases, sessions, submissions
 from tests.support.audit_log import ACTOR, draft
 from tests.support.databases import POOL_SIZE, Clock, Database
 from tests.support.events import new_batch
@@ -305,6 +306,24 @@ async def test_postgresql_lists_empty_state_without_reading_other_submissions(po
     await store.list_submissions(SubmissionFilter(state="cancelled"), None, 20)
     await store.close()
     assert await _tuples_read(postgres_url) - before < READS_MAX
+
+
+async def test_postgresql_counts_submissions_up_to_the_limits(postgres_url: str) -> None:
+    """From one index: no row is read, and the rest of a million entries is left."""
+    store = open_store(postgres_url, POOL_SIZE)
+    before = await _tuples_read(postgres_url)
+    counts = await store.count_submissions()
+    await store.close()
+    entries = COUNTED_TOTAL + len(counts) * (COUNTED_MIN + 1) + COUNTED_MAX
+    assert await _tuples_read(postgres_url) - before < entries
+    plan = await _planned(postgres_url, submissions.count_statement("crm", "pending", 10))
+    assert "Index Only Scan Backward using submissions_gateway" in plan, plan
+    assert "Sort" not in plan, plan
+
+
+async def test_postgresql_finds_the_last_term_of_each_lease_in_an_index(postgres_url: str) -> None:
+    plan = await _planned(postgres_url, leases._last_terms_before(NOON))
+    assert "Index Scan Backward using lease_history_pkey" in plan, plan
 
 
 LATELY = datetime.now(UTC).replace(microsecond=0)

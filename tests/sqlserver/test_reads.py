@@ -645,3 +645,10 @@ def test_migration_creates_names_with_case_sensitive_collation() -> None:
 def test_migration_creates_filtered_indexes(index: str, condition: str) -> None:
     (created,) = [batch for batch in script() if f"INDEX {index} " in batch]
     assert created.rstrip(";").endswith(f"WHERE {condition}")
+
+
+def test_counts_of_submissions_seek_the_index_of_gateways() -> None:
+    for statement, limit in ((reads.count_statement("crm", "pending", 7), 7), (reads.next_gateway_statement("crm"), 1)):
+        text = rendered(statement)
+        assert "WITH (FORCESEEK, INDEX (submissions_gateway))" in text
+        assert f"TOP {limit} " in text

@@ -43,6 +43,34 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
         return Fence(self.name, self.holder, self.epoch)
 
 
+class LeaseTerm(msgspec.Struct, frozen=True, kw_only=True):
+    """The time for which one holder held a lease: one epoch. Job locks have no terms, but runs."""
+
+    name: str
+    epoch: int
+    holder: str
+    acquired_at: datetime
+    ended_at: datetime | None = None
+    """None while the lease is held. A lease that has expired ended then, even if nobody has acquired it since."""
+    how: str | None = None
+    """How it ended: `released`, `resigned` or `expired`."""
+
+
+class TermFilter(msgspec.Struct, frozen=True):
+    """The terms that overlap a span of time."""
+
+    from_at: datetime | None = None
+    to_at: datetime | None = None
+
+
+class TermPosition(msgspec.Struct, frozen=True):
+    """A place in the list of the terms of all leases, newest first."""
+
+    acquired_at: datetime
+    name: str
+    epoch: int
+
+
 class AcquireResult(msgspec.Struct, frozen=True):
     """The current lease after an attempt to acquire it. If `taken`, the caller holds the lease."""
 

@@ -214,6 +214,16 @@ class SubmissionCommand(StrEnum):
     CANCEL = "cancel"
 
 
+class SubmissionCount(msgspec.Struct, frozen=True):
+    """How many submissions to a gateway are in a state."""
+
+    gateway: str
+    state: str
+    count: int
+    exact: bool
+    """False if there are more: counting stopped at `count`."""
+
+
 class SubmissionFilter(msgspec.Struct, frozen=True, kw_only=True):
     gateway: str | None = None
     state: str | None = None

@@ -13,6 +13,7 @@ import msgspec
 
 from tenure.clock import from_microseconds, to_microseconds
 from tenure.domain.events import CLOSE_RANK, END_RANK, START_RANK, EventPosition
+from tenure.domain.leases import LeaseTerm, TermPosition
 from tenure.domain.sessions import LapsePosition, Position
 from tenure.errors import FieldError, Invalid
 from tenure.http.answers import JSON, Answer
@@ -44,6 +45,7 @@ def page(
 
 
 DIGITS_MAX = 18
+EPOCH_END = 1 << 63
 
 _decode = msgspec.msgpack.Decoder(Position).decode
 
@@ -101,6 +103,25 @@ def event_position_of(cursor: str) -> EventPosition:
     except (msgspec.DecodeError, binascii.Error, ValueError, UnicodeError, OverflowError) as error:
         raise forged() from error
     if rank not in (CLOSE_RANK, START_RANK, END_RANK):
+        raise forged()
+    return position
+
+
+_decode_term = msgspec.msgpack.Decoder(tuple[int, int, str]).decode
+
+
+def cursor_of_term(term: LeaseTerm) -> str:
+    values = (to_microseconds(term.acquired_at), term.epoch, term.name)
+    return base64.urlsafe_b64encode(msgspec.msgpack.encode(values)).rstrip(b"=").decode()
+
+
+def term_position_of(cursor: str) -> TermPosition:
+    try:
+        microseconds, epoch, name = _decode_term(_bytes(cursor))
+        position = TermPosition(from_microseconds(microseconds), name, epoch)
+    except (msgspec.DecodeError, binascii.Error, ValueError, UnicodeError, OverflowError) as error:
+        raise forged() from error
+    if not (name.isascii() and name.isprintable() and 0 <= epoch < EPOCH_END):
         raise forged()
     return position
 

@@ -54,6 +54,24 @@ def _mssql_usage_of(element: Any, compiler: Any, **options: Any) -> str:
     return f"dbo.tenure_usage_1({compiler.process(element.clauses, **options)})"
 
 
+class total_of(FunctionElement[int]):  # noqa: N801 - reads as the SQL function it is
+    """The sum of a column of integers, which may exceed the range of an integer."""
+
+    type = BigInteger()
+    name = "total_of"
+    inherit_cache = True
+
+
+@compiles(total_of)
+def _total_of(element: Any, compiler: Any, **options: Any) -> str:
+    return f"sum({compiler.process(element.clauses, **options)})"
+
+
+@compiles(total_of, "mssql")
+def _mssql_total_of(element: Any, compiler: Any, **options: Any) -> str:
+    return f"SUM(CAST({compiler.process(element.clauses, **options)} AS bigint))"
+
+
 class unindexed(FunctionElement[str]):  # noqa: N801 - reads as the SQL function it is
     """An id for which the planner must not use the index on ids.
 

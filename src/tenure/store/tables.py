@@ -388,7 +388,8 @@ activity = Table(
     Column("at", Instant, nullable=False),
     Column("instance", Name, nullable=False),
     Column("turn", Integer, nullable=False),
-    *(Column(name, BigInteger, nullable=False) for name in COUNTS),
+    # Not BigInteger: PostgreSQL sums a week of these twice as fast.
+    *(Column(name, Integer, nullable=False) for name in COUNTS),
     PrimaryKeyConstraint("at", "instance", "turn", name="activity_pkey"),
 )
 
@@ -525,6 +526,10 @@ sessions_closed_long = Index(
     postgresql_where=text("closed_at - started_at > INTERVAL '31 days'"),
     sqlite_where=text("closed_at - started_at > 2678400000000"),
 ).ddl_if(dialect=("postgresql", "sqlite"))  # type: ignore[arg-type]  # a tuple is allowed
+# The timeline of all leases reads a span of this index, and for each lease the one term before it.
+lease_history_acquired_at = Index(
+    "lease_history_acquired_at", lease_history.c.acquired_at, lease_history.c.name, lease_history.c.epoch
+)
 capacities_tenant = Index("capacities_tenant", capacities.c.tenant_object_id, capacities.c.capacity_id)
 job_runs_started_at = Index("job_runs_started_at", job_runs.c.started_at)
 submissions_key = Index(

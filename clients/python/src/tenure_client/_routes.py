@@ -65,6 +65,7 @@ TRANSCRIBE = _route(
 # Repeatable because the client sends one idempotency key with every repetition.
 SUBMIT = _route("submissions.submit", "POST", "/submissions", models.Accepted, body=models.SubmitBody)
 SUBMISSIONS = _route("submissions.list", "GET", "/submissions", models.SubmissionList, query=models.SubmissionQuery)
+SUBMISSION_COUNTS = _route("submissions.counts", "GET", "/submissions/counts", models.SubmissionCounts)
 SUBMISSION = _route("submissions.get", "GET", "/submissions/{submissionId}", models.Submission)
 # A repeated retry gives the submission all of its attempts again.
 RETRY = _route("submissions.retry", "POST", "/submissions/{submissionId}/retry", models.Submission, repeatable=False)
@@ -93,6 +94,8 @@ SEND_WINDOWS = _route("usage.send", "POST", "/usage/windows/send", models.Sent, 
 WINDOW = _route("usage.window", "GET", "/usage/windows/{windowId}", models.WholeUsageWindow)
 
 LEASES = _route("leases.list", "GET", "/leases", models.LeaseList, query=models.PageQuery)
+TERMS = _route("leases.history", "GET", "/leases/{name}/history", models.TermList, query=models.PageQuery)
+TIMELINE = _route("leases.timeline", "GET", "/leases/history", models.TermList, query=models.TermQuery)
 # A repeated request could end the lease of the next holder.
 RESIGN = _route("leases.resign", "POST", "/leases/{name}/resign", models.Lease, repeatable=False)
 

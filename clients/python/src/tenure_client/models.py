@@ -311,6 +311,17 @@ class Submission(ListedSubmission, frozen=True, kw_only=True):
     attempts: list[Attempt]
 
 
+class SubmissionCount(Model, frozen=True, kw_only=True):
+    gateway: str
+    state: str
+    count: int
+    exact: bool
+
+
+class SubmissionCounts(Model, frozen=True, kw_only=True):
+    counts: list[SubmissionCount]
+
+
 class SubmissionList(Model, frozen=True, kw_only=True):
     submissions: list[ListedSubmission]
     count: int
@@ -419,6 +430,28 @@ class Lease(Model, frozen=True, kw_only=True):
     acquired_at: datetime
     renewed_at: datetime
     expires_at: datetime
+
+
+class TermQuery(Body, frozen=True, kw_only=True):
+    from_: datetime | None = msgspec.field(default=None, name="from")
+    to: datetime | None = None
+    limit: int | None = None
+    cursor: str | None = None
+
+
+class Term(Model, frozen=True, kw_only=True):
+    name: str
+    epoch: int
+    holder: str
+    acquired_at: datetime
+    ended_at: datetime | None
+    how: str | None
+
+
+class TermList(Model, frozen=True, kw_only=True):
+    terms: list[Term]
+    count: int
+    next_cursor: str | None
 
 
 class LeaseList(Model, frozen=True, kw_only=True):

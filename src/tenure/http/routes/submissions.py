@@ -124,6 +124,17 @@ class SubmissionList(msgspec.Struct, frozen=True, rename="camel"):
     next_cursor: str | None
 
 
+class SubmissionCountAnswer(msgspec.Struct, frozen=True, rename="camel"):
+    gateway: str
+    state: SubmissionState
+    count: int
+    exact: bool
+
+
+class SubmissionCounts(msgspec.Struct, frozen=True, rename="camel"):
+    counts: list[SubmissionCountAnswer]
+
+
 class CommandBody(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
     gateway: GatewayName | None = None
     state: CommandedState | None = None
@@ -182,6 +193,20 @@ class SubmissionRoutes:
                 summary="List submissions, newest first",
                 query=SubmissionQuery,
                 answers={200: SubmissionList},
+                refusals=(Invalid, Unavailable),
+            ),
+            Route(
+                method="GET",
+                path="/submissions/counts",
+                handler=self.counts,
+                grants=READERS,
+                tag="submissions",
+                summary="Count submissions by gateway and state",
+                description=(
+                    "Counts from an index, up to a limit: `exact` is false if there are more. "
+                    "Pending and failed submissions are counted first."
+                ),
+                answers={200: SubmissionCounts},
                 refusals=(Invalid, Unavailable),
             ),
             Route(
@@ -265,6 +290,17 @@ class SubmissionRoutes:
         criteria = SubmissionFilter(gateway=query.gateway, state=query.state and query.state.value)
         found = await self._store.list_submissions(criteria, before, query.limit + 1)
         return page(found, query, self._path, lambda each: cursor_of_id(each.submission_id), _listed)
+
+    async def counts(self, _call: Call) -> Answer:
+        found = await self._store.count_submissions()
+        return Answer(
+            SubmissionCounts(
+                [
+                    SubmissionCountAnswer(each.gateway, SubmissionState(each.state), each.count, each.exact)
+                    for each in found
+                ]
+            )
+        )
 
     async def get(self, call: Call) -> Answer:
         found = await self._store.get_submission(_submission_id(call), _owner(call.caller))

@@ -5,7 +5,7 @@ from typing import Protocol
 
 from tenure.domain.audit_log import Actor
 from tenure.domain.jobs import Board
-from tenure.domain.leases import AcquireResult, Fence, Lease
+from tenure.domain.leases import AcquireResult, Fence, Lease, LeaseTerm, TermFilter, TermPosition
 
 
 class LeaseStore(Protocol):
@@ -28,6 +28,14 @@ class LeaseStore(Protocol):
 
     async def list_leases(self, after: str | None, limit: int) -> Sequence[Lease]:
         """All leases that were ever held, by name, starting after `after`."""
+
+    async def list_terms(self, name: str, before: int | None, limit: int) -> Sequence[LeaseTerm] | None:
+        """Up to `limit` terms of a lease, newest first, from before the epoch `before`; None if the lease was never
+        held, or is the lock of a job.
+        """
+
+    async def list_all_terms(self, criteria: TermFilter, after: TermPosition | None, limit: int) -> Sequence[LeaseTerm]:
+        """Up to `limit` terms of all leases, newest first, starting after the position `after`."""
 
     async def read_board(self, names: Sequence[str]) -> Board:
         """All jobs with their locks, and the leases with these names, in one statement."""

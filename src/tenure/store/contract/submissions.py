@@ -15,6 +15,7 @@ from tenure.domain.submissions import (
     PendingPage,
     Submission,
     SubmissionCommand,
+    SubmissionCount,
     SubmissionFilter,
     SubmissionStatus,
     SubmitRequest,
@@ -79,3 +80,8 @@ class SubmissionStore(Protocol):
         self, criteria: SubmissionFilter, before: str | None, limit: int
     ) -> Sequence[Submission]:
         """Returns submissions in descending order of id, starting below the id `before`."""
+
+    async def count_submissions(self) -> Sequence[SubmissionCount]:
+        """Counts the submissions of each gateway and state, up to the limits COUNTED_…, by gateway. Those without
+        submissions are left out.
+        """

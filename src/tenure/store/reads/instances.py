@@ -3,13 +3,13 @@
 from collections import defaultdict
 from collections.abc import Sequence
 
-from sqlalchemy import BigInteger, Connection, cast, func, literal, not_, select
+from sqlalchemy import BigInteger, Connection, literal, not_, select
 
 from tenure.clock import MICROSECOND
 from tenure.domain.activity import COUNTS, Activity, ActivityPoint, ActivityQuery, span_of
 from tenure.domain.instances import Instance, is_alive
 from tenure.domain.leases import JOB_LOCK
-from tenure.store.expressions import database_now, microseconds_between
+from tenure.store.expressions import database_now, microseconds_between, total_of
 from tenure.store.reads.sessions import read_now
 from tenure.store.tables import activity, instances, leases
 from tenure.store.types import Instant
@@ -57,7 +57,7 @@ def read_activity(connection: Connection, query: ActivityQuery) -> Activity | No
         .where(minute.at >= span.first_at, minute.at < span.to_at)
         .subquery()
     )
-    sums = [cast(func.sum(stepped.c[name]), BigInteger).label(name) for name in COUNTS]
+    sums = [total_of(stepped.c[name]).label(name) for name in COUNTS]
     rows = connection.execute(select(stepped.c.step, *sums).group_by(stepped.c.step)).mappings()
     found = {row["step"]: {name: row[name] for name in COUNTS} for row in rows}
     nothing = dict.fromkeys(COUNTS, 0)

@@ -4,12 +4,27 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, RowMapping, cast, literal, null, select, union_all
+from msgspec.structs import replace
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    RowMapping,
+    Select,
+    and_,
+    case,
+    cast,
+    literal,
+    not_,
+    null,
+    or_,
+    select,
+    union_all,
+)
 
 from tenure.domain.jobs import Board, BoardJob, Job, JobRun
-from tenure.domain.leases import JOB_LOCK, Lease
+from tenure.domain.leases import JOB_LOCK, Lease, LeaseTerm, TermFilter, TermPosition
 from tenure.store.expressions import database_now
-from tenure.store.tables import job_runs, jobs, leases
+from tenure.store.tables import job_runs, jobs, lease_history, leases
 from tenure.store.types import Name
 
 Values = Mapping[str, Any] | RowMapping
@@ -34,6 +49,91 @@ def list_leases(connection: Connection, after: str | None, limit: int) -> Sequen
         statement = statement.where(leases.c.name > after)
     rows = connection.execute(statement.order_by(leases.c.name).limit(limit)).mappings()
     return [lease_from_values(row, row["now"]) for row in rows]
+
+
+def list_terms(connection: Connection, name: str, before: int | None, limit: int) -> Sequence[LeaseTerm] | None:
+    known = select(leases.c.name).where(leases.c.name == name, leases.c.epoch > 0)
+    if name.startswith(JOB_LOCK) or connection.execute(known).one_or_none() is None:
+        return None
+    term = lease_history.c
+    statement = _terms().where(term.name == name)
+    if before is not None:
+        statement = statement.where(term.epoch < before)
+    return _read_terms(connection, statement.order_by(term.epoch.desc()).limit(limit))
+
+
+def list_all_terms(
+    connection: Connection, criteria: TermFilter, after: TermPosition | None, limit: int
+) -> Sequence[LeaseTerm]:
+    term = lease_history.c
+    conditions: list[ColumnElement[bool]] = []
+    if criteria.to_at is not None:
+        conditions.append(term.acquired_at < criteria.to_at)
+    if after is not None:
+        conditions.append(_is_after(after))
+    newest = term.acquired_at.desc(), term.name.desc(), term.epoch.desc()
+    if criteria.from_at is None:
+        return _read_terms(connection, _terms().where(*conditions).order_by(*newest).limit(limit))
+    began = _terms().where(term.acquired_at >= criteria.from_at, *conditions).order_by(*newest).limit(limit)
+    found = list(_read_terms(connection, began))
+    if len(found) < limit:
+        # Only the last term that each lease had before the span can reach into it.
+        before = _last_terms_before(criteria.from_at).where(*conditions).order_by(*newest)
+        reaching = [each for each in _read_terms(connection, before) if _reaches(each, criteria.from_at)]
+        found += reaching[: limit - len(found)]
+    return found
+
+
+def _terms() -> Select[Any]:
+    """The terms, each with the end of its lease, if it is the current one of the lease."""
+    return select(*_TERM_COLUMNS, database_now().label("now")).join_from(
+        lease_history, leases, leases.c.name == lease_history.c.name
+    )
+
+
+_TERM_COLUMNS = (
+    *(lease_history.c[name] for name in LeaseTerm.__struct_fields__),
+    case((leases.c.epoch == lease_history.c.epoch, leases.c.expires_at)).label("expires_at"),
+)
+
+
+def _read_terms(connection: Connection, statement: Select[Any]) -> Sequence[LeaseTerm]:
+    return [_term(row) for row in connection.execute(statement).mappings()]
+
+
+def _term(row: RowMapping) -> LeaseTerm:
+    term = LeaseTerm(**{name: row[name] for name in LeaseTerm.__struct_fields__})
+    expires_at = row["expires_at"]
+    if term.ended_at is not None or expires_at is None or expires_at > row["now"]:
+        return term
+    # The next holder will record this end.
+    return replace(term, ended_at=expires_at, how="expired")
+
+
+def _is_after(position: TermPosition) -> ColumnElement[bool]:
+    """Not a comparison of tuples, which SQL Server does not have. The first condition can search the index."""
+    term = lease_history.c
+    later = or_(term.name < position.name, and_(term.name == position.name, term.epoch < position.epoch))
+    return and_(term.acquired_at <= position.acquired_at, or_(term.acquired_at < position.acquired_at, later))
+
+
+def _last_terms_before(instant: datetime) -> Select[Any]:
+    """For each lease, the last term that began before `instant`. Searches the primary key backwards."""
+    earlier = lease_history.alias("earlier")
+    last = (
+        select(earlier.c.epoch)
+        .where(earlier.c.name == leases.c.name, earlier.c.acquired_at < instant)
+        .order_by(earlier.c.epoch.desc())
+        .limit(1)
+        .scalar_subquery()
+    )
+    same = and_(lease_history.c.name == leases.c.name, lease_history.c.epoch == last)
+    leading = not_(leases.c.name.startswith(JOB_LOCK, autoescape=True))
+    return select(*_TERM_COLUMNS, database_now().label("now")).join_from(leases, lease_history, same).where(leading)
+
+
+def _reaches(term: LeaseTerm, instant: datetime) -> bool:
+    return term.ended_at is None or term.ended_at > instant
 
 
 def list_jobs(connection: Connection, after: str | None, limit: int) -> Sequence[Job]:

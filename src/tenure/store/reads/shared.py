@@ -82,6 +82,8 @@ class SharedReads:
     list_capacities = _long(capacities.list_capacities)
 
     list_leases = _short(leases.list_leases)
+    list_terms = _short(leases.list_terms)
+    list_all_terms = _short(leases.list_all_terms)
     read_board = _short(leases.read_board)
     list_jobs = _short(leases.list_jobs)
     list_runs = _short(leases.list_runs)
@@ -91,6 +93,7 @@ class SharedReads:
     list_orphaned_attempts = _short(submissions.list_orphaned_attempts)
     get_submission = _short(submissions.get_submission)
     list_submissions = _short(submissions.list_submissions)
+    count_submissions = _short(submissions.count_submissions)
 
     list_undivided_windows = _short(usage.list_undivided_windows)
     list_unsent_windows = _short(usage.list_unsent_windows)

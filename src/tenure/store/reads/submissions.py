@@ -1,6 +1,6 @@
 """The reads of `submissions` and `submission_attempts` that all engines share."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -12,6 +12,7 @@ from sqlalchemy import (
     Select,
     String,
     bindparam,
+    func,
     literal,
     literal_column,
     or_,
@@ -30,11 +31,13 @@ from tenure.domain.submissions import (
     PendingEntry,
     PendingPage,
     Submission,
+    SubmissionCount,
     SubmissionFilter,
     SubmissionState,
 )
 from tenure.ids import id_of_number, number_of_id
 from tenure.store.expressions import unsearched
+from tenure.store.limits import COUNTED_GATEWAYS_MAX, COUNTED_MAX, COUNTED_MIN, COUNTED_TOTAL
 from tenure.store.reads.sessions import read_now
 from tenure.store.tables import submission_attempts, submissions
 
@@ -123,6 +126,59 @@ def _newest(gateway: str | None, state: str, before: str, limit: int) -> Select[
         .order_by(*(column.desc() for column in (*columns, row.submission_id)))
         .limit(limit)
     )
+
+
+COUNTED_STATES = (
+    SubmissionState.PENDING,
+    SubmissionState.FAILED,
+    SubmissionState.CANCELLED,
+    SubmissionState.DELIVERED,
+)
+"""What an operator looks for comes first."""
+CountStatement = Callable[[str, str, int], Select[Any]]
+
+
+def count_submissions(connection: Connection) -> Sequence[SubmissionCount]:
+    return count_with(connection, next_gateway_statement, count_statement)
+
+
+def count_with(
+    connection: Connection, next_gateway: Callable[[str], Select[Any]], count: CountStatement
+) -> Sequence[SubmissionCount]:
+    """Counts in an index, up to limits: a million entries take half a second, and an exact table of counts would make
+    every transaction that accepts or delivers wait for the others.
+    """
+    gateways: list[str] = []
+    while len(gateways) < COUNTED_GATEWAYS_MAX:
+        found = connection.execute(next_gateway(gateways[-1] if gateways else "")).scalar_one_or_none()
+        if found is None:
+            break
+        gateways.append(found)
+    left, counted = COUNTED_TOTAL, []
+    for state in COUNTED_STATES:
+        for gateway in gateways:
+            most = min(COUNTED_MAX, max(left, COUNTED_MIN))
+            # One more than is shown, to know whether there are more.
+            number = connection.execute(count(gateway, state.value, most + 1)).scalar_one()
+            left -= number
+            if number:
+                counted.append(SubmissionCount(gateway, state.value, min(number, most), number <= most))
+    return sorted(counted, key=lambda each: (each.gateway, COUNTED_STATES.index(SubmissionState(each.state))))
+
+
+def next_gateway_statement(after: str) -> Select[Any]:
+    """The next gateway that has submissions, from one entry of the index."""
+    row = submissions.c
+    return (
+        select(row.gateway)
+        .where(_HAS_KEY, row.gateway > after)
+        .order_by(row.gateway, row.state, row.submission_id)
+        .limit(1)
+    )
+
+
+def count_statement(gateway: str, state: str, limit: int) -> Select[Any]:
+    return select(func.count()).select_from(_newest(gateway, state, LAST_ID, limit).subquery())
 
 
 def _literal(state: str) -> BindParameter[str]:

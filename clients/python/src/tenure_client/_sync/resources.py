@@ -188,6 +188,10 @@ class Submissions(_Resource):
         body = models.SubmitBody(gateway=gateway, payload=payload)
         return self._get(_routes.SUBMIT, models.Accepted, body=body, headers=headers)
 
+    def counts(self) -> models.SubmissionCounts:
+        """Count submissions by gateway and state. A count that is not `exact` is a lower bound."""
+        return self._get(_routes.SUBMISSION_COUNTS, models.SubmissionCounts)
+
     def get(self, submission_id: Id) -> models.Submission:
         return self._get(_routes.SUBMISSION, models.Submission, submissionId=submission_id)
 
@@ -261,6 +265,24 @@ class Usage(_Resource):
 class Leases(_Resource):
     def resign(self, name: str) -> models.Lease:
         return self._get(_routes.RESIGN, models.Lease, name=name)
+
+    def history(
+        self, name: str, *, limit: int | None = None, cursor: str | None = None
+    ) -> Pages[models.TermList, models.Term]:
+        """List who held a lease when, newest first."""
+        return self._pages(_routes.TERMS, "terms", models.PageQuery(limit=limit, cursor=cursor), name=name)
+
+    def timeline(
+        self,
+        *,
+        from_: datetime | None = None,
+        to: datetime | None = None,
+        limit: int | None = None,
+        cursor: str | None = None,
+    ) -> Pages[models.TermList, models.Term]:
+        """List who held which lease when: all terms that overlap the span, newest first."""
+        query = models.TermQuery(from_=from_, to=to, limit=limit, cursor=cursor)
+        return self._pages(_routes.TIMELINE, "terms", query)
 
     def list(self, *, limit: int | None = None, cursor: str | None = None) -> Pages[models.LeaseList, models.Lease]:
         return self._pages(_routes.LEASES, "leases", models.PageQuery(limit=limit, cursor=cursor))

@@ -9,13 +9,21 @@ from sqlalchemy import ColumnElement, Connection, Select, String, bindparam, cas
 
 from tenure.clock import to_microseconds
 from tenure.domain.doctor import ReadOnly, ServerFacts
-from tenure.domain.submissions import Change, PendingEntry, PendingPage, Submission, SubmissionFilter, SubmissionState
+from tenure.domain.submissions import (
+    Change,
+    PendingEntry,
+    PendingPage,
+    Submission,
+    SubmissionCount,
+    SubmissionFilter,
+    SubmissionState,
+)
 from tenure.domain.usage import ChunkDelivery, Overlap
 from tenure.ids import number_of_id
 from tenure.store.reads import sessions as session_reads
 from tenure.store.reads import usage
 from tenure.store.reads.sessions import read_now
-from tenure.store.reads.submissions import COLUMNS, pending_statement
+from tenure.store.reads.submissions import COLUMNS, count_with, pending_statement
 from tenure.store.tables import sessions, submissions
 from tenure.store.types import ID_LENGTH
 
@@ -23,6 +31,7 @@ BY_ID = "WITH (INDEX (sessions_pkey))"
 """Reads the sessions of a window by primary key. Closing a session moves it within any other index, so a read of that
 index could miss it or return it twice.
 """
+BY_GATEWAY = "WITH (FORCESEEK, INDEX (submissions_gateway))"
 READS_MAX = 5
 
 _id_text = cast(submissions.c.submission_id, String(ID_LENGTH)).collate("Latin1_General_100_BIN2")
@@ -84,6 +93,23 @@ def submissions_page_statement(criteria: SubmissionFilter, before: str | None, l
         ids = ids.where(_id_text < before.upper())
     on_page = submissions.c.submission_id.in_(ids)
     return select(*COLUMNS).where(on_page).order_by(_id_text.desc())
+
+
+def count_submissions(connection: Connection) -> Sequence[SubmissionCount]:
+    return count_with(connection, next_gateway_statement, count_statement)
+
+
+def count_statement(gateway: str, state: str, limit: int) -> Select[Any]:
+    """Reads a span of the index of gateways and states: no comparison of tuples is needed, and none is possible."""
+    row = submissions.c
+    found = select(row.gateway).where(row.gateway == gateway, row.state == state)
+    return select(func.count()).select_from(found.with_hint(submissions, BY_GATEWAY, "mssql").limit(limit).subquery())
+
+
+def next_gateway_statement(after: str) -> Select[Any]:
+    row = submissions.c
+    statement = select(row.gateway).where(row.gateway > after).order_by(row.gateway).limit(1)
+    return statement.with_hint(submissions, BY_GATEWAY, "mssql")
 
 
 def _has_state(state: str) -> ColumnElement[bool]:

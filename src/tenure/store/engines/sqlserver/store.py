@@ -159,6 +159,7 @@ from tenure.domain.submissions import (
     PendingPage,
     Submission,
     SubmissionCommand,
+    SubmissionCount,
     SubmissionFilter,
     SubmissionStatus,
     SubmitRequest,
@@ -351,6 +352,9 @@ class SqlServerStore(SqlServerClient, SharedReads):
         self, criteria: SubmissionFilter, before: str | None, limit: int
     ) -> Sequence[Submission]:
         return await self._read_long(lambda connection: reads.list_submissions(connection, criteria, before, limit))
+
+    async def count_submissions(self) -> Sequence[SubmissionCount]:
+        return await self._read(reads.count_submissions)
 
     async def cut_usage(self, fence: Fence, rules: CutRules, limit: int) -> Cut:
         (row,) = await self._call(calls.CUT_USAGE, **asdict(fence), limit=limit, request=rows.rules_text(rules))

@@ -151,6 +151,7 @@ def _create_leases() -> None:
         sa.Column("how", sa.String(16)),
         sa.PrimaryKeyConstraint("name", "epoch", name="lease_history_pkey"),
     )
+    op.create_index("lease_history_acquired_at", "lease_history", ["acquired_at", "name", "epoch"])
 
 
 def _create_jobs() -> None:
@@ -414,22 +415,22 @@ def _create_instances() -> None:
         sa.Column("at", Instant, nullable=False),
         sa.Column("instance", Name, nullable=False),
         sa.Column("turn", sa.Integer, nullable=False),
-        sa.Column("opened", sa.BigInteger, nullable=False),
-        sa.Column("upgraded", sa.BigInteger, nullable=False),
-        sa.Column("existing", sa.BigInteger, nullable=False),
-        sa.Column("refused", sa.BigInteger, nullable=False),
-        sa.Column("heartbeats", sa.BigInteger, nullable=False),
-        sa.Column("late_heartbeats", sa.BigInteger, nullable=False),
-        sa.Column("closed_upgraded", sa.BigInteger, nullable=False),
-        sa.Column("closed_expired", sa.BigInteger, nullable=False),
-        sa.Column("closed_lease_expired", sa.BigInteger, nullable=False),
-        sa.Column("closed_idle_timeout", sa.BigInteger, nullable=False),
-        sa.Column("closed_stopped", sa.BigInteger, nullable=False),
-        sa.Column("closed_terminated", sa.BigInteger, nullable=False),
-        sa.Column("closed_evicted", sa.BigInteger, nullable=False),
-        sa.Column("closed_disconnected", sa.BigInteger, nullable=False),
-        sa.Column("closed_shutdown", sa.BigInteger, nullable=False),
-        sa.Column("closed_failed", sa.BigInteger, nullable=False),
+        sa.Column("opened", sa.Integer, nullable=False),
+        sa.Column("upgraded", sa.Integer, nullable=False),
+        sa.Column("existing", sa.Integer, nullable=False),
+        sa.Column("refused", sa.Integer, nullable=False),
+        sa.Column("heartbeats", sa.Integer, nullable=False),
+        sa.Column("late_heartbeats", sa.Integer, nullable=False),
+        sa.Column("closed_upgraded", sa.Integer, nullable=False),
+        sa.Column("closed_expired", sa.Integer, nullable=False),
+        sa.Column("closed_lease_expired", sa.Integer, nullable=False),
+        sa.Column("closed_idle_timeout", sa.Integer, nullable=False),
+        sa.Column("closed_stopped", sa.Integer, nullable=False),
+        sa.Column("closed_terminated", sa.Integer, nullable=False),
+        sa.Column("closed_evicted", sa.Integer, nullable=False),
+        sa.Column("closed_disconnected", sa.Integer, nullable=False),
+        sa.Column("closed_shutdown", sa.Integer, nullable=False),
+        sa.Column("closed_failed", sa.Integer, nullable=False),
         sa.PrimaryKeyConstraint("at", "instance", "turn", name="activity_pkey"),
     )
 

@@ -2,7 +2,7 @@
 -- of the second one, and so on. They are absolute, so the greater of two counts is the newer one: a repeated call, and
 -- an earlier one that arrives late, change nothing. Reads no clock: the instance says which minute it counted.
 CREATE OR REPLACE FUNCTION tenure_save_activity_1(
-    p_instance text, p_at timestamptz[], p_turn int[], p_counts bigint[])
+    p_instance text, p_at timestamptz[], p_turn int[], p_counts int[])
 RETURNS void
 LANGUAGE sql VOLATILE
 AS $$
