@@ -22,7 +22,7 @@ def values(*words: str) -> list[str]:
 
 
 def test_commands_and_flags_are_completed() -> None:
-    assert values("se") == ["sessions", "serve"]
+    assert values("se") == ["serve", "sessions"]
     assert values("sessions", "") == ["list", "show", "open", "end"]
     assert values("sessions", "list", "--te") == ["--tenant"]
     assert "--json" not in values("sessions", "list", "--json", "--")

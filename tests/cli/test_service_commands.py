@@ -189,6 +189,11 @@ def test_lease_is_resigned(tenure: Tenure) -> None:
     ended = ok(tenure, "leases", "resign", "submission-executor", "--yes").out
     assert ended == f"submission-executor of {before['holder']} (epoch {before['epoch']}) has ended\n"
     assert "submission-executor" in rows(ok(tenure, "leases", "list").out)[1][0]
+    terms = ok_json(tenure, "leases", "history", "submission-executor")["terms"]
+    assert ("resigned", before["epoch"]) in [(term["how"], term["epoch"]) for term in terms]
+    assert "resigned" in ok(tenure, "leases", "history").out
+    assert tenure("leases", "history", "--to", "2020-01-01") == Result(0, "", "no terms\n")
+    assert tenure("leases", "history", "submission-executor", "--to", "2020-01-01").code == 2
 
 
 def submitted(url: str) -> str:
@@ -209,6 +214,10 @@ def test_submissions_are_listed_shown_retried_and_cancelled(tenure: Tenure, url:
     assert ok(tenure, "submissions", "retry", one).out == f"{one} is pending\n"
     assert tenure("submissions", "cancel", "--gateway", "parked", "--yes").err == "cancelled 2\n"
     assert ok_json(tenure, "submissions", "retry", "--state", "cancelled", "--yes")["count"] == 2
+    assert rows(ok(tenure, "submissions", "counts").out)[:2] == [
+        ["gateway", "pending", "failed", "delivered", "cancelled"],
+        ["parked", "2", "0", "0", "0"],
+    ]
     ok(tenure, "submissions", "cancel", "--all", "--yes")
     for flags in ((), (one, "--gateway", "parked")):
         refused = tenure("submissions", "retry", *flags)

@@ -200,7 +200,7 @@ def test_every_event_in_log_table_exists() -> None:
         "TENURE_OIDC__ISSUERS",
         "TENURE_SESSIONS__LEASE",
         "[oidcs]",
-        "[leases] holder",
+        "[leases] holders",
         "[usage.factors] unit",
         "usage.vanished",
     ],

@@ -1,19 +1,23 @@
-"""`tenure leases`: lists who leads, and ends a lease."""
+"""`tenure leases`: lists who leads and who led, and ends a lease."""
 
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tenure.cli.flags import JsonFlag, YesFlag, new_group
-from tenure.cli.output import Cell, Column, Value, confirm, print_table, time_cell
+from tenure.cli.flags import AllFlag, FromFlag, JsonFlag, LimitFlag, ToFlag, YesFlag, new_group, span_of
+from tenure.cli.output import Cell, Column, Value, confirm, duration_text, print_table, time_cell
 from tenure.cli.overview import is_job_lock
 from tenure.cli.service import Service, with_service
+from tenure.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from tenure_client.models import Lease
+    from tenure_client.models import Lease, Term
 
-leases_commands = new_group("List leases and their holders, and end a lease.")
+HOW = {"expired": "bad", "resigned": "warn", "released": "dim"}
+
+leases_commands = new_group("List leases, their holders and their history, and end a lease.")
 
 LeaseArgument = Annotated[str, typer.Argument(help="The name of the lease, as `list` prints it.", metavar="LEASE")]
 
@@ -54,6 +58,65 @@ def _row(lease: "Lease", at: datetime) -> list[Value]:
         time_cell(lease.acquired_at, at),
         time_cell(lease.renewed_at, at),
         time_cell(lease.expires_at, at),
+    ]
+
+
+@leases_commands.command("history")
+@with_service
+def show_history(
+    service: Service,
+    lease: Annotated[
+        str | None, typer.Argument(help="The name of a lease; without it, all leases.", metavar="LEASE")
+    ] = None,
+    from_at: FromFlag = None,
+    to_at: ToFlag = None,
+    limit: LimitFlag = 20,
+    every: AllFlag = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """List who held which lease when, and how each term ended, newest first.
+
+    Terms are kept for 30 days after their end. `--from` and `--to` select the terms of all leases that overlap a span.
+    The history of a job is `tenure jobs runs`.
+
+    tenure leases history
+    tenure leases history submission-executor --limit 5
+    tenure leases history --from 2026-11-17
+    """
+    from_instant, to_instant = span_of(from_at, to_at)
+    if lease is not None and (from_at or to_at):
+        raise ConfigurationError("lease: cannot be combined with --from or --to")
+    leases = service.client.leases
+    fetch = (
+        partial(leases.timeline, from_=from_instant, to=to_instant) if lease is None else partial(leases.history, lease)
+    )
+    most = None if every else limit
+    if as_json:
+        service.print_list_json(fetch, "terms", most)
+        return
+    columns = (
+        Column("lease"),
+        Column("holder"),
+        Column("held for"),
+        Column("ended"),
+        Column("acquired", 1),
+        Column("end", 2),
+        Column("epoch", 3),
+    )
+    at = service.now()
+    print_table(columns, [_term_row(term, at) for term in service.items(fetch, "terms", most)], "no terms")
+
+
+def _term_row(term: "Term", at: datetime) -> list[Value]:
+    how = term.how or "still held"
+    return [
+        term.name,
+        term.holder,
+        duration_text(max(((term.ended_at or at) - term.acquired_at).total_seconds(), 0.0)),
+        Cell(how, style=HOW.get(how, "good")),
+        time_cell(term.acquired_at, at),
+        time_cell(term.ended_at, at),
+        term.epoch,
     ]
 
 

@@ -62,10 +62,10 @@ COMMANDS = {
     "sessions": Entry("sessions:sessions_commands", "List, show, open and end sessions.", CHANGE),
     "capacities": Entry("capacities:capacities_commands", "List, show and set the seats of capacities.", CHANGE),
     "submissions": Entry(
-        "submissions:submissions_commands", "List, show, retry and cancel submissions to gateways.", CHANGE
+        "submissions:submissions_commands", "List, count, show, retry and cancel submissions to gateways.", CHANGE
     ),
     "jobs": Entry("jobs:jobs_commands", "List jobs and their runs; run, pause and resume a job.", CHANGE),
-    "leases": Entry("leases:leases_commands", "List leases and their holders, and end a lease.", CHANGE),
+    "leases": Entry("leases:leases_commands", "List leases, their holders and their history, and end a lease.", CHANGE),
     "contexts": Entry(
         "contexts:contexts_commands", "Name services and their keys, and choose the one that commands call.", CONNECT
     ),

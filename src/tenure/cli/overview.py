@@ -13,7 +13,18 @@ from tenure.cli.service import Service
 from tenure.cli.sessions import KINDS
 
 if TYPE_CHECKING:
-    from tenure_client.models import Activity, Alert, Caller, Health, Instance, Job, Lease, Readiness, SessionMetrics
+    from tenure_client.models import (
+        Activity,
+        Alert,
+        Caller,
+        Health,
+        Instance,
+        Job,
+        Lease,
+        Readiness,
+        SessionMetrics,
+        SubmissionCount,
+    )
 
 T = TypeVar("T")
 
@@ -65,6 +76,7 @@ class Overview(NamedTuple):
     leases: "list[Lease] | None"
     jobs: "list[Job] | None"
     alerts: "list[Alert] | None"
+    submissions: "list[SubmissionCount] | None"
     instances: "list[Instance] | None"
     activity: "Activity | None"
     raw: dict[str, bytes]
@@ -93,6 +105,7 @@ def read_overview(service: Service) -> Overview:
     leases = part("leases", lambda: client.leases.list(limit=LISTED).first())
     jobs = part("jobs", lambda: client.jobs.list(limit=LISTED).first())
     alerts = part("alerts", lambda: client.alerts.list(state="active", limit=LISTED).first())
+    submissions = part("submissions", client.submissions.counts)
     instances = part("instances", lambda: client.instances.list(limit=LISTED).first())
     caller = part("caller", client.me)
     return Overview(
@@ -107,6 +120,7 @@ def read_overview(service: Service) -> Overview:
         leases=None if leases is None else leases.leases,
         jobs=None if jobs is None else jobs.jobs,
         alerts=None if alerts is None else alerts.alerts,
+        submissions=None if submissions is None else submissions.counts,
         instances=None if instances is None else instances.instances,
         activity=part("activity", client.activity),
         raw=raw,
@@ -146,7 +160,7 @@ def overview_fields(overview: Overview) -> dict[str, Value]:
     if overview.jobs is not None:
         fields["jobs"] = _jobs_cell(overview.jobs)
     if overview.metrics is not None:
-        fields["gateways"] = _gateways_text(overview.metrics)
+        fields["gateways"] = _gateways_cell(overview.metrics, overview.submissions or [])
     if overview.alerts is not None:
         fields["alerts"] = _alerts_cell(overview.alerts, overview.at)
     return fields
@@ -246,11 +260,16 @@ def _jobs_cell(jobs: "list[Job]") -> Cell:
     return Cell(", ".join(parts), style="bad" if failing else "warn" if paused else None)
 
 
-def _gateways_text(metrics: Metrics) -> str:
-    waiting = metrics.by("tenure_submissions_pending", "gateway")
+def _gateways_cell(metrics: Metrics, submissions: "list[SubmissionCount]") -> Cell:
     # `other` stands for gateways that are not configured any more.
-    shown = {name: count for name, count in waiting.items() if count or name != "other"}
-    return ", ".join(f"{name}: {count:,.0f} waiting" for name, count in shown.items()) or "none configured"
+    waiting = {
+        name: count
+        for name, count in metrics.by("tenure_submissions_pending", "gateway").items()
+        if count or name != "other"
+    }
+    failed = {each.gateway: f", {each.count:,} failed" for each in submissions if each.state == "failed"}
+    texts = [f"{name}: {count:,.0f} waiting{failed.get(name, '')}" for name, count in waiting.items()]
+    return Cell("; ".join(texts) or "none configured", style="warn" if failed else None)
 
 
 def _alerts_cell(alerts: "list[Alert]", at: datetime) -> Cell:

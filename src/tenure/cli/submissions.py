@@ -25,10 +25,10 @@ from tenure.errors import ConfigurationError
 if TYPE_CHECKING:
     from tenure_client.models import Attempt, ListedSubmission, Submission
 
-STYLES = {"delivered": "good", "pending": "accent", "failed": "bad", "cancelled": "dim"}
+STYLES = {"pending": "accent", "failed": "bad", "delivered": "good", "cancelled": "dim"}
 OUTCOMES = {"delivered": "good", "failed": "bad", "unknown": "warn", "abandoned": "warn"}
 
-submissions_commands = new_group("List, show, retry and cancel submissions to gateways.")
+submissions_commands = new_group("List, count, show, retry and cancel submissions to gateways.")
 
 GatewayFlag = Annotated[str | None, typer.Option(help="Only to this gateway.", metavar="GATEWAY")]
 SubmissionsArgument = Annotated[
@@ -84,6 +84,31 @@ def _row(submission: "ListedSubmission", at: datetime) -> list[Value]:
         time_cell(submission.ended_at or submission.next_attempt_at, at),
         text_cell(submission.last_error, "bad" if submission.state == "failed" else "warn"),
     ]
+
+
+@submissions_commands.command("counts")
+@with_service
+def count_submissions(service: Service, as_json: JsonFlag = False) -> None:
+    """Count submissions by gateway and state.
+
+    A number with a `+` is a lower bound: counting stops at a limit.
+
+    tenure submissions counts
+    """
+    counts = service.client.submissions.counts().counts
+    if as_json:
+        service.print_json()
+        return
+    found = {(each.gateway, each.state): f"{each.count:,}{'' if each.exact else '+'}" for each in counts}
+    rows: list[list[Value]] = [
+        [gateway, *(_count_cell(found.get((gateway, state)), state) for state in STYLES)]
+        for gateway in dict.fromkeys(each.gateway for each in counts)
+    ]
+    print_table(("gateway", *STYLES), rows, "no submissions")
+
+
+def _count_cell(count: str | None, state: str) -> Cell:
+    return Cell("0") if count is None else Cell(count, style="bad" if state == "failed" else None)
 
 
 @submissions_commands.command("show")
