@@ -1508,6 +1508,7 @@ export const ERROR_CODES = Object.freeze([
 /**
  * @typedef {object} InstanceAnswer
  * @property {string} instance
+ * @property {string} holder
  * @property {string} host
  * @property {number} pid
  * @property {number} worker

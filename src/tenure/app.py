@@ -52,6 +52,7 @@ from tenure.http.routes.streams import StreamRoutes
 from tenure.http.routes.submissions import SubmissionRoutes
 from tenure.http.routes.transcriptions import TranscriptionRoutes
 from tenure.http.routes.usage import UsageRoutes
+from tenure.ids import new_id
 from tenure.instances.activity import ActivityRecorder
 from tenure.instances.presence import Presence
 from tenure.jobs.job import Job, jobs_of_applications
@@ -138,10 +139,12 @@ def _holder(config: Config, siblings: Siblings) -> str | None:
     return holder if holder is None or config.workers == 1 else f"{holder}-{siblings.slot}"
 
 
-def _report_of(instance: str, worker: int) -> InstanceReport:
+def _report_of(config: Config, holder: str, worker: int) -> InstanceReport:
+    # A holder that is configured has the same name after a restart. The name of an instance is never used again.
+    instance = holder if config.leases.holder is None else f"{holder}-{new_id()[-8:]}"
     host = re.sub(r"[^!-~]", "_", socket.gethostname())[:HOST_MAX]
     return InstanceReport(
-        instance=instance, host=host, pid=os.getpid(), worker=worker, version=__version__[:VERSION_MAX]
+        instance=instance, holder=holder, host=host, pid=os.getpid(), worker=worker, version=__version__[:VERSION_MAX]
     )
 
 
@@ -254,7 +257,7 @@ class Instance:
         self._authenticator = Authenticator(
             self._store, telemetry, config.access.grace_seconds, clock, _oidc_verifier(config, telemetry, clock)
         )
-        report = _report_of(self.ensemble.holder, self._siblings.slot)
+        report = _report_of(config, self.ensemble.holder, self._siblings.slot)
         self._presence, self._activity = (
             Presence(self._store, report, telemetry),
             ActivityRecorder(self._store, report.instance, counters.activity, clock, telemetry),

@@ -24,7 +24,9 @@ FIRST = datetime(2041, 3, 1, 11, 0, tzinfo=UTC)
 
 
 def report(instance: str = "a-1-x", **fields: Any) -> InstanceReport:
-    return InstanceReport(**({"instance": instance, "host": "a", "pid": 1, "worker": 0, "version": "1.0"} | fields))
+    return InstanceReport(
+        **({"instance": instance, "holder": instance, "host": "a", "pid": 1, "worker": 0, "version": "1.0"} | fields)
+    )
 
 
 async def found(database: Database) -> Instance:
@@ -38,6 +40,7 @@ async def test_save_instance__inserts_row_and_renews_it(database: Database) -> N
     assert await database.store.save_instance(report(worker=3)) == NOON
     assert await found(database) == Instance(
         instance="a-1-x",
+        holder="a-1-x",
         host="a",
         pid=1,
         worker=3,
@@ -113,7 +116,18 @@ async def test_list_instances__names_the_leases_of_each_but_no_job_locks(databas
     leads = {each.instance: each.leads for each in await store.list_instances(None, 9)}
     assert leads == {"a": ["one", "two"], "b": ["three"], "c": []}
     await database.clock.set(NOON + 61 * SECOND)  # the leases have expired
+    await store.save_instance(report("a"))
     assert [each.leads for each in await store.list_instances(None, 9)] == [[], [], []]
+
+
+async def test_list_instances__shows_leases_of_a_named_holder_with_its_running_process(database: Database) -> None:
+    """A process that is started again has the same holder and another name. Only one of the two can lead."""
+    store = database.store
+    await store.save_instance(report("node-1-a", holder="node-1", stopped=True))
+    await store.save_instance(report("node-1-b", holder="node-1"))
+    await acquire_free_lease(store, "one", "node-1")
+    leads = {each.instance: each.leads for each in await store.list_instances(None, 9)}
+    assert leads == {"node-1-a": [], "node-1-b": ["one"]}
 
 
 async def test_list_instances__is_paged_by_name(database: Database) -> None:

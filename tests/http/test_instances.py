@@ -4,6 +4,8 @@ from datetime import datetime, timedelta
 from itertools import pairwise
 
 from tenure import __version__
+from tenure.app import _report_of
+from tenure.config import Config, LeasesConfig
 from tests.http.client import Json, same_key
 from tests.http.local import LocalService, eventually
 from tests.support.databases import Database
@@ -116,3 +118,12 @@ async def test_activity_refuses_wrong_parameters(any_local: LocalService) -> Non
         response = await any_local.http.get("/activity", params=query)
         assert response.status_code == 400, query
         assert [error["field"] for error in response.json()["errors"]] == [field]
+
+
+async def test_named_holder_gets_a_new_instance_with_every_start() -> None:
+    config = Config(leases=LeasesConfig(holder="node-1"))
+    first, second = (_report_of(config, "node-1", 0) for _ in range(2))
+    assert first.holder == second.holder == "node-1"
+    assert first.instance.startswith("node-1-")
+    assert first.instance != second.instance
+    assert _report_of(Config(), "host-7-abc", 0).instance == "host-7-abc"

@@ -19,7 +19,7 @@ from tenure.telemetry.events import ActivityNotSaved, InstanceNotSaved
 from tests.support.telemetry import RecordedTelemetry
 
 START = datetime(2041, 3, 1, 12, 0, tzinfo=UTC)
-REPORT = InstanceReport(instance="a-1-x", host="a", pid=1, worker=0, version="1.0")
+REPORT = InstanceReport(instance="a-1-x", holder="a-1-x", host="a", pid=1, worker=0, version="1.0")
 
 
 class ManualClock(ServerClock):

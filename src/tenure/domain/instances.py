@@ -1,7 +1,8 @@
 """Instances: the service processes that share a database, each with a row that it writes every few seconds.
 
-A worker process is an instance of its own. Its name is the name under which it holds leases. It contains a random part,
-so no two processes ever have the same name, and a process that has stopped never comes back under its name.
+A worker process is an instance of its own. Its name contains a random part, so no two processes ever have the same
+name, and a process that has stopped never comes back under its name. It is also the name under which the instance holds
+leases, unless that name is configured: then a process that is started again has the same holder and a new name.
 """
 
 from collections.abc import Sequence
@@ -21,6 +22,8 @@ class InstanceReport(msgspec.Struct, frozen=True, kw_only=True):
     """What an instance says about itself."""
 
     instance: str
+    holder: str
+    """The name under which it holds leases."""
     host: str
     pid: int
     worker: int
@@ -35,6 +38,7 @@ class InstanceReport(msgspec.Struct, frozen=True, kw_only=True):
 
 class Instance(msgspec.Struct, frozen=True, kw_only=True):
     instance: str
+    holder: str
     host: str
     pid: int
     worker: int
@@ -45,7 +49,7 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
     alive: bool
     """By the database's clock, at the moment of the read."""
     leads: Sequence[str] = ()
-    """The leases that it holds, in order of their names, without the locks of jobs."""
+    """The leases that it holds, in order of their names, without the locks of jobs. None if it is not alive."""
 
 
 def is_alive(last_seen_at: datetime, stopped_at: datetime | None, now: datetime) -> bool:

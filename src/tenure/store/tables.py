@@ -369,6 +369,7 @@ instances = Table(
     "instances",
     metadata,
     Column("instance", Name, nullable=False),
+    Column("holder", Name, nullable=False),
     Column("host", Name, nullable=False),
     Column("pid", Integer, nullable=False),
     Column("worker", Integer, nullable=False),

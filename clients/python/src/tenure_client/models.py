@@ -619,6 +619,7 @@ class AlertList(Model, frozen=True, kw_only=True):
 
 class Instance(Model, frozen=True, kw_only=True):
     instance: str
+    holder: str
     host: str
     pid: int
     worker: int

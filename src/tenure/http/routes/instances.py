@@ -34,6 +34,7 @@ class InstanceQuery(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_
 
 class InstanceAnswer(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     instance: str
+    holder: str
     host: str
     pid: int
     worker: int
@@ -145,6 +146,7 @@ def _listed(instances: Sequence[Instance], count: int, cursor: str | None) -> In
 def _instance(found: Instance) -> InstanceAnswer:
     return InstanceAnswer(
         instance=found.instance,
+        holder=found.holder,
         host=found.host,
         pid=found.pid,
         worker=found.worker,

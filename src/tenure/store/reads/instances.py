@@ -20,14 +20,15 @@ def list_instances(connection: Connection, after: str | None, limit: int) -> Seq
     if after is not None:
         statement = statement.where(instances.c.instance > after)
     rows = connection.execute(statement.order_by(instances.c.instance).limit(limit)).mappings().all()
-    leads = _leases_of(connection, [row["instance"] for row in rows])
+    alive = [is_alive(row["last_seen_at"], row["stopped_at"], row["now"]) for row in rows]
+    leads = _leases_of(connection, [row["holder"] for row in rows])
     return [
         Instance(
             **{column.name: row[column.name] for column in instances.c},
-            alive=is_alive(row["last_seen_at"], row["stopped_at"], row["now"]),
-            leads=leads[row["instance"]],
+            alive=is_running,
+            leads=leads[row["holder"]] if is_running else [],
         )
-        for row in rows
+        for row, is_running in zip(rows, alive, strict=True)
     ]
 
 

@@ -14,6 +14,7 @@ from tenure.store.tables import activity, instances
 def save_instance(connection: Connection, now: datetime, report: InstanceReport) -> datetime:
     row = insert(instances).values(
         instance=report.instance,
+        holder=report.holder,
         host=report.host,
         pid=report.pid,
         worker=report.worker,

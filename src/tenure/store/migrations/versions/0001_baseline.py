@@ -401,6 +401,7 @@ def _create_instances() -> None:
     op.create_table(
         "instances",
         sa.Column("instance", Name, nullable=False),
+        sa.Column("holder", Name, nullable=False),
         sa.Column("host", Name, nullable=False),
         sa.Column("pid", sa.Integer, nullable=False),
         sa.Column("worker", sa.Integer, nullable=False),

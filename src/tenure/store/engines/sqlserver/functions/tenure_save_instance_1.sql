@@ -6,7 +6,7 @@
 --
 -- Order: the row; the clock; the writes.
 --
--- @request: {instance, host, pid, worker, version, started, stopped}
+-- @request: {instance, holder, host, pid, worker, version, started, stopped}
 CREATE OR ALTER PROCEDURE dbo.tenure_save_instance_1 @request nvarchar(MAX)
 AS
 BEGIN
@@ -42,13 +42,14 @@ BEGIN
             SET @started_at = @now;
 
         INSERT INTO dbo.instances (
-            instance, host, pid, worker, version, started_at, last_seen_at, stopped_at
+            instance, holder, host, pid, worker, version, started_at, last_seen_at, stopped_at
         )
         SELECT
-            r.instance, r.host, r.pid, r.worker, r.version, @started_at, @now,
+            r.instance, r.holder, r.host, r.pid, r.worker, r.version, @started_at, @now,
             CASE WHEN @stopped = 1 THEN @now END
         FROM OPENJSON(@request) WITH (
             instance varchar(200) '$.instance',
+            holder varchar(200) '$.holder',
             host varchar(200) '$.host',
             pid int '$.pid',
             worker int '$.worker',
