@@ -23,6 +23,7 @@ BARS = (
     "usage",
     "access",
     "events",
+    "sight",
 )
 
 

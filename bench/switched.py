@@ -1,0 +1,48 @@
+"""Runs `tenure` with parts of its telemetry replaced by nothing, so that `sight.py` can measure what they cost.
+
+`BENCH_OFF` lists the parts: `telemetry` (metrics and logs) and `gauges` (reading the metrics of the installation). No
+setting of Tenure does this. Workers import this file again, so the parts are off in them, too.
+"""
+
+import asyncio
+import os
+from typing import Any
+
+import tenure.store.engines
+from tenure.alerts.installation import InstallationReader
+from tenure.cli.main import main
+from tenure.http.pipeline import Pipeline
+from tenure.sessions.open import Opener
+from tenure.telemetry.events import InstanceReady, Listening, Telemetry
+
+
+async def _never(_reader: InstallationReader) -> None:
+    await asyncio.Event().wait()
+
+
+def _nothing(*_arguments: Any) -> None:
+    pass
+
+
+def switch_off_telemetry() -> None:
+    """Nothing on the path of a request creates an event, and only the lines that `bench.py` waits for are logged."""
+    subscribe = Telemetry.subscribe
+
+    def subscribe_to_start(telemetry: Telemetry, kind: Any, subscriber: Any) -> None:
+        if kind in (Listening, InstanceReady):
+            subscribe(telemetry, kind, subscriber)
+
+    Telemetry.subscribe = subscribe_to_start  # type: ignore[method-assign]
+    Pipeline.report_answered = _nothing  # type: ignore[method-assign]
+    Opener._report = _nothing  # type: ignore[method-assign]  # noqa: SLF001
+    tenure.store.engines.report_calls = lambda store, _telemetry: store
+
+
+parts = os.environ["BENCH_OFF"].split(",")
+if "gauges" in parts:
+    InstallationReader.run = _never  # type: ignore[method-assign]
+if "telemetry" in parts:
+    switch_off_telemetry()
+
+if __name__ == "__main__":
+    main()
