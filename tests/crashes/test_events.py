@@ -5,6 +5,7 @@ import json
 import os
 import random
 import sqlite3
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -49,6 +50,13 @@ SELECT * FROM tenure_open_create_1(
 """
 
 
+HORIZON_WITHOUT_BARRIER = """
+CREATE OR REPLACE FUNCTION tenure_finish_publishing_1(p_stamped_after timestamptz) RETURNS timestamptz
+LANGUAGE sql VOLATILE AS
+'UPDATE installation SET published_at = greatest(published_at, p_stamped_after) RETURNING published_at'
+"""
+
+
 class Run(NamedTuple):
     seconds: float
     kill_every_seconds: float
@@ -76,6 +84,17 @@ async def test_every_event_arrives_in_order_on_sqlite(
     sqlite_database: Database, start: Start, receiver: RunningReceiver, seed: int
 ) -> None:
     await run(sqlite_database, start, receiver, Run(min(SECONDS, 8), 5, 2, seed), instances=2)
+
+
+@pytest.mark.timeout(120)
+async def test_horizon_that_waits_for_no_commit_is_found_by_this_test(
+    postgres_database: Database, start: Start, receiver: RunningReceiver, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The horizon waits for the writes in progress. Without that, events of late commits are missing."""
+    await postgres_database.execute(HORIZON_WITHOUT_BARRIER)
+    monkeypatch.setattr(sys.modules[__name__], "CAUGHT_UP_SECONDS", 1)
+    with pytest.raises(AssertionError, match="LongPoller Run"):
+        await run(postgres_database, start, receiver, Run(3, 3, 2, seed), instances=1)
 
 
 async def run(database: Database, start: Start, receiver: RunningReceiver, plan: Run, instances: int) -> None:

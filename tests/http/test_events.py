@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,14 +12,18 @@ import pytest
 from msgspec.structs import replace
 
 from tenure.access.caller import ANONYMOUS
+from tenure.config import GatewayConfig
 from tenure.domain.events import EventType
 from tenure.domain.keys import Role, new_api_key
 from tenure.domain.scope import Scope
 from tenure.errors import DatabaseUnavailable
 from tenure.http.pages import event_position_of
+from tenure.telemetry.events import EventsDelayed
 from tests.http.client import Json
 from tests.http.local import LocalService, eventually
+from tests.support.databases import Database
 from tests.support.keys import OPERATOR, create_key
+from tests.support.odd_receivers import http_response, odd_receiver
 
 DOCS = Path(__file__).parents[2] / "docs"
 SSE = {"accept": "text/event-stream"}
@@ -205,6 +210,24 @@ async def test_forged_last_event_id_is_refused(any_local: LocalService) -> None:
     assert response.json()["errors"][0]["field"] == "Last-Event-ID"
 
 
+async def test_gateway_gets_events_within_two_seconds(database: Database) -> None:
+    """With the default settings. The median of five, because another program may use the processor for a while."""
+    seconds = []
+    async with odd_receiver(http_response("200 OK")) as receiver:
+        hooks = {"hooks": GatewayConfig(url=receiver.address, events=("session.opened",))}
+        local = LocalService.on(database, gateways=hooks)
+        async with local.running():
+            async with asyncio.timeout(30):
+                while not await database.rows("SELECT 1 FROM event_subscriptions"):  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+            for _ in range(5):
+                session, began = await local.open(), time.monotonic()
+                opened = session["sessionId"].encode()
+                await eventually(lambda opened=opened: any(opened in body for body in receiver.bodies))
+                seconds.append(time.monotonic() - began)
+    assert sorted(seconds)[2] < 2, seconds
+
+
 def test_every_event_type_is_documented() -> None:
     text = (DOCS / "events.md").read_text(encoding="utf-8")
     documented = re.findall(r"^\| `(session\.\w+)` \|", text, re.MULTILINE)
@@ -235,3 +258,17 @@ async def test_unavailable_database_is_a_503_for_pages_and_long_polls(
     for query in (f"after={cursor}", f"after={cursor}&wait=1"):
         response = await own_local.http.get(f"/events?{query}")
         assert response.status_code == 503, (query, response.text)
+
+
+async def test_feed_that_cannot_be_read_for_long_is_reported(
+    own_local: LocalService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cursor = await latest(own_local)
+    monkeypatch.setattr("tenure.events.feed.DELAYED_SECONDS", 0.0)
+
+    async def publish_events(_pause_microseconds: int) -> None:
+        raise DatabaseUnavailable("it is away")
+
+    async with following(own_local, f"after={cursor}"):
+        monkeypatch.setattr(own_local.database.store, "publish_events", publish_events)
+        await eventually(lambda: bool(own_local.telemetry.of(EventsDelayed)))
