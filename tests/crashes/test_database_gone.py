@@ -98,6 +98,7 @@ async def test_instance_becomes_ready_if_database_was_frozen_at_startup(
         instance = start(own_database.url)
         async with clients([instance.address], 1) as (client,):
             ready = await retry_until(lambda: client.get("/readyz"), lambda exchange: exchange.status != LOST, 5)
+        await eventually(lambda: '"schema.waiting"' in instance.log(), 30, "the instance logs that it waits")
     assert (ready.status, ready.answer["code"]) == (UNAVAILABLE, "STARTING")
     instance.wait_until_ready()
 

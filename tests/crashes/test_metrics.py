@@ -160,6 +160,7 @@ async def test_metrics_equal_what_clients_saw_after_a_worker_was_killed_among_th
     await running
     (killed,) = set().union(*(each.killed for each in clients))
     await all_up(groups[0].address)
+    assert '"supervisor.worker_died"' in groups[0].log()
 
     seen: Counter[tuple[str, int]] = Counter()
     opened: Counter[str] = Counter()

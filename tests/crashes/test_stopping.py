@@ -43,6 +43,7 @@ async def test_instance_finishes_open_requests_on_sigterm_and_is_not_ready(
         await holder.rollback()
         assert (await upgrade).status == 201
     assert await exit_code(instance, 3) == 0
+    assert '"instance.stopped"' in instance.log()
     assert (ready.status, ready.answer["code"]) == (503, "DRAINING")
 
 

@@ -10,10 +10,12 @@ from tenure.config import LeasesConfig
 from tenure.ensemble import Ensemble
 from tenure.errors import ConfigurationError, LeaseLost
 from tenure.leases.held import AcquiredLease, HeldLease
+from tenure.telemetry.events import HeldLeaseLost
 from tests.library.conftest import QUICK, Join
 from tests.support.audit_log import ACTOR
 from tests.support.databases import Database
 from tests.support.lease_stores import LeaseStore
+from tests.support.telemetry import RecordedTelemetry
 
 SLOW_POLLING = LeasesConfig(duration_seconds=60.0, renew_seconds=20.0, acquire_seconds=30.0, refresh_seconds=30.0)
 """An ensemble that polls only every half minute acquires a lease sooner only if it is notified."""
@@ -222,11 +224,13 @@ async def use_until_resigned(lease: AcquiredLease, database: Database) -> None:
 
 async def test_body_is_cancelled_when_lease_is_resigned(join: Join, database: Database) -> None:
     """The task that catches `LeaseLost` continues, and can acquire the lease again."""
-    ensemble = await join()
+    telemetry = RecordedTelemetry()
+    ensemble = await join(telemetry=telemetry)
     lease = await acquired(ensemble)
     began = time.monotonic()
     with pytest.raises(LeaseLost, match="import"):
         await use_until_resigned(lease, database)
+    assert [event.lease for event in telemetry.of(HeldLeaseLost)] == ["import"]
     assert time.monotonic() - began < BOUND_SECONDS / 2
     task = asyncio.current_task()
     assert task is not None

@@ -56,6 +56,7 @@ async def test_shutdown_sends_session_end_to_every_stream(start: type[RunningIns
         ends = await asyncio.gather(*(client.final_message() for client, _ in opened))
         code = await asyncio.to_thread(leaving.process.wait, 15)
         took = time.monotonic() - began
+        assert '"streams.stopped"' in leaving.log()
         assert [(end["type"], end["reason"], end["metrics"]["chunks"], code) for end, code in ends] == [
             ("session_end", "SHUTDOWN", 1, 1012)
         ] * STREAMS

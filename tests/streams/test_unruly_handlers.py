@@ -14,6 +14,7 @@ import tenure.server.websocket
 import tenure.streams.stream
 from tenure.domain.sessions import Session
 from tenure.streams.handlers import DiscardHandler, EchoHandler, Message, Output
+from tenure.telemetry.events import StreamHandlerFailed, StreamHandlerStuck
 from tests.streams.conftest import ServeLocally
 from tests.support.databases import Database
 from tests.support.streams import STOP, Client, Json, LocalService, Streaming, eventually, read
@@ -108,10 +109,12 @@ def without_metrics(messages: list[Json]) -> list[Json]:
 async def test_exception_in_handler_ends_stream_as_failed(
     sqlite_database: Database, serve: ServeLocally, place: str
 ) -> None:
-    clients = (await serve(sqlite_database, raising(place))).clients
+    service = await serve(sqlite_database, raising(place))
+    clients = service.clients
     client, session = await clients.open()
     await client.send("anything")
     messages, code, shown = await ended(clients, client, session)
+    assert [event.session_id for event in service.telemetry.of(StreamHandlerFailed)] == [session["sessionId"]]
     assert (without_metrics(messages), code, shown["closeReason"]) == (FAILED, 1011, "FAILED")
     assert shown["stream"]["errorsSent"] == 1
 
@@ -249,9 +252,11 @@ async def test_handler_hanging_in_finish_does_not_block_stream_end(
             if ignores_cancellation:
                 await asyncio.sleep(1)
 
-    clients = (await serve(sqlite_database, HangingFinish)).clients
+    service = await serve(sqlite_database, HangingFinish)
+    clients = service.clients
     client, session = await clients.open()
     end, code = await client.stop()
+    assert [event.session_id for event in service.telemetry.of(StreamHandlerStuck)] == [session["sessionId"]]
     assert (end["reason"], code) == ("STOPPED", 1000)
     assert (await clients.get(session["sessionId"]))["state"] == "closed"
 

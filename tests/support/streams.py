@@ -18,8 +18,7 @@ from websockets.frames import Frame, Opcode
 from tenure.app import Instance
 from tenure.config import Config
 from tenure.server.process import _Server, bind
-from tenure.telemetry.events import Telemetry
-from tenure.telemetry.logs import log_events
+from tests.support.telemetry import RecordedTelemetry
 
 Json: TypeAlias = dict[str, Any]
 Message: TypeAlias = bytes | str
@@ -277,9 +276,9 @@ class LocalService:
     """An instance in the test process, served over a real socket."""
 
     def __init__(self, config: Config) -> None:
-        telemetry = log_events(Telemetry())
-        self.instance = Instance(config, telemetry)
-        self._server = _Server(self.instance, config, telemetry)
+        self.telemetry = RecordedTelemetry()
+        self.instance = Instance(config, self.telemetry)
+        self._server = _Server(self.instance, config, self.telemetry)
         self._listener = bind("127.0.0.1", 0)
         self.clients = Streaming(self._listener.getsockname()[1], config.prefix)
 

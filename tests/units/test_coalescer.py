@@ -9,7 +9,8 @@ from tenure.batching import coalescer
 from tenure.batching.coalescer import WORTH_ANOTHER, Coalescer
 from tenure.errors import DatabaseBusy, DatabaseUnavailable, Overloaded
 from tenure.store.limits import BATCH_MAX
-from tenure.telemetry.events import Telemetry
+from tenure.telemetry.events import CallbackFailed, Telemetry
+from tests.support.telemetry import RecordedTelemetry
 
 BOUND_SECONDS = 20
 
@@ -108,6 +109,21 @@ async def test_failing_request_does_not_fail_rest_of_batch() -> None:
     results = await asyncio.gather(*tasks, return_exceptions=True)
     assert [result for result in results if not isinstance(result, ValueError)] == [11, 12, 14]
     assert isinstance(results[2], ValueError)
+
+
+async def test_failing_callback_is_reported_and_does_not_prevent_others() -> None:
+    gate, telemetry, called = Gate(), RecordedTelemetry(), []
+
+    def fail(_result: object) -> None:
+        raise ValueError("broken")
+
+    subject = Coalescer(gate.run, 1, telemetry)
+    subject.submit(1, fail)
+    subject.submit(2, called.append)
+    gate.open()
+    await subject.run(3)
+    assert called == [4]
+    assert len(telemetry.of(CallbackFailed)) == 1
 
 
 async def test_unreachable_database_fails_waiting_requests_immediately() -> None:

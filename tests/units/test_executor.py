@@ -20,7 +20,7 @@ from tenure.submissions import executor as executor_module
 from tenure.submissions.executor import CLOSE_MAX, Executor
 from tenure.submissions.gateways import Gateway
 from tenure.submissions.payloads import PayloadSources, Withheld
-from tenure.telemetry.events import AttemptEnded, SubmissionsFoundLate
+from tenure.telemetry.events import AttemptEnded, ExecutorStopped, SubmissionNotSent, SubmissionsFoundLate
 from tests.support.open_requests import SECOND
 from tests.support.submission_stores import NOON_MICROSECONDS, SubmissionStore, executor_lease
 from tests.support.telemetry import RecordedTelemetry
@@ -205,6 +205,7 @@ async def test_sender_exception_is_recorded_as_failed_attempt_without_its_messag
         FAILED,
         "the request could not be sent: RuntimeError",
     )
+    assert [type(event.exception) for event in harness.telemetry.of(SubmissionNotSent)] == [RuntimeError]
 
 
 async def test_response_with_unparsable_retry_after_is_recorded_as_failed(harness: Harness) -> None:
@@ -680,6 +681,7 @@ async def test_stopping_executor_waits_for_responses_and_records_them(harness: H
     await harness.ended()
     assert [end.outcome for end in harness.store.ends] == [DELIVERED] * 4
     assert len(harness.sender.sent) == 4
+    assert len(harness.telemetry.of(ExecutorStopped)) == 1
 
 
 async def test_unanswered_attempt_at_stop_is_unknown_and_due_immediately(

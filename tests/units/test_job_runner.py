@@ -14,7 +14,14 @@ from tenure.domain.jobs import JobSettings, RunOutcome
 from tenure.errors import LeaseLost
 from tenure.jobs.job import ActiveRun
 from tenure.jobs.runner import JobRunner, renew_seconds
-from tenure.telemetry.events import JobClockBehind, JobFailed, JobFinished, LeaseContended
+from tenure.telemetry.events import (
+    JobClockBehind,
+    JobFailed,
+    JobFinished,
+    JobNotRun,
+    LeaseContended,
+    LeaseRenewFailed,
+)
 from tests.support.lease_stores import HostClock, LeaseStore, unavailable
 from tests.support.open_requests import SECOND
 from tests.support.telemetry import RecordedTelemetry
@@ -225,6 +232,7 @@ async def test_two_failed_renewals_do_not_end_run(short_lock: Harness, store: Le
     await eventually(lambda: store.calls.count("renew_lease") >= 4)
     short_lock.may_end.set()
     assert await running is RunOutcome.SUCCEEDED
+    assert [event.failures for event in short_lock.telemetry.of(LeaseRenewFailed)] == [1, 2]
 
 
 async def test_nonconsecutive_renewal_failures_do_not_end_run(short_lock: Harness, store: LeaseStore) -> None:
@@ -429,6 +437,14 @@ async def test_failed_begin_is_retried_on_next_board(harness: Harness, store: Le
     store.errors_before["begin_run"] = [unavailable]
     harness.show_board()
     await eventually(lambda: store.calls == ["begin_run"] and not harness.runner._running)
+    harness.show_board()
+    await eventually(lambda: len(harness.runs) == 1)
+
+
+async def test_unexpected_error_of_begin_is_reported_and_retried(harness: Harness, store: LeaseStore) -> None:
+    store.errors_before["begin_run"] = [lambda: RuntimeError("no space left on device")]
+    harness.show_board()
+    await eventually(lambda: bool(harness.telemetry.of(JobNotRun)) and not harness.runner._running)
     harness.show_board()
     await eventually(lambda: len(harness.runs) == 1)
 

@@ -13,9 +13,10 @@ from tenure.domain.jobs import Board
 from tenure.errors import DatabaseUnavailable, LeaseLost
 from tenure.leases.held import HeldLease
 from tenure.leases.leadership import Leadership
-from tenure.telemetry.events import Telemetry
+from tenure.telemetry.events import LeaderAcquireFailed, Telemetry
 from tenure.telemetry.logs import log_events
 from tests.support.lease_stores import HostClock, LeaseStore, unavailable
+from tests.support.telemetry import RecordedTelemetry
 
 NAME = "executor"
 TICK = 0.005
@@ -37,6 +38,7 @@ class Harness:
     ) -> None:
         self.store = store
         self.terms: list[HeldLease] = []
+        self.telemetry = RecordedTelemetry()
         self.cancelled = 0
         self.work_fails: Exception | None = None
         self.leadership = Leadership(
@@ -44,7 +46,7 @@ class Harness:
             NAME,
             holder,
             timing,
-            log_events(Telemetry()),
+            self.telemetry,
             self.work,
             grace_seconds,
         )
@@ -165,6 +167,7 @@ async def test_leadership_retries_failed_acquire(
     harness.show_board()
     await eventually(lambda: store.calls == ["acquire_lease"])
     await asyncio.sleep(TICK)
+    assert [event.holder for event in harness.telemetry.of(LeaderAcquireFailed)] == ["us"]
     await harness.lead()
     assert harness.leadership.is_leading
 

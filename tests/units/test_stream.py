@@ -11,11 +11,24 @@ from tenure.errors import DatabaseUnavailable
 from tenure.streams import stream as module
 from tenure.streams.output import Tally
 from tenure.streams.stream import Stream
-from tenure.telemetry.events import Telemetry
+from tenure.telemetry.events import StreamNotSaved, Telemetry
 from tests.support.open_requests import NOON
+from tests.support.telemetry import RecordedTelemetry
 from tests.support.usage import session_between
 
 BEGAN = 1000.0
+
+
+async def test_save_that_keeps_failing_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "RETRY_SECONDS", 0.0)
+    session = session_between(NOON, NOON + timedelta(seconds=100), closed=False)
+    store: Any = UnavailableStore()
+    unused: Any = None
+    telemetry = RecordedTelemetry()
+    stream = Stream(unused, AttachResult(Found.LIVE, session, 1, NOON), unused, store, telemetry, Tally(telemetry))
+    assert await stream._save_with_retries(end="STOPPED") is None
+    (reported,) = telemetry.of(StreamNotSaved)
+    assert (reported.session_id, reported.end) == (session.session_id, "STOPPED")
 
 
 class UnavailableStore:

@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
@@ -40,6 +41,7 @@ from tests.support.open_requests import NOON
 from tests.support.source import syntax_trees
 from tests.support.usage import session_between
 
+ROOT = Path(__file__).parents[2]
 AT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 ERROR = ValueError("broken")
 WHOSE = ("user", "tenant", "capacity")
@@ -52,6 +54,14 @@ def test_event_reaches_subscribers_of_its_type_in_order() -> None:
     telemetry.subscribe(InstanceDraining, lambda event: seen.append(("other", event.reason)))
     telemetry.report(LeaseContended("lead"))
     assert seen == [("first", "lead"), ("second", "lead")]
+
+
+def test_every_logged_event_is_in_a_test() -> None:
+    """By its class or its name. `test_documentation.py` checks that each is documented."""
+    files = [*(ROOT / "tests").rglob("*.py"), *(ROOT / "clients").rglob("test_*.py")]
+    texts = "\n".join(path.read_text(encoding="utf-8") for path in files)
+    logged = [kind for kind in all_events() if kind.level is not None]
+    assert [kind.name for kind in logged if kind.__name__ not in texts and f'{kind.name}"' not in texts] == []
 
 
 def test_event_names_are_unique() -> None:

@@ -10,9 +10,10 @@ from tenure.clock import monotonic
 from tenure.domain.jobs import Board
 from tenure.errors import DatabaseUnavailable
 from tenure.leases.board import BoardWatcher
-from tenure.telemetry.events import Telemetry
+from tenure.telemetry.events import BoardFailed, Telemetry
 from tenure.telemetry.logs import log_events
 from tests.support.lease_stores import LeaseStore, unavailable
+from tests.support.telemetry import RecordedTelemetry
 
 LONG = 3600.0
 BOUND_SECONDS = 20
@@ -124,11 +125,13 @@ async def test_unavailable_board_notifies_subscriber_and_keeps_usual_interval(
 
 
 async def test_unexpected_error_notifies_subscriber(store: LeaseStore, subscriber: BoardSubscriber) -> None:
-    watch = BoardWatcher(store, 10.0, log_events(Telemetry()))  # type: ignore[arg-type]
+    telemetry = RecordedTelemetry()
+    watch = BoardWatcher(store, 10.0, telemetry)  # type: ignore[arg-type]
     watch.add(subscriber)
     store.errors_before["read_board"] = [lambda: RuntimeError("no space left on device")]
     assert await watch.run_once() == 10.0
     assert [type(error) for error in subscriber.unavailable] == [RuntimeError]
+    assert len(telemetry.of(BoardFailed)) == 1
 
 
 # The loop.
