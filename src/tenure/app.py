@@ -90,6 +90,7 @@ from tenure.usage.emit import EmitUsage
 from tenure.usage.rendering import UsagePayloads, usage_contract
 
 MIGRATION_RETRY_SECONDS = 0.5
+SCHEMA_POLL_SECONDS = 0.05
 GARBAGE_THRESHOLD = 20_000
 
 
@@ -299,7 +300,7 @@ class Instance:
         """Return a task that ends when the instance is ready. It raises `ConfigurationError` if a setting is wrong."""
         self._starting = asyncio.create_task(self._start())
         # From the start, not only after the migration: until the keys can be read, requests get 503.
-        self._background.append(asyncio.create_task(self._authenticator.run()))
+        self._background.append(asyncio.create_task(self._authenticate()))
         self._background.append(asyncio.create_task(self._check_streams()))
         return self._starting
 
@@ -320,6 +321,17 @@ class Instance:
     async def stop_leading(self) -> None:
         """Releases all leases and job locks, so that another instance takes over."""
         await self.ensemble.stop()
+
+    async def _authenticate(self) -> None:
+        """Keeps the keys up to date. On the very first start, it waits for the tables: a warning about missing tables
+        would alarm everybody who tries Tenure.
+        """
+        with suppress(DatabaseUnavailable):
+            while not self.readiness.started:
+                if await self._store.schema_revision() is not None:
+                    break
+                await asyncio.sleep(SCHEMA_POLL_SECONDS)
+        await self._authenticator.run()
 
     async def _start(self) -> None:
         """Retry until the database is available, so that Tenure and the database can be started in any order."""
