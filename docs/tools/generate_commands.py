@@ -28,6 +28,22 @@ prints the version. A mistyped command or flag gets a suggestion.
 Most commands call a running service through the [Python client](clients/python.md). `serve`, `migrate`, `receiver`,
 `audit`, `doctor`, `keys` and `usage send` work on the database or on their own, and need no running service.
 """
+QUESTIONS = """\
+## Which command answers what
+
+| question | command |
+|---|---|
+| Is everything all right? | `tenure status`, `tenure alerts`, `tenure doctor` |
+| What is happening now? | `tenure top`, `tenure events --follow` |
+| Whose sessions are live, and which end next? | `tenure sessions list`, `tenure sessions list --order lapse` |
+| Who holds the seats of a capacity? | `tenure capacities show` |
+| Is usage delivered, and how much is it? | `tenure usage --windows`, `tenure usage --group-by tenant` |
+| What waits for a gateway, and why? | `tenure submissions counts`, `tenure submissions list --state failed` |
+| Who leads, and since when? | `tenure leases list`, `tenure leases history`, `tenure instances` |
+| Do the jobs run? | `tenure jobs list`, `tenure jobs runs` |
+| Who changed what? | `tenure audit-log` |
+| Was everything billed once? | `tenure audit` |
+"""
 CONNECTION = """\
 ## Which service
 
@@ -68,7 +84,7 @@ def main() -> None:
 
 
 def document() -> str:
-    parts = [HEAD, CONNECTION, OUTPUT, _exit_codes(), _overview()]
+    parts = [HEAD, QUESTIONS, CONNECTION, OUTPUT, _exit_codes(), _overview()]
     parts += [_section(name, command) for name, command in all_commands().items()]
     return "\n".join(parts)
 

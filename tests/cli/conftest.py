@@ -25,6 +25,12 @@ def _long_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Retries.run, "__defaults__", (BOUND_SECONDS,))
 
 
+@pytest.fixture(autouse=True)
+def _no_contexts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The contexts of the person who runs the tests are not used."""
+    monkeypatch.setenv("TENURE_CONTEXTS", str(tmp_path / "contexts.toml"))
+
+
 @pytest.fixture
 def tenure(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Tenure:
     """Runs a command in this process, which saves the start of another one. Asynchronous tests call it in a thread."""

@@ -209,7 +209,7 @@ def test_submissions_are_listed_shown_retried_and_cancelled(tenure: Tenure, url:
     listed = rows(ok(tenure, "submissions", "list", "--gateway", "parked").out)
     assert [line[:3] for line in listed[1:3]] == [[other, "parked", "pending"], [one, "parked", "pending"]]
     shown = ok(tenure, "submissions", "show", one).out
-    assert shown.startswith(f"submission    {one}\n")
+    assert shown.split()[:4] == ["submission", one, "gateway", "parked"]
     assert ok(tenure, "submissions", "cancel", one, "--yes").out == f"{one} is cancelled\n"
     assert ok(tenure, "submissions", "retry", one).out == f"{one} is pending\n"
     assert tenure("submissions", "cancel", "--gateway", "parked", "--yes").err == "cancelled 2\n"
@@ -353,6 +353,15 @@ def test_answer_on_a_terminal_decides(tenure: Tenure, any_url: str, capacity: st
             terminal.read_until(f"End session {session}? [y/N] ")
             terminal.type(f"{answer}\n")
             assert (terminal.end(), text in terminal.shown) == (code, True), terminal.shown
+
+
+def test_ctrl_c_in_place_of_an_answer_does_nothing(tenure: Tenure, any_url: str, capacity: str) -> None:
+    session = opened(tenure, capacity)
+    with Terminal("sessions", "end", session, TENURE_URL=any_url) as terminal:
+        terminal.read_until("[y/N] ")
+        terminal.process.send_signal(signal.SIGINT)
+        assert (terminal.end(), "Traceback" in terminal.shown) == (130, False)
+    assert ok_json(tenure, "sessions", "show", session)["isActive"]
 
 
 def test_tables_fit_the_terminal_and_are_coloured_there_only(tenure: Tenure, any_url: str, capacity: str) -> None:
