@@ -110,10 +110,11 @@ def test_pipe_gets_a_line_for_everything_and_service_stops_if_demo_is_killed(tmp
     """The settings of the user have no effect."""
     environment = {**os.environ, "TMPDIR": str(tmp_path), "TENURE_DATABASE": "postgresql://nobody@127.0.0.1:1/none"}
     done = subprocess.run(
-        [*COMMAND, "--seconds", "3"], capture_output=True, text=True, timeout=SECONDS, env=environment, check=False
+        [*COMMAND, "--seconds", "1.5"], capture_output=True, text=True, timeout=SECONDS, env=environment, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert re.search(r"^\d\d:\d\d:\d\d  opened +user-\d{3} on Library, kind [12]$", done.stdout, re.MULTILINE)
+    assert re.search(r"^console +http://127\.0\.0\.1:\d+/console$", done.stdout, re.MULTILINE)
     assert re.search(r"^API +http://127\.0\.0\.1:\d+/docs$", done.stdout, re.MULTILINE)
     assert "\x1b" not in done.stdout
     assert list(tmp_path.iterdir()) == []

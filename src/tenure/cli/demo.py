@@ -145,8 +145,10 @@ async def _addresses(installation: "Installation", client: "AsyncClient") -> dic
 
 def _address_lines(addresses: dict[str, str]) -> list[str]:
     url = addresses["API"].removesuffix("/docs")
-    commands = f"tenure sessions list --url {url}"
-    return [*(f"{name:{WORD}} {address}" for name, address in addresses.items()), f"{'command':{WORD}} {commands}"]
+    return [
+        *(f"{name:{WORD}} {address}" for name, address in addresses.items()),
+        f"{'command':{WORD}} tenure top --url {url}",
+    ]
 
 
 def _line_text(line: "Line", *, coloured: bool) -> str:

@@ -126,8 +126,8 @@ _PENDING = "tenure submissions list --gateway usages --state pending"
 _MEND = {
     AlertName.JOB_LOCK_HELD: "tenure jobs runs {job}",
     AlertName.JOB_FAILING: "tenure jobs runs {job}",
-    AlertName.LOCK_RECLAIMED: "tenure leases list",
-    AlertName.LEADERSHIP_FLAPPING: "tenure leases list",
+    AlertName.LOCK_RECLAIMED: "tenure leases history {subject}",
+    AlertName.LEADERSHIP_FLAPPING: "tenure leases history {subject}",
     AlertName.USAGE_FAILING: _PENDING,
     AlertName.USAGE_LAGGING: _PENDING,
     AlertName.CHUNK_WITHHELD: "tenure audit",
