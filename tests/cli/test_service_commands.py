@@ -148,6 +148,8 @@ def test_limit_and_all_bound_lists(tenure: Tenure, capacity: str) -> None:
     everything = ok_json(tenure, "sessions", "list", "--capacity", capacity, "--all")
     assert [session["sessionId"] for session in everything["sessions"]] == ids
     assert (everything["count"], everything["nextCursor"]) == (3, None)
+    for command in (("sessions", "list"), ("jobs", "runs", "prune"), ("events",)):
+        assert tenure(*command, "--limit", "0") == Result(2, "", "tenure: limit: must be at least 1\n"), command
 
 
 @pytest.mark.usefixtures("url")

@@ -58,6 +58,8 @@ def events(
     if follow:
         _follow(service, after, wanted, as_json=as_json)
         return
+    if limit < 1:
+        raise ConfigurationError("limit: must be at least 1")
     left, cursor = limit, after
     while left > 0:
         page = service.client.events.list(after=cursor, type=wanted, limit=min(left, 500))

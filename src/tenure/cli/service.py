@@ -139,6 +139,8 @@ class Service:
 
     def pages(self, fetch: Callable[..., Any], most: int | None) -> Iterator[Any]:
         """Yield pages of a list of the client until they have `most` items."""
+        if most is not None and most < 1:
+            raise ConfigurationError("limit: must be at least 1")
         cursor, left = None, most
         while True:
             page = fetch(limit=PAGE if left is None else min(PAGE, left), cursor=cursor).first()
