@@ -61,6 +61,9 @@ is sent to the URL of this context only. Other users of the host can read the fl
 or use a context where that matters. A key is an [API key](securing.md), or a token of an
 [OIDC issuer](securing.md#oidc).
 
+If an `https://` service has a certificate of your own authority, name the file with that authority's certificate in the
+variable `SSL_CERT_FILE`.
+
 Contexts are in the file `contexts.toml` in `~/.config/tenure` (or `$XDG_CONFIG_HOME/tenure`), or in the file that
 `TENURE_CONTEXTS` names. Only its owner can read it.
 """

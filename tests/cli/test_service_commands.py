@@ -15,6 +15,7 @@ import pytest
 
 from tests.cli.conftest import Result, Tenure
 from tests.cli.terminals import Terminal, on_terminal
+from tests.support.certificates import certificate_files
 from tests.support.databases import PostgresServer
 from tests.support.instances import RunningInstance, kill_all
 
@@ -452,11 +453,27 @@ def test_text_of_others_cannot_control_the_terminal(tenure: Tenure) -> None:
     assert (missing.code, "\x1b" in missing.err) == (4, False)
 
 
+def test_certificates_are_verified(tenure: Tenure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = certificate_files(tmp_path)
+    files.write("one")
+    instance = RunningInstance(f"sqlite:///{tmp_path / 'tenure.db'}", tmp_path, *files.flags)
+    try:
+        address = instance.wait_until_ready().address
+        refused = tenure("jobs", "list", "--url", address)
+        assert (refused.code, refused.out, refused.err.count("\n")) == (5, "", 1)
+        assert "CERTIFICATE_VERIFY_FAILED" in refused.err
+        monkeypatch.setenv("SSL_CERT_FILE", str(files.certificate))
+        assert "expire-sessions" in ok(tenure, "jobs", "list", "--url", address).out
+    finally:
+        kill_all([instance])
+
+
 def test_mistyped_commands_and_flags_get_suggestions(tenure: Tenure) -> None:
     for arguments, suggestion in (
         (("sesions", "list"), "Did you mean 'sessions'"),
         (("sessions", "lst"), "Did you mean 'list'"),
         (("sessions", "list", "--tennant", "x"), "--tenant"),
+        (("--context", "prod", "status"), "Write --context after the command"),
     ):
         result = tenure(*arguments)
         assert (result.code, suggestion in result.err) == (2, True), result

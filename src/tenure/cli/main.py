@@ -93,6 +93,12 @@ class Root(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
         return load_command(cmd_name) if cmd_name in COMMANDS else None
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        flag = args[0].partition("=")[0] if args else ""
+        if flag in ("--url", "--key", "--context", "--database", "--json"):
+            ctx.fail(f"Write {flag} after the command, as in: tenure COMMAND {flag} …")
+        return super().parse_args(ctx, args)
+
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args[0] not in COMMANDS:
             close = get_close_matches(args[0], COMMANDS)
