@@ -72,6 +72,7 @@ function secondsOf(text) {
 const TIMEOUT_MS = 10_000;
 const TRIES = 3;
 const FIRST_PAUSE_MS = 200;
+const HELD_PAUSE_MS = 200;
 const LONGEST_PAUSE_MS = 5_000;
 /** Statuses after which a request that may be repeated is sent again. */
 const PASSING = new Set([429, 502, 503, 504]);
@@ -253,6 +254,32 @@ export class Client {
   /** @param {string} sessionId @returns {Promise<EndAnswer>} */
   endSession(sessionId) {
     return this.request("DELETE", `/sessions/${part(sessionId)}`);
+  }
+
+  /**
+   * End up to `limit` live sessions that match. Repeat it with the same `actionId` until `done`.
+   * @param {EndBody} body
+   * @returns {Promise<EndedAnswer>}
+   */
+  endSessions(body) {
+    const actionId = body.actionId ?? (body.dryRun ? undefined : globalThis.crypto.randomUUID());
+    return this.request("POST", "/sessions/end", { body: { ...body, actionId }, repeatable: true });
+  }
+
+  /**
+   * End all live sessions that match, as one action, and yield each answer on the way.
+   * @param {EndBody} body
+   * @returns {AsyncGenerator<EndedAnswer>}
+   */
+  async *endAllSessions(body) {
+    const action = { ...body, actionId: body.actionId ?? globalThis.crypto.randomUUID() };
+    for (;;) {
+      const answer = await this.endSessions(action);
+      yield answer;
+      if (answer.done) return;
+      // Other requests hold the remaining sessions for a moment.
+      if (answer.ended === 0) await new Promise((resolve) => setTimeout(resolve, HELD_PAUSE_MS));
+    }
   }
 
   /** @param {string} sessionId @param {HeartbeatBody} [body] @returns {Promise<HeartbeatAnswer>} */
@@ -1376,6 +1403,30 @@ export const ERROR_CODES = Object.freeze([
  * @property {string} modifiedUtc
  * @property {StreamCounters | null} stream
  * @property {"already_closed" | "closed"} status
+ */
+
+/**
+ * @typedef {object} EndBody
+ * @property {string | null} [tenant]
+ * @property {string | null} [user]
+ * @property {string | null} [capacity]
+ * @property {1 | 2 | 3 | null} [kind]
+ * @property {"active" | "created" | null} [state]
+ * @property {(string)[] | null} [sessionIds]
+ * @property {boolean} [all]
+ * @property {string | null} [actionId]
+ * @property {number} [limit]
+ * @property {boolean} [dryRun]
+ */
+
+/**
+ * @typedef {object} EndedAnswer
+ * @property {string | null} actionId
+ * @property {number} ended
+ * @property {number} totalEnded
+ * @property {number} remaining
+ * @property {boolean} exact
+ * @property {boolean} done
  */
 
 /**

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
 from tenure.domain.audit_log import Action, AuditEntry
+from tenure.sessions.end import END_BATCH
 from tenure.store.limits import BATCH_MAX
 from tests.http.client import Json
 from tests.http.local import LocalService
@@ -33,6 +34,14 @@ class Change(NamedTuple):
 async def end(service: LocalService) -> tuple[Request, str]:
     session_id = (await service.open())["sessionId"]
     return ("DELETE", f"/sessions/{session_id}", None), session_id
+
+
+async def end_many(service: LocalService) -> tuple[Request, str]:
+    """More than one transaction."""
+    tenant = some_id()
+    for _ in range(END_BATCH + 2):
+        await service.open(tenantObjectId=tenant)
+    return ("POST", "/sessions/end", {"tenant": tenant}), "sessions"
 
 
 async def put_capacity(_service: LocalService) -> tuple[Request, str]:
@@ -99,11 +108,13 @@ TRAIL: dict[str, Change | None] = {
     "WS /sessions/stream": None,
     "WS /sessions/{sessionId}/stream": None,
     "POST /transcribe": None,
+    "WS /transcribe/stream": None,
     "POST /submissions": None,
     # Nothing is stored: the browser keeps the credential.
     "POST /sign-in": None,
     "POST /sign-out": None,
     "DELETE /sessions/{sessionId}": Change(Action.SESSION_ENDED, end),
+    "POST /sessions/end": Change(Action.SESSION_ENDED, end_many, END_BATCH + 2),
     "PUT /capacities/{capacityId}": Change(Action.CAPACITY_CHANGED, put_capacity),
     "DELETE /capacities/{capacityId}": Change(Action.CAPACITY_DELETED, delete_capacity),
     "POST /jobs/{name}/run": Change(Action.JOB_RUN_REQUESTED, job("run")),
@@ -158,6 +169,8 @@ async def test_ordinary_traffic_and_refused_changes_leave_no_entry(metered: Loca
         (("POST", "/sessions/heartbeats", {"sessionIds": [session["sessionId"]]}), 200),
         (("GET", path, None), 200),
         (("DELETE", f"/sessions/{unknown}", None), 404),
+        (("POST", "/sessions/end", {"tenant": unknown}), 200),
+        (("POST", "/sessions/end", {"all": True, "dryRun": True}), 200),
         (("DELETE", f"/capacities/{unknown}", None), 404),
         (("PUT", f"/capacities/{unknown}", {"maxSessions": -1}), 400),
         (("POST", f"/submissions/{unknown}/retry", None), 404),

@@ -108,6 +108,7 @@ USAGE_ARGUMENTS: dict[str, list[tuple[Any, ...]]] = {
     "next_without_contract_statement": [(1, 9)],
     "next_with_contract_statement": [(1, 9)],
     "waiting_statement": [(1, 9)],
+    "end_entry_statement": [(ONE,)],
     "deliveries_statement": [(9,)],
     "overlaps_statement": [(7,)],
     "divide_statement": list(itertools.product([WINDOW], [None, ONE], [7], [reads.BY_ID])),

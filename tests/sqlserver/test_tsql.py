@@ -110,6 +110,7 @@ HINTS = {
     "tenure_open_1": {WAITS, PASSES_OVER, READS_RULES},
     "tenure_open_limited_1": {WAITS, PASSES_OVER, COUNTS, READS_COUNTED, TAKES_ROWS, TAKES_KEYS},
     "tenure_end_1": TAKING,
+    "tenure_end_many_1": TAKING,
     "tenure_heartbeat_1": TAKING,
     "tenure_expire_1": TAKING,
     "tenure_attach_1": TAKING,

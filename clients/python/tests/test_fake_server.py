@@ -56,6 +56,19 @@ def listings(send: Recorder, tenant: str) -> None:
     send("GET", "/sessions", limit="501")
 
 
+def ends(send: Recorder) -> None:
+    who, action = ids(), ids()["user"]
+    body = {"tenantObjectId": who["tenant"], "capacityId": who["capacity"], "sessionKind": 1}
+    opened = [send("PUT", "/sessions", {**body, "userObjectId": ids()["user"]}) for _ in range(3)]
+    send("POST", "/sessions/end", {"tenant": who["tenant"], "dryRun": True})
+    send("POST", "/sessions/end", {"tenant": who["tenant"], "limit": 1, "actionId": action})
+    send("POST", "/sessions/end", {"tenant": who["tenant"], "actionId": action})
+    send("POST", "/sessions/end", {"sessionIds": [each["sessionId"] for each in opened]})
+    send("POST", "/sessions/end", {})
+    send("POST", "/sessions/end", {"all": True, "kind": 1})
+    send("GET", "/sessions", tenant=who["tenant"], closeReason="TERMINATED")
+
+
 def scenarios(send: Recorder, wait: Wait) -> None:
     who = ids()
     body = {"userObjectId": who["user"], "tenantObjectId": who["tenant"], "capacityId": who["capacity"]}
@@ -82,6 +95,7 @@ def scenarios(send: Recorder, wait: Wait) -> None:
     send("GET", f"/sessions/{first['sessionId']}")
     send("GET", "/sessions/nonsense")
     listings(send, who["tenant"])
+    ends(send)
     send("DELETE", f"/sessions/{second['sessionId']}")
     send("DELETE", f"/sessions/{second['sessionId']}")
     send("DELETE", f"/sessions/{who['user']}")

@@ -45,6 +45,11 @@ class AuditDraft(msgspec.Struct, frozen=True):
     target: str
     detail: str | None = None
 
+    def is_of(self, entry: "AuditEntry") -> bool:
+        """Whether the entry is of this request: of the same caller, and about the same."""
+        mine = self.entry_id, self.actor.subject, self.action, self.target, self.detail
+        return mine == (entry.entry_id, entry.subject, entry.action, entry.target, entry.detail)
+
 
 class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
     entry_id: str

@@ -176,6 +176,17 @@ class SessionFilter(msgspec.Struct, frozen=True, kw_only=True):
     active: bool | None = None
     close_reason: str | None = None
 
+    def matches(self, session: Session) -> bool:
+        """Whether a live session matches. `active` and `close_reason` are not compared."""
+        wanted = (
+            (self.tenant, session.tenant_object_id),
+            (self.user, session.user_object_id),
+            (self.capacity, session.capacity_id),
+            (self.kind, session.kind),
+            (self.state, session.state),
+        )
+        return all(value in (None, actual) for value, actual in wanted)
+
 
 class Position(msgspec.Struct, frozen=True, array_like=True):
     """The last session of a page. The next page begins after it."""
@@ -271,6 +282,19 @@ class HeartbeatResult(msgspec.Struct, frozen=True):
     heartbeat_microseconds: int | None = None
     close_reason: str | None = None
     closed_session: ClosedSession | None = None
+
+
+class EndManyResult(msgspec.Struct, frozen=True):
+    """The result of ending many sessions in one transaction of an action."""
+
+    closed: Sequence[ClosedSession]
+    """The ends that this transaction recorded. Those that are not lapses count as ended by the action."""
+    held: int = 0
+    """How many sessions another transaction holds. They may still be live."""
+    total: int = 0
+    """How many sessions the action has ended so far."""
+    same: bool = True
+    """False if the action is another one: of another caller, or with another filter. Then nothing was changed."""
 
 
 class SweepResult(msgspec.Struct, frozen=True):

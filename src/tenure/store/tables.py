@@ -98,6 +98,8 @@ sessions = Table(
     # The number of the last save of the newest stream, and of the stream before it: a repeated save adds nothing.
     Column("attachment_saves", Integer, nullable=False, server_default="0"),
     Column("replaced_saves", Integer, nullable=False, server_default="0"),
+    # The audit entry of the action that ended this session together with others. NULL for every other end.
+    Column("end_entry_id", Id),
     PrimaryKeyConstraint("session_id", name="sessions_pkey"),
     # The constraints are few and short, because PostgreSQL parses each again for every statement that writes.
     CheckConstraint("closed_at > started_at", name="sessions_end_after_start"),

@@ -50,6 +50,8 @@ COUNT = _route("sessions.count", "GET", "/sessions/count", models.SessionCount, 
 SESSION = _route("sessions.get", "GET", "/sessions/{sessionId}", models.Session)
 HISTORY = _route("sessions.history", "GET", "/sessions/{sessionId}/history", models.History, query=models.PageQuery)
 END = _route("sessions.end", "DELETE", "/sessions/{sessionId}", models.EndedSession)
+# Repeatable because the client sends one action id with every repetition.
+END_MATCHING = _route("sessions.end_matching", "POST", "/sessions/end", models.EndedSessions, body=models.EndBody)
 SESSION_METRICS = _route("sessions.metrics", "GET", "/sessions/metrics", models.SessionMetrics)
 
 SET_CAPACITY = _route("capacities.set", "PUT", "/capacities/{capacityId}", models.Capacity, body=models.CapacityBody)

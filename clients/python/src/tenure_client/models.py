@@ -111,6 +111,33 @@ class SessionCount(Model, frozen=True, kw_only=True):
     exact: bool
 
 
+class EndBody(Body, frozen=True, kw_only=True):
+    tenant: str | None = None
+    user: str | None = None
+    capacity: str | None = None
+    kind: int | None = None
+    state: str | None = None
+    session_ids: list[str] | None = None
+    all: bool = False
+    action_id: str | None = None
+    limit: int | None = None
+    dry_run: bool = False
+
+
+class EndedSessions(Model, frozen=True, kw_only=True):
+    """What one request of an action has done. Repeat it with the same `action_id` until `done`."""
+
+    action_id: str | None
+    ended: int
+    """By this request."""
+    total_ended: int
+    """By all requests of the action."""
+    remaining: int
+    exact: bool
+    """If false, at least so many sessions remain."""
+    done: bool
+
+
 class HeartbeatBody(Body, frozen=True, kw_only=True):
     active: bool = False
 

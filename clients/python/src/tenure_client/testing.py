@@ -192,6 +192,8 @@ class FakeServer:
         self._sessions: dict[str, _Record] = {}
         self._on_capacity: dict[str, list[_Record]] = {}
         self._capacities: dict[str, dict[str, Any]] = {}
+        self._actions: dict[str, int] = {}
+        """How many sessions each action has ended."""
         self._faults: list[Callable[[Callable[[], httpx2.Response]], httpx2.Response]] = []
         self._is_down = False
         self._ahead = timedelta()
@@ -280,6 +282,7 @@ class FakeServer:
             ("PUT", "/sessions", self._open),
             ("GET", "/sessions", self._list),
             ("POST", "/sessions/heartbeats", self._heartbeats),
+            ("POST", "/sessions/end", self._end_matching),
             ("POST", "/sessions/([^/]+)/heartbeat", self._heartbeat),
             ("GET", "/sessions/count", self._count),
             ("GET", "/sessions/([^/]+)", self._get),
@@ -395,6 +398,29 @@ class FakeServer:
             return 200, {**record.answer(), "status": "already_closed"}
         record.close(self._now(), "STOPPED" if self._role == "client" else "TERMINATED")
         return 200, {**record.answer(), "status": "closed"}
+
+    def _end_matching(self, content: Any, _request: httpx2.Request) -> tuple[int, Any]:
+        query = {
+            name: str(content[name]) for name in ("tenant", "user", "capacity", "kind", "state") if name in content
+        }
+        ids = content.get("sessionIds")
+        if content.get("all", False) is (bool(query) or ids is not None):
+            raise _invalid("all", "must be true if there is no filter")
+        found = [answer["sessionId"] for answer in self._matching({**query, "active": "true"})]
+        selected = [each for each in found if ids is None or each in {one.lower() for one in ids}]
+        if content.get("dryRun"):
+            return 200, self._ended(content.get("actionId"), 0, len(selected))
+        action_id = content.get("actionId") or str(uuid.uuid4())
+        ended = selected[: content.get("limit", LIMIT_MAX)]
+        for session_id in ended:
+            self._find(session_id).close(self._now(), "TERMINATED")
+        self._actions[action_id] = self._actions.get(action_id, 0) + len(ended)
+        return 200, self._ended(action_id, len(ended), len(selected) - len(ended))
+
+    def _ended(self, action_id: str | None, ended: int, remaining: int) -> dict[str, Any]:
+        total = self._actions.get(action_id or "", 0)
+        counts = {"ended": ended, "totalEnded": total, "remaining": remaining}
+        return {"actionId": action_id, **counts, "exact": True, "done": remaining == 0}
 
     def _list(self, request: httpx2.Request) -> tuple[int, Any]:
         query = request.url.params

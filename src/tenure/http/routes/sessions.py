@@ -13,6 +13,7 @@ from tenure.access.grants import (
     ANY_ROLE_OR_SESSION_TOKEN,
     CLIENTS,
     CLIENTS_OR_SESSION_TOKEN,
+    OPERATORS,
     READERS,
     narrowed,
 )
@@ -37,6 +38,7 @@ from tenure.domain.sessions import (
 from tenure.domain.streams import AttachResult
 from tenure.errors import (
     CapacityOfAnotherTenant,
+    FieldError,
     Forbidden,
     Invalid,
     NotFound,
@@ -52,15 +54,17 @@ from tenure.http.answers import JSON, Answer, refusal
 from tenure.http.fields import Cursor, Instant, KindNumber, PageLimit, Uuid, instant, seconds_number
 from tenure.http.pages import cursor_of, cursor_of_lapse, lapse_position_of, page, position_of
 from tenure.http.pipeline import Call, Hot, Respond, Route
-from tenure.ids import canonical_id
+from tenure.ids import canonical_id, new_id
 from tenure.sessions.counts import SessionCounter
-from tenure.sessions.end import Ender
+from tenure.sessions.end import Ender, Selection
 from tenure.sessions.heartbeat import Renewer
 from tenure.sessions.open import ABOUT_THE_TENANT, Opener
 from tenure.store.contract import Store
 from tenure.telemetry.counters import Counters, GroupTotals
 
 HEARTBEATS_MAX = 1000
+ENDS_MAX = 500
+"""The most sessions that one request ends."""
 
 
 class Order(StrEnum):
@@ -173,6 +177,36 @@ class HeartbeatsBody(msgspec.Struct, frozen=True, rename="camel", forbid_unknown
         Meta(min_length=1, max_length=HEARTBEATS_MAX, extra={"must": "must be a list of 1 to 1000 UUIDs"}),
     ]
     active: Annotated[bool, Meta(extra={"must": "must be true or false"})] = False
+
+
+class EndBody(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
+    tenant: Uuid | None = None
+    user: Uuid | None = None
+    capacity: Uuid | None = None
+    kind: KindNumber | None = None
+    state: Annotated[Literal["created", "active"], Meta(extra={"must": "must be created or active"})] | None = None
+    session_ids: (
+        Annotated[
+            list[Uuid],
+            Meta(min_length=1, max_length=ENDS_MAX, extra={"must": f"must be a list of 1 to {ENDS_MAX} UUIDs"}),
+        ]
+        | None
+    ) = None
+    all: Annotated[bool, Meta(extra={"must": "must be true or false"})] = False
+    action_id: Uuid | None = None
+    limit: Annotated[int, Meta(ge=1, le=ENDS_MAX, extra={"must": f"must be a whole number from 1 to {ENDS_MAX}"})] = (
+        ENDS_MAX
+    )
+    dry_run: Annotated[bool, Meta(extra={"must": "must be true or false"})] = False
+
+
+class EndedAnswer(msgspec.Struct, frozen=True, rename="camel"):
+    action_id: Uuid | None
+    ended: int
+    total_ended: int
+    remaining: int
+    exact: bool
+    done: bool
 
 
 class HeartbeatAnswer(msgspec.Struct, frozen=True, rename="camel"):
@@ -321,6 +355,22 @@ class SessionRoutes:
                 refusals=(Invalid, Unavailable),
             ),
             Route(
+                method="POST",
+                path="/sessions/end",
+                handler=self.end_many,
+                grants=narrowed(OPERATORS),
+                tag="sessions",
+                summary="End matching sessions",
+                description=(
+                    "Ends up to `limit` live sessions that match, as TERMINATED. Repeat the request with the same "
+                    "`actionId` until `done` is true; all requests of an action have one audit entry. Needs a filter, "
+                    "`sessionIds` or `all`. With `dryRun`, only counts."
+                ),
+                body=EndBody,
+                answers={200: EndedAnswer},
+                refusals=(Invalid, TooLarge, UnsupportedMediaType, Unavailable),
+            ),
+            Route(
                 method="GET",
                 path="/sessions/{sessionId}",
                 handler=self.get,
@@ -402,6 +452,21 @@ class SessionRoutes:
         if call.caller.session_id is not None and not is_own:
             raise SessionOver(str(result.session.close_reason))
         return Answer(EndAnswer(*_session_values(result.session), status="closed" if is_own else "already_closed"))
+
+    async def end_many(self, call: Call) -> Answer:
+        body: EndBody = call.body
+        selection, scope = selection_of(body), call.caller.scope
+        if body.dry_run:
+            count = await self._ender.count(selection, scope)
+            done = count.exact and count.count == 0
+            return Answer(EndedAnswer(body.action_id, 0, 0, count.count, count.exact, done))
+        action_id = new_id() if body.action_id is None else body.action_id.lower()
+        ended = await self._ender.end_many(selection, body.limit, action_id, scope, call.actor)
+        if ended is None:
+            raise Invalid(FieldError("actionId", "belongs to another caller, or to an action with another filter"))
+        remaining = ended.remaining
+        answer = EndedAnswer(action_id, ended.ended, ended.total, remaining.count, remaining.exact, done=ended.is_done)
+        return Answer(answer)
 
     async def list(self, call: Call) -> Answer:
         query: SessionQuery = call.query
@@ -517,6 +582,23 @@ def filter_of(query: MatchQuery) -> SessionFilter:
         active=query.active and query.active == "true",
         close_reason=query.close_reason,
     )
+
+
+def selection_of(body: EndBody) -> Selection:
+    """Raises `Invalid` if the request selects nothing, or all sessions and some."""
+    criteria = SessionFilter(
+        tenant=body.tenant and body.tenant.lower(),
+        user=body.user and body.user.lower(),
+        capacity=body.capacity and body.capacity.lower(),
+        kind=body.kind,
+        state=body.state,
+    )
+    is_narrow = body.session_ids is not None or criteria != SessionFilter()
+    if body.all == is_narrow:
+        message = "cannot be combined with a filter" if body.all else "must be true if there is no filter"
+        raise Invalid(FieldError("all", message))
+    session_ids = None if body.session_ids is None else list(dict.fromkeys(map(str.lower, body.session_ids)))
+    return Selection(criteria, session_ids)
 
 
 def session_id_of(call: Call) -> str:

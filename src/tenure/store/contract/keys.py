@@ -43,6 +43,8 @@ class KeyStore(Protocol):
         database's clock.
         """
 
+    async def get_audit_entry(self, entry_id: str) -> AuditEntry | None: ...
+
     async def list_audit_log(
         self, criteria: AuditFilter, after: AuditPosition | None, limit: int
     ) -> Sequence[AuditEntry]:

@@ -1,13 +1,16 @@
 """Sessions: opening, renewing, ending, the sweep, and reads."""
 
 from collections.abc import Sequence
+from datetime import datetime
 from enum import StrEnum
 from typing import Protocol
 
+from tenure.domain.audit_log import AuditDraft
 from tenure.domain.history import SessionHistory, View
 from tenure.domain.leases import Fence
 from tenure.domain.scope import Scope
 from tenure.domain.sessions import (
+    EndManyResult,
     EndRequest,
     EndResult,
     Heartbeat,
@@ -69,6 +72,15 @@ class SessionStore(Protocol):
         Writes an audit entry for each session that it ends. A session that has lapsed gets none: it had ended before.
         """
 
+    async def end_matching(
+        self, session_ids: Sequence[str], criteria: SessionFilter, scope: Scope, draft: AuditDraft
+    ) -> EndManyResult:
+        """Ends those of the sessions that are live and match, as TERMINATED. At most BATCH_MAX sessions.
+
+        All calls of an action have the same entry in `draft`, which counts the sessions that they end. Sessions that
+        were opened after the entry was written are not ended. `active` and `close_reason` of the filter are ignored.
+        """
+
     async def expire_sessions(self, fence: Fence, limit: int) -> SweepResult:
         """Records the end of up to `limit` lapsed sessions, and closes those that a dead instance left `closing`.
 
@@ -99,8 +111,18 @@ class SessionStore(Protocol):
         Its cost does not grow with the table. If that does not suffice for an exact page, the page says so.
         """
 
-    async def count_matches(self, criteria: SessionFilter, scope: Scope) -> MatchCount:
-        """Counts the sessions of the scope that match, up to a limit. Its cost does not grow with the table."""
+    async def count_matches(
+        self, criteria: SessionFilter, scope: Scope, started_by: datetime | None = None
+    ) -> MatchCount:
+        """Counts the sessions of the scope that match, up to a limit. Its cost does not grow with the table.
+
+        With `started_by`, only sessions that started at this instant or before.
+        """
+
+    async def count_live(
+        self, session_ids: Sequence[str], criteria: SessionFilter, scope: Scope, started_by: datetime | None = None
+    ) -> int:
+        """Counts those of the sessions that are live and match, as `end_matching` would find them."""
 
     async def count_sessions(self, scope: Scope) -> SessionCounts:
         """Reads all sessions of the scope, because of the total."""

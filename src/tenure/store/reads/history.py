@@ -41,7 +41,7 @@ from tenure.domain.usage import Window
 from tenure.store.expressions import unsearched
 from tenure.store.limits import UNSENT_SPANS_MAX
 from tenure.store.reads import sessions
-from tenure.store.reads.keys import list_audit_log
+from tenure.store.reads.keys import get_audit_entry, list_audit_log
 from tenure.store.reads.sessions import SEATED, in_scope, session_from_row
 from tenure.store.reads.submissions import ATTEMPT_COLUMNS
 from tenure.store.reads.submissions import COLUMNS as SUBMISSION_COLUMNS
@@ -140,8 +140,16 @@ def newcomers_statement(capacity_id: str, closed_at: datetime, scope: Scope) -> 
 def _ended_by(connection: Connection, session: Session) -> AuditEntry | None:
     if session.close_reason not in _ENDED_ON_REQUEST:
         return None
+    # A session that an action ended together with others names the entry of that action.
+    entry_id = connection.execute(end_entry_statement(session.session_id)).scalar_one_or_none()
+    if entry_id is not None:
+        return get_audit_entry(connection, entry_id)
     criteria = AuditFilter(target=session.session_id, action=Action.SESSION_ENDED.value)
     return next(iter(list_audit_log(connection, criteria, None, 1)), None)
+
+
+def end_entry_statement(session_id: str) -> Select[Any]:
+    return select(_row.end_entry_id).where(_row.session_id == session_id)
 
 
 # Windows.

@@ -69,6 +69,15 @@ def version_of(rows: Sequence[Sequence[Any]]) -> KeysVersion:
     return KeysVersion(version, now, found)
 
 
+def get_audit_entry(connection: Connection, entry_id: str) -> AuditEntry | None:
+    row = connection.execute(audit_entry_statement(entry_id)).mappings().one_or_none()
+    return None if row is None else AuditEntry(**row)
+
+
+def audit_entry_statement(entry_id: str) -> Select[Any]:
+    return select(*ENTRY_COLUMNS).where(audit_log.c.entry_id == entry_id)
+
+
 def list_audit_log(
     connection: Connection, criteria: AuditFilter, after: AuditPosition | None, limit: int
 ) -> Sequence[AuditEntry]:

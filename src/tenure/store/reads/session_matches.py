@@ -5,6 +5,8 @@ of them are checked. If every path of the group has more, only so many entries a
 bound.
 """
 
+from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import (
@@ -23,6 +25,7 @@ from sqlalchemy import (
 
 from tenure.domain.scope import Scope
 from tenure.domain.sessions import MatchCount, SessionFilter
+from tenure.store.expressions import unsearched
 from tenure.store.limits import COUNT_MAX
 from tenure.store.reads.session_list import Group, Path, groups_of, narrowed_filter
 from tenure.store.reads.sessions import read_now
@@ -32,13 +35,58 @@ _ONE: ColumnElement[int] = literal_column("1", Integer)
 _ZERO: ColumnElement[int] = literal_column("0", Integer)
 
 
-def count_matches(connection: Connection, criteria: SessionFilter, scope: Scope) -> MatchCount:
+def count_matches(
+    connection: Connection, criteria: SessionFilter, scope: Scope, started_by: datetime | None = None
+) -> MatchCount:
     narrowed = narrowed_filter(criteria, scope)
     if narrowed is None:
         return MatchCount(0, exact=True)
     # All groups use one instant, so that no session is counted as live and as lapsed.
-    counts = [_count(connection, group) for group in groups_of(connection, narrowed, read_now(connection))]
+    groups = [_started_by(group, started_by) for group in groups_of(connection, narrowed, read_now(connection))]
+    counts = [_count(connection, group) for group in groups]
     return MatchCount(sum(each.count for each in counts), exact=all(each.exact for each in counts))
+
+
+def count_live(
+    connection: Connection,
+    session_ids: Sequence[str],
+    criteria: SessionFilter,
+    scope: Scope,
+    started_by: datetime | None = None,
+) -> int:
+    narrowed = narrowed_filter(criteria, scope)
+    if narrowed is None:
+        return 0
+    now = read_now(connection)
+    found: int = connection.execute(live_statement(session_ids, narrowed, now, started_by or now)).scalar_one()
+    return found
+
+
+def live_statement(
+    session_ids: Sequence[str], criteria: SessionFilter, now: datetime, started_by: datetime
+) -> Select[Any]:
+    row = sessions.c
+    equals = (
+        (row.user_object_id, criteria.user),
+        (row.capacity_id, criteria.capacity),
+        (row.tenant_object_id, criteria.tenant),
+        (row.kind, criteria.kind),
+        (row.state, criteria.state),
+    )
+    return select(func.count()).where(
+        row.session_id.in_(session_ids),
+        unsearched(and_(row.closed_at.is_(None), row.deadline_at > now, row.started_at <= started_by)),
+        *(unsearched(column == value) for column, value in equals if value is not None),
+    )
+
+
+def _started_by(group: Group, instant: datetime | None) -> Group:
+    """All indexes are ordered by start, so this is a shorter range of each."""
+    if instant is None:
+        return group
+    started = sessions.c.started_at <= instant
+    paths = [path._replace(ranges=[[*searched, started] for searched in path.ranges]) for path in group.paths]
+    return group._replace(paths=paths)
 
 
 def _count(connection: Connection, group: Group) -> MatchCount:

@@ -30,7 +30,7 @@ from tenure.store.tables import sessions
 from tenure.store.types import Id
 
 COUNTERS = tuple(column for column in sessions.c if column.name.startswith("stream_"))
-_ENGINE_ONLY = ("check_at", "attachment", "attachment_saves", "replaced_saves")
+_ENGINE_ONLY = ("check_at", "attachment", "attachment_saves", "replaced_saves", "end_entry_id")
 FACTS = tuple(column for column in sessions.c if column.name not in _ENGINE_ONLY and column not in COUNTERS)
 COLUMNS = (*FACTS, *COUNTERS)
 """The columns of a `Session`: all except those that only the engines use."""

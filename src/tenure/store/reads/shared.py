@@ -72,6 +72,7 @@ class SharedReads:
     get_session = _short(sessions.get_session)
     list_sessions = _short(session_list.list_sessions)
     list_next_lapses = _short(session_lapses.list_next_lapses)
+    count_live = _short(session_matches.count_live)
     count_matches = _short(session_matches.count_matches)
     read_history = _short(history.read_history)
     count_sessions = _long(sessions.count_sessions)
@@ -112,6 +113,7 @@ class SharedReads:
     find_key = _short(keys.find_key)
     list_keys = _short(keys.list_keys)
     read_keys_version = _short(keys.read_keys_version)
+    get_audit_entry = _short(keys.get_audit_entry)
     list_audit_log = _long(keys.list_audit_log)
 
     list_alerts = _short(alerts.list_alerts)

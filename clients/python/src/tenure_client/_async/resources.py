@@ -1,13 +1,14 @@
 """The routes, grouped by resource."""
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from tenure_client import _routes, models
+from tenure_client._async import _io
 from tenure_client._async.pages import AsyncPages
 from tenure_client._async.streams import AsyncStream
 from tenure_client._core import Answer, Id
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from tenure_client._async.client import AsyncClient
 
 T = TypeVar("T")
+
+HELD_PAUSE_SECONDS = 0.2
 
 
 class _AsyncResource:
@@ -85,6 +88,54 @@ class AsyncSessions(_AsyncResource):
 
     async def end(self, session_id: Id) -> models.EndedSession:
         return await self._get(_routes.END, models.EndedSession, sessionId=session_id)
+
+    async def end_matching(
+        self,
+        *,
+        tenant: Id | None = None,
+        user: Id | None = None,
+        capacity: Id | None = None,
+        kind: int | None = None,
+        state: str | None = None,
+        session_ids: Sequence[Id] | None = None,
+        all: bool = False,  # noqa: A002 - the name of the field
+        action_id: Id | None = None,
+        limit: int | None = None,
+        dry_run: bool = False,
+    ) -> models.EndedSessions:
+        """End up to `limit` live sessions that match. `end_all` repeats this until none is left.
+
+        Without a filter and without ids, `all` must be true. With `dry_run`, only count.
+        """
+        body = models.EndBody(
+            tenant=_text(tenant),
+            user=_text(user),
+            capacity=_text(capacity),
+            kind=kind,
+            state=state,
+            session_ids=None if session_ids is None else [str(session_id) for session_id in session_ids],
+            all=all,
+            action_id=None if dry_run and action_id is None else str(action_id or uuid.uuid4()),
+            limit=limit,
+            dry_run=dry_run,
+        )
+        return await self._get(_routes.END_MATCHING, models.EndedSessions, body=body)
+
+    async def end_all(self, **selection: Any) -> AsyncIterator[models.EndedSessions]:
+        """End all live sessions that match, and yield each answer on the way. Takes what `end_matching` takes.
+
+        All requests are one action, with one entry in the audit log. To continue an action that was interrupted, give
+        its `action_id` and the same filter.
+        """
+        selection["action_id"] = selection.get("action_id") or uuid.uuid4()
+        while True:
+            answer = await self.end_matching(**selection)
+            yield answer
+            if answer.done:
+                return
+            if answer.ended == 0:
+                # Other requests hold the remaining sessions for a moment.
+                await _io.sleep(self._client._options, HELD_PAUSE_SECONDS)
 
     async def metrics(self) -> models.SessionMetrics:
         return await self._get(_routes.SESSION_METRICS, models.SessionMetrics)

@@ -2,7 +2,7 @@
 """The routes, grouped by resource."""
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -11,6 +11,7 @@ import msgspec
 from tenure_client import _routes, models
 from tenure_client._core import Answer, Id
 from tenure_client._routes import Route
+from tenure_client._sync import _io
 from tenure_client._sync.pages import Pages
 from tenure_client._sync.streams import Stream
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from tenure_client._sync.client import Client
 
 T = TypeVar("T")
+
+HELD_PAUSE_SECONDS = 0.2
 
 
 class _Resource:
@@ -86,6 +89,54 @@ class Sessions(_Resource):
 
     def end(self, session_id: Id) -> models.EndedSession:
         return self._get(_routes.END, models.EndedSession, sessionId=session_id)
+
+    def end_matching(
+        self,
+        *,
+        tenant: Id | None = None,
+        user: Id | None = None,
+        capacity: Id | None = None,
+        kind: int | None = None,
+        state: str | None = None,
+        session_ids: Sequence[Id] | None = None,
+        all: bool = False,  # noqa: A002 - the name of the field
+        action_id: Id | None = None,
+        limit: int | None = None,
+        dry_run: bool = False,
+    ) -> models.EndedSessions:
+        """End up to `limit` live sessions that match. `end_all` repeats this until none is left.
+
+        Without a filter and without ids, `all` must be true. With `dry_run`, only count.
+        """
+        body = models.EndBody(
+            tenant=_text(tenant),
+            user=_text(user),
+            capacity=_text(capacity),
+            kind=kind,
+            state=state,
+            session_ids=None if session_ids is None else [str(session_id) for session_id in session_ids],
+            all=all,
+            action_id=None if dry_run and action_id is None else str(action_id or uuid.uuid4()),
+            limit=limit,
+            dry_run=dry_run,
+        )
+        return self._get(_routes.END_MATCHING, models.EndedSessions, body=body)
+
+    def end_all(self, **selection: Any) -> Iterator[models.EndedSessions]:
+        """End all live sessions that match, and yield each answer on the way. Takes what `end_matching` takes.
+
+        All requests are one action, with one entry in the audit log. To continue an action that was interrupted, give
+        its `action_id` and the same filter.
+        """
+        selection["action_id"] = selection.get("action_id") or uuid.uuid4()
+        while True:
+            answer = self.end_matching(**selection)
+            yield answer
+            if answer.done:
+                return
+            if answer.ended == 0:
+                # Other requests hold the remaining sessions for a moment.
+                _io.sleep(self._client._options, HELD_PAUSE_SECONDS)
 
     def metrics(self) -> models.SessionMetrics:
         return self._get(_routes.SESSION_METRICS, models.SessionMetrics)

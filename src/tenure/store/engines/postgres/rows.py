@@ -18,6 +18,7 @@ from tenure.domain.leases import JOB_LOCK, Fence, Lease
 from tenure.domain.scope import Scope
 from tenure.domain.sessions import (
     ClosedSession,
+    EndManyResult,
     EndResult,
     Found,
     HeartbeatResult,
@@ -26,6 +27,7 @@ from tenure.domain.sessions import (
     OpenRequest,
     OpenResult,
     Session,
+    SessionFilter,
     StreamCounters,
     SweepResult,
 )
@@ -168,6 +170,20 @@ def end_results(records: Sequence[asyncpg.Record], count: int) -> Sequence[EndRe
             EndResult(Found.HELD) if held else EndResult(Found.OVER, session(record), record["recorded"])
         )
     return results
+
+
+def criteria_text(criteria: SessionFilter) -> str:
+    """The argument `p_criteria` of `tenure_end_many_1`."""
+    names = ("tenant", "user", "capacity", "kind", "state")
+    return json.dumps({name: getattr(criteria, name) for name in names})
+
+
+def end_many_result(closed: Sequence[asyncpg.Record], last: asyncpg.Record) -> EndManyResult:
+    ends = [
+        ClosedSession(str(session_id), reason, ended_at, str(user), str(tenant), str(capacity))
+        for session_id, reason, ended_at, user, tenant, capacity, *_ in closed
+    ]
+    return EndManyResult(ends, last["held"], last["total"], last["same"])
 
 
 def sweep_result(lapsed: Sequence[asyncpg.Record], last: asyncpg.Record) -> SweepResult:

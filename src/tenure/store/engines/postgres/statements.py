@@ -43,6 +43,7 @@ SELECT e.position, e.found, e.now, e.recorded, e.counted, {rows.SESSION_COLUMNS}
 PUT_CAPACITY = "SELECT * FROM tenure_put_capacity_1($1, $2, $3, $4, $5, $6)"
 DELETE_CAPACITY = "SELECT * FROM tenure_delete_capacity_1($1, $2, $3)"
 
+END_MANY = "SELECT * FROM tenure_end_many_1($1::text::uuid[], $2, $3)"
 _FENCE = "$1, $2, $3"
 EXPIRE = f"SELECT * FROM tenure_expire_1({_FENCE}, $4)"  # noqa: S608
 _LEASE = ", ".join(["e.now", *(f"(e.lease).{column.name}" for column in LEASE_COLUMNS)])

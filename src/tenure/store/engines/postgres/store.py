@@ -34,6 +34,7 @@ from tenure.domain.leases import AcquireResult, Fence, Lease
 from tenure.domain.scope import Scope
 from tenure.domain.session_tokens import SIGNING_KEYS_MAX, RotateOutcome, SigningKey, rotation_detail
 from tenure.domain.sessions import (
+    EndManyResult,
     EndRequest,
     EndResult,
     Heartbeat,
@@ -41,6 +42,7 @@ from tenure.domain.sessions import (
     Limits,
     OpenRequest,
     OpenResult,
+    SessionFilter,
     StreamCounters,
     SweepResult,
 )
@@ -88,6 +90,7 @@ from tenure.store.limits import (
 )
 from tenure.store.reads import alerts, capacities, leases, submissions
 from tenure.store.reads.keys import create_result, version_of
+from tenure.store.reads.session_list import narrowed_filter
 from tenure.store.reads.shared import SharedReads
 
 MIGRATION_SECONDS = 600
@@ -147,6 +150,16 @@ class PostgresStore(PostgresClient, SharedReads):
             rows.actors_text([end.actor for end in ends]),
         )
         return rows.end_results(records, len(ends))
+
+    async def end_matching(
+        self, session_ids: Sequence[str], criteria: SessionFilter, scope: Scope, draft: AuditDraft
+    ) -> EndManyResult:
+        narrowed = narrowed_filter(criteria, scope)
+        if narrowed is None:
+            return EndManyResult([])
+        text = rows.criteria_text(narrowed)
+        *closed, last = await self._call(statements.END_MANY, rows.array(session_ids), text, rows.draft_text(draft))
+        return rows.end_many_result(closed, last)
 
     async def expire_sessions(self, fence: Fence, limit: int) -> SweepResult:
         *lapsed, last = await self._call(statements.EXPIRE, *astuple(fence), limit)

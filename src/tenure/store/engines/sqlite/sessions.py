@@ -8,23 +8,27 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection, bindparam, select, text, update
 
 from tenure.clock import to_microseconds
-from tenure.domain.audit_log import Action
+from tenure.domain.audit_log import Action, AuditDraft
 from tenure.domain.deadlines import as_recorded, closed_session_of, end_now, renewed
 from tenure.domain.scope import Scope
 from tenure.domain.sessions import (
+    CloseReason,
+    EndManyResult,
     EndRequest,
     EndResult,
     Found,
     Heartbeat,
     HeartbeatResult,
     Session,
+    SessionFilter,
     State,
     StreamCounters,
     SweepResult,
 )
 from tenure.store import tables
-from tenure.store.engines.sqlite.audit_log import write_audit_entry
+from tenure.store.engines.sqlite.audit_log import count_changes, write_audit_entry
 from tenure.store.reads import sessions
+from tenure.store.reads.keys import get_audit_entry
 
 _table = tables.sessions
 
@@ -70,6 +74,28 @@ def _end(connection: Connection, now: datetime, session: Session | None, end: En
     if session.deadline_at > now:
         write_audit_entry(connection, now, end.actor, Action.SESSION_ENDED, end.session_id, end.reason)
     return EndResult(Found.OVER, ended, recorded=True)
+
+
+def end_matching(
+    connection: Connection, now: datetime, session_ids: Sequence[str], criteria: SessionFilter, draft: AuditDraft
+) -> EndManyResult:
+    entry = get_audit_entry(connection, draft.entry_id)
+    if entry is not None and not draft.is_of(entry):
+        return EndManyResult([], same=False)
+    found = sessions_by_id(connection, session_ids).values()
+    matching = [
+        session
+        for session in found
+        if session.closed_at is None and criteria.matches(session) and (entry is None or session.started_at <= entry.at)
+    ]
+    ended = [session.session_id for session in matching if session.deadline_at > now]
+    closed = [close(connection, end_now(session, now, CloseReason.TERMINATED.value)) for session in matching]
+    connection.execute(
+        update(_table).where(_table.c.session_id.in_(ended)).values(end_entry_id=draft.entry_id),
+    )
+    count_changes(connection, now, draft, len(ended))
+    total = len(ended) + (0 if entry is None else entry.changes)
+    return EndManyResult([closed_session_of(session) for session in closed], 0, total)
 
 
 def expire_sessions(connection: Connection, now: datetime, limit: int) -> SweepResult:

@@ -19,6 +19,7 @@ from tenure.domain.leases import AcquireResult, Fence, Lease
 from tenure.domain.scope import Scope
 from tenure.domain.session_tokens import RotateOutcome, SigningKey
 from tenure.domain.sessions import (
+    EndManyResult,
     EndRequest,
     EndResult,
     Heartbeat,
@@ -26,6 +27,7 @@ from tenure.domain.sessions import (
     Limits,
     OpenRequest,
     OpenResult,
+    SessionFilter,
     SweepResult,
 )
 from tenure.domain.streams import AttachRequest, AttachResult, StreamUpdate, StreamUpdateResult
@@ -58,6 +60,7 @@ from tenure.store.engines.sqlite import (
 )
 from tenure.store.engines.sqlite.client import SqliteClient
 from tenure.store.engines.sqlite.connections import immediate
+from tenure.store.reads.session_list import narrowed_filter
 from tenure.store.reads.sessions import read_now
 from tenure.store.reads.shared import SharedReads
 
@@ -82,6 +85,16 @@ class SqliteStore(SqliteClient, SharedReads):
 
     async def end_sessions(self, ends: Sequence[EndRequest]) -> Sequence[EndResult]:
         return await self._write(lambda connection, now: sessions.end_sessions(connection, now, ends))
+
+    async def end_matching(
+        self, session_ids: Sequence[str], criteria: SessionFilter, scope: Scope, draft: AuditDraft
+    ) -> EndManyResult:
+        narrowed = narrowed_filter(criteria, scope)
+        if narrowed is None:
+            return EndManyResult([])
+        return await self._write(
+            lambda connection, now: sessions.end_matching(connection, now, session_ids, narrowed, draft)
+        )
 
     async def expire_sessions(self, fence: Fence, limit: int) -> SweepResult:
         def expire(connection: Connection, now: datetime) -> SweepResult:

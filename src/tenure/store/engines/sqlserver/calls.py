@@ -103,6 +103,18 @@ END = _returning(
     position=Integer,
     recorded=Boolean,
 )
+END_MANY = _returning(
+    _with_request("EXEC dbo.tenure_end_many_1 @request = :request;"),
+    session_id=Id,
+    reason=String,
+    ended_at=Instant,
+    user_object_id=Id,
+    tenant_object_id=Id,
+    capacity_id=Id,
+    same=Boolean,
+    total=Integer,
+    began_at=Instant,
+)
 EXPIRE = _returning(
     _with_parameters("EXEC dbo.tenure_expire_1 @name = :name, @holder = :holder, @epoch = :epoch, @limit = :limit;"),
     session_id=Id,

@@ -25,6 +25,7 @@ from tenure.domain.scope import Scope
 from tenure.domain.session_tokens import SIGNING_KEYS_MAX, SigningKey, rotation_detail
 from tenure.domain.sessions import (
     ClosedSession,
+    EndManyResult,
     EndRequest,
     EndResult,
     Found,
@@ -35,6 +36,7 @@ from tenure.domain.sessions import (
     OpenRequest,
     OpenResult,
     Session,
+    SessionFilter,
     SweepResult,
 )
 from tenure.domain.streams import AttachRequest, AttachResult, StreamUpdate, StreamUpdateResult
@@ -93,6 +95,11 @@ def heartbeat_values(heartbeat: Heartbeat) -> Sequence[Value]:
 
 def end_request_values(end: EndRequest) -> Sequence[Value]:
     return (end.session_id, end.reason, *astuple(end.scope), *actor_values(end.actor).values())
+
+
+def end_many_text(session_ids: Sequence[str], criteria: SessionFilter, draft: AuditDraft) -> str:
+    wanted = {name: getattr(criteria, name) for name in ("tenant", "user", "capacity", "kind", "state")}
+    return _json_without_nulls({"sessions": list(session_ids), **wanted, "draft": draft_values(draft)})
 
 
 def attach_values(attach: AttachRequest) -> Sequence[Value]:
@@ -423,6 +430,17 @@ def end_results(rows: Rows, count: int) -> Sequence[EndResult]:
             EndResult(Found.HELD) if held else EndResult(Found.OVER, sessions.session_from_row(row), row.recorded)
         )
     return results
+
+
+def end_many_result(rows: Rows) -> tuple[EndManyResult, datetime]:
+    """The result without the sessions that are held, and when the action began."""
+    closed = [
+        ClosedSession(row.session_id, row.reason, row.ended_at, *_whose(row))
+        for row in rows
+        if row.session_id is not None
+    ]
+    (last,) = [row for row in rows if row.session_id is None]
+    return EndManyResult(closed, 0, last.total, last.same), last.began_at
 
 
 def sweep_result(rows: Rows) -> SweepResult:

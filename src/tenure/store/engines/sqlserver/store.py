@@ -116,7 +116,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 from sqlalchemy import Connection, Row
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql.selectable import TextualSelect
@@ -141,6 +141,7 @@ from tenure.domain.leases import AcquireResult, Fence, Lease
 from tenure.domain.scope import Scope
 from tenure.domain.session_tokens import RotateOutcome, SigningKey
 from tenure.domain.sessions import (
+    EndManyResult,
     EndRequest,
     EndResult,
     Heartbeat,
@@ -148,6 +149,7 @@ from tenure.domain.sessions import (
     Limits,
     OpenRequest,
     OpenResult,
+    SessionFilter,
     SweepResult,
 )
 from tenure.domain.streams import AttachRequest, AttachResult, StreamUpdate, StreamUpdateResult
@@ -200,6 +202,7 @@ from tenure.store.limits import (
 from tenure.store.reads import capacities, events, intervals
 from tenure.store.reads.alerts import changes_from_values
 from tenure.store.reads.keys import create_result, key_from_values
+from tenure.store.reads.session_list import narrowed_filter
 from tenure.store.reads.shared import SharedReads
 from tenure.store.retries import Cause
 
@@ -227,6 +230,21 @@ class SqlServerStore(SqlServerClient, SharedReads):
     async def end_sessions(self, ends: Sequence[EndRequest]) -> Sequence[EndResult]:
         request = rows.numbered(map(rows.end_request_values, ends))
         return rows.end_results(await self._call(calls.END, request=request), len(ends))
+
+    async def end_matching(
+        self, session_ids: Sequence[str], criteria: SessionFilter, scope: Scope, draft: AuditDraft
+    ) -> EndManyResult:
+        narrowed = narrowed_filter(criteria, scope)
+        if narrowed is None:
+            return EndManyResult([])
+        request = rows.end_many_text(session_ids, narrowed, draft)
+        result, began_at = rows.end_many_result(await self._call(calls.END_MANY, request=request))
+        closed = {each.session_id for each in result.closed}
+        skipped = [session_id for session_id in session_ids if session_id not in closed]
+        if not skipped or not result.same:
+            return result
+        # In a read of its own: the procedure waits for no row that another transaction holds.
+        return replace(result, held=await self.count_live(skipped, criteria, scope, began_at))
 
     async def expire_sessions(self, fence: Fence, limit: int) -> SweepResult:
         return rows.sweep_result(await self._call(calls.EXPIRE, **asdict(fence), limit=limit))

@@ -79,6 +79,7 @@ def _create_sessions() -> None:
         sa.Column("stream_audio_duration_ms", sa.BigInteger),
         sa.Column("attachment_saves", sa.Integer, nullable=False, server_default="0"),
         sa.Column("replaced_saves", sa.Integer, nullable=False, server_default="0"),
+        sa.Column("end_entry_id", Id),
         sa.PrimaryKeyConstraint("session_id", name="sessions_pkey"),
         sa.CheckConstraint("closed_at > started_at", name="sessions_end_after_start"),
         sa.CheckConstraint("kind BETWEEN 1 AND 3", name="sessions_kind"),

@@ -1,0 +1,37 @@
+-- Makes the calls of an action take turns, until the end of the transaction of the caller, and returns what the audit
+-- entry of the action says: when it began, how many sessions it has ended, and whether it is of the same caller and
+-- filter. An action without an entry has not begun. @draft is the entry as JSON: {"entry", "subject", "action", "target",
+-- "detail"}.
+--
+-- sp_getapplock returns a negative code instead of raising an error, as in tenure_lock_cut_shared_1.
+CREATE OR ALTER PROCEDURE dbo.tenure_join_action_1
+    @draft nvarchar(MAX),
+    @began_at datetime2(6) OUTPUT,
+    @total int OUTPUT,
+    @same bit OUTPUT
+AS
+BEGIN
+    SET NOCOUNT ON;
+    DECLARE
+        @granted int,
+        @resource nvarchar(255) = CONCAT(N'tenure.action.', JSON_VALUE(@draft, '$.entry')),
+        @detail nvarchar(1000) = JSON_VALUE(@draft, '$.detail');
+    EXEC @granted = sys.sp_getapplock
+        @Resource = @resource, @LockMode = 'Exclusive', @LockOwner = 'Transaction', @LockTimeout = 1000;
+    IF @granted < 0
+        THROW 51222, N'tenure: the lock of the action was not granted in time', 1;
+
+    SELECT @began_at = NULL, @total = 0, @same = 1;
+    SELECT
+        @began_at = a.at,
+        @total = a.changes,
+        @same = CASE
+            WHEN
+                a.subject = JSON_VALUE(@draft, '$.subject') AND a.action = JSON_VALUE(@draft, '$.action')
+                AND a.target = JSON_VALUE(@draft, '$.target')
+                AND (a.detail = @detail OR (a.detail IS NULL AND @detail IS NULL)) THEN 1
+            ELSE 0
+        END
+    FROM dbo.audit_log AS a WITH (READCOMMITTEDLOCK, INDEX (audit_log_pkey))
+    WHERE a.entry_id = JSON_VALUE(@draft, '$.entry');
+END;
