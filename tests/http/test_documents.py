@@ -229,7 +229,7 @@ def test_open_body_schema_matches_request_fields(document: Json) -> None:
 
 def test_session_list_filters_are_documented(document: Json) -> None:
     parameters = document["paths"]["/sessions"]["get"]["parameters"]
-    names = {"tenant", "user", "capacity", "kind", "state", "active", "closeReason", "limit", "cursor"}
+    names = {"tenant", "user", "capacity", "kind", "state", "active", "closeReason", "order", "limit", "cursor"}
     assert {parameter["name"] for parameter in parameters} == names
     assert {parameter["required"] for parameter in parameters} == {False}
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from tenure.config import SessionsConfig, StreamsConfig
+from tenure.config import SessionsConfig, StreamsConfig, TranscriptionConfig
 from tenure.domain.scope import EVERYTHING
 from tenure.domain.sessions import ClosedSession, Found, HeartbeatResult, OpenOutcome, OpenResult, Session
 from tenure.domain.streams import AttachRequest, AttachResult, StreamUpdate, StreamUpdateResult
@@ -225,7 +225,7 @@ async def test_transcription_in_live_session_stops_when_the_session_ends(learned
     streams = Streams(store, StreamsConfig(), SessionsConfig(), DiscardHandler, ends, Telemetry())
     opener: Any = SimpleNamespace(open=open_session, request=lambda **_: None)
     renewer: Any = SimpleNamespace(heartbeat=heartbeat)
-    routes = TranscriptionRoutes(streams, opener, renewer, ends, Endless)
+    routes = TranscriptionRoutes(streams, opener, renewer, ends, Endless, TranscriptionConfig())
     transcribing = asyncio.ensure_future(routes._in_live_session(LIVE, bytes(64_000), Endless))
     await Endless.began.wait()
     if learned_from == "operation":

@@ -92,11 +92,12 @@ async def check_schema(patient: Patient) -> Sequence[Finding]:
 
 
 def _reach(patient: Patient) -> str:
-    """Return the command that shows whether the server answers."""
-    scheme = patient.settings.database.partition("://")[0]
-    if scheme == "postgresql":
-        return f"pg_isready -d {shlex.quote(patient.database)}"
-    return f"ls -l {shlex.quote(patient.database.removeprefix('sqlite:///'))}" if scheme == "sqlite" else "sqlcmd -Q ''"
+    """Return the command that shows whether the server answers, or what is wrong with the file."""
+    file = patient.store.describe_file()
+    if file is not None:
+        return f"ls -l {shlex.quote(file.path)}"
+    is_postgresql = patient.settings.database.startswith("postgresql://")
+    return f"pg_isready -d {shlex.quote(patient.database)}" if is_postgresql else "sqlcmd -Q ''"
 
 
 def _cause(error: DatabaseUnavailable) -> str:
