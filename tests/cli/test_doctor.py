@@ -337,7 +337,8 @@ async def _(case: Case) -> None:
 @plants(Code.VERSIONS_DIFFER)
 async def _(case: Case) -> None:
     for number, version in enumerate(["1.9.0", "1.10.0"]):
-        report = InstanceReport(instance=f"one-{number}", host="web-1", pid=7, worker=0, version=version)
+        name = f"one-{number}"
+        report = InstanceReport(instance=name, holder=name, host="web-1", pid=7, worker=0, version=version)
         await case.database.store.save_instance(report)
 
 
