@@ -201,8 +201,8 @@ _LAPSES = sorted(reason.value for reason in LAPSE_REASONS)
 
 
 def ends_statement(since: datetime, limit: int) -> Select[Any]:
-    """Counts the last `limit` ends and the lapses among them. The database counts: 20 000 rows would keep the instance
-    that reads them from answering requests for 50 ms.
+    """Counts the last `limit` ends and the lapses among them. The database counts: an instance that got 20 000 rows
+    would not answer requests for 20 to 40 ms.
     """
     end = _ends(since, limit).c
     is_lapse = case((end.close_reason.in_(_LAPSES), 1), else_=0)
