@@ -112,6 +112,25 @@ def test_sessions_are_opened_listed_shown_and_ended(tenure: Tenure, capacity: st
 
 
 @pytest.mark.usefixtures("url")
+def test_matching_sessions_are_ended_with_a_count_first(tenure: Tenure, capacity: str) -> None:
+    kept = opened(tenure, capacity, "--kind", "3")
+    ended = [opened(tenure, capacity, "--kind", "2") for _ in range(3)]
+    command = ("sessions", "end", "--capacity", capacity, "--kind", "2")
+    asked = tenure(*command)
+    assert (asked.code, asked.out) == (2, "")
+    assert asked.err.startswith("tenure: End 3 live sessions? Their users lose them at once. ")
+    assert tenure(*command, "--yes") == Result(0, "ended 3\n", "")
+    assert tenure(*command, "--yes") == Result(0, "", "no live session matches\n")
+    assert [line[0] for line in rows(ok(tenure, "sessions", "list", "--capacity", capacity).out)[1:]] == [kept]
+    reasons = {ok_json(tenure, "sessions", "show", session)["closeReason"] for session in ended}
+    assert reasons == {"TERMINATED"}
+    (entry,) = [each for each in ok_json(tenure, "audit-log")["entries"] if capacity in (each["detail"] or "")]
+    assert (entry["action"], entry["changes"]) == ("session.ended", 3)
+    for flags in ((), (kept, "--kind", "3"), ("--all", "--kind", "3")):
+        assert tenure("sessions", "end", *flags, "--yes").code == 2, flags
+
+
+@pytest.mark.usefixtures("url")
 def test_full_capacity_refuses_with_one_line(tenure: Tenure, capacity: str) -> None:
     ok(tenure, "capacities", "set", capacity, "--seats", "1")
     opened(tenure, capacity)
@@ -333,6 +352,7 @@ def test_destructive_commands_need_yes_off_a_terminal(tenure: Tenure, capacity: 
     session = opened(tenure, capacity)
     for command in (
         ("sessions", "end", session),
+        ("sessions", "end", "--all"),
         ("jobs", "pause", "prune"),
         ("leases", "resign", "submission-executor"),
         ("submissions", "cancel", "--all"),

@@ -30,6 +30,7 @@ from tenure.cli.output import (
     note,
     print_fields,
     print_table,
+    progress,
     time_cell,
 )
 from tenure.cli.service import Service, with_service
@@ -236,14 +237,39 @@ def _hold(service: Service, request: dict[str, Any], *, as_json: bool) -> None:
 @with_service
 def end_sessions(
     service: Service,
-    session_ids: Annotated[list[str], typer.Argument(help="The ids of the sessions.", metavar="SESSION")],
+    session_ids: Annotated[
+        list[str] | None, typer.Argument(help="The ids of the sessions.", metavar="SESSION", show_default=False)
+    ] = None,
+    tenant: TenantFlag = None,
+    user: UserFlag = None,
+    capacity: CapacityFlag = None,
+    kind: KindFlag = None,
+    state: Annotated[str | None, typer.Option(help="Only in this state: created or active.", metavar="STATE")] = None,
+    every: Annotated[bool, typer.Option("--all", help="End all live sessions.")] = False,
     yes: YesFlag = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """End sessions. Their users lose them at once.
+    """End sessions, by their ids or all that match. Their users lose them at once.
+
+    With flags in place of ids, the command first says how many live sessions match. It ends them in small steps, so
+    that the service goes on meanwhile. The audit log gets one entry.
 
     tenure sessions end 01a1e0e8-4a5d-7768-a74d-758932e546ff --yes
+    tenure sessions end --capacity 0190b0a0-0000-7000-8000-0000000000c1
     """
+    filters = {"tenant": tenant, "user": user, "capacity": capacity, "kind": kind, "state": state}
+    wanted: dict[str, Any] = {name: value for name, value in filters.items() if value is not None}
+    if every and wanted:
+        raise ConfigurationError("all: cannot be combined with a filter")
+    if bool(session_ids) == bool(every or wanted):
+        raise ConfigurationError("session: give ids, or a filter, or --all")
+    if session_ids:
+        _end_each(service, session_ids, yes=yes, as_json=as_json)
+    else:
+        _end_matching(service, wanted or {"all": True}, yes=yes, as_json=as_json)
+
+
+def _end_each(service: Service, session_ids: list[str], *, yes: bool, as_json: bool) -> None:
     count = len(session_ids)
     confirm(f"End {'session ' + session_ids[0] if count == 1 else f'{count} sessions'}?", yes=yes)
     for session_id in session_ids:
@@ -252,3 +278,27 @@ def end_sessions(
             service.print_json()
         else:
             typer.echo(f"{session.session_id} ended: {session.close_reason}")
+
+
+def _end_matching(service: Service, wanted: dict[str, Any], *, yes: bool, as_json: bool) -> None:
+    found = service.client.sessions.end_matching(**wanted, dry_run=True)
+    if not found.remaining:
+        note("no live session matches")
+        return
+    count = f"{found.remaining:,}" if found.exact else f"more than {found.remaining:,}"
+    confirm(
+        f"End {count} live {'session' if found.remaining == 1 else 'sessions'}? Their users lose them at once.", yes=yes
+    )
+    step = None
+    with progress() as shown:
+        try:
+            for step in service.client.sessions.end_all(**wanted):
+                shown.show(f"ended {step.total_ended:,} of {count}")
+        except KeyboardInterrupt:
+            shown.clear()
+            note(f"ended {step.total_ended if step else 0:,}; the others go on")
+            raise
+    if as_json:
+        service.print_json()
+    elif step is not None:
+        typer.echo(f"ended {step.total_ended:,}")
