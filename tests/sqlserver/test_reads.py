@@ -653,3 +653,8 @@ def test_counts_of_submissions_seek_the_index_of_gateways() -> None:
         text = rendered(statement)
         assert "WITH (FORCESEEK, INDEX (submissions_gateway))" in text
         assert f"TOP {limit} " in text
+
+
+def test_facts_about_server_are_valid_tsql() -> None:
+    linter = Linter(config=FluffConfig(overrides={"dialect": "tsql"}))
+    assert [str(violation) for violation in linter.parse_string(f"{reads.SERVER.text};\n").violations] == []
