@@ -24,16 +24,23 @@ AXE = os.environ.get("TENURE_TEST_AXE", "")
 TIMEOUT_MILLISECONDS = 20_000
 
 
-class ConsoleService:
-    """An instance, its address, and a key of each role."""
+class ConsoleAddress:
+    """Where a console is, and a key of each role, if it needs one."""
+
+    def __init__(self, origin: str, prefix: str = "", keys: dict[str, str] | None = None) -> None:
+        self.origin = origin
+        self.prefix = prefix
+        self.keys = keys or {}
+        self.ids: dict[str, str] = {}
+        self.address = f"{origin}{prefix}/console"
+
+
+class ConsoleService(ConsoleAddress):
+    """The console of an instance in the process of the test."""
 
     def __init__(self, service: LocalService, prefix: str, keys: dict[str, str]) -> None:
+        super().__init__(f"http://127.0.0.1:{service.port}", prefix, keys)
         self.service = service
-        self.prefix = prefix
-        self.keys = keys
-        self.ids: dict[str, str] = {}
-        self.origin = f"http://127.0.0.1:{service.port}"
-        self.address = f"{self.origin}{prefix}/console"
 
     async def call(self, method: str, path: str, body: Any = None, role: str = "operator") -> Json:
         headers = {"Authorization": f"Bearer {self.keys[role]}"} if self.keys else {}
@@ -68,7 +75,7 @@ class Visitor:
 
     async def visit(
         self,
-        console: ConsoleService,
+        console: ConsoleAddress,
         path: str = "",
         role: str | None = "operator",
         *,

@@ -67,16 +67,21 @@ class Connection extends EventTarget {
   /** When the last request was sent, by `performance.now()`. */
   lastSentAt = Number.NEGATIVE_INFINITY;
 
+  #isDatabaseAway = false;
+
   /** @param {unknown} error */
   failed(error) {
+    this.#isDatabaseAway = error instanceof ApiError;
     const requestId = error instanceof ApiError ? error.requestId : null;
     const detail = error instanceof ApiError ? error.detail : "";
     this.lost = { since: this.lost?.since ?? new Date(serverNow()), detail, requestId };
     this.dispatchEvent(new Event("change"));
   }
 
-  answered() {
-    if (this.lost === null) return;
+  /** @param {string} path */
+  answered(path) {
+    // An instance knows its callers for a while without the database: this answer says nothing about it.
+    if (this.lost === null || (this.#isDatabaseAway && path === "me")) return;
     this.lost = null;
     this.dispatchEvent(new Event("change"));
   }
@@ -131,14 +136,14 @@ export async function request(method, path, options = {}) {
   }
   const answer = decoded(content);
   if (response.ok) {
-    connection.answered();
+    connection.answered(path);
     if (typeof answer?.now === "string") learnServerTime(answer.now, sentAt);
     return answer;
   }
   const seconds = Number(response.headers.get("retry-after") ?? 0);
   const error = new ApiError(response.status, answer ?? {}, response.headers.get("x-request-id"), seconds || 0);
   if (isAway(error)) connection.failed(error);
-  else connection.answered();
+  else connection.answered(path);
   if (error.status === 401) connection.signedOut();
   throw error;
 }

@@ -83,13 +83,6 @@ export function bytes(count) {
 /** The beginning and the end of a UUID. Ids of sessions that were opened together share their beginning. @param {string} id */
 export const shortId = (id) => (id.length > 16 ? `${id.slice(0, 8)}…${id.slice(-4)}` : id);
 
-/** @param {Uint8Array} bytes Sixteen of them. */
-export const uuid = (bytes) =>
-  [...bytes]
-    .map((byte) => byte.toString(16).padStart(2, "0"))
-    .join("")
-    .replace(/^(.{8})(.{4})(.{4})(.{4})(.{12})$/, "$1-$2-$3-$4-$5");
-
 const UUID = /^\{?[0-9a-f]{8}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{12}\}?$/i;
 
 /** @param {string} text */

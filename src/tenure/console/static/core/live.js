@@ -3,7 +3,8 @@
  * Keeps what a page shows up to date, with at most one request a second per tab.
  *
  * A page watches addresses, each with an interval. The first request of a watch is sent at once, because a person waits
- * for it. After that, one timer picks the watch that is the longest overdue, at most once a second. Nothing is sent
+ * for it. After that, one timer picks the watch that is the longest overdue, at most once a second, and at least every
+ * other second, so that a service that does not answer is noticed. Nothing is sent
  * while updates are paused or the tab is hidden, and a tab that is shown again does not refetch while it is paused.
  * While the service is away, one watch tries again with growing pauses; after an answer all watches are due.
  *
@@ -17,8 +18,14 @@ import { ApiError, connection, isAway, request, root } from "./api.js";
 export const SPACING_MS = 1_000;
 const TICK_MS = 250;
 const LONGEST_PAUSE_MS = 5_000;
-/** Less than the five seconds within which the console must notice that the service does not answer. */
-const WATCH_TIMEOUT_MS = 3_500;
+/** The console notices within five seconds that the service does not answer: something is sent at least this often, … */
+const QUIET_MS = 2_000;
+/** … and has to be answered in this time. */
+const WATCH_TIMEOUT_MS = 2_500;
+/** An answer that took long is asked for less often, so that no tab keeps the service busy. */
+const REST_FACTOR = 20;
+/** An answer that took longer than this is asked for only when it is due. */
+const COSTLY_MS = 300;
 const PAUSED = "tenure.paused";
 const EVENT_TYPES = ["session.opened", "session.upgraded", "session.closed"];
 /** With more events in a second, the stream is closed for a while: the watch is due every second anyway. */
@@ -42,6 +49,7 @@ export class Watch extends EventTarget {
   /** Whether the data belongs to an address of before. */
   isStale = false;
   dueAt = 0;
+  tookMs = 0;
   isLoading = false;
   #stopped = new AbortController();
   #generation = 0;
@@ -51,9 +59,11 @@ export class Watch extends EventTarget {
    * @param {() => {path: string, query?: Record<string, unknown>} | null} address Null: there is nothing to load now.
    * @param {number} everyMs
    * @param {((event: import("./types.js").SessionEvent) => boolean) | null} [concerns] Whether an event changes the data.
+   * @param {number} [timeoutMs]
    */
-  constructor(address, everyMs, concerns = null) {
+  constructor(address, everyMs, concerns = null, timeoutMs = WATCH_TIMEOUT_MS) {
     super();
+    this.timeoutMs = timeoutMs;
     this.address = address;
     this.everyMs = everyMs;
     this.concerns = concerns;
@@ -70,10 +80,11 @@ export class Watch extends EventTarget {
     this.#generation += 1;
     const generation = this.#generation;
     this.isLoading = true;
-    this.dueAt = performance.now() + this.everyMs;
+    const began = performance.now();
+    this.dueAt = began + this.everyMs;
     try {
       const signal = this.#stopped.signal;
-      const data = await request("GET", address.path, { query: address.query, signal, timeoutMs: WATCH_TIMEOUT_MS });
+      const data = await request("GET", address.path, { query: address.query, signal, timeoutMs: this.timeoutMs });
       if (generation !== this.#generation) return;
       this.data = data;
       this.error = null;
@@ -89,7 +100,8 @@ export class Watch extends EventTarget {
         const asked = this.error instanceof ApiError ? this.error.retryAfterSeconds * 1000 : 0;
         const everyMs = this.concerns !== null && !live.isFollowing ? Math.min(this.everyMs, WITHOUT_EVENTS_MS) : this.everyMs;
         // An event that came while the request was under way may not be in its answer.
-        this.dueAt = this.#isOutdated ? 0 : performance.now() + Math.max(asked, everyMs);
+        this.tookMs = performance.now() - began;
+        this.dueAt = this.#isOutdated ? 0 : performance.now() + Math.max(asked, everyMs, this.tookMs * REST_FACTOR);
         this.#isOutdated = false;
         if (!this.#stopped.signal.aborted) this.dispatchEvent(new Event("change"));
       }
@@ -186,7 +198,7 @@ class Live extends EventTarget {
       this.#closeStream();
       return;
     }
-    this.#timer = setTimeout(() => void this.#tick(), TICK_MS);
+    this.#timer = setTimeout(() => this.#tick(), TICK_MS);
   }
 
   /** Whether changes arrive as events at present. */
@@ -237,26 +249,33 @@ class Live extends EventTarget {
     this.#followAt = performance.now() + pauseMs;
   }
 
-  async #tick() {
-    try {
-      const now = performance.now();
-      if (now - connection.lastSentAt < SPACING_MS || now < this.#tryAt) return;
-      if (this.#openStream(now)) return;
-      const idle = [...this.#watches].filter((watch) => !watch.isLoading && watch.address() !== null);
-      // While the service is away, any request will do.
-      const due = idle.filter((watch) => connection.lost !== null || watch.dueAt <= now);
-      due.sort((one, other) => one.dueAt - other.dueAt);
-      const next = due[0];
-      if (next === undefined) return;
-      await next.load();
-      if (isAway(next.error)) {
-        this.#failures += 1;
-        this.#tryAt = performance.now() + Math.min(LONGEST_PAUSE_MS, SPACING_MS * 2 ** (this.#failures - 1));
-      } else {
-        this.#tryAt = 0;
-      }
-    } finally {
-      this.#schedule();
+  #tick() {
+    const now = performance.now();
+    if (now - connection.lastSentAt >= SPACING_MS && now >= this.#tryAt && !this.#openStream(now)) {
+      const next = this.#next(now);
+      if (next !== undefined) void this.#load(next);
+    }
+    this.#schedule();
+  }
+
+  /** The watch that is the longest overdue. @param {number} now @returns {Watch<any> | undefined} */
+  #next(now) {
+    const idle = [...this.#watches].filter((watch) => !watch.isLoading && watch.address() !== null);
+    // While the service is away, or nothing was sent for a while, any request will do. First those that failed.
+    const isQuiet = connection.lost !== null || now - connection.lastSentAt >= QUIET_MS;
+    const due = idle.filter((watch) => watch.dueAt <= now || (isQuiet && watch.tookMs < COSTLY_MS) || isAway(watch.error));
+    const order = (/** @type {Watch<any>} */ watch) => (isAway(watch.error) ? watch.dueAt - now : watch.dueAt);
+    return due.sort((one, other) => order(one) - order(other))[0];
+  }
+
+  /** @param {Watch<any>} watch */
+  async #load(watch) {
+    await watch.load();
+    if (isAway(watch.error)) {
+      this.#failures += 1;
+      this.#tryAt = performance.now() + Math.min(LONGEST_PAUSE_MS, SPACING_MS * 2 ** (this.#failures - 1));
+    } else if (connection.lost === null) {
+      this.#tryAt = 0;
     }
   }
 }

@@ -44,14 +44,15 @@ export class View {
    * @param {number} everyMs
    * @param {(event: import("./types.js").SessionEvent) => boolean} [concerns] Load also soon after an event for which
    *   this returns true. While events do not arrive, the address is loaded every two seconds.
+   * @param {{timeoutMs?: number}} [options] `timeoutMs`: for an answer that may take longer than 2.5 seconds.
    * @returns {Watch<T>}
    */
-  watch(address, everyMs, concerns) {
+  watch(address, everyMs, concerns, { timeoutMs } = {}) {
     /** @type {Watch<T>} */
     const watch = new Watch(() => {
       const found = address();
       return typeof found === "string" ? { path: found } : found;
-    }, everyMs, concerns ?? null);
+    }, everyMs, concerns ?? null, timeoutMs);
     watch.addEventListener("change", this.#update);
     this.#watches.add(watch);
     live.add(watch);

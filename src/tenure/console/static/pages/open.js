@@ -1,8 +1,8 @@
 // @ts-check
 /** Opens a session and holds it in this tab: what a client does, for a person to try. */
 
-import * as format from "../core/format.js";
 import { held } from "../core/held.js";
+import { newId } from "../core/ids.js";
 import { html } from "../core/template.js";
 import { problem, section } from "../parts/bits.js";
 
@@ -27,9 +27,9 @@ export class OpenPage {
   constructor(view) {
     this.#view = view;
     this.#start = {
-      userObjectId: view.value("user", view.me.userObjectId ?? randomId()),
-      tenantObjectId: view.value("tenant", view.me.tenantObjectId ?? randomId()),
-      capacityId: view.value("capacity", randomId()),
+      userObjectId: view.value("user", view.me.userObjectId ?? newId()),
+      tenantObjectId: view.value("tenant", view.me.tenantObjectId ?? newId()),
+      capacityId: view.value("capacity", newId()),
     };
   }
 
@@ -90,12 +90,4 @@ export class OpenPage {
       this.#view.update();
     }
   }
-}
-
-/** `crypto.randomUUID` exists only over HTTPS and on this machine. */
-function randomId() {
-  const bytes = crypto.getRandomValues(new Uint8Array(16));
-  bytes[6] = ((bytes[6] ?? 0) & 0x0f) | 0x40;
-  bytes[8] = ((bytes[8] ?? 0) & 0x3f) | 0x80;
-  return format.uuid(bytes);
 }

@@ -11,6 +11,8 @@ import "../parts/charts/series.js";
 /** Usage is cut every minute. Later than this, something keeps it from being cut or delivered. */
 const LAG_MS = 180_000;
 const WINDOWS = 60;
+/** To count all sessions takes a second or two if there are millions. The rest of the page does not wait for it. */
+const COUNT_TIMEOUT_MS = 30_000;
 const CAPACITIES = 500;
 const FULLEST = 8;
 /** The spans of the charts, with the length of a step in seconds. */
@@ -21,7 +23,7 @@ const SPANS = [
   { value: "7d", label: "7 days", seconds: 604_800, step: 7_200 },
 ];
 /** A holder renews its lease several times before it expires. After this share of its duration, something is wrong. */
-const SILENT_SHARE = 0.6;
+const SILENT_SHARE = 0.45;
 
 /**
  * @typedef {import("../core/types.js").Activity} Activity
@@ -63,7 +65,7 @@ export class OverviewPage {
     const isReader = view.may("reader", "operator");
     this.#health = view.watch(() => "health", isReader ? 30_000 : 3_000);
     if (isReader) {
-      this.#metrics = view.watch(() => "sessions/metrics", 4_000);
+      this.#metrics = view.watch(() => "sessions/metrics", 4_000, undefined, { timeoutMs: COUNT_TIMEOUT_MS });
       this.#capacities = view.watch(() => ({ path: "capacities", query: { limit: CAPACITIES } }), 15_000);
     }
     if (view.seesInstallation) {
@@ -222,7 +224,7 @@ export class OverviewPage {
     if (metrics === null) return "";
     return section(
       "Live sessions by kind",
-      shown(
+      metrics.data === null && metrics.error === null ? html`<p class="note" role="status">Counting…</p>` : shown(
         metrics,
         (data) => html`<tenure-bars
           .label=${"Live sessions by kind"}
@@ -262,7 +264,7 @@ export class OverviewPage {
             share: share(each),
             note: `of ${format.number(each.maxSessions)}`,
             tone: share(each) >= 1 ? "5" : share(each) >= 0.9 ? "3" : "2",
-            href: this.#view.href(`sessions?active=true&capacity=${each.capacityId}`),
+            href: this.#view.href(`capacities/${each.capacityId}`),
           }))}
         ></tenure-bars>`;
       }),

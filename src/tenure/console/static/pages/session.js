@@ -125,7 +125,7 @@ export class SessionPage {
       <dt>Session</dt><dd>${id(session.sessionId, { label: "session id", isShort: false })}</dd>
       <dt>User</dt><dd>${full("user", "user", session.userObjectId)}</dd>
       <dt>Tenant</dt><dd>${full("tenant", "tenant", session.tenantObjectId)}</dd>
-      <dt>Capacity</dt><dd>${full("capacity", "capacity", session.capacityId)}</dd>
+      <dt>Capacity</dt><dd>${this.#capacity(session.capacityId)}</dd>
       <dt>Kind</dt><dd>${kind(session.sessionKind)}</dd>
       <dt>Started</dt><dd>${instant(session.sessionStartUtc)}, ${ago(session.sessionStartUtc)}</dd>
       <dt>Last heartbeat</dt><dd>${instant(session.lastHeartbeat)}, ${ago(session.lastHeartbeat)}</dd>
@@ -133,6 +133,12 @@ export class SessionPage {
       <dt>Heartbeats</dt>
       <dd>${session.heartbeatInterval === null ? "not needed: it has no lease" : `every ${format.number(session.heartbeatInterval)} s`}</dd>
     </dl>`;
+  }
+
+  /** @param {string} capacityId */
+  #capacity(capacityId) {
+    const path = this.#view.may("reader", "operator") ? `capacities/${part(capacityId)}` : `sessions?capacity=${part(capacityId)}`;
+    return id(capacityId, { label: "capacity", href: this.#view.href(path), isShort: false });
   }
 
   /** @param {Session} session */

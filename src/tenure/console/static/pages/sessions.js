@@ -11,7 +11,10 @@ const REASONS = Object.keys(format.REASONS);
 /** The filters, as they are named in the address of the page and in `GET /sessions`. */
 const FILTERS = ["active", "state", "kind", "closeReason", "user", "tenant", "capacity"];
 
-/** @typedef {import("../core/types.js").Session} Session */
+/**
+ * @typedef {import("../core/types.js").Session} Session
+ * @typedef {{sessions: Session[], count: number, nextCursor: string | null, exact: boolean}} SessionList
+ */
 
 export class SessionsPage {
   static path = "sessions";
@@ -19,26 +22,41 @@ export class SessionsPage {
   static nav = { label: "Sessions", order: 20 };
 
   #view;
-  /** @type {import("../core/live.js").Watch<{sessions: Session[], count: number, nextCursor: string | null}>} */
+  /** @type {import("../core/live.js").Watch<SessionList>} */
   #sessions;
+  /** @type {import("../core/live.js").Watch<{count: number, exact: boolean}>} */
+  #count;
   /** The sessions of the last answer, to mark those that are new. @type {Set<string> | null} */
   #known = null;
   /** @type {Set<string>} */
   #new = new Set();
+  /** Whether the fields of the filters are shown on a narrow screen. */
+  #isOpen = false;
 
   /** @param {import("../core/view.js").View} view */
   constructor(view) {
     this.#view = view;
     this.#sessions = view.watch(
-      () => ({ path: "sessions", query: { ...this.#filters(), limit: PAGE, cursor: view.value("cursor") } }),
+      () => ({ path: "sessions", query: { ...this.#filters(), order: view.value("order"), limit: PAGE, cursor: view.value("cursor") } }),
       10_000,
       (event) => this.#concerns(event),
     );
     this.#sessions.addEventListener("change", () => this.#learn());
+    this.#count = view.watch(() => ({ path: "sessions/count", query: this.#filters() }), 5_000);
   }
 
+  get #isByLapse() {
+    return this.#view.value("order") === "lapse";
+  }
+
+  /** @returns {Record<string, string>} */
   #filters() {
-    return Object.fromEntries(FILTERS.map((name) => [name, this.#view.value(name)]).filter(([, value]) => value !== ""));
+    const found = FILTERS.map((name) => [name, this.#view.value(name)]).filter(([, value]) => value !== "");
+    return { ...Object.fromEntries(found), ...(this.#isByLapse ? { active: "true" } : {}) };
+  }
+
+  get #hasFilters() {
+    return FILTERS.some((name) => this.#view.value(name) !== "");
   }
 
   /** @param {import("../core/types.js").SessionEvent} event */
@@ -49,7 +67,8 @@ export class SessionsPage {
   }
 
   #learn() {
-    const found = new Set((this.#sessions.data?.sessions ?? []).map(({ sessionId }) => sessionId));
+    const sessions = this.#sessions.data?.sessions ?? [];
+    const found = new Set(sessions.map(({ sessionId }) => sessionId));
     const known = this.#known;
     this.#new = new Set(known === null ? [] : [...found].filter((each) => !known.has(each)));
     this.#known = found;
@@ -60,19 +79,19 @@ export class SessionsPage {
     this.#view.setQuery({ ...changes, cursor: "" });
     this.#known = null;
     this.#sessions.reload();
+    this.#count.reload();
   }
 
   render() {
-    const { value } = { value: (/** @type {string} */ name) => this.#view.value(name) };
-    const life = value("active") === "true" ? "live" : value("active") === "false" ? "ended" : "all";
+    const value = (/** @type {string} */ name) => this.#view.value(name);
+    const life = value("active") === "false" ? "ended" : value("active") === "true" || this.#isByLapse ? "live" : "all";
+    const mayOpen = this.#view.may("client", "operator");
     return html`
       <div class="page-head">
         <h1>Sessions</h1>
-        ${this.#view.may("client", "operator")
-          ? html`<div class="actions"><a class="button" href="${this.#view.href("open")}">Open and hold one…</a></div>`
-          : ""}
+        ${mayOpen ? html`<div class="actions"><a class="button" href="${this.#view.href("open")}">Open and hold one…</a></div>` : ""}
       </div>
-      <div class="filters" role="search" aria-label="Filter sessions">
+      <div class="filters collapses ${this.#isOpen || this.#hasFilters ? "is-open" : ""}" role="search" aria-label="Filter sessions">
         ${choice(
           "Which sessions",
           [
@@ -81,13 +100,21 @@ export class SessionsPage {
             { value: "ended", label: "Ended" },
           ],
           life,
-          (chosen) =>
-            this.#change({ active: chosen === "all" ? "" : String(chosen === "live"), state: "", ...(chosen === "live" ? { closeReason: "" } : {}) }),
+          (chosen) => this.#changeLife(chosen),
+        )}
+        ${choice(
+          "Order",
+          [
+            { value: "newest", label: "Newest first" },
+            { value: "lapse", label: "Next to lapse" },
+          ],
+          this.#isByLapse ? "lapse" : "newest",
+          (order) => this.#change(order === "lapse" ? { order, active: "", closeReason: "" } : { order: "" }),
         )}
         ${filterFields(
           [
             { name: "kind", label: "Kind", options: ["1", "2", "3"] },
-            { name: "closeReason", label: "Reason of the end", options: REASONS },
+            ...(life === "live" ? [] : [{ name: "closeReason", label: "Reason of the end", options: REASONS }]),
             { name: "user", label: "User", isId: true },
             { name: "tenant", label: "Tenant", isId: true },
             { name: "capacity", label: "Capacity", isId: true },
@@ -95,22 +122,38 @@ export class SessionsPage {
           value,
           (changes) => this.#change(changes),
         )}
-        ${Object.keys(this.#filters()).length > 0
+        ${this.#isOpen || this.#hasFilters
+          ? ""
+          : html`<button type="button" class="plain only-narrow" @click=${() => ((this.#isOpen = true), this.#view.update())}>Filter…</button>`}
+        ${this.#hasFilters
           ? html`<button type="button" class="plain" @click=${() => this.#change(Object.fromEntries(FILTERS.map((name) => [name, ""])))}>
               Clear filters
             </button>`
           : ""}
       </div>
-      ${section("Sessions that match", shown(this.#sessions, (data) => this.#table(data)), { note: this.#note() })}
+      ${section("Sessions that match", shown(this.#sessions, (data) => this.#table(data)), {
+        note: this.#note(),
+      })}
     `;
   }
 
-  #note() {
-    const data = this.#sessions.data;
-    return data === null ? "" : `newest first · ${format.counted(data.count, "session")} on this page`;
+  /** @param {string} life */
+  #changeLife(life) {
+    const active = life === "all" ? "" : String(life === "live");
+    const order = life === "live" && this.#isByLapse ? "lapse" : "";
+    this.#change({ active, order, state: "", ...(life === "live" ? { closeReason: "" } : {}) });
   }
 
-  /** @param {{sessions: Session[], nextCursor: string | null}} data */
+  #note() {
+    const count = this.#count.data;
+    const inAll = count === null ? "" : `${count.exact ? "" : "at least "}${format.counted(count.count, "session")}`;
+    if (this.#isByLapse && this.#sessions.data?.exact === false) {
+      return `${inAll} · the earliest deadlines that were found; a filter makes the order exact`;
+    }
+    return inAll;
+  }
+
+  /** @param {SessionList} list */
   #table({ sessions, nextCursor }) {
     const isFirst = this.#view.value("cursor") === "";
     if (sessions.length === 0 && isFirst && nextCursor === null) return this.#nothing();
@@ -119,7 +162,7 @@ export class SessionsPage {
         "Sessions",
         [
           "Session",
-          "User",
+          { label: "User", className: "optional" },
           { label: "Capacity", className: "optional" },
           { label: "Tenant", className: "optional" },
           { label: "Kind", className: "optional" },
@@ -143,8 +186,11 @@ export class SessionsPage {
   #row(session) {
     const link = this.#view.href(`sessions/${session.sessionId}`);
     return html`<tr class="${this.#new.has(session.sessionId) ? "is-new" : ""}">
-      <th scope="row">${id(session.sessionId, { href: link, label: "session id" })}</th>
-      <td>${id(session.userObjectId, { label: "user" })}</td>
+      <th scope="row">
+        ${id(session.sessionId, { href: link, label: "session id" })}
+        <span class="under only-narrow">user ${format.shortId(session.userObjectId)}</span>
+      </th>
+      <td class="optional">${id(session.userObjectId, { label: "user" })}</td>
       <td class="optional">${id(session.capacityId, { label: "capacity" })}</td>
       <td class="optional">${id(session.tenantObjectId, { label: "tenant" })}</td>
       <td class="optional">${kind(session.sessionKind)}</td>
@@ -155,11 +201,11 @@ export class SessionsPage {
   }
 
   #nothing() {
-    if (Object.keys(this.#filters()).length > 0) {
+    if (this.#hasFilters) {
       return empty("No session matches.", "Remove a filter, or look for the id in the field at the top: it finds users, tenants and capacities too.");
     }
     return empty(
-      "No session yet.",
+      this.#isByLapse ? "No live session." : "No session yet.",
       "A client opens sessions with PUT /sessions. Open one by hand, or start a hundred simulated users:",
       "tenure demo",
     );

@@ -1,0 +1,106 @@
+"""What the console shows while a leader is killed, an instance hangs, and the database is stopped.
+
+It says so within five seconds, keeps what it showed, and recovers by itself.
+"""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+from playwright.async_api import Browser, Page, expect
+
+from tests.browser.console import ConsoleAddress, Visitor, serving_console
+from tests.crashes.conftest import own_database, own_postgres  # noqa: F401 - fixtures
+from tests.support.databases import Database, PostgresServer
+from tests.support.instances import RunningInstance
+from tests.support.simple_http import send_request
+
+pytestmark = pytest.mark.slow
+
+WITHIN_MILLISECONDS = 5_000
+RECOVERED_MILLISECONDS = 20_000
+DURATION_SECONDS = 3
+TIMING = {
+    "TENURE_LEASES__DURATION_SECONDS": str(DURATION_SECONDS),
+    "TENURE_LEASES__RENEW_SECONDS": "1",
+    "TENURE_LEASES__ACQUIRE_SECONDS": "2",
+}
+
+
+@pytest.fixture
+async def visitor(browser: Browser) -> AsyncIterator[Visitor]:
+    visitor = Visitor(browser)
+    yield visitor
+    await visitor.close()
+    assert visitor.errors == []
+
+
+async def is_lost(page: Page) -> None:
+    await expect(page.locator(".banner")).to_contain_text("Connection lost since", timeout=WITHIN_MILLISECONDS)
+
+
+async def is_back(page: Page) -> None:
+    await expect(page.locator(".banner")).to_have_count(0, timeout=RECOVERED_MILLISECONDS)
+
+
+async def test_stopped_database_is_said_and_the_page_keeps_what_it_showed(
+    own_database: Database,  # noqa: F811 - the fixture
+    own_postgres: PostgresServer,  # noqa: F811
+    visitor: Visitor,
+) -> None:
+    async with serving_console(own_database, "", keys=False) as console:
+        session = await console.open(leaseSeconds=3600)
+        pages = [await visitor.visit(console, path) for path in ("sessions", f"sessions/{session['sessionId']}", "")]
+        for page in pages:
+            await expect(page.locator(".loading")).to_have_count(0)
+        before = [await page.locator("main").inner_text() for page in pages]
+        await asyncio.to_thread(own_postgres.stop)
+        try:
+            for page in pages:
+                await is_lost(page)
+                await expect(page.locator(".banner")).to_contain_text("database")
+            shown = [await page.locator("main").inner_text() for page in pages]
+        finally:
+            await asyncio.to_thread(own_postgres.start)
+        assert [len(text) > len(old) / 2 for text, old in zip(shown, before, strict=True)] == [True] * len(pages)
+        for page in pages:
+            await is_back(page)
+        await console.open(sessionKind=2)
+        await expect(pages[0].locator("tbody tr")).to_have_count(2)
+        # A stream of events would keep the instance from stopping.
+        await visitor.close()
+
+
+async def test_killed_leader_is_replaced_on_screen_and_a_hanging_instance_is_noticed(
+    start: Callable[..., RunningInstance], tmp_path: Path, visitor: Visitor
+) -> None:
+    url = f"sqlite:///{tmp_path / 'tenure.db'}"
+    leader = start(url, **TIMING).wait_until_ready()
+    deadline = time.monotonic() + 20
+    while not _leads(leader):
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.1)
+    other = start(url, **TIMING).wait_until_ready()
+    page = await visitor.visit(ConsoleAddress(other.address))
+    row = page.get_by_role("region", name="Who leads").locator("tbody tr", has_text="submission-executor")
+    await expect(row).to_contain_text(f"-{leader.process.pid}-")
+    leader.kill()
+    # The lease expires, the other instance acquires it, and the page shows it within five seconds.
+    within = (DURATION_SECONDS + 2) * 1000 + WITHIN_MILLISECONDS
+    await expect(row).to_contain_text(f"-{other.process.pid}-", timeout=within)
+    os.kill(other.process.pid, signal.SIGSTOP)
+    try:
+        await is_lost(page)
+        await expect(row).to_contain_text(f"-{other.process.pid}-")
+    finally:
+        os.kill(other.process.pid, signal.SIGCONT)
+    await is_back(page)
+
+
+def _leads(instance: RunningInstance) -> bool:
+    _, body = send_request(instance.address, "/readyz")
+    return any(lease["name"] == "submission-executor" and lease["role"] == "leader" for lease in body["leases"])
