@@ -469,6 +469,11 @@ export class Client {
     return this.request("GET", "/me");
   }
 
+  /** Whether a credential is needed, and whether a person can sign in at an OIDC issuer. @returns {Promise<SignInOptions>} */
+  signInOptions() {
+    return this.request("GET", "/sign-in");
+  }
+
   /**
    * Sign this page in: the browser keeps the credential in a cookie that scripts cannot read, and sends it with every
    * request of a client without a credential. Use it on a page of the same origin as the service.
@@ -1699,6 +1704,12 @@ export const ERROR_CODES = Object.freeze([
  */
 
 /**
+ * @typedef {object} OidcOption
+ * @property {string} issuer
+ * @property {string} address
+ */
+
+/**
  * @typedef {object} OpenAnswer
  * @property {string} sessionId
  * @property {string} userObjectId
@@ -1829,6 +1840,12 @@ export const ERROR_CODES = Object.freeze([
 /**
  * @typedef {object} SignInBody
  * @property {string} credential
+ */
+
+/**
+ * @typedef {object} SignInOptions
+ * @property {boolean} credentialsRequired
+ * @property {OidcOption | null} oidc
  */
 
 /**

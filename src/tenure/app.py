@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from tenure import __version__
 from tenure.access.authenticator import Authenticator
+from tenure.access.code_flow import CodeFlow
 from tenure.access.jwks import fetch_from
 from tenure.access.oidc import OidcVerifier
 from tenure.alerts.delivery import AlertPayloads
@@ -112,6 +113,12 @@ def _transcription_factory(config: Config) -> HandlerFactory | None:
         return handler_factory(TRANSCRIPTION, options)
     except ConfigurationError:
         return None
+
+
+def _code_flow(config: Config, verifier: OidcVerifier | None, telemetry: Telemetry) -> CodeFlow | None:
+    if config.oidc is None or config.oidc.client_id is None or verifier is None:
+        return None
+    return CodeFlow(config.oidc, verifier, telemetry)
 
 
 def _oidc_verifier(config: Config, telemetry: Telemetry, clock: ServerClock) -> OidcVerifier | None:
@@ -256,7 +263,11 @@ class Instance:
         counters.add_gauges(self._installation.series)
         clock = ServerClock()
         self._authenticator = Authenticator(
-            self._store, telemetry, config.access.grace_seconds, clock, _oidc_verifier(config, telemetry, clock)
+            self._store,
+            telemetry,
+            config.access.grace_seconds,
+            clock,
+            verifier := _oidc_verifier(config, telemetry, clock),
         )
         report = _report_of(config, self.ensemble.holder, self._siblings.slot)
         self._presence, self._activity = (
@@ -282,7 +293,9 @@ class Instance:
             *LeaseRoutes(self._store, config.prefix).routes(),
             *JobRoutes(self._store, config.prefix).routes(),
             *InstanceRoutes(self._store, config.prefix).routes(),
-            *SignInRoutes(self._authenticator, edge.count_request, config.prefix).routes(),
+            *SignInRoutes(
+                self._authenticator, _code_flow(config, verifier, telemetry), edge.count_request, config.prefix
+            ).routes(),
             *KeyRoutes(self._store, config.prefix).routes(),
             *AuditLogRoutes(self._store, config.prefix).routes(),
             *AlertRoutes(self._store, config.prefix).routes(),

@@ -171,6 +171,10 @@ def test_complete_file_contains_defaults(empty_folder: Path) -> None:
             audience=config.oidc.audience,
             jwks_url=config.oidc.jwks_url,
             staff_tenant=config.oidc.staff_tenant,
+            client_id=config.oidc.client_id,
+            client_secret=config.oidc.client_secret,
+            authorization_url=config.oidc.authorization_url,
+            token_url=config.oidc.token_url,
         ),
         gateways={
             "usages": GatewayConfig(

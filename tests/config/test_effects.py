@@ -5,6 +5,7 @@ changed. Each observation depends on one setting only. The other settings are ob
 """
 
 import asyncio
+import re
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from datetime import datetime
@@ -15,7 +16,8 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from tenure.access.jwks import Fetch
+from tenure.access.code_flow import CodeFlow
+from tenure.access.jwks import Fetch, FetchFailed
 from tenure.access.oidc import OidcVerifier
 from tenure.app import Instance, _cut_rules, _start_traces, _subscriptions
 from tenure.config import Config, load
@@ -23,7 +25,7 @@ from tenure.config.profiles import PROFILES
 from tenure.config.schema import SettingPath, dotted, entries_of, is_single, settings_in, variable
 from tenure.domain.sessions import OpenOutcome
 from tenure.domain.submissions import Contract, Envelope
-from tenure.errors import ConfigurationError, Problem
+from tenure.errors import ConfigurationError, Problem, Unauthenticated
 from tenure.server import process, workers
 from tenure.server.process import bind
 from tenure.store.engines import open_store
@@ -230,6 +232,9 @@ def usage_rules(config: Config) -> object:
 
 ISSUER = Issuer(RSA)
 OIDC = {
+    "TENURE_OIDC__CLIENT_ID": "tenure",
+    "TENURE_OIDC__AUTHORIZATION_URL": "https://login.example/authorize",
+    "TENURE_OIDC__TOKEN_URL": "http://127.0.0.1:9/token",
     "TENURE_OIDC__ISSUER": ISSUER.name,
     "TENURE_OIDC__AUDIENCE": AUDIENCE,
     "TENURE_OIDC__JWKS_URL": "http://127.0.0.1:9/keys",
@@ -244,6 +249,37 @@ OIDC_CHANGES = {
     "leeway_seconds": "0",
     "staff_tenant": TENANT,
 }
+
+
+SIGN_IN_CHANGES = {
+    "client_id": "other",
+    "client_secret": "another",
+    "authorization_url": "https://other.example/authorize",
+    "token_url": "http://127.0.0.1:9/other",
+    "scope": "openid more",
+}
+
+
+def sign_in_requests(config: Config) -> list[object]:
+    """Where a sign-in sends the browser, and what it sends to the issuer, without what is random."""
+    assert config.oidc is not None
+    sent: list[object] = []
+
+    async def send(body: bytes) -> bytes:
+        sent.append(re.sub(rb"code_verifier=[^&]+", b"", body))
+        raise FetchFailed("enough", 400)
+
+    verifier = OidcVerifier(config.oidc, send_nothing, Telemetry(), ISSUER.clock.now)
+    flow = CodeFlow(config.oidc, verifier, Telemetry(), send)
+    begun = flow.begin("https://here.example/callback")
+    with pytest.raises(Unauthenticated):
+        asyncio.run(flow.finish("https://here.example/callback", begun.transaction, begun.transaction[:43], "c", None))
+    location = re.sub(r"(state|nonce|code_challenge)=[^&]+", "", begun.location)
+    return [location, *sent, config.oidc.token_url]
+
+
+async def send_nothing() -> bytes:
+    raise FetchFailed("not needed")
 
 
 def oidc_callers(config: Config) -> list[object]:
@@ -342,6 +378,7 @@ ON_BUILT_OBJECTS: Mapping[str, tuple[str, Callable[[Config], object]]] = {
     "workers": ("3", lambda config: len(started(config))),
     "pool_size": ("4", readers),
     **{f"oidc.{name}": (value, oidc_callers) for name, value in OIDC_CHANGES.items()},
+    **{f"oidc.{name}": (value, sign_in_requests) for name, value in SIGN_IN_CHANGES.items()},
     "oidc.jwks_url": ("http://127.0.0.1:9/other", requested_keys),
     "access.grace_seconds": ("5", lambda config: Instance(config, Telemetry())._authenticator._grace_seconds),
     "streams.options": ('{"grammar": "x"}', refusal_of_instance),

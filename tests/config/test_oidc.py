@@ -57,3 +57,29 @@ def test_keys_are_fetched_over_https_or_from_loopback_only() -> None:
         assert not is_secure_url(url), url
     for url in ("http://127.0.0.1:5/keys", "http://localhost/keys", "http://[::1]/keys", "https://10.0.0.1/keys"):
         assert is_secure_url(url), url
+
+
+def test_sign_in_needs_client_id_and_both_addresses(error_message: ErrorMessage) -> None:
+    lines = {
+        "client_id": 'client_id = "tenure"\n',
+        "authorization_url": 'authorization_url = "https://login.example/authorize"\n',
+        "token_url": 'token_url = "https://login.example/token"\n',
+    }
+    for missing in lines:
+        given = [name for name in lines if name != missing]
+        toml = REQUIRED + "".join(lines[name] for name in given)
+        assert error_message(toml=toml) == f"oidc.{given[0]} (from tenure.toml): requires oidc.{missing}"
+    for name in ("client_secret", "scope"):
+        assert error_message(toml=f'{REQUIRED}{name} = "x"') == (
+            f"oidc.{name} (from tenure.toml): requires oidc.client_id"
+        )
+
+
+def test_client_secret_is_masked(empty_folder: Path) -> None:
+    toml = f"""{REQUIRED}
+client_id = "tenure"
+client_secret = "planted"
+authorization_url = "https://login.example/authorize"
+token_url = "https://login.example/token"
+"""
+    assert "planted" not in repr(from_file(empty_folder, toml))

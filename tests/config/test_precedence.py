@@ -30,6 +30,9 @@ ALWAYS_IN_FILE: dict[SettingPath, str | int] = {
     ("oidc", "issuer"): "https://login.example",
     ("oidc", "audience"): "tenure",
     ("oidc", "jwks_url"): "https://login.example/keys",
+    ("oidc", "client_id"): "tenure",
+    ("oidc", "authorization_url"): "https://login.example/authorize",
+    ("oidc", "token_url"): "https://login.example/token",
     ("traces", "endpoint"): "http://127.0.0.1:4318/v1/traces",
 }
 """Settings that are required if their section, or another setting, is configured."""
@@ -121,6 +124,8 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "leeway_seconds": st.integers(0, 60),
     **dict.fromkeys(("staff_tenant", "tenant", "capacity"), st.uuids().map(str)),
     **dict.fromkeys(("audience", "tenant_claim", "user_claim", "roles_claim"), st.sampled_from(["x", "1", "a.b/c"])),
+    **dict.fromkeys(("client_id", "client_secret", "scope"), st.sampled_from(["x", "1", "a.b/c"])),
+    **dict.fromkeys(("authorization_url", "token_url"), st.sampled_from(["https://login.example/a", "http://[::1]/"])),
     **dict.fromkeys(NAMES["roles"], st.sampled_from(["client", "reader", "operator"])),
     "grammar": st.sampled_from(["digits", "1"]),
     "model_folder": st.sampled_from(["/models/en", "null"]),

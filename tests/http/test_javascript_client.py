@@ -15,7 +15,16 @@ from tests.http.local import LocalService
 
 FOLDER = Path(__file__).parents[2] / "clients" / "javascript"
 MODULE = (FOLDER / "tenure.js").read_text(encoding="utf-8")
-UNLISTED = {"/docs", "/openapi.json", "/asyncapi.json", "/client/tenure.js", "/console", "/console/{path*}"}
+UNLISTED = {
+    "/sign-in/oidc",
+    "/sign-in/oidc/callback",
+    "/docs",
+    "/openapi.json",
+    "/asyncapi.json",
+    "/client/tenure.js",
+    "/console",
+    "/console/{path*}",
+}
 """Documents, which a client does not call."""
 
 make_types: dict[str, Any] = runpy.run_path(str(FOLDER / "make_types.py"))

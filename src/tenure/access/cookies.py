@@ -18,6 +18,7 @@ A header `Authorization` takes precedence: a request that has one is never ident
 """
 
 from collections.abc import Sequence
+from typing import Literal
 
 COOKIE_NAME = "tenure_credential"
 COOKIE_MAX_SECONDS = 12 * 3600
@@ -26,7 +27,6 @@ COOKIE_CREDENTIAL_MAX = 4000
 """The longest credential that fits: browsers drop a cookie whose name and value have more than 4096 bytes."""
 
 _COOKIE = b"cookie"
-_PREFIX = COOKIE_NAME.encode() + b"="
 _OWN_SITES = frozenset({b"same-origin", b"none"})
 """`none`: the user typed the address, or opened a bookmark."""
 
@@ -34,23 +34,35 @@ _OWN_SITES = frozenset({b"same-origin", b"none"})
 def credential_in_cookie(headers: Sequence[tuple[bytes, bytes]]) -> bytes | None:
     """Returns the credential in the sign-in cookie of a request; None if it has none, or if the cookie does not count.
 
-    Two different cookies of this name do not count: the path of one of them is not that of this installation, and the
+    Two different cookies of one name do not count: the path of one of them is not that of this installation, and the
     request does not say which.
     """
+    found = cookie_value(COOKIE_NAME, [value for name, value in headers if name == _COOKIE])
+    return found if found is not None and _is_of_own_page(headers) else None
+
+
+def cookie_value(name: str, values: Sequence[bytes]) -> bytes | None:
+    """Returns the value of the cookie of this name, in the values of the headers `Cookie`."""
+    prefix = f"{name}=".encode()
     found = {
-        pair[len(_PREFIX) :]
-        for name, value in headers
-        if name == _COOKIE
+        pair[len(prefix) :]
+        for value in values
         for pair in map(bytes.strip, value.split(b";"))
-        if pair.startswith(_PREFIX)
+        if pair.startswith(prefix)
     }
-    return found.pop() or None if len(found) == 1 and _is_of_own_page(headers) else None
+    return found.pop() or None if len(found) == 1 else None
 
 
 def cookie_header(credential: str, path: str, max_age_seconds: int, *, secure: bool) -> tuple[bytes, bytes]:
     """Returns the header that sets the cookie. With an empty credential and 0 seconds, it clears the cookie."""
-    attributes = f"Max-Age={max_age_seconds}; Path={path}; HttpOnly; SameSite=Strict{'; Secure' if secure else ''}"
-    return b"set-cookie", f"{COOKIE_NAME}={credential}; {attributes}".encode("ascii")
+    return set_cookie(COOKIE_NAME, credential, path, max_age_seconds, "Strict", secure=secure)
+
+
+def set_cookie(
+    name: str, value: str, path: str, max_age_seconds: int, same_site: Literal["Strict", "Lax"], *, secure: bool
+) -> tuple[bytes, bytes]:
+    attributes = f"Max-Age={max_age_seconds}; Path={path}; HttpOnly; SameSite={same_site}{'; Secure' if secure else ''}"
+    return b"set-cookie", f"{name}={value}; {attributes}".encode("ascii")
 
 
 def _is_of_own_page(headers: Sequence[tuple[bytes, bytes]]) -> bool:

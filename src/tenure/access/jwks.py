@@ -62,7 +62,11 @@ Fetch = Callable[[], Awaitable[bytes]]
 
 
 class FetchFailed(TenureError):
-    """The response is not a usable key set."""
+    """The response is not usable. `status` is its status, unless that is 200 or there is none."""
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class IssuerKey(msgspec.Struct, frozen=True):
@@ -245,15 +249,26 @@ def fetch_from(url: str) -> Fetch:
 
     A redirect is a failure, because its target may be an http address.
     """
+    send = sender_to(url, "GET")
+
+    async def fetch() -> bytes:
+        return await send(b"")
+
+    return fetch
+
+
+def sender_to(url: str, method: str, *headers: str) -> Callable[[bytes], Awaitable[bytes]]:
+    """Return a function that sends a request with this body, and returns the body of a response with status 200."""
     parts = urlsplit(url)
     tls = ssl.create_default_context() if parts.scheme == "https" else None
     port = parts.port or (443 if tls else 80)
     target = urlunsplit(("", "", parts.path or "/", parts.query, ""))
-    request = (
-        f"GET {target} HTTP/1.1\r\nHost: {parts.netloc}\r\nAccept: application/json\r\nConnection: close\r\n\r\n"
-    ).encode("ascii")
+    lines = [f"{method} {target} HTTP/1.1", f"Host: {parts.netloc}", "Accept: application/json", "Connection: close"]
+    head = "\r\n".join([*lines, *headers]).encode("ascii")
 
-    async def fetch() -> bytes:
+    async def send(body: bytes) -> bytes:
+        length = b"\r\nContent-Length: %d" % len(body) if body else b""
+        request = head + length + b"\r\n\r\n" + body
         reader, writer = await asyncio.open_connection(parts.hostname, port, ssl=tls)
         try:
             writer.write(request)
@@ -261,14 +276,14 @@ def fetch_from(url: str) -> Fetch:
         finally:
             writer.transport.abort()
 
-    async def fetch_in_time() -> bytes:
+    async def send_in_time(body: bytes) -> bytes:
         try:
             async with asyncio.timeout(FETCH_SECONDS):
-                return await fetch()
+                return await send(body)
         except TimeoutError:
             raise FetchFailed(f"no complete response within {FETCH_SECONDS:g} seconds") from None
 
-    return fetch_in_time
+    return send_in_time
 
 
 class _Response:
@@ -296,5 +311,6 @@ async def _read_body(reader: asyncio.StreamReader) -> bytes:
     if not received:
         raise FetchFailed("the connection was closed without a response")
     if parser.get_status_code() != HTTPStatus.OK:
-        raise FetchFailed(f"the status of the response is {parser.get_status_code()}")
+        status = parser.get_status_code()
+        raise FetchFailed(f"the status of the response is {status}", status)
     return response.body

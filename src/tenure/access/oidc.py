@@ -75,6 +75,7 @@ class OidcVerifier:
         monotonic: Callable[[], float] = clock.monotonic,
     ) -> None:
         self._config = config
+        self._now = now
         self._roles = {value: Role(name) for value, name in config.roles.items()}
         self._staff_tenant = None if config.staff_tenant is None else canonical_id(config.staff_tenant)
         self.verified: dict[bytes | None, KnownCaller] = {}
@@ -126,9 +127,32 @@ class OidcVerifier:
         self.verified[authorization] = KnownCaller(caller, until)
         return caller
 
-    def _check(self, claims: dict[str, Any]) -> None:
+    async def check_id_token(self, token: str, client_id: str, nonce: str) -> None:
+        """Check the ID token of a sign-in: signature, `iss`, `aud`, `exp`, and that it answers this sign-in (`nonce`).
+
+        Raises `Unauthenticated`, or `Unavailable` if the issuer's keys cannot be fetched.
+        """
+        header = _header_of(token)
+        key = self._jwks.find(header.kid, header.alg)
+        if key is None and self._jwks.may_be_new(header.kid):
+            key = await self._jwks.find_new(header.kid, header.alg)
+            if key is None and not self._jwks.is_current:
+                raise Unavailable("the keys of the OIDC issuer cannot be fetched")
+        if key is None:
+            raise Unauthenticated("the token is not signed with a key of the issuer")
+        expected = JWTClaimsRegistry(
+            now=lambda: floor(self._now()),
+            leeway=self._config.leeway_seconds,
+            iss={"essential": True, "value": self._config.issuer},
+            aud={"essential": True, "value": client_id},
+            exp={"essential": True},
+            nonce={"essential": True, "value": nonce},
+        )
+        self._check(_signed_claims(token, key), expected)
+
+    def _check(self, claims: dict[str, Any], expected: JWTClaimsRegistry | None = None) -> None:
         try:
-            self._claims.validate(claims)
+            (self._claims if expected is None else expected).validate(claims)
         except ExpiredTokenError:
             raise Unauthenticated("the token has expired") from None
         except ClaimError as error:

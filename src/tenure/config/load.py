@@ -165,7 +165,12 @@ def _tree(settings: Settings) -> dict[str, Any]:
 def _check_consistency(config: Config, settings: Settings) -> None:
     # Report only the first conflict: the user corrects one setting at a time.
     named = partial(_named, settings)
-    for conflict in chain(_conflicts(config, named), _ineffective(config, settings, named), _ambiguous_names(settings)):
+    for conflict in chain(
+        _conflicts(config, named),
+        _incomplete_sign_in(config, settings, named),
+        _ineffective(config, settings, named),
+        _ambiguous_names(settings),
+    ):
         raise ConfigurationError(printable(conflict))
 
 
@@ -188,6 +193,20 @@ def _conflicts(config: Config, named: Callable[..., str]) -> Iterator[str]:
         if gateway.events and len(name) > EVENTS_NAME_MAX:
             # The name is a part of the delivery keys, whose length is limited.
             yield f"{named('gateways', name, 'events')}: the name may have at most {EVENTS_NAME_MAX} characters"
+
+
+def _incomplete_sign_in(config: Config, settings: Settings, named: Callable[..., str]) -> Iterator[str]:
+    """The sign-in at an issuer needs three settings, and the others only change it."""
+    if config.oidc is None:
+        return
+    needed = ("client_id", "authorization_url", "token_url")
+    given = [name for name in needed if getattr(config.oidc, name) is not None]
+    for name in needed:
+        if given and name not in given:
+            yield f"{named('oidc', given[0])}: requires oidc.{name}"
+    for name in ("client_secret", "scope"):
+        if ("oidc", name) in settings and not given:
+            yield f"{named('oidc', name)}: requires oidc.client_id"
 
 
 def _ineffective(config: Config, settings: Settings, named: Callable[..., str]) -> Iterator[str]:

@@ -65,6 +65,7 @@ SECRETS: dict[str, Callable[[Any], object]] = {
     "url": origin,
     "endpoint": lambda endpoint: endpoint and origin(endpoint),
     "secret": lambda secret: secret and HIDDEN,
+    "client_secret": lambda secret: secret and HIDDEN,
     "previous_secret": lambda secret: secret and HIDDEN,
     "headers": lambda headers: dict.fromkeys(headers, HIDDEN),
 }
@@ -220,6 +221,12 @@ class OidcConfig(Section, frozen=True, kw_only=True):
     leeway_seconds: Leeway = 30
     staff_tenant: AnyId | None = None
     """Readers and operators of this tenant see all tenants."""
+    client_id: Text | None = None
+    """The id of Tenure at the issuer. With it, people sign in to the console at the issuer."""
+    client_secret: Text | None = None
+    authorization_url: SecureUrl | None = None
+    token_url: SecureUrl | None = None
+    scope: Text = "openid"
 
 
 class Config(Section, frozen=True, kw_only=True):

@@ -69,6 +69,23 @@ CORS_REQUEST_HEADERS = ("authorization", "content-type", CASE_HEADER.decode(), R
 ID_LENGTH = 36
 
 
+class Browser(msgspec.Struct, frozen=True):
+    """How a browser reaches this instance, for routes that set cookies and redirect."""
+
+    over_https: bool
+    """Directly, or by a trusted proxy that says so."""
+    host: str
+    cookies: Sequence[bytes]
+    """The values of the headers `Cookie`."""
+
+    @property
+    def origin(self) -> str:
+        return f"{'https' if self.over_https else 'http'}://{self.host}"
+
+    def __repr__(self) -> str:
+        return f"Browser({self.origin})"
+
+
 class Call(msgspec.Struct):
     """A request that has passed all checks: its caller, and its parts decoded into the structs of its route."""
 
@@ -80,8 +97,8 @@ class Call(msgspec.Struct):
     request_id: str | None = None
     names: Names = CAMEL
     """The names of fields in the response."""
-    over_https: bool = False
-    """Whether the browser reaches this instance by https. Known only if the route `sets_cookies`."""
+    browser: "Browser | None" = None
+    """Set if the route `sets_cookies`."""
 
     @property
     def actor(self) -> Actor:
@@ -138,7 +155,7 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     answers: Mapping[int, type[msgspec.Struct] | None]
     refusals: Sequence[type[Problem]] = ()
     sets_cookies: bool = False
-    """Whether the handler needs to know if the browser uses https."""
+    """Whether the handler needs to know the `Browser`."""
     unprefixed: bool = False
     """If True, the route is served only at `path` itself, without the configured prefix and without `/v1`."""
     listed: bool = True
@@ -313,7 +330,7 @@ class Pipeline:
             body = await read_body(receive, endpoint.body_max_bytes) if endpoint.takes_body else b""
             call = endpoint.decode(caller, parameters, query, scope["headers"], body, visit)
             if endpoint.route.sets_cookies:
-                call.over_https = scope["scheme"] == "https" or self.edge.is_forwarded_https(scope["headers"], visit)
+                call.browser = self._browser(scope, visit)
             answer = await endpoint.handle(call)
             return self.failure(answer, visit) if isinstance(answer, Exception) else answer
         except MethodNotAllowed as error:
@@ -322,6 +339,12 @@ class Pipeline:
             return self.failure(error, visit)
         except Exception as error:  # noqa: BLE001 - the caller gets a problem, and the details are logged
             return self.failure(error, visit)
+
+    def _browser(self, scope: Scope, visit: Visit) -> Browser:
+        headers: Headers = scope["headers"]
+        over_https = scope["scheme"] == "https" or self.edge.is_forwarded_https(headers, visit)
+        host = next((value.decode("latin-1") for name, value in headers if name == b"host"), "")
+        return Browser(over_https, host, [value for name, value in headers if name == b"cookie"])
 
     async def _caller(self, grants: Grants, headers: Headers, parameters: Mapping[str, str]) -> Caller:
         if grants.public:

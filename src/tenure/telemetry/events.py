@@ -190,6 +190,15 @@ class OidcFetchFailed(Event, frozen=True):
 # The database.
 
 
+class OidcSignInFailed(Event, frozen=True):
+    """The issuer did not exchange the code of a sign-in for tokens."""
+
+    name: ClassVar = "oidc.sign_in_failed"
+    level: ClassVar[Level | None] = "warning"
+    repeats: ClassVar[bool] = True
+    error: str
+
+
 class SchemaMigrated(Event, frozen=True):
     name: ClassVar = "schema.migrated"
     revision: str

@@ -108,6 +108,7 @@ PAUSE = _route("jobs.pause", "POST", "/jobs/{name}/pause", models.Job)
 RESUME = _route("jobs.resume", "POST", "/jobs/{name}/resume", models.Job)
 
 ME = _route("me", "GET", "/me", models.Caller)
+SIGN_IN_OPTIONS = _route("sign_in_options", "GET", "/sign-in", models.SignInOptions)
 SIGN_IN = _route("sign_in", "POST", "/sign-in", models.Caller, body=models.SignInBody)
 SIGN_OUT = _route("sign_out", "POST", "/sign-out", models.SignedOut)
 

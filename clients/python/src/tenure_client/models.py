@@ -533,6 +533,16 @@ class SignInBody(Body, frozen=True, kw_only=True):
         return "SignInBody([redacted])"
 
 
+class OidcOption(Model, frozen=True, kw_only=True):
+    issuer: str
+    address: str
+
+
+class SignInOptions(Model, frozen=True, kw_only=True):
+    credentials_required: bool
+    oidc: OidcOption | None
+
+
 class Caller(Model, frozen=True, kw_only=True):
     subject: str
     name: str

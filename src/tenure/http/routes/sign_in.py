@@ -1,4 +1,7 @@
-"""Who is calling (`GET /me`), and the sign-in of browser pages: a credential in, a cookie out (`access/cookies.py`)."""
+"""Who is calling (`GET /me`), and the sign-in of browser pages: a credential in, a cookie out (`access/cookies.py`).
+
+With an OIDC issuer, a person can also sign in there (`access/code_flow.py`).
+"""
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
@@ -9,13 +12,21 @@ from msgspec import Meta
 
 from tenure.access.authenticator import Authenticator
 from tenure.access.caller import Caller, CallerKind
-from tenure.access.cookies import COOKIE_CREDENTIAL_MAX, COOKIE_MAX_SECONDS, cookie_header
+from tenure.access.code_flow import (
+    TRANSACTION_COOKIE,
+    TRANSACTION_MAX_CHARACTERS,
+    TRANSACTION_SECONDS,
+    CodeFlow,
+)
+from tenure.access.cookies import COOKIE_CREDENTIAL_MAX, COOKIE_MAX_SECONDS, cookie_header, cookie_value, set_cookie
 from tenure.access.grants import ANY_ROLE, PUBLIC, narrowed
 from tenure.access.oidc import SCHEME
 from tenure.domain.keys import Role
 from tenure.errors import (
     Forbidden,
     Invalid,
+    NotFound,
+    Problem,
     RateLimited,
     TooLarge,
     TooManyFailures,
@@ -25,7 +36,7 @@ from tenure.errors import (
 )
 from tenure.http.answers import JSON, Answer
 from tenure.http.fields import Instant, Uuid, instant
-from tenure.http.pipeline import Call, Route
+from tenure.http.pipeline import Browser, Call, Route
 
 GivenCredential = Annotated[
     str,
@@ -40,7 +51,11 @@ GivenCredential = Annotated[
         },
     ),
 ]
+CallbackText = Annotated[str, Meta(max_length=4096, extra={"must": "must have at most 4096 characters"})]
 NO_STORE = (b"cache-control", b"no-store")
+FOUND = 302
+OIDC_PATH = "/sign-in/oidc"
+CONSOLE_PATH = "/console"
 
 
 class SignInBody(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
@@ -65,6 +80,25 @@ class CallerAnswer(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     now: Instant
 
 
+class OidcOption(msgspec.Struct, frozen=True, rename="camel"):
+    issuer: str
+    address: str
+
+
+class SignInOptions(msgspec.Struct, frozen=True, rename="camel"):
+    credentials_required: bool
+    oidc: OidcOption | None
+
+
+class CallbackQuery(msgspec.Struct, frozen=True):
+    """What the issuer sends back. Issuers add parameters of their own, which are ignored."""
+
+    state: CallbackText = ""
+    code: CallbackText = ""
+    error: CallbackText = ""
+    iss: CallbackText | None = None
+
+
 class SignedOutAnswer(msgspec.Struct, frozen=True, rename="camel"):
     signed_in: bool
 
@@ -72,9 +106,17 @@ class SignedOutAnswer(msgspec.Struct, frozen=True, rename="camel"):
 class SignInRoutes:
     """`count_request` counts a sign-in as a request of its credential, because the route itself needs none."""
 
-    def __init__(self, authenticator: Authenticator, count_request: Callable[[Caller], None], prefix: str) -> None:
+    def __init__(
+        self,
+        authenticator: Authenticator,
+        flow: CodeFlow | None,
+        count_request: Callable[[Caller], None],
+        prefix: str,
+    ) -> None:
         self._authenticator = authenticator
+        self._flow = flow
         self._count_request = count_request
+        self._prefix = prefix
         self._cookie_path = prefix or "/"
 
     def routes(self) -> Sequence[Route]:
@@ -116,6 +158,42 @@ class SignInRoutes:
                 sets_cookies=True,
             ),
             Route(
+                method="GET",
+                path="/sign-in",
+                handler=self.options,
+                grants=PUBLIC,
+                tag="access",
+                summary="How to sign in",
+                description="Whether a credential is needed, and whether a person can sign in at an OIDC issuer.",
+                answers={200: SignInOptions},
+                refusals=(Invalid, Unavailable),
+            ),
+            Route(
+                method="GET",
+                path=OIDC_PATH,
+                handler=self.begin,
+                grants=PUBLIC,
+                tag="access",
+                summary="Sign in at the OIDC issuer",
+                answers={302: None},
+                refusals=(Invalid, NotFound),
+                sets_cookies=True,
+                listed=False,
+            ),
+            Route(
+                method="GET",
+                path=f"{OIDC_PATH}/callback",
+                handler=self.finish,
+                grants=PUBLIC,
+                tag="access",
+                summary="Where the OIDC issuer sends the browser back to",
+                query=CallbackQuery,
+                answers={302: None},
+                refusals=(Invalid, Unauthenticated, Forbidden, NotFound, TooManyFailures, Unavailable),
+                sets_cookies=True,
+                listed=False,
+            ),
+            Route(
                 method="POST",
                 path="/sign-out",
                 handler=self.sign_out,
@@ -137,25 +215,91 @@ class SignInRoutes:
         return await self.signed_in(body.credential, call)
 
     async def sign_out(self, call: Call) -> Answer:
-        cleared = cookie_header("", self._cookie_path, 0, secure=call.over_https)
+        cleared = cookie_header("", self._cookie_path, 0, secure=_browser(call).over_https)
         return Answer(SignedOutAnswer(signed_in=False), headers=[*JSON, NO_STORE, cleared])
+
+    async def options(self, _call: Call) -> Answer:
+        option = None
+        if self._flow is not None:
+            option = OidcOption(self._flow.issuer_host, f"{self._prefix}{OIDC_PATH}")
+        return Answer(SignInOptions(not self._authenticator.is_open, option), headers=[*JSON, NO_STORE])
+
+    async def begin(self, call: Call) -> Answer:
+        browser = _browser(call)
+        begun = self._required_flow().begin(self._callback(browser))
+        kept = self._transaction_cookie(begun.transaction, TRANSACTION_SECONDS, browser)
+        return _redirect(begun.location, kept)
+
+    async def finish(self, call: Call) -> Answer:
+        flow, browser, query = self._required_flow(), _browser(call), call.query
+        if query.error:
+            raise Unauthenticated("the issuer refused the sign-in", missing=True)
+        transaction = (cookie_value(TRANSACTION_COOKIE, browser.cookies) or b"")[:TRANSACTION_MAX_CHARACTERS]
+        tokens = await flow.finish(
+            self._callback(browser), transaction.decode("latin-1"), query.state, query.code, query.iss
+        )
+        credential, caller = await self._accepted(tokens)
+        self._count_request(caller)
+        signed_in = self._cookie(credential, caller, secure=browser.over_https)
+        ended = self._transaction_cookie("", 0, browser)
+        return _redirect(f"{self._prefix}{CONSOLE_PATH}", signed_in, ended)
 
     async def signed_in(self, credential: str, call: Call) -> Answer:
         """Checks the credential and returns the answer with its cookie. Raises a `Problem` if it is not valid."""
-        identified = self._authenticator.identify_value(SCHEME + credential.encode("ascii"))
-        caller = identified if isinstance(identified, Caller) else await identified
+        caller = await self._caller_of(credential)
         self._count_request(caller)
-        if caller.role is None:
-            raise Forbidden("a session token is valid for requests about its own session only")
         headers = [*JSON, NO_STORE]
         if caller.kind is not CallerKind.ANONYMOUS:
-            headers.append(self._cookie(credential, caller, secure=call.over_https))
+            headers.append(self._cookie(credential, caller, secure=_browser(call).over_https))
         return Answer(caller_answer(caller, self._authenticator.database_now), headers=headers)
+
+    async def _accepted(self, tokens: Sequence[str]) -> tuple[str, Caller]:
+        """The first token that is a credential here. An access token may be meant for another service, or be opaque."""
+        refused: Problem | None = None
+        for token in tokens:
+            if len(token) > COOKIE_CREDENTIAL_MAX or not token.isascii():
+                refused = refused or Forbidden("the token of the issuer is too long for a cookie")
+                continue
+            try:
+                return token, await self._caller_of(token)
+            except (Unauthenticated, Forbidden) as problem:
+                refused = problem
+        raise refused or Unauthenticated("the issuer returned no token")
+
+    async def _caller_of(self, credential: str) -> Caller:
+        identified = self._authenticator.identify_value(SCHEME + credential.encode("ascii"))
+        caller = identified if isinstance(identified, Caller) else await identified
+        if caller.role is None:
+            raise Forbidden("a session token is valid for requests about its own session only")
+        return caller
+
+    def _required_flow(self) -> CodeFlow:
+        if self._flow is None:
+            raise NotFound("no sign-in at an OIDC issuer is configured; see [oidc] client_id")
+        return self._flow
+
+    def _callback(self, browser: Browser) -> str:
+        return f"{browser.origin}{self._prefix}{OIDC_PATH}/callback"
+
+    def _transaction_cookie(self, value: str, seconds: int, browser: Browser) -> tuple[bytes, bytes]:
+        # Lax, because the browser comes from a page of the issuer.
+        path = f"{self._prefix}{OIDC_PATH}"
+        return set_cookie(TRANSACTION_COOKIE, value, path, seconds, "Lax", secure=browser.over_https)
 
     def _cookie(self, credential: str, caller: Caller, *, secure: bool) -> tuple[bytes, bytes]:
         left = self._authenticator.seconds_left(caller)
         seconds = COOKIE_MAX_SECONDS if left is None else max(0, min(COOKIE_MAX_SECONDS, int(left)))
         return cookie_header(credential, self._cookie_path, seconds, secure=secure)
+
+
+def _browser(call: Call) -> Browser:
+    if call.browser is None:
+        raise TypeError("the route does not set cookies")
+    return call.browser
+
+
+def _redirect(location: str, *cookies: tuple[bytes, bytes]) -> Answer:
+    return Answer(b"", FOUND, [(b"location", location.encode("ascii")), NO_STORE, *cookies])
 
 
 def caller_answer(caller: Caller, now: datetime) -> CallerAnswer:

@@ -229,6 +229,10 @@ class AsyncClient:
         """Return the caller that the credential of this client identifies, and what it is bound to."""
         return (await self._call(_routes.ME)).decode(models.Caller)
 
+    async def sign_in_options(self) -> models.SignInOptions:
+        """Return whether a credential is needed, and whether a person can sign in at an OIDC issuer."""
+        return (await self._call(_routes.SIGN_IN_OPTIONS)).decode(models.SignInOptions)
+
     async def sign_in(self, credential: str) -> models.Caller:
         """Check an API key or an OIDC token, and keep it as a cookie, as a browser page does.
 

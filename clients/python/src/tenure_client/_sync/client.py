@@ -230,6 +230,10 @@ class Client:
         """Return the caller that the credential of this client identifies, and what it is bound to."""
         return (self._call(_routes.ME)).decode(models.Caller)
 
+    def sign_in_options(self) -> models.SignInOptions:
+        """Return whether a credential is needed, and whether a person can sign in at an OIDC issuer."""
+        return (self._call(_routes.SIGN_IN_OPTIONS)).decode(models.SignInOptions)
+
     def sign_in(self, credential: str) -> models.Caller:
         """Check an API key or an OIDC token, and keep it as a cookie, as a browser page does.
 
