@@ -2,7 +2,8 @@
 
 There is no yardstick: every request of a page must be answered within 100 ms, and a page must be painted within 300 ms
 after a click on its link. `GET /sessions/metrics`, which counts every row, is the exception: the overview shows its
-figures when they come, and the rest of the page does not wait for them. The browser is Chromium, without a window. With other load on the machine both figures grow.
+figures when they come, and the rest of the page does not wait for them. The browser is Chromium, without a window. With
+other load on the machine both figures grow.
 """
 
 import argparse
@@ -44,7 +45,8 @@ async (address) => {
     await frame();
     while (document.querySelector('main .loading, main .is-stale')) await frame();
     const painted = performance.now() - began;
-    const requests = performance.getEntriesByType('resource').filter(({name}) => !name.includes('/events') && !name.endsWith('/sessions/metrics'))
+    const isCounted = ({name}) => !name.includes('/events') && !name.endsWith('/sessions/metrics');
+    const requests = performance.getEntriesByType('resource').filter(isCounted)
         .map(({name, requestStart, responseStart}) => [name, responseStart - requestStart]);
     return {painted, requests};
 }
