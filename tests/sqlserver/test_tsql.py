@@ -26,15 +26,19 @@ PRUNES_SESSIONS = "tenure_prune_usage_1"
 """Deletes only closed sessions and writes no instant, so it needs neither the cut lock nor a key."""
 PUBLISHES = "tenure_publish_events_1"
 """Reads only the newest instants of sessions, under the exclusive cut lock, and writes none."""
+IMPORTS = "tenure_import_sessions_1"
+"""Inserts sessions under the exclusive cut lock, so no other transaction writes sessions meanwhile."""
 SESSION_WRITES = {
-    name: text for name, text in WRITES.items() if "dbo.sessions" in text and name not in (PRUNES_SESSIONS, PUBLISHES)
+    name: text
+    for name, text in WRITES.items()
+    if "dbo.sessions" in text and name not in (PRUNES_SESSIONS, PUBLISHES, IMPORTS)
 }
 LEASE_WRITES = {name: text for name, text in WRITES.items() if "dbo.leases" in text}
 FENCED = {name: text for name, text in WRITES.items() if "dbo.tenure_check_fence" in text}
 SUBMISSION_WRITES = {name: text for name, text in WRITES.items() if "dbo.submissions" in text}
 CUT = "tenure_cut_usage_1"
 ALONE_WRITES = {name: text for name, text in WRITES.items() if "tenure_lock_cut_exclusive" in text}
-CAPACITY_WRITES = {name: text for name, text in ALONE_WRITES.items() if name not in (CUT, PUBLISHES)}
+CAPACITY_WRITES = {name: text for name, text in ALONE_WRITES.items() if name not in (CUT, PUBLISHES, IMPORTS)}
 USAGE_WRITES = {name: text for name, text in WRITES.items() if "dbo.usage_" in text}
 
 RULES = [
@@ -109,6 +113,7 @@ TAKING = {TAKES_ROWS, TAKES_KEYS}
 HINTS = {
     "tenure_open_1": {WAITS, PASSES_OVER, READS_RULES},
     "tenure_open_limited_1": {WAITS, PASSES_OVER, COUNTS, READS_COUNTED, TAKES_ROWS, TAKES_KEYS},
+    "tenure_import_sessions_1": {WAITS},
     "tenure_end_1": TAKING,
     "tenure_end_many_1": TAKING,
     "tenure_heartbeat_1": TAKING,
@@ -340,7 +345,7 @@ def test_session_write_acquires_cut_lock_after_lease(name: str) -> None:
     assert (second if name in FENCED else first) == "EXEC dbo.tenure_lock_cut_shared_1"
 
 
-@tsql.for_each([*CAPACITY_WRITES, PUBLISHES])
+@tsql.for_each([*CAPACITY_WRITES, PUBLISHES, IMPORTS])
 def test_capacity_write_acquires_exclusive_cut_lock_first(name: str) -> None:
     assert inside(ALONE_WRITES[name]).strip().startswith("EXEC dbo.tenure_lock_cut_exclusive_1;")
 

@@ -77,6 +77,9 @@ COMMANDS = {
     "completion": Entry(
         "completion:completion", "Print the script that makes a shell complete commands, flags and names.", CONNECT
     ),
+    "import": Entry(
+        "imports:import_commands", "Take over the live sessions and the capacities of another service.", CONNECT
+    ),
     "migrate": Entry("migrate:migrate", "Migrate the database schema to the current version.", CONNECT),
     "doctor": Entry("doctor:doctor", "Look for trouble in an installation, and print what mends it.", CHECK),
     "audit": Entry("audit:audit", "Check that every instant of every session was billed exactly once.", CHECK),

@@ -21,6 +21,7 @@ class Action(StrEnum):
     KEY_REVOKED = "key.revoked"
     SIGNING_KEY_ROTATED = "signing-key.rotated"
     SESSION_ENDED = "session.ended"
+    SESSIONS_IMPORTED = "sessions.imported"
     CAPACITY_CHANGED = "capacity.changed"
     CAPACITY_DELETED = "capacity.deleted"
     JOB_RUN_REQUESTED = "job.run_requested"

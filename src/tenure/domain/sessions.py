@@ -84,6 +84,8 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
     closed_at: datetime | None = None
     close_reason: str | None = None
     previous_session_id: str | None = None
+    imported_start_at: datetime | None = None
+    """When an imported session began elsewhere. All rules use `started_at`, the time of the import."""
     modified_at: datetime
     stream: StreamCounters | None = None
 
@@ -122,6 +124,37 @@ class OpenRequest(msgspec.Struct, frozen=True):
     def key(self) -> tuple[str, str]:
         """At most one session per key is live. All batches are sorted by it."""
         return (self.capacity_id, self.user_object_id)
+
+
+class ImportedSession(msgspec.Struct, frozen=True, kw_only=True):
+    """A live session of another service."""
+
+    session_id: str
+    tenant_object_id: str
+    user_object_id: str
+    capacity_id: str
+    kind: int
+    started_at: datetime
+    """When it began there."""
+    ends_at: datetime
+    lease_microseconds: int | None = None
+    heartbeat_microseconds: int | None = None
+    idle_microseconds: int | None = None
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return (self.capacity_id, self.user_object_id)
+
+
+class ImportOutcome(StrEnum):
+    IMPORTED = "imported"
+    EXISTING = "existing"
+    """A session with this id exists, for instance because it was imported before."""
+    ENDED = "ended"
+    TENANT_MISMATCH = "tenant-mismatch"
+    """The capacity is bound to another tenant."""
+    CONFLICT = "conflict"
+    """The user has another session on the capacity."""
 
 
 class ClosedSession(msgspec.Struct, frozen=True):

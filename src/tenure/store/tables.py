@@ -79,6 +79,8 @@ sessions = Table(
     Column("last_activity_at", Instant, nullable=False),
     Column("modified_at", Instant, nullable=False),
     Column("closed_at", Instant),
+    # When an imported session began elsewhere. It is shown; all rules use `started_at`, the time of the import.
+    Column("imported_start_at", Instant),
     Column("lease_microseconds", BigInteger),
     Column("idle_microseconds", BigInteger),
     Column("heartbeat_microseconds", BigInteger),

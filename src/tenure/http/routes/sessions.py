@@ -615,7 +615,9 @@ def unknown_session(session_id: str) -> NotFound:
 
 
 def _session_values(session: Session) -> tuple[Any, ...]:
-    started_at = instant(session.started_at)
+    created_at = instant(session.started_at)
+    imported = session.imported_start_at
+    started_at = created_at if imported is None else instant(imported)
     closed_at = session.closed_at
     return (
         session.session_id,
@@ -633,7 +635,7 @@ def _session_values(session: Session) -> tuple[Any, ...]:
         instant(session.last_activity_at),
         session.close_reason,
         session.previous_session_id,
-        started_at,
+        created_at,
         instant(session.modified_at),
         session.stream,
     )

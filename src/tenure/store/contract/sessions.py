@@ -15,6 +15,8 @@ from tenure.domain.sessions import (
     EndResult,
     Heartbeat,
     HeartbeatResult,
+    ImportedSession,
+    ImportOutcome,
     LapsePage,
     LapsePosition,
     Limits,
@@ -57,6 +59,16 @@ class SessionStore(Protocol):
         `requests` has at most BATCH_MAX requests, each key once, in ascending order of key.
 
         Raises `IdTaken` if an earlier try of a request committed, its answer was lost, and its session has ended since.
+        """
+
+    async def import_sessions(
+        self, imported: Sequence[ImportedSession], draft: AuditDraft, *, writes: bool
+    ) -> Sequence[ImportOutcome]:
+        """Inserts live sessions of another service, and returns one outcome per session, in the same order.
+
+        They start at the time of this write, so that windows and events up to now do not change; `imported_start_at`
+        keeps their own start. At most BATCH_MAX sessions, each id and key once. Without `writes`, only returns what
+        would happen. Counts the imported sessions in the audit entry of `draft`.
         """
 
     async def heartbeat(self, heartbeats: Sequence[Heartbeat]) -> Sequence[HeartbeatResult]:

@@ -22,6 +22,7 @@ from tenure.domain.sessions import (
     EndResult,
     Found,
     HeartbeatResult,
+    ImportedSession,
     Limits,
     OpenOutcome,
     OpenRequest,
@@ -63,6 +64,21 @@ def numbers(values: Sequence[int | None]) -> str | None:
     if not any(values):
         return None
     return array(["NULL" if value is None else str(value) for value in values])
+
+
+def imported_arrays(imported: Sequence[ImportedSession]) -> Sequence[Any]:
+    return (
+        array([each.session_id for each in imported]),
+        array([each.tenant_object_id for each in imported]),
+        array([each.user_object_id for each in imported]),
+        array([each.capacity_id for each in imported]),
+        array([str(each.kind) for each in imported]),
+        [each.started_at for each in imported],
+        [each.ends_at for each in imported],
+        numbers([each.lease_microseconds for each in imported]),
+        numbers([each.heartbeat_microseconds for each in imported]),
+        numbers([each.idle_microseconds for each in imported]),
+    )
 
 
 def flags(values: Sequence[bool]) -> str:
@@ -142,6 +158,7 @@ def _existing_session(record: asyncpg.Record, request: OpenRequest) -> Session:
         previous_session_id=None if previous is None else str(previous),
         modified_at=record[15],
         stream=None if record[17] is None else StreamCounters(*record[17]),
+        imported_start_at=record[20],
     )
 
 

@@ -120,6 +120,11 @@ SELECT i.keys_version, tenure_now(), s.key_id, s.secret, s.expires_at
 """
 ROTATE_SIGNING_KEY = "SELECT tenure_rotate_signing_key_1($1, $2, $3, $4, $5, $6)"
 TOUCH_KEYS = "SELECT tenure_touch_keys_1($1, $2)"
+IMPORT_SESSIONS = """
+SELECT tenure_import_sessions_1($1::text::uuid[], $2::text::uuid[], $3::text::uuid[], $4::text::uuid[],
+       $5::text::smallint[], $6::timestamptz[], $7::timestamptz[], $8::text::bigint[], $9::text::bigint[],
+       $10::text::bigint[], $11, $12)
+"""
 
 UPDATE_ALERTS = f"""
 SELECT * FROM tenure_update_alerts_1({_FENCE}, $4::text::uuid[], $5, $6, $7, $8, $9::text::uuid[])

@@ -39,6 +39,8 @@ from tenure.domain.sessions import (
     EndResult,
     Heartbeat,
     HeartbeatResult,
+    ImportedSession,
+    ImportOutcome,
     Limits,
     OpenRequest,
     OpenResult,
@@ -132,6 +134,14 @@ class PostgresStore(PostgresClient, SharedReads):
             limits.idle_microseconds,
         )
         return rows.open_results(records, requests, limits)
+
+    async def import_sessions(
+        self, imported: Sequence[ImportedSession], draft: AuditDraft, *, writes: bool
+    ) -> Sequence[ImportOutcome]:
+        records = await self._call(
+            statements.IMPORT_SESSIONS, *rows.imported_arrays(imported), writes, rows.draft_text(draft)
+        )
+        return [ImportOutcome(outcome) for (outcome,) in records]
 
     async def heartbeat(self, heartbeats: Sequence[Heartbeat]) -> Sequence[HeartbeatResult]:
         session_ids = [heartbeat.session_id for heartbeat in heartbeats]

@@ -10,7 +10,16 @@ from sqlalchemy import Connection, Select, func, select, text
 
 from tenure.clock import to_microseconds
 from tenure.domain.deadlines import as_recorded, closed_session_of, end_now, opened, span_of
-from tenure.domain.sessions import ClosedSession, CloseReason, Limits, OpenOutcome, OpenRequest, OpenResult, Session
+from tenure.domain.sessions import (
+    ClosedSession,
+    CloseReason,
+    ImportedSession,
+    Limits,
+    OpenOutcome,
+    OpenRequest,
+    OpenResult,
+    Session,
+)
 from tenure.store import tables
 from tenure.store.engines.sqlite.capacities import CapacitySeats, seats_of
 from tenure.store.engines.sqlite.sessions import close
@@ -20,8 +29,8 @@ from tenure.store.reads import sessions
 def open_sessions(
     connection: Connection, now: datetime, requests: Sequence[OpenRequest], limits: Limits
 ) -> Sequence[OpenResult]:
-    live = _live_sessions(connection, requests)
-    last_ends = _ends_after(connection, now)
+    live = live_sessions(connection, requests)
+    last_ends = ends_after(connection, now)
     seats = seats_of(connection, now, requests)
     for session in live.values():
         if session.capacity_id in seats:
@@ -120,13 +129,15 @@ LIVE_OF = text(
 ).columns(*sessions.COLUMNS)
 
 
-def _live_sessions(connection: Connection, requests: Sequence[OpenRequest]) -> dict[tuple[str, str], Session]:
+def live_sessions(
+    connection: Connection, requests: Sequence[OpenRequest | ImportedSession]
+) -> dict[tuple[str, str], Session]:
     keys = json.dumps([request.key for request in requests])
     found = map(sessions.session_from_row, connection.execute(LIVE_OF, {"keys": keys}))
     return {(session.capacity_id, session.user_object_id): session for session in found}
 
 
-def _ends_after(connection: Connection, now: datetime) -> dict[tuple[str, str], datetime]:
+def ends_after(connection: Connection, now: datetime) -> dict[tuple[str, str], datetime]:
     """The latest end of each key that has one after `now`. Such ends exist because the clock was stepped back, or
     because a session lasts at least one microsecond. A new session of the same key must not start before that end.
     """

@@ -24,6 +24,8 @@ from tenure.domain.sessions import (
     EndResult,
     Heartbeat,
     HeartbeatResult,
+    ImportedSession,
+    ImportOutcome,
     Limits,
     OpenRequest,
     OpenResult,
@@ -48,6 +50,7 @@ from tenure.store.engines.sqlite import (
     alerts,
     capacities,
     events,
+    importing,
     instances,
     jobs,
     keys,
@@ -79,6 +82,13 @@ class SqliteStore(SqliteClient, SharedReads):
         """Ignores the lane: SQLite has one writer, so one pass handles all requests."""
         del lane
         return await self._write(lambda connection, now: opening.open_sessions(connection, now, requests, limits))
+
+    async def import_sessions(
+        self, imported: Sequence[ImportedSession], draft: AuditDraft, *, writes: bool
+    ) -> Sequence[ImportOutcome]:
+        return await self._write(
+            lambda connection, now: importing.import_sessions(connection, now, imported, draft, writes=writes)
+        )
 
     async def heartbeat(self, heartbeats: Sequence[Heartbeat]) -> Sequence[HeartbeatResult]:
         return await self._write(lambda connection, now: sessions.heartbeat(connection, now, heartbeats))

@@ -58,6 +58,7 @@ _PARAMETERS: dict[str, Any] = {
     "window_id": BigInteger(),
     "first": Integer(),
     "complete": Boolean(),
+    "writes": Boolean(),
     "kept": BigInteger(),
     "pause": BigInteger(),
 }
@@ -310,6 +311,11 @@ REVOKE_KEY = _returning(
 )
 ROTATE_SIGNING_KEY = _returning(
     _with_request("EXEC dbo.tenure_rotate_signing_key_1 @request = :request;"),
+    outcome=String,
+)
+IMPORT_SESSIONS = _returning(
+    _with_parameters("EXEC dbo.tenure_import_sessions_1 @request = :request, @writes = :writes;"),
+    position=Integer,
     outcome=String,
 )
 TOUCH_KEYS = _returning(

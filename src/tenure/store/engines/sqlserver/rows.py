@@ -31,6 +31,7 @@ from tenure.domain.sessions import (
     Found,
     Heartbeat,
     HeartbeatResult,
+    ImportedSession,
     Limits,
     OpenOutcome,
     OpenRequest,
@@ -167,6 +168,26 @@ def _submit_request_values(request: SubmitRequest, start: int) -> Sequence[Any]:
 
 def command_text(submission_ids: Sequence[str], owner: str | None, draft: AuditDraft) -> str:
     return _json_without_nulls({"submissions": list(submission_ids), "owner": owner, "draft": draft_values(draft)})
+
+
+def import_text(imported: Sequence[ImportedSession], draft: AuditDraft) -> str:
+    sessions_as_lists = [
+        (
+            position,
+            each.session_id,
+            each.tenant_object_id,
+            each.user_object_id,
+            each.capacity_id,
+            each.kind,
+            _instant(each.started_at),
+            _instant(each.ends_at),
+            each.lease_microseconds,
+            each.heartbeat_microseconds,
+            each.idle_microseconds,
+        )
+        for position, each in enumerate(imported)
+    ]
+    return _json_without_nulls({"sessions": sessions_as_lists, "draft": draft_values(draft)})
 
 
 def begin_values(submission_id: str, early: Collection[str]) -> Sequence[Value]:

@@ -146,6 +146,8 @@ from tenure.domain.sessions import (
     EndResult,
     Heartbeat,
     HeartbeatResult,
+    ImportedSession,
+    ImportOutcome,
     Limits,
     OpenRequest,
     OpenResult,
@@ -221,6 +223,13 @@ class SqlServerStore(SqlServerClient, SharedReads):
         return rows.open_results(
             await self._call(call, request=rows.open_requests_text(requests, limits)), requests, limits
         )
+
+    async def import_sessions(
+        self, imported: Sequence[ImportedSession], draft: AuditDraft, *, writes: bool
+    ) -> Sequence[ImportOutcome]:
+        result = await self._call(calls.IMPORT_SESSIONS, request=rows.import_text(imported, draft), writes=writes)
+        outcomes = {row.position: ImportOutcome(row.outcome) for row in result}
+        return [outcomes[position] for position in range(len(imported))]
 
     async def heartbeat(self, heartbeats: Sequence[Heartbeat]) -> Sequence[HeartbeatResult]:
         request = rows.numbered(map(rows.heartbeat_values, heartbeats))

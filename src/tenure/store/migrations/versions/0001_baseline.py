@@ -62,6 +62,7 @@ def _create_sessions() -> None:
         sa.Column("last_activity_at", Instant, nullable=False),
         sa.Column("modified_at", Instant, nullable=False),
         sa.Column("closed_at", Instant),
+        sa.Column("imported_start_at", Instant),
         sa.Column("lease_microseconds", sa.BigInteger),
         sa.Column("idle_microseconds", sa.BigInteger),
         sa.Column("heartbeat_microseconds", sa.BigInteger),

@@ -14,5 +14,5 @@ AS $$
             (p_session).stream_bytes_received, (p_session).stream_chunks, (p_session).stream_messages_sent,
             (p_session).stream_partials_sent, (p_session).stream_finals_sent, (p_session).stream_errors_sent,
             (p_session).stream_audio_duration_ms] END,
-        (p_session).user_object_id, (p_session).capacity_id)::tenure_opened_1
+        (p_session).user_object_id, (p_session).capacity_id, (p_session).imported_start_at)::tenure_opened_1
 $$;

@@ -48,7 +48,8 @@ BEGIN
                    s.tenant_object_id,
                    CASE WHEN s.stream_chunks IS NOT NULL THEN ARRAY[
                        s.stream_bytes_received, s.stream_chunks, s.stream_messages_sent, s.stream_partials_sent,
-                       s.stream_finals_sent, s.stream_errors_sent, s.stream_audio_duration_ms] END, NULL, NULL)::tenure_opened_1
+                       s.stream_finals_sent, s.stream_errors_sent, s.stream_audio_duration_ms] END,
+                   NULL, NULL, s.imported_start_at)::tenure_opened_1
           FROM unnest(p_capacity, p_user, p_tenant, p_kind) WITH ORDINALITY
                AS w(capacity_id, user_object_id, tenant_object_id, kind, position)
           -- OFFSET 0 prevents a scan of the whole table by a plan that was made while the table was empty.

@@ -12,7 +12,8 @@ BEGIN
             started_at timestamptz, term_ends_at timestamptz, deadline_at timestamptz, lapse_reason text,
             lease_microseconds bigint, idle_microseconds bigint, heartbeat_microseconds bigint,
             last_heartbeat_at timestamptz, last_activity_at timestamptz, previous_session_id uuid,
-            modified_at timestamptz, tenant_object_id uuid, stream bigint[], user_object_id uuid, capacity_id uuid
+            modified_at timestamptz, tenant_object_id uuid, stream bigint[], user_object_id uuid, capacity_id uuid,
+            imported_start_at timestamptz
         );
     END IF;
 END

@@ -89,6 +89,7 @@ BEGIN
         last_heartbeat_at datetime2(6) NOT NULL,
         last_activity_at datetime2(6) NOT NULL,
         previous_session_id uniqueidentifier,
+        imported_start_at datetime2(6),
         modified_at datetime2(6) NOT NULL,
         stream_bytes_received bigint,
         stream_chunks bigint,
@@ -169,7 +170,7 @@ BEGIN
         position, capacity_id, session_id, tenant_object_id, kind, state,
         started_at, term_ends_at, deadline_at, lapse_reason,
         lease_microseconds, idle_microseconds, heartbeat_microseconds,
-        last_heartbeat_at, last_activity_at, previous_session_id, modified_at,
+        last_heartbeat_at, last_activity_at, previous_session_id, imported_start_at, modified_at,
         stream_bytes_received, stream_chunks, stream_messages_sent, stream_partials_sent, stream_finals_sent,
         stream_errors_sent, stream_audio_duration_ms
     )
@@ -177,7 +178,7 @@ BEGIN
         l.position, s.capacity_id, s.session_id, s.tenant_object_id, s.kind, s.state,
         s.started_at, s.term_ends_at, s.deadline_at, s.lapse_reason,
         s.lease_microseconds, s.idle_microseconds, s.heartbeat_microseconds,
-        s.last_heartbeat_at, s.last_activity_at, s.previous_session_id, s.modified_at,
+        s.last_heartbeat_at, s.last_activity_at, s.previous_session_id, s.imported_start_at, s.modified_at,
         s.stream_bytes_received, s.stream_chunks, s.stream_messages_sent, s.stream_partials_sent,
         s.stream_finals_sent, s.stream_errors_sent, s.stream_audio_duration_ms
     FROM @live AS l
@@ -526,7 +527,7 @@ BEGIN
         o.session_id, o.tenant_object_id, o.kind, o.state,
         o.started_at, o.term_ends_at, o.deadline_at, o.lapse_reason,
         o.lease_microseconds, o.idle_microseconds, o.heartbeat_microseconds,
-        o.last_heartbeat_at, o.last_activity_at, o.previous_session_id, o.modified_at,
+        o.last_heartbeat_at, o.last_activity_at, o.previous_session_id, o.imported_start_at, o.modified_at,
         o.stream_bytes_received, o.stream_chunks, o.stream_messages_sent, o.stream_partials_sent,
         o.stream_finals_sent, o.stream_errors_sent, o.stream_audio_duration_ms,
         CAST(NULL AS uniqueidentifier) AS user_object_id, CAST(NULL AS uniqueidentifier) AS capacity_id
@@ -538,7 +539,7 @@ BEGIN
     SELECT
         COALESCE(v.position, 0), 'closing', v.ended_at,
         v.session_id, s.tenant_object_id, NULL, NULL, NULL, NULL, NULL, v.reason, NULL, NULL, NULL, NULL, NULL, NULL,
-        NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, s.user_object_id, s.capacity_id
+        NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, s.user_object_id, s.capacity_id
     FROM @over AS v
     -- These columns never change, so they can be read after the commit.
     INNER JOIN dbo.sessions AS s ON v.session_id = s.session_id

@@ -1,0 +1,151 @@
+"""`tenure import`: takes over the live sessions and the capacities of another service, directly in the database."""
+
+import asyncio
+import tomllib
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tenure.cli.exits import ExitCode, fail, print_error
+from tenure.cli.flags import ConfigFlag, DatabaseFlag, JsonFlag, load_settings, local_actor, new_group
+from tenure.cli.output import print_json, progress
+from tenure.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from tenure.config import Config
+    from tenure.sessions.imports import ImportRefused, Mapped
+    from tenure.store.contract import Store
+
+import_commands = new_group("Take over the live sessions and the capacities of another service.")
+
+FileArgument = Annotated[Path, typer.Argument(help="A CSV file with a header, or NDJSON.", metavar="FILE")]
+MappingFlag = Annotated[
+    Path | None,
+    typer.Option(help="A TOML file that names the columns of the file.  [our field names]", metavar="FILE"),
+]
+CheckFlag = Annotated[bool, typer.Option("--dry-run", help="Check everything, and write nothing.")]
+
+
+@import_commands.command("sessions")
+def sessions(
+    file: FileArgument,
+    mapping: MappingFlag = None,
+    dry_run: CheckFlag = False,
+    database: DatabaseFlag = None,
+    as_json: JsonFlag = False,
+    config: ConfigFlag = None,
+) -> None:
+    """Import live sessions. They keep their start, kind and end; their billing begins with the import.
+
+    The whole file is checked first: one wrong line, and nothing is written. The command can be repeated. See
+    docs/import.md.
+
+    tenure import sessions sessions.csv --mapping mapping.toml --dry-run
+    """
+    from tenure.sessions import imports  # noqa: PLC0415 - other commands need no import
+
+    settings, mapped = load_settings(config, database=database), _mapped(mapping, imports.SESSION_FIELDS)
+
+    async def run(store: "Store") -> imports.Counts:
+        now = (await store.read_keys_version()).now
+        term = timedelta(days=settings.sessions.term_days)
+        lines = imports.read_lines(file, imports.SESSION_FIELDS, mapped)
+        found = imports.read_sessions(lines, mapped, now, term)
+        with progress() as shown:
+            return await imports.import_sessions(store, found, local_actor(), file.name, shown.show, writes=not dry_run)
+
+    counts = _in_database(settings, file, run)
+    if as_json:
+        print_json({**counts._asdict(), "dryRun": dry_run})
+        return
+    verb = "would be imported" if dry_run else "imported"
+    typer.echo(f"{counts.imported} sessions {verb}, {counts.existing} existed already, {counts.ended} had ended")
+
+
+@import_commands.command("capacities")
+def capacities(
+    file: FileArgument,
+    mapping: MappingFlag = None,
+    dry_run: CheckFlag = False,
+    database: DatabaseFlag = None,
+    as_json: JsonFlag = False,
+    config: ConfigFlag = None,
+) -> None:
+    """Import the seats, the rules and the tenants of capacities.
+
+    The whole file is checked first: one wrong line, and nothing is written. The command can be repeated.
+
+    tenure import capacities capacities.csv
+    """
+    from tenure.sessions import imports  # noqa: PLC0415 - other commands need no import
+
+    settings, mapped = load_settings(config, database=database), _mapped(mapping, imports.CAPACITY_FIELDS)
+
+    async def run(store: "Store") -> int:
+        found = imports.read_capacities(imports.read_lines(file, imports.CAPACITY_FIELDS, mapped))
+        if dry_run:
+            return len(found)
+        with progress() as shown:
+            return await imports.import_capacities(store, found, local_actor(), shown.show)
+
+    count = _in_database(settings, file, run)
+    if as_json:
+        print_json({"imported": count, "dryRun": dry_run})
+        return
+    typer.echo(f"{count} capacities {'would be imported' if dry_run else 'imported'}")
+
+
+def _in_database(settings: "Config", file: Path, run: "Callable[[Store], Awaitable[Any]]") -> Any:
+    from tenure.sessions.imports import ImportRefused  # noqa: PLC0415
+
+    try:
+        return asyncio.run(_with_store(settings, run))
+    except ImportRefused as refused:
+        _print_refusal(file, refused)
+        raise typer.Exit(ExitCode.FAILED) from None
+    except (OSError, UnicodeDecodeError) as error:
+        fail(f"{file} cannot be read: {error}", ExitCode.USAGE)
+
+
+async def _with_store(settings: "Config", run: "Callable[[Store], Awaitable[Any]]") -> Any:
+    from tenure.store.engines import open_store  # noqa: PLC0415
+
+    store = open_store(settings.database, settings.pool_size)
+    try:
+        await store.migrate()
+        return await run(store)
+    finally:
+        await store.close()
+
+
+def _print_refusal(file: Path, refused: "ImportRefused") -> None:
+    for fault in refused.faults:
+        print_error(f"{file.name}: {fault}")
+    if refused.more:
+        print_error(f"{file.name}: {refused.more} more faults")
+
+
+def _mapped(file: Path | None, fields: "tuple[str, ...]") -> "Mapped | None":
+    """Read the mapping file: `[fields]` has the column of each field, `[kinds]` the kind of each value."""
+    if file is None:
+        return None
+    from tenure.sessions.imports import Mapped  # noqa: PLC0415
+
+    try:
+        content = tomllib.loads(file.read_text(encoding="utf-8-sig"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigurationError(f"mapping: {file} cannot be used: {error}") from None
+    columns, kinds = content.pop("fields", {}), content.pop("kinds", {})
+    if content:
+        raise ConfigurationError(f"mapping: {next(iter(content))} is unknown; the tables are [fields] and [kinds]")
+    unknown = [name for name in columns if name not in fields]
+    if unknown:
+        raise ConfigurationError(f"mapping: {unknown[0]} is not a field; the fields are {', '.join(fields)}")
+    if not all(isinstance(column, str) for column in columns.values()):
+        raise ConfigurationError("mapping: each field must name a column")
+    if not all(kind in (1, 2, 3) for kind in kinds.values()):
+        raise ConfigurationError("mapping: each kind must be 1, 2 or 3")
+    return Mapped(columns, {str(name): kind for name, kind in kinds.items()})

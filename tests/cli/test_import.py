@@ -1,0 +1,161 @@
+"""`tenure import`: live sessions and capacities of another service."""
+
+import asyncio
+import csv
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from tenure.cli.imports import _with_store
+from tenure.config import Config
+from tenure.domain.audit_log import Actor
+from tenure.domain.scope import EVERYTHING
+from tenure.domain.sessions import SessionFilter
+from tenure.sessions import imports
+from tenure.sessions.imports import (
+    SESSION_FIELDS,
+    ImportRefused,
+    Mapped,
+    import_capacities,
+    import_sessions,
+    read_capacities,
+    read_lines,
+    read_sessions,
+)
+from tenure.usage.audit import Audit
+from tests.support.databases import Database
+from tests.support.usage import chunk_all, cut_one, install
+
+NOW = datetime(2030, 1, 2, 12, tzinfo=UTC)
+TERM = timedelta(days=30)
+ACTOR = Actor("cli:test", "cli:test")
+HEADER = ["UserObjectId", "tenant_object_id", "capacityId", "sessionKind", "sessionStartUtc", "sessionEndUtc"]
+
+
+def row(start: str = "2030-01-01 03:04:05.1234567", end: str = "2030-01-20T00:00:00Z", kind: str = "2") -> list[str]:
+    return [f"{{{str(uuid4()).upper()}}}", str(uuid4()), uuid4().hex, kind, start, end]
+
+
+def write_csv(path: Path, rows: list[list[str]], header: list[str] = HEADER) -> Path:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([header, *rows])
+    return path
+
+
+def read(path: Path, mapped: Mapped | None = None) -> list[imports.FileSession]:
+    return list(read_sessions(read_lines(path, SESSION_FIELDS, mapped), mapped, NOW, TERM))
+
+
+def silent(_text: str) -> None:
+    pass
+
+
+async def run(database: Database, path: Path, *, writes: bool = True) -> imports.Counts:
+    return await import_sessions(database.store, read(path), ACTOR, path.name, silent, writes=writes)
+
+
+def test_file_is_read_as_csv_or_ndjson_with_any_names(tmp_path: Path) -> None:
+    (one,) = read(write_csv(tmp_path / "a.csv", [values := row()]))
+    content = dict(zip(SESSION_FIELDS[1:7], values, strict=True))
+    (tmp_path / "a.ndjson").write_text(json.dumps({**content, "sessionKind": 2, "leaseSeconds": None}) + "\n")
+    (other,) = read(tmp_path / "a.ndjson")
+    theirs = write_csv(tmp_path / "b.csv", [[*values[:3], "Pro", *values[4:], "x"]], [*"UTCKSEX"])
+    mapped = Mapped(dict(zip(SESSION_FIELDS[1:7], "UTCKSE", strict=True)), {"Pro": 2})
+    (third,) = read(theirs, mapped)
+    assert one.session == other.session == third.session
+    assert one.session.started_at == datetime(2030, 1, 1, 3, 4, 5, 123456, UTC)
+    assert one.session.user_object_id == values[0].strip("{}").lower()
+    assert one.session.session_id[14:18] == "7000"
+
+
+BAD = {
+    "kind": (row(kind="4"), "line 3: sessionKind: must be 1, 2 or 3"),
+    "start": (row(start="yesterday"), "line 3: sessionStartUtc: must be an instant"),
+    "future": (
+        row("2031-01-01T00:00:00Z", "2032-01-01T00:00:00Z"),
+        "line 3: sessionStartUtc: is in the future",
+    ),
+    "end": (row(end="2029-01-01T00:00:00Z"), "line 3: sessionEndUtc: must be after the start"),
+    "id": (["x", *row()[1:]], "line 3: userObjectId: must be a UUID"),
+    "missing": (["", *row()[1:]], "line 3: userObjectId: is missing"),
+    "values": (row()[:3], "line 3: has 3 values, but the header 6"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_line_is_named(name: str, tmp_path: Path) -> None:
+    bad, message = BAD[name]
+    with pytest.raises(ImportRefused) as refused:
+        read(write_csv(tmp_path / "a.csv", [row(), bad, row()]))
+    assert refused.value.faults[0].startswith(message)
+
+
+def test_two_sessions_of_one_key_in_the_file_are_refused(tmp_path: Path) -> None:
+    one = row()
+    again = [*one[:4], "2030-01-01T05:00:00Z", one[5]]
+    with pytest.raises(ImportRefused, match="line 4: overlaps with line 2"):
+        read(write_csv(tmp_path / "a.csv", [one, row(), again]))
+    ended = [*one[:4], "2030-01-01T01:00:00Z", "2030-01-01T02:00:00Z"]
+    assert len(read(write_csv(tmp_path / "b.csv", [ended, one]))) == 2
+
+
+async def live_count(database: Database) -> int:
+    return (await database.store.count_sessions(EVERYTHING)).active
+
+
+async def test_import_is_complete_and_can_be_repeated_and_keeps_the_audit_clean(
+    database: Database, tmp_path: Path
+) -> None:
+    """Windows are cut before, between and after two imports of the same file."""
+    await database.clock.set(NOW - timedelta(hours=1))
+    await install(database, NOW - timedelta(hours=1))
+    count = imports.BATCH + 7
+    ended = row(end="2030-01-01T12:00:00Z")
+    path = write_csv(tmp_path / "a.csv", [*(row() for _ in range(count)), ended])
+    for at, imported, existing in ((NOW, count, 0), (NOW + timedelta(minutes=5), 0, count)):
+        await cut_one(database, at)
+        assert await run(database, path, writes=False) == (imported, existing, 1)
+        assert await run(database, path) == (imported, existing, 1)
+        assert await live_count(database) == count
+    await cut_one(database, NOW + timedelta(minutes=10))
+    await chunk_all(database)
+    report = await Audit(database.store).run()
+    assert report.findings == []
+    # The ten minutes since the import, counted twice for kind 2, as a part of 30 days. Nothing from before.
+    assert report.lived_millionths == count * round(2 * 600 / (30 * 86_400) * 1_000_000)
+    sums = await database.store.list_sessions(SessionFilter(), None, 10, EVERYTHING)
+    assert {each.started_at for each in sums.sessions} == {NOW}
+    assert {each.imported_start_at for each in sums.sessions} == {datetime(2030, 1, 1, 3, 4, 5, 123456, UTC)}
+
+
+async def test_conflict_with_the_database_writes_nothing(database: Database, tmp_path: Path) -> None:
+    await database.clock.set(NOW)
+    one = row()
+    await run(database, write_csv(tmp_path / "a.csv", [one]))
+    other_start = [*one[:4], "2030-01-01T09:00:00Z", one[5]]
+    with pytest.raises(ImportRefused, match="line 3: overlaps with another session"):
+        await run(database, write_csv(tmp_path / "b.csv", [row(), other_start]))
+    assert await live_count(database) == 1
+
+
+async def test_more_sessions_than_seats_are_refused(database: Database, tmp_path: Path) -> None:
+    await database.clock.set(NOW)
+    one, other = row(), row()
+    other[2] = one[2]
+    seats = write_csv(tmp_path / "c.csv", [[one[2], "1", "reject", ""]], [*imports.CAPACITY_FIELDS])
+    found = read_capacities(read_lines(seats, imports.CAPACITY_FIELDS, None))
+    assert await import_capacities(database.store, found, ACTOR, silent) == 1
+    with pytest.raises(ImportRefused, match="has 1 seats, of which 0 are taken, but the file has 2"):
+        await run(database, write_csv(tmp_path / "a.csv", [one, other]))
+    assert await run(database, write_csv(tmp_path / "b.csv", [one])) == (1, 0, 0)
+
+
+def test_command_migrates_and_imports(tmp_path: Path) -> None:
+    async def nothing(_store: object) -> int:
+        return 1
+
+    config = Config(database=f"sqlite:///{tmp_path / 'a.db'}")
+    assert asyncio.run(_with_store(config, nothing)) == 1
