@@ -116,6 +116,7 @@ class Service:
             if address and log.count("instance.ready") >= 1 and _is_ready(address.group()):
                 return address.group()
             time.sleep(0.1)
+        self.process.kill()
         raise RuntimeError(f"the service did not start:\n{log}")
 
 
