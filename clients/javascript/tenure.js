@@ -304,7 +304,7 @@ export class Client {
     return this.request("PUT", `/capacities/${part(capacityId)}`, { body });
   }
 
-  /** @param {string} capacityId @returns {Promise<CapacityAnswer>} */
+  /** @param {string} capacityId @returns {Promise<SeatsAnswer>} */
   getCapacity(capacityId) {
     return this.request("GET", `/capacities/${part(capacityId)}`);
   }
@@ -1704,6 +1704,12 @@ export const ERROR_CODES = Object.freeze([
  */
 
 /**
+ * @typedef {object} NextLapse
+ * @property {string} sessionId
+ * @property {string} deadline
+ */
+
+/**
  * @typedef {object} OidcOption
  * @property {string} issuer
  * @property {string} address
@@ -1787,6 +1793,18 @@ export const ERROR_CODES = Object.freeze([
  */
 
 /** @typedef {"abandoned" | "failed" | "succeeded"} RunOutcome */
+
+/**
+ * @typedef {object} SeatsAnswer
+ * @property {string} capacityId
+ * @property {number | null} maxSessions
+ * @property {WhenFull} whenFull
+ * @property {string | null} tenantObjectId
+ * @property {number} activeSessions
+ * @property {string} createdAt
+ * @property {string} modifiedAt
+ * @property {NextLapse | null} nextLapse
+ */
 
 /**
  * @typedef {object} SendBody

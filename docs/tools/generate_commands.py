@@ -36,7 +36,8 @@ QUESTIONS = """\
 | Is everything all right? | `tenure status`, `tenure alerts`, `tenure doctor` |
 | What is happening now? | `tenure top`, `tenure events --follow` |
 | Whose sessions are live, and which end next? | `tenure sessions list`, `tenure sessions list --order lapse` |
-| Who holds the seats of a capacity? | `tenure capacities show` |
+| Why did this session end, and how was it billed? | `tenure explain` |
+| Why was an open refused, and who holds the seats? | `tenure explain --capacity`, `tenure capacities show` |
 | Is usage delivered, and how much is it? | `tenure usage --windows`, `tenure usage --group-by tenant` |
 | What waits for a gateway, and why? | `tenure submissions counts`, `tenure submissions list --state failed` |
 | Who leads, and since when? | `tenure leases list`, `tenure leases history`, `tenure instances` |

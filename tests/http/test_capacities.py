@@ -53,7 +53,18 @@ def test_put_replaces_all_settings(client: Client) -> None:
 
 def test_get_returns_capacity_as_put(client: Client) -> None:
     capacity_id = str(uuid4())
-    assert put(client, capacity_id, maxSessions=3).json() == client.http.get(f"/capacities/{capacity_id}").json()
+    capacity = {**put(client, capacity_id, maxSessions=3).json(), "nextLapse": None}
+    assert client.http.get(f"/capacities/{capacity_id}").json() == capacity
+
+
+def test_get_names_the_session_that_lapses_next(client: Client) -> None:
+    capacity_id = limited(client, maxSessions=3)
+    late, soon = [client.open(capacityId=capacity_id, leaseSeconds=seconds) for seconds in (90, 60)]
+    for session in (soon, late):
+        expected = {"sessionId": session["sessionId"], "deadline": session["leaseExpiresAt"]}
+        assert client.http.get(f"/capacities/{capacity_id}").json()["nextLapse"] == expected
+        client.end(session["sessionId"])
+    assert client.http.get(f"/capacities/{capacity_id}").json()["nextLapse"] is None
 
 
 def test_ids_are_case_insensitive(client: Client) -> None:
@@ -73,6 +84,7 @@ def test_unknown_capacity_returns_404(client: Client) -> None:
 def test_delete_returns_capacity_and_removes_it(client: Client) -> None:
     capacity_id = limited(client, maxSessions=3)
     capacity = client.http.get(f"/capacities/{capacity_id}").json()
+    del capacity["nextLapse"]
     response = client.http.delete(f"/capacities/{capacity_id}")
     assert (response.status_code, response.json()) == (200, capacity)
     assert client.http.get(f"/capacities/{capacity_id}").status_code == 404

@@ -52,6 +52,11 @@ COMMANDS = {
         "Show the installation live: sessions, rates, seats, usage, leaders, jobs, alerts and who lapses next.",
         LOOK,
     ),
+    "explain": Entry(
+        "explain:explain",
+        "Tell the story of a session: why it ended, who ended it and how it was billed; or why an open was refused.",
+        LOOK,
+    ),
     "alerts": Entry("alerts:alerts", "List active alerts, newest first.", LOOK),
     "events": Entry("events:events", "Print what happened to sessions: opened, upgraded and closed.", LOOK),
     "usage": Entry("usage:usage_commands", "Print the usage in a time span, or windows as they were billed.", LOOK),

@@ -248,6 +248,11 @@ class SessionMetrics(Model, frozen=True, kw_only=True):
 # Capacities.
 
 
+class NextLapse(Model, frozen=True, kw_only=True):
+    session_id: str
+    deadline: datetime
+
+
 class Capacity(Model, frozen=True, kw_only=True):
     capacity_id: str
     max_sessions: int | None
@@ -256,6 +261,8 @@ class Capacity(Model, frozen=True, kw_only=True):
     active_sessions: int
     created_at: datetime
     modified_at: datetime
+    next_lapse: NextLapse | None = None
+    """The session that lapses next. Only `capacities.get` returns it."""
 
 
 class CapacityBody(Body, frozen=True, kw_only=True):

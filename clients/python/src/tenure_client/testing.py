@@ -288,7 +288,7 @@ class FakeServer:
             ("GET", "/sessions/([^/]+)", self._get),
             ("DELETE", "/sessions/([^/]+)", self._delete),
             ("PUT", "/capacities/([^/]+)", self._set_capacity),
-            ("GET", "/capacities/([^/]+)", self._get_capacity),
+            ("GET", "/capacities/([^/]+)", self._read_capacity),
             ("GET", "/capacities", self._list_capacities),
             ("DELETE", "/capacities/([^/]+)", self._delete_capacity),
             ("GET", "/me", lambda _request: (200, {**ANONYMOUS, "now": _instant(self._now())})),
@@ -477,6 +477,13 @@ class FakeServer:
         if found is None:
             raise _Problem(404, "NOT_FOUND", f"capacity {capacity_id} was never set")
         return 200, {**found, "activeSessions": len(self._taken(capacity_id.lower()))}
+
+    def _read_capacity(self, capacity_id: str, request: httpx2.Request) -> tuple[int, Any]:
+        _, answer = self._get_capacity(capacity_id, request)
+        ends = [(record.deadline()[0], record.id) for record in self._taken(capacity_id.lower())]
+        deadline, session_id = min(ends, default=(None, ""))
+        lapse = None if deadline is None else {"sessionId": session_id, "deadline": _instant(deadline)}
+        return 200, {**answer, "nextLapse": lapse}
 
     def _list_capacities(self, request: httpx2.Request) -> tuple[int, Any]:
         tenant = request.url.params.get("tenant")

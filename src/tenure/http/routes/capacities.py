@@ -8,6 +8,7 @@ from msgspec import Meta
 
 from tenure.access.grants import OPERATORS, READERS, narrowed
 from tenure.domain.capacities import Capacity, Seats, WhenFull
+from tenure.domain.sessions import SessionFilter
 from tenure.errors import Forbidden, Invalid, NotFound, TooLarge, Unavailable, UnsupportedMediaType
 from tenure.http.answers import Answer
 from tenure.http.fields import IdCursor, Instant, PageLimit, Uuid, instant
@@ -46,6 +47,15 @@ class CapacityAnswer(msgspec.Struct, frozen=True, rename="camel"):
     modified_at: Instant
 
 
+class NextLapse(msgspec.Struct, frozen=True, rename="camel"):
+    session_id: Uuid
+    deadline: Instant
+
+
+class SeatsAnswer(CapacityAnswer, frozen=True, rename="camel", kw_only=True):
+    next_lapse: NextLapse | None
+
+
 class CapacityList(msgspec.Struct, frozen=True, rename="camel"):
     capacities: list[CapacityAnswer]
     count: int
@@ -81,7 +91,8 @@ class CapacityRoutes:
                 grants=narrowed(READERS),
                 tag="capacities",
                 summary="Read a capacity and the number of seats taken",
-                answers={200: CapacityAnswer},
+                description="Also returns the session on the capacity that lapses next.",
+                answers={200: SeatsAnswer},
                 refusals=(Invalid, NotFound, Unavailable),
             ),
             Route(
@@ -118,7 +129,13 @@ class CapacityRoutes:
         return _answer(call, await self._store.put_capacity(_capacity_id(call), seats, scope, call.actor))
 
     async def get(self, call: Call) -> Answer:
-        return _answer(call, await self._store.get_capacity(_capacity_id(call), call.caller.scope))
+        capacity_id, scope = _capacity_id(call), call.caller.scope
+        capacity = await self._store.get_capacity(capacity_id, scope)
+        if capacity is None:
+            raise _unknown(call)
+        found = await self._store.list_next_lapses(SessionFilter(capacity=capacity_id), None, 1, scope)
+        lapse = next((NextLapse(each.session_id, instant(each.deadline_at)) for each in found.sessions), None)
+        return Answer(SeatsAnswer(*msgspec.structs.astuple(capacity_answer(capacity)), next_lapse=lapse))
 
     async def delete(self, call: Call) -> Answer:
         return _answer(call, await self._store.delete_capacity(_capacity_id(call), call.caller.scope, call.actor))
