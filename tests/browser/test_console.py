@@ -6,8 +6,9 @@ from collections.abc import AsyncIterator
 from itertools import pairwise
 from pathlib import Path
 
+import msgspec
 import pytest
-from playwright.async_api import Page, expect
+from playwright.async_api import Page, Route, expect
 
 from tests.browser.console import (
     AXE,
@@ -24,6 +25,7 @@ from tests.browser.console import (
 from tests.http.client import open_body, same_key
 from tests.http.conftest import new_sqlite
 from tests.support.databases import Database
+from tests.support.issuers import RSA, running_issuer
 
 pytestmark = pytest.mark.slow
 
@@ -281,6 +283,56 @@ async def test_sessions_are_counted_and_listed_by_deadline(plain: ConsoleService
     assert page.url.endswith(f"?capacity={first['capacityId']}&order=lapse")
 
 
+async def end_fewer(route: Route) -> None:
+    body = {**msgspec.json.decode(route.request.post_data or "{}"), "limit": 25}
+    await route.continue_(post_data=msgspec.json.encode(body))
+
+
+async def test_operator_ends_selected_sessions_and_everything_that_matches(
+    plain: ConsoleService, visitor: Visitor
+) -> None:
+    """More sessions than one page shows and one request ends, here 25. The audit log has one entry for each action."""
+    capacity = (await plain.open())["capacityId"]
+    await asyncio.gather(*(plain.open(capacityId=capacity, sessionKind=2) for _ in range(63)))
+    page = await visitor.visit(plain, f"sessions?capacity={capacity}", role="reader")
+    await expect(page.locator("tbody tr")).to_have_count(50)
+    await expect(page.get_by_role("checkbox")).to_have_count(0)
+    await expect(page.get_by_role("button", name="End all that match…")).to_have_count(0)
+
+    page = await visitor.visit(plain, f"sessions?capacity={capacity}")
+    await page.route("**/sessions/end", end_fewer)
+    panel = page.get_by_role("region", name="Sessions that match")
+    await expect(panel).to_contain_text("64 sessions")
+    boxes = page.locator("tbody").get_by_role("checkbox")
+    for index in range(2):
+        await boxes.nth(index).press("Space")
+    await expect(page.get_by_role("region", name="Selection")).to_contain_text("2 sessions selected")
+    await page.get_by_role("button", name="End selected…").press("Enter")
+    dialog = page.get_by_role("dialog")
+    await expect(dialog).to_contain_text("2 live sessions")
+    await dialog.get_by_role("button", name="End 2 sessions").press("Enter")
+    await expect(dialog).to_contain_text("Done. 2 sessions ended.")
+    await page.keyboard.press("Escape")
+    await expect(page.locator("tbody tr", has_text="TERMINATED")).to_have_count(2)
+    await expect(page.get_by_role("region", name="Selection")).to_have_count(0)
+
+    await page.get_by_label("Kind").select_option("2")
+    await page.get_by_role("button", name="End all that match…").press("Enter")
+    await expect(dialog).to_contain_text("61 live sessions")
+    await expect(dialog).to_contain_text(f"kind 2, capacity {capacity}")
+    button = dialog.get_by_role("button", name="End 61 sessions")
+    await expect(button).to_be_disabled()
+    await dialog.get_by_label("Type end 61 to confirm").fill("end 61")
+    await page.keyboard.press("Enter")
+    await expect(dialog).to_contain_text("Done. 61 sessions ended.", timeout=20_000)
+    await dialog.get_by_role("button", name="Close").press("Enter")
+    await expect(page.locator("tbody tr", has_text="TERMINATED")).to_have_count(50)
+    left = await plain.call("GET", f"/sessions?capacity={capacity}&active=true")
+    assert [session["sessionKind"] for session in left["sessions"]] == [1]
+    entries = (await plain.call("GET", "/audit-log?limit=2"))["entries"]
+    assert [(entry["target"], entry["changes"]) for entry in entries] == [("sessions", 61), ("sessions", 2)]
+
+
 async def test_story_of_a_session_is_its_history(plain: ConsoleService, visitor: Visitor) -> None:
     session = await plain.open(leaseSeconds=600)
     path = f"/sessions/{session['sessionId']}"
@@ -379,3 +431,15 @@ async def test_nobody_signs_in_while_no_key_exists(sqlite_database: Database, vi
         await expect(page.get_by_role("dialog")).to_contain_text("no API key exists")
         await page.keyboard.press("Escape")
         await expect(page.get_by_role("button", name="open · operator")).to_be_focused()
+
+
+async def test_sign_in_leads_to_the_oidc_issuer_if_there_is_one(sqlite_database: Database, visitor: Visitor) -> None:
+    async with running_issuer(RSA) as issuer:
+        there = {"authorization_url": f"{issuer.address}/authorize", "token_url": f"{issuer.address}/token"}
+        oidc = issuer.config(client_id="console", scope="openid", **there)
+        async with serving_console(sqlite_database, "/a/b", keys=False, oidc=oidc) as console:
+            page = await visitor.visit(console, role=None)
+            async with page.expect_request(f"{issuer.address}/authorize?*") as asked:
+                await page.get_by_role("link", name="Sign in with").press("Enter")
+            assert "client_id=console" in (await asked.value).url
+            await visitor.close()

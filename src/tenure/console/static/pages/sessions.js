@@ -1,15 +1,18 @@
 // @ts-check
-/** The table of sessions: filters in the address, rows that follow the events. */
+/** The table of sessions: filters in the address, rows that follow the events, and ending one, some or all that match. */
 
 import * as format from "../core/format.js";
 import { html, keyed } from "../core/template.js";
 import { ago, choice, countdown, empty, id, instant, kind, section, shown, state, table } from "../parts/bits.js";
+import { endSessions } from "../parts/bulk-end.js";
 import { filterFields } from "../parts/filters.js";
 
 const PAGE = 50;
 const REASONS = Object.keys(format.REASONS);
 /** The filters, as they are named in the address of the page and in `GET /sessions`. */
 const FILTERS = ["active", "state", "kind", "closeReason", "user", "tenant", "capacity"];
+/** Those of them that `POST /sessions/end` takes. */
+const LIVE_FILTERS = ["state", "kind", "user", "tenant", "capacity"];
 
 /**
  * @typedef {import("../core/types.js").Session} Session
@@ -30,6 +33,8 @@ export class SessionsPage {
   #known = null;
   /** @type {Set<string>} */
   #new = new Set();
+  /** @type {Set<string>} */
+  #chosen = new Set();
   /** Whether the fields of the filters are shown on a narrow screen. */
   #isOpen = false;
 
@@ -72,12 +77,16 @@ export class SessionsPage {
     const known = this.#known;
     this.#new = new Set(known === null ? [] : [...found].filter((each) => !known.has(each)));
     this.#known = found;
+    // What has ended, or is on another page now, cannot be ended from here.
+    const live = new Set(sessions.filter(({ isActive }) => isActive).map(({ sessionId }) => sessionId));
+    for (const each of this.#chosen) if (!live.has(each)) this.#chosen.delete(each);
   }
 
   /** @param {Record<string, string>} changes */
   #change(changes) {
     this.#view.setQuery({ ...changes, cursor: "" });
     this.#known = null;
+    this.#chosen.clear();
     this.#sessions.reload();
     this.#count.reload();
   }
@@ -133,7 +142,11 @@ export class SessionsPage {
       </div>
       ${section("Sessions that match", shown(this.#sessions, (data) => this.#table(data)), {
         note: this.#note(),
+        actions: this.#mayEndAll
+          ? html`<button type="button" class="quiet-danger" @click=${() => void this.#endAll()}>End all that match…</button>`
+          : "",
       })}
+      ${this.#selection()}
     `;
   }
 
@@ -142,6 +155,11 @@ export class SessionsPage {
     const active = life === "all" ? "" : String(life === "live");
     const order = life === "live" && this.#isByLapse ? "lapse" : "";
     this.#change({ active, order, state: "", ...(life === "live" ? { closeReason: "" } : {}) });
+  }
+
+  get #mayEndAll() {
+    const { active, closeReason, state: wanted } = this.#filters();
+    return this.#view.may("operator") && active !== "false" && !closeReason && wanted !== "closed" && Boolean(this.#sessions.data?.sessions.some(({ isActive }) => isActive));
   }
 
   #note() {
@@ -157,10 +175,12 @@ export class SessionsPage {
   #table({ sessions, nextCursor }) {
     const isFirst = this.#view.value("cursor") === "";
     if (sessions.length === 0 && isFirst && nextCursor === null) return this.#nothing();
+    const mayChoose = this.#view.may("operator");
     return html`
       ${table(
         "Sessions",
         [
+          ...(mayChoose ? [{ label: this.#chooseAll(sessions), className: "choose" }] : []),
           "Session",
           { label: "User", className: "optional" },
           { label: "Capacity", className: "optional" },
@@ -170,7 +190,7 @@ export class SessionsPage {
           { label: "Started", className: "optional" },
           "Ends",
         ],
-        sessions.map((session) => keyed(session.sessionId, this.#row(session))),
+        sessions.map((session) => keyed(session.sessionId, this.#row(session, mayChoose))),
       )}
       <div class="pager">
         ${isFirst ? "" : html`<button type="button" @click=${() => this.#page("")}>First page</button>`}
@@ -182,10 +202,39 @@ export class SessionsPage {
     `;
   }
 
-  /** @param {Session} session */
-  #row(session) {
+  /** @param {Session[]} sessions */
+  #chooseAll(sessions) {
+    const live = sessions.filter(({ isActive }) => isActive);
+    const areAll = live.length > 0 && live.every(({ sessionId }) => this.#chosen.has(sessionId));
+    return html`<input
+      type="checkbox"
+      aria-label="Select all live sessions on this page"
+      .checked=${areAll}
+      ?disabled=${live.length === 0}
+      @change=${() => {
+        if (areAll) this.#chosen.clear();
+        else for (const { sessionId } of live) this.#chosen.add(sessionId);
+        this.#view.update();
+      }}
+    >`;
+  }
+
+  /** @param {Session} session @param {boolean} mayChoose */
+  #row(session, mayChoose) {
     const link = this.#view.href(`sessions/${session.sessionId}`);
-    return html`<tr class="${this.#new.has(session.sessionId) ? "is-new" : ""}">
+    const isChosen = this.#chosen.has(session.sessionId);
+    return html`<tr class="${this.#new.has(session.sessionId) ? "is-new" : ""} ${isChosen ? "is-chosen" : ""}">
+      ${mayChoose
+        ? html`<td class="choose">
+            <input
+              type="checkbox"
+              aria-label="Select session ${session.sessionId}"
+              .checked=${isChosen}
+              ?disabled=${!session.isActive}
+              @change=${() => this.#choose(session.sessionId)}
+            >
+          </td>`
+        : ""}
       <th scope="row">
         ${id(session.sessionId, { href: link, label: "session id" })}
         <span class="under only-narrow">user ${format.shortId(session.userObjectId)}</span>
@@ -198,6 +247,42 @@ export class SessionsPage {
       <td class="optional">${ago(session.sessionStartUtc)}</td>
       <td>${session.isActive ? countdown(session.leaseExpiresAt) : instant(session.sessionEndUtc)}</td>
     </tr>`;
+  }
+
+  /** @param {string} sessionId */
+  #choose(sessionId) {
+    if (!this.#chosen.delete(sessionId)) this.#chosen.add(sessionId);
+    this.#view.update();
+  }
+
+  #selection() {
+    if (this.#chosen.size === 0) return "";
+    return html`<div class="selection" role="region" aria-label="Selection">
+      <span aria-live="polite"><strong>${format.counted(this.#chosen.size, "session")}</strong> selected</span>
+      <span class="grow"></span>
+      <button type="button" class="plain" @click=${() => (this.#chosen.clear(), this.#view.update())}>Select none</button>
+      <button type="button" class="danger" @click=${() => void this.#endChosen()}>End selected…</button>
+    </div>`;
+  }
+
+  async #endChosen() {
+    await endSessions({ sessionIds: [...this.#chosen] }, [`${format.counted(this.#chosen.size, "session")} of this page`]);
+    this.#chosen.clear();
+    this.#reload();
+  }
+
+  async #endAll() {
+    const filters = this.#filters();
+    const found = LIVE_FILTERS.filter((name) => filters[name] !== undefined);
+    const chosen = Object.fromEntries(found.map((name) => [name, name === "kind" ? Number(filters[name]) : filters[name]]));
+    await endSessions(found.length === 0 ? { all: true } : chosen, found.map((name) => `${name} ${filters[name]}`));
+    this.#reload();
+  }
+
+  #reload() {
+    this.#view.update();
+    void this.#sessions.load();
+    void this.#count.load();
   }
 
   #nothing() {
@@ -215,6 +300,7 @@ export class SessionsPage {
   #page(cursor) {
     this.#view.setQuery({ cursor });
     this.#known = null;
+    this.#chosen.clear();
     this.#sessions.reload();
     scrollTo(0, 0);
   }

@@ -1,7 +1,7 @@
 // @ts-check
-/** The sign-in with an API key. The service keeps it in a cookie that scripts cannot read. */
+/** The sign-in, with an API key or at the OIDC issuer. The service keeps the credential in a cookie that scripts cannot read. */
 
-import { request, root } from "../core/api.js";
+import { request } from "../core/api.js";
 import { html, render } from "../core/template.js";
 import { problem } from "../parts/bits.js";
 
@@ -11,12 +11,24 @@ export class SignIn {
   #isSending = false;
   /** @type {unknown} */
   #error = null;
+  /** Where to sign in at the OIDC issuer, if the service has one. @type {{issuer: string, address: string} | null} */
+  #oidc = null;
 
   /** @param {(me: import("../core/types.js").Me) => void} signedIn */
   constructor(signedIn) {
     this.#signedIn = signedIn;
     this.element.className = "alone";
     this.#draw();
+    void this.#findIssuer();
+  }
+
+  async #findIssuer() {
+    try {
+      this.#oidc = (await request("GET", "sign-in")).oidc;
+      this.#draw();
+    } catch {
+      // The field for a key is enough.
+    }
   }
 
   #draw() {
@@ -24,6 +36,10 @@ export class SignIn {
       html`
         <div class="brand big"><span class="mark" aria-hidden="true"></span>Tenure</div>
         <h1>Sign in</h1>
+        ${this.#oidc === null
+          ? ""
+          : html`<a class="button primary" href="${this.#oidc.address}">Sign in with ${this.#oidc.issuer}</a>
+              <p class="or">or with an API key</p>`}
         <form @submit=${(/** @type {SubmitEvent} */ event) => void this.#send(event)}>
           <label class="field">
             <span>API key</span>
@@ -40,7 +56,7 @@ export class SignIn {
             It stays in a cookie that scripts cannot read. A key of role <em>reader</em> is enough to look.
           </p>
           ${this.#error === null ? "" : problem(this.#error)}
-          <button type="submit" class="primary" ?disabled=${this.#isSending}>${this.#isSending ? "Signing in…" : "Sign in"}</button>
+          <button type="submit" class="${this.#oidc === null ? "primary" : ""}" ?disabled=${this.#isSending}>${this.#isSending ? "Signing in…" : "Sign in"}</button>
         </form>
         <div class="empty">
           <p>No key yet? Create one where the database can be reached:</p>
@@ -74,6 +90,3 @@ export class SignIn {
     if (this.#error !== null) field.focus();
   }
 }
-
-/** Where the sign-in with an OIDC issuer begins. */
-export const oidcAddress = new URL("sign-in/oidc", root).href;

@@ -1,0 +1,141 @@
+// @ts-check
+/**
+ * Ends many sessions: counts them first, asks, and shows the progress.
+ *
+ * The service ends them in short transactions, some hundred with each request, so that opens and heartbeats go on. All
+ * requests have the same action id: together they are one entry in the audit log, and a request whose answer was lost
+ * can be repeated. While the service is away the dialog waits and goes on by itself.
+ */
+
+import { isAway, request } from "../core/api.js";
+import * as format from "../core/format.js";
+import { newId } from "../core/ids.js";
+import { html } from "../core/template.js";
+import { problem } from "./bits.js";
+import { openDialog, typedField } from "./dialog.js";
+
+const BATCH = 500;
+const RETRY_MS = 1_000;
+const HELD_MS = 200;
+/** With more sessions than this, the word has to be typed. */
+const TYPED_FROM = 10;
+
+/**
+ * @typedef {{tenant?: string, user?: string, capacity?: string, kind?: number, state?: string, sessionIds?: string[], all?: true}} Which
+ * @typedef {"counting" | "asking" | "running" | "stopped" | "done"} Step
+ */
+
+/**
+ * @param {Which} which
+ * @param {string[]} described What matches, in words, one filter each. Empty: everything.
+ * @returns {Promise<void>} Resolves when the dialog is closed.
+ */
+export async function endSessions(which, described) {
+  /** @type {{step: Step, count: number, isExact: boolean, ended: number, given: string, error: unknown, isWaiting: boolean}} */
+  const now = { step: "counting", count: 0, isExact: true, ended: 0, given: "", error: null, isWaiting: false };
+  const actionId = newId();
+  let isStopping = false;
+  const word = () => (now.isExact ? `end ${now.count}` : "end all");
+  const needsWord = () => which.sessionIds === undefined || now.count > TYPED_FROM;
+  const isReady = () => now.step === "asking" && now.count > 0 && (!needsWord() || now.given.trim() === word());
+
+  const dialog = openDialog("End sessions", content, { mayClose: () => now.step !== "running" });
+
+  async function count() {
+    try {
+      const answer = await request("POST", "sessions/end", { body: { ...which, dryRun: true } });
+      now.count = answer.remaining;
+      now.isExact = answer.exact;
+      now.step = "asking";
+    } catch (error) {
+      now.error = error;
+    }
+    dialog.update();
+  }
+
+  async function run() {
+    now.step = "running";
+    now.error = null;
+    isStopping = false;
+    dialog.update();
+    while (!isStopping) {
+      try {
+        const answer = await request("POST", "sessions/end", { body: { ...which, limit: BATCH, actionId } });
+        now.ended = answer.totalEnded;
+        now.count = now.ended + answer.remaining;
+        now.isExact = answer.exact;
+        now.isWaiting = false;
+        // What is left is held by other requests at the moment.
+        if (answer.ended === 0 && !answer.done) await new Promise((resolve) => setTimeout(resolve, HELD_MS));
+        if (answer.done) {
+          now.step = "done";
+          dialog.update();
+          return;
+        }
+      } catch (error) {
+        if (!isAway(error)) {
+          now.error = error;
+          break;
+        }
+        now.isWaiting = true;
+        dialog.update();
+        await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
+      }
+      dialog.update();
+    }
+    now.step = "stopped";
+    now.isWaiting = false;
+    dialog.update();
+  }
+
+  /** @param {import("./dialog.js").DialogHandle} handle */
+  function content({ close, update }) {
+    const filters = described.length === 0 ? "There is no filter: this is every live session." : html`They match: ${described.join(", ")}.`;
+    if (now.step === "counting") {
+      return html`<p role="status">${now.error === null ? "Counting…" : ""}</p>
+        ${now.error === null ? "" : problem(now.error)}
+        <div class="buttons"><button type="button" class="plain" @click=${close}>Cancel</button></div>`;
+    }
+    if (now.step === "asking") {
+      return html`<form
+        method="dialog"
+        @submit=${(/** @type {Event} */ event) => {
+          event.preventDefault();
+          if (isReady()) void run();
+        }}
+      >
+        <div class="dialog-body">
+          <p>This ends <strong>${now.isExact ? "" : "at least "}${format.counted(now.count, "live session")}</strong> as TERMINATED. Their users lose them. It cannot be undone.</p>
+          <p class="small">${filters} Sessions that are opened meanwhile stay.</p>
+        </div>
+        ${needsWord() && now.count > 0 ? typedField(word(), (text) => ((now.given = text), update())) : ""}
+        <div class="buttons">
+          <button type="button" class="plain" @click=${close}>Cancel</button>
+          <button type="submit" class="danger" ?disabled=${!isReady()}>End ${now.isExact ? format.counted(now.count, "session") : "all of them"}</button>
+        </div>
+      </form>`;
+    }
+    return html`
+      <p role="status">${progressText(now)}</p>
+      <progress aria-label="Sessions ended" max="${Math.max(1, now.count)}" value="${now.ended}"></progress>
+      ${now.isWaiting ? html`<p class="callout">The service does not answer. The console tries again by itself.</p>` : ""}
+      ${now.error === null ? "" : problem(now.error)}
+      ${now.ended === 0 ? "" : html`<p class="small">The audit log has one entry for all of them.</p>`}
+      <div class="buttons">
+        ${now.step === "running"
+          ? html`<button type="button" @click=${() => (isStopping = true)}>Stop</button>`
+          : html`${now.step === "stopped" ? html`<button type="button" @click=${() => void run()}>Go on</button>` : ""}
+              <button type="button" class="primary" @click=${close}>Close</button>`}
+      </div>
+    `;
+  }
+
+  void count();
+  await dialog.closed;
+}
+
+/** @param {{step: Step, count: number, isExact: boolean, ended: number}} now */
+function progressText({ step, count, isExact, ended }) {
+  const text = `${format.number(ended)} of ${isExact ? "" : "at least "}${format.counted(count, "session")} ended`;
+  return step === "done" ? `Done. ${format.counted(ended, "session")} ended.` : step === "stopped" ? `Stopped. ${text}.` : `${text}…`;
+}
