@@ -1981,6 +1981,7 @@ export const ERROR_CODES = Object.freeze([
  * @property {number | null} sessions
  * @property {number | null} usage
  * @property {string | null} deliveredAt
+ * @property {"delivered" | "notSent" | "nothing" | "waiting"} delivery
  * @property {(ChunkAnswer)[]} chunks
  */
 
@@ -1993,6 +1994,7 @@ export const ERROR_CODES = Object.freeze([
  * @property {number | null} sessions
  * @property {number | null} usage
  * @property {string | null} deliveredAt
+ * @property {"delivered" | "notSent" | "nothing" | "waiting"} delivery
  */
 
 /**

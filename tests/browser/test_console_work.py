@@ -1,25 +1,89 @@
 """What a person does on the pages of the console besides sessions. All tests share one instance."""
 
-from collections.abc import AsyncIterator
+import csv
+import threading
+from collections.abc import AsyncIterator, Iterator
+from decimal import Decimal
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any, Literal
 from uuid import uuid4
 
+import httpx
 import pytest
 from playwright.async_api import Locator, Page, expect
 
-from tests.browser.console import ConsoleService, Visitor, serving_console, tab_to
+from tenure.config import GatewayConfig, JobConfig
+from tenure.domain.alerts import AlertName, Condition
+from tests.browser.console import AXE, PHONE, ConsoleService, Visitor, overflow, serving_console, tab_to, violations
 from tests.http.conftest import new_sqlite
+from tests.http.local import UNREACHABLE
+from tests.support.leases import hold_lease
 
 pytestmark = pytest.mark.slow
 
+NASTY = "<img src=x onerror=alert(1)>"
+
+
+class _Receiver(BaseHTTPRequestHandler):
+    """Answers with the status in the path."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(int(self.path.removeprefix("/")))
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: Any) -> None:
+        """Nothing: the test says what failed."""
+
 
 @pytest.fixture(scope="module")
-async def console(sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ConsoleService]:
+def receiver() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Receiver)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture(scope="module")
+async def console(
+    sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory, receiver: str
+) -> AsyncIterator[ConsoleService]:
+    """Usage is billed every second."""
+    gateways = {
+        "usages": GatewayConfig(url=f"{receiver}/200"),
+        NASTY: GatewayConfig(url=f"{receiver}/500", max_attempts=1),
+        "crm": GatewayConfig(url=UNREACHABLE, schedule=(3600.0,)),
+    }
     async with (
         new_sqlite(sqlite_template, tmp_path_factory.mktemp("console")) as database,
-        serving_console(database, "/a/b") as service,
+        serving_console(
+            database, "/a/b", gateways=gateways, jobs={"emit-usage": JobConfig(interval_seconds=1)}
+        ) as service,
     ):
         yield service
+
+
+async def submit(console: ConsoleService, gateway: str, number: int) -> list[str]:
+    made = []
+    for _ in range(number):
+        headers = {"Authorization": f"Bearer {console.keys['operator']}", "Idempotency-Key": str(uuid4())}
+        body = {"gateway": gateway, "payload": {}}
+        response = await console.service.http.post("/a/b/submissions", json=body, headers=headers)
+        made.append(response.raise_for_status().json()["submissionId"])
+    return made
+
+
+async def is_well_made(page: Page, theme: Literal["dark", "light"]) -> None:
+    """A page of one thing, which the tests of all pages do not visit: no serious finding of axe, and not too wide."""
+    await page.set_viewport_size(PHONE)
+    assert await overflow(page) == 0
+    if AXE:
+        await page.emulate_media(color_scheme=theme)
+        assert await violations(page) == []
 
 
 def row_of(page: Page, text: str) -> Locator:
@@ -109,4 +173,181 @@ async def test_cluster_shows_who_leads_and_runs_pauses_and_resigns(console: Cons
     reader = await visitor.visit(console, "cluster", role="reader")
     await expect(reader.get_by_role("table", name="Jobs")).to_be_visible()
     for name in ("Resign", "Pause prune", "Run prune now"):
+        await expect(reader.get_by_role("button", name=name)).to_have_count(0)
+
+
+async def test_deliveries_are_retried_and_cancelled_one_by_one_and_all(
+    console: ConsoleService, visitor: Visitor
+) -> None:
+    failing = await submit(console, NASTY, 3)
+    waiting = await submit(console, "crm", 2)
+    page = await visitor.visit(console, "deliveries")
+    by_gateway = row_of(page.get_by_role("table", name="Submissions by gateway and state"), NASTY)
+    await expect(by_gateway.get_by_role("link").last).to_have_text("3")
+    # The count of failed ones leads to them.
+    await by_gateway.get_by_role("link").last.click()
+    listed = page.get_by_role("table", name="Submissions", exact=True).locator("tbody tr")
+    await expect(listed).to_have_count(3)
+    assert page.url.endswith("&state=failed")
+    await expect(listed.first).to_contain_text("answered 500")
+    await listed.filter(has_text=failing[0][-4:]).get_by_role("link").click()
+    await expect(page.get_by_role("heading", level=1)).to_have_text("Delivery")
+    attempts = page.get_by_role("table", name="Attempts").locator("tbody tr")
+    await expect(attempts).to_have_count(1)
+    await expect(attempts).to_contain_text("500")
+    await is_well_made(page, "dark")
+    await page.get_by_role("button", name="Retry now").press("Enter")
+    await page.get_by_role("dialog").get_by_role("button", name="Retry now").press("Enter")
+    await expect(attempts).to_have_count(2)
+    await page.goto(
+        f"{console.address}/deliveries?gateway={NASTY.replace(' ', '%20').replace('=', '%3D')}&state=failed"
+    )
+    await page.get_by_role("button", name="Retry 3 failed").click()
+    dialog = page.get_by_role("dialog")
+    await expect(dialog).to_contain_text(NASTY)
+    await expect(dialog.get_by_role("button", name="Retry")).to_be_disabled()
+    await page.keyboard.type("retry 3")
+    await page.keyboard.press("Enter")
+    await expect(page.get_by_role("status").filter(has_text="3 submissions will be sent again.")).to_be_visible()
+    await page.get_by_role("button", name="Pending").click()
+    await page.locator("select[name=gateway]").select_option("crm")
+    await expect(listed).to_have_count(2)
+    await page.get_by_role("button", name="Cancel 2 pending").click()
+    await page.keyboard.type("cancel 2")
+    await page.keyboard.press("Enter")
+    await expect(listed).to_have_count(0)
+    for each in waiting:
+        assert (await console.call("GET", f"/submissions/{each}"))["state"] == "cancelled"
+    (entry,) = (await console.call("GET", "/audit-log?action=submission.cancelled"))["entries"]
+    assert entry["changes"] == 2
+    reader = await visitor.visit(console, f"deliveries/{failing[0]}", role="reader")
+    await expect(reader.get_by_role("table", name="Attempts")).to_be_visible()
+    await expect(reader.get_by_role("button", name="Retry now")).to_have_count(0)
+
+
+async def test_usage_is_summed_exported_and_followed_to_its_delivery(
+    console: ConsoleService, visitor: Visitor, tmp_path: Path
+) -> None:
+    for kind in (1, 2, 3):
+        await console.open(sessionKind=kind, leaseSeconds=600)
+    page = await visitor.visit(console, "usage")
+    await expect(page.get_by_role("table", name="Usage by tenant").locator("tbody tr").first).to_contain_text(
+        "1 session"
+    )
+    await page.get_by_role("button", name="By kind").click()
+    await expect(page.get_by_role("table", name="Usage by kind").locator("tbody tr").first).to_contain_text("Kind")
+    assert page.url.endswith("?groupBy=kind")
+    await page.get_by_role("button", name="By user").click()
+    async with page.expect_download() as waiting:
+        await page.get_by_role("button", name="Export CSV").press("Enter")
+    saved = tmp_path / "usage.csv"
+    await (await waiting.value).save_as(saved)
+    await expect(page.get_by_role("dialog")).to_contain_text("The file is saved.")
+    with saved.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    span = f"from={rows[0]['from']}&to={rows[0]['to']}"
+    expected = (await console.call("GET", f"/usage?groupBy=user&limit=500&{span}"))["groups"]
+    assert [(each["userObjectId"], int(each["sessions"])) for each in rows] == [
+        (each["userObjectId"], each["sessions"]) for each in expected
+    ]
+    assert [Decimal(each["usage"]) for each in rows] == [Decimal(str(each["usage"])) for each in expected]
+    await page.keyboard.press("Escape")
+    delivered = row_of(page.get_by_role("table", name="Windows"), "delivered").first
+    await expect(delivered).to_be_visible(timeout=15_000)
+    await delivered.get_by_role("link").click()
+    await expect(page.get_by_role("heading", level=1)).to_contain_text("Usage window")
+    chunk = page.get_by_role("table", name="Chunks").locator("tbody tr").first
+    await expect(chunk).to_contain_text("delivered")
+    await is_well_made(page, "light")
+    await chunk.get_by_role("link").click()
+    await expect(page.get_by_role("table", name="Attempts")).to_contain_text("200")
+    await page.goto(f"{console.address}/usage")
+    await page.get_by_role("button", name="Send windows never sent").click()
+    await page.get_by_role("dialog").get_by_role("button", name="Send").click()
+    await expect(page.get_by_role("dialog")).to_contain_text("Done. 0 windows with 0 chunks handed over.")
+
+
+async def test_amounts_are_exact_however_many_digits_they_have(console: ConsoleService, visitor: Visitor) -> None:
+    page = await visitor.visit(console, "usage")
+    group = '{"tenantObjectId":"0190b0a0-0000-7000-8000-000000000001","usage":12345678901234567.000001,"sessions":1}'
+    span = '"from":"2026-11-01T00:00:00.000000Z","to":"2026-11-02T00:00:00.000000Z"'
+    ends = f'{span},"finalUntil":"2026-11-02T00:00:00.000000Z"'
+    answer = f'{{{ends},"groupBy":"tenant","groups":[{group}],"count":1,"nextCursor":null}}'
+    await page.route("**/a/b/usage?*", lambda route: route.fulfill(body=answer, content_type="application/json"))
+    await page.reload()
+    await expect(page.locator(".figure .value").first).to_have_text("12,345,678,901,234,567.000001")
+    async with page.expect_download() as waiting:
+        await page.get_by_role("button", name="Export CSV").click()
+    path = await (await waiting.value).path()
+    assert ",12345678901234567.000001,1," in path.read_text(encoding="utf-8")
+
+
+async def test_alerts_show_what_the_runbook_says(console: ConsoleService, visitor: Visitor) -> None:
+    store = console.service.database.store
+    await console.call("POST", "/jobs/watch/pause")
+    fence = await hold_lease(store, "job:watch")
+    lagging = Condition(AlertName.USAGE_LAGGING, None, "20 minutes")
+    await store.update_alerts(fence, [lagging, Condition(AlertName.JOB_FAILING, "prune", NASTY)], None)
+    page = await visitor.visit(console, "alerts", role="reader")
+    failing = page.get_by_role("region", name="job-failing")
+    await expect(failing).to_contain_text(NASTY)
+    await expect(failing).to_contain_text("A job has failed three times in a row.")
+    await expect(page.get_by_role("region", name="usage-lagging")).to_contain_text(
+        "Nothing is lost, but billing is late."
+    )
+    await is_well_made(page, "dark")
+    await store.update_alerts(fence, [lagging], None)
+    await expect(failing).to_have_count(0)
+    await page.goto(f"{console.address}/alerts?name=job-failing")
+    await expect(page.get_by_role("table", name="Cleared alerts").locator("tbody tr")).to_contain_text([NASTY])
+    await page.get_by_role("link", name="Show deliveries").click()
+    await expect(page).to_have_url(f"{console.address}/deliveries?gateway=usages&state=pending")
+    await console.call("POST", "/jobs/watch/resume")
+
+
+async def test_key_is_created_shown_once_and_revoked(console: ConsoleService, visitor: Visitor) -> None:
+    page = await visitor.visit(console, "keys")
+    await page.get_by_role("button", name="Create a key").press("Enter")
+    await page.keyboard.type(f"till {NASTY}")
+    await page.get_by_label("reader: sees everything").check()
+    await page.get_by_label("Expires").select_option("30")
+    await tab_to(page, "Create")
+    await page.keyboard.press("Enter")
+    dialog = page.get_by_role("dialog")
+    await expect(dialog).to_contain_text("It is shown this once.")
+    key = await dialog.locator(".secret code").inner_text()
+    # Escape does not close it before the key is stored.
+    await page.keyboard.press("Escape")
+    await expect(dialog.get_by_role("button", name="Copy key")).to_be_visible()
+    await tab_to(page, "I have stored the key")
+    await page.keyboard.press("Enter")
+    await expect(page.locator("dialog")).to_have_count(0)
+    assert key not in await page.content()
+    address = f"{console.origin}{console.prefix}/sessions"
+    async with httpx.AsyncClient() as http:
+        assert (await http.get(address, headers={"Authorization": f"Bearer {key}"})).status_code == 200
+        row = row_of(page, f"till {NASTY}")
+        await expect(row).to_contain_text("reader")
+        await row.get_by_role("button", name="Revoke").click()
+        await page.keyboard.type("revoke")
+        await page.keyboard.press("Enter")
+        await expect(row).to_have_count(0)
+        assert (await http.get(address, headers={"Authorization": f"Bearer {key}"})).status_code in (200, 401)
+    await page.get_by_role("button", name="All").click()
+    await expect(row).to_contain_text("revoked")
+    # Who did it is in the audit log.
+    await page.goto(f"{console.address}/audit-log?action=key.revoked")
+    entry = page.get_by_role("table", name="Entries").locator("tbody tr")
+    await expect(entry).to_have_count(1)
+    await expect(entry).to_contain_text(f"{NASTY} operator")
+    await expect(entry.get_by_role("button", name="Copy request id")).to_be_visible()
+    await page.get_by_label("Span").select_option("own")
+    await page.get_by_label("To (UTC)").fill("2001-01-01T00:00:00")
+    await page.get_by_label("To (UTC)").press("Tab")
+    await expect(page.locator(".empty")).to_contain_text("No entry matches.")
+    await page.get_by_role("button", name="Clear filters").click()
+    await expect(entry).not_to_have_count(0)
+    reader = await visitor.visit(console, "keys", role="reader")
+    await expect(reader.get_by_role("table", name="API keys")).to_be_visible()
+    for name in ("Create a key", "Revoke"):
         await expect(reader.get_by_role("button", name=name)).to_have_count(0)

@@ -37,7 +37,7 @@ from tests.support.usage import (
     session_between,
 )
 
-WINDOW_KEYS = ["windowId", "startAt", "endAt", "factors", "sessions", "usage", "deliveredAt"]
+WINDOW_KEYS = ["windowId", "startAt", "endAt", "factors", "sessions", "usage", "deliveredAt", "delivery"]
 CHUNK_KEYS = ["chunk", "submissionId", "sessions", "usage", "digest", "deliveredAt", "receipt"]
 FACTORS = {"1": 1, "2": 2, "3": 3}
 FIRST_CUT = minute(1)
@@ -83,6 +83,7 @@ async def test_undivided_window_has_no_sums(metered: LocalService) -> None:
         "sessions": None,
         "usage": None,
         "deliveredAt": None,
+        "delivery": "waiting",
         "chunks": [],
     }
 
@@ -93,7 +94,8 @@ async def test_window_response_matches_expected_json_exactly(metered: LocalServi
     (chunk,) = response.json()["chunks"]
     assert response.text == (
         '{"windowId":1,"startAt":"2041-03-01T12:00:00.123456Z","endAt":"2041-03-01T12:01:00.000000Z",'
-        '"factors":{"1":0.25,"2":0.000001,"3":3},"sessions":2,"usage":0.000004,"deliveredAt":null,"chunks":['
+        '"factors":{"1":0.25,"2":0.000001,"3":3},"sessions":2,"usage":0.000004,"deliveredAt":null,'
+        '"delivery":"waiting","chunks":['
         f'{{"chunk":1,"submissionId":"{chunk["submissionId"]}","sessions":2,"usage":0.000004,"digest":null,'
         '"deliveredAt":null,"receipt":false}]}'
     )
@@ -151,12 +153,13 @@ async def test_window_is_delivered_when_its_last_chunk_is_delivered(metered: Loc
     assert [each["deliveredAt"] for each in one["chunks"]] == [None, text(minute(4))]
     assert [each["deliveredAt"] for each in other["chunks"]] == [text(minute(5)), text(minute(4))]
     assert (one["deliveredAt"], other["deliveredAt"]) == (None, text(minute(5)))
+    assert (one["delivery"], other["delivery"]) == ("waiting", "delivered")
 
 
 async def test_window_without_gateway_is_neither_sent_nor_delivered(metered: LocalService) -> None:
     await billed(metered.database, [basic()])
     whole = await window(metered)
-    assert (whole["sessions"], whole["deliveredAt"]) == (1, None)
+    assert (whole["sessions"], whole["deliveredAt"], whole["delivery"]) == (1, None, "notSent")
     assert [(each["submissionId"], each["deliveredAt"]) for each in whole["chunks"]] == [(None, None)]
     assert (await metered.http.get("/submissions")).json()["count"] == 0
 
@@ -167,7 +170,7 @@ async def test_empty_window_is_delivered_only_with_gateway(metered: LocalService
     for window_id, delivered_at in ((1, text(minute(1))), (2, None)):
         whole = await window(metered, window_id)
         assert (whole["sessions"], whole["usage"], whole["chunks"]) == (0, 0, []), window_id
-        assert whole["deliveredAt"] == delivered_at, window_id
+        assert (whole["deliveredAt"], whole["delivery"]) == (delivered_at, "nothing"), window_id
 
 
 # Unknown windows.

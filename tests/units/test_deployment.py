@@ -56,6 +56,18 @@ def test_every_alert_has_a_rule_and_a_section_with_its_four_parts() -> None:
             assert f"\n**{part}**" in section, (name, part)
 
 
+def test_console_has_the_text_of_the_runbook() -> None:
+    titles = {"What it means.": "meaning", "Look at first.": "look", "Do.": "act", "Do not": "avoid"}
+    sections = dict(re.findall(r"^## ([\w-]+)\n(.*?)(?=^## |\Z)", RUNBOOK, re.MULTILINE | re.DOTALL))
+    parts = re.compile(r"^\*\*(.+?)\*\*\s+(.*?)(?=\n\n|\Z)", re.MULTILINE | re.DOTALL)
+    expected = {
+        name.value: {titles[title]: " ".join(text.split()) for title, text in parts.findall(sections[name.value])}
+        for name in AlertName
+    }
+    module = (ROOT / "src/tenure/console/static/core/runbook.js").read_text(encoding="utf-8")
+    assert json.loads(module.partition("RUNBOOK = ")[2].removesuffix(";\n")) == expected
+
+
 def test_rules_and_their_tests_use_exported_metrics() -> None:
     for path in RULES.parent.glob("*.yml"):
         assert families_in(path.read_text(encoding="utf-8")) - set(FAMILIES) == set(), path.name

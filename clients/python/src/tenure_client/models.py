@@ -420,6 +420,7 @@ class UsageWindow(Model, frozen=True, kw_only=True):
     sessions: int | None
     usage: Decimal | None
     delivered_at: datetime | None
+    delivery: str
 
 
 class Chunk(Model, frozen=True, kw_only=True):

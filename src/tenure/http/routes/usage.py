@@ -51,6 +51,7 @@ class WindowAnswer(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     sessions: int | None
     usage: Amount | None
     delivered_at: Instant | None
+    delivery: Literal["delivered", "waiting", "notSent", "nothing"]
 
 
 class ChunkAnswer(msgspec.Struct, frozen=True, rename="camel"):
@@ -308,7 +309,16 @@ def _window_fields(window: Window) -> dict[str, Any]:
         "sessions": window.sessions,
         "usage": None if window.usage_millionths is None else _amount(window.usage_millionths),
         "delivered_at": window.delivered_at and instant(window.delivered_at),
+        "delivery": _delivery(window),
     }
+
+
+def _delivery(window: Window) -> str:
+    if window.sessions == 0:
+        return "nothing"
+    if window.contract is None:
+        return "notSent"
+    return "waiting" if window.delivered_at is None else "delivered"
 
 
 def _chunk(chunk: Chunk) -> ChunkAnswer:

@@ -12,6 +12,8 @@ import { learnServerTime, serverNow } from "./clock.js";
 const TIMEOUT_MS = 15_000;
 /** Statuses that say: the service is away at the moment. */
 const AWAY = new Set([502, 503, 504]);
+/** An amount in JSON. It cannot be part of a text, because quotes in texts are escaped. */
+const AMOUNT = /"usage":\s*(-?\d+(?:\.\d+)?)/g;
 
 /** The address of the service, with its prefix and a slash at its end. The console is one level below. */
 export const root = new URL("..", document.baseURI);
@@ -57,6 +59,7 @@ export function isAway(error) {
  * @property {unknown} [body] Sent as JSON.
  * @property {AbortSignal} [signal]
  * @property {number} [timeoutMs]
+ * @property {boolean} [exact] Return amounts of usage as text: a number of JavaScript has too few digits for large ones.
  *
  * @typedef {{since: Date, detail: string, requestId: string | null}} Loss
  */
@@ -134,7 +137,7 @@ export async function request(method, path, options = {}) {
     connection.failed(lost);
     throw lost;
   }
-  const answer = decoded(content);
+  const answer = decoded(options.exact ? content.replace(AMOUNT, '"usage":"$1"') : content);
   if (response.ok) {
     connection.answered(path);
     if (typeof answer?.now === "string") learnServerTime(answer.now, sentAt);

@@ -7,6 +7,9 @@ const SHORT = new Intl.NumberFormat("en", { notation: "compact", maximumFraction
 /** An exact number: 1,234,567. @param {number | null | undefined} value */
 export const number = (value) => (value === null || value === undefined ? "–" : WHOLE.format(value));
 
+/** An exact decimal number that was read as text: 1,234.000001. @param {string | null | undefined} text */
+export const decimal = (text) => (text === null || text === undefined ? "–" : WHOLE.format(/** @type {any} */ (text)));
+
 /** A short number for an axis: 1.2M. @param {number} value */
 export const shortNumber = (value) => SHORT.format(value);
 

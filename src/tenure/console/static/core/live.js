@@ -56,7 +56,7 @@ export class Watch extends EventTarget {
   #isOutdated = false;
 
   /**
-   * @param {() => {path: string, query?: Record<string, unknown>} | null} address Null: there is nothing to load now.
+   * @param {() => {path: string, query?: Record<string, unknown>, exact?: boolean} | null} address Null: there is nothing to load now.
    * @param {number} everyMs
    * @param {((event: import("./types.js").SessionEvent) => boolean) | null} [concerns] Whether an event changes the data.
    * @param {number} [timeoutMs]
@@ -84,7 +84,8 @@ export class Watch extends EventTarget {
     this.dueAt = began + this.everyMs;
     try {
       const signal = this.#stopped.signal;
-      const data = await request("GET", address.path, { query: address.query, signal, timeoutMs: this.timeoutMs });
+      const { path, query, exact } = address;
+      const data = await request("GET", path, { query, exact, signal, timeoutMs: this.timeoutMs });
       if (generation !== this.#generation) return;
       this.data = data;
       this.error = null;

@@ -9,6 +9,14 @@
  * @typedef {import("../../../http/routes/tenure.js").JobAnswer} Job
  * @typedef {import("../../../http/routes/tenure.js").EventAnswer} SessionEvent
  * @typedef {import("../../../http/routes/tenure.js").RunAnswer} JobRun
+ * @typedef {import("../../../http/routes/tenure.js").TermAnswer} LeaseTerm
+ * @typedef {import("../../../http/routes/tenure.js").ListedSubmission} Submission
+ * @typedef {import("../../../http/routes/tenure.js").SubmissionAnswer} SubmissionWithAttempts
+ * @typedef {import("../../../http/routes/tenure.js").SubmissionCountAnswer} SubmissionCount
+ * @typedef {import("../../../http/routes/tenure.js").AttemptAnswer} Attempt
+ * @typedef {import("../../../http/routes/tenure.js").AuditEntryAnswer} AuditEntry
+ * @typedef {import("../../../http/routes/tenure.js").KeyAnswer} Key
+ * @typedef {import("../../../http/routes/tenure.js").CreatedKeyAnswer} CreatedKey
  * @typedef {import("../../../http/routes/tenure.js").InstanceAnswer} Instance
  *
  * @typedef {import("../../../http/routes/tenure.js").WindowAnswer} UsageWindow

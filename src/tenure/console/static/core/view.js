@@ -40,7 +40,7 @@ export class View {
   /**
    * Load an address now, and again every `everyMs`. The page is drawn after each answer.
    * @template [T=any]
-   * @param {() => string | {path: string, query?: Record<string, unknown>} | null} address
+   * @param {() => string | {path: string, query?: Record<string, unknown>, exact?: boolean} | null} address
    * @param {number} everyMs
    * @param {(event: import("./types.js").SessionEvent) => boolean} [concerns] Load also soon after an event for which
    *   this returns true. While events do not arrive, the address is loaded every two seconds.

@@ -5,7 +5,8 @@ import { part, request } from "../core/api.js";
 import { serverNow } from "../core/clock.js";
 import * as format from "../core/format.js";
 import { html, keyed } from "../core/template.js";
-import { ago, badge, empty, figure, instant, section, shown, table } from "../parts/bits.js";
+import { ago, badge, choice, empty, figure, instant, section, shown, table } from "../parts/bits.js";
+import "../parts/charts/leaders.js";
 import { confirm } from "../parts/dialog.js";
 import { jobActions, jobState } from "./job.js";
 import { notify } from "../parts/notice.js";
@@ -14,11 +15,19 @@ const LIST = 500;
 const JOB_LOCK = "job:";
 /** A holder renews its lease several times before it expires. After this share of its duration, something is wrong. */
 const SILENT_SHARE = 0.6;
+const SPANS = [
+  { value: "1h", label: "1 h", ms: 3_600_000 },
+  { value: "6h", label: "6 h", ms: 21_600_000 },
+  { value: "24h", label: "24 h", ms: 86_400_000 },
+  { value: "7d", label: "7 d", ms: 604_800_000 },
+];
+const HOUR = "1h";
 
 /**
  * @typedef {import("../core/types.js").Lease} Lease
  * @typedef {import("../core/types.js").Job} Job
  * @typedef {import("../core/types.js").Instance} Instance
+ * @typedef {import("../core/types.js").LeaseTerm} LeaseTerm
  */
 /** @template T @typedef {import("../core/live.js").Watch<T>} Watch */
 
@@ -39,6 +48,8 @@ export class ClusterPage {
   #leases;
   /** @type {Watch<{jobs: Job[]}>} */
   #jobs;
+  /** @type {Watch<{terms: LeaseTerm[], nextCursor: string | null}>} */
+  #terms;
 
   /** @param {import("../core/view.js").View} view */
   constructor(view) {
@@ -46,12 +57,21 @@ export class ClusterPage {
     this.#leases = view.watch(() => ({ path: "leases", query: { limit: LIST } }), 3_000);
     this.#instances = view.watch(() => ({ path: "instances", query: { limit: LIST } }), 5_000);
     this.#jobs = view.watch(() => ({ path: "jobs", query: { limit: LIST } }), 4_000);
+    this.#terms = view.watch(
+      () => ({ path: "leases/history", query: { from: new Date(serverNow() - this.#span().ms).toISOString(), limit: LIST } }),
+      10_000,
+    );
+  }
+
+  #span() {
+    const chosen = this.#view.value("span", HOUR);
+    return SPANS.find(({ value }) => value === chosen) ?? /** @type {{value: string, label: string, ms: number}} */ (SPANS[0]);
   }
 
   render() {
     return html`
       <div class="page-head"><h1>Cluster</h1></div>
-      ${this.#figures()} ${this.#leaseList()} ${this.#jobList()} ${this.#instanceList()}
+      ${this.#figures()} ${this.#leaseList()} ${this.#timeline()} ${this.#jobList()} ${this.#instanceList()}
     `;
   }
 
@@ -116,6 +136,42 @@ export class ClusterPage {
           </td>`
         : ""}
     </tr>`;
+  }
+
+  #timeline() {
+    const now = serverNow();
+    const span = this.#span();
+    return section(
+      "Leaders over time",
+      shown(this.#terms, ({ terms, nextCursor }) => {
+        if (terms.length === 0) return empty("No lease was held in this span.", "Choose a longer one.");
+        return html`<tenure-leaders .from=${now - span.ms} .to=${now} .rows=${rowsOf(terms)}></tenure-leaders>
+          ${nextCursor === null ? "" : html`<p class="note">Only the last ${format.number(terms.length)} terms are shown. Choose a shorter span to see all.</p>`}
+          <details class="values">
+            <summary>Terms as a table</summary>
+            ${table(
+              "Terms, newest first",
+              ["Lease", "Leader", { label: "Epoch", className: "number" }, "From (UTC)", "To (UTC)", "End"],
+              terms.map(
+                (term) => html`<tr>
+                  <th scope="row">${term.name}</th>
+                  <td>${term.holder}</td>
+                  <td class="number">${format.number(term.epoch)}</td>
+                  <td>${format.dateTime(term.acquiredAt)}</td>
+                  <td>${term.endedAt === null ? "now" : format.dateTime(term.endedAt)}</td>
+                  <td>${term.how ?? "–"}</td>
+                </tr>`,
+              ),
+            )}
+          </details>`;
+      }),
+      {
+        actions: choice("Span", SPANS, span.value, (value) => {
+          this.#view.setQuery({ span: value === HOUR ? "" : value }, { replace: true });
+          this.#terms.reload();
+        }),
+      },
+    );
   }
 
   #jobList() {
@@ -211,4 +267,15 @@ export class ClusterPage {
 function instanceState({ alive, stoppedAt }) {
   if (alive) return badge("running", "good");
   return stoppedAt === null ? badge("died", "bad") : html`${badge("stopped")} <span class="faint">${ago(stoppedAt)}</span>`;
+}
+
+/** @param {LeaseTerm[]} terms */
+function rowsOf(terms) {
+  /** @type {Map<string, {holder: string, from: string, to: string | null, epoch: number, how: string | null}[]>} */
+  const rows = new Map();
+  for (const { name, holder, acquiredAt, endedAt, epoch, how } of terms) {
+    if (!rows.has(name)) rows.set(name, []);
+    rows.get(name)?.unshift({ holder, from: acquiredAt, to: endedAt, epoch, how });
+  }
+  return [...rows].sort(([one], [other]) => (one < other ? -1 : 1)).map(([name, found]) => ({ name, terms: found }));
 }

@@ -119,6 +119,7 @@ export const typedField = (typed, change) => html`
     <span>Type <strong>${typed}</strong> to confirm</span>
     <input
       name="typed"
+      autofocus
       autocomplete="off"
       autocapitalize="off"
       spellcheck="false"

@@ -1,6 +1,6 @@
 // @ts-check
 /**
- * `<tenure-bars>`: amounts side by side. Property `items`: `{label, value, share?, note?, tone?, href?}[]`; `label`: what it
+ * `<tenure-bars>`: amounts side by side. Property `items`: `{label, value, text?, share?, note?, tone?, href?}[]`; `label`: what it
  * shows; `most`: what a full bar is. The length of a bar is its `share`, or else its value. A bar is a row of a table with the exact number, so there is nothing to hover over.
  */
 
@@ -8,7 +8,7 @@ import * as format from "../../core/format.js";
 import { html } from "../../core/template.js";
 import { TenureElement } from "../element.js";
 
-/** @typedef {{label: unknown, value: number, share?: number, note?: unknown, tone?: string, href?: string}} Bar */
+/** @typedef {{label: unknown, value: number, text?: string, share?: number, note?: unknown, tone?: string, href?: string}} Bar */
 
 class TenureBars extends TenureElement {
   /** @type {Bar[]} */
@@ -49,7 +49,7 @@ class TenureBars extends TenureElement {
                 <rect class="fill tone-${item.tone ?? "1"}" width="${Math.min(100, (lengthOf(item) / most) * 100)}" height="10"></rect>
               </svg>
             </td>
-            <td class="number">${format.number(item.value)} <span class="faint">${item.note ?? ""}</span></td>
+            <td class="number">${item.text ?? format.number(item.value)} <span class="faint">${item.note ?? ""}</span></td>
           </tr>`,
         )}
       </tbody>
