@@ -11,6 +11,7 @@ BARS = (
     "sqlite_created",
     "growth",
     "lists",
+    "stories",
     "memory",
     "sqlite_memory",
     "heartbeats",

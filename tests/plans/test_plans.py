@@ -70,7 +70,6 @@ POSTGRES_INDEXES = {
     "tenure_open_limited_1: count": ["sessions_live_capacity"],
     "tenure_heartbeat_1: renew": ["sessions_pkey"],
     "tenure_end_1: lock": ["sessions_pkey"],
-    "tenure_end_many_1: entry": ["audit_log_pkey"],
     "tenure_end_many_1: lock": ["sessions_pkey"],
     "tenure_end_many_1: end": ["sessions_pkey"],
     "tenure_end_many_1: ended": ["sessions_pkey"],

@@ -23,7 +23,7 @@ DECLARE
     v_entry uuid := (p_draft ->> 'entry')::uuid;
     v_tenant uuid := (p_criteria ->> 'tenant')::uuid;
     v_user uuid := (p_criteria ->> 'user')::uuid;
-    v_capacity uuid := (p_criteria ->> 'capacity')::uuid;
+    v_on_capacity uuid := (p_criteria ->> 'capacity')::uuid;
     v_kind int := (p_criteria ->> 'kind')::int;
     v_state text := p_criteria ->> 'state';
     v_began_at timestamptz;
@@ -35,14 +35,11 @@ DECLARE
     v_ended int;
 BEGIN
     PERFORM pg_advisory_xact_lock(hashtext('tenure action'), hashtext(v_entry::text));
-    -- plan: entry
     SELECT a.at, a.changes,
            a.subject = p_draft ->> 'subject' AND a.action = p_draft ->> 'action' AND a.target = p_draft ->> 'target'
            AND a.detail IS NOT DISTINCT FROM p_draft ->> 'detail'
       INTO v_began_at, v_total, v_same
-      FROM audit_log a WHERE a.entry_id = v_entry
-    -- plan end
-    ;
+      FROM audit_log a WHERE a.entry_id = v_entry;
     IF NOT v_same THEN
         RETURN QUERY SELECT NULL::uuid, NULL::text, NULL::timestamptz, NULL::uuid, NULL::uuid, NULL::uuid, false, 0, 0;
         RETURN;
@@ -57,7 +54,7 @@ BEGIN
            AND (s.started_at <= coalesce(v_began_at, s.started_at)
                 AND s.tenant_object_id = coalesce(v_tenant, s.tenant_object_id)
                 AND s.user_object_id = coalesce(v_user, s.user_object_id)
-                AND s.capacity_id = coalesce(v_capacity, s.capacity_id)
+                AND s.capacity_id = coalesce(v_on_capacity, s.capacity_id)
                 AND s.kind = coalesce(v_kind, s.kind) AND s.state = coalesce(v_state, s.state)) IS TRUE
            FOR UPDATE SKIP LOCKED
         -- plan end
@@ -98,7 +95,7 @@ BEGIN
                AND (s.started_at <= coalesce(v_began_at, s.started_at)
                     AND s.tenant_object_id = coalesce(v_tenant, s.tenant_object_id)
                     AND s.user_object_id = coalesce(v_user, s.user_object_id)
-                    AND s.capacity_id = coalesce(v_capacity, s.capacity_id)
+                    AND s.capacity_id = coalesce(v_on_capacity, s.capacity_id)
                     AND s.kind = coalesce(v_kind, s.kind) AND s.state = coalesce(v_state, s.state)) IS TRUE
             -- plan end
           ) AS h;
