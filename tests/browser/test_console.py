@@ -1,7 +1,9 @@
 """The console in a real browser: every page for every role, by keyboard, on a phone, in both themes, below a prefix."""
 
 import asyncio
+import os
 import re
+import sys
 from collections.abc import AsyncIterator
 from itertools import pairwise
 from pathlib import Path
@@ -341,7 +343,19 @@ async def test_operator_ends_selected_sessions_and_everything_that_matches(
     assert [(entry["target"], entry["changes"]) for entry in entries] == [("sessions", 61), ("sessions", 2)]
 
 
-async def test_story_of_a_session_is_its_history(plain: ConsoleService, visitor: Visitor) -> None:
+async def explained(console: ConsoleService, session_id: str) -> list[str]:
+    """What `tenure explain` prints after the time of each fact."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "tenure", "explain", session_id),
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, "TENURE_URL": console.origin + console.prefix, "TENURE_KEY": console.keys["reader"]},
+    )
+    printed, _ = await process.communicate()
+    return [line.partition(")  ")[2] for line in printed.decode().splitlines()]
+
+
+async def test_story_of_a_session_is_what_explain_prints(plain: ConsoleService, visitor: Visitor) -> None:
     session = await plain.open(leaseSeconds=600)
     path = f"/sessions/{session['sessionId']}"
     page = await visitor.visit(plain, path[1:], role="reader")
@@ -359,6 +373,7 @@ async def test_story_of_a_session_is_its_history(plain: ConsoleService, visitor:
         for text in await page.locator(".fact-text").all_inner_texts()
     ]
     assert texts == [fact["text"] for fact in history["facts"]]
+    assert await explained(plain, session["sessionId"]) == texts
     await link.click()
     await expect(page).to_have_url(f"{plain.address}/sessions/{upgraded['sessionId']}")
     await expect(page.locator(".page-head")).to_contain_text("created")

@@ -110,7 +110,7 @@ export class SessionPage {
     const title = session.isActive ? "Time left" : "Its end";
     const content = session.isActive
       ? html`<p class="big-count" role="timer">${countdown(session.leaseExpiresAt)}</p>
-          <p class="note">Ends at ${instant(session.leaseExpiresAt)} unless something renews it.</p>`
+          <p class="note">Its deadline, unless something renews it: ${instant(session.leaseExpiresAt)}</p>`
       : html`<p class="big-count">${badge(isUnrecorded ? `${reason}, not yet recorded` : reason, tone(reason))}</p>
           <p class="note">${end ? sentenceOf(end.text) : format.REASONS[reason]} ${instant(session.sessionEndUtc)}, ${ago(session.sessionEndUtc)}</p>`;
     return section(title, html`${content}<tenure-life .session=${session}></tenure-life>`, { className: "ending" });

@@ -64,6 +64,11 @@ export class SessionsPage {
     return FILTERS.some((name) => this.#view.value(name) !== "");
   }
 
+  /** Whether a filter is set that has a field of its own. */
+  get #hasFields() {
+    return FILTERS.some((name) => name !== "active" && name !== "state" && this.#view.value(name) !== "");
+  }
+
   /** @param {import("../core/types.js").SessionEvent} event */
   #concerns(event) {
     const { user, tenant, capacity } = this.#filters();
@@ -100,7 +105,7 @@ export class SessionsPage {
         <h1>Sessions</h1>
         ${mayOpen ? html`<div class="actions"><a class="button" href="${this.#view.href("open")}">Open and hold one…</a></div>` : ""}
       </div>
-      <div class="filters collapses ${this.#isOpen || this.#hasFilters ? "is-open" : ""}" role="search" aria-label="Filter sessions">
+      <div class="filters collapses ${this.#isOpen || this.#hasFields ? "is-open" : ""}" role="search" aria-label="Filter sessions">
         ${choice(
           "Which sessions",
           [
@@ -131,10 +136,10 @@ export class SessionsPage {
           value,
           (changes) => this.#change(changes),
         )}
-        ${this.#isOpen || this.#hasFilters
+        ${this.#isOpen || this.#hasFields
           ? ""
           : html`<button type="button" class="plain only-narrow" @click=${() => ((this.#isOpen = true), this.#view.update())}>Filter…</button>`}
-        ${this.#hasFilters
+        ${this.#hasFields
           ? html`<button type="button" class="plain" @click=${() => this.#change(Object.fromEntries(FILTERS.map((name) => [name, ""])))}>
               Clear filters
             </button>`
