@@ -454,6 +454,15 @@ async def test_nobody_signs_in_while_no_key_exists(sqlite_database: Database, vi
         await expect(page.get_by_role("dialog")).to_contain_text("no API key exists")
         await page.keyboard.press("Escape")
         await expect(page.get_by_role("button", name="open · operator")).to_be_focused()
+        # The page signs in with the first key, and shows it.
+        await page.goto(f"{console.address}/keys")
+        await page.get_by_role("button", name="Create a key").click()
+        await page.keyboard.type("ops")
+        await page.keyboard.press("Enter")
+        await expect(page.get_by_role("dialog")).to_contain_text("tnr_operator_", timeout=10_000)
+        await page.get_by_role("button", name="I have stored the key").click()
+        await expect(page.get_by_role("table", name="API keys")).to_contain_text("you")
+        assert len(await page.context.cookies()) == 1
 
 
 async def test_sign_in_leads_to_the_oidc_issuer_if_there_is_one(sqlite_database: Database, visitor: Visitor) -> None:

@@ -69,7 +69,8 @@ export class Shell {
   signIn(signIn) {
     this.#me = null;
     document.title = "Sign in · Tenure";
-    for (const dialog of document.querySelectorAll("dialog")) dialog.close();
+    // What is shown once, such as a new key, stays.
+    for (const dialog of document.querySelectorAll("dialog:not([data-kept])")) /** @type {HTMLDialogElement} */ (dialog).close();
     render(html`${signIn.element}`, this.#container);
     signIn.element.querySelector("input")?.focus();
   }

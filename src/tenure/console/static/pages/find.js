@@ -55,7 +55,8 @@ export class FindPage {
     const { sessions } = await request("GET", "sessions", { query: { [by]: this.#wanted, limit: 1 } });
     if (sessions.length === 0) return [];
     const label = by.charAt(0).toUpperCase() + by.slice(1);
-    return [{ label, href: `sessions?${by}=${part(this.#wanted)}`, note: "has sessions" }];
+    const hasPage = by === "capacity" && this.#view.may("reader", "operator");
+    return [{ label, href: hasPage ? `capacities/${part(this.#wanted)}` : `sessions?${by}=${part(this.#wanted)}`, note: "has sessions" }];
   }
 
   render() {

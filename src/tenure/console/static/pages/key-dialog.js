@@ -11,6 +11,8 @@ import { openDialog } from "../parts/dialog.js";
 import { field } from "./capacity-dialog.js";
 
 const DAY_MS = 86_400_000;
+const SIGN_IN_TRIES = 20;
+const SIGN_IN_PAUSE_MS = 300;
 const LIVES = [
   { value: "30", label: "in 30 days" },
   { value: "90", label: "in 90 days" },
@@ -57,13 +59,18 @@ export async function createKey(view, keys) {
         // From its first key on, the service asks for credentials. No update may find the page signed out in between.
         if (isFirst) live.isPaused = true;
         created = await request("POST", "keys", { body: read.body });
-        if (isFirst && created !== null) await request("POST", "sign-in", { body: { credential: created.key } });
+        dialog.element.dataset.kept = "";
+        if (isFirst && created !== null) await signIn(created.key);
       } catch (caught) {
         if (!(caught instanceof ApiError) && !(caught instanceof ConnectionLost)) throw caught;
         error = caught;
       } finally {
         isRunning = false;
-        if (isFirst) live.isPaused = wasPaused;
+        if (isFirst) {
+          live.isPaused = wasPaused;
+          // The page learns who it is now.
+          live.refresh();
+        }
       }
     }
     dialog.update();
@@ -108,6 +115,15 @@ export async function createKey(view, keys) {
   );
   await dialog.closed;
   created = null;
+}
+
+/** Sign in with the first key. An instance asks for credentials only after it has read that a key exists. @param {string} credential */
+async function signIn(credential) {
+  for (let tries = 0; tries < SIGN_IN_TRIES; tries += 1) {
+    const me = await request("POST", "sign-in", { body: { credential } });
+    if (!me.anonymous) return;
+    await new Promise((resolve) => setTimeout(resolve, SIGN_IN_PAUSE_MS));
+  }
 }
 
 /** @param {import("../core/types.js").CreatedKey} key @param {() => void} close */

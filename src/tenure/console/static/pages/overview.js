@@ -191,6 +191,7 @@ export class OverviewPage {
     const alerts = this.#alerts?.data?.alerts;
     if (alerts === undefined) return "";
     return figure("Active alerts", format.number(alerts.length), alerts.length === 0 ? "nothing needs a person" : "see below", {
+      href: this.#view.href("alerts"),
       tone: alerts.length > 0 ? "bad" : "",
     });
   }
