@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 from sqlalchemy import (
     BindParameter,
+    ColumnElement,
     Connection,
     RowMapping,
     Select,
@@ -214,22 +215,25 @@ def pending_statement(after: Change | None, limit: int) -> Select[Any]:
 
 def list_orphaned_attempts(connection: Connection, epoch: int, limit: int) -> Sequence[OpenAttempt]:
     # Two statements, each of one table: a join could lock rows in another order than the writes do.
-    numbers = {row.submission_id: row.number for row in connection.execute(orphaned_statement(epoch, limit))}
+    epochs = submission_attempts.c.epoch
+    numbers: dict[str, int] = {}
+    # Not only earlier epochs: if the lease of the executor was renamed, its epochs began again at 1. Two statements, so
+    # that each reads a range of the index.
+    for is_other in (epochs < epoch, epochs > epoch):
+        rows = connection.execute(_open_attempts(is_other, limit - len(numbers)))
+        numbers |= {row.submission_id: row.number for row in rows}
     row = submissions.c
     columns = select(row.submission_id, row.gateway, row.unknowns, row.contract)
-    rows = connection.execute(columns.where(row.submission_id.in_(list(numbers))))
+    found = connection.execute(columns.where(row.submission_id.in_(list(numbers))))
     return [
         OpenAttempt(submission_id, numbers[submission_id], gateway, unknowns, contract_of(contract))
-        for submission_id, gateway, unknowns, contract in rows
+        for submission_id, gateway, unknowns, contract in found
     ]
 
 
-def orphaned_statement(epoch: int, limit: int) -> Select[Any]:
+def _open_attempts(of_epochs: ColumnElement[bool], limit: int) -> Select[Any]:
     attempt = submission_attempts.c
-    statement = select(attempt.submission_id, attempt.number)
-    # Not only earlier ones: if the lease of the executor was renamed, its epochs began again at 1.
-    is_other = or_(attempt.epoch < epoch, attempt.epoch > epoch)
-    return statement.where(attempt.ended_at.is_(None), is_other).limit(limit)
+    return select(attempt.submission_id, attempt.number).where(attempt.ended_at.is_(None), of_epochs).limit(limit)
 
 
 def read_envelopes(connection: Connection, submission_ids: Sequence[str]) -> Sequence[Envelope]:
