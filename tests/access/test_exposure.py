@@ -31,7 +31,7 @@ def test_other_address_without_keys_is_refused_with_the_command_for_the_first_ke
     for _ in ("without a file", "without keys"):
         instance = RunningInstance(f"sqlite:///{path}", tmp_path, *EVERYWHERE)
         assert instance.wait_for_exit() == 2
-        assert "tenure keys create --name admin --role operator" in instance.log()
+        assert "tenure keys create --name admin --role operator --expires 90d" in instance.log()
         assert "listening" not in instance.log()
         command = [sys.executable, "-m", "tenure", "migrate", "--database", f"sqlite:///{path}"]
         subprocess.run(command, capture_output=True, check=True, timeout=60)

@@ -105,6 +105,7 @@ def test_sessions_are_opened_listed_shown_and_ended(tenure: Tenure, capacity: st
     assert "heartbeat       every 50 s\n" in shown
     ended = ok(tenure, "sessions", "end", first, second, "--yes")
     assert ended.out == f"{first} ended: TERMINATED\n{second} ended: TERMINATED\n"
+    assert ok(tenure, "sessions", "end", first, "--yes").out == f"{first} had already ended: TERMINATED\n"
     assert tenure("sessions", "list", "--capacity", capacity) == Result(0, "", "no sessions match\n")
     reasons = ok_json(tenure, "sessions", "list", "--ended", "--capacity", capacity)["sessions"]
     assert [session["closeReason"] for session in reasons] == ["TERMINATED", "TERMINATED"]
@@ -287,8 +288,10 @@ def test_status_shows_what_the_key_may_see(tenure: Tenure, tmp_path: Path) -> No
     for address in running(database[1], tmp_path):
         for name, key in keys.items():
             for command in ("status", "top"):
-                lines = ok(tenure, command, "--url", address, "--key", key).out.splitlines()
-                shown[f"{command} {name}"] = [line.split()[0] for line in lines if line]
+                result = ok(tenure, command, "--url", address, "--key", key)
+                shown[f"{command} {name}"] = [line.split()[0] for line in result.out.splitlines() if line]
+                missing_right = {"client": "the role reader or operator", "tenant": "a key without a tenant"}[name]
+                assert (missing_right in result.err) is (command == "status")
         denied = tenure("jobs", "list", "--url", address, "--key", keys["client"])
         assert (denied.code, "FORBIDDEN" in denied.err) == (6, True)
         missing = tenure("jobs", "list", "--url", address)
@@ -398,6 +401,9 @@ def test_tables_fit_the_terminal_and_are_coloured_there_only(tenure: Tenure, any
     assert max(map(len, shown.splitlines())) <= 80
     _, coloured = on_terminal(*command, columns=80, TENURE_URL=any_url, NO_COLOR="")
     assert "\x1b[36mcreated\x1b[0m" in coloured
+    ok(tenure, "sessions", "end", session, "--yes")
+    _, ended = on_terminal(*command, "--ended", columns=95, TENURE_URL=any_url, NO_COLOR="1")
+    assert (session in ended, "TERMINATED" in ended, "started" in ended) == (True, True, False), ended
 
 
 def test_json_is_indented_on_a_terminal(any_url: str) -> None:

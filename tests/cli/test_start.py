@@ -1,10 +1,14 @@
-"""Commands import only what they need, so that they start fast."""
+"""Commands import only what they need, so that they start fast. A taken port is reported with a way out."""
 
 import os
+import socket
 import subprocess
 import sys
 
 import pytest
+
+from tenure.errors import ConfigurationError
+from tenure.server.process import bind
 
 HEAVY = ("sqlalchemy", "alembic", "asyncpg", "structlog", "uvicorn", "rich", "joserfc", "tenure.store", "tenure.server")
 
@@ -33,3 +37,12 @@ def test_command_imports_neither_server_nor_database(arguments: list[str]) -> No
 def test_help_imports_no_command_and_no_client() -> None:
     imported = imported_by("--help")
     assert [name for name in ("tenure_client", "httpx2", "tenure.cli.sessions") if name in imported] == []
+
+
+def test_taken_port_names_the_flag_for_another() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigurationError) as refused:
+            bind("127.0.0.1", port)
+    reason = "Address already in use; choose another port with --port"
+    assert str(refused.value) == f"host, port: cannot listen on 127.0.0.1:{port}: {reason}"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tenure.cli.overview import Metrics, rates_of
+from tenure.cli.overview import Metrics, _gateways_cell, _seats_cell, _usage_cell, rates_of
 from tenure.cli.top import ENTER, LEAVE, bars
 from tenure_client.models import Activity, ActivityPoint
 from tests.cli.conftest import Tenure
@@ -73,7 +73,7 @@ def test_top_goes_on_while_the_service_is_away(tmp_path: Path) -> None:
         with Terminal("top", "--interval", "1", columns=120, TENURE_URL=running.address) as terminal:
             terminal.read_until("q quits")
             running.kill()
-            terminal.read_until("does not answer: ConnectError")
+            terminal.read_until("does not answer: Connection refused; is it running")
             terminal.type("q")
             assert terminal.end() == 0
     finally:
@@ -104,6 +104,32 @@ def test_metrics_are_added_up_by_labels() -> None:
     assert metrics.by("a", "kind") == {"1": 5, "2": 1000}
     assert list(metrics.by("b", "gateway").values()) == [7]
     assert (metrics.value("c"), metrics.value("d")) == (0.5, None)
+
+
+def test_status_says_how_old_seats_are_and_whether_usage_is_sent() -> None:
+    def shown(*lines: str) -> list[str]:
+        metrics = Metrics("\n".join(lines))
+        cells = (_seats_cell(metrics), _usage_cell(metrics), _gateways_cell(metrics, []))
+        return [cell.text for cell in cells]
+
+    read = (
+        "tenure_installation_age_seconds 4.2",
+        "tenure_usage_lag_seconds 12",
+        'tenure_submissions_pending{gateway="other"} 0',
+    )
+    no_seats = ('tenure_seats{state="limit"} 0', 'tenure_seats{state="taken"} 0')
+    some_seats = ('tenure_seats{state="limit"} 2', 'tenure_seats{state="taken"} 1')
+    assert shown() == ["unknown", "unknown", "unknown"]
+    assert shown(*read, *no_seats) == [
+        "no capacity has a limit, as of 4 s ago",
+        "not sent: no [gateways.usages] is configured",
+        "none configured",
+    ]
+    assert shown(*read, *some_seats, 'tenure_submissions_pending{gateway="usages"} 3') == [
+        "1 of 2 taken (50%), as of 4 s ago",
+        "delivered up to 12 s ago",
+        "usages: 3 waiting",
+    ]
 
 
 def point(at: datetime, **counts: int) -> ActivityPoint:

@@ -16,7 +16,10 @@ from urllib.request import urlopen
 import msgspec
 import pytest
 
+from tenure.cli.output import time_cell
 from tenure.cli.service import PAGE
+from tenure.cli.usage import _window_delivered_cell
+from tenure_client.models import UsageWindow
 from tests.cli.conftest import Result, Tenure
 from tests.support.audit_log import entries
 from tests.support.databases import Database, sqlite_store
@@ -138,6 +141,24 @@ def test_windows_are_printed_as_table(tenure: Tenure, address: str) -> None:
     assert oldest.split()[-3:] == [str(MANY), "0.002043", "no"]
 
 
+def test_window_without_sessions_has_nothing_to_send() -> None:
+    empty = UsageWindow(
+        window_id=1,
+        start_at=NOON,
+        end_at=minute(1),
+        factors={},
+        sessions=0,
+        usage=Decimal(0),
+        delivered_at=minute(2),
+        delivery="nothing",
+    )
+    delivered = msgspec.structs.replace(empty, sessions=1, delivery="delivered")
+    assert [_window_delivered_cell(window, minute(3)).text for window in (empty, delivered)] == [
+        "nothing to send",
+        time_cell(minute(2), minute(3)).text,
+    ]
+
+
 def test_windows_with_span_filter_or_groups_are_rejected(tenure: Tenure) -> None:
     error = "tenure: windows: cannot be combined with a span, a filter or --group-by\n"
     others = (["--from", "2041-03-01"], ["--tenant", CAPACITY], ["--group-by", "kind"])
@@ -228,7 +249,10 @@ def test_url_is_read_from_variable(tenure: Tenure, monkeypatch: pytest.MonkeyPat
 def test_unreachable_service_prints_one_line_error(tenure: Tenure) -> None:
     result = tenure("usage", "--url", "http://127.0.0.1:9")
     assert (result.code, result.out, result.err.count("\n")) == (5, "", 1)
-    assert result.err.startswith("tenure: http://127.0.0.1:9 cannot be reached: ")
+    assert result.err == (
+        "tenure: http://127.0.0.1:9 cannot be reached: Connection refused; is it running (`tenure serve`)? "
+        "Another address: --url or TENURE_URL\n"
+    )
 
 
 # Servers that are not Tenure.

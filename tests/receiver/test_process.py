@@ -195,4 +195,5 @@ def test_port_in_use_prevents_start(tmp_path: Path) -> None:
         )
     (line,) = ended.stderr.splitlines()
     assert ended.returncode == 2
-    assert line.startswith(f"tenure: host, port: cannot listen on 127.0.0.1:{port}: ")
+    reason = "Address already in use; choose another port with --port"
+    assert line == f"tenure: host, port: cannot listen on 127.0.0.1:{port}: {reason}"

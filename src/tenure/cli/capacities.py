@@ -15,7 +15,6 @@ from tenure.errors import ConfigurationError
 if TYPE_CHECKING:
     from tenure_client.models import Capacity
 
-RULES = {"reject": "refuse", "evictOldest": "evict the oldest"}
 NO_LIMIT = "none"
 HOLDERS = 10
 """How many sessions `show` prints below the seats."""
@@ -63,7 +62,7 @@ def _row(capacity: "Capacity", at: datetime) -> list[Value]:
         capacity.active_sessions,
         NO_LIMIT if capacity.max_sessions is None else capacity.max_sessions,
         _free_cell(capacity),
-        RULES.get(capacity.when_full, capacity.when_full),
+        capacity.when_full,
         capacity.tenant_object_id,
         time_cell(capacity.modified_at, at),
     ]
@@ -102,7 +101,7 @@ def _print_capacity(capacity: "Capacity", at: datetime) -> None:
         "capacity": Cell(capacity.capacity_id, style="bold"),
         "seats taken": f"{capacity.active_sessions}{limit or ', without a limit'}",
         "seats free": _free_cell(capacity) if limit else "unlimited",
-        "when full": RULES.get(capacity.when_full, capacity.when_full),
+        "when full": capacity.when_full,
         "tenant": capacity.tenant_object_id or "any",
         "created": time_cell(capacity.created_at, at),
         "modified": time_cell(capacity.modified_at, at),

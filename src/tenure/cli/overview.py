@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from tenure.cli.output import Cell, Value, clean, duration_text, host_now, relative_text
 from tenure.cli.service import Service
 from tenure.cli.sessions import KINDS
+from tenure.domain.submissions import USAGES
 
 if TYPE_CHECKING:
     from tenure_client.models import (
@@ -219,15 +220,24 @@ def _instances_cell(instances: "list[Instance]") -> Cell:
 def _seats_cell(metrics: Metrics) -> Cell:
     seats = metrics.by("tenure_seats", "state")
     limit, taken = seats.get("limit"), seats.get("taken")
-    if not limit or taken is None:
-        return Cell("no capacity has a limit")
-    return Cell(f"{taken:,.0f} of {limit:,.0f} taken ({taken / limit:.0%})", style="warn" if taken >= limit else None)
+    age = metrics.value("tenure_installation_age_seconds")
+    if limit is None or taken is None or age is None:
+        return Cell("unknown", style="dim")
+    # The service counts the seats every ten seconds, so a capacity that was just set is missing in the last count.
+    counted = f"as of {duration_text(round(age))} ago"
+    if not limit:
+        return Cell(f"no capacity has a limit, {counted}")
+    text = f"{taken:,.0f} of {limit:,.0f} taken ({taken / limit:.0%}), {counted}"
+    return Cell(text, style="warn" if taken >= limit else None)
 
 
 def _usage_cell(metrics: Metrics) -> Cell:
     lag = metrics.value("tenure_usage_lag_seconds")
     if lag is None:
         return Cell("unknown", style="dim")
+    if USAGES not in metrics.by("tenure_submissions_pending", "gateway"):
+        # The lag stays small then, because windows without a destination do not wait.
+        return Cell(f"not sent: no [gateways.{USAGES}] is configured", style="warn")
     failures = metrics.value("tenure_usage_failures_in_a_row") or 0
     failing = f", {failures:.0f} failures in a row" if failures else ""
     text = f"delivered up to {duration_text(round(lag))} ago{failing}"
@@ -261,6 +271,8 @@ def _jobs_cell(jobs: "list[Job]") -> Cell:
 
 
 def _gateways_cell(metrics: Metrics, submissions: "list[SubmissionCount]") -> Cell:
+    if metrics.value("tenure_submissions_pending") is None:
+        return Cell("unknown", style="dim")
     # `other` stands for gateways that are not configured any more.
     waiting = {
         name: count

@@ -2,6 +2,7 @@
 
 import inspect
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
@@ -17,6 +18,7 @@ from tenure.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from tenure_client import Answer, Problem
+    from tenure_client.errors import TransportError
 
 P = ParamSpec("P")
 
@@ -190,11 +192,25 @@ def service_failures(service: Service) -> Iterator[None]:
             hint = "; set TENURE_KEY, or add a key with `tenure contexts set`"
         fail(f"{error.detail}{hint} ({error.code or error.status}{request})", _code_of(error))
     except errors.TransportError as error:
-        fail(f"{service.url} cannot be reached: {error}", ExitCode.UNREACHABLE)
+        fail(f"{service.url} cannot be reached: {reason_text(error)}", ExitCode.UNREACHABLE)
     except errors.UnexpectedAnswer as error:
         fail(f"{service.url} did not return a valid Tenure response: {error}")
     except errors.ConfigurationError as error:
         raise ConfigurationError(str(error)) from None
+
+
+def reason_text(error: "TransportError") -> str:
+    """Return why a request got no answer, without the names of Python's classes."""
+    from tenure_client import errors  # noqa: PLC0415
+
+    _, _, said = str(error).partition(": ")
+    reason = re.sub(r"^\[Errno -?\d+\] ", "", said)
+    if isinstance(error, errors.TimedOut):
+        return reason or "no answer in time"
+    if isinstance(error, errors.NotSent):
+        hint = "is it running (`tenure serve`)? Another address: --url or TENURE_URL"
+        return f"{reason or 'no connection in time'}; {hint}"
+    return reason or "the connection broke"
 
 
 def _code_of(problem: "Problem") -> ExitCode:

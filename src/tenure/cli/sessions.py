@@ -110,6 +110,7 @@ def _count_text(service: Service, filters: dict[str, Any]) -> str:
 
 
 def print_sessions(sessions: "Sequence[Session]", at: datetime, empty: str = "no sessions") -> None:
+    some_ended = any(session.close_reason is not None for session in sessions)
     columns = (
         Column("session"),
         Column("state"),
@@ -117,9 +118,9 @@ def print_sessions(sessions: "Sequence[Session]", at: datetime, empty: str = "no
         Column("user", 1),
         Column("capacity", 2),
         Column("tenant", 6),
-        Column("started", 4),
+        Column("started", 5 if some_ended else 4),
         Column("ends"),
-        Column("reason", 5),
+        Column("reason", 4 if some_ended else 5),
     )
     print_table(columns, [_row(session, at) for session in sessions], empty)
 
@@ -277,7 +278,8 @@ def _end_each(service: Service, session_ids: list[str], *, yes: bool, as_json: b
         if as_json:
             service.print_json()
         else:
-            typer.echo(f"{session.session_id} ended: {session.close_reason}")
+            ended = "had already ended" if session.status == "already_closed" else "ended"
+            typer.echo(f"{session.session_id} {ended}: {session.close_reason}")
 
 
 def _end_matching(service: Service, wanted: dict[str, Any], *, yes: bool, as_json: bool) -> None:

@@ -3,7 +3,7 @@
 import msgspec
 
 from tenure.cli.flags import JsonFlag
-from tenure.cli.output import print_fields, print_json
+from tenure.cli.output import note, print_fields, print_json
 from tenure.cli.overview import overview_fields, read_overview
 from tenure.cli.service import Service, with_service
 
@@ -12,7 +12,7 @@ from tenure.cli.service import Service, with_service
 def status(service: Service, as_json: JsonFlag = False) -> None:
     """Show the installation at a glance: sessions, seats, usage, leaders, jobs, gateways and alerts.
 
-    What the key may not see is left out. `tenure top` shows the same live.
+    What the key may not see is left out, and the command says which key shows more. `tenure top` shows the same live.
 
     tenure status
     """
@@ -22,3 +22,7 @@ def status(service: Service, as_json: JsonFlag = False) -> None:
         print_json({"url": overview.url, "ready": overview.not_ready is None, "notReady": overview.not_ready, **parts})
     else:
         print_fields(overview_fields(overview))
+        if overview.sessions is None:
+            note("this key may not see more; that needs a key with the role reader or operator")
+        elif overview.metrics is None:
+            note("this key may not see more; that needs a key without a tenant")

@@ -37,7 +37,16 @@ from tenure.cli.output import (
     width,
 )
 from tenure.cli.overview import Overview, overview_fields, read_overview
-from tenure.cli.service import ContextFlag, KeyFlag, Service, UrlFlag, connected, service_failures, target_of
+from tenure.cli.service import (
+    ContextFlag,
+    KeyFlag,
+    Service,
+    UrlFlag,
+    connected,
+    reason_text,
+    service_failures,
+    target_of,
+)
 from tenure.cli.sessions import KINDS
 from tenure.clock import monotonic
 from tenure.errors import ConfigurationError
@@ -224,11 +233,16 @@ class _Reader:
         while not self._is_stopped.wait(self._interval):
             try:
                 self.seen = read(self.service)
-            except (errors.TransportError, errors.Unavailable, errors.TooManyRequests, errors.Internal) as error:
-                self.seen = self.seen._replace(failure=f"{self.service.url} does not answer: {clean(error)}")
+            except errors.TransportError as error:
+                self._keep_failure(reason_text(error))
+            except (errors.Unavailable, errors.TooManyRequests, errors.Internal) as error:
+                self._keep_failure(str(error))
             except BaseException as error:  # noqa: BLE001 - the main thread raises it
                 self.fatal = error
             self.has_changed.set()
+
+    def _keep_failure(self, reason: str) -> None:
+        self.seen = self.seen._replace(failure=f"{self.service.url} does not answer: {clean(reason)}")
 
 
 class _Screen:

@@ -178,7 +178,7 @@ def _window_row(window: "UsageWindow", at: datetime) -> list[Value]:
         _factors_text(window),
         window.sessions,
         _usage_text(window.usage),
-        _delivered_cell(window.delivered_at, at),
+        _window_delivered_cell(window, at),
     ]
 
 
@@ -196,7 +196,7 @@ def _print_window(service: Service, window_id: int, *, as_json: bool) -> None:
             "factors": _factors_text(window),
             "sessions": window.sessions,
             "usage": _usage_text(window.usage),
-            "delivered": _delivered_cell(window.delivered_at, at),
+            "delivered": _window_delivered_cell(window, at),
         }
     )
     typer.echo()
@@ -222,6 +222,12 @@ def _print_window(service: Service, window_id: int, *, as_json: bool) -> None:
         for chunk in window.chunks
     ]
     print_table(columns, rows, "no chunks: no session was live, or the window is not divided yet")
+
+
+def _window_delivered_cell(window: "UsageWindow", at: datetime) -> Cell:
+    if window.delivery == "nothing":
+        return Cell("nothing to send", style="dim")
+    return _delivered_cell(window.delivered_at, at)
 
 
 def _delivered_cell(delivered_at: datetime | None, at: datetime) -> Cell:

@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Sequence
 from datetime import timedelta
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from tenure.clock import from_microseconds, wall_microseconds
@@ -40,8 +41,7 @@ async def check_file(patient: Patient) -> Sequence[Finding]:
     if file.disk_read_only:
         return [broken(Code.DISK_READ_ONLY, "the disk is mounted read only", f"mount -o remount,rw {path}", file.path)]
     if not file.exists:
-        create = patient.command("migrate")
-        return [broken(Code.DATABASE_MISSING, "the file does not exist", create, file.path)]
+        return [_missing(patient, file.path)]
     findings = []
     exposed = [name for name, mode in file.modes.items() if mode & PRIVATE]
     if exposed:
@@ -56,6 +56,12 @@ async def check_file(patient: Patient) -> Sequence[Finding]:
         seen = f"{file.free_bytes >> 20} MiB are free on the disk of the database"
         findings.append(report(Code.DISK_FULL, seen, f"df -h {path}", file.path))
     return findings
+
+
+def _missing(patient: Patient, path: str) -> Finding:
+    """A relative path names another file in another folder, so the finding shows the whole path."""
+    seen = f"{Path(path).absolute()} does not exist; run doctor in the folder of the service, or pass --database"
+    return broken(Code.DATABASE_MISSING, seen, patient.command("migrate"), path)
 
 
 async def check_pooler(patient: Patient) -> Sequence[Finding]:

@@ -4,6 +4,8 @@ When it stops, a receiver answers the requests in progress, aborts faults in pro
 """
 
 import asyncio
+import errno
+import os
 import signal
 import socket
 import sys
@@ -76,8 +78,7 @@ class Server:
             self._listener = await asyncio.start_server(self._serve, host, port, limit=HEAD_MAX_BYTES, backlog=BACKLOG)
         except OSError as error:
             await self._recorder.close()
-            reason = error.strerror or "the host was not found"
-            raise ConfigurationError(f"host, port: cannot listen on {host}:{port}: {reason}") from error
+            raise ConfigurationError(f"host, port: cannot listen on {host}:{port}: {_reason(error)}") from error
         return _address(self._listener.sockets[0])
 
     async def stop(self) -> Totals:
@@ -162,6 +163,15 @@ class _Connection:
             async with asyncio.timeout(LINGER_SECONDS):
                 while await self._reader.read(HEAD_MAX_BYTES):
                     pass
+
+
+def _reason(error: OSError) -> str:
+    """Return the system's text for the error. The message of asyncio would repeat the address."""
+    if error.errno == errno.EADDRINUSE:
+        return f"{os.strerror(error.errno)}; choose another port with --port"
+    if error.errno is not None and error.errno > 0:
+        return os.strerror(error.errno)
+    return error.strerror or "the host was not found"
 
 
 def _address(listener: socket.socket) -> str:

@@ -10,6 +10,7 @@ that keeps them running: a signal could arrive before a new worker handles it, a
 """
 
 import asyncio
+import errno
 import signal
 import socket
 import sys
@@ -58,7 +59,9 @@ def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
     try:
         listener.bind((host, port))
     except OSError as error:
-        raise ConfigurationError(f"host, port: cannot listen on {host}:{port}: {error.strerror}") from error
+        listener.close()
+        taken = "; choose another port with --port" if error.errno == errno.EADDRINUSE else ""
+        raise ConfigurationError(f"host, port: cannot listen on {host}:{port}: {error.strerror}{taken}") from error
     return listener
 
 

@@ -67,8 +67,8 @@ async def _require_keys(config: Config, telemetry: Telemetry) -> None:
     if version == 0:
         raise ConfigurationError(
             f"host: {config.host} is not a loopback address, and there is no API key, so every client would have full "
-            "access; first run `tenure keys create --name admin --role operator`, with the same --database, "
-            "or set insecure (--insecure)"
+            "access; first run `tenure keys create --name admin --role operator --expires 90d`, with the same "
+            "--database, or set insecure (--insecure)"
         )
 
 

@@ -423,7 +423,7 @@ class AccessOpen(Event, frozen=True):
     name: ClassVar = "access.open"
     reachable_by: str
     """Who can connect: this machine, or every client."""
-    to_change_this: str = "tenure keys create --name admin --role operator"
+    to_change_this: str = "tenure keys create --name admin --role operator --expires 90d"
 
 
 class AccessKeysChanged(Event, frozen=True):

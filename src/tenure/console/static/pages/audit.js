@@ -91,7 +91,7 @@ export class AuditPage {
     if (entries.length === 0 && this.#view.value("cursor") === "") {
       return this.#isFiltered()
         ? empty("No entry matches.", "A filter takes the whole value: a complete id, or the exact name of a job or lease.")
-        : empty("Nobody has changed anything yet.", "A change leaves an entry, ordinary traffic leaves none. For example, create a key:", "tenure keys create --name ops --role operator");
+        : empty("Nobody has changed anything yet.", "A change leaves an entry, ordinary traffic leaves none. For example, create a key:", "tenure keys create --name ops --role operator --expires 90d");
     }
     return html`
       ${table(

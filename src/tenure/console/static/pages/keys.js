@@ -87,7 +87,7 @@ export class KeysPage {
     const wanted = this.#view.value("show") === "all" ? keys : keys.filter((key) => stateOf(key) === "live");
     if (wanted.length === 0) {
       return html`${keys.length === 0 && this.#view.value("name") === ""
-        ? empty("No key exists.", "Until the first one does, an instance serves this machine only, without sign-in. Create the first one here, or with:", "tenure keys create --name ops --role operator")
+        ? empty("No key exists.", "Until the first one does, an instance serves this machine only, without sign-in. Create the first one here, or with:", "tenure keys create --name ops --role operator --expires 90d")
         : empty("No live key matches.", "Choose “All” to see keys that were revoked or have expired.")}
       ${pager(this.#view, this.#keys, nextCursor)}`;
     }

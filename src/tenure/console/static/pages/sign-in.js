@@ -61,8 +61,8 @@ export class SignIn {
         <div class="empty">
           <p>No key yet? Create one where the database can be reached:</p>
           <p class="command">
-            <code>tenure keys create --name me --role operator --database …</code>
-            <tenure-copy value="tenure keys create --name me --role operator --database " label="command"></tenure-copy>
+            <code>tenure keys create --name me --role operator --expires 90d --database …</code>
+            <tenure-copy value="tenure keys create --name me --role operator --expires 90d --database " label="command"></tenure-copy>
           </p>
         </div>
       `,
