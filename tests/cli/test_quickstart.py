@@ -97,7 +97,7 @@ def test_reader_sees_a_billed_session_and_no_warning(tmp_path: Path) -> None:
             assert time.monotonic() < deadline
             time.sleep(0.5)
         assert float(totals["usage"]) > 0
-        assert "0190b0a0-0000-7000-8000-000000000002" in reader.run(usage)
+        assert "0190b0a0-0000-7000-8000-000000000012" in reader.run(usage)
         checked = reader.run(commands[6], session)
         assert re.search(r"^fine: \d+ checks, nothing found$", checked, re.MULTILINE)
         assert checked.rstrip().endswith("no faults")

@@ -92,9 +92,10 @@ def test_refusals_are_not_sent_again(kind: Kind, server: FakeServer) -> None:
         ):
             server.next(status, code=code)
             before = len(server.requests)
-            with pytest.raises(error):
+            with pytest.raises(error) as raised:
                 kind.run(client.sessions.open(**ids()))
             assert len(server.requests) == before + 1
+            assert ("set TENURE_KEY" in str(raised.value)) is (status == 401)
 
 
 def test_retry_after_and_budget_bound_the_tries(kind: Kind, server: FakeServer) -> None:
@@ -186,7 +187,8 @@ def test_url_and_key_come_from_environment(monkeypatch: pytest.MonkeyPatch, kind
 
     def answer(request: httpx2.Request) -> httpx2.Response:
         seen.append(request)
-        return httpx2.Response(200, json={"status": "ok", "version": "1", "activeSessions": 0, "leases": []})
+        health = {"status": "ok", "version": "1", "activeSessions": 0}
+        return httpx2.Response(200, json={**health, "instance": "a", "mode": "active", "leases": []})
 
     monkeypatch.setenv("TENURE_URL", "https://tenure.example/api/v3/")
     monkeypatch.setenv("TENURE_KEY", KEY)

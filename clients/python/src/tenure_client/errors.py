@@ -180,6 +180,9 @@ class Unauthenticated(Problem):
     codes = ("UNAUTHENTICATED",)
     of_status = 401
 
+    def __str__(self) -> str:
+        return f"{super().__str__()}; pass a valid key as key=, or set TENURE_KEY"
+
 
 class Forbidden(Problem):
     codes = ("FORBIDDEN",)
