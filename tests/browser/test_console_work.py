@@ -184,6 +184,7 @@ async def test_deliveries_are_retried_and_cancelled_one_by_one_and_all(
     page = await visitor.visit(console, "deliveries")
     by_gateway = row_of(page.get_by_role("table", name="Submissions by gateway and state"), NASTY)
     await expect(by_gateway.get_by_role("link").last).to_have_text("3")
+    await expect(page.locator(".figure.warn", has_text="Pending")).to_contain_text("fail and are retried")
     # The count of failed ones leads to them.
     await by_gateway.get_by_role("link").last.click()
     listed = page.get_by_role("table", name="Submissions", exact=True).locator("tbody tr")

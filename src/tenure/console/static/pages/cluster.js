@@ -95,7 +95,7 @@ export class ClusterPage {
       })}
       ${first === undefined
         ? figure("Leader since", "–", this.#leases.data ? "no lease was held yet" : "")
-        : figure("Leader since", first.held ? ago(first.acquiredAt) : "nobody leads", first.held ? html`${first.name}, epoch ${format.number(first.epoch)}` : `${first.name} was held by ${first.holder}`, {
+        : figure("Leader since", first.held ? ago(first.acquiredAt) : "nobody leads", first.held ? html`<strong>${first.holder}</strong>, ${first.name}, epoch ${format.number(first.epoch)}` : `${first.name} was held by ${first.holder}`, {
             tone: vacant.length > 0 ? "bad" : "",
           })}
       ${figure("Jobs that fail", jobs ? format.number(failing.length) : "–", paused.length > 0 ? `${format.number(paused.length)} paused` : jobs ? `of ${format.number(jobs.length)}` : "", {

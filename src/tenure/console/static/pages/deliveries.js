@@ -11,6 +11,8 @@ import { notify } from "../parts/notice.js";
 import { pager } from "../parts/pager.js";
 
 const PAGE = 50;
+/** How many pending submissions are looked at, to say how many of them fail. */
+const PENDING = 200;
 /** The service retries and cancels in batches, and answers after the last one. */
 const BULK_TIMEOUT_MS = 600_000;
 const STATES = /** @type {const} */ (["pending", "failed", "cancelled", "delivered"]);
@@ -38,6 +40,8 @@ export class DeliveriesPage {
   #counts;
   /** @type {import("../core/live.js").Watch<{submissions: Submission[], nextCursor: string | null}>} */
   #submissions;
+  /** The newest pending ones, to say how they fare. @type {import("../core/live.js").Watch<{submissions: Submission[], nextCursor: string | null}>} */
+  #pending;
 
   /** @param {import("../core/view.js").View} view */
   constructor(view) {
@@ -50,6 +54,7 @@ export class DeliveriesPage {
       }),
       4_000,
     );
+    this.#pending = view.watch(() => ({ path: "submissions", query: { state: "pending", limit: PENDING } }), 5_000);
   }
 
   render() {
@@ -97,9 +102,10 @@ export class DeliveriesPage {
 
   #figures() {
     if (this.#counts.data === null) return "";
-    const tones = { pending: "", failed: "bad", cancelled: "", delivered: "" };
+    const pending = this.#pendingFate();
+    const tones = { pending: pending.tone, failed: "bad", cancelled: "", delivered: "" };
     const notes = {
-      pending: "wait for their next attempt",
+      pending: pending.note,
       failed: "no attempt is planned",
       cancelled: "will not be sent",
       delivered: "kept for a while after delivery",
@@ -113,6 +119,24 @@ export class DeliveriesPage {
         });
       })}
     </dl>`;
+  }
+
+  /** How many of the pending submissions fail, are being sent, or wait. */
+  #pendingFate() {
+    const data = this.#pending.data;
+    if (data === null || data.submissions.length === 0) return { tone: "", note: "wait for their next attempt" };
+    const count = (/** @type {(each: Submission) => boolean} */ test) => data.submissions.filter(test).length;
+    const failing = count(({ lastError }) => lastError !== null);
+    const inProgress = count(({ lastError, nextAttemptAt }) => lastError === null && nextAttemptAt === null);
+    const waiting = data.submissions.length - failing - inProgress;
+    if (failing === data.submissions.length && data.nextCursor === null) return { tone: "warn", note: "all fail and are retried" };
+    const parts = [
+      failing > 0 ? `${format.number(failing)} fail and are retried` : "",
+      inProgress > 0 ? `${format.number(inProgress)} in progress` : "",
+      waiting > 0 ? `${format.number(waiting)} wait for an attempt` : "",
+    ].filter((each) => each !== "");
+    const of = data.nextCursor === null ? "" : `of the newest ${format.number(data.submissions.length)}: `;
+    return { tone: failing > 0 ? "warn" : "", note: of + parts.join(", ") };
   }
 
   #gateways() {
@@ -171,7 +195,7 @@ export class DeliveriesPage {
               <td>${submissionState(each)}</td>
               <td class="optional number">${format.number(each.attemptCount)}</td>
               <td class="${each.lastError === null ? "" : "wrap"}">${each.lastError ?? html`<span class="faint">–</span>`}</td>
-              <td class="optional">${each.nextAttemptAt === null ? html`<span class="faint">–</span>` : ago(each.nextAttemptAt)}</td>
+              <td class="optional">${each.nextAttemptAt !== null ? ago(each.nextAttemptAt) : each.state === "pending" ? "in progress" : html`<span class="faint">–</span>`}</td>
               <td class="optional">${instant(each.createdAt)}</td>
             </tr>`,
           ),

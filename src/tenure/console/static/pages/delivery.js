@@ -129,6 +129,6 @@ function nextText(state, nextAttemptAt) {
 
 /** @param {Attempt} attempt */
 function outcome({ outcome: found }) {
-  if (found === null) return badge("in progress", "good");
+  if (found === null) return badge("in progress");
   return badge(found, found === "delivered" ? "good" : found === "failed" ? "bad" : "warn");
 }

@@ -4,12 +4,13 @@
 import { serverNow } from "../core/clock.js";
 import * as format from "../core/format.js";
 import { html, keyed } from "../core/template.js";
+import { LAG_MS, lateness, undelivered } from "../core/windows.js";
 import { ago, badge, choice, empty, figure, instant, section, shown, table } from "../parts/bits.js";
 import "../parts/charts/bars.js";
 import "../parts/charts/series.js";
+import { deliveredUntil } from "../parts/delivered.js";
+import { USAGES } from "./deliveries.js";
 
-/** Usage is cut every minute. Later than this, something keeps it from being cut or delivered. */
-const LAG_MS = 180_000;
 const WINDOWS = 60;
 /** To count all sessions takes a second or two if there are millions. The rest of the page does not wait for it. */
 const COUNT_TIMEOUT_MS = 30_000;
@@ -165,9 +166,10 @@ export class OverviewPage {
   #billed() {
     const newest = this.#windows?.data?.windows[0];
     if (!this.#windows) return "";
-    if (newest === undefined) return figure("Billed until", "–", this.#windows.data ? "no window yet" : "");
+    if (newest === undefined) return figure("Computed until", "–", this.#windows.data ? "no window yet" : "");
     const lag = serverNow() - Date.parse(newest.endAt);
-    return figure("Billed until", format.shortTime(newest.endAt, serverNow()), html`${ago(newest.endAt)}`, {
+    return figure("Computed until", format.shortTime(newest.endAt, serverNow()), deliveredUntil(this.#windows.data?.windows ?? []), {
+      href: this.#view.href("usage"),
       tone: lag > LAG_MS ? "warn" : "",
     });
   }
@@ -175,15 +177,17 @@ export class OverviewPage {
   #delivered() {
     const data = this.#windows?.data;
     if (!data || data.windows.length === 0) return "";
-    const waiting = data.windows.filter(({ deliveredAt, sessions }) => deliveredAt === null && sessions !== 0);
+    const waiting = undelivered(data.windows);
     const oldest = waiting.at(-1);
-    const isLate = oldest !== undefined && serverNow() - Date.parse(oldest.endAt) > LAG_MS;
     const isMore = waiting.length === WINDOWS;
     return figure(
       "Windows not delivered",
       `${format.number(waiting.length)}${isMore ? " or more" : ""}`,
       oldest ? html`the oldest ended ${ago(oldest.endAt)}` : `all of the last ${format.number(data.windows.length)} delivered`,
-      { tone: isLate ? "bad" : "" },
+      {
+        href: this.#view.href(waiting.some(({ delivery }) => delivery === "waiting") ? `deliveries?gateway=${USAGES}` : "usage"),
+        tone: lateness(data.windows),
+      },
     );
   }
 
@@ -289,7 +293,7 @@ export class OverviewPage {
         if (rows.length === 0) return empty("No instance has led yet.", "The first instance acquires the lease within seconds.");
         return table(
           "Leases",
-          ["Lease", "Leader", { label: "Epoch", className: "optional number" }, "Since", { label: "Renewed", className: "optional" }],
+          ["Lease", "Leader", { label: "Epoch", className: "optional number" }, "Since"],
           rows.map((lease) => {
             const lasts = Date.parse(lease.expiresAt) - Date.parse(lease.renewedAt);
             const isSilent = lease.held && serverNow() - Date.parse(lease.renewedAt) > lasts * SILENT_SHARE;
@@ -297,10 +301,9 @@ export class OverviewPage {
               lease.name,
               html`<tr>
                 <th scope="row">${lease.name}</th>
-                <td>${lease.held ? lease.holder : badge("nobody", "bad")}</td>
+                <td class="wrap-name">${lease.held ? lease.holder : badge("nobody", "bad")} ${isSilent ? badge("silent", "warn") : ""}</td>
                 <td class="optional number">${format.number(lease.epoch)}</td>
                 <td>${lease.held ? instant(lease.acquiredAt) : html`<span class="faint">was ${lease.holder}</span>`}</td>
-                <td class="optional">${isSilent ? badge("silent", "warn") : ""} ${ago(lease.renewedAt)}</td>
               </tr>`,
             );
           }),

@@ -5,8 +5,10 @@ import { part } from "../core/api.js";
 import { serverNow } from "../core/clock.js";
 import * as format from "../core/format.js";
 import { html, keyed } from "../core/template.js";
+import { LAG_MS, lateness } from "../core/windows.js";
 import { ago, badge, choice, empty, figure, instant, section, shown, table } from "../parts/bits.js";
 import "../parts/charts/bars.js";
+import { deliveredUntil } from "../parts/delivered.js";
 import { filterFields } from "../parts/filters.js";
 import { pager } from "../parts/pager.js";
 import { spanFields, spanOf } from "../parts/span.js";
@@ -16,8 +18,6 @@ import { exportUsage, KEYS, retryUsage, sendWindows } from "./usage-dialogs.js";
 const GROUPS = 100;
 const WINDOWS = 30;
 const DEFAULT_SPAN = "30d";
-/** Later than this, something keeps usage from being billed. */
-const LAG_MS = 180_000;
 const BILLABLE = ["tenant", "capacity", "user"];
 
 /**
@@ -129,20 +129,21 @@ export class UsagePage {
   #figures() {
     const total = this.#total.data;
     const sum = total?.groups[0];
-    const newest = this.#view.value("windows") === "" ? this.#windows?.data?.windows[0] : undefined;
+    const windows = (this.#view.value("windows") === "" ? this.#windows?.data?.windows : undefined) ?? [];
+    const newest = windows[0];
     const failed = this.#counted("failed");
     const waiting = this.#counted("pending");
     const lag = newest === undefined ? 0 : serverNow() - Date.parse(newest.endAt);
     return html`<dl class="figures">
       ${figure("Usage", total ? format.decimal(sum?.usage ?? "0") : "–", total ? `${format.dateTime(total.from)} to ${format.dateTime(total.to)}` : "")}
       ${figure("Sessions", total ? format.number(sum?.sessions ?? 0) : "–", "live at some time in the span")}
-      ${newest === undefined ? "" : figure("Billed until", format.time(newest.endAt), ago(newest.endAt), { tone: lag > LAG_MS ? "warn" : "" })}
+      ${newest === undefined ? "" : figure("Computed until", format.time(newest.endAt), deliveredUntil(windows), { tone: lag > LAG_MS ? "warn" : "" })}
       ${this.#counts?.data
         ? figure(
             "Chunks not delivered",
             format.number(failed + waiting),
             failed > 0 ? `${format.number(failed)} failed: retry them` : waiting > 0 ? "they are retried by themselves" : "everything sent was accepted",
-            { tone: failed > 0 ? "bad" : "", href: this.#view.href(`deliveries?gateway=${USAGES}${failed > 0 ? "&state=failed" : "&state=pending"}`) },
+            { tone: failed > 0 ? "bad" : waiting > 0 ? lateness(windows) : "", href: this.#view.href(`deliveries?gateway=${USAGES}${failed > 0 ? "&state=failed" : "&state=pending"}`) },
           )
         : ""}
     </dl>`;

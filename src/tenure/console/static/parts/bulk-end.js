@@ -31,8 +31,8 @@ const TYPED_FROM = 10;
  * @returns {Promise<void>} Resolves when the dialog is closed.
  */
 export async function endSessions(which, described) {
-  /** @type {{step: Step, count: number, isExact: boolean, ended: number, given: string, error: unknown, isWaiting: boolean}} */
-  const now = { step: "counting", count: 0, isExact: true, ended: 0, given: "", error: null, isWaiting: false };
+  /** @type {{step: Step, count: number, confirmed: number | null, isExact: boolean, ended: number, given: string, error: unknown, isWaiting: boolean}} */
+  const now = { step: "counting", count: 0, confirmed: null, isExact: true, ended: 0, given: "", error: null, isWaiting: false };
   const actionId = newId();
   let isStopping = false;
   const word = () => (now.isExact ? `end ${now.count}` : "end all");
@@ -40,6 +40,15 @@ export async function endSessions(which, described) {
   const isReady = () => now.step === "asking" && now.count > 0 && (!needsWord() || now.given.trim() === word());
 
   const dialog = openDialog("End sessions", content, { mayClose: () => now.step !== "running" });
+
+  /** Draw the next step. The focus stays in the dialog, although the element that had it is gone. */
+  function draw() {
+    dialog.update();
+    const { element } = dialog;
+    const focused = document.activeElement;
+    if (!element.open || (focused !== element && element.contains(focused))) return;
+    /** @type {HTMLElement | null} */ (element.querySelector("input[name=typed]") ?? element.querySelector("button:not(:disabled)"))?.focus();
+  }
 
   async function count() {
     try {
@@ -50,14 +59,15 @@ export async function endSessions(which, described) {
     } catch (error) {
       now.error = error;
     }
-    dialog.update();
+    draw();
   }
 
   async function run() {
+    if (now.step === "asking" && now.isExact) now.confirmed = now.count;
     now.step = "running";
     now.error = null;
     isStopping = false;
-    dialog.update();
+    draw();
     while (!isStopping) {
       try {
         const answer = await request("POST", "sessions/end", { body: { ...which, limit: BATCH, actionId } });
@@ -69,7 +79,7 @@ export async function endSessions(which, described) {
         if (answer.ended === 0 && !answer.done) await new Promise((resolve) => setTimeout(resolve, HELD_MS));
         if (answer.done) {
           now.step = "done";
-          dialog.update();
+          draw();
           return;
         }
       } catch (error) {
@@ -78,14 +88,14 @@ export async function endSessions(which, described) {
           break;
         }
         now.isWaiting = true;
-        dialog.update();
+        draw();
         await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
       }
-      dialog.update();
+      draw();
     }
     now.step = "stopped";
     now.isWaiting = false;
-    dialog.update();
+    draw();
   }
 
   /** @param {import("./dialog.js").DialogHandle} handle */
@@ -134,8 +144,9 @@ export async function endSessions(which, described) {
   await dialog.closed;
 }
 
-/** @param {{step: Step, count: number, isExact: boolean, ended: number}} now */
-function progressText({ step, count, isExact, ended }) {
+/** @param {{step: Step, count: number, confirmed: number | null, isExact: boolean, ended: number}} now */
+function progressText({ step, count, confirmed, isExact, ended }) {
   const text = `${format.number(ended)} of ${isExact ? "" : "at least "}${format.counted(count, "session")} ended`;
-  return step === "done" ? `Done. ${format.counted(ended, "session")} ended.` : step === "stopped" ? `Stopped. ${text}.` : `${text}…`;
+  const already = confirmed === null || ended >= confirmed ? "" : ` ${format.number(confirmed - ended)} had ended already.`;
+  return step === "done" ? `Done. ${format.counted(ended, "session")} ended.${already}` : step === "stopped" ? `Stopped. ${text}.` : `${text}…`;
 }

@@ -1,0 +1,17 @@
+// @ts-check
+/** Until when usage is delivered. */
+
+import { serverNow } from "../core/clock.js";
+import * as format from "../core/format.js";
+import { html } from "../core/template.js";
+import { undelivered } from "../core/windows.js";
+import { ago } from "./bits.js";
+
+/** The note of a figure that says until when usage is computed. @param {import("../core/windows.js").Window[]} windows Newest first. */
+export function deliveredUntil(windows) {
+  const newest = windows[0];
+  if (newest === undefined) return "";
+  const oldest = undelivered(windows).at(-1);
+  if (oldest === undefined) return html`${ago(newest.endAt)}; all delivered`;
+  return `delivered until ${format.shortTime(oldest.startAt, serverNow())}${oldest === windows.at(-1) ? " or earlier" : ""}`;
+}
