@@ -1,6 +1,7 @@
 """`tenure receiver` as a process: options, signals, kills and restarts."""
 
 import asyncio
+import json
 import signal
 import socket
 import struct
@@ -13,9 +14,14 @@ from uuid import uuid4
 
 import msgspec
 import pytest
+import structlog
+from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
 from tenure.cli.main import app
+from tenure.receiver.faults import Drop
+from tenure.receiver.messages import Request, text_response
+from tenure.receiver.server import LOGGED_PER_SECOND, DeliveryLog
 from tests.receiver.conftest import Start
 from tests.receiver.sending import (
     OTHER_SECRET,
@@ -107,7 +113,32 @@ async def test_sender_disconnect_is_not_logged(start: Start) -> None:
     writer.close()
     await deliver(receiver.address, "k2")
     receiver.stop()
-    assert [line for line in receiver.log().splitlines() if '"event":"listening"' not in line] == []
+    events = [json.loads(line)["event"] for line in receiver.log().splitlines()]
+    assert events == ["listening", "delivery", "delivery"]
+
+
+def test_deliveries_are_logged_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    written, ok = DeliveryLog(), text_response(200, "counted")
+    delivery = Request("POST", "/usages", "", {}, b"{}", keep_alive=True)
+    monkeypatch.setattr("tenure.receiver.server.log", structlog.get_logger())  # not one that another test has used
+    with capture_logs() as lines:
+        for second, count in ((1, 3 * LOGGED_PER_SECOND), (2, 1)):
+            monkeypatch.setattr("tenure.receiver.server.monotonic", lambda now=second: now + 0.5)
+            for _ in range(count):
+                written.add(delivery, ok, None)
+        written.add(delivery._replace(path="/\x1b[2J"), ok, Drop())
+    assert len(lines) == LOGGED_PER_SECOND + 2
+    shown = {
+        "event": "delivery",
+        "log_level": "info",
+        "path": "/usages",
+        "bytes": 2,
+        "status": 200,
+        "result": "counted",
+    }
+    assert lines[0] == shown
+    assert lines[-2] == {**shown, "not_logged_before": 2 * LOGGED_PER_SECOND}
+    assert (lines[-1]["path"], lines[-1]["fault"], "status" in lines[-1]) == (r"'/\x1b[2J'", "drop", False)
 
 
 # Kills

@@ -9,19 +9,30 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeAlias
 
 import msgspec
 import structlog
 
+from tenure.clock import monotonic
 from tenure.errors import ConfigurationError
 from tenure.receiver.fault_playback import play_fault
-from tenure.receiver.faults import Faults
+from tenure.receiver.faults import Faults, Way
 from tenure.receiver.ledger import Ledger, Totals
-from tenure.receiver.messages import HEAD_MAX_BYTES, Unreadable, read_request, render, send, text_response
-from tenure.receiver.receiver import Receiver
+from tenure.receiver.messages import (
+    HEAD_MAX_BYTES,
+    Request,
+    Response,
+    Unreadable,
+    read_request,
+    render,
+    send,
+    text_response,
+)
+from tenure.receiver.receiver import CONTROL, Receiver
 from tenure.receiver.recorder import Recorder
 
 log = structlog.get_logger()
@@ -31,6 +42,11 @@ IDLE_SECONDS = 75.0
 """How long a connection may take to send its next request."""
 LINGER_SECONDS = 1.0
 STOP_SECONDS = 2.0
+LOGGED_PER_SECOND = 10
+"""How many deliveries are logged in a second. Under load, a line for each one would take more time than counting it."""
+LOGGED_PATH_MAX = 100
+
+OnDelivery: TypeAlias = Callable[[Request, Response, Way | None], None]
 
 
 class ReceiverSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,7 +71,7 @@ async def _run(settings: ReceiverSettings) -> Totals:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    server = Server(settings)
+    server = Server(settings, DeliveryLog().add)
     address = await server.start()
     log.info("listening", address=address)
     sys.stderr.flush()
@@ -64,10 +80,13 @@ async def _run(settings: ReceiverSettings) -> Totals:
 
 
 class Server:
-    def __init__(self, settings: ReceiverSettings) -> None:
+    """Calls `on_delivery` with each delivery and its result, before the response is sent."""
+
+    def __init__(self, settings: ReceiverSettings, on_delivery: OnDelivery | None = None) -> None:
         self._settings = settings
         self._recorder = Recorder(Ledger(settings.ledger))
         self._receiver = Receiver(self._recorder, settings.secrets, settings.faults)
+        self._on_delivery = on_delivery
         self._connections: dict[asyncio.Task[None], _Connection] = {}
         self._listener: asyncio.Server
 
@@ -96,7 +115,7 @@ class Server:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - a coroutine runs in a task
-        self._connections[task] = connection = _Connection(self._receiver, reader, writer)
+        self._connections[task] = connection = _Connection(self._receiver, self._on_delivery, reader, writer)
         try:
             # Senders may close connections at any time; that is not logged.
             with suppress(OSError, asyncio.CancelledError):
@@ -106,11 +125,48 @@ class Server:
             writer.close()
 
 
+class DeliveryLog:
+    """Logs deliveries with their result, up to LOGGED_PER_SECOND. The next line says how many were left out."""
+
+    def __init__(self) -> None:
+        self._second = 0
+        self._logged = 0
+        self._left_out = 0
+
+    def add(self, request: Request, response: Response, fault: Way | None) -> None:
+        second = int(monotonic())
+        if second != self._second:
+            self._second, self._logged = second, 0
+        if self._logged == LOGGED_PER_SECOND:
+            self._left_out += 1
+            return
+        self._logged += 1
+        path = request.path[:LOGGED_PATH_MAX]
+        fields: dict[str, str | int] = {"path": path if path.isprintable() else ascii(path), "bytes": len(request.body)}
+        if fault is None:
+            fields |= {"status": response.status, "result": response.content.decode().strip()}
+        else:
+            fields["fault"] = str(fault.__struct_config__.tag)
+        if self._left_out:
+            fields["not_logged_before"] = self._left_out
+            self._left_out = 0
+        # A closed pipe must not keep the receiver from answering.
+        with suppress(OSError):
+            log.info("delivery", **fields)
+
+
 class _Connection:
     """Serves the requests of a connection, one after the other."""
 
-    def __init__(self, receiver: Receiver, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(
+        self,
+        receiver: Receiver,
+        on_delivery: OnDelivery | None,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
         self._receiver = receiver
+        self._on_delivery = on_delivery
         self._reader = reader
         self._writer = writer
         self._busy = False
@@ -141,6 +197,8 @@ class _Connection:
             return False
         self._busy = True
         response, fault = await self._receiver.handle(request)
+        if self._on_delivery is not None and not request.path.startswith(CONTROL):
+            self._on_delivery(request, response, fault)
         # `stop` may cancel a fault in progress, because its sender gets no proper response anyway.
         self._busy = fault is None
         request = request._replace(keep_alive=request.keep_alive and not self._stopping)
