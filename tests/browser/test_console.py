@@ -450,6 +450,12 @@ async def test_tab_holds_a_session_warns_before_it_lapses_and_says_why_it_lost_i
     await page.get_by_role("button", name="Hold in this tab").click()
     await expect(panel).to_contain_text("This tab sends heartbeats")
     assert page.url.endswith(again)
+    await page.reload()
+    await expect(line).to_contain_text("until it was reloaded")
+    await line.get_by_role("button", name="Hold again").click()
+    await expect(panel).to_contain_text("This tab sends heartbeats")
+    await expect(line).to_have_count(0)
+    assert "token" not in (await page.evaluate("JSON.stringify(sessionStorage)")).lower()
 
 
 async def test_nobody_signs_in_while_no_key_exists(sqlite_database: Database, visitor: Visitor) -> None:

@@ -51,6 +51,11 @@ async def test_every_end_is_explained_by_the_facts_of_the_service(tenure: Tenure
         assert printed["session"]["sessionId"] == session_id
     ended = (await explained(tenure, service, ids["TERMINATED"])).out
     assert "ended as TERMINATED: an operator ended it; requested by ops (4fJ0aQz81LmN, request request-1)" in ended
+    assert "so far" not in ended
+    live = await service.open(leaseSeconds=600)
+    await service.database.clock.set(minute(11, 40))
+    await service.http.post(f"/sessions/{live['sessionId']}/heartbeat")
+    assert "the last heartbeat so far arrived; it renewed" in (await explained(tenure, service, live["sessionId"])).out
 
 
 async def test_refused_open_is_explained_by_seats_holders_and_next_lapse(tenure: Tenure, service: LocalService) -> None:

@@ -261,20 +261,25 @@ def _kept_alive(session: Session) -> Fact:
     return Fact(
         at=session.last_heartbeat_at,
         fact=FactName.KEPT_ALIVE_UNTIL,
-        text=f"the last heartbeat arrived{renewed}",
+        text=f"the last heartbeat{_so_far(session)} arrived{renewed}",
         until=until,
     )
 
 
 def _last_activity(session: Session) -> Fact:
     until = _after(session.last_activity_at, session.idle_microseconds)
-    renewed = "" if until is None else f"; the idle limit then ended at {instant_text(until)}"
+    ends = "ends" if session.closed_at is None else "then ended"
+    renewed = "" if until is None else f"; the idle limit {ends} at {instant_text(until)}"
     return Fact(
         at=session.last_activity_at,
         fact=FactName.LAST_ACTIVITY,
-        text=f"the session was used for the last time{renewed}",
+        text=f"the last use{_so_far(session)} of the session{renewed}",
         until=until,
     )
+
+
+def _so_far(session: Session) -> str:
+    return " so far" if session.closed_at is None else ""
 
 
 def _streamed(session: Session, stream: StreamCounters) -> Fact:
@@ -309,8 +314,10 @@ def _end_facts(history: SessionHistory, closed_at: datetime) -> Iterator[Fact]:
     session, entry = history.session, history.ended_by
     details = [_cause(session)]
     if entry is not None:
-        request = "" if entry.request_id is None else f", request {entry.request_id}"
-        details.append(f"requested by {entry.name} ({entry.subject}{request})")
+        # Without keys, both are "anonymous".
+        known = [] if entry.subject == entry.name else [entry.subject]
+        known += [] if entry.request_id is None else [f"request {entry.request_id}"]
+        details.append(f"requested by {entry.name}" + (f" ({', '.join(known)})" if known else ""))
     if not history.is_recorded:
         details.append("the end is not recorded yet")
     elif session.state == State.CLOSING:

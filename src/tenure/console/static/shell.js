@@ -14,6 +14,8 @@ import { pages } from "./pages/index.js";
 
 const THEME = "tenure.theme";
 const THEMES = ["auto", "light", "dark"];
+/** As in console.css. */
+const narrow = matchMedia("(max-width: 40rem)");
 
 export class Shell {
   #container;
@@ -39,6 +41,7 @@ export class Shell {
     this.#live.setAttribute("aria-live", "polite");
     connection.addEventListener("change", () => this.#draw());
     live.addEventListener("change", () => this.#draw());
+    narrow.addEventListener("change", () => this.#draw());
     held.addEventListener("change", () => this.#draw());
   }
 
@@ -115,7 +118,7 @@ export class Shell {
           </button>
           <a class="brand" href="${hrefOf("")}"><span class="mark" aria-hidden="true"></span>Tenure</a>
           <form class="find" role="search" @submit=${(/** @type {SubmitEvent} */ event) => find(event)}>
-            <input name="id" type="search" aria-label="Find an id" placeholder="Find: id of a session, user, tenant, capacity" autocomplete="off" autocapitalize="off" spellcheck="false">
+            <input name="id" type="search" aria-label="Find an id" placeholder="${narrow.matches ? "Find id" : "Find: id of a session, user, tenant, capacity"}" autocomplete="off" autocapitalize="off" spellcheck="false">
           </form>
           <span class="grow"></span>
           <tenure-clock class="clock" title="The server's time"></tenure-clock>

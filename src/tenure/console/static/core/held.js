@@ -27,7 +27,14 @@ export const LOSSES = {
   unreachable: "The service could not be reached before the lease ran out, so it may be over.",
 };
 
+/** What a tab remembers of the session that it holds, to offer it again after a reload. Never its token. */
+const REMEMBERED = "tenure.held";
+
+/** @typedef {Pick<OpenAnswer, "sessionId" | "userObjectId" | "tenantObjectId" | "capacityId" | "sessionKind">} Remembered */
+
 class Holding extends EventTarget {
+  /** The session that this tab held until it was reloaded. @type {Remembered | null} */
+  interrupted = remembered();
   /** @type {HeldSession | null} */
   #session = null;
   /** @type {OpenAnswer | null} */
@@ -69,12 +76,15 @@ class Holding extends EventTarget {
     this.isExpiring = false;
     this.renewals = 0;
     this.renewedAt = new Date();
+    // A session that ends with the tab also ends with a reload.
+    remember(endOnClose ? null : opened);
     session.addEventListener("renewed", () => this.#renewed(session));
     session.addEventListener("expiring", () => this.#change(session, () => (this.isExpiring = true)));
     session.addEventListener("lost", (/** @type {CustomEvent<Loss>} */ event) =>
       this.#change(session, () => {
         this.loss = event.detail;
         this.isExpiring = false;
+        remember(null);
       }),
     );
     this.dispatchEvent(new Event("change"));
@@ -110,8 +120,10 @@ class Holding extends EventTarget {
   #forget() {
     this.#session = null;
     this.opened = null;
+    this.interrupted = null;
     this.loss = null;
     this.isExpiring = false;
+    remember(null);
     this.dispatchEvent(new Event("change"));
   }
 
@@ -129,6 +141,26 @@ class Holding extends EventTarget {
     if (this.#session !== session) return;
     change();
     this.dispatchEvent(new Event("change"));
+  }
+}
+
+/** @returns {Remembered | null} */
+function remembered() {
+  try {
+    return JSON.parse(sessionStorage.getItem(REMEMBERED) ?? "null");
+  } catch {
+    return null; // The browser keeps nothing for this page.
+  }
+}
+
+/** @param {Remembered | null} session */
+function remember(session) {
+  try {
+    if (session === null) return sessionStorage.removeItem(REMEMBERED);
+    const { sessionId, userObjectId, tenantObjectId, capacityId, sessionKind } = session;
+    sessionStorage.setItem(REMEMBERED, JSON.stringify({ sessionId, userObjectId, tenantObjectId, capacityId, sessionKind }));
+  } catch {
+    // The browser keeps nothing for this page.
   }
 }
 

@@ -4,7 +4,7 @@
 import { ApiError, part, request } from "../core/api.js";
 import * as format from "../core/format.js";
 import { html, keyed } from "../core/template.js";
-import { ago, countdown, empty, figure, id, kind, problem, section, shown, state, table } from "../parts/bits.js";
+import { ago, countdown, empty, figure, id, instant, kind, problem, section, shown, state, table } from "../parts/bits.js";
 import { confirm } from "../parts/dialog.js";
 import { meter } from "../parts/meter.js";
 import { notify } from "../parts/notice.js";
@@ -168,7 +168,7 @@ export class CapacityPage {
     return html`
       ${table(
         "Sessions that hold seats",
-        ["Lapses in", "Session", "User", { label: "Tenant", className: "optional" }, { label: "Kind", className: "optional" }, { label: "State", className: "optional" }, { label: "Last activity", className: "optional" }],
+        ["Lapses in", "Session", "User", { label: "Tenant", className: "optional" }, { label: "Kind", className: "optional" }, { label: "State", className: "optional" }, { label: "Seat since", className: "optional" }, { label: "Last activity", className: "optional" }],
         sessions.map((session) =>
           keyed(
             session.sessionId,
@@ -179,6 +179,7 @@ export class CapacityPage {
               <td class="optional">${id(session.tenantObjectId, { label: "tenant" })}</td>
               <td class="optional">${kind(session.sessionKind)}</td>
               <td class="optional">${state(session)}</td>
+              <td class="optional">${instant(session.sessionStartUtc)}</td>
               <td class="optional">${ago(session.lastActivity)}</td>
             </tr>`,
           ),

@@ -22,15 +22,20 @@ export class OpenPage {
   #error = null;
   /** @type {Record<string, string>} */
   #start;
+  /** The labels of the fields that contain a new id. @type {string[]} */
+  #made;
 
   /** @param {import("../core/view.js").View} view */
   constructor(view) {
     this.#view = view;
-    this.#start = {
-      userObjectId: view.value("user", view.me.userObjectId ?? newId()),
-      tenantObjectId: view.value("tenant", view.me.tenantObjectId ?? newId()),
-      capacityId: view.value("capacity", newId()),
+    /** @type {Record<string, string>} */
+    const known = {
+      userObjectId: view.value("user", view.me.userObjectId ?? ""),
+      tenantObjectId: view.value("tenant", view.me.tenantObjectId ?? ""),
+      capacityId: view.value("capacity"),
     };
+    this.#start = Object.fromEntries(FIELDS.map(([name]) => [name, known[name] || newId()]));
+    this.#made = FIELDS.filter(([name]) => !known[name]).map(([, label]) => label);
   }
 
   render() {
@@ -41,8 +46,10 @@ export class OpenPage {
         html`<form class="fields narrow" @submit=${(/** @type {SubmitEvent} */ event) => void this.#open(event)}>
           <p class="small">
             Opens a session, or adopts the live one of this user and capacity, and keeps it alive while this tab is open:
-            heartbeats at the server's interval, a warning before it lapses, and what happens when it is lost.
+            heartbeats at the server's interval, a warning before it lapses, and what happens when it is lost. It is a
+            real session: it takes a seat, and its usage is billed.
           </p>
+          ${this.#made.length === 0 ? "" : html`<p class="small">Filled in with new ids: ${this.#made.join(", ").toLowerCase()}. Replace them to use your own.</p>`}
           ${FIELDS.map(
             ([name, label]) => html`<label class="field"><span>${label}</span>
               <input class="mono" name="${name}" .value=${this.#start[name]} required pattern="\\{?[0-9A-Fa-f]{8}-?([0-9A-Fa-f]{4}-?){3}[0-9A-Fa-f]{12}\\}?"

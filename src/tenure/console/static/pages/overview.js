@@ -277,7 +277,7 @@ export class OverviewPage {
         note: capacities.data?.nextCursor
           ? `fullest of the first ${format.number(CAPACITIES)} capacities`
           : capacities.data
-            ? format.counted(capacities.data.capacities.length, "capacity", "capacities")
+            ? seatsNote(capacities.data.capacities)
             : "",
       },
     );
@@ -336,6 +336,14 @@ export class OverviewPage {
       ),
     );
   }
+}
+
+/** How many of the capacities are shown. @param {Capacity[]} capacities */
+function seatsNote(capacities) {
+  const limited = capacities.filter(({ maxSessions }) => maxSessions !== null).length;
+  const all = format.counted(capacities.length, "capacity", "capacities");
+  const found = limited === capacities.length ? all : `${format.number(limited)} of ${all} with a limit`;
+  return limited > FULLEST ? `the fullest ${format.number(FULLEST)}; ${found}` : found;
 }
 
 const ENDED_BY_SOMEBODY = ["STOPPED", "TERMINATED"];

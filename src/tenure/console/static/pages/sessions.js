@@ -227,6 +227,7 @@ export class SessionsPage {
   /** @param {Session} session @param {boolean} mayChoose */
   #row(session, mayChoose) {
     const link = this.#view.href(`sessions/${session.sessionId}`);
+    const capacity = this.#view.may("reader", "operator") ? `capacities/${session.capacityId}` : `sessions?capacity=${session.capacityId}`;
     const isChosen = this.#chosen.has(session.sessionId);
     return html`<tr class="${this.#new.has(session.sessionId) ? "is-new" : ""} ${isChosen ? "is-chosen" : ""}">
       ${mayChoose
@@ -244,9 +245,9 @@ export class SessionsPage {
         ${id(session.sessionId, { href: link, label: "session id" })}
         <span class="under only-narrow">user ${format.shortId(session.userObjectId)}</span>
       </th>
-      <td class="optional">${id(session.userObjectId, { label: "user" })}</td>
-      <td class="optional">${id(session.capacityId, { label: "capacity" })}</td>
-      <td class="optional">${id(session.tenantObjectId, { label: "tenant" })}</td>
+      <td class="optional">${id(session.userObjectId, { label: "user", href: this.#view.href(`sessions?user=${session.userObjectId}`) })}</td>
+      <td class="optional">${id(session.capacityId, { label: "capacity", href: this.#view.href(capacity) })}</td>
+      <td class="optional">${id(session.tenantObjectId, { label: "tenant", href: this.#view.href(`sessions?tenant=${session.tenantObjectId}`) })}</td>
       <td class="optional">${kind(session.sessionKind)}</td>
       <td>${state(session)}</td>
       <td class="optional">${ago(session.sessionStartUtc)}</td>

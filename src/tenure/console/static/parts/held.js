@@ -1,7 +1,7 @@
 // @ts-check
 /** What is shown of the session that this tab holds: a panel on its page, and a line on every other one. */
 
-import { problemOf } from "../core/api.js";
+import { part, problemOf, request } from "../core/api.js";
 import * as format from "../core/format.js";
 import { held, LOSSES } from "../core/held.js";
 import { hrefOf } from "../core/router.js";
@@ -32,6 +32,7 @@ customElements.define("tenure-held", TenureHeld);
 /** The line of the shell. @param {string | null} shownSession The session whose page is shown. */
 export function heldLine(shownSession) {
   const session = held.session;
+  if (session === null && held.interrupted !== null) return interruptedLine(held.interrupted);
   if (session === null || session.sessionId === shownSession) return "";
   const link = html`<a class="mono" href="${hrefOf(`sessions/${session.sessionId}`)}">${format.shortId(session.sessionId)}</a>`;
   if (held.loss !== null) {
@@ -46,6 +47,34 @@ export function heldLine(shownSession) {
       ${held.isExpiring ? html`<strong>No heartbeat has succeeded for a while: it is about to lapse.</strong>` : ""}
     </span>
   </div>`;
+}
+
+/** @param {import("../core/held.js").Remembered} session */
+function interruptedLine(session) {
+  return html`<div class="held-line warn" role="status">
+    <span>
+      This tab held session <a class="mono" href="${hrefOf(`sessions/${session.sessionId}`)}">${format.shortId(session.sessionId)}</a>
+      until it was reloaded. The session lapses at its deadline unless somebody keeps it alive.
+    </span>
+    <span>
+      <button type="button" @click=${() => void resume(session)}>Hold again</button>
+      <button type="button" class="plain" @click=${() => held.dismiss()}>Dismiss</button>
+    </span>
+  </div>`;
+}
+
+/** Hold the session again that was held before the reload, if it is still live. @param {import("../core/held.js").Remembered} session */
+async function resume({ sessionId, userObjectId, tenantObjectId, capacityId, sessionKind }) {
+  try {
+    const { isActive } = await request("GET", `sessions/${part(sessionId)}`);
+    if (isActive) await held.begin({ userObjectId, tenantObjectId, capacityId, sessionKind });
+    else {
+      held.dismiss();
+      notify("The session has ended since.", "bad");
+    }
+  } catch (error) {
+    notify(problemOf(error), "bad");
+  }
 }
 
 /** The panel on the page of the session. @param {import("../core/view.js").View} view */
