@@ -42,13 +42,14 @@ HEAVY_SCOPES = {
     "deployment": "edge",
     "clients": "clients",
     "plans": "plans",
+    "browser": "browser",
 }
 """Folders whose tests run sequentially on one worker, and the name of their scope, longest first: they start many
 processes and measure time, or fill large tables. Each other test is a scope of its own.
 """
-HEAVY_WORKERS = 2
-"""How many workers begin with the heavy scopes. They wait more than they compute, so one more worker runs the other
-tests at the same time. A worker that runs out of its kind of scope takes the other kind.
+HEAVY_WORKERS = 1
+"""How many workers begin with the heavy scopes. Their tests wait more than they compute, so the other worker runs the
+other tests at the same time. A worker that runs out of its kind of scope takes the other kind.
 """
 
 
