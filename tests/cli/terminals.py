@@ -10,6 +10,7 @@ import subprocess
 import sys
 import termios
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Self
@@ -33,7 +34,7 @@ class Terminal:
             stdout=child,
             stderr=child,
             cwd=cwd,
-            env={**os.environ, "TERM": "xterm-256color", **environment},
+            env={**_without_size(os.environ), "TERM": "xterm-256color", **environment},
             start_new_session=True,
         )
         self.shown = ""
@@ -93,3 +94,8 @@ def on_terminal(*arguments: str, columns: int = 100, **environment: str) -> tupl
     with Terminal(*arguments, columns=columns, **environment) as terminal:
         code = terminal.end()
         return code, terminal.shown
+
+
+def _without_size(environment: Mapping[str, str]) -> dict[str, str]:
+    """GNU readline, which some libraries load, sets these, and they would take precedence over the terminal."""
+    return {name: value for name, value in environment.items() if name not in ("COLUMNS", "LINES")}

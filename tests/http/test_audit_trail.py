@@ -143,7 +143,7 @@ def test_every_change_has_an_expectation(any_local: LocalService) -> None:
     changing = {f"{each.method} {each.path}" for each in any_local.instance.pipeline.table if each.method != "GET"}
     assert changing == TRAIL.keys() | KEYS
     covered = {change.action for change in TRAIL.values() if change is not None}
-    by_command = {Action.SIGNING_KEY_ROTATED}
+    by_command = {Action.SIGNING_KEY_ROTATED, Action.SESSIONS_IMPORTED}
     assert covered | {Action.KEY_CREATED, Action.KEY_REVOKED} | by_command == set(Action)
 
 

@@ -114,13 +114,14 @@ def print_sessions(sessions: "Sequence[Session]", at: datetime, empty: str = "no
     columns = (
         Column("session"),
         Column("state"),
-        Column("kind", 3),
-        Column("user", 1),
-        Column("capacity", 2),
-        Column("tenant", 6),
-        Column("started", 5 if some_ended else 4),
+        Column("kind", 4),
+        Column("user", 2),
+        Column("capacity", 3),
+        Column("tenant", 7),
+        Column("started", 5),
         Column("ends"),
-        Column("reason", 4 if some_ended else 5),
+        # Why it ended is what one looks for among ended sessions.
+        Column("reason", 1 if some_ended else 6),
     )
     print_table(columns, [_row(session, at) for session in sessions], empty)
 
