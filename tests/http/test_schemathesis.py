@@ -36,6 +36,8 @@ negative_data_rejection.expected-statuses = ["400", "403", "404", "405", "409", 
 [[operations]]
 include-name = "GET /sessions"
 parameters = {{ "query.cursor" = "{CURSOR}" }}
+# The order `lapse` takes live sessions only.
+checks.positive_data_acceptance.expected-statuses = ["2xx", "400"]
 
 [[operations]]
 include-name = "GET /alerts"
@@ -96,6 +98,30 @@ checks.positive_data_acceptance.expected-statuses = ["2xx", "400", "409"]
 [[operations]]
 include-name = "GET /audit-log"
 parameters = {{ "query.cursor" = "{CURSOR}" }}
+
+[[operations]]
+include-name = "GET /activity"
+checks.positive_data_acceptance.expected-statuses = ["2xx", "400"]
+
+[[operations]]
+include-name = "GET /instances"
+checks.positive_data_acceptance.expected-statuses = ["2xx", "400"]
+
+[[operations]]
+include-name = "GET /leases/history"
+checks.positive_data_acceptance.expected-statuses = ["2xx", "400"]
+
+[[operations]]
+include-name = "GET /leases/{{name}}/history"
+checks.positive_data_acceptance.expected-statuses = ["2xx", "400", "404"]
+
+[[operations]]
+include-name = "GET /sessions/{{sessionId}}/history"
+checks.positive_data_acceptance.expected-statuses = ["2xx", "400", "404"]
+
+[[operations]]
+include-name = "POST /sessions/end"
+checks.positive_data_acceptance.expected-statuses = ["2xx", "400"]
 
 [[operations]]
 include-name = "POST /transcribe"
