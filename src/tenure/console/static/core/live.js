@@ -19,7 +19,7 @@ export const SPACING_MS = 1_000;
 const TICK_MS = 250;
 const LONGEST_PAUSE_MS = 5_000;
 /** The console notices within five seconds that the service does not answer: something is sent at least this often, … */
-const QUIET_MS = 2_000;
+const QUIET_MS = 1_500;
 /** … and has to be answered in this time. */
 const WATCH_TIMEOUT_MS = 2_500;
 /** An answer that took long is asked for less often, so that no tab keeps the service busy. */
