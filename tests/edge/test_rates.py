@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from tenure.config import AccessConfig
+from tenure.http.edge import Edge
 from tests.access.conftest import create_keys
 from tests.edge.conftest import Answer, ServeWith, raw, refusals
 from tests.http.client import open_body, request
@@ -32,7 +33,8 @@ async def credentials(sqlite_database: Database) -> Mapping[str, str | None]:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
     clock = ManualClock()
-    monkeypatch.setattr("tenure.http.edge.Edge.__init__.__defaults__", (AccessConfig(), clock))
+    _, _, *others = Edge.__init__.__defaults__ or ()
+    monkeypatch.setattr(Edge.__init__, "__defaults__", (AccessConfig(), clock, *others))
     return clock
 
 
