@@ -1,6 +1,8 @@
+import atexit
 import os
 import random
 import shutil
+import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,11 +19,17 @@ from tests.support.databases import (
     Database,
     PostgresClock,
     PostgresServer,
+    memory_folder,
     postgres_server,
     sqlite_store,
 )
 from tests.support.instances import RunningInstance, kill_all
 from tests.support.sqlserver import empty_mssql_database, mssql_database  # noqa: F401
+
+if (memory := memory_folder()) is not None and "PYTEST_XDIST_WORKER" not in os.environ:
+    # For all temporary files of tests and of the processes they start: a disk may stall for seconds when it is busy.
+    os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="t", dir=memory)
+    atexit.register(shutil.rmtree, tempfile.tempdir, ignore_errors=True)
 
 MakeDatabase = Callable[[], Awaitable[Database]]
 

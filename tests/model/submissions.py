@@ -122,9 +122,9 @@ class SubmissionModel:
             self._change(end.submission_id, next_attempt_at=now + pause * MICROSECOND)
 
     def orphaned(self, epoch: int) -> dict[str, int]:
-        """The numbers of the attempts that earlier epochs left open, by submission."""
+        """The numbers of the attempts that other epochs have open, by submission."""
         opened = {each: self._open_attempt(each) for each in self.submissions}
-        return {each: attempt.number for each, attempt in opened.items() if attempt and attempt.epoch < epoch}
+        return {each: attempt.number for each, attempt in opened.items() if attempt and attempt.epoch != epoch}
 
     def command(self, command: SubmissionCommand, submission_ids: Iterable[str], now: datetime) -> dict[str, bool]:
         order = self._retry if command is SubmissionCommand.RETRY else self._cancel

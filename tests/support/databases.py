@@ -113,15 +113,15 @@ class PostgresServer:
         await store.close()
 
 
-def _memory_folder() -> Path | None:
-    """Returns the memory file system if it has enough space. On a disk, the hundreds of files per database are slow."""
+def memory_folder() -> Path | None:
+    """The memory file system, if it has enough space. On a disk, the hundreds of files per database are slow."""
     return MEMORY if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= ROOM_BYTES else None
 
 
 @contextmanager
 def postgres_server(version: int = 18, standby_of: PostgresServer | None = None) -> Iterator[PostgresServer]:
     # A short path: the path of a Unix socket has at most 107 characters.
-    folder = Path(tempfile.mkdtemp(prefix="tpg", dir=_memory_folder()))
+    folder = Path(tempfile.mkdtemp(prefix="tpg", dir=memory_folder()))
     if standby_of is not None:
         standby_of.back_up(folder / "data")
     server = PostgresServer(folder / "data", version)

@@ -255,6 +255,27 @@ def test_lines_of_libraries_have_the_format_of_all_others() -> None:
     assert [line["event"] for line in shown["error"]] == ["broken"]
 
 
+UNWRITABLE_LOG = """
+import sys
+from tenure.telemetry.events import InstanceReady, Telemetry
+from tenure.telemetry.logs import configure_logs, log_events
+configure_logs()
+telemetry = log_events(Telemetry())
+telemetry.report(InstanceReady())
+sys.stderr.close()
+telemetry.report(InstanceReady())
+print("goes on")
+"""
+
+
+def test_log_that_cannot_be_written_does_not_stop_the_service() -> None:
+    with Path("/dev/full").open("w") as full:
+        result = subprocess.run(
+            [sys.executable, "-c", UNWRITABLE_LOG], stdout=subprocess.PIPE, stderr=full, check=False
+        )
+    assert result.stdout == b"goes on\n"
+
+
 async def test_counters_follow_events() -> None:
     telemetry = Telemetry()
     counters = Counters(telemetry, Siblings())

@@ -12,10 +12,11 @@ A line costs about 9 µs, and opening a session about 50 µs in all. So neither 
 
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import datetime
 from functools import partial
-from typing import Any, Literal
+from typing import IO, Any, BinaryIO, Literal, TextIO, cast
 
 import msgspec
 import structlog
@@ -174,6 +175,23 @@ class _LibraryHandler(logging.Handler):
             self.handleError(record)
 
 
+class _Lossy:
+    """A stream of log lines. A line that cannot be written is dropped: a full disk, or a pipe whose reader has ended,
+    must not stop the service.
+    """
+
+    def __init__(self, stream: Callable[[], IO[Any]]) -> None:
+        self._stream = stream
+
+    def write(self, line: Any) -> None:
+        with suppress(OSError, ValueError):  # ValueError: the stream is closed
+            self._stream().write(line)
+
+    def flush(self) -> None:
+        with suppress(OSError, ValueError):
+            self._stream().flush()
+
+
 def configure_logs(level: Level = "info") -> None:
     on_terminal = sys.stderr.isatty()
     structlog.configure(
@@ -184,7 +202,9 @@ def configure_logs(level: Level = "info") -> None:
         ],
         wrapper_class=structlog.make_filtering_bound_logger(_RANKS[level]),
         logger_factory=(
-            structlog.PrintLoggerFactory(sys.stderr) if on_terminal else structlog.BytesLoggerFactory(sys.stderr.buffer)
+            structlog.PrintLoggerFactory(cast("TextIO", _Lossy(lambda: sys.stderr)))
+            if on_terminal
+            else structlog.BytesLoggerFactory(cast("BinaryIO", _Lossy(lambda: sys.stderr.buffer)))
         ),
         # So this must be called before the first line. `tenure serve` calls it again when it knows the level.
         cache_logger_on_first_use=True,
