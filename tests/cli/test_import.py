@@ -3,13 +3,15 @@
 import asyncio
 import csv
 import json
+import random
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 
 from tenure.cli.imports import _with_store
+from tenure.clock import from_microseconds
 from tenure.config import Config
 from tenure.domain.audit_log import Actor
 from tenure.domain.scope import EVERYTHING
@@ -26,7 +28,9 @@ from tenure.sessions.imports import (
     read_sessions,
 )
 from tenure.usage.audit import Audit
+from tests.cli.conftest import Tenure
 from tests.support.databases import Database
+from tests.support.expected_usage import run_audit
 from tests.support.usage import chunk_all, cut_one, install
 
 NOW = datetime(2030, 1, 2, 12, tzinfo=UTC)
@@ -151,6 +155,94 @@ async def test_more_sessions_than_seats_are_refused(database: Database, tmp_path
     with pytest.raises(ImportRefused, match="has 1 seats, of which 0 are taken, but the file has 2"):
         await run(database, write_csv(tmp_path / "a.csv", [one, other]))
     assert await run(database, write_csv(tmp_path / "b.csv", [one])) == (1, 0, 0)
+
+
+# The command, with a table of another service
+
+
+FOREIGN_HEADER = ["Id", "UserGuid", "OrgGuid", "LicensePool", "Plan", "BeganAt", "ExpiresAt", "Region"]
+FOREIGN_MAPPING = """
+[fields]
+sessionId = "Id"
+userObjectId = "UserGuid"
+tenantObjectId = "OrgGuid"
+capacityId = "LicensePool"
+sessionKind = "Plan"
+sessionStartUtc = "BeganAt"
+sessionEndUtc = "ExpiresAt"
+
+[kinds]
+Basic = 1
+Pro = 2
+Max = 3
+"""
+FOREIGN_COUNT = 20_000
+PLANS = ["Basic", "Pro", "Max"]
+
+
+def foreign_rows(count: int, now: datetime) -> list[list[str]]:
+    """Sessions of 50 users on each capacity, all still live, in the notation of SQL Server."""
+    source, rows = random.Random(count), list[list[str]]()
+    for number in range(count):
+        began, ends = now - timedelta(seconds=1 + number), now + timedelta(days=1, seconds=number)
+        ids = [str(UUID(int=source.getrandbits(128), version=4)).upper() for _ in range(2)]
+        pool = UUID(int=number // 50 + 1).hex
+        times = [f"{each:%Y-%m-%d %H:%M:%S.%f}0" for each in (began, ends)]
+        rows.append([*ids, f"{{{UUID(int=7)}}}", pool, PLANS[number % 3], *times, "north"])
+    return rows
+
+
+async def imported_rows(database: Database) -> dict[str, tuple[object, ...]]:
+    """The content of each session in the terms of the file."""
+    columns = "session_id, user_object_id, capacity_id, kind, imported_start_at, term_ends_at, started_at, closed_at"
+    return {
+        str(row["session_id"]): (
+            str(row["user_object_id"]),
+            str(row["capacity_id"]),
+            row["kind"],
+            instant(row["imported_start_at"]),
+            instant(row["term_ends_at"]),
+        )
+        for row in await database.rows(f"SELECT {columns} FROM sessions WHERE closed_at IS NULL")
+    }
+
+
+def instant(value: datetime | int) -> datetime:
+    return from_microseconds(value) if isinstance(value, int) else value
+
+
+def expected_row(values: list[str]) -> tuple[object, ...]:
+    times = [datetime.fromisoformat(each[:26]).replace(tzinfo=UTC) for each in values[5:7]]
+    return (values[1].lower(), str(UUID(values[3])), PLANS.index(values[4]) + 1, *times)
+
+
+@pytest.mark.slow
+async def test_command_imports_foreign_table_completely_and_once(
+    tenure: Tenure, database: Database, tmp_path: Path
+) -> None:
+    """A file with one bad line writes nothing. The repaired file arrives complete, and once although it is repeated."""
+    now = datetime.now(UTC)
+    rows = foreign_rows(FOREIGN_COUNT, now)
+    (tmp_path / "mapping.toml").write_text(FOREIGN_MAPPING)
+    bad = FOREIGN_COUNT - 10
+    broken = write_csv(
+        tmp_path / "bad.csv", [*rows[:bad], [*rows[bad][:4], "Gold", *rows[bad][5:]], *rows[bad + 1 :]], FOREIGN_HEADER
+    )
+    good = write_csv(tmp_path / "good.csv", rows, FOREIGN_HEADER)
+    flags = ("--mapping", "mapping.toml", "--database", database.url)
+    refused = await asyncio.to_thread(tenure, "import", "sessions", str(broken), *flags)
+    assert refused.code == 1
+    assert f"bad.csv: line {bad + 2}: sessionKind" in refused.err, refused.err
+    assert await imported_rows(database) == {}
+    for imported, existing in ((FOREIGN_COUNT, 0), (0, FOREIGN_COUNT)):
+        result = await asyncio.to_thread(tenure, "import", "sessions", str(good), *flags)
+        assert result.out == f"{imported} sessions imported, {existing} existed already, 0 had ended\n", result.err
+        assert await imported_rows(database) == {values[0].lower(): expected_row(values) for values in rows}
+    # Usage is counted from `started_at`, which is the time of the import.
+    (billed,) = await database.rows("SELECT min(started_at) AS first, max(started_at) AS last FROM sessions")
+    assert now <= instant(billed["first"]) <= instant(billed["last"]) <= datetime.now(UTC)
+    audited = await run_audit(database)
+    assert audited.returncode == 0, audited.stdout
 
 
 def test_command_migrates_and_imports(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from tenure.errors import DatabaseUnavailable
 from tenure.store.contract import Store
 from tenure.store.contract.sessions import OpenLane
 from tenure.store.engines import open_store
+from tenure.store.engines.postgres.connections import REPLACE_SECONDS
 from tests.support.databases import Database, PostgresServer
 from tests.support.instances import RunningInstance
 from tests.support.load import Exchange, clients, retry_until, some_keys, steady_load
@@ -60,6 +61,24 @@ async def test_read_only_server_causes_503_with_reason_and_few_log_lines(
             answered = await check_refusals(instance, exchanges, "read only")
             assert {one.status for one in answered} <= {200, 503}
         await check_recovery(instance, exchanges)
+
+
+async def test_reads_leave_server_that_has_become_read_only(
+    own_postgres: PostgresServer, own_database: Database
+) -> None:
+    """The name of the server may lead to another one by then. A connection that is new is kept."""
+
+    async def backends() -> set[int]:
+        await own_database.store.schema_revision()
+        return {row["pid"] for row in await own_database.rows(BACKENDS)}
+
+    before = await backends()
+    async with settings_of(own_postgres, default_transaction_read_only="on"):
+        await backends()  # the server reports the change with this answer
+        await asyncio.sleep(REPLACE_SECONDS)
+        after = await backends()
+        assert before.isdisjoint(after)
+        assert await backends() == after
 
 
 async def test_full_disk_causes_503_with_reason_and_few_log_lines(

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 Start = Callable[..., RunningInstance]
 
-SERVED_WITHIN_SECONDS = 10
+SERVED_WITHIN_SECONDS = 5
 
 
 def url_of(*urls: str, form: str = "address") -> str:
@@ -91,11 +91,13 @@ def primary() -> Iterator[PostgresServer]:
         yield server
 
 
-@pytest.mark.parametrize("loss", ["stopped", "frozen"])
-async def test_instance_follows_fail_over_and_nothing_acknowledged_is_lost(
-    loss: str, primary: PostgresServer, start: Start, seed: int
+async def test_instance_leaves_frozen_primary_and_nothing_acknowledged_is_lost(
+    primary: PostgresServer, start: Start, seed: int
 ) -> None:
-    """The URL names the standby first. It is refused while it is a standby, and found after it was promoted."""
+    """The URL names the standby first. It is refused while it is a standby, and found after it was promoted.
+
+    The connections to the primary stay open, but it does not answer. `test_fail_over.py` has a primary that crashes.
+    """
     name = await primary.create_database()
     with (
         ExitStack() as losing,
@@ -110,13 +112,12 @@ async def test_instance_follows_fail_over_and_nothing_acknowledged_is_lost(
         await check_reason(on_standby)
         async with steady_load([instance.address], 8, keys=some_keys(200, seed), seed=seed) as exchanges:
             await eventually(lambda: len(exchanges) > 300, 20, "the load has begun")
-            if loss == "frozen":
-                losing.enter_context(frozen(primary.pid))
-            else:
-                await asyncio.to_thread(primary.stop)
+            await read_sessions_of(instance)
+            losing.enter_context(frozen(primary.pid))
             await standby.execute("ALTER SYSTEM RESET synchronous_standby_names")
             await asyncio.to_thread(standby.control, "promote")
             promoted = len(exchanges)
+            await read_sessions_of(instance)
             await eventually(lambda: served(exchanges[promoted:]), SERVED_WITHIN_SECONDS, instance.log()[-3000:])
             await asyncio.sleep(1)
         on_standby.wait_until_ready()
@@ -126,6 +127,12 @@ async def test_instance_follows_fail_over_and_nothing_acknowledged_is_lost(
             assert find_violations(exchanges, await read_sessions(database), also=[503]) == [], f"seed {seed}"
         finally:
             await database.close()
+
+
+async def read_sessions_of(instance: RunningInstance) -> None:
+    """Reads use other connections than writes."""
+    async with clients([instance.address], 1) as (client,):
+        await retry_until(lambda: client.get("/sessions"), lambda one: one.status == 200, SERVED_WITHIN_SECONDS)
 
 
 async def check_reason(on_standby: RunningInstance) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import os
 import shutil
+import socket
 import sqlite3
 import subprocess
 import tempfile
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import asyncpg
+import psutil
 from sqlalchemy import Connection, create_engine, make_url
 from sqlalchemy.ext.asyncio import create_async_engine
 
@@ -22,10 +24,12 @@ from tenure.clock import from_microseconds, to_microseconds, wall_microseconds
 from tenure.store.contract import Store
 from tenure.store.engines import open_store
 from tenure.store.engines.sqlite.store import SqliteStore
+from tests.support.processes import family
 
 T = TypeVar("T")
 
 POOL_SIZE = 8
+DEFAULT_PORT = 5432
 TEMPLATE = "tenure_template"
 MEMORY = Path("/dev/shm")
 ROOM_BYTES = 4 * 1024**3
@@ -44,9 +48,16 @@ class PostgresServer:
         self.binaries = Path(self._server.bin_path)
         self.folder = folder
         self._options = f'-h "" -k {self._server.get_postmaster_info().socket_dir}'
+        self.port = DEFAULT_PORT
 
     def url(self, database: str = "postgres") -> str:
-        return f"postgresql://postgres@/{database}?host={self.socket_folder}"
+        port = "" if self.port == DEFAULT_PORT else f"&port={self.port}"
+        return f"postgresql://postgres@/{database}?host={self.socket_folder}{port}"
+
+    @property
+    def tcp_host(self) -> str:
+        """Its host and port, after `listen`."""
+        return f"127.0.0.1:{self.port}"
 
     @property
     def socket_folder(self) -> str:
@@ -74,9 +85,30 @@ class PostgresServer:
     def back_up(self, folder: Path) -> None:
         """Copies the server to `folder`, as a standby that follows it."""
         folder.parent.chmod(0o777)
-        self.run("pg_basebackup", "-h", self.socket_folder, "-U", "postgres", "-D", str(folder), "-R", "-c", "fast")
+        source = ("-h", self.socket_folder, "-p", str(self.port), "-U", "postgres")
+        self.run("pg_basebackup", *source, "-D", str(folder), "-R", "-c", "fast")
         # The lock of the original's socket, which is in the folder of its data.
-        (folder / ".s.PGSQL.5432.lock").unlink(missing_ok=True)
+        (folder / f".s.PGSQL.{self.port}.lock").unlink(missing_ok=True)
+
+    def listen(self) -> None:
+        """Restarts the server. From then on it also accepts connections on a loopback port."""
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        self.stop()
+        self._options, self.port = f"-h 127.0.0.1 -p {port} -k {self.socket_folder}", port
+        self.start()
+
+    def kill(self) -> None:
+        """Kills all processes of the server at once, as when its machine crashes."""
+        for process in family(self.pid):
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+
+    def rebuild(self, primary: "PostgresServer") -> None:
+        """Replaces the data of the killed server by a copy of `primary`, which it follows as a standby from then on."""
+        shutil.rmtree(self.folder)
+        primary.back_up(self.folder)
+        self.start()
 
     def stop(self, mode: str = "immediate") -> None:
         self.control("-m", mode, "stop")

@@ -15,6 +15,7 @@ from sqlalchemy import Connection, event, text
 from sqlalchemy.exc import DisconnectionError
 from sqlalchemy.ext.asyncio import create_async_engine
 
+from tenure.clock import monotonic
 from tenure.errors import ConfigurationError, DatabaseUnavailable
 from tenure.store.contract import Topic
 from tenure.store.engines.postgres import rows
@@ -23,10 +24,12 @@ from tenure.store.engines.postgres.connections import (
     CONNECT_SECONDS,
     HOT_SETTINGS,
     READ_ONLY,
+    REPLACE_SECONDS,
     SETTINGS,
     HotConnections,
     LimitedConnections,
     divide_pool,
+    is_read_only,
     set_timeouts,
 )
 from tenure.store.engines.postgres.errors import cause_of
@@ -50,6 +53,7 @@ class PostgresClient:
         """With `read_only`, the server refuses every write of these connections."""
         self._hosts = Hosts(url)
         self._settings = SETTINGS | READ_ONLY if read_only else SETTINGS
+        self._read_only = read_only
         shares = divide_pool(pool_size)
         self._hot = HotConnections(self._connect_hot, shares.hot, self._check_unanswered)
         self._openings = LimitedConnections(self._hot, shares.openings)
@@ -185,9 +189,17 @@ class PostgresClient:
         return await self._hosts.connect(self._settings | HOT_SETTINGS)
 
     def _refuse_former_host(self, connection: Any, _record: object, _proxy: object) -> None:
-        """Makes the pool replace a connection to a host that was the primary before a fail-over."""
-        if not self._hosts.is_current(connection.driver_connection):
+        """Makes the pool replace a connection to a server that was the primary before a fail-over.
+
+        With several hosts, another one was reached since. With one name for all of them, the server has become read
+        only, and its name may lead to another server by now.
+        """
+        driver: HostConnection = connection.driver_connection
+        if not self._hosts.is_current(driver):
             raise DisconnectionError("another host is the primary now")
+        is_old = monotonic() - driver.connected_at >= REPLACE_SECONDS
+        if is_old and not self._read_only and is_read_only(driver):
+            raise DisconnectionError("the server has become read only")
 
     async def _connect_listening(self) -> HostConnection:
         connection = await self._connect_hot()

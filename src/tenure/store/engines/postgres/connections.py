@@ -183,7 +183,7 @@ class HotConnections:
             self._places.release()
 
     def _check_writable(self, connection: asyncpg.Connection) -> None:
-        if self._must_write and _is_read_only(connection):
+        if self._must_write and is_read_only(connection):
             raise asyncpg.ReadOnlySQLTransactionError("the server is read only")
 
     def _release_failed(self, connection: asyncpg.Connection, error: BaseException) -> None:
@@ -258,7 +258,7 @@ def set_timeouts(connection: Connection, seconds: int) -> None:
     connection.execute(text(f"SELECT {settings}"))
 
 
-def _is_read_only(connection: asyncpg.Connection) -> bool:
+def is_read_only(connection: asyncpg.Connection) -> bool:
     """From what the server has reported with its last answer: PostgreSQL reports changes of these settings."""
     settings = connection.get_settings()
     return "on" in (getattr(settings, "in_hot_standby", ""), getattr(settings, "default_transaction_read_only", ""))
