@@ -1,4 +1,5 @@
 import atexit
+import gc
 import os
 import random
 import shutil
@@ -29,6 +30,7 @@ from tests.support.sqlserver import empty_mssql_database, mssql_database  # noqa
 if (memory := memory_folder()) is not None and "PYTEST_XDIST_WORKER" not in os.environ:
     # For all temporary files of tests and of the processes they start: a disk may stall for seconds when it is busy.
     os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="t", dir=memory)
+    Path(tempfile.tempdir).chmod(0o755)  # some programs run as a user of their own
     atexit.register(shutil.rmtree, tempfile.tempdir, ignore_errors=True)
 
 MakeDatabase = Callable[[], Awaitable[Database]]
@@ -75,6 +77,12 @@ class ByFolder(LoadScopeScheduling):
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFolder:
     return ByFolder(config, log)
+
+
+def pytest_collection_finish() -> None:
+    """Excludes what now exists from garbage collection, which otherwise pauses all tests for longer and longer."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

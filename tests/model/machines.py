@@ -9,7 +9,11 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
+from tenure.store.retries import Retries
 from tests.support.databases import Database
+
+PATIENCE_SECONDS = 30.0
+"""How long a call may take. Among thousands of calls, one is delayed if the machine is paused for a moment."""
 
 
 class StoreMachine(RuleBasedStateMachine):
@@ -32,7 +36,8 @@ Machine = TypeVar("Machine", bound=StoreMachine)
 
 def bound_to_database(machine: type[Machine], request: pytest.FixtureRequest) -> Iterator[type[Machine]]:
     """A state machine runs synchronously, so its database has its own event loop."""
-    with asyncio.Runner() as runner:
+    with pytest.MonkeyPatch.context() as patched, asyncio.Runner() as runner:
+        patched.setattr(Retries.run, "__defaults__", (PATIENCE_SECONDS,))
         database = runner.run(request.getfixturevalue(f"make_{request.param}")())
         yield type("Bound", (machine,), {"database": database, "run": staticmethod(runner.run)})
         runner.run(database.close())

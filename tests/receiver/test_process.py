@@ -208,6 +208,7 @@ async def all_keys(receiver: RunningReceiver) -> list[str]:
 )
 def test_invalid_setting_prevents_start(monkeypatch: pytest.MonkeyPatch, flags: list[str], words: str) -> None:
     monkeypatch.setattr("tenure.receiver.server.run", lambda _: pytest.fail("the receiver started"))
+    monkeypatch.setattr("tenure.telemetry.logs.configure_logs", lambda *_level: None)
     refused = CliRunner().invoke(app, ["receiver", *flags])
     assert refused.exit_code == 2
     assert refused.stderr.startswith(f"tenure: {words}")
