@@ -1,0 +1,1 @@
+SELECT ResourceId AS capacityId, TenantId AS tenantObjectId, MaxConcurrent AS maxSessions FROM Resources;

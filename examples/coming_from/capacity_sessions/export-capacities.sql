@@ -1,0 +1,1 @@
+SELECT CapacityId, MaxSessions, TenantObjectId FROM Capacities;

@@ -1,0 +1,1 @@
+SELECT subscription_id, account_id, max_streams FROM subscriptions;

@@ -1,0 +1,211 @@
+"""The examples of "Coming from …": the clients of five other services work, each against its own `tenure.toml`, and
+their data moves to Tenure and back.
+"""
+
+import asyncio
+import os
+import re
+import sqlite3
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tenure.config import load
+from tests.http.local import LocalService, prepare_process
+from tests.support.databases import Clock
+from tests.support.receivers import RunningReceiver
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "coming_from"
+CAPACITY = "0190b0a0-0000-7000-8000-0000000000c1"
+SECONDS = 60
+
+pytestmark = pytest.mark.slow
+
+Run = Callable[..., AbstractAsyncContextManager[LocalService]]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Runs an instance with the `tenure.toml` of an example, on the database `tenure.db`."""
+    prepare_process(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+
+    @asynccontextmanager
+    async def running(example: str, **environment: str) -> AsyncIterator[LocalService]:
+        config = load(
+            {"database": f"sqlite:///{tmp_path / 'tenure.db'}"}, environment, EXAMPLES / example / "tenure.toml"
+        )
+        async with LocalService(config, Clock()).running() as service:
+            yield service
+
+    return running
+
+
+async def script(name: str, *arguments: str, code: int = 0, **environment: str) -> str:
+    """Runs a program of the examples and returns what it printed."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-W", "error", str(EXAMPLES / name), *arguments),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, **environment},
+    )
+    async with asyncio.timeout(SECONDS):
+        output, errors = (text.decode() for text in await process.communicate())
+    assert process.returncode == code, f"{name}: {process.returncode}\n{output}\n{errors}"
+    return output
+
+
+def address(service: LocalService, path: str = "") -> str:
+    return f"http://127.0.0.1:{service.port}{path}"
+
+
+def rows(statement: str) -> list[tuple[Any, ...]]:
+    with closing(sqlite3.connect("old.db")) as old:
+        return old.execute(statement).fetchall()
+
+
+async def live(service: LocalService, path: str = "/sessions") -> dict[str, Mapping[str, Any]]:
+    listed = await service.http.get(path, params={"active": "true"}, headers={"Tenure-JSON-Case": "camel"})
+    return {session["sessionId"]: session for session in listed.json()["sessions"]}
+
+
+async def test_capacity_sessions_move_and_come_back_and_their_client_works(run: Run) -> None:
+    moved = [f"0190b0a0-0000-7000-8000-00000000010{number}" for number in (1, 2)]
+    async with run("capacity_sessions") as service:
+        checked = await script("move.py", "capacity_sessions", "old.db", "--dry-run")
+        assert "2 sessions would be imported, 0 existed already, 0 had ended" in checked
+        assert await live(service) == {}
+        for counts in ("2 sessions imported, 0 existed", "0 sessions imported, 2 existed"):
+            assert counts in await script("move.py", "capacity_sessions", "old.db")
+        found = await live(service)
+        assert sorted(found) == moved
+        assert [found[each]["sessionKind"] for each in moved] == [1, 2]
+        ((start,),) = rows("SELECT SessionStartUtc FROM CapacitySessions WHERE Id LIKE '%101}'")
+        assert found[moved[0]]["sessionStartUtc"] == f"{start.replace(' ', 'T')}.000000Z"
+        capacity = (await service.http.get(f"/capacities/{CAPACITY}")).json()
+        assert (capacity["maxSessions"], capacity["tenantObjectId"][-2:]) == (3, "a1")
+
+        printed = await script("capacity_sessions/client.py", "--url", address(service))
+        assert printed.split() == ["created", "existing", "upgraded", "TERMINATED", "over"]
+
+        opened = await service.open()
+        assert "3 sessions written back" in await script(
+            "move.py", "capacity_sessions", "old.db", "--back", "--url", address(service)
+        )
+        active = rows("SELECT lower(trim(Id, '{}')), SessionType FROM CapacitySessions WHERE IsActive = 1 ORDER BY Id")
+        assert [each for each, _ in active] == sorted([*moved, opened["sessionId"]])
+        assert dict(active)[moved[1]] == "Pro"
+
+
+async def test_applock_sessions_move_by_their_markers_and_jobs_run_once_per_due_time(run: Run) -> None:
+    (alive, dead) = (f"0190b0a0-0000-7000-8000-00000000020{number}" for number in (1, 2))
+    async with run("applock_sessions") as service:
+        assert "1 sessions imported" in await script("move.py", "applock_sessions", "old.db")
+        found = await live(service)
+        assert list(found) == [alive]
+        assert dead not in found
+        assert found[alive]["heartbeatInterval"] is not None
+
+        printed = await script("applock_sessions/client.py", "--url", address(service))
+        assert printed.splitlines() == ["created renew every 30 seconds", "over"]
+
+        database = ["--database", "sqlite:///tenure.db", "--seconds", "2.5"]
+        nodes = await asyncio.gather(*(script("applock_sessions/jobs.py", *database) for _ in range(2)))
+        due = [line for node in nodes for line in re.findall(r"^invoices due at .+$", node, re.MULTILINE)]
+        assert due
+        assert len(set(due)) == len(due)
+        for node in nodes:
+            assert re.search(r"^sp_getapplock [01] sp_releaseapplock 0$", node, re.MULTILINE), node
+        # The runs of the jobs are what the markers were.
+        runs = (await service.http.get("/jobs/invoices/runs")).json()["runs"]
+        assert sum(each["outcome"] == "succeeded" for each in runs) == len(due)
+
+        assert "1 sessions written back" in await script(
+            "move.py", "applock_sessions", "old.db", "--back", "--url", address(service)
+        )
+
+
+async def test_intent_posted_to_follower_is_sent_by_leader_and_waiting_intents_move_once(
+    run: Run, tmp_path: Path
+) -> None:
+    receiver = RunningReceiver(tmp_path, "--ledger", "ledger.db")
+    gateway = {"TENURE_GATEWAYS__ORDERS__URL": f"{receiver.address}/orders"}
+    try:
+        async with run("submission_manager", **gateway) as leader:
+            async with asyncio.timeout(SECONDS):
+                while "mode=leader" not in await readiness(leader):  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+            async with run("submission_manager", **gateway, TENURE_LEASES__HOLDER="node-2") as follower:
+                printed = (await script("submission_manager/client.py", "--url", address(follower))).splitlines()
+                assert re.fullmatch(r"mode=follower holder_id=node-2 lease_expires_at=\S+ leader_id=node-1", printed[0])
+                assert printed[1:] == ["pending", "delivered after 1 attempts"]
+
+                for _ in range(2):
+                    moved = await script("submission_manager/move_intents.py", "old.db", "--url", address(follower))
+                    assert [line.split()[0] for line in moved.splitlines()] == ["intent-2", "intent-3"]
+                async with asyncio.timeout(SECONDS):
+                    while (await counts(follower)).get("delivered") != 3:  # noqa: ASYNC110
+                        await asyncio.sleep(0.05)
+                assert await counts(follower) == {"delivered": 3}
+                received = (await follower.http.get(f"{receiver.address}/_totals")).json()
+                assert (received["keys"], received["duplicates"]) == (3, 0)
+    finally:
+        receiver.stop()
+
+
+async def readiness(service: LocalService) -> str:
+    return (await service.http.get("/readyz", headers={"Accept": "text/plain"})).text
+
+
+async def counts(service: LocalService) -> dict[str, int]:
+    listed = (await service.http.get("/submissions", params={"gateway": "orders"})).json()["submissions"]
+    states = [each["state"] for each in listed]
+    return {state: states.count(state) for state in set(states)}
+
+
+async def test_transcription_client_sends_audio_first_and_reads_snake_case(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(EXAMPLES.parents[1]))
+    (tmp_path / "audio.pcm").write_bytes(b"one two. three")
+    recognizer = {"TENURE_STREAMS__OPTIONS__RECOGNIZER": "tests.transcription.stand_ins:Letters"}
+    async with run("transcription_sessions", **recognizer) as service:
+        url = f"ws://127.0.0.1:{service.port}/v1"
+        printed = (await script("transcription_sessions/client.py", "audio.pcm", "--url", url)).splitlines()
+        assert [line for line in printed if line.startswith("final")] == ["final one two", "final three"]
+        assert printed[-2:] == ["already_closed STOPPED 14 bytes", "14 bytes 2 transcripts on this instance"]
+        # The limit of the other service is the seats of the capacity.
+        await service.http.put(f"/capacities/{CAPACITY}", json={"max_sessions": 0})
+        refused = await script("transcription_sessions/client.py", "audio.pcm", "--url", url, code=1)
+        assert refused.startswith("SESSION_LIMIT ")
+        assert (await service.http.get("/v1/health")).json()["active_sessions"] == 0
+
+
+async def test_player_keeps_imported_session_alive_and_last_screen_is_refused(run: Run) -> None:
+    imported = "0190b0a0-0000-7000-8000-000000000301"
+    async with run("playback_sessions") as service:
+        assert "1 sessions imported" in await script("move.py", "playback_sessions", "old.db")
+        url = address(service, "/api/v3")
+        lease = (await live(service, "/api/v3/sessions"))[imported]
+        assert lease["sessionKind"] == 2
+        twice = ["--heartbeats", "2", "--pause", "0"]
+        printed = (await script("playback_sessions/player.py", "--url", url, *twice)).splitlines()
+        assert printed[0] == "created heartbeat every 5 seconds"
+        assert [line.split()[:2] for line in printed[1:3]] == [["alive", "until"]] * 2
+        assert printed[3] == "TERMINATED"
+
+        capacity = f"/api/v3/capacities/{CAPACITY}"
+        await service.http.put(capacity, json={"max_sessions": 1, "tenant_object_id": lease["tenantObjectId"]})
+        refused = await script("playback_sessions/player.py", "--url", url, code=1)
+        assert refused == "all screens of the subscription are taken\n"
+
+        assert "1 sessions written back" in await script(
+            "move.py", "playback_sessions", "old.db", "--back", "--url", url
+        )
+        again = ["--url", url, "--session", imported, "--heartbeats", "1", "--pause", "0"]
+        assert "alive until" in await script("playback_sessions/player.py", *again)
+        assert await script("playback_sessions/player.py", *again, code=1) == "the session is over\n"
