@@ -31,7 +31,17 @@ PAGES = [
     "sessions?kind=2&tenant={tenant}",
     "sessions?order=lapse&capacity={capacity}",
     "sessions/{session}",
+    "capacities",
+    "capacities/{capacity}",
+    "deliveries",
+    "deliveries?state=failed",
+    "cluster",
+    "alerts",
+    "audit-log",
+    "keys",
 ]
+STATE = "CASE WHEN g % 100 < 97 THEN 'delivered' WHEN g % 100 < 99 THEN 'failed' ELSE 'pending' END"
+"""Of a submission. Most are delivered, as in an installation that works."""
 VISIT = """
 async (address) => {
     const frame = () => new Promise((resolve) => requestAnimationFrame(() => setTimeout(resolve)));
@@ -88,7 +98,7 @@ async def main(count: int) -> None:
         with service(url):
             pass  # migrates the schema
         await fill_postgres(url, count)
-        await fill_submissions_postgres(url, count)
+        await fill_submissions_postgres(url, count, STATE)
         await fill_usage_postgres(url, count // 10)
         await fill_capacities_postgres(url, min(CAPACITIES, count))
         ids = await some_ids(url)

@@ -92,7 +92,7 @@ GATEWAY = "CASE WHEN g <= {count} * 3 / 10 THEN 'gateway old' ELSE 'gateway ' ||
 """One gateway has many submissions, but no recent ones."""
 
 
-async def fill_submissions_postgres(url: str, count: int) -> None:
+async def fill_submissions_postgres(url: str, count: int, state: str = STATE) -> None:
     """Inserts submissions, each with one ended attempt."""
     connection = await asyncpg.connect(url)
     definitions = await _drop_indexes(connection, "submissions")
@@ -103,7 +103,7 @@ async def fill_submissions_postgres(url: str, count: int) -> None:
                CASE state WHEN 'pending' THEN s END, CASE WHEN state <> 'pending' THEN s END, 1, 1, state,
                {GATEWAY.format(count=count)}, 'caller ' || g % 1000, 'key ' || g, g, decode(md5(g::text), 'hex'),
                '{{}}', ''
-          FROM (SELECT g, {STATE} AS state, now() - interval '2 days' + g * interval '1 second' / 10 AS s
+          FROM (SELECT g, {state} AS state, now() - interval '2 days' + g * interval '1 second' / 10 AS s
                   FROM generate_series(1, {count}) AS g) AS made
         """
     )

@@ -25,9 +25,9 @@ COUNT_MAX = 20_000
 """The most sessions that a count with a filter checks, for live and for closed sessions each."""
 UNSENT_SPANS_MAX = 10
 """The most spans of windows without a gateway that one section of a session's history covers."""
-COUNTED_MAX = 100_000
+COUNTED_MAX = 50_000
 """The most submissions of one gateway and state that are counted."""
-COUNTED_TOTAL = 200_000
+COUNTED_TOTAL = 80_000
 """The most submissions that one request counts. Pending and failed ones are counted first."""
 COUNTED_MIN = 1_000
 """How many of each gateway and state are counted in any case, when COUNTED_TOTAL is used up."""

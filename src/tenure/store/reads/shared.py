@@ -42,15 +42,16 @@ def _short(read: Read[P, T]) -> Method[P, T]:
     return method
 
 
-def _long(read: Read[P, T], seconds: int = LONG_READ_SECONDS, *, nobody_waits: bool = False) -> Method[P, T]:
+def _long(read: Read[P, T], seconds: int = LONG_READ_SECONDS, *, one_core: bool = False) -> Method[P, T]:
     """A read whose cost grows with the table. It blocks no writer, and leaves connections for short reads.
 
-    A read for which nobody waits uses one core of the database, even if several cores would finish it earlier.
+    With `one_core`, it uses one core of the database, even if several would finish it earlier: for reads that nobody
+    waits for, and for counts that every open console repeats.
     """
 
     async def method(store: "SharedReads", /, *args: P.args, **kwargs: P.kwargs) -> T:
         def run(connection: Connection) -> T:
-            if nobody_waits:
+            if one_core:
                 store._use_one_core(connection)  # noqa: SLF001
             return read(connection, *args, **kwargs)
 
@@ -75,7 +76,7 @@ class SharedReads:
     count_live = _short(session_matches.count_live)
     count_matches = _short(session_matches.count_matches)
     read_history = _short(history.read_history)
-    count_sessions = _long(sessions.count_sessions)
+    count_sessions = _long(sessions.count_sessions, one_core=True)
     count_active_sessions = _long(sessions.count_active_sessions)
     find_overlaps = _long(sessions.find_overlaps, AUDIT_SECONDS)
 
@@ -119,7 +120,7 @@ class SharedReads:
     list_alerts = _short(alerts.list_alerts)
     find_alerts = _short(alerts.find_alerts)
     read_observations = _short(alerts.read_observations)
-    read_gauges = _long(alerts.read_gauges, nobody_waits=True)
+    read_gauges = _long(alerts.read_gauges, one_core=True)
     read_events = _short(events.read_events)
     find_event_batches = _short(events.find_event_batches)
 
