@@ -125,7 +125,8 @@ class PostgresServer:
 
     async def create_database(self, template: str | None = None) -> str:
         name = f"t{os.getpid()}_{next(_numbers)}"
-        await self.execute(f"CREATE DATABASE {name}" + (f" TEMPLATE {template}" if template else ""))
+        # Copying files takes half as long as copying page by page through the WAL.
+        await self.execute(f"CREATE DATABASE {name}" + (f" TEMPLATE {template} STRATEGY FILE_COPY" if template else ""))
         return name
 
     async def drop_database(self, name: str) -> None:
