@@ -50,6 +50,7 @@ HEAVY_SCOPES = {
     "streams": "clocks",
     "edge": "edge",
     "deployment": "edge",
+    "proof": "proof",
     "clients": "clients",
     "plans": "plans",
     "browser": "browser",

@@ -1,0 +1,5 @@
+"""`python -m proof`."""
+
+from proof.cli import main
+
+main()

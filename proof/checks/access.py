@@ -1,0 +1,37 @@
+"""Access: no key sees or does what it may not, a revoked key stops working, and a valid key is never refused."""
+
+from proof.checks.outcome import Findings, Outcome
+from proof.history import History
+from proof.plan import GRACE_SECONDS, Plan
+from proof.tables import Tables
+
+OK_STATUSES = range(200, 300)
+UNAUTHENTICATED = 401
+REVOKED_MICROSECONDS = int((max(2.0, GRACE_SECONDS) + 0.5) * 1e6)
+"""A revoked key stops working within two seconds, or after the grace on an instance that has lost its database."""
+BOUND = ("tenant client", "tenant reader")
+
+
+def check(history: History, tables: Tables, _plan: Plan) -> Outcome:
+    findings = Findings()
+    tenants = {key["name"]: key["tenant_object_id"] for key in tables.keys}
+    own = {label: tenants[label.replace(" ", "-")] for label in BOUND}
+    revoked = {life.label: life.revoked_at for life in history.key_lives if life.revoked_at}
+    for operation in history.operations:
+        label, name = operation.credential, f"{operation.action} with key {operation.credential}"
+        succeeded = operation.status in OK_STATUSES
+        if operation.client == "intruder":
+            if operation.action == "list":
+                seen = set(operation.answer["tenants"]) if succeeded else set()
+                findings.expect(seen <= {own[label]}, f"{name} showed sessions of the tenants {sorted(seen)}")
+            else:
+                findings.expect(not succeeded, f"{name} {operation.session_id} succeeded: {operation.answer}")
+        elif operation.client == "key user":
+            since = operation.called_at - revoked.get(label, operation.called_at)
+            findings.expect(
+                not succeeded or since < REVOKED_MICROSECONDS,
+                f"{name} worked at {operation.via}, {since / 1e6:.1f} s after the key was revoked",
+            )
+        else:
+            findings.expect(operation.status != UNAUTHENTICATED, f"{name} got 401: {operation.answer}")
+    return findings.outcome()

@@ -1,0 +1,47 @@
+"""Answers: none comes late or never unless a fault explains it, none is a 500, and everything comes to rest in the end.
+
+A deadlock of the database counts as a finding too: it is resolved by an error after a second, and the cause is always
+an order of locks that somebody has broken.
+"""
+
+from proof.checks.outcome import Findings, Outcome
+from proof.history import TIMEOUT, Fault, History
+from proof.plan import Plan
+from proof.tables import Tables
+
+INTERNAL = 500
+LATE_MICROSECONDS = 6_000_000
+"""An instance answers within this time, also if its database is away."""
+MARGIN_MICROSECONDS = 3_000_000
+QUIET_MICROSECONDS = 8_000_000
+SILENT = ("pause", "client-link-stall", "client-link-drop", "client-link-slow", "database-freeze")
+"""Faults during which an instance cannot answer, or its answer cannot arrive."""
+
+
+def check(history: History, _tables: Tables, _plan: Plan) -> Outcome:
+    findings = Findings()
+    silent = [fault for fault in history.faults if fault.kind in SILENT]
+    for operation in history.operations:
+        if operation.called_at < history.began_at:
+            continue  # the ensemble was starting
+        name = f"{operation.action} of {operation.client} at {operation.called_at} ({operation.via})"
+        span = (operation.called_at, operation.returned_at)
+        findings.expect(operation.status != INTERNAL, f"{name} got 500: {operation.answer}")
+        if operation.failure == TIMEOUT or span[1] - span[0] > LATE_MICROSECONDS:
+            what = operation.failure or f"status {operation.status}"
+            findings.expect(
+                _explained(silent, *span, MARGIN_MICROSECONDS), f"{name} took {operation.seconds:.1f} s: {what}"
+            )
+        elif operation.failure or operation.status > INTERNAL:
+            findings.expect(
+                _explained(history.faults, *span, QUIET_MICROSECONDS),
+                f"{name} failed far from any fault: {operation.failure or operation.answer}",
+            )
+    findings.expect(not history.deadlocks, f"the database has resolved {history.deadlocks} deadlocks")
+    for what in history.unsettled:
+        findings.add(what)
+    return findings.outcome()
+
+
+def _explained(faults: list[Fault], start: int, end: int, margin: int) -> bool:
+    return any(fault.overlaps(start, end, margin) for fault in faults)

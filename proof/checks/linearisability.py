@@ -1,0 +1,228 @@
+"""Is the history of one key linearisable? A bounded search after Wing and Gong, with the memory of Lowe.
+
+Every call takes effect at one instant between its call and its return. The search looks for an order of these instants
+in which the answers agree with the rules of a key:
+
+- at most one session is live;
+- `created` needs that none is live, `existing` that this one is live and of the same or a higher kind, `upgraded` that
+  the previous one is live and of a lower kind;
+- a heartbeat is acknowledged only while its session is live, and moves its deadline;
+- a session that has been ended, or is past its deadline, never becomes live again.
+
+Deadlines make time part of the state. An answer that contains the database's instant fixes the effect to that instant,
+which must lie between call and return. A call without an answer may have taken effect at any time after it, or never.
+
+The search stops after STEPS_MAX steps and returns `undecided`, so it always ends.
+"""
+
+from collections.abc import Iterator, Sequence
+from enum import StrEnum
+from math import inf
+from typing import NamedTuple
+
+STEPS_MAX = 200_000
+
+
+class Verdict(StrEnum):
+    GOOD = "good"
+    BAD = "bad"
+    UNDECIDED = "undecided"
+
+
+class Call(NamedTuple):
+    """One call on a key."""
+
+    action: str
+    """`open`, `end` or `heartbeat`."""
+    called_at: float
+    returned_at: float
+    """Infinite if there was no answer."""
+    result: str
+    """`created`, `existing`, `upgraded`; `ended`; `renewed`; `over`; `unknown` without an answer."""
+    session_id: str = ""
+    """The session of the answer, or the one that the call was about."""
+    kind: int = 0
+    at: float | None = None
+    """The instant at which the database says that it happened."""
+    deadline_at: float = inf
+    """The deadline in the answer."""
+    previous_id: str = ""
+
+    @property
+    def is_answered(self) -> bool:
+        return self.result != "unknown"
+
+
+class State(NamedTuple):
+    """Of a key. The session is live until some instant from `earliest` to `latest`."""
+
+    session_id: str = ""
+    """Empty if none is live; `?` if a call without an answer opened it and its id is not known yet."""
+    kind: int = 0
+    earliest: float = -inf
+    latest: float = -inf
+    floor: float = -inf
+    """No later effect is before this instant."""
+    gone: frozenset[str] = frozenset()
+    """The ids of sessions that are over and whose opening was not answered: they must not come back."""
+
+
+class Result(NamedTuple):
+    verdict: Verdict
+    steps: int
+    placed: int = 0
+    """How many answered calls the best order contains."""
+    stuck: Sequence[Call] = ()
+    """The calls that could have been next in the best order, and did not fit."""
+
+
+def check(calls: Sequence[Call], lease: float = 0, steps_max: int = STEPS_MAX) -> Result:
+    """`lease`: how long a session lives after its opening, if the answer to the opening was lost."""
+    return _Search(sorted(calls, key=lambda call: (call.called_at, call.returned_at)), lease).run(steps_max)
+
+
+class _Search:
+    def __init__(self, calls: Sequence[Call], lease: float) -> None:
+        # A heartbeat without an answer moves the deadline or not. Instead of trying both, the deadline is uncertain.
+        self._shaky = {call.session_id for call in calls if call.action == "heartbeat" and not call.is_answered}
+        self._calls = [call for call in calls if call.action != "heartbeat" or call.is_answered]
+        self._made = {call.session_id for call in self._calls if call.result in ("created", "upgraded")}
+        self._lease = lease
+        self._answered = sum(1 << place for place, call in enumerate(self._calls) if call.is_answered)
+
+    def run(self, steps_max: int) -> Result:
+        steps, best, stuck = 0, 0, list[Call]()
+        seen: set[tuple[int, State]] = set()
+        stack = [(0, State())]
+        while stack:
+            done, state = stack.pop()
+            if done & self._answered == self._answered:
+                return Result(Verdict.GOOD, steps)
+            steps += 1
+            if steps > steps_max:
+                return Result(Verdict.UNDECIDED, steps)
+            candidates = self._candidates(done)
+            placed = (done & self._answered).bit_count()
+            if placed > best or not stuck:
+                best, stuck = placed, [self._calls[place] for place in candidates if self._calls[place].is_answered]
+            # The last one on the stack is tried first: calls with an answer, in the order of their effects.
+            for place in reversed(candidates):
+                for after in self._effects(self._calls[place], state):
+                    following = (done | 1 << place, after)
+                    if following not in seen:
+                        seen.add(following)
+                        stack.append(following)
+        return Result(Verdict.BAD, steps, best, stuck)
+
+    def _candidates(self, done: int) -> list[int]:
+        """The calls that no other call precedes: none of those that are left had returned before they began."""
+        places: list[int] = []
+        first_return = inf
+        for place, call in enumerate(self._calls):
+            if done >> place & 1:
+                continue
+            if call.called_at > first_return:
+                break  # so were all later ones
+            places.append(place)
+            first_return = min(first_return, call.returned_at)
+        return sorted(places, key=lambda place: self._order(self._calls[place]))
+
+    @staticmethod
+    def _order(call: Call) -> tuple[bool, float]:
+        return not call.is_answered, call.called_at if call.at is None else call.at
+
+    def _effects(self, call: Call, state: State) -> Iterator[State]:
+        """The states that the call can lead to."""
+        low, high = max(call.called_at, state.floor), call.returned_at
+        if call.at is not None:
+            if not low <= call.at <= high:
+                # An end may have been recorded before: then the answer repeats it.
+                if call.result == "ended" and call.at <= high:
+                    yield from self._already_over(call, state, low, high)
+                return
+            if call.result != "ended":
+                low = high = call.at
+        for live, at in self._alternatives(state, low, high):
+            yield from self._apply(call, live, at, high)
+
+    def _alternatives(self, state: State, low: float, high: float) -> Iterator[tuple[State, float]]:
+        """The state at the instant of the effect: still live, or lapsed. With the earliest such instant."""
+        if not state.session_id:
+            yield state._replace(floor=low), low
+            return
+        if low < state.latest:
+            yield state._replace(floor=low), low
+        if high >= state.earliest and state.earliest < inf:
+            at = max(low, state.earliest)
+            yield self._over(state, at), at
+
+    def _over(self, state: State, at: float) -> State:
+        gone = state.gone if state.session_id in self._made or state.session_id == "?" else state.gone | {state[0]}
+        return State(floor=at, gone=gone)
+
+    def _apply(self, call: Call, state: State, at: float, high: float) -> Iterator[State]:
+        if call.action == "open":
+            yield from self._open(call, state, at)
+        elif call.action == "end":
+            yield from self._end(call, state, at, high)
+        else:
+            yield from self._heartbeat(call, state, at)
+
+    def _open(self, call: Call, state: State, at: float) -> Iterator[State]:
+        if not call.is_answered:
+            if not state.session_id or state.kind < call.kind:
+                ended = self._over(state, at) if state.session_id else state
+                yield ended._replace(session_id="?", kind=call.kind, earliest=at + self._lease, latest=inf)
+            return
+        if call.result == "created" and not state.session_id:
+            yield self._live(call, state, at)
+        elif call.result == "upgraded":
+            for found in self._named(state, call.previous_id):
+                if found.kind < call.kind:
+                    yield self._live(call, self._over(found, at), at)
+        elif call.result == "existing":
+            for found in self._named(state, call.session_id):
+                if found.kind >= call.kind:
+                    earliest = max(found.earliest, call.deadline_at if call.deadline_at < inf else -inf)
+                    yield found._replace(earliest=earliest, latest=max(found.latest, earliest))
+
+    def _end(self, call: Call, state: State, at: float, high: float) -> Iterator[State]:
+        if not call.is_answered:
+            for found in self._named(state, call.session_id):
+                yield self._over(found, at)
+            return
+        yield from self._already_over(call, state, at, high)
+        exact = at if call.at is None else call.at
+        if at <= exact <= high:
+            for found in self._named(state, call.session_id):
+                if exact <= found.latest:
+                    yield self._over(found, exact)
+
+    def _already_over(self, call: Call, state: State, low: float, high: float) -> Iterator[State]:
+        for live, _ in self._alternatives(state, low, high):
+            if live.session_id != call.session_id:
+                yield live
+
+    def _heartbeat(self, call: Call, state: State, at: float) -> Iterator[State]:
+        if call.result == "over":
+            if state.session_id != call.session_id:
+                yield state
+            return
+        for found in self._named(state, call.session_id):
+            # The later of the two: a heartbeat never shortens a deadline.
+            deadline = max(call.deadline_at, found.earliest)
+            yield found._replace(earliest=deadline, latest=self._latest(call.session_id, deadline), floor=at)
+
+    def _live(self, call: Call, state: State, at: float) -> State:
+        latest = self._latest(call.session_id, call.deadline_at)
+        return State(call.session_id, call.kind, call.deadline_at, latest, at, state.gone)
+
+    def _latest(self, session_id: str, deadline: float) -> float:
+        return inf if session_id in self._shaky else deadline
+
+    def _named(self, state: State, session_id: str) -> Iterator[State]:
+        """The state, if this session is live. A session of unknown id gets this one, if no other call has made it."""
+        if state.session_id == session_id:
+            yield state
+        elif state.session_id == "?" and session_id not in self._made and session_id not in state.gone:
+            yield state._replace(session_id=session_id)

@@ -1,0 +1,69 @@
+"""Seats: never more live sessions than seats, and no refusal while a seat was free all the time.
+
+A seat is free from the deadline of its session on. If the session was ended before that, the seat is free as soon as
+the end is committed, which is at the latest when the answer to the request that ended it arrives.
+"""
+
+from bisect import bisect_right
+from itertools import accumulate
+
+from proof.checks.outcome import Findings, Outcome
+from proof.history import History
+from proof.plan import Plan
+from proof.tables import Tables
+
+OK, LIMITED = 200, 429
+LAPSES = ("EXPIRED", "LEASE_EXPIRED", "IDLE_TIMEOUT")
+COMMITTED_MICROSECONDS = 5_000_000
+"""An end without an answer is committed within this time: no write may take longer."""
+
+
+def check(history: History, tables: Tables, _plan: Plan) -> Outcome:
+    findings = Findings()
+    answered = {
+        operation.session_id: operation.returned_at
+        for operation in history.operations
+        if operation.action == "end" and operation.status == OK
+    }
+    for capacity in tables.capacities:
+        seats, capacity_id = capacity["max_sessions"], capacity["capacity_id"]
+        if seats is None:
+            continue
+        times, taken = _taken(tables, capacity_id, None)
+        for at, count in zip(times, taken, strict=True):
+            findings.expect(count <= seats, f"{count} sessions had the {seats} seats of capacity {capacity_id} at {at}")
+        times, taken = _taken(tables, capacity_id, answered)
+        for operation in history.operations:
+            if operation.status != LIMITED or operation.key[0] != capacity_id:
+                continue
+            findings.expect(
+                capacity["when_full"] == "reject",
+                f"an open on capacity {capacity_id}, which evicts, was refused at {operation.called_at}",
+            )
+            first = max(bisect_right(times, operation.called_at) - 1, 0)
+            last = bisect_right(times, operation.returned_at)
+            most = max(taken[first:last], default=0)
+            findings.expect(
+                most >= seats,
+                f"an open on capacity {capacity_id} was refused at {operation.called_at}, although at most {most} of "
+                f"{seats} seats were taken until the answer",
+            )
+    return findings.outcome()
+
+
+def _taken(tables: Tables, capacity_id: str, answered: dict[str, int] | None) -> tuple[list[int], list[int]]:
+    """The instants at which the number of taken seats changes, and the number from then on.
+
+    `answered`: when the answers to the ends of sessions arrived. Without it, a seat is free when its session has ended.
+    """
+    changes: dict[int, int] = {}
+    for session in tables.sessions:
+        if session["capacity_id"] == capacity_id:
+            ended_at = tables.ended_at(session)
+            if answered is not None and session["close_reason"] not in (None, *LAPSES):
+                late = answered.get(session["session_id"], ended_at + COMMITTED_MICROSECONDS)
+                ended_at = max(ended_at, min(late, session["deadline_at"]))
+            for at, change in ((session["started_at"], 1), (ended_at, -1)):
+                changes[at] = changes.get(at, 0) + change
+    times = sorted(changes)
+    return times, list(accumulate(changes[at] for at in times))

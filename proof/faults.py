@@ -1,0 +1,379 @@
+"""The faults of a run. Each is injected, lasts for a while, and is healed; then the recovery is measured.
+
+Two lanes inject one fault after the other, so that at most two faults overlap: `processes` (instances and database) and
+`surroundings` (links, receivers, commits). The seed decides which, when, where and for how long. Keys are revoked all
+the time by clients of their own, and the host clocks of all instances but one are wrong from the start.
+
+A recovery ends when the part that was hurt answers an open with 200 or 201 (instances, database, links), or when a
+receiver accepts again.
+"""
+
+import asyncio
+import signal
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from proof.clients import World
+from proof.ensemble import Instance, Process, set_faults
+from proof.history import Fault, now
+from proof.network import Link
+from tests.support.processes import frozen
+
+PROBE_SECONDS = 0.05
+RECOVERED_SECONDS = 30.0
+LEAST_PAUSE_SECONDS = 0.3
+FAIL_OVER = "fail-over"
+LEADER_SHARE = 0.5
+
+Inject = Callable[["Injector", Fault], Awaitable[None]]
+
+
+class Kind(NamedTuple):
+    inject: Inject
+    lane: str
+    engines: tuple[str, ...] = ("postgresql", "sqlite")
+    what: str = ""
+
+
+class Injector:
+    """Injects the faults of one lane."""
+
+    def __init__(self, world: World, lane: str) -> None:
+        self.world = world
+        self.ensemble = world.ensemble
+        self.source = world.random(f"faults {lane}")
+        self._kinds = [name for name in allowed_faults(world) if KINDS[name].lane == lane]
+
+    async def run(self) -> None:
+        # Every kind occurs before one occurs again, so that a short run has as many kinds as possible.
+        waiting: list[str] = []
+        while self._kinds and not self.world.stopping.is_set():
+            pause = self.world.plan.fault_pause_seconds
+            await self.world.pause(LEAST_PAUSE_SECONDS + self.source.uniform(0, 2 * pause))
+            if self.world.stopping.is_set():
+                return
+            if not waiting:
+                waiting = self.source.sample(self._kinds, len(self._kinds))
+            name = waiting.pop()
+            if name == FAIL_OVER and self.ensemble.standby is None:
+                continue  # it has happened
+            fault = Fault(kind=name, target="", began_at=now())
+            self.world.history.faults.append(fault)
+            await KINDS[name].inject(self, fault)
+            fault.healed_at = fault.healed_at or now()
+
+    async def lasts(self, low: float, high: float) -> None:
+        await self.world.pause(self.source.uniform(low, high))
+
+    async def instance(self, fault: Fault) -> Instance:
+        """An instance; in half of the cases the one that leads."""
+        chosen = self.source.choice(self.ensemble.instances)
+        if self.source.random() < LEADER_SHARE:
+            chosen = await self._leader() or chosen
+        fault.target = chosen.name
+        return chosen
+
+    async def _leader(self) -> Instance | None:
+        """The instance that sends submissions; None while the database is away."""
+        with suppress(Exception):
+            (lease,) = await self.ensemble.rows("SELECT holder FROM leases WHERE name = 'submission-executor'")
+            # The name of a holder is host name, process id and a random part.
+            pid = int(lease["holder"].split("-")[-2])
+            return next((each for each in self.ensemble.instances if each.pid == pid), None)
+        return None
+
+    async def probe(self, fault: Fault, instances: list[Instance]) -> None:
+        """Measures when each of these instances opens a session again. A restart counts as part of the recovery."""
+        fault.healed_at = fault.healed_at or now()
+        try:
+            async with asyncio.timeout(RECOVERED_SECONDS):
+                await asyncio.gather(*(self._probe(each) for each in instances))
+        except TimeoutError:
+            what = f"{fault.kind} of {fault.target}: no service {RECOVERED_SECONDS:g} s after the fault was healed"
+            self.world.history.unsettled.append(what)
+        else:
+            fault.recovered_at = now()
+
+    async def _probe(self, instance: Instance) -> None:
+        client = self.world.client("probe", self.world.credentials.client, instance)
+        try:
+            while True:
+                key = (self.world.unlimited, next(self.world.ids))
+                body = {"capacityId": key[0], "userObjectId": key[1], "tenantObjectId": self.world.tenants[0]}
+                opened = await client.send(
+                    "PUT", "/sessions", {**body, "sessionKind": 1}, action="open", key=key, kind=1
+                )
+                if opened.status in (200, 201):
+                    return
+                await asyncio.sleep(PROBE_SECONDS)
+        finally:
+            client.close()
+
+
+# Instances
+
+
+async def _kill(injector: Injector, fault: Fault) -> None:
+    instance = await injector.instance(fault)
+    await instance.kill()
+    await injector.lasts(0, 1)
+    fault.healed_at = now()
+    instance.start()
+    await instance.ready()
+    await injector.probe(fault, [instance])
+
+
+async def _pause(injector: Injector, fault: Fault) -> None:
+    instance = await injector.instance(fault)
+    instance.send(signal.SIGSTOP)
+    await injector.lasts(0.5, 4.5)
+    instance.send(signal.SIGCONT)
+    await injector.probe(fault, [instance])
+
+
+async def _terminate(injector: Injector, fault: Fault) -> None:
+    instance = await injector.instance(fault)
+    await instance.stop()
+    fault.healed_at = now()
+    instance.start()
+    await instance.ready()
+    await injector.probe(fault, [instance])
+
+
+async def _rolling_restart(injector: Injector, fault: Fault) -> None:
+    fault.target = "all instances"
+    for instance in injector.ensemble.instances:
+        await instance.stop()
+        instance.start()
+        await instance.ready()
+    await injector.probe(fault, injector.ensemble.instances)
+
+
+async def _resign(injector: Injector, fault: Fault) -> None:
+    """An operator ends a lease."""
+    fault.target = injector.source.choice(("submission-executor", "events"))
+    client = injector.world.client("operator", injector.world.credentials.operator)
+    await client.send("POST", f"/leases/{fault.target}/resign", action="resign")
+    client.close()
+
+
+# The database
+
+
+async def _kill_database(injector: Injector, fault: Fault) -> None:
+    fault.target = "PostgreSQL"
+    server = injector.ensemble.server
+    if server is None:
+        raise RuntimeError("there is no server")
+    await asyncio.to_thread(server.stop, "immediate")
+    await injector.lasts(0, 2)
+    fault.healed_at = now()
+    await asyncio.to_thread(server.start)
+    await injector.probe(fault, injector.ensemble.instances)
+
+
+async def _restart_database(injector: Injector, fault: Fault) -> None:
+    fault.target = "PostgreSQL"
+    server = injector.ensemble.server
+    if server is None:
+        raise RuntimeError("there is no server")
+    await asyncio.to_thread(server.stop, "fast")
+    fault.healed_at = now()
+    await asyncio.to_thread(server.start)
+    await injector.probe(fault, injector.ensemble.instances)
+
+
+async def _freeze_database(injector: Injector, fault: Fault) -> None:
+    fault.target = "PostgreSQL"
+    server = injector.ensemble.server
+    if server is None:
+        raise RuntimeError("there is no server")
+    with frozen(server.pid):
+        await injector.lasts(0.5, 4)
+    await injector.probe(fault, injector.ensemble.instances)
+
+
+async def _fail_over(injector: Injector, fault: Fault) -> None:
+    fault.target = "PostgreSQL"
+    await injector.ensemble.fail_over()
+    await injector.probe(fault, injector.ensemble.instances)
+
+
+async def _late_commits(injector: Injector, fault: Fault) -> None:
+    fault.target = "session writes and submissions"
+    await _set_delay(injector, 0.3, 0.8)
+    await injector.lasts(2, 4)
+    fault.healed_at = now()
+    await _set_delay(injector, 0, 0)
+
+
+async def _set_delay(injector: Injector, share: float, seconds: float) -> None:
+    """Tries again while the server is away."""
+    for _ in range(200):
+        with suppress(Exception):
+            await injector.ensemble.rows(f"UPDATE proof_delay SET share = {share}, seconds = {seconds}")
+            return
+        await asyncio.sleep(0.1)
+
+
+async def _fill_disk(injector: Injector, fault: Fault) -> None:
+    """Fills the file system of the SQLite file to the last byte."""
+    place = injector.ensemble.file_system
+    if place is None:
+        raise RuntimeError("the database has no file system of its own")
+    fault.target = "file system of the database"
+    ballast = place / "ballast"
+    await asyncio.to_thread(_fill, ballast)
+    try:
+        await injector.lasts(1, 3)
+    finally:
+        ballast.unlink()
+    await injector.probe(fault, injector.ensemble.instances)
+
+
+def _fill(ballast: Path) -> None:
+    with suppress(OSError), ballast.open("wb", buffering=0) as file:
+        for size in (1 << 20, 1 << 12, 1):
+            with suppress(OSError):
+                while file.write(bytes(size)) == size:
+                    pass
+
+
+# Links
+
+
+async def _link(injector: Injector, fault: Fault, *, database: bool) -> tuple[Link, Instance | None]:
+    if database:
+        instance = await injector.instance(fault)
+        link = instance.databases[0]
+        fault.target = link.name
+        return link, instance
+    fronts: list[tuple[Link, Instance | None]] = [(each.front, each) for each in injector.ensemble.instances]
+    if injector.ensemble.front is not None:
+        fronts.append((injector.ensemble.front, None))
+    link, chosen = injector.source.choice(fronts)
+    fault.target = f"clients of {link.name}"
+    return link, chosen
+
+
+def _break_link(how: str, *, database: bool) -> Inject:
+    async def inject(injector: Injector, fault: Fault) -> None:
+        link, instance = await _link(injector, fault, database=database)
+        if how == "cut":
+            await asyncio.to_thread(link.cut)
+        elif how == "slow":
+            link.slow(injector.source.uniform(0.02, 0.3))
+        elif how == "stall":
+            link.stall()
+        else:
+            link.drop()
+        # A stall of the database lasts for longer than a lease: what was sent under the lease arrives after its end.
+        await injector.lasts(0.5, {"slow": 6, "stall": 5.5 if database else 4}.get(how, 4))
+        await asyncio.to_thread(link.restore)
+        await injector.probe(fault, injector.ensemble.instances if instance is None else [instance])
+
+    return inject
+
+
+# Receivers
+
+
+def _fail_receiver(*ways: dict[str, object]) -> Inject:
+    async def inject(injector: Injector, fault: Fault) -> None:
+        receiver = _receiver(injector, fault)
+        share = injector.source.uniform(0.3, 1)
+        faults = {"share": share, "seed": injector.source.getrandbits(16), "ways": list(ways)}
+        await asyncio.to_thread(set_faults, receiver, faults)
+        await injector.lasts(1, 5)
+        await asyncio.to_thread(set_faults, receiver, 0)
+
+    return inject
+
+
+async def _hang_receiver(injector: Injector, fault: Fault) -> None:
+    receiver = _receiver(injector, fault)
+    receiver.send(signal.SIGSTOP)
+    await injector.lasts(1, 5)
+    receiver.send(signal.SIGCONT)
+
+
+async def _kill_receiver(injector: Injector, fault: Fault) -> None:
+    receiver = _receiver(injector, fault)
+    await receiver.kill()
+    await injector.lasts(0, 2)
+    receiver.start()
+    await receiver.ready()
+
+
+def _receiver(injector: Injector, fault: Fault) -> Process:
+    name = injector.source.choice(sorted(injector.ensemble.receivers))
+    fault.target = f"receiver {name}"
+    return injector.ensemble.receivers[name]
+
+
+_POSTGRES = ("postgresql",)
+_SQLITE = ("sqlite",)
+_PROCESSES, _SURROUNDINGS = "processes", "surroundings"
+
+KINDS: dict[str, Kind] = {
+    "kill": Kind(_kill, _PROCESSES, what="SIGKILL of an instance, and its restart"),
+    "pause": Kind(_pause, _PROCESSES, what="SIGSTOP of an instance for up to 4.5 s"),
+    "terminate": Kind(_terminate, _PROCESSES, what="SIGTERM of an instance, and its restart"),
+    "rolling-restart": Kind(_rolling_restart, _PROCESSES, what="all instances are restarted, one after the other"),
+    "resign": Kind(_resign, _PROCESSES, what="an operator ends a lease"),
+    "database-kill": Kind(_kill_database, _PROCESSES, _POSTGRES, "PostgreSQL crashes, and recovers"),
+    "database-restart": Kind(_restart_database, _PROCESSES, _POSTGRES, "PostgreSQL is restarted"),
+    "database-freeze": Kind(_freeze_database, _PROCESSES, _POSTGRES, "PostgreSQL stands still for up to 4 s"),
+    FAIL_OVER: Kind(
+        _fail_over, _PROCESSES, _POSTGRES, "the primary is lost and its standby promoted (--standby; once)"
+    ),
+    "disk-full": Kind(_fill_disk, _PROCESSES, _SQLITE, "the file system of the SQLite file is full"),
+    "late-commits": Kind(
+        _late_commits, _SURROUNDINGS, _POSTGRES, "writes commit up to 0.8 s after they read the clock"
+    ),
+    "database-link-cut": Kind(
+        _break_link("cut", database=True), _SURROUNDINGS, _POSTGRES, "an instance loses its database"
+    ),
+    "database-link-slow": Kind(
+        _break_link("slow", database=True), _SURROUNDINGS, _POSTGRES, "up to 0.3 s for each packet"
+    ),
+    "database-link-stall": Kind(
+        _break_link("stall", database=True), _SURROUNDINGS, _POSTGRES, "packets arrive up to 5.5 s late, all at once"
+    ),
+    "database-link-drop": Kind(_break_link("drop", database=True), _SURROUNDINGS, _POSTGRES, "a black hole"),
+    "client-link-cut": Kind(
+        _break_link("cut", database=False), _SURROUNDINGS, what="clients lose an instance or HAProxy"
+    ),
+    "client-link-slow": Kind(_break_link("slow", database=False), _SURROUNDINGS, what="up to 0.3 s for each packet"),
+    "client-link-stall": Kind(
+        _break_link("stall", database=False), _SURROUNDINGS, what="packets arrive up to 4 s late"
+    ),
+    "client-link-drop": Kind(_break_link("drop", database=False), _SURROUNDINGS, what="a black hole"),
+    "receiver-fails": Kind(
+        _fail_receiver({"way": "status", "status": 503}, {"way": "status", "status": 500}, {"way": "garbage"}),
+        _SURROUNDINGS,
+        what="a receiver answers 500, 503 or garbage",
+    ),
+    "receiver-counts-and-fails": Kind(
+        _fail_receiver({"way": "drop", "counted": True}, {"way": "status", "status": 502, "counted": True}),
+        _SURROUNDINGS,
+        what="a receiver counts a delivery and then fails",
+    ),
+    "receiver-hangs": Kind(_hang_receiver, _SURROUNDINGS, what="SIGSTOP of a receiver"),
+    "receiver-kill": Kind(_kill_receiver, _SURROUNDINGS, what="SIGKILL of a receiver, and its restart"),
+}
+
+
+def allowed_faults(world: World) -> list[str]:
+    """The kinds that the plan asks for and that this engine and this machine allow."""
+    plan = world.plan
+    asked = list(KINDS) if plan.faults is None else plan.faults
+    names = [name for name in asked if plan.engine in KINDS[name].engines]
+    missing = {"disk-full": world.ensemble.file_system is None, FAIL_OVER: world.ensemble.standby is None}
+    return [name for name in names if not missing.get(name)]
+
+
+def lanes(world: World) -> list[Injector]:
+    return [Injector(world, lane) for lane in (_PROCESSES, _SURROUNDINGS)]

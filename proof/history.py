@@ -1,0 +1,129 @@
+"""What clients saw during a run. The checks work from these records and from the final tables, and from nothing else.
+
+Instants are microseconds since 1970 of this host's clock. PostgreSQL and SQLite run on the same host and read the same
+clock, so an instant in an answer can be compared with the time at which a request was sent.
+"""
+
+import time
+from typing import Any
+
+import msgspec
+
+Key = tuple[str, str]
+"""Capacity and user: at most one session of a key is live."""
+
+TIMEOUT, REFUSED, LOST = "timeout", "refused", "lost"
+"""Why a request has no answer: none came in time, the connection was refused, or it broke."""
+
+
+def now() -> int:
+    return time.time_ns() // 1000
+
+
+class Operation(msgspec.Struct, kw_only=True):
+    """One request and its answer. `status` is 0 without an answer: the request may have been executed or not."""
+
+    client: str
+    """The kind of the client, such as `user` or `seats`."""
+    action: str
+    """`open`, `heartbeat`, `end`, `read`, `submit`, …"""
+    via: str = ""
+    """Where it was sent: `instance 0`, or `proxy`."""
+    credential: str = ""
+    key: Key = ("", "")
+    session_id: str = ""
+    kind: int = 0
+    called_at: int = 0
+    returned_at: int = 0
+    status: int = 0
+    failure: str = ""
+    answer: Any = None
+
+    @property
+    def seconds(self) -> float:
+        return (self.returned_at - self.called_at) / 1e6
+
+
+class Belief(msgspec.Struct, kw_only=True):
+    """A session that the Python client held: the last instant at which it said that the session is not lost."""
+
+    session_id: str
+    lease_seconds: float
+    opened_at: int
+    believed_at: int
+    """The last look that found the session not lost, taken before the look."""
+    looks: int
+    lost_reason: str = ""
+
+
+class Stream(msgspec.Struct, kw_only=True):
+    """A stream: the messages that were sent and echoed, and how the server said that it ended."""
+
+    session_id: str
+    sent: int
+    echoed: int
+    stopped: bool
+    """Whether the client asked for the end and heard it."""
+    reason: str = ""
+    counted: int | None = None
+    """The chunks of the last message of the server."""
+
+
+class Sighting(msgspec.Struct, kw_only=True):
+    """A lease as a reader saw it in `GET /leases`."""
+
+    name: str
+    epoch: int
+    holder: str
+    held: bool
+    asked_at: int
+    seen_at: int
+
+
+class Feed(msgspec.Struct, kw_only=True):
+    """All events that one follower read, in the order in which it read them."""
+
+    name: str
+    events: list[dict[str, Any]]
+    connections: int = 0
+
+
+class KeyLife(msgspec.Struct, kw_only=True):
+    """A key that was created, used, revoked and used on."""
+
+    label: str
+    public_id: str
+    revoked_at: int = 0
+    """When the answer to the revocation arrived; 0: it was not revoked."""
+
+
+class Fault(msgspec.Struct, kw_only=True):
+    kind: str
+    target: str
+    began_at: int
+    healed_at: int = 0
+    recovered_at: int = 0
+    """When the part that was hurt served a request again; 0: it was not measured."""
+
+    def overlaps(self, start: int, end: int, margin: int) -> bool:
+        return self.began_at <= end and start <= max(self.healed_at, self.recovered_at) + margin
+
+
+class History(msgspec.Struct, kw_only=True):
+    """Everything that a run has recorded."""
+
+    began_at: int = 0
+    ended_at: int = 0
+    operations: list[Operation] = []
+    beliefs: list[Belief] = []
+    streams: list[Stream] = []
+    sightings: list[Sighting] = []
+    feeds: list[Feed] = []
+    key_lives: list[KeyLife] = []
+    faults: list[Fault] = []
+    accepted: dict[str, int] = {}
+    """Submissions that a client knows to be accepted, and how many deliveries of each the sender may count on."""
+    deadlocks: int = 0
+    """How many deadlocks PostgreSQL has resolved."""
+    unsettled: list[str] = []
+    """What had not come to rest when the time to settle was over."""

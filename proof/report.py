@@ -1,0 +1,165 @@
+"""The report of a run: what was done, what was compared, how fast the ensemble recovered, and every finding.
+
+All times are relative to the start of the run. Nothing in a report names the machine on which it was made, so that it
+can be published.
+"""
+
+from collections import Counter, defaultdict
+from itertools import pairwise
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any
+
+import msgspec
+
+from proof.picture import draw
+from proof.run import Run
+
+SERVED = range(200, 500)
+
+
+class Recovery(msgspec.Struct):
+    """Of one kind of fault: how often it was injected, and the seconds from its heal until service."""
+
+    faults: int
+    median_seconds: float | None
+    slowest_seconds: float | None
+
+
+class Report(msgspec.Struct):
+    seed: int
+    engine: str
+    instances: int
+    proxy: bool
+    seconds: float
+    settled_in_seconds: float
+    """How long after the load everything was delivered, recorded and read."""
+    requests: int
+    answered: int
+    operations: dict[str, int]
+    """By client and action."""
+    median_milliseconds: float
+    p99_milliseconds: float
+    faults: dict[str, Recovery]
+    takeovers: Recovery
+    """Leases that expired because their holder was gone: the time until another instance held them."""
+    sessions: int
+    streams: int
+    submissions: int
+    usage_windows: int
+    events: int
+    checks: dict[str, int]
+    """How many facts each check has compared."""
+    findings: list[str]
+
+
+def report_of(run: Run) -> Report:
+    history, tables, plan = run.history, run.tables, run.plan
+    answered = [operation for operation in history.operations if operation.status]
+    took = [operation.seconds * 1000 for operation in answered if operation.status in SERVED] or [0.0]
+    last = max((operation.returned_at for operation in history.operations), default=0)
+    return Report(
+        seed=plan.seed,
+        engine=plan.engine,
+        instances=plan.instances,
+        proxy=run.proxy,
+        seconds=plan.seconds,
+        settled_in_seconds=round(max(history.ended_at, last) / 1e6 - history.began_at / 1e6 - plan.seconds, 1),
+        requests=len(history.operations),
+        answered=len(answered),
+        operations=dict(sorted(Counter(f"{each.client}: {each.action}" for each in history.operations).items())),
+        median_milliseconds=round(median(took), 1),
+        p99_milliseconds=round(quantiles(took, n=100)[98] if len(took) > 1 else took[0], 1),
+        faults=_recoveries(run),
+        takeovers=_takeovers(run),
+        sessions=len(tables.sessions),
+        streams=len(history.streams),
+        submissions=len(history.accepted),
+        usage_windows=len(tables.usage_windows),
+        events=2 * len(tables.sessions),
+        checks={name: outcome.checked for name, outcome in run.outcomes.items()},
+        findings=run.findings,
+    )
+
+
+def _recoveries(run: Run) -> dict[str, Recovery]:
+    took: defaultdict[str, list[float]] = defaultdict(list)
+    counts = Counter(fault.kind for fault in run.history.faults)
+    for fault in run.history.faults:
+        if fault.recovered_at:
+            took[fault.kind].append((fault.recovered_at - fault.healed_at) / 1e6)
+    return {kind: _recovery(count, took[kind]) for kind, count in sorted(counts.items())}
+
+
+def _takeovers(run: Run) -> Recovery:
+    terms = sorted(run.tables.lease_history, key=lambda row: (row["name"], row["epoch"]))
+    gaps = [
+        (following["acquired_at"] - one["ended_at"]) / 1e6
+        for one, following in pairwise(terms)
+        if one["name"] == following["name"] and one["how"] == "expired"
+    ]
+    return _recovery(len(gaps), gaps)
+
+
+def _recovery(count: int, took: list[float]) -> Recovery:
+    return Recovery(count, round(median(took), 2) if took else None, round(max(took), 2) if took else None)
+
+
+def text_of(report: Report) -> str:
+    """The report for people, in Markdown."""
+    verdict = "every promise held" if not report.findings else f"{len(report.findings)} findings"
+    front = "HAProxy" if report.proxy else "no proxy (HAProxy is not installed): clients choose an instance"
+    lines = [
+        f"# Seed {report.seed} on {report.engine}: {verdict}",
+        "",
+        f"{report.instances} instances, {front}.",
+        "",
+        f"{report.seconds:g} s of load and faults, at rest {report.settled_in_seconds:g} s later.",
+        "",
+        f"{report.requests} requests, {report.answered} of them answered, p50 {report.median_milliseconds:g} ms.",
+        "",
+        _contents(report),
+        "",
+        *_table("check", "facts compared", report.checks.items()),
+        *_table(
+            "fault | times | median recovery (s)",
+            "slowest (s)",
+            (
+                (f"{kind} | {each.faults} | {_seconds(each.median_seconds)}", _seconds(each.slowest_seconds))
+                for kind, each in [
+                    *report.faults.items(),
+                    ("(a lease expired, until the next holder)", report.takeovers),
+                ]
+            ),
+        ),
+        *_table("client and action", "requests", report.operations.items()),
+    ]
+    lines += ["## Findings", "", *(f"- {finding}" for finding in report.findings)] if report.findings else []
+    return "\n".join(lines) + "\n"
+
+
+def _contents(report: Report) -> str:
+    counts = (("sessions", report.sessions), ("streams", report.streams), ("submissions", report.submissions))
+    more = (("usage windows", report.usage_windows), ("events", report.events))
+    return ", ".join(f"{count} {name}" for name, count in (*counts, *more)) + "."
+
+
+def _seconds(value: float | None) -> str:
+    return "" if value is None else f"{value:g}"
+
+
+def _table(first: str, last: str, rows: Any) -> list[str]:
+    columns = first.count("|") + 2
+    return [f"| {first} | {last} |", "|" + "---|" * columns, *(f"| {name} | {value} |" for name, value in rows), ""]
+
+
+def write_report(run: Run, folder: Path) -> None:
+    """Writes `report.json`, `report.md` and `run.svg`, and the logs of the instances if there are findings."""
+    folder.mkdir(parents=True, exist_ok=True)
+    report = report_of(run)
+    (folder / "report.json").write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
+    (folder / "report.md").write_text(text_of(report), encoding="utf-8")
+    (folder / "run.svg").write_text(draw(run), encoding="utf-8")
+    if report.findings:
+        (folder / "instances.log").write_text(run.logs, encoding="utf-8")
+        (folder / "history.json").write_bytes(msgspec.json.encode(run.history))

@@ -1,0 +1,69 @@
+"""The tables of the database at the end of a run, read once, with instants in microseconds and ids as text."""
+
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from proof.ensemble import Ensemble
+from tenure.clock import to_microseconds
+
+Row = dict[str, Any]
+TABLES = (
+    *("installation", "sessions", "capacities", "leases", "lease_history", "jobs", "job_runs", "submissions"),
+    *("submission_attempts", "usage_eras", "usage_windows", "usage_chunks", "keys", "event_batches"),
+)
+
+
+class Tables(msgspec.Struct, kw_only=True):
+    installation: list[Row] = []
+    sessions: list[Row] = []
+    capacities: list[Row] = []
+    leases: list[Row] = []
+    lease_history: list[Row] = []
+    jobs: list[Row] = []
+    job_runs: list[Row] = []
+    submissions: list[Row] = []
+    submission_attempts: list[Row] = []
+    usage_eras: list[Row] = []
+    usage_windows: list[Row] = []
+    usage_chunks: list[Row] = []
+    keys: list[Row] = []
+    event_batches: list[Row] = []
+    ledgers: dict[str, dict[str, list[Row]]] = {}
+    """Of each receiver: the tables `deliveries`, `totals` and `events`."""
+
+    def ended_at(self, session: Row) -> int:
+        """When the session ends; a live one at its deadline."""
+        return int(session["deadline_at"] if session["closed_at"] is None else session["closed_at"])
+
+    def by_session(self) -> dict[str, Row]:
+        return {session["session_id"]: session for session in self.sessions}
+
+
+async def read_tables(ensemble: Ensemble) -> Tables:
+    """All instances must have stopped."""
+    tables = Tables()
+    for name in TABLES:
+        setattr(tables, name, [_plain(row) for row in await ensemble.rows(f"SELECT * FROM {name}")])
+    for name in ensemble.receivers:
+        tables.ledgers[name] = {
+            table: ensemble.ledger_rows(name, f"SELECT * FROM {table}") for table in ("deliveries", "totals", "events")
+        }
+    return tables
+
+
+def _plain(row: Row) -> Row:
+    return {name: _value(value) for name, value in row.items()}
+
+
+def _value(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return to_microseconds(value)
+    return str(value) if isinstance(value, UUID) else value
+
+
+def instant(text: str) -> int:
+    """An instant of an answer."""
+    return to_microseconds(datetime.fromisoformat(text))

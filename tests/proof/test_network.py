@@ -1,0 +1,94 @@
+"""The links of the proof break as they should."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from proof.network import Link, Network
+
+TIMEOUT_SECONDS = 5
+
+
+@pytest.fixture
+def network() -> Iterator[Network]:
+    made = Network()
+    yield made
+    made.close()
+
+
+@asynccontextmanager
+async def server(network: Network) -> AsyncIterator[tuple[Link, list[bytes]]]:
+    """A link to a server that records what arrives and answers `yes`."""
+    received: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(100):
+            received.append(data)
+            writer.write(b"yes")
+        writer.close()
+
+    listening = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with listening:
+        yield network.link("test", ("127.0.0.1", listening.sockets[0].getsockname()[1])), received
+
+
+async def ask(link: Link, seconds: float = TIMEOUT_SECONDS) -> bytes:
+    reader, writer = await asyncio.open_connection("127.0.0.1", link.port)
+    try:
+        writer.write(b"hello")
+        async with asyncio.timeout(seconds):
+            return await reader.read(100)
+    finally:
+        writer.transport.abort()
+
+
+async def until_received(received: list[bytes], expected: list[bytes]) -> None:
+    async with asyncio.timeout(TIMEOUT_SECONDS):
+        while received != expected:  # noqa: ASYNC110 - the server does not signal
+            await asyncio.sleep(0.01)
+
+
+async def test_cut_link_closes_and_refuses_connections_until_it_is_restored(network: Network) -> None:
+    async with server(network) as (link, _):
+        reader, writer = await asyncio.open_connection("127.0.0.1", link.port)
+        writer.write(b"hello")
+        assert await reader.read(100) == b"yes"
+        await asyncio.to_thread(link.cut)
+        with pytest.raises(ConnectionError):
+            await ask(link)
+        with pytest.raises((ConnectionError, EOFError)):
+            await reader.readexactly(1)
+        writer.close()
+        await asyncio.to_thread(link.restore)
+        assert await ask(link) == b"yes"
+
+
+async def test_black_hole_accepts_and_forwards_nothing(network: Network) -> None:
+    async with server(network) as (link, received):
+        link.drop()
+        with pytest.raises(TimeoutError):
+            await ask(link, 0.1)
+        assert received == []
+        await asyncio.to_thread(link.restore)
+        assert await ask(link) == b"yes"
+
+
+async def test_stalled_link_delivers_late_what_a_sender_who_gave_up_has_sent(network: Network) -> None:
+    async with server(network) as (link, received):
+        assert await ask(link) == b"yes"
+        link.stall()
+        with pytest.raises(TimeoutError):
+            await ask(link, 0.1)
+        assert received == [b"hello"]
+        await asyncio.to_thread(link.restore)
+        await until_received(received, [b"hello", b"hello"])
+
+
+async def test_slow_link_delays_each_direction(network: Network) -> None:
+    async with server(network) as (link, _):
+        link.slow(0.1)
+        with pytest.raises(TimeoutError):
+            await ask(link, 0.15)
+        assert await ask(link) == b"yes"
