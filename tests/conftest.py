@@ -54,6 +54,7 @@ HEAVY_SCOPES = {
     "clients": "clients",
     "plans": "plans",
     "browser": "browser",
+    "docs": "docs",
 }
 """Folders whose tests run sequentially on one worker, and the name of their scope, longest first: they start many
 processes and measure time, or fill large tables. Each other test is a scope of its own.
