@@ -229,12 +229,18 @@ def test_python_runs_as_it_is_written(reader: Reader) -> None:
         reader.python(block.text, block.place)
 
 
+@pytest.fixture(scope="module")
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a reader who follows one page of "Coming from" after the other, with one database."""
+    return tmp_path_factory.mktemp("coming-from")
+
+
 @needs_programs
 @pytest.mark.slow
 @pytest.mark.parametrize("page", OWN_SERVERS)
-def test_commands_run_with_servers_of_their_page(page: str, tmp_path: Path) -> None:
+def test_commands_run_with_servers_of_their_page(page: str, tmp_path: Path, shared_folder: Path) -> None:
     found = [block for block in to_run("sh") if block.page == page]
-    reader = Reader(tmp_path)
+    reader = Reader(tmp_path if page in FIRST else shared_folder)
     # The port of the receiver is in the settings of the example, and not in the page.
     if page.endswith("submission-manager.md"):
         reader.for_servers["TENURE_GATEWAYS__ORDERS__URL"] = f"{reader.at('9090')}/orders"

@@ -20,7 +20,7 @@ from tests.support.databases import Clock
 from tests.support.receivers import RunningReceiver
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "coming_from"
-CAPACITY = "0190b0a0-0000-7000-8000-0000000000c1"
+CAPACITY = "0190b0a0-0000-7000-8000-0000000000c{}"
 SECONDS = 60
 
 pytestmark = pytest.mark.slow
@@ -79,14 +79,13 @@ async def test_capacity_sessions_move_and_come_back_and_their_client_works(run: 
         checked = await script("move.py", "capacity_sessions", "old.db", "--dry-run")
         assert "2 sessions would be imported, 0 existed already, 0 had ended" in checked
         assert await live(service) == {}
-        for counts in ("2 sessions imported, 0 existed", "0 sessions imported, 2 existed"):
-            assert counts in await script("move.py", "capacity_sessions", "old.db")
+        assert "2 sessions imported, 0 existed" in await script("move.py", "capacity_sessions", "old.db")
         found = await live(service)
         assert sorted(found) == moved
         assert [found[each]["sessionKind"] for each in moved] == [1, 2]
         ((start,),) = rows("SELECT SessionStartUtc FROM CapacitySessions WHERE Id LIKE '%101}'")
         assert found[moved[0]]["sessionStartUtc"] == f"{start.replace(' ', 'T')}.000000Z"
-        capacity = (await service.http.get(f"/capacities/{CAPACITY}")).json()
+        capacity = (await service.http.get(f"/capacities/{CAPACITY.format(1)}")).json()
         assert (capacity["maxSessions"], capacity["tenantObjectId"][-2:]) == (3, "a1")
 
         printed = await script("capacity_sessions/client.py", "--url", address(service))
@@ -179,7 +178,7 @@ async def test_transcription_client_sends_audio_first_and_reads_snake_case(
         assert [line for line in printed if line.startswith("final")] == ["final one two", "final three"]
         assert printed[-2:] == ["already_closed STOPPED 14 bytes", "14 bytes 2 transcripts on this instance"]
         # The limit of the other service is the seats of the capacity.
-        await service.http.put(f"/capacities/{CAPACITY}", json={"max_sessions": 0})
+        await service.http.put(f"/capacities/{CAPACITY.format(4)}", json={"max_sessions": 0})
         refused = await script("transcription_sessions/client.py", "audio.pcm", "--url", url, code=1)
         assert refused.startswith("SESSION_LIMIT ")
         assert (await service.http.get("/v1/health")).json()["active_sessions"] == 0
@@ -198,7 +197,7 @@ async def test_player_keeps_imported_session_alive_and_last_screen_is_refused(ru
         assert [line.split()[:2] for line in printed[1:3]] == [["alive", "until"]] * 2
         assert printed[3] == "TERMINATED"
 
-        capacity = f"/api/v3/capacities/{CAPACITY}"
+        capacity = f"/api/v3/capacities/{CAPACITY.format(5)}"
         await service.http.put(capacity, json={"max_sessions": 1, "tenant_object_id": lease["tenantObjectId"]})
         refused = await script("playback_sessions/player.py", "--url", url, code=1)
         assert refused == "all screens of the subscription are taken\n"

@@ -10,12 +10,12 @@ CREATE TABLE ExecutionMarkers (
 CREATE TABLE JobMarkers (JobName TEXT NOT NULL, DueAtUtc TEXT NOT NULL, Node TEXT, FinishedAtUtc TEXT,
                          PRIMARY KEY (JobName, DueAtUtc));
 
-INSERT INTO Resources VALUES ('0190B0A0-0000-7000-8000-0000000000C1', '0190B0A0-0000-7000-8000-0000000000A1', 10);
+INSERT INTO Resources VALUES ('0190B0A0-0000-7000-8000-0000000000C3', '0190B0A0-0000-7000-8000-0000000000A1', 10);
 INSERT INTO DistributedSessions VALUES
     ('0190B0A0-0000-7000-8000-000000000201', '0190B0A0-0000-7000-8000-000000000001', '0190B0A0-0000-7000-8000-0000000000A1',
-     '0190B0A0-0000-7000-8000-0000000000C1', datetime('now', '-2 hours'), datetime('now', '+22 hours'), NULL),
+     '0190B0A0-0000-7000-8000-0000000000C3', datetime('now', '-2 hours'), datetime('now', '+22 hours'), NULL),
     ('0190B0A0-0000-7000-8000-000000000202', '0190B0A0-0000-7000-8000-000000000002', '0190B0A0-0000-7000-8000-0000000000A1',
-     '0190B0A0-0000-7000-8000-0000000000C1', datetime('now', '-5 hours'), datetime('now', '+19 hours'), NULL);
+     '0190B0A0-0000-7000-8000-0000000000C3', datetime('now', '-5 hours'), datetime('now', '+19 hours'), NULL);
 -- The node of the second session crashed an hour ago, and nobody has cleaned up after it.
 INSERT INTO ExecutionMarkers VALUES
     ('0190B0A0-0000-7000-8000-000000000201', 'NODE-1', datetime('now', '-10 seconds'), 120),

@@ -6,11 +6,11 @@ CREATE TABLE playback_sessions (
     state TEXT NOT NULL
 );
 
-INSERT INTO subscriptions VALUES ('0190b0a00000700080000000000000c1', '0190b0a00000700080000000000000a1', 2);
+INSERT INTO subscriptions VALUES ('0190b0a00000700080000000000000c5', '0190b0a00000700080000000000000a1', 2);
 INSERT INTO playback_sessions VALUES
     ('0190b0a0000070008000000000000301', '0190b0a0000070008000000000000001', '0190b0a00000700080000000000000a1',
-     '0190b0a00000700080000000000000c1', 'hd', datetime('now', '-40 minutes'), datetime('now', '-3 seconds'),
+     '0190b0a00000700080000000000000c5', 'hd', datetime('now', '-40 minutes'), datetime('now', '-3 seconds'),
      datetime('now', '+57 seconds'), 'ACTIVE'),
     ('0190b0a0000070008000000000000302', '0190b0a0000070008000000000000002', '0190b0a00000700080000000000000a1',
-     '0190b0a00000700080000000000000c1', 'uhd', datetime('now', '-2 hours'), datetime('now', '-10 minutes'),
+     '0190b0a00000700080000000000000c5', 'uhd', datetime('now', '-2 hours'), datetime('now', '-10 minutes'),
      datetime('now', '-9 minutes'), 'EXPIRED');
