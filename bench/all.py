@@ -22,6 +22,7 @@ BARS = (
     "submissions",
     "flood",
     "usage",
+    "usage_sums",
     "access",
     "events",
     "sight",

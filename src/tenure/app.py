@@ -88,6 +88,7 @@ from tenure.telemetry.metrics import Exposition, Series
 from tenure.telemetry.siblings import Siblings
 from tenure.telemetry.traces import Exporter, Traces
 from tenure.usage.emit import EmitUsage
+from tenure.usage.mark import MarkUsage
 from tenure.usage.rendering import UsagePayloads, usage_contract
 
 MIGRATION_RETRY_SECONDS = 0.5
@@ -253,6 +254,7 @@ class Instance:
             {
                 "expire-sessions": ExpireSessions(self._store, ends),
                 "emit-usage": EmitUsage(self._store, rules, executor.hint, telemetry),
+                "mark-usage": MarkUsage(self._store, telemetry),
                 "prune": Prune(self._store),
                 "watch": Watch(self._store, self._lease_names, oncall, executor.hint, telemetry),
             },

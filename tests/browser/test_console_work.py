@@ -11,7 +11,7 @@ from uuid import uuid4
 
 import httpx
 import pytest
-from playwright.async_api import Locator, Page, expect
+from playwright.async_api import Locator, Page, Route, expect
 
 from tenure.config import GatewayConfig, JobConfig
 from tenure.domain.alerts import AlertName, Condition
@@ -281,6 +281,33 @@ async def test_amounts_are_exact_however_many_digits_they_have(console: ConsoleS
         await page.get_by_role("button", name="Export CSV").click()
     path = await (await waiting.value).path()
     assert ",12345678901234567.000001,1," in path.read_text(encoding="utf-8")
+
+
+async def test_usage_page_shows_until_when_it_was_summed(console: ConsoleService, visitor: Visitor) -> None:
+    page = await visitor.visit(console, "usage")
+    asked = list[str]()
+    answer = {
+        "from": "2026-11-01T00:00:00.000000Z",
+        "to": "2026-11-02T13:00:00.000000Z",
+        "finalUntil": "2026-11-02T13:42:00.000000Z",
+        "groupBy": "tenant",
+        "groups": [{"tenantObjectId": "0190b0a0-0000-7000-8000-000000000001", "usage": 1, "sessions": 1}],
+        "count": 1,
+        "nextCursor": None,
+    }
+
+    async def fulfill(route: Route) -> None:
+        asked.append(route.request.url)
+        await route.fulfill(json=answer)
+
+    await page.route("**/a/b/usage?*", fulfill)
+    await page.reload()
+    section = page.get_by_role("region", name="Usage in the span")
+    await expect(section).to_contain_text("summed in whole hours")
+    assert all("quick=true" in url for url in asked)
+    await page.goto(f"{console.address}/usage?span=own&from=2026-11-01T00:00:00Z&to=2026-11-02T13:00:00Z")
+    await expect(section).to_contain_text("final until")
+    await expect(section).not_to_contain_text("whole hours")
 
 
 async def test_alerts_show_what_the_runbook_says(console: ConsoleService, visitor: Visitor) -> None:

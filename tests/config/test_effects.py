@@ -576,5 +576,6 @@ def test_section_of_a_job_that_does_not_exist_is_refused(empty_folder: Path) -> 
     del empty_folder
     config = load({}, {"TENURE_JOBS__SEND_INVOICES__PAUSED": "true"})
     assert refusal_of_instance(config) == (
-        "jobs.send-invoices: this job does not exist; the jobs are emit-usage, expire-sessions, prune, watch"
+        "jobs.send-invoices: this job does not exist; the jobs are emit-usage, expire-sessions, mark-usage, "
+        "prune, watch"
     )

@@ -67,9 +67,12 @@ def test_misspelled_job_name_returns_suggestion(error_message: ErrorMessage) -> 
         "emit_usage": "emit-usage",
         "expire-session": "expire-sessions",
         "prunes": "prune",
+        "mark_usage": "mark-usage",
     }.items():
         message = error_message(toml=f"[jobs.{name}]")
-        rule = "the name must be expire-sessions, emit-usage, prune, watch or the name of an application's job"
+        rule = (
+            "the name must be expire-sessions, emit-usage, mark-usage, prune, watch or the name of an application's job"
+        )
         assert message.startswith(f"jobs.{name} (from tenure.toml): {rule}")
         assert message.endswith(f"; did you mean {suggestion}?")
 

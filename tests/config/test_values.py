@@ -240,7 +240,7 @@ def test_unknown_format_is_rejected(error_message: ErrorMessage) -> None:
 
 
 def test_built_in_jobs_have_default_intervals() -> None:
-    intervals = {"expire-sessions": 10, "emit-usage": 60, "prune": 3600}
+    intervals = {"expire-sessions": 10, "emit-usage": 60, "mark-usage": 300, "prune": 3600}
     for name, interval in intervals.items():
         assert Config().job(name) == JobConfig(interval_seconds=interval), name
 

@@ -13,7 +13,7 @@ from tenure.domain.alerts import AlertName, Condition
 from tenure.domain.events import end_of
 from tenure.domain.jobs import RunOutcome
 from tenure.domain.leases import Fence
-from tenure.domain.usage import ChunkBounds, ChunkDigest
+from tenure.domain.usage import ChunkBounds, ChunkDigest, Mark, MarkState, MarkSums
 from tenure.errors import LeaseLost
 from tenure.store.contract import Store
 from tenure.store.engines.postgres.store import PostgresStore
@@ -55,6 +55,11 @@ ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
         "complete": True,
     },
     "store_digests": {"digests": [ChunkDigest(WITHOUT_DIGEST, b"9" * 32)]},
+    "save_mark": {
+        "mark": Mark(NOON, 1, MarkState.INCOMPLETE),
+        "sums": [MarkSums(some_id(), some_id(), 1, 2, 3, 4)],
+    },
+    "delete_mark": {"at": AGES_AGO, "limit": 9},
     "prune_usage": {"limit": 9},
     "update_alerts": {"conditions": [Condition(AlertName.JOB_FAILING, "tidy", "broken")], "contract": None},
     "subscribe_gateways": {"gateways": ["new"]},
@@ -103,6 +108,7 @@ async def prepared(database: Database) -> tuple[Database, Fence]:
     fence = await begin_due_run(database.store, "tidy", "one")
     await prepare_submissions(database, fence)
     await prepare_usage(database)
+    await insert_row(database, "usage_marks", marked_at=AGES_AGO, series=1, state="complete")
     place = {"position_at": BEFORE.at, "position_rank": BEFORE.rank, "position_id": BEFORE.session_id}
     await insert_row(database, "event_subscriptions", gateway="hooks", number=0, **place)
     return database, fence

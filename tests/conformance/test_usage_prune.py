@@ -9,7 +9,7 @@ from msgspec.structs import astuple
 from tenure.domain.leases import Fence
 from tenure.domain.sessions import CloseReason
 from tenure.domain.usage import BillableInterval, PrunedUsage, UsageSumQuery
-from tenure.store.reads import intervals as store_lives
+from tenure.store.reads import usage_sums as store_lives
 from tests.support.databases import Database
 from tests.support.leases import all_tables, hold_lease, read_table
 from tests.support.open_requests import NOON, end_one

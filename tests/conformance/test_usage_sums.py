@@ -378,6 +378,6 @@ async def test_sum_usage__returns_same_sums_when_eras_need_several_statements(
         await database.store.cut_usage(fence, rules(factors=(number * LARGE, 1, 1)), 1)
     sum_query = UsageSumQuery(from_at=minute(0, 3), to_at=minute(9), group_by=group_by, factors=(9 * LARGE, 1, 1))
     together = await database.store.sum_usage(sum_query, None, 4)
-    monkeypatch.setattr("tenure.store.reads.intervals.SPANS_MAX", 2)
+    monkeypatch.setattr("tenure.store.reads.usage_sums.SPANS_MAX", 2)
     assert await database.store.sum_usage(sum_query, None, 4) == together
     assert together.groups[0].usage_millionths > 0

@@ -20,7 +20,7 @@ from tests.support.leases import hold_lease
 from tests.support.odd_receivers import http_response, odd_receiver
 
 FAST = LeasesConfig(duration_seconds=10.0, renew_seconds=3.0, acquire_seconds=0.05, refresh_seconds=0.05)
-PAUSED = {name: JobConfig(paused=True) for name in ("expire-sessions", "emit-usage", "prune", "watch")}
+PAUSED = {name: JobConfig(paused=True) for name in ("expire-sessions", "emit-usage", "mark-usage", "prune", "watch")}
 
 
 async def listed(local: LocalService, query: str = "") -> Json:

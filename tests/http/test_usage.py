@@ -19,6 +19,7 @@ import pytest
 
 from tenure.config.settings import UsageConfig
 from tenure.domain.sessions import Session
+from tenure.domain.usage import Mark, MarkState
 from tests.conftest import ENGINES
 from tests.http.client import Client, Json
 from tests.http.conftest import metered_on, new_postgresql, new_sqlite
@@ -536,6 +537,27 @@ async def test_final_usage_does_not_change_after_cut(own_usage: LocalService, da
     after = await get_usage(own_usage, from_=NOON, to=minute(3), groupBy="session")
     assert (before["finalUntil"], after["finalUntil"]) == (text(NOON), text(minute(5)))
     assert after["groups"] == before["groups"]
+
+
+async def test_quick_sum_ends_at_full_hours_if_many_sessions_are_live(
+    own_usage: LocalService, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live = [session_between(minute(1), minute(999), closed=False, kind=2) for _ in range(2)]
+    await insert_sessions(database, live)
+    await cut(database, minute(200))
+    (await own_usage.http.post("/jobs/mark-usage/run")).raise_for_status()
+    while Mark(minute(180), 1, MarkState.COMPLETE) not in (await database.store.list_marks()).marks:
+        pass
+    monkeypatch.setattr("tenure.store.reads.usage_sums.EDGE_SESSIONS_MAX", 1)
+    for quick, groups in product(("true", "false"), (None, "kind")):
+        found = await get_usage(own_usage, from_=minute(7), quick=quick, **({"groupBy": groups} if groups else {}))
+        begins, ends = (minute(60), minute(180)) if quick == "true" else (minute(7), minute(200))
+        assert (found["from"], found["to"]) == (text(begins), text(ends)), (quick, groups)
+        assert found["groups"] == sums([*SESSIONS, *live], groups, begins, ends), (quick, groups)
+    first = await own_usage.http.get("/usage", params={"quick": "true", "groupBy": "capacity", "limit": "1"})
+    assert "quick=true" in first.headers["link"]
+    wrong = await own_usage.http.get("/usage", params={"quick": "yes"})
+    assert [error["message"] for error in wrong.json()["errors"]] == ["must be true or false"]
 
 
 # Prefix and version.

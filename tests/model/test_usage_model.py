@@ -18,6 +18,7 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
+from msgspec.structs import replace
 
 from tenure.clock import EPOCH
 from tenure.domain.capacities import Seats
@@ -32,9 +33,11 @@ from tests.support.leases import sweep_some
 from tests.support.open_requests import NOON, SECOND, end_one, open_one, request, some_id
 from tests.support.session_calls import EVICTING, heartbeat_one
 from tests.support.usage import ALL, emitter_fence, install, rules, single_chunk
+from tests.support.usage_marks import mark_usage, sum_without_marks
 
 LIMITS = Limits(timedelta(days=3))
-TABLES = ("sessions", "capacities", "usage_eras", "usage_windows", "usage_chunks", "leases", "lease_history")
+TABLES = ("sessions", "capacities", "usage_eras", "usage_windows", "usage_chunks", "usage_marks", "usage_mark_sums")
+TABLES += ("leases", "lease_history")
 MICROSECOND = timedelta(microseconds=1)
 BEGIN = NOON.replace(microsecond=0)
 """The instants are on the grid, so that the amount of some sessions is exactly a half."""
@@ -155,6 +158,30 @@ class UsageMachine(StoreMachine):
                 save = self.store.save_chunks(fence, left.window.window_id, left.chunks + 1, bounds, complete=complete)
                 self.run(save)
 
+    @rule()
+    def mark(self) -> None:
+        """Writes all marks that are due, every 20 seconds, and deletes old ones."""
+        self.run(mark_usage(self.store))
+
+    @rule(
+        begins=st.integers(0, 99),
+        ends=st.integers(0, 99),
+        microseconds=st.sampled_from([-1, 0, 0, 0, 1, HALF]),
+        group_by=st.sampled_from([None, GroupBy.TENANT, GroupBy.CAPACITY, GroupBy.KIND]),
+        quick=st.booleans(),
+    )
+    def sum_matches_that_without_marks(
+        self, begins: int, ends: int, microseconds: int, group_by: GroupBy | None, quick: bool
+    ) -> None:
+        """A span that begins at a mark or near one, and ends at a mark or now."""
+        marks = [mark.at for mark in self.run(self.store.list_marks()).marks] or [BEGIN]
+        from_at = marks[begins % len(marks)] + timedelta(microseconds=microseconds)
+        to_at = [*marks, None][ends % (len(marks) + 1)]
+        sum_query = UsageSumQuery(from_at=from_at, to_at=to_at, group_by=group_by, factors=self.factors, quick=quick)
+        found = self.run(self.store.sum_usage(sum_query, None, ALL))
+        same_span = replace(sum_query, from_at=found.from_at, to_at=found.to_at)
+        assert found == self.run(sum_without_marks(self.store, same_span, None, ALL))
+
     # The clock
 
     @rule(microseconds=jumps)
@@ -199,6 +226,9 @@ class UsageMachine(StoreMachine):
         for window in self._windows():
             self._check(window)
         self._check_sums()
+        self.mark()
+        for number, group_by in enumerate((None, GroupBy.CAPACITY, GroupBy.KIND)):
+            self.sum_matches_that_without_marks(number, 99 - number, number - 1, group_by, number == 1)
         assert self.model.billed() == self.model.whole(self.known.recorded.values())
 
     def _check(self, window: Window) -> None:
@@ -259,6 +289,9 @@ class UsageMachine(StoreMachine):
 @pytest.fixture(params=["sqlite", "postgresql"])
 def bound(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[UsageMachine]]:
     monkeypatch.setattr("tenure.store.reads.intervals.CHUNK_MAX", CHUNK)
+    monkeypatch.setattr("tenure.domain.usage._HOUR", timedelta(seconds=20))
+    monkeypatch.setattr("tenure.domain.usage.HOURLY_MARKS_KEPT", timedelta(seconds=200))
+    monkeypatch.setattr("tenure.store.reads.usage_sums.EDGE_SESSIONS_MAX", 1)
     yield from bound_to_database(UsageMachine, request)
 
 

@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import Connection, event
 from sqlalchemy.dialects import postgresql, sqlite
 
-from tenure.clock import from_microseconds
+from tenure.clock import from_microseconds, to_microseconds
 from tenure.domain.events import ALL_TYPES, EventFilter, end_of
 from tenure.domain.history import View
 from tenure.domain.scope import EVERYTHING, Scope
@@ -26,7 +26,6 @@ from tenure.store.reads import (
     capacities,
     events,
     history,
-    intervals,
     leases,
     session_lapses,
     session_list,
@@ -34,6 +33,7 @@ from tenure.store.reads import (
     sessions,
     submissions,
     usage,
+    usage_sums,
 )
 from tests.support.databases import POOL_SIZE, Database
 from tests.support.open_requests import some_id
@@ -356,7 +356,7 @@ async def test_postgresql_sums_usage_of_filter_without_reading_other_sessions(po
             group_by=GroupBy.KIND,
             factors=(1, 2, 3),
         )
-        return criteria, lambda connection: intervals.sum_usage(connection, sum_query, None, LIMIT)
+        return criteria, lambda connection: usage_sums.sum_usage(connection, sum_query, None, LIMIT)
 
     reads = [
         total(tenant=hashed("t7")),
@@ -365,6 +365,46 @@ async def test_postgresql_sums_usage_of_filter_without_reading_other_sessions(po
         total(tenant=some_id()),
     ]
     assert exceeding(await counted(postgres_million, reads), 2 * DIRECT_MAX) == {}
+
+
+MARKS = (datetime(1970, 1, 3, 4, tzinfo=UTC), datetime(1970, 1, 3, 5, tzinfo=UTC))
+"""Two marks that the tests insert, without rows."""
+INSERT_MARKS = "INSERT INTO usage_marks VALUES ({}, 1, 'complete'), ({}, 1, 'complete') ON CONFLICT DO NOTHING"
+
+
+def sums_between_marks() -> Iterable[UsageSumQuery]:
+    for group_by in (None, GroupBy.TENANT, GroupBy.CAPACITY, GroupBy.KIND):
+        for criteria in (UsageFilter(), UsageFilter(tenant=some_id()), UsageFilter(capacity=some_id())):
+            given = {"group_by": group_by, "criteria": criteria, "factors": (1, 2, 3)}
+            yield UsageSumQuery(from_at=MARKS[0], to_at=MARKS[1], **given)
+
+
+@pytest.mark.slow
+async def test_postgresql_sums_usage_between_marks_without_reading_sessions(postgres_million: str) -> None:
+    connection = await asyncpg.connect(postgres_million)
+    await connection.execute(INSERT_MARKS.format(*(f"'{mark.isoformat()}'" for mark in MARKS)))
+    await connection.close()
+    reads = [
+        (sum_query, lambda connection, each=sum_query: usage_sums.sum_usage(connection, each, None, LIMIT))
+        for sum_query in sums_between_marks()
+    ]
+    found = await counted(postgres_million, reads)
+    assert len(found) == 12
+    for name, (_buffers, plan) in found.items():
+        assert "usage_mark_sums" in plan, name
+        assert not re.search(r"on sessions|Seq Scan on usage_mark_sums", plan), plan
+
+
+async def test_sqlite_sums_usage_between_marks_without_reading_sessions(sqlite_file: Database) -> None:
+    await sqlite_file.execute(INSERT_MARKS.format(*(to_microseconds(mark) for mark in MARKS)))
+    calls = [sqlite_file.store.sum_usage(each, None, LIMIT) for each in sums_between_marks()]
+    lines = await _sqlite_lines(sqlite_file, calls)
+    assert {line for line in lines if re.search(r" sessions( |$)", line)} == set()
+    reads = {line for line in lines if re.search(r" usage_mark_sums( |$)", line)}
+    assert reads
+    assert {
+        line for line in reads if not line.startswith("SEARCH usage_mark_sums USING PRIMARY KEY (marked_at=?")
+    } == set()
 
 
 SQLITE_VALUES: Values = {

@@ -27,7 +27,7 @@ from tenure.store.engines.postgres import statements
 from tenure.store.engines.postgres.connections import HOT_SETTINGS
 from tenure.store.engines.sqlite import opening
 from tenure.store.limits import COUNTED_MAX, COUNTED_MIN, COUNTED_TOTAL
-from tenure.store.reads import intervals, keys, leases, sessions, submissions
+from tenure.store.reads import intervals, keys, leases, sessions, submissions, usage_sums
 from tests.support.audit_log import ACTOR, draft
 from tests.support.databases import POOL_SIZE, Clock, Database
 from tests.support.events import new_batch
@@ -380,7 +380,7 @@ async def test_postgresql_reads_one_chunk_without_reading_whole_window(postgres_
 async def test_postgresql_sums_usage_in_parallel_and_sorts_only_groups(postgres_million: str) -> None:
     era, begins, ends = MINUTE_AGO.era, LATELY - timedelta(days=30), LATELY
     sum_query = UsageSumQuery(from_at=begins, to_at=ends, group_by=GroupBy.TENANT, factors=era.factors)
-    plan = await _planned(postgres_million, intervals.sums_statement(sum_query, [(era, begins, ends)], None, 101))
+    plan = await _planned(postgres_million, usage_sums.sums_statement(sum_query, [(era, begins, ends)], None, 101))
     assert re.search(r"Gather.*Sort .*Partial HashAggregate.*Parallel Seq Scan on sessions", plan, re.DOTALL), plan
 
 

@@ -35,6 +35,7 @@ from tenure.store.reads import (
     sessions,
     submissions,
     usage,
+    usage_sums,
 )
 from tenure.store.types import Id, Instant
 from tests.sqlserver import tsql
@@ -84,6 +85,9 @@ WINDOW = Window(
 SPANS = [(ERAS[0], AT, ERAS[1].started_at), (ERAS[1], ERAS[1].started_at, AT + timedelta(hours=3))]
 
 
+MARKS = (AT, AT + timedelta(hours=1))
+
+
 def sum_query(group_by: GroupBy | None) -> UsageSumQuery:
     criteria = UsageFilter(tenant=EVERYTHING.tenant, capacity=EVERYTHING.capacity, user=EVERYTHING.user)
     return UsageSumQuery(from_at=AT, to_at=SPANS[-1][2], criteria=criteria, group_by=group_by, factors=(4, 5, 6))
@@ -118,14 +122,23 @@ USAGE_ARGUMENTS: dict[str, list[tuple[Any, ...]]] = {
         (sum_query(group_by), spans, after, 7, reads.BY_ID)
         for (group_by, after), spans in [*itertools.product(GROUPS, [SPANS]), (GROUPS[0], SPANS[:1])]
     ],
+    "marked_statement": [
+        (sum_query(group_by), MARKS, [SPANS, SPANS[:1]], after, 7, reads.BY_ID)
+        for group_by, after in GROUPS
+        if group_by is None or group_by in usage_sums.MARK_KEYS
+    ],
+    "mark_statement": [(SPANS, SPANS[-1][2], 7, reads.BY_ID)],
+    "marks_statement": [MARKS],
+    "all_marks_statement": [()],
+    "mark_rows_statement": [(AT,)],
 }
 USAGE_STATEMENTS = {
     name: function
-    for module in (usage, intervals, history)
+    for module in (usage, intervals, usage_sums, history)
     for name, function in inspect.getmembers(module, inspect.isfunction)
     if name.endswith("_statement")
 } | {"overlaps_statement": sessions.overlaps_statement}
-OF_SESSIONS = ["divide_statement", "intervals_statement", "list_statement", "sums_statement"]
+OF_SESSIONS = ["divide_statement", "intervals_statement", "list_statement", "sums_statement", "mark_statement"]
 
 
 def usage_statements(name: str) -> list[Any]:
@@ -283,6 +296,16 @@ def test_usage_statements_read_sessions_once_by_primary_key(name: str) -> None:
         assert re.findall(r"FROM sessions\b ?(WITH \(INDEX \(\w+\)\))?", text) == [reads.BY_ID]
 
 
+def test_sum_with_marks_reads_sessions_of_each_edge_by_primary_key() -> None:
+    for statement in usage_statements("marked_statement"):
+        text = tsql.code(rendered(statement))
+        assert re.findall(r"FROM sessions\b ?(WITH \(INDEX \(\w+\)\))?", text) == [reads.BY_ID] * 2
+    for statement in usage_sums.count_statements(sum_query(None), *MARKS, reads.BY_ID):
+        assert re.findall(r"FROM sessions\b ?(WITH \(INDEX \(\w+\)\))?", tsql.code(rendered(statement))) == [
+            reads.BY_ID
+        ]
+
+
 @tsql.for_each(["divide_statement", "intervals_statement"])
 def test_window_statements_end_sessions_at_close_or_deadline(name: str) -> None:
     for statement in usage_statements(name):
@@ -343,7 +366,7 @@ def test_standalone_instants_are_cast_to_datetime2() -> None:
     spans = re.findall(
         r"SELECT CAST\(\? AS DATETIME2\(6\)\) AS era_started_at, CAST\(\? AS DATETIME2\(6\)\) AS from_at, "
         r"CAST\(\? AS DATETIME2\(6\)\) AS to_at",
-        tsql.code(rendered(intervals.sums_statement(sum_query(None), SPANS, None, 7, reads.BY_ID))),
+        tsql.code(rendered(usage_sums.sums_statement(sum_query(None), SPANS, None, 7, reads.BY_ID))),
     )
     assert len(spans) == len(SPANS)
 

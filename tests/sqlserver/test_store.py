@@ -33,7 +33,17 @@ from tenure.domain.sessions import (
 )
 from tenure.domain.streams import AttachRequest, AttachResult, StreamUpdate, StreamUpdateResult
 from tenure.domain.submissions import BeginAttemptOutcome, BeginAttemptResult, BeginAttemptsResult, SubmitResult
-from tenure.domain.usage import ChunkBounds, ChunkDigest, Cut, CutRules, PrunedUsage, WindowToSend
+from tenure.domain.usage import (
+    ChunkBounds,
+    ChunkDigest,
+    Cut,
+    CutRules,
+    Mark,
+    MarkState,
+    MarkSums,
+    PrunedUsage,
+    WindowToSend,
+)
 from tenure.errors import ERROR_MAX, ConfigurationError, DatabaseUnavailable
 from tenure.store.engines.sqlserver import calls, connections, rows
 from tenure.store.engines.sqlserver.connections import connection_url
@@ -530,6 +540,21 @@ async def test_store_digests_returns_digest_match_of_each_chunk() -> None:
         "b": False,
     }
     assert json.loads(store.given["request"]) == [[0, "a", "01ab"], [1, "b", ""]]
+
+
+async def test_rows_of_mark_are_sent_as_json() -> None:
+    store = ScriptedStore(SimpleNamespace(saved=1, deleted=3))
+    mark = Mark(NOON, 2, MarkState.COMPLETE)
+    await store.save_mark(FENCE, mark, [MarkSums("a", "b", 3, 4, 5, 6)])
+    at = "2041-03-01T12:00:00.123456"
+    encoded = json.loads(store.given.pop("request"))
+    assert encoded == {"at": at, "series": 2, "state": "complete", "sums": [["a", "b", 3, 4, 5, 6]]}
+    assert (store.called, store.given) == (calls.SAVE_MARK, FENCE_PARAMETERS)
+    assert await store.delete_mark(FENCE, NOON, 9) == 3
+    assert (store.called, store.given) == (
+        calls.DELETE_MARK,
+        {**FENCE_PARAMETERS, "limit": 9, "request": json.dumps({"at": at}, separators=(",", ":"))},
+    )
 
 
 async def test_usage_is_pruned_after_400_days() -> None:

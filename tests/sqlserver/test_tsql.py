@@ -56,7 +56,8 @@ NEWER_THAN_2019 = (
 READ = re.compile(
     r"(?:FROM|JOIN) dbo\."
     r"(?P<table>sessions|capacities|leases|lease_history|jobs|job_runs|submissions|submission_attempts"
-    r"|usage_windows|usage_chunks|keys|signing_keys|audit_log|alerts|instances|activity|event_subscriptions|event_batches)"
+    r"|usage_windows|usage_chunks|usage_marks|usage_mark_sums|keys|signing_keys|audit_log|alerts|instances|activity"
+    r"|event_subscriptions|event_batches)"
     r" AS (?P<alias>\w+)(?: WITH \((?P<hints>(?:[^()]|\([^()]*\))*)\))?"
 )
 WRITE = re.compile(
@@ -92,6 +93,7 @@ FINDS_OPEN = "READCOMMITTEDLOCK, FORCESEEK, INDEX (submission_attempts_open)"
 READS_WINDOW = "READCOMMITTEDLOCK, INDEX (usage_windows_pkey)"
 """Keeps no lock: a delivered window stays delivered, and only the pruning deletes windows."""
 READS_CHUNK = "READCOMMITTEDLOCK, INDEX (usage_chunks_pkey)"
+READS_MARK = "READCOMMITTEDLOCK, INDEX (usage_mark_sums_pkey)"
 """Keeps no lock: only the holder of the row of a window saves its chunks, and only the pruning deletes them."""
 FINDS_CHUNK = "READCOMMITTEDLOCK, INDEX (usage_chunks_submission)"
 """Keeps no lock: the window of a chunk never changes."""
@@ -140,6 +142,8 @@ HINTS = {
     "tenure_save_chunks_1": {WAITS, READS_CHUNK},
     "tenure_send_windows_1": {WAITS, READS_CHUNK},
     "tenure_store_digests_1": {WAITS},
+    "tenure_save_mark_1": {WAITS, READS_MARK},
+    "tenure_delete_mark_1": {READS_MARK},
     "tenure_prune_usage_1": {READS_WINDOW, READS_CHUNK, TAKES_ROWS},
     "tenure_create_key_1": {READS_KEYS},
     "tenure_revoke_key_1": {READS_KEYS},
@@ -450,6 +454,7 @@ def test_all_job_and_leader_writes_are_fenced() -> None:
     attempts = {"tenure_begin_attempts_1", "tenure_finish_attempts_1"}
     others = {"tenure_prune_1", "tenure_expire_1", "tenure_note_waiting_reason_1", "tenure_update_alerts_1"}
     usage = {CUT, "tenure_save_chunks_1", "tenure_store_digests_1", PRUNES_SESSIONS}
+    usage |= {"tenure_save_mark_1", "tenure_delete_mark_1"}
     events = {"tenure_subscribe_gateways_1", "tenure_save_event_batch_1"}
     assert set(FENCED) == attempts | others | usage | events
 

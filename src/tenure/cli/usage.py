@@ -75,6 +75,10 @@ def usage(
         str | None,
         typer.Option(help="Group by tenant, capacity, user, kind or session.  [one sum]", metavar="FIELD"),
     ] = None,
+    quick: Annotated[
+        bool,
+        typer.Option("--quick", help="Leave out what takes long to sum before the first and after the last full hour."),
+    ] = False,
     windows: Annotated[bool, typer.Option("--windows", help="Print the newest 50 windows instead.")] = False,
     window: Annotated[
         int | None, typer.Option(help="Print this window with its chunks instead.", metavar="NUMBER")
@@ -88,7 +92,7 @@ def usage(
     """Print the usage in a time span, or windows as they were billed.
 
     A span begins and ends at instants with a UTC offset, or at days, which begin at midnight UTC. Groups are sorted
-    by usage, the largest first.
+    by usage, the largest first. A quick sum of many sessions begins and ends at full hours: it prints its span.
 
     tenure usage --from 2026-11-01 --to 2026-12-01 --group-by tenant
     tenure usage --from 2026-11-01 --to 2026-12-01 --group-by session --csv > november.csv
@@ -99,6 +103,7 @@ def usage(
         return
     from_instant, to_instant = span_of(from_at, to_at)
     filters: dict[str, Any] = {"tenant": tenant, "capacity": capacity, "user": user, "group_by": group_by}
+    filters["quick"] = quick or None
     if (windows or window is not None) and any([from_at, to_at, *filters.values()]):
         raise ConfigurationError("windows: cannot be combined with a span, a filter or --group-by")
     if as_csv and (as_json or window is not None):

@@ -20,7 +20,7 @@ from tenure.domain.submissions import USAGES
 from tenure.ids import canonical_id
 from tenure.signing import SECRET_RULE, is_secret
 
-JOBS = {"expire-sessions": 10.0, "emit-usage": 60.0, "prune": 3600.0, "watch": 30.0}
+JOBS = {"expire-sessions": 10.0, "emit-usage": 60.0, "mark-usage": 300.0, "prune": 3600.0, "watch": 30.0}
 """The built-in jobs and their default intervals in seconds."""
 HANDLERS = ("echo", "discard")
 GATEWAYS = (USAGES, ONCALL)
@@ -254,7 +254,7 @@ Handler = Annotated[
 JobName = Annotated[
     str,
     Rule(
-        "expire-sessions, emit-usage, prune, watch or the name of an application's job: "
+        "expire-sessions, emit-usage, mark-usage, prune, watch or the name of an application's job: "
         "lower-case letters and digits with single dashes or underscores between them",
         lambda name: _NAME.fullmatch(name) and _misspelled_job(name) is None,
         _misspelled_job,

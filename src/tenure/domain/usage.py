@@ -4,13 +4,14 @@ The job `emit-usage` cuts time into windows. The usage in a window is final. Eac
 sessions. If a gateway is configured for usage, each chunk is delivered as one submission.
 """
 
-from collections.abc import Sequence
-from datetime import datetime
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import NamedTuple
 
 import msgspec
 
+from tenure.clock import MICROSECOND
 from tenure.domain.scope import EVERYTHING, Scope
 from tenure.domain.submissions import Contract
 
@@ -174,6 +175,8 @@ class UsageSumQuery(msgspec.Struct, frozen=True, kw_only=True):
     """Only the usage of this tenant, and of this user, is summed."""
     factors: Factors
     """The factors for usage since the last cut. The next cut would apply the same factors."""
+    quick: bool = False
+    """Whether the sum may end at the last mark in the span, and begin at the first, to read few sessions."""
 
 
 class UsageGroup(msgspec.Struct, frozen=True):
@@ -215,3 +218,110 @@ class Overlap(msgspec.Struct, frozen=True):
 
     session_id: str
     other_session_id: str
+
+
+# Marks: running sums at full hours, so that the sum over a long span need not read the sessions that were live in it.
+
+HOURLY_MARKS_KEPT = timedelta(days=3)
+"""After this time before the last cut, only the marks at midnight (UTC) are kept."""
+_HOUR = timedelta(hours=1)
+_DAY = timedelta(days=1)
+
+
+class MarkState(StrEnum):
+    INCOMPLETE = "incomplete"
+    """Its rows are being saved or deleted. No sum uses it."""
+    COMPLETE = "complete"
+    SKIPPED = "skipped"
+    """It has no rows, because there were too many keys."""
+
+
+class Mark(msgspec.Struct, frozen=True):
+    at: datetime
+    series: int
+    """Only marks of the same series can be compared."""
+    state: MarkState
+
+
+class MarkSums(NamedTuple):
+    """The row of one key in a mark. A tuple, because a mark may have thousands of them."""
+
+    tenant_object_id: str
+    capacity_id: str
+    kind: int
+    usage_millionths: int
+    """From the beginning of the series to the mark."""
+    started: int
+    """The number of sessions that started between the beginning of the series and the mark."""
+    live: int
+    """The number of sessions that started before the mark and ended after it."""
+
+
+class Marks(msgspec.Struct, frozen=True):
+    last_cut_at: datetime
+    begins_at: datetime
+    """No usage before this instant is kept."""
+    marks: Sequence[Mark]
+    """Oldest first."""
+
+    @property
+    def last(self) -> Mark | None:
+        """The newest mark that is complete or skipped."""
+        return next((mark for mark in reversed(self.marks) if mark.state is not MarkState.INCOMPLETE), None)
+
+
+class DueMark(msgspec.Struct, frozen=True):
+    at: datetime
+    from_at: datetime
+    """The sessions of this span are added to the rows of the previous mark."""
+
+
+def due_mark(found: Marks) -> DueMark | None:
+    """The next mark to write.
+
+    A mark lies before the last cut, not at it: a session can still end at the very instant of the last cut.
+    """
+    last = found.last
+    from_at = found.begins_at if last is None else max(last.at, found.begins_at)
+    at = _grid_after(from_at, _HOUR)
+    if not _is_kept(at, found):
+        first_recent = _grid_after(found.last_cut_at - HOURLY_MARKS_KEPT - MICROSECOND, _HOUR)
+        at = min(_grid_after(from_at, _DAY), first_recent)
+    return DueMark(at, from_at) if at < found.last_cut_at else None
+
+
+def old_marks(found: Marks) -> Sequence[Mark]:
+    """The marks to delete, except the last one: the next mark continues from it."""
+    due = due_mark(found)
+    return [
+        mark
+        for mark in found.marks
+        if mark != found.last
+        and not (_is_kept(mark.at, found) if mark.state is not MarkState.INCOMPLETE else due and due.at == mark.at)
+    ]
+
+
+def _is_kept(at: datetime, found: Marks) -> bool:
+    is_recent = at >= found.last_cut_at - HOURLY_MARKS_KEPT
+    return at >= found.begins_at and (is_recent or at == _grid_after(at - _DAY, _DAY))
+
+
+def _grid_after(instant: datetime, step: timedelta) -> datetime:
+    """The first full hour or midnight (UTC) after the instant."""
+    midnight = instant.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    return midnight + ((instant - midnight) // step + 1) * step
+
+
+def add_sums(previous: Iterable[MarkSums], added: Iterable[MarkSums]) -> Sequence[MarkSums]:
+    """The rows of a mark: those of the previous mark, and what was added since. `live` is that of the new mark."""
+    rows = {sums[:3]: sums._replace(live=0) for sums in previous}
+    for sums in added:
+        before = rows.get(sums[:3])
+        rows[sums[:3]] = (
+            sums
+            if before is None
+            else sums._replace(
+                usage_millionths=before.usage_millionths + sums.usage_millionths, started=before.started + sums.started
+            )
+        )
+    return list(rows.values())

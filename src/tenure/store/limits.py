@@ -53,3 +53,14 @@ LONG_READ_SECONDS = 30
 AUDIT_SECONDS = 600
 WINDOWS_MAX = 128
 """The most windows that are cut in one transaction."""
+MARK_KEYS_MAX = 50_000
+"""The most rows of a mark of usage: combinations of tenant, capacity and kind. A sum reads the rows of two marks."""
+MARK_BATCH_MAX = 1000
+"""The most rows of a mark that one transaction saves or deletes."""
+EDGE_SESSIONS_MAX = 5000
+"""The most sessions that a quick sum of usage reads for the part of its span before the first mark, and for the part
+after the last one."""
+USER_ENTRIES_MIN = 2000
+"""How many index entries a page of sums by user reads first. It reads more if they contain too few users."""
+USER_ROUNDS = 4
+"""How often a page of sums by user reads more entries, before it reads the whole span."""

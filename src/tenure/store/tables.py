@@ -306,6 +306,31 @@ usage_chunks = Table(
     PrimaryKeyConstraint("window_id", "chunk", name="usage_chunks_pkey"),
 )
 
+# Running sums of usage at full hours. `domain/usage.py` describes them.
+usage_marks = Table(
+    "usage_marks",
+    metadata,
+    Column("marked_at", Instant, nullable=False),
+    Column("series", Integer, nullable=False),
+    Column("state", String(16), nullable=False),
+    PrimaryKeyConstraint("marked_at", name="usage_marks_pkey"),
+)
+
+usage_mark_sums = Table(
+    "usage_mark_sums",
+    metadata,
+    Column("marked_at", Instant, nullable=False),
+    Column("tenant_object_id", Id, nullable=False),
+    Column("capacity_id", Id, nullable=False),
+    Column("kind", SmallInteger, nullable=False),
+    Column("usage_millionths", BigInteger, nullable=False),
+    Column("started", BigInteger, nullable=False),
+    Column("live", Integer, nullable=False),
+    PrimaryKeyConstraint("marked_at", "tenant_object_id", "capacity_id", "kind", name="usage_mark_sums_pkey"),
+    # A sum reads all rows of a mark, which are adjacent without row ids.
+    sqlite_with_rowid=False,
+)
+
 keys = Table(
     "keys",
     metadata,

@@ -836,6 +836,15 @@ class UsageEmitted(Event, frozen=True):
     sent: bool | None = None
 
 
+class UsageMarkSkipped(Event, frozen=True):
+    """The job `mark-usage` skipped a mark, because more keys than a mark can have were in use."""
+
+    name: ClassVar = "usage.mark_skipped"
+    level: ClassVar[Level | None] = "warning"
+    marked_at: datetime
+    keys_max: int
+
+
 # Alerts.
 
 

@@ -381,6 +381,7 @@ class UsageQuery(Body, frozen=True, kw_only=True):
     capacity: str | None = None
     user: str | None = None
     group_by: str | None = None
+    quick: bool | None = None
     limit: int | None = None
     cursor: str | None = None
 

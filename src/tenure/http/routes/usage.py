@@ -27,7 +27,7 @@ from tenure.http.pages import cursor_of_text, forged, number_of, page, text_of
 from tenure.http.pipeline import Call, Route
 from tenure.ids import canonical_id
 from tenure.store.contract import Store
-from tenure.store.reads.intervals import SPAN
+from tenure.store.reads.usage_sums import SPAN
 from tenure.telemetry.events import Telemetry, UsageHandedOver
 from tenure.usage.send import draft_of, send_windows
 
@@ -117,6 +117,7 @@ class UsageQuery(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fie
     capacity: Uuid | None = None
     user: Uuid | None = None
     group_by: GroupKey | None = None
+    quick: Annotated[Literal["true", "false"], Meta(extra={"must": "must be true or false"})] = "false"
     limit: PageLimit = 100
     cursor: Cursor | None = None
 
@@ -151,7 +152,10 @@ class UsageRoutes:
                 grants=narrowed(READERS),
                 tag="usage",
                 summary="Sum usage over a span",
-                description="Treats the span as if it began and ended with a cut. Usage after finalUntil may change.",
+                description=(
+                    "Treats the span as if it began and ended with a cut. Usage after finalUntil may change. With "
+                    "`quick`, the sum of many sessions may begin and end at full hours in the span."
+                ),
                 query=UsageQuery,
                 answers={200: UsageAnswer},
                 refusals=(Invalid, Unavailable),
@@ -233,6 +237,7 @@ class UsageRoutes:
             group_by=query.group_by,
             scope=call.caller.scope,
             factors=self._rules.factors,
+            quick=query.quick == "true",
         )
         found = await self._store.sum_usage(sum_query, after, query.limit + 1)
 

@@ -17,6 +17,9 @@ from tenure.domain.usage import (
     CutRules,
     Installation,
     Lag,
+    Mark,
+    Marks,
+    MarkSums,
     PrunedUsage,
     UndividedWindow,
     UnsentWindow,
@@ -91,6 +94,26 @@ class UsageStore(Protocol):
 
         If the query does not group, returns one group without a key.
         """
+
+    async def list_marks(self) -> Marks:
+        """Returns all marks, with the last cut."""
+
+    async def read_mark(self, at: datetime) -> Sequence[MarkSums]:
+        """Returns the rows of a mark, in any order."""
+
+    async def sum_mark(self, from_at: datetime, at: datetime, limit: int) -> Sequence[MarkSums] | None:
+        """Returns what the mark `at` adds to the rows of a mark at `from_at`, in any order; None if there are more than
+        `limit` keys. If `at` lies before the last cut, the result is the same at any later time.
+        """
+
+    async def save_mark(self, fence: Fence, mark: Mark, sums: Sequence[MarkSums]) -> None:
+        """Saves at most MARK_BATCH_MAX rows of a mark that is incomplete or does not exist, and the state of the mark.
+
+        Rows that exist are not changed, and neither is a mark that is complete or skipped.
+        """
+
+    async def delete_mark(self, fence: Fence, at: datetime, limit: int) -> int:
+        """Deletes up to `limit` rows of a mark, and the mark with the last of them. Returns the number of rows."""
 
     async def read_lag(self) -> Lag: ...
 

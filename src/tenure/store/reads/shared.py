@@ -8,6 +8,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import Connection
 
+from tenure.domain.usage import UsageSumQuery, UsageSums
 from tenure.store import migrate
 from tenure.store.limits import AUDIT_SECONDS, LONG_READ_SECONDS
 from tenure.store.reads import (
@@ -25,6 +26,7 @@ from tenure.store.reads import (
     sessions,
     submissions,
     usage,
+    usage_sums,
 )
 
 P = ParamSpec("P")
@@ -61,6 +63,9 @@ def _long(read: Read[P, T], seconds: int = LONG_READ_SECONDS, *, one_core: bool 
 
 
 class SharedReads:
+    _index_hint = ""
+    """Names the index by which all sessions are read, on an engine whose statements do not see one instant."""
+
     async def _read(self, read: Callable[[Connection], T]) -> T:
         raise NotImplementedError
 
@@ -106,7 +111,19 @@ class SharedReads:
     list_intervals = _long(intervals.list_intervals, AUDIT_SECONDS)
     list_windows = _short(usage.list_windows)
     get_window = _short(usage.get_window)
-    sum_usage = _long(intervals.sum_usage)
+
+    async def sum_usage(self, sum_query: UsageSumQuery, after: str | None, limit: int) -> UsageSums:
+        """A quick sum is a short read if possible: it does not wait until the windows of many sessions are divided."""
+        arguments = (sum_query, after, limit, self._index_hint)
+        if sum_query.quick:
+            found = await self._read(lambda connection: usage_sums.sum_shortly(connection, *arguments))
+            if found is not None:
+                return found
+        return await self._read_long(lambda connection: usage_sums.sum_usage(connection, *arguments))
+
+    list_marks = _short(usage.list_marks)
+    read_mark = _long(usage.read_mark)
+    sum_mark = _long(usage_sums.sum_mark, one_core=True)
     read_lag = _short(usage.read_lag)
     read_installation = _short(usage.read_installation)
     list_deliveries = _short(usage.list_deliveries)

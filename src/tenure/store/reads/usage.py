@@ -1,4 +1,4 @@
-"""Reads that all engines share: eras, windows and chunks."""
+"""Reads that all engines share: eras, windows, chunks and marks."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -8,7 +8,20 @@ from sqlalchemy import Connection, Row, Select, and_, func, select
 
 from tenure.domain.doctor import UnsentUsage
 from tenure.domain.submissions import AttemptOutcome
-from tenure.domain.usage import Chunk, ChunkDelivery, Era, Installation, Lag, UndividedWindow, UnsentWindow, Window
+from tenure.domain.usage import (
+    Chunk,
+    ChunkDelivery,
+    Era,
+    Installation,
+    Lag,
+    Mark,
+    Marks,
+    MarkState,
+    MarkSums,
+    UndividedWindow,
+    UnsentWindow,
+    Window,
+)
 from tenure.store.limits import USAGE_KEPT
 from tenure.store.reads.sessions import read_now
 from tenure.store.reads.submissions import contract_of
@@ -18,6 +31,8 @@ from tenure.store.tables import (
     submissions,
     usage_chunks,
     usage_eras,
+    usage_mark_sums,
+    usage_marks,
     usage_windows,
 )
 
@@ -204,3 +219,25 @@ def deliveries_statement(window_id: int) -> Select[Any]:
         .where(chunk.window_id == window_id)
         .order_by(chunk.chunk)
     )
+
+
+def list_marks(connection: Connection) -> Marks:
+    row = installation.c
+    last_cut_at, created_at, kept_from = connection.execute(
+        select(row.last_cut_at, row.created_at, row.usage_kept_from)
+    ).one()
+    found = [Mark(at, series, MarkState(state)) for at, series, state in connection.execute(all_marks_statement())]
+    return Marks(last_cut_at, created_at if kept_from is None else max(created_at, kept_from), found)
+
+
+def all_marks_statement() -> Select[Any]:
+    return select(usage_marks).order_by(usage_marks.c.marked_at)
+
+
+def read_mark(connection: Connection, at: datetime) -> Sequence[MarkSums]:
+    return [MarkSums(*row) for row in connection.execute(mark_rows_statement(at))]
+
+
+def mark_rows_statement(at: datetime) -> Select[Any]:
+    columns = [usage_mark_sums.c[name] for name in MarkSums._fields]
+    return select(*columns).where(usage_mark_sums.c.marked_at == at)

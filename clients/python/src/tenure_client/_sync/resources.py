@@ -284,10 +284,13 @@ class Usage(_Resource):
         capacity: Id | None = None,
         user: Id | None = None,
         group_by: str | None = None,
+        quick: bool | None = None,
         limit: int | None = None,
         cursor: str | None = None,
     ) -> Pages[models.Usage, models.UsageGroup]:
-        """Sum the usage of a span of time, in groups."""
+        """Sum the usage of a span of time, in groups. A quick sum of many sessions may begin and end at full hours:
+        each page has the span that was summed.
+        """
         query = models.UsageQuery(
             from_=from_,
             to=to,
@@ -295,6 +298,7 @@ class Usage(_Resource):
             capacity=_text(capacity),
             user=_text(user),
             group_by=group_by,
+            quick=quick,
             limit=limit,
             cursor=cursor,
         )

@@ -146,6 +146,7 @@ export function jobActions(job, changed) {
 const CONSEQUENCES = {
   "expire-sessions": "Sessions still end at their deadlines, but their ends are not recorded until the job runs again.",
   "emit-usage": "No usage is billed until the job runs again. Nothing is lost.",
+  "mark-usage": "Sums of usage stay exact, but those of long spans take longer, and quick ones end earlier, until the job runs again.",
   prune: "Old rows are not deleted until the job runs again, and the database grows.",
   watch: "No alert is raised or cleared until the job runs again.",
 };

@@ -46,11 +46,11 @@ export class UsagePage {
   /** @param {import("../core/view.js").View} view */
   constructor(view) {
     this.#view = view;
-    this.#total = view.watch(() => ({ path: "usage", query: this.#query(), exact: true }), 15_000);
+    this.#total = view.watch(() => ({ path: "usage", query: { ...this.#query(), quick: "true" }, exact: true }), 15_000);
     this.#groups = view.watch(
       () => ({
         path: "usage",
-        query: { ...this.#query(), groupBy: this.#groupBy(), limit: GROUPS, cursor: view.value("cursor") },
+        query: { ...this.#query(), groupBy: this.#groupBy(), limit: GROUPS, cursor: view.value("cursor"), quick: "true" },
         exact: true,
       }),
       15_000,
@@ -152,7 +152,9 @@ export class UsagePage {
   #note() {
     const data = this.#groups.data;
     if (data === null) return "";
-    const until = html`final until ${instant(data.finalUntil)}`;
+    const until = endsEarly(data, spanOf(this.#view, DEFAULT_SPAN))
+      ? html`summed in whole hours, from ${instant(data.from)} to ${instant(data.to)}; the export has the whole span`
+      : html`final until ${instant(data.finalUntil)}`;
     const isPart = this.#view.value("cursor") !== "" || data.nextCursor !== null;
     return isPart ? html`${until}; the largest of this page first, pages are in the order of ids` : html`${until}; largest first`;
   }
@@ -243,6 +245,16 @@ export class UsagePage {
     this.#counts?.reload();
     this.#windows?.reload();
   }
+}
+
+/**
+ * Whether a quick sum ended before the instant that was asked for, because too many sessions were live since.
+ * @param {Sums} sums
+ * @param {import("../parts/span.js").Span} asked
+ */
+function endsEarly({ to, finalUntil }, asked) {
+  const wanted = asked.to === "" ? Infinity : Date.parse(asked.to);
+  return Date.parse(to) < Math.min(wanted, Date.parse(finalUntil));
 }
 
 /** @param {Pick<Window, "delivery" | "deliveredAt">} window */

@@ -91,6 +91,11 @@ SELECT tenure_save_chunks_1({_FENCE}, $4, $5, $6::text::uuid[], $7::text::uuid[]
 """
 SEND_WINDOWS = "SELECT * FROM tenure_send_windows_1($1, $2, $3, $4, $5::text::uuid[], $6)"
 STORE_DIGESTS = f"SELECT * FROM tenure_store_digests_1({_FENCE}, $4::text::uuid[], $5)"  # noqa: S608
+SAVE_MARK = f"""
+SELECT tenure_save_mark_1({_FENCE}, $4, $5, $6, $7::text::uuid[], $8::text::uuid[], $9::text::smallint[],
+                          $10::text::bigint[], $11::text::bigint[], $12::text::int[])
+"""
+DELETE_MARK = f"SELECT tenure_delete_mark_1({_FENCE}, $4, $5)"
 PRUNE_USAGE = f"SELECT * FROM tenure_prune_usage_1({_FENCE}, $4, $5)"  # noqa: S608
 
 # The same query as `intervals.intervals_statement`. Ids are returned as text, because asyncpg would create an object

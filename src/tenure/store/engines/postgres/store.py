@@ -68,6 +68,8 @@ from tenure.domain.usage import (
     ChunkDigest,
     Cut,
     CutRules,
+    Mark,
+    MarkSums,
     PrunedUsage,
     Window,
     WindowToSend,
@@ -407,6 +409,16 @@ class PostgresStore(PostgresClient, SharedReads):
         contents = [digest.digest for digest in digests]
         records = await self._call(statements.STORE_DIGESTS, *astuple(fence), submission_ids, contents)
         return {str(submission_id): same for submission_id, same in records}
+
+    async def save_mark(self, fence: Fence, mark: Mark, sums: Sequence[MarkSums]) -> None:
+        columns = zip(*sums, strict=True) if sums else [()] * len(MarkSums._fields)
+        arrays = [rows.array([str(value) for value in column]) for column in columns]
+        await self._call(statements.SAVE_MARK, *astuple(fence), mark.at, mark.series, mark.state.value, *arrays)
+
+    async def delete_mark(self, fence: Fence, at: datetime, limit: int) -> int:
+        (record,) = await self._call(statements.DELETE_MARK, *astuple(fence), at, limit)
+        deleted: int = record[0]
+        return deleted
 
     async def prune_usage(self, fence: Fence, limit: int) -> PrunedUsage:
         (record,) = await self._call(statements.PRUNE_USAGE, *astuple(fence), limit, USAGE_KEPT // MICROSECOND)

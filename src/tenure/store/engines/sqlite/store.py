@@ -42,7 +42,16 @@ from tenure.domain.submissions import (
     SubmitRequest,
     SubmitResult,
 )
-from tenure.domain.usage import ChunkBounds, ChunkDigest, Cut, CutRules, PrunedUsage, WindowToSend
+from tenure.domain.usage import (
+    ChunkBounds,
+    ChunkDigest,
+    Cut,
+    CutRules,
+    Mark,
+    MarkSums,
+    PrunedUsage,
+    WindowToSend,
+)
 from tenure.store import migrate
 from tenure.store.contract import Topic
 from tenure.store.contract.sessions import OpenLane
@@ -228,6 +237,14 @@ class SqliteStore(SqliteClient, SharedReads):
     async def store_digests(self, fence: Fence, digests: Sequence[ChunkDigest]) -> Mapping[str, bool]:
         return await self._write_by_plain_clock(
             lambda connection, _now: usage.store_digests(connection, fence, digests)
+        )
+
+    async def save_mark(self, fence: Fence, mark: Mark, sums: Sequence[MarkSums]) -> None:
+        await self._write_by_plain_clock(lambda connection, _now: usage.save_mark(connection, fence, mark, sums))
+
+    async def delete_mark(self, fence: Fence, at: datetime, limit: int) -> int:
+        return await self._write_by_plain_clock(
+            lambda connection, _now: usage.delete_mark(connection, fence, at, limit)
         )
 
     async def prune_usage(self, fence: Fence, limit: int) -> PrunedUsage:

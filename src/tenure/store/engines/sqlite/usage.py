@@ -10,14 +10,32 @@ from tenure.clock import from_microseconds, to_microseconds
 from tenure.domain.audit_log import AuditDraft
 from tenure.domain.leases import Fence
 from tenure.domain.submissions import USAGES, Contract, SubmissionState, SubmissionStatus
-from tenure.domain.usage import ChunkBounds, ChunkDigest, Cut, CutRules, PrunedUsage, WindowToSend
+from tenure.domain.usage import (
+    ChunkBounds,
+    ChunkDigest,
+    Cut,
+    CutRules,
+    Mark,
+    MarkState,
+    MarkSums,
+    PrunedUsage,
+    WindowToSend,
+)
 from tenure.ids import new_id
 from tenure.store.engines.sqlite.audit_log import count_changes
 from tenure.store.engines.sqlite.leases import check_fence
 from tenure.store.engines.sqlite.submissions import insert_generated
 from tenure.store.limits import USAGE_KEPT
 from tenure.store.reads.submissions import contract_text
-from tenure.store.tables import installation, sessions, usage_chunks, usage_eras, usage_windows
+from tenure.store.tables import (
+    installation,
+    sessions,
+    usage_chunks,
+    usage_eras,
+    usage_mark_sums,
+    usage_marks,
+    usage_windows,
+)
 
 _window = usage_windows.c
 _chunk = usage_chunks.c
@@ -174,6 +192,34 @@ def deliver_chunks(
         .where(_window.window_id.in_(windows), _window.chunked_at.is_not(None), ~outstanding)
         .values(delivered_at=now)
     )
+
+
+def save_mark(connection: Connection, fence: Fence, mark: Mark, sums: Sequence[MarkSums]) -> None:
+    check_fence(connection, fence)
+    this_mark = usage_marks.c.marked_at == mark.at
+    state = connection.execute(select(usage_marks.c.state).where(this_mark)).scalar()
+    if state not in (None, MarkState.INCOMPLETE):
+        return
+    if state is None:
+        connection.execute(insert(usage_marks).values((mark.at, mark.series, MarkState.INCOMPLETE.value)))
+    if sums:
+        names = ("marked_at", *MarkSums._fields)
+        rows = [dict(zip(names, (mark.at, *each), strict=True)) for each in sums]
+        connection.execute(insert(usage_mark_sums).prefix_with("OR IGNORE"), rows)
+    values = {"series": mark.series, "state": mark.state.value}
+    connection.execute(update(usage_marks).where(this_mark).values(**values))
+
+
+def delete_mark(connection: Connection, fence: Fence, at: datetime, limit: int) -> int:
+    check_fence(connection, fence)
+    this_mark = usage_marks.c.marked_at == at
+    connection.execute(update(usage_marks).where(this_mark).values(state=MarkState.INCOMPLETE.value))
+    key = list(usage_mark_sums.primary_key)
+    some = select(*key).where(usage_mark_sums.c.marked_at == at).order_by(*key).limit(limit)
+    deleted = connection.execute(delete(usage_mark_sums).where(tuple_(*key).in_(some))).rowcount
+    if deleted < limit:
+        connection.execute(delete(usage_marks).where(this_mark))
+    return deleted
 
 
 def prune_usage(connection: Connection, now: datetime, fence: Fence, limit: int) -> PrunedUsage:

@@ -291,6 +291,19 @@ STORE_DIGESTS = _returning(
     submission_id=Id,
     same=Boolean,
 )
+SAVE_MARK = _returning(
+    _with_parameters(
+        "EXEC dbo.tenure_save_mark_1 @name = :name, @holder = :holder, @epoch = :epoch, @request = :request;"
+    ),
+    saved=Integer,
+)
+DELETE_MARK = _returning(
+    _with_parameters(
+        "EXEC dbo.tenure_delete_mark_1 @name = :name, @holder = :holder, @epoch = :epoch, @limit = :limit, "
+        "@request = :request;"
+    ),
+    deleted=Integer,
+)
 PRUNE_USAGE = _returning(
     _with_parameters(
         "EXEC dbo.tenure_prune_usage_1 @name = :name, @holder = :holder, @epoch = :epoch, @limit = :limit, "

@@ -50,7 +50,7 @@ from tenure.domain.submissions import (
     SubmitRequest,
     SubmitResult,
 )
-from tenure.domain.usage import ChunkBounds, ChunkDigest, CutRules, WindowToSend
+from tenure.domain.usage import ChunkBounds, ChunkDigest, CutRules, Mark, MarkSums, WindowToSend
 from tenure.errors import ERROR_MAX
 from tenure.ids import new_id
 from tenure.store.engines.sqlserver.calls import OLD_SESSION
@@ -266,6 +266,14 @@ def event_subscription(row: Row[Any]) -> EventSubscription:
 def chunk_bounds_values(chunk_bounds: ChunkBounds) -> Sequence[Value]:
     """The bounds of a chunk and a new submission id. The id is used only if the window has a contract."""
     return (*astuple(chunk_bounds), new_id())
+
+
+def mark_text(mark: Mark, sums: Sequence[MarkSums]) -> str:
+    return _json({"at": _instant(mark.at), "series": mark.series, "state": mark.state, "sums": list(map(list, sums))})
+
+
+def deleted_mark_text(at: datetime) -> str:
+    return _json({"at": _instant(at)})
 
 
 def digest_values(digest: ChunkDigest) -> Sequence[Value]:

@@ -87,6 +87,7 @@ of the installation. Apart from cuts, the pruning writes this row, as its last s
   window is locked before submissions. Saving chunks inserts submission keys. The insert may wait for a transaction that
   accepts submissions with neighbouring keys. That transaction may wait for rows that are locked by the end of an
   attempt. So a transaction that ends attempts locks its windows first.
+- Only the holder of its lease writes marks and their rows. Saving and deleting them waits for no other write.
 - Storing digests waits for rows of chunks, in the order of their submissions, and holds no other lock. It changes no
   index.
 - The pruning takes chunks, windows and sessions that no other transaction holds. No other transaction writes
@@ -177,10 +178,10 @@ from tenure.domain.usage import (
     ChunkDigest,
     Cut,
     CutRules,
+    Mark,
+    MarkSums,
     Overlap,
     PrunedUsage,
-    UsageSumQuery,
-    UsageSums,
     Window,
     WindowToSend,
 )
@@ -201,7 +202,7 @@ from tenure.store.limits import (
     SUBMISSIONS_KEPT,
     USAGE_KEPT,
 )
-from tenure.store.reads import capacities, events, intervals
+from tenure.store.reads import capacities, events, intervals, usage_sums
 from tenure.store.reads.alerts import changes_from_values
 from tenure.store.reads.keys import create_result, key_from_values
 from tenure.store.reads.session_list import narrowed_filter
@@ -214,6 +215,7 @@ MIGRATION_SECONDS = 600
 class SqlServerStore(SqlServerClient, SharedReads):
     dialect_name = "mssql"
     batches_in_flight = 2
+    _index_hint = reads.BY_ID
 
     async def open_sessions(
         self, lane: OpenLane, requests: Sequence[OpenRequest], limits: Limits
@@ -421,10 +423,18 @@ class SqlServerStore(SqlServerClient, SharedReads):
         result = await self._call(calls.STORE_DIGESTS, **asdict(fence), request=request)
         return {row.submission_id: row.same for row in result}
 
-    async def sum_usage(self, sum_query: UsageSumQuery, after: str | None, limit: int) -> UsageSums:  # type: ignore[override]  # no index hint
+    async def sum_mark(self, from_at: datetime, at: datetime, limit: int) -> Sequence[MarkSums] | None:  # type: ignore[override]  # no index hint
         return await self._read_long(
-            lambda connection: intervals.sum_usage(connection, sum_query, after, limit, reads.BY_ID)
+            lambda connection: usage_sums.sum_mark(connection, from_at, at, limit, reads.BY_ID)
         )
+
+    async def save_mark(self, fence: Fence, mark: Mark, sums: Sequence[MarkSums]) -> None:
+        await self._call(calls.SAVE_MARK, **asdict(fence), request=rows.mark_text(mark, sums))
+
+    async def delete_mark(self, fence: Fence, at: datetime, limit: int) -> int:
+        (row,) = await self._call(calls.DELETE_MARK, **asdict(fence), limit=limit, request=rows.deleted_mark_text(at))
+        deleted: int = row.deleted
+        return deleted
 
     async def list_deliveries(self, window_id: int) -> Sequence[ChunkDelivery]:
         return await self._run(lambda connection: reads.list_deliveries(connection, window_id))

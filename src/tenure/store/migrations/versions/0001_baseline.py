@@ -299,6 +299,25 @@ def _create_usage() -> None:
     op.create_index("usage_chunks_submission", "usage_chunks", ["submission_id"], unique=True, **sent)
     undelivered = _where("delivered_at IS NULL", include=["delivered_at"])
     op.create_index("usage_chunks_undelivered", "usage_chunks", ["window_id"], **undelivered)
+    op.create_table(
+        "usage_marks",
+        sa.Column("marked_at", Instant, nullable=False),
+        sa.Column("series", sa.Integer, nullable=False),
+        sa.Column("state", sa.String(16), nullable=False),
+        sa.PrimaryKeyConstraint("marked_at", name="usage_marks_pkey"),
+    )
+    op.create_table(
+        "usage_mark_sums",
+        sa.Column("marked_at", Instant, nullable=False),
+        sa.Column("tenant_object_id", Id, nullable=False),
+        sa.Column("capacity_id", Id, nullable=False),
+        sa.Column("kind", sa.SmallInteger, nullable=False),
+        sa.Column("usage_millionths", sa.BigInteger, nullable=False),
+        sa.Column("started", sa.BigInteger, nullable=False),
+        sa.Column("live", sa.Integer, nullable=False),
+        sa.PrimaryKeyConstraint("marked_at", "tenant_object_id", "capacity_id", "kind", name="usage_mark_sums_pkey"),
+        sqlite_with_rowid=False,
+    )
 
 
 def _create_access() -> None:

@@ -1,0 +1,146 @@
+"""Reads that all engines share: the parts of a span by eras, and the billable intervals of sessions in them."""
+
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    CompoundSelect,
+    Connection,
+    Select,
+    Subquery,
+    and_,
+    case,
+    func,
+    literal,
+    literal_column,
+    not_,
+    or_,
+    select,
+    union_all,
+)
+
+from tenure.domain.sessions import Kind
+from tenure.domain.usage import Era, Factors, UsageFilter, UsageSumQuery
+from tenure.store.expressions import LONG_SESSION, apart, was_long
+from tenure.store.reads.intervals import bound, measured
+from tenure.store.reads.sessions import SEATED, in_scope
+from tenure.store.reads.usage import FACTORS
+from tenure.store.tables import sessions, usage_eras
+
+_row = sessions.c
+Span = tuple[Era, datetime, datetime]
+"""The part of a span that lies in one era."""
+_BEGINNING = datetime.min.replace(tzinfo=UTC)
+_END = datetime.max.replace(tzinfo=UTC)
+_KINDS: Sequence[ColumnElement[int]] = [literal_column(str(kind.value)) for kind in Kind]
+
+
+def eras_until_now(connection: Connection, last_cut_at: datetime, factors: Factors) -> Sequence[Era]:
+    """The stored eras, and the one that the next cut would begin if the factors have changed."""
+    eras = stored_eras(connection)
+    return eras if eras and eras[-1].factors == factors else [*eras, Era(last_cut_at, factors)]
+
+
+def stored_eras(connection: Connection) -> Sequence[Era]:
+    statement = select(usage_eras.c.started_at, *FACTORS).order_by(usage_eras.c.era)
+    return [Era(started_at, tuple(of_kinds)) for started_at, *of_kinds in connection.execute(statement)]
+
+
+def spans_of(from_at: datetime, to_at: datetime, eras: Sequence[Era]) -> Sequence[Span]:
+    ends = [*(era.started_at for era in eras[1:]), to_at]
+    parts = [(era, max(from_at, era.started_at), min(to_at, end)) for era, end in zip(eras, ends, strict=True)]
+    return [(era, begins, ends) for era, begins, ends in parts if begins < ends]
+
+
+def intervals_in(
+    spans: Sequence[Span],
+    first_at: datetime | None,
+    columns: Callable[[ColumnElement[Any], ColumnElement[Any]], Sequence[ColumnElement[Any]]],
+    conditions: Sequence[ColumnElement[bool]],
+    index_hint: str,
+) -> Subquery:
+    """One row per session and era in which it was live, with the columns that `columns` returns for the end of the
+    session and the end of the era.
+
+    To count each session once, only one of its rows has `counts` 1: that of the era in which it started, or the one
+    that begins at `first_at`. It is planned separately from the sums: otherwise PostgreSQL computes an interval again
+    for each use of it.
+    """
+    span = _spans_table(spans)
+    starts, ends = span.c.from_at, span.c.to_at
+    factor = case((_row.kind == 1, span.c.factor_1), (_row.kind == 2, span.c.factor_2), else_=span.c.factor_3)  # noqa: PLR2004
+    started_here = _row.started_at >= starts
+    counts = started_here if first_at is None else or_(started_here, starts == bound(first_at))
+    parts = [
+        select(
+            *columns(end, ends),
+            *measured(end, starts, ends, span.c.era_started_at),
+            factor.label("factor"),
+            case((counts, 1), else_=0).label("counts"),
+        )
+        .join_from(sessions, span, and_(_row.started_at < ends, end > starts))
+        .where(*overlapping, *conditions)
+        for end, overlapping in ends_in(spans[0][1], spans[-1][2], index_hint)
+    ]
+    if index_hint:
+        return parts[0].with_hint(sessions, index_hint).subquery("billable")
+    return union_all(*(select(apart(part).subquery()) for part in parts)).subquery("billable")
+
+
+def ends_in(
+    from_at: datetime, to_at: datetime, index_hint: str
+) -> Sequence[tuple[ColumnElement[Any], Sequence[ColumnElement[bool]]]]:
+    """The end of a session, and the conditions on sessions that may have been live in the span, as in `_parts`.
+
+    The conditions include those of the indexes by user, capacity, tenant, kind and close reason. The start and the end
+    of a closed session are bounded on both sides, so that each index is searched only near the span. Only a session
+    that was long can be outside these bounds.
+    """
+    began = _row.started_at < to_at
+    if index_hint:
+        end = func.coalesce(_row.closed_at, _row.deadline_at)
+        return [(end, (began, or_(_row.closed_at.is_(None), _row.closed_at > from_at)))]
+    was_closed = (began, _row.closed_at > from_at, _row.close_reason.is_not(None))
+    is_live = (began, _row.closed_at.is_(None), _row.close_reason.is_(None), SEATED, _row.kind.in_(_KINDS))
+    near = and_(_row.started_at >= _moved(from_at, -LONG_SESSION), _row.closed_at <= _moved(to_at, LONG_SESSION))
+    far = (*was_closed, was_long(_row.started_at, _row.closed_at), not_(near))
+    return (_row.deadline_at, is_live), (_row.closed_at, (*was_closed, near)), (_row.closed_at, far)
+
+
+def _moved(instant: datetime, by: timedelta) -> datetime:
+    """The instant moved within the calendar."""
+    try:
+        return instant + by
+    except OverflowError:
+        return _BEGINNING if by < timedelta() else _END
+
+
+def _spans_table(spans: Sequence[Span]) -> Subquery:
+    selects = [
+        select(
+            bound(era.started_at).label("era_started_at"),
+            bound(from_at).label("from_at"),
+            bound(to_at).label("to_at"),
+            *(literal(factor, BigInteger).label(f"factor_{kind}") for kind, factor in enumerate(era.factors, 1)),
+        )
+        for era, from_at, to_at in spans
+    ]
+    combined: Select[Any] | CompoundSelect[Any] = selects[0] if len(selects) == 1 else union_all(*selects)
+    return combined.subquery("spans")
+
+
+def session_conditions(sum_query: UsageSumQuery) -> Sequence[ColumnElement[bool]]:
+    # If the filter asks for another tenant than that of the scope, no session meets both conditions.
+    return [*in_scope(sum_query.scope), *_conditions(sum_query.criteria)]
+
+
+def _conditions(criteria: UsageFilter) -> Sequence[ColumnElement[bool]]:
+    wanted = (
+        (_row.tenant_object_id, criteria.tenant),
+        (_row.capacity_id, criteria.capacity),
+        (_row.user_object_id, criteria.user),
+    )
+    return [column == value for column, value in wanted if value is not None]
