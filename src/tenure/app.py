@@ -153,7 +153,13 @@ def _report_of(config: Config, holder: str, worker: int) -> InstanceReport:
     instance = holder if config.leases.holder is None else f"{holder}-{new_id()[-8:]}"
     host = re.sub(r"[^!-~]", "_", socket.gethostname())[:HOST_MAX]
     return InstanceReport(
-        instance=instance, holder=holder, host=host, pid=os.getpid(), worker=worker, version=__version__[:VERSION_MAX]
+        instance=instance,
+        holder=holder,
+        host=host,
+        pid=os.getpid(),
+        worker=worker,
+        version=__version__[:VERSION_MAX],
+        executor_lease=config.leases.executor_lease,
     )
 
 
@@ -359,6 +365,9 @@ class Instance:
                 # read, because the server is a standby, `/readyz` says so.
                 with suppress(DatabaseUnavailable):
                     await self._authenticator.load()
+                # Before it leads. A database that cannot be written cannot tell, and nobody can lead with it.
+                with suppress(DatabaseUnavailable):
+                    await self._presence.start()
                 await self.ensemble.start()
             except ConfigurationError:
                 raise

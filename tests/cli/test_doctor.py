@@ -342,12 +342,23 @@ async def _(case: Case) -> None:
     case.configure(f'[gateways.crm]\nurl = "{url}"\nevents = ["session.closed"]\n')
 
 
+def instance_report(name: str, version: str = "1.0.0", executor_lease: str = "submission-executor") -> InstanceReport:
+    return InstanceReport(
+        instance=name, holder=name, host="web-1", pid=7, worker=0, version=version, executor_lease=executor_lease
+    )
+
+
 @plants(Code.VERSIONS_DIFFER)
 async def _(case: Case) -> None:
     for number, version in enumerate(["1.9.0", "1.10.0"]):
         name = f"one-{number}"
-        report = InstanceReport(instance=name, holder=name, host="web-1", pid=7, worker=0, version=version)
-        await case.database.store.save_instance(report)
+        await case.database.store.save_instance(instance_report(name, version=version))
+
+
+@plants(Code.EXECUTOR_LEASES_DIFFER)
+async def _(case: Case) -> None:
+    for number, name in enumerate(["submission-executor", "submission-executor", "other"]):
+        await case.database.store.save_instance(instance_report(f"one-{number}", executor_lease=name))
 
 
 @plants(Code.JOB_PAUSED)
@@ -545,7 +556,7 @@ async def test_text_has_two_lines_for_each_finding_and_a_summary(case: Case) -> 
         f"    mend: tenure keys create --name admin --role operator --expires 90d --database {case.database.url}",
         "warning  job-paused: job emit-usage is paused",
         "    mend: tenure jobs resume emit-usage",
-        "1 broken, 1 warning (18 checks); docs/doctor.md explains each code",
+        "1 broken, 1 warning (19 checks); docs/doctor.md explains each code",
     ]
 
 

@@ -24,9 +24,8 @@ FIRST = datetime(2041, 3, 1, 11, 0, tzinfo=UTC)
 
 
 def report(instance: str = "a-1-x", **fields: Any) -> InstanceReport:
-    return InstanceReport(
-        **({"instance": instance, "holder": instance, "host": "a", "pid": 1, "worker": 0, "version": "1.0"} | fields)
-    )
+    named = {"instance": instance, "holder": instance, "host": "a", "pid": 1, "worker": 0, "version": "1.0"}
+    return InstanceReport(**(named | {"executor_lease": "executor"} | fields))
 
 
 async def found(database: Database) -> Instance:
@@ -45,6 +44,7 @@ async def test_save_instance__inserts_row_and_renews_it(database: Database) -> N
         pid=1,
         worker=3,
         version="1.0",
+        executor_lease="executor",
         started_at=NOON,
         last_seen_at=NOON + SECOND,
         stopped_at=None,

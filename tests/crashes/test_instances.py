@@ -8,12 +8,15 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tenure.errors import ConfigurationError
 from tests.http.client import Json, open_body
 from tests.support.databases import Database
 from tests.support.instances import RunningInstance, kill_all
 
 pytestmark = pytest.mark.slow
 TIMEOUT_SECONDS = 30
+
+Start = Callable[..., RunningInstance]
 
 
 def test_killed_paused_and_stopped_instances_are_told_apart(postgres_database: Database, tmp_path: Path) -> None:
@@ -44,6 +47,16 @@ def test_killed_paused_and_stopped_instances_are_told_apart(postgres_database: D
             assert sum(point["opened"] for point in points) == 7
     finally:
         kill_all(running)
+
+
+def test_instance_exits_beside_one_that_sends_under_another_lease(sqlite_database: Database, start: Start) -> None:
+    first = start(sqlite_database.url).wait_until_ready()
+    other = {"TENURE_LEASES__EXECUTOR_LEASE": "other"}
+    refused = start(sqlite_database.url, **other)
+    assert refused.process.wait(TIMEOUT_SECONDS) == ConfigurationError.exit_code
+    assert "leases.executor_lease: is other, but submission-executor on instance" in refused.log()
+    assert first.stop() == 0
+    start(sqlite_database.url, **other).wait_until_ready()
 
 
 def _wait_for(http: httpx.Client, condition: Callable[[list[Json]], bool]) -> list[Json]:

@@ -9,8 +9,8 @@ import pytest
 
 from tenure.clock import ServerClock, to_microseconds
 from tenure.domain.activity import COUNTS, MinuteCounts
-from tenure.domain.instances import InstanceReport
-from tenure.errors import DatabaseUnavailable
+from tenure.domain.instances import Instance, InstanceReport
+from tenure.errors import ConfigurationError, DatabaseUnavailable
 from tenure.instances import activity as module
 from tenure.instances.activity import ActivityRecorder
 from tenure.instances.presence import Presence
@@ -19,7 +19,9 @@ from tenure.telemetry.events import ActivityNotSaved, InstanceNotSaved
 from tests.support.telemetry import RecordedTelemetry
 
 START = datetime(2041, 3, 1, 12, 0, tzinfo=UTC)
-REPORT = InstanceReport(instance="a-1-x", holder="a-1-x", host="a", pid=1, worker=0, version="1.0")
+REPORT = InstanceReport(
+    instance="a-1-x", holder="a-1-x", host="a", pid=1, worker=0, version="1.0", executor_lease="submission-executor"
+)
 
 
 class ManualClock(ServerClock):
@@ -39,6 +41,7 @@ class FakeStore:
     def __init__(self) -> None:
         self.rows: dict[tuple[datetime, str, int], Mapping[str, int]] = {}
         self.reports: list[InstanceReport] = []
+        self.instances: list[Instance] = []
         self.batches: list[int] = []
         self.fails = self.loses = False
 
@@ -56,6 +59,9 @@ class FakeStore:
         self.reports.append(report)
         self._check(self.loses)
         return START if report.started_at is None else report.started_at
+
+    async def list_instances(self, _after: str | None, _limit: int) -> Sequence[Instance]:
+        return self.instances
 
     def _check(self, broken: bool) -> None:
         if broken:
@@ -249,3 +255,41 @@ async def test_presence_goes_on_after_failures(monkeypatch: pytest.MonkeyPatch) 
     finally:
         running.cancel()
         await asyncio.wait({running})
+
+
+def other_instance(name: str, started_at: datetime, *, alive: bool = True, executor_lease: str = "other") -> Instance:
+    return Instance(
+        instance=name,
+        holder=name,
+        host="b",
+        pid=2,
+        worker=0,
+        version="1.0",
+        executor_lease=executor_lease,
+        started_at=started_at,
+        last_seen_at=started_at,
+        stopped_at=None,
+        alive=alive,
+    )
+
+
+async def test_start_is_refused_beside_earlier_instance_with_another_executor_lease() -> None:
+    """Of two instances that start at the same instant, the one whose name comes first stays."""
+    second = timedelta(seconds=1)
+    for other, is_refused in (
+        (other_instance("b", START - second), True),
+        (other_instance("b", START + second), False),
+        (other_instance("a", START), True),
+        (other_instance("b", START), False),
+        (other_instance("b", START - second, alive=False), False),
+        (other_instance("b", START - second, executor_lease=REPORT.executor_lease), False),
+    ):
+        store = FakeStore()
+        store.instances = [other]
+        presence = Presence(store, REPORT, RecordedTelemetry())  # type: ignore[arg-type]
+        if is_refused:
+            with pytest.raises(ConfigurationError, match="is submission-executor, but other on instance"):
+                await presence.start()
+        else:
+            await presence.start()
+        assert store.reports[-1].stopped == is_refused

@@ -26,6 +26,7 @@ from tenure.doctor.deliveries import check_gateways, check_submissions, check_us
 from tenure.doctor.findings import Code, Finding, Severity, warning
 from tenure.doctor.instances import (
     check_conditions,
+    check_executor_leases,
     check_jobs,
     check_leases,
     check_pruning,
@@ -49,6 +50,7 @@ REST: dict[str, Check] = {
     "running": check_running,
     "leases": check_leases,
     "versions": check_versions,
+    "executor leases": check_executor_leases,
     "jobs": check_jobs,
     "pruning": check_pruning,
     "conditions": check_conditions,

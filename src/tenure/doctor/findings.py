@@ -40,6 +40,7 @@ class Code(StrEnum):
     NOT_RUNNING = "not-running"
     LEASE_UNHELD = "lease-unheld"
     VERSIONS_DIFFER = "versions-differ"
+    EXECUTOR_LEASES_DIFFER = "executor-leases-differ"
     JOB_PAUSED = "job-paused"
     JOB_OVERDUE = "job-overdue"
     PRUNE_NOT_RUNNING = "prune-not-running"

@@ -59,6 +59,19 @@ async def check_versions(patient: Patient) -> Sequence[Finding]:
     return [warning(Code.VERSIONS_DIFFER, seen, f"ssh {shlex.quote(old[0].host)} {upgrade}", newest)]
 
 
+async def check_executor_leases(patient: Patient) -> Sequence[Finding]:
+    """An instance refuses to start beside another name. It could not tell if the database was away at that moment."""
+    instances = await patient.instances()
+    names = Counter(instance.executor_lease for instance in instances)
+    if len(names) < 2:  # noqa: PLR2004
+        return []
+    usual = names.most_common()[0][0]
+    other = next(instance for instance in instances if instance.executor_lease != usual)
+    listed = ", ".join(f"{name} ({count} instances)" for name, count in names.most_common(PLACES_LISTED))
+    seen = f"instances send the same submissions under several leases: {listed}; {other.executor_lease} on {other.host}"
+    return [broken(Code.EXECUTOR_LEASES_DIFFER, seen, f"ssh {shlex.quote(other.host)} systemctl stop tenure", usual)]
+
+
 def _numbers(version: str) -> list[int]:
     return [int(number) for number in re.findall(r"\d+", version)]
 

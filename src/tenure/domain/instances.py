@@ -14,6 +14,8 @@ INSTANCE_SEEN_SECONDS = 10.0
 """How often an instance writes its row."""
 INSTANCE_ALIVE = timedelta(seconds=3 * INSTANCE_SEEN_SECONDS)
 """An instance that was last seen longer ago than this is not alive."""
+INSTANCES_COMPARED_MAX = 1000
+"""How many instances a new one compares its settings with."""
 HOST_MAX = 200
 VERSION_MAX = 64
 
@@ -29,6 +31,8 @@ class InstanceReport(msgspec.Struct, frozen=True, kw_only=True):
     worker: int
     """The slot of the worker in its process group, from 0."""
     version: str
+    executor_lease: str
+    """The name of the lease whose holder sends submissions. It must be the same on all instances."""
     started_at: datetime | None = None
     """What the first write returned. None in the first write, which sets it to the database's time."""
     stopped: bool = False
@@ -43,6 +47,7 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     worker: int
     version: str
+    executor_lease: str
     started_at: datetime
     last_seen_at: datetime
     stopped_at: datetime | None
@@ -57,3 +62,22 @@ def is_alive(last_seen_at: datetime, stopped_at: datetime | None, now: datetime)
     does not count: a living instance writes it again within seconds.
     """
     return stopped_at is None and abs(now - last_seen_at) <= INSTANCE_ALIVE
+
+
+def conflicting_executor(report: InstanceReport, others: Sequence[Instance]) -> Instance | None:
+    """Return an instance that is alive, started earlier than this one, and sends submissions under another lease.
+
+    Two leases have two holders, and both would send. The start decides which of the two instances gives way, so if both
+    start at the same time and see each other, one of them stays. `report` must have the start that its first write has
+    returned.
+    """
+    return next(
+        (
+            other
+            for other in others
+            if other.alive
+            and other.executor_lease != report.executor_lease
+            and (other.started_at, other.instance) < (report.started_at, report.instance)
+        ),
+        None,
+    )

@@ -7,6 +7,8 @@ Guarantees:
   most.
 - A stopped instance is shown as stopped at once, and stays so: an earlier write whose answer was lost may commit after
   the last one, and changes nothing then.
+- An instance that would send submissions under another lease than an earlier one does not start: see `start`. A killed
+  instance counts for half a minute.
 - `startedAt` is the database's time of the first write, and never changes, also if the row was pruned in between.
 
 How each step can be cut short:
@@ -26,8 +28,14 @@ from contextlib import suppress
 
 from msgspec.structs import replace
 
-from tenure.domain.instances import INSTANCE_SEEN_SECONDS, InstanceReport
-from tenure.errors import DatabaseUnavailable
+from tenure.domain.instances import (
+    INSTANCE_ALIVE,
+    INSTANCE_SEEN_SECONDS,
+    INSTANCES_COMPARED_MAX,
+    InstanceReport,
+    conflicting_executor,
+)
+from tenure.errors import ConfigurationError, DatabaseUnavailable
 from tenure.store.contract.instances import InstanceStore
 from tenure.telemetry.events import InstanceNotSaved, Telemetry
 
@@ -37,6 +45,19 @@ class Presence:
         self._store = store
         self._report = report
         self._telemetry = telemetry
+
+    async def start(self) -> None:
+        """Writes the row. Raises `ConfigurationError` if an earlier instance sends submissions under another lease."""
+        await self.save()
+        other = conflicting_executor(self._report, await self._store.list_instances(None, INSTANCES_COMPARED_MAX))
+        if other is None:
+            return
+        await self.stop()
+        raise ConfigurationError(
+            f"leases.executor_lease: is {self._report.executor_lease}, but {other.executor_lease} on instance "
+            f"{other.instance}, which was seen in the last {INSTANCE_ALIVE.total_seconds():.0f} seconds. Both would "
+            "send the same submissions. Stop all instances before you change the name"
+        )
 
     async def run(self) -> None:
         """Writes the row at once and every INSTANCE_SEEN_SECONDS, until cancelled. Call `stop` after that."""

@@ -403,6 +403,7 @@ instances = Table(
     Column("pid", Integer, nullable=False),
     Column("worker", Integer, nullable=False),
     Column("version", Name, nullable=False),
+    Column("executor_lease", Name, nullable=False),
     Column("started_at", Instant, nullable=False),
     # Written every ten seconds by every instance, so no index contains it.
     Column("last_seen_at", Instant, nullable=False),

@@ -57,7 +57,7 @@ BEGIN_RUN = "SELECT * FROM tenure_begin_run_1($1, $2, $3)"
 FINISH_RUN = f"SELECT tenure_finish_run_1({_FENCE}, $4, $5, $6)"
 COMMAND_JOB = "SELECT * FROM tenure_command_job_1($1, $2, $3)"
 PRUNE = f"SELECT * FROM tenure_prune_1({_FENCE}, $4, $5, $6, $7, $8, $9, $10, $11)"  # noqa: S608
-SAVE_INSTANCE = "SELECT tenure_save_instance_1($1, $2, $3, $4, $5, $6, $7, $8)"
+SAVE_INSTANCE = "SELECT tenure_save_instance_1($1, $2, $3, $4, $5, $6, $7, $8, $9)"
 SAVE_ACTIVITY = "SELECT tenure_save_activity_1($1, $2, $3, $4)"
 
 ACCEPT_SUBMISSIONS = "SELECT * FROM tenure_accept_submissions_1($1::text::uuid[], $2, $3, $4, $5, $6, $7, $8, $9)"

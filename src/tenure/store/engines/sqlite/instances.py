@@ -19,6 +19,7 @@ def save_instance(connection: Connection, now: datetime, report: InstanceReport)
         pid=report.pid,
         worker=report.worker,
         version=report.version,
+        executor_lease=report.executor_lease,
         started_at=report.started_at or now,
         last_seen_at=now,
         stopped_at=now if report.stopped else None,

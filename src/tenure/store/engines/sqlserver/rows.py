@@ -344,7 +344,8 @@ def draft_values(draft: AuditDraft) -> dict[str, Value]:
 
 def instance_text(report: InstanceReport) -> str:
     started = {} if report.started_at is None else {"started": _instant(report.started_at)}
-    fields = {name: getattr(report, name) for name in ("instance", "holder", "host", "pid", "worker", "version")}
+    names = ("instance", "holder", "host", "pid", "worker", "version", "executor_lease")
+    fields = {name: getattr(report, name) for name in names}
     return _json({**fields, **started, "stopped": int(report.stopped)})
 
 

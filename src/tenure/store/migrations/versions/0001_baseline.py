@@ -427,6 +427,7 @@ def _create_instances() -> None:
         sa.Column("pid", sa.Integer, nullable=False),
         sa.Column("worker", sa.Integer, nullable=False),
         sa.Column("version", Name, nullable=False),
+        sa.Column("executor_lease", Name, nullable=False),
         sa.Column("started_at", Instant, nullable=False),
         sa.Column("last_seen_at", Instant, nullable=False),
         sa.Column("stopped_at", Instant),

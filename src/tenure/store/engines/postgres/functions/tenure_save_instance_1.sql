@@ -3,8 +3,8 @@
 -- A row that is marked as stopped does not change any more: an earlier call whose answer was lost may arrive after the
 -- call that marked it. The row has one writer, its instance, which is a retry of itself at worst.
 CREATE OR REPLACE FUNCTION tenure_save_instance_1(
-    p_instance text, p_holder text, p_host text, p_pid int, p_worker int, p_version text, p_started timestamptz,
-    p_stopped boolean)
+    p_instance text, p_holder text, p_host text, p_pid int, p_worker int, p_version text,
+    p_executor_lease text, p_started timestamptz, p_stopped boolean)
 RETURNS timestamptz
 LANGUAGE plpgsql VOLATILE
 AS $$
@@ -14,8 +14,9 @@ DECLARE
 BEGIN
     PERFORM 1 FROM instances i WHERE i.instance = p_instance FOR NO KEY UPDATE;
     v_now := tenure_now();
-    INSERT INTO instances AS i (instance, holder, host, pid, worker, version, started_at, last_seen_at, stopped_at)
-    VALUES (p_instance, p_holder, p_host, p_pid, p_worker, p_version, coalesce(p_started, v_now), v_now,
+    INSERT INTO instances AS i (
+        instance, holder, host, pid, worker, version, executor_lease, started_at, last_seen_at, stopped_at)
+    VALUES (p_instance, p_holder, p_host, p_pid, p_worker, p_version, p_executor_lease, coalesce(p_started, v_now), v_now,
             CASE WHEN p_stopped THEN v_now END)
     ON CONFLICT (instance) DO UPDATE SET last_seen_at = excluded.last_seen_at, stopped_at = excluded.stopped_at
      WHERE i.stopped_at IS NULL;

@@ -6,7 +6,7 @@
 --
 -- Order: the row; the clock; the writes.
 --
--- @request: {instance, holder, host, pid, worker, version, started, stopped}
+-- @request: {instance, holder, host, pid, worker, version, executor_lease, started, stopped}
 CREATE OR ALTER PROCEDURE dbo.tenure_save_instance_1 @request nvarchar(MAX)
 AS
 BEGIN
@@ -42,10 +42,10 @@ BEGIN
             SET @started_at = @now;
 
         INSERT INTO dbo.instances (
-            instance, holder, host, pid, worker, version, started_at, last_seen_at, stopped_at
+            instance, holder, host, pid, worker, version, executor_lease, started_at, last_seen_at, stopped_at
         )
         SELECT
-            r.instance, r.holder, r.host, r.pid, r.worker, r.version, @started_at, @now,
+            r.instance, r.holder, r.host, r.pid, r.worker, r.version, r.executor_lease, @started_at, @now,
             CASE WHEN @stopped = 1 THEN @now END
         FROM OPENJSON(@request) WITH (
             instance varchar(200) '$.instance',
@@ -53,7 +53,8 @@ BEGIN
             host varchar(200) '$.host',
             pid int '$.pid',
             worker int '$.worker',
-            version varchar(200) '$.version'
+            version varchar(200) '$.version',
+            executor_lease varchar(200) '$.executor_lease'
         ) AS r;
     END;
     ELSE
