@@ -32,7 +32,8 @@ TenureError
 │   ├── NotInstalled              501  an extra is missing on this instance
 │   └── Unavailable               503  retry the same request later
 │       ├── DatabaseUnavailable   the database cannot be reached, or does not answer
-│       │   └── DatabaseBusy      the database answers, but other transactions hold the rows
+│       │   ├── DatabaseBusy      the database answers, but other transactions hold the rows
+│       │   └── DatabaseTooSlow   this operation took too long; others may succeed
 │       ├── Overloaded
 │       ├── TooManyConnections
 │       ├── SchemaTooOld
@@ -301,6 +302,10 @@ class DatabaseUnavailable(Unavailable):
 
 class DatabaseBusy(DatabaseUnavailable):
     title = "Database busy"
+
+
+class DatabaseTooSlow(DatabaseUnavailable):
+    pass
 
 
 class Overloaded(Unavailable):

@@ -41,11 +41,13 @@ KEYS = 200
 HELD = 20
 """Sessions of each instance that get heartbeats."""
 LEASE_SECONDS = 120
-BEHIND = timedelta(milliseconds=300)
-"""By how much the clock of each standby is behind that of its primary."""
 RESUMED_WITHIN_SECONDS = 5
-DOWN_SECONDS = (0.3, 2.5)
-"""From the kill to the promotion: shorter and longer than a lease of the instances."""
+FAIL_OVERS = [(0.3, timedelta(milliseconds=300)), (2.5, timedelta(seconds=4))]
+"""Seconds from the kill to the promotion, and by how much the clock of the standby is behind that of its primary.
+
+The first outage is shorter than a lease of the instances, the second one longer. The second standby is so far behind
+that its clock has not reached the last writes and cuts of its primary when the first requests arrive.
+"""
 LOADED_SECONDS = 1.5
 PAUSE_SECONDS = 0.02
 DELAYED_CLOCK = """
@@ -60,14 +62,15 @@ class Pair:
 
     def __init__(self, primary: PostgresServer, standby: PostgresServer, name: str) -> None:
         self.url = f"postgresql://postgres@{primary.tcp_host},{standby.tcp_host}/{name}?target_session_attrs=read-write"
-        self.behind = timedelta()
+        self.behind = self._standby_behind = timedelta()
         """By how much the clock of the primary is behind that of the host."""
         self._primary, self._standby, self._name = primary, standby, name
         self._standby_runs = True
 
-    async def synchronise(self) -> None:
-        """Sets the clock of the standby. Returns once no commit is acknowledged before the standby has it."""
-        await change(self._standby, "tenure_test.behind", str(self.behind + BEHIND))
+    async def synchronise(self, behind: timedelta) -> None:
+        """Sets the clock of the standby, and makes every commit wait until the standby has it."""
+        self._standby_behind = self.behind + behind
+        await change(self._standby, "tenure_test.behind", str(self._standby_behind))
         await change(self._primary, "synchronous_standby_names", "*")
         database = self.database()
 
@@ -95,7 +98,7 @@ class Pair:
         await asyncio.to_thread(self._standby.control, "promote")
         self._primary, self._standby = self._standby, self._primary
         self._standby_runs = False
-        self.behind += BEHIND
+        self.behind = self._standby_behind
 
     async def rebuild_standby(self) -> None:
         await asyncio.to_thread(self._standby.rebuild, self._primary)
@@ -235,14 +238,13 @@ async def test_two_fail_overs_lose_nothing_although_the_clock_of_each_standby_is
 ) -> None:
     fleet = await Fleet(start, pair.url, {**CUTTING, **receivers.gateways}, INSTANCES).ready()
     load = Load(fleet.addresses, seed)
-    await pair.synchronise()
     async with load.running():
         began = wall_microseconds()
         await eventually(lambda: not load.unserved_since(began), 20, "the load has begun")
-        for turn, down_seconds in enumerate(DOWN_SECONDS):
+        for turn, (down_seconds, behind) in enumerate(FAIL_OVERS):
             if turn:
                 await pair.rebuild_standby()
-                await pair.synchronise()
+            await pair.synchronise(behind)
             await asyncio.sleep(LOADED_SECONDS)
             await pair.fail_over(down_seconds)
             await served_again(load, fleet, f"seed {seed}, turn {turn}")
@@ -282,7 +284,9 @@ async def differences(database: Database, orders: RunningReceiver, load: Load, b
     windows = {row["window_id"]: (row["started_at"], row["ended_at"]) for row in rows}
     faults += [f"window {each} was {seen}" for each, seen in load.windows.items() if windows.get(each) != seen]
     (usage,) = await database.rows("SELECT count(*) AS count FROM submissions WHERE gateway = 'usages'")
-    return faults + await find_violations(database, orders, load.submission_ids, elsewhere=usage["count"])
+    return faults + await find_violations(
+        database, orders, load.submission_ids, elsewhere=usage["count"], clock_went_back=True
+    )
 
 
 async def test_audit_reports_windows_that_asynchronous_standby_lacked(

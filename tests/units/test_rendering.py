@@ -11,7 +11,7 @@ import pytest
 from tenure.domain.leases import Fence
 from tenure.domain.submissions import Contract, Envelope
 from tenure.domain.usage import BillableInterval, Chunk, ChunkDigest, Window
-from tenure.errors import DatabaseUnavailable, LeaseLost
+from tenure.errors import DatabaseTooSlow, DatabaseUnavailable, LeaseLost
 from tenure.submissions.payloads import Withheld
 from tenure.telemetry.events import Telemetry, UsageDelivered
 from tenure.usage.formats import render
@@ -115,10 +115,19 @@ async def test_renderer_raises_if_chunks_cannot_be_read(payloads: UsagePayloads,
         await rendered(payloads, envelope())
 
 
-async def test_renderer_withholds_chunk_for_ten_seconds_if_its_sessions_cannot_be_read(
+async def test_renderer_raises_if_database_is_away_while_sessions_are_read(
     payloads: UsagePayloads, store: UsageStore
 ) -> None:
-    store.error_of_read = DatabaseUnavailable("the database did not answer within 30 seconds")
+    """Nothing is wrong with the chunk, so it must not be reported as withheld."""
+    store.error_of_read = DatabaseUnavailable("the database cannot be reached")
+    with pytest.raises(DatabaseUnavailable, match="cannot be reached"):
+        await rendered(payloads, envelope())
+
+
+async def test_renderer_withholds_chunk_for_ten_seconds_if_its_sessions_cannot_be_read_in_time(
+    payloads: UsagePayloads, store: UsageStore
+) -> None:
+    store.error_of_read = DatabaseTooSlow("the database did not answer within 30 seconds")
     (found,) = (await rendered(payloads, envelope())).values()
     assert found == Withheld("the chunk could not be read: the database did not answer within 30 seconds", 10)
 

@@ -38,7 +38,7 @@ from tenure.domain.events import (
 )
 from tenure.domain.leases import Fence
 from tenure.domain.submissions import Contract, Envelope
-from tenure.errors import DatabaseUnavailable
+from tenure.errors import DatabaseTooSlow, DatabaseUnavailable
 from tenure.events.feed import PUBLISH_PAUSE_MICROSECONDS
 from tenure.events.formats import CONTRACT_FORMATS, render
 from tenure.ids import new_id
@@ -183,7 +183,7 @@ class EventPayloads:
             return Withheld("there is no batch of events for this submission")
         try:
             events = await self._read(batch)
-        except DatabaseUnavailable as error:
+        except DatabaseTooSlow as error:
             return Withheld(f"the events could not be read: {error.detail}", READ_RETRY_SECONDS)
         if len(events) != batch.events:
             return Withheld(f"the batch has {len(events)} events, and had {batch.events} when it was saved")

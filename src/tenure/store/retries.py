@@ -16,7 +16,7 @@ from enum import StrEnum
 from typing import Any, TypeVar
 
 from tenure.clock import monotonic
-from tenure.errors import DatabaseBusy, DatabaseUnavailable, IdTaken, LeaseLost
+from tenure.errors import DatabaseBusy, DatabaseTooSlow, DatabaseUnavailable, IdTaken, LeaseLost
 from tenure.telemetry.events import StoreRetried, StoreUnavailable, Telemetry
 
 T = TypeVar("T")
@@ -91,7 +91,7 @@ class Retries:
                 async with asyncio.timeout(patience_seconds):
                     return await self._tries(operation)
             except TimeoutError as error:
-                raise DatabaseUnavailable(too_late) from error
+                raise DatabaseTooSlow(too_late) from error
         task = asyncio.ensure_future(self._tries(operation))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
@@ -102,7 +102,7 @@ class Retries:
             if given_up:
                 task.cancel()
         if given_up:
-            raise DatabaseUnavailable(too_late)
+            raise DatabaseTooSlow(too_late)
         return task.result()
 
     async def _tries(self, operation: Callable[[], Coroutine[Any, Any, T]]) -> T:
@@ -131,7 +131,11 @@ class Retries:
         self._telemetry.report(StoreUnavailable(cause.value, _one_line(error)))
 
 
-_EXCEPTIONS = {Cause.DEADLOCK: DatabaseBusy, Cause.LOCK_TIMEOUT: DatabaseBusy}
+_EXCEPTIONS = {
+    Cause.DEADLOCK: DatabaseBusy,
+    Cause.LOCK_TIMEOUT: DatabaseBusy,
+    Cause.TIMEOUT: DatabaseTooSlow,
+}
 _SENTENCES = {
     Cause.CONNECTION: "the database cannot be reached",
     Cause.TOO_MANY_CONNECTIONS: "the database accepts no more connections",

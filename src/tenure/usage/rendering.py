@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from tenure.domain.leases import Fence
 from tenure.domain.submissions import Contract, Envelope
 from tenure.domain.usage import Chunk, ChunkDigest, Window
-from tenure.errors import DatabaseUnavailable
+from tenure.errors import DatabaseTooSlow, DatabaseUnavailable
 from tenure.store.contract import Store
 from tenure.submissions.payloads import Withheld
 from tenure.telemetry.events import Telemetry, UsageDelivered
@@ -55,7 +55,8 @@ class UsagePayloads:
         try:
             async with self._reading:
                 intervals = await self._store.read_intervals(window, chunk)
-        except DatabaseUnavailable as error:
+        except DatabaseTooSlow as error:
+            # A database that is away is raised instead: the executor stops, and the next leader sends the chunk.
             return Withheld(f"the chunk could not be read: {error.detail}", READ_RETRY_SECONDS)
         rendered = render(str(envelope.contract.format), window, intervals)
         if (rendered.sessions, rendered.usage_millionths) != (chunk.sessions, chunk.usage_millionths):
