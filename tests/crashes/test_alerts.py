@@ -115,7 +115,8 @@ class World:
                     await asyncio.sleep(0.1)
         except TimeoutError:
             logs = "\n".join(instance.log() for instance in self.instances.values())
-            raise AssertionError(f"not within {WAIT_SECONDS} s: {what}\n{logs}") from None
+            shown = [await self.call("GET", path) for path in ("/jobs", "/leases", "/alerts")]
+            raise AssertionError(f"not within {WAIT_SECONDS} s: {what}\n{self.now} {shown}\n{logs}") from None
 
     async def job(self, name: str) -> dict[str, Any]:
         (found,) = [job for job in (await self.call("GET", "/jobs"))["jobs"] if job["name"] == name]
@@ -123,6 +124,8 @@ class World:
 
     async def run(self, name: str) -> None:
         count = (await self.job(name))["runCount"]
+        # The clock stands still: at the same instant, the end of the last run would also end this request.
+        await self.move(timedelta(seconds=1))
         await self.call("POST", f"/jobs/{name}/run")
 
         async def has_run() -> bool:
@@ -246,6 +249,7 @@ async def test_alerts_follow_instances_that_stop_die_and_resign(start: Any, post
 async def begin_run(installation: World, holder: Holder) -> tuple[RunningInstance, str]:
     """Returns the instance whose run of `emit-usage` waits for a lock, and the name of the other one."""
     await holder.lock_cut()
+    await installation.move(MINUTE)  # so that there is a window to cut
     await installation.call("POST", "/jobs/emit-usage/run")
     found: list[str] = []
 
@@ -306,6 +310,7 @@ async def check_deliveries(installation: World, receiver: Receiver, *expected: s
     If the scheduled run of `watch` comes after a jump of the clock and before the next cut, usage lags. An instance
     that dies may also have been the leader. Then there is one alert for the lock of its job, and one for its lease.
     """
+    await installation.cleared("usage-lagging")
     shown = (await installation.call("GET", "/alerts?limit=100"))["alerts"]
     assert len({(alert["name"], alert["subject"]) for alert in shown}) == len(shown)
     assert {alert["name"] for alert in shown} | {"usage-lagging"} == {*expected, "usage-lagging"}
