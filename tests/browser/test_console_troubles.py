@@ -1,4 +1,4 @@
-"""What the console shows while a leader is killed, an instance hangs, and the database is stopped.
+"""What the console shows while a leader is killed, an instance hangs, and the database or a receiver is stopped.
 
 It says so within five seconds, keeps what it showed, and recovers by itself.
 """
@@ -10,13 +10,16 @@ import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+import aiohttp
 import pytest
 from playwright.async_api import Browser, Page, expect
 
 from tests.browser.console import ConsoleAddress, Visitor, serving_console
 from tests.crashes.conftest import own_database, own_postgres  # noqa: F401 - fixtures
 from tests.support.databases import Database, PostgresServer
+from tests.support.deliveries import ACCEPTED, gateways
 from tests.support.instances import RunningInstance
+from tests.support.receivers import RunningReceiver
 from tests.support.simple_http import send_request
 
 pytestmark = pytest.mark.slow
@@ -100,6 +103,39 @@ async def test_killed_leader_is_replaced_on_screen_and_a_hanging_instance_is_not
     finally:
         os.kill(other.process.pid, signal.SIGCONT)
     await is_back(page)
+
+
+async def test_receiver_that_is_down_is_said_and_deliveries_recover(
+    start: Callable[..., RunningInstance], tmp_path: Path, visitor: Visitor
+) -> None:
+    receiver = RunningReceiver(tmp_path).wait_until_ready()
+    port = int(receiver.address.rpartition(":")[2])
+    gateway = {"url": f"{receiver.address}/orders", "schedule": [1]}
+    instance = start(f"sqlite:///{tmp_path / 'tenure.db'}", **TIMING, **gateways(orders=gateway)).wait_until_ready()
+    try:
+        await submit(instance, "one")
+        page = await visitor.visit(ConsoleAddress(instance.address), "deliveries")
+        rows = page.get_by_role("region", name="Submissions that match").locator("tbody tr")
+        await expect(rows).to_have_count(1)
+        await expect(rows.first).to_contain_text("delivered", timeout=RECOVERED_MILLISECONDS)
+        receiver.kill()
+        await submit(instance, "two")
+        await expect(rows).to_have_count(2, timeout=WITHIN_MILLISECONDS)
+        await expect(rows.first).to_contain_text("pending, fails", timeout=WITHIN_MILLISECONDS)
+        await expect(rows.last).to_contain_text("delivered")
+        receiver = RunningReceiver(tmp_path, port=port).wait_until_ready()
+        await expect(rows.first).to_contain_text("delivered", timeout=RECOVERED_MILLISECONDS)
+    finally:
+        receiver.kill()
+
+
+async def submit(instance: RunningInstance, key: str) -> None:
+    async with aiohttp.ClientSession() as http:
+        body = {"gateway": "orders", "payload": {"order": key}}
+        async with http.post(
+            f"{instance.address}/submissions", json=body, headers={"Idempotency-Key": key}
+        ) as response:
+            assert response.status == ACCEPTED
 
 
 def _leads(instance: RunningInstance) -> bool:
