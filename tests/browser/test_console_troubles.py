@@ -108,7 +108,7 @@ async def test_killed_leader_is_replaced_on_screen_and_a_hanging_instance_is_not
 async def test_receiver_that_is_down_is_said_and_deliveries_recover(
     start: Callable[..., RunningInstance], tmp_path: Path, visitor: Visitor
 ) -> None:
-    receiver = RunningReceiver(tmp_path).wait_until_ready()
+    receiver = RunningReceiver(tmp_path)
     port = int(receiver.address.rpartition(":")[2])
     gateway = {"url": f"{receiver.address}/orders", "schedule": [1]}
     instance = start(f"sqlite:///{tmp_path / 'tenure.db'}", **TIMING, **gateways(orders=gateway)).wait_until_ready()
@@ -123,7 +123,7 @@ async def test_receiver_that_is_down_is_said_and_deliveries_recover(
         await expect(rows).to_have_count(2, timeout=WITHIN_MILLISECONDS)
         await expect(rows.first).to_contain_text("pending, fails", timeout=WITHIN_MILLISECONDS)
         await expect(rows.last).to_contain_text("delivered")
-        receiver = RunningReceiver(tmp_path, port=port).wait_until_ready()
+        receiver = RunningReceiver(tmp_path, port=port)
         await expect(rows.first).to_contain_text("delivered", timeout=RECOVERED_MILLISECONDS)
     finally:
         receiver.kill()
