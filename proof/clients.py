@@ -3,6 +3,7 @@
 | client | sends | for the checks |
 |---|---|---|
 | users | opens, heartbeats, ends of contested keys, each to a chosen instance | one session, deadlines |
+| a crowd | opens of the same new keys on all instances at once | one session, answers (deadlocks) |
 | seat users | opens and ends on two limited capacities | seats |
 | holders | `hold` of the Python client | belief |
 | streamers | streams of the Python client | streams |
@@ -43,6 +44,8 @@ KEYS = 5
 KEY_SECONDS = 6.0
 """How long a key is contested before another one takes its place: the history of a key must stay small."""
 PAUSE_SECONDS = 0.15
+CROWD = 6
+CROWD_PAUSE_SECONDS = 0.8
 SUBMIT_PAUSE_SECONDS = 0.15
 RETRY_SECONDS = 0.1
 LOOK_SECONDS = 0.03
@@ -174,6 +177,7 @@ def all_clients(world: World) -> list[Awaitable[None]]:
     keys = _KeyPool(world)
     return [
         *(_user(world, keys, number) for number in range(plan.count(USERS))),
+        _crowd(world),
         *(_seat_user(world, number) for number in range(plan.count(SEAT_USERS))),
         *(_holder(world, number) for number in range(plan.count(HOLDERS))),
         *(_streamer(world, number) for number in range(plan.count(STREAMERS))),
@@ -229,6 +233,27 @@ async def _user(world: World, keys: _KeyPool, number: int) -> None:
                 await client.send("DELETE", f"/sessions/{session_id}", action="end", key=key, session_id=session_id)
         await world.pause(source.uniform(0, 2 * PAUSE_SECONDS) + (RETRY_SECONDS if opened.failure else 0))
     client.close()
+
+
+async def _crowd(world: World) -> None:
+    """Opens several new keys on all instances at the same moment: batches of two instances then have the same keys."""
+    source = world.random("crowd")
+    clients = [
+        [world.client("user", world.credentials.client, instance) for _ in range(CROWD)]
+        for instance in world.ensemble.instances
+    ]
+    while not world.stopping.is_set():
+        keys = [(world.unlimited, next(world.ids)) for _ in range(CROWD)]
+        await asyncio.gather(
+            *(
+                client.send("PUT", "/sessions", _body(key, world.tenants[1], 1), action="open", key=key, kind=1)
+                for each in clients
+                for client, key in zip(each, source.sample(keys, CROWD), strict=True)
+            )
+        )
+        await world.pause(source.uniform(0, 2 * CROWD_PAUSE_SECONDS))
+    for client in (client for each in clients for client in each):
+        client.close()
 
 
 def _remember(sessions: list[str], session_id: str) -> None:

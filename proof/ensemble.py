@@ -37,6 +37,8 @@ RESTART_SECONDS = 0.5
 FILE_SYSTEM_MIB = 48
 EVENTS = ["session.opened", "session.upgraded", "session.closed"]
 RECEIVERS = ("usages", "orders", "hooks")
+SOMETIMES_SLOW = {"share": 0.3, "ways": [{"way": "delay", "seconds": 0.4}]}
+"""What receivers do while they do not fail: then there are always attempts in progress that a fault can interrupt."""
 LATE_COMMITS = """
 CREATE TABLE proof_delay AS SELECT 0.0::float AS share, 0.0::float AS seconds;
 CREATE FUNCTION proof_delay() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -246,6 +248,8 @@ async def _prepare_postgres(ensemble: Ensemble, stack: AsyncExitStack) -> None:
     stack.push_async_callback(asyncio.to_thread, context.__exit__, None, None, None)
     await ensemble.server.execute("ALTER SYSTEM SET fsync = off")
     await ensemble.server.execute("ALTER SYSTEM SET max_wal_size = '256MB'")
+    # The instances give up a lock after a second. By then the server must have noticed, and counted, a deadlock.
+    await ensemble.server.execute("ALTER SYSTEM SET deadlock_timeout = '100ms'")
     await ensemble.server.execute("SELECT pg_reload_conf()")
     await ensemble.server.execute("CREATE DATABASE proof")
     ensemble.url = ensemble.server.url("proof")
@@ -298,6 +302,8 @@ async def _start_processes(ensemble: Ensemble, stack: AsyncExitStack) -> None:
         stack.push_async_callback(_end, process)
     for process in (*ensemble.receivers.values(), *ensemble.instances):
         await process.ready()
+    for receiver in ensemble.receivers.values():
+        await asyncio.to_thread(set_faults, receiver, SOMETIMES_SLOW)
     if shutil.which("haproxy"):
         port = await _start_haproxy(ensemble, stack)
         ensemble.front = ensemble.network.link("HAProxy", ("127.0.0.1", port))

@@ -168,9 +168,8 @@ BUGS: dict[str, Bug] = {
         ("kill",),
     ),
     "key-order": Bug(
-        "batches lock keys and capacities in any order",
+        "batches do not sort their keys",
         (
-            _sql("tenure_open_limited_1", "ORDER BY c.capacity_id FOR UPDATE", "ORDER BY random() FOR UPDATE"),
             Replacement(
                 "tenure/sessions/open.py",
                 "leaders = [best[key] for key in sorted(best)]",
@@ -179,7 +178,6 @@ BUGS: dict[str, Bug] = {
         ),
         ("answers",),
         ("late-commits",),
-        load=3.0,
         seconds=20.0,
     ),
     "epoch-reset": Bug(
