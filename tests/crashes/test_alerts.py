@@ -31,7 +31,7 @@ CLIENTS = 120
 MINUTE = timedelta(minutes=1)
 BEGINS_AT = datetime.now(UTC) + MINUTE
 """Not years later: usage is cut from the creation of the database on."""
-JOBS = ("EXPIRE_SESSIONS", "EMIT_USAGE", "PRUNE", "WATCH")
+JOBS = ("EXPIRE_SESSIONS", "EMIT_USAGE", "MARK_USAGE", "PRUNE", "WATCH")
 ENVIRONMENT = {
     "TENURE_LEASES__DURATION_SECONDS": "7200",
     "TENURE_LEASES__RENEW_SECONDS": "5",
