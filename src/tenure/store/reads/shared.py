@@ -115,7 +115,7 @@ class SharedReads:
     async def sum_usage(self, sum_query: UsageSumQuery, after: str | None, limit: int) -> UsageSums:
         """A quick sum is a short read if possible: it does not wait until the windows of many sessions are divided."""
         arguments = (sum_query, after, limit, self._index_hint)
-        if sum_query.quick:
+        if sum_query.quick and usage_sums.can_use_marks(sum_query):
             found = await self._read(lambda connection: usage_sums.sum_shortly(connection, *arguments))
             if found is not None:
                 return found

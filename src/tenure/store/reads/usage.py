@@ -1,10 +1,12 @@
 """Reads that all engines share: eras, windows, chunks and marks."""
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Connection, Row, Select, and_, func, select
+from sqlalchemy.util.concurrency import await_only, in_greenlet
 
 from tenure.domain.doctor import UnsentUsage
 from tenure.domain.submissions import AttemptOutcome
@@ -36,6 +38,7 @@ from tenure.store.tables import (
     usage_windows,
 )
 
+PART_ROWS = 200
 FACTORS = (usage_eras.c.factor_1, usage_eras.c.factor_2, usage_eras.c.factor_3)
 CHUNK_COLUMNS = tuple(usage_chunks.c[name] for name in Chunk.__struct_fields__)
 WINDOW_COLUMNS = (
@@ -235,7 +238,17 @@ def all_marks_statement() -> Select[Any]:
 
 
 def read_mark(connection: Connection, at: datetime) -> Sequence[MarkSums]:
-    return [MarkSums(*row) for row in connection.execute(mark_rows_statement(at))]
+    return [MarkSums(*row) for row in in_parts(connection, mark_rows_statement(at))]
+
+
+def in_parts(connection: Connection, statement: Select[Any]) -> Iterator[Any]:
+    """The rows of a statement that returns thousands of them. Converting them would block the event loop, if this
+    engine reads on it: requests are answered between two parts.
+    """
+    for part in connection.execute(statement).partitions(PART_ROWS):
+        yield from part
+        if in_greenlet():
+            await_only(asyncio.sleep(0))
 
 
 def mark_rows_statement(at: datetime) -> Select[Any]:

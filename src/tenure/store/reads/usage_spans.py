@@ -24,7 +24,7 @@ from sqlalchemy import (
 
 from tenure.domain.sessions import Kind
 from tenure.domain.usage import Era, Factors, UsageFilter, UsageSumQuery
-from tenure.store.expressions import LONG_SESSION, apart, was_long
+from tenure.store.expressions import LONG_SESSION, apart, unsearched, was_long
 from tenure.store.reads.intervals import bound, measured
 from tenure.store.reads.sessions import SEATED, in_scope
 from tenure.store.reads.usage import FACTORS
@@ -61,6 +61,8 @@ def intervals_in(
     columns: Callable[[ColumnElement[Any], ColumnElement[Any]], Sequence[ColumnElement[Any]]],
     conditions: Sequence[ColumnElement[bool]],
     index_hint: str,
+    *,
+    by_user: bool = False,
 ) -> Subquery:
     """One row per session and era in which it was live, with the columns that `columns` returns for the end of the
     session and the end of the era.
@@ -83,7 +85,7 @@ def intervals_in(
         )
         .join_from(sessions, span, and_(_row.started_at < ends, end > starts))
         .where(*overlapping, *conditions)
-        for end, overlapping in ends_in(spans[0][1], spans[-1][2], index_hint)
+        for end, overlapping in ends_in(spans[0][1], spans[-1][2], index_hint, by_user=by_user)
     ]
     if index_hint:
         return parts[0].with_hint(sessions, index_hint).subquery("billable")
@@ -91,18 +93,24 @@ def intervals_in(
 
 
 def ends_in(
-    from_at: datetime, to_at: datetime, index_hint: str
+    from_at: datetime, to_at: datetime, index_hint: str, *, by_user: bool = False
 ) -> Sequence[tuple[ColumnElement[Any], Sequence[ColumnElement[bool]]]]:
     """The end of a session, and the conditions on sessions that may have been live in the span, as in `_parts`.
 
     The conditions include those of the indexes by user, capacity, tenant, kind and close reason. The start and the end
     of a closed session are bounded on both sides, so that each index is searched only near the span. Only a session
-    that was long can be outside these bounds.
+    that was long can be outside these bounds. With `by_user`, only the indexes of users are searched.
     """
     began = _row.started_at < to_at
     if index_hint:
         end = func.coalesce(_row.closed_at, _row.deadline_at)
         return [(end, (began, or_(_row.closed_at.is_(None), _row.closed_at > from_at)))]
+    if by_user:
+        overlaps = unsearched(and_(began, _row.closed_at > from_at))
+        return [
+            (_row.deadline_at, (_row.closed_at.is_(None), unsearched(began))),
+            (_row.closed_at, (_row.close_reason.is_not(None), overlaps)),
+        ]
     was_closed = (began, _row.closed_at > from_at, _row.close_reason.is_not(None))
     is_live = (began, _row.closed_at.is_(None), _row.close_reason.is_(None), SEATED, _row.kind.in_(_KINDS))
     near = and_(_row.started_at >= _moved(from_at, -LONG_SESSION), _row.closed_at <= _moved(to_at, LONG_SESSION))

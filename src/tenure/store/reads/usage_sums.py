@@ -37,6 +37,7 @@ from tenure.store.expressions import apart
 from tenure.store.limits import EDGE_SESSIONS_MAX, USER_ENTRIES_MIN, USER_ROUNDS
 from tenure.store.reads.intervals import bound, used
 from tenure.store.reads.sessions import read_now
+from tenure.store.reads.usage import in_parts
 from tenure.store.reads.usage_spans import (
     Span,
     ends_in,
@@ -273,7 +274,7 @@ def sum_mark(
     spans = spans_of(from_at, at, stored_eras(connection))
     added: dict[tuple[str, str, int], list[int]] = {}
     for begin in range(0, len(spans), SPANS_MAX):
-        for row in connection.execute(mark_statement(spans[begin : begin + SPANS_MAX], at, limit + 1, index_hint)):
+        for row in in_parts(connection, mark_statement(spans[begin : begin + SPANS_MAX], at, limit + 1, index_hint)):
             sums = added.setdefault((row[0], row[1], row[2]), [0, 0, 0])
             for index, number in enumerate(row[3:]):
                 sums[index] += int(number)
@@ -387,7 +388,9 @@ def sums_statement(
     key = KEYS[sum_query.group_by]
     if until is not None:
         conditions.append(key <= until)
-    billable = intervals_in(some, spans[0][1], lambda _end, _to: [key.label("key")], conditions, index_hint)
+    billable = intervals_in(
+        some, spans[0][1], lambda _end, _to: [key.label("key")], conditions, index_hint, by_user=until is not None
+    )
     # The groups are planned separately from the sort: otherwise PostgreSQL sorts all sessions, on disk,
     # to find the first groups.
     groups = apart(select(billable.c.key, *_sums(billable)).group_by(billable.c.key)).subquery("groups")
