@@ -781,6 +781,8 @@ export class HeldSession extends EventTarget {
   /** @type {Loss | null} */
   #loss = null;
   #released = false;
+  /** Whether this page itself has ended the session. */
+  #ended = false;
   /** @type {(() => void) | null} */
   #cancelTimer = null;
   #timer = ticker();
@@ -822,7 +824,7 @@ export class HeldSession extends EventTarget {
     this.#schedule();
   }
 
-  /** Whether the session is over, or may be: looks at the clock. */
+  /** Whether the session is over, or may be: looks at the clock. True after `end()`, too. */
   get isLost() {
     if (this.#loss === null && !this.#released) this.#check();
     return this.#loss !== null;
@@ -833,7 +835,7 @@ export class HeldSession extends EventTarget {
     return !this.#released && !this.isLost && this.#remaining(false) > 0;
   }
 
-  /** @returns {Loss | null} */
+  /** Why the session is lost; after `end()` the reason is `stopped`. @returns {Loss | null} */
   get loss() {
     return this.isLost ? this.#loss : null;
   }
@@ -854,7 +856,7 @@ export class HeldSession extends EventTarget {
     return this.isLost ? 0 : Math.max(0, this.#remaining(false));
   }
 
-  /** Throw `SessionLost` if the session is lost. Call it before each use. */
+  /** Throw `SessionLost` if the session is lost, or ended by `end()`. Call it before each use. */
   check() {
     if (this.isLost && this.#loss !== null) throw new SessionLost(this.#loss);
   }
@@ -877,15 +879,25 @@ export class HeldSession extends EventTarget {
     return this.#client.stream(this.sessionId);
   }
 
-  /** End the session. */
+  /** End the session. From then on it is lost, with the reason `stopped`; no event follows. If it throws, repeat it. */
   async end() {
-    this.release();
-    if (this.#loss !== null) return;
+    if (!this.#giveUp()) return;
     try {
-      await this.#client.withOptions({ tries: TRIES }).endSession(this.sessionId);
+      const answer = await this.#client.withOptions({ tries: TRIES }).endSession(this.sessionId);
+      this.#loss = { reason: "stopped", closeReason: answer.closeReason };
     } catch (error) {
       if (!(error instanceof TenureError && (error.status === 410 || error.status === 404))) throw error;
+      this.#loss = { reason: "stopped", closeReason: error.closeReason };
     }
+  }
+
+  /** Count the session as ended by this page. Returns false if it was lost before. */
+  #giveUp() {
+    this.release();
+    if (this.#loss !== null) return this.#ended;
+    this.#ended = true;
+    this.#loss = { reason: "stopped", closeReason: null };
+    return true;
   }
 
   /** Send no more heartbeats. The session lives on until its lease runs out; no event follows. */
@@ -1064,7 +1076,7 @@ export class HeldSession extends EventTarget {
 
   #endNow() {
     if (this.#loss === null && !this.#released) {
-      this.release();
+      this.#giveUp();
       this.#client.endOnUnload(this.sessionId);
     }
   }

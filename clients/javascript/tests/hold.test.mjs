@@ -145,11 +145,21 @@ test("touch restarts the idle limit with the next heartbeat only", async () => {
   );
 });
 
-test("end ends the session and is no loss; release leaves it alone", async () => {
+test("end ends the session, which is lost then without an event; release leaves it alone", async () => {
   const service = new Service(clock);
   const first = await held(service);
-  await settled(first.session.end());
+  first.session.check();
+  const ending = first.session.end();
+  assert.throws(() => first.session.check(), SessionLost);
+  await settled(ending);
   assert.equal(service.closeReason, "STOPPED");
+  assert.throws(
+    () => first.session.check(),
+    (error) => error instanceof SessionLost && error.reason === "stopped",
+  );
+  assert.deepEqual(first.session.loss, { reason: "stopped", closeReason: "STOPPED" });
+  assert.deepEqual([first.session.isLost, first.session.isHeld, first.session.remainingMs], [true, false, 0]);
+  await assert.rejects(first.session.heartbeat(), SessionLost);
   const other = new Service(clock);
   const second = await held(other);
   second.session.release();

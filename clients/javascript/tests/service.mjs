@@ -104,6 +104,7 @@ export class Service {
       leaseExpiresAt: text(this.deadline),
       heartbeatInterval: this.intervalMs / 1000,
       state: "created",
+      closeReason: this.closeReason,
     };
   }
 
