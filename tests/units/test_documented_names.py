@@ -32,7 +32,12 @@ EXAMPLE_PREFIXES = ("/api/v3", "/v1")
 NOT_SETTINGS = re.compile(r"TENURE_(CONFIG|URL|KEY|CONTEXTS?|TEST_.*|SERVICE_.*|PORT_8080_.*)?")
 NOT_EVENTS = ("lease.fence", "installation.py", "session.lost", "session.remaining", "session.ended", "http.route")
 """Attributes of Python objects and of spans that look like the names of events."""
-OF_EXAMPLE_SCRIPT = ("--kind", "--realtime")
+SCRIPTS = {
+    "transcription.md": "examples/*.py",
+    "reliability.md": "proof/*.py",
+    "coming-from": "examples/coming_from/**/*.py",
+}
+"""Pages, and folders of pages, that also name the flags of these scripts."""
 
 
 @cache
@@ -153,8 +158,18 @@ def unknown_names(text: str) -> list[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_name_in_page_exists(page: Path) -> None:
-    allowed = OF_EXAMPLE_SCRIPT if page.name == "transcription.md" else ()
-    assert [name for name in unknown_names(page.read_text(encoding="utf-8")) if name not in allowed] == []
+    names = unknown_names(page.read_text(encoding="utf-8"))
+    flags = {flag for of, scripts in SCRIPTS.items() if of in page.parts for flag in _flags_in(scripts)}
+    # These pages also name the routes of the service that they come from.
+    others = re.compile("((GET|POST|PUT|DELETE|PATCH) )?/") if "coming-from" in page.parts else None
+    assert [
+        name for name in names if name.split()[0] not in flags and not (others is not None and others.match(name))
+    ] == []
+
+
+def _flags_in(scripts: str) -> set[str]:
+    root = Path(__file__).parents[2]
+    return {flag for path in root.glob(scripts) for flag in re.findall(r'"(--[a-z-]+)"', path.read_text("utf-8"))}
 
 
 def test_every_name_in_openapi_document_exists() -> None:
