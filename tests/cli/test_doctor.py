@@ -561,8 +561,19 @@ async def test_text_has_two_lines_for_each_finding_and_a_summary(case: Case) -> 
 
 
 PROGRAMS = {
-    *["chmod", "chown", "chronyc", "curl", "df", "ls", "mount", "pg_isready", "pip", "printf", "psql", "sed", "ssh"]
+    *["cd", "chmod", "chown", "chronyc"],
+    *["curl", "df", "ls", "mount", "pg_isready", "pip", "printf", "psql", "sed", "ssh"],
 }
+
+
+def test_mend_in_a_folder_without_the_database_creates_none(
+    tenure: Tenure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (finding,) = json.loads(tenure("doctor", "--json").out)["findings"]
+    assert finding["code"] == Code.DATABASE_MISSING.value
+    assert str(tmp_path / "tenure.db") in finding["seen"]
+    assert finding["mend"] == "cd FOLDER_OF_THE_SERVICE && tenure doctor"
 
 
 def check_command(mend: str) -> None:

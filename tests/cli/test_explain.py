@@ -95,3 +95,6 @@ async def test_wrong_requests_are_refused(tenure: Tenure, service: LocalService)
     unknown = await explained(tenure, service, some_id())
     assert unknown.code != 0
     assert "does not exist" in unknown.err
+    for part in ((some_id()[-12:],), ("--capacity", some_id()[:8])):
+        incomplete = await explained(tenure, service, *part)
+        assert (incomplete.code, "give the whole id" in incomplete.err) == (2, True)

@@ -136,9 +136,11 @@ def test_full_capacity_refuses_with_one_line(tenure: Tenure, capacity: str) -> N
     ok(tenure, "capacities", "set", capacity, "--seats", "1")
     opened(tenure, capacity)
     who = ("--user", str(uuid.uuid4()), "--tenant", TENANT, "--capacity", capacity)
-    refused = tenure("sessions", "open", *who)
-    assert (refused.code, refused.out) == (1, "")
-    assert refused.err.startswith("tenure: all seats of this capacity are taken (SESSION_LIMIT, request ")
+    for flags in ((), ("--hold",)):
+        refused = tenure("sessions", "open", *who, *flags)
+        assert (refused.code, refused.out) == (1, "")
+        hint = f"; see `tenure explain --capacity {capacity}`"
+        assert refused.err.startswith(f"tenure: all seats of this capacity are taken{hint} (SESSION_LIMIT, request ")
 
 
 @pytest.mark.usefixtures("url")

@@ -1,5 +1,6 @@
 """`tenure events`: prints what happened to sessions, and follows it."""
 
+import sys
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -81,6 +82,8 @@ def _types_of(text: str | None) -> list[str] | None:
 
 def _follow(service: Service, after: str | None, types: list[str] | None, *, as_json: bool) -> None:
     cursor = after
+    if sys.stderr.isatty():
+        note("waiting for events; ctrl-C ends it")
     try:
         for page in service.client.events.follow(after=after or "latest", types=types).pages():
             _print_page(service, page.events, as_json=as_json)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tenure.cli.flags import JsonFlag
+from tenure.cli.flags import JsonFlag, whole_id
 from tenure.cli.output import clean, exact_text, note, print_json, relative_text, styled
 from tenure.cli.service import Service, with_service
 from tenure.cli.sessions import print_sessions
@@ -36,11 +36,11 @@ def explain(
     tenure explain --capacity 0190b0a0-0000-7000-8000-0000000000c1
     """
     if capacity is not None and session_id is None:
-        _explain_capacity(service, capacity, as_json=as_json)
+        _explain_capacity(service, whole_id(capacity), as_json=as_json)
         return
     if session_id is None or capacity is not None:
         raise ConfigurationError("explain: name a session, or a capacity with --capacity")
-    fetch = partial(service.client.sessions.history, session_id)
+    fetch = partial(service.client.sessions.history, whole_id(session_id))
     if as_json:
         service.print_list_json(fetch, "facts", None)
         return

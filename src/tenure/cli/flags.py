@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 import typer
 
 from tenure.errors import ConfigurationError
+from tenure.ids import canonical_id
 
 if TYPE_CHECKING:
     from tenure.config import Config
@@ -95,6 +96,13 @@ def span_of(from_at: str | None, to_at: str | None) -> tuple[datetime | None, da
         None if from_at is None else instant_of("from", from_at),
         None if to_at is None else instant_of("to", to_at),
     )
+
+
+def whole_id(text: str) -> str:
+    """Tables show the end of an id where the terminal is narrow, so people copy parts of ids."""
+    if canonical_id(text) is None:
+        raise ConfigurationError("id: give the whole id, 36 characters; a wide terminal and --json show whole ids")
+    return text
 
 
 def checked_url(text: str) -> str:

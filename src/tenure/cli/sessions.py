@@ -1,6 +1,7 @@
 """`tenure sessions`: lists, shows, opens and ends sessions of a running service."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,6 +20,7 @@ from tenure.cli.flags import (
     UserFlag,
     YesFlag,
     new_group,
+    whole_id,
 )
 from tenure.cli.output import (
     Cell,
@@ -147,7 +149,7 @@ def show_session(service: Service, session_id: SessionArgument, as_json: JsonFla
 
     tenure sessions show 01a1e0e8-4a5d-7768-a74d-758932e546ff
     """
-    session = service.client.sessions.get(session_id)
+    session = service.client.sessions.get(whole_id(session_id))
     if as_json:
         service.print_json()
     else:
@@ -213,7 +215,8 @@ def open_session(
     if hold:
         _hold(service, request, as_json=as_json)
         return
-    opened = service.client.sessions.open(**request)
+    with _explained_limit(capacity):
+        opened = service.client.sessions.open(**request)
     if as_json:
         service.print_json()
         return
@@ -221,11 +224,23 @@ def open_session(
     print_session(opened, service.now())
 
 
+@contextmanager
+def _explained_limit(capacity: str) -> Iterator[None]:
+    """Name the command that says who holds the seats, if all of them are taken."""
+    from tenure_client.errors import SessionLimit  # noqa: PLC0415
+
+    try:
+        yield
+    except SessionLimit as error:
+        error.detail += f"; see `tenure explain --capacity {capacity}`"
+        raise
+
+
 def _hold(service: Service, request: dict[str, Any], *, as_json: bool) -> None:
     """Hold a session until it is lost. Ctrl-C leaves the block, which ends the session."""
     # A lease, because a session without one needs no heartbeats.
     wanted = {**request, "lease_seconds": request["lease_seconds"] or HOLD_LEASE_SECONDS, "active": True}
-    with service.client.hold(**wanted) as session:
+    with _explained_limit(request["capacity"]), service.client.hold(**wanted) as session:
         if as_json:
             service.print_json()
         else:
@@ -266,7 +281,7 @@ def end_sessions(
     if bool(session_ids) == bool(every or wanted):
         raise ConfigurationError("session: give ids, or a filter, or --all")
     if session_ids:
-        _end_each(service, session_ids, yes=yes, as_json=as_json)
+        _end_each(service, [whole_id(each) for each in session_ids], yes=yes, as_json=as_json)
     else:
         _end_matching(service, wanted or {"all": True}, yes=yes, as_json=as_json)
 

@@ -59,9 +59,12 @@ async def check_file(patient: Patient) -> Sequence[Finding]:
 
 
 def _missing(patient: Patient, path: str) -> Finding:
-    """A relative path names another file in another folder, so the finding shows the whole path."""
-    seen = f"{Path(path).absolute()} does not exist; run doctor in the folder of the service, or pass --database"
-    return broken(Code.DATABASE_MISSING, seen, patient.command("migrate"), path)
+    """A relative path names another file in another folder: there, `tenure migrate` would create a second database."""
+    absent = f"{Path(path).absolute()} does not exist"
+    if Path(patient.database.removeprefix("sqlite:///")).is_absolute():
+        return broken(Code.DATABASE_MISSING, f"{absent}; check the path", patient.command("migrate"), path)
+    seen = f"{absent}; run doctor in the folder of the service, or pass --database (`tenure serve` creates a new one)"
+    return broken(Code.DATABASE_MISSING, seen, f"cd FOLDER_OF_THE_SERVICE && {patient.command('doctor')}", path)
 
 
 async def check_pooler(patient: Patient) -> Sequence[Finding]:
