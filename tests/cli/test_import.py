@@ -15,7 +15,7 @@ from tenure.clock import from_microseconds
 from tenure.config import Config
 from tenure.domain.audit_log import Actor
 from tenure.domain.scope import EVERYTHING
-from tenure.domain.sessions import SessionFilter
+from tenure.domain.sessions import CloseReason, SessionFilter
 from tenure.sessions import imports
 from tenure.sessions.imports import (
     SESSION_FIELDS,
@@ -31,12 +31,14 @@ from tenure.usage.audit import Audit
 from tests.cli.conftest import Tenure
 from tests.support.databases import Database
 from tests.support.expected_usage import run_audit
+from tests.support.open_requests import end_one
 from tests.support.usage import chunk_all, cut_one, install
 
 NOW = datetime(2030, 1, 2, 12, tzinfo=UTC)
 TERM = timedelta(days=30)
 ACTOR = Actor("cli:test", "cli:test")
 HEADER = ["UserObjectId", "tenant_object_id", "capacityId", "sessionKind", "sessionStartUtc", "sessionEndUtc"]
+ID = ["sessionId", *HEADER]
 
 
 def row(start: str = "2030-01-01 03:04:05.1234567", end: str = "2030-01-20T00:00:00Z", kind: str = "2") -> list[str]:
@@ -121,8 +123,8 @@ async def test_import_is_complete_and_can_be_repeated_and_keeps_the_audit_clean(
     path = write_csv(tmp_path / "a.csv", [*(row() for _ in range(count)), ended])
     for at, imported, existing in ((NOW, count, 0), (NOW + timedelta(minutes=5), 0, count)):
         await cut_one(database, at)
-        assert await run(database, path, writes=False) == (imported, existing, 1)
-        assert await run(database, path) == (imported, existing, 1)
+        assert await run(database, path, writes=False) == (imported, existing, 0, 1)
+        assert await run(database, path) == (imported, existing, 0, 1)
         assert await live_count(database) == count
     await cut_one(database, NOW + timedelta(minutes=10))
     await chunk_all(database)
@@ -154,7 +156,7 @@ async def test_more_sessions_than_seats_are_refused(database: Database, tmp_path
     assert await import_capacities(database.store, found, ACTOR, silent) == 1
     with pytest.raises(ImportRefused, match="has 1 seats, of which 0 are taken, but the file has 2"):
         await run(database, write_csv(tmp_path / "a.csv", [one, other]))
-    assert await run(database, write_csv(tmp_path / "b.csv", [one])) == (1, 0, 0)
+    assert await run(database, write_csv(tmp_path / "b.csv", [one])) == (1, 0, 0, 0)
 
 
 # The command, with a table of another service
@@ -236,13 +238,31 @@ async def test_command_imports_foreign_table_completely_and_once(
     assert await imported_rows(database) == {}
     for imported, existing in ((FOREIGN_COUNT, 0), (0, FOREIGN_COUNT)):
         result = await asyncio.to_thread(tenure, "import", "sessions", str(good), *flags)
-        assert result.out == f"{imported} sessions imported, {existing} existed already, 0 had ended\n", result.err
+        assert result.out.startswith(f"{imported} sessions imported, {existing} existed already, 0 have ended in")
         assert await imported_rows(database) == {values[0].lower(): expected_row(values) for values in rows}
     # Usage is counted from `started_at`, which is the time of the import.
     (billed,) = await database.rows("SELECT min(started_at) AS first, max(started_at) AS last FROM sessions")
     assert now <= instant(billed["first"]) <= instant(billed["last"]) <= datetime.now(UTC)
     audited = await run_audit(database)
     assert audited.returncode == 0, audited.stdout
+
+
+async def test_command_counts_sessions_that_have_ended_in_tenure_apart(
+    tenure: Tenure, database: Database, tmp_path: Path
+) -> None:
+    now = datetime.now(UTC)
+    start, end = str(now - timedelta(days=1)), str(now + timedelta(days=1))
+    file = write_csv(
+        tmp_path / "a.csv", [[one := str(uuid4()), *row(start, end)], [str(uuid4()), *row(start, end)]], ID
+    )
+    command = ("import", "sessions", str(file), "--database", database.url, "--json")
+    counts = []
+    for _ in range(2):
+        result = await asyncio.to_thread(tenure, *command)
+        counts.append(json.loads(result.out))
+        await end_one(database.store, one, CloseReason.STOPPED)
+    assert [list(each.values()) for each in counts] == [[2, 0, 0, 0, False], [0, 1, 1, 0, False]]
+    assert list(counts[0]) == ["imported", "existing", "endedInTenure", "ended", "dryRun"]
 
 
 def test_command_migrates_and_imports(tmp_path: Path) -> None:

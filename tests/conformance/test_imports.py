@@ -64,7 +64,11 @@ async def test_import_sessions__imports_each_session_once(database: Database) ->
     assert await run(database, one) == [IMPORTED]
     assert await run(database, one, other) == [EXISTING, IMPORTED]
     await end_one(database.store, one.session_id, CloseReason.STOPPED)
-    assert await run(database, one, other) == [EXISTING, EXISTING]
+    assert await run(database, one, other) == [ImportOutcome.OVER, EXISTING]
+    short = imported(lease_microseconds=5_000_000)
+    assert await run(database, short) == [IMPORTED]
+    await database.clock.set(NOON + timedelta(minutes=1))
+    assert await run(database, short, other) == [ImportOutcome.OVER, EXISTING], "the lease has run out, unrecorded"
 
 
 async def test_import_sessions__refuses_second_session_of_a_key(database: Database) -> None:

@@ -59,10 +59,21 @@ def sessions(
 
     counts = _in_database(settings, file, run)
     if as_json:
-        print_json({**counts._asdict(), "dryRun": dry_run})
+        print_json(
+            {
+                "imported": counts.imported,
+                "existing": counts.existing,
+                "endedInTenure": counts.ended_in_tenure,
+                "ended": counts.ended_before,
+                "dryRun": dry_run,
+            }
+        )
         return
     verb = "would be imported" if dry_run else "imported"
-    typer.echo(f"{counts.imported} sessions {verb}, {counts.existing} existed already, {counts.ended} had ended")
+    typer.echo(
+        f"{counts.imported} sessions {verb}, {counts.existing} existed already, "
+        f"{counts.ended_in_tenure} have ended in Tenure, {counts.ended_before} had ended before"
+    )
 
 
 @import_commands.command("capacities")

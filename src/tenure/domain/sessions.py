@@ -149,8 +149,11 @@ class ImportedSession(msgspec.Struct, frozen=True, kw_only=True):
 class ImportOutcome(StrEnum):
     IMPORTED = "imported"
     EXISTING = "existing"
-    """A session with this id exists, for instance because it was imported before."""
+    """A session with this id is live, for instance because it was imported before."""
+    OVER = "over"
+    """A session with this id has ended in Tenure. It does not come back to life."""
     ENDED = "ended"
+    """The term of the session is over, and Tenure has not seen it."""
     TENANT_MISMATCH = "tenant-mismatch"
     """The capacity is bound to another tenant."""
     CONFLICT = "conflict"

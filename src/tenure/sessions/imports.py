@@ -83,7 +83,8 @@ class FileSession(NamedTuple):
 class Counts(NamedTuple):
     imported: int
     existing: int
-    ended: int
+    ended_in_tenure: int
+    ended_before: int
 
 
 def read_lines(path: Path, fields: Sequence[str], mapped: Mapped | None) -> Iterator[Line]:
@@ -297,7 +298,12 @@ async def import_sessions(
                 # A session was opened after the check. What was written stays; a repeated import continues.
                 raise ImportRefused([f"{late[0]} (it was opened during the import; earlier lines were imported)"])
             show(f"imported {done} of {len(found)}")
-    return Counts(planned[ImportOutcome.IMPORTED], planned[ImportOutcome.EXISTING], planned[ImportOutcome.ENDED])
+    return Counts(
+        planned[ImportOutcome.IMPORTED],
+        planned[ImportOutcome.EXISTING],
+        planned[ImportOutcome.OVER],
+        planned[ImportOutcome.ENDED],
+    )
 
 
 def _batches(found: Sequence[FileSession]) -> Iterator[tuple[int, Sequence[FileSession]]]:

@@ -28,8 +28,10 @@ def import_sessions(
 
 
 def _outcomes(connection: Connection, now: datetime, imported: Sequence[ImportedSession]) -> Sequence[ImportOutcome]:
-    by_id = select(sessions.c.session_id).where(sessions.c.session_id.in_([each.session_id for each in imported]))
-    known = set(connection.execute(by_id).scalars())
+    by_id = select(sessions.c.session_id, sessions.c.closed_at, sessions.c.deadline_at).where(
+        sessions.c.session_id.in_([each.session_id for each in imported])
+    )
+    is_live = {row.session_id: row.closed_at is None and row.deadline_at > now for row in connection.execute(by_id)}
     of_capacities = select(capacities.c.capacity_id, capacities.c.tenant_object_id).where(
         capacities.c.capacity_id.in_({each.capacity_id for each in imported})
     )
@@ -37,8 +39,8 @@ def _outcomes(connection: Connection, now: datetime, imported: Sequence[Imported
     taken = {*live_sessions(connection, imported), *ends_after(connection, now)}
 
     def outcome(each: ImportedSession) -> ImportOutcome:
-        if each.session_id in known:
-            return ImportOutcome.EXISTING
+        if each.session_id in is_live:
+            return ImportOutcome.EXISTING if is_live[each.session_id] else ImportOutcome.OVER
         if each.ends_at <= now:
             return ImportOutcome.ENDED
         if tenants.get(each.capacity_id, each.tenant_object_id) != each.tenant_object_id:

@@ -1,7 +1,7 @@
 -- Imports live sessions of another service, and returns the outcome of each: `imported`; `existing`, if a session with
--- its id exists; `ended`, if its term is over; `tenant-mismatch`, if its capacity is bound to another tenant; `conflict`,
--- if its key has another live session, or one that ended after the clock. Without `p_writes`, it only returns what
--- would happen.
+-- its id is live; `over`, if a session with its id has ended; `ended`, if its term is over; `tenant-mismatch`, if its
+-- capacity is bound to another tenant; `conflict`, if its key has another live session, or one that ended after the
+-- clock. Without `p_writes`, it only returns what would happen.
 --
 -- An imported session starts at the clock of this write, like any new session, so that windows and events up to now
 -- stay as they are. `imported_start_at` keeps its own start. It may take more seats than its capacity has. The slack of
@@ -25,7 +25,11 @@ BEGIN
     v_now := tenure_write_now();
     v_outcomes := ARRAY(
         SELECT CASE
-                   WHEN EXISTS (SELECT 1 FROM sessions s WHERE s.session_id = w.session_id) THEN 'existing'
+                   WHEN EXISTS (SELECT 1 FROM sessions s
+                                 WHERE s.session_id = w.session_id
+                                   AND s.closed_at IS NULL AND s.deadline_at > v_now)
+                        THEN 'existing'
+                   WHEN EXISTS (SELECT 1 FROM sessions s WHERE s.session_id = w.session_id) THEN 'over'
                    WHEN w.ends_at <= v_now THEN 'ended'
                    WHEN EXISTS (SELECT 1 FROM capacities c
                                  WHERE c.capacity_id = w.capacity_id AND c.tenant_object_id <> w.tenant_object_id)
