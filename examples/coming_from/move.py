@@ -4,9 +4,12 @@
     python examples/coming_from/move.py capacity_sessions old.db --database sqlite:///tenure.db
     python examples/coming_from/move.py capacity_sessions old.db --back --url http://127.0.0.1:8080
 
-The first argument is a folder beside this file. Its `export-….sql` read the tables of the other service,
-`mapping-….toml` names their columns, and `back.sql` writes one live session of Tenure into them. The other service is a
-SQLite file here: for SQL Server, open the connection with pyodbc, and take the queries of docs/import.md.
+The first argument is a folder beside this file. Its `export-….sql` read the tables of the other service, and
+`mapping-….toml` names their columns. `back.sql` writes one live session of Tenure into them, and `back-ended.sql` marks
+one that has ended in Tenure. The other service is a SQLite file here: for SQL Server, open the connection with pyodbc,
+and take the queries of docs/import.md.
+
+`--capacity ID`, which can be repeated, moves only these capacities and their sessions, in both directions.
 
 The file is created from `old.sql` if it does not exist, so that there is something to move.
 """
@@ -14,14 +17,19 @@ The file is created from `old.sql` if it does not exist, so that there is someth
 import argparse
 import csv
 import json
+import os
 import sqlite3
 import subprocess
 import sys
 import tempfile
+import tomllib
 from pathlib import Path
+from typing import Any
+from uuid import UUID
 
 HERE = Path(__file__).parent
 TENURE = [sys.executable, "-m", "tenure"]
+NOTHING = {"capacities": "no capacities in the old table", "sessions": "no live sessions in the old table"}
 
 
 def main() -> int:
@@ -29,8 +37,9 @@ def main() -> int:
     folder = HERE / arguments.system
     with _old_database(folder, arguments.old) as old:
         if arguments.back:
-            return _move_back(folder, old, arguments.url)
-        return _move(folder, old, ["--database", arguments.database, *(["--dry-run"] if arguments.dry_run else [])])
+            return _move_back(folder, old, arguments.url, arguments.capacity)
+        flags = ["--database", arguments.database, *(["--dry-run"] if arguments.dry_run else [])]
+        return _move(folder, old, [arguments.only] if arguments.only else list(NOTHING), arguments.capacity, flags)
 
 
 def _arguments() -> argparse.Namespace:
@@ -39,8 +48,11 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("old", type=Path, help="the database of the other service, a SQLite file")
     parser.add_argument("--database", default="sqlite:///tenure.db", help="the database of Tenure")
     parser.add_argument("--dry-run", action="store_true", help="check everything, and write nothing")
-    parser.add_argument("--back", action="store_true", help="write the live sessions of Tenure into the other service")
-    parser.add_argument("--url", default="http://127.0.0.1:8080", help="the URL of Tenure, for --back")
+    parser.add_argument("--only", choices=list(NOTHING), help="move only the capacities, or only the sessions")
+    parser.add_argument("--capacity", type=UUID, action="append", default=[], help="only this capacity; repeatable")
+    parser.add_argument("--back", action="store_true", help="write the sessions of Tenure into the other service")
+    url = os.environ.get("TENURE_URL", "http://127.0.0.1:8080")
+    parser.add_argument("--url", default=url, help="the URL of Tenure, for --back  [TENURE_URL]")
     return parser.parse_args()
 
 
@@ -53,16 +65,21 @@ def _old_database(folder: Path, path: Path) -> sqlite3.Connection:
     return old
 
 
-def _move(folder: Path, old: sqlite3.Connection, flags: list[str]) -> int:
+def _move(folder: Path, old: sqlite3.Connection, parts: list[str], capacities: list[UUID], flags: list[str]) -> int:
     with tempfile.TemporaryDirectory() as exported:
-        for what in ("capacities", "sessions"):
+        for what in parts:
+            mapping = folder / f"mapping-{what}.toml"
             rows = old.execute((folder / f"export-{what}.sql").read_text(encoding="utf-8")).fetchall()
+            if capacities:
+                rows = [row for row in rows if UUID(row[_capacity_column(row.keys(), mapping)]) in capacities]
+            if not rows:
+                print(NOTHING[what])
+                continue
             file = Path(exported) / f"{what}.csv"
             with file.open("w", encoding="utf-8", newline="") as lines:
                 writer = csv.writer(lines)
-                writer.writerow(rows[0].keys() if rows else [])
+                writer.writerow(rows[0].keys())
                 writer.writerows(tuple(row) for row in rows)
-            mapping = folder / f"mapping-{what}.toml"
             named = ["--mapping", str(mapping)] if mapping.exists() else []
             done = subprocess.run([*TENURE, "import", what, str(file), *named, *flags], check=False)  # noqa: S603
             if done.returncode:
@@ -70,20 +87,47 @@ def _move(folder: Path, old: sqlite3.Connection, flags: list[str]) -> int:
     return 0
 
 
-def _move_back(folder: Path, old: sqlite3.Connection, url: str) -> int:
+def _capacity_column(columns: list[str], mapping: Path) -> str:
+    if mapping.exists():
+        return str(tomllib.loads(mapping.read_text(encoding="utf-8"))["fields"]["capacityId"])
+    return next(column for column in columns if column.lower() == "capacityid")
+
+
+def _move_back(folder: Path, old: sqlite3.Connection, url: str, capacities: list[UUID]) -> int:
     """Session by session: a session that the other service has keeps its row, with the end that Tenure knows."""
-    listed = subprocess.run(  # noqa: S603
-        [*TENURE, "sessions", "list", "--all", "--json", "--url", url], capture_output=True, text=True, check=False
-    )
-    if listed.returncode:
-        sys.stderr.write(listed.stderr)
-        return listed.returncode
-    sessions = json.loads(listed.stdout)["sessions"]
-    statement = (folder / "back.sql").read_text(encoding="utf-8")
+    # In this order: a session that ends meanwhile is in both lists, and is marked as ended.
+    live = _listed(url, capacities)
+    ended = _listed(url, capacities, "--ended")
+    if live is None or ended is None:
+        return 1
     with old:
-        old.executemany(statement, sessions)
-    print(f"{len(sessions)} sessions written back")
+        for statement in _statements(folder / "back.sql"):
+            old.executemany(statement, live)
+        (mark,) = _statements(folder / "back-ended.sql")
+        marked = old.executemany(mark, ended).rowcount
+    print(f"{url}: {len(live)} live sessions written back, {marked} marked as ended")
     return 0
+
+
+def _listed(url: str, capacities: list[UUID], *flags: str) -> list[dict[str, Any]] | None:
+    sessions: list[dict[str, Any]] = []
+    for capacity in capacities or [None]:
+        chosen = ["--capacity", str(capacity)] if capacity else []
+        listed = subprocess.run(  # noqa: S603
+            [*TENURE, "sessions", "list", "--all", "--json", "--url", url, *chosen, *flags],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if listed.returncode:
+            sys.stderr.write(listed.stderr)
+            return None
+        sessions += json.loads(listed.stdout)["sessions"]
+    return sessions
+
+
+def _statements(file: Path) -> list[str]:
+    return [each for each in file.read_text(encoding="utf-8").split(";") if each.strip()]
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@ their data moves to Tenure and back.
 """
 
 import asyncio
+import importlib
 import os
 import re
 import sqlite3
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 from tenure.config import load
+from tenure.ensemble import Ensemble
 from tests.http.local import LocalService, prepare_process
 from tests.support.databases import Clock
 from tests.support.receivers import RunningReceiver
@@ -77,7 +79,7 @@ async def test_capacity_sessions_move_and_come_back_and_their_client_works(run: 
     moved = [f"0190b0a0-0000-7000-8000-00000000010{number}" for number in (1, 2)]
     async with run("capacity_sessions") as service:
         checked = await script("move.py", "capacity_sessions", "old.db", "--dry-run")
-        assert "2 sessions would be imported, 0 existed already, 0 had ended" in checked
+        assert "2 sessions would be imported, 0 existed already, 0 have ended in Tenure, 0 had ended" in checked
         assert await live(service) == {}
         assert "2 sessions imported, 0 existed" in await script("move.py", "capacity_sessions", "old.db")
         found = await live(service)
@@ -92,12 +94,26 @@ async def test_capacity_sessions_move_and_come_back_and_their_client_works(run: 
         assert printed.split() == ["created", "existing", "upgraded", "TERMINATED", "over"]
 
         opened = await service.open()
-        assert "3 sessions written back" in await script(
+        assert "3 live sessions written back, 0 marked as ended" in await script(
             "move.py", "capacity_sessions", "old.db", "--back", "--url", address(service)
         )
         active = rows("SELECT lower(trim(Id, '{}')), SessionType FROM CapacitySessions WHERE IsActive = 1 ORDER BY Id")
         assert [each for each, _ in active] == sorted([*moved, opened["sessionId"]])
         assert dict(active)[moved[1]] == "Pro"
+
+        # What ended in Tenure is marked in the old table, only on the chosen capacity, and does not come back to life.
+        for each in moved:
+            await service.http.delete(f"/sessions/{each}")
+        back = ["--back", "--capacity", CAPACITY.format(1)]
+        printed = await script("move.py", "capacity_sessions", "old.db", *back, TENURE_URL=address(service))
+        assert printed == f"{address(service)}: 0 live sessions written back, 1 marked as ended\n"
+        ((is_active, end),) = rows("SELECT IsActive, SessionEndUtc FROM CapacitySessions WHERE Id LIKE '%101}'")
+        ended = (await service.http.get(f"/sessions/{moved[0]}")).json()["sessionEndUtc"]
+        assert (is_active, end) == (0, ended[:19].replace("T", " "))
+        again = await script("move.py", "capacity_sessions", "old.db", "--only", "sessions")
+        assert again == "0 sessions imported, 1 existed already, 1 have ended in Tenure, 0 had ended before\n"
+        none = await script("move.py", "capacity_sessions", "old.db", "--capacity", CAPACITY.format(9))
+        assert none == "no capacities in the old table\nno live sessions in the old table\n"
 
 
 async def test_applock_sessions_move_by_their_markers_and_jobs_run_once_per_due_time(run: Run) -> None:
@@ -123,9 +139,30 @@ async def test_applock_sessions_move_by_their_markers_and_jobs_run_once_per_due_
         runs = (await service.http.get("/jobs/invoices/runs")).json()["runs"]
         assert sum(each["outcome"] == "succeeded" for each in runs) == len(due)
 
-        assert "1 sessions written back" in await script(
+        assert "1 live sessions written back, 0 marked as ended" in await script(
             "move.py", "applock_sessions", "old.db", "--back", "--url", address(service)
         )
+        ((fresh,),) = [rows("SELECT RenewedAtUtc > datetime('now', '-9 seconds') FROM ExecutionMarkers LIMIT 1")]
+        assert fresh == (1,)
+        await service.http.delete(f"/sessions/{alive}")
+        back = await script("move.py", "applock_sessions", "old.db", "--back", "--url", address(service))
+        assert "0 live sessions written back, 1 marked as ended" in back
+
+
+async def test_applocks_answer_as_sp_getapplock(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES / "applock_sessions"))
+    app_locks = importlib.import_module("jobs").AppLocks
+    async with run("applock_sessions"), Ensemble("sqlite:///tenure.db") as one, Ensemble("sqlite:///tenure.db") as two:
+        mine, theirs = app_locks(one), app_locks(two)
+        assert [await mine.get("ledger"), await mine.get("ledger"), await theirs.get("ledger", 10)] == [0, 0, -1]
+        waiting = asyncio.create_task(theirs.get("ledger", -1))
+        assert await mine.release("ledger") == 0
+        await asyncio.sleep(0.1)
+        assert not waiting.done(), "it was got twice and released once"
+        assert await mine.release("ledger") == 0
+        async with asyncio.timeout(SECONDS):
+            assert await waiting == 1
+        assert [await mine.release("ledger"), await mine.get("two words")] == [-999, -999]
 
 
 async def test_intent_posted_to_follower_is_sent_by_leader_and_waiting_intents_move_once(
@@ -202,7 +239,7 @@ async def test_player_keeps_imported_session_alive_and_last_screen_is_refused(ru
         refused = await script("playback_sessions/player.py", "--url", url, code=1)
         assert refused == "all screens of the subscription are taken\n"
 
-        assert "1 sessions written back" in await script(
+        assert "1 live sessions written back, 0 marked as ended" in await script(
             "move.py", "playback_sessions", "old.db", "--back", "--url", url
         )
         again = ["--url", url, "--session", imported, "--heartbeats", "1", "--pause", "0"]

@@ -8,42 +8,56 @@ and return values of `sp_getapplock` for code that is to move first and be tidie
 
 import argparse
 import asyncio
+import math
 import sys
 
 from tenure.ensemble import Ensemble
+from tenure.errors import ConfigurationError
 from tenure.jobs.job import ActiveRun
 from tenure.leases.held import AcquiredLease
 
-GRANTED, GRANTED_AFTER_WAITING, TIMED_OUT, NOT_HELD = 0, 1, -1, -999
+GRANTED, GRANTED_AFTER_WAITING, TIMED_OUT, WRONG_CALL = 0, 1, -1, -999
 """The return values of `sp_getapplock` and `sp_releaseapplock`."""
 MILLISECONDS = 1000
 
 
 class AppLocks:
-    """Exclusive locks with the calls of `sp_getapplock`. The locks of a process that dies are free after 60 seconds."""
+    """Exclusive locks with the calls of `sp_getapplock`. The locks of a process that dies are free after 60 seconds.
+
+    One `AppLocks` is one owner, as a connection was: it may get a lock that it holds again, and releases it as often.
+    """
 
     def __init__(self, ensemble: Ensemble) -> None:
         self._ensemble = ensemble
         self._held: dict[str, AcquiredLease] = {}
+        self._times: dict[str, int] = {}
 
     async def get(self, resource: str, lock_timeout: int = 0) -> int:
-        """`EXEC sp_getapplock @Resource, 'Exclusive', 'Session', @LockTimeout` (in milliseconds)."""
-        lease = await self._ensemble.try_acquire(resource)
+        """`EXEC sp_getapplock @Resource, 'Exclusive', 'Session', @LockTimeout`: in milliseconds; -1 waits for ever."""
+        if resource in self._held:
+            self._times[resource] += 1
+            return GRANTED
+        try:
+            lease = await self._ensemble.try_acquire(resource)
+        except ConfigurationError:  # the name is not that of a lease
+            return WRONG_CALL
         answer = GRANTED
-        if lease is None and lock_timeout > 0:
-            lease = await self._ensemble.try_acquire(resource, wait_seconds=lock_timeout / MILLISECONDS)
+        if lease is None and lock_timeout != 0:
+            seconds = math.inf if lock_timeout < 0 else lock_timeout / MILLISECONDS
+            lease = await self._ensemble.try_acquire(resource, wait_seconds=seconds)
             answer = GRANTED_AFTER_WAITING
         if lease is None:
             return TIMED_OUT
-        self._held[resource] = lease
+        self._held[resource], self._times[resource] = lease, 1
         return answer
 
     async def release(self, resource: str) -> int:
         """`EXEC sp_releaseapplock @Resource`."""
-        lease = self._held.pop(resource, None)
-        if lease is None:
-            return NOT_HELD
-        await lease.release()
+        if resource not in self._held:
+            return WRONG_CALL
+        self._times[resource] -= 1
+        if self._times[resource] == 0:
+            await self._held.pop(resource).release()
         return GRANTED
 
 
