@@ -2,6 +2,7 @@
 
 import json
 from hashlib import sha256
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -9,6 +10,7 @@ from tenure.domain.events import EventType
 from tenure.domain.leases import Fence
 from tenure.domain.sessions import CloseReason
 from tenure.domain.submissions import Contract, SubmissionCommand, SubmissionFilter
+from tenure.errors import DatabaseUnavailable
 from tenure.events.delivery import EVENTS_LEASE, EventDelivery, EventPayloads, GatewaySubscription
 from tenure.submissions.payloads import Withheld
 from tenure.telemetry.events import EventBatchSaved
@@ -98,6 +100,23 @@ async def test_next_leader_renders_same_bytes(database: Database, fence: Fence) 
     assert (event["type"], event["subject"]) == ("tenure.session.opened", one.session_id)
     found = await database.store.find_event_batches([batch])
     assert found[0].digest == sha256(after).digest()  # type: ignore[arg-type]
+
+
+async def test_events_of_a_batch_that_could_not_be_saved_are_in_the_next_one(
+    database: Database, fence: Fence, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delivering = Delivering(database, fence)
+    await delivering.round()
+    one = await open_new_session(database)
+    with monkeypatch.context() as patched:
+        patched.setattr(database.store, "save_event_batch", AsyncMock(side_effect=DatabaseUnavailable("disk full")))
+        with pytest.raises(DatabaseUnavailable):
+            await delivering.round()
+    two = await open_new_session(database)
+    assert await delivering.round()
+    (batch,) = await delivering.pending()
+    content = json.loads(await delivering.render(batch))  # type: ignore[arg-type]
+    assert [event["id"] for event in content["data"]] == [f"{each.session_id}-opened" for each in (one, two)]
 
 
 async def test_unwanted_types_are_skipped(database: Database, fence: Fence) -> None:

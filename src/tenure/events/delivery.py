@@ -14,7 +14,7 @@ What must hold, and why it does:
 
 | interrupted | state left | recovery |
 |---|---|---|
-| before a batch is saved | nothing | the next round, on any instance, reads the same events |
+| before a batch is saved, or the save fails | nothing | the next round, on any instance, reads the same events |
 | the answer to the save is lost | the batch and its submission | the next round continues after the batch |
 | after the save, before the hint | the same | the executor finds the submission with its next refresh |
 | the leader is paused past its lease | the database refuses its next save | the next leader continues |
@@ -119,9 +119,11 @@ class EventDelivery:
         if searched is None or searched.since != now.position:
             searched = self._searched[now.gateway] = _Searched(now.position)
         events, end = await self._read_next(EventFilter(wanted.types), searched.until)
-        searched.until = end
-        if not events and (end == now.position or monotonic() - searched.saved_at < SAVE_EMPTY_SECONDS):
-            return False
+        if not events:
+            # Not if there are events: should the save fail, the next round must find them again.
+            searched.until = end
+            if end == now.position or monotonic() - searched.saved_at < SAVE_EMPTY_SECONDS:
+                return False
         installation = await self._store.read_installation()
         body = render(str(wanted.contract.format), installation.installation_id, events) if events else b""
         batch = NewEventBatch(
