@@ -1,5 +1,6 @@
 import atexit
 import gc
+import itertools
 import os
 import random
 import shutil
@@ -65,6 +66,10 @@ other tests at the same time. A worker that runs out of its kind of scope takes 
 """
 
 
+TESTS_PER_COLLECTION = 10
+_tests_ended = itertools.count(1)
+
+
 class ByFolder(LoadScopeScheduling):
     def _split_scope(self, nodeid: str) -> str:
         return HEAVY_SCOPES.get(nodeid.removeprefix("tests/").partition("/")[0], nodeid)
@@ -82,9 +87,19 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFolder:
 
 
 def pytest_collection_finish() -> None:
-    """Excludes what now exists from garbage collection, which otherwise pauses all tests for longer and longer."""
+    """Excludes what now exists from garbage collection, and makes automatic collections rare.
+
+    A collection of what a hundred tests leave behind takes two seconds, and a call of the store fails after 1.7.
+    """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(100_000, 50, 100)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown() -> None:
+    if next(_tests_ended) % TESTS_PER_COLLECTION == 0:
+        gc.collect()
 
 
 @pytest.fixture(scope="session")

@@ -236,7 +236,7 @@ def test_session_list_filters_are_documented(document: Json) -> None:
 
 def test_usage_filters_are_documented(document: Json) -> None:
     parameters = {each["name"]: each for each in document["paths"]["/usage"]["get"]["parameters"]}
-    assert set(parameters) == {"from", "to", "tenant", "capacity", "user", "groupBy", "limit", "cursor"}
+    assert set(parameters) == {"from", "to", "tenant", "capacity", "user", "groupBy", "quick", "limit", "cursor"}
     assert {each["required"] for each in parameters.values()} == {False}
 
 
