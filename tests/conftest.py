@@ -87,19 +87,23 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFolder:
 
 
 def pytest_collection_finish() -> None:
-    """Excludes what now exists from garbage collection, and makes automatic collections rare.
-
-    A collection of what a hundred tests leave behind takes two seconds, and a call of the store fails after 1.7.
-    """
-    gc.collect()
-    gc.freeze()
+    collect_garbage()
     gc.set_threshold(100_000, 50, 100)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown() -> None:
     if next(_tests_ended) % TESTS_PER_COLLECTION == 0:
-        gc.collect()
+        collect_garbage()
+
+
+def collect_garbage() -> None:
+    """Between tests, and only among new objects: automatic collections are rare.
+
+    A collection of what a hundred tests leave behind takes two seconds, and a call of the store fails after 1.7.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
