@@ -167,7 +167,7 @@ async def test_links_lead_on_without_loading_the_page_again(console: ConsoleServ
     await page.evaluate("window.mark = 1")
     await page.keyboard.press("Tab")
     await page.keyboard.press("Enter")
-    assert await page.evaluate("document.activeElement.id") == "main"
+    await expect(page.locator("#main")).to_be_focused()
     await page.get_by_role("navigation").get_by_role("link", name="Sessions").press("Enter")
     await expect(page.get_by_role("heading", level=1)).to_be_focused()
     assert page.url == f"{console.address}/sessions"

@@ -64,9 +64,7 @@ export class OverviewPage {
   constructor(view) {
     this.#view = view;
     const isReader = view.may("reader", "operator");
-    this.#health = view.watch(() => "health", isReader ? 30_000 : 3_000);
     if (isReader) {
-      this.#metrics = view.watch(() => "sessions/metrics", 4_000, undefined, { timeoutMs: COUNT_TIMEOUT_MS });
       this.#capacities = view.watch(() => ({ path: "capacities", query: { limit: CAPACITIES } }), 15_000);
     }
     if (view.seesInstallation) {
@@ -75,6 +73,11 @@ export class OverviewPage {
       this.#alerts = view.watch(() => ({ path: "alerts", query: { state: "active", limit: 100 } }), 5_000);
       this.#jobs = view.watch(() => ({ path: "jobs", query: { limit: 500 } }), 10_000);
       this.#windows = view.watch(() => ({ path: "usage/windows", query: { limit: WINDOWS } }), 10_000);
+    }
+    // Last: these two count every live session, and an instance answers one such request after the other.
+    this.#health = view.watch(() => "health", isReader ? 30_000 : 3_000);
+    if (isReader) {
+      this.#metrics = view.watch(() => "sessions/metrics", 4_000, undefined, { timeoutMs: COUNT_TIMEOUT_MS });
     }
   }
 
