@@ -19,6 +19,7 @@ from proof.clients import World
 from proof.ensemble import SOMETIMES_SLOW, Instance, Process, set_faults
 from proof.history import Fault, now
 from proof.network import Link
+from tests.support.databases import PostgresServer
 from tests.support.processes import frozen
 
 PROBE_SECONDS = 0.05
@@ -177,11 +178,17 @@ async def _resign(injector: Injector, fault: Fault) -> None:
 # The database
 
 
-async def _kill_database(injector: Injector, fault: Fault) -> None:
+def _postgres(injector: Injector, fault: Fault) -> PostgresServer:
+    """The server, as the target of the fault. On SQLite, no fault of the database is chosen."""
     fault.target = "PostgreSQL"
     server = injector.ensemble.server
     if server is None:
         raise RuntimeError("there is no server")
+    return server
+
+
+async def _kill_database(injector: Injector, fault: Fault) -> None:
+    server = _postgres(injector, fault)
     await asyncio.to_thread(server.stop, "immediate")
     await injector.lasts(0, 2)
     fault.healed_at = now()
@@ -190,10 +197,7 @@ async def _kill_database(injector: Injector, fault: Fault) -> None:
 
 
 async def _restart_database(injector: Injector, fault: Fault) -> None:
-    fault.target = "PostgreSQL"
-    server = injector.ensemble.server
-    if server is None:
-        raise RuntimeError("there is no server")
+    server = _postgres(injector, fault)
     await asyncio.to_thread(server.stop, "fast")
     fault.healed_at = now()
     await asyncio.to_thread(server.start)
@@ -201,10 +205,7 @@ async def _restart_database(injector: Injector, fault: Fault) -> None:
 
 
 async def _freeze_database(injector: Injector, fault: Fault) -> None:
-    fault.target = "PostgreSQL"
-    server = injector.ensemble.server
-    if server is None:
-        raise RuntimeError("there is no server")
+    server = _postgres(injector, fault)
     with frozen(server.pid):
         await injector.lasts(0.5, 4)
     await injector.probe(fault, injector.ensemble.instances)
