@@ -519,7 +519,7 @@ export class Client {
   }
 
   /**
-   * Yield what happens to sessions, for ever, in pages of at least one event. Begin after a cursor, or after `latest`.
+   * Yield session events without end, in pages of at least one event. Begin after a cursor, or after `latest`.
    * Keep `nextCursor` of a page once its events are handled: a program that starts again continues from there.
    * @param {{after?: string, type?: string, waitSeconds?: number, signal?: AbortSignal}} [options]
    * @returns {AsyncGenerator<EventList>}
@@ -681,7 +681,8 @@ function pause(milliseconds, signal) {
 
 // Holding a session.
 //
-// What must hold: while the page believes in a session, the service does. So every estimate is early rather than late.
+// What must hold: while the page takes a session for live, the session is live on the service. So every estimate of its
+// end is too early rather than too late.
 //
 // The deadline of a session is the earliest of the end of its term, its last heartbeat plus the lease, and its last
 // activity plus the idle limit. A heartbeat's answer has that deadline in the server's time, but not the server's
@@ -695,8 +696,8 @@ function pause(milliseconds, signal) {
 // The local deadline is the earlier of the two.
 //
 // `performance.now()` may stand still while the machine sleeps, and `Date.now()` may jump. So time since a request is
-// the longer of the two. If only `Date.now()` says that the deadline has passed, either the machine slept or its clock
-// was set. The page does not believe in the session until a heartbeat has answered the question.
+// the longer of the two. If the deadline has passed by `Date.now()` only, either the machine slept or its clock was set.
+// The page then does not rely on the session until a heartbeat has been acknowledged.
 
 const DRIFT = 0.001; // How much faster the server's clock may run than the local one.
 const CHECK_SECONDS = 30; // The interval for a session without a lease: others may end it.
@@ -955,7 +956,7 @@ export class HeldSession extends EventTarget {
     return this.#trustedMs - (steadyOnly ? performance.now() - this.#sent.steady : elapsed(this.#sent));
   }
 
-  /** Declare the loss if the deadline has passed by the steady clock, or if a heartbeat could not refute the other. */
+  /** Declare the loss if the deadline has passed by the steady clock, or by either clock after a failed heartbeat. */
   #check() {
     if (this.#remaining(true) <= 0 || (this.#remaining(false) <= 0 && this.#failures > 0)) {
       this.#lose(this.#failures > 0 ? (this.#unauthorized ? "unauthorized" : "unreachable") : "expired", null);
@@ -967,7 +968,7 @@ export class HeldSession extends EventTarget {
     if (this.#loss !== null || this.#released) return;
     const passed = elapsed(this.#sent);
     const times = [this.#trustedMs, this.#warned ? Infinity : this.#warnAt(), this.#beating ? Infinity : this.#dueMs];
-    // What is past waits for the heartbeat in flight, which calls this function at its end.
+    // A heartbeat in flight calls this function when it ends, so set no timer for an instant that has already passed.
     const next = Math.min(...times.filter((time) => time > passed || this.#beating === null));
     if (next === Infinity) return;
     this.#cancelTimer = this.#timer.after(Math.max(1, Math.ceil(next - passed)), () => this.#tick());
@@ -975,7 +976,7 @@ export class HeldSession extends EventTarget {
 
   #warnAt() {
     const before = this.#options.warnSeconds;
-    // Not before the next heartbeat had its chance.
+    // Do not warn before the next regular heartbeat could succeed.
     const earliest = Math.min(this.#interval * 1.5, this.#trustedMs);
     return Math.max(before === undefined ? this.#trustedMs * EXPIRING_SHARE : this.#trustedMs - before * 1000, earliest);
   }
@@ -1029,8 +1030,8 @@ export class HeldSession extends EventTarget {
   }
 
   /**
-   * If the anchor, and not the lease, decides the deadline, it may be to blame: after a step of the database's clock, or
-   * because the first answer was slow. One read renews it.
+   * If the anchor, and not the lease, determines the deadline, the anchor may be wrong: the database's clock was stepped,
+   * or the first answer was slow. One read renews it.
    * @param {Stamp} sent @param {HeartbeatAnswer} answer
    */
   async #refreshAnchor(sent, answer) {
@@ -1042,7 +1043,7 @@ export class HeldSession extends EventTarget {
       await this.#read(sent);
       this.#renew(sent, answer.leaseExpiresAt, answer.heartbeatInterval);
     } catch {
-      // The deadline stays as early as it is.
+      // The early deadline stays in force.
     }
   }
 

@@ -113,7 +113,7 @@ test("503 and 429 are tried again, not before Retry-After", async () => {
   assert.equal(events.at(-1), "renewed");
 });
 
-test("a page that slept longer than the lease does not believe in its session", async () => {
+test("a page that slept longer than the lease does not rely on its session", async () => {
   const service = new Service(clock);
   const { session, events } = await held(service);
   clock.jump(120_000);

@@ -66,7 +66,8 @@ def ends(send: Recorder) -> None:
     send("POST", "/sessions/end", {"sessionIds": [each["sessionId"] for each in opened]})
     send("POST", "/sessions/end", {})
     send("POST", "/sessions/end", {"all": True, "kind": 1})
-    send("GET", "/sessions", tenant=who["tenant"], closeReason="TERMINATED")
+    for tenant in (who["tenant"], ids()["tenant"]):
+        send("GET", "/sessions", tenant=tenant, closeReason="TERMINATED")
 
 
 def scenarios(send: Recorder, wait: Wait) -> None:

@@ -1,13 +1,19 @@
 """Streams against a real service with the handler `echo`."""
 
+import asyncio
 import threading
+import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from conftest import Kind, Service, StartService, ids, wait_until
+from websockets.sync.server import ServerConnection, serve
 
 from tenure_client import Client, Final, Partial, StreamError, errors
+from tenure_client._async import _io as async_io
 from tenure_client._messages import parsed
+from tenure_client._sync import _io as sync_io
 
 
 def take(kind: Kind, stream: Any, count: int) -> list[Any]:
@@ -72,6 +78,58 @@ def test_refusals_of_streams_are_errors(kind: Kind, service: Service) -> None:
         kind.entered(nobody.stream(**ids())),
     ):
         pass
+
+
+@pytest.fixture
+def closing_server() -> Iterator[tuple[str, list[Any]]]:
+    """Accepts each stream, sends the messages of the list, and closes with its last element before it reads."""
+    script: list[Any] = []
+
+    def refuse(socket: ServerConnection) -> None:
+        for message in script[:-1]:
+            socket.send(message)
+        socket.close(script[-1])
+
+    with serve(refuse, "127.0.0.1", 0) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.socket.getsockname()[1]}", script
+        server.shutdown()
+        thread.join()
+
+
+def test_stream_that_is_closed_before_its_first_message_raises_the_reason(
+    kind: Kind, closing_server: tuple[str, list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client sends its first message after the connection was closed."""
+    url, script = closing_server
+    delay(kind, monkeypatch)
+    error = '{"type": "error", "code": "SESSION_LIMIT", "message": "no room"}'
+    for script[:], expected in (([1012], errors.StreamClosed), ([error, 1008], errors.SessionLimit)):
+        with (
+            kind.entered(kind.client(url)) as client,
+            pytest.raises(expected),
+            kind.entered(client.stream(**ids())),
+        ):
+            pass
+
+
+def delay(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the client wait after the handshake."""
+    module = async_io if kind.is_async else sync_io
+    open_socket: Any = module.open_socket
+
+    async def open_and_wait(*arguments: Any, **options: Any) -> Any:
+        socket = await open_socket(*arguments, **options)
+        await asyncio.sleep(0.3)
+        return socket
+
+    def open_and_sleep(*arguments: Any, **options: Any) -> Any:
+        socket = open_socket(*arguments, **options)
+        time.sleep(0.3)
+        return socket
+
+    monkeypatch.setattr(module, "open_socket", open_and_wait if kind.is_async else open_and_sleep)
 
 
 def test_replaced_stream_and_ended_session_raise(kind: Kind, service: Service) -> None:

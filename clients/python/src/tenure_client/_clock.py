@@ -6,7 +6,7 @@ from typing import Protocol
 
 class Clock(Protocol):
     manual: bool
-    """Time passes only when a test says so (`tenure_client.testing`)."""
+    """Whether time passes only when a test moves the clock (`tenure_client.testing`)."""
 
     def now(self) -> float:
         """Return seconds. Only differences have a meaning."""

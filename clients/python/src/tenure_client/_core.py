@@ -129,7 +129,7 @@ class Answer(msgspec.Struct, frozen=True):
             return msgspec.json.decode(self.content, type=kind)
         except msgspec.DecodeError as error:
             raise UnexpectedAnswer(
-                f"the answer is no {kind.__name__}: {error}", status=self.status, request_id=self.request_id
+                f"the answer is not a {kind.__name__}: {error}", status=self.status, request_id=self.request_id
             ) from None
 
 

@@ -3,10 +3,9 @@
 It is a daemon thread with an event loop and connections of its own, in the sync and in the async client. So neither a
 blocked event loop nor a pool whose connections are all dead keeps a heartbeat from being sent.
 
-Each session is due one interval after its last heartbeat was sent. When one is due, the request takes along every other
-session that has waited for at least half of its interval. Of two groups one always has, so within one interval all
-sessions with the same interval share their requests. A request has at most 1000 ids; the requests of a larger group
-spread over the interval.
+Each session is due one interval after its last heartbeat was sent. When one is due, the same request also renews every
+other session that has waited for at least half of its interval. So sessions with the same interval share their requests
+after one interval at most. A request has at most 1000 ids; the requests of a larger group spread over the interval.
 
 | an answer | what the keeper does |
 |---|---|
@@ -61,7 +60,7 @@ class Batch(msgspec.Struct, frozen=True):
     active: bool
     leases: list[Lease]
     pace: float
-    """The share of the interval until the next heartbeat: below 1 for requests that are to spread out."""
+    """The share of the interval until the next heartbeat: below 1 to spread the requests of a large group."""
 
 
 class Keeper:
@@ -186,7 +185,7 @@ class Keeper:
                 if not self._clock.manual:
                     delay = self._step()
             except Exception:  # noqa: BLE001, the thread must not end
-                log.exception("the keeper of sessions failed, and goes on")
+                log.exception("the thread that renews sessions failed, and continues")
             with suppress(TimeoutError):
                 async with asyncio.timeout(delay):
                     await self._wake.wait()
@@ -304,7 +303,7 @@ class Keeper:
 
     def _apply(self, lease: Lease, result: HeartbeatResult | None, sent: float, pace: float) -> None:
         if result is None:
-            self._retry(lease, UnexpectedAnswer("the answer leaves out this session", status=200), None)
+            self._retry(lease, UnexpectedAnswer("the answer omits this session", status=200), None)
         elif result.acknowledged and result.lease_expires_at is not None:
             lease.renewed(sent, result.lease_expires_at, result.heartbeat_interval)
             lease.due = sent + lease.interval * pace
@@ -313,7 +312,7 @@ class Keeper:
             self._release(lease)
 
     async def _improve(self, connection: httpx2.AsyncClient, leases: list[Lease], sent: float) -> None:
-        """Read one session if its deadline follows from an anchor that may be wrong, and so renew the anchor."""
+        """Read one session to renew the anchor, if a deadline was computed from an anchor that may be outdated."""
         doubtful = next((lease for lease in leases if not lease.loss and lease.wants_read(self._clock.now())), None)
         if doubtful is None:
             return
@@ -358,7 +357,7 @@ class Keeper:
         return False
 
     async def _close(self, leases: list[Lease], seconds: float) -> None:
-        """End the sessions together: as many as can be within the time."""
+        """End the sessions concurrently, as many as the time allows."""
         gate = asyncio.Semaphore(ENDS_AT_ONCE)
 
         async def end(lease: Lease) -> None:
@@ -409,16 +408,16 @@ class Keeper:
     def _failed(self, batch: Batch, error: Exception) -> None:
         retry_after = error.retry_after if isinstance(error, Problem) else None
         # One pause for all, so that they stay in one request.
-        luck = random.random()  # noqa: S311
+        jitter = random.random()  # noqa: S311
         for lease in batch.leases:
             if batch.active and not lease.always_active:
                 lease.touched = True
-            self._retry(lease, error, retry_after, luck)
+            self._retry(lease, error, retry_after, jitter)
 
-    def _retry(self, lease: Lease, error: Exception, retry_after: float | None, luck: float = 1.0) -> None:
+    def _retry(self, lease: Lease, error: Exception, retry_after: float | None, jitter: float = 1.0) -> None:
         now = self._clock.now()
         longest = min(BACKOFF_FIRST * 2 ** min(lease.failures + 1, 10), lease.interval)
-        pause = max(longest * luck, 0.05) + (retry_after or 0.0)
+        pause = max(longest * jitter, 0.05) + (retry_after or 0.0)
         lease.failed(error, now + min(pause, max((lease.deadline - now) / 2, 0.05)))
 
     def _release(self, lease: Lease) -> bool:
@@ -434,7 +433,7 @@ def _decoded(response: httpx2.Response, kind: Any) -> Any:
     try:
         return msgspec.json.decode(response.content, type=kind)
     except msgspec.DecodeError as error:
-        raise UnexpectedAnswer(f"the answer is no {kind.__name__}: {error}", status=response.status_code) from None
+        raise UnexpectedAnswer(f"the answer is not a {kind.__name__}: {error}", status=response.status_code) from None
 
 
 def _done(*, result: bool) -> "Future[bool]":

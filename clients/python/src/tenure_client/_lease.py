@@ -1,6 +1,7 @@
 """How long a held session may be trusted, and what happens when it is lost.
 
-What must hold: while the client believes in a session, the server does. So every estimate is early rather than late.
+What must hold: while the client takes a session for live, the session is live on the server. So every estimate of its
+end is too early rather than too late.
 
 The server's deadline D of a session is the earliest of three: its term's end, the last heartbeat plus the lease L, and
 the last activity plus the idle limit. An answer contains D in the server's time, but not the server's present time, so
@@ -12,7 +13,7 @@ D alone says nothing about how long the session still lives. Two facts do:
    shorter than such a difference.
 2. D may have come from the term or the idle limit instead. Then `sent + L` is too late. Therefore the client also keeps
    an anchor: a local instant, and a server's instant that was not earlier. With the anchor, D becomes a local instant.
-   The anchor is as good as both clocks run equally fast; 0.1 % of the time since is subtracted.
+   The anchor is exact only if both clocks run at the same speed, so 0.1 % of the time since is subtracted.
 
 The local deadline is the earlier of the two. If the anchor gives a clearly earlier one, or is old, the keeper reads the
 session once and gets a new anchor. So a step of the database's clock, or a slow first answer, costs a read, and no
@@ -22,7 +23,7 @@ session.
 |---|---|
 | an answer that is lost | the deadline stays that of the last answer that arrived |
 | suspend, SIGSTOP, a held GIL | the clock goes on; every use compares it with the deadline before anything else |
-| a fork | the child's copy is lost at once (`forked`): only the parent renews the session and hears of its end |
+| a fork | the child's copy is lost at once (`forked`): only the parent renews the session and learns of its end |
 | a step forward of the database's clock | the server ends sessions early; the next heartbeat gets 410 |
 """
 
@@ -64,7 +65,7 @@ class LostReason(StrEnum):
     UNKNOWN = "unknown"
     """The server does not know it: 404."""
     UNREACHABLE = "unreachable"
-    """No heartbeat was answered in time. The session may live on, but nobody can know."""
+    """No heartbeat was answered in time. The session may live on, but this client cannot know."""
     FORKED = "forked"
     """This is a child of the process that holds it."""
 
@@ -133,7 +134,7 @@ class Lease:
     def read(self, session: Session, heartbeat_sent: float) -> None:
         """Take over a read that followed a heartbeat, which was sent at `heartbeat_sent` and acknowledged.
 
-        The last heartbeat that the read shows is that one, or a later one of somebody else.
+        The last heartbeat that the read shows is that one, or a later one of another client.
         """
         self._anchor.set(heartbeat_sent, session.last_heartbeat)
         self._learn_span(session)
@@ -154,7 +155,7 @@ class Lease:
         self.deadline = min(self._by_lease(), self._anchor.local_of(self._expires_at))
 
     def wants_read(self, now: float) -> bool:
-        """Say whether the anchor decides this deadline, and may be to blame for it."""
+        """Return whether the anchor determines this deadline, and is old enough to be wrong."""
         by_lease = self._by_lease()
         if self.deadline >= by_lease - max(SLACK * (self._span or 0), SLACK_SECONDS):
             return False
@@ -193,7 +194,7 @@ class Loss:
     """Whether and why a held session is lost. True once it is; it never becomes false again.
 
     Every look at it reads the clock first, so it is never late, not even in a process that was stopped, or whose
-    event loop or interpreter lock was blocked. To be told, use `event`, `on` or, in a coroutine, `await`.
+    event loop or interpreter lock was blocked. To be notified, use `event`, `on` or, in a coroutine, `await`.
     """
 
     def __init__(self, lease: Lease) -> None:
@@ -225,7 +226,7 @@ class Loss:
 
     @property
     def close_reason(self) -> str | None:
-        """The server's reason, if the server was heard."""
+        """The server's reason, if the server gave one."""
         return self._close_reason
 
     @property
@@ -234,7 +235,7 @@ class Loss:
         return self._lease.error
 
     def on(self, callback: "Callable[[Loss], object]") -> None:
-        """Call `callback` once when the session is lost, at once if it is.
+        """Call `callback` once when the session is lost; immediately if it already is.
 
         In the async client the event loop calls it. In the sync client the thread that notices the loss does, mostly
         the one that sends heartbeats; so the callback must not block.

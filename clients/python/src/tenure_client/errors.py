@@ -90,8 +90,8 @@ class UnexpectedAnswer(TenureError):
 class SessionLost(TenureError):
     """The session is lost: its holder must stop what the session allowed it to do.
 
-    `reason` is one of the values of `LostReason`, `close_reason` the server's, if the server was heard, and `error` the
-    last error of the heartbeats, if they failed.
+    `reason` is one of the values of `LostReason`, `close_reason` the reason that the server gave, if any, and `error`
+    the last error of the heartbeats, if they failed.
     """
 
     def __init__(self, session_id: str, reason: str, close_reason: str | None, error: Exception | None) -> None:
@@ -119,7 +119,7 @@ class FieldError(msgspec.Struct, frozen=True):
 
 
 class _Document(msgspec.Struct, rename="camel"):
-    """A problem document, tolerant: whatever is missing has a default."""
+    """A problem document. A missing field gets its default."""
 
     code: str = ""
     title: str = ""
@@ -130,7 +130,7 @@ class _Document(msgspec.Struct, rename="camel"):
 
 
 class Problem(TenureError):
-    """A refusal by the server, with what it said."""
+    """The server refused the request. The attributes are the fields of its problem document."""
 
     codes: ClassVar[tuple[str, ...]] = ()
     of_status: ClassVar[int | None] = None
@@ -370,7 +370,7 @@ def problem_of(status: int, headers: Mapping[str, str], content: bytes) -> Probl
 
 
 RETRIED_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
-"""The statuses that a repeated request may not get again. A proxy sends them too, without a problem document."""
+"""The statuses after which a retry may succeed. A proxy sends them too, without a problem document."""
 
 
 def seconds_of(retry_after: str | None) -> float | None:

@@ -444,15 +444,16 @@ class FakeServer:
             "capacity": "capacityId",
             "kind": "sessionKind",
             "state": "state",
-            "closeReason": "closeReason",
         }
+        wanted = {field: query[name].lower() for name, field in filters.items() if name in query}
+        if "closeReason" in query:
+            wanted["closeReason"] = query["closeReason"]
         # The sort is stable: of sessions that started at the same instant, the last one opened comes first.
         newest = sorted(self._every(), key=lambda one: one.started)[::-1]
         matching = [
             answer
             for answer in (record.answer() for record in newest)
-            if all(str(answer[field]) == query[name].lower() for name, field in filters.items() if name in query)
-            or ("closeReason" in query and answer["closeReason"] == query["closeReason"])
+            if all(str(answer[field]) == value for field, value in wanted.items())
         ]
         if "active" in query:
             matching = [answer for answer in matching if answer["isActive"] is (query["active"] == "true")]

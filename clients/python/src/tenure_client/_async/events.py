@@ -1,12 +1,12 @@
-"""The feed of events: single pages, and following it for ever by long polls.
+"""The feed of events: single pages, and an endless follower that uses long polls.
 
-A follower has one position: the `nextCursor` of the last page that arrived whole. Each poll asks for what comes after
-it. A poll that fails, at any point, leaves the position as it was, so the next poll asks for the same events again, and
+A follower has one position: the `nextCursor` of the last page that arrived whole. Each poll requests the events after
+it. A poll that fails, at any point, leaves the position as it was, so the next poll requests the same events again, and
 none of them has been yielded yet. The order of the feed never changes. So a follower yields each event once.
 
-`latest` is no position, because it means another one each time; neither is no cursor at all. So the first poll gets a
-cursor before anything else: it does not wait, and it asks for one event at most, so that its cursor is the position
-after that event.
+Neither `latest` nor a missing cursor is a position: each means another place in the feed at every poll. So the first
+poll only gets a cursor. It does not wait, and requests one event at most, so that its cursor is the position after that
+event.
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 LATEST = "latest"
 WAIT_SECONDS = 30
-"""How long a poll of a follower waits for an event. The server allows no more."""
+"""How long a poll of a follower waits for an event: the maximum that the server allows."""
 EMPTY_SECONDS = 0.5
-"""An empty page that comes sooner did not wait: the instance is stopping. The follower makes a pause before it polls
-again, as after a failure."""
+"""If an empty page arrives sooner, the server did not wait, because the instance is stopping. The follower then pauses
+before the next poll, as after a failure."""
 
 
 class AsyncEvents(_AsyncResource):
@@ -55,12 +55,12 @@ class AsyncEvents(_AsyncResource):
         wait: int = WAIT_SECONDS,
         limit: int | None = None,
     ) -> "AsyncEventFollower":
-        """Follow the feed for ever, from a cursor, from `latest`, or from 7 days ago."""
+        """Follow the feed without end, from a cursor, from `latest`, or from 7 days ago."""
         return AsyncEventFollower(self._client, after, _joined(types), wait, limit)
 
 
 class AsyncEventFollower:
-    """The feed of events, for ever. Iterate over it to get the events; `pages` yields the server's answers.
+    """An endless feed of events. Iterate over it to get the events; `pages` yields the server's answers.
 
     Failures that may pass are retried without end, with growing pauses and the `Retry-After` of the server. Other
     errors are raised, such as `Unauthenticated`. Nothing runs between two events, so leaving the loop stops the
@@ -103,7 +103,7 @@ class AsyncEventFollower:
             else:
                 before, cursor = cursor, page.next_cursor
                 if page.events:
-                    # Of a first poll without a position there is one event, so nobody continues before it.
+                    # A first poll without a position gets one event at most, so its own cursor is a safe position.
                     yield before or cursor, page
                 if page.events or options.clock.now() - began >= EMPTY_SECONDS:
                     failures = 0

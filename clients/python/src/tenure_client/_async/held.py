@@ -63,7 +63,7 @@ class AsyncHold:
         return AsyncHeldSession(self._client, keeper, lease, session)
 
     async def _adopt(self, lease: Lease) -> models.Session:
-        """Renew a session that was live before. Its answer does not say how long it still lives: see `_lease.py`."""
+        """Renew and read a session that was live before: only then is it known how long it lives (`_lease.py`)."""
         beat: Answer = await self._client.sessions._heartbeat(lease.session_id, active=self._active)
         session = await self._client.sessions.get(lease.session_id)
         if not session.is_active:

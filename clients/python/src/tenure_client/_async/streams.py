@@ -1,6 +1,7 @@
 """Streams over WebSockets."""
 
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any, Self
 
 import msgspec
@@ -73,7 +74,9 @@ class AsyncStream:
         try:
             if self._body is not None:
                 opening = {"type": "open", **msgspec.to_builtins(self._body)}
-                await self._socket.send(msgspec.json.encode(opening).decode())
+                # If the server has closed the connection already, its last message says why: `_start` reads it.
+                with suppress(ConnectionClosed):
+                    await self._socket.send(msgspec.json.encode(opening).decode())
             await self._start()
         except BaseException:
             await self._socket.close()

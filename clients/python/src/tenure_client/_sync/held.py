@@ -64,7 +64,7 @@ class Hold:
         return HeldSession(self._client, keeper, lease, session)
 
     def _adopt(self, lease: Lease) -> models.Session:
-        """Renew a session that was live before. Its answer does not say how long it still lives: see `_lease.py`."""
+        """Renew and read a session that was live before: only then is it known how long it lives (`_lease.py`)."""
         beat: Answer = self._client.sessions._heartbeat(lease.session_id, active=self._active)
         session = self._client.sessions.get(lease.session_id)
         if not session.is_active:

@@ -13,7 +13,7 @@ P = TypeVar("P")
 class Pages(Generic[P, T]):
     """A list. Iterate over it to get every item of every page; `first` and `pages` return the server's answers.
 
-    Nothing is requested before. Each iteration starts again with the first page.
+    No request is sent before that. Each iteration starts again with the first page.
     """
 
     def __init__(self, fetch: _io.Fetch[P], items: str, cursor: str | None) -> None:

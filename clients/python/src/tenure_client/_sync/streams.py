@@ -2,6 +2,7 @@
 """Streams over WebSockets."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, Self
 
 import msgspec
@@ -74,7 +75,9 @@ class Stream:
         try:
             if self._body is not None:
                 opening = {"type": "open", **msgspec.to_builtins(self._body)}
-                self._socket.send(msgspec.json.encode(opening).decode())
+                # If the server has closed the connection already, its last message says why: `_start` reads it.
+                with suppress(ConnectionClosed):
+                    self._socket.send(msgspec.json.encode(opening).decode())
             self._start()
         except BaseException:
             self._socket.close()
