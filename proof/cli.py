@@ -1,4 +1,4 @@
-"""Starts a real ensemble, hurts it for as long as asked, and says whether every promise held.
+"""Starts a real ensemble, injects faults for the given time, and reports whether every promise held.
 
 The exit code is 0 if every promise held, 1 if a check has a finding, and 2 if a planted bug was not noticed.
 """

@@ -1,4 +1,4 @@
-"""The clients of a run, of all kinds. Each is a loop that goes on until the run stops, and records what it saw.
+"""The clients of a run, of all kinds. Each runs in a loop until the run stops, and records its requests and responses.
 
 | client | sends | for the checks |
 |---|---|---|
@@ -461,12 +461,14 @@ async def _intruder(world: World, label: str) -> None:
     while not world.stopping.is_set():
         await world.pause(source.uniform(0, 2 * PAUSE_SECONDS))
         client = source.choice(clients)
-        if world.foreign and source.random() < 0.5:
+        if world.foreign and source.random() < 0.7:
             session_id = source.choice(world.foreign)
-            method, path = source.choice((("GET", ""), ("POST", "/heartbeat"), ("DELETE", ""), ("GET", "/history")))
+            calls = (("POST", "/heartbeat"), ("DELETE", ""), ("GET", ""), ("GET", "/history"))
+            method, path = source.choices(calls, (2, 2, 1, 1))[0]
             await client.send(method, f"/sessions/{session_id}{path}", action="foreign session", session_id=session_id)
         elif source.random() < 0.5:
-            await client.send("GET", "/sessions?limit=50", action="list")
+            path = source.choice(("/sessions?limit=50", "/events?limit=50"))
+            await client.send("GET", path, action="list")
         else:
             method, path = source.choice(forbidden)
             body = {"maxSessions": 1} if method == "PUT" else None

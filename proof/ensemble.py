@@ -27,18 +27,22 @@ from tests.deployment.proxies import DEPLOY, free_port, listens
 from tests.support.databases import PostgresServer, postgres_server
 from tests.support.processes import family
 
+SOURCE = Path(__file__).parents[1] / "src"
 T = TypeVar("T")
 
 SECRET = "whsec_dGhlLXByb29mLW9mLXRlbnVyZS1zZWNyZXQ="
-READY_SECONDS = 30.0
+READY_SECONDS = 120.0
+"""An idle machine starts a process within seconds; a machine that is busy with other work takes far longer."""
 EXIT_SECONDS = 15.0
 POLL_SECONDS = 0.05
 RESTART_SECONDS = 0.5
-FILE_SYSTEM_MIB = 48
+FILE_SYSTEM_MIB = {"sqlite": 48, "postgresql": 256}
+FILE_SYSTEM_MIB_PER_MINUTE = 12
+"""More than a database grows by in a minute, so that only a fault fills the file system."""
 EVENTS = ["session.opened", "session.upgraded", "session.closed"]
 RECEIVERS = ("usages", "orders", "hooks")
 SOMETIMES_SLOW = {"share": 0.3, "ways": [{"way": "delay", "seconds": 0.4}]}
-"""What receivers do while they do not fail: then there are always attempts in progress that a fault can interrupt."""
+"""The setting of healthy receivers. Slow responses leave attempts in progress that a fault can interrupt."""
 LATE_COMMITS = """
 CREATE TABLE proof_delay AS SELECT 0.0::float AS share, 0.0::float AS seconds;
 CREATE FUNCTION proof_delay() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -62,7 +66,25 @@ END
 $$;
 CREATE TRIGGER proof_delay_row BEFORE INSERT ON sessions FOR EACH ROW EXECUTE FUNCTION proof_delay_row();
 """
-"""Lets writes commit late: triggers sleep between the clock reading of a write and its commit, and between two rows."""
+"""Delays commits: triggers sleep between the clock reading of a write and its commit, and between two rows."""
+
+STEPPED_CLOCK = """
+CREATE TABLE IF NOT EXISTS proof_clock AS SELECT interval '0' AS ahead;
+CREATE OR REPLACE FUNCTION tenure_now() RETURNS timestamptz LANGUAGE sql VOLATILE
+AS 'SELECT clock_timestamp() + ahead FROM proof_clock';
+"""
+"""Replaces the one function that reads the clock of the database. An upgrade installs the original again."""
+NEXT_REVISION = """
+from alembic import op
+import sqlalchemy as sa
+
+revision = "{revision}"
+down_revision = "{previous}"
+
+
+def upgrade() -> None:
+    op.create_table("proof_{revision}", sa.Column("id", sa.Integer, primary_key=True))
+"""
 
 
 class Process:
@@ -106,6 +128,12 @@ class Process:
                 self.start()
             await asyncio.sleep(POLL_SECONDS)
 
+    def run_from(self, source: Path) -> None:
+        """From its next start on, the process runs this copy of the package."""
+        others = self._environment.get("PYTHONPATH", "").split(os.pathsep)
+        kept = [path for path in others if path and Path(path).name != "src"]
+        self._environment = {**self._environment, "PYTHONPATH": os.pathsep.join([*kept, str(source)])}
+
     def send(self, number: signal.Signals) -> None:
         for process in family(self.pid):
             with suppress(psutil.NoSuchProcess):
@@ -117,7 +145,7 @@ class Process:
         await asyncio.to_thread(self._running().wait, EXIT_SECONDS)
 
     async def stop(self) -> int:
-        """Sends SIGTERM, waits for the exit, and returns the exit code; kills what does not exit in time."""
+        """Sends SIGTERM and returns the exit code. Kills the process if it does not exit in time."""
         running = self._running()
         if self.is_running:
             running.send_signal(signal.SIGCONT)
@@ -141,7 +169,7 @@ class Instance(Process):
     def __init__(
         self, number: int, folder: Path, url: str, environment: dict[str, str], databases: Sequence[Link]
     ) -> None:
-        """`databases`: the links to the primary and to the standby; none to a file."""
+        """`databases`: the links to the primary and to the standby. Empty for SQLite."""
         super().__init__(f"instance {number}", folder, ["serve", "--database", url], environment)
         self.number = number
         self.databases = list(databases)
@@ -156,16 +184,19 @@ class Ensemble:
         self.url = ""
         self.server: PostgresServer | None = None
         self.standby: PostgresServer | None = None
-        """Before the fail-over."""
+        """None after the fail-over."""
         self.database_file: Path | None = None
         self.file_system: Path | None = None
-        """A file system of its own for the SQLite file, which can be filled."""
+        """A file system of its own for the database, which can be filled."""
+        self.no_file_system = ""
+        """Why there is no such file system."""
         self.instances: list[Instance] = []
         self.receivers: dict[str, Process] = {}
         self.front: Link | None = None
         """The link to HAProxy."""
         self.operator = ""
-        """An operator key."""
+        """The operator's API key."""
+        self._releases = 0
 
     def ledger(self, name: str) -> Path:
         return self.folder / f"{name}.db"
@@ -181,9 +212,47 @@ class Ensemble:
         await self.standby.execute("ALTER SYSTEM RESET synchronous_standby_names")
         await asyncio.to_thread(self.standby.control, "promote")
         self.server, self.standby = self.standby, None
+        self.file_system, self.no_file_system = None, "the standby has no file system of its own"
         self.url = self.server.url("proof")
         for instance in self.instances:
             instance.databases.pop(0)
+
+    async def step_clock(self, microseconds: int) -> None:
+        """Sets the clock of PostgreSQL to this much ahead of the real time."""
+        if self.server is None:
+            raise RuntimeError("SQLite reads the clock of the host")
+        await self.server.execute(STEPPED_CLOCK, "proof")
+        await self.server.execute(f"UPDATE proof_clock SET ahead = interval '{microseconds} microseconds'", "proof")
+
+    async def next_release(self) -> Path:
+        """Copies the package and adds a revision of the schema; then migrates the database with that copy."""
+        self._releases += 1
+        source = self.folder / f"release-{self._releases}" / "src"
+        old = SOURCE if self.plan.source is None else self.plan.source
+        await asyncio.to_thread(shutil.copytree, old, source, ignore=shutil.ignore_patterns("__pycache__"))
+        versions = source / "tenure" / "store" / "migrations" / "versions"
+        last = max(int(path.name.partition("_")[0]) for path in versions.glob("0*.py"))
+        for number in range(last + 1, last + 1 + self._releases):
+            text = NEXT_REVISION.format(revision=f"{number:04}", previous=f"{number - 1:04}")
+            (versions / f"{number:04}_proof.py").write_text(text)
+        await self.command(["migrate", "--database", self.url], source)
+        return source
+
+    async def command(self, arguments: Sequence[str], source: Path | None) -> str:
+        """Runs `tenure` with this copy of the package, and returns what it prints."""
+        done = await asyncio.to_thread(
+            subprocess.run,
+            [sys.executable, "-m", "tenure", *arguments],
+            capture_output=True,
+            text=True,
+            cwd=self.folder,
+            env={**os.environ, **({} if source is None else {"PYTHONPATH": str(source)})},
+            timeout=60,
+            check=False,
+        )
+        if done.returncode != 0:
+            raise RuntimeError(done.stderr)
+        return done.stdout.strip()
 
     async def rows(self, statement: str) -> list[dict[str, Any]]:
         """Executes SQL in the database, past all links."""
@@ -231,23 +300,38 @@ def _new_folder() -> Path:
     return folder
 
 
-def _prepare_sqlite(ensemble: Ensemble, stack: AsyncExitStack) -> None:
+def _mount(ensemble: Ensemble, stack: AsyncExitStack) -> Path:
+    """A folder for the database, on a small file system of its own if one can be mounted."""
     place = ensemble.folder / "database"
     place.mkdir()
-    options = ["-t", "tmpfs", "-o", f"size={FILE_SYSTEM_MIB}m", "none", str(place)]
-    if os.getuid() == 0 and subprocess.run(["mount", *options], capture_output=True, check=False).returncode == 0:
+    plan = ensemble.plan
+    size = FILE_SYSTEM_MIB[plan.engine] + int(FILE_SYSTEM_MIB_PER_MINUTE * plan.seconds / 60)
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size}m,mode=755", "none", str(place)]
+    mounted = subprocess.run(command, capture_output=True, text=True, check=False)
+    if mounted.returncode == 0:
         ensemble.file_system = place
         stack.callback(subprocess.run, ["umount", "-l", str(place)], check=False, capture_output=True)
+    else:
+        ensemble.no_file_system = "no small file system can be mounted here, which needs root"
+    return place
+
+
+def _prepare_sqlite(ensemble: Ensemble, stack: AsyncExitStack) -> None:
+    place = _mount(ensemble, stack)
     ensemble.database_file = place / "tenure.db"
     ensemble.url = f"sqlite:///{ensemble.database_file}"
 
 
 async def _prepare_postgres(ensemble: Ensemble, stack: AsyncExitStack) -> None:
-    context = postgres_server()
+    place = await asyncio.to_thread(_mount, ensemble, stack)
+    context = postgres_server(place=None if ensemble.file_system is None else place)
     ensemble.server = await asyncio.to_thread(context.__enter__)
     stack.push_async_callback(asyncio.to_thread, context.__exit__, None, None, None)
     await ensemble.server.execute("ALTER SYSTEM SET fsync = off")
-    await ensemble.server.execute("ALTER SYSTEM SET max_wal_size = '256MB'")
+    # Keep the write-ahead log below the size of the file system, with few segments to reuse: then it needs space, and
+    # a full file system stops it too.
+    await ensemble.server.execute("ALTER SYSTEM SET max_wal_size = '64MB'")
+    await ensemble.server.execute("ALTER SYSTEM SET min_wal_size = '32MB'")
     # The instances give up a lock after a second. By then the server must have noticed, and counted, a deadlock.
     await ensemble.server.execute("ALTER SYSTEM SET deadlock_timeout = '100ms'")
     await ensemble.server.execute("SELECT pg_reload_conf()")
@@ -264,19 +348,7 @@ async def _prepare_postgres(ensemble: Ensemble, stack: AsyncExitStack) -> None:
 async def _first_key(ensemble: Ensemble) -> str:
     """Migrates the database and creates an operator key, as an operator does."""
     command = ["keys", "create", "--name", "proof", "--role", "operator", "--database", ensemble.url]
-    made = await asyncio.to_thread(
-        subprocess.run,
-        [sys.executable, "-m", "tenure", *command],
-        capture_output=True,
-        text=True,
-        cwd=ensemble.folder,
-        env={**os.environ, **_source(ensemble.plan)},
-        timeout=60,
-        check=False,
-    )
-    if made.returncode != 0:
-        raise RuntimeError(made.stderr)
-    return made.stdout.strip()
+    return await ensemble.command(command, ensemble.plan.source)
 
 
 async def _start_processes(ensemble: Ensemble, stack: AsyncExitStack) -> None:
@@ -356,7 +428,7 @@ def _source(plan: Plan) -> dict[str, str]:
 
 
 def _wrong_clock(ensemble: Ensemble, number: int) -> dict[str, str]:
-    """The host clock of every instance but the first is wrong by seconds. It decides nothing, except on SQLite."""
+    """Offsets the host clock of every instance but the first by seconds; not on SQLite, which uses the host clock."""
     if ensemble.server is None or number == 0:
         return {}
     seconds = (-1) ** number * 7 * number
@@ -400,7 +472,7 @@ async def until(condition: Callable[[], object], seconds: float, what: str) -> N
 
 
 def set_faults(receiver: Process, faults: object) -> None:
-    """Tells a receiver how to fail. Blocks for a moment."""
+    """Sets the faults of a receiver. Blocks until it responds."""
     request = urllib.request.Request(
         f"http://127.0.0.1:{receiver.port}/_faults", data=msgspec.json.encode(faults), method="PUT"
     )

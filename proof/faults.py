@@ -1,15 +1,17 @@
 """The faults of a run. Each is injected, lasts for a while, and is healed; then the recovery is measured.
 
 Two lanes inject one fault after the other, so that at most two faults overlap: `processes` (instances and database) and
-`surroundings` (links, receivers, commits). The seed decides which, when, where and for how long. Keys are revoked all
-the time by clients of their own, and the host clocks of all instances but one are wrong from the start.
+`surroundings` (links, receivers, commits). The seed decides which, when, where and for how long. Throughout the run,
+separate clients revoke keys, and the host clocks of all instances but one are wrong.
 
-A recovery ends when the part that was hurt answers an open with 200 or 201 (instances, database, links), or when a
-receiver accepts again.
+A recovery ends when the affected instances answer an open request with 200 or 201. The recovery of a receiver is not
+measured.
 """
 
 import asyncio
 import signal
+import subprocess
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
@@ -17,7 +19,7 @@ from typing import NamedTuple
 
 from proof.clients import World
 from proof.ensemble import SOMETIMES_SLOW, Instance, Process, set_faults
-from proof.history import Fault, now
+from proof.history import ClockStep, Fault, now
 from proof.network import Link
 from tests.support.databases import PostgresServer
 from tests.support.processes import frozen
@@ -25,11 +27,15 @@ from tests.support.processes import frozen
 PROBE_SECONDS = 0.05
 RECOVERED_SECONDS = 30.0
 LEAST_PAUSE_SECONDS = 0.3
-FAIL_OVER = "fail-over"
+FAIL_OVER, DISK_FULL = "fail-over", "disk-full"
+CRASH_SHARE = 0.5
+"""The share of full disks on which PostgreSQL must begin a segment of its log, and crashes."""
 LEADER_SHARE = 0.5
 EXPIRY_SHARE = 0.6
 """The share of stalls that last exactly until a lease has expired."""
 STALL_SECONDS = 5.0
+SEGMENTS = 8
+"""More than PostgreSQL keeps for reuse."""
 
 Inject = Callable[["Injector", Fault], Awaitable[None]]
 
@@ -61,8 +67,8 @@ class Injector:
             if not waiting:
                 waiting = self.source.sample(self._kinds, len(self._kinds))
             name = waiting.pop()
-            if name == FAIL_OVER and self.ensemble.standby is None:
-                continue  # it has happened
+            if name in reasons_to_skip(self.world):
+                continue  # the fail-over has happened
             fault = Fault(kind=name, target="", began_at=now())
             self.world.history.faults.append(fault)
             await KINDS[name].inject(self, fault)
@@ -72,7 +78,7 @@ class Injector:
         await self.world.pause(self.source.uniform(low, high))
 
     async def instance(self, fault: Fault) -> Instance:
-        """An instance; in half of the cases the one that leads."""
+        """An instance; in half of the cases the leader."""
         chosen = self.source.choice(self.ensemble.instances)
         if self.source.random() < LEADER_SHARE:
             chosen = await self._leader() or chosen
@@ -89,9 +95,9 @@ class Injector:
         return None
 
     async def lease_expires(self) -> None:
-        """Waits until the lease of the executor has expired: what was sent under the lease then arrives too late.
+        """Waits until the executor's lease has expired, so that writes sent under the lease arrive too late.
 
-        The next leader would soon notice and mend what a late write has done, so the wait ends at once.
+        Returns as soon as the lease has expired, because the next leader soon repairs the effect of a late write.
         """
         expired = "SELECT 1 FROM leases WHERE name = 'submission-executor' AND expires_at <= clock_timestamp()"
         for _ in range(int(STALL_SECONDS / PROBE_SECONDS)):
@@ -167,6 +173,18 @@ async def _rolling_restart(injector: Injector, fault: Fault) -> None:
     await injector.probe(fault, injector.ensemble.instances)
 
 
+async def _rolling_upgrade(injector: Injector, fault: Fault) -> None:
+    """As the manual says: migrate with the new version, then replace the instances one after the other."""
+    fault.target = "all instances"
+    source = await injector.ensemble.next_release()
+    for instance in injector.ensemble.instances:
+        await instance.stop()
+        instance.run_from(source)
+        instance.start()
+        await instance.ready()
+    await injector.probe(fault, injector.ensemble.instances)
+
+
 async def _resign(injector: Injector, fault: Fault) -> None:
     """An operator ends a lease."""
     fault.target = injector.source.choice(("submission-executor", "events"))
@@ -234,8 +252,21 @@ async def _set_delay(injector: Injector, share: float, seconds: float) -> None:
         await asyncio.sleep(0.1)
 
 
+async def _step_clock(injector: Injector, fault: Fault) -> None:
+    """Forward and back, or back and forward."""
+    fault.target = "clock of PostgreSQL"
+    seconds = injector.source.uniform(2, 6) * injector.source.choice((-1, 1))
+    step = ClockStep(offset=int(seconds * 1e6), began_at=now())
+    injector.world.history.steps.append(step)
+    await injector.ensemble.step_clock(step.offset)
+    await injector.lasts(1, 3)
+    await injector.ensemble.step_clock(0)
+    step.ended_at = now()
+    await injector.probe(fault, injector.ensemble.instances)
+
+
 async def _fill_disk(injector: Injector, fault: Fault) -> None:
-    """Fills the file system of the SQLite file to the last byte."""
+    """Fills the file system of the database to the last byte."""
     place = injector.ensemble.file_system
     if place is None:
         raise RuntimeError("the database has no file system of its own")
@@ -243,10 +274,37 @@ async def _fill_disk(injector: Injector, fault: Fault) -> None:
     ballast = place / "ballast"
     await asyncio.to_thread(_fill, ballast)
     try:
+        if injector.ensemble.server is not None and injector.source.random() < CRASH_SHARE:
+            await _switch_segments(injector)
         await injector.lasts(1, 3)
     finally:
         ballast.unlink()
+    fault.healed_at = now()
+    if injector.ensemble.server is not None:
+        await _revive(injector.ensemble.server)
     await injector.probe(fault, injector.ensemble.instances)
+
+
+async def _switch_segments(injector: Injector) -> None:
+    """PostgreSQL crashes as soon as it cannot create a segment of its write-ahead log."""
+    with suppress(Exception):
+        for _ in range(SEGMENTS):
+            await injector.ensemble.rows("SELECT pg_logical_emit_message(false, 'proof', '')")
+            await injector.ensemble.rows("SELECT pg_switch_wal()")
+
+
+async def _revive(server: PostgresServer) -> None:
+    """Starts the server if it has exited. PostgreSQL exits if its disk is still full during its recovery."""
+    deadline = time.monotonic() + RECOVERED_SECONDS
+    while time.monotonic() < deadline:
+        with suppress(Exception):
+            await server.execute("SELECT 1")
+            return
+        if not await asyncio.to_thread(server.is_running):
+            with suppress(subprocess.CalledProcessError):
+                await asyncio.to_thread(server.start)
+        await asyncio.sleep(PROBE_SECONDS)
+    raise RuntimeError("PostgreSQL does not start after its disk was full")
 
 
 def _fill(ballast: Path) -> None:
@@ -284,7 +342,7 @@ def _break_link(how: str, *, database: bool) -> Inject:
         elif how == "stall":
             link.stall()
         else:
-            link.drop()
+            link.swallow()
         if how == "stall" and database and injector.source.random() < EXPIRY_SHARE:
             await injector.lease_expires()
         else:
@@ -332,7 +390,6 @@ def _receiver(injector: Injector, fault: Fault) -> Process:
 
 
 _POSTGRES = ("postgresql",)
-_SQLITE = ("sqlite",)
 _PROCESSES, _SURROUNDINGS = "processes", "surroundings"
 
 KINDS: dict[str, Kind] = {
@@ -340,14 +397,20 @@ KINDS: dict[str, Kind] = {
     "pause": Kind(_pause, _PROCESSES, what="SIGSTOP of an instance for up to 4.5 s"),
     "terminate": Kind(_terminate, _PROCESSES, what="SIGTERM of an instance, and its restart"),
     "rolling-restart": Kind(_rolling_restart, _PROCESSES, what="all instances are restarted, one after the other"),
+    "rolling-upgrade": Kind(
+        _rolling_upgrade, _PROCESSES, what="a migration; then all instances run another copy of the package"
+    ),
     "resign": Kind(_resign, _PROCESSES, what="an operator ends a lease"),
     "database-kill": Kind(_kill_database, _PROCESSES, _POSTGRES, "PostgreSQL crashes, and recovers"),
     "database-restart": Kind(_restart_database, _PROCESSES, _POSTGRES, "PostgreSQL is restarted"),
     "database-freeze": Kind(_freeze_database, _PROCESSES, _POSTGRES, "PostgreSQL stands still for up to 4 s"),
     FAIL_OVER: Kind(
-        _fail_over, _PROCESSES, _POSTGRES, "the primary is lost and its standby promoted (--standby; once)"
+        _fail_over, _PROCESSES, _POSTGRES, "the primary is lost, and its standby is promoted (--standby; once)"
     ),
-    "disk-full": Kind(_fill_disk, _PROCESSES, _SQLITE, "the file system of the SQLite file is full"),
+    "clock-step": Kind(
+        _step_clock, _PROCESSES, _POSTGRES, "PostgreSQL's clock goes up to 6 s forward and back, or back and forward"
+    ),
+    DISK_FULL: Kind(_fill_disk, _PROCESSES, what="the file system of the database is full (only as root)"),
     "late-commits": Kind(
         _late_commits, _SURROUNDINGS, _POSTGRES, "writes commit up to 0.8 s after they read the clock"
     ),
@@ -389,8 +452,19 @@ def allowed_faults(world: World) -> list[str]:
     plan = world.plan
     asked = list(KINDS) if plan.faults is None else plan.faults
     names = [name for name in asked if plan.engine in KINDS[name].engines]
-    missing = {"disk-full": world.ensemble.file_system is None, FAIL_OVER: world.ensemble.standby is None}
-    return [name for name in names if not missing.get(name)]
+    skipped = {name: reason for name, reason in reasons_to_skip(world).items() if name in names}
+    world.history.skipped.update(skipped)
+    return [name for name in names if name not in skipped]
+
+
+def reasons_to_skip(world: World) -> dict[str, str]:
+    """The kinds that cannot be injected now."""
+    ensemble = world.ensemble
+    reasons = {
+        DISK_FULL: ensemble.no_file_system if ensemble.file_system is None else "",
+        FAIL_OVER: "PostgreSQL has no standby" if ensemble.standby is None else "",
+    }
+    return {name: reason for name, reason in reasons.items() if reason}
 
 
 def lanes(world: World) -> list[Injector]:

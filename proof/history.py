@@ -1,7 +1,8 @@
 """What clients saw during a run. The checks work from these records and from the final tables, and from nothing else.
 
 Instants are microseconds since 1970 of this host's clock. PostgreSQL and SQLite run on the same host and read the same
-clock, so an instant in an answer can be compared with the time at which a request was sent.
+clock, so an instant in an answer can be compared with the time at which a request was sent, except while a fault has
+stepped the clock of the database (`History.is_disturbed`).
 """
 
 import time
@@ -9,9 +10,17 @@ from typing import Any
 
 import msgspec
 
+from proof.plan import HOLD_LEASE_SECONDS
+
 Key = tuple[str, str]
 """Capacity and user: at most one session of a key is live."""
 
+STEP_MARGIN = int((HOLD_LEASE_SECONDS + 1) * 1e6)
+"""The longest lease, and a second for a transaction that read the clock before a step."""
+CROWDED = 3.0
+"""With up to this many tasks for each core, all limits on time hold as they are."""
+SAMPLE = 500_000
+"""The time between two samples of the crowding."""
 TIMEOUT, REFUSED, LOST = "timeout", "refused", "lost"
 """Why a request has no answer: none came in time, the connection was refused, or it broke."""
 
@@ -109,6 +118,27 @@ class Fault(msgspec.Struct, kw_only=True):
         return self.began_at <= end and start <= max(self.healed_at, self.recovered_at) + margin
 
 
+class ClockStep(msgspec.Struct, kw_only=True):
+    """The clock of the database was stepped by `offset` microseconds, and back."""
+
+    offset: int
+    began_at: int
+    """Before the first step."""
+    ended_at: int = 0
+    """After the step back; 0: it was not stepped back."""
+
+    @property
+    def forward_at(self) -> int:
+        return self.began_at if self.offset > 0 else self.ended_at
+
+
+class Crowding(msgspec.Struct, kw_only=True):
+    """How many tasks of the machine wanted each of its cores at an instant."""
+
+    at: int
+    tasks_per_core: float
+
+
 class History(msgspec.Struct, kw_only=True):
     """Everything that a run has recorded."""
 
@@ -121,9 +151,36 @@ class History(msgspec.Struct, kw_only=True):
     feeds: list[Feed] = []
     key_lives: list[KeyLife] = []
     faults: list[Fault] = []
+    skipped: dict[str, str] = {}
+    """The kinds of faults that this machine or this plan does not allow, and why."""
+    steps: list[ClockStep] = []
+    crowding: list[Crowding] = []
+    """In the order of time. Empty where the operating system does not say."""
     accepted: dict[str, int] = {}
     """Submissions that a client knows to be accepted, and how many deliveries of each the sender may count on."""
     deadlocks: int = 0
     """How many deadlocks PostgreSQL has resolved."""
     unsettled: list[str] = []
     """What had not come to rest when the time to settle was over."""
+
+    def slowdown(self, start: int, end: int) -> float:
+        """The factor by which limits on time grow between two instants: above 1 only if other work crowds the machine.
+
+        The ensemble itself seldom has more than CROWDED tasks for each core.
+        """
+        near = [each.tasks_per_core for each in self.crowding if start - SAMPLE <= each.at <= end + SAMPLE]
+        return max(1.0, sum(near) / len(near) / CROWDED) if near else 1.0
+
+    def is_disturbed(self, *instants: int | None) -> bool:
+        """Whether these instants, of any clock, may belong to a time in which the clock of the database was wrong.
+
+        That time also contains the lives of the sessions and leases whose deadlines were written with the wrong clock,
+        and the time in which the clock has not yet reached the instants that were written before a step back.
+        """
+        return any(
+            step.began_at - abs(step.offset) - STEP_MARGIN <= instant
+            and (not step.ended_at or instant <= step.ended_at + 2 * abs(step.offset) + STEP_MARGIN)
+            for step in self.steps
+            for instant in instants
+            if instant is not None
+        )

@@ -74,8 +74,9 @@ def _kept(answer: Any) -> Any:
     if not isinstance(answer, dict):
         return answer
     kept = {name: answer[name] for name in KEPT if name in answer}
-    if "sessions" in answer:
-        kept["tenants"] = sorted({session["tenantObjectId"] for session in answer["sessions"]})
+    listed = answer.get("sessions", answer.get("events"))
+    if isinstance(listed, list):
+        kept["tenants"] = sorted({each["tenantObjectId"] for each in listed})
     return kept
 
 

@@ -1,6 +1,7 @@
 """Links that can break: TCP relays on loopback ports, between clients and instances and between instances and database.
 
-All relays run in one thread with its own event loop, so that a busy driver does not slow them down.
+All relays of a network run in one thread with its own event loop, so that a busy driver does not slow them down, and a
+test that blocks its own loop does not stop them.
 """
 
 import asyncio
@@ -59,7 +60,7 @@ class Link:
         self.port = 0
         self._network = network
         self._delay_seconds = 0.0
-        self._drops = False
+        self._swallows = False
         self._connections: set[asyncio.Task[None]] = set()
         self._listener: socket.socket | None = None
         self._passes: asyncio.Event
@@ -74,20 +75,24 @@ class Link:
         self._delay_seconds = seconds
 
     def stall(self) -> None:
-        """Keeps all data back until `restore` lets it through: also that of a sender who has given up meanwhile."""
+        """Holds all data back until `restore`, even if its sender has given up by then."""
         self._network.loop.call_soon_threadsafe(self._passes.clear)
 
-    def drop(self) -> None:
-        """Accepts connections and data, and forwards nothing: a black hole."""
-        self._drops = True
+    def swallow(self) -> None:
+        """Accepts connections and data, and forwards nothing in either direction: a black hole."""
+        self._swallows = True
+
+    def resume(self) -> None:
+        """Forwards again, on the same connections. The data that was swallowed is lost."""
+        self._swallows = False
 
     def restore(self) -> None:
         """Forwards again. Connections that have lost data are closed."""
         self._delay_seconds = 0.0
         self._network.loop.call_soon_threadsafe(self._passes.set)
-        if self._drops or self._listener is None:
+        if self._swallows or self._listener is None:
             self._network.call(self._cut)
-            self._drops = False
+            self._swallows = False
             self._network.call(self._open)
 
     async def _open(self) -> None:
@@ -151,7 +156,7 @@ class Link:
             if self._delay_seconds:
                 await asyncio.sleep(self._delay_seconds)
             await self._passes.wait()
-            if not self._drops:
+            if not self._swallows:
                 sink.write(chunk)
                 await sink.drain()
         if sink.can_write_eof():

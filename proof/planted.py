@@ -18,7 +18,7 @@ from proof.run import Run, run
 
 SOURCE = Path(__file__).parents[1] / "src"
 FUNCTIONS = "tenure/store/engines/postgres/functions"
-RUN_SECONDS = 15.0
+RUN_SECONDS = 30.0
 
 
 class Replacement(NamedTuple):

@@ -7,7 +7,7 @@ can be published.
 from collections import Counter, defaultdict
 from itertools import pairwise
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import mean, median, quantiles
 from typing import Any
 
 import msgspec
@@ -33,7 +33,7 @@ class Report(msgspec.Struct):
     proxy: bool
     seconds: float
     settled_in_seconds: float
-    """How long after the load everything was delivered, recorded and read."""
+    """The seconds from the end of the load until everything was delivered, recorded and read."""
     requests: int
     answered: int
     operations: dict[str, int]
@@ -41,8 +41,12 @@ class Report(msgspec.Struct):
     median_milliseconds: float
     p99_milliseconds: float
     faults: dict[str, Recovery]
+    skipped: dict[str, str]
+    """The kinds of faults that could not be injected, and why."""
+    tasks_per_core: float
+    """The mean number of tasks that wanted each core of the machine. Above CROWDED, limits on time grow."""
     takeovers: Recovery
-    """Leases that expired because their holder was gone: the time until another instance held them."""
+    """Leases that expired: their number, and the seconds until an instance acquired them."""
     sessions: int
     streams: int
     submissions: int
@@ -71,6 +75,8 @@ def report_of(run: Run) -> Report:
         median_milliseconds=round(median(took), 1),
         p99_milliseconds=round(quantiles(took, n=100)[98] if len(took) > 1 else took[0], 1),
         faults=_recoveries(run),
+        skipped=dict(sorted(history.skipped.items())),
+        tasks_per_core=round(mean([each.tasks_per_core for each in history.crowding] or [0.0]), 1),
         takeovers=_takeovers(run),
         sessions=len(tables.sessions),
         streams=len(history.streams),
@@ -96,7 +102,9 @@ def _takeovers(run: Run) -> Recovery:
     gaps = [
         (following["acquired_at"] - one["ended_at"]) / 1e6
         for one, following in pairwise(terms)
-        if one["name"] == following["name"] and one["how"] == "expired"
+        if one["name"] == following["name"]
+        and one["how"] == "expired"
+        and not run.history.is_disturbed(one["ended_at"], following["acquired_at"])
     ]
     return _recovery(len(gaps), gaps)
 
@@ -118,6 +126,8 @@ def text_of(report: Report) -> str:
         "",
         f"{report.requests} requests, {report.answered} of them answered, p50 {report.median_milliseconds:g} ms.",
         "",
+        f"On average, {report.tasks_per_core:g} tasks wanted each core of the machine.",
+        "",
         _contents(report),
         "",
         *_table("check", "facts compared", report.checks.items()),
@@ -132,6 +142,7 @@ def text_of(report: Report) -> str:
                 ]
             ),
         ),
+        *(f"Not injected: `{kind}`, because {reason}.\n" for kind, reason in report.skipped.items()),
         *_table("client and action", "requests", report.operations.items()),
     ]
     lines += ["## Findings", "", *(f"- {finding}" for finding in report.findings)] if report.findings else []

@@ -1,4 +1,4 @@
-"""One run: start, load and hurt, heal, come to rest, stop, read the tables, check."""
+"""One run: start, apply load and faults, heal, settle, stop, read the tables, check."""
 
 import asyncio
 import time
@@ -9,6 +9,7 @@ from typing import NamedTuple
 from proof.checks import run_checks
 from proof.checks.outcome import Outcome
 from proof.clients import World, all_clients, followers, set_up
+from proof.crowding import CrowdingWatch
 from proof.ensemble import Ensemble, running_ensemble, set_faults, until
 from proof.faults import lanes
 from proof.history import History, now
@@ -27,7 +28,7 @@ class Run(NamedTuple):
     tables: Tables
     outcomes: dict[str, Outcome]
     proxy: bool
-    """Whether HAProxy stood in front."""
+    """Whether HAProxy ran in front of the instances."""
     logs: str
 
     @property
@@ -44,12 +45,13 @@ async def run(plan: Plan, say: Callable[[str], None] = lambda _: None) -> Run:
         await _subscribed(ensemble)
         following = [asyncio.create_task(each.run()) for each in followers(world)]
         watching = asyncio.create_task(_watch_deadlocks(ensemble, history))
-        await _load(world, say)
-        say(f"{len(history.operations)} requests, {len(history.faults)} faults; now everything has to come to rest")
-        await _heal(ensemble)
-        history.ended_at = now()
-        await _Settling(world).run()
-        history.ended_at = now()
+        with CrowdingWatch(history):
+            await _load(world, say)
+            say(f"{len(history.operations)} requests, {len(history.faults)} faults; now everything has to come to rest")
+            await _heal(ensemble)
+            history.ended_at = now()
+            await _Settling(world).run()
+            history.ended_at = now()
         for task in (*following, watching):
             task.cancel()
         await asyncio.gather(*following, watching, return_exceptions=True)
@@ -77,7 +79,7 @@ async def _awaited(client: Awaitable[None]) -> None:
 
 
 async def _subscribed(ensemble: Ensemble) -> None:
-    """Waits until the gateway for events has its position: it gets the events from then on."""
+    """Waits until the gateway for events is subscribed: it gets no events from before its subscription."""
     deadline = time.monotonic() + SUBSCRIBED_SECONDS
     while not await ensemble.rows("SELECT 1 FROM event_subscriptions"):
         if time.monotonic() > deadline:
@@ -99,7 +101,7 @@ async def _watch_deadlocks(ensemble: Ensemble, history: History) -> None:
 
 
 async def _heal(ensemble: Ensemble) -> None:
-    """All faults have healed themselves; receivers get rid of the last of theirs."""
+    """Clears the faults of the receivers, and waits until all instances run. The other faults are healed by now."""
     for receiver in ensemble.receivers.values():
         await asyncio.to_thread(set_faults, receiver, 0)
     await until(lambda: all(each.is_running for each in ensemble.instances), 10, "all instances run")
@@ -111,7 +113,7 @@ class _Settling:
     def __init__(self, world: World) -> None:
         self._world = world
         self._ensemble, self._history = world.ensemble, world.history
-        self._deadline = time.monotonic() + SETTLE_SECONDS
+        self._began, self._began_at = time.monotonic(), now()
 
     async def run(self) -> None:
         await self._rest("every lapse is recorded", "sessions WHERE closed_at IS NULL")
@@ -135,8 +137,9 @@ class _Settling:
 
     async def _until(self, what: str, holds: Callable[[], Awaitable[bool]]) -> None:
         while not await holds():
-            if time.monotonic() > self._deadline:
-                self._history.unsettled.append(f"not within {SETTLE_SECONDS:g} s after the last fault: {what}")
+            limit = SETTLE_SECONDS * self._history.slowdown(self._began_at, now())
+            if time.monotonic() > self._began + limit:
+                self._history.unsettled.append(f"not within {limit:.0f} s after the last fault: {what}")
                 return
             await asyncio.sleep(POLL_SECONDS)
 
@@ -145,7 +148,7 @@ class _Settling:
         return int(row["count"])
 
     async def _pause_cuts(self) -> None:
-        """Otherwise windows would be cut for ever, and some would not be delivered when the instances stop."""
+        """Pauses the job emit-usage. Otherwise it would cut new windows that are not delivered when instances stop."""
         client = self._world.client("operator", self._world.credentials.operator)
 
         async def is_paused() -> bool:

@@ -32,10 +32,10 @@ class Tables(msgspec.Struct, kw_only=True):
     keys: list[Row] = []
     event_batches: list[Row] = []
     ledgers: dict[str, dict[str, list[Row]]] = {}
-    """Of each receiver: the tables `deliveries`, `totals` and `events`."""
+    """The tables `deliveries`, `totals` and `events` of each receiver."""
 
     def ended_at(self, session: Row) -> int:
-        """When the session ends; a live one at its deadline."""
+        """The end of a session; for a live session, its deadline."""
         return int(session["deadline_at"] if session["closed_at"] is None else session["closed_at"])
 
     def by_session(self) -> dict[str, Row]:
@@ -65,5 +65,5 @@ def _value(value: Any) -> Any:
 
 
 def instant(text: str) -> int:
-    """An instant of an answer."""
+    """An instant in a response, in microseconds."""
     return to_microseconds(datetime.fromisoformat(text))

@@ -3,7 +3,10 @@ import gc
 import itertools
 import os
 import random
+import re
 import shutil
+import signal
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
@@ -34,6 +37,14 @@ if (memory := memory_folder()) is not None and "PYTEST_XDIST_WORKER" not in os.e
     Path(tempfile.tempdir).chmod(0o755)  # some programs run as a user of their own
     atexit.register(shutil.rmtree, tempfile.tempdir, ignore_errors=True)
 
+# Modules are compiled once, not in every worker and every process that a test starts.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell starts background processes that way, and the processes that tests interrupt would inherit it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 MakeDatabase = Callable[[], Awaitable[Database]]
 
 ENGINES = ["sqlite", "postgresql"]
@@ -49,20 +60,21 @@ HEAVY_SCOPES = {
     "crashes": "crashes",
     "races": "clocks",
     "streams": "clocks",
+    "browser/test_console.py": "console",
+    "browser": "browser",
     "edge": "edge",
     "deployment": "edge",
-    "proof": "proof",
-    "clients": "clients",
-    "plans": "plans",
-    "browser": "browser",
     "docs": "docs",
+    "plans": "plans",
+    "clients": "clients",
+    "proof": "proof",
 }
-"""Folders whose tests run sequentially on one worker, and the name of their scope, longest first: they start many
-processes and measure time, or fill large tables. Each other test is a scope of its own.
+"""Folders and files whose tests run sequentially on one worker, and the name of their scope, longest first: they start
+many processes and measure time, or fill large tables. Each other test is a scope of its own.
 """
-HEAVY_WORKERS = 1
-"""How many workers begin with the heavy scopes. Their tests wait more than they compute, so the other worker runs the
-other tests at the same time. A worker that runs out of its kind of scope takes the other kind.
+LIGHT_WORKERS = 1
+"""How many of several workers begin with the other tests. The tests of the heavy scopes wait more than they compute. A
+worker that runs out of its kind of scope takes the other kind.
 """
 
 
@@ -72,12 +84,13 @@ _tests_ended = itertools.count(1)
 
 class ByFolder(LoadScopeScheduling):
     def _split_scope(self, nodeid: str) -> str:
-        return HEAVY_SCOPES.get(nodeid.removeprefix("tests/").partition("/")[0], nodeid)
+        path = nodeid.removeprefix("tests/")
+        return next((scope for place, scope in HEAVY_SCOPES.items() if re.match(f"{place}[/:]", path)), nodeid)
 
     def _assign_work_unit(self, node: WorkerController) -> None:
         heavy = [scope for scope in dict.fromkeys(HEAVY_SCOPES.values()) if scope in self.workqueue]
         light = next((scope for scope in self.workqueue if scope not in heavy), None)
-        takes_heavy = heavy and (light is None or self.nodes.index(node) < HEAVY_WORKERS)
+        takes_heavy = heavy and (light is None or self.nodes.index(node) < len(self.nodes) - LIGHT_WORKERS)
         self.workqueue.move_to_end(heavy[0] if takes_heavy else light, last=False)
         super()._assign_work_unit(node)
 
@@ -114,6 +127,7 @@ def postgres() -> Iterator[PostgresServer]:
 
 @pytest.fixture(scope="session")
 async def template(postgres: PostgresServer) -> str:
+    await postgres.loosen()
     await postgres.create_template()
     return TEMPLATE
 

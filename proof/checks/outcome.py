@@ -1,4 +1,4 @@
-"""What a check returns."""
+"""The outcome of a check: the number of facts that it compared, and its findings."""
 
 from typing import NamedTuple
 

@@ -25,14 +25,14 @@ def check(history: History, tables: Tables, _plan: Plan) -> Outcome:
         findings.expect(state == "delivered", f"submission {submission_id} was accepted and is {state}")
         findings.expect(submission_id in ledger, f"submission {submission_id} was accepted and did not arrive")
     for key in ledger:
-        findings.expect(key in stored, f"the receiver has {key}, which nobody submitted")
+        findings.expect(key in stored, f"the receiver has {key}, which no client submitted")
     for row in tables.submissions:
-        _attempts(row, attempts[row["submission_id"]], findings)
-    _receivers(tables, stored, attempts, findings)
+        _attempts(history, row, attempts[row["submission_id"]], findings)
+    _receivers(history, tables, stored, attempts, findings)
     return findings.outcome()
 
 
-def _attempts(submission: Row, attempts: list[Row], findings: Findings) -> None:
+def _attempts(history: History, submission: Row, attempts: list[Row], findings: Findings) -> None:
     name = submission["submission_id"]
     numbers = [attempt["number"] for attempt in attempts]
     findings.expect(
@@ -40,7 +40,11 @@ def _attempts(submission: Row, attempts: list[Row], findings: Findings) -> None:
     )
     for one, following in pairwise(attempts):
         findings.expect(
-            one["ended_at"] is not None and following["started_at"] >= one["ended_at"],
+            one["ended_at"] is not None
+            and (
+                following["started_at"] >= one["ended_at"]
+                or history.is_disturbed(following["started_at"], one["ended_at"])
+            ),
             f"attempts {one['number']} and {following['number']} of submission {name} overlap",
         )
     delivered = Counter(attempt["outcome"] for attempt in attempts)["delivered"]
@@ -52,7 +56,9 @@ def _attempts(submission: Row, attempts: list[Row], findings: Findings) -> None:
         )
 
 
-def _receivers(tables: Tables, stored: dict[str, Row], attempts: dict[str, list[Row]], findings: Findings) -> None:
+def _receivers(
+    history: History, tables: Tables, stored: dict[str, Row], attempts: dict[str, list[Row]], findings: Findings
+) -> None:
     by_key = {row["delivery_key"]: row["submission_id"] for row in stored.values()}
     for name, ledger in tables.ledgers.items():
         (totals,) = ledger["totals"]
@@ -61,7 +67,11 @@ def _receivers(tables: Tables, stored: dict[str, Row], attempts: dict[str, list[
         for delivery in ledger["deliveries"]:
             begun = attempts.get(by_key.get(delivery["key"], ""), [])
             findings.expect(
-                begun and begun[0]["started_at"] <= delivery["received_at"],
+                begun
+                and (
+                    begun[0]["started_at"] <= delivery["received_at"]
+                    or history.is_disturbed(begun[0]["started_at"], delivery["received_at"])
+                ),
                 f"receiver {name} got {delivery['key']} at {delivery['received_at']}, before an attempt was recorded",
             )
             findings.expect(

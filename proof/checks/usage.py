@@ -1,4 +1,4 @@
-"""Usage: every instant of every session is billed once, to the last digit, and arrived.
+"""Usage: every instant of every session is billed exactly once, and every chunk arrived at the receiver.
 
 The expectation is computed with fractions and rendered without the arithmetic and the formats of the service, so equal
 digests prove that the usage of each session was sent correctly for each window.

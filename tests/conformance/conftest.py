@@ -12,7 +12,7 @@ from tenure.store.engines import open_store
 from tenure.store.tables import metadata
 from tests.support.databases import POOL_SIZE, Database, PostgresClock, PostgresServer
 from tests.support.open_requests import NOON
-from tests.support.usage import install
+from tests.support.usage import install, limit_chunks
 
 EMPTY = f"""
 DO $$ BEGIN
@@ -77,4 +77,4 @@ async def installed(database: Database) -> None:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three sessions per chunk."""
-    monkeypatch.setattr("tenure.store.reads.intervals.CHUNK_MAX", 3)
+    limit_chunks(monkeypatch, 3)

@@ -44,7 +44,7 @@ class Raw:
             await self.writer.drain()
 
     async def send_much(self, piece: bytes, total: int) -> int:
-        """Sends until the instance takes no more; returns the number of bytes."""
+        """Sends until the instance closes the connection, or `total` is reached; returns the number of bytes."""
         sent = 0
         with contextlib.suppress(ConnectionError):
             while sent < total and not self.writer.is_closing():
@@ -106,7 +106,7 @@ def responses(data: bytes) -> list[int]:
 
 
 async def refusals(service: LocalService, limit: str) -> int:
-    """How often the limit of this name was reported, once everything is reported."""
+    """Waits until all refusals are reported, and returns how many are due to `limit`."""
     await eventually(lambda: not service.instance.pipeline.edge.has_unreported)
     return sum(event.count for event in service.telemetry.of(RequestsRefused) if event.limit == limit)
 

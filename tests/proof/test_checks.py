@@ -1,5 +1,6 @@
 """Each check accepts a history in which its promise held, and notices one in which it was broken."""
 
+import time
 from collections.abc import Callable
 from datetime import datetime
 from decimal import Decimal
@@ -10,7 +11,8 @@ import msgspec
 import pytest
 
 from proof.checks import CHECKS
-from proof.history import Belief, Fault, Feed, History, KeyLife, Operation, Sighting, Stream
+from proof.crowding import STAT, CrowdingWatch
+from proof.history import Belief, ClockStep, Crowding, Fault, Feed, History, KeyLife, Operation, Sighting, Stream
 from proof.plan import Plan
 from proof.tables import Tables
 from tenure.clock import from_microseconds, instant_text, to_microseconds
@@ -311,6 +313,11 @@ BROKEN: dict[str, tuple[str, Change, str]] = {
     "belief outlives the session": ("belief", changed("beliefs", 0, "believed_at", to=at(5.51)), "after its end"),
     "belief in nothing": ("belief", changed("beliefs", 0, "session_id", to="z"), "not in the table"),
     "message not counted": ("streams", changed("streams", 0, "sent", to=4), "4 messages were sent"),
+    "stopped stream lapsed": (
+        "streams",
+        changed("sessions", 0, "close_reason", to="LEASE_EXPIRED"),
+        "was stopped, and",
+    ),
     "no answer": ("answers", changed("operations", 9, "failure", to="timeout"), "timeout"),
     "late answer": ("answers", changed("operations", 3, "returned_at", to=at(12)), "took"),
     "failed far from any fault": (
@@ -327,6 +334,7 @@ BROKEN: dict[str, tuple[str, Change, str]] = {
         "showed sessions",
     ),
     "foreign session": ("access", changed("operations", 6, "status", to=200), "succeeded"),
+    "end of a foreign session": ("access", changed("operations", 6, "status", to=410), "succeeded"),
     "revoked key works": ("access", changed("operations", 8, "status", to=200), "after the key was revoked"),
     "valid key refused": ("access", added("operations", operation(9, 9.1, status=401)), "got 401"),
 }
@@ -342,6 +350,38 @@ def test_check_notices_broken_promise(name: str) -> None:
     assert any(words in finding for finding in found), found
 
 
+@pytest.mark.parametrize(("kind", "expected"), [("database-link-cut", 0), ("disk-full", 0), ("kill", 1)])
+def test_stopped_stream_may_lapse_only_while_the_database_is_away(kind: str, expected: int) -> None:
+    seen, rows = history(), tables()
+    ended_at = rows.sessions[0]["closed_at"]
+    seen.faults = [Fault(kind=kind, target="x", began_at=ended_at - SECOND, healed_at=ended_at + SECOND)]
+    rows.sessions[0]["close_reason"] = "LEASE_EXPIRED"
+    assert len(findings("streams", seen, rows)) == expected
+    rows.sessions[0]["close_reason"] = "STOPPED"
+    rows.sessions[0]["stream_chunks"] -= 1
+    assert len(findings("streams", seen, rows)) == expected
+    rows.sessions[0]["stream_chunks"] += 2
+    assert len(findings("streams", seen, rows)) == 1
+
+
+@pytest.mark.parametrize(("check", "change"), [("answers", "late answer"), ("access", "revoked key works")])
+def test_limits_on_time_grow_only_while_other_work_crowds_the_machine(check: str, change: str) -> None:
+    for tasks_per_core, expected in ((3.0, 1), (30.0, 0)):
+        seen, rows = history(), tables()
+        BROKEN[change][1](seen, rows)
+        seen.crowding = [Crowding(at=at(second), tasks_per_core=tasks_per_core) for second in range(20)]
+        assert len(findings(check, seen, rows)) == expected, tasks_per_core
+
+
+def test_crowding_is_sampled() -> None:
+    seen = History()
+    with CrowdingWatch(seen):
+        began = time.monotonic()
+        while STAT.exists() and not seen.crowding and time.monotonic() - began < 10:
+            time.sleep(0.05)
+    assert [each.tasks_per_core > 0 for each in seen.crowding[:1]] == [True] * STAT.exists()
+
+
 def test_refusal_before_an_end_was_committed_is_no_finding() -> None:
     """The end of session a has the stamp 2, and its answer arrived at 2.1."""
     seen = history()
@@ -349,6 +389,39 @@ def test_refusal_before_an_end_was_committed_is_no_finding() -> None:
     assert findings("seats", seen, tables()) == []
     seen.operations.append(operation(2.2, 2.3, client="seats", status=429))
     assert "at most 0 of 1" in findings("seats", seen, tables())[0]
+
+
+STEPPED: dict[str, tuple[str, Change]] = {
+    name: BROKEN[name][:2]
+    for name in (
+        *("refused while empty", "heartbeat after the end", "over before the end", "terms overlap", "runs overlap"),
+        *("attempt before its epoch", "recorded after the epoch", "sent before it was recorded"),
+        "belief outlives the session",
+    )
+}
+"""Findings that compare two clocks, or instants from before and after a step."""
+
+
+@pytest.mark.parametrize("name", sorted(STEPPED))
+def test_check_does_not_compare_times_while_the_clock_of_the_database_is_stepped(name: str) -> None:
+    check, change = STEPPED[name]
+    seen, rows = history(), tables()
+    change(seen, rows)
+    seen.steps.append(ClockStep(offset=3 * SECOND, began_at=at(5), ended_at=at(7)))
+    assert findings(check, seen, rows) == []
+    seen.steps = [ClockStep(offset=3 * SECOND, began_at=at(105), ended_at=at(107))]
+    assert findings(check, seen, rows) != []
+
+
+@pytest.mark.parametrize("name", sorted(set(BROKEN) - set(STEPPED)))
+def test_check_notices_broken_promise_while_the_clock_of_the_database_is_stepped(name: str) -> None:
+    check, change, words = BROKEN[name]
+    seen, rows = history(), tables()
+    change(seen, rows)
+    if name == "not linearisable":  # the order alone must show it
+        seen.operations.append(opened(2.5, 2.6, "a", 1, "existing"))
+    seen.steps.append(ClockStep(offset=3 * SECOND, began_at=at(5), ended_at=at(7)))
+    assert any(words in finding for finding in findings(check, seen, rows))
 
 
 def test_check_shows_limited_number_of_findings() -> None:

@@ -20,7 +20,8 @@ def names_in(heading: str) -> set[str]:
 
 
 def test_every_named_test_exists() -> None:
-    named = re.findall(r"`([\w/]+\.py)(?:::(\w+))?`", DOCUMENT.partition("## Run it")[0])
+    named = re.findall(r"`([\w/]+\.py)(?:::(\w+))?`", DOCUMENT)
+    named = [each for each in named if not each[0].startswith("proof/")]
     missing = [
         f"{path}::{name}"
         for path, name in named

@@ -1,5 +1,6 @@
 """The search agrees with histories that are known to be good or bad, and always ends."""
 
+import random
 from math import inf
 
 import pytest
@@ -174,6 +175,44 @@ def test_long_history_of_many_clients_is_decided_quickly() -> None:
     result = check(calls, LEASE)
     assert result.verdict is Verdict.GOOD
     assert result.steps < 20_000
+
+
+def lossy_history(seed: int, count: int = 70) -> list[Call]:
+    """What a client sees of a real order of calls, if a third of the answers is lost. Half of those had an effect."""
+    source, calls, time, live, live_kind = random.Random(seed), list[Call](), 0.0, "", 0
+    for number in range(count):
+        start = time + source.uniform(1, 30)
+        at = start + source.uniform(0, 2)
+        end = at + source.uniform(0, 2)
+        time = source.choice([at, end])
+        if source.random() < 0.3:
+            live = ""  # it lapsed
+        lost, acts, kind = source.random() < 0.35, source.random() < 0.5, source.choice([1, 1, 2, 3])
+        if source.random() < 0.7 or not live:
+            if lost:
+                calls.append(unknown("open", start, kind=kind))
+            if acts or not lost:
+                status = "existing" if live and kind <= live_kind else "upgraded" if live else "created"
+                previous = live if status == "upgraded" else ""
+                if status != "existing":
+                    live, live_kind = f"s{number}", kind
+                if not lost:
+                    calls.append(opened(start, end, status, live, at, kind=kind, previous_id=previous))
+        elif lost:
+            calls.append(unknown("end", start, live))
+            live = "" if acts else live
+        else:
+            calls.append(ended(start, end, live, at))
+            live = ""
+    return calls
+
+
+def test_history_with_many_lost_answers_is_decided_quickly() -> None:
+    """Also without times, which would exclude most orders."""
+    for seed in range(40):
+        result = check(lossy_history(seed), LEASE, timeless=True)
+        assert result.verdict is Verdict.GOOD, seed
+        assert result.steps < 10_000, seed
 
 
 def test_search_ends_at_its_limit_and_says_so() -> None:

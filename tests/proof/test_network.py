@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 
@@ -67,7 +68,7 @@ async def test_cut_link_closes_and_refuses_connections_until_it_is_restored(netw
 
 async def test_black_hole_accepts_and_forwards_nothing(network: Network) -> None:
     async with server(network) as (link, received):
-        link.drop()
+        link.swallow()
         with pytest.raises(TimeoutError):
             await ask(link, 0.1)
         assert received == []
@@ -75,7 +76,32 @@ async def test_black_hole_accepts_and_forwards_nothing(network: Network) -> None
         assert await ask(link) == b"yes"
 
 
-async def test_stalled_link_delivers_late_what_a_sender_who_gave_up_has_sent(network: Network) -> None:
+async def test_black_hole_that_resumes_keeps_connections_and_loses_data(network: Network) -> None:
+    async with server(network) as (link, received):
+        reader, writer = await asyncio.open_connection("127.0.0.1", link.port)
+        link.swallow()
+        writer.write(b"lost")
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await reader.read(100)
+        link.resume()
+        writer.write(b"hello")
+        assert await reader.read(100) == b"yes"
+        assert received == [b"hello"]
+        writer.close()
+
+
+async def test_link_forwards_to_unix_socket(network: Network, tmp_path: Path) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(await reader.read(100))
+        writer.close()
+
+    path = str(tmp_path / "socket")
+    async with await asyncio.start_unix_server(serve, path):
+        assert await ask(network.link("test", path)) == b"hello"
+
+
+async def test_stalled_link_delivers_data_after_its_sender_gave_up(network: Network) -> None:
     async with server(network) as (link, received):
         assert await ask(link) == b"yes"
         link.stall()

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from proof.plan import Plan
@@ -11,16 +12,20 @@ from proof.report import report_of, text_of, write_report
 from proof.run import Run, run
 
 SECONDS = 6.0
+LONGER = 4
 PLANTED = "seat-lock"
 
 checked = pytest.mark.timeout(150)
 
 
 async def run_and_check(plan: Plan, folder: Path, wanted: Callable[[Run], list[str]]) -> None:
-    done = await run(plan)
-    report = report_of(done)
-    assert report.findings == [], f"{text_of(report)}\n{done.logs}"
-    # Otherwise the run was too short to show anything.
+    # On a machine that is busy with other work, little happens in a few seconds. A longer run then shows something.
+    for seconds in (plan.seconds, LONGER * plan.seconds):
+        done = await run(msgspec.structs.replace(plan, seconds=seconds))
+        report = report_of(done)
+        assert report.findings == [], f"{text_of(report)}\n{done.logs}"
+        if min(report.checks.values()) > 0 and wanted(done) == []:
+            break
     assert min(report.checks.values()) > 0, report.checks
     assert wanted(done) == []
     write_report(done, folder)
@@ -55,8 +60,11 @@ async def test_every_promise_holds_on_sqlite(tmp_path: Path) -> None:
 @pytest.mark.slow
 @checked
 async def test_planted_bug_is_noticed() -> None:
-    """All of them take minutes: `python -m proof planted`."""
-    caught = await run_planted(PLANTED, 1, seconds=5.0)
+    """One bug only: `python -m proof planted` plants all of them, which takes minutes."""
+    for seconds in (5.0, 20.0):
+        caught = await run_planted(PLANTED, 1, seconds=seconds)
+        if caught.as_expected:
+            break
     assert caught.as_expected, caught
 
 

@@ -110,6 +110,13 @@ class PostgresServer:
         primary.back_up(self.folder)
         self.start()
 
+    def is_running(self) -> bool:
+        try:
+            process = psutil.Process(self.pid)
+            return process.status() != psutil.STATUS_ZOMBIE
+        except (OSError, IndexError, psutil.NoSuchProcess):
+            return False
+
     def stop(self, mode: str = "immediate") -> None:
         self.control("-m", mode, "stop")
 
@@ -133,13 +140,16 @@ class PostgresServer:
         """Closes all connections and drops the database. Removing hundreds of databases at the end is slow."""
         await self.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
-    async def create_template(self) -> None:
-        """Creates the migrated database that is copied for every test."""
+    async def loosen(self) -> None:
+        """For tests that do not damage the server: it writes less."""
         # Without fsync, writes survive a kill of the server. Only a crash of the machine would lose them.
         await self.execute("ALTER SYSTEM SET fsync = off")
         # Limits the size of the folder, which may be in memory.
         await self.execute("ALTER SYSTEM SET max_wal_size = '256MB'")
         await self.execute("SELECT pg_reload_conf()")
+
+    async def create_template(self) -> None:
+        """Creates the migrated database that is copied for every test."""
         await self.execute(f"CREATE DATABASE {TEMPLATE}")
         store = open_store(self.url(TEMPLATE), POOL_SIZE)
         await store.migrate()
@@ -152,9 +162,12 @@ def memory_folder() -> Path | None:
 
 
 @contextmanager
-def postgres_server(version: int = 18, standby_of: PostgresServer | None = None) -> Iterator[PostgresServer]:
+def postgres_server(
+    version: int = 18, standby_of: PostgresServer | None = None, place: Path | None = None
+) -> Iterator[PostgresServer]:
+    """`place`: the folder for its data, if other than the memory file system."""
     # A short path: the path of a Unix socket has at most 107 characters.
-    folder = Path(tempfile.mkdtemp(prefix="tpg", dir=memory_folder()))
+    folder = Path(tempfile.mkdtemp(prefix="tpg", dir=place or memory_folder()))
     if standby_of is not None:
         standby_of.back_up(folder / "data")
     server = PostgresServer(folder / "data", version)

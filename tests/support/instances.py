@@ -7,33 +7,35 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from functools import cached_property
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
+from typing import IO
 from urllib.parse import urlsplit
 
 import psutil
 
+from tests.support import nursery
 from tests.support.processes import family
 
-START_SECONDS = 20
+Process = subprocess.Popen[bytes] | nursery.Forked
+START_SECONDS = 60
+"""Enough for a busy machine."""
 
 
 class RunningInstance:
-    """`tenure serve` in a process of its own."""
+    """`tenure serve` in a process of its own, forked if that makes no difference to the test (`nursery.py`)."""
 
-    def __init__(self, database: str, folder: Path, *flags: str, port: int = 0, **environment: str) -> None:
+    def __init__(
+        self, database: str, folder: Path, *flags: str, port: int = 0, forked: bool = True, **environment: str
+    ) -> None:
         self._log_path = folder / f"instance-{time.monotonic_ns()}.log"
         self._log = self._log_path.open("w")
         self._folder = folder
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tenure", "serve", "--database", database, "--port", str(port), *flags],
-            stderr=self._log,
-            cwd=folder,
-            env={**os.environ, **environment},
-        )
+        arguments = ["serve", "--database", database, "--port", str(port), *flags]
+        self.process = start_tenure(arguments, folder, self._log, environment=environment, forked=forked)
 
     @cached_property
     def address(self) -> str:
@@ -100,12 +102,38 @@ class RunningInstance:
         return False
 
 
+def start_tenure(
+    arguments: Sequence[str],
+    folder: Path,
+    log: IO[str],
+    output: IO[str] | None = None,
+    environment: Mapping[str, str] | None = None,
+    *,
+    forked: bool = True,
+) -> Process:
+    """Runs `tenure` with these arguments in `folder`, and with these variables besides those of the test."""
+    added = environment or {}
+    every = {**os.environ, **added}
+    if forked and sys.platform == "linux" and not _needs_interpreter(arguments, added):
+        return nursery.fork(arguments, folder, every, log.fileno(), 1 if output is None else output.fileno())
+    command = [sys.executable, "-m", "tenure", *arguments]
+    return subprocess.Popen(command, stdout=output, stderr=log, cwd=folder, env=every)
+
+
+def _needs_interpreter(arguments: Sequence[str], environment: Mapping[str, str]) -> bool:
+    """A supervisor starts its workers as it was started. The interpreter may read other variables at its start."""
+    is_supervisor = "--workers" in arguments or "TENURE_WORKERS" in environment
+    return is_supervisor or any(not name.startswith("TENURE_") for name in environment)
+
+
 def kill_all(instances: Iterable[RunningInstance]) -> None:
     """Kills the instances and their workers. This is faster than a clean stop, which other tests check."""
     for instance in instances:
-        for process in family(instance.process.pid) if instance.process.poll() is None else []:
+        if instance.process.poll() is None:
             with suppress(psutil.NoSuchProcess):
-                process.kill()
+                for process in family(instance.process.pid):
+                    with suppress(psutil.NoSuchProcess):
+                        process.kill()
         instance.kill()
 
 

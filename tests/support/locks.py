@@ -3,7 +3,7 @@
 import asyncio
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import datetime
 
 import asyncpg
@@ -26,6 +26,9 @@ class Holder:
 
     async def lock_session(self, session_id: str) -> None:
         await self._connection.execute("SELECT FROM sessions WHERE session_id = $1 FOR UPDATE", session_id)
+
+    async def lock_capacity(self, capacity_id: str) -> None:
+        await self._connection.execute("SELECT FROM capacities WHERE capacity_id = $1 FOR UPDATE", capacity_id)
 
     async def end_session(self, session_id: str) -> datetime:
         """Ends the session without a commit; returns its end."""
@@ -52,6 +55,9 @@ class Holder:
             """,
             *(request.session_id, request.tenant_object_id, request.user_object_id, request.capacity_id, request.kind),
         )
+
+    async def execute(self, statement: str) -> None:
+        await self._connection.execute(statement)
 
     async def lock_cut(self) -> None:
         await self._connection.execute("SELECT pg_advisory_xact_lock($1)", CUT_LOCK)
@@ -95,6 +101,9 @@ async def holding(database: Database) -> AsyncIterator[Holder]:
     try:
         yield Holder(connection)
     finally:
+        # Terminating alone would release the locks a moment after the test goes on.
+        with suppress(asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError):
+            await connection.execute("ROLLBACK", timeout=1)
         connection.terminate()
 
 

@@ -2,9 +2,11 @@
 
 import asyncio
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import Self
 
 import psutil
 
@@ -33,6 +35,36 @@ def frozen(pid: int) -> Iterator[None]:
         for process in stopped:
             with suppress(psutil.NoSuchProcess):
                 process.send_signal(signal.SIGCONT)
+
+
+class Lag:
+    """How late a thread of this process was, at most, when it wanted to run. A quiet machine is a few ms late.
+
+    An answer passes the client, the instance and the client again, so it may come three times as late.
+    """
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._measure, daemon=True)
+
+    @property
+    def of_answers(self) -> float:
+        return 3 * self._seconds
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _measure(self) -> None:
+        while not self._ended.is_set():
+            began = time.monotonic()
+            time.sleep(POLL_SECONDS)
+            self._seconds = max(self._seconds, time.monotonic() - began - POLL_SECONDS)
 
 
 async def eventually(condition: Callable[[], object], seconds: float, what: str) -> float:

@@ -1,11 +1,9 @@
 """Running receivers: real processes, started as a user starts them."""
 
-import subprocess
-import sys
 import time
 from pathlib import Path
 
-from tests.support.instances import RunningInstance
+from tests.support.instances import RunningInstance, start_tenure
 
 
 class RunningReceiver(RunningInstance):
@@ -17,12 +15,7 @@ class RunningReceiver(RunningInstance):
         self._log = self._log_path.open("w")
         self._output_path = self._log_path.with_suffix(".out")
         with self._output_path.open("w") as output:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "tenure", "receiver", "--port", str(port), *flags],
-                stdout=output,
-                stderr=self._log,
-                cwd=folder,
-            )
+            self.process = start_tenure(["receiver", "--port", str(port), *flags], folder, self._log, output)
 
     def output(self) -> str:
         """The standard output. A stopped receiver has printed its totals."""

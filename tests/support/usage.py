@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
+import pytest
 from sqlalchemy import Connection, insert, update
 
 from tenure.domain.leases import JOB_LOCK, Fence
@@ -80,6 +81,12 @@ async def read_window(database: Database, window_id: int) -> tuple[Window, Seque
 
 async def divide(database: Database, window: Window, limit: int = 9) -> Sequence[ChunkBounds]:
     return await database.store.divide_window(window, None, limit)
+
+
+def limit_chunks(monkeypatch: pytest.MonkeyPatch, sessions_max: int) -> None:
+    """Makes chunks smaller, on every engine."""
+    for module in ("tenure.store.reads.intervals", "tenure.store.engines.postgres.windows"):
+        monkeypatch.setattr(f"{module}.CHUNK_MAX", sessions_max)
 
 
 async def save(

@@ -2,11 +2,8 @@
 
 import asyncio
 import inspect
-import os
 import re
 import signal
-import subprocess
-import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -20,8 +17,9 @@ import pytest
 
 from tenure_client import AsyncClient, Client
 from tenure_client.testing import FakeServer
+from tests.support.instances import start_tenure
 
-START_SECONDS = 30
+START_SECONDS = 60
 
 
 def ids(**more: Any) -> dict[str, Any]:
@@ -108,14 +106,10 @@ class Service:
     def start(self) -> None:
         """Start, or start again on the same port after `kill`."""
         self._log_path = self._folder / f"log-{time.monotonic_ns()}"
-        command = [sys.executable, "-m", "tenure", "serve", "--port", str(self._port), *self._flags]
+        database = f"sqlite:///{self._folder / 'tenure.db'}"
+        arguments = ["serve", "--port", str(self._port), *self._flags, "--database", database]
         with self._log_path.open("w") as log:
-            self.process = subprocess.Popen(
-                [*command, "--database", f"sqlite:///{self._folder / 'tenure.db'}"],
-                stderr=log,
-                cwd=self._folder,
-                env={**os.environ, **self._environment},
-            )
+            self.process = start_tenure(arguments, self._folder, log, environment=self._environment)
         self.url = self._address()
         self._port = urlsplit(self.url).port or 0
         self._wait_until_ready()

@@ -1,0 +1,47 @@
+"""How crowded the machine is: the tasks that want a core, for each core.
+
+A limit on time says nothing if other work takes the cores away. The ensemble shares its machine with the driver, and
+often with other tests.
+"""
+
+import os
+import threading
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from proof.history import SAMPLE, Crowding, History, now
+
+STAT = Path("/proc/stat")
+RUNNING = "procs_running "
+
+
+class CrowdingWatch:
+    """Adds samples to a history, from a thread of its own, while it is entered. On Linux only."""
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> Self:
+        if STAT.exists():
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _traceback: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _watch(self) -> None:
+        cores = os.cpu_count() or 1
+        while not self._ended.wait(SAMPLE / 1e6):
+            self._history.crowding.append(Crowding(at=now(), tasks_per_core=_running() / cores))
+
+
+def _running() -> int:
+    lines = STAT.read_text(encoding="ascii").splitlines()
+    return next((int(line.removeprefix(RUNNING)) for line in lines if line.startswith(RUNNING)), 0)
