@@ -79,7 +79,7 @@ set.
 With `--json` a command prints the response of the service as it is, also fields that this version does not know; a list
 is one object with all items. Commands that run on and on print one JSON object per line.
 
-Commands that destroy something ask first. Off a terminal, as in a script, they need `--yes`.
+Commands that destroy something ask first. Without a terminal, as in a script, they need `--yes`.
 """
 
 

@@ -13,13 +13,14 @@ from typing import Any
 
 import msgspec
 import pytest
-from playwright.async_api import Browser, Page, async_playwright
+from playwright.async_api import Browser, Page, async_playwright, expect
 
 from tests.browser.console import Visitor
 from tests.http.local import prepare_process
 
 CHROMIUM = "/usr/bin/chromium"
 TIMEOUT_MILLISECONDS = 30_000
+expect.set_options(timeout=TIMEOUT_MILLISECONDS)  # five seconds are short for a busy machine
 PAGE = b"<!doctype html><title>A page of another origin</title>"
 
 Visit = Callable[..., Awaitable[Page]]

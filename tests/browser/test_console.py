@@ -19,6 +19,7 @@ from tests.browser.console import (
     ROLES,
     ConsoleService,
     Visitor,
+    focused,
     overflow,
     serving_console,
     tab_to,
@@ -99,14 +100,15 @@ async def show(page: Page, console: ConsoleService, path: str, heading: str) -> 
     await expect(page.locator(".loading")).to_have_count(0)
 
 
-async def test_every_page_shows_itself_to_every_role(console: ConsoleService, visitor: Visitor) -> None:
+async def test_every_page_is_shown_to_every_role(console: ConsoleService, visitor: Visitor) -> None:
     for role in ROLES if console.prefix == "" else ["operator"]:
         page = await visitor.visit(console, role=role)
         for path, (heading, roles) in PAGES.items():
             if role not in roles:
                 continue
             await show(page, console, path, heading)
-            assert await page.locator("[role=alert]").all_inner_texts() == [], (role, path)
+            # A busy machine may lose the connection for a moment. The page says so, and recovers.
+            await expect(page.locator("[role=alert]"), f"{role} at {path}").to_have_count(0)
         await visitor.close()
 
 
@@ -162,7 +164,7 @@ async def test_person_signs_in_and_out_by_keyboard_alone(console: ConsoleService
     assert await page.context.cookies() == []
 
 
-async def test_links_lead_on_without_loading_the_page_again(console: ConsoleService, visitor: Visitor) -> None:
+async def test_links_navigate_without_reloading(console: ConsoleService, visitor: Visitor) -> None:
     page = await visitor.visit(console)
     await page.evaluate("window.mark = 1")
     await page.keyboard.press("Tab")
@@ -182,7 +184,7 @@ async def test_links_lead_on_without_loading_the_page_again(console: ConsoleServ
 
 
 async def test_rows_follow_the_events_and_pause_stops_them(console: ConsoleService, visitor: Visitor) -> None:
-    """A client may not read events: its page asks again by itself."""
+    """A client may not read events, so its page polls."""
     role = "reader" if console.prefix == "" else "client"
     first = await console.open(leaseSeconds=600)
     page = await visitor.visit(console, f"sessions?capacity={first['capacityId']}", role=role)
@@ -203,6 +205,63 @@ async def test_rows_follow_the_events_and_pause_stops_them(console: ConsoleServi
     await expect(rows.last).to_contain_text("TERMINATED")
 
 
+async def test_rows_stay_where_they_are_while_the_table_is_in_use(console: ConsoleService, visitor: Visitor) -> None:
+    first = await console.open(leaseSeconds=600)
+    capacity = {"capacityId": first["capacityId"], "leaseSeconds": 600}
+    second = await console.open(**capacity)
+    page = await visitor.visit(console, f"sessions?active=true&capacity={first['capacityId']}", role="reader")
+    rows, button = page.locator("tbody tr"), page.get_by_role("button", name="Show")
+    of_first, of_second = (rows.filter(has=page.locator(f"a[title='{each['sessionId']}']")) for each in (first, second))
+    await expect(rows).to_have_count(2)
+    await of_first.hover()
+    before = await of_first.bounding_box()
+    await console.call("DELETE", f"/sessions/{second['sessionId']}")
+    third = await console.open(**capacity)
+    await expect(button).to_have_text("2 changes · Show")
+    assert await of_first.bounding_box() == before
+    await expect(of_second).to_have_attribute("title", "No longer in this list")
+    await page.mouse.move(1, 1)
+    await expect(of_second).to_have_count(0)
+    await expect(rows.first.locator(f"a[title='{third['sessionId']}']")).to_be_visible()
+    await expect(button).to_have_count(0)
+
+    await of_first.get_by_role("link").first.focus()
+    await console.call("DELETE", f"/sessions/{first['sessionId']}")
+    await expect(button).to_have_text("1 change · Show")
+    assert await focused(page) == await of_first.get_by_role("link").first.inner_text()
+    await button.press("Enter")
+    await expect(rows).to_have_count(1)
+    await expect(button).to_have_count(0)
+    assert await focused(page) == "Sessions"
+
+
+async def test_focus_stays_with_its_row_or_goes_to_the_nearest(plain: ConsoleService, visitor: Visitor) -> None:
+    page = await visitor.visit(plain)
+    await expect(page.get_by_role("heading", level=1)).to_have_text("Overview")
+    found = await page.evaluate(
+        """async () => {
+            const assets = document.querySelector("script[type=module]").src.replace("main.js", "");
+            const { html, keyed, render } = await import(`${assets}core/template.js`);
+            const place = document.createElement("div");
+            place.tabIndex = -1;
+            document.body.append(place);
+            const row = (name) => keyed(name, html`<li><button>${name}</button></li>`);
+            const show = (...names) => render(html`<ul>${names.map(row)}</ul>`, place);
+            const focused = () => document.activeElement.innerText.trim();
+            const seen = [];
+            show("a", "b", "c");
+            place.querySelectorAll("button")[1].focus();
+            for (const names of [["c", "b", "a"], ["new", "c", "b"], ["new", "c"], ["x", "new"]]) {
+                show(...names);
+                seen.push(focused());
+            }
+            render("", place);
+            return [...seen, document.activeElement === place];
+        }"""
+    )
+    assert found == ["b", "b", "c", "new", True]
+
+
 async def test_updates_send_at_most_one_request_a_second(plain: ConsoleService, visitor: Visitor) -> None:
     page = await visitor.visit(plain)
     await expect(page.locator(".loading")).to_have_count(0)
@@ -215,7 +274,7 @@ async def test_updates_send_at_most_one_request_a_second(plain: ConsoleService, 
     assert min(later - earlier for earlier, later in pairwise(instants)) >= 990
 
 
-async def test_lost_connection_is_said_and_recovers_by_itself(plain: ConsoleService, visitor: Visitor) -> None:
+async def test_page_shows_lost_connection_and_recovers(plain: ConsoleService, visitor: Visitor) -> None:
     page = await visitor.visit(plain, "sessions")
     rows = page.locator("tbody tr")
     await expect(rows).not_to_have_count(0)
@@ -228,7 +287,7 @@ async def test_lost_connection_is_said_and_recovers_by_itself(plain: ConsoleServ
     await expect(page.locator(".live")).to_have_text("Live")
 
 
-async def test_field_at_the_top_finds_what_an_id_belongs_to(plain: ConsoleService, visitor: Visitor) -> None:
+async def test_search_field_finds_the_resource_of_an_id(plain: ConsoleService, visitor: Visitor) -> None:
     session = await plain.open()
     page = await visitor.visit(plain)
     field = page.get_by_role("searchbox", name="Find an id")
@@ -296,6 +355,16 @@ async def test_sessions_are_counted_and_listed_by_deadline(plain: ConsoleService
 async def end_fewer(route: Route) -> None:
     body = {**msgspec.json.decode(route.request.post_data or "{}"), "limit": 25}
     await route.continue_(post_data=msgspec.json.encode(body))
+
+
+async def test_filter_by_state_is_shown_and_can_be_cleared(plain: ConsoleService, visitor: Visitor) -> None:
+    """The overview links to it."""
+    page = await visitor.visit(plain)
+    await show(page, plain, "sessions?state=active", "Sessions")
+    await expect(page.get_by_label("State")).to_have_value("active")
+    await page.get_by_role("button", name="Clear filters").click()
+    await expect(page.get_by_label("State")).to_have_value("")
+    assert "state=" not in page.url
 
 
 async def test_operator_ends_selected_sessions_and_everything_that_matches(
@@ -429,7 +498,7 @@ async def test_tab_holds_a_session_warns_before_it_lapses_and_says_why_it_lost_i
     await expect(panel).to_contain_text("This tab sends heartbeats")
     session = page.url.rsplit("/", 1)[1]
     await expect(panel).to_contain_text(re.compile(r"[2-9] heartbeats acknowledged"))
-    # It goes on while another page is shown.
+    # The tab goes on holding the session while another page is shown.
     await page.get_by_role("navigation").get_by_role("link", name="Overview").click()
     line = page.locator(".held-line")
     await expect(line).to_contain_text("This tab holds session")
@@ -458,7 +527,7 @@ async def test_tab_holds_a_session_warns_before_it_lapses_and_says_why_it_lost_i
     assert "token" not in (await page.evaluate("JSON.stringify(sessionStorage)")).lower()
 
 
-async def test_nobody_signs_in_while_no_key_exists(sqlite_database: Database, visitor: Visitor) -> None:
+async def test_console_needs_no_sign_in_while_no_key_exists(sqlite_database: Database, visitor: Visitor) -> None:
     async with serving_console(sqlite_database, "", keys=False, gateways={}) as console:
         page = await visitor.visit(console, "sessions")
         await expect(page.locator(".empty")).to_contain_text("tenure demo")

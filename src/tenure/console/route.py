@@ -11,6 +11,7 @@ All files are read and compressed when the instance starts. A request can only n
 import gzip
 import hashlib
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -131,6 +132,7 @@ def _names(if_none_match: str, tag: str) -> bool:
     return any(each.strip().removeprefix("W/") in (tag, "*") for each in if_none_match.split(","))
 
 
+@cache
 def _file(name: str, content: bytes) -> _File:
     digest = hashlib.sha256(content).hexdigest()[:DIGEST_LENGTH]
     return _File(content, gzip.compress(content, mtime=0), MEDIA_TYPES[Path(name).suffix], digest)

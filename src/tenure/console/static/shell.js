@@ -72,7 +72,7 @@ export class Shell {
   signIn(signIn) {
     this.#me = null;
     document.title = "Sign in · Tenure";
-    // What is shown once, such as a new key, stays.
+    // A dialog whose content is shown only once, such as a new key, stays open.
     for (const dialog of document.querySelectorAll("dialog:not([data-kept])")) /** @type {HTMLDialogElement} */ (dialog).close();
     render(html`${signIn.element}`, this.#container);
     signIn.element.querySelector("input")?.focus();
@@ -126,7 +126,7 @@ export class Shell {
             <span class="pulse" aria-hidden="true"></span>${connection.lost ? "Lost" : live.isPaused ? "Paused" : "Live"}
           </span>
           <button type="button" class="plain" aria-pressed="${live.isPaused}" @click=${() => (live.isPaused = !live.isPaused)}>
-            ${live.isPaused ? "Resume" : "Pause"}
+            ${live.isPaused ? "Resume" : "Pause"}<span class="only-wide"> updates</span>
           </button>
           ${live.isPaused ? html`<button type="button" class="plain" @click=${() => live.refresh()}>Refresh</button>` : ""}
           <button type="button" class="plain who" @click=${() => this.#showAccount(me)}>${nameOf(me)}</button>
@@ -217,8 +217,8 @@ const banner = ({ since, detail, requestId }) => html`
   <div class="banner" role="alert">
     <p>
       <strong>Connection lost since ${format.time(since)} UTC.</strong>
-      ${detail === "" ? "The service does not answer." : sentence(detail)} This page shows what it knew then, and goes on
-      by itself.
+      ${detail === "" ? "The service does not answer." : sentence(detail)} This page shows its last data, and updates
+      once the service answers.
       ${requestId === null ? "" : html`<span class="small">Request ${requestId}</span>`}
     </p>
     <button type="button" class="plain" @click=${() => live.refresh()}>Try now</button>

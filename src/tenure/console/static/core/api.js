@@ -12,6 +12,8 @@ import { learnServerTime, serverNow } from "./clock.js";
 const TIMEOUT_MS = 15_000;
 /** Statuses that say: the service is away at the moment. */
 const AWAY = new Set([502, 503, 504]);
+/** An instance knows its callers for a while without the database: these answers say nothing about it. */
+export const WITHOUT_DATABASE = new Set(["me"]);
 /** An amount in JSON. It cannot be part of a text, because quotes in texts are escaped. */
 const AMOUNT = /"usage":\s*(-?\d+(?:\.\d+)?)/g;
 
@@ -83,8 +85,7 @@ class Connection extends EventTarget {
 
   /** @param {string} path */
   answered(path) {
-    // An instance knows its callers for a while without the database: this answer says nothing about it.
-    if (this.lost === null || (this.#isDatabaseAway && path === "me")) return;
+    if (this.lost === null || (this.#isDatabaseAway && WITHOUT_DATABASE.has(path))) return;
     this.lost = null;
     this.dispatchEvent(new Event("change"));
   }
@@ -96,6 +97,9 @@ class Connection extends EventTarget {
 }
 
 export const connection = new Connection();
+
+/** When the person last changed something, or asked for other data: what follows is shown at once. */
+export const acted = { at: Number.NEGATIVE_INFINITY };
 
 /**
  * Send a request and return the decoded JSON of its answer.
@@ -112,6 +116,7 @@ export async function request(method, path, options = {}) {
   const timeout = AbortSignal.timeout(options.timeoutMs ?? TIMEOUT_MS);
   const sentAt = performance.now();
   connection.lastSentAt = sentAt;
+  if (method !== "GET") acted.at = sentAt;
   /** @type {Response} */
   let response;
   /** @type {string} */

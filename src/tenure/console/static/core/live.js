@@ -13,19 +13,21 @@
  * must not take them from others. Without the stream (a client may not read it), watches are loaded by their interval.
  */
 
-import { ApiError, connection, isAway, request, root } from "./api.js";
+import { ApiError, connection, isAway, request, root, WITHOUT_DATABASE } from "./api.js";
 
 export const SPACING_MS = 1_000;
 const TICK_MS = 250;
 const LONGEST_PAUSE_MS = 5_000;
-/** The console notices within five seconds that the service does not answer: something is sent at least this often, … */
+/** The console notices within five seconds that the service does not answer: it sends a request at least this often, … */
 const QUIET_MS = 1_500;
-/** … and has to be answered in this time. */
+/** … and expects its answer within this time. */
 const WATCH_TIMEOUT_MS = 2_500;
-/** An answer that took long is asked for less often, so that no tab keeps the service busy. */
+/** The pause after a request is at least this many times its duration, so that no tab keeps the service busy. */
 const REST_FACTOR = 20;
-/** An answer that took longer than this is asked for only when it is due. */
+/** A request whose last answer took longer than this is sent only when it is due, … */
 const COSTLY_MS = 300;
+/** … unless nothing else was sent for this long: then the cheapest one is sent, or the console would not notice in time. */
+const SILENT_MS = 2_500;
 const PAUSED = "tenure.paused";
 const EVENT_TYPES = ["session.opened", "session.upgraded", "session.closed"];
 /** With more events in a second, the stream is closed for a while: the watch is due every second anyway. */
@@ -115,7 +117,7 @@ export class Watch extends EventTarget {
     else this.dueAt = 0;
   }
 
-  /** The address has changed: load at once, and mark what is shown as old until then. */
+  /** The address has changed: load at once, and mark the shown data as old until then. */
   reload() {
     this.isStale = true;
     void this.load();
@@ -262,11 +264,29 @@ class Live extends EventTarget {
   /** The watch that is the longest overdue. @param {number} now @returns {Watch<any> | undefined} */
   #next(now) {
     const idle = [...this.#watches].filter((watch) => !watch.isLoading && watch.address() !== null);
-    // While the service is away, or nothing was sent for a while, any request will do. First those that failed.
-    const isQuiet = connection.lost !== null || now - connection.lastSentAt >= QUIET_MS;
-    const due = idle.filter((watch) => watch.dueAt <= now || (isQuiet && watch.tookMs < COSTLY_MS) || isAway(watch.error));
+    const isAllowed = this.#probes(idle, now);
+    const due = idle.filter((watch) => watch.dueAt <= now || isAway(watch.error) || isAllowed(watch));
     const order = (/** @type {Watch<any>} */ watch) => (isAway(watch.error) ? watch.dueAt - now : watch.dueAt);
     return due.sort((one, other) => order(one) - order(other))[0];
+  }
+
+  /**
+   * Which watches may be loaded before they are due, to find out whether the service answers: those that failed before
+   * are loaded in any case.
+   * @param {Watch<any>[]} idle
+   * @param {number} now
+   * @returns {(watch: Watch<any>) => boolean}
+   */
+  #probes(idle, now) {
+    const isLost = connection.lost !== null;
+    const quietMs = now - connection.lastSentAt;
+    if (!isLost && quietMs < QUIET_MS) return () => false;
+    // An answer that does not need the database says nothing about it, so it counts only on a page without any other.
+    const telling = idle.filter((watch) => !WITHOUT_DATABASE.has(watch.address()?.path ?? ""));
+    const probes = telling.length > 0 ? telling : idle;
+    const cheapestMs = Math.min(...probes.map(({ tookMs }) => tookMs));
+    const mostMs = isLost || quietMs >= SILENT_MS ? Math.max(COSTLY_MS, cheapestMs) : COSTLY_MS;
+    return (watch) => probes.includes(watch) && watch.tookMs <= mostMs;
   }
 
   /** @param {Watch<any>} watch */

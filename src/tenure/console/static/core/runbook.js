@@ -13,7 +13,7 @@ export const RUNBOOK = {
   "job-failing": {
     "meaning": "A job has failed three times in a row. It is retried at least once a minute. The detail has the last error.",
     "look": "`job.failed` in the log, with the traceback, and `GET /jobs/{name}/runs`. Does the job fail on every instance, or on one (`holder`)?",
-    "act": "Repair what the error names: usually the database (disk, permissions, timeouts), or for a job of an application, its own code. The next run clears the alert. `POST /jobs/{name}/run` does not wait for it.",
+    "act": "Repair what the error names: usually the database (disk, permissions, timeouts), or for a job of an application, its own code. The next run clears the alert. `POST /jobs/{name}/run` starts a run at once.",
     "avoid": "pause `expire-sessions` or `emit-usage` to silence the alert: ends are then not recorded, and usage is not sent."
   },
   "lock-reclaimed": {
@@ -31,17 +31,17 @@ export const RUNBOOK = {
   "usage-failing": {
     "meaning": "A chunk of usage has failed more than three times in a row. The receiver refuses it, or does not answer.",
     "look": "`GET /submissions?gateway=usages&state=pending`: `lastError` of the oldest one. Do all fail, or only one?",
-    "act": "If all fail, repair the receiver or its URL, secret or certificate; everything that waits is then sent by itself, oldest first. If one fails and others are delivered, the receiver refuses this payload: read its log for the delivery key.",
+    "act": "If all fail, repair the receiver or its URL, secret or certificate; Tenure then sends everything that waits, oldest first. If one fails and others are delivered, the receiver refuses this payload: read its log for the delivery key.",
     "avoid": "remove `[gateways.usages]`: windows that are cut without a gateway are not sent."
   },
   "usage-lagging": {
-    "meaning": "The oldest usage that is not delivered is more than fifteen minutes old (with an interval of `emit-usage` above a minute: as much older). Nothing is lost, but billing is late.",
+    "meaning": "The oldest usage that is not delivered is more than fifteen minutes old (if the interval of `emit-usage` is longer than a minute, the difference is added). Nothing is lost, but billing is late.",
     "look": "`GET /jobs`: does `emit-usage` run and succeed? If so, `GET /submissions?gateway=usages&state=pending` shows what waits, and why.",
     "act": "See [job-failing](#job-failing) if the job fails, [usage-failing](#usage-failing) if deliveries do. If the job is paused, resume it.",
     "avoid": "change the clock or the windows in the database."
   },
   "chunk-withheld": {
-    "meaning": "Tenure refuses to send a chunk, because it is not what was stored: sessions, windows or chunks were altered in the database, or the chunk could not be read in time.",
+    "meaning": "Tenure refuses to send a chunk. Either its digest or sums differ from the stored ones, because sessions, windows or chunks were altered in the database, or the chunk could not be read in time.",
     "look": "`usage.withheld` in the log, with the `error`. `tenure audit` reports which rows differ.",
     "act": "If the chunk could not be read in time, look at the load of the database. Otherwise restore the rows from a backup. The next attempt, within ten minutes, sends the chunk; `POST /submissions/{id}/retry` sends it at once.",
     "avoid": "edit the sums or the digest of the chunk to make them agree: what was billed and what is stored would differ."

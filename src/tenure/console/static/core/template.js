@@ -52,7 +52,13 @@ export function render(value, container) {
     slot = new Slot(/** @type {Comment} */ (container.firstChild), /** @type {Comment} */ (container.lastChild));
     slots.set(container, slot);
   }
+  const focused = document.activeElement;
+  const wasInside = focused instanceof HTMLElement && container.contains(focused);
   slot.set(value);
+  // What had the focus is gone, with all that was near: the reader goes on in the part of the page where it was.
+  if (wasInside && !focused.isConnected && document.activeElement === document.body) {
+    /** @type {HTMLElement | null} */ (container.closest("[tabindex]"))?.focus({ preventScroll: true });
+  }
 }
 
 const MARK = "tenure-value-";
@@ -162,6 +168,20 @@ function attributePart(element, name, pieces) {
 /** @param {unknown} value */
 const textOf = (value) => (value === null || value === undefined || value === false ? "" : String(value));
 
+const FOCUSABLE = "a[href], button:not([disabled]), input:not([disabled]), select:not([disabled]), textarea:not([disabled])";
+
+/** The element with the focus, if it is between two comments. @param {Comment} start @param {Comment} end */
+function focusedIn(start, end) {
+  const focused = document.activeElement;
+  return focused instanceof HTMLElement && focused !== document.body && isBetween(focused, start, end) ? focused : null;
+}
+
+/** @param {Node} node @param {Comment} start @param {Comment} end */
+function isBetween(node, start, end) {
+  const isAfter = start.compareDocumentPosition(node) & Node.DOCUMENT_POSITION_FOLLOWING;
+  return Boolean(isAfter && end.compareDocumentPosition(node) & Node.DOCUMENT_POSITION_PRECEDING);
+}
+
 /** What stands between two comments: text, the nodes of a template, an element, or a list of these. */
 class Slot {
   /** @type {{strings: TemplateStringsArray, key: unknown, parts: Part[]} | null} */
@@ -225,6 +245,8 @@ class Slot {
       const key = items.has(wanted) ? Symbol("repeated") : wanted;
       items.set(key, old.get(key) ?? new Slot(document.createComment(""), document.createComment("")));
     });
+    const focused = focusedIn(this.start, this.end);
+    const place = focused === null ? -1 : [...old.values()].findIndex((slot) => isBetween(focused, slot.start, slot.end));
     for (const [key, slot] of old) if (!items.has(key)) slot.#remove();
     let next = /** @type {Comment} */ (this.end);
     [...items.values()].reverse().forEach((slot, place) => {
@@ -233,6 +255,29 @@ class Slot {
       next = slot.start;
     });
     this.#items = items;
+    if (focused !== null && document.activeElement !== focused) this.#focus(focused, place);
+  }
+
+  /**
+   * A node that moves loses the focus, and so does one that is removed: then the one that took its place gets it.
+   * @param {HTMLElement} focused
+   * @param {number} place
+   */
+  #focus(focused, place) {
+    const slots = [...(this.#items?.values() ?? [])];
+    const nearest = slots[Math.min(place, slots.length - 1)];
+    const target = focused.isConnected || nearest === undefined ? focused : nearest.#focusable();
+    target?.focus({ preventScroll: true });
+  }
+
+  /** @returns {HTMLElement | null} */
+  #focusable() {
+    for (const node of this.#nodes()) {
+      if (!(node instanceof Element)) continue;
+      const found = node.matches(FOCUSABLE) ? node : node.querySelector(FOCUSABLE);
+      if (found instanceof HTMLElement) return found;
+    }
+    return null;
   }
 
   /** @returns {Node[]} */

@@ -1,6 +1,7 @@
 // @ts-check
 /** What a page gets: its address, the caller, watches that end with the page, and ways to change and announce. */
 
+import { acted } from "./api.js";
 import { live, Watch } from "./live.js";
 import { go, hrefOf } from "./router.js";
 
@@ -67,6 +68,7 @@ export class View {
   setQuery(changes, { replace = false } = {}) {
     // A field that is removed with its page reports its change, but the address belongs to the next page.
     if (this.#isClosed) return;
+    acted.at = performance.now();
     for (const [name, value] of Object.entries(changes)) {
       if (value === null || value === undefined || value === "") this.query.delete(name);
       else this.query.set(name, value);

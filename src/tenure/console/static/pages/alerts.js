@@ -1,5 +1,5 @@
 // @ts-check
-/** What needs a person now, with what the runbook says, and what was cleared. */
+/** The active alerts, each with its runbook entry, and the cleared ones. */
 
 import { part } from "../core/api.js";
 import * as format from "../core/format.js";
@@ -68,12 +68,12 @@ export class AlertsPage {
     const watch = this.#jobs.data?.jobs.find(({ name }) => name === "watch");
     const isBlind = watch !== undefined && (watch.paused || watch.failuresInARow > 0);
     return html`<dl class="figures">
-      ${figure("Active alerts", active === undefined ? "–" : format.number(active.length), active?.length === 0 ? "nothing needs a person" : "see below", {
+      ${figure("Active alerts", active === undefined ? "–" : format.number(active.length), active?.length === 0 ? "no alert is active" : "see below", {
         tone: active !== undefined && active.length > 0 ? "bad" : "",
       })}
       ${watch === undefined
         ? ""
-        : figure("Last looked", ago(watch.lastSuccessAt), watch.paused ? "the job watch is paused" : isBlind ? "the job watch fails" : `every ${format.duration(watch.intervalSeconds * 1000)}, by the job watch`, {
+        : figure("Last checked", ago(watch.lastSuccessAt), watch.paused ? "the job watch is paused" : isBlind ? "the job watch fails" : `every ${format.duration(watch.intervalSeconds * 1000)}, by the job watch`, {
             href: this.#view.href("cluster/jobs/watch"),
             tone: isBlind ? "bad" : "",
           })}
@@ -85,7 +85,7 @@ export class AlertsPage {
     if (alerts.length === 0) {
       return section(
         "Active now",
-        empty("No alert is active.", "The job watch looks every 30 seconds. To be called by it, configure a gateway named oncall; to see what it saw:", "tenure alerts list --state cleared"),
+        empty("No alert is active.", "The job watch checks every 30 seconds. To be notified, configure a gateway named oncall. To list past alerts:", "tenure alerts list --state cleared"),
       );
     }
     return html`<div class="stack">
@@ -107,7 +107,7 @@ export class AlertsPage {
     </div>`;
   }
 
-  /** Where the console shows what the alert is about. @param {Alert} alert */
+  /** A link to the page that shows the subject of the alert. @param {Alert} alert */
   #link({ name, subject }) {
     if (name.startsWith("usage") || name === "chunk-withheld") {
       return html`<a href="${this.#view.href(`deliveries?gateway=${USAGES}&state=pending`)}">Show deliveries</a>`;

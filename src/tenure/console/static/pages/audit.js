@@ -12,6 +12,7 @@ import { spanFields, spanOf } from "../parts/span.js";
 const PAGE = 100;
 const ACTIONS = [
   "session.ended",
+  "sessions.imported",
   "capacity.changed",
   "capacity.deleted",
   "job.run_requested",
@@ -90,8 +91,8 @@ export class AuditPage {
   #table({ entries, nextCursor }) {
     if (entries.length === 0 && this.#view.value("cursor") === "") {
       return this.#isFiltered()
-        ? empty("No entry matches.", "A filter takes the whole value: a complete id, or the exact name of a job or lease.")
-        : empty("Nobody has changed anything yet.", "A change leaves an entry, ordinary traffic leaves none. For example, create a key:", "tenure keys create --name ops --role operator --expires 90d");
+        ? empty("No entry matches.", "Each filter compares the whole value: enter a complete id, or the exact name of a job or lease.")
+        : empty("No changes yet.", "Each change adds an entry. Opening sessions, heartbeats and submitting do not. For example, create a key:", "tenure keys create --name ops --role operator --expires 90d");
     }
     return html`
       ${table(

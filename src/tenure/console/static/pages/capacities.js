@@ -99,7 +99,7 @@ export class CapacitiesPage {
   }
 
   #note() {
-    return this.#isPart() && this.#view.value("order") !== "id" ? "the fullest of this page first; pages are in the order of ids" : "";
+    return this.#isPart() && this.#view.value("order") !== "id" ? "the fullest of this page first; pages are ordered by id" : "";
   }
 
   /** @param {{capacities: Capacity[], nextCursor: string | null}} data */

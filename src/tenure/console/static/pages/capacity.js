@@ -136,12 +136,12 @@ export class CapacityPage {
       return ["good", html`<p><strong>The next user gets a seat.</strong> ${last}</p>`];
     }
     if (limit === 0) {
-      return ["bad", html`<p><strong>The next open is refused</strong> with <code>429 SESSION_LIMIT</code>. The limit is 0, so nobody gets a seat.</p>`];
+      return ["bad", html`<p><strong>The next open is refused</strong> with <code>429 SESSION_LIMIT</code>. The limit is 0, so there are no seats.</p>`];
     }
     const soonest =
       next === undefined
         ? ""
-        : html`The next seat is free in ${countdown(next.leaseExpiresAt)}, unless user ${id(next.userObjectId, { label: "user" })} keeps session
+        : html`The next seat is free in ${countdown(next.leaseExpiresAt)}, at ${instant(next.leaseExpiresAt)}, unless user ${id(next.userObjectId, { label: "user" })} keeps session
             ${id(next.sessionId, { href: this.#view.href(`sessions/${part(next.sessionId)}`), label: "session id" })} alive.`;
     if (rule === "evictOldest") {
       return ["", html`<p><strong>The next user gets a seat, and another loses theirs.</strong> All ${format.counted(limit, "seat")} are taken, and the rule
@@ -149,7 +149,17 @@ export class CapacityPage {
     }
     const over = taken > limit ? ` ${format.number(taken - limit + 1)} sessions have to end first.` : "";
     return ["bad", html`<p><strong>The next open is refused</strong> with <code>429 SESSION_LIMIT</code>, because all ${format.counted(limit, "seat")} are
-      taken.${over} ${soonest}</p>`];
+      taken.${over} ${soonest}</p>${this.#last()}`];
+  }
+
+  /** Who took the last seat, if all holders are known. */
+  #last() {
+    const data = this.#holders.data;
+    if (data === null || data.nextCursor !== null) return "";
+    const last = [...data.sessions].sort((one, other) => (one.sessionStartUtc > other.sessionStartUtc ? -1 : 1))[0];
+    if (last === undefined) return "";
+    return html`<p>The last seat was taken by user ${id(last.userObjectId, { label: "user" })}, ${ago(last.sessionStartUtc)}, with session
+      ${id(last.sessionId, { href: this.#view.href(`sessions/${part(last.sessionId)}`), label: "session id" })}.</p>`;
   }
 
   /** Which session the next open ends, if all holders are known. */

@@ -13,7 +13,7 @@ import { notify } from "../parts/notice.js";
 
 const LIST = 500;
 const JOB_LOCK = "job:";
-/** A holder renews its lease several times before it expires. After this share of its duration, something is wrong. */
+/** A holder renews its lease several times before it expires. One that has not renewed it for this share of its duration is shown as silent. */
 const SILENT_SHARE = 0.6;
 const SPANS = [
   { value: "1h", label: "1 h", ms: 3_600_000 },
@@ -95,7 +95,7 @@ export class ClusterPage {
       })}
       ${first === undefined
         ? figure("Leader since", "–", this.#leases.data ? "no lease was held yet" : "")
-        : figure("Leader since", first.held ? ago(first.acquiredAt) : "nobody leads", first.held ? html`<strong>${first.holder}</strong>, ${first.name}, epoch ${format.number(first.epoch)}` : `${first.name} was held by ${first.holder}`, {
+        : figure("Leader since", first.held ? ago(first.acquiredAt) : "no leader", first.held ? html`<strong>${first.holder}</strong>, ${first.name}, epoch ${format.number(first.epoch)}` : `${first.name} was held by ${first.holder}`, {
             tone: vacant.length > 0 ? "bad" : "",
           })}
       ${figure("Jobs that fail", jobs ? format.number(failing.length) : "–", paused.length > 0 ? `${format.number(paused.length)} paused` : jobs ? `of ${format.number(jobs.length)}` : "", {
@@ -113,7 +113,7 @@ export class ClusterPage {
         const mayResign = this.#view.may("operator");
         return table(
           "Leases",
-          ["Lease", "Leader", { label: "Epoch", className: "number" }, "Since", { label: "Renewed", className: "optional" }, ...(mayResign ? [html`<span class="off-screen">Actions</span>`] : [])],
+          ["Lease", "Leader", { label: "Epoch", className: "number optional" }, "Since", { label: "Renewed", className: "optional" }, ...(mayResign ? [html`<span class="off-screen">Actions</span>`] : [])],
           leading.map((lease) => keyed(lease.name, this.#lease(lease, mayResign))),
         );
       }),
@@ -126,8 +126,8 @@ export class ClusterPage {
     const isSilent = lease.held && serverNow() - Date.parse(lease.renewedAt) > lasts * SILENT_SHARE;
     return html`<tr>
       <th scope="row">${lease.name}</th>
-      <td>${lease.held ? lease.holder : html`${badge("nobody", "bad")} <span class="faint">was ${lease.holder}</span>`}</td>
-      <td class="number">${format.number(lease.epoch)}</td>
+      <td>${lease.held ? lease.holder : html`${badge("not held", "bad")} <span class="faint">was ${lease.holder}</span>`}</td>
+      <td class="number optional">${format.number(lease.epoch)}</td>
       <td>${lease.held ? html`${instant(lease.acquiredAt)} <span class="faint">${ago(lease.acquiredAt)}</span>` : "–"}</td>
       <td class="optional">${isSilent ? badge("silent", "warn") : ""} ${ago(lease.renewedAt)}</td>
       ${mayResign
@@ -222,7 +222,7 @@ export class ClusterPage {
     return section(
       "Instances",
       shown(this.#instances, ({ instances, nextCursor }) => {
-        if (instances.length === 0) return empty("No instance has written its row yet.", "Each one does so within ten seconds of its start.");
+        if (instances.length === 0) return empty("No instance has written its row yet.", "Each instance writes its row when it starts.");
         const ordered = [...instances].sort((one, other) => Number(other.alive) - Number(one.alive) || (one.lastSeenAt < other.lastSeenAt ? 1 : -1));
         return html`${table(
             "Instances",
@@ -252,7 +252,7 @@ export class ClusterPage {
   async #resign(lease) {
     await confirm({
       title: `End the lease ${lease.name}?`,
-      body: html`<p>${lease.holder} stops leading within about a second. Another instance takes over then; if there is none, the same one does.</p>`,
+      body: html`<p>${lease.holder} stops leading within about a second. Then another instance takes over, or the same one if it is the only one.</p>`,
       action: "Resign",
       run: async () => {
         await request("POST", `leases/${part(lease.name)}/resign`);

@@ -54,7 +54,7 @@ export class JobPage {
 
   /** @param {{runs: JobRun[], nextCursor: string | null}} data */
   #table({ runs, nextCursor }) {
-    if (runs.length === 0) return empty("The job has not run in the last 7 days.", "An instance runs it when it is due. It runs at once with:", `tenure jobs run ${this.#name}`);
+    if (runs.length === 0) return empty("The job has not run in the last 7 days.", "An instance runs it when it is due. To run it now:", `tenure jobs run ${this.#name}`);
     return html`
       ${table(
         "Runs",

@@ -80,7 +80,7 @@ export async function createKey(view, keys) {
     return html`<form method="dialog" novalidate @submit=${submit}>
       ${isFirst
         ? html`<p class="callout">This is the first key. From then on every request needs one, and this page signs in with it. Choose operator,
-            or nobody can manage keys from here.</p>`
+            or the console cannot manage keys.</p>`
         : ""}
       ${field(
         "Name: who uses it, and for what",

@@ -78,7 +78,7 @@ export class KeysPage {
     return html`<dl class="figures">
       ${figure("Live keys", format.number(live.length), `${format.number(live.filter(({ role }) => role === "operator").length)} of them for operators${where}`)}
       ${figure("Expire within 14 days", format.number(soon.length), soon.map(({ name }) => name).slice(0, 3).join(", "), { tone: soon.length > 0 ? "warn" : "" })}
-      ${figure("Never used", format.number(unused.length), unused.length > 0 ? "revoke what nobody needs" : "")}
+      ${figure("Never used", format.number(unused.length), unused.length > 0 ? "revoke keys that are not needed" : "")}
     </dl>`;
   }
 
@@ -87,7 +87,7 @@ export class KeysPage {
     const wanted = this.#view.value("show") === "all" ? keys : keys.filter((key) => stateOf(key) === "live");
     if (wanted.length === 0) {
       return html`${keys.length === 0 && this.#view.value("name") === ""
-        ? empty("No key exists.", "Until the first one does, an instance serves this machine only, without sign-in. Create the first one here, or with:", "tenure keys create --name ops --role operator --expires 90d")
+        ? empty("No key exists.", "Until the first key exists, an instance serves this machine only, without sign-in. Create the first key here, or with:", "tenure keys create --name ops --role operator --expires 90d")
         : empty("No live key matches.", "Choose “All” to see keys that were revoked or have expired.")}
       ${pager(this.#view, this.#keys, nextCursor)}`;
     }

@@ -1,5 +1,5 @@
 // @ts-check
-/** What is going on: live sessions, who leads, what is billed, and what needs a person. */
+/** The overview: live sessions, the leader, usage, jobs and active alerts. */
 
 import { serverNow } from "../core/clock.js";
 import * as format from "../core/format.js";
@@ -12,16 +12,18 @@ import { deliveredUntil } from "../parts/delivered.js";
 import { USAGES } from "./deliveries.js";
 
 const WINDOWS = 60;
+/** How many pending submissions are looked at, to say how many of them fail. */
+const PENDING = 100;
 /** To count all sessions takes a second or two if there are millions. The rest of the page does not wait for it. */
 const COUNT_TIMEOUT_MS = 30_000;
 const CAPACITIES = 500;
 const FULLEST = 8;
 /** The spans of the charts, with the length of a step in seconds. */
 const SPANS = [
-  { value: "1h", label: "1 hour", seconds: 3_600, step: 60 },
-  { value: "6h", label: "6 hours", seconds: 21_600, step: 300 },
-  { value: "24h", label: "24 hours", seconds: 86_400, step: 900 },
-  { value: "7d", label: "7 days", seconds: 604_800, step: 7_200 },
+  { value: "1h", label: "1 hour", seconds: 3_600, step: 60, per: "minute" },
+  { value: "6h", label: "6 hours", seconds: 21_600, step: 300, per: "5 minutes" },
+  { value: "24h", label: "24 hours", seconds: 86_400, step: 900, per: "15 minutes" },
+  { value: "7d", label: "7 days", seconds: 604_800, step: 7_200, per: "2 hours" },
 ];
 /** A holder renews its lease several times before it expires. After this share of its duration, something is wrong. */
 const SILENT_SHARE = 0.45;
@@ -33,6 +35,7 @@ const SILENT_SHARE = 0.45;
  * @typedef {import("../core/types.js").Job} Job
  * @typedef {import("../core/types.js").Lease} Lease
  * @typedef {import("../core/types.js").SessionMetrics} SessionMetrics
+ * @typedef {import("../core/types.js").Submission} Submission
  * @typedef {import("../core/types.js").UsageWindow} UsageWindow
  */
 /** @template T @typedef {import("../core/live.js").Watch<T>} Watch */
@@ -59,6 +62,8 @@ export class OverviewPage {
   #jobs = null;
   /** @type {Watch<{windows: UsageWindow[]}> | null} */
   #windows = null;
+  /** The newest pending submissions. @type {Watch<{submissions: Submission[], nextCursor: string | null}> | null} */
+  #pending = null;
 
   /** @param {import("../core/view.js").View} view */
   constructor(view) {
@@ -73,8 +78,9 @@ export class OverviewPage {
       this.#alerts = view.watch(() => ({ path: "alerts", query: { state: "active", limit: 100 } }), 5_000);
       this.#jobs = view.watch(() => ({ path: "jobs", query: { limit: 500 } }), 10_000);
       this.#windows = view.watch(() => ({ path: "usage/windows", query: { limit: WINDOWS } }), 10_000);
+      this.#pending = view.watch(() => ({ path: "submissions", query: { state: "pending", limit: PENDING } }), 10_000);
     }
-    // Last: these two count every live session, and an instance answers one such request after the other.
+    // Last: these two count every live session.
     this.#health = view.watch(() => "health", isReader ? 30_000 : 3_000);
     if (isReader) {
       this.#metrics = view.watch(() => "sessions/metrics", 4_000, undefined, { timeoutMs: COUNT_TIMEOUT_MS });
@@ -131,6 +137,7 @@ export class OverviewPage {
             .points=${points.map((point) => ({ at: point.at, values: lines.map(({ of }) => of(point)) }))}
           ></tenure-series>`,
         ),
+        { note: `per ${this.#span.per}` },
       );
     return html`<div class="columns of-three">
       ${chart("Openings", [
@@ -140,7 +147,7 @@ export class OverviewPage {
       ])}
       ${chart("Ends", [
         { label: "lapsed", tone: "3", of: ({ lapsed }) => lapsed },
-        { label: "ended by somebody", tone: "1", of: ({ closed }) => sum(closed, ENDED_BY_SOMEBODY) },
+        { label: "ended on request", tone: "1", of: ({ closed }) => sum(closed, ENDED_BY_SOMEBODY) },
         { label: "other", tone: "6", of: ({ closed, lapsed }) => sum(closed) - lapsed - sum(closed, ENDED_BY_SOMEBODY) },
       ])}
       ${chart("Heartbeats", [
@@ -162,16 +169,16 @@ export class OverviewPage {
             href: this.#view.href("sessions?state=active"),
           })
         : ""}
-      ${this.#billed()} ${this.#delivered()} ${this.#alertFigure()}
+      ${this.#billed()} ${this.#delivered()} ${this.#deliveries()} ${this.#alertFigure()}
     </dl>`;
   }
 
   #billed() {
     const newest = this.#windows?.data?.windows[0];
     if (!this.#windows) return "";
-    if (newest === undefined) return figure("Computed until", "–", this.#windows.data ? "no window yet" : "");
+    if (newest === undefined) return figure("Usage computed until", "–", this.#windows.data ? "no window yet" : "");
     const lag = serverNow() - Date.parse(newest.endAt);
-    return figure("Computed until", format.shortTime(newest.endAt, serverNow()), deliveredUntil(this.#windows.data?.windows ?? []), {
+    return figure("Usage computed until", format.shortTime(newest.endAt, serverNow()), deliveredUntil(this.#windows.data?.windows ?? []), {
       href: this.#view.href("usage"),
       tone: lag > LAG_MS ? "warn" : "",
     });
@@ -184,7 +191,7 @@ export class OverviewPage {
     const oldest = waiting.at(-1);
     const isMore = waiting.length === WINDOWS;
     return figure(
-      "Windows not delivered",
+      "Usage windows not delivered",
       `${format.number(waiting.length)}${isMore ? " or more" : ""}`,
       oldest ? html`the oldest ended ${ago(oldest.endAt)}` : `all of the last ${format.number(data.windows.length)} delivered`,
       {
@@ -194,10 +201,24 @@ export class OverviewPage {
     );
   }
 
+  #deliveries() {
+    const data = this.#pending?.data;
+    if (!data) return "";
+    const failing = data.submissions.filter(({ lastError }) => lastError !== null);
+    const gateways = [...new Set(failing.map(({ gateway }) => gateway))].sort();
+    const isMore = data.nextCursor !== null;
+    return figure(
+      "Deliveries that wait",
+      `${format.number(data.submissions.length)}${isMore ? " or more" : ""}`,
+      failing.length > 0 ? `${format.number(failing.length)} fail and are retried: ${gateways.join(", ")}` : "none of them fails",
+      { href: this.#view.href("deliveries?state=pending"), tone: failing.length > 0 ? "warn" : "" },
+    );
+  }
+
   #alertFigure() {
     const alerts = this.#alerts?.data?.alerts;
     if (alerts === undefined) return "";
-    return figure("Active alerts", format.number(alerts.length), alerts.length === 0 ? "nothing needs a person" : "see below", {
+    return figure("Active alerts", format.number(alerts.length), alerts.length === 0 ? "no alert is active" : "see below", {
       href: this.#view.href("alerts"),
       tone: alerts.length > 0 ? "bad" : "",
     });
@@ -304,7 +325,7 @@ export class OverviewPage {
               lease.name,
               html`<tr>
                 <th scope="row">${lease.name}</th>
-                <td class="wrap-name">${lease.held ? lease.holder : badge("nobody", "bad")} ${isSilent ? badge("silent", "warn") : ""}</td>
+                <td class="wrap-name">${lease.held ? lease.holder : badge("not held", "bad")} ${isSilent ? badge("silent", "warn") : ""}</td>
                 <td class="optional number">${format.number(lease.epoch)}</td>
                 <td>${lease.held ? instant(lease.acquiredAt) : html`<span class="faint">was ${lease.holder}</span>`}</td>
               </tr>`,

@@ -69,7 +69,7 @@ export class SessionPage {
       ${held.session?.sessionId === session.sessionId ? heldPanel(this.#view) : ""}
       <div class="columns">
         <div class="stack">${this.#ending(session, end, isUnrecorded)} ${this.#stream(session)}</div>
-        ${section("What it is", this.#facts(session))}
+        ${section("Details", this.#facts(session))}
       </div>
       ${this.#story(history)}
     `;
@@ -171,7 +171,7 @@ export class SessionPage {
           ? ""
           : html`<div class="pager"><button type="button" @click=${() => void this.#loadMore(cursor)}>More facts</button></div>`}`,
       {
-        note: html`as <code>tenure explain</code> tells it`,
+        note: html`the same as <code>tenure explain</code>`,
         actions: html`<tenure-copy value="tenure explain ${this.#view.params.sessionId}" label="command"></tenure-copy>`,
       },
     );

@@ -8,7 +8,11 @@ import { endSessions } from "../parts/bulk-end.js";
 import { filterFields } from "../parts/filters.js";
 
 const PAGE = 50;
+/** The most new rows that are marked. */
+const NEW_MAX = 10;
 const REASONS = Object.keys(format.REASONS);
+/** The states that sessions can be in. */
+const STATES = { live: ["created", "active"], ended: ["closing", "closed"], all: ["created", "active", "closing", "closed"] };
 /** The filters, as they are named in the address of the page and in `GET /sessions`. */
 const FILTERS = ["active", "state", "kind", "closeReason", "user", "tenant", "capacity"];
 /** Those of them that `POST /sessions/end` takes. */
@@ -66,7 +70,7 @@ export class SessionsPage {
 
   /** Whether a filter is set that has a field of its own. */
   get #hasFields() {
-    return FILTERS.some((name) => name !== "active" && name !== "state" && this.#view.value(name) !== "");
+    return FILTERS.some((name) => name !== "active" && this.#view.value(name) !== "");
   }
 
   /** @param {import("../core/types.js").SessionEvent} event */
@@ -80,7 +84,9 @@ export class SessionsPage {
     const sessions = this.#sessions.data?.sessions ?? [];
     const found = new Set(sessions.map(({ sessionId }) => sessionId));
     const known = this.#known;
-    this.#new = new Set(known === null ? [] : [...found].filter((each) => !known.has(each)));
+    const fresh = known === null ? [] : [...found].filter((each) => !known.has(each));
+    // If most of the page is new, a mark says nothing.
+    this.#new = new Set(fresh.length > NEW_MAX ? [] : fresh);
     this.#known = found;
     // What has ended, or is on another page now, cannot be ended from here.
     const live = new Set(sessions.filter(({ isActive }) => isActive).map(({ sessionId }) => sessionId));
@@ -127,6 +133,7 @@ export class SessionsPage {
         )}
         ${filterFields(
           [
+            { name: "state", label: "State", options: [...new Set([...STATES[life], value("state")])].filter((each) => each !== "") },
             { name: "kind", label: "Kind", options: ["1", "2", "3"] },
             ...(life === "live" ? [] : [{ name: "closeReason", label: "Reason of the end", options: REASONS }]),
             { name: "user", label: "User", isId: true },

@@ -1,5 +1,5 @@
 // @ts-check
-/** What a person does with usage: export it, deliver again what failed, send what was never sent. */
+/** The dialogs of usage: export it, retry failed deliveries, and send windows that were never sent. */
 
 import { ApiError, ConnectionLost, request } from "../core/api.js";
 import { serverNow } from "../core/clock.js";
@@ -16,7 +16,7 @@ const PAGE = 500;
 const BULK_TIMEOUT_MS = 600_000;
 const DAY_MS = 86_400_000;
 
-/** The field of a group by what was grouped by. */
+/** The field that identifies a group, by the value of `groupBy`. */
 export const KEYS = /** @type {const} */ ({
   tenant: "tenantObjectId",
   capacity: "capacityId",
@@ -115,7 +115,7 @@ export function sendWindows(changed) {
   const dialog = openDialog(
     "Send windows never sent",
     ({ close }) => html`<form method="dialog" @submit=${(/** @type {SubmitEvent} */ event) => void submit(event)}>
-      <p>Windows that were cut while no gateway <code>usages</code> was configured are not sent by themselves. No window is sent twice.</p>
+      <p>Windows that were cut while no gateway <code>usages</code> was configured are sent only on request. No window is sent twice.</p>
       <label class="field"><span>Windows that begin at (UTC) or later</span>
         <input type="datetime-local" name="from" step="1" required value="${local(new Date(serverNow() - 30 * DAY_MS).toISOString())}"></label>
       <label class="field"><span>and before (UTC); empty: all later ones</span>

@@ -1,5 +1,5 @@
 // @ts-check
-/** What was used and billed: sums over any span, and the windows as they were sent. */
+/** Usage: sums over any span, and the windows as they were sent. */
 
 import { part } from "../core/api.js";
 import { serverNow } from "../core/clock.js";
@@ -135,14 +135,14 @@ export class UsagePage {
     const waiting = this.#counted("pending");
     const lag = newest === undefined ? 0 : serverNow() - Date.parse(newest.endAt);
     return html`<dl class="figures">
-      ${figure("Usage", total ? format.decimal(sum?.usage ?? "0") : "–", total ? `${format.dateTime(total.from)} to ${format.dateTime(total.to)}` : "")}
+      ${figure("Usage", total ? format.decimal(sum?.usage ?? "0") : "–", total ? `${format.dateTime(total.from)} to ${format.dateTime(total.to)}` : "", { isLong: true })}
       ${figure("Sessions", total ? format.number(sum?.sessions ?? 0) : "–", "live at some time in the span")}
       ${newest === undefined ? "" : figure("Computed until", format.time(newest.endAt), deliveredUntil(windows), { tone: lag > LAG_MS ? "warn" : "" })}
       ${this.#counts?.data
         ? figure(
             "Chunks not delivered",
             format.number(failed + waiting),
-            failed > 0 ? `${format.number(failed)} failed: retry them` : waiting > 0 ? "they are retried by themselves" : "everything sent was accepted",
+            failed > 0 ? `${format.number(failed)} failed: retry them` : waiting > 0 ? "Tenure retries them" : "everything sent was accepted",
             { tone: failed > 0 ? "bad" : waiting > 0 ? lateness(windows) : "", href: this.#view.href(`deliveries?gateway=${USAGES}${failed > 0 ? "&state=failed" : "&state=pending"}`) },
           )
         : ""}
@@ -156,7 +156,7 @@ export class UsagePage {
       ? html`summed in whole hours, from ${instant(data.from)} to ${instant(data.to)}; the export has the whole span`
       : html`final until ${instant(data.finalUntil)}`;
     const isPart = this.#view.value("cursor") !== "" || data.nextCursor !== null;
-    return isPart ? html`${until}; the largest of this page first, pages are in the order of ids` : html`${until}; largest first`;
+    return isPart ? html`${until}; the largest of this page first; pages are ordered by id` : html`${until}; largest first`;
   }
 
   /** @param {Sums} data */
@@ -192,7 +192,7 @@ export class UsagePage {
     return groupBy === "kind" ? `Kind ${key}` : html`<span class="mono" title="${key}">${format.shortId(key)}</span>`;
   }
 
-  /** Where a bar leads: to the next finer sum. @param {GroupBy} groupBy @param {Group} group */
+  /** The link of a bar: the next finer sum. @param {GroupBy} groupBy @param {Group} group */
   #linkOf(groupBy, group) {
     if (groupBy === "kind") return undefined;
     const query = new URLSearchParams(this.#view.query);
@@ -207,7 +207,7 @@ export class UsagePage {
     return section(
       "Windows as they were billed",
       shown(windows, (data) => {
-        if (data.windows.length === 0) return empty("No window yet.", "The job emit-usage cuts the first one within a minute of the first start. It runs at once with:", "tenure jobs run emit-usage");
+        if (data.windows.length === 0) return empty("No window yet.", "The job emit-usage cuts the first one within a minute of the first start. To run the job now:", "tenure jobs run emit-usage");
         return html`
           ${table(
             "Windows",

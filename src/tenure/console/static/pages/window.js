@@ -1,5 +1,5 @@
 // @ts-check
-/** One window of usage: what it summed, and how its chunks were delivered. */
+/** One window of usage: its sums, and the delivery of its chunks. */
 
 import { part } from "../core/api.js";
 import * as format from "../core/format.js";

@@ -5,6 +5,7 @@ import { ApiError } from "../core/api.js";
 import * as format from "../core/format.js";
 import { html, Template } from "../core/template.js";
 import "./copy.js";
+import "./table.js";
 import "./time.js";
 
 /** An instant as the time that has passed. @param {string | null | undefined} at */
@@ -75,7 +76,7 @@ export function sentence(text) {
 }
 
 /**
- * What to show where there is nothing: what it would be, and the command that makes one.
+ * The text of an empty list: what would be in it, and the command that creates the first item.
  * @param {string} title
  * @param {unknown} text
  * @param {string} [command]
@@ -110,10 +111,10 @@ export function shown(watch, content) {
  * @param {string} label
  * @param {unknown} value
  * @param {unknown} [note]
- * @param {{href?: string, tone?: string}} [options]
+ * @param {{href?: string, tone?: string, isLong?: boolean}} [options] `isLong`: a number that may have many digits.
  */
-export const figure = (label, value, note = "", { href, tone: toneName = "" } = {}) => html`
-  <div class="figure ${toneName}">
+export const figure = (label, value, note = "", { href, tone: toneName = "", isLong = false } = {}) => html`
+  <div class="figure ${toneName} ${isLong ? "is-long" : ""}">
     <dt>${href === undefined ? label : html`<a href="${href}">${label}</a>`}</dt>
     <dd class="value">${value}</dd>
     <dd class="note">${note}</dd>
@@ -149,20 +150,14 @@ function heading(column) {
 }
 
 /**
- * A table that scrolls by itself on narrow screens. Rows are templates, usually `keyed`.
+ * A table that scrolls by itself on narrow screens. Rows are templates with one `<tr>` each, usually `keyed`: they keep
+ * their places while the table is in use.
  * @param {string} caption For screen readers.
  * @param {(string | import("../core/template.js").Template | Column)[]} columns Each becomes a `<th scope="col">`.
  * @param {unknown[]} rows
  */
-export const table = (caption, columns, rows) => html`
-  <div class="table" role="region" aria-label="${caption}" tabindex="0">
-    <table>
-      <caption class="off-screen">${caption}</caption>
-      <thead><tr>${columns.map(heading)}</tr></thead>
-      <tbody>${rows}</tbody>
-    </table>
-  </div>
-`;
+export const table = (caption, columns, rows) =>
+  html`<tenure-table .caption=${caption} .headings=${columns.map(heading)} .rows=${rows}></tenure-table>`;
 
 /**
  * A choice of few values, as a group of buttons of which one is pressed.

@@ -4,7 +4,7 @@
  *
  * The service ends them in short transactions, some hundred with each request, so that opens and heartbeats go on. All
  * requests have the same action id: together they are one entry in the audit log, and a request whose answer was lost
- * can be repeated. While the service is away the dialog waits and goes on by itself.
+ * can be repeated. While the service is away, the dialog waits, and then continues.
  */
 
 import { isAway, request } from "../core/api.js";
@@ -75,7 +75,7 @@ export async function endSessions(which, described) {
         now.count = now.ended + answer.remaining;
         now.isExact = answer.exact;
         now.isWaiting = false;
-        // What is left is held by other requests at the moment.
+        // Other requests hold the remaining sessions at the moment.
         if (answer.ended === 0 && !answer.done) await new Promise((resolve) => setTimeout(resolve, HELD_MS));
         if (answer.done) {
           now.step = "done";

@@ -1,5 +1,5 @@
 // @ts-check
-/** Fields of a filter. A choice takes effect at once, a typed id with Enter or when the field is left. */
+/** Fields of a filter. A choice takes effect at once. A typed value takes effect with Enter, or when the field loses the focus. */
 
 import * as format from "../core/format.js";
 import { html } from "../core/template.js";
@@ -10,7 +10,7 @@ import { notify } from "./notice.js";
  * @property {string} name As in the address and in the API.
  * @property {string} label
  * @property {(string | {value: string, label: string})[]} [options] A choice; the first entry, "any", is added.
- * @property {boolean} [isId] Only a UUID is taken.
+ * @property {boolean} [isId] Accepts only a UUID.
  */
 
 /**

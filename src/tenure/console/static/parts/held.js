@@ -1,5 +1,5 @@
 // @ts-check
-/** What is shown of the session that this tab holds: a panel on its page, and a line on every other one. */
+/** The session that this tab holds: a panel on the page of the session, and a line on every other page. */
 
 import { part, problemOf, request } from "../core/api.js";
 import * as format from "../core/format.js";
@@ -54,7 +54,7 @@ function interruptedLine(session) {
   return html`<div class="held-line warn" role="status">
     <span>
       This tab held session <a class="mono" href="${hrefOf(`sessions/${session.sessionId}`)}">${format.shortId(session.sessionId)}</a>
-      until it was reloaded. The session lapses at its deadline unless somebody keeps it alive.
+      until it was reloaded. The session lapses at its deadline unless another client renews it.
     </span>
     <span>
       <button type="button" @click=${() => void resume(session)}>Hold again</button>
@@ -63,7 +63,7 @@ function interruptedLine(session) {
   </div>`;
 }
 
-/** Hold the session again that was held before the reload, if it is still live. @param {import("../core/held.js").Remembered} session */
+/** Holds the session of before the reload again, if it is still live. @param {import("../core/held.js").Remembered} session */
 async function resume({ sessionId, userObjectId, tenantObjectId, capacityId, sessionKind }) {
   try {
     const { isActive } = await request("GET", `sessions/${part(sessionId)}`);
@@ -85,7 +85,7 @@ export function heldPanel(view) {
       "Held in this tab",
       html`<div class="callout bad" role="alert">
         <p><strong>Lost.</strong> ${LOSSES[loss.reason] ?? loss.reason} ${loss.closeReason ? html`<code>${loss.closeReason}</code>` : ""}</p>
-        <p>A product would now stop what needs the session, and open a new one if its user is still there.</p>
+        <p>A product would now stop the work that needs the session, and open a new session if the user is still there.</p>
       </div>
       <div class="buttons">
         <button type="button" @click=${() => held.dismiss()}>Dismiss</button>

@@ -1,8 +1,8 @@
 // @ts-check
 /**
  * `<tenure-time at="…">`: an instant, as the time that has passed; the exact instant is its title.
- * `<tenure-countdown at="…">`: the time until a deadline, by the server's clock. At the deadline it says that the session
- * is over; that it is not yet recorded is what the service has said so far.
+ * `<tenure-countdown at="…">`: the time until a deadline, by the server's clock. After the deadline it shows that the
+ * session is over; the end is not recorded yet, as far as the console knows.
  */
 
 import { serverNow } from "../core/clock.js";
