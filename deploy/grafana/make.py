@@ -148,6 +148,12 @@ PANELS = [
             Query(f"sum(rate(tenure_stream_sent_messages_total{RATE}))", "sent"),
         ],
     ),
+    Panel("Texts of streams", "ops", [Query(_rate("tenure_stream_results_total", "result"), "{{result}}")]),
+    Panel(
+        "Audio of streams",
+        "none",
+        [Query(f"sum(rate(tenure_stream_audio_seconds_total{RATE}))", "seconds of audio per second")],
+    ),
     Panel("Workers", "none", [Query("tenure_worker_up", "{{instance}} worker {{worker}}")], "state-timeline"),
     Panel("Versions", "short", [Query("count by (version) (tenure_build_info)", "{{version}}")]),
     Panel(

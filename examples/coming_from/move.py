@@ -1,13 +1,17 @@
 """Moves the capacities and the live sessions of another service into Tenure, or back.
 
-    python examples/coming_from/move.py capacity_sessions old.db --database sqlite:///tenure.db --dry-run
-    python examples/coming_from/move.py capacity_sessions old.db --database sqlite:///tenure.db
+    python examples/coming_from/move.py capacity_sessions old.db --dry-run
+    python examples/coming_from/move.py capacity_sessions old.db
     python examples/coming_from/move.py capacity_sessions old.db --back --url http://127.0.0.1:8080
 
-The first argument is a folder beside this file. Its `export-….sql` read the tables of the other service, and
-`mapping-….toml` names their columns. `back.sql` writes one live session of Tenure into them, and `back-ended.sql` marks
-one that has ended in Tenure. The other service is a SQLite file here: for SQL Server, open the connection with pyodbc,
-and take the queries of docs/import.md.
+The first argument is a folder beside this file: copy one, and change its files, to try your own tables. Its
+`export-….sql` read the tables of the other service, and `mapping-….toml` names their columns. `back.sql` writes one
+live session of Tenure into them, and `back-ended.sql` marks one that has ended in Tenure. Both get the fields of the
+session by name, such as `:sessionId`. The other service is a SQLite file here: for SQL Server, open the connection with
+pyodbc, and take the statements of docs/import.md, which has those of both directions.
+
+The database of Tenure is that of `tenure import`: `--database`, `TENURE_DATABASE`, the file of `TENURE_CONFIG`, or
+`tenure.toml` in the current folder.
 
 `--capacity ID`, which can be repeated, moves only these capacities and their sessions, in both directions.
 
@@ -38,7 +42,8 @@ def main() -> int:
     with _old_database(folder, arguments.old) as old:
         if arguments.back:
             return _move_back(folder, old, arguments.url, arguments.capacity)
-        flags = ["--database", arguments.database, *(["--dry-run"] if arguments.dry_run else [])]
+        flags = ["--dry-run"] if arguments.dry_run else []
+        flags += ["--database", arguments.database] if arguments.database else []
         return _move(folder, old, [arguments.only] if arguments.only else list(NOTHING), arguments.capacity, flags)
 
 
@@ -46,7 +51,9 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Moves capacities and live sessions into Tenure, or back.")
     parser.add_argument("system", choices=sorted(path.parent.name for path in HERE.glob("*/export-sessions.sql")))
     parser.add_argument("old", type=Path, help="the database of the other service, a SQLite file")
-    parser.add_argument("--database", default="sqlite:///tenure.db", help="the database of Tenure")
+    parser.add_argument(
+        "--database", help="the database of Tenure  [TENURE_DATABASE, tenure.toml, sqlite:///tenure.db]"
+    )
     parser.add_argument("--dry-run", action="store_true", help="check everything, and write nothing")
     parser.add_argument("--only", choices=list(NOTHING), help="move only the capacities, or only the sessions")
     parser.add_argument("--capacity", type=UUID, action="append", default=[], help="only this capacity; repeatable")
@@ -97,7 +104,7 @@ def _move_back(folder: Path, old: sqlite3.Connection, url: str, capacities: list
     """Session by session: a session that the other service has keeps its row, with the end that Tenure knows."""
     # In this order: a session that ends meanwhile is in both lists, and is marked as ended.
     live = _listed(url, capacities)
-    ended = _listed(url, capacities, "--ended")
+    ended = None if live is None else _listed(url, capacities, "--ended")
     if live is None or ended is None:
         return 1
     with old:

@@ -1,6 +1,7 @@
 """The programs that read the files of `deploy/` accept them."""
 
 import json
+import re
 import subprocess
 from contextlib import closing
 from http.client import HTTPConnection
@@ -10,6 +11,7 @@ from threading import Thread
 from typing import Any
 
 from tests.deployment.proxies import (
+    DEPLOY,
     haproxy_command,
     haproxy_file,
     needs_haproxy,
@@ -43,6 +45,8 @@ def test_haproxy_accepts_its_file_with_and_without_a_certificate(tmp_path: Path)
 def test_nginx_accepts_its_file(tmp_path: Path) -> None:
     path = nginx_file(tmp_path, PORTS, 8443, tls=True)
     accepts("nginx", "-t", "-e", "stderr", "-p", str(tmp_path), "-c", str(path))
+    (command,) = re.findall(r"`(nginx -t .*)`", (DEPLOY / "nginx" / "README.md").read_text())
+    accepts("/bin/sh", "-c", f'cd "$1" && {command} -e stderr', "sh", str(path.parent))
 
 
 @needs_haproxy

@@ -92,6 +92,20 @@ def test_image_copies_existing_files_and_runs_a_command_as_another_user() -> Non
     assert [str(config.port)] == instructions("EXPOSE")
 
 
+def test_image_is_built_with_the_extras_that_its_page_names() -> None:
+    (default,) = instructions("ARG")
+    (installed,) = re.findall(r"--no-cache-dir (\".*\")$", DOCKERFILE, re.MULTILINE)
+    shell = ["/bin/sh", "-c", f"{default}; printf %s {installed}"]
+    assert subprocess.run(shell, capture_output=True, text=True, check=True).stdout == "."
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = re.findall(r"EXTRAS=(\w+)", (DEPLOY / "docker" / "README.md").read_text())
+    assert extras
+    for extra in extras:
+        assert extra in project["optional-dependencies"]
+        shell = ["/bin/sh", "-c", f"EXTRAS={extra}; printf %s {installed}"]
+        assert subprocess.run(shell, capture_output=True, text=True, check=True).stdout == f".[{extra}]"
+
+
 def test_wheel_needs_no_file_that_the_image_does_not_copy() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     packages = project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
@@ -121,6 +135,7 @@ def test_images_are_pinned(compose: Any, manifests: dict[str, Any]) -> None:
     images += [service["image"] for service in compose["services"].values()]
     for kind in ("Deployment", "Job"):
         images += [container["image"] for container in containers(manifests[kind])]
+    images += [container["image"] for container in tools_pod()["spec"]["containers"]]
     assert [image for image in images if not PINNED.fullmatch(image)] == []
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     own = {image for image in images if image.startswith("tenure:")}
@@ -183,13 +198,17 @@ def test_haproxy_prometheus_and_grafana_of_compose_find_each_other(compose: Any)
 # Kubernetes
 
 
+def tools_pod() -> Any:
+    return yaml.safe_load((DEPLOY / "kubernetes" / "tools.yml").read_text())
+
+
 def containers(manifest: Any) -> list[Any]:
     return list(manifest["spec"]["template"]["spec"]["containers"])
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_manifests_conform_to_the_schemas_of_kubernetes(manifests: dict[str, Any]) -> None:
-    for manifest in manifests.values():
+    for manifest in (*manifests.values(), tools_pod()):
         kubernetes_validate.validate(manifest, kubernetes_validate.latest_version(), strict=True)
     broken = {**manifests["Service"], "spec": {"ports": [{"port": "eighty"}]}}
     with pytest.raises(kubernetes_validate.ValidationError):
@@ -217,6 +236,23 @@ def test_commands_settings_and_probes_of_manifests_exist(manifests: dict[str, An
     pause = int(re.findall(r"sleep\((\d+)\)", " ".join(container["lifecycle"]["preStop"]["exec"]["command"]))[0])
     grace = manifests["Deployment"]["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
     assert grace > pause + config.http.drain_seconds + DRAIN_SECONDS
+
+
+def test_pod_for_tools_runs_the_commands_of_the_page_and_gets_no_requests(manifests: dict[str, Any]) -> None:
+    pod = tools_pod()
+    (container,) = pod["spec"]["containers"]
+    migration = containers(manifests["Job"])[0]
+    assert {name: container[name] for name in ("env", "securityContext")} == {
+        name: migration[name] for name in ("env", "securityContext")
+    }
+    page = (DEPLOY / "kubernetes" / "README.md").read_text()
+    commands = re.findall(rf"kubectl exec {pod['metadata']['name']} -- tenure (.+?) >", page)
+    assert commands
+    for command in commands:
+        check_command(shlex.split(command))
+    labels = pod["metadata"]["labels"]
+    assert manifests["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"].items() <= labels.items()
+    assert not manifests["Service"]["spec"]["selector"].items() <= labels.items()
 
 
 def test_every_selector_matches_the_pods(manifests: dict[str, Any]) -> None:

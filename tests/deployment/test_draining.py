@@ -103,7 +103,7 @@ async def draining(instance: RunningInstance) -> None:
 
 
 async def last_connection(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """The last connection before the instance accepts none any more."""
+    """The last connection that the instance accepts."""
     last = await asyncio.open_connection("127.0.0.1", port)
     while True:
         try:

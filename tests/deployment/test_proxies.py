@@ -32,8 +32,8 @@ HEARTBEATS_PER_SESSION = 4
 CLIENTS = 6
 STREAMS = 4
 PAUSE_SECONDS = 0.02
-NOTICED_SECONDS = 1.2
-"""How long the proxies may take to use an instance again."""
+NOTICED_SECONDS = 2.5
+"""How long the proxies may take to use an instance again. HAProxy needs up to a second on a quiet machine."""
 
 Start = Callable[..., RunningInstance]
 
@@ -71,7 +71,7 @@ class Load:
         client = Client(f"http://127.0.0.1:{self._port}", self.exchanges)
         while not self._is_over:
             opened = await client.open((str(uuid4()), str(uuid4())), 1)
-            for _ in range(HEARTBEATS_PER_SESSION if opened.answer else 0):
+            for _ in range(HEARTBEATS_PER_SESSION if opened.status in (200, 201) else 0):
                 if not keeps_connection:
                     client.close()
                 await client.send("POST", f"/sessions/{opened.answer['sessionId']}/heartbeat")

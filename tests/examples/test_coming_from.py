@@ -17,6 +17,8 @@ import pytest
 
 from tenure.config import load
 from tenure.ensemble import Ensemble
+from tenure.errors import LeaseLost
+from tests.http.client import open_body
 from tests.http.local import LocalService, prepare_process
 from tests.support.databases import Clock
 from tests.support.receivers import RunningReceiver
@@ -58,6 +60,7 @@ async def script(name: str, *arguments: str, code: int = 0, **environment: str) 
     async with asyncio.timeout(SECONDS):
         output, errors = (text.decode() for text in await process.communicate())
     assert process.returncode == code, f"{name}: {process.returncode}\n{output}\n{errors}"
+    assert "Traceback" not in errors, errors
     return output
 
 
@@ -116,6 +119,48 @@ async def test_capacity_sessions_move_and_come_back_and_their_client_works(run: 
         assert none == "no capacities in the old table\nno live sessions in the old table\n"
 
 
+async def test_move_imports_into_the_database_of_the_environment(run: Run) -> None:
+    async with run("capacity_sessions") as service:
+        elsewhere = {"TENURE_DATABASE": "sqlite:///elsewhere.db"}
+        assert "2 sessions imported" in await script("move.py", "capacity_sessions", "old.db", **elsewhere)
+        assert await live(service) == {}
+        assert "2 sessions imported" in await script("move.py", "capacity_sessions", "old.db")
+        assert len(await live(service)) == 2
+
+
+async def test_old_table_of_capacity_sessions_stays_up_to_date_for_reports(run: Run) -> None:
+    table = ["capacity_sessions/report_table.py", "old.db", "--once"]
+    statement = (
+        "SELECT lower(trim(Id, '{}')), SessionType, IsActive, SessionStartUtc, SessionEndUtc FROM CapacitySessions"
+    )
+
+    def table_time(text: str) -> str:
+        return text[:19].replace("T", " ")
+
+    async with run("capacity_sessions") as service:
+        url = address(service)
+        await script("move.py", "capacity_sessions", "old.db")
+        before = rows(statement)
+        opened = await service.open(sessionKind=3)
+        await script("capacity_sessions/client.py", "--url", url)
+        assert await script(*table, "--url", url) == "5 sessions written\n"
+        written = {each: rest for each, *rest in rows(statement)}
+        assert len(written) == len(before) + 3
+        for each, *rest in before:
+            assert written[each] == rest, "imported sessions, and those that had ended before, are as they were"
+        start, end = table_time(opened["sessionStartUtc"]), table_time(opened["sessionEndUtc"])
+        assert written[opened["sessionId"]] == ["Premium", 1, start, end]
+        # The client opened a session, upgraded it and ended it.
+        others = sorted(rest[:2] for each, rest in written.items() if each not in {id_ for id_, *_ in before})
+        assert others == [["Basic", 0], ["Premium", 1], ["Pro", 0]]
+
+        ended = (await service.http.delete(f"/sessions/{opened['sessionId']}")).json()
+        assert await script(*table, TENURE_URL=url) == "1 sessions written\n"
+        written = {each: rest for each, *rest in rows(statement)}
+        assert written[opened["sessionId"]] == ["Premium", 0, start, table_time(ended["sessionEndUtc"])]
+        assert await script(*table, "--url", url) == ""
+
+
 async def test_applock_sessions_move_by_their_markers_and_jobs_run_once_per_due_time(run: Run) -> None:
     (alive, dead) = (f"0190b0a0-0000-7000-8000-00000000020{number}" for number in (1, 2))
     async with run("applock_sessions") as service:
@@ -152,7 +197,8 @@ async def test_applock_sessions_move_by_their_markers_and_jobs_run_once_per_due_
 async def test_applocks_answer_as_sp_getapplock(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(EXAMPLES / "applock_sessions"))
     app_locks = importlib.import_module("jobs").AppLocks
-    async with run("applock_sessions"), Ensemble("sqlite:///tenure.db") as one, Ensemble("sqlite:///tenure.db") as two:
+    database = "sqlite:///tenure.db"
+    async with run("applock_sessions") as service, Ensemble(database) as one, Ensemble(database) as two:
         mine, theirs = app_locks(one), app_locks(two)
         assert [await mine.get("ledger"), await mine.get("ledger"), await theirs.get("ledger", 10)] == [0, 0, -1]
         waiting = asyncio.create_task(theirs.get("ledger", -1))
@@ -163,6 +209,44 @@ async def test_applocks_answer_as_sp_getapplock(run: Run, monkeypatch: pytest.Mo
         async with asyncio.timeout(SECONDS):
             assert await waiting == 1
         assert [await mine.release("ledger"), await mine.get("two words")] == [-999, -999]
+
+        # As in T-SQL, a call without @LockTimeout waits.
+        waiting = asyncio.create_task(mine.get("ledger"))
+        await asyncio.sleep(0.1)
+        assert not waiting.done()
+        assert await theirs.release("ledger") == 0
+        async with asyncio.timeout(SECONDS):
+            assert await waiting == 1
+
+        # A lock that is lost is not granted again as if it were held.
+        assert mine.fence("ledger").name == "ledger"
+        assert (await service.http.post("/leases/ledger/resign")).status_code == 200
+        async with asyncio.timeout(SECONDS):
+            assert await theirs.get("ledger") in (0, 1)
+            with pytest.raises(LeaseLost):
+                await get_again_and_again(mine, "ledger")
+        assert await mine.release("ledger") == -999
+        assert await mine.get("ledger", 10) == -1
+        assert await theirs.release("ledger") == 0
+
+
+async def get_again_and_again(locks: Any, resource: str) -> None:
+    while await locks.get(resource) == 0:  # noqa: ASYNC110
+        await asyncio.sleep(0.05)
+
+
+async def test_capacity_of_one_seat_keeps_other_nodes_out(run: Run) -> None:
+    capacity = CAPACITY.format(7)
+    async with run("applock_sessions") as service:
+        assert (await service.http.put(f"/capacities/{capacity}", json={"maxSessions": 1})).status_code == 200
+        held = open_body(capacityId=capacity)
+        assert [(await service.put(held)).json()["status"] for _ in range(2)] == ["created", "existing"]
+        refused = await service.put(open_body(capacityId=capacity))
+        assert (refused.status_code, refused.json()["code"]) == (429, "SESSION_LIMIT")
+        session = (await service.put(held)).json()["sessionId"]
+        await service.http.delete(f"/sessions/{session}")
+        assert (await service.put(open_body(capacityId=capacity))).status_code == 201
+        assert (await service.http.post(f"/sessions/{session}/heartbeat")).status_code == 410
 
 
 async def test_intent_posted_to_follower_is_sent_by_leader_and_waiting_intents_move_once(
@@ -178,19 +262,67 @@ async def test_intent_posted_to_follower_is_sent_by_leader_and_waiting_intents_m
             async with run("submission_manager", **gateway, TENURE_LEASES__HOLDER="node-2") as follower:
                 printed = (await script("submission_manager/client.py", "--url", address(follower))).splitlines()
                 assert re.fullmatch(r"mode=follower holder_id=node-2 lease_expires_at=\S+ leader_id=node-1", printed[0])
-                assert printed[1:] == ["pending", "delivered after 1 attempts"]
+                assert re.fullmatch(r"intent-\S+ is submission \S+", printed[1])
+                assert printed[2:] == ["delivered"]
 
+                # An intent that may have reached its target is named, and handed over only on request.
+                move = ["submission_manager/move_intents.py", "old.db", "--url", address(follower)]
                 for _ in range(2):
-                    moved = await script("submission_manager/move_intents.py", "old.db", "--url", address(follower))
-                    assert [line.split()[0] for line in moved.splitlines()] == ["intent-2", "intent-3"]
-                async with asyncio.timeout(SECONDS):
-                    while (await counts(follower)).get("delivered") != 3:  # noqa: ASYNC110
-                        await asyncio.sleep(0.05)
-                assert await counts(follower) == {"delivered": 3}
+                    moved = [line.split(maxsplit=1) for line in (await script(*move)).splitlines()]
+                    assert [intent for intent, _ in moved] == ["intent-5", "intent-2", "intent-3"]
+                    assert moved[0][1].startswith("was being sent")
+                await delivered(follower, 3)
+                assert "intent-5 pending" in await script(*move, "--tried")
+                await delivered(follower, 4)
+                listed = (await follower.http.get("/submissions")).json()["submissions"]
+                assert [each["request_id"] for each in listed[:3]] == ["intent-5", "intent-3", "intent-2"]
                 received = (await follower.http.get(f"{receiver.address}/_totals")).json()
-                assert (received["keys"], received["duplicates"]) == (3, 0)
+                assert (received["keys"], received["duplicates"]) == (4, 0)
     finally:
         receiver.stop()
+
+
+async def test_intents_are_posted_with_a_key_of_role_client(run: Run, tmp_path: Path) -> None:
+    receiver = RunningReceiver(tmp_path, "--ledger", "ledger.db")
+    gateway = {"TENURE_GATEWAYS__ORDERS__URL": f"{receiver.address}/orders"}
+    try:
+        async with run("submission_manager", **gateway) as service:
+            keys = {role: await new_key(service, role) for role in ("operator", "client")}
+            await keys_are_required(service)
+            client = ["submission_manager/client.py", "--url", address(service), "--intent", "intent-6"]
+            for _ in range(2):
+                printed = (await script(*client, TENURE_KEY=keys["client"])).splitlines()
+                assert "holder_id=node-1 " in printed[0]
+                assert printed[2] == "delivered"
+            move = ["submission_manager/move_intents.py", "old.db", "--url", address(service)]
+            assert "pending" not in await script(*move, code=1)
+            assert "intent-2 pending" in await script(*move, TENURE_KEY=keys["client"])
+            await delivered(service, 3)
+            # Without a key, the probe names no instance.
+            shown = await service.http.get("/readyz", headers={"Accept": "text/plain", "Authorization": ""})
+            assert re.fullmatch(r"mode=leader holder_id= lease_expires_at=\S+\n", shown.text)
+    finally:
+        receiver.stop()
+
+
+async def new_key(service: LocalService, role: str) -> str:
+    created = await service.http.post("/keys", json={"name": role, "role": role})
+    assert created.status_code == 201, created.text
+    service.http.headers.setdefault("Authorization", f"Bearer {created.json()['key']}")
+    return str(created.json()["key"])
+
+
+async def keys_are_required(service: LocalService) -> None:
+    async with asyncio.timeout(SECONDS):
+        while (await service.http.get("/leases", headers={"Authorization": ""})).status_code != 401:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+
+
+async def delivered(service: LocalService, count: int) -> None:
+    """Waits until so many intents are delivered. No other may exist."""
+    async with asyncio.timeout(SECONDS):
+        while await counts(service) != {"delivered": count}:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
 
 
 async def readiness(service: LocalService) -> str:
@@ -218,6 +350,7 @@ async def test_transcription_client_sends_audio_first_and_reads_snake_case(
         await service.http.put(f"/capacities/{CAPACITY.format(4)}", json={"max_sessions": 0})
         refused = await script("transcription_sessions/client.py", "audio.pcm", "--url", url, code=1)
         assert refused.startswith("SESSION_LIMIT ")
+        assert refused.endswith("\nclosed with code 1008\n")
         assert (await service.http.get("/v1/health")).json()["active_sessions"] == 0
 
 

@@ -1,4 +1,4 @@
-"""A node that works under a distributed session, as it was: camelCase names, and fields that Tenure does not know.
+"""An unchanged node that works under a distributed session: camelCase names, and fields that Tenure does not know.
 
     python examples/coming_from/applock_sessions/client.py --url http://127.0.0.1:8080
 
@@ -45,7 +45,7 @@ def main() -> int:
 
 
 def renew_marker(url: str, session_id: str) -> None:
-    """What `UPDATE ExecutionMarkers SET RenewedAtUtc = SYSUTCDATETIME()` was. Raises 410 when the session is over."""
+    """Replaces `UPDATE ExecutionMarkers SET RenewedAtUtc = SYSUTCDATETIME()`. Fails with 410 once the session ended."""
     call("POST", f"{url}/sessions/{session_id}/heartbeat")
 
 

@@ -11,8 +11,9 @@ import asyncio
 import math
 import sys
 
+from tenure.domain.leases import Fence
 from tenure.ensemble import Ensemble
-from tenure.errors import ConfigurationError
+from tenure.errors import ConfigurationError, LeaseLost
 from tenure.jobs.job import ActiveRun
 from tenure.leases.held import AcquiredLease
 
@@ -25,6 +26,7 @@ class AppLocks:
     """Exclusive locks with the calls of `sp_getapplock`. The locks of a process that dies are free after 60 seconds.
 
     One `AppLocks` is one owner, as a connection was: it may get a lock that it holds again, and releases it as often.
+    A lock can be lost while it is held, as a lock whose connection broke. Call `fence` before each write.
     """
 
     def __init__(self, ensemble: Ensemble) -> None:
@@ -32,9 +34,13 @@ class AppLocks:
         self._held: dict[str, AcquiredLease] = {}
         self._times: dict[str, int] = {}
 
-    async def get(self, resource: str, lock_timeout: int = 0) -> int:
-        """`EXEC sp_getapplock @Resource, 'Exclusive', 'Session', @LockTimeout`: in milliseconds; -1 waits for ever."""
+    async def get(self, resource: str, lock_timeout: int = -1) -> int:
+        """`EXEC sp_getapplock @Resource, 'Exclusive', 'Session', @LockTimeout`: in milliseconds; -1 means no limit.
+
+        Raises `LeaseLost` if this owner held the lock and has lost it meanwhile.
+        """
         if resource in self._held:
+            self.fence(resource)
             self._times[resource] += 1
             return GRANTED
         try:
@@ -51,8 +57,16 @@ class AppLocks:
         self._held[resource], self._times[resource] = lease, 1
         return answer
 
+    def fence(self, resource: str) -> Fence:
+        """The proof for the next write; see docs/library.md. Raises `LeaseLost` if the lock is lost."""
+        try:
+            return self._held[resource].fence
+        except LeaseLost:
+            del self._held[resource]
+            raise
+
     async def release(self, resource: str) -> int:
-        """`EXEC sp_releaseapplock @Resource`."""
+        """`EXEC sp_releaseapplock @Resource`: -999 if this owner does not hold the lock, or has lost it."""
         if resource not in self._held:
             return WRONG_CALL
         self._times[resource] -= 1

@@ -16,7 +16,7 @@ INSERT INTO DistributedSessions VALUES
      '0190B0A0-0000-7000-8000-0000000000C3', datetime('now', '-2 hours'), datetime('now', '+22 hours'), NULL),
     ('0190B0A0-0000-7000-8000-000000000202', '0190B0A0-0000-7000-8000-000000000002', '0190B0A0-0000-7000-8000-0000000000A1',
      '0190B0A0-0000-7000-8000-0000000000C3', datetime('now', '-5 hours'), datetime('now', '+19 hours'), NULL);
--- The node of the second session crashed an hour ago, and nobody has cleaned up after it.
+-- The node of the second session crashed an hour ago, and its marker was not removed.
 INSERT INTO ExecutionMarkers VALUES
     ('0190B0A0-0000-7000-8000-000000000201', 'NODE-1', datetime('now', '-10 seconds'), 120),
     ('0190B0A0-0000-7000-8000-000000000202', 'NODE-2', datetime('now', '-1 hours'), 120);

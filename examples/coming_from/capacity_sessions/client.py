@@ -1,4 +1,4 @@
-"""A client of a capacity session service, as it was: PascalCase, GUIDs in braces, fields that Tenure does not know.
+"""An unchanged client of a capacity session service: PascalCase, GUIDs in braces, fields that Tenure does not know.
 
     python examples/coming_from/capacity_sessions/client.py --url http://127.0.0.1:8080
 
@@ -49,7 +49,7 @@ def call(method: str, url: str, body: dict[str, Any] | None = None) -> dict[str,
     request = Request(url, content, {"Content-Type": "application/json"}, method=method)  # noqa: S310 - the user's URL
     with urlopen(request, timeout=TIMEOUT_SECONDS) as response:  # noqa: S310
         answer = json.load(response)
-    # As the JSON reader of .NET does with its web defaults: names are compared without regard to case.
+    # With web defaults, the JSON reader of .NET ignores the case of names. This has the same effect.
     return {name[:1].upper() + name[1:]: value for name, value in answer.items()}
 
 

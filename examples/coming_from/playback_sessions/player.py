@@ -2,8 +2,8 @@
 
     python examples/coming_from/playback_sessions/player.py --url http://127.0.0.1:8080/api/v3 --heartbeats 3
 
-With `--session`, it goes on with a session that was opened before, for example one that was imported. The instance
-needs the profile `playback`, `prefix = "/api/v3"` and `json_case = "snake"`; see docs/coming-from/playback-sessions.md.
+With `--session`, it continues a session that was opened before, for example an imported one. The instance needs the
+profile `playback`, `prefix = "/api/v3"` and `json_case = "snake"`; see docs/coming-from/playback-sessions.md.
 """
 
 import argparse
@@ -31,9 +31,7 @@ def main() -> int:
     try:
         session_id = arguments.session or start(arguments.url)["session_id"]
         for _ in range(arguments.heartbeats):
-            answer = call(
-                "POST", f"{arguments.url}/sessions/{session_id}/heartbeat", {"position_ms": 0, "bitrate": 4500}
-            )
+            answer = heartbeat(arguments.url, session_id)
             print("alive until", answer["lease_expires_at"])
             time.sleep(answer["heartbeat_interval"] if arguments.pause is None else arguments.pause)
     except HTTPError as refused:
@@ -59,7 +57,7 @@ def start(url: str) -> dict[str, Any]:
 
 
 def heartbeat(url: str, session_id: str) -> dict[str, Any]:
-    return call("POST", f"{url}/sessions/{session_id}/heartbeat", {"position_ms": 90_500, "bitrate": 4500})
+    return call("POST", f"{url}/sessions/{session_id}/heartbeat", {"position_ms": 0, "bitrate": 4500})
 
 
 def call(method: str, url: str, body: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -2,45 +2,70 @@
 
     python examples/coming_from/submission_manager/move_intents.py old.db --url http://127.0.0.1:8080
 
-Stop the other service's leader first. The id of an intent is its idempotency key, so the script can be repeated: an
-intent that was handed over before is not accepted a second time. The file is created from `old.sql` if it does not
-exist, so that there is something to move.
+Stop the other service's leader first. The id of an intent is its idempotency key, so the script can be repeated with
+the same API key (`TENURE_KEY`): an intent that was handed over before is not accepted a second time. If it has failed
+or was cancelled in Tenure since, the script names the command that sends it again.
+
+An intent that the old leader had tried may have reached its target. The script names those that were being sent
+(SUBMITTING) and leaves them alone, unless `--tried` says that the target recognises what it has.
+
+The file is created from `old.sql` if it does not exist, so that there is something to move.
 """
 
 import argparse
 import json
+import os
 import sqlite3
 import sys
 from contextlib import closing
 from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 HERE = Path(__file__).parent
-WAITING = "SELECT intent_id, target, payload FROM intents WHERE status IN ('PENDING', 'RETRYING') ORDER BY created_at"
+WAITING = """
+SELECT intent_id, target, payload, status FROM intents
+ WHERE status IN ('PENDING', 'RETRYING', 'SUBMITTING') ORDER BY created_at
+"""
 TIMEOUT_SECONDS = 10
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Hands waiting intents over to Tenure.")
     parser.add_argument("old", type=Path, help="the database of the other service, a SQLite file")
-    parser.add_argument("--url", default="http://127.0.0.1:8080")
+    parser.add_argument("--url", default=os.environ.get("TENURE_URL", "http://127.0.0.1:8080"), help="[TENURE_URL]")
+    parser.add_argument("--tried", action="store_true", help="also hand over intents that were being sent")
     arguments = parser.parse_args()
     is_new = not arguments.old.exists()
     with closing(sqlite3.connect(arguments.old)) as old:
         if is_new:
             old.executescript((HERE / "old.sql").read_text(encoding="utf-8"))
-        for intent_id, target, payload in old.execute(WAITING):
-            print(intent_id, submit(arguments.url, intent_id, target, payload))
+        for intent_id, target, payload, status in old.execute(WAITING):
+            if status == "SUBMITTING" and not arguments.tried:
+                print(intent_id, "was being sent: look at the target, then repeat with --tried")
+                continue
+            try:
+                submission = submit(arguments.url, intent_id, target, payload)
+            except HTTPError as error:
+                print(intent_id, "refused:", error.code, error.read().decode(), file=sys.stderr)
+                return 1
+            print(intent_id, submission["state"])
+            if submission["state"] in ("failed", "cancelled"):
+                print(intent_id, "is not sent again. To send it: tenure submissions retry", submission["submission_id"])
     return 0
 
 
-def submit(url: str, intent_id: str, target: str, payload: str) -> str:
+def submit(url: str, intent_id: str, target: str, payload: str) -> dict[str, Any]:
     """Sends the payload as it is stored: the receiver gets the same bytes."""
     body = f'{{"gateway": {json.dumps(target)}, "payload": {payload}}}'.encode()
-    headers = {"Content-Type": "application/json", "Idempotency-Key": intent_id}
+    # The id of the request is shown with the submission, so people find the intent by its own id.
+    headers = {"Content-Type": "application/json", "Idempotency-Key": intent_id, "X-Request-ID": intent_id}
+    if key := os.environ.get("TENURE_KEY"):
+        headers["Authorization"] = f"Bearer {key}"
     request = Request(f"{url}/submissions", body, headers, method="POST")  # noqa: S310 - the user's URL
     with urlopen(request, timeout=TIMEOUT_SECONDS) as response:  # noqa: S310
-        return str(json.load(response)["state"])
+        return dict(json.load(response))
 
 
 if __name__ == "__main__":

@@ -16,10 +16,11 @@ from typing import Any
 from urllib.request import Request, urlopen
 
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed
+from websockets.exceptions import ConnectionClosed, ConnectionClosedError
 
 CHUNK_BYTES = 3200
 TIMEOUT_SECONDS = 10
+NORMAL = 1000
 
 
 async def main(audio: bytes, url: str) -> int:
@@ -27,7 +28,8 @@ async def main(audio: bytes, url: str) -> int:
         with suppress(ConnectionClosed):  # a refusal closes the connection, and is read below
             await send(socket, audio)  # before the first message of the server is read
         session_id = await print_texts(socket)
-    if session_id is None:
+    if session_id is None or socket.close_code != NORMAL:
+        print("closed with code", socket.close_code)
         return 1
     http = url.replace("ws", "http", 1)
     ended = await asyncio.to_thread(call, "DELETE", f"{http}/sessions/{session_id}")
@@ -46,14 +48,17 @@ async def send(socket: ClientConnection, audio: bytes) -> None:
 async def print_texts(socket: ClientConnection) -> str | None:
     """Prints the texts, and returns the id of the session; None if the server refused it."""
     session_id = None
-    async for text in socket:
-        message = json.loads(text)
-        if message["type"] == "session_start":
-            session_id = message["session_id"]
-        elif message["type"] in ("partial", "final"):
-            print(message["type"], message["text"])
-        elif message["type"] == "error":
-            print(message["code"], message["message"])
+    with suppress(ConnectionClosedError):  # a code other than 1000: a refusal, a failure, or an instance that stops
+        async for text in socket:
+            message = json.loads(text)
+            if message["type"] == "session_start":
+                session_id = message["session_id"]
+            elif message["type"] in ("partial", "final"):
+                print(message["type"], message["text"])
+            elif message["type"] == "error":
+                print(message["code"], message["message"])
+            elif message["type"] == "session_end":
+                print("end", message["reason"])
     return session_id
 
 
