@@ -10,6 +10,7 @@ BARS = (
     "lone_client",
     "sqlite_created",
     "growth",
+    "ten_million",
     "lists",
     "stories",
     "memory",

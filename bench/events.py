@@ -52,10 +52,10 @@ asyncio.run(main())
 
 
 @contextlib.contextmanager
-def running(program: str, *arguments: str) -> Iterator[None]:
+def running(program: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
     process = subprocess.Popen([sys.executable, "-c", program, *arguments])
     try:
-        yield
+        yield process
     finally:
         process.kill()
         process.wait()

@@ -35,7 +35,7 @@ def main() -> None:
         limited()
         unlimited()
         ratio, loads = measure_pairs(limited, unlimited)
-    check_bar("creates on a limited capacity", ratio, 0.4)
+    check_bar("creates on a limited capacity", ratio, 0.6)
     print(f"     p99 {median([load.p99_ms for load in loads]):.1f} ms")
 
 

@@ -1,8 +1,9 @@
 """What sight costs: metrics and logs on the path of a request, reading the gauges of the installation, and a scrape.
 
 Two services run beside each other, with one worker each: one with all telemetry, and one without (`switched.py`). The
-load alternates between them, in both orders. While the service with telemetry is measured, the horizon of events moves,
-as it does with followers. The CPU time per request, of the service and with PostgreSQL, is printed for comparison.
+load alternates between them, in changing order. The service with telemetry is measured twice in each round: while the
+horizon of events stands still, and while it moves, as it does with followers. So the cost of reporting and that of the
+horizon are known separately. The CPU time per request, of the service and with PostgreSQL, is printed for comparison.
 """
 
 import argparse
@@ -20,7 +21,10 @@ from bench import Load, Postgres, Service, check_bar, median, postgres, service,
 from events import PUBLISHER, running
 from heartbeats import SESSIONS
 
-PAIR_SECONDS = 3
+PAIR_SECONDS = 1
+"""Many short rounds: other work on the machine disturbs a round more than telemetry does."""
+WARM_SECONDS = 2
+START_SECONDS = 2
 LIVE = 1_000_000
 SCRAPES = 20
 WORKERS = 4
@@ -61,22 +65,69 @@ class Measured:
         self.others_cpu.append((cpu_seconds(self._others) - others) / requests * 1e6)
 
 
-def alternate(name: str, script: str, on: Measured, off: Measured, pairs: int, horizon: str | None) -> None:
-    for number in range(pairs):
-        for measured in (on, off) if number % 2 else (off, on):
-            moving = running(PUBLISHER, horizon) if horizon and measured is on else contextlib.nullcontext()
-            with moving:
-                measured.run(script)
-    rates = [with_it.per_second / without.per_second for with_it, without in zip(on.loads, off.loads, strict=True)]
+def alternate(name: str, script: str, first: Service, other: Service, server: Postgres | None, pairs: int) -> None:
+    """`first` has telemetry, and `other` has none. SQLite has no other process that moves the horizon."""
+    backends = [] if server is None else [psutil.Process(server.pid)]
+    off, reporting, moving = Measured(other, backends), Measured(first, backends), Measured(first, backends)
+    arms = [off, reporting] if server is None else [off, reporting, moving]
+    with publisher(server) as publishing:
+        for number in range(pairs):
+            turned = arms[number % len(arms) :] + arms[: number % len(arms)]
+            for measured in turned if number % 2 else reversed(turned):
+                with publishing if measured is moving else contextlib.nullcontext():
+                    measured.run(script)
+    compare(f"{name}, reporting", reporting, off)
+    if server is not None:
+        compare(f"{name}, horizon", moving, reporting)
+    check_bar(f"{name} with all telemetry, rate against that without", median(ratios(arms[-1], off)), 0.95)
+
+
+@contextlib.contextmanager
+def publisher(server: Postgres | None) -> Iterator[contextlib.AbstractContextManager[None]]:
+    """A process that moves the horizon within the returned context, and is stopped otherwise: to start it for each
+    round would take as much CPU time as it takes in a minute.
+    """
+    if server is None:
+        yield contextlib.nullcontext()
+        return
+    with running(PUBLISHER, server.url("with_all")) as started:
+        process = psutil.Process(started.pid)
+        time.sleep(START_SECONDS)
+        process.suspend()
+        yield Resumed(process)
+        process.resume()
+
+
+class Resumed(contextlib.AbstractContextManager[None]):
+    """Lets the process run. Can be entered any number of times."""
+
+    def __init__(self, process: psutil.Process) -> None:
+        self._process = process
+
+    def __enter__(self) -> None:
+        self._process.resume()
+
+    def __exit__(self, *_error: object) -> None:
+        self._process.suspend()
+
+
+def ratios(some: Measured, others: Measured) -> Sequence[float]:
+    return [one.per_second / other.per_second for one, other in zip(some.loads, others.loads, strict=True)]
+
+
+def compare(name: str, on: Measured, off: Measured) -> None:
+    rates = ratios(on, off)
     used = [sum(pair) for pair in zip(on.cpu, on.others_cpu, strict=True)]
     unused = [sum(pair) for pair in zip(off.cpu, off.others_cpu, strict=True)]
+    lower, _, upper = statistics.quantiles(rates, n=4)
     print(
         f"  {name}: {median([load.per_second for load in on.loads]):.0f}/s against "
-        f"{median([load.per_second for load in off.loads]):.0f}/s, ratios {min(rates):.2f} to {max(rates):.2f}; "
-        f"CPU of the service {median(on.cpu):.1f} µs against {median(off.cpu):.1f} µs, with the database "
-        f"{median(used):.1f} µs against {median(unused):.1f} µs"
+        f"{median([load.per_second for load in off.loads]):.0f}/s, median of the ratios {median(rates):.3f}, half of "
+        f"them {lower:.2f} to {upper:.2f}, all {min(rates):.2f} to {max(rates):.2f}; CPU of the service "
+        f"{median(on.cpu):.1f} µs against {median(off.cpu):.1f} µs, with the database {median(used):.1f} µs against "
+        f"{median(unused):.1f} µs",
+        flush=True,
     )
-    check_bar(f"{name} with all telemetry, rate against that without", median(rates), 0.95)
 
 
 def on_postgres(server: Postgres, pairs: int) -> None:
@@ -84,17 +135,17 @@ def on_postgres(server: Postgres, pairs: int) -> None:
     with service(databases[0], 1) as first, service(databases[1], 1, BENCH_OFF="telemetry,gauges") as second:
         for name in ("with_all", "without"):
             server.sql(name, SESSIONS)
-        backends = [psutil.Process(server.pid)]
         for name, script in (("created", "created"), ("heartbeats", "heartbeat")):
-            on, off = Measured(first, backends), Measured(second, backends)
-            alternate(f"PostgreSQL, {name}", script, on, off, pairs, databases[0])
+            for each in (first, second):
+                wrk(each.address, script, WARM_SECONDS)
+            alternate(f"PostgreSQL, {name}", script, first, second, server, pairs)
 
 
 def on_sqlite(pairs: int) -> None:
     with tempfile.TemporaryDirectory(prefix="tsight") as folder:
         urls = [f"sqlite:///{folder}/{name}.db" for name in ("with_all", "without")]
         with service(urls[0], 1) as first, service(urls[1], 1, BENCH_OFF="telemetry,gauges") as second:
-            alternate("SQLite, created", "created", Measured(first, []), Measured(second, []), pairs, None)
+            alternate("SQLite, created", "created", first, second, None, pairs)
 
 
 def measure_gauges(server: Postgres, pairs: int) -> None:
@@ -190,15 +241,16 @@ def measure_scrape(server: Postgres) -> None:
 
 def main() -> None:
     arguments = argparse.ArgumentParser()
-    arguments.add_argument("--pairs", type=int, default=9)
-    arguments.add_argument("--only", choices=["requests", "gauges", "scrape"])
+    arguments.add_argument("--pairs", type=int, default=24)
+    arguments.add_argument("--only", choices=["requests", "sqlite", "gauges", "scrape"])
     given = arguments.parse_args()
     with postgres() as server:
         if given.only in (None, "requests"):
             on_postgres(server, given.pairs)
+        if given.only in (None, "sqlite"):
             on_sqlite(given.pairs)
         if given.only in (None, "gauges"):
-            measure_gauges(server, max(2, given.pairs // 3))
+            measure_gauges(server, max(2, given.pairs // 8))
         if given.only in (None, "scrape"):
             measure_scrape(server)
 

@@ -204,7 +204,7 @@ def main() -> None:
         accepted, p99 = measure_accepting(server)
         check_bar("accepting", accepted, 1.0)
         print(f"     p99 {p99:.1f} ms")
-        check_bar("sending", measure_sending(server), 0.5)
+        check_bar("sending", measure_sending(server), 0.7)
 
 
 if __name__ == "__main__":

@@ -22,14 +22,14 @@ from tenure.clock import ServerClock
 from tenure.config import Config, SessionsConfig, TracesConfig, is_loopback
 from tenure.console.route import ConsoleRoutes
 from tenure.domain.alerts import ONCALL
-from tenure.domain.events import EventType
+from tenure.domain.events import EVENTS_LEASE, EventType
 from tenure.domain.instances import HOST_MAX, VERSION_MAX, InstanceReport
 from tenure.domain.meter import MILLIONTHS
 from tenure.domain.submissions import USAGES
 from tenure.domain.usage import CutRules
 from tenure.ensemble import Ensemble
 from tenure.errors import ConfigurationError, DatabaseUnavailable
-from tenure.events.delivery import EVENTS_LEASE, EventDelivery, EventPayloads, GatewaySubscription
+from tenure.events.delivery import EventDelivery, EventPayloads, GatewaySubscription
 from tenure.events.feed import Feed
 from tenure.http.decoding import Decoding
 from tenure.http.edge import Edge
@@ -149,7 +149,7 @@ def _holder(config: Config, siblings: Siblings) -> str | None:
 
 
 def _report_of(config: Config, holder: str, worker: int) -> InstanceReport:
-    # A holder that is configured has the same name after a restart. The name of an instance is never used again.
+    # A configured holder keeps its name across restarts. The name of an instance must be unique, so extend it.
     instance = holder if config.leases.holder is None else f"{holder}-{new_id()[-8:]}"
     host = re.sub(r"[^!-~]", "_", socket.gethostname())[:HOST_MAX]
     return InstanceReport(
@@ -224,7 +224,7 @@ class Instance:
     def __init__(self, config: Config, telemetry: Telemetry, siblings: Siblings | None = None) -> None:
         make_handler = handler_factory(config.streams.handler, config.streams.options)
         self._telemetry = telemetry
-        # First: the other parts look whether traces are on when they are created.
+        # Start traces first: the other parts check whether traces are on when they are created.
         self._exporter = _start_traces(config.traces, telemetry)
         self._host = config.host
         self._siblings = Siblings() if siblings is None else siblings
@@ -304,7 +304,7 @@ class Instance:
             *SignInRoutes(
                 self._authenticator, _code_flow(config, verifier, telemetry), edge.count_request, config.prefix
             ).routes(),
-            *KeyRoutes(self._store, config.prefix).routes(),
+            *KeyRoutes(self._store, config.prefix, self._authenticator.reread).routes(),
             *AuditLogRoutes(self._store, config.prefix).routes(),
             *AlertRoutes(self._store, config.prefix).routes(),
             *MetricsRoutes(Exposition(self._siblings), public=config.metrics.public).routes(),
@@ -320,7 +320,7 @@ class Instance:
     def start(self) -> asyncio.Task[None]:
         """Return a task that ends when the instance is ready. It raises `ConfigurationError` if a setting is wrong."""
         self._starting = asyncio.create_task(self._start())
-        # From the start, not only after the migration: until the keys can be read, requests get 503.
+        # Read the keys from the start, and not only after the migration: requests get 503 until the keys are read.
         self._background.append(asyncio.create_task(self._authenticate()))
         self._background.append(asyncio.create_task(self._check_streams()))
         return self._starting
@@ -344,8 +344,8 @@ class Instance:
         await self.ensemble.stop()
 
     async def _authenticate(self) -> None:
-        """Keeps the keys up to date. On the very first start, it waits for the tables: a warning about missing tables
-        would alarm everybody who tries Tenure.
+        """Keeps the keys up to date. On the very first start, it waits for the tables, because a warning about missing
+        tables would alarm new users.
         """
         with suppress(DatabaseUnavailable):
             while not self.readiness.started:
@@ -361,11 +361,12 @@ class Instance:
             try:
                 for revision in await self._store.migrate():
                     self._telemetry.report(SchemaMigrated(revision))
-                # Before the instance is ready: until then, it answers every request with 503. If the keys cannot be
-                # read, because the server is a standby, `/readyz` says so.
+                # Load the keys before the instance is ready: without them, it answers every request with 503. If they
+                # cannot be read, because the server is a standby, `/readyz` says so.
                 with suppress(DatabaseUnavailable):
                     await self._authenticator.load()
-                # Before it leads. A database that cannot be written cannot tell, and nobody can lead with it.
+                # Before leading, check that no other instance uses another executor lease. If the database refuses
+                # writes, skip this check: no instance can acquire a lease either.
                 with suppress(DatabaseUnavailable):
                     await self._presence.start()
                 await self.ensemble.start()
@@ -394,7 +395,7 @@ class Instance:
         return self.ensemble.lease_names
 
     def _gauges(self) -> Series:
-        """The gauges that this worker knows without a look at the database."""
+        """The gauges that need no database query."""
         return {
             "tenure_leader": {(name,): int(self.ensemble.trusts(name)) for name in self.ensemble.lease_names},
             "tenure_streams_open": {(): self.streams.open_count},

@@ -9,8 +9,10 @@ fields. Keys that are data stay as they are: payloads of submissions, kinds, rea
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from datetime import datetime
+from functools import cache
 from operator import attrgetter
 from typing import Any, TypeVar, cast
 
@@ -197,10 +199,18 @@ def field_names(shapes: Iterable[type[msgspec.Struct]]) -> set[str]:
         shape = waiting.pop()
         if shape not in seen:
             seen.add(shape)
-            for field in msgspec.structs.fields(shape):
-                names.add(field.encode_name)
-                waiting += _structs_in(msgspec.inspect.type_info(field.type))
+            own, inner = _own_names(shape)
+            names |= own
+            waiting += inner
     return names
+
+
+@cache
+def _own_names(shape: type[msgspec.Struct]) -> tuple[AbstractSet[str], Sequence[type[msgspec.Struct]]]:
+    """The names of the fields, and the struct types in them."""
+    fields = msgspec.structs.fields(shape)
+    inner = [each for field in fields for each in _structs_in(msgspec.inspect.type_info(field.type))]
+    return {field.encode_name for field in fields}, inner
 
 
 def _structs_in(info: msgspec.inspect.Type) -> Iterable[type[msgspec.Struct]]:

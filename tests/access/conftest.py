@@ -10,7 +10,7 @@ import pytest
 from tenure.config import AccessConfig
 from tenure.domain.keys import ApiKey, Role, new_api_key
 from tenure.domain.session_tokens import session_token
-from tests.crashes.conftest import own_database, own_postgres  # noqa: F401 - fixtures
+from tests.crashes.conftest import own_database, own_postgres, own_template  # noqa: F401 - fixtures
 from tests.http.local import LocalService, prepare_process
 from tests.support.databases import Database
 from tests.support.keys import OPERATOR, create_key

@@ -27,7 +27,7 @@ SECRET = "planted-client-secret"
 
 
 class SigningIn(Issuer):
-    """Also has an authorisation endpoint, where everybody is signed in at once, and a token endpoint."""
+    """Also has an authorisation endpoint, which signs every user in without a question, and a token endpoint."""
 
     def __init__(self) -> None:
         super().__init__(RSA)
@@ -215,7 +215,7 @@ async def test_id_token_is_the_credential_if_its_audience_fits(sqlite_database: 
         assert "tenure_credential" not in cookies(refused)
 
 
-async def test_issuer_that_fails_gets_503_and_is_asked_by_few_at_once(sqlite_database: Database) -> None:
+async def test_failing_issuer_returns_503_and_gets_few_requests_at_a_time(sqlite_database: Database) -> None:
     async with signing_in() as issuer, serving(sqlite_database, oidc=issuer.sign_in_config()) as service:
         back = issuer.authorize((await begin(service)).headers["location"])
         issuer.status = "502 Bad Gateway"

@@ -1,5 +1,6 @@
 """Four real instances: the first key, its revocation, and the database while it is stopped."""
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -10,7 +11,7 @@ from uuid import uuid4
 
 import pytest
 
-from tenure.domain.keys import ApiKey, Role, new_api_key
+from tenure.domain.keys import ApiKey, Role, new_api_key, parse_key
 from tenure.domain.session_tokens import SigningKey, new_signing_key, session_token
 from tests.support.databases import Database, PostgresServer
 from tests.support.instances import RunningInstance, kill_all
@@ -47,19 +48,31 @@ def statuses(instances: list[RunningInstance], key: ApiKey | None) -> list[int]:
     return [status(instance, key) for instance in instances]
 
 
+def create_over_http(instance: RunningInstance) -> ApiKey:
+    """Creates an operator key, without a credential: it must be the first key."""
+    with closing(HTTPConnection("127.0.0.1", instance.port, timeout=PATIENCE_SECONDS)) as connection:
+        body = json.dumps({"name": "first", "role": "operator"})
+        connection.request("POST", "/keys", body, {"Content-Type": "application/json"})
+        key = parse_key(json.load(connection.getresponse())["key"])
+    assert key is not None
+    return key
+
+
 async def test_first_key_and_revocation_take_effect_on_four_instances_within_two_seconds(
     database: Database, start_four: Start
 ) -> None:
     instances = start_four(database.url)
     assert statuses(instances, None) == [200] * 4
-    key, other = new_api_key(Role.OPERATOR), new_api_key(Role.READER)
-    await create_key(database.store, key)
+    other = new_api_key(Role.READER)
+    key = create_over_http(instances[0])
+    assert statuses(instances[:1], None) == [401]  # at once, on the instance that created the key
     time.sleep(WITHIN_SECONDS)  # noqa: ASYNC251 - nothing else runs in this process
     assert statuses(instances, None) == [401] * 4
     assert statuses(instances, key) == [200] * 4
     await create_key(database.store, other, name="other")
     assert statuses(instances, other) == [200] * 4
-    await database.store.revoke_key(key.public_id, OPERATOR)
+    assert status(instances[0], key, f"/keys/{key.public_id}", "DELETE") == 200
+    assert statuses(instances[:1], key) == [401]
     time.sleep(WITHIN_SECONDS)  # noqa: ASYNC251
     assert statuses(instances, key) == [401] * 4
     assert statuses(instances, other) == [200] * 4

@@ -50,7 +50,8 @@ def test_service_and_commands_show_no_secret(tmp_path: Path) -> None:
     planted = new_signing_key()
     asyncio.run(plant(database, planted))
     tokens = [session_token(each, str(uuid4())) for each in (planted, new_signing_key())]
-    instance = RunningInstance(database, tmp_path, **environment)
+    # Not forked: the test reads its command line.
+    instance = RunningInstance(database, tmp_path, forked=False, **environment)
     try:
         instance.wait_until_ready()
         with httpx.Client(base_url=instance.address) as http:

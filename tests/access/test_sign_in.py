@@ -209,7 +209,7 @@ async def test_oidc_token_signs_in(sqlite_database: Database) -> None:
         assert (await service.http.get("/me")).json() | {"now": ""} == caller | {"now": ""}
 
 
-async def test_without_keys_everybody_is_anonymous_and_gets_no_cookie(sqlite_database: Database) -> None:
+async def test_without_keys_every_caller_is_anonymous_and_gets_no_cookie(sqlite_database: Database) -> None:
     async with serving(sqlite_database) as service:
         response = await sign_in(service, "anything")
         assert response.status_code == 200

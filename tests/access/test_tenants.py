@@ -110,7 +110,7 @@ def about(requests: Iterable[tuple[str, str, Any]], subject: str) -> Iterable[tu
         yield method, path.replace("{id}", subject), filled
 
 
-async def test_what_is_foreign_looks_as_if_it_did_not_exist(database: Database) -> None:
+async def test_foreign_resources_look_as_if_they_did_not_exist(database: Database) -> None:
     async with two_tenants(database) as service:
         key, theirs, unknown = service.ours.keys["operator"], service.theirs, some_id()
         await service.send(service.operator, "PUT", f"/capacities/{(unbound := some_id())}", {"maxSessions": 3})

@@ -43,7 +43,7 @@ class Terminal:
         fcntl.ioctl(self._parent, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
 
     def resized(self, columns: int, lines: int) -> None:
-        """Resizes, and tells the command, as the terminal of a person does."""
+        """Resizes, and notifies the command, as a real terminal does."""
         self.resize(columns, lines)
         self.process.send_signal(signal.SIGWINCH)
 

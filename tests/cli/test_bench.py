@@ -84,14 +84,14 @@ def test_loads_are_counted_and_leave_no_live_session(
 @pytest.mark.parametrize(
     ("flags", "code", "message"),
     [
-        (["--url", "http://192.0.2.1:8080"], 2, "192.0.2.1 is not this machine; --remote allows"),
+        (["--url", "http://192.0.2.1:8080"], 2, "192.0.2.1 is not this machine; pass --remote"),
         (["--url", "http://127.0.0.1:9", "--load", "deletes"], 2, "load: must be opens, heartbeats or mixed"),
         (["--url", "http://127.0.0.1:9"], 5, "cannot be reached"),
         (["--url", "http://127.0.0.1:9", "--seconds", "601"], 2, "less than or equal to 600"),
         (["--url", "http://127.0.0.1:9", "--connections", "257"], 2, "less than or equal to 256"),
     ],
 )
-def test_what_cannot_be_measured_is_refused(flags: list[str], code: int, message: str, tenure: Tenure) -> None:
+def test_invalid_plan_is_refused(flags: list[str], code: int, message: str, tenure: Tenure) -> None:
     result = tenure("bench", *flags)
     assert (result.code, result.out) == (code, "")
     assert message in result.err

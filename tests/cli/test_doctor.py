@@ -342,6 +342,14 @@ async def _(case: Case) -> None:
     case.configure(f'[gateways.crm]\nurl = "{url}"\nevents = ["session.closed"]\n')
 
 
+async def test_unheld_lease_names_the_lease_that_the_instances_use(case: Case) -> None:
+    case.configure('[leases]\nexecutor_lease = "mine"\n')
+    await case.database.store.save_instance(instance_report("one", executor_lease="theirs"))
+    (finding,) = [each for each in (await case.report())["findings"] if each["code"] == "lease-unheld"]
+    assert "use lease theirs, and these settings name lease mine" in finding["seen"]
+    assert finding["mend"].startswith("TENURE_LEASES__EXECUTOR_LEASE=theirs tenure doctor")
+
+
 def instance_report(name: str, version: str = "1.0.0", executor_lease: str = "submission-executor") -> InstanceReport:
     return InstanceReport(
         instance=name, holder=name, host="web-1", pid=7, worker=0, version=version, executor_lease=executor_lease

@@ -10,7 +10,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from tenure.cli.imports import _with_store
+from tenure.cli.imports import _in_database
 from tenure.clock import from_microseconds
 from tenure.config import Config
 from tenure.domain.audit_log import Actor
@@ -130,7 +130,7 @@ async def test_import_is_complete_and_can_be_repeated_and_keeps_the_audit_clean(
     await chunk_all(database)
     report = await Audit(database.store).run()
     assert report.findings == []
-    # The ten minutes since the import, counted twice for kind 2, as a part of 30 days. Nothing from before.
+    # Ten minutes since the import, times the factor 2 of kind 2, as a share of 30 days. Earlier time is not billed.
     assert report.lived_millionths == count * round(2 * 600 / (30 * 86_400) * 1_000_000)
     sums = await database.store.list_sessions(SessionFilter(), None, 10, EVERYTHING)
     assert {each.started_at for each in sums.sessions} == {NOW}
@@ -157,6 +157,14 @@ async def test_more_sessions_than_seats_are_refused(database: Database, tmp_path
     with pytest.raises(ImportRefused, match="has 1 seats, of which 0 are taken, but the file has 2"):
         await run(database, write_csv(tmp_path / "a.csv", [one, other]))
     assert await run(database, write_csv(tmp_path / "b.csv", [one])) == (1, 0, 0, 0)
+
+
+def test_value_that_the_mapping_does_not_name_is_refused(tmp_path: Path) -> None:
+    """Otherwise a 2 of a service that counts from 0 would stay a 2, which is a lower kind there."""
+    path = write_csv(tmp_path / "a.csv", [row(kind="2")])
+    mapped = Mapped(dict(zip(SESSION_FIELDS[1:], HEADER, strict=False)), {"0": 1, "1": 2})
+    with pytest.raises(ImportRefused, match=r"line 2: sessionKind: 2 is not in \[kinds\]"):
+        read(path, mapped)
 
 
 # The command, with a table of another service
@@ -247,7 +255,7 @@ async def test_command_imports_foreign_table_completely_and_once(
     assert audited.returncode == 0, audited.stdout
 
 
-async def test_command_counts_sessions_that_have_ended_in_tenure_apart(
+async def test_command_counts_sessions_that_have_ended_in_tenure_separately(
     tenure: Tenure, database: Database, tmp_path: Path
 ) -> None:
     now = datetime.now(UTC)
@@ -270,4 +278,4 @@ def test_command_migrates_and_imports(tmp_path: Path) -> None:
         return 1
 
     config = Config(database=f"sqlite:///{tmp_path / 'a.db'}")
-    assert asyncio.run(_with_store(config, nothing)) == 1
+    assert _in_database(config, tmp_path / "a.csv", nothing) == 1

@@ -29,7 +29,7 @@ def steps() -> dict[int, str]:
 
 
 class Reader:
-    """Somebody who follows the page, on free ports instead of 8080 and 9090."""
+    """A user who follows the page, on free ports instead of 8080 and 9090."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -144,7 +144,7 @@ def test_full_capacity_refuses_with_one_line(tenure: Tenure, capacity: str) -> N
 
 
 @pytest.mark.usefixtures("url")
-def test_capacity_keeps_what_no_flag_names(tenure: Tenure, capacity: str) -> None:
+def test_capacity_keeps_settings_without_a_flag(tenure: Tenure, capacity: str) -> None:
     ok(tenure, "capacities", "set", capacity, "--seats", "3", "--tenant", TENANT)
     changed = ok_json(tenure, "capacities", "set", capacity, "--when-full", "evictOldest", "--yes")
     assert (changed["maxSessions"], changed["whenFull"], changed["tenantObjectId"]) == (3, "evictOldest", TENANT)
@@ -233,8 +233,10 @@ def test_submissions_are_listed_shown_retried_and_cancelled(tenure: Tenure, url:
     one, other = submitted(url), submitted(url)
     listed = rows(ok(tenure, "submissions", "list", "--gateway", "parked").out)
     assert [line[:3] for line in listed[1:3]] == [[other, "parked", "pending"], [one, "parked", "pending"]]
+    request_id = ok_json(tenure, "submissions", "show", one)["requestId"]
+    assert listed[2][3] == request_id
     shown = ok(tenure, "submissions", "show", one).out
-    assert shown.split()[:4] == ["submission", one, "gateway", "parked"]
+    assert shown.split()[:8] == ["submission", one, "gateway", "parked", "state", "pending", "request", request_id]
     assert ok(tenure, "submissions", "cancel", one, "--yes").out == f"{one} is cancelled\n"
     assert ok(tenure, "submissions", "retry", one).out == f"{one} is pending\n"
     assert tenure("submissions", "cancel", "--gateway", "parked", "--yes").err == "cancelled 2\n"
@@ -464,7 +466,7 @@ def test_held_session_is_renewed_until_ctrl_c_and_lost_when_it_is_ended(tenure: 
 
 
 @pytest.mark.usefixtures("any_url")
-def test_reader_that_ends_first_causes_no_traceback(tenure: Tenure, capacity: str) -> None:
+def test_closed_pipe_causes_no_traceback(tenure: Tenure, capacity: str) -> None:
     opened(tenure, capacity)
     listing = process("sessions", "list", "--all", "--json")
     assert listing.stdout is not None
@@ -476,7 +478,7 @@ def test_reader_that_ends_first_causes_no_traceback(tenure: Tenure, capacity: st
 
 
 @pytest.mark.usefixtures("any_url")
-def test_text_of_others_cannot_control_the_terminal(tenure: Tenure) -> None:
+def test_printed_text_cannot_control_the_terminal(tenure: Tenure) -> None:
     missing = tenure("jobs", "run", "\x1b[31mred")
     assert (missing.code, "\x1b" in missing.err) == (4, False)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tenure.config import Config
+from tenure.store.contract import Store
 from tests.config.conftest import Run
 
 
@@ -53,12 +54,14 @@ def test_invalid_flag_prints_error_of_its_setting(
 def test_migrate_accepts_any_host(
     run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def migrate(config: Config, *, dry_run: bool) -> str:
-        return f"{config.database} {dry_run}"
+    async def migrate(store: Store, *, dry_run: bool) -> str:
+        file = store.describe_file()
+        assert file is not None
+        return f"{Path(file.path).name} {dry_run}"
 
     monkeypatch.setattr("tenure.cli.migrate._migrate", migrate)
     code = run("migrate", "--database", "sqlite:///a.db", "--dry-run", TENURE_HOST="0.0.0.0")
-    assert (code, capsys.readouterr().out) == (0, "sqlite:///a.db True\n")
+    assert (code, capsys.readouterr().out) == (0, "a.db True\n")
 
 
 @pytest.mark.parametrize("command", ["serve", "migrate"])

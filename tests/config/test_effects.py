@@ -29,7 +29,6 @@ from tenure.errors import ConfigurationError, Problem, Unauthenticated
 from tenure.server import process, workers
 from tenure.server.process import bind
 from tenure.store.engines import open_store
-from tenure.submissions.executor import LEASE
 from tenure.submissions.gateways import Gateway, gateways_of
 from tenure.submissions.payloads import PayloadSources
 from tenure.telemetry.events import JobStarted, LeaderAcquired, RequestAnswered, SessionOpened, Telemetry
@@ -42,6 +41,7 @@ from tests.support.streams import STOP, Streaming, as_text, request, streaming
 from tests.support.usage import session_between
 
 MESSAGE = "x" * 2000
+EXECUTOR_LEASE = Config().leases.executor_lease
 
 
 def paths(kind: Any = Config, path: SettingPath = ()) -> list[SettingPath]:
@@ -124,7 +124,9 @@ async def observe_instance(config: Config) -> dict[str, object]:
     async with local.running(), streaming(local.port, config.prefix) as clients:
         (job,) = [each for each in (await clients.http.get("/jobs")).json()["jobs"] if each["name"] == JOB]
         await eventually(lambda: local.telemetry.of(LeaderAcquired) != [])
-        (lease,) = [each for each in (await local.http.get("/readyz")).json()["leases"] if each["name"] == LEASE]
+        (lease,) = [
+            each for each in (await local.http.get("/readyz")).json()["leases"] if each["name"] == EXECUTOR_LEASE
+        ]
         started, ends = (datetime.fromisoformat(lease[name]) for name in ("acquiredAt", "expiresAt"))
         return {
             "prefix": (await local.http.get("/sessions")).status_code,
@@ -218,7 +220,7 @@ def board_interval(config: Config) -> float:
 
 def renewal_interval(config: Config) -> float:
     ensemble = Instance(config, Telemetry()).ensemble
-    return ensemble._leaderships[LEASE]._renew_seconds
+    return ensemble._leaderships[EXECUTOR_LEASE]._renew_seconds
 
 
 def readers(config: Config) -> int:

@@ -116,7 +116,8 @@ def test_secret_with_or_without_prefix_is_accepted() -> None:
 def test_invalid_status_list_is_rejected(error_message: ErrorMessage) -> None:
     for value in ("[199]", "[600]", "[409.0]", "409", '["409"]'):
         message = error_message(**{URL: "http://a", "TENURE_GATEWAYS__USAGES__ALREADY_HAVE": value})
-        assert message.endswith("must be a list of whole numbers from 200 to 599"), value
+        hint = "" if value.startswith("[") else ", written in JSON such as [1, 2]"
+        assert message.endswith(f"must be a list of whole numbers from 200 to 599{hint}"), value
 
 
 def test_already_have_accepts_empty_list() -> None:

@@ -102,7 +102,8 @@ def test_invalid_schedule_is_rejected(error_message: ErrorMessage) -> None:
         message = error_message(
             TENURE_GATEWAYS__USAGES__URL="http://127.0.0.1", TENURE_GATEWAYS__USAGES__SCHEDULE=value
         )
-        assert message.endswith("must be a list of one or more numbers of seconds from 0 to 1000000000"), value
+        hint = "" if value.startswith("[") else ", written in JSON such as [1, 2]"
+        assert message.endswith(f"must be a list of one or more numbers of seconds from 0 to 1000000000{hint}"), value
 
 
 def test_switch_other_than_true_or_false_is_rejected(error_message: ErrorMessage) -> None:
@@ -281,6 +282,24 @@ def test_burst_without_its_rate_is_rejected(error_message: ErrorMessage) -> None
     assert message == "access.requests_burst (from tenure.toml): requires access.requests_per_second"
     message = error_message(toml="access.failures_burst = 5\naccess.failures_per_minute = 0")
     assert message == "access.failures_burst (from tenure.toml): requires access.failures_per_minute above 0"
+
+
+def test_list_in_a_variable_without_json_is_rejected_with_an_example(error_message: ErrorMessage) -> None:
+    for wrong in ("127.0.0.1", "10.0.0.1,10.0.0.2", '"127.0.0.1"'):
+        assert error_message(TENURE_HTTP__TRUSTED_PROXIES=wrong) == (
+            "http.trusted_proxies (from TENURE_HTTP__TRUSTED_PROXIES): must be a list of addresses, or networks such "
+            'as 10.0.0.0/8, written in JSON such as ["first", "second"]'
+        )
+
+
+def test_line_break_at_the_end_of_a_value_is_named(error_message: ErrorMessage) -> None:
+    """A secret of Kubernetes that was made from a file has it."""
+    hint = "; the value begins or ends with white space or a line break"
+    for database in ("sqlite:///tenure.db\n", "postgresql://user@host/name\n", " sqlite:///tenure.db"):
+        message = error_message(TENURE_DATABASE=database)
+        assert message.endswith(f"percent-encoded{hint}"), database
+        assert "\n" not in message
+    assert hint not in error_message(TENURE_DATABASE="tenure.db")
 
 
 def test_wrong_proxies_are_rejected(error_message: ErrorMessage) -> None:

@@ -83,6 +83,15 @@ async def test_publish_events__reaches_stamps_from_before_clock_was_stepped_back
     assert found == expected_events([await read_session(database, each.session_id) for each in late], found[-1].at)
 
 
+async def test_publish_events__keeps_later_writes_after_horizon_when_called_again_behind_it(database: Database) -> None:
+    """No write is as late as the horizon, so only the horizon itself shows that the clock was stepped back."""
+    await database.clock.set(NOON + 10 * SECONDS)
+    horizon = await database.store.publish_events(0)
+    await database.clock.set(NOON)
+    await database.store.publish_events(0)
+    assert (await open_new_session(database)).started_at > horizon
+
+
 async def test_publish_events__follows_last_cut_when_clock_is_behind_it(database: Database) -> None:
     await install(database, NOON)
     await cut(database, NOON + timedelta(minutes=2))

@@ -146,6 +146,31 @@ async def test_heartbeat__returns_results_in_request_order_for_mixed_batch(datab
     assert results[2].state == State.ACTIVE
 
 
+async def test_heartbeat__renews_each_session_of_a_batch_by_its_own_limits(database: Database) -> None:
+    leases = [60, 60, 30, 90, 60, 30]
+    ids = [
+        (
+            await open_new_session(
+                database, lease_microseconds=lease * SECOND, heartbeat_microseconds=(number % 2 + 1) * SECOND
+            )
+        ).session_id
+        for number, lease in enumerate(leases)
+    ]
+    now = NOON + 7 * SECONDS
+    await database.clock.set(now)
+    order = [*ids[::2], *ids[1::2]]
+    active = {ids[0], ids[5]}
+    results = await database.store.heartbeat([Heartbeat(each, each in active, EVERYTHING) for each in order])
+    found = dict(zip(order, results, strict=True))
+    for number, (session_id, lease) in enumerate(zip(ids, leases, strict=True)):
+        state = State.ACTIVE if session_id in active else State.CREATED
+        expected = HeartbeatResult(Found.LIVE, state, now + lease * SECONDS, (number % 2 + 1) * SECOND)
+        assert found[session_id] == expected
+        after = await read_session(database, session_id)
+        assert (after.state, after.deadline_at) == (state, now + lease * SECONDS)
+        assert after.last_activity_at == (now if session_id in active else NOON)
+
+
 async def test_heartbeat__accepts_full_batch(database: Database) -> None:
     sessions = [
         await open_new_session(database, lease_microseconds=(30 + number) * SECOND) for number in range(BATCH_MAX)

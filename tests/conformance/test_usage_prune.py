@@ -26,6 +26,7 @@ from tests.support.usage import (
     insert_sessions,
     install,
     intervals,
+    limit_chunks,
     newest_window,
     save,
     session_between,
@@ -117,7 +118,7 @@ async def test_prune_usage__deletes_at_most_limit_rows_per_table(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A window is deleted only after its chunks."""
-    monkeypatch.setattr("tenure.store.reads.intervals.CHUNK_MAX", 2)
+    limit_chunks(monkeypatch, 2)
     await insert_sessions(
         database, [session_between(midnight(0), midnight(2) + number * MICROSECOND) for number in range(1, 6)]
     )

@@ -81,7 +81,7 @@ async def until_answered(store: Store) -> None:
     async with asyncio.timeout(SERVED_WITHIN_SECONDS):
         while True:
             with suppress(DatabaseUnavailable):
-                assert await store.schema_revision() is None
+                assert await store.schema_revision() is not None
                 return
 
 

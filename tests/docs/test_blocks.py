@@ -175,7 +175,7 @@ def test_haproxy_rules_are_valid(tmp_path: Path) -> None:
     assert rules
     file = tmp_path / "haproxy.cfg"
     frame = "defaults\n  mode http\n  timeout client 1s\n  timeout connect 1s\n  timeout server 1s\n"
-    file.write_text(f"{frame}frontend f\n  bind 127.0.0.1:1\n{rules}  default_backend b\nbackend b\n")
+    file.write_text(f"{frame}frontend f\n  bind 127.0.0.1:1\n{rules}  default_backend b\nbackend b\nbackend old\n")
     subprocess.run(["haproxy", "-c", "-f", str(file)], check=True, timeout=60)
 
 

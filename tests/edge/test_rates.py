@@ -39,7 +39,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
 
 
 def forms(authorization: str | None, *headers: str) -> dict[str, bytes]:
-    """The same for each transport."""
+    """The same request for each transport."""
     lines = [*([] if authorization is None else [f"Authorization: {authorization}"]), *headers]
     return {
         "hot": request(open_body(), *lines),
@@ -49,7 +49,7 @@ def forms(authorization: str | None, *headers: str) -> dict[str, bytes]:
 
 
 async def send(service: LocalService, message: bytes) -> Answer:
-    """A session that was opened before is answered with 201 too."""
+    """Sends the message, and returns the answer with 201 in place of 200, so that a repeated open counts as opened."""
     async with raw(service) as client:
         await client.send(message)
         answer = await client.answer()
@@ -148,7 +148,7 @@ async def test_throttle_can_be_switched_off(serve_with: ServeWith, credentials: 
     assert set(await statuses(service, forms(WRONG)["hot"], 100)) == {401}
 
 
-async def test_forwarded_address_of_a_stranger_is_ignored(
+async def test_forwarded_address_of_an_untrusted_peer_is_ignored(
     serve_with: ServeWith, credentials: Mapping[str, str | None], clock: ManualClock
 ) -> None:
     del credentials, clock
@@ -160,7 +160,7 @@ async def test_forwarded_address_of_a_stranger_is_ignored(
     assert found == [401] * 3 + [429] * 3
 
 
-async def test_clients_behind_a_trusted_proxy_are_counted_apart(
+async def test_clients_behind_a_trusted_proxy_are_counted_separately(
     serve_with: ServeWith, credentials: Mapping[str, str | None], clock: ManualClock
 ) -> None:
     del credentials, clock

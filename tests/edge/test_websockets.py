@@ -38,7 +38,7 @@ async def _slowest_answer(service: LocalService, attack: asyncio.Future[None]) -
 
 
 async def _send(client: Client, piece: bytes, total: int) -> None:
-    """Sends until the instance takes no more."""
+    """Sends until `total` is reached, or until the instance stops reading."""
     for _ in range(total // len(piece)):
         try:
             async with asyncio.timeout(10):

@@ -11,7 +11,7 @@ from tenure.config import GatewayConfig, JobConfig, LeasesConfig
 from tenure.domain.alerts import AlertName, Condition
 from tenure.domain.jobs import JobCommand
 from tenure.errors import DatabaseUnavailable
-from tenure.telemetry.events import AlertCleared, AlertRaised
+from tenure.telemetry.events import AlertCleared, AlertRaised, AttemptEnded
 from tests.http.client import Json
 from tests.http.local import LocalService, eventually
 from tests.support.audit_log import ACTOR
@@ -102,7 +102,7 @@ async def test_failing_job_reaches_oncall_once_and_is_cleared_once(
             job.repaired = True
             await run_until(local, "send-invoices", lambda each: each["failuresInARow"] == 0)
             await run_until(local, "watch", lambda _: bool(local.telemetry.of(AlertCleared)))
-            await eventually(lambda: len(receiver.received) >= 2)
+            await eventually(lambda: len(local.telemetry.of(AttemptEnded)) >= 2)
             (alert,) = (await listed(local))["alerts"]
             pending = (await local.http.get("/submissions?gateway=oncall&state=pending")).json()["submissions"]
             refused = await local.http.post(

@@ -95,7 +95,7 @@ async def test_both_lanes_report_route_status_and_caller_once(local: LocalServic
     assert all(0 <= each.seconds < 60 for each in answered)
 
 
-async def test_installation_that_cannot_be_read_is_reported_and_soon_not_shown(
+async def test_unreadable_installation_metrics_are_reported_and_later_omitted(
     own_local: LocalService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reader = own_local.instance._installation

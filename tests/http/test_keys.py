@@ -28,10 +28,17 @@ class KeyService:
     def __init__(self, database: Database) -> None:
         self.database = database
         self.telemetry = RecordedTelemetry()
-        table = [*KeyRoutes(database.store, "/api").routes(), *AuditLogRoutes(database.store, "/api").routes()]
+        self.rereads = 0
+        table = [
+            *KeyRoutes(database.store, "/api", self._reread).routes(),
+            *AuditLogRoutes(database.store, "/api").routes(),
+        ]
         self._pipeline = Pipeline(
             table, "/api", lambda _headers: OPERATOR, Edge(HttpConfig(), "127.0.0.1", self.telemetry), self.telemetry
         )
+
+    async def _reread(self) -> None:
+        self.rereads += 1
 
     async def send(self, method: str, path: str, query: str = "", body: Any = None) -> RawResponse:
         message = {"type": "http.request", "body": b"" if body is None else msgspec.json.encode(body)}
@@ -72,6 +79,13 @@ async def test_create_returns_key_once(keys: KeyService) -> None:
     stored = await keys.database.store.find_key(key.public_id)
     assert stored is not None
     assert stored.digest == key.digest
+
+
+async def test_keys_are_read_again_after_each_change(keys: KeyService) -> None:
+    made = await keys.create()
+    assert keys.rereads == 1
+    await keys.json("DELETE", f"/keys/{made['publicId']}")
+    assert keys.rereads == 2
 
 
 async def test_response_with_key_must_not_be_cached(keys: KeyService) -> None:

@@ -20,7 +20,7 @@ from tests.support.open_requests import SECOND
 FIELDS = ["name", "holder", "epoch", "held", "acquiredAt", "renewedAt", "expiresAt"]
 LONGEST = 196
 CURSOR_OF_MISSING_LEASE = "bGVhc2U"
-"""After a lease called `lease`."""
+"""The cursor after a lease called `lease`."""
 FORGED = ["", "null", "0", "abc", "!!!!", "é", "A" * 200, "w6k", "bGVh c2U", "YQBi"]
 """Cursors that no response contained: invalid base64, an empty one, or base64 of characters that no name has."""
 

@@ -259,7 +259,7 @@ def forms(uuid: str) -> list[str]:
 WRONG_IDS = ["{%s", "%s}", "(%s)", "%s\n", " %s", "urn:uuid:%s"]
 
 
-async def test_ids_are_taken_with_or_without_dashes_and_braces(any_local: LocalService) -> None:
+async def test_ids_are_accepted_with_or_without_dashes_and_braces(any_local: LocalService) -> None:
     body = open_body(sessionKind=2)
     session_id = (await any_local.put(body)).json()["sessionId"]
     streamed, streams = (await any_local.open())["sessionId"], []
@@ -284,7 +284,7 @@ async def test_ids_are_taken_with_or_without_dashes_and_braces(any_local: LocalS
         stream.disconnect()
 
 
-async def test_field_names_are_taken_in_three_cases(any_local: LocalService) -> None:
+async def test_field_names_are_accepted_in_three_cases(any_local: LocalService) -> None:
     body = open_body(leaseSeconds=600)
     for rename in (str, snake_case, lambda name: name[0].upper() + name[1:]):
         response = await any_local.put({rename(name): value for name, value in body.items()})
@@ -303,6 +303,33 @@ async def test_field_given_in_two_cases_is_refused(any_local: LocalService) -> N
     assert response.json()["detail"] == "leaseSeconds: must be given only once"
     query = await any_local.http.get("/sessions?closeReason=STOPPED&close_reason=STOPPED")
     assert query.json()["detail"] == "closeReason: must be given only once"
+
+
+# Filters by the name of the field
+
+
+@pytest.mark.parametrize("setting", ["refuse", "ignore"])
+async def test_filter_may_have_the_name_of_the_field_that_it_compares(setting: str, sqlite_database: Database) -> None:
+    async with running(sqlite_database, unknown_fields=setting) as service:
+        mine = (await service.put(open_body(sessionKind=2))).json()
+        others = (await service.put(open_body())).json()
+        ended = (await service.put(open_body())).json()
+        await service.http.delete(f"/sessions/{ended['sessionId']}")
+        for field in ("userObjectId", "tenantObjectId", "capacityId", "sessionKind"):
+            snake = re.sub("[A-Z]", lambda letter: f"_{letter[0].lower()}", field)
+            for name in (field, field[0].upper() + field[1:], snake):
+                listed = await service.http.get("/sessions", params={name: mine[field]})
+                assert [each["sessionId"] for each in listed.json()["sessions"]] == [mine["sessionId"]], name
+        over = await service.http.get("/sessions", params={"IsActive": "False"})  # as .NET writes it
+        assert [each["sessionId"] for each in over.json()["sessions"]] == [ended["sessionId"]]
+        live = await service.http.get("/sessions", params={"isActive": "true", "limit": 1})
+        assert [each["sessionId"] for each in live.json()["sessions"]] == [others["sessionId"]]
+        following = (await service.http.get(live.links["next"]["url"])).json()
+        assert [each["sessionId"] for each in following["sessions"]] == [mine["sessionId"]]
+        billed = await service.http.get("/usage", params={"userObjectId": mine["userObjectId"]})
+        assert billed.json()["groups"][0]["sessions"] == 1, billed.text
+        twice = await service.http.get("/sessions", params={"user": mine["userObjectId"], "UserObjectId": str(uuid4())})
+        assert twice.json()["detail"] == "user: must be given only once"
 
 
 # unknown_fields

@@ -33,15 +33,17 @@ from tenure.domain.scope import EVERYTHING, Scope
 from tenure.domain.sessions import LapsePosition, Position, SessionFilter
 from tenure.domain.submissions import Change, SubmissionFilter
 from tenure.domain.usage import Chunk, Era, GroupBy, UsageFilter, UsageSumQuery, Window
+from tenure.domain.usage_records import Template
 from tenure.store import migrate
 from tenure.store.contract import Store
 from tenure.store.engines import open_store
-from tenure.store.engines.postgres import statements
+from tenure.store.engines.postgres import statements, windows
 from tenure.store.engines.sqlserver import calls
 from tenure.store.migrations.functions import functions_of
 from tenure.store.reads.shared import SharedReads
 from tenure.store.reads.submissions import contract_text
 from tenure.store.tables import metadata
+from tenure.usage.formats import FORMATS
 from tests.migrations.catalog import DIALECTS, tables_as_script
 from tests.support.databases import POOL_SIZE
 from tests.support.usage import CONTRACT, single_chunk
@@ -94,7 +96,9 @@ def own_statements() -> Mapping[str, str]:
             found |= {f"{name}.{key}": text for key, text in value.items()}
         elif isinstance(value, str) and name.isupper() and "SELECT" in value:
             found[name] = value
-    return {name: text for name, text in found.items() if not name.startswith("_")}
+    rendering = {f"RENDER.{name}": windows.render_statement(template) for name, template in TEMPLATES.items()}
+    own = {name: text for name, text in found.items() if not name.startswith("_")}
+    return {**own, "DIVIDE": windows.DIVIDE, **rendering}
 
 
 async def shared_statements(url: str) -> Mapping[str, str]:
@@ -162,6 +166,7 @@ ID = "00000000-0000-7000-8000-000000000007"
 WINDOW = Window(
     window_id=7, installation_id=ID, started_at=AT, ended_at=AT.replace(hour=13), era=Era(AT, (1, 2, 3)), contract=None
 )
+TEMPLATES = {name: each.template(WINDOW) for name, each in FORMATS.items()}
 SAMPLES: Mapping[Any, Sequence[Any]] = {
     str: [ID],
     int: [7],
@@ -189,6 +194,8 @@ SAMPLES: Mapping[Any, Sequence[Any]] = {
     EventPosition: [EventPosition(AT, 1, ID)],
     Window: [WINDOW],
     Chunk: [single_chunk(WINDOW)],
+    Sequence[Chunk]: [[single_chunk(WINDOW)]],
+    Template: list(TEMPLATES.values()),
     UsageSumQuery: [
         UsageSumQuery(factors=(1, 2, 3)),
         *(

@@ -1,6 +1,7 @@
 """Common parts of the state machines: each has its own database and its own event loop."""
 
 import asyncio
+import os
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import Any, TypeVar
@@ -12,6 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 from tenure.store.retries import Retries
 from tests.support.databases import Database
 
+MORE_EXAMPLES = int(os.environ.get("TENURE_TEST_MODEL_EXAMPLES", "10"))
+"""Of the slow tests. Every run has other examples, about 40 steps each."""
 PATIENCE_SECONDS = 30.0
 """How long a call may take. Among thousands of calls, one is delayed if the machine is paused for a moment."""
 

@@ -27,7 +27,7 @@ from tenure.domain.leases import AcquireResult, Fence
 from tenure.errors import LeaseLost
 from tenure.ids import new_id
 from tests.model.leases import GRID_BEGINS, HELD, IDLE, LeaseModel
-from tests.model.machines import StoreMachine, bound_to_database, run_examples
+from tests.model.machines import MORE_EXAMPLES, StoreMachine, bound_to_database, run_examples
 from tests.support.audit_log import ACTOR
 from tests.support.leases import read_table
 from tests.support.open_requests import NOON, SECOND
@@ -296,4 +296,4 @@ def test_leases_and_jobs_match_model(bound: type[LeaseMachine]) -> None:
 
 @pytest.mark.slow
 def test_leases_and_jobs_match_model_with_more_examples(bound: type[LeaseMachine]) -> None:
-    run_examples(bound, examples=25, steps=50)
+    run_examples(bound, examples=MORE_EXAMPLES, steps=50)

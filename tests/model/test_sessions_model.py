@@ -31,7 +31,7 @@ from tenure.domain.sessions import (
     SessionFilter,
     SweepResult,
 )
-from tests.model.machines import StoreMachine, bound_to_database, run_examples
+from tests.model.machines import MORE_EXAMPLES, StoreMachine, bound_to_database, run_examples
 from tests.model.sessions import SessionModel
 from tests.support.audit_log import ACTOR
 from tests.support.databases import Database
@@ -231,7 +231,7 @@ def test_sessions_match_model(bound: type[SessionMachine]) -> None:
 
 @pytest.mark.slow
 def test_sessions_match_model_with_more_examples(bound: type[SessionMachine]) -> None:
-    run_examples(bound, examples=25)
+    run_examples(bound, examples=MORE_EXAMPLES)
 
 
 # Hypothesis samples; these tests cover every combination.

@@ -27,7 +27,7 @@ from tenure.domain.submissions import (
     SubmitRequest,
 )
 from tenure.errors import LeaseLost
-from tests.model.machines import StoreMachine, bound_to_database, run_examples
+from tests.model.machines import MORE_EXAMPLES, StoreMachine, bound_to_database, run_examples
 from tests.model.submissions import Begun, SubmissionModel
 from tests.support.audit_log import draft
 from tests.support.open_requests import NOON, SECOND, some_id
@@ -239,4 +239,4 @@ def test_submissions_match_model(bound: type[SubmissionMachine]) -> None:
 
 @pytest.mark.slow
 def test_submissions_match_model_with_more_examples(bound: type[SubmissionMachine]) -> None:
-    run_examples(bound, examples=25)
+    run_examples(bound, examples=MORE_EXAMPLES)

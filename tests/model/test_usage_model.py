@@ -25,14 +25,14 @@ from tenure.domain.capacities import Seats
 from tenure.domain.scope import EVERYTHING
 from tenure.domain.sessions import CloseReason, Heartbeat, Limits, OpenOutcome, OpenRequest
 from tenure.domain.usage import Factors, GroupBy, UsageSumQuery, Window
-from tests.model.machines import StoreMachine, bound_to_database, run_examples
+from tests.model.machines import MORE_EXAMPLES, StoreMachine, bound_to_database, run_examples
 from tests.model.sessions import SessionModel
 from tests.model.usage import UsageModel
 from tests.support.audit_log import ACTOR
 from tests.support.leases import sweep_some
 from tests.support.open_requests import NOON, SECOND, end_one, open_one, request, some_id
 from tests.support.session_calls import EVICTING, heartbeat_one
-from tests.support.usage import ALL, emitter_fence, install, rules, single_chunk
+from tests.support.usage import ALL, emitter_fence, install, limit_chunks, rules, single_chunk
 from tests.support.usage_marks import mark_usage, sum_without_marks
 
 LIMITS = Limits(timedelta(days=3))
@@ -288,7 +288,7 @@ class UsageMachine(StoreMachine):
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def bound(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[UsageMachine]]:
-    monkeypatch.setattr("tenure.store.reads.intervals.CHUNK_MAX", CHUNK)
+    limit_chunks(monkeypatch, CHUNK)
     monkeypatch.setattr("tenure.domain.usage._HOUR", timedelta(seconds=20))
     monkeypatch.setattr("tenure.domain.usage.HOURLY_MARKS_KEPT", timedelta(seconds=200))
     monkeypatch.setattr("tenure.store.reads.usage_sums.EDGE_SESSIONS_MAX", 1)
@@ -301,4 +301,4 @@ def test_windows_match_model(bound: type[UsageMachine]) -> None:
 
 @pytest.mark.slow
 def test_windows_match_model_with_more_examples(bound: type[UsageMachine]) -> None:
-    run_examples(bound, examples=25)
+    run_examples(bound, examples=MORE_EXAMPLES)

@@ -19,7 +19,7 @@ from tenure.domain.history import View
 from tenure.domain.scope import EVERYTHING, Scope
 from tenure.domain.sessions import LapsePosition, Position, SessionFilter
 from tenure.domain.submissions import SubmissionFilter, SubmissionState
-from tenure.domain.usage import GroupBy, UsageFilter, UsageSumQuery
+from tenure.domain.usage import Era, GroupBy, UsageFilter, UsageSumQuery
 from tenure.store.engines import open_store
 from tenure.store.limits import COUNT_MAX, LAPSE_SCAN_MAX, SCAN_MAX
 from tenure.store.reads import (
@@ -407,6 +407,28 @@ async def test_sqlite_sums_usage_between_marks_without_reading_sessions(sqlite_f
     } == set()
 
 
+async def test_sqlite_quick_sum_searches_live_sessions_by_start(sqlite_file: Database) -> None:
+    """Otherwise, the count of sessions before the first mark, and their sum, read all live sessions to find the few
+    that began so early.
+    """
+    edge = [(Era(MARKS[0], (1, 1, 1)), *MARKS)]
+    given = [
+        (UsageFilter(), "sessions_live_kind (kind=?"),
+        (UsageFilter(tenant=some_id()), "sessions_live_tenant (tenant_object_id=?"),
+        (UsageFilter(capacity=some_id()), "sessions_live_capacity (capacity_id=?"),
+    ]
+    for criteria, index in given:
+        for group_by in (None, GroupBy.TENANT, GroupBy.CAPACITY, GroupBy.KIND):
+            query = UsageSumQuery(criteria=criteria, group_by=group_by, factors=(1, 2, 3), quick=True)
+            statements = [
+                *usage_sums.count_statements(query, *MARKS),
+                usage_sums.marked_statement(query, MARKS, [edge, edge], None, LIMIT),
+            ]
+            live = {line for line in _sqlite_plans(sqlite_file, statements) if "sessions_live" in line}
+            assert live
+            assert {line for line in live if f"INDEX {index} AND started_at<?)" not in line} == set()
+
+
 SQLITE_VALUES: Values = {
     "user": ["0007a121-0000-4000-8000-00000000000b"],
     "tenant": ["00000000-0000-4000-8000-00000000000a", some_id()],
@@ -474,6 +496,14 @@ async def test_sqlite_lists_submissions_and_capacities_from_indexes(sqlite_file:
     allowed = r"SEARCH submissions USING INDEX (submissions_(state|gateway)|sqlite_autoindex_submissions_1) \(.*"
     allowed += r"|SEARCH capacities USING (COVERING )?INDEX capacities_tenant \(tenant_object_id>\? AND .*"
     assert {line for line in reads if not re.fullmatch(allowed, line)} == set()
+
+
+def _sqlite_plans(database: Database, statements: Iterable[Any]) -> set[str]:
+    """The lines of the plans of statements that are not executed."""
+    engine = database.store._readers.engine  # type: ignore[attr-defined]
+    with engine.connect() as connection:
+        texts = [each.compile(engine, compile_kwargs={"literal_binds": True}) for each in statements]
+        return {row[3] for each in texts for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {each}")}
 
 
 async def _sqlite_lines(database: Database, calls: Iterable[Any]) -> set[str]:

@@ -25,9 +25,11 @@ from tenure.store.contract import Store
 from tenure.store.engines import open_store
 from tenure.store.engines.postgres import statements
 from tenure.store.engines.postgres.connections import HOT_SETTINGS
+from tenure.store.engines.postgres.windows import DIVIDE, divide_arguments
 from tenure.store.engines.sqlite import opening
 from tenure.store.limits import COUNTED_MAX, COUNTED_MIN, COUNTED_TOTAL
-from tenure.store.reads import intervals, keys, leases, sessions, submissions, usage_sums
+from tenure.store.reads import keys, leases, sessions, submissions, usage_sums
+from tenure.usage.formats import FORMATS
 from tests.support.audit_log import ACTOR, draft
 from tests.support.databases import POOL_SIZE, Clock, Database
 from tests.support.events import new_batch
@@ -61,14 +63,16 @@ POSTGRES_INDEXES = {
     "tenure_lock_sessions_1: lock": ["sessions_pkey"],
     "tenure_lock_live_keys_1: lock": ["sessions_live_key", "sessions_pkey"],
     "tenure_insert_sessions_1: insert": [],
-    "tenure_open_create_1: live": ["sessions_live_key"],
+    "tenure_find_live_1: live": ["sessions_live_key"],
+    "tenure_open_create_1: rules": ["capacities_pkey"],
     "tenure_open_create_1: limited": ["capacities_pkey"],
-    "tenure_open_create_1: ended since": ["sessions_closed_at"],
+    "tenure_open_free_1: ended since": ["sessions_closed_at"],
     "tenure_open_reopen_1: decide": ["sessions_live_key"],
     "tenure_open_limited_1: seats": ["capacities_pkey"],
     "tenure_open_limited_1: own": ["sessions_live_key"],
     "tenure_open_limited_1: count": ["sessions_live_capacity"],
-    "tenure_heartbeat_1: renew": ["sessions_pkey"],
+    "tenure_heartbeat_1: lock": ["sessions_pkey"],
+    "tenure_heartbeat_1: renew": [],
     "tenure_end_1: lock": ["sessions_pkey"],
     "tenure_end_many_1: lock": ["sessions_pkey"],
     "tenure_end_many_1: end": ["sessions_pkey"],
@@ -260,7 +264,7 @@ async def call_usage(store: Store) -> None:
     for chunk in found[1]:
         assert chunk.submission_id is not None
         await store.find_chunks([chunk.submission_id])
-        await store.read_intervals(window, chunk)
+        await store.render_chunks(window, [chunk], FORMATS["tenure"].template(window))
         leader = await executor_fence(store)
         await store.store_digests(leader, [ChunkDigest(chunk.submission_id, b"9" * 32)])
         await store.command_submissions(SubmissionCommand.CANCEL, [chunk.submission_id], None, draft())
@@ -358,7 +362,10 @@ async def _planned(url: str, statement: Select[Any]) -> str:
 @pytest.mark.parametrize("after", [None, MIDDLE])
 async def test_postgresql_divides_window_with_expected_indexes(postgres_lately: str, after: str | None) -> None:
     """Reads live sessions in the order of ids up to the limit, and sessions that closed since by their end."""
-    plan = await _planned(postgres_lately, intervals.divide_statement(MINUTE_AGO, after, 1))
+    arguments = divide_arguments(MINUTE_AGO, after, 1)
+    connection = await asyncpg.connect(postgres_lately, server_settings={"plan_cache_mode": "force_custom_plan"})
+    plan = "\n".join(row[0] for row in await connection.fetch(f"EXPLAIN (COSTS OFF) {DIVIDE}", *arguments))
+    await connection.close()
     assert sorted(re.findall(r"Scan using (\w+) on", plan)) == ["sessions_closed_at", "sessions_live_id"], plan
     assert "Seq Scan" not in plan, plan
 
@@ -370,7 +377,8 @@ async def test_postgresql_reads_one_chunk_without_reading_whole_window(postgres_
     for after in (None, MIDDLE):
         (chunk_bounds,) = await store.divide_window(MINUTE_AGO, after, 1)
         chunk = replace(single_chunk(MINUTE_AGO), **asdict(chunk_bounds))
-        assert len(await store.read_intervals(MINUTE_AGO, chunk)) == CHUNK_MAX
+        (records,) = await store.render_chunks(MINUTE_AGO, [chunk], FORMATS["tenure"].template(MINUTE_AGO))
+        assert records.sessions == CHUNK_MAX
     await store.close()
     # A range of ids has as many again that closed long ago. The table has a million.
     assert await _tuples_read(postgres_lately) - before < 4 * 4 * CHUNK_MAX

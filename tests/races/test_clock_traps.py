@@ -15,13 +15,20 @@ import pytest
 from sqlalchemy import event
 
 from tenure.clock import from_microseconds, wall_microseconds
-from tenure.domain.sessions import CloseReason, OpenOutcome, OpenRequest, OpenResult
+from tenure.domain.audit_log import Action
+from tenure.domain.capacities import Seats
+from tenure.domain.scope import EVERYTHING
+from tenure.domain.sessions import CloseReason, Found, Heartbeat, OpenOutcome, OpenRequest, OpenResult, SessionFilter
 from tenure.store.contract.sessions import OpenLane
+from tests.support.audit_log import ACTOR, draft
 from tests.support.databases import Database
 from tests.support.history import overlaps, read_sessions
-from tests.support.locks import holding, locked_file, other_store
+from tests.support.leases import hold_lease
+from tests.support.locks import CUT_LOCK, holding, locked_file, other_store
 from tests.support.open_requests import LIMITS, NOON, end_one, open_one, request, same_key_request
+from tests.support.session_calls import attach_to, stream_update
 from tests.support.sessions import open_session, read_session
+from tests.support.usage import emitter_fence, rules
 
 TERMINATED = CloseReason.TERMINATED
 BRIEF = 300_000
@@ -270,10 +277,35 @@ async def _end(database: Database, old: OpenRequest) -> object:
     return await end_one(database.store, old.session_id, TERMINATED)
 
 
-@pytest.mark.parametrize("write", [_create, _upgrade, _end])
+async def _end_matching(database: Database, old: OpenRequest) -> object:
+    ids = [old.session_id]
+    return await database.store.end_matching(ids, SessionFilter(), EVERYTHING, draft(Action.SESSION_ENDED))
+
+
+async def _open_limited(database: Database, old: OpenRequest) -> object:
+    return await database.store.open_sessions(OpenLane.LIMITED, [request(capacity_id=old.capacity_id)], LIMITS)
+
+
+async def _heartbeat(database: Database, old: OpenRequest) -> object:
+    return await database.store.heartbeat([Heartbeat(old.session_id, True, EVERYTHING)])
+
+
+async def _attach(database: Database, old: OpenRequest) -> object:
+    return await database.store.attach_streams([attach_to(old.session_id)])
+
+
+async def _update_stream(database: Database, old: OpenRequest) -> object:
+    return await database.store.update_streams([stream_update(old.session_id, active=True)])
+
+
+@pytest.mark.parametrize(
+    "write", [_create, _upgrade, _open_limited, _end, _end_matching, _heartbeat, _attach, _update_stream]
+)
 async def test_write_waits_for_cut_and_reads_clock_afterwards(postgres_database: Database, write: Write) -> None:
     old = request(kind=1)
     await open_session(postgres_database, old)
+    if write is _open_limited:
+        await postgres_database.store.put_capacity(old.capacity_id, Seats(2), EVERYTHING, ACTOR)
     async with holding(postgres_database) as holder:
         await holder.lock_cut()
         writing = asyncio.ensure_future(write(postgres_database, old))
@@ -283,6 +315,31 @@ async def test_write_waits_for_cut_and_reads_clock_afterwards(postgres_database:
     await writing
     (row,) = await postgres_database.rows("SELECT max(modified_at) AS written_at FROM sessions")
     assert row["written_at"] >= cut_at
+
+
+async def test_cut_waits_for_write_in_progress(postgres_database: Database) -> None:
+    """The write has read the clock, and is not committed: the window that is cut must contain it."""
+    fence = await emitter_fence(postgres_database.store)
+    async with holding(postgres_database) as writer:
+        await writer.execute(f"SELECT pg_advisory_xact_lock_shared({CUT_LOCK})")
+        cutting = asyncio.ensure_future(postgres_database.store.cut_usage(fence, rules(), 9))
+        await writer.wait_for_blocked()
+        assert not cutting.done()
+        await writer.rollback()
+    assert (await cutting).last_cut_at == await postgres_database.last_cut_at()
+
+
+async def test_sweep_waits_for_cut(postgres_database: Database) -> None:
+    """It records lapses at their deadlines, which may be in the window that is being cut."""
+    one = request(lease_microseconds=1)
+    await open_session(postgres_database, one)
+    fence = await hold_lease(postgres_database.store)
+    async with holding(postgres_database) as holder:
+        await holder.lock_cut()
+        sweeping = asyncio.ensure_future(postgres_database.store.expire_sessions(fence, 9))
+        await holder.wait_for_blocked()
+        await holder.rollback()
+    assert [closed.session_id for closed in (await sweeping).closed_sessions] == [one.session_id]
 
 
 # The clock itself
@@ -303,6 +360,22 @@ async def test_sessions_of_one_key_never_overlap_when_clock_jumps(database: Data
     table = await read_sessions(database)
     assert list(overlaps(table)) == []
     assert len(table) > 10
+
+
+async def test_session_whose_lapse_is_published_stays_over_when_clock_is_stepped_back(database: Database) -> None:
+    """Its end is in the feed of events. A heartbeat finds it over, so no open may return it as live."""
+    await database.clock.set(NOON)
+    one, other = request(lease_microseconds=10_000_000), request(lease_microseconds=10_000_000)
+    for each in (one, other):
+        await open_session(database, each)
+    await database.clock.set(NOON + timedelta(seconds=12))
+    await database.store.publish_events(0)
+    await database.clock.set(NOON + timedelta(seconds=5))
+    (renewed,) = await database.store.heartbeat([Heartbeat(one.session_id, True, EVERYTHING)])
+    opened = await open_one(database.store, same_key_request(other))
+    assert (renewed.found, opened.outcome) == (Found.OVER, OpenOutcome.CREATED)
+    old = await read_session(database, other.session_id)
+    assert (old.close_reason, old.closed_at) == (CloseReason.LEASE_EXPIRED, NOON + timedelta(seconds=10))
 
 
 async def test_sessions_opened_and_ended_at_one_instant_last_one_microsecond_each(database: Database) -> None:

@@ -30,6 +30,7 @@ class ScriptedStore:
     """Returns scripted results, and records its calls."""
 
     batches_in_flight = 2
+    may_start_limited = True
 
     def __init__(
         self, result: Callable[[OpenRequest], OpenResult], before: Callable[[Sequence[OpenRequest]], Awaitable[None]]
@@ -158,6 +159,28 @@ async def test_request_moves_to_reopen_lane_and_back_to_create_lane() -> None:
     store, opener = scripted(next_answer)
     assert (await opener.open(request())).outcome is OpenOutcome.CREATED
     assert [lane for lane, _ in store.calls] == [OpenLane.CREATE, OpenLane.CREATE, OpenLane.REOPEN, OpenLane.CREATE]
+
+
+async def test_requests_for_capacity_known_as_limited_start_in_limited_lane() -> None:
+    capacity_id, is_limited = some_id(), True
+
+    def by_lane(one: OpenRequest) -> OpenResult:
+        if is_limited is (store.calls[-1][0] is OpenLane.LIMITED):
+            return created(one)
+        return OpenResult(OpenOutcome.LIMITED if is_limited else OpenOutcome.AGAIN)
+
+    store, opener = scripted(by_lane)
+
+    async def lanes() -> list[OpenLane]:
+        store.calls.clear()
+        await opener.open(request(capacity_id=capacity_id))
+        return [lane for lane, _ in store.calls]
+
+    assert await lanes() == [OpenLane.CREATE, OpenLane.LIMITED]
+    assert await lanes() == [OpenLane.LIMITED]
+    is_limited = False
+    assert await lanes() == [OpenLane.LIMITED, OpenLane.CREATE]
+    assert await lanes() == [OpenLane.CREATE]
 
 
 @pytest.mark.slow

@@ -1,22 +1,26 @@
 """Batches of events for gateways: what is saved, when the next one follows, and what is withheld."""
 
+import asyncio
 import json
+from datetime import timedelta
 from hashlib import sha256
 from unittest.mock import AsyncMock
 
 import pytest
 
-from tenure.domain.events import EventType
+from tenure.domain.events import EVENTS_LEASE, EventType, end_of
 from tenure.domain.leases import Fence
 from tenure.domain.sessions import CloseReason
 from tenure.domain.submissions import Contract, SubmissionCommand, SubmissionFilter
 from tenure.errors import DatabaseUnavailable
-from tenure.events.delivery import EVENTS_LEASE, EventDelivery, EventPayloads, GatewaySubscription
+from tenure.events.delivery import EventDelivery, EventPayloads, GatewaySubscription
 from tenure.submissions.payloads import Withheld
 from tenure.telemetry.events import EventBatchSaved
 from tests.support.audit_log import draft
 from tests.support.databases import Database
+from tests.support.events import new_batch
 from tests.support.leases import hold_lease
+from tests.support.locks import holding
 from tests.support.open_requests import end_one
 from tests.support.sessions import open_new_session
 from tests.support.submissions import DELIVERED, attempt_end
@@ -161,3 +165,18 @@ async def test_batch_is_withheld_if_rows_were_altered(database: Database, fence:
 def test_events_are_never_given_up() -> None:
     contract = Contract((1.0,), 3, (), 5.0)
     assert GatewaySubscription(contract, [EventType.CLOSED], "tenure").contract.max_attempts is None
+
+
+async def test_batch_that_waited_for_another_position_is_not_saved(postgres_database: Database) -> None:
+    """A call that timed out may still be executed, beside its repetition."""
+    store = postgres_database.store
+    fence = await hold_lease(store, EVENTS_LEASE)
+    (began,) = await store.subscribe_gateways(fence, [GATEWAY])
+    batch = new_batch(1, began.position, end_of(began.position.at + timedelta(seconds=2)))
+    async with holding(postgres_database) as holder:
+        await holder.execute("UPDATE event_subscriptions SET position_at = position_at + interval '1 second'")
+        saving = asyncio.create_task(store.save_event_batch(fence, batch))
+        await holder.wait_for_blocked()
+        await holder.commit()
+    assert not await saving
+    assert await postgres_database.rows("SELECT FROM event_batches") == []

@@ -10,7 +10,7 @@ from tenure.domain.events import EventFilter
 from tenure.domain.sessions import Found
 from tests.support.databases import Database
 from tests.support.events import BEFORE, read_all
-from tests.support.open_requests import SECOND, some_id
+from tests.support.open_requests import NOON, SECOND, some_id
 from tests.support.session_calls import heartbeat_one
 from tests.support.sessions import open_new_session
 
@@ -19,7 +19,7 @@ SELECT * FROM tenure_open_create_1(
     ARRAY[$1]::uuid[], ARRAY[$2]::uuid[], ARRAY[$3]::uuid[], ARRAY[1]::smallint[], ARRAY[$4]::uuid[],
     ARRAY[NULL]::bigint[], ARRAY[NULL]::bigint[], ARRAY[NULL]::bigint[], 60000000, NULL, NULL, NULL)
 """
-HEARTBEAT = "SELECT * FROM tenure_heartbeat_1(ARRAY[$1]::uuid[], ARRAY[false], NULL, NULL)"
+HEARTBEAT = "SELECT * FROM tenure_heartbeat_1(ARRAY[$1]::uuid[], NULL, NULL, NULL)"
 
 
 async def test_horizon_waits_for_open_that_commits_late_and_delays_no_other(postgres_database: Database) -> None:
@@ -87,3 +87,16 @@ async def test_concurrent_instances_move_horizon_forward_only(postgres_database:
     for store in stores:
         await store.close()
     assert all(each == sorted(each) for each in horizons)  # type: ignore[type-var]
+
+
+async def test_horizon_stays_when_an_earlier_move_finishes_later(postgres_database: Database) -> None:
+    """Two instances move the horizon, and the one that began first ends last."""
+    await postgres_database.clock.set(NOON)
+    stamps = []
+    for seconds in (1, 2):
+        await postgres_database.clock.set(NOON + timedelta(seconds=seconds))
+        (row,) = await postgres_database.rows("SELECT stamped_after FROM tenure_begin_publishing_1(0)")
+        stamps.append(row["stamped_after"])
+    for stamp in reversed(stamps):
+        (row,) = await postgres_database.rows(f"SELECT tenure_finish_publishing_1('{stamp}') AS horizon")
+        assert row["horizon"] == stamps[1]

@@ -237,6 +237,23 @@ async def test_resign_waits_for_fenced_write_in_progress(postgres_database: Data
     assert ended.expires_at > written_at
 
 
+async def test_lease_marked_as_resigned_accepts_no_write_renewal_or_end_of_run(postgres_database: Database) -> None:
+    """A resign first marks the lease, and then waits for the writes in progress. No further one may begin meanwhile."""
+    store = postgres_database.store
+    await postgres_database.clock.set(NOON)
+    await store.register_jobs([job_every(SECOND)])
+    await postgres_database.clock.set(NOON + SECONDS)
+    leader, run = await acquire_free_lease(store, "leader", "one"), await begin_due_run(store, "tidy")
+    for name in (leader.name, run.name):
+        await postgres_database.execute(f"SELECT tenure_mark_resigned_1('{name}', '{ACTOR_JSON}')")
+    with pytest.raises(LeaseLost):
+        await store.prune(leader, 9)
+    with pytest.raises(LeaseLost):
+        await store.renew_lease(leader, SECOND)
+    with pytest.raises(LeaseLost):
+        await store.finish_run(run, RunOutcome.SUCCEEDED, None, SECOND)
+
+
 async def test_next_run_waits_for_fenced_write_of_previous_run(postgres_database: Database) -> None:
     await postgres_database.clock.set(NOON)
     await postgres_database.store.register_jobs([job_every(60 * SECOND)])
@@ -353,6 +370,33 @@ async def test_first_acquire_that_waited_for_another_finds_lease_held(postgres_d
         await first.commit()
         acquired = await second
     assert (acquired.taken, acquired.lease.holder, acquired.lease.epoch) == (False, "one", 1)
+
+
+async def test_run_that_waited_for_another_finds_tick_done(postgres_database: Database) -> None:
+    """The job was due at the start of the call."""
+    await postgres_database.clock.set(NOON)
+    await postgres_database.store.register_jobs([job_every(60 * SECOND)])
+    await postgres_database.clock.set(NOON + 60 * SECONDS)
+    async with holding(postgres_database) as first:
+        await first.execute("SELECT FROM tenure_begin_run_1('tidy', 'one', gen_random_uuid())")
+        await first.execute("SELECT tenure_finish_run_1('job:tidy', 'one', 1, 'succeeded', NULL, 0)")
+        second = asyncio.create_task(begin_run(postgres_database.store, "tidy", "two"))
+        await first.wait_for_blocked()
+        await first.commit()
+        assert (await second).found is BeginRunOutcome.IDLE
+
+
+async def test_acquire_that_waited_for_release_begins_after_it(postgres_database: Database) -> None:
+    fence = await acquire_free_lease(postgres_database.store, "leader", "one")
+    async with holding(postgres_database) as release:
+        await release.execute("SELECT FROM leases FOR UPDATE")
+        next_one = asyncio.create_task(acquire(postgres_database.store, "leader", "two"))
+        await release.wait_for_blocked()
+        await release.execute(f"SELECT FROM tenure_release_lease_1('leader', '{fence.holder}', {fence.epoch})")
+        await release.commit()
+        assert (await next_one).taken
+    first, second = await read_table(postgres_database, "lease_history")
+    assert first["ended_at"] <= second["acquired_at"]
 
 
 async def test_sqlite_acquire_waits_for_writer_and_reads_clock_afterwards(sqlite_database: Database) -> None:

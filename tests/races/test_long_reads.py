@@ -1,10 +1,11 @@
-"""Long reads may exceed the timeout of writes, and short reads do not wait for them."""
+"""Long reads may exceed the timeout of writes. Neither short reads nor quick pages wait for them."""
 
 import asyncio
 
 import pytest
 from sqlalchemy import Connection, text
 
+from tenure.domain.scope import EVERYTHING
 from tenure.store.engines import open_store
 from tests.support.databases import Database
 
@@ -34,4 +35,37 @@ async def test_short_reads_do_not_wait_for_long_reads(postgres_database: Databas
         for each in long_reads:
             each.cancel()
         await asyncio.gather(*long_reads, return_exceptions=True)
+        await store.close()
+
+
+@pytest.mark.slow
+async def test_page_is_read_beside_long_read(postgres_database: Database) -> None:
+    store = open_store(postgres_database.url, 10)
+    long_read = asyncio.create_task(store._read_long(sleep))  # type: ignore[attr-defined]
+    try:
+        await asyncio.sleep(0.3)
+        async with asyncio.timeout(1):
+            assert await store.list_capacities(None, None, 1, EVERYTHING) == []
+        assert not long_read.done()
+    finally:
+        await asyncio.gather(long_read, return_exceptions=True)
+        await store.close()
+
+
+@pytest.mark.slow
+async def test_slow_page_leaves_connection_to_short_reads_and_waits_for_long_read(postgres_database: Database) -> None:
+    store = open_store(postgres_database.url, 10)
+    long_read = asyncio.create_task(store._read_long(sleep))  # type: ignore[attr-defined]
+    page = None
+    try:
+        await asyncio.sleep(0.3)
+        page = asyncio.create_task(store._read_page(sleep))  # type: ignore[attr-defined]
+        await asyncio.sleep(0.05)
+        async with asyncio.timeout(1):
+            assert await store.list_windows(None, 1) == []
+        assert not long_read.done()
+        await page
+        assert long_read.done()
+    finally:
+        await asyncio.gather(*(each for each in (long_read, page) if each), return_exceptions=True)
         await store.close()

@@ -9,7 +9,7 @@ from datetime import timedelta
 import pytest
 
 from tenure.domain.capacities import Seats
-from tenure.domain.scope import EVERYTHING
+from tenure.domain.scope import EVERYTHING, Scope
 from tenure.domain.sessions import CloseReason, OpenOutcome, OpenRequest
 from tenure.store.contract import Store
 from tenure.store.contract.sessions import OpenLane
@@ -164,6 +164,28 @@ async def test_put_capacity_waits_for_opens_in_progress(postgres_database: Datab
         assert (await open_one(other, late)).outcome is OpenOutcome.SESSION_LIMIT
 
 
+async def test_capacity_that_left_scope_during_lock_wait_is_neither_changed_nor_deleted(
+    postgres_database: Database,
+) -> None:
+    """It was in the scope of the caller when the call began, and is given to another tenant before it gets the lock."""
+    capacity_id, tenant, other = some_id(), some_id(), some_id()
+    store, scope = postgres_database.store, Scope(tenant=tenant)
+    await store.put_capacity(capacity_id, Seats(3, tenant_object_id=tenant), EVERYTHING, ACTOR)
+    async with holding(postgres_database) as holder:
+        await holder.lock_cut()
+        calls = asyncio.gather(
+            store.put_capacity(capacity_id, Seats(9, tenant_object_id=tenant), scope, ACTOR),
+            store.delete_capacity(capacity_id, scope, ACTOR),
+        )
+        await holder.wait_for_blocked(2)
+        await holder.execute(f"UPDATE capacities SET tenant_object_id = '{other}'")
+        await holder.commit()
+    assert await calls == [None, None]
+    found = await store.get_capacity(capacity_id, EVERYTHING)
+    assert found is not None
+    assert found.seats == Seats(3, tenant_object_id=other)
+
+
 async def test_concurrent_opens_take_each_seat_once(postgres_database: Database) -> None:
     capacity_id = some_id()
     await postgres_database.store.put_capacity(capacity_id, Seats(7), EVERYTHING, ACTOR)
@@ -206,6 +228,23 @@ async def test_open_returns_session_limit_when_every_session_is_locked(postgres_
     assert (await postgres_database.store.get_session(only.session_id, EVERYTHING)).is_active  # type: ignore[union-attr]
 
 
+async def test_open_is_retried_while_another_transaction_records_lapse_of_last_seat(
+    postgres_database: Database,
+) -> None:
+    """The seat becomes free in a moment, so the open must not be refused."""
+    lapsed = request(lease_microseconds=SECOND)
+    await postgres_database.clock.set(NOON)
+    await postgres_database.store.put_capacity(lapsed.capacity_id, Seats(1), EVERYTHING, ACTOR)
+    assert (await open_one(postgres_database.store, lapsed)).outcome is OpenOutcome.CREATED
+    await postgres_database.clock.set(NOON + timedelta(seconds=2))
+    late = [request(capacity_id=lapsed.capacity_id)]
+    async with holding(postgres_database) as holder:
+        await holder.lock_session(lapsed.session_id)
+        (held,) = await postgres_database.store.open_sessions(OpenLane.LIMITED, late, LIMITS)
+    (opened,) = await postgres_database.store.open_sessions(OpenLane.LIMITED, late, LIMITS)
+    assert (held.outcome, opened.outcome) == (OpenOutcome.LIMITED, OpenOutcome.CREATED)
+
+
 async def test_seat_is_not_reused_before_end_is_committed(postgres_database: Database) -> None:
     capacity_id = some_id()
     await postgres_database.store.put_capacity(capacity_id, Seats(1), EVERYTHING, ACTOR)
@@ -217,6 +256,43 @@ async def test_seat_is_not_reused_before_end_is_committed(postgres_database: Dat
         await holder.rollback()
     assert during.outcome is OpenOutcome.SESSION_LIMIT
     assert most_at_once(await spans(postgres_database, capacity_id)) == 1
+
+
+async def test_live_session_is_returned_while_its_capacity_is_locked(postgres_database: Database) -> None:
+    """Open requests start in this lane once their capacity is known as limited, so the lane must not make them wait."""
+    capacity_id = some_id()
+    await postgres_database.store.put_capacity(capacity_id, Seats(2), EVERYTHING, ACTOR)
+    one = request(capacity_id=capacity_id)
+    await open_one(postgres_database.store, one)
+    async with holding(postgres_database) as holder:
+        await holder.lock_capacity(capacity_id)
+        again, of_other_tenant = [
+            (await postgres_database.store.open_sessions(OpenLane.LIMITED, [each], LIMITS))[0]
+            for each in (same_key_request(one), same_key_request(one, tenant_object_id=some_id()))
+        ]
+    assert again.outcome is OpenOutcome.EXISTING
+    assert again.session is not None
+    assert again.session.session_id == one.session_id
+    assert of_other_tenant.outcome is OpenOutcome.TENANT_MISMATCH
+
+
+async def test_key_that_is_taken_while_request_waits_for_capacity_is_not_opened_twice(
+    postgres_database: Database,
+) -> None:
+    capacity_id = some_id()
+    store = postgres_database.store
+    await store.put_capacity(capacity_id, Seats(3), EVERYTHING, ACTOR)
+    await open_one(store, request(capacity_id=capacity_id))  # counts, so that the next batch knows two free seats
+    one, other = sorted((request(capacity_id=capacity_id) for _ in range(2)), key=lambda each: each.key)
+    async with holding(postgres_database) as holder:
+        await holder.lock_capacity(capacity_id)
+        opening = asyncio.create_task(store.open_sessions(OpenLane.LIMITED, [one, other], LIMITS))
+        await holder.wait_for_blocked()
+        await holder.insert(same_key_request(one))
+        await holder.commit()
+        outcomes = [result.outcome for result in await opening]
+    assert outcomes == [OpenOutcome.AGAIN, OpenOutcome.CREATED]
+    assert most_at_once(await spans(postgres_database, capacity_id)) == 3
 
 
 async def test_batches_over_many_capacities_do_not_deadlock(postgres_database: Database) -> None:
@@ -237,6 +313,22 @@ async def test_batches_over_many_capacities_do_not_deadlock(postgres_database: D
     async with other_store(postgres_database) as one, other_store(postgres_database) as other:
         await asyncio.gather(*(batches(store) for store in (one, other, one, other)))
     assert [most_at_once(await spans(postgres_database, capacity_id)) for capacity_id in ids] == [4] * 8
+
+
+async def test_opens_lock_capacities_in_order_of_ids(postgres_database: Database) -> None:
+    """Otherwise two batches with the same capacities could deadlock."""
+    first, *others = sorted(some_id() for _ in range(8))
+    for capacity_id in (first, *others):
+        await postgres_database.store.put_capacity(capacity_id, Seats(1), EVERYTHING, ACTOR)
+    requests = [request(capacity_id=capacity_id) for capacity_id in (*reversed(others), first)]
+    async with holding(postgres_database) as holder, holding(postgres_database) as other:
+        await holder.execute(f"SELECT FROM capacities WHERE capacity_id = '{first}' FOR UPDATE")
+        opening = asyncio.create_task(postgres_database.store.open_sessions(OpenLane.LIMITED, requests, LIMITS))
+        await holder.wait_for_blocked()
+        await other.execute(f"SELECT FROM capacities WHERE capacity_id <> '{first}' FOR UPDATE NOWAIT")
+        await other.rollback()
+        await holder.rollback()
+        assert {result.outcome for result in await opening} == {OpenOutcome.CREATED}
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -245,6 +245,22 @@ async def test_begin_attempts_returns_held_for_locked_submission(postgres_databa
     assert await read_attempts(postgres_database, locked) == []
 
 
+async def test_commands_lock_submissions_in_order_of_ids(postgres_database: Database) -> None:
+    """Otherwise two commands, or a command and the recording of outcomes, could deadlock."""
+    first, *others = await accept(postgres_database.store, 8)
+    async with holding(postgres_database) as holder, holding(postgres_database) as other:
+        await holder.execute(f"SELECT FROM submissions WHERE submission_id = '{first}' FOR UPDATE")
+        ids = [*reversed(others), first]
+        call = asyncio.create_task(
+            postgres_database.store.command_submissions(SubmissionCommand.CANCEL, ids, None, draft())
+        )
+        await holder.wait_for_blocked()
+        await other.execute(f"SELECT FROM submissions WHERE submission_id <> '{first}' FOR UPDATE NOWAIT")
+        await other.rollback()
+        await holder.rollback()
+        assert set((await call).values()) == {True}
+
+
 async def test_cancel_that_waited_for_begin_leaves_attempt_open(postgres_database: Database) -> None:
     (submission_id,) = await accept(postgres_database.store)
     fence = await executor_fence(postgres_database.store)

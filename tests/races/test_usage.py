@@ -25,6 +25,8 @@ Start = Callable[..., RunningInstance]
 
 ROOT = Path(__file__).parents[2]
 RACE_SECONDS = 7
+RACES_WITHOUT_LOCK_MAX = 3
+"""On a busy machine, few writes may race with a cut."""
 RACE_WITHOUT_LOCK_SECONDS = 4
 INTERVAL_MICROSECONDS = 20_000
 KEYS = 150
@@ -86,10 +88,14 @@ async def test_race_without_shared_lock_loses_or_doubles_instants(
     """Proves that the test above can fail."""
     await widen(postgres_database)
     await remove_lock(postgres_database)
-    fleet, did = await race(postgres_database, start, receiver, RACE_WITHOUT_LOCK_SECONDS, seed)
-    fleet.kill()
-    wrong = await find_usage_faults(postgres_database, receiver.ledger)
-    assert any(sentence.startswith("saved") for sentence in wrong), f"seed {seed}, {did}\n{wrong}"
+    wrong: list[str] = []
+    for number in range(RACES_WITHOUT_LOCK_MAX):
+        fleet, _ = await race(postgres_database, start, receiver, RACE_WITHOUT_LOCK_SECONDS, seed + number)
+        fleet.kill()
+        wrong = await find_usage_faults(postgres_database, receiver.ledger)
+        if any(sentence.startswith("saved") for sentence in wrong):
+            return
+    pytest.fail(f"no fault, seed {seed}\n{wrong}")
 
 
 async def widen(database: Database) -> None:

@@ -20,6 +20,7 @@ from tenure.domain.scope import Scope
 from tenure.domain.sessions import LapsePosition, Position, SessionFilter
 from tenure.domain.submissions import Change, SubmissionFilter
 from tenure.domain.usage import ChunkBounds, Era, GroupBy, Overlap, UsageFilter, UsageSumQuery, Window
+from tenure.domain.usage_records import Field, render_records
 from tenure.store import migrate, tables
 from tenure.store.engines.sqlserver import calls, reads
 from tenure.store.reads import (
@@ -335,6 +336,12 @@ async def test_reads_by_id_return_billable_intervals_of_window(sqlite_database: 
     assert chunk_bounds == ChunkBounds(
         found[0].session_id, found[-1].session_id, len(found), sum_of(found, WINDOW.era.factors)
     )
+    template = (Field.SESSION_ID, " ", Field.FROM_AT, " ", Field.TO_AT)
+    chunks = [single_chunk(WINDOW)]
+    records = await store._read(
+        lambda connection: intervals.render_chunks(connection, WINDOW, chunks, template, reads.BY_ID)
+    )
+    assert records == [render_records(template, WINDOW, found)]
 
 
 def test_divide_statement_orders_by_session_id() -> None:

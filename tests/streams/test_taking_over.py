@@ -7,12 +7,17 @@ import pytest
 
 import tenure.server.websocket
 import tenure.streams.stream
+from tenure.domain.keys import Role, new_api_key
 from tenure.domain.scope import EVERYTHING
+from tenure.domain.sessions import Session
 from tenure.domain.streams import AttachResult
 from tenure.streams.handlers import Message
+from tenure.streams.registry import Admission
 from tenure.streams.sockets import CloseCode
 from tests.streams.conftest import ServeLocally
 from tests.support.databases import Database
+from tests.support.keys import create_key
+from tests.support.open_requests import some_id
 from tests.support.streams import STOP, Client, LocalService, Streaming, eventually, read
 
 pytestmark = pytest.mark.slow
@@ -43,6 +48,58 @@ async def test_open_with_same_key_replaces_older_stream(clients: Streaming) -> N
     _, again = await clients.open(**same)
     assert again["sessionId"] == start["sessionId"]
     assert await older.final_message() == ({"type": "replaced"}, 4409)
+
+
+async def test_full_instance_admits_one_stream_that_replaces_another(
+    sqlite_database: Database, serve: ServeLocally
+) -> None:
+    """The client has lost the connection, which the instance still holds, and attaches by the id of its session."""
+    service = await serve(sqlite_database, max_per_instance=1)
+    older, start = await service.clients.open()
+    unknown = await service.clients.connect(f"/sessions/{some_id()}/stream")
+    assert (await unknown.final_message())[0]["code"] == "SESSION_LIMIT"
+    newer, _ = await service.clients.attach(start["sessionId"])
+    assert await older.final_message() == ({"type": "replaced"}, 4409)
+    await eventually(lambda: service.instance.streams.open_count == 1, "the older stream has ended")
+    newest, _ = await service.clients.attach(start["sessionId"])
+    assert await newer.final_message() == ({"type": "replaced"}, 4409)
+    await talk(newest)
+    other = await service.clients.connect("/sessions/stream")
+    assert (await other.final_message())[0]["code"] == "SESSION_LIMIT"
+
+
+async def test_full_instance_does_not_show_streams_of_other_tenants(
+    sqlite_database: Database, serve: ServeLocally
+) -> None:
+    """A caller gets the same refusal for a session of another tenant with a stream there and for an unknown session."""
+    service = await serve(sqlite_database, max_per_instance=1)
+    _, start = await service.clients.open()
+    keys = {tenant: new_api_key(Role.CLIENT) for tenant in (start["tenantObjectId"], some_id())}
+    for tenant, key in keys.items():
+        await create_key(service.instance._store, key, tenant_object_id=tenant)
+    await eventually(lambda: not service.instance._authenticator.is_open, "credentials are required")
+    own, foreign = (f"Authorization: Bearer {key.text}" for key in keys.values())
+    for session_id in (start["sessionId"], some_id()):
+        refused = await service.clients.connect(f"/sessions/{session_id}/stream", foreign)
+        assert (await refused.final_message())[0]["code"] == "SESSION_LIMIT"
+    replacing = await service.clients.connect(f"/sessions/{start['sessionId']}/stream", own)
+    assert (await replacing.receive_start())["sessionId"] == start["sessionId"]
+
+
+async def test_full_instance_admits_replacing_streams_of_a_session_one_at_a_time(
+    sqlite_database: Database, serve: ServeLocally
+) -> None:
+    service = await serve(sqlite_database, max_per_instance=1)
+    _, start = await service.clients.open()
+    streams = service.instance.streams
+
+    def replaces(session: Session) -> bool:
+        return session.session_id == start["sessionId"]
+
+    with streams.admit(replaces) as first, streams.admit(replaces) as second:
+        assert (first, second) == (Admission.ADMITTED, Admission.FULL)
+    with streams.admit(replaces) as third:
+        assert third is Admission.ADMITTED
 
 
 async def test_counters_of_both_streams_are_added(clients: Streaming) -> None:

@@ -15,6 +15,8 @@ from tenure.transcription import recognizer_process
 from tenure.transcription.handler import TranscriptionHandler
 from tenure.transcription.recognizer_process import MESSAGE_MAX_BYTES, RecognizerFailed
 from tenure.transcription.recognizers import check_options
+from tenure.transcription.wav import BYTES_PER_SECOND
+from tenure.transcription.worker import LENGTH
 from tests.support.processes import eventually
 from tests.transcription.conftest import MakeHandler
 from tests.transcription.outputs import NO_SESSION, Recorder
@@ -158,6 +160,20 @@ def test_worker_exits_when_its_input_is_closed() -> None:
     worker.stdin.close()
     worker.stdout.close()
     assert worker.wait(WAIT_SECONDS) == 0
+
+
+def test_worker_exits_silently_when_its_reply_has_no_reader() -> None:
+    """An instance that is killed while audio is decoded must not leave a traceback in the log."""
+    options = check_options(grammar="digits")
+    command = [sys.executable, "-m", "tenure.transcription.worker", options.recognizer, options.model, options.grammar]
+    pipe = subprocess.PIPE
+    worker = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe)
+    assert worker.stdout is not None
+    worker.stdout.readline()
+    worker.stdout.close()
+    second = bytes(BYTES_PER_SECOND)
+    _, errors = worker.communicate(LENGTH.pack(len(second)) + second, WAIT_SECONDS)
+    assert (worker.returncode, errors) == (0, b"")
 
 
 async def run(handler: TranscriptionHandler, output: Recorder, *messages: bytes | str) -> None:

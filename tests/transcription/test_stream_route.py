@@ -14,6 +14,7 @@ from tests.http.client import Json
 from tests.http.local import LocalService, eventually, prepare_process
 from tests.support.databases import Clock
 from tests.support.keys import create_key
+from tests.support.open_requests import some_id
 from tests.support.streams import STOP, Client, Refused, as_text
 
 TENANT, CAPACITY = str(uuid4()), str(uuid4())
@@ -133,6 +134,38 @@ async def test_refusal_reaches_client_that_sends_before_it_reads(run: Run) -> No
         first.disconnect()
         second.disconnect()
         await eventually(lambda: not service.instance.streams._admitted)
+        metrics = (await service.http.get("/metrics")).text
+        assert 'tenure_sessions_refused_total{reason="session-limit",worker="0"} 1\n' in metrics
+        assert 'tenure_http_refused_total{limit="max_per_instance",worker="0"} 1\n' in metrics
+
+
+async def test_full_instance_admits_stream_that_replaces_one_of_the_same_user(run: Run) -> None:
+    async with run(**IDENTITY, TENURE_STREAMS__MAX_PER_INSTANCE="1") as service:
+        user = some_id()
+        older = await Client.connect(service.port, f"/transcribe/stream?user={user}")
+        start = await older.receive_start()
+        newer = await Client.connect(service.port, f"/transcribe/stream?user={user}")
+        assert (await newer.receive_start())["session_id"] == start["session_id"]
+        assert await older.final_message() == ({"type": "replaced"}, 4409)
+        other = await Client.connect(service.port, "/transcribe/stream")
+        ((error,), _) = await texts(other)
+        assert error["message"] == "this instance already has 1 stream"
+        newer.disconnect()
+        await eventually(lambda: not service.instance.streams._admitted)
+
+
+async def test_metrics_count_audio_and_texts(run: Run) -> None:
+    async with run(**IDENTITY) as service:
+        client = await Client.connect(service.port, "/transcribe/stream")
+        await client.receive_start()
+        await client.send(b"one." + b" " * 63_996)
+        await client.send("text")
+        await client.send(STOP)
+        await texts(client)
+        metrics = (await service.http.get("/metrics")).text
+        assert 'tenure_stream_audio_seconds_total{worker="0"} 2\n' in metrics
+        assert 'tenure_stream_results_total{result="final",worker="0"} 1\n' in metrics
+        assert 'tenure_stream_results_total{result="error",worker="0"} 1\n' in metrics
 
 
 async def test_messages_follow_the_case_of_the_instance(run: Run) -> None:

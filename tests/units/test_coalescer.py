@@ -54,6 +54,17 @@ async def test_concurrent_requests_share_one_batch() -> None:
     assert gate.batches == [list(range(10))]
 
 
+async def test_batch_is_sent_in_next_turn_of_event_loop() -> None:
+    gate = Gate()
+    subject = Coalescer(gate.run, 1, Telemetry())
+    for item in (1, 2):
+        subject.submit(item, lambda _: None)
+    assert gate.batches == []
+    await asyncio.sleep(0)
+    assert gate.batches == [[1, 2]]
+    gate.open()
+
+
 async def test_requests_gather_in_next_batch_while_all_slots_are_busy() -> None:
     gate = Gate()
     subject = Coalescer(gate.run, 1, Telemetry())

@@ -96,3 +96,13 @@ async def test_failed_count_fails_its_requests_and_is_reported(counting: Countin
         with pytest.raises(type(error)):
             await request
         assert len(counting.telemetry.of(SessionsCountFailed)) == reported
+
+
+@pytest.mark.timeout(20)
+async def test_request_that_arrives_just_as_a_count_ends_does_not_stop_the_event_loop(counting: Counting) -> None:
+    """It runs after the task of the count has ended, and before the callbacks of that task."""
+    first = await counting.ask()
+    counting.running.pop().set_result(1)
+    second = asyncio.create_task(counting.shared.fresh(PATIENT))
+    await counting.settle()
+    assert (await first, await second) == (1, 1)

@@ -30,6 +30,8 @@ PAGES = [path for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")] if pa
 RECEIVER_ROUTES = ("/_faults",)
 EXAMPLE_PREFIXES = ("/api/v3", "/v1")
 NOT_SETTINGS = re.compile(r"TENURE_(CONFIG|URL|KEY|CONTEXTS?|TEST_.*|SERVICE_.*|PORT_8080_.*)?")
+MAPPING_SECTIONS = ("[fields]", "[kinds]")
+"""Tables of the mapping file of `tenure import`."""
 NOT_EVENTS = ("lease.fence", "installation.py", "session.lost", "session.remaining", "session.ended", "http.route")
 """Attributes of Python objects and of spans that look like the names of events."""
 SCRIPTS = {
@@ -136,7 +138,7 @@ def unknown_section(text: str) -> Iterator[str]:
     if found:
         section, name, setting = found.groups()
         path = ".".join(part for part in (section, name and "<name>", setting) if part)
-        if path not in settings():
+        if path not in settings() and text not in MAPPING_SECTIONS:
             yield text
 
 

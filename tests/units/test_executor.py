@@ -17,7 +17,8 @@ from tenure.ids import id_of_number, number_of_id
 from tenure.leases.held import HeldLease
 from tenure.store.limits import BATCH_MAX
 from tenure.submissions import executor as executor_module
-from tenure.submissions.executor import CLOSE_MAX, Executor
+from tenure.submissions.executor import CLOSE_MAX, Executor, _Term
+from tenure.submissions.gateway_queue import GatewayQueue, ReadyAttempt
 from tenure.submissions.gateways import Gateway
 from tenure.submissions.payloads import PayloadSources, Withheld
 from tenure.telemetry.events import AttemptEnded, ExecutorStopped, SubmissionNotSent, SubmissionsFoundLate
@@ -246,12 +247,13 @@ class FakeSource:
         ids = [envelope.submission_id for envelope in envelopes]
         return {each: Withheld(REASON) if number_of_id(each) in self.not_rendered else b"[]" for each in ids}
 
-    async def store_digests(self, fence: Fence, bodies: Mapping[str, bytes]) -> Mapping[str, Withheld]:
-        assert (fence.epoch, set(bodies.values())) == (7, {b"[]"})
+    async def store_digests(self, fence: Fence, envelopes: Sequence[Envelope]) -> Mapping[str, Withheld]:
+        assert (fence.epoch, {envelope.payload for envelope in envelopes}) == (7, {b"[]"})
+        ids = [envelope.submission_id for envelope in envelopes]
         await asyncio.sleep(0)
         self.calls.append("store digests")
-        self.stored += map(number_of_id, bodies)
-        return {each: Withheld(REASON) for each in bodies if number_of_id(each) in self.not_stored}
+        self.stored += map(number_of_id, ids)
+        return {each: Withheld(REASON) for each in ids if number_of_id(each) in self.not_stored}
 
 
 @pytest.fixture
@@ -587,6 +589,33 @@ async def test_executor_does_not_send_begun_attempt_after_losing_lease(harness: 
     with pytest.raises(LeaseLost):
         await harness.ended()
     assert (harness.sender.sent, harness.store.ends) == ([], [])
+
+
+async def test_executor_does_not_send_waiting_attempt_after_losing_lease(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The attempt was begun ahead and waits for a connection, which a response makes free. Here one waits always."""
+    was_trusted: list[bool] = []
+    send, respond = _Term._send, harness.sender.send
+
+    def record_and_send(term: _Term, queue: GatewayQueue, ready: ReadyAttempt) -> None:
+        was_trusted.append(term._held.trusted_seconds > 0)
+        send(term, queue, ready)
+        queue.ready.append(ready)
+
+    async def respond_and_withdraw(gateway: Gateway, envelope: Envelope) -> Response:
+        response = await respond(gateway, envelope)
+        harness.held.withdraw()
+        return response
+
+    monkeypatch.setattr(_Term, "_send", record_and_send)
+    monkeypatch.setattr(harness.sender, "send", respond_and_withdraw)
+    harness.store.add(1)
+    harness.start()
+    with pytest.raises(LeaseLost):
+        await harness.ended()
+    assert was_trusted
+    assert all(was_trusted)
 
 
 @pytest.mark.parametrize("method", ["begin_attempts", "finish_attempts", "note_waiting_reason"])

@@ -2,8 +2,10 @@
 
 import asyncio
 import time
+from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tenure import clock as host_clock
 from tenure.errors import DatabaseUnavailable, LeaseLost
@@ -116,3 +118,21 @@ def test_trust_clock_includes_host_suspension() -> None:
     before = time.clock_gettime(time.CLOCK_BOOTTIME)
     assert before <= host_clock.boottime() <= time.clock_gettime(time.CLOCK_BOOTTIME)
     assert host_clock._BOOTTIME.args == (time.CLOCK_BOOTTIME,)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("shown", "is_over"),
+    [
+        ({}, False),
+        ({"resigned": True}, True),  # the resign command has marked the lease, and not ended it yet
+        ({"held": False}, True),
+        ({"epoch": 2}, True),
+        ({"epoch": 0, "held": False, "resigned": True}, False),
+    ],
+)
+async def test_board_ends_lease_of_same_epoch_or_later(
+    store: LeaseStore, clock: HostClock, shown: dict[str, Any], is_over: bool
+) -> None:
+    held = await acquired(store, clock)
+    held.compare(replace(store.leases["lead"], **shown))
+    assert held.withdrawn.is_set() is is_over

@@ -64,6 +64,8 @@ MOVES: Mapping[str, tuple[Event, Labels]] = {
     "tenure_stream_sent_bytes_total": (StreamSent(None, 1), ()),
     "tenure_stream_received_messages_total": (StreamReceived(1, 0), ()),
     "tenure_stream_sent_messages_total": (StreamSent(None, 1), ()),
+    "tenure_stream_results_total": (StreamSent("finals_sent", 1), ("final",)),
+    "tenure_stream_audio_seconds_total": (StreamReceived(32_000, 1000), ()),
 }
 """An event that adds one to each counter or histogram, and the labels of the series."""
 

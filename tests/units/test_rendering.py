@@ -11,11 +11,12 @@ import pytest
 from tenure.domain.leases import Fence
 from tenure.domain.submissions import Contract, Envelope
 from tenure.domain.usage import BillableInterval, Chunk, ChunkDigest, Window
+from tenure.domain.usage_records import Records, Template, render_records
 from tenure.errors import DatabaseTooSlow, DatabaseUnavailable, LeaseLost
 from tenure.submissions.payloads import Withheld
 from tenure.telemetry.events import Telemetry, UsageDelivered
 from tenure.usage.formats import render
-from tenure.usage.rendering import UsagePayloads
+from tenure.usage.rendering import RUN_MAX, UsagePayloads
 from tests.support.telemetry import RecordedTelemetry
 from tests.units.test_formats import INSIDE, THROUGHOUT, WINDOW, interval
 
@@ -45,17 +46,20 @@ class UsageStore:
         self.fences: list[Fence] = []
         self.error_of_call: Exception | None = None
         self.error_of_read: Exception | None = None
+        self.chunks_not_read = {1}
+        self.reads: list[list[int]] = []
 
     async def find_chunks(self, submission_ids: Sequence[str]) -> Sequence[tuple[Window, Chunk]]:
         if self.error_of_call is not None:
             raise self.error_of_call
         return [self.chunks[each] for each in reversed(submission_ids) if each in self.chunks]
 
-    async def read_intervals(self, window: Window, chunk: Chunk) -> Sequence[BillableInterval]:
-        assert window == self.chunks[str(chunk.submission_id)][0]
-        if self.error_of_read is not None:
+    async def render_chunks(self, window: Window, chunks: Sequence[Chunk], template: Template) -> Sequence[Records]:
+        assert {window} == {self.chunks[str(chunk.submission_id)][0] for chunk in chunks}
+        self.reads.append([chunk.chunk for chunk in chunks])
+        if self.error_of_read is not None and self.chunks_not_read & set(self.reads[-1]):
             raise self.error_of_read
-        return self.intervals[chunk.chunk]
+        return [render_records(template, window, self.intervals[chunk.chunk]) for chunk in chunks]
 
     async def store_digests(self, fence: Fence, digests: Sequence[ChunkDigest]) -> Mapping[str, bool]:
         if self.error_of_call is not None:
@@ -82,6 +86,10 @@ def envelope(submission_id: str = "first", usage_format: str = "tenure") -> Enve
     return Envelope(
         submission_id, f"key of {submission_id}", b"", msgspec.structs.replace(CONTRACT, format=usage_format)
     )
+
+
+def sent(**bodies: bytes) -> Sequence[Envelope]:
+    return [msgspec.structs.replace(envelope(name), payload=body) for name, body in bodies.items()]
 
 
 async def rendered(payloads: UsagePayloads, *envelopes: Envelope) -> Any:
@@ -132,6 +140,45 @@ async def test_renderer_withholds_chunk_for_ten_seconds_if_its_sessions_cannot_b
     assert found == Withheld("the chunk could not be read: the database did not answer within 30 seconds", 10)
 
 
+async def test_renderer_withholds_only_the_chunk_that_cannot_be_read_in_time(
+    payloads: UsagePayloads, store: UsageStore
+) -> None:
+    store.error_of_read = DatabaseTooSlow("the database did not answer within 30 seconds")
+    bodies = await rendered(payloads, envelope(), envelope("second"))
+    assert isinstance(bodies["first"], Withheld)
+    assert bodies["second"] == render("tenure", WINDOW, [interval(4)]).body
+    assert store.reads == [[1, 2], [1], [2]]
+
+
+def add_chunks(store: UsageStore, numbers: Sequence[int], window: Window = WINDOW) -> list[Envelope]:
+    names = {number: f"{window.window_id}-{number}" for number in numbers}
+    for number, name in names.items():
+        store.intervals[number] = [THROUGHOUT, INSIDE]
+        chunk = msgspec.structs.replace(CHUNK, window_id=window.window_id, chunk=number, submission_id=name)
+        store.chunks[name] = (window, chunk)
+    return [envelope(name) for name in names.values()]
+
+
+async def test_renderer_reads_adjacent_chunks_at_once(payloads: UsagePayloads, store: UsageStore) -> None:
+    envelopes = add_chunks(store, [7, 3, 5, 4, 9])
+    bodies = await rendered(payloads, *envelopes)
+    assert store.reads == [[3, 4, 5], [7], [9]]
+    assert list(bodies.values()) == [render("tenure", WINDOW, [THROUGHOUT, INSIDE]).body] * 5
+
+
+async def test_renderer_reads_limited_number_of_chunks_at_once(payloads: UsagePayloads, store: UsageStore) -> None:
+    await rendered(payloads, *add_chunks(store, range(1, RUN_MAX + 3)))
+    assert store.reads == [list(range(1, RUN_MAX + 1)), [RUN_MAX + 1, RUN_MAX + 2]]
+
+
+async def test_renderer_reads_chunks_of_different_windows_separately(
+    payloads: UsagePayloads, store: UsageStore
+) -> None:
+    other = msgspec.structs.replace(WINDOW, window_id=WINDOW.window_id + 1)
+    await rendered(payloads, *add_chunks(store, [3]), *add_chunks(store, [4], other))
+    assert store.reads == [[3], [4]]
+
+
 # Withholding.
 
 
@@ -170,21 +217,21 @@ async def test_renderer_withholds_body_that_differs_from_chunk_sums(
 
 
 async def test_renderer_stores_digests_before_first_attempt(payloads: UsagePayloads, store: UsageStore) -> None:
-    assert await payloads.store_digests(FENCE, {"first": b"one", "second": b"two"}) == {}
+    assert await payloads.store_digests(FENCE, sent(first=b"one", second=b"two")) == {}
     assert store.digests == {"first": sha256(b"one").digest(), "second": sha256(b"two").digest()}
     assert store.fences == [FENCE]
 
 
 async def test_renderer_accepts_body_with_stored_digest(payloads: UsagePayloads, store: UsageStore) -> None:
     store.digests["first"] = sha256(b"one").digest()
-    assert await payloads.store_digests(FENCE, {"first": b"one"}) == {}
+    assert await payloads.store_digests(FENCE, sent(first=b"one")) == {}
 
 
 async def test_renderer_withholds_body_that_differs_from_stored_digest(
     payloads: UsagePayloads, store: UsageStore
 ) -> None:
     store.digests["first"] = sha256(b"one").digest()
-    refused = await payloads.store_digests(FENCE, {"first": b"one ", "second": b"two"})
+    refused = await payloads.store_digests(FENCE, sent(first=b"one ", second=b"two"))
     assert refused == {"first": Withheld("its digest differs from the one stored before its first attempt")}
 
 
@@ -193,13 +240,13 @@ async def test_renderer_withholds_body_whose_digest_cannot_be_stored(
 ) -> None:
     """The chunk was deleted after it was rendered."""
     del store.chunks["first"]
-    assert list(await payloads.store_digests(FENCE, {"first": b"one", "second": b"two"})) == ["first"]
+    assert list(await payloads.store_digests(FENCE, sent(first=b"one", second=b"two"))) == ["first"]
 
 
 async def test_renderer_stores_no_digest_if_lease_is_lost(payloads: UsagePayloads, store: UsageStore) -> None:
     store.error_of_call = LeaseLost("another epoch")
     with pytest.raises(LeaseLost):
-        await payloads.store_digests(FENCE, {"first": b"one"})
+        await payloads.store_digests(FENCE, sent(first=b"one"))
     assert store.digests == {}
 
 

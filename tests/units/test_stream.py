@@ -1,16 +1,18 @@
-"""When a stream retries a failed save."""
+"""When a stream renews its session and retries a failed save, and what ends it."""
 
 from datetime import timedelta
 from typing import Any
 
+import msgspec
 import pytest
+from msgspec.structs import replace
 
-from tenure.domain.sessions import Found
-from tenure.domain.streams import AttachResult, StreamUpdate
+from tenure.domain.sessions import Found, StreamCounters
+from tenure.domain.streams import AttachResult, StreamUpdate, StreamUpdateResult
 from tenure.errors import DatabaseUnavailable
 from tenure.streams import stream as module
 from tenure.streams.output import Tally
-from tenure.streams.stream import Stream
+from tenure.streams.stream import SHUTDOWN, STOPPED, Stream
 from tenure.telemetry.events import StreamNotSaved, Telemetry
 from tests.support.open_requests import NOON
 from tests.support.telemetry import RecordedTelemetry
@@ -54,3 +56,78 @@ async def test_stream_retries_failed_save_sooner_as_deadline_approaches(
     assert stream._keeping is not None
     await stream._keeping
     assert stream.due_at - now == pytest.approx(pause)
+
+
+async def test_deadline_counts_from_request_to_renew_instead_of_its_slow_response(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Otherwise the stream would renew its session after the session has lapsed."""
+    session = session_between(NOON, NOON + timedelta(seconds=100), closed=False)
+    now = BEGAN
+    monkeypatch.setattr(module, "monotonic", lambda: now)
+
+    class SlowStore:
+        async def update(self, _update: StreamUpdate) -> StreamUpdateResult:
+            nonlocal now
+            now += 98
+            return StreamUpdateResult(Found.LIVE, session, NOON, counted=True)
+
+    store: Any = SlowStore()
+    unused: Any = None
+    stream = Stream(unused, AttachResult(Found.LIVE, session, 1, NOON), unused, store, Telemetry(), Tally(Telemetry()))
+    stream.keep_alive()
+    assert stream._keeping is not None
+    await stream._keeping
+    assert stream._ends_at == BEGAN + 100
+
+
+async def test_first_ending_determines_reason() -> None:
+    session = session_between(NOON, NOON + timedelta(seconds=100), closed=False)
+    unused: Any = None
+    stream = Stream(unused, AttachResult(Found.LIVE, session, 1, NOON), unused, unused, Telemetry(), Tally(Telemetry()))
+    stream.end(STOPPED)
+    stream.end(SHUTDOWN)
+    stream.session_ended("TERMINATED")
+    assert stream._ending.result() is STOPPED
+
+
+@pytest.mark.parametrize("saves", [0, 1, 2])
+async def test_last_message_contains_counts_that_could_not_be_saved(
+    monkeypatch: pytest.MonkeyPatch, saves: int
+) -> None:
+    """The database answers the first saves only: those of keep-alives, or that of the end, but not the last one."""
+    monkeypatch.setattr(module, "RETRY_SECONDS", 0.0)
+    session = replace(session_between(NOON, NOON + timedelta(seconds=100), closed=False), stream=NO_COUNTERS)
+    sent = list[dict[str, Any]]()
+
+    class FailingStore:
+        answers = saves
+
+        async def update(self, update: StreamUpdate) -> StreamUpdateResult:
+            nonlocal session
+            if not self.answers:
+                raise DatabaseUnavailable("gone")
+            self.answers -= 1
+            if update.counted.chunks:
+                session = replace(session, stream=update.counted, close_reason="STOPPED")
+            return StreamUpdateResult(Found.LIVE, session, NOON, counted=True)
+
+    class Socket:
+        async def send(self, message: str) -> None:
+            sent.append(msgspec.json.decode(message))
+
+        async def close(self, _code: int) -> None:
+            pass
+
+    socket: Any = Socket()
+    store: Any = FailingStore()
+    unused: Any = None
+    tally = Tally(Telemetry())
+    stream = Stream(socket, AttachResult(Found.LIVE, session, 1, NOON), unused, store, Telemetry(), tally)
+    for _ in range(3):
+        tally.received("hello")
+    await stream._conclude(STOPPED)
+    assert (sent[-1]["type"], sent[-1]["metrics"]["chunks"]) == ("session_end", 3)
+
+
+NO_COUNTERS = StreamCounters(0, 0, 0, 0, 0, 0, 0)

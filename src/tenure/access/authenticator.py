@@ -4,8 +4,8 @@ The form of a credential decides how it is checked:
 
 - `tnr_…` is an API key. It is looked up in the database. A key that was used before costs one dictionary look-up.
 - `tns_…` is a session token. It is verified with a signing key of the installation (`domain/session_tokens.py`), which
-  takes no look-up in the database. A token that was used before costs one dictionary look-up: the HMAC and the rest of
-  the verification would take a tenth of the time of a heartbeat.
+  needs no database look-up. A token that was used before costs one dictionary look-up: the HMAC and the rest of the
+  verification would take a tenth of the time of a heartbeat.
 - Anything else is the token of an OIDC issuer, if one is configured (`oidc.py`). A token that was used before costs one
   dictionary look-up.
 
@@ -35,16 +35,16 @@ an entry has a limited size, and the number of entries is limited. Keys, refused
 each have their own cache, so that a flood of one kind does not evict valid keys. Refused tokens are not cached. The raw
 values are secrets: they are never logged, nor part of a `repr` or an error.
 
-A request without a header Authorization may have its credential in the sign-in cookie (`cookies.py`). The credential
-is then looked up in the same caches. The hot lane pays nothing for this: it has a header, or no key exists.
+A request without an Authorization header may have its credential in the sign-in cookie (`cookies.py`). The credential
+is then looked up in the same caches. The hot path pays nothing for this: its requests have a header, or no key exists.
 
 The last use of a key is noted in its entry, and written by a second task once a minute, off the path of requests.
 
 ## Tokens of an OIDC issuer
 
-They need the database only for its clock, by which they expire. They follow the rules above nevertheless: after the
-grace, they get 503 like every other credential, so that an instance that is cut off does not serve some callers and
-refuse others.
+OIDC tokens need the database only for its clock, by which they expire. They still follow the rules above: after the
+grace, a request with an OIDC token gets 503 like a request with any other credential, so that an instance without a
+database does not serve some callers and refuse others.
 """
 
 import asyncio
@@ -154,7 +154,7 @@ class Authenticator:
                 value = content
         if value is None and self._reads_cookies:
             value = _cookie_as_authorization(headers)
-        # The hot path: `identify_value` does the same, in more calls.
+        # The hot path. `identify_value` does the same with more function calls.
         known = self._known.get(value) or self._session_tokens.get(value) or self._oidc_tokens.get(value)
         if known is not None and (now := boottime()) < self._trusted_until:
             expires = known.expires_microseconds
@@ -221,12 +221,16 @@ class Authenticator:
         # Shielded, because other requests may wait for the same read.
         await asyncio.shield(self._reading)
 
+    async def reread(self) -> None:
+        """Starts a new read of the version and waits for it. A read in progress may predate the latest change."""
+        if self._reading is not None:
+            await asyncio.shield(self._reading)
+        await self.refresh()
+
     async def load(self) -> None:
         """Reads the version for the first time. Raises `DatabaseUnavailable` if it cannot be read."""
-        # Twice, because the read in progress may have begun before the tables existed.
-        for _ in range(2):
-            if self._version is None:
-                await self.refresh()
+        if self._version is None:
+            await self.reread()
         if self._version is None:
             raise DatabaseUnavailable("the API keys cannot be read")
 
@@ -268,8 +272,8 @@ class Authenticator:
         return self._look_up(authorization, key)
 
     def _holder_of(self, authorization: bytes, credential: bytes) -> Caller:
-        """Returns the caller with this session token. Needs no database, and does not know whether the session is over:
-        the operation decides that.
+        """Returns the caller with this session token, without the database. The operation checks whether the session
+        has ended.
         """
         token = parse_session_token(credential)
         key = None if token is None else self._signing_keys.get(token.key_id)

@@ -46,7 +46,6 @@ class KnownCaller(msgspec.Struct):
 
 
 ANONYMOUS = Caller(CallerKind.ANONYMOUS, "anonymous", "anonymous", Role.OPERATOR)
-
 """The caller of every request, as long as no key was ever created and no OIDC issuer is configured."""
 UNIDENTIFIED = Caller(CallerKind.ANONYMOUS, "anonymous", "anonymous", None)
 """The caller of a public route without a valid credential, once credentials are required."""

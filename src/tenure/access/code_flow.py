@@ -4,9 +4,9 @@
    The browser keeps them in a cookie of its own for TRANSACTION_SECONDS. Nothing is stored on the server, so any
    instance can finish the sign-in.
 2. The person signs in at the issuer, which sends the browser back with a code and the state.
-3. `finish` compares the state with that of the cookie, so that a page cannot sign somebody in with a code of its own.
-   It exchanges the code and the verifier for tokens, so a stolen code is worthless without the cookie. It checks that
-   the ID token is signed by the issuer for this client and contains the nonce.
+3. `finish` compares the state with that of the cookie, so that an attacker cannot sign a person in with the attacker's
+   code. It exchanges the code and the verifier for tokens, so a stolen code is worthless without the cookie. It checks
+   that the ID token is signed by the issuer for this client and contains the nonce.
 
 The tokens that come back are credentials like any other: one of them becomes the sign-in cookie, if it has the
 audience, the role and the tenant that the configuration asks for.
@@ -52,9 +52,9 @@ Send = Callable[[bytes], Awaitable[bytes]]
 
 class Begun(msgspec.Struct, frozen=True):
     location: str
-    """Where the browser goes next."""
+    """The URL at the issuer to which the browser is redirected."""
     transaction: str
-    """What the browser keeps until it comes back. A secret."""
+    """The value of the cookie that the browser keeps until the callback. A secret."""
 
     def __repr__(self) -> str:
         return "Begun(…)"
@@ -99,10 +99,10 @@ class CodeFlow:
     async def finish(
         self, redirect_uri: str, transaction: str, state: str, code: str, issuer: str | None
     ) -> Sequence[str]:
-        """Return the tokens of the person who has signed in, the most fitting one first.
+        """Return the tokens of the person who has signed in: the access token, if there is one, then the ID token.
 
-        `issuer` is what the callback names as its issuer, if it does (RFC 9207). Raises `Unauthenticated`,
-        `Unavailable`, or `Overloaded`.
+        `issuer` is the issuer that the callback names, or None (RFC 9207). Raises `Unauthenticated`, `Unavailable` or
+        `Overloaded`.
         """
         expected, _, rest = transaction.partition(".")
         nonce, _, verifier = rest.partition(".")

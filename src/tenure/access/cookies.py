@@ -69,7 +69,8 @@ def _is_of_own_page(headers: Sequence[tuple[bytes, bytes]]) -> bool:
     """Whether the request comes from a page of the origin that it calls, or from no page.
 
     `Sec-Fetch-Site` decides if it is there: browsers send it over TLS and to loopback addresses, and pages cannot set
-    it. Otherwise the host in `Origin` must be that of the request. Behind a proxy that ends TLS, the scheme differs.
+    it. Otherwise the host in `Origin` must be that of the request. The scheme is not compared: behind a proxy that
+    terminates TLS, it differs.
     """
     given: dict[bytes, bytes] = {}
     for name, value in headers:

@@ -1,8 +1,8 @@
-"""Limits on how often a caller may send requests, and an address wrong credentials.
+"""Limits on the requests of each caller, and on the wrong credentials from each address.
 
 Both are token buckets. A bucket holds `burst` tokens at most and gets `per_second` new ones in each second. A bucket is
 stored as one number, the instant at which it will be full again: a full bucket needs no entry. The number of entries is
-limited, and an entry that makes room for another one only forgives what its bucket had counted.
+limited. If an entry is dropped to make room for another one, its caller or address starts again with a full bucket.
 
 Every worker process counts for itself, by the clock of its host. The buckets of credentials and of addresses are
 separate, and wrong credentials never touch the bucket of a valid one: a credential is checked first, and only a refusal
@@ -22,11 +22,11 @@ ADDRESSES_MAX = 10_000
 CLEANING_SECONDS = 1.0
 """The shortest time between two searches for full buckets. A search looks at all entries."""
 ROUNDING_SECONDS = 1e-6
-"""Sums of fractions of a second are not exact."""
+"""A tolerance, because sums of floating-point seconds are not exact."""
 FORWARDED_MAX = 32
 """How many addresses of X-Forwarded-For are looked at, from the right."""
 IPV6_COUNTED_BITS = 64
-"""A site usually gets this prefix of IPv6 as a whole, so all its addresses count as one."""
+"""A site usually gets a whole IPv6 prefix of this length, so all its addresses count as one."""
 
 Address = IPv4Address | IPv6Address
 
@@ -43,7 +43,7 @@ class TokenBuckets:
         self._cleaned_at = float("-inf")
 
     def take(self, name: str) -> int:
-        """Takes a token from the bucket of this name. Returns 0, or in how many seconds there will be one."""
+        """Takes a token from the bucket of this name. Returns 0, or the seconds until the bucket has a token."""
         now = self._clock()
         full_at = self._full_at.get(name)
         if full_at is None:
@@ -72,8 +72,8 @@ class TokenBuckets:
 class ClientAddresses:
     """Finds the address of the client of a request, which may have come through proxies.
 
-    Only a proxy in `trusted` is believed: the client is the right-most address in X-Forwarded-For that is not itself a
-    trusted proxy. Everything to the left of it may be forged by the client.
+    The client is the right-most address in X-Forwarded-For that is not a proxy in `trusted`. The client may have forged
+    everything to the left of it.
     """
 
     def __init__(self, trusted: Sequence[str]) -> None:
@@ -89,7 +89,7 @@ class ClientAddresses:
             while hops and self._is_trusted(address):
                 before = _address_in(hops.pop())
                 if before is None:
-                    break  # The trusted proxy wrote something else than an address, so this is all that is known.
+                    break  # The trusted proxy did not write an address: count the proxy itself.
                 address = before
         return _counted_name(address)
 
@@ -113,7 +113,7 @@ def _address_in(text: str) -> Address | None:
         address = ip_address(text.partition("%")[0])
     except ValueError:
         return None
-    # A listener for IPv6 shows clients of IPv4 in this form.
+    # A dual-stack listener reports an IPv4 client as an IPv4-mapped IPv6 address.
     mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
     return address if mapped is None else mapped
 

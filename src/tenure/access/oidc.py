@@ -109,14 +109,16 @@ class OidcVerifier:
         return self._verify(authorization, token, key)
 
     async def _verify_with_new_key(self, authorization: bytes, token: str, header: _Header) -> Caller:
+        return self._verify(authorization, token, await self._new_key(header))
+
+    async def _new_key(self, header: _Header) -> IssuerKey | None:
+        """Fetch the keys, and return the one that the token names. Raises `Unavailable` if they cannot be fetched."""
         key = await self._jwks.find_new(header.kid, header.alg)
         if key is None and not self._jwks.is_current:
             raise Unavailable("the keys of the OIDC issuer cannot be fetched")
-        return self._verify(authorization, token, key)
+        return key
 
     def _verify(self, authorization: bytes, token: str, key: IssuerKey | None) -> Caller:
-        if key is None:
-            raise Unauthenticated("the token is not signed with a key of the issuer")
         claims = _signed_claims(token, key)
         self._check(claims)
         until = int(min(claims["exp"] + self._config.leeway_seconds, EXPIRES_MAX) * 1_000_000)
@@ -135,11 +137,8 @@ class OidcVerifier:
         header = _header_of(token)
         key = self._jwks.find(header.kid, header.alg)
         if key is None and self._jwks.may_be_new(header.kid):
-            key = await self._jwks.find_new(header.kid, header.alg)
-            if key is None and not self._jwks.is_current:
-                raise Unavailable("the keys of the OIDC issuer cannot be fetched")
-        if key is None:
-            raise Unauthenticated("the token is not signed with a key of the issuer")
+            key = await self._new_key(header)
+        claims = _signed_claims(token, key)
         expected = JWTClaimsRegistry(
             now=lambda: floor(self._now()),
             leeway=self._config.leeway_seconds,
@@ -148,7 +147,7 @@ class OidcVerifier:
             exp={"essential": True},
             nonce={"essential": True, "value": nonce},
         )
-        self._check(_signed_claims(token, key), expected)
+        self._check(claims, expected)
 
     def _check(self, claims: dict[str, Any], expected: JWTClaimsRegistry | None = None) -> None:
         try:
@@ -197,8 +196,10 @@ def _header_of(token: str) -> _Header:
     return header
 
 
-def _signed_claims(token: str, key: IssuerKey) -> dict[str, Any]:
-    """Return the claims of a token whose signature is valid."""
+def _signed_claims(token: str, key: IssuerKey | None) -> dict[str, Any]:
+    """Return the claims of a token. Raises `Unauthenticated` unless the token is signed with this key of the issuer."""
+    if key is None:
+        raise Unauthenticated("the token is not signed with a key of the issuer")
     try:
         return jwt.decode(token, key.key, registry=key.registry).claims
     except (JoseError, ValueError, RecursionError):

@@ -40,8 +40,8 @@ class AlertPayloads:
             for submission_id, (alert_id, _, transition) in keys.items()
         }
 
-    async def store_digests(self, fence: Fence, payloads: Mapping[str, bytes]) -> Mapping[str, Withheld]:
-        del fence, payloads
+    async def store_digests(self, fence: Fence, envelopes: Sequence[Envelope]) -> Mapping[str, Withheld]:
+        del fence, envelopes
         return {}
 
     async def report_delivered(self, submission_ids: Sequence[str]) -> None:

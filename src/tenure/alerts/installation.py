@@ -6,9 +6,8 @@ or later if reads are slow, so that they take at most a twentieth of the time of
 database. The metric `tenure_installation_age_seconds` says how old the values are. Values older than MAX_AGE_SECONDS
 are not shown, so that an alert on a missing metric fires, and no alert is based on values of long ago.
 
-The values are read when the instance starts, and then only while they are scraped: an instance that nobody has scraped
-for UNUSED_SECONDS stops reading. The next scrape of it shows no values of the installation, or old ones, and makes it
-read again.
+The values are read when the instance starts, and then only while they are scraped: an instance that has not been
+scraped for UNUSED_SECONDS stops reading. The next scrape makes it read again, but shows old values or none.
 """
 
 import asyncio

@@ -23,8 +23,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextvars import Context, copy_context
 from functools import partial
-from itertools import chain, islice
-from typing import Generic, TypeVar
+from itertools import chain
+from typing import Generic, TypeVar, cast
 
 from tenure.errors import DatabaseBusy, DatabaseUnavailable, Overloaded
 from tenure.store.limits import BATCH_MAX
@@ -71,7 +71,9 @@ class Coalescer(Generic[Item, Result]):
         self._waiting: deque[_Member[Item, Result]] = deque()
         self._in_flight: dict[asyncio.Task[None], Sequence[_Member[Item, Result]]] = {}
         self._overdue: set[asyncio.Task[None]] = set()
-        self._scheduled = False
+        self._is_starting = False
+        self._starting: set[asyncio.Task[None]] = set()
+        """The task that takes the next batch, because asyncio itself keeps only a weak reference to it."""
         self._checking_for_late = False
         self._context = Context()
         """Empty: a batch works for many requests, so it must not run in the context of the one that started it."""
@@ -85,13 +87,12 @@ class Coalescer(Generic[Item, Result]):
         if len(self._waiting) >= WAITING_MAX:
             raise Overloaded(f"{WAITING_MAX} requests are already waiting for the database")
         loop = asyncio.get_running_loop()
-        member = _Member[Item, Result](item, done, loop.time() if since is None else since)
+        # Not `_Member[Item, Result](…)`, which takes a microsecond more.
+        member: _Member[Item, Result] = _Member(item, done, loop.time() if since is None else since)
         if self._is_traced:
             member.trace = _own_trace()
         self._waiting.append(member)
-        if not self._scheduled and self._may_send():
-            self._scheduled = True
-            loop.call_soon(self._dispatch, context=self._context)
+        self._start_if_possible(loop)
         if not self._checking_for_late:
             self._checking_for_late = True
             loop.call_later(LATE_CHECK_SECONDS, self._fail_late, context=self._context)
@@ -101,45 +102,45 @@ class Coalescer(Generic[Item, Result]):
         self.submit(item, partial(_settle, future), since)
         return await future
 
+    def _start_if_possible(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Starts a task that takes a batch in the next iteration, with all items that arrive until then."""
+        if self._waiting and not self._is_starting and self._may_send():
+            self._is_starting = True
+            # A batch sets its position in the traces of its members, which another batch must not see.
+            context = self._context.copy() if self._is_traced else self._context
+            task = loop.create_task(self._take_batch(), context=context)
+            self._starting.add(task)
+
     def _may_send(self) -> bool:
         if len(self._in_flight) >= self._in_flight_max:
             return False
         return len(self._in_flight) == len(self._overdue) or len(self._waiting) >= self._worth_another
 
-    def _dispatch(self) -> None:
-        self._scheduled = False
-        while self._waiting and self._may_send():
-            batch = list(islice(self._waiting, BATCH_MAX))
-            for _ in batch:
-                self._waiting.popleft()
-            self._send(batch)
-
-    def _send(self, batch: Sequence[_Member[Item, Result]]) -> None:
+    async def _take_batch(self) -> None:
         loop = asyncio.get_running_loop()
-        context = self._context_of(batch) if self._is_traced else self._context
-        task = loop.create_task(self._execute(batch), context=context)
+        task = cast("asyncio.Task[None]", asyncio.current_task())
+        batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), BATCH_MAX))]
+        self._starting.discard(task)
+        self._is_starting = False
+        if not batch:
+            return
         self._in_flight[task] = batch
+        self._start_if_possible(loop)
         timer = loop.call_later(OVERDUE_SECONDS, self._mark_overdue, task, context=self._context)
-        task.add_done_callback(partial(self._batch_ended, timer), context=self._context)
-
-    def _context_of(self, batch: Sequence[_Member[Item, Result]]) -> Context:
-        """The positions of the members in their traces. Another batch must not see them, so each has its context."""
-        traces = [member.trace for member in batch if member.trace is not None]
-        context = self._context
-        if traces:
-            context = self._context.copy()
-            context.run(current_trace.set, BatchTrace(traces))
-        return context
+        try:
+            if self._is_traced:
+                _set_batch_trace(batch)
+            await self._execute(batch)
+        finally:
+            timer.cancel()
+            del self._in_flight[task]
+            self._overdue.discard(task)
+            # The next batch also gets the requests that arrive while the answers of this one are sent.
+            self._start_if_possible(loop)
 
     def _mark_overdue(self, task: asyncio.Task[None]) -> None:
         self._overdue.add(task)
-        self._dispatch()
-
-    def _batch_ended(self, timer: asyncio.TimerHandle, task: asyncio.Task[None]) -> None:
-        timer.cancel()
-        del self._in_flight[task]
-        self._overdue.discard(task)
-        self._dispatch()
+        self._start_if_possible(task.get_loop())
 
     async def _execute(self, batch: Sequence[_Member[Item, Result]]) -> None:
         try:
@@ -203,6 +204,12 @@ class Coalescer(Generic[Item, Result]):
                 copy_context().run(_done_within, member.trace, done, result)
         except Exception as error:  # noqa: BLE001 - the other callbacks must still be called
             self._telemetry.report(CallbackFailed(error))
+
+
+def _set_batch_trace(batch: Sequence[_Member[Item, Result]]) -> None:
+    traces = [member.trace for member in batch if member.trace is not None]
+    if traces:
+        current_trace.set(BatchTrace(traces))
 
 
 def _own_trace() -> Trace | None:

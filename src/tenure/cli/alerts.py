@@ -1,4 +1,4 @@
-"""`tenure alerts` and `tenure audit-log`: what is wrong, and who changed what."""
+"""`tenure alerts` lists alerts. `tenure audit-log` lists changes and who made them."""
 
 from datetime import datetime
 from functools import partial

@@ -1,8 +1,6 @@
 """`tenure audit`: runs the audit, prints its report, and exits with 1 if there are faults."""
 
-import asyncio
 from collections.abc import Iterator
-from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,14 +9,13 @@ import msgspec
 import typer
 
 from tenure.cli.exits import ExitCode
-from tenure.cli.flags import ConfigFlag, DatabaseFlag, JsonFlag, instant_of, load_settings
+from tenure.cli.flags import ConfigFlag, DatabaseFlag, JsonFlag, instant_of, load_settings, run_with_store
 from tenure.cli.output import fixed_text, print_json
 from tenure.clock import instant_text
 from tenure.domain.meter import decimal_text
 from tenure.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from tenure.config import Config
     from tenure.receiver.ledger import Entry as ReceiverEntry
     from tenure.usage.audit import LedgerTotals, Report
     from tenure.usage.checks import Entry
@@ -45,26 +42,18 @@ def audit(
 
     tenure audit --ledger ledger.db
     """
+    from tenure.usage.audit import Audit  # noqa: PLC0415 - other commands need no audit
+
     settings = load_settings(config, database=database)
     from_instant = None if from_at is None else instant_of("from", from_at)
-    report = asyncio.run(_run(settings, None if ledger is None else _ReceiverLedger(ledger), from_instant))
+    receiver_ledger = None if ledger is None else _ReceiverLedger(ledger)
+    report = run_with_store(settings, lambda store: Audit(store, receiver_ledger, from_instant).run())
     if as_json:
         print_json(_json_values(report))
     else:
         typer.echo(_text(report))
     if report.findings:
         raise typer.Exit(ExitCode.FAILED)
-
-
-async def _run(settings: "Config", ledger: "_ReceiverLedger | None", from_at: datetime | None) -> "Report":
-    from tenure.store.engines import open_store  # noqa: PLC0415 - other commands need no store
-    from tenure.usage.audit import Audit  # noqa: PLC0415
-
-    store = open_store(settings.database, settings.pool_size, must_exist=True)
-    try:
-        return await Audit(store, ledger, from_at).run()
-    finally:
-        await store.close()
 
 
 class _ReceiverLedger:

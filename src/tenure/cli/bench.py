@@ -27,7 +27,7 @@ CONNECTIONS_MAX = 256
 SESSIONS = 1000
 SESSIONS_MAX = 100_000
 GENERATOR_SHARE = 0.9
-"""From here on the load generator may be slower than the service."""
+"""If the load generator uses more of a core than this, it may be slower than the service."""
 
 
 def bench(
@@ -46,7 +46,7 @@ def bench(
         ),
     ] = SESSIONS,
     remote: Annotated[
-        bool, typer.Option("--remote", help="Allow a service on another machine. It gets all the load.")
+        bool, typer.Option("--remote", help="Allow a service on another machine, which gets the full load.")
     ] = False,
     as_json: JsonFlag = False,
     url: UrlFlag = None,
@@ -58,10 +58,11 @@ def bench(
     Each connection sends its next request when the last one is answered. `opens` opens sessions of new users,
     `heartbeats` renews the sessions that were opened first, and `mixed` does both (of 20 requests, 16 heartbeats, 2
     opens, 1 read and 1 end). Afterwards, and after ctrl-C, the command ends the sessions that it opened. If it is
-    killed, they lapse two minutes later. A second ctrl-C also leaves the rest of them to their lease.
+    killed, or stopped by a second ctrl-C, the remaining sessions end when their lease (`--seconds` plus two minutes)
+    expires.
 
-    The load generator is one process. It says so if it may have been slower than the service; then start several. The
-    command exits with code 1 if a request was refused or failed, or a session could not be ended.
+    The load generator is one process. If it may have been slower than the service, it prints a note: then start several
+    of them. The command exits with code 1 if a request was refused or failed, or a session could not be ended.
 
     tenure bench --load heartbeats --seconds 10 --connections 32
     """
@@ -91,7 +92,7 @@ def _check_host(url: str, *, remote: bool) -> None:
 
     host = urlsplit(url).hostname or ""
     if not remote and not is_loopback(host):
-        raise ConfigurationError(f"url: {host} is not this machine; --remote allows to load another one")
+        raise ConfigurationError(f"url: {host} is not this machine; pass --remote to load another machine")
 
 
 def _tenant(target: Target) -> str:
@@ -141,7 +142,7 @@ def _print(url: str, measured: "Measured") -> None:
         note(f"{count} requests got no response: {clean(reason)}")
     note(f"opened and ended {measured.ended} sessions")
     if measured.left:
-        note(f"{measured.left} sessions could not be ended; they lapse in two minutes")
+        note(f"{measured.left} sessions could not be ended; they end when their leases expire")
     if measured.generator_share > GENERATOR_SHARE:
         note("the load generator used a whole core, so the service may be faster than this; start several of them")
 

@@ -78,7 +78,7 @@ def _free_cell(capacity: "Capacity") -> Cell:
 @capacities_commands.command("show")
 @with_service
 def show_capacity(service: Service, capacity_id: CapacityArgument, as_json: JsonFlag = False) -> None:
-    """Show the seats of a capacity, and the sessions that hold them, the next to lapse first.
+    """Show the seats of a capacity, and the sessions that hold them, earliest deadline first.
 
     tenure capacities show 0190b0a0-0000-7000-8000-0000000000c1
     """
@@ -115,13 +115,13 @@ def set_capacity(
     service: Service,
     capacity_id: CapacityArgument,
     seats: Annotated[
-        str | None, typer.Option(help="How many live sessions the capacity has at most, or `none`.", metavar="NUMBER")
+        str | None, typer.Option(help="The maximum number of live sessions, or `none`.", metavar="NUMBER")
     ] = None,
     when_full: Annotated[
         str | None,
         typer.Option(
-            help="What happens to a further open request: reject refuses it, evictOldest ends the session with the "
-            "oldest activity.",
+            help="The rule for an open request when all seats are taken: reject refuses it, evictOldest ends the "
+            "session with the oldest activity.",
             metavar="RULE",
         ),
     ] = None,
@@ -132,9 +132,9 @@ def set_capacity(
     yes: YesFlag = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Set the seats, the rule or the tenant of a capacity. What no flag names stays as it is.
+    """Set the seats, the rule or the tenant of a capacity. Settings without a flag do not change.
 
-    Live sessions go on, also if there are more of them than seats from then on.
+    No live session ends, even if there are now more sessions than seats.
 
     tenure capacities set 0190b0a0-0000-7000-8000-0000000000c1 --seats 25
     tenure capacities set 0190b0a0-0000-7000-8000-0000000000c1 --when-full evictOldest --yes

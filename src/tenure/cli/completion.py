@@ -2,8 +2,8 @@
 
 The script runs `tenure` with the variable `_TENURE_COMPLETION` set to the name of the shell, and the line up to the
 cursor as the only argument. `tenure` prints one candidate per line: commands, flags, and values, of which jobs, leases
-and gateways come from the service, if it answers at once. Whatever fails gives no candidates: the shell has no place
-for an error message.
+and gateways come from the service, if it answers within SECONDS. If something fails, there are no candidates: the shell
+has no place for an error message.
 """
 
 import shlex
@@ -16,7 +16,7 @@ import typer
 from tenure.errors import ConfigurationError, TenureError
 
 SECONDS = 1.0
-"""How long a request for names may take: somebody waits for the key Tab."""
+"""How long a request for names may take: a user has pressed Tab and is waiting."""
 NAMES_MAX = 200
 
 SCRIPTS = {
@@ -230,7 +230,7 @@ def _of_service(read: Callable[[Any], Iterable[str]], words: list[str]) -> list[
         target = target_of(given.get("--url"), given.get("--key"), given.get("--context"))
         with Service(target, timeout=SECONDS, retries=0) as service:
             return [Candidate(name) for name in read(service.client)]
-    except Exception:  # noqa: BLE001 - whatever is wrong, the shell has no place to show it
+    except Exception:  # noqa: BLE001 - the shell has no place to show an error
         return []
 
 

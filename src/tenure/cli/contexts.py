@@ -91,7 +91,7 @@ def _warn_if_public(path: Path) -> None:
 
 
 def write_contexts(contexts: Contexts) -> None:
-    """Replace the file. Nobody else can read it at any moment, and a crash leaves the old or the new one."""
+    """Replace the file. Other users can never read it, and a crash leaves either the old or the new file."""
     lines = [] if contexts.current is None else [f"current = {json.dumps(contexts.current)}", ""]
     for context in contexts.by_name.values():
         lines += [f"[contexts.{json.dumps(context.name)}]", f"url = {json.dumps(context.url)}"]

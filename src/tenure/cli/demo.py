@@ -49,7 +49,7 @@ def demo(
     The command starts a service and a receiver on free ports of this machine, with an SQLite database in a temporary
     folder. Some users work, some upgrade, go idle or crash, some compete for seats. Usage is billed every three
     seconds. The first lines are the addresses to open in a browser. Ctrl-C ends it, and leaves no process, file or port
-    behind. Off a terminal it prints a line for everything that happens.
+    behind. Without a terminal it prints a line for everything that happens.
 
     tenure demo --seconds 20
     """
@@ -128,7 +128,7 @@ class _Demo:
 
 
 async def _addresses(installation: "Installation", client: "AsyncClient") -> dict[str, str]:
-    """What can be opened in a browser, of what this version has."""
+    """Return the addresses that a browser can open, without those that this version does not serve."""
     from tenure_client import errors  # noqa: PLC0415
 
     found = {}

@@ -28,7 +28,7 @@ def doctor(
     as_json: JsonFlag = False,
     config: ConfigFlag = None,
 ) -> None:
-    """Look for trouble in an installation, and print what mends it. The command changes nothing, and works while the
+    """Check an installation for problems, and print how to solve each. The command changes nothing, and works while the
     service runs and while it does not. Every check has a time limit.
 
     If all is well, it prints one line. It exits with code 0 if all is well, 1 if something is broken, and 3 if there

@@ -49,7 +49,7 @@ def events(
     """Print what happened to sessions: opened, upgraded and closed.
 
     Without `--follow`, the command prints the oldest events of the last 7 days, or those after a cursor. With it, the
-    command waits for events and prints each of them once, also if the service fails in between. With `--json` every
+    command waits for events and prints each of them once, even if the service fails in between. With `--json` every
     line is one event. See docs/events.md.
 
     tenure events --follow

@@ -25,7 +25,7 @@ class ExitCode(IntEnum):
         code.meaning = meaning
         return code
 
-    DONE = 0, "the command did what it was asked for"
+    DONE = 0, "the command succeeded"
     FAILED = 1, "the service or the database refused it, a check found faults, or the answer to a question was no"
     USAGE = 2, "a flag, an argument or a setting is wrong; nothing was done"
     WARNINGS = 3, "`doctor` found warnings, but nothing that is broken"

@@ -1,4 +1,4 @@
-"""`tenure explain`: the whole story of a session, or why an open was refused."""
+"""`tenure explain`: the history of a session, or why an open was refused."""
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime
@@ -30,7 +30,7 @@ def explain(
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Tell the story of a session: why it ended, who ended it and how it was billed; or why an open was refused.
+    """Explain a session: why it ended, who ended it and how it was billed; or why an open was refused.
 
     tenure explain 0190b0a0-0000-7000-8000-000000000001
     tenure explain --capacity 0190b0a0-0000-7000-8000-0000000000c1
@@ -76,7 +76,7 @@ def _explain_capacity(service: Service, capacity_id: str, *, as_json: bool) -> N
 
 
 def _capacity(service: Service, capacity_id: str) -> "tuple[Capacity | None, Any]":
-    """The capacity, and its JSON. None if it was never set."""
+    """Return the capacity and its JSON; None twice if the capacity has no settings."""
     import msgspec  # noqa: PLC0415
 
     from tenure_client.errors import NotFound  # noqa: PLC0415

@@ -1,10 +1,11 @@
-"""Flags and arguments that several commands share, their checks, and the loading of settings from flags."""
+"""Flags and arguments that several commands share, their checks, and the settings and the database that they name."""
 
 import os
 import re
+from collections.abc import Awaitable, Callable
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 from urllib.parse import urlsplit
 
 import typer
@@ -15,6 +16,9 @@ from tenure.ids import canonical_id
 if TYPE_CHECKING:
     from tenure.config import Config
     from tenure.domain.audit_log import Actor
+    from tenure.store.contract import Store
+
+T = TypeVar("T")
 
 DatabaseFlag = Annotated[
     str | None,
@@ -26,7 +30,7 @@ ConfigFlag = Annotated[
     Path | None, typer.Option(help="The configuration file.  [tenure.toml, if it exists]", metavar="FILE")
 ]
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-YesFlag = Annotated[bool, typer.Option("--yes", help="Do not ask. Required off a terminal.")]
+YesFlag = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation. Required without a terminal.")]
 LimitFlag = Annotated[int, typer.Option(help="How many to list.", metavar="NUMBER")]
 AllFlag = Annotated[bool, typer.Option("--all", help="List all of them, however many there are.")]
 
@@ -40,7 +44,7 @@ FromFlag = Annotated[str | None, typer.Option("--from", help="From this instant 
 ToFlag = Annotated[str | None, typer.Option("--to", help="Before this instant or day.", metavar="TIME")]
 
 LISTED = 50
-"""How many rows a list has by default: as many as somebody looks at."""
+"""How many rows a list has by default."""
 
 
 def new_group(text: str) -> typer.Typer:
@@ -58,6 +62,22 @@ def load_settings(file: Path | None, **flags: str | bool | None) -> "Config":
 
     configure_logs()
     return load({name: value for name, value in flags.items() if value is not None}, os.environ, file)
+
+
+def run_with_store(settings: "Config", work: "Callable[[Store], Awaitable[T]]", *, must_exist: bool = True) -> T:
+    """Return the result of `work` on the database of the settings. With `must_exist`, no SQLite file is created."""
+    import asyncio  # noqa: PLC0415
+
+    async def run() -> T:
+        from tenure.store.engines import open_store  # noqa: PLC0415 - commands that call the service need no store
+
+        store = open_store(settings.database, settings.pool_size, must_exist=must_exist)
+        try:
+            return await work(store)
+        finally:
+            await store.close()
+
+    return asyncio.run(run())
 
 
 def local_actor() -> "Actor":
@@ -99,7 +119,7 @@ def span_of(from_at: str | None, to_at: str | None) -> tuple[datetime | None, da
 
 
 def whole_id(text: str) -> str:
-    """Tables show the end of an id where the terminal is narrow, so people copy parts of ids."""
+    """Return the id, or refuse a part of one: on a narrow terminal, tables show only the end, and people copy it."""
     if canonical_id(text) is None:
         raise ConfigurationError("id: give the whole id, 36 characters; a wide terminal and --json show whole ids")
     return text

@@ -1,6 +1,5 @@
 """`tenure import`: takes over the live sessions and the capacities of another service, directly in the database."""
 
-import asyncio
 import tomllib
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
@@ -10,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tenure.cli.exits import ExitCode, fail, print_error
-from tenure.cli.flags import ConfigFlag, DatabaseFlag, JsonFlag, load_settings, local_actor, new_group
-from tenure.cli.output import print_json, progress
+from tenure.cli.flags import ConfigFlag, DatabaseFlag, JsonFlag, load_settings, local_actor, new_group, run_with_store
+from tenure.cli.output import note, print_json, progress
 from tenure.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ import_commands = new_group("Take over the live sessions and the capacities of a
 FileArgument = Annotated[Path, typer.Argument(help="A CSV file with a header, or NDJSON.", metavar="FILE")]
 MappingFlag = Annotated[
     Path | None,
-    typer.Option(help="A TOML file that names the columns of the file.  [our field names]", metavar="FILE"),
+    typer.Option(help="A TOML file that names the columns of the file.  [Tenure's field names]", metavar="FILE"),
 ]
 CheckFlag = Annotated[bool, typer.Option("--dry-run", help="Check everything, and write nothing.")]
 
@@ -40,7 +39,7 @@ def sessions(
 ) -> None:
     """Import live sessions. They keep their start, kind and end; their billing begins with the import.
 
-    The whole file is checked first: one wrong line, and nothing is written. The command can be repeated. See
+    The whole file is checked first: if one line is wrong, nothing is written. The command can be repeated. See
     docs/import.md.
 
     tenure import sessions sessions.csv --mapping mapping.toml --dry-run
@@ -87,7 +86,7 @@ def capacities(
 ) -> None:
     """Import the seats, the rules and the tenants of capacities.
 
-    The whole file is checked first: one wrong line, and nothing is written. The command can be repeated.
+    The whole file is checked first: if one line is wrong, nothing is written. The command can be repeated.
 
     tenure import capacities capacities.csv
     """
@@ -110,26 +109,22 @@ def capacities(
 
 
 def _in_database(settings: "Config", file: Path, run: "Callable[[Store], Awaitable[Any]]") -> Any:
+    from tenure.config.urls import without_password  # noqa: PLC0415
     from tenure.sessions.imports import ImportRefused  # noqa: PLC0415
 
+    note(f"database: {without_password(settings.database)}")
+
+    async def migrated(store: "Store") -> Any:
+        await store.migrate()
+        return await run(store)
+
     try:
-        return asyncio.run(_with_store(settings, run))
+        return run_with_store(settings, migrated, must_exist=False)
     except ImportRefused as refused:
         _print_refusal(file, refused)
         raise typer.Exit(ExitCode.FAILED) from None
     except (OSError, UnicodeDecodeError) as error:
         fail(f"{file} cannot be read: {error}", ExitCode.USAGE)
-
-
-async def _with_store(settings: "Config", run: "Callable[[Store], Awaitable[Any]]") -> Any:
-    from tenure.store.engines import open_store  # noqa: PLC0415
-
-    store = open_store(settings.database, settings.pool_size)
-    try:
-        await store.migrate()
-        return await run(store)
-    finally:
-        await store.close()
 
 
 def _print_refusal(file: Path, refused: "ImportRefused") -> None:
@@ -157,6 +152,7 @@ def _mapped(file: Path | None, fields: "tuple[str, ...]") -> "Mapped | None":
         raise ConfigurationError(f"mapping: {unknown[0]} is not a field; the fields are {', '.join(fields)}")
     if not all(isinstance(column, str) for column in columns.values()):
         raise ConfigurationError("mapping: each field must name a column")
-    if not all(kind in (1, 2, 3) for kind in kinds.values()):
-        raise ConfigurationError("mapping: each kind must be 1, 2 or 3")
+    wrong = [name for name, kind in kinds.items() if kind not in (1, 2, 3)]
+    if wrong:
+        raise ConfigurationError(f"mapping: {file}: the kind of {wrong[0]} must be 1, 2 or 3")
     return Mapped(columns, {str(name): kind for name, kind in kinds.items()})

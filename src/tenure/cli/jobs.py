@@ -111,7 +111,7 @@ def _run_row(run: "Run", at: datetime) -> list[Value]:
 @jobs_commands.command("run")
 @with_service
 def run_job(service: Service, job: JobArgument, as_json: JsonFlag = False) -> None:
-    """Run a job now, on the instance that is first to see it.
+    """Run a job now, on the first instance that sees the request.
 
     tenure jobs run prune
     """

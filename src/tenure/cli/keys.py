@@ -1,22 +1,28 @@
 """`tenure keys`: creates, lists, revokes and rotates API keys, and rotates the key that signs session tokens.
 
-All of them work directly in the database.
-
-The commands need no running service, so that the first key can be created. A key is printed once, alone, to standard
-output. No command takes a key as an argument, because other users of the host can read the arguments of a process.
+The commands work directly in the database and need no running service, so that the first key can be created. A key is
+printed once, alone, to standard output. No command takes a key as an argument, because other users of the host can read
+the arguments of a process.
 """
 
-import asyncio
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tenure.cli.exits import fail
-from tenure.cli.flags import ConfigFlag, DatabaseFlag, JsonFlag, instant_of, load_settings, local_actor, new_group
+from tenure.cli.flags import (
+    ConfigFlag,
+    DatabaseFlag,
+    JsonFlag,
+    instant_of,
+    load_settings,
+    local_actor,
+    new_group,
+    run_with_store,
+)
 from tenure.cli.output import Cell, Column, Value, id_cell, note, print_json, print_table, time_cell
 from tenure.clock import instant_text
 from tenure.domain.keys import (
@@ -34,10 +40,7 @@ from tenure.errors import ConfigurationError
 from tenure.ids import canonical_id
 
 if TYPE_CHECKING:
-    from tenure.config import Config
     from tenure.store.contract import Store
-
-T = TypeVar("T")
 
 PAGE = 500
 LONGER_OVERLAP = timedelta(hours=1)
@@ -49,7 +52,7 @@ keys = new_group("Create, list, revoke and rotate API keys, and rotate the key t
 NameFlag = Annotated[str, typer.Option(help="The name of the key; two live keys may share it.", metavar="NAME")]
 RoleFlag = Annotated[str, typer.Option(help="client, reader or operator.", metavar="ROLE")]
 TenantFlag = Annotated[
-    str | None, typer.Option(help="Bind the key to this tenant: it sees no other one.  [all tenants]", metavar="UUID")
+    str | None, typer.Option(help="Bind the key to this tenant: it sees no other.  [all tenants]", metavar="UUID")
 ]
 ExpiresFlag = Annotated[
     str | None,
@@ -93,7 +96,7 @@ def create(
         now = (await store.read_keys_version()).now
         return await _create(store, name, key_role, tenant_id, _instant_after(now, "expires", expires), None)
 
-    typer.echo(_run(_settings(database, config), run, must_exist=False))
+    typer.echo(run_with_store(load_settings(config, database=database), run, must_exist=False))
 
 
 @keys.command(name="list")
@@ -111,7 +114,7 @@ def list_keys(
     async def run(store: "Store") -> tuple[Sequence[StoredKey], datetime]:
         return await _all_keys(store, name), (await store.read_keys_version()).now
 
-    found, at = _run(_settings(database, config), run)
+    found, at = run_with_store(load_settings(config, database=database), run)
     if as_json:
         print_json({"keys": [_json_values(key, at) for key in found], "count": len(found)})
         return
@@ -141,9 +144,10 @@ def revoke(
     tenure keys revoke 4fJ0aQz81LmN
     """
     if not is_public_id(public_id):
-        # Not repeated: the argument may be a whole key.
+        # The message does not contain the argument, because it may be a whole key.
         raise ConfigurationError("public_id: must have 12 letters and digits, as `tenure keys list` prints it")
-    key = _run(_settings(database, config), lambda store: store.revoke_key(public_id, local_actor()))
+    settings = load_settings(config, database=database)
+    key = run_with_store(settings, lambda store: store.revoke_key(public_id, local_actor()))
     if key is None or key.revoked_at is None:
         fail(f"key {public_id} does not exist")
     else:
@@ -160,8 +164,8 @@ def rotate(
 ) -> None:
     """Create a second key with the name, role and tenant of an existing one, and print it.
 
-    The newest live key with this name is the model. Without `--overlap` the other keys with this name stay valid until
-    they are revoked.
+    The new key gets the role and tenant of the newest live key with this name. Without `--overlap` the other keys with
+    this name stay valid until they are revoked.
 
     tenure keys rotate web --overlap 24h
     """
@@ -176,7 +180,7 @@ def rotate(
         expires_at = _instant_after(now, "expires", expires)
         return await _create(store, name, Role(newest.role), newest.tenant_object_id, expires_at, others_expire_at)
 
-    typer.echo(_run(_settings(database, config), run))
+    typer.echo(run_with_store(load_settings(config, database=database), run))
 
 
 @keys.command()
@@ -203,11 +207,11 @@ def rotate_signing_key(
     """
     if at_once and overlap is not None:
         raise ConfigurationError("overlap: cannot be combined with --at-once")
-    settings = _settings(database, config)
+    settings = load_settings(config, database=database)
     longest = timedelta(days=settings.sessions.term_days) + LONGER_OVERLAP
     valid_for = None if at_once else longest if overlap is None else _duration_of("overlap", overlap)
     new = new_signing_key()
-    outcome = _run(settings, lambda store: store.rotate_signing_key(new, valid_for, local_actor()))
+    outcome = run_with_store(settings, lambda store: store.rotate_signing_key(new, valid_for, local_actor()))
     if outcome is RotateOutcome.TOO_MANY:
         fail(f"{SIGNING_KEYS_MAX} signing keys are still valid; wait until one has expired, or use --at-once")
     earlier = "invalid" if valid_for is None else f"valid for {_duration_text(valid_for)}"
@@ -248,23 +252,6 @@ async def _all_keys(store: "Store", name: str | None) -> Sequence[StoredKey]:
             break
         found += page
     return sorted(found, key=lambda key: (key.name, key.created_at))
-
-
-def _settings(database: str | None, config: Path | None) -> "Config":
-    return load_settings(config, database=database)
-
-
-def _run(settings: "Config", work: "Callable[[Store], Awaitable[T]]", *, must_exist: bool = True) -> T:
-    async def run() -> T:
-        from tenure.store.engines import open_store  # noqa: PLC0415 - other commands need no store
-
-        store = open_store(settings.database, settings.pool_size, must_exist=must_exist)
-        try:
-            return await work(store)
-        finally:
-            await store.close()
-
-    return asyncio.run(run())
 
 
 def _tenant_of(text: str) -> str:

@@ -1,4 +1,4 @@
-"""`tenure leases`: lists who leads and who led, and ends a lease."""
+"""`tenure leases`: lists leases, their holders and their history, and ends a lease."""
 
 from datetime import datetime
 from functools import partial

@@ -25,8 +25,8 @@ class Entry(NamedTuple):
     section: str
 
 
-LOOK = "Look at the service"
-CHANGE = "Look at parts of it, and change them"
+LOOK = "Inspect the service"
+CHANGE = "Manage sessions, seats, submissions, jobs and leases"
 CONNECT = "Set up"
 RUN = "Run"
 CHECK = "Check the database"
@@ -54,7 +54,7 @@ COMMANDS = {
     ),
     "explain": Entry(
         "explain:explain",
-        "Tell the story of a session: why it ended, who ended it and how it was billed; or why an open was refused.",
+        "Explain a session: why it ended, who ended it and how it was billed; or why an open was refused.",
         LOOK,
     ),
     "alerts": Entry("alerts:alerts", "List active alerts, newest first.", LOOK),
@@ -86,7 +86,7 @@ COMMANDS = {
         "imports:import_commands", "Take over the live sessions and the capacities of another service.", CONNECT
     ),
     "migrate": Entry("migrate:migrate", "Migrate the database schema to the current version.", CONNECT),
-    "doctor": Entry("doctor:doctor", "Look for trouble in an installation, and print what mends it.", CHECK),
+    "doctor": Entry("doctor:doctor", "Check an installation for problems, and print how to solve each.", CHECK),
     "audit": Entry("audit:audit", "Check that every instant of every session was billed exactly once.", CHECK),
 }
 """Every command by its name, in the order of `tenure --help`. A new command is added here."""

@@ -1,14 +1,13 @@
 """`tenure migrate`: applies or prints the migrations that `serve` applies at startup."""
 
-import asyncio
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tenure.cli.flags import ConfigFlag, DatabaseFlag, load_settings
+from tenure.cli.flags import ConfigFlag, DatabaseFlag, load_settings, run_with_store
 
 if TYPE_CHECKING:
-    from tenure.config import Config
+    from tenure.store.contract import Store
 
 
 def migrate(
@@ -24,19 +23,14 @@ def migrate(
     tenure migrate --dry-run
     """
     settings = load_settings(config, database=database)
-    typer.echo(asyncio.run(_migrate(settings, dry_run=dry_run)))
+    typer.echo(run_with_store(settings, lambda store: _migrate(store, dry_run=dry_run), must_exist=False))
 
 
-async def _migrate(config: "Config", *, dry_run: bool) -> str:
+async def _migrate(store: "Store", *, dry_run: bool) -> str:
     from tenure.store import migrate as migrations  # noqa: PLC0415 - other commands need no store
-    from tenure.store.engines import open_store  # noqa: PLC0415
 
-    store = open_store(config.database, config.pool_size)
-    try:
-        if dry_run:
-            script = migrations.script(await store.schema_revision(), store.dialect_name)
-            return script or f"-- up to date ({migrations.required_revision()})"
-        applied = await store.migrate()
-    finally:
-        await store.close()
+    if dry_run:
+        script = migrations.script(await store.schema_revision(), store.dialect_name)
+        return script or f"-- up to date ({migrations.required_revision()})"
+    applied = await store.migrate()
     return f"migrated to {applied[-1]}" if applied else f"up to date ({migrations.required_revision()})"

@@ -1,8 +1,8 @@
 """What commands print: tables and fields for people, JSON for programs, questions, notes and progress.
 
-Data goes to standard output, everything else to standard error. Tables fit the width of the terminal: cells are
-shortened first, then columns are left out, the least important ones first, and those without a value at once. Off a
-terminal nothing is shortened or left out, and nothing is coloured.
+Data goes to standard output, everything else to standard error. Tables fit the width of the terminal: columns without a
+value are omitted, then cells are shortened, then more columns are omitted, the least important ones first. Without a
+terminal, nothing is shortened, omitted or coloured.
 """
 
 import os
@@ -52,7 +52,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
 
 
 def clean(value: object) -> str:
-    """Return text without control characters: what others sent us must not control the terminal."""
+    """Return text without control characters: data from a service must not control the terminal."""
     return _CONTROL.sub(" ", str(value)).strip()
 
 
@@ -139,19 +139,18 @@ def text_cell(value: str | None, style: str | None = None) -> Cell:
 
 def print_table(columns: Sequence[Column | str], rows: Iterable[Sequence[Value]], empty: str = "no data") -> None:
     """Print rows with aligned columns, numbers to the right. Without rows, print `empty` to standard error."""
-    cells = [[_cell(value) for value in row] for row in rows]
-    if not cells:
+    listed = list(rows)
+    if not listed:
         note(empty)
         return
-    shown = [column if isinstance(column, Column) else Column(column) for column in columns]
-    for line in _lines(shown, cells, width(), coloured=colours()):
+    for line in table(columns, listed, width(), coloured=colours()):
         typer.echo(line)
 
 
 def table(
     columns: Sequence[Column | str], rows: Iterable[Sequence[Value]], columns_wide: int, *, coloured: bool
 ) -> list[str]:
-    """Return the lines of a table that is at most so many columns wide."""
+    """Return the lines of a table that is at most `columns_wide` characters wide."""
     shown = [column if isinstance(column, Column) else Column(column) for column in columns]
     return _lines(shown, [[_cell(value) for value in row] for row in rows], columns_wide, coloured=coloured)
 
@@ -163,7 +162,7 @@ def print_fields(fields: Mapping[str, Value]) -> None:
 
 
 def field_lines(fields: Mapping[str, Value], columns_wide: int, *, coloured: bool) -> list[str]:
-    """Return one line per field that is at most so many columns wide."""
+    """Return one line per field, each at most `columns_wide` characters wide."""
     widest = max(map(len, fields))
     room = max(columns_wide - widest - len(GAP), 1)
     cells = {name: _cell(value) for name, value in fields.items()}
@@ -336,7 +335,7 @@ def note(text: str) -> None:
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Ask before something that cannot be undone. Off a terminal the command needs `--yes` instead."""
+    """Ask before something that cannot be undone. Without a terminal the command needs `--yes` instead."""
     if yes:
         return
     if not (sys.stdin.isatty() and sys.stderr.isatty()):

@@ -250,7 +250,7 @@ def _leaders_cell(leases: "list[Lease]", at: datetime) -> Cell:
     texts = [
         f"{lease.name}: {lease.holder}, since {duration_text((at - lease.acquired_at).total_seconds())}"
         if lease.held
-        else f"{lease.name}: nobody"
+        else f"{lease.name}: not held"
         for lease in leases
     ]
     return Cell(_some(texts, "; "), style=None if all(lease.held for lease in leases) else "warn")

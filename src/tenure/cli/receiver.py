@@ -12,8 +12,6 @@ from tenure.errors import ConfigurationError
 if TYPE_CHECKING:
     from tenure.receiver.ledger import Totals
 
-PORT_MAX = 65_535
-
 
 def receiver(
     host: Annotated[
@@ -93,6 +91,8 @@ def _check_host(host: str, *, insecure: bool) -> None:
 
 
 def _checked_port(text: str) -> int:
+    from tenure.config.urls import PORT_MAX  # noqa: PLC0415
+
     if not re.fullmatch("[0-9]{1,5}", text) or int(text) > PORT_MAX:
         raise ConfigurationError(f"port: must be a whole number from 0 to {PORT_MAX}")
     return int(text)

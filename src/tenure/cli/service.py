@@ -155,7 +155,7 @@ class Service:
     def items(
         self, fetch: Callable[..., Any], items: str, most: int | None, total: Callable[[], str] | None = None
     ) -> list[Any]:
-        """Return up to `most` items of a list. If there are more, the command says so at its end.
+        """Return up to `most` items of a list. If there are more, the command prints a note at its end.
 
         `total` returns how many there are.
         """

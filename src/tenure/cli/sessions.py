@@ -65,11 +65,11 @@ def list_sessions(
         str | None, typer.Option(help="Only in this state: created, active, closing or closed.", metavar="STATE")
     ] = None,
     close_reason: Annotated[
-        str | None, typer.Option(help="Only ended ones with this reason, such as LEASE_EXPIRED.", metavar="REASON")
+        str | None, typer.Option(help="Only if they ended for this reason, such as LEASE_EXPIRED.", metavar="REASON")
     ] = None,
     ended: Annotated[bool, typer.Option("--ended", help="List sessions that have ended.")] = False,
     order: Annotated[
-        str, typer.Option(help="newest first, or lapse: those that end next first.", metavar="ORDER")
+        str, typer.Option(help="newest: latest start first. lapse: earliest end first.", metavar="ORDER")
     ] = "newest",
     limit: LimitFlag = LISTED,
     every: AllFlag = False,
@@ -122,7 +122,7 @@ def print_sessions(sessions: "Sequence[Session]", at: datetime, empty: str = "no
         Column("tenant", 7),
         Column("started", 5),
         Column("ends"),
-        # Why it ended is what one looks for among ended sessions.
+        # In a list of ended sessions, the reason is more important than whose sessions they are.
         Column("reason", 1 if some_ended else 6),
     )
     print_table(columns, [_row(session, at) for session in sessions], empty)
@@ -205,7 +205,7 @@ def open_session(
 ) -> None:
     r"""Open a session, or show the live one of this user and capacity.
 
-    Without `--hold` nothing renews the session: with a lease it ends unless something else sends heartbeats.
+    Without `--hold` this command sends no heartbeats: a session with a lease ends unless another client renews it.
 
     tenure sessions open --user 0190b0a0-0000-7000-8000-000000000001 \
       --tenant 0190b0a0-0000-7000-8000-0000000000a1 --capacity 0190b0a0-0000-7000-8000-0000000000c1 --lease 60 --hold
@@ -226,7 +226,7 @@ def open_session(
 
 @contextmanager
 def _explained_limit(capacity: str) -> Iterator[None]:
-    """Name the command that says who holds the seats, if all of them are taken."""
+    """If all seats are taken, add to the error the command that lists who holds them."""
     from tenure_client.errors import SessionLimit  # noqa: PLC0415
 
     try:
@@ -268,8 +268,8 @@ def end_sessions(
 ) -> None:
     """End sessions, by their ids or all that match. Their users lose them at once.
 
-    With flags in place of ids, the command first says how many live sessions match. It ends them in small steps, so
-    that the service goes on meanwhile. The audit log gets one entry.
+    With flags in place of ids, the command first prints how many live sessions match. It ends them in small steps, so
+    that the service stays responsive. The audit log gets one entry.
 
     tenure sessions end 01a1e0e8-4a5d-7768-a74d-758932e546ff --yes
     tenure sessions end --capacity 0190b0a0-0000-7000-8000-0000000000c1
@@ -314,7 +314,7 @@ def _end_matching(service: Service, wanted: dict[str, Any], *, yes: bool, as_jso
                 shown.show(f"ended {step.total_ended:,} of {count}")
         except KeyboardInterrupt:
             shown.clear()
-            note(f"ended {step.total_ended if step else 0:,}; the others go on")
+            note(f"ended {step.total_ended if step else 0:,}; the other sessions stay live")
             raise
     if as_json:
         service.print_json()

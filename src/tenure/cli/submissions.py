@@ -1,4 +1,4 @@
-"""`tenure submissions`: lists what is sent to gateways, with every attempt; retries and cancels."""
+"""`tenure submissions`: lists submissions to gateways and their attempts; retries and cancels submissions."""
 
 from datetime import datetime
 from functools import partial
@@ -64,6 +64,7 @@ def list_submissions(
         Column("submission"),
         Column("gateway"),
         Column("state"),
+        Column("request", 5, can_be_cut=True),
         Column("attempts", 3),
         Column("created", 4),
         Column("next or end", 1),
@@ -79,6 +80,7 @@ def _row(submission: "ListedSubmission", at: datetime) -> list[Value]:
         submission.submission_id,
         submission.gateway,
         Cell(submission.state, style=STYLES.get(submission.state)),
+        text_cell(submission.request_id),
         submission.attempt_count,
         time_cell(submission.created_at, at),
         time_cell(submission.ended_at or submission.next_attempt_at, at),
@@ -134,6 +136,7 @@ def _print_submission(submission: "Submission", at: datetime) -> None:
         "submission": Cell(submission.submission_id, style="bold"),
         "gateway": submission.gateway,
         "state": Cell(submission.state, style=STYLES.get(submission.state)),
+        "request": text_cell(submission.request_id),
         "created": time_cell(submission.created_at, at),
     }
     if submission.ended_at is not None:
@@ -186,7 +189,7 @@ def retry_submissions(
     yes: YesFlag = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Send submissions again now, with all of their attempts.
+    """Retry submissions now. All of their attempts are available again.
 
     Give ids, or filters to retry all that match. Pending submissions become due at once.
 
@@ -216,7 +219,7 @@ def cancel_submissions(
     yes: YesFlag = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Cancel submissions: they are not sent any more.
+    """Cancel submissions: no further attempt is started.
 
     Give ids, or filters to cancel all that match. Usage cannot be cancelled.
 

@@ -78,7 +78,7 @@ def top(
 ) -> None:
     """Show the installation live: sessions, rates, seats, usage, leaders, jobs, alerts and who lapses next.
 
-    `q` or ctrl-C ends it. Off a terminal, it prints what it would show once.
+    `q` or ctrl-C ends it. Without a terminal, it prints one screen and ends.
 
     tenure top
     tenure top --context prod --interval 5
@@ -316,7 +316,7 @@ class _Screen:
 
 
 def _handled(handlers: dict[signal.Signals, Any]) -> dict[signal.Signals, Any]:
-    """Set handlers, and return those before."""
+    """Set handlers, and return the previous ones."""
     return {number: signal.signal(number, handler) for number, handler in handlers.items()}
 
 

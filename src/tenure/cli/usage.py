@@ -1,6 +1,5 @@
 """`tenure usage`: prints the usage of a running service; `tenure usage send`: sends windows that were not sent."""
 
-import asyncio
 import csv
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -24,6 +23,7 @@ from tenure.cli.flags import (
     instant_of,
     load_settings,
     local_actor,
+    run_with_store,
     span_of,
 )
 from tenure.cli.output import (
@@ -45,6 +45,7 @@ from tenure.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from tenure.config import Config
+    from tenure.store.contract import Store
     from tenure.usage.send import SentUsage
     from tenure_client.models import UsageGroup, UsageWindow
 
@@ -77,7 +78,9 @@ def usage(
     ] = None,
     quick: Annotated[
         bool,
-        typer.Option("--quick", help="Leave out what takes long to sum before the first and after the last full hour."),
+        typer.Option(
+            "--quick", help="Omit the time before the first and after the last full hour if it has many sessions."
+        ),
     ] = False,
     windows: Annotated[bool, typer.Option("--windows", help="Print the newest 50 windows instead.")] = False,
     window: Annotated[
@@ -294,7 +297,7 @@ def send(
     if USAGES not in settings.gateways:
         raise ConfigurationError("gateways.usages: must be configured to send usage")
     span = (instant_of("from", from_at), None if to_at is None else instant_of("to", to_at))
-    sent = asyncio.run(_send(settings, *span))
+    sent = run_with_store(settings, lambda store: _send(store, settings, *span))
     if as_json:
         print_json(msgspec.structs.asdict(sent))
     else:
@@ -304,9 +307,8 @@ def send(
         raise typer.Exit(ExitCode.FAILED)
 
 
-async def _send(settings: "Config", from_at: datetime, to_at: datetime | None) -> "SentUsage":
+async def _send(store: "Store", settings: "Config", from_at: datetime, to_at: datetime | None) -> "SentUsage":
     from tenure.domain.submissions import USAGES  # noqa: PLC0415
-    from tenure.store.engines import open_store  # noqa: PLC0415
     from tenure.submissions.gateways import Gateway  # noqa: PLC0415
     from tenure.submissions.payloads import PayloadSources  # noqa: PLC0415
     from tenure.usage.rendering import usage_contract  # noqa: PLC0415
@@ -314,14 +316,10 @@ async def _send(settings: "Config", from_at: datetime, to_at: datetime | None) -
 
     gateway = Gateway(USAGES, settings.gateways[USAGES], PayloadSources())
     contract = usage_contract(gateway.contract, settings.usage.format)
-    store = open_store(settings.database, settings.pool_size, must_exist=True)
     draft = draft_of(local_actor(), from_at, to_at)
     windows = chunks = 0
-    try:
-        while (sent := await send_windows(store, contract, from_at, to_at, SENT_PER_LINE, draft)).windows:
-            windows, chunks = windows + sent.windows, chunks + sent.chunks
-            if not sent.complete:
-                note(f"{windows} windows")
-    finally:
-        await store.close()
+    while (sent := await send_windows(store, contract, from_at, to_at, SENT_PER_LINE, draft)).windows:
+        windows, chunks = windows + sent.windows, chunks + sent.chunks
+        if not sent.complete:
+            note(f"{windows} windows")
     return SentUsage(windows, chunks, sent.complete)

@@ -20,6 +20,7 @@ from tenure.config.schema import (
     SettingPath,
     dotted,
     entries_of,
+    example_list,
     is_single,
     is_text,
     required_in,
@@ -119,7 +120,13 @@ def _checked(path: SettingPath, value: Any, kind: Any, source: Source, must: str
     if converted is not None and rule.check(converted):
         return converted
     suggested = rule.suggest(value) if isinstance(value, str) else None
-    raise _error(path, source.name, f"{must} {rule.allowed}" + (f"; did you mean {suggested}?" if suggested else ""))
+    hint = f"; did you mean {suggested}?" if suggested else ""
+    if isinstance(value, RawText) and (example := example_list(kind)) and not isinstance(_from_json(value), list):
+        hint = f", written in JSON such as {example}"
+    elif isinstance(value, RawText) and value != value.strip():
+        # A secret that was made from a file ends with the line break of the file.
+        hint = "; the value begins or ends with white space or a line break"
+    raise _error(path, source.name, f"{must} {rule.allowed}{hint}")
 
 
 def _converted(value: Any, kind: Any) -> Any:

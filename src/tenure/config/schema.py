@@ -53,6 +53,14 @@ def is_text(kind: Any) -> bool:
     return plain is str or get_origin(plain) is Literal
 
 
+def example_list(kind: Any) -> str | None:
+    """Return how a flag or variable of this type is written, or None if the type is not a list."""
+    plain = get_args(kind)[0] if get_origin(kind) is Annotated else kind
+    if get_origin(plain) is not tuple:
+        return None
+    return '["first", "second"]' if get_args(plain)[0] is str else "[1, 2]"
+
+
 def dotted(path: SettingPath) -> str:
     return ".".join(path)
 

@@ -92,7 +92,7 @@ class HttpConfig(Section, frozen=True, kw_only=True):
     body_seconds: Seconds = 30.0
     idle_seconds: Seconds = 75.0
     drain_seconds: SecondsOrZero = 0.0
-    """How long an instance still answers after SIGTERM; in any case for half a second."""
+    """How long an instance keeps serving requests after SIGTERM: at least half a second."""
     max_unfinished_bytes: Bytes = 268_435_456
     allowed_hosts: HostNames = ()
     allowed_origins: Origins = ()
@@ -105,11 +105,11 @@ class AccessConfig(Section, frozen=True, kw_only=True):
     grace_seconds: SecondsOrZero = 300.0
     """How long cached keys stay valid while the database is unavailable."""
     requests_per_second: CountOrZero = 0
-    """How many requests one credential may send; 0: any number."""
+    """How many requests one credential may send per second; 0: any number."""
     requests_burst: CountOrZero = 0
-    """How many of them it may send at once; 0: those of two seconds."""
+    """How many requests one credential may send at once after a pause; 0: twice `requests_per_second`."""
     failures_per_minute: CountOrZero = 60
-    """How many wrong credentials one address may send before they are throttled; 0: any number."""
+    """How many wrong credentials per minute from one address get 401; further ones get 429. 0: all get 401."""
     failures_burst: Count = 20
 
 
@@ -136,7 +136,7 @@ class StreamsConfig(Section, frozen=True, kw_only=True):
 
 
 class TranscriptionConfig(Section, frozen=True, kw_only=True):
-    """The session of a client that connects to `WS /transcribe/stream` and names no tenant or capacity."""
+    """The tenant and capacity of clients of `WS /transcribe/stream` that name none."""
 
     tenant: AnyId | None = None
     capacity: AnyId | None = None
@@ -197,14 +197,14 @@ class MetricsConfig(Section, frozen=True, kw_only=True):
 
 class TracesConfig(Section, frozen=True, kw_only=True):
     endpoint: HttpUrl | None = None
-    """Where spans are sent, by OTLP over HTTP. Traces are off without one."""
+    """The URL to which spans are sent, by OTLP over HTTP. None: tracing is off."""
     headers: dict[HeaderName, HeaderValue] = {}
     service_name: Text = "tenure"
     sample_ratio: Ratio = 1.0
     per_second: Count = 100
     """The most requests that one instance samples in a second."""
     follow_callers: Switch = True
-    """Whether a caller that sends `traceparent` decides if its request is sampled."""
+    """Whether the sampling decision in a caller's `traceparent` is followed."""
 
 
 class OidcConfig(Section, frozen=True, kw_only=True):

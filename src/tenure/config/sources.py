@@ -15,7 +15,7 @@ from tenure.errors import ConfigurationError
 FILE = "tenure.toml"
 FILE_VARIABLE = "TENURE_CONFIG"
 NOT_SETTINGS = (FILE_VARIABLE, "TENURE_URL", "TENURE_KEY", "TENURE_CONTEXT", "TENURE_CONTEXTS")
-"""Variables that only the command line uses."""
+"""Variables that name the file of settings, or that commands and clients read to find a service."""
 
 _TEST_PREFIX = "TENURE_TEST_"
 _KUBERNETES = re.compile(

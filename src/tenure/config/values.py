@@ -14,7 +14,7 @@ from msgspec import Meta
 from tenure.config.profiles import PROFILES
 from tenure.config.urls import SCHEMES, SQLITE, is_database_url, is_http_url, is_secure_url
 from tenure.domain.alerts import ONCALL
-from tenure.domain.events import EventType
+from tenure.domain.events import EVENTS_LEASE, EventType
 from tenure.domain.leases import JOB_LOCK
 from tenure.domain.submissions import USAGES
 from tenure.ids import canonical_id
@@ -24,9 +24,7 @@ JOBS = {"expire-sessions": 10.0, "emit-usage": 60.0, "mark-usage": 300.0, "prune
 """The built-in jobs and their default intervals in seconds."""
 HANDLERS = ("echo", "discard")
 GATEWAYS = (USAGES, ONCALL)
-"""The gateways that Tenure itself submits to."""
-EVENTS = "events"
-"""The lease of the instance that sends events to gateways."""
+"""The gateways that only Tenure itself submits to."""
 HOLDER_MAX = 100
 ROLES: tuple[Literal["client", "reader", "operator"], ...] = ("client", "reader", "operator")
 RESERVED_HEADERS = frozenset(
@@ -115,12 +113,12 @@ _ORIGIN = re.compile(rf"[a-z][a-z0-9+.-]*://({_HOST_NAME.pattern})(:[0-9]{{1,5}}
 _misspelled_job = partial(_misspelled, built_in=JOBS, group="tenure.jobs")
 _misspelled_handler = partial(_misspelled, built_in=HANDLERS, group="tenure.stream_handlers")
 
-_LEASE_NAME = re.compile(rf"(?!{JOB_LOCK}|{EVENTS}$)[!-.0-~]{{1,{HOLDER_MAX}}}")
+_LEASE_NAME = re.compile(rf"(?!{JOB_LOCK}|{EVENTS_LEASE}$)[!-.0-~]{{1,{HOLDER_MAX}}}")
 LeaseName = Annotated[
     str,
     Rule(
         f"1 to {HOLDER_MAX} characters, printable ASCII without spaces and slashes; "
-        f"not {EVENTS}, and not a name that begins with {JOB_LOCK}",
+        f"not {EVENTS_LEASE}, and not a name that begins with {JOB_LOCK}",
         _LEASE_NAME.fullmatch,
     ),
 ]

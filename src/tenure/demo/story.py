@@ -1,4 +1,4 @@
-"""What happens in the demonstration, as the feed of events, the service and the ledger of the receiver say."""
+"""The story of the demonstration, read from the feed of events, the service and the ledger of the receiver."""
 
 import asyncio
 from collections import Counter, deque
@@ -51,7 +51,7 @@ class Story:
         self.lines: deque[Line] = deque(maxlen=LINES_KEPT)
         """The newest last."""
         self.unread: asyncio.Queue[Line] = asyncio.Queue(LINES_KEPT)
-        """The lines that the view has not taken yet; what does not fit is left out."""
+        """The lines that the view has not taken yet. Lines beyond LINES_KEPT are dropped."""
 
     def introduce(self, users: Mapping[str, str], places: Mapping[str, str]) -> None:
         """Set the names of users and capacities, by id."""
@@ -65,7 +65,7 @@ class Story:
         self._add(_now(), "failed", f"{user}: {error}")
 
     async def follow(self) -> None:
-        """Follow the feed of events for ever."""
+        """Follow the feed of events until cancelled."""
         async for event in self._client.events.follow():
             self._tell(event)
 
@@ -116,7 +116,7 @@ class Story:
             case "session.closed", reason if reason in LAPSES:
                 why = "went idle" if reason == "IDLE_TIMEOUT" else "no heartbeat"
                 self._add(event.at, "lapsed", f"{user} on {place}: {why} ({reason})")
-            case "session.closed", reason if reason != "UPGRADED":  # the line `upgraded` says it
+            case "session.closed", reason if reason != "UPGRADED":  # reported by the line `upgraded`
                 self._add(event.at, "ended", f"{user} on {place}")
 
     def _add(self, at: datetime, what: str, text: str) -> None:

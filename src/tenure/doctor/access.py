@@ -1,4 +1,4 @@
-"""Checks of API keys: too few, unused, without an end, or about to expire."""
+"""Checks of API keys: none exists, or one is unused, never expires or is about to expire."""
 
 import shlex
 from collections.abc import Sequence

@@ -30,7 +30,7 @@ SESSION_MODE = (
     "sed -i 's/^pool_mode.*/pool_mode = session/' /etc/pgbouncer/pgbouncer.ini && psql -p 6432 pgbouncer -c RELOAD"
 )
 COLD_UPDATES_PER_ROW = 4
-"""An open, an end and a few checks of the sweep change an index. More than this per row, and heartbeats do too."""
+"""An open, an end and a few checks of the sweep update an index. If a row has more, heartbeats update indexes too."""
 
 
 async def check_file(patient: Patient) -> Sequence[Finding]:
@@ -59,7 +59,7 @@ async def check_file(patient: Patient) -> Sequence[Finding]:
 
 
 def _missing(patient: Patient, path: str) -> Finding:
-    """A relative path names another file in another folder: there, `tenure migrate` would create a second database."""
+    """In another folder, a relative path names another file, and `tenure migrate` would create a second database."""
     absent = f"{Path(path).absolute()} does not exist"
     if Path(patient.database.removeprefix("sqlite:///")).is_absolute():
         return broken(Code.DATABASE_MISSING, f"{absent}; check the path", patient.command("migrate"), path)
@@ -68,11 +68,11 @@ def _missing(patient: Patient, path: str) -> Finding:
 
 
 async def check_pooler(patient: Patient) -> Sequence[Finding]:
-    """Comes before all statements: through such a pooler, any of them may fail for reasons that mislead."""
+    """Runs before all statements: through such a pooler, any statement may fail with a misleading error."""
     try:
         mode = await patient.store.detect_pooler()
     except DatabaseUnavailable:
-        return []  # the next check says so
+        return []  # `check_schema` reports it
     if mode is not PoolerMode.TRANSACTION:
         return []
     seen = "a pooler in transaction mode is between Tenure and PostgreSQL; prepared statements and LISTEN fail there"
@@ -80,7 +80,7 @@ async def check_pooler(patient: Patient) -> Sequence[Finding]:
 
 
 async def check_schema(patient: Patient) -> Sequence[Finding]:
-    """Also finds out whether the database answers at all."""
+    """Also reports a database that does not answer."""
     try:
         found = await patient.store.schema_revision()
     except DatabaseUnavailable as error:
@@ -133,7 +133,7 @@ async def check_writable(patient: Patient) -> Sequence[Finding]:
 
 
 async def check_clock(patient: Patient) -> Sequence[Finding]:
-    """Compares the clocks of this host and of the database. The duration of the call is not a difference."""
+    """Compares the clocks of this host and of the database. The duration of the call does not count."""
     before = from_microseconds(wall_microseconds())
     now = (await patient.store.read_server()).now
     after = from_microseconds(wall_microseconds())

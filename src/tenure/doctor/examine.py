@@ -41,7 +41,7 @@ CHECK_SECONDS = 5.0
 Check = Callable[[Patient], Awaitable[Sequence[Finding]]]
 
 FIRST: dict[str, Check] = {"file": check_file, "pooler": check_pooler, "schema": check_schema}
-"""If one of these finds something broken, the checks of REST are skipped."""
+"""If one of these fails, or finds that the database cannot be read, the later ones and those of REST are skipped."""
 REST: dict[str, Check] = {
     "writable": check_writable,
     "clock": check_clock,
@@ -83,7 +83,7 @@ class Report(msgspec.Struct, frozen=True):
 
     @property
     def findings(self) -> Sequence[Finding]:
-        """What is broken comes first."""
+        """All findings, those that are broken first."""
         every = [finding for result in self.results for finding in result.findings]
         return sorted(every, key=lambda finding: finding.severity is not Severity.BROKEN)
 

@@ -42,7 +42,13 @@ async def check_leases(patient: Patient) -> Sequence[Finding]:
             continue
         since = "so far" if lease is None else f"since {_time(lease.expires_at)}"
         seen = f"instances run, but none has held lease {name} {since}"
-        findings.append(broken(Code.LEASE_UNHELD, seen, patient.command("serve"), name))
+        mend = patient.command("serve")
+        others = {instance.executor_lease for instance in await patient.instances()}
+        if name == timing.executor_lease and others and name not in others:
+            # An instance with these settings would not start beside those.
+            seen = f"the running instances use lease {', '.join(sorted(others))}, and these settings name lease {name}"
+            mend = f"TENURE_LEASES__EXECUTOR_LEASE={shlex.quote(min(others))} {patient.command('doctor')}"
+        findings.append(broken(Code.LEASE_UNHELD, seen, mend, name))
     return findings
 
 
@@ -60,7 +66,7 @@ async def check_versions(patient: Patient) -> Sequence[Finding]:
 
 
 async def check_executor_leases(patient: Patient) -> Sequence[Finding]:
-    """An instance refuses to start beside another name. It could not tell if the database was away at that moment."""
+    """An instance does not start beside another name. It cannot check the names while the database is unavailable."""
     instances = await patient.instances()
     names = Counter(instance.executor_lease for instance in instances)
     if len(names) < 2:  # noqa: PLR2004
@@ -103,7 +109,7 @@ def _is_overdue(job: Job, now: datetime) -> bool:
 
 
 async def check_pruning(patient: Patient) -> Sequence[Finding]:
-    """Without `prune`, the audit log, closed sessions, runs and deliveries are kept for ever."""
+    """Without `prune`, the audit log, closed sessions, runs and deliveries are never deleted."""
     job = next((job for job in await patient.jobs() if job.name == PRUNE), None)
     if job is None:
         return []

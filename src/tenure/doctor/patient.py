@@ -1,21 +1,25 @@
 """The installation that is examined: its settings, a store that cannot write, and how to name it in a command."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
+from functools import partial
+from typing import TypeVar
 
 from tenure.config import Config
 from tenure.config.urls import HIDDEN, without_password
+from tenure.domain.events import EVENTS_LEASE
 from tenure.domain.instances import Instance
 from tenure.domain.jobs import Job
 from tenure.domain.keys import StoredKey
 from tenure.domain.leases import Lease
-from tenure.events.delivery import EVENTS_LEASE
 from tenure.store.contract import Store
+
+T = TypeVar("T")
 
 PAGE = 500
 PAGES_MAX = 20
-"""The most pages that are read of jobs, leases, keys and instances."""
+"""The limit on the pages that are read of each of jobs, leases, keys and instances."""
 
 
 def named_database(url: str) -> str:
@@ -44,47 +48,24 @@ class Patient:
         return f"psql {shlex.quote(self.database)} -c {shlex.quote(statement)}"
 
     async def jobs(self) -> Sequence[Job]:
-        found: list[Job] = []
-        for _ in range(PAGES_MAX):
-            page = await self.store.list_jobs(found[-1].name if found else None, PAGE)
-            found += page
-            if len(page) < PAGE:
-                break
-        return found
+        return await _all_pages(self.store.list_jobs, lambda job: job.name)
 
     async def leases(self) -> Sequence[Lease]:
-        found: list[Lease] = []
-        for _ in range(PAGES_MAX):
-            page = await self.store.list_leases(found[-1].name if found else None, PAGE)
-            found += page
-            if len(page) < PAGE:
-                break
-        return found
+        return await _all_pages(self.store.list_leases, lambda lease: lease.name)
 
     async def keys(self) -> Sequence[StoredKey]:
-        found: list[StoredKey] = []
-        for _ in range(PAGES_MAX):
-            page = await self.store.list_keys(None, found[-1].public_id if found else None, PAGE)
-            found += page
-            if len(page) < PAGE:
-                break
-        return found
+        return await _all_pages(partial(self.store.list_keys, None), lambda key: key.public_id)
 
     async def instances(self) -> Sequence[Instance]:
         """The instances that are alive."""
-        found: list[Instance] = []
-        for _ in range(PAGES_MAX):
-            page = await self.store.list_instances(found[-1].instance if found else None, PAGE)
-            found += page
-            if len(page) < PAGE:
-                break
+        found = await _all_pages(self.store.list_instances, lambda instance: instance.instance)
         return [instance for instance in found if instance.alive]
 
     async def now(self) -> datetime:
         return (await self.store.read_keys_version()).now
 
     async def is_running(self) -> bool:
-        """Return whether an instance holds a lease, or has reported lately that it is there."""
+        """Return whether an instance holds a lease, or has written its row recently."""
         return any(lease.held for lease in await self.leases()) or bool(await self.instances())
 
     async def instance_count(self) -> int:
@@ -96,3 +77,16 @@ class Patient:
         """The leases that one of the instances should hold with these settings."""
         sends_events = any(gateway.events for gateway in self.settings.gateways.values())
         return [self.settings.leases.executor_lease, *([EVENTS_LEASE] if sends_events else [])]
+
+
+async def _all_pages(
+    list_page: Callable[[str | None, int], Awaitable[Sequence[T]]], name_of: Callable[[T], str]
+) -> Sequence[T]:
+    """Return the items of up to PAGES_MAX pages. Each page begins after the name of the last item before it."""
+    found: list[T] = []
+    for _ in range(PAGES_MAX):
+        page = await list_page(name_of(found[-1]) if found else None, PAGE)
+        found += page
+        if len(page) < PAGE:
+            break
+    return found

@@ -1,11 +1,11 @@
-"""Activity: what the whole installation did, minute by minute, as counts.
+"""Activity: counts of what the whole installation did in each minute.
 
 Every worker counts its own events (`telemetry/counters.py`) and saves them per minute. A saved row has the key (minute,
 instance, turn) and contains *absolute* counts: all that this worker has counted for this minute so far. So saving a row
 twice, or an older state of it after a newer one, changes nothing: the store keeps the greater of two counts.
 
-`turn` is the number of times that the worker has seen the database's clock go back to an earlier minute. Without it,
-the minutes of the repeated time would replace those that are saved already.
+`turn` is the number of times that the worker has seen the database's clock go back to an earlier minute. Without it, a
+repeated minute would have the key of the row saved before, and its counts would not be added to those of that row.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from tenure.domain.sessions import CloseReason
 
 ACTIVITY_POINTS_MAX = 1500
 ACTIVITY_SPAN = timedelta(hours=1)
-"""The span of a query that names no start."""
+"""The span of a query without a start."""
 MINUTE_MICROSECONDS = 60_000_000
 STEP_MAX_SECONDS = 86_400
 
@@ -42,7 +42,7 @@ class ActivityQuery(msgspec.Struct, frozen=True):
     from_at: datetime | None
     """None: ACTIVITY_SPAN before the end."""
     to_at: datetime | None
-    """None: the database's time. So is an end in the future."""
+    """None, or an instant in the future: the database's time."""
     step_seconds: int
     """A multiple of 60: points lie on the grid of this step since 1970."""
 
@@ -65,7 +65,7 @@ class ActivityPoint(msgspec.Struct, frozen=True):
 class Activity(msgspec.Struct, frozen=True):
     span: ActivitySpan
     points: Sequence[ActivityPoint]
-    """One for each step of the span, also if nothing was counted in it."""
+    """One for each step of the span, even if nothing was counted in it."""
 
 
 def span_of(query: ActivityQuery, now: datetime) -> ActivitySpan | None:

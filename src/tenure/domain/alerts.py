@@ -26,7 +26,7 @@ USAGE_FAILURES = 3
 RECLAIMED_QUIET = timedelta(minutes=15)
 USAGE_LAG = timedelta(minutes=15)
 USAGE_INTERVAL = timedelta(minutes=1)
-"""The interval of `emit-usage` that USAGE_LAG allows for. With a longer one, usage may lag for as much longer."""
+"""The interval of `emit-usage` that USAGE_LAG allows for. If the interval is longer, the difference is added to it."""
 ACTIVITY_SPAN = timedelta(minutes=10)
 LAPSES_MIN = 100
 LEADERSHIP_SPAN = timedelta(minutes=10)
@@ -72,7 +72,7 @@ class UsageTrouble(msgspec.Struct, frozen=True):
     """The chunks of the oldest windows that are not delivered."""
 
     failures_in_a_row: int = 0
-    """The failed attempts of the chunk that has the most. A chunk that is delivered has no more."""
+    """The largest number of failed attempts in a row of one chunk. Delivered chunks do not count."""
     error: str | None = None
     withheld: int = 0
     withheld_error: str | None = None

@@ -47,7 +47,7 @@ class AuditDraft(msgspec.Struct, frozen=True):
     detail: str | None = None
 
     def is_of(self, entry: "AuditEntry") -> bool:
-        """Whether the entry is of this request: of the same caller, and about the same."""
+        """Whether this request wrote the entry: all fields that identify the caller and the change are equal."""
         mine = self.entry_id, self.actor.subject, self.action, self.target, self.detail
         return mine == (entry.entry_id, entry.subject, entry.action, entry.target, entry.detail)
 

@@ -11,6 +11,9 @@ class WhenFull(StrEnum):
     EVICT_OLDEST = "evictOldest"
 
 
+SEATS_MAX = 2_147_483_647
+
+
 class Seats(msgspec.Struct, frozen=True):
     """The settings of a capacity. A capacity without settings has the defaults: no limit and no tenant."""
 

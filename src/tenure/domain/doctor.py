@@ -1,4 +1,4 @@
-"""What `tenure doctor` reads about the database itself: its server, its tables, its file, and a pooler in between."""
+"""Facts for `tenure doctor` about the database itself: its server, its tables, its file, and a pooler in between."""
 
 from datetime import datetime
 from enum import StrEnum
@@ -26,7 +26,7 @@ class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TableChurn(msgspec.Struct, frozen=True, kw_only=True):
-    """What the server has counted about the rows of a table since its statistics were last reset."""
+    """The server's statistics about the rows of a table, since they were last reset."""
 
     table: str
     live_rows: int
@@ -39,13 +39,13 @@ class TableChurn(msgspec.Struct, frozen=True, kw_only=True):
 
 class PoolerMode(StrEnum):
     NONE = "none"
-    """Each connection has a backend of its own, also behind a pooler in session mode."""
+    """Each connection has its own backend. This includes a pooler in session mode."""
     TRANSACTION = "transaction"
     """The transactions of one connection run on different backends."""
 
 
 class UnsentUsage(msgspec.Struct, frozen=True):
-    """Divided windows with usage that were cut without a gateway, and that were not sent since."""
+    """Divided windows with usage that were cut without a gateway and have not been sent since."""
 
     windows: int
     from_at: datetime | None
@@ -53,7 +53,7 @@ class UnsentUsage(msgspec.Struct, frozen=True):
 
 
 class FileFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """The file of a database that is a file."""
+    """The file of an SQLite database."""
 
     path: str
     exists: bool

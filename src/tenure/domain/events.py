@@ -17,6 +17,8 @@ FEED_KEPT = timedelta(days=7)
 """A feed without a cursor begins this long ago. A cursor is valid at least as long."""
 BATCH_EVENTS_MAX = 1000
 """The most events in one delivery to a gateway."""
+EVENTS_LEASE = "events"
+"""The lease of the instance that sends events to gateways."""
 EVENTS_CALLER = " tenure"
 """The caller of the submissions of batches. No API key has a name that begins with a blank, so no caller can use up the
 idempotency key of a batch."""
@@ -44,7 +46,7 @@ class EventPosition(msgspec.Struct, frozen=True):
 CLOSE_RANK = 0
 START_RANK = 1
 END_RANK = 2
-"""The rank of no event. Its position is after all events of the instant."""
+"""No event has this rank. It marks the position after all events of an instant."""
 
 
 def end_of(instant: datetime) -> EventPosition:
@@ -125,7 +127,7 @@ class EventBatch(msgspec.Struct, frozen=True, kw_only=True):
 class NewEventBatch(EventBatch, frozen=True, kw_only=True):
     """The next batch of a gateway. Without events it only moves the position of the gateway.
 
-    Its number is one more than that of the last batch, also if it has no events.
+    Its number is one more than that of the last batch, even if it has no events.
     """
 
     contract: Contract

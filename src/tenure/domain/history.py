@@ -5,8 +5,9 @@ typed fields and one line of text.
 
 A session may be billed in tens of thousands of windows. Consecutive windows that are all delivered, or that were all
 cut without a gateway, are one fact (a *run*). A window that waits for its delivery is a fact of its own, with its
-attempts. The store reads at most RUNS_MAX runs at a time. The facts of such a *section* are in the order of time; all
-other facts belong to the section in whose time they lie, except that the attempts of a window are in its section.
+attempts. The store reads at most RUNS_MAX runs at a time, and these form a *section*. The facts of a section are in the
+order of time. A fact about the session belongs to the section whose time contains it, and the attempts of a window
+belong to the section of the window.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -26,9 +27,9 @@ from tenure.domain.usage import Window
 RUNS_MAX = 100
 """The most runs of windows that are read at a time."""
 ATTEMPTS_MAX = 20
-"""The most attempts of a window, the newest ones, that are facts. The submission has all of them."""
+"""How many attempts of a window become facts at most: the newest ones. The submission lists all of them."""
 NEWCOMERS_MAX = 10
-"""The most sessions that are named as the reason for an eviction."""
+"""How many sessions are named at most as the reason for an eviction."""
 
 
 class View(msgspec.Struct, frozen=True):
@@ -81,7 +82,7 @@ class SessionHistory(msgspec.Struct, frozen=True, kw_only=True):
     """What the tables hold about a session, with one section of its windows."""
 
     session: Session
-    """As it is recorded, or as it will be."""
+    """As recorded or, if it has lapsed and its end is not recorded yet, as it will be recorded."""
     now: datetime
     is_recorded: bool
     """Whether the end is recorded; False while the session is live."""
@@ -102,7 +103,7 @@ class SessionHistory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FactName(StrEnum):
-    """In the order of facts of the same instant."""
+    """Facts of the same instant are sorted in this order."""
 
     OPENED = "opened"
     UPGRADED_FROM = "upgradedFrom"
@@ -129,7 +130,7 @@ _RANKS = {name: rank for rank, name in enumerate(FactName)}
 
 
 class FactPosition(NamedTuple):
-    """The place of a fact in its section. No two facts of a section have the same."""
+    """The place of a fact in its section. No two facts of a section have the same position."""
 
     at: datetime
     rank: int
@@ -249,7 +250,7 @@ def _upgraded_from(session: Session, previous_id: str, previous: Session | None)
     return Fact(
         at=session.started_at,
         fact=FactName.UPGRADED_FROM,
-        text=f"it replaced session {previous_id}{of_kind}",
+        text=f"the session replaced session {previous_id}{of_kind}",
         previous_session_id=previous_id,
         session_kind=None if previous is None else previous.kind,
     )
@@ -296,8 +297,8 @@ def _streamed(session: Session, stream: StreamCounters) -> Fact:
 
 _UNLESS = {
     CloseReason.EXPIRED.value: "its term ends",
-    CloseReason.LEASE_EXPIRED.value: "its lease ends unless a heartbeat arrives before",
-    CloseReason.IDLE_TIMEOUT.value: "its idle limit ends unless it is used before",
+    CloseReason.LEASE_EXPIRED.value: "its lease ends unless a heartbeat arrives first",
+    CloseReason.IDLE_TIMEOUT.value: "its idle limit ends unless it is used first",
 }
 
 
@@ -343,7 +344,7 @@ def _end_facts(history: SessionHistory, closed_at: datetime) -> Iterator[Fact]:
         )
     if history.newcomers:
         ids = [newcomer.session_id for newcomer in history.newcomers]
-        took = f"session {ids[0]} took its seat" if len(ids) == 1 else f"one of the sessions {', '.join(ids)} took it"
+        took = f"{'session' if len(ids) == 1 else 'one of the sessions'} {', '.join(ids)} took its seat"
         yield Fact(at=closed_at, fact=FactName.EVICTED_FOR, text=took, session_ids=ids)
 
 
@@ -359,7 +360,7 @@ def _cause(session: Session) -> str:
 
 _CAUSES = {
     CloseReason.UPGRADED: "its user opened a session of a higher kind",
-    CloseReason.EXPIRED: "its term was over",
+    CloseReason.EXPIRED: "its term ended",
     CloseReason.STOPPED: "its client ended it",
     CloseReason.TERMINATED: "an operator ended it",
     CloseReason.EVICTED: "all seats of the capacity were taken, and a new session needed one",

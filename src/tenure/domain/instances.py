@@ -54,7 +54,7 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
     alive: bool
     """By the database's clock, at the moment of the read."""
     leads: Sequence[str] = ()
-    """The leases that it holds, in order of their names, without the locks of jobs. None if it is not alive."""
+    """The leases that it holds, in order of their names, without the locks of jobs. Empty if it is not alive."""
 
 
 def is_alive(last_seen_at: datetime, stopped_at: datetime | None, now: datetime) -> bool:

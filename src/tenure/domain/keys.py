@@ -41,7 +41,7 @@ class Role(StrEnum):
 
 
 class ApiKey(msgspec.Struct, frozen=True):
-    """The parts of a key's text. The only object that holds a secret; its `repr` does not show it."""
+    """The parts of a key's text. No other object holds the secret of a key, and the `repr` does not show it."""
 
     role: Role
     public_id: str
@@ -104,7 +104,7 @@ class KeysVersion(msgspec.Struct, frozen=True):
     version: int
     now: datetime
     signing_keys: tuple[SigningKey, ...] = ()
-    """In no particular order, with those that have expired since the last rotation."""
+    """In no particular order, including those that have expired since the last rotation."""
 
 
 class CreateKeyOutcome(StrEnum):

@@ -44,14 +44,14 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LeaseTerm(msgspec.Struct, frozen=True, kw_only=True):
-    """The time for which one holder held a lease: one epoch. Job locks have no terms, but runs."""
+    """The time for which one holder held a lease: one epoch. Job locks have runs instead of terms."""
 
     name: str
     epoch: int
     holder: str
     acquired_at: datetime
     ended_at: datetime | None = None
-    """None while the lease is held. A lease that has expired ended then, even if nobody has acquired it since."""
+    """None while the lease is held. An expired lease ended at its expiry, even if it was not acquired again."""
     how: str | None = None
     """How it ended: `released`, `resigned` or `expired`."""
 

@@ -4,7 +4,7 @@ import msgspec
 
 
 class Scope(msgspec.Struct, frozen=True):
-    """Store methods narrow their statements to a scope. What is outside it looks as if it did not exist."""
+    """Store methods narrow their statements to a scope. Data outside the scope looks as if it did not exist."""
 
     tenant: str | None = None
     """The only tenant that the caller sees; None for all tenants."""

@@ -12,7 +12,7 @@ from tenure.domain.scope import Scope
 
 
 class Kind(IntEnum):
-    """A higher kind includes the lower ones."""
+    """A session of a higher kind also satisfies requests for lower kinds."""
 
     BASIC = 1
     STANDARD = 2
@@ -29,7 +29,7 @@ class State(StrEnum):
 
 
 class CloseReason(StrEnum):
-    """Lists read closed sessions by reason, so they omit sessions with a reason that is not here.
+    """Lists read closed sessions by reason, so they omit sessions whose reason is not in this enum.
 
     Add a new reason at least one release before the first release that records it.
     """
@@ -85,7 +85,7 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
     close_reason: str | None = None
     previous_session_id: str | None = None
     imported_start_at: datetime | None = None
-    """When an imported session began elsewhere. All rules use `started_at`, the time of the import."""
+    """When an imported session began in the other service. All rules use `started_at`, the time of the import."""
     modified_at: datetime
     stream: StreamCounters | None = None
 
@@ -135,7 +135,7 @@ class ImportedSession(msgspec.Struct, frozen=True, kw_only=True):
     capacity_id: str
     kind: int
     started_at: datetime
-    """When it began there."""
+    """When the session began in the other service."""
     ends_at: datetime
     lease_microseconds: int | None = None
     heartbeat_microseconds: int | None = None
@@ -153,7 +153,7 @@ class ImportOutcome(StrEnum):
     OVER = "over"
     """A session with this id has ended in Tenure. It does not come back to life."""
     ENDED = "ended"
-    """The term of the session is over, and Tenure has not seen it."""
+    """The term of the session is over, and Tenure has no session with this id."""
     TENANT_MISMATCH = "tenant-mismatch"
     """The capacity is bound to another tenant."""
     CONFLICT = "conflict"
@@ -260,7 +260,7 @@ class LapsePage(msgspec.Struct, frozen=True):
 
 
 class MatchCount(msgspec.Struct, frozen=True):
-    """If the count is not exact, at least so many sessions match."""
+    """If `exact` is false, at least `count` sessions match."""
 
     count: int
     exact: bool
@@ -324,13 +324,13 @@ class EndManyResult(msgspec.Struct, frozen=True):
     """The result of ending many sessions in one transaction of an action."""
 
     closed: Sequence[ClosedSession]
-    """The ends that this transaction recorded. Those that are not lapses count as ended by the action."""
+    """The ends that this transaction recorded. Ends other than lapses count as ended by the action."""
     held: int = 0
-    """How many sessions another transaction holds. They may still be live."""
+    """How many sessions were skipped because another transaction holds them. They may still be live."""
     total: int = 0
     """How many sessions the action has ended so far."""
     same: bool = True
-    """False if the action is another one: of another caller, or with another filter. Then nothing was changed."""
+    """False if the id is that of an action of another caller or with another filter. Then nothing was changed."""
 
 
 class SweepResult(msgspec.Struct, frozen=True):

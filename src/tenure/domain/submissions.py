@@ -3,15 +3,15 @@
 from collections.abc import Sequence
 from datetime import datetime
 from enum import StrEnum
+from functools import cached_property
+from hashlib import sha256
 from typing import NamedTuple
 
 import msgspec
 
 KEY_MAX = 255
 USAGES = "usages"
-"""The gateway that only Tenure itself submits to."""
-
-
+"""The gateway that receives usage."""
 NOT_SENT = "not sent: "
 """The beginning of the last error of a submission whose payload was withheld."""
 
@@ -34,7 +34,7 @@ class Contract(msgspec.Struct, frozen=True):
     """Response statuses that mean that the receiver already has the submission."""
     timeout_seconds: float
     format: str | None = None
-    """The format in which usage is rendered when it is sent; None for payloads that are sent as they were accepted."""
+    """The format in which a payload source renders the payload when it is sent; None: it is sent as it was accepted."""
 
 
 class SubmitRequest(msgspec.Struct, frozen=True):
@@ -160,7 +160,7 @@ class BeginAttemptsResult(msgspec.Struct, frozen=True):
     attempts: Sequence[BeginAttemptResult]
 
 
-class Envelope(msgspec.Struct, frozen=True):
+class Envelope(msgspec.Struct, frozen=True, dict=True):
     """The data that is sent to a gateway. It is the same in every attempt."""
 
     submission_id: str
@@ -172,6 +172,11 @@ class Envelope(msgspec.Struct, frozen=True):
     """The id of the request that submitted it; None for a submission of Tenure itself."""
     traceparent: str | None = None
     """The position of that request in a trace, if it was sampled."""
+
+    @cached_property
+    def digest(self) -> bytes:
+        """The SHA-256 of the payload. Hashed once: it is compared with the stored one, and with the receipt."""
+        return sha256(self.payload).digest()
 
 
 class AttemptEnd(msgspec.Struct, frozen=True):

@@ -67,7 +67,7 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UnsentWindow(msgspec.Struct, frozen=True):
-    """A divided window that was cut without a gateway, and that was not sent since."""
+    """A divided window that was cut without a gateway and has not been sent since."""
 
     window_id: int
     chunks: int
@@ -313,7 +313,7 @@ def _grid_after(instant: datetime, step: timedelta) -> datetime:
 
 
 def add_sums(previous: Iterable[MarkSums], added: Iterable[MarkSums]) -> Sequence[MarkSums]:
-    """The rows of a mark: those of the previous mark, and what was added since. `live` is that of the new mark."""
+    """Returns the rows of a mark: the sums of the previous mark plus those added since. `live` comes from `added`."""
     rows = {sums[:3]: sums._replace(live=0) for sums in previous}
     for sums in added:
         before = rows.get(sums[:3])

@@ -48,7 +48,6 @@ from tenure.store.contract import Store
 from tenure.submissions.payloads import Withheld
 from tenure.telemetry.events import EventBatchSaved, EventsDelayed, Telemetry
 
-EVENTS_LEASE = "events"
 ROUND_SECONDS = 0.5
 BUSY_ROUND_SECONDS = 0.1
 BUSY_SECONDS = 2.0
@@ -120,7 +119,7 @@ class EventDelivery:
             searched = self._searched[now.gateway] = _Searched(now.position)
         events, end = await self._read_next(EventFilter(wanted.types), searched.until)
         if not events:
-            # Not if there are events: should the save fail, the next round must find them again.
+            # Only without events: if the save of a batch fails, the next round must find its events again.
             searched.until = end
             if end == now.position or monotonic() - searched.saved_at < SAVE_EMPTY_SECONDS:
                 return False
@@ -206,9 +205,9 @@ class EventPayloads:
             position = page.position
         return events
 
-    async def store_digests(self, fence: Fence, payloads: Mapping[str, bytes]) -> Mapping[str, Withheld]:
+    async def store_digests(self, fence: Fence, envelopes: Sequence[Envelope]) -> Mapping[str, Withheld]:
         """The digest was stored with the batch, and `render` has compared it."""
-        del fence, payloads
+        del fence, envelopes
         return {}
 
     async def report_delivered(self, submission_ids: Sequence[str]) -> None:

@@ -7,7 +7,7 @@ While there are followers, one task moves the horizon and reads the new events e
 newest events, encoded once. A follower whose position is in the head is served from there, and followers at the same
 position with the same filter share the bytes that they get. A follower that is further behind reads pages from the
 database until it reaches the head. So a slow follower costs reads, and no memory: it waits until its client has taken
-the last piece, and the head keeps HEAD_MAX events at most, whoever still needs them.
+the last piece, and the head keeps HEAD_MAX events at most, even if a follower has not got older ones yet.
 
 Without followers, nothing is read and the horizon does not move.
 """
@@ -28,7 +28,8 @@ from tenure.telemetry.events import EventsDelayed, Telemetry
 
 POLL_SECONDS = 0.25
 PUBLISH_PAUSE_MICROSECONDS = 250_000
-"""The horizon of an installation moves at most this often, because all session writes wait for it for an instant."""
+"""The shortest time between two moves of the horizon of an installation. A move waits for the session writes in
+progress. On SQLite and SQL Server, session writes also wait for the move."""
 READ_MAX = 1000
 """The most events in one read from the database."""
 PIECE_MAX = 1000
@@ -166,7 +167,7 @@ class Feed:
     def _ensure_reading(self) -> None:
         if self._reading is None or self._reading.done():
             self._left_at = monotonic()
-            # An empty context: it reads for all followers, not for the request that came first.
+            # An empty context: the task reads for all followers, so it must not belong to the trace of the first one.
             self._reading = asyncio.create_task(self._read_head(), context=Context())
 
     def enter(self) -> None:
@@ -277,8 +278,10 @@ class _Head:
         return Piece(admitted, self.end, _frames(admitted))
 
     def _index_after(self, after: EventPosition) -> int | None:
-        """Positions at the same instant and of the same rank are ordered by id, as the database orders ids. So an event
-        is found by its id, without comparing ids.
+        """Returns the index of the first event after the position; None if the position is not in the head.
+
+        Events of the same instant and rank are in the order in which the database sorts ids. Python may sort them
+        differently, so among them the event with this id is searched one by one.
         """
         if after == self.end:
             return len(self._events)

@@ -26,7 +26,7 @@ class Answer(msgspec.Struct):
     headers: Headers = JSON
 
     def body(self, request_id: str | None = None, names: Names = CAMEL) -> bytes:
-        """Encodes the content. A problem contains the id of its request, which the code that refuses need not know."""
+        """Encodes the content. Adds the request id to a problem, so that the code that raises it need not know it."""
         content = self.content
         kind = type(content)
         if kind is bytes:
@@ -39,7 +39,7 @@ class Answer(msgspec.Struct):
 class StreamedAnswer(msgspec.Struct):
     """A response whose body is sent piece by piece, until `pieces` ends or the client disconnects.
 
-    `pieces` is closed in either case, and if the credential of the request is not valid any more.
+    `pieces` is closed in either case, and also when the credential of the request becomes invalid.
     """
 
     pieces: AsyncGenerator[bytes]

@@ -5,6 +5,8 @@
 decoded a second time, by rules that accept more:
 
 - The name of a field may be in camelCase, snake_case or PascalCase, in every instance.
+- A filter of a query may also have the name of the field that it compares: `userObjectId` means `user`. A boolean of a
+  query may be `True` or `False`, as .NET and Python write it.
 - A UUID may be in any letter case, with or without dashes and braces.
 - A whole number may be written as 60.0.
 """
@@ -12,6 +14,7 @@ decoded a second time, by rules that accept more:
 import difflib
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import cache
 from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import parse_qsl
@@ -30,6 +33,18 @@ PARAMETERS_MAX = 50
 UNKNOWN_MAX = 20
 """How many unknown fields one error response may name. A body of 64 KiB could otherwise cause a megabyte of errors."""
 JSON = (b"application/json",)
+FILTERED_FIELDS = {
+    "user": "userObjectId",
+    "tenant": "tenantObjectId",
+    "capacity": "capacityId",
+    "kind": "sessionKind",
+    "active": "isActive",
+}
+"""The filters of queries, and the field of a session that each compares.
+
+Clients of other services filter by the name of the field. An instance that ignores unknown parameters would otherwise
+answer them with the sessions of every user.
+"""
 
 
 async def read_body(receive: Callable[[], Awaitable[Any]], max_bytes: int = BODY_MAX_BYTES) -> bytes:
@@ -85,7 +100,7 @@ class Decoding(NamedTuple):
 def decoder_for(shape: type[T], decoding: Decoding = Decoding()) -> Callable[[bytes], T]:  # noqa: B008 - immutable
     """Return a function that decodes a JSON body to `shape`, or raises `Invalid` with every wrong field."""
     decode = msgspec.json.Decoder(decoding.names.shape(shape)).decode
-    fields = _Fields(shape, ignores_unknown=decoding.ignores_unknown)
+    fields = _fields_of(shape, ignores_unknown=decoding.ignores_unknown)
 
     def read(body: bytes) -> T:
         try:
@@ -120,14 +135,16 @@ def reader_of_headers(shape: type[T]) -> Callable[[Iterable[tuple[bytes, bytes]]
 def query_parser_for(shape: type[msgspec.Struct] | None, decoding: Decoding) -> Callable[[bytes], Any]:
     """Return a function that decodes a query string to `shape`, or raises `Invalid` with every wrong parameter."""
     known = shape or _NoParameters
-    fields = _Fields(known, ignores_unknown=decoding.ignores_unknown)
+    fields = _fields_of(known, ignores_unknown=decoding.ignores_unknown, in_query=True)
     numbers = {field.encode_name for field in msgspec.structs.fields(known) if _is_number(field.type)}
+    flags = {field.encode_name for field in msgspec.structs.fields(known) if _is_flag(field.type)}
 
     def parse(query_string: bytes) -> Any:
         given = fields.normalised(_parameters(query_string))
         # msgspec's lax mode is not used, because it reads `1e2` as 100 and `null` as None. More than 18 digits exceed
         # every range.
         content = {name: int(text) if name in numbers and _DIGITS(text) else text for name, text in given.items()}
+        content |= {name: given[name].lower() for name in flags & given.keys() if given[name] in ("True", "False")}
         try:
             return msgspec.convert(content, known)
         except msgspec.ValidationError as error:
@@ -159,15 +176,25 @@ _DIGITS = re.compile(r"0|[1-9][0-9]{0,17}", re.ASCII).fullmatch
 class _Fields:
     """The fields of a struct type, by all the names that requests may use for them."""
 
-    def __init__(self, shape: type[msgspec.Struct], *, ignores_unknown: bool) -> None:
+    def __init__(
+        self,
+        shape: type[msgspec.Struct],
+        *,
+        ignores_unknown: bool,
+        second_names: Mapping[str, str],
+    ) -> None:
         fields = msgspec.structs.fields(shape)
         self._ignores_unknown = ignores_unknown
+        names = [field.encode_name for field in fields]
         self._names = {
-            alias: name for name in (field.encode_name for field in fields) for alias in (name, *_other_names(name))
+            alias: name
+            for name in names
+            for camel in (name, second_names.get(name, name))
+            for alias in (camel, *_other_names(camel))
         }
         self._ids = {field.encode_name for field in fields if _holds_ids(msgspec.inspect.type_info(field.type))}
         self.raw = [field.encode_name for field in fields if field.type is msgspec.Raw]
-        """The fields whose bytes are taken as they are."""
+        """The fields that keep their raw bytes."""
 
     def normalised(self, content: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the content with camelCase names and UUIDs in canonical form. Unknown fields are kept, or left out if
@@ -184,6 +211,13 @@ class _Fields:
             else:
                 normal[name] = _canonical(value) if name in self._ids else value
         return normal
+
+
+@cache
+def _fields_of(shape: type[msgspec.Struct], *, ignores_unknown: bool, in_query: bool = False) -> _Fields:
+    """Cached, because several routes have the same shape."""
+    second_names = FILTERED_FIELDS if in_query else {}
+    return _Fields(shape, ignores_unknown=ignores_unknown, second_names=second_names)
 
 
 def _other_names(camel: str) -> tuple[str, str]:
@@ -204,7 +238,7 @@ def _holds_ids(info: msgspec.inspect.Type) -> bool:
 
 
 def _canonical(value: Any) -> Any:
-    """Returns a UUID, or a list of them, in canonical form. What is no UUID is returned as it is, and refused later."""
+    """Returns a UUID, or a list of UUIDs, in canonical form. Other values are returned unchanged, and refused later."""
     if isinstance(value, list):
         return [_canonical(each) for each in value]
     return (canonical_id(value) or value) if isinstance(value, str) else value
@@ -217,6 +251,10 @@ def _given_twice(name: str) -> Invalid:
 def _is_number(kind: Any) -> bool:
     info = msgspec.inspect.type_info(kind)
     return isinstance(info.type if isinstance(info, msgspec.inspect.Metadata) else info, msgspec.inspect.IntType)
+
+
+def _is_flag(kind: Any) -> bool:
+    return _must(msgspec.inspect.type_info(kind)) == "must be true or false"
 
 
 class _NoParameters(msgspec.Struct, forbid_unknown_fields=True):

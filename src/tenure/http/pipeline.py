@@ -73,7 +73,7 @@ class Browser(msgspec.Struct, frozen=True):
     """How a browser reaches this instance, for routes that set cookies and redirect."""
 
     over_https: bool
-    """Directly, or by a trusted proxy that says so."""
+    """Whether the browser uses HTTPS: to this instance, or to a trusted proxy according to its header."""
     host: str
     cookies: Sequence[bytes]
     """The values of the headers `Cookie`."""
@@ -525,6 +525,7 @@ class _Endpoint:
         self.body_max_bytes = route.body_max_bytes if route.raw_body is None else route.raw_body.max_bytes
         self._decode_body = None if route.body is None else decoder_for(route.body, decoding)
         self._parse_query = query_parser_for(route.query, decoding)
+        self._empty_body = None if route.body is None or route.body_required else route.body()
         self._read_headers = None if route.headers is None else reader_of_headers(route.headers)
         self.handle = _awaitable(route.handler.handler) if isinstance(route.handler, Hot) else route.handler
 
@@ -542,8 +543,8 @@ class _Endpoint:
     ) -> Call:
         content: Any = None
         if self._decode_body is not None:
-            if not body and not self.route.body_required and self.route.body is not None:
-                content = self.route.body()
+            if not body and self._empty_body is not None:
+                content = self._empty_body
             else:
                 check_media_type(headers)
                 content = self._decode_body(body)
@@ -639,7 +640,7 @@ class HotRoute:
         visit: Visit,
         respond: HotRespond,
     ) -> None:
-        """Goes on where `start` could not: the credential has to be looked up. The client may be gone by the end."""
+        """Continues after `start` if the credential must be looked up. The client may have disconnected by the end."""
         current_request.set(visit.request_id)
         current_trace.set(visit.trace)
         try:

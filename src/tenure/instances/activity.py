@@ -1,21 +1,21 @@
 """Saves what this worker has counted, minute by minute, for `GET /activity`.
 
-The worker counts events since its start (`telemetry/counters.py`), whether or not somebody asks for its activity. The
-recorder takes a sample of these totals every ten seconds, at the tens of the database's clock, and adds the difference
-from the last sample to the minute in which that last sample was taken. So nothing is added to the path of a request,
-and no minute gets what belongs to the next one. After the sample, the recorder saves the minutes that have changed:
-absolute counts, under a key that only this worker writes (`domain/activity.py`).
+The worker counts events since its start (`telemetry/counters.py`) in any case. The recorder takes a sample of these
+totals every ten seconds, at multiples of ten seconds of the database's clock. It adds the difference from the last
+sample to the minute in which that last sample was taken. So the path of a request gets no extra work, and no minute
+gets counts of the next one. After the sample, the recorder saves the minutes that have changed: absolute counts, under
+a key that only this worker writes (`domain/activity.py`).
 
-Guarantees: the sum of all saved counts is never more than what happened, and after a regular stop it is exactly that.
+Guarantees: the sum of all saved counts never exceeds the number of events, and equals it after a regular stop.
 
 | cut | what holds |
 |---|---|
-| killed | what was counted since the last save is missing: SAMPLE_SECONDS and SPREAD_SECONDS at most, and the save |
-| paused | what was counted before the pause belongs to the minute of the last sample before it |
+| killed | the counts since the last save are lost: at most SAMPLE_SECONDS, SPREAD_SECONDS and the time of a save |
+| paused | the counts between the last sample and the pause belong to the minute of that sample |
 | the answer to a save is lost, or the save commits late | the next save contains the same counts or greater ones |
 | the database is away | minutes are kept and saved later, up to WAITING_MINUTES_MAX; then the oldest are dropped |
 | the database's clock is stepped forward | a minute without counts |
-| the database's clock is stepped back | the repeated minutes get a new turn, and add to those that are saved |
+| the database's clock is stepped back | the repeated minutes get a new turn: rows of their own, which add up |
 | two workers | each has its own name in the key |
 """
 
@@ -35,9 +35,9 @@ from tenure.telemetry.events import ActivityNotSaved, Telemetry
 SAMPLE_SECONDS = 10
 """A divisor of a minute, so that a sample is taken at the start of each minute."""
 SPREAD_SECONDS = 2.0
-"""Workers take their samples at the same instant. Each saves its own at a random time within this span after it."""
+"""All workers take their samples at the same instant. Each saves its sample at a random time within this span."""
 WAITING_MINUTES_MAX = 1440
-"""The most minutes that wait for the database. A minute takes about a kilobyte."""
+"""How many minutes wait for the database at most. A minute takes about a kilobyte."""
 MICROSECONDS = 1_000_000
 
 Key = tuple[int, int]
@@ -45,7 +45,7 @@ Key = tuple[int, int]
 
 
 class ActivityRecorder:
-    """`totals` returns what this worker has counted since its start. `clock` estimates the database's clock."""
+    """`totals` returns the counts of this worker since its start. `clock` estimates the database's clock."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class ActivityRecorder:
         """Of the minute in which the last sample was taken."""
         self._unsaved: dict[Key, Counter[str]] = {}
         self._current: Counter[str] = Counter()
-        """What was counted in the minute of the last sample. Also in `_unsaved`, if it has changed since the save."""
+        """The counts of the minute of the last sample. Also in `_unsaved` if they have changed since the save."""
 
     async def run(self) -> None:
         """Takes samples and saves them, until cancelled. Call `stop` after that."""
@@ -81,7 +81,7 @@ class ActivityRecorder:
                 self._telemetry.report(ActivityNotSaved(str(error)))
 
     async def stop(self) -> None:
-        """Saves what is left. If the database is away, it is lost."""
+        """Takes a last sample and saves it. Unsaved counts are lost if the database is unavailable."""
         self.sample()
         try:
             await self.save()

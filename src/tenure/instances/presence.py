@@ -1,24 +1,24 @@
-"""Keeps the row of this instance, so that `GET /instances` shows which instances there are.
+"""Keeps the row of this instance up to date, so that `GET /instances` lists the instances.
 
 Guarantees:
 
-- A living instance that reaches the database is shown as alive; one that has not written its row for INSTANCE_ALIVE, by
-  the database's clock, is not. So a killed, paused or disconnected instance is shown as alive for half a minute at
-  most.
-- A stopped instance is shown as stopped at once, and stays so: an earlier write whose answer was lost may commit after
-  the last one, and changes nothing then.
-- An instance that would send submissions under another lease than an earlier one does not start: see `start`. A killed
-  instance counts for half a minute.
-- `startedAt` is the database's time of the first write, and never changes, also if the row was pruned in between.
+- A running instance that reaches the database is shown as alive. An instance that has not written its row for
+  INSTANCE_ALIVE, by the database's clock, is shown as not alive. So a killed, paused or disconnected instance is shown
+  as alive for half a minute at most.
+- A stopped instance is shown as stopped at once, and stays so: an earlier write whose answer was lost has no effect if
+  it commits after the last write.
+- An instance does not start if an earlier instance uses another executor lease: see `start`. A killed instance counts
+  for half a minute.
+- `startedAt` is the database's time of the first write. It never changes, even if the row was pruned in between.
 
 How each step can be cut short:
 
 | cut | what holds |
 |---|---|
 | killed, before or between writes | the row ages, and is pruned a day later |
-| paused for longer than INSTANCE_ALIVE | not alive meanwhile; alive again after the next write |
+| paused for longer than INSTANCE_ALIVE | shown as not alive until the next write |
 | the answer to a write is lost | the next write is the same write with a later time |
-| the database is away, also while the instance stops | the row ages; the next write that succeeds renews it |
+| the database is unavailable, even while the instance stops | the row ages; the next write that succeeds renews it |
 | the database's clock is stepped | the next write, within ten seconds, sets the new time |
 | two instances | each has its own name and row |
 """
@@ -73,7 +73,7 @@ class Presence:
         self._report = replace(self._report, started_at=started_at)
 
     async def stop(self) -> None:
-        """Marks the row as stopped. If the database is away, the row ages instead."""
+        """Marks the row as stopped. If the database is unavailable, the row ages instead."""
         self._report = replace(self._report, stopped=True)
         with suppress(DatabaseUnavailable):
             await self.save()

@@ -98,7 +98,7 @@ class _Protocol(asyncio.Protocol):
         head = bytes(self._received[:end])
         length = _LENGTH(head)
         if length is None or not head.startswith(b"HTTP/1.1 "):
-            self._fail(ValueError("the response is not one of Tenure's"))
+            self._fail(ValueError("the response does not come from Tenure"))
             return
         body = bytes(self._received[end + 4 :])
         if len(body) < int(length[1]):

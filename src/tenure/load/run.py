@@ -1,7 +1,7 @@
 """Sends a load to a service for a while, and ends the sessions that it opened.
 
 Every connection sends one request after the other: the load adapts to the service, and queues nothing. The sessions
-have a lease a little longer than the run, so they lapse by themselves if the command is killed.
+have a lease a little longer than the run, so they lapse soon if the command is killed.
 """
 
 import asyncio
@@ -147,7 +147,7 @@ class Bench:
                 await self._on_all(open_some)
 
     async def _measure(self) -> None:
-        # What was refused before is not part of the measurement.
+        # Requests that were refused before are not part of the measurement.
         self._measured.forget_answers()
         began, cpu_began = monotonic(), cpu_seconds()
         until = began + self._plan.seconds
@@ -165,7 +165,7 @@ class Bench:
 
     def _next(self, sender: "_Sender") -> Operation:
         if not sender.sessions or self._plan.load is Load.OPENS:
-            # The live sessions are limited: then each open waits for an end.
+            # At SESSIONS_MAX live sessions, one is ended before the next is opened.
             return Operation.END if self._live_is_full(sender) else Operation.OPEN
         return Operation.HEARTBEAT if self._plan.load is Load.HEARTBEATS else random.choice(MIX)  # noqa: S311
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from decimal import Decimal
 from enum import Enum
+from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -98,12 +99,17 @@ class DeliveryOutcome(Enum):
     CONFLICT = "another body was already counted under this key"
 
 
-class Delivery(NamedTuple):
+class Delivery(msgspec.Struct, frozen=True, dict=True):
     key: str
     path: str
     body: bytes
     received_at: int
     """In microseconds since 1970."""
+
+    @cached_property
+    def digest(self) -> str:
+        """The SHA-256 of the body, in hexadecimal. Hashed once, for the ledger and for the receipt."""
+        return sha256(self.body).hexdigest()
 
 
 class RequestCounts(NamedTuple):
@@ -151,7 +157,7 @@ class Entry(msgspec.Struct, frozen=True, rename="camel"):
 class EventEntry(msgspec.Struct, frozen=True, rename="camel"):
     """An event of a session. `position` orders events by their first arrival, and within a delivery as they were sent.
 
-    `key` is that of the first delivery that contained it.
+    `key` is the key of the delivery.
     """
 
     position: int
@@ -214,25 +220,22 @@ class Ledger:
         self._connection.close()
 
     def _record(self, delivery: Delivery, totals: Totals) -> DeliveryOutcome:
-        digest = sha256(delivery.body).hexdigest()
         known = self._connection.execute("SELECT digest FROM deliveries WHERE key = ?", (delivery.key,)).fetchone()
         if known is None:
-            self._count(delivery, digest, totals)
+            self._count(delivery, totals)
             return DeliveryOutcome.COUNTED
-        if known == (digest,):
+        if known == (delivery.digest,):
             self._connection.execute(_SEEN_AGAIN, (delivery.key,))
             totals.duplicates += 1
             return DeliveryOutcome.DUPLICATE
-        row = (delivery.key, delivery.path, digest, len(delivery.body), delivery.received_at)
-        self._connection.execute(_CONFLICT, row)
+        self._connection.execute(_CONFLICT, _row(delivery))
         totals.conflicts += 1
         return DeliveryOutcome.CONFLICT
 
-    def _count(self, delivery: Delivery, digest: str, totals: Totals) -> None:
+    def _count(self, delivery: Delivery, totals: Totals) -> None:
         usage = usage_in(delivery.body)
-        row = (delivery.key, delivery.path, digest, len(delivery.body), delivery.received_at)
         records_and_usage = (None, None) if usage is None else (usage.records, f"{usage.total:f}")
-        self._connection.execute(_INSERT, row + records_and_usage)
+        self._connection.execute(_INSERT, _row(delivery) + records_and_usage)
         self._connection.executemany(_INSERT_EVENT, [(delivery.key, *event) for event in events_in(delivery.body)])
         totals.keys += 1
         totals.bytes += len(delivery.body)
@@ -256,6 +259,10 @@ class Ledger:
                 raise
         except sqlite3.Error as error:
             raise LedgerFailed(f"the ledger cannot be used: {error}") from error
+
+
+def _row(delivery: Delivery) -> tuple[str, str, str, int, int]:
+    return delivery.key, delivery.path, delivery.digest, len(delivery.body), delivery.received_at
 
 
 def _entry(row: tuple[Any, ...]) -> Entry:

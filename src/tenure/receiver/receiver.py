@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Sequence
-from hashlib import sha256
 from typing import NamedTuple
 from urllib.parse import parse_qsl
 
@@ -89,7 +88,7 @@ class Receiver:
 
     async def _count(self, delivery: Delivery, fault: Way | None) -> Handled:
         outcome = await self._recorder.record(delivery)
-        receipt = [] if outcome is DeliveryOutcome.CONFLICT else [(RECEIPT_HEADER, _receipt(delivery.body))]
+        receipt = [] if outcome is DeliveryOutcome.CONFLICT else [(RECEIPT_HEADER, f"sha256={delivery.digest}")]
         response = text_response(_STATUSES[outcome], outcome.value, *receipt)
         if fault is None or not applies(fault, outcome):
             return Handled(response)
@@ -144,11 +143,6 @@ def _bounds(query: str) -> tuple[int, int]:
     parameters = dict(parse_qsl(query, keep_blank_values=True))
     after = _whole_number(parameters, "after", 0, 0, 1 << 62)
     return after, _whole_number(parameters, "limit", LIMIT_DEFAULT, 1, LIMIT_MAX)
-
-
-def _receipt(body: bytes) -> str:
-    """Return the receipt of a body: its digest, which the sender compares with that of the body it sent."""
-    return f"sha256={sha256(body).hexdigest()}"
 
 
 def _whole_number(parameters: dict[str, str], name: str, default: int, minimum: int, maximum: int) -> int:

@@ -117,7 +117,7 @@ class Server:
         assert task is not None  # noqa: S101 - a coroutine runs in a task
         self._connections[task] = connection = _Connection(self._receiver, self._on_delivery, reader, writer)
         try:
-            # Senders may close connections at any time; that is not logged.
+            # Log nothing if the sender closes the connection: it may do so at any time.
             with suppress(OSError, asyncio.CancelledError):
                 await connection.serve()
         finally:
@@ -126,7 +126,7 @@ class Server:
 
 
 class DeliveryLog:
-    """Logs deliveries with their result, up to LOGGED_PER_SECOND. The next line says how many were left out."""
+    """Logs up to LOGGED_PER_SECOND deliveries with their results. The next line counts the skipped deliveries."""
 
     def __init__(self) -> None:
         self._second = 0

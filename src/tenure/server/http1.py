@@ -46,7 +46,7 @@ from tenure.errors import (
     TooManyConnections,
     UriTooLong,
 )
-from tenure.http.answers import Answer, refusal
+from tenure.http.answers import JSON, Answer, refusal
 from tenure.http.decoding import too_large
 from tenure.http.edge import Edge, Visit
 from tenure.http.pipeline import HotRoute, Pipeline
@@ -76,6 +76,10 @@ the last request has arrived and is not answered yet. LINGERING: everything that
 """
 
 _STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
+_JSON_HEADS = {
+    status: line + b"".join(b"%s: %s\r\n" % header for header in JSON) + b"x-request-id: "
+    for status, line in _STATUS_LINES.items()
+}
 
 
 def protocol_for(pipeline: Pipeline, open_connections: Connections) -> type[HttpToolsProtocol]:
@@ -665,7 +669,7 @@ class _LingeringTransport:
         self._protocol = protocol
 
     def write(self, data: bytes) -> None:
-        # The connection may have been ended before the request is told about it.
+        # The connection may already be closed, although the request was not notified yet.
         if not self.is_closing():
             self._protocol.transport.write(data)
 
@@ -679,6 +683,14 @@ class _LingeringTransport:
 def response(answer: Answer, visit: Visit, keep_alive: bool) -> bytes:
     request_id = visit.request_id
     content = answer.body(request_id, visit.names)
+    if answer.headers is JSON and not visit.headers and keep_alive:
+        # Most answers. This takes half the time of joining the headers.
+        return b"%s%s\r\ncontent-length: %d\r\n\r\n%s" % (
+            _JSON_HEADS[answer.status],
+            request_id.encode(),
+            len(content),
+            content,
+        )
     lines = [_STATUS_LINES[answer.status], b"x-request-id: ", request_id.encode(), b"\r\n"]
     for name, value in answer.headers:
         lines += (name, b": ", value, b"\r\n")

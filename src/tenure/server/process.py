@@ -152,7 +152,7 @@ class _Server(uvicorn.Server):
         self._loop = asyncio.get_running_loop()
         if supervisor is not None:
             self._loop.add_reader(supervisor.fileno(), self._on_supervisor, supervisor)
-        # A service manager reloads with SIGHUP. Without TLS there is nothing to reload, and SIGHUP must not end it.
+        # A service manager sends SIGHUP to reload. Handle it even without TLS: by default, SIGHUP ends the process.
         if self._certificate is not None or has_service_manager():
             self._loop.add_signal_handler(signal.SIGHUP, self.reload_certificate)
         starting = self._instance.start()

@@ -9,9 +9,9 @@ counts towards `max_connections` from the start, has `head_seconds` for its hand
 it waits, as every connection does (`server/connections.py`). If the event loop did the handshake, connections that
 never finish it would be neither counted nor limited.
 
-`Handshake` keeps bytes that arrive at the wrong moment. Before TLS has started, they belong to it: uvloop reads from a
-new connection even if `connection_made` pauses that. After the handshake, a request may arrive before the task that
-waits for the handshake goes on: that belongs to the HTTP protocol.
+`Handshake` keeps bytes that arrive at the wrong moment. Bytes that arrive before TLS has started belong to TLS: uvloop
+reads from a new connection even if `connection_made` pauses reading. After the handshake, a request may arrive before
+the task that waits for the handshake continues: its bytes belong to the HTTP protocol.
 
 **The end of a connection.** TLS cannot end the output of a connection and go on reading. A connection that lingers, so
 that its client can read a refusal while it still sends, is closed when the client sends nothing for a moment; see
@@ -88,7 +88,7 @@ def _without_preamble(text: str) -> str:
 def with_tls(
     http: Callable[..., HttpToolsProtocol], certificate: Certificate, open_connections: Connections
 ) -> type[asyncio.Protocol]:
-    """Returns what uvicorn calls for every new connection, in place of the class of the HTTP protocol."""
+    """Returns the factory that uvicorn calls for every new connection, in place of the class of the HTTP protocol."""
 
     def protocol(*, server_state: Any, **arguments: Any) -> asyncio.Protocol:
         def make_http() -> HttpToolsProtocol:
@@ -203,7 +203,7 @@ class Handshake(asyncio.Protocol):
             self.evict()
 
     def refuse_connection(self, *, lingers: bool) -> None:
-        """An answer could be sent only after the handshake, which costs more than what is refused."""
+        """Closes without a response, because the handshake before a response would cost more than the connection."""
         del lingers
         self._transport.abort()
 

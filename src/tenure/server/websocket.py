@@ -308,7 +308,7 @@ class WebSocketProtocol(asyncio.Protocol):
         self._pipeline.run_aside(self._accept_when_identified(request, identified, visit))
 
     async def _accept_when_identified(self, request: Request, identified: Awaitable[Caller], visit: Visit) -> None:
-        """Goes on where `_handshake` could not: the credential has to be looked up."""
+        """Continues after `_handshake` if the credential must be looked up."""
         current_request.set(visit.request_id)
         try:
             caller = await identified

@@ -60,8 +60,8 @@ def _logged(config: Config) -> Telemetry:
 
 
 async def _require_keys(config: Config, telemetry: Telemetry) -> None:
-    """Raises `ConfigurationError` if no API key was ever created: then every client that reaches the address would have
-    full access. Waits for the database before the service listens, because only the database knows.
+    """Raises `ConfigurationError` if no API key was ever created, because every client that reaches the address would
+    have full access. Waits until the database can be read. The service does not listen before this check.
     """
     version = await _keys_version(config, telemetry)
     if version == 0:
@@ -129,7 +129,7 @@ class Supervisor:
     def _supervise(self) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
-        # A service manager reloads with SIGHUP. Without TLS there is nothing to reload, and SIGHUP must not end it.
+        # A service manager sends SIGHUP to reload. Handle it even without TLS: by default, SIGHUP ends the process.
         if self._config.tls_certificate is not None or has_service_manager():
             signal.signal(signal.SIGHUP, self._request_reload)
         for slot in range(self._config.workers):
@@ -219,8 +219,10 @@ def _run_worker(config: Config, port: int, supervisor: Connection, listening: Ev
 
 
 def _wait_for_certificate(config: Config, telemetry: Telemetry, supervisor: Connection) -> Certificate | None:
-    """Reads the certificate. The supervisor has checked it at the start, so if it is not valid, this worker replaces
-    another one while the files are being changed. The other workers go on with the old certificate meanwhile.
+    """Reads the certificate, and waits while it is not valid.
+
+    The supervisor has checked the certificate at the start. If it is not valid now, this worker replaces another one
+    while the files are being changed, and the other workers still use the old certificate.
     """
     while True:
         try:

@@ -5,7 +5,8 @@ and a request uses any count that began less than FRESH_SECONDS before the reque
 
 - A count that is running, and began in time: the request waits for it.
 - A count that is running, and began too early: the request waits until it ends, and then for the next one.
-- A request that runs out of patience gets 503. The count goes on, and later requests can use it.
+- A request that has waited for its limit gets 503 (PATIENCE_SECONDS, or TOTAL_PATIENCE_SECONDS for the total). The
+  count continues, and later requests can use it.
 
 Callers who are bound to a tenant share the counts of their tenant. Of these, only the TENANTS_MAX that were used last
 are kept.
@@ -72,7 +73,9 @@ class SharedCount(Generic[T]):
         self._telemetry = telemetry
         self._last: tuple[float, T] | None = None
         """When the last count began, and its result."""
-        self._counting: asyncio.Task[T] | None = None
+        self._counting: asyncio.Task[None] | None = None
+        """The count in progress. The task itself clears it: `fresh` must not wait for a task that has ended, because
+        that would not suspend it, and its loop would stop the event loop."""
 
     async def fresh(self, patience_seconds: float) -> T:
         """Return a count that began less than FRESH_SECONDS before this call, or later."""
@@ -85,19 +88,25 @@ class SharedCount(Generic[T]):
             raise DatabaseUnavailable("the sessions are still being counted") from error
         return self._last[1]
 
-    def _begin(self) -> asyncio.Task[T]:
-        began_at = monotonic()
+    def _begin(self) -> asyncio.Task[None]:
         # An empty context: it counts for all requests, not for the one that came first.
-        self._counting = asyncio.create_task(self._count(), context=Context())
-        self._counting.add_done_callback(lambda task: self._end(task, began_at))
+        self._counting = asyncio.create_task(self._count_once(), context=Context())
+        self._counting.add_done_callback(_retrieve_exception)
         return self._counting
 
-    def _end(self, task: asyncio.Task[T], began_at: float) -> None:
-        self._counting = None
-        if task.cancelled():
-            return
-        error = task.exception()
-        if error is None:
-            self._last = (began_at, task.result())
-        elif not isinstance(error, DatabaseUnavailable):
-            self._telemetry.report(SessionsCountFailed(repr(error)))
+    async def _count_once(self) -> None:
+        began_at = monotonic()
+        try:
+            self._last = (began_at, await self._count())
+        except Exception as error:
+            if not isinstance(error, DatabaseUnavailable):
+                self._telemetry.report(SessionsCountFailed(repr(error)))
+            raise
+        finally:
+            self._counting = None
+
+
+def _retrieve_exception(task: asyncio.Task[None]) -> None:
+    """Marks the exception as seen. Otherwise asyncio would log it if no request waits for the count any more."""
+    if not task.cancelled():
+        task.exception()

@@ -1,7 +1,7 @@
 """Heartbeats, for one session or for many sessions in one request."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from tenure.batching.coalescer import Coalescer
@@ -38,21 +38,26 @@ class Renewer:
         """Returns results in the order of `session_ids`. Each batch of at most BATCH_MAX ids is one transaction."""
         ids = list(dict.fromkeys(session_ids))
         batches = [ids[start : start + BATCH_MAX] for start in range(0, len(ids), BATCH_MAX)]
-        results = await asyncio.gather(*(self._run_batch(batch, scope, active=active) for batch in batches))
-        found = dict(zip(ids, (result for batch in results for result in batch), strict=True))
+        answers = await asyncio.gather(*(self._run_batch(batch, scope, active=active) for batch in batches))
+        results = [result for batch in answers for result in batch]
+        if len(ids) == len(session_ids):
+            return results
+        found = dict(zip(ids, results, strict=True))
         return [found[session_id] for session_id in session_ids]
 
     async def _run_batch(self, session_ids: Sequence[str], scope: Scope, *, active: bool) -> Sequence[HeartbeatResult]:
         """Runs one batch. All sessions whose rows are held are retried together."""
         backoff = Backoff(asyncio.get_running_loop().time())
-        found: dict[str, HeartbeatResult] = {}
-        missing = session_ids
-        while missing:
-            results = await self._run([Heartbeat(session_id, active, scope) for session_id in missing])
-            found |= zip(missing, results, strict=True)
-            missing = [session_id for session_id in missing if found[session_id].found is Found.HELD]
-            if missing:
-                await backoff.pause()
+        results = await self._run([Heartbeat(session_id, active, scope) for session_id in session_ids])
+        held = _held(session_ids, results)
+        if not held:
+            return results
+        found = dict(zip(session_ids, results, strict=True))
+        while held:
+            await backoff.pause()
+            results = await self._run([Heartbeat(session_id, active, scope) for session_id in held])
+            found |= zip(held, results, strict=True)
+            held = _held(held, results)
         return [found[session_id] for session_id in session_ids]
 
     def _first_result(
@@ -72,15 +77,24 @@ class Renewer:
         for heartbeat in heartbeats:
             if heartbeat.active or heartbeat.session_id not in best:
                 best[heartbeat.session_id] = heartbeat
-        answers = await self._store.heartbeat([best[session_id] for session_id in sorted(best)])
-        found = dict(zip(sorted(best), answers, strict=True))
+        session_ids = sorted(best)
+        answers = await self._store.heartbeat([best[session_id] for session_id in session_ids])
+        found = dict(zip(session_ids, answers, strict=True))
+        results = [found[heartbeat.session_id] for heartbeat in heartbeats]
+        outcomes = [result.found for result in results]
+        renewed, late = outcomes.count(Found.LIVE), outcomes.count(Found.OVER)
+        if late:
+            self._note_ends(found)
+        self._telemetry.report(HeartbeatsAnswered(renewed, late))
+        return results
+
+    def _note_ends(self, found: Mapping[str, HeartbeatResult]) -> None:
         for session_id, result in found.items():
             if result.closed_session is not None:
                 self._ends.record(result.closed_session)
             elif result.close_reason is not None:
                 self._ends.learn(session_id, result.close_reason)
-        results = [found[heartbeat.session_id] for heartbeat in heartbeats]
-        renewed = sum(result.found is Found.LIVE for result in results)
-        late = sum(result.found is Found.OVER for result in results)
-        self._telemetry.report(HeartbeatsAnswered(renewed, late))
-        return results
+
+
+def _held(session_ids: Sequence[str], results: Sequence[HeartbeatResult]) -> Sequence[str]:
+    return [session_id for session_id, result in zip(session_ids, results, strict=True) if result.found is Found.HELD]

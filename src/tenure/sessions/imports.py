@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from tenure.clock import to_microseconds
 from tenure.domain.audit_log import Action, Actor, AuditDraft
-from tenure.domain.capacities import Seats
+from tenure.domain.capacities import SEATS_MAX, Seats
 from tenure.domain.deadlines import heartbeat_microseconds
 from tenure.domain.scope import EVERYTHING
 from tenure.domain.sessions import ImportedSession, ImportOutcome
@@ -38,7 +38,6 @@ PAGE = 500
 MICROSECONDS = 1_000_000
 LEASE_RANGE = (5, 86_400)
 IDLE_RANGE = (5, 2_592_000)
-SEATS_MAX = 1_000_000
 
 SESSION_FIELDS = (
     "sessionId",
@@ -64,7 +63,7 @@ class ImportRefused(TenureError):
 
 
 class Mapped(NamedTuple):
-    """The mapping file: the columns of the file by our field names, and kinds by the values of the file."""
+    """The mapping file: the columns of the file by Tenure's field names, and kinds by the values of the file."""
 
     columns: Mapping[str, str]
     kinds: Mapping[str, int]
@@ -88,7 +87,7 @@ class Counts(NamedTuple):
 
 
 def read_lines(path: Path, fields: Sequence[str], mapped: Mapped | None) -> Iterator[Line]:
-    """Yields the lines of a CSV or NDJSON file, with our field names. Empty values are left out."""
+    """Yields the lines of a CSV or NDJSON file, with Tenure's field names. Empty values are left out."""
     with path.open(encoding="utf-8-sig", newline="") as file:
         start = file.read(1)
         while start.isspace():
@@ -214,7 +213,7 @@ def imported_id(started_at: datetime, *identity: str) -> str:
 
 
 class _Checked:
-    """Reads the values of a line, and collects what is wrong with them."""
+    """Reads the values of a line, and collects the faults in them."""
 
     def __init__(self, values: Mapping[str, str]) -> None:
         self._values = values
@@ -237,9 +236,10 @@ class _Checked:
         text = self._text("sessionKind", required=True)
         if text is None:
             return None
-        found = kinds.get(text, {"1": 1, "2": 2, "3": 3}.get(text))
+        # With a mapping, another service's 1 may mean a 2 here: a value that it does not name is refused.
+        found = (kinds or {"1": 1, "2": 2, "3": 3}).get(text)
         if found is None:
-            self.wrong.append("sessionKind: must be 1, 2 or 3" + (" or a value in [kinds]" if kinds else ""))
+            self.wrong.append(f"sessionKind: {text} is not in [kinds]" if kinds else "sessionKind: must be 1, 2 or 3")
         return found
 
     def instant(self, name: str, *, required: bool = True) -> datetime | None:

@@ -5,6 +5,9 @@ while another transaction holds a row. The result `again` sends it back to CREAT
 (capacity and user) changed between two reads. Each such retry means that another request for the key was answered; a
 time limit bounds the retries.
 
+On an engine whose lane LIMITED returns live sessions without a lock, requests for a capacity that was limited at the
+last open start in that lane, which saves a transaction. If the capacity is not limited any more, the result is `again`.
+
 A batch holds each key once, in ascending order, because unsorted batches deadlock. Of several requests for one key,
 only the one with the highest kind is sent to the database. The others get a result that is derived from its result, as
 if they had arrived just after it.
@@ -31,6 +34,9 @@ from tenure.telemetry.events import OpenRefused, SessionOpened, Telemetry
 
 Done = Callable[[OpenResult | Exception], None]
 
+LIMITED_CAPACITIES_MAX = 10_000
+"""How many capacities an instance remembers as limited."""
+
 
 class Opener:
     def __init__(self, store: Store, config: SessionsConfig, ends: SessionEnds, telemetry: Telemetry) -> None:
@@ -40,6 +46,8 @@ class Opener:
         self._heartbeat = round(config.heartbeat_seconds * MICROSECONDS)
         self._telemetry = telemetry
         self._retries = BackgroundRetries[OpenResult]()
+        self._limited: dict[str, None] = {}
+        """The capacities that were limited at their last open, oldest first."""
         self._lanes = {
             lane: Coalescer[OpenRequest, OpenResult](partial(self._run, lane), store.batches_in_flight, telemetry)
             for lane in OpenLane
@@ -71,12 +79,15 @@ class Opener:
     async def open(self, request: OpenRequest) -> OpenResult:
         """Returns the outcome `created`, `existing` or `upgraded` with the session, or a refusal without a session."""
         since = asyncio.get_running_loop().time()
-        return await self._finish(request, await self._lanes[OpenLane.CREATE].run(request, since), since)
+        return await self._finish(request, await self._first_lane(request).run(request, since), since)
 
     def open_soon(self, request: OpenRequest, done: Done) -> None:
         """Like `open`, but passes the result to a callback: no task is created unless a retry is needed."""
         since = asyncio.get_running_loop().time()
-        self._lanes[OpenLane.CREATE].submit(request, partial(self._first_result, request, done, since), since)
+        self._first_lane(request).submit(request, partial(self._first_result, request, done, since), since)
+
+    def _first_lane(self, request: OpenRequest) -> Coalescer[OpenRequest, OpenResult]:
+        return self._lanes[OpenLane.LIMITED if request.capacity_id in self._limited else OpenLane.CREATE]
 
     def _first_result(self, request: OpenRequest, done: Done, since: float, result: OpenResult | Exception) -> None:
         if isinstance(result, OpenResult):
@@ -90,6 +101,7 @@ class Opener:
         """Retries until the request has a session or a refusal, within CONTENTION_SECONDS."""
         backoff = Backoff(since)
         while result.session is None and result.outcome not in REFUSALS:
+            self._remember_limit(request.capacity_id, result.outcome)
             if result.outcome in _NEXT_LANES:
                 # The first pause is zero. A further one means that another transaction holds a row, usually for 1 ms.
                 await backoff.pause()
@@ -104,6 +116,14 @@ class Opener:
         else:
             self._telemetry.report(OpenRefused(result.outcome))
         return result
+
+    def _remember_limit(self, capacity_id: str, outcome: OpenOutcome) -> None:
+        if outcome is OpenOutcome.AGAIN:
+            self._limited.pop(capacity_id, None)
+        elif outcome is OpenOutcome.LIMITED and self._store.may_start_limited:
+            self._limited[capacity_id] = None
+            if len(self._limited) > LIMITED_CAPACITIES_MAX:
+                del self._limited[next(iter(self._limited))]
 
     def _report(self, outcome: OpenOutcome, session: Session) -> None:
         self._telemetry.report(SessionOpened(outcome, session))

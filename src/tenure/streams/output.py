@@ -19,7 +19,7 @@ BYTES_PER_MS = 32
 
 SLICE_SECONDS = 0.1
 SLICES_MAX = 32
-"""When a stream has so many slices, pairs of them are merged, and new slices last twice as long."""
+"""When a stream has this many slices, pairs of them are merged, and new slices last twice as long."""
 
 
 class Slice:

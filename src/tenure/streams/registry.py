@@ -1,7 +1,7 @@
 """All streams of this instance: the limit on their number, their keep-alives, and their end when the instance stops."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum
 
@@ -11,7 +11,7 @@ from tenure.clock import monotonic
 from tenure.config import SessionsConfig, StreamsConfig
 from tenure.domain.deadlines import MICROSECONDS, heartbeat_microseconds
 from tenure.domain.scope import Scope
-from tenure.domain.sessions import Found
+from tenure.domain.sessions import Found, Session
 from tenure.domain.streams import AttachRequest, AttachResult
 from tenure.naming import CAMEL, Names
 from tenure.sessions.ends import SessionEnds
@@ -21,7 +21,7 @@ from tenure.streams.handlers import HandlerFactory
 from tenure.streams.output import Tally
 from tenure.streams.sockets import Socket
 from tenure.streams.stream import REPLACED, SHUTDOWN, Stream
-from tenure.telemetry.events import StreamsStopped, Telemetry
+from tenure.telemetry.events import StreamRefused, StreamsStopped, Telemetry
 
 TICK_SECONDS = 0.25
 STOP_SECONDS = 8.0
@@ -57,6 +57,8 @@ class Streams:
         self._newest: dict[str, Stream] = {}
         self._running: dict[Stream, asyncio.Future[None]] = {}
         self._admitted = 0
+        self._replacing: set[str] = set()
+        """The sessions whose stream is about to be replaced by one that was admitted beyond `max`."""
         self._is_stopping = False
 
     @property
@@ -64,18 +66,32 @@ class Streams:
         return self._admitted
 
     @contextmanager
-    def admit(self) -> Iterator[Admission]:
-        """Reserves capacity for one stream before its session is opened, and frees that capacity at the end."""
+    def admit(self, replaces: Callable[[Session], bool] | None = None) -> Iterator[Admission]:
+        """Reserves capacity for one stream before its session is opened, and frees that capacity at the end.
+
+        A full instance also admits one stream for each session for which `replaces` is true and which has a stream
+        here: the client may have lost a connection that the instance still holds.
+        """
+        replaced = self._replaceable(replaces) if replaces and self._admitted >= self.max else None
         if self._is_stopping:
             yield Admission.STOPPING
-        elif self._admitted >= self.max:
+        elif self._admitted >= self.max and replaced is None:
+            self._telemetry.report(StreamRefused())
             yield Admission.FULL
         else:
             self._admitted += 1
+            if replaced is not None:
+                self._replacing.add(replaced)
             try:
                 yield Admission.ADMITTED
             finally:
                 self._admitted -= 1
+                if replaced is not None:
+                    self._replacing.discard(replaced)
+
+    def _replaceable(self, replaces: Callable[[Session], bool]) -> str | None:
+        newest = self._newest.items()
+        return next((key for key, each in newest if key not in self._replacing and replaces(each.session)), None)
 
     async def attach(self, session_id: str, scope: Scope) -> AttachResult:
         """Makes a stream the newest of its session. The caller then calls `run`, without awaiting in between.
@@ -127,6 +143,7 @@ class Streams:
             return
         if other is not None:
             other.end(REPLACED)
+            self._replacing.discard(session_id)
         self._newest[session_id] = stream
 
     async def keep_alive(self) -> None:

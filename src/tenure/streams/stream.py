@@ -31,10 +31,11 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec.structs import astuple
 
 from tenure.clock import monotonic
 from tenure.domain.deadlines import MICROSECONDS
-from tenure.domain.sessions import CloseReason, Found, Session, State
+from tenure.domain.sessions import CloseReason, Found, Session, State, StreamCounters
 from tenure.domain.streams import AttachResult, StreamUpdate, StreamUpdateResult
 from tenure.errors import Unavailable
 from tenure.naming import CAMEL, Names
@@ -281,6 +282,8 @@ class Stream:
         self._unanswered = update
         updated = await self._batches.update(update)
         self._unanswered = None
+        if updated.session is not None:
+            self.session = updated.session
         if not updated.counted:
             self._tally.put_back(self._taken)
             self._counts_until = min(self._counts_until, _counts_until(updated, monotonic()))
@@ -303,7 +306,7 @@ class Stream:
     async def _conclude(self, ending: Ending) -> None:
         reason = ending.reason
         if ending.is_recorded:
-            last = await self._save_with_retries(finished=True)
+            await self._save_with_retries(finished=True)
             await self._finish()
         else:
             if reason is not None:
@@ -311,8 +314,8 @@ class Stream:
             if ending.error is not None:
                 await _send_last(self._output.error(*ending.error))
             await self._finish()
-            last = await self._save_with_retries(finished=True)
-        await self._notify(reason, last)
+            await self._save_with_retries(finished=True)
+        await self._notify(reason)
         code = CloseCode.REPLACED if reason is None else ending.code
         await self._socket.close(code)
 
@@ -341,6 +344,11 @@ class Stream:
         self._telemetry.report(StreamNotSaved(self.session.session_id, end, last))
         return None
 
+    def _counters(self, saved: StreamCounters) -> StreamCounters:
+        """The counters of the session, with those that could not be saved, or whose save was not answered."""
+        unsaved = total([*self._taken, *self._tally.take()], self._counts_until)
+        return StreamCounters(*(one + other for one, other in zip(astuple(saved), astuple(unsaved), strict=True)))
+
     async def _finish(self) -> None:
         if self._handler is None:
             return
@@ -350,12 +358,11 @@ class Stream:
             finishing.cancel()
             self._telemetry.report(StreamHandlerStuck(self.session.session_id))
 
-    async def _notify(self, reason: str | None, last: StreamUpdateResult | None) -> None:
+    async def _notify(self, reason: str | None) -> None:
         if reason is None:
             await _send_last(self._socket.send(as_json({"type": "replaced"})))
             return
-        session = self.session if last is None or last.session is None else last.session
-        metrics = None if session.stream is None else self._names.builtins(session.stream)
+        metrics = None if self.session.stream is None else self._names.builtins(self._counters(self.session.stream))
         end = as_json({"type": "session_end", "reason": reason, "metrics": metrics})
         await _send_last(self._socket.send(end))
 

@@ -11,10 +11,9 @@ import msgspec
 from msgspec.structs import replace
 
 from tenure.batching.coalescer import Coalescer
-from tenure.domain.alerts import ONCALL
+from tenure.config.values import GATEWAYS
 from tenure.domain.audit_log import Action, Actor, AuditDraft
 from tenure.domain.submissions import (
-    USAGES,
     SubmissionCommand,
     SubmissionFilter,
     SubmissionState,
@@ -30,8 +29,6 @@ from tenure.submissions.gateways import Gateway
 from tenure.telemetry.events import Telemetry
 from tenure.telemetry.trace_context import current_traceparent
 
-RESERVED = (USAGES, ONCALL)
-"""The gateways that only Tenure itself submits to."""
 ANNOUNCE_PAUSE_SECONDS = 0.05
 """The pause between two notifications to other instances, however many submissions are accepted."""
 WORTH_ANOTHER = 16
@@ -86,11 +83,11 @@ class Acceptor:
     def submit(
         self, gateway: str, caller: str, key: str, payload: bytes, done: Done, request_id: str | None = None
     ) -> None:
-        """Calls `done` with the result after the commit, with the error, or at once if the gateway is refused.
+        """Calls `done` with the result after the commit, or with the error; at once if the gateway is refused.
 
-        Each caller has its own idempotency keys. The id of the request is stored, so that its attempts name it.
+        Each caller has its own idempotency keys. The request id is stored, so that the attempts can name it.
         """
-        if gateway in RESERVED:
+        if gateway in GATEWAYS:
             done(Submitted(SubmitOutcome.GATEWAY_RESERVED))
             return
         if gateway not in self._gateways:
@@ -182,7 +179,7 @@ class Announcer:
             return
         self._again = True
         if self._announcing is None:
-            # An empty context: it works for all submissions, not for the one that came first.
+            # An empty context: the task notifies for many submissions, so it must not belong to the trace of the first.
             self._announcing = asyncio.create_task(self._announce(), context=Context())
 
     async def _announce(self) -> None:

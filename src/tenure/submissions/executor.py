@@ -79,7 +79,6 @@ from tenure.telemetry.events import (
     Telemetry,
 )
 
-LEASE = "submission-executor"
 COMPARE_SECONDS = 60.0
 HINT_PAUSE_SECONDS = 0.02
 """The shortest pause between two reads, however many hints arrive."""

@@ -3,7 +3,6 @@
 import asyncio
 import random
 from collections import deque
-from hashlib import sha256
 from typing import NamedTuple
 
 from tenure.clock import from_microseconds, wall_microseconds
@@ -73,7 +72,7 @@ def judged(ready: ReadyAttempt, response: Response, now_microseconds: int, *, ot
     """
     verdict = _judge(ready, response)
     receipt = response.receipt if verdict.outcome is AttemptOutcome.DELIVERED else None
-    if receipt is not None and not names_body(receipt, sha256(ready.envelope.payload).digest()):
+    if receipt is not None and not names_body(receipt, ready.envelope.digest):
         verdict = _judge(ready, Response(None, WRONG_RECEIPT))
     failed = verdict.outcome is AttemptOutcome.FAILED
     return _end(

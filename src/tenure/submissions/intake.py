@@ -5,9 +5,9 @@ of change is not enough: a transaction reads the clock before it commits, so a r
 that the cursor has already passed or that equals it. Therefore:
 
 - when leadership begins, the schedule is **built** from all pending submissions, page by page;
-- every `refresh_seconds` the schedule is **refreshed** with all submissions that changed since TRAIL before the last
-  refresh. TRAIL is longer than any write may take. Rows that were read before are recognised by the time of their
-  change;
+- every `refresh_seconds` the schedule is **refreshed** with all submissions that changed since the last refresh, or in
+  the TRAIL before it. TRAIL is longer than any write may take. Rows that were read before are recognised by the time
+  of their change;
 - after a hint, only the most recent changes are read (`read_recent`). This read is cheap, and may miss some changes;
 - once a minute all changes of the last ten minutes are **compared** with the schedule. Submissions that only the
   comparison finds are reported, because a refresh that misses a submission is a bug.
@@ -27,8 +27,7 @@ from tenure.submissions.schedule import Entry, Schedule
 SECOND = 1_000_000
 TRAIL = 5 * SECOND
 HINT_TRAIL = SECOND // 10
-"""How far back `read_recent` reads. A transaction may commit after one that started later, but few transactions take
-this long."""
+"""How far back `read_recent` reads at least. It can miss a transaction that takes longer to commit; few do."""
 COMPARED = 600 * SECOND
 PAGE = 1000
 BUILDING_PAGE = 5000
@@ -78,8 +77,10 @@ class Intake:
         return found
 
     def forget(self, submission_id: str) -> None:
-        """Removes a submission that needs no more attempts. Also forgets its time of change: if a caller has retried
-        the submission, that change may have been read before this executor knew of the end, and must be read again.
+        """Removes a submission that needs no more attempts. Also forgets its time of change.
+
+        A caller may have retried the submission, and a read may have returned that change before this executor knew of
+        the end. The next read must take the change again.
         """
         number = number_of_id(submission_id)
         self.schedule.forget(number)

@@ -36,7 +36,7 @@ class PayloadSource(Protocol):
     async def render(self, envelopes: Sequence[Envelope]) -> Mapping[str, bytes | Withheld]:
         """Returns payloads by submission id. Every rendering of one submission returns the same bytes."""
 
-    async def store_digests(self, fence: Fence, payloads: Mapping[str, bytes]) -> Mapping[str, Withheld]:
+    async def store_digests(self, fence: Fence, envelopes: Sequence[Envelope]) -> Mapping[str, Withheld]:
         """Stores the digest of each payload before its first attempt. Returns the submissions whose digest differs."""
 
     async def report_delivered(self, submission_ids: Sequence[str]) -> None:
@@ -94,12 +94,12 @@ class Payloads:
     async def store_digests(self, fence: Fence, begun: Sequence[str]) -> None:
         """Call this after the attempts are recorded, and before any of them is sent."""
         for source in self._sources.all():
-            own = {
-                submission_id: envelope.payload
+            own = [
+                envelope
                 for submission_id in begun
                 if submission_id in self._rendered
                 and self._sources.source_of((envelope := self._envelopes[submission_id]).contract) is source
-            }
+            ]
             if own:
                 self._withheld |= await source.store_digests(fence, own)
 

@@ -80,7 +80,7 @@ class Recovery:
         self._window, self._delivered = 1, 0
 
     def rejoin(self, backlog: Backlog) -> None:
-        """Adds a straggler, as a backlog of its own, behind what is left of the backlog."""
+        """Adds a straggler, as a backlog of its own, behind the rest of the backlog."""
         if self._is_failing:
             return  # the next recovery finds it in the schedule
         if self.backlog is None:

@@ -35,6 +35,7 @@ from tenure.telemetry.events import (
     StoreCalled,
     StoreRetried,
     StreamReceived,
+    StreamRefused,
     StreamSent,
     Telemetry,
 )
@@ -47,6 +48,8 @@ _OPENED = (OpenOutcome.CREATED, OpenOutcome.EXISTING, OpenOutcome.UPGRADED)
 _NONE_OPENED: dict[Any, int] = {(outcome, kind): 0 for outcome in _OPENED for kind in (1, 2, 3)}
 _REFUSED = (OpenOutcome.SESSION_LIMIT, OpenOutcome.CAPACITY_OF_ANOTHER_TENANT, OpenOutcome.TENANT_MISMATCH)
 _NONE_CLOSED: dict[Any, int] = {reason.value: 0 for reason in CloseReason}
+_RESULTS = {"partials_sent": "partial", "finals_sent": "final", "errors_sent": "error"}
+STREAMS_LIMIT = "max_per_instance"
 
 Gauges = Callable[[], Series]
 
@@ -104,7 +107,7 @@ class Counters:
         self._store_seconds = Histogram(STORE_EDGES)
         self._batch_sizes = Histogram(BATCH_EDGES)
         self._requests = Histogram(HTTP_EDGES)
-        self._refused: Counter[str] = Counter()
+        self._refused: Counter[str] = Counter({STREAMS_LIMIT: 0})
         self._gauges: list[Gauges] = []
         self._siblings = siblings
         siblings.register(FIGURE, self._encoded)
@@ -115,6 +118,7 @@ class Counters:
         telemetry.subscribe(HeartbeatsAnswered, self._count_heartbeats)
         telemetry.subscribe(StreamReceived, self._count_received)
         telemetry.subscribe(StreamSent, self._count_sent)
+        telemetry.subscribe(StreamRefused, self._count_refused_stream)
         telemetry.subscribe(JobFinished, self._count_run)
         telemetry.subscribe(JobReclaimed, self._count_reclaimed)
         telemetry.subscribe(LeaderAcquired, self._count_acquired)
@@ -176,6 +180,8 @@ class Counters:
             "tenure_stream_sent_bytes_total": {(): self._sent_bytes},
             "tenure_stream_received_messages_total": {(): self._streamed["chunks"]},
             "tenure_stream_sent_messages_total": {(): self._streamed["messages_sent"]},
+            "tenure_stream_results_total": {(name,): self._streamed[kind] for kind, name in _RESULTS.items()},
+            "tenure_stream_audio_seconds_total": {(): self._streamed["audio_duration_ms"] / 1000},
         }
         for source in self._gauges:
             found.update(source())
@@ -224,6 +230,9 @@ class Counters:
         self._streamed["messages_sent"] += 1
         if event.kind is not None:
             self._streamed[event.kind] += 1
+
+    def _count_refused_stream(self, _event: StreamRefused) -> None:
+        self._refused[STREAMS_LIMIT] += 1
 
     def _count_run(self, event: JobFinished) -> None:
         self._job_runs[event.job, event.outcome.value] += 1

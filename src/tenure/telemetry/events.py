@@ -33,7 +33,7 @@ class Event(msgspec.Struct, frozen=True):
     most one line a second of the same event, subject and cause (see `repetition_key`)."""
 
     def repetition_key(self) -> tuple[str, ...]:
-        """Equal for two events that say the same. It has few different values, so it contains no ids and no texts."""
+        """Equal for two events that say the same. It contains no ids and no texts, so it has few different values."""
         exception: BaseException | None = getattr(self, "exception", None)
         fields = [getattr(self, name, "") for name in ("lease", "job", "cause")]
         return (self.name, *fields, "" if exception is None else type(exception).__name__)
@@ -62,7 +62,7 @@ class Telemetry:
     def __init__(self) -> None:
         self._subscribers: dict[type[Event], list[Subscriber]] = {}
         self.begin_trace: BeginTrace | None = None
-        """None if traces are off. Then nothing that only traces need is done."""
+        """None if traces are off. Then work that only traces need is skipped."""
 
     def subscribe(self, kind: type[E], subscriber: Callable[[E], None]) -> None:
         self._subscribers.setdefault(kind, []).append(subscriber)
@@ -143,7 +143,7 @@ class HttpFailed(Event, frozen=True):
 
 
 class TlsReloaded(Event, frozen=True):
-    """New connections get the certificate in the file, which was read again."""
+    """The certificate file was read again. New connections get its certificate."""
 
     name: ClassVar = "tls.reloaded"
     certificate: str
@@ -187,9 +187,6 @@ class OidcFetchFailed(Event, frozen=True):
     kept_keys: int
 
 
-# The database.
-
-
 class OidcSignInFailed(Event, frozen=True):
     """The issuer did not exchange the code of a sign-in for tokens."""
 
@@ -197,6 +194,9 @@ class OidcSignInFailed(Event, frozen=True):
     level: ClassVar[Level | None] = "warning"
     repeats: ClassVar[bool] = True
     error: str
+
+
+# The database.
 
 
 class SchemaMigrated(Event, frozen=True):
@@ -372,6 +372,13 @@ class StreamSent(Event, frozen=True):
     byte_count: int = 0
 
 
+class StreamRefused(Event, frozen=True):
+    """A stream was refused, because the instance had `max_per_instance` of them."""
+
+    name: ClassVar = "stream.refused"
+    level: ClassVar[Level | None] = None
+
+
 class StreamCrashed(Event, frozen=True):
     name: ClassVar = "stream.crashed"
     level: ClassVar[Level | None] = "error"
@@ -508,7 +515,7 @@ class LeaderRenewFailed(Event, frozen=True):
 class LeaderLost(Event, frozen=True):
     name: ClassVar = "leader_lost"
     asked_for: ClassVar[Sequence[str]] = ("released", "resigned")
-    """The reasons of a loss that was asked for: the instance stops, or an operator resigned the lease."""
+    """The reasons of a loss that was requested: the instance stops, or an operator resigned the lease."""
     lease: str
     holder: str
     epoch: int
@@ -517,7 +524,7 @@ class LeaderLost(Event, frozen=True):
     error: str | None = None
 
     def log_entry(self) -> tuple[Level, str] | None:
-        """A loss that was not asked for is a warning: the work pauses until an instance leads again."""
+        """A loss that was not requested is a warning: the work pauses until an instance leads again."""
         return ("info" if self.reason in self.asked_for else "warning", self.name)
 
 
@@ -823,7 +830,7 @@ class UsageHandedOver(Event, frozen=True):
 
 
 class UsageEmitted(Event, frozen=True):
-    """A run of the job `emit-usage` is complete: its chunks are handed over to be sent, and not yet delivered.
+    """A run of the job `emit-usage` is complete: its chunks are submitted, but not yet delivered.
 
     With a gateway, `lag_seconds` is set; without one, `sent` is False.
     """
@@ -873,7 +880,7 @@ class AlertCleared(Event, frozen=True):
 
 
 class EventBatchSaved(Event, frozen=True):
-    """The next batch of events of a gateway was handed over to the executor."""
+    """The next batch of events of a gateway was saved as a submission."""
 
     name: ClassVar = "events.batch_saved"
     level: ClassVar[Level | None] = None

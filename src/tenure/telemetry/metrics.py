@@ -8,7 +8,7 @@ Families with the scope INSTALLATION describe the database. Only the worker in s
 they have no label `worker`: otherwise each sum over workers would count the installation several times.
 
 Tenure does not use `prometheus_client`: its counters take a lock and an object per series, its multi-process mode
-leaves files behind, and its registry cannot render the series of another process. What is needed is the text format.
+leaves files behind, and its registry cannot render the series of another process. Tenure needs only the text format.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -176,6 +176,17 @@ FAMILIES: Mapping[str, Family] = {
         Family("tenure_stream_sent_bytes_total", "counter", "Bytes of messages that handlers sent."),
         Family("tenure_stream_received_messages_total", "counter", "Messages that streams received."),
         Family("tenure_stream_sent_messages_total", "counter", "Messages that handlers sent."),
+        Family(
+            "tenure_stream_results_total",
+            "counter",
+            "Partial and final texts and errors that handlers sent.",
+            ("result",),
+        ),
+        Family(
+            "tenure_stream_audio_seconds_total",
+            "counter",
+            "Duration of the binary messages that streams received, taken as audio of 16 kHz and 16 bits.",
+        ),
     )
 }
 

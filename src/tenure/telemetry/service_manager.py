@@ -1,4 +1,4 @@
-"""Tells the service manager (systemd, `Type=notify`) when this process is ready and when it stops.
+"""Notifies the service manager (systemd, `Type=notify`) when this process is ready and when it stops.
 
 systemd names a datagram socket in `NOTIFY_SOCKET`. With several workers, each of them notifies: the service is ready
 as soon as one worker is.

@@ -3,7 +3,7 @@
 Off by default. The packages of the extra `otel` are imported only if an endpoint is configured, and while traces are
 off nothing subscribes to an event, no request gets a position, and no task carries one.
 
-What is a span, and where it stands:
+The spans, and their places in a trace:
 
 - A **request** is a child of the span that its header `traceparent` names, or the first span of a new trace.
 - A **store operation** is a child of the request or run for which it is executed. Most operations on sessions serve a

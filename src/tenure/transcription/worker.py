@@ -4,7 +4,7 @@ A message is a length of four bytes, followed by that many bytes of whole sample
 process writes one line of JSON when it has started, and one in reply to each message.
 
 The process exits when stdin ends, so an instance that is killed leaves no process behind. It ignores SIGTERM and
-SIGINT, which may be sent to the whole process group, because the instance still requests the last results.
+SIGINT: they may be sent to the whole process group, and the instance still needs the last results then.
 """
 
 import os
@@ -12,6 +12,7 @@ import signal
 import struct
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import BinaryIO
 
 import msgspec
@@ -71,7 +72,8 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.nice(NICENESS)
-    with _claim_stdout() as output:
+    # If the instance was killed, no process reads the replies: exit without a traceback in the log.
+    with suppress(BrokenPipeError), _claim_stdout() as output:
         for reply in _replies(Options(*sys.argv[1:])):
             output.write(msgspec.json.encode(reply) + b"\n")
             output.flush()

@@ -169,7 +169,7 @@ class Audit:
 
     async def _check_window(self, window: Window, counted: Recount) -> None:
         # A chunk may be sent during the audit: its digest is stored, then the receiver counts it, then it is marked
-        # delivered. Reading in the reverse order ensures that if a step is found, its earlier steps are found too.
+        # delivered. The audit reads in the reverse order. So if it finds a step, it also finds the steps before it.
         deliveries = await self._store.list_deliveries(window.window_id)
         entries = self._entries(window, deliveries)
         found = await self._store.get_window(window.window_id)
@@ -180,8 +180,8 @@ class Audit:
         self._add("chunks", check_chunks(window, chunks, counted.bounds))
         self._add("chunks", check_digests(window, chunks, *counted))
         if window.contract is None and later.contract is not None:
-            # Handed over during the audit: its deliveries may have been read before or after that. The next audit
-            # checks them.
+            # The window got its contract during the audit, before or after its deliveries were read. The next audit
+            # checks the deliveries.
             self._count_chunks(window, len(chunks))
             self._counts["waiting"] += sum(chunk.usage_millionths for chunk in chunks)
             return

@@ -1,8 +1,8 @@
 """Job `mark-usage`: writes running sums of usage at full hours, so that a sum over a long span is fast.
 
-A mark has one row per tenant, capacity and kind. It continues from the previous mark: the job sums the sessions of the
-time since, which is a read that blocks no other transaction, and saves the new rows in batches. All values of a mark
-that lies before the last cut are final. So an interrupted run leaves an incomplete mark, which no sum uses, and the
+A mark has one row per tenant, capacity and kind. It continues from the previous mark: the job adds the usage since
+then, and saves the new rows in batches. The sum is a read that blocks no other transaction. All values of a mark that
+lies before the last cut are final. So an interrupted run leaves an incomplete mark, which no sum uses, and the
 next run computes the same rows again and saves the missing ones. docs/explanation/usage.md lists the interruptions.
 """
 
@@ -43,7 +43,11 @@ class MarkUsage:
             self._telemetry.report(UsageMarkSkipped(mark.at, MARK_KEYS_MAX))
 
     async def _sum(self, last: Mark | None, due: DueMark) -> tuple[Mark, Sequence[MarkSums]]:
-        """The mark with its rows. It begins a new series if the old one has too many keys, most of them without use."""
+        """The mark with its rows.
+
+        After a skipped mark, or if the sums would have more than MARK_KEYS_MAX keys, it begins a new series. A new
+        series contains only the keys with usage since the previous mark.
+        """
         added = await self._store.sum_mark(due.from_at, due.at, MARK_KEYS_MAX)
         if added is None:
             return Mark(due.at, 0 if last is None else last.series, MarkState.SKIPPED), []

@@ -1,28 +1,32 @@
 """The payload source of usage. It renders a chunk when it is sent. All renderings, on any instance, are identical.
 
-A rendered chunk is checked twice before it is sent. Its sums, computed here by the meter, must equal those that the
-database computed when it divided the window. Its digest must equal the one that was stored before its first
-attempt. If either differs, rows have been altered, and the chunk is withheld.
+A rendered chunk is checked twice before it is sent. Its sums must equal those that the database computed when it
+divided the window. Its digest must equal the one that was stored before its first attempt. If either differs, rows have
+been altered, and the chunk is withheld.
 """
 
 import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from hashlib import sha256
 
 from msgspec.structs import replace
 
 from tenure.domain.leases import Fence
 from tenure.domain.submissions import Contract, Envelope
 from tenure.domain.usage import Chunk, ChunkDigest, Window
+from tenure.domain.usage_records import Records
 from tenure.errors import DatabaseTooSlow, DatabaseUnavailable
 from tenure.store.contract import Store
 from tenure.submissions.payloads import Withheld
 from tenure.telemetry.events import Telemetry, UsageDelivered
-from tenure.usage.formats import FORMATS, render
+from tenure.usage.formats import FORMATS, body_of
 
 READ_RETRY_SECONDS = 10.0
 """The pause before a chunk that could not be read in time is retried. Other chunks do not wait for it."""
+RUN_MAX = 8
+"""How many adjacent chunks are read at once."""
+
+_Run = list[tuple[Window, Chunk]]
 
 
 def usage_contract(contract: Contract, usage_format: str) -> Contract:
@@ -37,36 +41,36 @@ class UsagePayloads:
     def __init__(self, store: Store, telemetry: Telemetry) -> None:
         self._store = store
         self._telemetry = telemetry
-        # One chunk is read at a time. While a chunk is rendered, the next one is already being read.
+        # One run of chunks is read at a time: others need the database, too.
         self._reading = asyncio.Semaphore(1)
 
     async def render(self, envelopes: Sequence[Envelope]) -> Mapping[str, bytes | Withheld]:
         found = await self._store.find_chunks([envelope.submission_id for envelope in envelopes])
-        chunks = {chunk.submission_id: (window, chunk) for window, chunk in found}
-        payloads = await asyncio.gather(
-            *(self._payload(envelope, chunks.get(envelope.submission_id)) for envelope in envelopes)
+        formats = {envelope.submission_id: str(envelope.contract.format) for envelope in envelopes}
+        parts = await asyncio.gather(
+            *(self._render_run(formats[str(run[0][1].submission_id)], run) for run in _runs(found, formats))
         )
-        return {envelope.submission_id: payload for envelope, payload in zip(envelopes, payloads, strict=True)}
+        missing = Withheld("there is no chunk for this submission")
+        return dict.fromkeys(formats, missing) | {name: payload for part in parts for name, payload in part.items()}
 
-    async def _payload(self, envelope: Envelope, found: tuple[Window, Chunk] | None) -> bytes | Withheld:
-        if found is None:
-            return Withheld("there is no chunk for this submission")
-        window, chunk = found
+    async def _render_run(self, name: str, run: _Run) -> Mapping[str, bytes | Withheld]:
+        """Renders a run of chunks. If they cannot be read together in time, reads them one by one."""
+        window, chunks = run[0][0], [chunk for _, chunk in run]
         try:
             async with self._reading:
-                intervals = await self._store.read_intervals(window, chunk)
+                rendered = await self._store.render_chunks(window, chunks, FORMATS[name].template(window))
+            payloads = [_checked_body(chunk, records) for chunk, records in zip(chunks, rendered, strict=True)]
         except DatabaseTooSlow as error:
             # A database that is away is raised instead: the executor stops, and the next leader sends the chunk.
-            return Withheld(f"the chunk could not be read: {error.detail}", READ_RETRY_SECONDS)
-        rendered = render(str(envelope.contract.format), window, intervals)
-        if (rendered.sessions, rendered.usage_millionths) != (chunk.sessions, chunk.usage_millionths):
-            return Withheld("its sums differ from those stored when its window was divided")
-        return rendered.body
+            if len(run) > 1:
+                return {key: value for each in run for key, value in (await self._render_run(name, [each])).items()}
+            payloads = [Withheld(f"the chunk could not be read: {error.detail}", READ_RETRY_SECONDS)]
+        return {str(chunk.submission_id): payload for chunk, payload in zip(chunks, payloads, strict=True)}
 
-    async def store_digests(self, fence: Fence, payloads: Mapping[str, bytes]) -> Mapping[str, Withheld]:
-        digests = [ChunkDigest(submission_id, sha256(payload).digest()) for submission_id, payload in payloads.items()]
+    async def store_digests(self, fence: Fence, envelopes: Sequence[Envelope]) -> Mapping[str, Withheld]:
+        digests = [ChunkDigest(envelope.submission_id, envelope.digest) for envelope in envelopes]
         same = await self._store.store_digests(fence, digests)
-        changed = [submission_id for submission_id in payloads if not same.get(submission_id)]
+        changed = [digest.submission_id for digest in digests if not same.get(digest.submission_id)]
         return dict.fromkeys(changed, Withheld("its digest differs from the one stored before its first attempt"))
 
     async def report_delivered(self, submission_ids: Sequence[str]) -> None:
@@ -74,6 +78,28 @@ class UsagePayloads:
             found = await self._store.find_chunks(submission_ids)
             for window in {window.window_id: window for window, _ in found}.values():
                 report_if_delivered(window, self._telemetry)
+
+
+def _runs(found: Sequence[tuple[Window, Chunk]], formats: Mapping[str, str]) -> Sequence[_Run]:
+    """Groups the chunks into runs of adjacent chunks of one window and format, each short enough to be read at once."""
+    runs: list[_Run] = []
+    for window, chunk in sorted(found, key=lambda each: (each[1].window_id, each[1].chunk)):
+        if runs and len(runs[-1]) < RUN_MAX and _is_adjacent(runs[-1][-1][1], chunk, formats):
+            runs[-1].append((window, chunk))
+        else:
+            runs.append([(window, chunk)])
+    return runs
+
+
+def _is_adjacent(one: Chunk, other: Chunk, formats: Mapping[str, str]) -> bool:
+    is_next = (one.window_id, one.chunk + 1) == (other.window_id, other.chunk)
+    return is_next and formats[str(one.submission_id)] == formats[str(other.submission_id)]
+
+
+def _checked_body(chunk: Chunk, records: Records) -> bytes | Withheld:
+    if (records.sessions, records.usage_millionths) != (chunk.sessions, chunk.usage_millionths):
+        return Withheld("its sums differ from those stored when its window was divided")
+    return body_of(records)
 
 
 def report_if_delivered(window: Window, telemetry: Telemetry) -> None:

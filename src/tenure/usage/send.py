@@ -1,13 +1,13 @@
-"""Hands over windows that were cut without a gateway, on the request of an operator.
+"""Sends windows that were cut without a gateway, on the request of an operator.
 
 Without a gateway `usages`, windows are cut and divided, but get no contract and no submissions. Once a gateway is
 configured, new windows are sent; older ones are sent only on request, because the operator may have billed them in
 another way.
 
-One transaction hands over a window: it sets the contract of the window and creates the submissions of its chunks. A
-window with a contract is never handed over again. So the request can be repeated after a crash or a lost answer, and
-several requests can run at the same time. They do not conflict with the job `emit-usage`: it changes only windows that
-are not divided yet, and those are not handed over.
+One transaction submits a window: it sets the contract of the window and creates the submissions of its chunks. A window
+with a contract is never submitted again. So the request can be repeated after a crash or a lost answer, and several
+requests can run at the same time. They do not conflict with the job `emit-usage`: the job changes only windows that are
+not divided yet, and a request skips those.
 """
 
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ class SentUsage(msgspec.Struct, frozen=True):
     windows: int
     chunks: int
     complete: bool
-    """Whether all windows of the span were handed over. False if the limit was reached, or if a window is not divided
+    """Whether all windows of the span were submitted. False if the limit was reached, or if a window is not divided
     yet."""
 
 

@@ -1,4 +1,4 @@
-"""The route of alerts: what is wrong now, and what was."""
+"""The route of active and cleared alerts."""
 
 from collections.abc import Sequence
 from typing import Annotated, Literal

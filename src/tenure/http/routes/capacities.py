@@ -7,7 +7,7 @@ import msgspec
 from msgspec import Meta
 
 from tenure.access.grants import OPERATORS, READERS, narrowed
-from tenure.domain.capacities import Capacity, Seats, WhenFull
+from tenure.domain.capacities import SEATS_MAX, Capacity, Seats, WhenFull
 from tenure.domain.sessions import SessionFilter
 from tenure.errors import Forbidden, Invalid, NotFound, TooLarge, Unavailable, UnsupportedMediaType
 from tenure.http.answers import Answer
@@ -16,8 +16,6 @@ from tenure.http.pages import cursor_of_id, id_of, page
 from tenure.http.pipeline import Call, Route
 from tenure.ids import canonical_id
 from tenure.store.contract import Store
-
-SEATS_MAX = 2_147_483_647
 
 
 class CapacityQuery(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):

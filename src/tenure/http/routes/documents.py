@@ -4,6 +4,7 @@ JavaScript client.
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -169,10 +170,9 @@ def _handshake_query(route: StreamRoute) -> dict[str, Any]:
 
 def openapi_document(routes: Sequence[Route], prefix: str) -> dict[str, Any]:
     listed = [route for route in routes if route.listed]
-    shapes = {ProblemDetails, *(shape for route in listed for shape in _shapes(route))}
-    _, components = msgspec.json.schema_components(
-        sorted(shapes, key=lambda shape: shape.__name__), ref_template=REFERENCE
-    )
+    shapes: set[type[msgspec.Struct]] = {ProblemDetails, *(shape for route in listed for shape in _shapes(route))}
+    ordered = sorted(shapes, key=lambda shape: shape.__name__)
+    components = _components(tuple(ordered))
     paths: dict[str, dict[str, Any]] = {}
     for route in listed:
         item = paths.setdefault(route.path, {})
@@ -190,6 +190,12 @@ def openapi_document(routes: Sequence[Route], prefix: str) -> dict[str, Any]:
         "paths": paths,
         "components": {"schemas": components, "securitySchemes": _SCHEMES},
     }
+
+
+@cache
+def _components(shapes: Sequence[type[msgspec.Struct]]) -> Mapping[str, Any]:
+    """The schemas of these struct types and their nested types. Cached: all instances in a process share them."""
+    return msgspec.json.schema_components(shapes, ref_template=REFERENCE)[1]
 
 
 def _shapes(route: Route) -> Iterable[type[msgspec.Struct]]:
@@ -249,13 +255,15 @@ def _path_schema(name: str) -> dict[str, Any]:
     return {"type": "string", "format": "uuid"} if name.endswith("Id") else {"type": "string", "minLength": 1}
 
 
-def _parameters(place: str, shape: type[msgspec.Struct] | None) -> Iterable[dict[str, Any]]:
-    if shape is None:
-        return
-    for field in msgspec.structs.fields(shape):
-        (schema,), components = msgspec.json.schema_components([field.type], ref_template=REFERENCE)
-        schema = _without_null(_inlined(schema, components))
-        yield {"name": field.encode_name, "in": place, "required": field.required, "schema": schema}
+@cache
+def _parameters(place: str, shape: type[msgspec.Struct] | None) -> Sequence[Mapping[str, Any]]:
+    return [] if shape is None else [_parameter(place, field) for field in msgspec.structs.fields(shape)]
+
+
+def _parameter(place: str, field: msgspec.structs.FieldInfo) -> Mapping[str, Any]:
+    (schema,), components = msgspec.json.schema_components([field.type], ref_template=REFERENCE)
+    schema = _without_null(_inlined(schema, components))
+    return {"name": field.encode_name, "in": place, "required": field.required, "schema": schema}
 
 
 def _inlined(schema: dict[str, Any], components: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from tenure.naming import CAMEL, Names
 LATEST = "latest"
 WAIT_MAX = 30
 KEEP_ALIVE_SECONDS = 15.0
-"""A stream without events gets a comment this often, so that proxies keep the connection, and a dead one is noticed."""
+"""How often a stream without events sends a comment: proxies keep the connection, and a dead one is detected."""
 RETRY_MILLISECONDS = 1000
 """How long the client of a stream waits before it connects again."""
 EVENT_STREAM = "text/event-stream"
@@ -137,7 +137,7 @@ class EventRoutes:
         yield f"retry: {RETRY_MILLISECONDS}\n\n".encode()
         async with aclosing(self._feed.follow(criteria, after, KEEP_ALIVE_SECONDS)) as pieces:
             async for piece in pieces:
-                # A block without data is no event, but the client continues from its id.
+                # A block without data is not an event, but a client that reconnects continues from its id.
                 yield (
                     _with_names(piece.frames, names)
                     or f": keep-alive\nid: {cursor_of_event(piece.position)}\n\n".encode()

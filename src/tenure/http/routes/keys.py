@@ -1,6 +1,6 @@
 """The API key routes: create, list and revoke keys. Only the answer to a creation contains the key itself."""
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated
 
 import msgspec
@@ -72,9 +72,11 @@ class KeyList(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class KeyRoutes:
-    def __init__(self, store: Store, prefix: str) -> None:
+    def __init__(self, store: Store, prefix: str, reread_keys: Callable[[], Awaitable[None]]) -> None:
+        """`reread_keys` makes this worker use the keys as they are now. The others follow within two seconds."""
         self._store = store
         self._path = f"{prefix}/keys"
+        self._reread_keys = reread_keys
 
     def routes(self) -> Sequence[Route]:
         return [
@@ -134,6 +136,8 @@ class KeyRoutes:
         result = await self._store.create_key(new, call.actor)
         if result.outcome is CreateKeyOutcome.NAME_TAKEN or result.key is None:
             raise KeyNameTaken(f"two live API keys have the name {body.name}; revoke one of them first")
+        # Read the keys before the response: once the first key exists, this instance must refuse anonymous requests.
+        await self._reread_keys()
         answer = CreatedKeyAnswer(key=key.text, **msgspec.structs.asdict(key_answer(result.key)))
         return Answer(answer, 201, [*JSON, NO_STORE])
 
@@ -147,6 +151,7 @@ class KeyRoutes:
         key = await self._store.revoke_key(public_id, call.actor) if is_public_id(public_id) else None
         if key is None:
             raise NotFound(f"API key {public_id[:64]} does not exist")
+        await self._reread_keys()
         return Answer(key_answer(key))
 
     async def _check_future(self, body: KeyBody) -> None:

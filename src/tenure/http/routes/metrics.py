@@ -24,8 +24,8 @@ class MetricsRoutes:
                 tag="operations",
                 summary="Metrics in Prometheus' text format",
                 description=(
-                    "Of all workers of the process group. A worker that does not answer within a second has "
-                    "`tenure_worker_up` 0."
+                    "The metrics of all workers of the process group. If a worker does not respond within a second, "
+                    "its `tenure_worker_up` is 0."
                 ),
                 answers={200: None},
                 refusals=(Invalid,),

@@ -3,6 +3,8 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from enum import StrEnum
+from itertools import groupby
+from operator import itemgetter
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -55,6 +57,7 @@ from tenure.http.fields import Cursor, Instant, KindNumber, PageLimit, Uuid, ins
 from tenure.http.pages import cursor_of, cursor_of_lapse, lapse_position_of, page, position_of
 from tenure.http.pipeline import Call, Hot, Respond, Route
 from tenure.ids import canonical_id, new_id
+from tenure.naming import Names
 from tenure.sessions.counts import SessionCounter
 from tenure.sessions.end import Ender, Selection
 from tenure.sessions.heartbeat import Renewer
@@ -260,6 +263,7 @@ class SessionRoutes:
         self._counters = counters
         self._path = f"{prefix}/sessions"
         self._token_signer = token_signer
+        self._heartbeats = _SharedJson(heartbeat_answer)
 
     def routes(self) -> Sequence[Route]:
         return [
@@ -423,7 +427,12 @@ class SessionRoutes:
         session_id = session_id_of(call)
 
         def done(result: HeartbeatResult | Exception) -> None:
-            respond(result if isinstance(result, Exception) else _heartbeat_answer(session_id, result))
+            if isinstance(result, Exception):
+                respond(result)
+            elif result.found is Found.LIVE:
+                respond(Answer(self._heartbeats.encode(session_id, result, call.names)))
+            else:
+                respond(_heartbeat_refusal(session_id, result))
 
         self._renewer.heartbeat_soon(Heartbeat(session_id, call.body.active, call.caller.scope), done)
 
@@ -431,7 +440,9 @@ class SessionRoutes:
         body: HeartbeatsBody = call.body
         session_ids = [session_id.lower() for session_id in body.session_ids]
         results = await self._renewer.heartbeats(session_ids, call.caller.scope, active=body.active)
-        return Answer(HeartbeatsAnswer(list(map(heartbeat_of_many, session_ids, results)), len(session_ids)))
+        encoded = _SharedJson(heartbeat_of_many).encode_all(session_ids, results, call.names)
+        before, _, after = call.names.encode(HeartbeatsAnswer([], len(session_ids))).partition(b"[]")
+        return Answer(b"%s[%s]%s" % (before, encoded, after))
 
     async def get(self, call: Call) -> Answer:
         session_id = session_id_of(call)
@@ -522,8 +533,8 @@ def open_request(opener: Opener, body: OpenBody) -> OpenRequest:
 def refusal_of_open(result: OpenResult, scope: Scope) -> Problem | None:
     """Returns the problem if the open request was refused, otherwise None. All transports report the same problem.
 
-    A caller who is bound to a tenant does not learn whether the capacity, or the live session of the user, belongs to
-    another tenant.
+    The problem does not reveal to a caller who is bound to a tenant whether the capacity, or the user's live session,
+    belongs to another tenant.
     """
     if result.session is not None:
         return None
@@ -555,9 +566,41 @@ def _close_reason(result: AttachResult) -> str | None:
     return None if result.session is None else result.session.close_reason
 
 
-def _heartbeat_answer(session_id: str, result: HeartbeatResult) -> Answer:
+def _heartbeat_refusal(session_id: str, result: HeartbeatResult) -> Answer:
     problem = refusal_of(result, session_id)
-    return Answer(heartbeat_answer(session_id, result)) if problem is None else refusal(problem)
+    if problem is None:
+        raise ValueError(f"a heartbeat that found {result.found} is no refusal")
+    return refusal(problem)
+
+
+class _SharedJson:
+    """Encodes the results of heartbeats. Most sessions of a batch share their result, so each is encoded once."""
+
+    def __init__(self, answer: Callable[[str, HeartbeatResult], msgspec.Struct]) -> None:
+        self._answer = answer
+        self._result: HeartbeatResult | None = None
+        self._names: Names | None = None
+        self._before = self._after = ""
+
+    def encode(self, session_id: str, result: HeartbeatResult, names: Names) -> bytes:
+        self._prepare(session_id, result, names)
+        return f"{self._before}{session_id}{self._after}".encode()
+
+    def encode_all(self, session_ids: Sequence[str], results: Sequence[HeartbeatResult], names: Names) -> bytes:
+        """The elements of an array."""
+        pieces: list[bytes] = []
+        for result, group in groupby(zip(session_ids, results, strict=True), itemgetter(1)):
+            ids = [session_id for session_id, _ in group]
+            self._prepare(ids[0], result, names)
+            between = f"{self._after},{self._before}"
+            pieces.append(f"{self._before}{between.join(ids)}{self._after}".encode())
+        return b",".join(pieces)
+
+    def _prepare(self, session_id: str, result: HeartbeatResult, names: Names) -> None:
+        if result is not self._result or names is not self._names:
+            text = names.encode(self._answer(session_id, result)).decode()
+            self._before, _, self._after = text.partition(session_id)
+            self._result, self._names = result, names
 
 
 def _cursor_after(session: Session) -> str:

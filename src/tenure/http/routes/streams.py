@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from tenure.access.grants import CLIENTS, CLIENTS_OR_SESSION_TOKEN, narrowed
-from tenure.domain.sessions import OpenOutcome, OpenResult
+from tenure.domain.sessions import OpenOutcome, OpenResult, Session
 from tenure.errors import (
     Draining,
     FieldError,
@@ -78,7 +78,8 @@ class StreamRoutes:
 
     async def serve(self, socket: Socket, call: Call) -> None:
         """Attaches to the session in the path; if the path has none, opens a session first."""
-        await serve_admitted(self._streams, self._run, socket, call)
+        session_id = canonical_id(call.path.get("sessionId", ""))
+        await serve_admitted(self._streams, self._run, socket, call, lambda session: session.session_id == session_id)
 
     async def _run(self, socket: Socket, call: Call) -> None:
         session_id = call.path.get("sessionId")
@@ -104,14 +105,23 @@ class StreamRoutes:
 
 
 async def serve_admitted(
-    streams: Streams, run: Callable[[Socket, Call], Awaitable[None]], socket: Socket, call: Call
+    streams: Streams,
+    run: Callable[[Socket, Call], Awaitable[None]],
+    socket: Socket,
+    call: Call,
+    replaces: Callable[[Session], bool],
 ) -> None:
-    """Calls `run` if the instance has room for one more stream. Sends a problem as the last message, and closes.
+    """Calls `run` if the instance has room for one more stream, or if the stream replaces one of its streams. Sends a
+    problem as the last message, and closes.
 
-    The client may send before it reads: `Socket.close` goes on reading, so that the problem reaches it.
+    The client may send before it reads. `Socket.close` continues to read, so that the client gets the problem.
     """
     try:
-        with streams.admit() as admission:
+        # A full instance must not show whether it has streams of sessions that the caller may not see.
+        admits = call.caller.scope.admits
+        with streams.admit(
+            lambda each: admits(each.tenant_object_id, each.user_object_id) and replaces(each)
+        ) as admission:
             check_admission(admission, streams)
             await run(socket, call)
     except SocketGone:
@@ -126,7 +136,7 @@ def check_admission(admission: Admission, streams: Streams) -> None:
     if admission is Admission.STOPPING:
         raise Draining("this instance is stopping")
     if admission is Admission.FULL:
-        raise SessionLimit(f"this instance already has {streams.max} streams")
+        raise SessionLimit(f"this instance already has {streams.max} stream{'s' if streams.max > 1 else ''}")
 
 
 def _canonical(session_id: str) -> str:

@@ -331,7 +331,7 @@ class SubmissionRoutes:
 
 
 def submitter(caller: Caller) -> str:
-    """The caller that a submission is stored with. Each has its own idempotency keys.
+    """Returns the name under which the caller's submissions are stored. Each name has its own idempotency keys.
 
     Contains the tenant of a credential that is bound to one: a key of another tenant may have the same name.
     """
@@ -340,7 +340,7 @@ def submitter(caller: Caller) -> str:
     if caller.scope.tenant is None:
         return caller.name
     bound = f"{caller.scope.tenant}/{caller.kind.value}/"
-    # Only the subject of a token can be that long.
+    # Only the subject of a token can be too long.
     fits = len(bound) + len(caller.name) <= NAME_MAX
     return bound + (caller.name if fits else sha256(caller.name.encode()).hexdigest())
 
@@ -415,7 +415,7 @@ def _submission_id(call: Call) -> str:
 
 
 def _unknown(call: Call) -> Problem:
-    """A caller who is bound to a tenant does not learn whether another caller has submitted this."""
+    """Does not reveal to a caller who is bound to a tenant whether the submission of another caller exists."""
     if call.caller.scope.is_bound:
         return Forbidden("this credential is bound to a tenant, and may use only the submissions that it has submitted")
     return NotFound(f"submission {call.path['submissionId'][:64]} does not exist")

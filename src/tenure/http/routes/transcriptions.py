@@ -1,5 +1,5 @@
 """`POST /transcribe` transcribes a whole recording as one short stream. `WS /transcribe/stream` is a stream for clients
-that send audio at once: its session is opened with the connection, without a first message.
+that send audio at once: Tenure opens the session when the client connects, without waiting for a message.
 """
 
 import asyncio
@@ -62,7 +62,9 @@ class TranscribeQuery(msgspec.Struct, frozen=True, rename="camel", forbid_unknow
 
 
 class TranscribeStreamQuery(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
-    """What the query does not name comes from the credential, from the settings or, for the user, is new."""
+    """A missing tenant or user comes from the credential, and a missing tenant or capacity from the settings. If the
+    credential names no user, the user gets a new id.
+    """
 
     user: Uuid | None = None
     tenant: Uuid | None = None
@@ -135,7 +137,14 @@ class TranscriptionRoutes:
         ]
 
     async def serve(self, socket: Socket, call: Call) -> None:
-        await serve_admitted(self._streams, self._stream, socket, call)
+        query: TranscribeStreamQuery = call.query
+        given = (query.user or call.caller.scope.user, query.capacity or self._identity.capacity)
+        key = tuple(canonical_id(each or "") for each in given)
+
+        def replaces(session: Session) -> bool:
+            return (session.user_object_id, session.capacity_id) == key
+
+        await serve_admitted(self._streams, self._stream, socket, call, replaces)
 
     async def _stream(self, socket: Socket, call: Call) -> None:
         if self._make_handler is None:
@@ -149,7 +158,7 @@ class TranscriptionRoutes:
         if (problem := refusal_of(attached, session_id)) is not None:
             raise problem
         answer = open_answer(OpenResult(opened.outcome, attached.session))
-        # `session_id` in either case: it is the name that these clients know.
+        # Always `session_id`, whatever the case of other names: these clients expect this name.
         greeting = as_json({"type": "session_start", "session_id": session_id, **call.names.builtins(answer)})
         await self._streams.run(socket, attached, greeting, self._make_handler, call.names)
 
@@ -230,7 +239,7 @@ class TranscriptionRoutes:
             heartbeats.cancel()
 
     async def _send_heartbeats(self, session_id: str) -> None:
-        """Sends heartbeats until cancelled. If one finds that the session has ended, its watchers are called."""
+        """Sends heartbeats until cancelled. If a heartbeat finds the session ended, the renewer calls the watchers."""
         while True:
             with suppress(DatabaseUnavailable):
                 await self._renewer.heartbeat(Heartbeat(session_id, active=True, scope=EVERYTHING))

@@ -61,6 +61,8 @@ class Store(
     """The name of the SQLAlchemy dialect."""
     batches_in_flight: int
     """The number of concurrent batches of one kind. More would not increase the throughput of this engine."""
+    may_start_limited: bool
+    """Whether lane LIMITED returns live sessions without locking their capacity. Open requests may then start in it."""
 
     @property
     def refusing_writes(self) -> str | None:

@@ -28,6 +28,7 @@ from tenure.domain.usage import (
     Window,
     WindowToSend,
 )
+from tenure.domain.usage_records import Records, Template
 
 
 class UsageStore(Protocol):
@@ -73,6 +74,13 @@ class UsageStore(Protocol):
         """Returns the intervals of a chunk, ordered by session id as the engine sorts ids.
 
         The result is the same at any time after the cut.
+        """
+
+    async def render_chunks(self, window: Window, chunks: Sequence[Chunk], template: Template) -> Sequence[Records]:
+        """Returns the records of each chunk, and their sums.
+
+        The chunks are adjacent, in the order of their numbers. The result is the same at any time after the cut. If
+        several chunks cannot be read in time, each may still be read alone: one chunk gets the time of a long read.
         """
 
     async def list_intervals(self, window: Window, after: str | None, limit: int) -> Sequence[BillableInterval]:

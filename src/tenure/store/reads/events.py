@@ -67,9 +67,9 @@ class Range(NamedTuple):
     at: ColumnElement[datetime]
     rank: int
     searched: _Conditions
-    """What the index checks."""
+    """The conditions that the index checks."""
     rest: _Conditions = ()
-    """What it does not check."""
+    """The conditions that the index does not check."""
 
 
 def read_events(

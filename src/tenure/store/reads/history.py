@@ -1,7 +1,7 @@
 """`read_history`: everything that the tables hold about one session. Its cost does not grow with the tables.
 
-The last window is read before the session. For windows that were cut before a session is read, the part of the session
-in them does not change any more, so the two reads agree.
+The last window is read before the session. The part of a session in a window that is already cut never changes, so the
+two reads agree.
 
 Windows are numbered without gaps in the order of time. Only indexes are read to find the windows at which a run begins,
 so a run costs the same whether it has one window or a million.
@@ -98,7 +98,7 @@ def _following(connection: Connection, session: Session) -> Session | None:
 
 
 def following_statement(session: Session, closed_at: datetime) -> Select[Any]:
-    """The session that began at the end of this one. One index has it while it is live, another one afterwards."""
+    """The session that began at the end of this one. One index finds it if it is live, another if it is closed."""
     replaced = unsearched(_row.previous_session_id == session.session_id)
     of_user = _row.user_object_id == session.user_object_id
     of_key = and_(of_user, _row.capacity_id == session.capacity_id)
@@ -140,7 +140,7 @@ def newcomers_statement(capacity_id: str, closed_at: datetime, scope: Scope) -> 
 def _ended_by(connection: Connection, session: Session) -> AuditEntry | None:
     if session.close_reason not in _ENDED_ON_REQUEST:
         return None
-    # A session that an action ended together with others names the entry of that action.
+    # If one action ended many sessions, each of them stores the id of the action's entry.
     entry_id = connection.execute(end_entry_statement(session.session_id)).scalar_one_or_none()
     if entry_id is not None:
         return get_audit_entry(connection, entry_id)

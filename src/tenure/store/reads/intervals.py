@@ -35,6 +35,7 @@ from tenure.domain.usage import (
     Factors,
     Window,
 )
+from tenure.domain.usage_records import Records, Template, render_records
 from tenure.store.expressions import (
     earlier_of,
     later_of,
@@ -97,6 +98,12 @@ def read_intervals(
 ) -> Sequence[BillableInterval]:
     rows = connection.execute(intervals_statement(window, chunk.first_session_id, chunk.last_session_id, index_hint))
     return [BillableInterval(*row) for row in rows]
+
+
+def render_chunks(
+    connection: Connection, window: Window, chunks: Sequence[Chunk], template: Template, index_hint: str = ""
+) -> Sequence[Records]:
+    return [render_records(template, window, read_intervals(connection, window, chunk, index_hint)) for chunk in chunks]
 
 
 def intervals_statement(window: Window, first: str, last: str, index_hint: str = "") -> Select[Any]:

@@ -5,8 +5,8 @@ filter: the user, the capacity, the tenant, the kind, or the close reason and th
 it is ordered by start, as the list is. So a page is merged from *ranges* of indexes, and of each range only the first
 entries are read. A filter without kind or reason has one range for each of their values.
 
-A filter may be covered by several indexes, and none may check all of it. A `Path` is one way to read the sessions that
-match: the ranges of one index, and the conditions that the index does not check. If every path has such conditions,
+Several indexes may fit a filter, and perhaps none checks all its conditions. A `Path` is one way to read the matching
+sessions: the ranges of one index, and the conditions that the index does not check. If every path has such conditions,
 the sessions that match may be anywhere in its ranges. Then the page reads at most SCAN_MAX entries, by the path that
 reaches furthest back with them, and ends at the *reach*: the oldest start up to which all entries have been checked.
 The next page continues from there. So such a page may be short or empty although more sessions match.
@@ -52,9 +52,9 @@ class Path(NamedTuple):
     """One way to read the sessions of a group that match the filter."""
 
     ranges: Sequence[_Conditions]
-    """Each is searched in one index, and names its condition. Together they contain each session that matches once."""
+    """Each range is searched in one index, and repeats its WHERE. Together they contain each matching session once."""
     rest: _Conditions = ()
-    """What the index does not check."""
+    """The conditions that the index does not check."""
     is_small: bool = False
     """Whether so few sessions are in the ranges that they can all be read."""
 
@@ -181,7 +181,7 @@ def reach_statement(path: Path, after: Position | None) -> Select[Any]:
 
 
 def groups_of(connection: Connection, criteria: SessionFilter, now: datetime) -> Sequence[Group]:
-    """The groups that the filter admits: sessions that have not ended, that have lapsed unrecorded, that are closed."""
+    """The groups that the filter admits: active sessions, lapsed ones whose end is not recorded, and closed ones."""
     equals = _equals(criteria)
     active = criteria.active is not False and criteria.state not in (State.CLOSING, State.CLOSED)
     active = active and criteria.close_reason is None
@@ -218,7 +218,7 @@ def _equals(criteria: SessionFilter) -> _Equals:
 
 
 def _exceeds_scan(connection: Connection, now: datetime) -> bool:
-    """Whether more sessions than a page may read wait for the sweep. Only such sessions can have lapsed unrecorded."""
+    """Whether more than SCAN_MAX sessions are due for the sweep. Only those can have lapsed without a recorded end."""
     return connection.execute(due_statement(now)).one_or_none() is not None
 
 
@@ -285,7 +285,7 @@ def _path(
 
 
 def _others(equals: _Equals, searched: Sequence[str], rest: _Conditions = ()) -> _Conditions:
-    """What remains to be checked. The other columns of the filter must not be searched: the planner could choose an
-    index of theirs, and read more entries of it than the path has.
+    """The conditions that remain to be checked. No index may be searched by them: the planner could choose such an
+    index, and read more entries than the path has.
     """
     return [*(unsearched(condition) for name, condition in equals.items() if name not in searched), *rest]

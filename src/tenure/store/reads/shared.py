@@ -3,12 +3,13 @@
 An engine that has a better statement for a read overrides its method.
 """
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import Connection
 
-from tenure.domain.usage import UsageSumQuery, UsageSums
+from tenure.domain.usage import Chunk, UsageSumQuery, UsageSums, Window
+from tenure.domain.usage_records import Records, Template
 from tenure.store import migrate
 from tenure.store.limits import AUDIT_SECONDS, LONG_READ_SECONDS
 from tenure.store.reads import (
@@ -47,8 +48,8 @@ def _short(read: Read[P, T]) -> Method[P, T]:
 def _long(read: Read[P, T], seconds: int = LONG_READ_SECONDS, *, one_core: bool = False) -> Method[P, T]:
     """A read whose cost grows with the table. It blocks no writer, and leaves connections for short reads.
 
-    With `one_core`, it uses one core of the database, even if several would finish it earlier: for reads that nobody
-    waits for, and for counts that every open console repeats.
+    With `one_core`, it uses one core of the database, even if several would finish it earlier: for background reads,
+    and for counts that every open console repeats.
     """
 
     async def method(store: "SharedReads", /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -58,6 +59,18 @@ def _long(read: Read[P, T], seconds: int = LONG_READ_SECONDS, *, one_core: bool 
             return read(connection, *args, **kwargs)
 
         return await store._read_long(run, seconds)  # noqa: SLF001
+
+    return method
+
+
+def _page(read: Read[P, T]) -> Method[P, T]:
+    """A read that is short unless one capacity has very many sessions, or the filter matches few of many rows.
+
+    It is a long read, but need not wait for the counts of all sessions, which an open overview repeats.
+    """
+
+    async def method(store: "SharedReads", /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await store._read_page(lambda connection: read(connection, *args, **kwargs))  # noqa: SLF001
 
     return method
 
@@ -72,6 +85,10 @@ class SharedReads:
     async def _read_long(self, read: Callable[[Connection], T], seconds: int = LONG_READ_SECONDS) -> T:
         raise NotImplementedError
 
+    async def _read_page(self, read: Callable[[Connection], T]) -> T:
+        """An engine with only one place for long reads overrides it."""
+        return await self._read_long(read)
+
     def _use_one_core(self, connection: Connection) -> None:
         """Makes the rest of the transaction use one core. SQLite does so anyway; SQL Server has no such setting."""
 
@@ -85,8 +102,8 @@ class SharedReads:
     count_active_sessions = _long(sessions.count_active_sessions)
     find_overlaps = _long(sessions.find_overlaps, AUDIT_SECONDS)
 
-    get_capacity = _long(capacities.get_capacity)
-    list_capacities = _long(capacities.list_capacities)
+    get_capacity = _page(capacities.get_capacity)
+    list_capacities = _page(capacities.list_capacities)
 
     list_leases = _short(leases.list_leases)
     list_terms = _short(leases.list_terms)
@@ -109,11 +126,18 @@ class SharedReads:
     find_chunks = _short(usage.find_chunks)
     read_intervals = _long(intervals.read_intervals)
     list_intervals = _long(intervals.list_intervals, AUDIT_SECONDS)
+
+    async def render_chunks(self, window: Window, chunks: Sequence[Chunk], template: Template) -> Sequence[Records]:
+        def render(connection: Connection) -> Sequence[Records]:
+            return intervals.render_chunks(connection, window, chunks, template, self._index_hint)
+
+        return await self._read_long(render)
+
     list_windows = _short(usage.list_windows)
     get_window = _short(usage.get_window)
 
     async def sum_usage(self, sum_query: UsageSumQuery, after: str | None, limit: int) -> UsageSums:
-        """A quick sum is a short read if possible: it does not wait until the windows of many sessions are divided."""
+        """A quick sum is a short read if possible, so that it does not wait for long reads such as `divide_window`."""
         arguments = (sum_query, after, limit, self._index_hint)
         if sum_query.quick and usage_sums.can_use_marks(sum_query):
             found = await self._read(lambda connection: usage_sums.sum_shortly(connection, *arguments))
@@ -132,7 +156,7 @@ class SharedReads:
     list_keys = _short(keys.list_keys)
     read_keys_version = _short(keys.read_keys_version)
     get_audit_entry = _short(keys.get_audit_entry)
-    list_audit_log = _long(keys.list_audit_log)
+    list_audit_log = _page(keys.list_audit_log)
 
     list_alerts = _short(alerts.list_alerts)
     find_alerts = _short(alerts.find_alerts)
@@ -142,6 +166,6 @@ class SharedReads:
     find_event_batches = _short(events.find_event_batches)
 
     list_instances = _short(instances.list_instances)
-    read_activity = _long(instances.read_activity)
+    read_activity = _page(instances.read_activity)
 
     schema_revision = _short(migrate.current_revision)

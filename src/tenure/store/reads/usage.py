@@ -242,8 +242,10 @@ def read_mark(connection: Connection, at: datetime) -> Sequence[MarkSums]:
 
 
 def in_parts(connection: Connection, statement: Select[Any]) -> Iterator[Any]:
-    """The rows of a statement that returns thousands of them. Converting them would block the event loop, if this
-    engine reads on it: requests are answered between two parts.
+    """Yields the rows of a statement that returns thousands.
+
+    Converting all rows at once would block the event loop of an engine that reads on it. So the loop runs other tasks
+    between two parts.
     """
     for part in connection.execute(statement).partitions(PART_ROWS):
         yield from part

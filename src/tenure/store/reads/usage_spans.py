@@ -63,6 +63,7 @@ def intervals_in(
     index_hint: str,
     *,
     by_user: bool = False,
+    by_key: bool = False,
 ) -> Subquery:
     """One row per session and era in which it was live, with the columns that `columns` returns for the end of the
     session and the end of the era.
@@ -85,7 +86,7 @@ def intervals_in(
         )
         .join_from(sessions, span, and_(_row.started_at < ends, end > starts))
         .where(*overlapping, *conditions)
-        for end, overlapping in ends_in(spans[0][1], spans[-1][2], index_hint, by_user=by_user)
+        for end, overlapping in ends_in(spans[0][1], spans[-1][2], index_hint, by_user=by_user, by_key=by_key)
     ]
     if index_hint:
         return parts[0].with_hint(sessions, index_hint).subquery("billable")
@@ -93,13 +94,15 @@ def intervals_in(
 
 
 def ends_in(
-    from_at: datetime, to_at: datetime, index_hint: str, *, by_user: bool = False
+    from_at: datetime, to_at: datetime, index_hint: str, *, by_user: bool = False, by_key: bool = False
 ) -> Sequence[tuple[ColumnElement[Any], Sequence[ColumnElement[bool]]]]:
     """The end of a session, and the conditions on sessions that may have been live in the span, as in `_parts`.
 
-    The conditions include those of the indexes by user, capacity, tenant, kind and close reason. The start and the end
-    of a closed session are bounded on both sides, so that each index is searched only near the span. Only a session
-    that was long can be outside these bounds. With `by_user`, only the indexes of users are searched.
+    The conditions include those of the indexes by tenant, kind and close reason. The start and the end of a closed
+    session are bounded on both sides, so that each index is searched only near the span. Only a session that was long
+    can be outside these bounds. With `by_key`, for statements that look for a user or a capacity, the conditions also
+    include those of the indexes of live sessions by user and capacity. They exclude no session, but SQLite would read
+    all live sessions to check them. With `by_user`, only the indexes of users are searched.
     """
     began = _row.started_at < to_at
     if index_hint:
@@ -112,7 +115,9 @@ def ends_in(
             (_row.closed_at, (_row.close_reason.is_not(None), overlaps)),
         ]
     was_closed = (began, _row.closed_at > from_at, _row.close_reason.is_not(None))
-    is_live = (began, _row.closed_at.is_(None), _row.close_reason.is_(None), SEATED, _row.kind.in_(_KINDS))
+    is_live: tuple[ColumnElement[bool], ...] = (began, _row.close_reason.is_(None), _row.kind.in_(_KINDS))
+    if by_key:
+        is_live = (*is_live, _row.closed_at.is_(None), SEATED)
     near = and_(_row.started_at >= _moved(from_at, -LONG_SESSION), _row.closed_at <= _moved(to_at, LONG_SESSION))
     far = (*was_closed, was_long(_row.started_at, _row.closed_at), not_(near))
     return (_row.deadline_at, is_live), (_row.closed_at, (*was_closed, near)), (_row.closed_at, far)
@@ -143,6 +148,12 @@ def _spans_table(spans: Sequence[Span]) -> Subquery:
 def session_conditions(sum_query: UsageSumQuery) -> Sequence[ColumnElement[bool]]:
     # If the filter asks for another tenant than that of the scope, no session meets both conditions.
     return [*in_scope(sum_query.scope), *_conditions(sum_query.criteria)]
+
+
+def names_key(sum_query: UsageSumQuery) -> bool:
+    """Whether only the sessions of one user or one capacity are summed."""
+    criteria = sum_query.criteria
+    return any(key is not None for key in (criteria.capacity, criteria.user, sum_query.scope.user))
 
 
 def _conditions(criteria: UsageFilter) -> Sequence[ColumnElement[bool]]:

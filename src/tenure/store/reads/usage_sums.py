@@ -43,6 +43,7 @@ from tenure.store.reads.usage_spans import (
     ends_in,
     eras_until_now,
     intervals_in,
+    names_key,
     session_conditions,
     spans_of,
     stored_eras,
@@ -197,7 +198,7 @@ def count_statements(
     conditions = session_conditions(sum_query)
     found: list[Select[Any]] = [
         select(literal_column("1").label("found")).select_from(sessions).where(*overlapping, *conditions)
-        for _, overlapping in ends_in(from_at, to_at, index_hint)
+        for _, overlapping in ends_in(from_at, to_at, index_hint, by_key=names_key(sum_query))
     ]
     hinted = [each.with_hint(sessions, index_hint, "mssql") if index_hint else each for each in found]
     return [select(func.count()).select_from(each.limit(EDGE_SESSIONS_MAX + 1).subquery("found")) for each in hinted]
@@ -218,7 +219,7 @@ def marked_statement(
     sessions in the span are returned.
     """
     before, behind = edges
-    parts = [_difference(sum_query, marks, after, counts_live=not before)]
+    parts = list(_differences(sum_query, marks, after, counts_live=not before))
     if before:
         parts.append(_edge(sum_query, before, after, index_hint, before[0][1]))
     if behind:
@@ -230,40 +231,48 @@ def marked_statement(
     )
     if sum_query.group_by is None:
         return select(null().label("key"), *sums)
-    groups = apart(select(united.c.key, *sums).group_by(united.c.key)).subquery("groups")
-    return select(groups).where(groups.c.sessions > 0).order_by(groups.c.key).limit(limit)
+    by_key = select(united.c.key, *sums).group_by(united.c.key).having(func.sum(united.c.sessions) > 0)
+    return by_key.order_by(united.c.key).limit(limit)
 
 
-def _difference(sum_query: UsageSumQuery, marks: _MarkPair, after: str | None, *, counts_live: bool) -> Select[Any]:
-    is_last = _mark.marked_at == bound(marks[1])
+def _differences(
+    sum_query: UsageSumQuery, marks: _MarkPair, after: str | None, *, counts_live: bool
+) -> Sequence[Select[Any]]:
+    """The sums of the last mark, and those of the first mark, negated.
+
+    The marks are grouped separately: SQLite groups the rows of one mark by tenant without sorting them.
+    """
+    first_at, last_at = marks
     at_first = _mark.live - _mark.started if counts_live else -_mark.started
-    sums = (
-        func.sum(case((is_last, _mark.usage_millionths), else_=-_mark.usage_millionths)).label("usage"),
-        func.sum(case((is_last, _mark.started), else_=at_first)).label("sessions"),
-    )
     wanted = [
         (_mark.tenant_object_id, sum_query.scope.tenant),
         (_mark.tenant_object_id, sum_query.criteria.tenant),
         (_mark.capacity_id, sum_query.criteria.capacity),
     ]
     conditions = [column == value for column, value in wanted if value is not None]
-    of_marks = _mark.marked_at.in_([bound(mark) for mark in marks])
-    if sum_query.group_by is None:
-        return select(*sums).where(of_marks, *conditions)
-    key = MARK_KEYS[sum_query.group_by]
-    later = [] if after is None else [key > _key_value(sum_query.group_by, after)]
-    return select(key.label("key"), *sums).where(of_marks, *conditions, *later).group_by(key)
+    keys = [] if sum_query.group_by is None else [MARK_KEYS[sum_query.group_by]]
+    if sum_query.group_by is not None and after is not None:
+        conditions.append(keys[0] > _key_value(sum_query.group_by, after))
+    return [
+        select(*(key.label("key") for key in keys), func.sum(usage).label("usage"), func.sum(count).label("sessions"))
+        .where(_mark.marked_at == bound(at), *conditions)
+        .group_by(*keys)
+        for at, usage, count in (
+            (last_at, _mark.usage_millionths, _mark.started),
+            (first_at, -_mark.usage_millionths, at_first),
+        )
+    ]
 
 
 def _edge(
     sum_query: UsageSumQuery, spans: Sequence[Span], after: str | None, index_hint: str, first_at: datetime | None
 ) -> Select[Any]:
     conditions = [*session_conditions(sum_query), *_after(sum_query.group_by, after)]
-    if sum_query.group_by is None:
-        billable = intervals_in(spans, first_at, lambda _end, _to: [], conditions, index_hint)
+    keys = [] if sum_query.group_by is None else [KEYS[sum_query.group_by].label("key")]
+    by_key = names_key(sum_query)
+    billable = intervals_in(spans, first_at, lambda _end, _to: keys, conditions, index_hint, by_key=by_key)
+    if not keys:
         return select(*_sums(billable))
-    key = KEYS[sum_query.group_by].label("key")
-    billable = intervals_in(spans, first_at, lambda _end, _to: [key], conditions, index_hint)
     return select(billable.c.key, *_sums(billable)).group_by(billable.c.key)
 
 
@@ -381,16 +390,20 @@ def sums_statement(
     """The sums over at most SPANS_MAX spans, from index `begin` on, for keys up to `until`."""
     conditions = [*session_conditions(sum_query), *_after(sum_query.group_by, after)]
     some = spans[begin : begin + SPANS_MAX]
-    if sum_query.group_by is None:
-        return select(
-            null().label("key"), *_sums(intervals_in(some, spans[0][1], lambda _end, _to: [], conditions, index_hint))
-        )
-    key = KEYS[sum_query.group_by]
-    if until is not None:
-        conditions.append(key <= until)
+    keys = [] if sum_query.group_by is None else [KEYS[sum_query.group_by].label("key")]
+    if sum_query.group_by is not None and until is not None:
+        conditions.append(KEYS[sum_query.group_by] <= until)
     billable = intervals_in(
-        some, spans[0][1], lambda _end, _to: [key.label("key")], conditions, index_hint, by_user=until is not None
+        some,
+        spans[0][1],
+        lambda _end, _to: keys,
+        conditions,
+        index_hint,
+        by_user=until is not None,
+        by_key=names_key(sum_query),
     )
+    if not keys:
+        return select(null().label("key"), *_sums(billable))
     # The groups are planned separately from the sort: otherwise PostgreSQL sorts all sessions, on disk,
     # to find the first groups.
     groups = apart(select(billable.c.key, *_sums(billable)).group_by(billable.c.key)).subquery("groups")

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import asyncpg
 from sqlalchemy import Connection, event, text
-from sqlalchemy.exc import DisconnectionError
+from sqlalchemy.exc import DBAPIError, DisconnectionError
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from tenure.clock import monotonic
@@ -36,12 +36,13 @@ from tenure.store.engines.postgres.errors import cause_of
 from tenure.store.engines.postgres.hosts import HostConnection, Hosts
 from tenure.store.engines.postgres.poolers import REFUSAL, share_backends
 from tenure.store.limits import LONG_READ_SECONDS
-from tenure.store.retries import Retries
+from tenure.store.retries import Cause, Retries
 from tenure.telemetry.events import Telemetry
 
 T = TypeVar("T")
 
 POOLER_CHECK_SECONDS = 15.0
+PAGE_MILLISECONDS = 100
 CHECK_SECONDS = 1.0
 """How often the client asks the server about calls that it has not answered."""
 
@@ -77,6 +78,7 @@ class PostgresClient:
         event.listen(self._engine.sync_engine, "checkout", self._refuse_former_host)
         # If there are several read connections, long reads leave one of them for short reads.
         self._long_reads = asyncio.Semaphore(max(1, shares.reads - 1))
+        self._pages_beside = asyncio.Semaphore(1 if shares.reads > 1 else 0)
         telemetry = telemetry or Telemetry()
         self._retries = Retries(cause_of, telemetry)
         self._hot_retries = Retries(cause_of, telemetry, end_when_cancelled=True)
@@ -126,6 +128,30 @@ class PostgresClient:
 
         return await self._retries.run(run, seconds)
 
+    async def _read_page(self, read: Callable[[Connection], T]) -> T:
+        """While long reads occupy their places, one page at a time is read beside them, on the connection of short
+        reads. It may keep that connection for PAGE_MILLISECONDS; then it waits for a place like any long read.
+        """
+
+        def shortly(connection: Connection) -> T:
+            connection.execute(text(f"SET LOCAL statement_timeout = {PAGE_MILLISECONDS}"))
+            return read(connection)
+
+        async def run() -> tuple[T] | None:
+            try:
+                async with self._pages_beside, self._engine.begin() as connection:
+                    return (await connection.run_sync(shortly),)
+            except DBAPIError as error:
+                if cause_of(error) is Cause.TIMEOUT:
+                    return None
+                raise
+
+        if self._long_reads.locked() and not self._pages_beside.locked():
+            found = await self._retries.run(run)
+            if found is not None:
+                return found[0]
+        return await self._read_long(read)
+
     def _use_one_core(self, connection: Connection) -> None:
         connection.execute(text("SET LOCAL max_parallel_workers_per_gather = 0"))
 
@@ -140,6 +166,18 @@ class PostgresClient:
                 return records
 
         return await self._retries.run(run, LONG_READ_SECONDS)
+
+    async def _fetch_short(self, statement: str, *arguments: Any) -> Sequence[asyncpg.Record]:
+        """Runs a short read through asyncpg, planned for these arguments."""
+
+        async def run() -> Sequence[asyncpg.Record]:
+            async with self._engine.connect() as connection:
+                await connection.execution_options(isolation_level="AUTOCOMMIT")
+                driver: Any = (await connection.get_raw_connection()).driver_connection
+                records: Sequence[asyncpg.Record] = await driver.fetch(statement, *arguments)
+                return records
+
+        return await self._retries.run(run)
 
     async def _refuse_pooler(self) -> None:
         """Raises `ConfigurationError` behind a pooler in transaction mode. Called first, before other connections."""

@@ -97,11 +97,14 @@ def divide_pool(pool_size: int) -> PoolShares:
 class _Call:
     """A call that occupies a place. `given_up` is set when its caller does not wait for the answer any more."""
 
-    __slots__ = ("connection", "given_up")
+    __slots__ = ("answer", "connection", "given_up", "running")
 
-    def __init__(self) -> None:
+    def __init__(self, answer: asyncio.Future[Sequence[asyncpg.Record]]) -> None:
+        self.answer = answer
         self.connection: asyncpg.Connection | None = None
         self.given_up = False
+        self.running: asyncio.Task[None] | None = None
+        """Set when the call is given up, because asyncio itself keeps only a weak reference to a task."""
 
 
 class HotConnections:
@@ -138,15 +141,17 @@ class HotConnections:
         if len(self._given_up) >= self._limit:
             raise Unanswered(f"the server has not answered {self._limit} earlier statements yet")
         await self._places.acquire()
-        call = _Call()
-        running = asyncio.get_running_loop().create_task(self._run(call, statement, arguments, only_reads=only_reads))
+        loop = asyncio.get_running_loop()
+        call = _Call(loop.create_future())
+        running = loop.create_task(self._run(call, statement, arguments, only_reads=only_reads))
         try:
-            return await asyncio.shield(running)
+            # Not `shield(running)`, which takes one more iteration of the event loop.
+            return await call.answer
         except asyncio.CancelledError:
             if not running.done():
                 call.given_up = True
+                call.running = running
                 self._given_up.add(call)
-                running.add_done_callback(_drop_result)
                 self._on_given_up()
             raise
 
@@ -159,7 +164,20 @@ class HotConnections:
             *(connection.close(timeout=CLOSE_SECONDS) for connection in closing), return_exceptions=True
         )
 
-    async def _run(
+    async def _run(self, call: _Call, statement: str, arguments: Sequence[Any], *, only_reads: bool) -> None:
+        try:
+            records = await self._fetch(call, statement, arguments, only_reads=only_reads)
+        except asyncio.CancelledError:
+            call.answer.cancel()
+            raise
+        except BaseException as error:  # noqa: BLE001 - the caller gets it
+            if not call.answer.done():
+                call.answer.set_exception(error)
+        else:
+            if not call.answer.done():
+                call.answer.set_result(records)
+
+    async def _fetch(
         self, call: _Call, statement: str, arguments: Sequence[Any], *, only_reads: bool
     ) -> Sequence[asyncpg.Record]:
         records: Sequence[asyncpg.Record] = ()
@@ -206,11 +224,6 @@ class HotConnections:
                 self._free.append(connection)
             else:
                 connection.terminate()
-
-
-def _drop_result(running: asyncio.Task[Sequence[asyncpg.Record]]) -> None:
-    if not running.cancelled():
-        running.exception()  # retrieved, so that asyncio does not log it
 
 
 class LimitedConnections:

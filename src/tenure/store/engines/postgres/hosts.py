@@ -4,8 +4,8 @@ A URL may name several hosts, such as a primary and its standbys. Guarantees:
 
 - Each host has its own CONNECT_SECONDS. A host that drops packets does not keep the next one from being tried.
 - The host that was reached last is tried first, so a host that is down delays a connection only once.
-- After a fail-over, new connections lead to the new primary. `is_current` tells for an older connection whether it
-  leads to another host, so that it is not used any more.
+- After a fail-over, new connections lead to the new primary. `is_current` returns False for an older connection to
+  another host, so that it is not used any more.
 
 How an attempt can be cut short: a caller gives up after less time than all hosts may need. The next attempt then begins
 with the host that had too little time, or with the one after it, if that host had its whole time.

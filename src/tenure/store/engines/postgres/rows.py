@@ -167,15 +167,19 @@ def session(record: asyncpg.Record) -> Session:
 
 
 def heartbeat_results(records: Sequence[asyncpg.Record], session_ids: Sequence[str]) -> Sequence[HeartbeatResult]:
-    results = [_UNKNOWN] * len(session_ids)
-    for position, found, state, deadline_at, heartbeat, close_reason, whose in records:
-        closed = None
-        if whose is not None:
-            closed = ClosedSession(session_ids[position - 1], close_reason, deadline_at, *map(str, whose))
-        results[position - 1] = HeartbeatResult(Found(found), state, deadline_at, heartbeat, close_reason, closed)
-    return results
+    """A record is the result of all sessions that it lists. Those that no record lists are unknown."""
+    results: dict[str, HeartbeatResult] = {}
+    for listed, found, state, deadline_at, heartbeat, close_reason, whose in records:
+        if listed is None:
+            return [HeartbeatResult(_FOUND[found], state, deadline_at, heartbeat)] * len(session_ids)
+        ids = listed[1:-1].split(",")
+        closed = None if whose is None else ClosedSession(ids[0], close_reason, deadline_at, *map(str, whose))
+        result = HeartbeatResult(_FOUND[found], state, deadline_at, heartbeat, close_reason, closed)
+        results.update(dict.fromkeys(ids, result))
+    return [results.get(session_id, _UNKNOWN) for session_id in session_ids]
 
 
+_FOUND = {found.value: found for found in Found}
 _UNKNOWN = HeartbeatResult(Found.UNKNOWN)
 
 

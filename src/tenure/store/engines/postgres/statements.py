@@ -21,9 +21,7 @@ OPEN = {
     OpenLane.REOPEN: f"SELECT * FROM tenure_open_reopen_1({_REQUESTS})",  # noqa: S608
     OpenLane.LIMITED: f"SELECT * FROM tenure_open_limited_1({_REQUESTS})",  # noqa: S608
 }
-HEARTBEAT = (
-    "SELECT * FROM tenure_heartbeat_1($1::text::uuid[], $2::text::boolean[], $3::text::uuid[], $4::text::uuid[])"
-)
+HEARTBEAT = "SELECT * FROM tenure_heartbeat_1($1::text::uuid[], $2::text::uuid[], $3::text::uuid[], $4::text::uuid[])"
 END = f"""
 SELECT e.position, e.recorded, {rows.SESSION_COLUMNS}
   FROM tenure_end_1($1::text::uuid[], $2::text::text[], $3::text::uuid[], $4::text::uuid[], $5) AS e
@@ -97,24 +95,6 @@ SELECT tenure_save_mark_1({_FENCE}, $4, $5, $6, $7::text::uuid[], $8::text::uuid
 """
 DELETE_MARK = f"SELECT tenure_delete_mark_1({_FENCE}, $4, $5)"
 PRUNE_USAGE = f"SELECT * FROM tenure_prune_usage_1({_FENCE}, $4, $5)"  # noqa: S608
-
-# The same query as `intervals.intervals_statement`. Ids are returned as text, because asyncpg would create an object
-# for each id. A thousand sessions take 4 ms, of which PostgreSQL takes 3; through SQLAlchemy they take 13 ms.
-_INTERVALS = """
-SELECT s.session_id, s.user_object_id, s.tenant_object_id, s.capacity_id, s.kind, greatest(s.started_at, $3) AS from_at,
-       least({end}, $4) AS to_at, greatest(s.started_at, $5) AS counts_from
-  FROM sessions s
- WHERE s.session_id BETWEEN $1::text::uuid AND $2::text::uuid AND s.started_at < $4 AND {condition}
-"""
-READ_INTERVALS = f"""
-SELECT l.session_id::text, l.user_object_id::text, l.tenant_object_id::text, l.capacity_id::text, l.kind,
-       nullif(l.from_at, $3), nullif(l.to_at, $4),
-       (extract(epoch FROM l.from_at - l.counts_from) * 1000000)::bigint,
-       (extract(epoch FROM l.to_at - l.counts_from) * 1000000)::bigint
-  FROM ({_INTERVALS.format(end="s.deadline_at", condition="s.closed_at IS NULL AND s.kind > 0 AND s.deadline_at > $3")}
-        UNION ALL {_INTERVALS.format(end="s.closed_at", condition="s.closed_at > $3")}) l
- ORDER BY l.session_id
-"""  # noqa: S608
 
 CREATE_KEY = "SELECT * FROM tenure_create_key_1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)"
 REVOKE_KEY = "SELECT * FROM tenure_revoke_key_1($1, $2)"

@@ -62,7 +62,6 @@ from tenure.domain.submissions import (
     SubmitResult,
 )
 from tenure.domain.usage import (
-    BillableInterval,
     Chunk,
     ChunkBounds,
     ChunkDigest,
@@ -74,12 +73,13 @@ from tenure.domain.usage import (
     Window,
     WindowToSend,
 )
+from tenure.domain.usage_records import Records, Template
 from tenure.errors import ERROR_MAX
 from tenure.ids import id_of_number, new_id
 from tenure.store import migrate
 from tenure.store.contract import Topic
 from tenure.store.contract.sessions import OpenLane
-from tenure.store.engines.postgres import doctor, rows, statements
+from tenure.store.engines.postgres import doctor, rows, statements, windows
 from tenure.store.engines.postgres.client import PostgresClient
 from tenure.store.engines.postgres.connections import set_timeouts
 from tenure.store.limits import (
@@ -115,6 +115,7 @@ _KEPT = (
 class PostgresStore(PostgresClient, SharedReads):
     dialect_name = "postgresql"
     batches_in_flight = 2
+    may_start_limited = True
 
     async def open_sessions(
         self, lane: OpenLane, requests: Sequence[OpenRequest], limits: Limits
@@ -147,11 +148,12 @@ class PostgresStore(PostgresClient, SharedReads):
 
     async def heartbeat(self, heartbeats: Sequence[Heartbeat]) -> Sequence[HeartbeatResult]:
         session_ids = [heartbeat.session_id for heartbeat in heartbeats]
-        active = rows.flags([heartbeat.active for heartbeat in heartbeats])
+        active = [heartbeat.session_id for heartbeat in heartbeats if heartbeat.active]
         scopes = rows.scopes([heartbeat.scope for heartbeat in heartbeats])
-        return rows.heartbeat_results(
-            await self._call(statements.HEARTBEAT, rows.array(session_ids), active, *scopes), session_ids
+        records = await self._call(
+            statements.HEARTBEAT, rows.array(session_ids), rows.array(active) if active else None, *scopes
         )
+        return rows.heartbeat_results(records, session_ids)
 
     async def end_sessions(self, ends: Sequence[EndRequest]) -> Sequence[EndResult]:
         records = await self._call(
@@ -397,12 +399,15 @@ class PostgresStore(PostgresClient, SharedReads):
         )
         return [record[0] for record in records]
 
-    async def read_intervals(self, window: Window, chunk: Chunk) -> Sequence[BillableInterval]:  # type: ignore[override]  # no index hint
-        span = (window.started_at, window.ended_at, window.era.started_at)
-        records = await self._fetch_long(
-            statements.READ_INTERVALS, chunk.first_session_id, chunk.last_session_id, *span
-        )
-        return list(map(BillableInterval._make, records))
+    async def divide_window(self, window: Window, after: str | None, limit: int) -> Sequence[ChunkBounds]:  # type: ignore[override]  # no index hint
+        arguments = windows.divide_arguments(window, after, limit)
+        return [ChunkBounds(*record) for record in await self._fetch_long(windows.DIVIDE, *arguments)]
+
+    async def render_chunks(self, window: Window, chunks: Sequence[Chunk], template: Template) -> Sequence[Records]:
+        """Reads several chunks as a short read, so that they need not wait while the rest of the window is divided."""
+        statement, arguments = windows.render_statement(template), windows.render_arguments(window, chunks, template)
+        fetch = self._fetch_long if len(chunks) == 1 else self._fetch_short
+        return [Records(*record) for record in await fetch(statement, *arguments)]
 
     async def store_digests(self, fence: Fence, digests: Sequence[ChunkDigest]) -> Mapping[str, bool]:
         submission_ids = rows.array([digest.submission_id for digest in digests])

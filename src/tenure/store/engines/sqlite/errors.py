@@ -17,7 +17,7 @@ _CAUSES = {
 
 
 class FileMoved(Exception):
-    """The name of the file does not lead to the open file any more."""
+    """The path of the database names another file than the open one, or none: the file was moved or deleted."""
 
 
 def cause_of(error: BaseException) -> Cause | None:

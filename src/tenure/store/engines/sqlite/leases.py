@@ -100,7 +100,7 @@ def renew_lease(connection: Connection, now: datetime, fence: Fence, duration_mi
 
 
 def release_lease(connection: Connection, now: datetime, fence: Fence) -> Lease:
-    """Ends the epoch. If an earlier call, whose answer was lost, already did, returns the released lease."""
+    """Ends the epoch. Returns the released lease if an earlier call, whose answer was lost, already ended it."""
     lease = find_lease(connection, fence.name, now)
     if lease is not None and lease.fence == fence and lease.released:
         return lease

@@ -84,6 +84,7 @@ MIGRATION_SECONDS = 60
 class SqliteStore(SqliteClient, SharedReads):
     dialect_name = "sqlite"
     batches_in_flight = 1
+    may_start_limited = False
 
     async def open_sessions(
         self, lane: OpenLane, requests: Sequence[OpenRequest], limits: Limits

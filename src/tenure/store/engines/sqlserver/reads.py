@@ -28,8 +28,8 @@ from tenure.store.tables import sessions, submissions
 from tenure.store.types import ID_LENGTH
 
 BY_ID = "WITH (INDEX (sessions_pkey))"
-"""Reads the sessions of a window by primary key. Closing a session moves it within any other index, so a read of that
-index could miss it or return it twice.
+"""Reads the sessions of a window by primary key. Closing a session moves it within every other index, so a read of such
+an index could miss the session or return it twice.
 """
 BY_GATEWAY = "WITH (FORCESEEK, INDEX (submissions_gateway))"
 READS_MAX = 5
@@ -100,7 +100,7 @@ def count_submissions(connection: Connection) -> Sequence[SubmissionCount]:
 
 
 def count_statement(gateway: str, state: str, limit: int) -> Select[Any]:
-    """Reads a span of the index of gateways and states: no comparison of tuples is needed, and none is possible."""
+    """Reads one span of the index on gateway and state. SQL Server cannot compare tuples, and this read need not."""
     row = submissions.c
     found = select(row.gateway).where(row.gateway == gateway, row.state == state)
     return select(func.count()).select_from(found.with_hint(submissions, BY_GATEWAY, "mssql").limit(limit).subquery())

@@ -215,6 +215,7 @@ MIGRATION_SECONDS = 600
 class SqlServerStore(SqlServerClient, SharedReads):
     dialect_name = "mssql"
     batches_in_flight = 2
+    may_start_limited = False
     _index_hint = reads.BY_ID
 
     async def open_sessions(

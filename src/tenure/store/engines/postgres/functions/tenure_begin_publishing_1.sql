@@ -3,8 +3,8 @@
 -- instant that tenure_finish_publishing_1 can move it to; NULL if the horizon was moved within the last `p_pause`
 -- microseconds.
 --
--- If the clock is behind the last cut or the horizon, it was stepped back. Writes from before that may have later stamps
--- than the clock. The horizon then moves to the newest of them, so that no reader waits until the clock gets there.
+-- If the clock is behind the last cut or the horizon, it was stepped back, and earlier writes may have stamps after the
+-- clock. The horizon then moves to the newest of these stamps, so that no reader waits until the clock gets there.
 CREATE OR REPLACE FUNCTION tenure_begin_publishing_1(p_pause bigint)
 RETURNS TABLE (published_at timestamptz, stamped_after timestamptz)
 LANGUAGE plpgsql VOLATILE
@@ -33,7 +33,7 @@ BEGIN
                     WHERE s.close_reason IS NULL AND s.kind = k.kind ORDER BY s.started_at DESC LIMIT 1) o
           ) AS l;
     END IF;
-    -- Computed from the row itself, so that it also grows if two instances do this at the same time.
+    -- The new value is computed from the row, so it also grows if two instances run this function at the same time.
     UPDATE installation i
        SET stamped_after =
            greatest(tenure_now(), i.last_cut_at, i.stamped_after + interval '1 microsecond', v_newest)

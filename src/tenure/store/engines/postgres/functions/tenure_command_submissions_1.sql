@@ -1,8 +1,8 @@
 -- Retries or cancels submissions, and returns for each one that exists whether the command was carried out. `retry`
--- makes a submission pending and due now and sets its failures and unknowns to 0, in any state except delivered. If an attempt is
--- open, the submission becomes due when that attempt has failed. `cancel` cancels a submission that is pending or
--- failed. Usage cannot be cancelled. `p_owner` is the caller whose submissions alone exist for this command; NULL for
--- all of them.
+-- makes a submission pending and due now and sets its failures and unknowns to 0, in any state except delivered. If an
+-- attempt is open, the submission becomes due when that attempt has failed. `cancel` cancels a submission that is
+-- pending or failed. Usage cannot be cancelled. With `p_owner`, only the submissions of this caller exist for the
+-- command.
 --
 -- Counts the submissions that it changes in the audit entry `p_draft`. A retry does not change a submission that is
 -- pending, due and without failures, nor one whose open attempt already has a retry waiting for it.

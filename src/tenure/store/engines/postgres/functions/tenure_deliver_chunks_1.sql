@@ -1,5 +1,5 @@
--- Marks as delivered the chunks whose submissions are delivered, with or without a receipt, and then the windows whose chunks are all delivered.
--- The caller has locked the submissions.
+-- Marks chunks as delivered if their submissions are delivered, with or without a receipt. Then marks the windows whose
+-- chunks are all delivered. The caller has locked the submissions.
 --
 -- One executor finishes attempts, one batch after the other. The lock on the window serializes this transaction with
 -- the one that saves the last chunks of that window, so that the later of the two sees the writes of the other.

@@ -1,4 +1,4 @@
--- Increases the version of the API keys by one, and notifies all instances, which then drop what they know of keys.
+-- Increases the version of the API keys by one, and notifies all instances, which then drop their caches of keys.
 CREATE OR REPLACE FUNCTION tenure_keys_changed_1() RETURNS void
 LANGUAGE plpgsql VOLATILE
 AS $$

@@ -1,5 +1,5 @@
--- Locks those of the given sessions that are live and that no other transaction has locked, and returns their ids. It
--- never waits. The caller returns `held` for a live session that is missing here.
+-- Locks the given sessions whose end is not recorded, and returns their ids. It never waits: it skips sessions that
+-- another transaction has locked. The caller returns `held` for an open session that is missing from the result.
 CREATE OR REPLACE FUNCTION tenure_lock_sessions_1(p_session uuid[]) RETURNS uuid[]
 LANGUAGE plpgsql VOLATILE
 AS $$

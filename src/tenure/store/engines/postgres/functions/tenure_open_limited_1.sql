@@ -4,10 +4,13 @@
 -- function ended: `lapse_reason` is its close reason, and `deadline_at` is its end. All other rows have the same
 -- meaning as in tenure_open_reopen_1. All instances are notified of the ends of sessions that have had a stream.
 --
--- Order: the cut lock; the capacities, in the order of their ids; session rows that no other transaction holds; for
--- each capacity the count, the lapsed sessions and the victims (again only those that no other transaction holds); the
--- clock; the writes. One batch at a time gives out the seats of a capacity, and no transaction waits while it holds a
--- row.
+-- Most batches need no more than this: live sessions are returned without a lock, as in lane `create`, and the other
+-- requests take seats that are known to be free (`slack`). All other batches take the long way.
+--
+-- Order: a read without locks; the cut lock; the capacities, in the order of their ids; session rows that no other
+-- transaction holds; for each capacity the count, the lapsed sessions and the victims (again only those that no other
+-- transaction holds); the clock; the writes. One batch at a time gives out the seats of a capacity, and no transaction
+-- waits for a session row while it holds one.
 --
 -- The count is an upper bound: other transactions may end sessions at the same time, but none can open one. `slack` is
 -- the number of seats known to be free since the last count. A batch counts (about one microsecond per live row) only
@@ -24,6 +27,11 @@ DECLARE
     -- How many more sessions this transaction may end to make room: its answer must fit into a socket buffer.
     v_closings_left int := 500;
     v_line tenure_opened_1;
+    v_found tenure_opened_1[];
+    v_named int[];
+    v_free int[];
+    v_free_capacities uuid[];
+    v_fitting int := 0;
     v_capacity capacities;
     v_request record;
     v_old sessions;
@@ -45,10 +53,48 @@ DECLARE
     v_more boolean;
     v_refusal text;
 BEGIN
+    v_found := tenure_find_live_1(p_capacity, p_user, p_tenant, p_kind);
+    v_named := ARRAY(SELECT f.position FROM unnest(v_found) AS f WHERE f.outcome <> 'reopen');
+    IF cardinality(v_named) = cardinality(p_session) THEN
+        RETURN QUERY SELECT f.* FROM unnest(v_found) AS f;
+        RETURN;
+    END IF;
+    v_free := ARRAY(
+        SELECT w.position FROM unnest(p_session) WITH ORDINALITY AS w(session_id, position)
+         WHERE NOT w.position = ANY (v_named)
+         ORDER BY w.position);
+    v_free_capacities := ARRAY(SELECT p_capacity[f.position] FROM unnest(v_free) AS f(position));
+
     PERFORM tenure_lock_cut_shared_1();
-    -- plan: seats
-    PERFORM 1 FROM capacities c WHERE c.capacity_id = ANY (p_capacity) ORDER BY c.capacity_id FOR UPDATE;
-    -- plan end
+    FOR v_capacity IN
+        -- plan: seats
+        SELECT c.* FROM capacities c WHERE c.capacity_id = ANY (p_capacity) ORDER BY c.capacity_id FOR UPDATE
+        -- plan end
+    LOOP
+        v_short := cardinality(array_positions(v_free_capacities, v_capacity.capacity_id));
+        IF v_capacity.slack >= v_short AND v_capacity.max_sessions IS NOT NULL
+           AND (v_capacity.tenant_object_id IS NULL OR v_capacity.tenant_object_id = ALL (p_tenant)) THEN
+            v_fitting := v_fitting + v_short;
+        END IF;
+    END LOOP;
+    v_probe := tenure_write_now();
+    -- The last condition: the seat may be one whose session ended after this instant, because the clock was stepped back.
+    -- The long way moves the start of the new session to that end.
+    IF v_fitting = cardinality(v_free) AND cardinality(v_named) = cardinality(v_found)
+       AND NOT EXISTS (SELECT 1 FROM sessions s WHERE s.closed_at > v_probe) THEN
+        UPDATE capacities c
+           SET slack = c.slack - cardinality(array_positions(v_free_capacities, c.capacity_id))
+         WHERE c.capacity_id = ANY (v_free_capacities);
+        RETURN QUERY SELECT f.* FROM unnest(v_found) AS f;
+        FOREACH v_line IN ARRAY tenure_open_free_1(
+            v_free, p_capacity, p_user, p_tenant, p_kind, p_session, p_lease, p_heartbeat, p_idle,
+            p_term, p_default_lease, p_default_heartbeat, p_default_idle)
+        LOOP
+            RETURN NEXT v_line;
+        END LOOP;
+        RETURN;
+    END IF;
+
     v_locked := tenure_lock_live_keys_1(p_capacity, p_user);
 
     FOR v_capacity IN

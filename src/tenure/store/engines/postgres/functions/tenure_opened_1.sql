@@ -1,6 +1,6 @@
 -- A row of the result of a batch of open requests: the position of the request in the batch, its outcome, and the
--- columns of the session. `user_object_id` and `capacity_id` are those of a session that was closed. `stream` is an array of the stream counters, or NULL if
--- the session never had a stream.
+-- columns of the session. The caller needs `user_object_id` and `capacity_id` only for a session that was closed.
+-- `stream` is an array of the stream counters, or NULL if the session never had a stream.
 --
 -- A named type is needed, because lane `create` collects rows in an array. PostgreSQL cannot replace a type: a change
 -- gets the next version number.

@@ -1,6 +1,7 @@
 -- The second step of a resign: ends the epoch of the lease, whichever instance holds it, and returns the lease. Returns
--- no row for a lease that was never held. Call tenure_mark_resigned_1 first, with the same `p_actor`. If the lease was
--- acquired again since, this function ends the next epoch too, and writes or completes the audit entry.
+-- no row for a lease that was never held. Call tenure_mark_resigned_1 first, with the same `p_actor`. If an
+-- instance acquired the lease after the first step, this function ends the new epoch, and writes the audit entry or
+-- adds to it.
 --
 -- Order: the lease, exclusively; the clock; the writes.
 CREATE OR REPLACE FUNCTION tenure_resign_lease_1(p_name text, p_actor jsonb)

@@ -1,7 +1,7 @@
--- Hands over windows that were cut without a gateway: gives each window the contract, and inserts a submission for each
--- of its chunks. Returns the windows that it handed over. It skips a window that already has a contract, is not divided
--- yet, is past its retention time (its chunks may be partly deleted) or does not have the given number of chunks. So a
--- repeated call, or a concurrent one, hands over no window twice. Counts the windows in the audit entry `p_draft`.
+-- Sends windows that were cut without a gateway: gives each window the contract, and inserts a submission for each of
+-- its chunks. Returns the windows that it sends. It skips a window that already has a contract, is not divided yet, is
+-- past its retention time (its chunks may be partly deleted) or does not have the given number of chunks. So a repeated
+-- call, or a concurrent one, sends no window twice. Counts the windows in the audit entry `p_draft`.
 --
 -- `p_windows` and `p_chunks`: the windows and how many chunks each has. `p_submission`: the ids of the submissions, for
 -- the chunks of the first window, then of the second one, and so on.

@@ -1,5 +1,6 @@
--- Returns how far each gateway has got with events, under the fence of the loop that saves batches. A gateway that is new
--- begins now. `is_settled`: its last batch is delivered or cancelled, or was pruned, so that the next one may be saved.
+-- Returns the position of each gateway in the feed, under the fence of the loop that saves batches. A new gateway
+-- begins at the clock. `is_settled`: its last batch is delivered or cancelled, or was pruned, so that the next one may
+-- be saved.
 CREATE OR REPLACE FUNCTION tenure_subscribe_gateways_1(
     p_name text, p_holder text, p_epoch bigint, p_gateway text[])
 RETURNS TABLE (

@@ -1,11 +1,11 @@
 -- Imports live sessions of another service, and returns the outcome of each: `imported`; `existing`, if a session with
 -- its id is live; `over`, if a session with its id has ended; `ended`, if its term is over; `tenant-mismatch`, if its
--- capacity is bound to another tenant; `conflict`, if its key has another live session, or one that ended after the
--- clock. Without @writes, it only returns what would happen.
+-- capacity is bound to another tenant; `conflict`, if its key has another session whose end is not recorded or is after
+-- the clock. Without @writes, it only returns what would happen.
 --
 -- An imported session starts at the clock of this write, like any new session, so that windows and events up to now
--- stay as they are. `imported_start_at` keeps its own start. It may take more seats than its capacity has. The slack of
--- the capacity is set to 0, so that the next open counts.
+-- stay as they are. `imported_start_at` keeps its own start. An import may take more seats than the capacity has. It
+-- sets the slack of the capacity to 0, so that the next open counts.
 --
 -- Order: the exclusive cut lock, so that no session is written meanwhile; the clock; the reads and writes.
 --

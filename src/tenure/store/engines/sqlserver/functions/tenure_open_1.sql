@@ -134,7 +134,7 @@ BEGIN
     ORDER BY l.session_id
     OPTION (FORCE ORDER, LOOP JOIN, MAXDOP 1);
 
-    -- Read the clock after the locks: then no end written here is before an `existing` returned for the same session.
+    -- Read the clock after the locks, so that no end written here is before an `existing` answer for the same session.
     SET @now = dbo.tenure_write_now();
 
     UPDATE o

@@ -3,8 +3,8 @@
 -- alerts that are cleared, instances that are gone, and activity. @history, @runs, @submissions, @audit, @alerts,
 -- @instances and @activity are the retention times in microseconds. Returns how many rows of each it deleted.
 --
--- It takes only rows that no other transaction holds. If it waited for rows, its fence would delay the renewal of the
--- lease. For submissions it locks first the rows and then their keys, and does not wait for either:
+-- The procedure deletes only rows that no other transaction holds. If it waited for rows, its fence would delay the
+-- renewal of the lease. It locks the rows of submissions first and then their keys, and waits for neither, because
 -- tenure_accept_submissions_1 waits for a row while it holds its key.
 CREATE OR ALTER PROCEDURE dbo.tenure_prune_1
     @name varchar(200),

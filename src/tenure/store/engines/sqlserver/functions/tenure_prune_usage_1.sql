@@ -7,9 +7,9 @@
 -- locks, and rows that another transaction holds are skipped. All deleted rows were written before the last cut, so the
 -- cut lock is not needed.
 --
--- It reads the last cut first. A window that is cut after that begins at the last cut or later, so no session that it
--- needs is deleted, whether or not this transaction sees the window. It writes the row of the installation last,
--- because all session writes read it.
+-- The transaction reads the last cut first. A window that is cut later begins at that cut or after it, so no session
+-- that the window needs is deleted, even if this transaction does not see the window. The transaction writes the row of
+-- the installation last, because all session writes read that row.
 CREATE OR ALTER PROCEDURE dbo.tenure_prune_usage_1
     @name varchar(200),
     @holder varchar(200),

@@ -3,11 +3,11 @@
 -- ones are stamped after it, because tenure_write_now() returns an instant after the horizon. No renewal can follow for
 -- a session whose deadline is at or before the horizon, for the same reason.
 --
--- It does nothing if the horizon was moved within the last @pause microseconds, because session writes wait while it has
--- the lock. It waits for the lock for 200 ms at most, and then raises an error; the caller retries later.
+-- The procedure does nothing if the horizon was moved within the last @pause microseconds, because session writes wait
+-- while it has the lock. It waits for the lock for 200 ms at most, and then raises an error; the caller retries later.
 --
--- If the clock is behind the last cut or the horizon, it was stepped back. Writes from before that may have later stamps
--- than the clock. The horizon then moves to the newest of them, so that no reader waits until the clock gets there.
+-- If the clock is behind the last cut or the horizon, it was stepped back, and earlier writes may have stamps after the
+-- clock. The horizon then moves to the newest of these stamps, so that no reader waits until the clock gets there.
 --
 -- Order: a read without locks; the cut lock, exclusively; the clock; the write.
 CREATE OR ALTER PROCEDURE dbo.tenure_publish_events_1 @pause bigint

@@ -2,7 +2,7 @@
 -- are not changed: the values of a mark are final, so a repeated call saves the same ones. A mark that is complete or
 -- skipped is not changed either.
 --
--- Order: the lease; the mark; the writes. Only the holder of the lease writes marks, so it waits for no other write.
+-- Order: the lease; the mark; the writes. Only the holder of the lease writes marks, so no other write makes it wait.
 --
 -- @request: {"at", "series", "state", "sums": [[tenant, capacity, kind, usage, started, live], …]}
 CREATE OR ALTER PROCEDURE dbo.tenure_save_mark_1

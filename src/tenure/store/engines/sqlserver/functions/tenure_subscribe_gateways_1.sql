@@ -1,5 +1,6 @@
--- Returns how far each gateway has got with events, under the fence of the loop that saves batches. A gateway that is new
--- begins now. `is_settled`: its last batch is delivered or cancelled, or was pruned, so that the next one may be saved.
+-- Returns the position of each gateway in the feed, under the fence of the loop that saves batches. A new gateway
+-- begins at the clock. `is_settled`: its last batch is delivered or cancelled, or was pruned, so that the next one may
+-- be saved.
 --
 -- Only the holder of the lease writes these rows, so the fence is their lock.
 --
@@ -27,7 +28,7 @@ BEGIN
 
     BEGIN TRANSACTION;
     EXEC dbo.tenure_check_fence_1 @name = @name, @holder = @holder, @epoch = @epoch;
-    -- The cut lock, because tenure_write_now() reads the horizon.
+    -- tenure_write_now() reads the horizon, so take the cut lock first.
     EXEC dbo.tenure_lock_cut_shared_1;
 
     UPDATE g

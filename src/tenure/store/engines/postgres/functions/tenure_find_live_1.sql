@@ -1,0 +1,48 @@
+-- Returns the live sessions of the given keys (capacity, user), as result rows of open requests. The outcome `existing`
+-- or `tenant-mismatch` answers the request. For `reopen` the caller must lock the row first: the session has lapsed, has
+-- a lower kind, or another transaction may hold it.
+--
+-- No row is locked, but `existing` is reliable: a transaction that ends a session first locks its row, then reads the
+-- clock. If the row's xmax is 0, or belongs to a transaction that had ended before our snapshot, no transaction holds
+-- the row, so the session can only end after this read. For any other row the outcome is `reopen`.
+--
+-- A session is over if its deadline has passed for a write (tenure_write_now): if the clock was stepped back, its end may
+-- already be billed or published. The clock is read again for each row: a session that lapses meanwhile is over, too.
+CREATE OR REPLACE FUNCTION tenure_find_live_1(p_capacity uuid[], p_user uuid[], p_tenant uuid[], p_kind smallint[])
+RETURNS tenure_opened_1[]
+LANGUAGE plpgsql VOLATILE
+AS $$
+DECLARE
+    v_now timestamptz := tenure_write_now();
+BEGIN
+    -- Builds the ROW here, because tenure_as_opened_1 would extract each column from the session row once more.
+    RETURN ARRAY(
+        -- plan: live
+        SELECT ROW(
+                   w.position,
+                   CASE WHEN s.locked_by <> 0
+                             AND age(s.locked_by) <= age(pg_snapshot_xmin(pg_current_snapshot())::xid) THEN 'reopen'
+                        WHEN s.deadline_at <= greatest(tenure_now(), v_now) THEN 'reopen'
+                        WHEN s.tenant_object_id <> w.tenant_object_id THEN 'tenant-mismatch'
+                        WHEN s.kind < w.kind THEN 'reopen'
+                        ELSE 'existing' END,
+                   s.session_id, s.kind, s.state,
+                   s.started_at, s.term_ends_at, s.deadline_at, s.lapse_reason,
+                   s.lease_microseconds, s.idle_microseconds, s.heartbeat_microseconds,
+                   s.last_heartbeat_at, s.last_activity_at, s.previous_session_id, s.modified_at,
+                   s.tenant_object_id,
+                   CASE WHEN s.stream_chunks IS NOT NULL THEN ARRAY[
+                       s.stream_bytes_received, s.stream_chunks, s.stream_messages_sent, s.stream_partials_sent,
+                       s.stream_finals_sent, s.stream_errors_sent, s.stream_audio_duration_ms] END,
+                   NULL, NULL, s.imported_start_at)::tenure_opened_1
+          FROM unnest(p_capacity, p_user, p_tenant, p_kind) WITH ORDINALITY
+               AS w(capacity_id, user_object_id, tenant_object_id, kind, position)
+          -- OFFSET 0 prevents a scan of the whole table by a plan that was made while the table was empty.
+         CROSS JOIN LATERAL (
+               SELECT n.xmax AS locked_by, n.* FROM sessions n
+                WHERE n.capacity_id = w.capacity_id AND n.user_object_id = w.user_object_id AND n.closed_at IS NULL
+               OFFSET 0) AS s
+        -- plan end
+    );
+END
+$$;
