@@ -5,8 +5,12 @@ import os
 import shutil
 import sqlite3
 import stat
+import subprocess
+import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -16,7 +20,7 @@ from sqlalchemy import URL, make_url
 from tenure.clock import wall_microseconds
 from tenure.errors import DatabaseUnavailable
 from tenure.ids import new_id
-from tenure.store.engines.sqlite.connections import CACHES_KIB_MAX, READERS_MAX
+from tenure.store.engines.sqlite.connections import CACHES_KIB_MAX, READERS_MAX, DatabaseFile
 from tenure.store.engines.sqlite.store import SqliteStore
 from tests.support.instances import RunningInstance
 from tests.support.load import Client, Exchange, clients, retry_until, some_keys, steady_load
@@ -180,6 +184,45 @@ def test_file_may_have_any_name(name: str, tmp_path: Path) -> None:
     asyncio.run(store.migrate())
     asyncio.run(store.close())
     assert (tmp_path / name).is_file()
+
+
+COUNT = "import sqlite3, sys; print(*sqlite3.connect(sys.argv[1]).execute('SELECT count(*) FROM written').fetchone())"
+
+
+def test_connections_that_are_opened_at_once_keep_the_locks_on_a_new_file(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without its locks, another process that closes the file removes the WAL, and later writes are lost."""
+    creating, opened, close = threading.Event(), threading.Event(), os.close
+
+    def close_late(descriptor: int) -> None:
+        if Path(f"/proc/self/fd/{descriptor}").resolve() == path:
+            creating.set()
+            opened.wait(0.5)
+        close(descriptor)
+
+    def open_and_read() -> sqlite3.Connection:
+        connection = file.open()
+        connection.execute("SELECT * FROM sqlite_master").fetchall()
+        opened.set()
+        return connection
+
+    def count_elsewhere() -> str:
+        counted = subprocess.run([sys.executable, "-c", COUNT, str(path)], check=True, capture_output=True, text=True)
+        return counted.stdout
+
+    monkeypatch.setattr(os, "close", close_late)
+    file = DatabaseFile(str(path))
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(file.open)
+        assert creating.wait(10)
+        second = threads.submit(open_and_read)
+        connections = [first.result(), second.result()]
+    with closing(connections[0]), closing(connections[1]):
+        connections[0].execute("CREATE TABLE written (number)")
+        assert count_elsewhere() == "0\n"
+        connections[0].execute("INSERT INTO written VALUES (1)")
+        assert count_elsewhere() == "1\n"
 
 
 def test_existing_file_keeps_its_mode(path: Path, stores: Callable[[], SqliteStore]) -> None:

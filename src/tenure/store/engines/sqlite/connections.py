@@ -9,6 +9,10 @@ write to it, and every write is lost when the process ends. Guarantees:
 - Once another file has the name, no operation succeeds until the first file is back or the process is restarted. A file
   that was put there is not opened: the WAL of the former file lies beside it, and SQLite would apply it to the new
   file. Neither is that WAL removed: it may be all that is left of the last writes to the former file.
+- SQLite's locks on the file belong to the process, and the system drops all of them when any descriptor of the file is
+  closed. Other processes then take the file for unused: the last of them to close it removes the WAL, and what this
+  process writes afterwards is lost. So the descriptor that creates a file is closed before the process opens a
+  connection to the file: connections are opened one at a time.
 
 How this can be cut short: a crash between COMMIT and the comparison is a lost answer, as everywhere. If the file is
 moved away and back between two comparisons, it is the same file, and nothing is lost.
@@ -24,6 +28,7 @@ import secrets
 import sqlite3
 import stat
 import sys
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -78,32 +83,17 @@ def limit_arenas() -> None:
 
 
 class DatabaseFile:
+    _opening = threading.Lock()
+    """One for the whole process: two of its stores may open the same file."""
+
     def __init__(self, name: str, *, read_only: bool = False) -> None:
         self._path = str(Path(name).absolute())
         self._read_only = read_only
         self._opened: tuple[int, int] | None = None
 
     def open(self) -> sqlite3.Connection:
-        if self._opened is not None:
-            self.check()
-        elif not self._read_only:
-            self._create()
-        connection = sqlite3.connect(
-            # SQLite must not create a file: it would be readable for others, or replace one that was moved away.
-            f"{Path(self._path).as_uri()}?{self._access()}",
-            uri=True,
-            timeout=POLL_SECONDS,
-            check_same_thread=False,
-            isolation_level=None,
-        )
-        try:
-            self._use(connection)
-            self._opened = self._opened or self._identity()
-            self.check()
-        except BaseException:
-            connection.close()
-            raise
-        return connection
+        with self._opening:
+            return self._open()
 
     def describe(self) -> FileFacts:
         """Looks at the file and the disk without opening the file."""
@@ -125,6 +115,28 @@ class DatabaseFile:
             raise FileMoved(
                 f"{self._path} was deleted, renamed or replaced; put the same file back, or restart the instance"
             )
+
+    def _open(self) -> sqlite3.Connection:
+        if self._opened is not None:
+            self.check()
+        elif not self._read_only:
+            self._create()
+        connection = sqlite3.connect(
+            # SQLite must not create a file: it would be readable for others, or replace one that was moved away.
+            f"{Path(self._path).as_uri()}?{self._access()}",
+            uri=True,
+            timeout=POLL_SECONDS,
+            check_same_thread=False,
+            isolation_level=None,
+        )
+        try:
+            self._use(connection)
+            self._opened = self._opened or self._identity()
+            self.check()
+        except BaseException:
+            connection.close()
+            raise
+        return connection
 
     def _access(self) -> str:
         """The parameters of the URI.
