@@ -479,7 +479,7 @@ READS_OF_LEASES = {
 READS_OF_SUBMISSIONS = {
     "get_submission": (submissions.get_submission, (AFTER.session_id, "web")),
     "read_envelopes": (submissions.read_envelopes, ([AFTER.session_id] * 3,)),
-    "list_pending": (reads.list_pending, (Change(to_microseconds(AT), 10), 7)),
+    "list_pending": (submissions.list_pending, (Change(to_microseconds(AT), 10), 7)),
     "list_submissions": (
         reads.list_submissions,
         (SubmissionFilter(gateway="pager", state="failed"), AFTER.session_id, 7),
@@ -537,7 +537,8 @@ def test_submission_reads_compile(name: str) -> None:
 def test_pending_page_is_covered_by_its_index() -> None:
     page = tsql.code(rendered(last_statement("list_pending")))
     assert re.match(r"SELECT TOP 7 ", page)
-    assert "submissions.state = 'pending' ORDER BY submissions.last_modified_at, submissions.submission_id" in page
+    assert "WHERE submissions.state = 'pending' AND " in page
+    assert page.endswith(" ORDER BY submissions.last_modified_at, submissions.submission_id")
     known = {column.name for column in tables.submissions_waiting.columns}
     known |= set(tables.submissions_waiting.dialect_kwargs["mssql_include"])
     assert set(re.findall(r"submissions\.(\w+)", page)) <= known

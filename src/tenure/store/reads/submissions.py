@@ -182,7 +182,7 @@ def count_statement(gateway: str, state: str, limit: int) -> Select[Any]:
     return select(func.count()).select_from(_newest(gateway, state, LAST_ID, limit).subquery())
 
 
-def _literal(state: str) -> BindParameter[str]:
+def state_literal(state: str) -> BindParameter[str]:
     """Puts the state into the text of the statement: a partial index is not used if the state is a parameter."""
     return bindparam(None, state, String, literal_execute=True)
 
@@ -202,7 +202,7 @@ def _pending_entry(submission_id: str, gateway: str, due_at: datetime | None, ch
 def pending_statement(after: Change | None, limit: int) -> Select[Any]:
     row = submissions.c
     columns = (row.submission_id, row.gateway, row.next_attempt_at, row.last_modified_at)
-    statement = select(*columns).where(row.state == _literal(SubmissionState.PENDING.value))
+    statement = select(*columns).where(row.state == state_literal(SubmissionState.PENDING.value))
     if after is not None:
         changed_at = from_microseconds(after.changed_microseconds)
         # The first condition is redundant, but the database can use it to search an index.

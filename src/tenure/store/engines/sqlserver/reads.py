@@ -1,29 +1,22 @@
 """The reads for which SQL Server needs its own statements."""
 
 from collections.abc import Sequence
-from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Connection, Select, String, bindparam, cast, func, select, text
+from sqlalchemy import Connection, Select, String, cast, func, select, text
 
-from tenure.clock import to_microseconds
 from tenure.domain.doctor import ReadOnly, ServerFacts
 from tenure.domain.submissions import (
-    Change,
-    PendingEntry,
-    PendingPage,
     Submission,
     SubmissionCount,
     SubmissionFilter,
-    SubmissionState,
 )
 from tenure.domain.usage import ChunkDelivery, Overlap
-from tenure.ids import number_of_id
 from tenure.store.reads import sessions as session_reads
 from tenure.store.reads import usage
 from tenure.store.reads.sessions import read_now
-from tenure.store.reads.submissions import COLUMNS, count_with, pending_statement
+from tenure.store.reads.submissions import COLUMNS, count_with, state_literal
 from tenure.store.tables import sessions, submissions
 from tenure.store.types import ID_LENGTH
 
@@ -59,22 +52,6 @@ def read_server(connection: Connection) -> ServerFacts:
     )
 
 
-def list_pending(connection: Connection, after: Change | None, limit: int) -> PendingPage:
-    # The clock is read first, as on the other engines.
-    now = read_now(connection)
-    rows = connection.execute(pending_page_statement(after, limit))
-    return PendingPage(now, [_pending_entry(*row) for row in rows])
-
-
-def _pending_entry(submission_id: str, gateway: str, due_at: datetime | None, changed_at: datetime) -> PendingEntry:
-    due = None if due_at is None else to_microseconds(due_at)
-    return PendingEntry(number_of_id(submission_id), gateway, due, to_microseconds(changed_at))
-
-
-def pending_page_statement(after: Change | None, limit: int) -> Select[Any]:
-    return pending_statement(after, limit).where(_has_state(SubmissionState.PENDING.value))
-
-
 def list_submissions(
     connection: Connection, criteria: SubmissionFilter, before: str | None, limit: int
 ) -> Sequence[Submission]:
@@ -88,7 +65,7 @@ def submissions_page_statement(criteria: SubmissionFilter, before: str | None, l
     if criteria.gateway is not None:
         ids = ids.where(submissions.c.gateway == criteria.gateway)
     if criteria.state is not None:
-        ids = ids.where(_has_state(criteria.state))
+        ids = ids.where(submissions.c.state == state_literal(criteria.state))
     if before is not None:
         ids = ids.where(_id_text < before.upper())
     on_page = submissions.c.submission_id.in_(ids)
@@ -110,11 +87,6 @@ def next_gateway_statement(after: str) -> Select[Any]:
     row = submissions.c
     statement = select(row.gateway).where(row.gateway > after).order_by(row.gateway).limit(1)
     return statement.with_hint(submissions, BY_GATEWAY, "mssql")
-
-
-def _has_state(state: str) -> ColumnElement[bool]:
-    """Puts the state into the SQL text: SQL Server does not use a filtered index if the state is a parameter."""
-    return submissions.c.state == bindparam(None, state, submissions.c.state.type, literal_execute=True)
 
 
 def list_deliveries(connection: Connection, window_id: int) -> Sequence[ChunkDelivery]:

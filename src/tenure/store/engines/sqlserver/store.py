@@ -159,9 +159,7 @@ from tenure.domain.streams import AttachRequest, AttachResult, StreamUpdate, Str
 from tenure.domain.submissions import (
     AttemptEnd,
     BeginAttemptsResult,
-    Change,
     Contract,
-    PendingPage,
     Submission,
     SubmissionCommand,
     SubmissionCount,
@@ -352,9 +350,6 @@ class SqlServerStore(SqlServerClient, SharedReads):
 
     async def announce_submissions(self) -> None:
         """SQL Server sends no notifications."""
-
-    async def list_pending(self, after: Change | None, limit: int) -> PendingPage:
-        return await self._run(lambda connection: reads.list_pending(connection, after, limit))
 
     async def begin_attempts(
         self, fence: Fence, submission_ids: Sequence[str], early: Sequence[str] = ()
