@@ -311,6 +311,7 @@ async def test_usage_page_shows_until_when_it_was_summed(console: ConsoleService
     assert all("quick=true" in url for url in asked)
     await page.goto(f"{console.address}/usage?span=own&from=2026-11-01T00:00:00Z&to=2026-11-02T13:00:00Z")
     await expect(section).to_contain_text("final until")
+    await expect(section).to_contain_text("a usage of 1 is 30 days at factor 1")
     await expect(section).not_to_contain_text("whole hours")
 
 

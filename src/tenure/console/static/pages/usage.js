@@ -156,7 +156,8 @@ export class UsagePage {
       ? html`summed in whole hours, from ${instant(data.from)} to ${instant(data.to)}; the export has the whole span`
       : html`final until ${instant(data.finalUntil)}`;
     const isPart = this.#view.value("cursor") !== "" || data.nextCursor !== null;
-    return isPart ? html`${until}; the largest of this page first; pages are ordered by id` : html`${until}; largest first`;
+    const order = isPart ? "the largest of this page first; pages are ordered by id" : "largest first";
+    return html`a usage of 1 is 30 days at factor 1; ${until}; ${order}`;
   }
 
   /** @param {Sums} data */
