@@ -113,7 +113,7 @@ export class Client {
     this.#fetch = fetch ?? globalThis.fetch.bind(globalThis);
   }
 
-  /** Whether the browser sends the cookie of `signIn`: to the origin of the page only, and not beside a credential. */
+  /** Whether the browser sends the cookie of `signIn`: to the origin of the page only, and not together with a credential. */
   get #cookies() {
     return /** @type {RequestCredentials} */ (this.#credential === null ? "same-origin" : "omit");
   }
@@ -124,7 +124,7 @@ export class Client {
   }
 
   /**
-   * Return a client with other options; what is not given stays as it is.
+   * Return a client with other options. Options that are not given keep their values.
    * @param {ClientOptions} options
    */
   withOptions(options) {
@@ -242,7 +242,7 @@ export class Client {
   }
 
   /**
-   * What is known about a session, in the order of time: why it ended, who ended it, how it was billed.
+   * The facts about a session, in the order of time: why it ended, who ended it, how it was billed.
    * @param {string} sessionId
    * @param {Record<string, unknown>} [query]
    * @returns {Promise<HistoryAnswer>}
@@ -335,7 +335,7 @@ export class Client {
 
   /**
    * @param {SubmitBody} body
-   * @param {string} [idempotencyKey] The same key for the same submission, also in a later call. Default: a new one.
+   * @param {string} [idempotencyKey] The same key for the same submission, even in a later call. Default: a new one.
    * @returns {Promise<AcceptedAnswer>}
    */
   submit(body, idempotencyKey = globalThis.crypto.randomUUID()) {
@@ -462,7 +462,7 @@ export class Client {
     return this.request("GET", "/activity", { query });
   }
 
-  // Who is calling.
+  // The caller.
 
   /** @returns {Promise<CallerAnswer>} */
   me() {
@@ -681,7 +681,7 @@ function pause(milliseconds, signal) {
 
 // Holding a session.
 //
-// What must hold: while the page takes a session for live, the session is live on the service. So every estimate of its
+// The invariant: while the page treats a session as live, the session is live on the service. So every estimate of its
 // end is too early rather than too late.
 //
 // The deadline of a session is the earliest of the end of its term, its last heartbeat plus the lease, and its last
@@ -691,7 +691,7 @@ function pause(milliseconds, signal) {
 // 1. The server read its clock after the request was sent. So the session lives at least until `sent + lease`. The lease
 //    is the difference of the deadline and the last heartbeat in one answer; the real lease is never shorter.
 // 2. An *anchor* is a local instant, and a server's instant that was not earlier. With it, any deadline of the server
-//    becomes a local instant, also one that came from the term or the idle limit.
+//    becomes a local instant, including one that came from the term or the idle limit.
 //
 // The local deadline is the earlier of the two.
 //
@@ -1194,7 +1194,7 @@ function workerTimer() {
   };
 }
 
-/** What the worker does with a message: answer with the id after the time. @param {MessageEvent<[number, number]>} event */
+/** The worker's handler of a message: answers with the id after the time. @param {MessageEvent<[number, number]>} event */
 function timerWorker(event) {
   const [id, milliseconds] = event.data;
   setTimeout(() => globalThis.postMessage(id), milliseconds);

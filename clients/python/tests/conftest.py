@@ -94,7 +94,7 @@ def server() -> FakeServer:
 
 
 class Service:
-    """`tenure serve` in a process of its own, on a file of its own."""
+    """`tenure serve` in its own process, on its own file."""
 
     def __init__(self, folder: Path, *flags: str, port: int = 0, **environment: str) -> None:
         self._folder = folder

@@ -25,7 +25,7 @@ def blocks(text: str) -> list[str]:
 
 @pytest.mark.slow
 def test_code_blocks_and_examples_run(service: Service, tmp_path: Path) -> None:
-    """All at once, each in a process of its own: most of the time is spent on starting."""
+    """All at once, each in its own process: most of the time is spent on starting."""
     environment = {**os.environ, "TENURE_URL": service.url}
     found = [block for text in (README, REFERENCE, HOLD) for block in blocks(text)]
     assert len(found) >= 7

@@ -25,7 +25,8 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 
 class Network(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
-    """The real transport, with failures: `plan` gets the number of each request, and what it returns happens to it.
+    """The real transport, with failures: `plan` gets the number of each request, and returns the failure of that
+    request.
 
     `lost` loses the answer, `refused` the connection, and `busy` is a 503 with Retry-After.
     """
@@ -163,7 +164,7 @@ def test_follower_from_latest_gets_a_cursor_before_it_waits(kind: Kind, service:
         assert opened[1] in [event.session_id for event in again.events]
 
 
-def test_follower_waits_as_the_server_says(kind: Kind, service: Service) -> None:
+def test_follower_waits_for_retry_after_of_the_server(kind: Kind, service: Service) -> None:
     before, expected = make_events(service.url)
     times: list[float] = []
 

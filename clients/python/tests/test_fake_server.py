@@ -152,6 +152,6 @@ def test_fake_server_answers_as_the_service_does(service: Service) -> None:
     assert len(actual.answers) > 50
 
 
-def test_fake_server_refuses_what_it_does_not_have() -> None:
+def test_fake_server_refuses_unsupported_requests() -> None:
     with FakeServer().client() as client, pytest.raises(NotImplementedError, match="GET /jobs"):
         client.jobs.list().first()

@@ -1,4 +1,4 @@
-"""The sync client is what the generator makes of the async one."""
+"""The sync client equals the output of the generator for the async one."""
 
 import subprocess
 import sys

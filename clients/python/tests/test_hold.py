@@ -1,6 +1,6 @@
 """`hold` under every failure that keep-alive loops are known for, on a fake server with a manual clock.
 
-What needs real processes, sockets and time is in `test_hold_for_real.py`.
+Tests that need real processes, sockets and time are in `test_hold_for_real.py`.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ def beats(server: FakeServer) -> list[Any]:
 
 
 def advance_until_lost(server: FakeServer, session: Any) -> None:
-    """Advance in small steps. At no instant may the client believe in a session that the server has ended."""
+    """Advance in small steps. The client must never treat a session as live that the server has ended."""
     while not session.lost:
         server.clock.advance(0.1)
         assert session.lost or server.clock.now() < server.ends_at(session.id)
@@ -267,18 +267,18 @@ def test_session_token_sends_heartbeats_of_its_own_session(kind: Kind, server: F
             assert session.lost.reason == LostReason.TERMINATED
 
 
-def test_loss_is_told_by_event_callback_and_await(server: FakeServer) -> None:
-    told: list[Any] = []
+def test_loss_is_reported_by_event_callback_and_await(server: FakeServer) -> None:
+    notified: list[Any] = []
     with server.client() as client, client.hold(**ids()) as session:
-        waiter = threading.Thread(target=lambda: told.append(session.lost.wait(10)))
+        waiter = threading.Thread(target=lambda: notified.append(session.lost.wait(10)))
         waiter.start()
-        session.lost.on(lambda _loss: 1 / 0)  # A callback that fails harms nobody.
-        session.lost.on(lambda loss: told.append(loss.reason))
+        session.lost.on(lambda _loss: 1 / 0)  # The other callbacks are called even if this one fails.
+        session.lost.on(lambda loss: notified.append(loss.reason))
         server.end(session.id, "EVICTED")
         server.clock.advance(6)
         waiter.join(10)
-        session.lost.on(lambda _loss: told.append("late"))
-    assert sorted(map(str, told)) == ["True", "evicted", "late"]
+        session.lost.on(lambda _loss: notified.append("late"))
+    assert sorted(map(str, notified)) == ["True", "evicted", "late"]
 
     async def awaited() -> None:
         async with server.async_client() as client, client.hold(**ids()) as session:

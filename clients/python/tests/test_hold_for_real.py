@@ -1,7 +1,7 @@
-"""`hold` against a real `tenure serve`, with real sockets, signals and time. Leases have five seconds, the least.
+"""`hold` against a real `tenure serve`, with real sockets, signals and time. Leases have five seconds, the minimum.
 
-Each test compares the client's belief with the server's record: at no moment does the client believe in a session
-that the server has ended.
+Each test compares when the client last treated a session as live with the end that the server recorded: the client must
+never do so after the end.
 """
 
 import json
@@ -27,10 +27,9 @@ LEASE = 5
 
 
 class Trust(threading.Thread):
-    """Notes when the client last took each session for live.
+    """Records when the client last treated each session as live.
 
-    The instant is read before the look at the session: a thread may have to wait between the two, and a callback that
-    reports the loss may be late, but neither makes the client believe for longer.
+    The clock is read before `session.lost`, so a pause of the thread between the two does not count against the client.
     """
 
     def __init__(self, sessions: dict[str, HeldSession]) -> None:
@@ -168,7 +167,7 @@ from conftest import ids
 with Client(sys.argv[1]) as client, client.hold(**ids(lease_seconds=5)) as session:
     assert not session.lost
     ctypes.PyDLL(None).sleep(6)
-    assert session.lost, "believed in"
+    assert session.lost, "still treated as live"
     print("lost", flush=True)
 """
 
@@ -199,7 +198,7 @@ with Client(sys.argv[1]) as client:
 
 
 class Workers:
-    """The processes that need time. They run beside the tests before theirs."""
+    """The processes that need several seconds. They are started early, and run during the tests before their own."""
 
     def __init__(self, url: str) -> None:
         self.stopped, self.killed = (Worker(STOPPED, url, json.dumps(ids(lease_seconds=LEASE))) for _ in range(2))
@@ -306,7 +305,7 @@ def test_eviction_and_upgrade_are_noticed_within_one_interval(service: Service) 
 def test_stopped_process_finds_session_lost_as_first_thing(service: Service, workers: Workers) -> None:
     reason, found_at = workers.stopped.line().split()
     assert reason in ("expired", "unreachable")
-    # The look that found the loss is the first one after the stop, or one that began before it.
+    # The check that found the loss was the first one after the stop, or began before the stop.
     assert float(found_at) < workers.continued_at + 1
     with Client(service.url) as client:
         assert client.sessions.get(workers.stopped_session).close_reason == "LEASE_EXPIRED"
@@ -366,7 +365,7 @@ class Worker:
         reader = threading.Thread(target=lambda: line.append(self.process.stdout.readline()), daemon=True)  # type: ignore[union-attr]
         reader.start()
         reader.join(40)
-        assert line, "the process said nothing"
+        assert line, "the process printed nothing"
         return line[0].strip()
 
     def exit_code(self) -> int:

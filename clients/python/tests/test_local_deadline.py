@@ -88,7 +88,7 @@ def _one_session(luck: random.Random, seed: int, *, opened: bool) -> None:
     if opened:
         lease.opened(server.session(), real - delay)
     else:
-        # Somebody else opened it a while ago. A heartbeat, then a read.
+        # Another program opened the session a while ago. The client sends a heartbeat, then a read.
         real += luck.uniform(0, 4)
         if not server.renew(real, active=luck.random() < 0.5):
             return

@@ -127,7 +127,7 @@ def test_pauses_have_full_jitter_and_grow() -> None:
         assert min(of_try) < 0.1 * most < 0.9 * most < max(of_try) <= most
 
 
-def test_problem_carries_what_the_server_said(kind: Kind) -> None:
+def test_problem_contains_fields_of_the_answer(kind: Kind) -> None:
     document = {
         "code": "SESSION_OVER",
         "title": "Session has ended",
@@ -208,7 +208,7 @@ def test_url_and_key_come_from_environment(monkeypatch: pytest.MonkeyPatch, kind
         client.with_options(url="http://other")
 
 
-def test_key_is_nowhere_to_be_seen(kind: Kind, caplog: pytest.LogCaptureFixture) -> None:
+def test_key_appears_in_no_output(kind: Kind, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("DEBUG")
 
     def fail(_request: httpx2.Request) -> httpx2.Response:

@@ -113,7 +113,7 @@ def test_problems_have_every_field(document: Json) -> None:
         assert name in known or hasattr(errors.Problem("x", status=1), snake), name
 
 
-def test_every_error_code_has_a_class_of_its_own() -> None:
+def test_every_error_code_has_its_own_class() -> None:
     def problems(base: type[tenure.errors.Problem]) -> Iterator[type[tenure.errors.Problem]]:
         for kind in base.__subclasses__():
             yield kind

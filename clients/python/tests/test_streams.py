@@ -174,7 +174,7 @@ def _is_refused(client: Client) -> bool:
     return False
 
 
-def test_messages_of_the_server_are_typed_and_others_left_alone() -> None:
+def test_only_messages_of_the_server_are_parsed() -> None:
     assert parsed('{"type": "partial", "text": "a"}') == Partial("a")
     assert parsed('{"type": "final", "text": "a", "new": 1}') == Final("a")
     assert parsed('{"type": "error", "code": "X", "message": "m"}') == StreamError("X", "m")

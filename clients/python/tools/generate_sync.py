@@ -1,7 +1,7 @@
 """Generates the sync client from the async one.
 
 python clients/python/tools/generate_sync.py           # write
-python clients/python/tools/generate_sync.py --check   # fail if what is there differs
+python clients/python/tools/generate_sync.py --check   # fail if the generated files differ
 """
 
 import io

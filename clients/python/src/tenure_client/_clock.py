@@ -21,7 +21,7 @@ class Clock(Protocol):
 
 
 class Settling(Protocol):
-    """What a manual clock drives: the keeper of held sessions."""
+    """The part of the client that a manual clock drives: the keeper of held sessions."""
 
     def next_event(self) -> float: ...
 
@@ -29,7 +29,7 @@ class Settling(Protocol):
 
 
 class SystemClock:
-    """CLOCK_BOOTTIME where there is one: it goes on while the machine is suspended, as the server's clock does."""
+    """CLOCK_BOOTTIME where it exists: it keeps running while the machine is suspended, like the server's clock."""
 
     manual = False
     _id = getattr(time, "CLOCK_BOOTTIME", None)

@@ -1,4 +1,4 @@
-"""What the sync and the async client share: options, the key, answers, and when to send a request again."""
+"""The parts that the sync and the async client share: options, the key, answers, and when to send a request again."""
 
 import os
 import random
@@ -40,7 +40,7 @@ BACKOFF_DOUBLINGS = 10
 SESSION_TOKEN = "tns_"  # noqa: S105, the prefix, not a token
 USER_AGENT = "tenure-client/0.1.0"
 CAMEL_CASE = {"Tenure-JSON-Case": "camel"}
-"""The header with which an instance answers in camelCase, whatever its `json_case`."""
+"""The header with which an instance answers in camelCase, even if its `json_case` is `snake`."""
 
 
 class Key(httpx2.Auth):
@@ -97,7 +97,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def options_from(url: str | None, key: KeySource | None, settings: Mapping[str, Any]) -> Options:
-    """Return the options, with what is missing taken from `TENURE_URL` and `TENURE_KEY`."""
+    """Return the options, completed from `TENURE_URL` and `TENURE_KEY`."""
     address = (url or os.environ.get("TENURE_URL") or DEFAULT_URL).rstrip("/")
     parts = urlsplit(address)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
@@ -134,7 +134,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 def transport_error(error: Exception) -> TransportError:
-    """Return our error for one of the HTTP library. The original holds the request, so it is not chained."""
+    """Convert an error of the HTTP library. The original is not chained, because it holds the request."""
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout | httpx2.PoolTimeout):
         return NotSent(text)

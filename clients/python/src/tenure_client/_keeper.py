@@ -17,9 +17,9 @@ A refused key is not final: a new key needs up to two seconds to be known by eve
 function. The session lives on meanwhile, and the local deadline ends the attempts. After a request without an answer,
 the next one uses a new connection: a partition can leave a connection that never breaks and never answers.
 
-Deadlines are checked beside the requests, at least twice a second, so a request that hangs does not hide one. An error
-in this module is logged and does not end the thread; if the thread dies all the same, deadlines are still checked on
-use.
+Deadlines are checked independently of the requests, at least twice a second, so a request that hangs does not hide one.
+An error in this module is logged and does not end the thread; if the thread dies all the same, deadlines are still
+checked on use.
 """
 
 import asyncio
@@ -156,7 +156,7 @@ class Keeper:
             return min((min(lease.due, lease.deadline) for lease in self._leases), default=float("inf"))
 
     def settle(self) -> None:
-        """Do all that is due at the present time of the clock, and wait until it is done."""
+        """Run everything that is due by the clock, and wait until it is done."""
         if not self._stopped:
             asyncio.run_coroutine_threadsafe(self._settle(), self._loop).result(START_SECONDS)
 
@@ -254,7 +254,7 @@ class Keeper:
             ]
         return batches
 
-    # Requests. Each has a total time of its own.
+    # Requests. Each has its own total time.
 
     async def _send(self, batch: Batch) -> None:
         sent = self._clock.now()

@@ -1,11 +1,11 @@
 """How long a held session may be trusted, and what happens when it is lost.
 
-What must hold: while the client takes a session for live, the session is live on the server. So every estimate of its
+The invariant: while the client treats a session as live, the session is live on the server. So every estimate of its
 end is too early rather than too late.
 
 The server's deadline D of a session is the earliest of three: its term's end, the last heartbeat plus the lease L, and
 the last activity plus the idle limit. An answer contains D in the server's time, but not the server's present time, so
-D alone says nothing about how long the session still lives. Two facts do:
+D alone does not show how long the session still lives. Two facts help:
 
 1. The server read its clock after the request was sent. If D came from the lease, the session lives for L from that
    reading on, and so at least until `sent + L` on the local clock. `L` is the difference of D and the last heartbeat in
@@ -16,13 +16,13 @@ D alone says nothing about how long the session still lives. Two facts do:
    The anchor is exact only if both clocks run at the same speed, so 0.1 % of the time since is subtracted.
 
 The local deadline is the earlier of the two. If the anchor gives a clearly earlier one, or is old, the keeper reads the
-session once and gets a new anchor. So a step of the database's clock, or a slow first answer, costs a read, and no
-session.
+session once and gets a new anchor. So a step of the database's clock, or a slow first answer, costs a read, but loses
+no session.
 
-| cut short by | what happens |
+| interruption | effect |
 |---|---|
 | an answer that is lost | the deadline stays that of the last answer that arrived |
-| suspend, SIGSTOP, a held GIL | the clock goes on; every use compares it with the deadline before anything else |
+| suspend, SIGSTOP, a held GIL | the clock keeps running; every use compares it with the deadline before anything else |
 | a fork | the child's copy is lost at once (`forked`): only the parent renews the session and learns of its end |
 | a step forward of the database's clock | the server ends sessions early; the next heartbeat gets 410 |
 """
@@ -50,7 +50,7 @@ SLACK_SECONDS = 0.25
 CHECK_SECONDS = 30.0
 """The interval for a session without a lease: it needs no heartbeat, but may be ended by others."""
 SOONEST = 1.0
-"""No session is renewed more often than this, in seconds, whatever its limits."""
+"""The shortest interval between renewals of a session, in seconds, even with short limits."""
 
 
 class LostReason(StrEnum):

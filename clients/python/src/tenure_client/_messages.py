@@ -1,4 +1,4 @@
-"""The messages of a stream, and what its connection needs."""
+"""The messages of a stream, and the settings of its connection."""
 
 from typing import Any
 

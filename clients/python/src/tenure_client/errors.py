@@ -88,7 +88,7 @@ class UnexpectedAnswer(TenureError):
 
 
 class SessionLost(TenureError):
-    """The session is lost: its holder must stop what the session allowed it to do.
+    """The session is lost: its holder must stop the work for which it held the session.
 
     `reason` is one of the values of `LostReason`, `close_reason` the reason that the server gave, if any, and `error`
     the last error of the heartbeats, if they failed.

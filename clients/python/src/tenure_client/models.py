@@ -1,4 +1,4 @@
-"""What Tenure's answers contain, and what its requests take.
+"""The fields of Tenure's requests and answers.
 
 Fields that a newer server adds are ignored. Values that may grow (`state`, `close_reason`, `outcome`, …) are strings,
 so that a new one does not break an old client. Times are aware datetimes in UTC; usage is an exact `Decimal`.
@@ -125,7 +125,7 @@ class EndBody(Body, frozen=True, kw_only=True):
 
 
 class EndedSessions(Model, frozen=True, kw_only=True):
-    """What one request of an action has done. Repeat it with the same `action_id` until `done`."""
+    """The result of one request of an action. Repeat it with the same `action_id` until `done`."""
 
     action_id: str | None
     ended: int
@@ -716,7 +716,7 @@ class EventQuery(Body, frozen=True, kw_only=True):
 
 
 class Event(Model, frozen=True, kw_only=True):
-    """What happened to a session. Only an upgrade has a previous session, only a close has a start and a reason."""
+    """An event of a session. Only an upgrade has a previous session; only a close has a start and a reason."""
 
     id: str
     type: str
@@ -734,8 +734,8 @@ class Event(Model, frozen=True, kw_only=True):
 class FollowedEvent(Event, frozen=True, kw_only=True):
     """An event with the cursor to follow from once it is processed. No later event is missed then.
 
-    The cursor moves with the last event of each page. Before that, events of the same page come again, with the same
-    `id`.
+    The cursor moves with the last event of each page. Before that, events of the same page can be repeated, with the
+    same `id`.
     """
 
     cursor: str
@@ -745,7 +745,7 @@ class EventList(Model, frozen=True, kw_only=True):
     events: list[Event]
     count: int
     next_cursor: str
-    """Continue after it, also if there are no events."""
+    """Continue after it, even if there are no events."""
 
 
 # Probes.

@@ -179,14 +179,14 @@ class _Record:
 class FakeServer:
     """An in-process Tenure.
 
-    `client` and `async_client` return clients of it; `transport` is for clients that you make yourself (give them
-    `clock` too). `role` is that of the key: a `client` ends sessions as STOPPED, an `operator` as TERMINATED.
+    `client` and `async_client` return clients of it; `transport` is for clients that you create yourself (pass them
+    `clock`, too). `role` is the role of the key: a `client` ends sessions as STOPPED, an `operator` as TERMINATED.
     """
 
     def __init__(self, *, role: str = "client") -> None:
         self.clock = ManualClock()
         self.requests: list[Request] = []
-        """Every request that arrived, also those that got no answer."""
+        """Every request that arrived, including those that got no answer."""
         self.transport = _Transport(self)
         self._role = role
         self._sessions: dict[str, _Record] = {}
@@ -205,7 +205,7 @@ class FakeServer:
     def async_client(self, **options: Any) -> AsyncClient:
         return AsyncClient("http://fake.tenure", transport=self.transport, clock=self.clock, **options)
 
-    # What others do to a session.
+    # Actions of others on a session.
 
     def end(self, session_id: str, reason: str) -> None:
         """End a session for any close reason, such as `EVICTED`, `UPGRADED` or `TERMINATED`."""

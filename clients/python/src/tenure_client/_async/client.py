@@ -168,7 +168,7 @@ class AsyncClient:
         return AsyncHold(self, body, None, active=active, end_on_exit=end_on_exit)
 
     def keep(self, session_id: Id, *, active: bool = False, end_on_exit: bool = False) -> AsyncHold:
-        """Keep a live session alive while the block runs: one that somebody else opened, such as by a session token."""
+        """Keep a session that another program opened alive while the block runs, for example with its session token."""
         return AsyncHold(self, None, str(session_id), active=active, end_on_exit=end_on_exit)
 
     def stream(
@@ -218,7 +218,7 @@ class AsyncClient:
     ) -> AsyncStream:
         """Stream audio to be transcribed. The session starts with the connection.
 
-        The service chooses what is not given: the tenant of the credential, the tenant and the capacity of its
+        If an id is not given, the service chooses it: the tenant of the credential, the tenant and the capacity of its
         settings, and a new user.
         """
         given = {"user": user, "tenant": tenant, "capacity": capacity, "kind": kind}
@@ -226,7 +226,7 @@ class AsyncClient:
         return AsyncStream(self._options, f"/transcribe/stream{query and '?'}{query}", None)
 
     async def me(self) -> models.Caller:
-        """Return the caller that the credential of this client identifies, and what it is bound to."""
+        """Return the caller that the credential of this client identifies, and its tenant and user."""
         return (await self._call(_routes.ME)).decode(models.Caller)
 
     async def sign_in_options(self) -> models.SignInOptions:

@@ -62,7 +62,7 @@ class AsyncEvents(_AsyncResource):
 class AsyncEventFollower:
     """An endless feed of events. Iterate over it to get the events; `pages` yields the server's answers.
 
-    Failures that may pass are retried without end, with growing pauses and the `Retry-After` of the server. Other
+    Temporary failures are retried without end, with growing pauses and the `Retry-After` of the server. Other
     errors are raised, such as `Unauthenticated`. Nothing runs between two events, so leaving the loop stops the
     follower. The iteration ends if the client is closed. Each iteration begins at `after`.
     """

@@ -122,7 +122,7 @@ class AsyncHeldSession:
         self._lease.touched = True
 
     async def heartbeat(self, *, active: bool = False) -> models.Heartbeat:
-        """Send a heartbeat now, beside those of the keeper."""
+        """Send a heartbeat now, in addition to those of the keeper."""
         self.check()
         return await self._client.sessions.heartbeat(self.id, active=active)
 

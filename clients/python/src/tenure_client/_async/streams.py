@@ -111,7 +111,7 @@ class AsyncStream:
                 yield message
 
     async def aclose(self) -> None:
-        """Stop the stream if it is open, and close the connection. What still arrives is discarded."""
+        """Stop the stream if it is open, and close the connection. Further messages are discarded."""
         socket, self._socket = self._socket, None
         if socket is None:
             return

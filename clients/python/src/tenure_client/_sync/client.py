@@ -169,7 +169,7 @@ class Client:
         return Hold(self, body, None, active=active, end_on_exit=end_on_exit)
 
     def keep(self, session_id: Id, *, active: bool = False, end_on_exit: bool = False) -> Hold:
-        """Keep a live session alive while the block runs: one that somebody else opened, such as by a session token."""
+        """Keep a session that another program opened alive while the block runs, for example with its session token."""
         return Hold(self, None, str(session_id), active=active, end_on_exit=end_on_exit)
 
     def stream(
@@ -219,7 +219,7 @@ class Client:
     ) -> Stream:
         """Stream audio to be transcribed. The session starts with the connection.
 
-        The service chooses what is not given: the tenant of the credential, the tenant and the capacity of its
+        If an id is not given, the service chooses it: the tenant of the credential, the tenant and the capacity of its
         settings, and a new user.
         """
         given = {"user": user, "tenant": tenant, "capacity": capacity, "kind": kind}
@@ -227,7 +227,7 @@ class Client:
         return Stream(self._options, f"/transcribe/stream{query and '?'}{query}", None)
 
     def me(self) -> models.Caller:
-        """Return the caller that the credential of this client identifies, and what it is bound to."""
+        """Return the caller that the credential of this client identifies, and its tenant and user."""
         return (self._call(_routes.ME)).decode(models.Caller)
 
     def sign_in_options(self) -> models.SignInOptions:

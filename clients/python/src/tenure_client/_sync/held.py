@@ -123,7 +123,7 @@ class HeldSession:
         self._lease.touched = True
 
     def heartbeat(self, *, active: bool = False) -> models.Heartbeat:
-        """Send a heartbeat now, beside those of the keeper."""
+        """Send a heartbeat now, in addition to those of the keeper."""
         self.check()
         return self._client.sessions.heartbeat(self.id, active=active)
 

@@ -83,7 +83,7 @@ class Sessions(_Resource):
     def history(
         self, session_id: Id, *, limit: int | None = None, cursor: str | None = None
     ) -> Pages[models.History, models.Fact]:
-        """List what is known about a session, in the order of time: why it ended, who ended it, how it was billed."""
+        """List the facts about a session, in the order of time: why it ended, who ended it, how it was billed."""
         query = models.PageQuery(limit=limit, cursor=cursor)
         return self._pages(_routes.HISTORY, "facts", query, sessionId=session_id)
 
@@ -123,7 +123,7 @@ class Sessions(_Resource):
         return self._get(_routes.END_MATCHING, models.EndedSessions, body=body)
 
     def end_all(self, **selection: Any) -> Iterator[models.EndedSessions]:
-        """End all live sessions that match, and yield each answer on the way. Takes what `end_matching` takes.
+        """End all live sessions that match, and yield each answer on the way. Takes the arguments of `end_matching`.
 
         All requests are one action, with one entry in the audit log. To continue an action that was interrupted, give
         its `action_id` and the same filter.
@@ -211,7 +211,7 @@ class Capacities(_Resource):
         when_full: str = "reject",
         tenant: Id | None = None,
     ) -> models.Capacity:
-        """Set the seats and the tenant of a capacity. What is left out returns to its default."""
+        """Set the seats and the tenant of a capacity. A value that is left out returns to its default."""
         body = models.CapacityBody(max_sessions=max_sessions, when_full=when_full, tenant_object_id=_text(tenant))
         return self._get(_routes.SET_CAPACITY, models.Capacity, body=body, capacityId=capacity_id)
 
