@@ -1,9 +1,9 @@
 """Serves the console: one page for every address below `/console`, and the files that the page needs.
 
-The page is the same for every address, because its script shows what belongs to the address. It names its files by a
-folder that contains their digest, `/console/assets/<digest>/`, so a browser may keep them for ever, and loads new ones
-after an upgrade. While instances of two versions run, a browser may ask the old one for files of the new one: it gets
-the old files, which it must not keep.
+The page is the same for every address, because its script shows the content for the address. It names its files by a
+folder that contains their digest, `/console/assets/<digest>/`, so a browser may keep them permanently, and loads new
+ones after an upgrade. While instances of two versions run, a browser may ask the old one for files of the new one: it
+gets the old files, which it must not keep.
 
 All files are read and compressed when the instance starts. A request can only name one of them, and never a path.
 """

@@ -1,5 +1,5 @@
 // @ts-check
-/** What stands around every page: navigation, the state of the connection, pause, theme, and who is signed in. */
+/** The frame of every page: navigation, the state of the connection, pause, theme, and who is signed in. */
 
 import { ApiError, connection } from "./core/api.js";
 import * as format from "./core/format.js";
@@ -63,7 +63,7 @@ export class Shell {
   waiting(error) {
     const detail = error instanceof ApiError ? sentence(error.detail) : "The service does not answer.";
     render(
-      html`<div class="alone" role="status"><h1>Waiting for the service</h1><p>${detail}</p><p>The console tries again by itself.</p></div>`,
+      html`<div class="alone" role="status"><h1>Waiting for the service</h1><p>${detail}</p><p>The console tries again automatically.</p></div>`,
       this.#container,
     );
   }

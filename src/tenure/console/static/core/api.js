@@ -2,15 +2,15 @@
 /**
  * Requests to the API: the same routes that every other client uses, with the cookie of the sign-in as credential.
  *
- * `Connection` knows whether the service answers. A request that fails because the service is away (no answer, or a
- * status that says so) sets `lost`, and the next answer clears it. Pages keep what they show in between.
+ * `Connection` knows whether the service answers. A request that fails because the service is unavailable (no
+ * answer, or a status that says so) sets `lost`, and the next answer clears it. Pages keep what they show in between.
  */
 
 import { learnServerTime, serverNow } from "./clock.js";
 
 /** How long a request of a person may take. */
 const TIMEOUT_MS = 15_000;
-/** Statuses that say: the service is away at the moment. */
+/** Statuses that say: the service is unavailable at the moment. */
 const AWAY = new Set([502, 503, 504]);
 /** An instance knows its callers for a while without the database: these answers say nothing about it. */
 export const WITHOUT_DATABASE = new Set(["me"]);
@@ -50,7 +50,7 @@ export class ConnectionLost extends Error {
   }
 }
 
-/** @param {unknown} error Whether the service is away, so that the same request may succeed later. */
+/** @param {unknown} error Whether the service is unavailable, so that the same request may succeed later. */
 export function isAway(error) {
   return error instanceof ConnectionLost || (error instanceof ApiError && AWAY.has(error.status));
 }
@@ -98,7 +98,7 @@ class Connection extends EventTarget {
 
 export const connection = new Connection();
 
-/** When the person last changed something, or asked for other data: what follows is shown at once. */
+/** When the person last changed something, or requested other data: the answers that follow are shown at once. */
 export const acted = { at: Number.NEGATIVE_INFINITY };
 
 /**
@@ -166,7 +166,7 @@ function decoded(content) {
   }
 }
 
-/** What went wrong, in one line with the id of the request. @param {unknown} error */
+/** The error, in one line with the id of the request. @param {unknown} error */
 export function problemOf(error) {
   if (!(error instanceof ApiError)) return "The service does not answer.";
   return error.requestId === null ? error.detail : `${error.detail} (request ${error.requestId})`;

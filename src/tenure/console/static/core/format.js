@@ -91,7 +91,7 @@ const UUID = /^\{?[0-9a-f]{8}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{1
 /** @param {string} text */
 export const isUuid = (text) => UUID.test(text.trim());
 
-/** What the reasons of ends mean, in words. @type {Record<string, string>} */
+/** The close reasons, in words. @type {Record<string, string>} */
 export const REASONS = {
   DISCONNECTED: "its stream was disconnected",
   EVICTED: "a newer session took its seat",

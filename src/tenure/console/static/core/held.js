@@ -2,8 +2,8 @@
 /**
  * The session that this tab holds, if there is one. It outlives the page that began it: the shell shows it everywhere.
  *
- * The JavaScript client of the service does the work (`hold` in `/client/tenure.js`): it sends heartbeats at the server's
- * interval with the session's own token, and never believes in the session longer than the server does.
+ * The JavaScript client of the service does the work (`hold` in `/client/tenure.js`): it sends heartbeats at the
+ * server's interval with the session's own token, and never treats the session as live for longer than the server does.
  */
 
 import { ApiError, ConnectionLost, request, root } from "./api.js";

@@ -6,11 +6,12 @@
  * for it. After that, one timer picks the watch that is the longest overdue, at most once a second, and at least every
  * other second, so that a service that does not answer is noticed. Nothing is sent
  * while updates are paused or the tab is hidden, and a tab that is shown again does not refetch while it is paused.
- * While the service is away, one watch tries again with growing pauses; after an answer all watches are due.
+ * While the service is unavailable, one watch tries again with growing pauses; after an answer all watches are due.
  *
  * A watch that names the events it depends on is due at once when such an event arrives. The events come as a stream
- * (`GET /events`), which is open only while the tab is visible: browsers allow few connections per host, and hidden tabs
- * must not take them from others. Without the stream (a client may not read it), watches are loaded by their interval.
+ * (`GET /events`), which is open only while the tab is visible: browsers allow few connections per host, and hidden
+ * tabs must not take them from others. Without the stream, which the role `client` may not read, watches are loaded at
+ * their interval.
  */
 
 import { ApiError, connection, isAway, request, root, WITHOUT_DATABASE } from "./api.js";
@@ -48,7 +49,7 @@ export class Watch extends EventTarget {
   error = null;
   /** @type {Date | null} */
   loadedAt = null;
-  /** Whether the data belongs to an address of before. */
+  /** Whether the data belongs to the previous address. */
   isStale = false;
   dueAt = 0;
   tookMs = 0;
@@ -95,7 +96,7 @@ export class Watch extends EventTarget {
       this.loadedAt = new Date();
     } catch (error) {
       if (generation !== this.#generation || this.#stopped.signal.aborted) return;
-      // While the service is away, the page keeps what it shows, and the banner says so.
+      // While the service is unavailable, the page keeps its data, and a banner says that the service is unavailable.
       this.error = error;
     } finally {
       if (generation === this.#generation) {
@@ -170,7 +171,7 @@ class Live extends EventTarget {
     this.#schedule();
   }
 
-  /** When the next request is tried while the service is away. */
+  /** When the next request is tried while the service is unavailable. */
   get retryInMs() {
     return Math.max(0, this.#tryAt - performance.now());
   }
@@ -188,7 +189,7 @@ class Live extends EventTarget {
     this.#watches.delete(watch);
   }
 
-  /** Load everything that is shown once, also while updates are paused. */
+  /** Load all shown data once, even while updates are paused. */
   refresh() {
     this.#failures = 0;
     this.#tryAt = 0;
@@ -204,7 +205,7 @@ class Live extends EventTarget {
     this.#timer = setTimeout(() => this.#tick(), TICK_MS);
   }
 
-  /** Whether changes arrive as events at present. */
+  /** Whether changes arrive as events now. */
   get isFollowing() {
     return this.#isFollowing;
   }
@@ -223,7 +224,7 @@ class Live extends EventTarget {
       // What happened before the stream began is in no event.
       for (const watch of this.#watches) if (watch.concerns !== null) watch.touch();
     });
-    // The browser would connect again by itself, without regard for the limit of requests.
+    // Close the stream, or the browser would connect again on its own, and exceed the limit on requests.
     stream.addEventListener("error", () => this.#stream === stream && this.#closeStream(STREAM_RETRY_MS));
     for (const type of EVENT_TYPES) stream.addEventListener(type, (event) => this.#arrived(event, stream));
     return true;
@@ -281,9 +282,10 @@ class Live extends EventTarget {
     const isLost = connection.lost !== null;
     const quietMs = now - connection.lastSentAt;
     if (!isLost && quietMs < QUIET_MS) return () => false;
-    // An answer that does not need the database says nothing about it, so it counts only on a page without any other.
-    const telling = idle.filter((watch) => !WITHOUT_DATABASE.has(watch.address()?.path ?? ""));
-    const probes = telling.length > 0 ? telling : idle;
+    // Requests that do not need the database do not show whether it answers: they are probes only on a page that has no
+    // others.
+    const informative = idle.filter((watch) => !WITHOUT_DATABASE.has(watch.address()?.path ?? ""));
+    const probes = informative.length > 0 ? informative : idle;
     const cheapestMs = Math.min(...probes.map(({ tookMs }) => tookMs));
     const mostMs = isLost || quietMs >= SILENT_MS ? Math.max(COSTLY_MS, cheapestMs) : COSTLY_MS;
     return (watch) => probes.includes(watch) && watch.tookMs <= mostMs;

@@ -8,18 +8,18 @@ export const RUNBOOK = {
     "meaning": "A job has held its lock for more than five minutes. The instance renews the lock, so it is alive, but the run does not end. Meanwhile no other run of this job begins.",
     "look": "`GET /jobs/{name}/runs` and the `holder` in the alert. Is the run large (a sweep after an outage, pruning after a long pause), or stuck? The log of the holder has `store.unavailable` or `lease.renew_failed` if the database is slow.",
     "act": "Wait if the run makes progress: `tenure_sessions_closed_total` rises during a sweep. Otherwise restart the holder: another instance runs the job again, and repeats nothing that is committed.",
-    "avoid": "delete or edit the row of the lock in `leases`. The run would go on beside the next one."
+    "avoid": "delete or edit the row of the lock in `leases`. The run would continue while the next one runs."
   },
   "job-failing": {
     "meaning": "A job has failed three times in a row. It is retried at least once a minute. The detail has the last error.",
     "look": "`job.failed` in the log, with the traceback, and `GET /jobs/{name}/runs`. Does the job fail on every instance, or on one (`holder`)?",
-    "act": "Repair what the error names: usually the database (disk, permissions, timeouts), or for a job of an application, its own code. The next run clears the alert. `POST /jobs/{name}/run` starts a run at once.",
+    "act": "Repair the cause that the error names: usually the database (disk, permissions, timeouts), or for a job of an application, its own code. The next run clears the alert. `POST /jobs/{name}/run` starts a run at once.",
     "avoid": "pause `expire-sessions` or `emit-usage` to silence the alert: ends are then not recorded, and usage is not sent."
   },
   "lock-reclaimed": {
     "meaning": "An instance acquired a lease or a job lock that its last holder had let expire. The last holder crashed, was killed or paused, or lost its connection to the database. The alert clears after fifteen minutes without another one.",
     "look": "`job.reclaimed` and `leader_acquired` with `reclaimed`, which name the new holder, and the log and host of the old one: out of memory, a kill without SIGTERM, a suspended machine.",
-    "act": "Nothing, if a host was lost: the work has been taken over. If it repeats, give the instances more memory or CPU, or stop them with SIGTERM, so that they release what they hold.",
+    "act": "Nothing, if a host was lost: the work has been taken over. If it repeats, give the instances more memory or CPU, or stop them with SIGTERM, so that they release their leases.",
     "avoid": "lengthen `[leases] duration_seconds` as the first measure: the next holder then waits longer."
   },
   "leadership-flapping": {
@@ -31,12 +31,12 @@ export const RUNBOOK = {
   "usage-failing": {
     "meaning": "A chunk of usage has failed more than three times in a row. The receiver refuses it, or does not answer.",
     "look": "`GET /submissions?gateway=usages&state=pending`: `lastError` of the oldest one. Do all fail, or only one?",
-    "act": "If all fail, repair the receiver or its URL, secret or certificate; Tenure then sends everything that waits, oldest first. If one fails and others are delivered, the receiver refuses this payload: read its log for the delivery key.",
+    "act": "If all fail, repair the receiver or its URL, secret or certificate; Tenure then sends all waiting submissions, oldest first. If one fails and others are delivered, the receiver refuses this payload: read its log for the delivery key.",
     "avoid": "remove `[gateways.usages]`: windows that are cut without a gateway are not sent."
   },
   "usage-lagging": {
     "meaning": "The oldest usage that is not delivered is more than fifteen minutes old (if the interval of `emit-usage` is longer than a minute, the difference is added). Nothing is lost, but billing is late.",
-    "look": "`GET /jobs`: does `emit-usage` run and succeed? If so, `GET /submissions?gateway=usages&state=pending` shows what waits, and why.",
+    "look": "`GET /jobs`: does `emit-usage` run and succeed? If so, `GET /submissions?gateway=usages&state=pending` shows the submissions that wait, and why.",
     "act": "See [job-failing](#job-failing) if the job fails, [usage-failing](#usage-failing) if deliveries do. If the job is paused, resume it.",
     "avoid": "change the clock or the windows in the database."
   },
@@ -44,17 +44,17 @@ export const RUNBOOK = {
     "meaning": "Tenure refuses to send a chunk. Either its digest or sums differ from the stored ones, because sessions, windows or chunks were altered in the database, or the chunk could not be read in time.",
     "look": "`usage.withheld` in the log, with the `error`. `tenure audit` reports which rows differ.",
     "act": "If the chunk could not be read in time, look at the load of the database. Otherwise restore the rows from a backup. The next attempt, within ten minutes, sends the chunk; `POST /submissions/{id}/retry` sends it at once.",
-    "avoid": "edit the sums or the digest of the chunk to make them agree: what was billed and what is stored would differ."
+    "avoid": "edit the sums or the digest of the chunk to make them agree: the billed usage and the stored usage would differ."
   },
   "lapses-exceed-openings": {
     "meaning": "In the last ten minutes at least a hundred sessions lapsed, and more than were opened. Clients have stopped sending heartbeats. If more than 20 000 sessions ended in that time, the alert looks at the last 20 000; the Prometheus rule always looks at all.",
     "look": "`tenure_sessions_closed_total` by `reason`. `LEASE_EXPIRED`: heartbeats are missing. Do requests reach the instances (`tenure_http_request_seconds_count`), and with which status? `IDLE_TIMEOUT` and `EXPIRED` in large numbers usually follow an hour of many openings.",
-    "act": "Check the load balancer, DNS and the network between clients and instances, and what the clients released last.",
+    "act": "Check the load balancer, DNS and the network between clients and instances, and the last releases of the clients.",
     "avoid": "pause `expire-sessions`: a session ends at its deadline whether or not the sweep records it."
   },
   "clock-behind": {
     "meaning": "The clock of the database is behind the end of the last usage window: it was stepped back, or a standby with a slower clock has become the primary. Until the clock has passed that instant, all session writes get that instant as their time, no session lapses, and no window is cut.",
-    "look": "The clock of the database's host against a good time source. `usage.cut_skipped` has both instants.",
+    "look": "Compare the clock of the database's host with a good time source. `usage.cut_skipped` has both instants.",
     "act": "Correct the clock forward, by slewing, if it is wrong. If it is right now, and was ahead before, wait.",
     "avoid": "edit `last_cut_at`: usage that was already billed would be billed again."
   }

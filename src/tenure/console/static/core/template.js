@@ -55,7 +55,7 @@ export function render(value, container) {
   const focused = document.activeElement;
   const wasInside = focused instanceof HTMLElement && container.contains(focused);
   slot.set(value);
-  // What had the focus is gone, with all that was near: the reader goes on in the part of the page where it was.
+  // The element with the focus was removed, with its surroundings: move the focus to the part of the page around it.
   if (wasInside && !focused.isConnected && document.activeElement === document.body) {
     /** @type {HTMLElement | null} */ (container.closest("[tabindex]"))?.focus({ preventScroll: true });
   }

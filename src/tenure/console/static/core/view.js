@@ -63,7 +63,7 @@ export class View {
   /**
    * Change the query of the address. Empty values are removed.
    * @param {Record<string, string | null | undefined>} changes
-   * @param {{replace?: boolean}} [options] `replace`: the back button skips the address of before.
+   * @param {{replace?: boolean}} [options] `replace`: the back button skips the previous address.
    */
   setQuery(changes, { replace = false } = {}) {
     // A field that is removed with its page reports its change, but the address belongs to the next page.

@@ -120,7 +120,7 @@ export class AlertsPage {
 
   /** @param {{alerts: Alert[], nextCursor: string | null}} data */
   #clearedList({ alerts, nextCursor }) {
-    if (alerts.length === 0) return empty("No alert was cleared.", "An alert is cleared by itself when its condition no longer holds.");
+    if (alerts.length === 0) return empty("No alert was cleared.", "An alert is cleared automatically when its condition no longer holds.");
     return html`
       ${table(
         "Cleared alerts",

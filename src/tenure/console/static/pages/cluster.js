@@ -244,7 +244,7 @@ export class ClusterPage {
           )}
           ${nextCursor === null ? "" : html`<p class="note">There are more instances than the ${format.number(LIST)} shown.</p>`}`;
       }),
-      { note: "also those that stopped or died in the last day" },
+      { note: "including those that stopped or died in the last day" },
     );
   }
 

@@ -11,7 +11,7 @@ import { notify } from "../parts/notice.js";
 import { pager } from "../parts/pager.js";
 
 const PAGE = 50;
-/** How many pending submissions are looked at, to say how many of them fail. */
+/** How many pending submissions are read to find how many of them fail. */
 const PENDING = 200;
 /** The service retries and cancels in batches, and answers after the last one. */
 const BULK_TIMEOUT_MS = 600_000;
@@ -40,7 +40,7 @@ export class DeliveriesPage {
   #counts;
   /** @type {import("../core/live.js").Watch<{submissions: Submission[], nextCursor: string | null}>} */
   #submissions;
-  /** The newest pending ones, to say how they fare. @type {import("../core/live.js").Watch<{submissions: Submission[], nextCursor: string | null}>} */
+  /** The newest pending ones, to show how many of them fail. @type {import("../core/live.js").Watch<{submissions: Submission[], nextCursor: string | null}>} */
   #pending;
 
   /** @param {import("../core/view.js").View} view */
@@ -257,7 +257,7 @@ export class DeliveriesPage {
       body:
         command === "retry"
           ? html`<p>${all} ${to} are sent again now, with all their attempts. Receivers may get many requests at once.</p>`
-          : html`<p>${all} ${to} are cancelled: no further attempt is started. Those that carry usage stay as they are.</p>`,
+          : html`<p>${all} ${to} are cancelled: no further attempt is started. Those that carry usage do not change.</p>`,
       action: sentenceCase(command),
       danger: command === "cancel",
       typed: isExact ? `${command} ${count}` : command,

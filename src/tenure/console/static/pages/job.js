@@ -1,5 +1,5 @@
 // @ts-check
-/** One job: when it runs, and what became of its runs. */
+/** One job: when it runs, and the results of its runs. */
 
 import { part, request } from "../core/api.js";
 import * as format from "../core/format.js";
@@ -129,7 +129,7 @@ export function jobActions(job, changed) {
   const resume = () =>
     confirm({
       title: `Resume ${job.name}?`,
-      body: html`<p>One run makes up for all that were missed.</p>`,
+      body: html`<p>One run covers all missed runs.</p>`,
       action: "Resume",
       danger: false,
       run: act("resume", `${job.name} is resumed.`),
@@ -142,7 +142,7 @@ export function jobActions(job, changed) {
   `;
 }
 
-/** What does not happen while a job is paused. @type {Record<string, string>} */
+/** The effects of a paused job. @type {Record<string, string>} */
 const CONSEQUENCES = {
   "expire-sessions": "Sessions still end at their deadlines, but their ends are not recorded until the job runs again.",
   "emit-usage": "No usage is billed until the job runs again. Nothing is lost.",

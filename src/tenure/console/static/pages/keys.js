@@ -1,5 +1,5 @@
 // @ts-check
-/** The API keys: who has one, what it may do, and when it was used last. */
+/** The API keys: their names, roles and last uses. */
 
 import { part, request } from "../core/api.js";
 import { serverNow } from "../core/clock.js";

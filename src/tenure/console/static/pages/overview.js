@@ -12,9 +12,9 @@ import { deliveredUntil } from "../parts/delivered.js";
 import { USAGES } from "./deliveries.js";
 
 const WINDOWS = 60;
-/** How many pending submissions are looked at, to say how many of them fail. */
+/** How many pending submissions are read to find how many of them fail. */
 const PENDING = 100;
-/** To count all sessions takes a second or two if there are millions. The rest of the page does not wait for it. */
+/** Counting all sessions takes a second or two if there are millions. The rest of the page does not wait for it. */
 const COUNT_TIMEOUT_MS = 30_000;
 const CAPACITIES = 500;
 const FULLEST = 8;

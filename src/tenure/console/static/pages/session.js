@@ -1,5 +1,5 @@
 // @ts-check
-/** One session: its whole story, the time it has left, and what can be done with it. */
+/** One session: its history, its remaining time, and actions on it. */
 
 import { ApiError, part, request } from "../core/api.js";
 import { serverNow } from "../core/clock.js";

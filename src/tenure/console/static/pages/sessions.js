@@ -68,7 +68,7 @@ export class SessionsPage {
     return FILTERS.some((name) => this.#view.value(name) !== "");
   }
 
-  /** Whether a filter is set that has a field of its own. */
+  /** Whether a filter is set that has its own field. */
   get #hasFields() {
     return FILTERS.some((name) => name !== "active" && this.#view.value(name) !== "");
   }
@@ -88,7 +88,7 @@ export class SessionsPage {
     // If most of the page is new, a mark says nothing.
     this.#new = new Set(fresh.length > NEW_MAX ? [] : fresh);
     this.#known = found;
-    // What has ended, or is on another page now, cannot be ended from here.
+    // A session that has ended, or is on another page now, cannot be ended from here.
     const live = new Set(sessions.filter(({ isActive }) => isActive).map(({ sessionId }) => sessionId));
     for (const each of this.#chosen) if (!live.has(each)) this.#chosen.delete(each);
   }

@@ -27,7 +27,8 @@ export const KEYS = /** @type {const} */ ({
 /** @typedef {keyof typeof KEYS} GroupBy */
 
 /**
- * Read all pages of a sum and save them as a file. If the service goes away, the export continues where it was.
+ * Read all pages of a sum and save them as a file. If the service becomes unavailable, the export continues later where
+ * it stopped.
  * @param {Record<string, string>} query
  * @param {GroupBy} groupBy
  */
@@ -79,7 +80,7 @@ export function exportUsage(query, groupBy) {
 }
 
 /**
- * Deliver again what failed, and what waits for its next attempt.
+ * Retry failed submissions, and those that wait for their next attempt.
  * @param {{failed: number, waiting: number}} counts
  * @param {() => void} changed
  */

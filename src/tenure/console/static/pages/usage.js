@@ -249,7 +249,7 @@ export class UsagePage {
 }
 
 /**
- * Whether a quick sum ended before the instant that was asked for, because too many sessions were live since.
+ * Whether a quick sum ended before the requested instant, because too many sessions were live since.
  * @param {Sums} sums
  * @param {import("../parts/span.js").Span} asked
  */

@@ -51,7 +51,7 @@ export function tone(reason) {
   return reason === "LEASE_EXPIRED" || reason === "IDLE_TIMEOUT" || reason === "DISCONNECTED" ? "warn" : "quiet";
 }
 
-/** What went wrong, with the id of the request. @param {unknown} error */
+/** The error, with the id of the request. @param {unknown} error */
 export function problem(error) {
   if (!(error instanceof ApiError)) {
     return html`<div class="problem" role="alert">
@@ -75,8 +75,7 @@ export function sentence(text) {
   return /[.!?]$/.test(first) ? first : `${first}.`;
 }
 
-/**
- * The text of an empty list: what would be in it, and the command that creates the first item.
+/** The text of an empty list: a description of its items, and the command that creates the first one.
  * @param {string} title
  * @param {unknown} text
  * @param {string} [command]
@@ -94,8 +93,7 @@ export const empty = (title, text, command) => html`
 /** Shown until the first answer. @param {string} [text] */
 export const loading = (text = "Loading…") => html`<p class="loading" role="status">${text}</p>`;
 
-/**
- * The content of a watch: its data as a template, what to show before the first answer, and what went wrong.
+/** The content of a watch: its data as a template, a text before the first answer, or the error.
  * @template T
  * @param {import("../core/live.js").Watch<T>} watch
  * @param {(data: T) => unknown} content

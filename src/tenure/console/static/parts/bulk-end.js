@@ -2,9 +2,9 @@
 /**
  * Ends many sessions: counts them first, asks, and shows the progress.
  *
- * The service ends them in short transactions, some hundred with each request, so that opens and heartbeats go on. All
- * requests have the same action id: together they are one entry in the audit log, and a request whose answer was lost
- * can be repeated. While the service is away, the dialog waits, and then continues.
+ * The service ends them in short transactions, some hundred with each request, so that opens and heartbeats are not
+ * delayed. All requests have the same action id: together they are one entry in the audit log, and a request whose
+ * answer was lost can be repeated. While the service is unavailable, the dialog waits, and then continues.
  */
 
 import { isAway, request } from "../core/api.js";
@@ -27,7 +27,7 @@ const TYPED_FROM = 10;
 
 /**
  * @param {Which} which
- * @param {string[]} described What matches, in words, one filter each. Empty: everything.
+ * @param {string[]} described The filters, in words. Empty: everything.
  * @returns {Promise<void>} Resolves when the dialog is closed.
  */
 export async function endSessions(which, described) {
@@ -128,7 +128,7 @@ export async function endSessions(which, described) {
     return html`
       <p role="status">${progressText(now)}</p>
       <progress aria-label="Sessions ended" max="${Math.max(1, now.count)}" value="${now.ended}"></progress>
-      ${now.isWaiting ? html`<p class="callout">The service does not answer. The console tries again by itself.</p>` : ""}
+      ${now.isWaiting ? html`<p class="callout">The service does not answer. The console tries again automatically.</p>` : ""}
       ${now.error === null ? "" : problem(now.error)}
       ${now.ended === 0 ? "" : html`<p class="small">The audit log has one entry for all of them.</p>`}
       <div class="buttons">

@@ -63,7 +63,7 @@ function interruptedLine(session) {
   </div>`;
 }
 
-/** Holds the session of before the reload again, if it is still live. @param {import("../core/held.js").Remembered} session */
+/** After a reload, holds the same session again if it is still live. @param {import("../core/held.js").Remembered} session */
 async function resume({ sessionId, userObjectId, tenantObjectId, capacityId, sessionKind }) {
   try {
     const { isActive } = await request("GET", `sessions/${part(sessionId)}`);

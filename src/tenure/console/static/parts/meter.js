@@ -1,5 +1,5 @@
 // @ts-check
-/** How much of a limit is taken, as a short bar. The number stands beside it, so the bar says nothing to screen readers. */
+/** How much of a limit is taken, as a short bar. The number is next to it, so the bar is hidden from screen readers. */
 
 import { html } from "../core/template.js";
 

@@ -1,5 +1,5 @@
 // @ts-check
-/** What the runbook says about an alert. */
+/** The section of the runbook about an alert. */
 
 import { RUNBOOK } from "../core/runbook.js";
 import { html } from "../core/template.js";

@@ -1,10 +1,9 @@
 // @ts-check
 /**
  * `<tenure-table>`: a table whose rows do not move while it is in use: while the pointer or the focus is in it.
- *
- * Otherwise rows come, go and change places as the data does. While the table is in use, each row shows its newest values
- * in its place, a row that has left the list is marked, and new rows wait. A button says how many rows have changed, and
- * shows the current list; so does leaving the table. The result of an action, a filter or another page is shown at once.
+ * Otherwise the rows follow the data. While the table is in use, each row shows its newest values in its place, a row
+ * that has left the list is marked, and new rows wait. A button says how many rows have changed, and shows the current
+ * list; so does leaving the table. The result of an action, a filter or another page is shown at once.
  */
 
 import { acted } from "../core/api.js";
@@ -30,7 +29,7 @@ class TenureTable extends TenureElement {
 
   constructor() {
     super();
-    // A finger does not rest on the table; what it taps gets the focus.
+    // With touch there is no hovering: a row that is tapped gets the focus instead.
     this.addEventListener("pointerenter", (event) => (this.#isPointedAt = event.pointerType !== "touch"));
     this.addEventListener("pointerleave", () => {
       this.#isPointedAt = false;
@@ -118,7 +117,7 @@ class TenureTable extends TenureElement {
   #showNow() {
     this.#show();
     this.update();
-    // The button is about to go.
+    // The button, which has the focus, will be removed.
     const scroller = this.#scroller;
     if (scroller instanceof HTMLElement) scroller.focus({ preventScroll: true });
   }

@@ -1,7 +1,7 @@
 // @ts-check
 /**
  * `<tenure-leaders>`: who held which lease when. Properties: `rows`: `{name, terms: {holder, from, to, epoch, how}[]}[]`
- * (`to` is null for the present term); `from` and `to`: the span, in milliseconds. Each holder has a tone of its own, which
+ * (`to` is null for the present term); `from` and `to`: the span, in milliseconds. Each holder has its own tone, which
  * is the same in all rows. A term is a button: its exact times are shown below when it is hovered or has the focus.
  */
 
