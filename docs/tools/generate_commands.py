@@ -3,7 +3,7 @@
     python docs/tools/generate_commands.py
 
 The prose of a command is its docstring. In a docstring, a paragraph that begins with `tenure ` is an example, and
-`docs/…md` becomes a link. A test fails if the file is not what this script writes.
+`docs/…md` becomes a link. A test fails if the file differs from the output of this script.
 """
 
 import re
@@ -39,7 +39,7 @@ QUESTIONS = """\
 | Why did this session end, and how was it billed? | `tenure explain` |
 | Why was an open refused, and who holds the seats? | `tenure explain --capacity`, `tenure capacities show` |
 | Is usage delivered, and how much is it? | `tenure usage --windows`, `tenure usage --group-by tenant` |
-| What waits for a gateway, and why? | `tenure submissions counts`, `tenure submissions list --state failed` |
+| Which submissions wait, and why? | `tenure submissions counts`, `tenure submissions list --state failed` |
 | Who leads, and since when? | `tenure leases list`, `tenure leases history`, `tenure instances` |
 | Do the jobs run? | `tenure jobs list`, `tenure jobs runs` |
 | Who changed what? | `tenure audit-log` |
@@ -76,8 +76,8 @@ relative, ids are shortened to their end, and the least important columns are le
 shortened. Relative times are those of the database's clock. Colours appear on a terminal only, and not if `NO_COLOR` is
 set.
 
-With `--json` a command prints the response of the service as it is, also fields that this version does not know; a list
-is one object with all items. Commands that run on and on print one JSON object per line.
+With `--json` a command prints the unchanged response of the service, including fields that this version does not know;
+a list is one object with all items. Commands that run until they are stopped print one JSON object per line.
 
 Commands that destroy something ask first. Without a terminal, as in a script, they need `--yes`.
 """

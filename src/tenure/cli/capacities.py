@@ -33,7 +33,7 @@ def list_capacities(
     every: AllFlag = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """List the capacities that have a limit, a rule or a tenant of their own, with the seats that are taken.
+    """List the capacities that have their own limit, rule or tenant, with the seats that are taken.
 
     tenure capacities list
     """

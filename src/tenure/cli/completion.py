@@ -93,7 +93,7 @@ def print_candidates(shell: str, line: str) -> None:
 
 
 def candidates(words: list[str]) -> list[Candidate]:
-    """Return what can stand in place of the last word."""
+    """Return the candidates for the last word."""
     from tenure.cli.main import COMMANDS  # noqa: PLC0415 - main imports this module when it is needed
 
     *before, incomplete = words[1:] or [""]

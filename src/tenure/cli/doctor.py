@@ -1,4 +1,4 @@
-"""`tenure doctor`: runs the checks, prints what they found, and exits with 0, 1 or 3."""
+"""`tenure doctor`: runs the checks, prints their findings, and exits with 0, 1 or 3."""
 
 import asyncio
 import os

@@ -30,8 +30,8 @@ class ExitCode(IntEnum):
     USAGE = 2, "a flag, an argument or a setting is wrong; nothing was done"
     WARNINGS = 3, "`doctor` found warnings, but nothing that is broken"
     NOT_FOUND = 4, "the service has no such session, capacity, job, lease or submission"
-    UNREACHABLE = 5, "the service does not answer, or cannot answer at present; the same command may work later"
-    DENIED = 6, "the service wants a key, or the key does not allow this"
+    UNREACHABLE = 5, "the service does not answer, or is temporarily unavailable; the same command may work later"
+    DENIED = 6, "the service requires a key, or the key does not allow this"
     INTERRUPTED = 130, "interrupted by ctrl-C"
     BROKEN_PIPE = 141, "the program that reads the output ended first, as in `tenure sessions list | head -1`"
 

@@ -100,7 +100,7 @@ _DAY = re.compile(r"\d{4}-\d\d-\d\d").fullmatch
 
 
 def instant_of(flag: str, text: str) -> datetime:
-    """Parse an instant with an offset, or a day, which stands for its midnight in UTC."""
+    """Parse an instant with an offset, or a day, which means midnight UTC at its start."""
     try:
         instant = datetime.fromisoformat(f"{text}T00:00:00Z" if _DAY(text) else text)
     except ValueError:
@@ -119,7 +119,7 @@ def span_of(from_at: str | None, to_at: str | None) -> tuple[datetime | None, da
 
 
 def whole_id(text: str) -> str:
-    """Return the id, or refuse a part of one: on a narrow terminal, tables show only the end, and people copy it."""
+    """Return the id, or refuse a shortened one: tables on a narrow terminal show only the end of an id."""
     if canonical_id(text) is None:
         raise ConfigurationError("id: give the whole id, 36 characters; a wide terminal and --json show whole ids")
     return text

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @with_service
 def instances(service: Service, as_json: JsonFlag = False) -> None:
-    """List the instances, also those that stopped or died in the last day.
+    """List the instances, including those that stopped or died in the last day.
 
     tenure instances
     """

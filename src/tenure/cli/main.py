@@ -1,7 +1,7 @@
 """The command line `tenure`: its commands, one module each, and how they end.
 
 A command's module is imported when the command is called, so that short commands start fast: `tenure --help` imports
-no command at all, and no command imports what only others need.
+no command at all, and no command imports modules that only others need.
 """
 
 import os
@@ -62,7 +62,7 @@ COMMANDS = {
     "usage": Entry("usage:usage_commands", "Print the usage in a time span, or windows as they were billed.", LOOK),
     "audit-log": Entry("alerts:audit_log", "List who changed what, newest first.", LOOK),
     "instances": Entry(
-        "instances:instances", "List the instances, also those that stopped or died in the last day.", LOOK
+        "instances:instances", "List the instances, including those that stopped or died in the last day.", LOOK
     ),
     "sessions": Entry("sessions:sessions_commands", "List, show, open and end sessions.", CHANGE),
     "capacities": Entry("capacities:capacities_commands", "List, show and set the seats of capacities.", CHANGE),

@@ -1,4 +1,4 @@
-"""What commands print: tables and fields for people, JSON for programs, questions, notes and progress.
+"""The output of commands: tables and fields for people, JSON for programs, questions, notes and progress.
 
 Data goes to standard output, everything else to standard error. Tables fit the width of the terminal: columns without a
 value are omitted, then cells are shortened, then more columns are omitted, the least important ones first. Without a
@@ -66,7 +66,7 @@ def host_now() -> datetime:
 
 def duration_text(seconds: float) -> str:
     """Return a duration in its one fitting unit, such as `42 s`, `12 min` or `3 days`."""
-    if seconds < 0.9995:  # noqa: PLR2004 - what is rounded to 1000 ms is a second
+    if seconds < 0.9995:  # noqa: PLR2004 - a duration that rounds to 1000 ms is printed in seconds
         return f"{seconds * 1000:.0f} ms" if seconds else "0 s"
     for limit, size, unit in ((119.5, 1, "s"), (119.5 * 60, 60, "min"), (47.5 * 3600, 3600, "h")):
         if seconds < limit:
@@ -97,7 +97,7 @@ def fixed_text(millionths: int) -> str:
 
 
 class Cell(NamedTuple):
-    """What a table shows of one value: `text`, or `short` where the terminal is too narrow for it."""
+    """A value in a table, shown as `text`, or as `short` if the terminal is too narrow for it."""
 
     text: str
     short: str | None = None
@@ -347,7 +347,7 @@ def confirm(question: str, *, yes: bool) -> None:
 
 
 class Progress:
-    """A line on standard error that is written again and again, on a terminal only."""
+    """A line on standard error that is updated in place, on a terminal only."""
 
     def __init__(self) -> None:
         self._is_on = sys.stderr.isatty()

@@ -1,6 +1,6 @@
-"""What `tenure status` and `tenure top` show of the whole installation, read with a few requests.
+"""The overview of the whole installation in `tenure status` and `tenure top`, read with a few requests.
 
-A caller may not see everything: what its role or its tenant does not allow is None here, and left out on the screen.
+A part that the role or the tenant of the caller does not allow is None here, and is omitted on the screen.
 """
 
 import re

@@ -39,7 +39,7 @@ KeyFlag = Annotated[
     str | None,
     typer.Option(
         "--key",
-        help="The API key. Other users of this host can read flags, so better set TENURE_KEY or use a context.",
+        help="The API key. Other users of this host can read flags: set TENURE_KEY or use a context instead.",
         metavar="KEY",
     ),
 ]
@@ -111,7 +111,7 @@ class Service:
     def now(self) -> datetime:
         """The time by the clock of the service's database, to say how far away other instants are.
 
-        Reads it once. If the credential may not ask for it, it is the clock of this host.
+        Reads it once. If the credential may not read it, returns the clock of this host.
         """
         if self._ahead is None:
             self._ahead = self._clock_difference()

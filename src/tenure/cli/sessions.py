@@ -145,7 +145,7 @@ def _row(session: "Session", at: datetime) -> list[Value]:
 @sessions_commands.command("show")
 @with_service
 def show_session(service: Service, session_id: SessionArgument, as_json: JsonFlag = False) -> None:
-    """Show a session: whose it is, whether it is live, and when it ends or why it ended.
+    """Show a session: its user, whether it is live, and when it ends or why it ended.
 
     tenure sessions show 01a1e0e8-4a5d-7768-a74d-758932e546ff
     """

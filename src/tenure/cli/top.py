@@ -1,7 +1,7 @@
 """`tenure top`: the installation live, in a terminal.
 
 One thread reads from the service, the main thread draws and listens for keys, so `q` works while the network hangs. The
-screen is drawn at most once a second. Whatever ends the command, the terminal gets back its screen, its cursor and its
+screen is drawn at most once a second. However the command ends, the terminal gets back its screen, its cursor and its
 settings.
 """
 
@@ -96,17 +96,17 @@ def top(
         _Screen(_Reader(service, interval, first)).run()
 
 
-# What is shown.
+# The screen.
 
 
 class Seen(NamedTuple):
-    """What one read has found."""
+    """The result of one read."""
 
     at: float
     overview: Overview
     next_to_lapse: "Sequence[Session]"
     failure: str | None = None
-    """Why the newest read failed; the rest is older then."""
+    """Why the newest read failed. The other fields are then from an earlier read."""
 
 
 def read(service: Service) -> Seen:
@@ -211,7 +211,7 @@ TABLES = (_lapse_lines, _job_lines)
 
 
 class _Reader:
-    """Reads again and again in a thread of its own, and keeps what was seen last."""
+    """Reads repeatedly in its own thread, and keeps the last result."""
 
     def __init__(self, service: Service, interval: float, first: Seen) -> None:
         self.service = service
@@ -291,7 +291,7 @@ class _Screen:
 
     @contextmanager
     def _taken(self) -> Iterator[None]:
-        """Take over the terminal, and give it back, also while the command is stopped by ctrl-Z."""
+        """Take over the terminal, and give it back, even while the command is stopped by ctrl-Z."""
         settings = termios.tcgetattr(sys.stdin) if self._has_keys else None
 
         def enter() -> None:
