@@ -1,1 +1,1 @@
-"""Who is calling, and may they."""
+"""Access control: identifies and authorises callers."""

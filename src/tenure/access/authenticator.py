@@ -11,7 +11,7 @@ The form of a credential decides how it is checked:
 
 ## API keys and signing keys
 
-Every instance caches what it has found out about keys: the callers of valid keys, and the keys that it has refused. The
+Every instance caches the results of look-ups of keys: the callers of valid keys, and the keys that it has refused. The
 database counts the changes of keys (`KeysVersion`). A task reads this version every second, and at once after a
 notification. If the version differs from the last one, the instance drops its cache. The same read returns the signing
 keys of session tokens, which replace those of the last read. Guarantees, in which "cache" includes the signing keys:
@@ -19,9 +19,10 @@ keys of session tokens, which replace those of the last read. Guarantees, in whi
 - **A change takes effect within two seconds.** The cache is trusted for TRUST_SECONDS after the *start* of the last
   successful read of the version. After that, a request waits for the next read. So an instance that was paused, or
   whose task is late, does not accept a key that was revoked in the meantime.
-- **A revoked key does not come back.** A look-up that began before the cache was dropped does not write to the cache.
-- **While the database is away,** that is, after a read has failed, the cache is trusted for `grace_seconds` after the
-  last successful read. Then every request that needs a caller gets 503. An instance that has never read the version
+- **A revoked key does not become valid again.** A look-up that began before the cache was dropped does not write to the
+  cache.
+- **While the database is unavailable,** that is, after a failed read, the cache is trusted for `grace_seconds` after
+  the last successful read. Then every request that needs a caller gets 503. An instance that has never read the version
   answers 503 too. A key that is not in the cache cannot be looked up, which is 503 as well.
 - **A key expires at its instant** by the database's clock, estimated between two reads of the version.
 - **No key was ever created** (version 0), and no OIDC issuer is configured: every caller is anonymous and may do
@@ -36,13 +37,14 @@ each have their own cache, so that a flood of one kind does not evict valid keys
 values are secrets: they are never logged, nor part of a `repr` or an error.
 
 A request without an Authorization header may have its credential in the sign-in cookie (`cookies.py`). The credential
-is then looked up in the same caches. The hot path pays nothing for this: its requests have a header, or no key exists.
+is then looked up in the same caches. This does not slow the hot path down: its requests have a header, or no key
+exists.
 
 The last use of a key is noted in its entry, and written by a second task once a minute, off the path of requests.
 
 ## Tokens of an OIDC issuer
 
-OIDC tokens need the database only for its clock, by which they expire. They still follow the rules above: after the
+OIDC tokens need the database only because they expire by its clock. They still follow the rules above: after the
 grace, a request with an OIDC token gets 503 like a request with any other credential, so that an instance without a
 database does not serve some callers and refuse others.
 """
@@ -373,7 +375,7 @@ class Authenticator:
         self._generation += 1
 
     def _note_use(self, public_id: str, used_at: float) -> None:
-        """Notes a use that is not written yet. Beyond CACHE_MAX keys, uses are lost, which only delays `last used`."""
+        """Remembers a use that is not written yet. Beyond CACHE_MAX keys, uses are dropped."""
         if used_at and (public_id in self._uses or len(self._uses) < CACHE_MAX):
             self._uses[public_id] = max(used_at, self._uses.get(public_id, 0.0))
 
@@ -416,7 +418,7 @@ class Authenticator:
         started = boottime()
         try:
             found = await self._store.read_keys_version()
-        except Exception as error:  # noqa: BLE001 - the cache is trusted for a limited time, whatever the error
+        except Exception as error:  # noqa: BLE001 - after any error, the cache is trusted for a limited time
             if not isinstance(error, DatabaseUnavailable):
                 self._telemetry.report(AccessRefreshFailed(error))
             self._on_unavailable()

@@ -1,4 +1,4 @@
-"""The caller of a request: who presents its credential, and what that credential is bound to."""
+"""The caller of a request, identified by its credential, and the tenant and user of that credential."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime

@@ -1,21 +1,21 @@
 """The sign-in of a person at the OIDC issuer: the authorisation code flow with PKCE (RFC 6749, RFC 7636).
 
 1. `begin` sends the browser to the issuer, with a *state*, a *nonce* and the digest of a *verifier*, all three random.
-   The browser keeps them in a cookie of its own for TRANSACTION_SECONDS. Nothing is stored on the server, so any
+   The browser keeps them in its own cookie for TRANSACTION_SECONDS. Nothing is stored on the server, so any
    instance can finish the sign-in.
 2. The person signs in at the issuer, which sends the browser back with a code and the state.
 3. `finish` compares the state with that of the cookie, so that an attacker cannot sign a person in with the attacker's
    code. It exchanges the code and the verifier for tokens, so a stolen code is worthless without the cookie. It checks
    that the ID token is signed by the issuer for this client and contains the nonce.
 
-The tokens that come back are credentials like any other: one of them becomes the sign-in cookie, if it has the
+The tokens of the issuer's answer are credentials like any other: one of them becomes the sign-in cookie, if it has the
 audience, the role and the tenant that the configuration asks for.
 
-How each step can be cut short:
+Interruptions of each step:
 
-| cut | what holds |
+| interruption | effect |
 |---|---|
-| the browser never comes back, or the instance dies | nothing was stored; the cookie expires |
+| the browser does not return, or the instance dies | nothing was stored; the cookie expires |
 | the answer of the callback is lost | the code is used up; the browser begins again |
 | the callback is sent twice | the second exchange is refused by the issuer, and by then the cookie is cleared |
 | the issuer does not answer | 503 after FETCH_SECONDS; the browser begins again |

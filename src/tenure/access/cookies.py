@@ -5,7 +5,7 @@ A page cannot keep an API key safe: any script on the page could read it. So the
 credential itself, so it is checked like a header `Authorization` in every request: a revoked key stops working, and
 nothing is stored on the server.
 
-A browser adds cookies to requests by itself, also to requests that a page of another origin causes. Three rules keep
+A browser adds cookies to requests by itself, even to requests that a page of another origin causes. Three rules keep
 such pages from using the cookie:
 
 - `SameSite=Strict`: the browser omits the cookie in requests of pages of other sites.

@@ -1,4 +1,4 @@
-"""What a route requires of its caller, and the one place where a request is refused for lack of it.
+"""Grants: what a route requires of its caller. `authorise` is the only function that checks them.
 
 Every route declares its grants. The declaration has no default, so a new route cannot forget it. The pipeline calls
 `authorise` on all transports right after it has identified the caller; the OpenAPI and AsyncAPI documents and the test
@@ -30,7 +30,7 @@ class Grants(msgspec.Struct, frozen=True):
     """Whether a public route shows more to a caller with a valid credential."""
     all_tenants: bool = True
     """Whether the route shows or changes what all tenants share, so that callers bound to a tenant are refused. False
-    for a route that narrows all that it reads and changes to the scope of its caller."""
+    for a route that reads and changes only data within the scope of its caller."""
 
 
 def narrowed(grants: Grants) -> Grants:
@@ -49,14 +49,14 @@ PUBLIC_WITH_MORE_FOR_CALLERS = Grants(public=True, names_caller=True)
 
 
 def authorise(caller: Caller, grants: Grants, parameters: Mapping[str, str] = _NO_PARAMETERS) -> None:
-    """Raises `Forbidden` if the caller may not call a route with these grants, which is not public.
+    """Raises `Forbidden` if the caller may not call a route with these grants. Public routes do not call this.
 
     `parameters` are those of the path.
     """
     if caller.role not in grants.roles:
         if caller.session_id is None:
             raise Forbidden(f"the role {caller.role} does not allow this request")
-        # Also for a session that does not exist: a token says nothing about other sessions.
+        # A session that does not exist is refused, too: a token must not reveal which other sessions exist.
         if not grants.session_token or canonical_id(parameters.get(SESSION_ID, "")) != caller.session_id:
             raise Forbidden("a session token is valid for requests about its own session only")
     if grants.all_tenants and caller.scope.is_bound:

@@ -162,7 +162,7 @@ class Jwks:
     async def _fetch_once(self) -> None:
         try:
             self._load(await self._fetch())
-        except Exception as error:  # noqa: BLE001 - whatever went wrong, the keys are kept and the fetch is repeated
+        except Exception as error:  # noqa: BLE001 - after any error, the keys are kept and the fetch is repeated
             self._failed(error)
         finally:
             self._fetching = None
@@ -223,7 +223,7 @@ def _issuer_key(content: Any) -> IssuerKey | None:
         algorithms = _algorithms_of(jwk)
         if not algorithms:
             return None
-        # Only what makes the public key is passed on: other parameters may be malformed, and do not matter.
+        # Only the parameters of the public key are passed on: others may be malformed, and are not needed.
         key = import_key({name: value for name in ("kty", "crv", "n", "e", "x", "y") if (value := getattr(jwk, name))})
     except (msgspec.ValidationError, JoseError, ValueError):
         return None
@@ -234,7 +234,7 @@ def _algorithms_of(jwk: _Jwk) -> frozenset[str]:
     """Return the algorithms that a key may verify; none if it must not verify tokens at all."""
     if jwk.use not in (None, "sig") or (jwk.key_ops is not None and "verify" not in jwk.key_ops):
         return frozenset()
-    # Anyone can sign with a private key that is published, and forge the signatures of a short one.
+    # A published private key lets any attacker sign, and a short key can be broken.
     if jwk.d is not None or (jwk.n is not None and len(jwk.n) * BITS_PER_BASE64_CHARACTER < RSA_MIN_BITS):
         return frozenset()
     fitting = ALGORITHMS.get((jwk.kty, jwk.crv), frozenset())
@@ -287,7 +287,7 @@ def sender_to(url: str, method: str, *headers: str) -> Callable[[bytes], Awaitab
 
 
 class _Response:
-    """Collects what the parser calls it with."""
+    """Collects the arguments of the parser's callbacks."""
 
     def __init__(self) -> None:
         self.body = b""

@@ -16,7 +16,7 @@ before costs one look-up. The cache is cleared when the issuer's keys change: a 
 its key.
 
 If the key of a token is unknown and the last fetch of the keys failed, the token may be signed with a new key. So the
-request is answered with 503, which the client repeats, and not with 401, for which a user would have to sign in again.
+request gets 503, and the client repeats it. With 401, a user would have to sign in again.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -44,7 +44,7 @@ from tenure.telemetry.events import Telemetry
 SCHEME = b"Bearer "
 TOKEN_MAX_CHARACTERS = 8192
 VERIFIED_MAX = 10_000
-"""The maximum number of cached tokens. The oldest leaves first."""
+"""The maximum number of cached tokens. The oldest is dropped first."""
 SUBJECT_PREFIX = "oidc:"
 """Distinguishes the subject of a token from the name of an API key, in the audit log and among idempotency keys."""
 SUBJECT_MAX_CHARACTERS = NAME_MAX - len(SUBJECT_PREFIX)

@@ -1,21 +1,20 @@
 """The edge: what an instance refuses before a request reaches its route.
 
-Three kinds of limits stand here, under the names that they have in the sections `[http]` and `[access]` of the
-configuration:
+There are three kinds of limits. They have the same names in the sections `[http]` and `[access]` of the configuration:
 
 - `allowed_hosts` and `allowed_origins`, which `Edge.check` applies to the headers of every request, for all transports.
 - Bytes, counts and times. The protocols in `server/` apply them, because only they see bytes and connections.
 - Requests per second of a credential, and wrong credentials per minute of an address (`access/limits.py`).
 
-All count what they refuse with `Edge.refused`. The counts are reported in intervals, not one by one, so that an attack
+All count their refusals with `Edge.refused`. The counts are reported in intervals, not one by one, so that an attack
 does not fill the log.
 
-`Edge.check` reads the headers once, and returns a `Visit`: what the edge has learned about the request. The id of the
+`Edge.check` reads the headers once, and returns a `Visit`: the edge's record of the request. The id of the
 request is in every response, in every problem and in the log. A client may choose it (`X-Request-ID`).
 
 **Hosts.** A page of another site can send requests to an instance in the browser's own network if the name of that site
 resolves to the address of the instance (DNS rebinding). The browser then sends the name of the site as `Host`. So an
-instance answers only to names that it knows. An address is no name and cannot be rebound.
+instance answers only to the names that are configured. An IP address needs no configuration: it cannot be rebound.
 
 **Origins.** A page of any site can send some requests without asking first, for instance `POST` without a body. The
 browser marks them with `Origin` and `Sec-Fetch-Site`. A request that changes something, or opens a stream, is refused
@@ -66,7 +65,7 @@ KNOWN_HOSTS_MAX = 256
 ANY = "*"
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 EDGE_REFUSALS = (Invalid, RequestTimeout, UriTooLong, Misdirected, HeadersTooLarge, TooManyConnections)
-"""What every request may get, besides `ForbiddenOrigin` for requests that change something."""
+"""Refusals that every request may get. Requests that change something may also get `ForbiddenOrigin`."""
 
 REQUEST_ID_HEADER = b"x-request-id"
 CASE_HEADER = b"tenure-json-case"
@@ -78,7 +77,7 @@ PREFLIGHT_SECONDS = 600
 """How long a browser may remember the answer to a preflight."""
 NO_CONTENT = 204
 EXPOSED_HEADERS = b"allow, link, location, retry-after, www-authenticate, x-request-id, x-session-id"
-"""The response headers that a page of an allowed origin may read, besides those that every page may."""
+"""The response headers that a page of an allowed origin may read, in addition to those that every page may read."""
 
 _FORWARDED = b"x-forwarded-for"
 _FORWARDED_PROTO = b"x-forwarded-proto"
@@ -93,13 +92,13 @@ _FOREIGN_SITES = frozenset({b"cross-site", b"same-site"})
 
 
 class Visit(msgspec.Struct, gc=False):
-    """What the edge knows about a request, whatever its transport."""
+    """The edge's record of a request, on any transport."""
 
     request_id: str
     peer: tuple[str, int] | None
     """The other end of the connection: the client, or a proxy."""
     headers: Headers
-    """The headers that the edge adds to the response, besides X-Request-ID."""
+    """The headers that the edge adds to the response, in addition to X-Request-ID."""
     forwarded: bytes | None
     """The value of X-Forwarded-For; None without trusted proxies."""
     problem: Problem | None
@@ -204,7 +203,7 @@ class Edge:
                 raise RateLimited("this credential sends too many requests; see requests_per_second", seconds)
 
     def refusal_of_credential(self, problem: Unauthenticated, visit: Visit) -> Problem:
-        """Counts a wrong credential for the address that sent it. Returns the problem, or what replaces it."""
+        """Counts a wrong credential for the address that sent it. Returns the problem, or `TooManyFailures`."""
         if self._failures is None or problem.missing or visit.peer is None:
             return problem
         seconds = self._failures.take(self._addresses.name_of_client(visit.peer[0], visit.forwarded))

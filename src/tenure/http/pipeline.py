@@ -65,7 +65,8 @@ VERSION = "/v1"
 PREFLIGHT_METHOD = "OPTIONS"
 PREFLIGHT_MARK = b"access-control-request-method"
 CORS_REQUEST_HEADERS = ("authorization", "content-type", CASE_HEADER.decode(), REQUEST_ID_HEADER.decode())
-"""The headers that a page of an allowed origin may send to every route, besides those that the routes declare."""
+"""The headers that a page of an allowed origin may send to every route, in addition to those that the routes
+declare."""
 ID_LENGTH = 36
 
 
@@ -102,7 +103,7 @@ class Call(msgspec.Struct):
 
     @property
     def actor(self) -> Actor:
-        """Whom the audit log names for a change that this request makes."""
+        """The actor in the audit log for a change that this request makes."""
         return Actor(self.caller.subject, self.caller.name, self.request_id)
 
 
@@ -201,7 +202,7 @@ def _shapes(route: Route) -> Sequence[type[msgspec.Struct] | None]:
 
 
 class OpenStream(Protocol):
-    """What the pipeline knows of a WebSocket connection that it has accepted, or of a streamed answer."""
+    """The pipeline's record of an accepted WebSocket connection, or of a streamed answer."""
 
     @property
     def route(self) -> Route | StreamRoute: ...
@@ -259,7 +260,7 @@ class Pipeline:
             visit = self.edge.check(
                 scope["headers"], changes=changes, http_version=scope["http_version"], peer=scope["client"]
             )
-            # The server runs every request of this lane in a task of its own, so this is never reset.
+            # The server runs every request of this lane in its own task, so this is never reset.
             current_request.set(visit.request_id)
             current_trace.set(visit.trace)
             answer = await self._answer(scope, receive, visit, answered)
@@ -294,8 +295,8 @@ class Pipeline:
         receive: Receive,
         send: Send,
     ) -> None:
-        """Sends a streamed answer. Each `send` waits until the client has taken most of what was sent before."""
-        # A stream may last for days, and what it reads in that time is no part of this request.
+        """Sends a streamed answer. Each `send` waits until the client has received most of the earlier bytes."""
+        # A stream may last for days, and its reads in that time are not part of this request.
         current_trace.set(None)
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})
         if scope["method"] == "HEAD" or answered.endpoint is None:
@@ -433,7 +434,7 @@ class Pipeline:
         return None if parse is None else parse(path.partition("?")[2].encode())
 
     async def check_open_streams(self) -> None:
-        """Closes the streams whose credential is not valid any more. While that cannot be read, streams go on."""
+        """Closes the streams whose credential is no longer valid. While keys cannot be read, streams stay open."""
         for stream in list(self.open_streams):
             try:
                 identified = self.identify(stream.headers)
@@ -464,7 +465,7 @@ def _is_preflight(scope: Scope) -> bool:
 
 
 class _Answered:
-    """What the report of a request says about it, as far as the request got."""
+    """The facts for the report of a request, as far as the request has been processed."""
 
     __slots__ = ("endpoint", "parameters", "route", "subject")
 

@@ -1,15 +1,16 @@
 """The open connections of an instance: how many there may be, and how long a client may keep each of them waiting.
 
-No connection has a timer. Each notes in `phase` what it waits for and in `since` from when on, and `Connections` looks
-at all of them once per SWEEP_SECONDS. A request in the hot lane costs one reading of the clock for this.
+No connection has a timer. Each records in `phase` what it waits for, and in `since` the start of the wait.
+`Connections` checks all of them once per SWEEP_SECONDS. A request in the hot lane costs one reading of the clock for
+this.
 
 When all connections are taken, a new one takes the place of the one that has kept the instance waiting longest: for
 its first or next request, for the rest of a request, or for reading its answer. So clients that open connections and
 send nothing cannot lock out clients that send requests. If every connection is busy with a request or a stream, the
 new one gets 503.
 
-The bodies of requests that have not arrived completely have a limit too, of all connections together. When it is
-reached, the slowest of these requests makes room.
+Incomplete bodies have a limit, too, on the bytes of all connections together. When it is reached, the connection of the
+slowest of these requests is closed.
 """
 
 import asyncio
@@ -92,7 +93,7 @@ class Connections:
         connection.unfinished_bytes = 0
 
     def note_unfinished(self, connection: TimedConnection, size: int) -> None:
-        """Notes how much of an unfinished body the connection holds, and closes slow ones if all hold too much."""
+        """Records how much of an unfinished body the connection holds, and closes slow ones if all hold too much."""
         if connection not in self._open:
             return  # It was evicted in this turn of the loop.
         self._unfinished_bytes += size - connection.unfinished_bytes

@@ -20,7 +20,7 @@ What a client may make the instance do is limited (`[http]` in the configuration
 
 Answers are sent in the order of the requests. So a refusal waits until the requests before it are answered, and so does
 an upgrade to WebSocket. After a refusal the connection *lingers*: the instance has sent its last byte, and discards
-what still arrives. If it closed at once, the operating system would reset the connection, and a client that is still
+further input. If it closed at once, the operating system would reset the connection, and a client that is still
 sending would never read the answer. TLS cannot end the output alone: there, a connection that lingers is closed when
 the client has sent nothing for QUIET_SECONDS.
 """
@@ -72,7 +72,7 @@ NO_CHUNK = -1
 # The phases of a connection.
 IDLE, HEAD, BODY, HANDLING, LINGERING = range(5)
 """IDLE: waits for the next request. HEAD, BODY: waits for the rest of a request; a new connection is in HEAD. HANDLING:
-the last request has arrived and is not answered yet. LINGERING: everything that arrives is discarded.
+the last request has arrived and is not answered yet. LINGERING: all further bytes are discarded.
 """
 
 _STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
@@ -121,7 +121,7 @@ class HotProtocol(HttpToolsProtocol):
         """Whether input is not parsed as soon as it arrives: it waits for its turn, or is discarded."""
         self._is_scheduled = False
         self._upgrade_rest: bytes | None = None
-        """What followed the head of a request to upgrade that waits for earlier answers."""
+        """The bytes after the head of an upgrade request that waits for earlier answers."""
         self._final_response: bytes | None = None
         """The refusal that is sent after the answers to earlier requests. Nothing is parsed any more."""
         self._refusal: tuple[Problem, str | None] | None = None
@@ -194,7 +194,7 @@ class HotProtocol(HttpToolsProtocol):
                 self._check_unfinished()
 
     def _parse_next(self) -> None:
-        """Parses one slice of what was deferred, unless earlier requests or answers must be finished first."""
+        """Parses one slice of the deferred input, unless earlier requests or answers must be finished first."""
         self._is_scheduled = False
         if not self._unparsed or self._is_ending() or self._must_wait():
             return
@@ -458,7 +458,7 @@ class HotProtocol(HttpToolsProtocol):
         return cycle is not None and not cycle.response_complete
 
     def _refuse(self, problem: Problem, limit: str | None = None) -> None:
-        """Answers what arrives at present with a problem, after the answers to earlier requests, and closes."""
+        """Answers the request that is arriving with a problem, after the answers to earlier requests, and closes."""
         if limit is not None:
             self.edge.refused(limit)
         visit = self.edge.incomplete_visit(self.headers, self.client)
@@ -605,7 +605,7 @@ class HotProtocol(HttpToolsProtocol):
             seconds = self.edge.limits.head_seconds
             self._refuse(RequestTimeout(f"the headers must arrive within {seconds:g} seconds"), "head_seconds")
         else:
-            # No request has begun. An answer would be taken for the answer to a request that is on its way.
+            # No request has begun. The client could match an answer to a request that is on its way.
             self.edge.refused("head_seconds")
             self.transport.close()
 

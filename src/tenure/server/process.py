@@ -44,7 +44,7 @@ DRAIN_LINGER_SECONDS = 0.5
 BACKLOG = 2048
 FILES_WANTED = 65_536
 RELOAD = b"reload"
-"""What a supervisor sends to its workers."""
+"""The signals that a supervisor sends to its workers."""
 FILES_RESERVED = 128
 """Files that are not connections of clients: the database, the log, gateways and the listener."""
 

@@ -1,7 +1,7 @@
 """TLS: the certificate of an instance, and connections until their TLS handshake is complete.
 
 **Replacing a certificate.** `Certificate.reload` reads both files into a new context. If the files cannot be read, or
-do not match, it raises, and the context in use stays as it is. A connection uses the context that was current when the
+do not match, it raises, and the context in use is kept. A connection uses the context that was current when the
 connection was accepted, so replacing a certificate affects no open connection, and no handshake in progress.
 
 **Handshakes.** The event loop accepts plain connections, and `Handshake` starts TLS on each of them. So a connection
@@ -13,7 +13,7 @@ never finish it would be neither counted nor limited.
 reads from a new connection even if `connection_made` pauses reading. After the handshake, a request may arrive before
 the task that waits for the handshake continues: its bytes belong to the HTTP protocol.
 
-**The end of a connection.** TLS cannot end the output of a connection and go on reading. A connection that lingers, so
+**The end of a connection.** TLS cannot end the output of a connection and keep reading. A connection that lingers, so
 that its client can read a refusal while it still sends, is closed when the client sends nothing for a moment; see
 `server/http1.py`.
 """

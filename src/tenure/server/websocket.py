@@ -14,8 +14,8 @@ The credential of a client is in the header `Authorization`. Browsers cannot set
 it as a subprotocol instead: `tenure` and `tenure.bearer.<credential>`. The server selects `tenure`, and never repeats
 the credential. Without either, the sign-in cookie counts (`access/cookies.py`).
 
-Closing takes time, because a client may send for a while before it reads. After its close frame, the server goes on
-reading, and discards what it reads, within LINGER_SECONDS and LINGER_MAX_BYTES. If the server closed at once, the
+Closing takes time, because a client may send for a while before it reads. After its close frame, the server keeps
+reading, and discards the input, within LINGER_SECONDS and LINGER_MAX_BYTES. If the server closed at once, the
 operating system would reset the connection, and the client would never read why.
 """
 
@@ -62,7 +62,7 @@ CONTROL_FRAMES_PER_SECOND = 100
 GOODBYE_SECONDS = 2.0
 """How long a client may send nothing before it answers a close frame. After that, the connection is aborted."""
 LINGER_SECONDS = 5.0
-"""How long a client may go on sending before it answers a close frame."""
+"""How long a client may continue to send before it answers a close frame."""
 LINGER_MAX_BYTES = 64 * 1024 * 1024
 CROWDED = 3 / 4
 """The part of all connections of the instance above which connections do not linger."""
@@ -94,7 +94,8 @@ class _Frames(ServerProtocol):
     def select_subprotocol(self, subprotocols: Sequence[Subprotocol]) -> Subprotocol | None:
         """Browsers fail the handshake if they offer subprotocols and the server selects none.
 
-        A method, and not the argument of this name, with which the object would refer to itself.
+        A method, and not the argument of this name: a bound method as the argument would make the object refer to
+        itself.
         """
         return SUBPROTOCOL if SUBPROTOCOL in subprotocols else None
 
@@ -344,7 +345,7 @@ class WebSocketProtocol(asyncio.Protocol):
             self._telemetry.report(StreamCrashed(None, error))
             await self.close(CloseCode.FAILED)
         finally:
-            # No message is received any more. The stream may stay in memory for a while, but not what the client sent.
+            # No further message is received. The stream may stay in memory for a while, but the client's data must not.
             self._unparsed.clear()
             self._waiting.clear()
             self._receiver = None
@@ -456,7 +457,7 @@ class WebSocketProtocol(asyncio.Protocol):
             await asyncio.wait({self._lost}, timeout=left)
 
     def _hang_up(self) -> None:
-        """Ends the connection from this side, and aborts it after GOODBYE_SECONDS. What still arrives is discarded."""
+        """Ends the connection from this side, and aborts it after GOODBYE_SECONDS. Further input is discarded."""
         self._discard_input()
         self._set_gone()
         self._is_full = False

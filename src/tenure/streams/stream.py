@@ -19,9 +19,9 @@ stream saves its counters at once, for the last time, and then lets the handler 
 end is recorded, the lease expires. If it dies after that, the sweep closes the session that was left `closing`.
 
 Counters are saved as increments, and each save has a number. If the response to a save is lost, the stream sends the
-same save again, and the database adds it only once. A session that has ended takes the last save of its stream, but no
-keep-alive: a keep-alive that finds the end has counted messages without knowing of the end. The result of that
-keep-alive contains the time of the end. With it the stream computes when, on its own clock, the session ended, and
+same save again, and the database adds it only once. The database accepts the last save of a stream whose session has
+ended, but no keep-alive: a keep-alive that finds the end has counted messages without knowing of the end. The result of
+that keep-alive contains the time of the end. With it the stream computes when, on its own clock, the session ended, and
 leaves later messages out of its last save.
 """
 
@@ -371,7 +371,7 @@ def _counts_until(updated: StreamUpdateResult, answered_at: float) -> float:
     """Return the latest instant, on this host's clock, at which the session can have ended.
 
     The database read its clock before the response arrived. The error is at most the duration of the call. If the end
-    was found in time, the stream counts what it handled until then, as after a notification.
+    was found in time, the stream counts the messages that it handled until then, as after a notification.
     """
     if updated.session is None or updated.session.closed_at is None or updated.now is None:
         return float("inf")

@@ -188,7 +188,7 @@ class Counters:
         return found
 
     def activity(self) -> dict[str, int]:
-        """Return what this worker has counted since its start, by the names of `domain.activity.COUNTS`."""
+        """Return the counts of this worker since its start, by the names of `domain.activity.COUNTS`."""
         opened = Counter[str]()
         for (outcome, _kind), count in self._opened.items():
             opened[outcome] += count

@@ -126,7 +126,7 @@ class RequestAnswered(Event, frozen=True):
     method: str
     request_id: str | None = None
     subject: str | None = None
-    """Who sent the request, if the credential was checked."""
+    """The caller, if the credential was checked."""
     trace: Trace | None = None
     """The position of the request in a trace, if it is sampled."""
 
@@ -285,7 +285,7 @@ class OpenRefused(Event, frozen=True):
 
 
 class SessionClosed(Event, frozen=True):
-    """This instance recorded the end of a session. An end that no client requested has a name of its own in the log."""
+    """This instance recorded the end of a session. An end that no client requested has its own name in the log."""
 
     name: ClassVar = "session.closed"
     log_names: ClassVar[Mapping[str, str]] = {
@@ -429,7 +429,7 @@ class AccessOpen(Event, frozen=True):
 
     name: ClassVar = "access.open"
     reachable_by: str
-    """Who can connect: this machine, or every client."""
+    """Which clients can connect: those of this machine, or all."""
     to_change_this: str = "tenure keys create --name admin --role operator --expires 90d"
 
 

@@ -113,7 +113,7 @@ def _write_request(event: RequestAnswered) -> None:
 
 
 class _Repetitions:
-    """Limits the lines of repeated events. Each line says how many events since the last line it stands for."""
+    """Limits the lines of repeated events. Each line has the number of suppressed events since the last line."""
 
     def __init__(self, lowest: int) -> None:
         self._lowest = lowest

@@ -7,16 +7,16 @@ The spans, and their places in a trace:
 
 - A **request** is a child of the span that its header `traceparent` names, or the first span of a new trace.
 - A **store operation** is a child of the request or run for which it is executed. Most operations on sessions serve a
-  whole batch of requests. Then each sampled request has a child of its own, with the times of the operation, and the
-  batch is a span in a trace of its own. Links connect the two, in both directions.
+  whole batch of requests. Then each sampled request has its own child, with the times of the operation, and the
+  batch is a span in its own trace. Links connect the two, in both directions.
 - A **run of a job** is the first span of a trace.
 - An **attempt** is a child of the request that submitted the payload, whichever instance sends it, and however much
   later. Its own position is sent to the receiver in `traceparent`. An attempt of a payload that Tenure itself generates
   is the first span of a trace.
 
 A caller that sends `traceparent` decides whether its request is sampled, if `follow_callers` is true. Otherwise
-`sample_ratio` is the share of requests, runs and attempts that begin a trace. A request that is sampled costs about
-120 µs, most of them for the encoding of its spans, and opening a session 50 µs in all. So no more than `per_second`
+`sample_ratio` is the share of requests, runs and attempts that begin a trace. Tracing a sampled request costs about 120
+µs, most of them for the encoding of its spans; opening a session costs 50 µs in all. So no more than `per_second`
 requests are sampled, evenly spread: every request while there are few, and a bounded part of a core while there are
 many.
 

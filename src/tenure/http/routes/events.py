@@ -99,7 +99,7 @@ class EventRoutes:
                 handler=self.read,
                 grants=narrowed(READERS),
                 tag="events",
-                summary="Read what happened to sessions, in order",
+                summary="Read the events of sessions, in order",
                 description=(
                     "Continue with `after` and the `nextCursor` of the last response. With `wait`, the response comes "
                     "as soon as there is an event. With `Accept: text/event-stream`, events are sent as they happen."

@@ -107,7 +107,7 @@ class InstanceRoutes:
                 tag="operations",
                 summary="Count openings, heartbeats and ends over time",
                 description=(
-                    "What all instances counted, for each step of the span. The last 12 seconds may be incomplete. "
+                    "The counts of all instances, for each step of the span. The last 12 seconds may be incomplete. "
                     "Counts are kept for 8 days."
                 ),
                 query=ActivityParameters,

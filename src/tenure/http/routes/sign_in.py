@@ -1,4 +1,5 @@
-"""Who is calling (`GET /me`), and the sign-in of browser pages: a credential in, a cookie out (`access/cookies.py`).
+"""The caller of a request (`GET /me`), and the sign-in of browser pages: a credential in, a cookie out
+(`access/cookies.py`).
 
 With an OIDC issuer, a person can also sign in there (`access/code_flow.py`).
 """
@@ -91,7 +92,7 @@ class SignInOptions(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class CallbackQuery(msgspec.Struct, frozen=True):
-    """What the issuer sends back. Issuers add parameters of their own, which are ignored."""
+    """The parameters that the issuer sends back. Issuers add their own parameters, which are ignored."""
 
     state: CallbackText = ""
     code: CallbackText = ""
@@ -127,8 +128,8 @@ class SignInRoutes:
                 handler=self.me,
                 grants=narrowed(ANY_ROLE),
                 tag="access",
-                summary="Who is calling",
-                description="The caller of this request, as its credential says, and what the caller is bound to.",
+                summary="Read the caller of this request",
+                description="The caller that the credential of this request identifies, with its tenant and user.",
                 answers={200: CallerAnswer},
                 refusals=(Invalid, Unavailable),
             ),
@@ -140,7 +141,7 @@ class SignInRoutes:
                 tag="access",
                 summary="Sign in from a browser page",
                 description=(
-                    "Checks an API key or an OIDC token, and sets a cookie with it that scripts cannot read. "
+                    "Checks an API key or an OIDC token, and stores it in a cookie that scripts cannot read. "
                     "The cookie counts as the credential of requests without Authorization, of pages of this origin."
                 ),
                 body=SignInBody,
@@ -163,7 +164,7 @@ class SignInRoutes:
                 handler=self.options,
                 grants=PUBLIC,
                 tag="access",
-                summary="How to sign in",
+                summary="Read the ways to sign in",
                 description="Whether a credential is needed, and whether a person can sign in at an OIDC issuer.",
                 answers={200: SignInOptions},
                 refusals=(Invalid, Unavailable),
@@ -186,7 +187,7 @@ class SignInRoutes:
                 handler=self.finish,
                 grants=PUBLIC,
                 tag="access",
-                summary="Where the OIDC issuer sends the browser back to",
+                summary="Finish the sign-in at the OIDC issuer",
                 query=CallbackQuery,
                 answers={302: None},
                 refusals=(Invalid, Unauthenticated, Forbidden, NotFound, TooManyFailures, Unavailable),

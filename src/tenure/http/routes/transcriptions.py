@@ -158,7 +158,7 @@ class TranscriptionRoutes:
         if (problem := refusal_of(attached, session_id)) is not None:
             raise problem
         answer = open_answer(OpenResult(opened.outcome, attached.session))
-        # Always `session_id`, whatever the case of other names: these clients expect this name.
+        # Always `session_id`, even if other names are in camelCase: these clients expect this name.
         greeting = as_json({"type": "session_start", "session_id": session_id, **call.names.builtins(answer)})
         await self._streams.run(socket, attached, greeting, self._make_handler, call.names)
 
