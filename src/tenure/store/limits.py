@@ -37,7 +37,7 @@ LAPSES_MAX = 20_000
 """The most sessions waiting for the sweep that a page of events searches for lapses."""
 AUDIT_LOG_KEPT = timedelta(days=400)
 INSTANCES_KEPT = timedelta(days=1)
-"""After an instance was last seen."""
+"""Counted from the time at which the instance was last seen."""
 ACTIVITY_KEPT = timedelta(days=8)
 ALERTS_KEPT = timedelta(days=90)
 """For alerts that are cleared. An active alert is kept."""

@@ -2,7 +2,7 @@
 
 An engine maps an error to a `Cause`, or to None if the error is a bug. Every operation of the store can be repeated, so
 most causes are retried. FINAL lists those that a retry cannot help, or that are no failure. The number of tries and
-their total time are limited: a caller gets its answer within two seconds, whatever the database does.
+their total time are limited: a caller gets its answer within two seconds, even if the database hangs.
 
 A database that answers may still refuse to write: its disk is full, or it is read only. Reads work then, so a probe
 that only reads would not notice. `Retries` remembers such a refusal for a few seconds (`refusal`), and `/readyz` shows

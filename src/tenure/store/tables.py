@@ -6,7 +6,7 @@ Rules of the `sessions` table that other code relies on:
   and the clock.
 - No index contains deadline, heartbeat, activity or state: PostgreSQL can then renew a session without changing any
   index (a HOT update), for which `fillfactor` leaves room on the page.
-- An index contains either live or closed rows, so an open does not pay for the indexes of closed rows.
+- An index contains either live or closed rows, so an open does not write the indexes of closed rows.
 - `check_at` is when the sweep must check a row, NULL when there is nothing left to do. It is updated lazily, and
   `check_at <= deadline_at` always. Its index has no condition `closed_at IS NULL`, so that the planner
   does not use it to look up a key.
@@ -209,13 +209,13 @@ submissions = Table(
     # The time when the submission was accepted or commanded. An attempt does not change it, so an attempt changes no
     # index, and the executor, which knows its own attempts, reads only the submissions that callers changed.
     Column("last_modified_at", Instant, nullable=False),
-    # NULL if there is no next attempt, and while an attempt is open, so that no second attempt can begin beside it.
+    # NULL if there is no next attempt, and while an attempt is open, so that no second attempt can begin meanwhile.
     Column("next_attempt_at", Instant),
     Column("ended_at", Instant),
     Column("attempts", Integer, nullable=False),
     # Attempts that count against the limit of the contract, since the submission was last retried by hand.
     Column("failures", Integer, nullable=False),
-    # Attempts of unknown outcome since then. They have a limit of their own.
+    # Attempts of unknown outcome since then. They have their own limit.
     Column("unknowns", Integer, nullable=False, server_default="0"),
     # Whether no early attempt may begin before `next_attempt_at`, even if the gateway recovers.
     Column("pause_is_binding", Boolean, nullable=False, server_default=false()),

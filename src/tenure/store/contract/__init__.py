@@ -66,7 +66,7 @@ class Store(
 
     @property
     def refusing_writes(self) -> str | None:
-        """Why the database, although it can be reached, has refused a write in the last seconds; None if it has not."""
+        """The reason why a reachable database has refused a write in the last seconds; None if it has refused none."""
 
     def listen(self, topic: Topic, wake: Callable[[], None]) -> None:
         """Calls `wake` after a notification, if the engine supports notifications.

@@ -1,4 +1,4 @@
-"""Alerts, and what the job `watch` and `GET /metrics` read to find them."""
+"""Alerts, and the reads of the job `watch` and of `GET /metrics`."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -34,8 +34,8 @@ class AlertStore(Protocol):
         """Returns those alerts that exist, in any order."""
 
     async def read_observations(self, leases: Sequence[str]) -> Observations:
-        """Reads what alerts depend on: all jobs, these leases, and the state of usage. Its cost does not grow with the
-        tables.
+        """Reads the state on which alerts depend: all jobs, these leases, and the state of usage. Its cost does not
+        grow with the tables.
         """
 
     async def read_gauges(self, gateways: Sequence[str]) -> InstallationGauges:

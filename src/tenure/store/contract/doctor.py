@@ -1,4 +1,4 @@
-"""What `tenure doctor` reads about the database itself. None of these methods changes anything."""
+"""The reads of `tenure doctor` about the database itself. None of these methods changes anything."""
 
 from collections.abc import Sequence
 from typing import Protocol

@@ -1,4 +1,4 @@
-"""Instances, and what they counted."""
+"""Instances, and their counts."""
 
 from collections.abc import Sequence
 from datetime import datetime

@@ -32,7 +32,7 @@ class JobStore(Protocol):
         """Up to `limit` jobs, ordered by name, starting after the name `after`."""
 
     async def list_runs(self, job: str, before: int | None, limit: int) -> Sequence[JobRun] | None:
-        """Up to `limit` runs, newest first, from before the epoch `before`; None if the job does not exist."""
+        """Up to `limit` runs with epochs below `before`, newest first; None if the job does not exist."""
 
     async def prune(self, fence: Fence, limit: int) -> Pruned:
         """Deletes up to `limit` rows of each kind that is past its retention time."""

@@ -20,7 +20,7 @@ class KeyStore(Protocol):
         """
 
     async def revoke_key(self, public_id: str, actor: Actor) -> StoredKey | None:
-        """Returns the revoked key, or None if it does not exist. A key that was revoked before stays as it is."""
+        """Returns the revoked key, or None if it does not exist. A key that was revoked earlier does not change."""
 
     async def list_keys(self, name: str | None, after: str | None, limit: int) -> Sequence[StoredKey]:
         """Lists keys by public id, starting after the public id `after`. Includes revoked and expired keys."""

@@ -30,7 +30,7 @@ class LeaseStore(Protocol):
         """All leases that were ever held, by name, starting after `after`."""
 
     async def list_terms(self, name: str, before: int | None, limit: int) -> Sequence[LeaseTerm] | None:
-        """Up to `limit` terms of a lease, newest first, from before the epoch `before`; None if the lease was never
+        """Up to `limit` terms of a lease with epochs below `before`, newest first; None if the lease was never
         held, or is the lock of a job.
         """
 

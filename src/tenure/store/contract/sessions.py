@@ -67,8 +67,8 @@ class SessionStore(Protocol):
         """Inserts live sessions of another service, and returns one outcome per session, in the same order.
 
         They start at the time of this write, so that windows and events up to now do not change; `imported_start_at`
-        keeps their own start. At most BATCH_MAX sessions, each id and key once. Without `writes`, only returns what
-        would happen. Counts the imported sessions in the audit entry of `draft`.
+        keeps their own start. At most BATCH_MAX sessions, each id and key once. Without `writes`, returns the outcomes
+        without writing. Counts the imported sessions in the audit entry of `draft`.
         """
 
     async def heartbeat(self, heartbeats: Sequence[Heartbeat]) -> Sequence[HeartbeatResult]:
@@ -102,7 +102,7 @@ class SessionStore(Protocol):
     async def get_session(self, session_id: str, scope: Scope) -> Session | None: ...
 
     async def read_history(self, session_id: str, scope: Scope, view: View, after: int | None) -> SessionHistory | None:
-        """Returns what the tables hold about a session, with the section of its windows that follows window `after`.
+        """Returns all stored facts about a session, with the section of its windows that follows window `after`.
 
         None if the session does not exist. Its cost does not grow with the tables.
         """
@@ -120,7 +120,7 @@ class SessionStore(Protocol):
     ) -> LapsePage:
         """Returns at most `limit` live sessions of the scope after the position `after`, next deadline first.
 
-        Its cost does not grow with the table. If that does not suffice for an exact page, the page says so.
+        Its cost does not grow with the table. If an exact page would cost more, the page is marked as inexact.
         """
 
     async def count_matches(

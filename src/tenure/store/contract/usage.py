@@ -110,8 +110,8 @@ class UsageStore(Protocol):
         """Returns the rows of a mark, in any order."""
 
     async def sum_mark(self, from_at: datetime, at: datetime, limit: int) -> Sequence[MarkSums] | None:
-        """Returns what the mark `at` adds to the rows of a mark at `from_at`, in any order; None if there are more than
-        `limit` keys. If `at` lies before the last cut, the result is the same at any later time.
+        """Returns the differences of the mark `at` from the rows of a mark at `from_at`, in any order; None if there
+        are more than `limit` keys. If `at` lies before the last cut, the result is the same at any later time.
         """
 
     async def save_mark(self, fence: Fence, mark: Mark, sums: Sequence[MarkSums]) -> None:

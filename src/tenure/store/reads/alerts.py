@@ -1,4 +1,4 @@
-"""The reads of alerts, and of what alerts and the metrics of the installation depend on, which all engines share."""
+"""The reads that all engines share for alerts, and for the metrics of the installation."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
@@ -90,7 +90,7 @@ def find_alerts(connection: Connection, alert_ids: Sequence[str]) -> Sequence[Al
     return [alert_from_values(row) for row in rows]
 
 
-# What the job `watch` observes.
+# The observations of the job `watch`.
 
 
 def read_observations(connection: Connection, names: Sequence[str]) -> Observations:

@@ -2,7 +2,7 @@
 
 No table contains events. Each event is derived from a session: its start from `started_at`, and its end from
 `closed_at`, or from `deadline_at` if it has lapsed and its end is not recorded yet. A page is merged from ranges of
-indexes that other features need anyway, so an open pays for no index of the feed:
+indexes that other features need anyway, so an open writes no index that only the feed needs:
 
 | events | range |
 |---|---|
@@ -11,7 +11,7 @@ indexes that other features need anyway, so an open pays for no index of the fee
 | recorded ends | `sessions_closed_at` |
 | lapses that are not recorded | `sessions_check_at`: `check_at` is never after the deadline |
 
-Live sessions are read before closed ones, and lapses before recorded ends, each in a statement of its own. So a session
+Live sessions are read before closed ones, and lapses before recorded ends, each in its own statement. So a session
 whose end is recorded between two statements is found at least once, even if a statement does not see the table at one
 instant. An event that is found twice is the same event, and is returned once.
 

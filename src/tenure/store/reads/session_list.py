@@ -7,9 +7,9 @@ entries are read. A filter without kind or reason has one range for each of thei
 
 Several indexes may fit a filter, and perhaps none checks all its conditions. A `Path` is one way to read the matching
 sessions: the ranges of one index, and the conditions that the index does not check. If every path has such conditions,
-the sessions that match may be anywhere in its ranges. Then the page reads at most SCAN_MAX entries, by the path that
-reaches furthest back with them, and ends at the *reach*: the oldest start up to which all entries have been checked.
-The next page continues from there. So such a page may be short or empty although more sessions match.
+the sessions that match may be anywhere in its ranges. Then the page reads at most SCAN_MAX entries. It uses the path on
+which these entries go back furthest in time, and ends at the *reach*: the oldest start up to which all entries have
+been checked. The next page continues from there. So such a page may be short or empty although more sessions match.
 
 The reach is read first, and the page is read down to it. So sessions that open or close between the two statements are
 neither missed nor listed twice.

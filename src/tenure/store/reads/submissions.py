@@ -135,7 +135,7 @@ COUNTED_STATES = (
     SubmissionState.CANCELLED,
     SubmissionState.DELIVERED,
 )
-"""What an operator looks for comes first."""
+"""In the order of interest to an operator."""
 CountStatement = Callable[[str, str, int], Select[Any]]
 
 

@@ -69,8 +69,8 @@ def intervals_in(
     session and the end of the era.
 
     To count each session once, only one of its rows has `counts` 1: that of the era in which it started, or the one
-    that begins at `first_at`. It is planned separately from the sums: otherwise PostgreSQL computes an interval again
-    for each use of it.
+    that begins at `first_at`. The statement is a subquery that is planned separately from the sums. Otherwise
+    PostgreSQL would compute an interval again for each of its uses.
     """
     span = _spans_table(spans)
     starts, ends = span.c.from_at, span.c.to_at

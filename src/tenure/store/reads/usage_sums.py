@@ -164,7 +164,7 @@ def _quick_span(
 ) -> tuple[datetime, datetime, _MarkPair | None]:
     """The span without the edges for which too many sessions would have to be read, and its marks.
 
-    If that leaves nothing, the span between the last marks before its beginning and before its end.
+    If nothing remains, returns the span between the last marks before the beginning and before the end.
     """
     from_at, to_at = span
     if marks is None:
@@ -279,7 +279,7 @@ def _edge(
 def sum_mark(
     connection: Connection, from_at: datetime, at: datetime, limit: int, index_hint: str = ""
 ) -> Sequence[MarkSums] | None:
-    """What a mark adds to the previous one. None if it has more than `limit` keys."""
+    """The difference of a mark from the previous one. None if it has more than `limit` keys."""
     spans = spans_of(from_at, at, stored_eras(connection))
     added: dict[tuple[str, str, int], list[int]] = {}
     for begin in range(0, len(spans), SPANS_MAX):
@@ -339,7 +339,7 @@ def _sums_of_sessions(
 
 
 def _user_after(connection: Connection, after: str | None, entries: int) -> str | None:
-    """A user before whom, and from `after` on, each index of users has at most so many entries; None for the end."""
+    """The end of the range of users after `after` that has at most so many entries in each index; None for all."""
     found = [connection.execute(each).scalar() for each in users_statements(after, entries)]
     return min((user for user in found if user is not None), default=None)
 

@@ -129,7 +129,7 @@ class PostgresClient:
         return await self._retries.run(run, seconds)
 
     async def _read_page(self, read: Callable[[Connection], T]) -> T:
-        """While long reads occupy their places, one page at a time is read beside them, on the connection of short
+        """While long reads occupy their places, one page at a time is read meanwhile, on the connection of short
         reads. It may keep that connection for PAGE_MILLISECONDS; then it waits for a place like any long read.
         """
 

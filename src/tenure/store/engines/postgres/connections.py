@@ -8,10 +8,10 @@ Guarantees:
   the server has answered it or has closed the connection. While given-up calls occupy all places, further calls fail at
   once. The statement is not cancelled either: to cancel a commit that waits for a standby would make its rows visible,
   and the next caller could get a session that a fail-over loses.
-- An answer that never arrives, because a proxy has lost it, does not occupy a place for ever:
+- An answer that never arrives, because a proxy has lost it, does not occupy a place indefinitely:
   `PostgresClient` asks the server which backends are still working (`unanswered`), and closes the other connections.
 
-How a call can be cut short: its caller gives up while the call waits for a place (nothing was sent), while it connects
+Interruptions of a call: its caller gives up while the call waits for a place (nothing was sent), while it connects
 (it finishes connecting, and sends nothing), or while the server works (it waits for the answer, and drops it).
 """
 
@@ -272,7 +272,7 @@ def set_timeouts(connection: Connection, seconds: int) -> None:
 
 
 def is_read_only(connection: asyncpg.Connection) -> bool:
-    """From what the server has reported with its last answer: PostgreSQL reports changes of these settings."""
+    """As the server has reported with its last answer: PostgreSQL reports changes of these settings."""
     settings = connection.get_settings()
     return "on" in (getattr(settings, "in_hot_standby", ""), getattr(settings, "default_transaction_read_only", ""))
 

@@ -1,4 +1,4 @@
-"""What `tenure doctor` reads from PostgreSQL: limits and statistics."""
+"""The reads of `tenure doctor` from PostgreSQL: limits and statistics."""
 
 from collections.abc import Sequence
 
@@ -8,8 +8,8 @@ from tenure.domain.doctor import ReadOnly, ServerFacts, TableChurn
 from tenure.store.reads.sessions import read_now
 from tenure.store.tables import metadata
 
-# A limit of -1 means that there is none. `reset_val` is the default of the server, the database or the role, whatever
-# this connection has set for itself.
+# A limit of -1 means that there is none. `reset_val` is the default of the server, the database or the role, regardless
+# of what this connection has set for itself.
 _SERVER = text("""
 SELECT
     current_setting('max_connections')::int

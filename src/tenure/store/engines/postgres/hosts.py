@@ -7,7 +7,7 @@ A URL may name several hosts, such as a primary and its standbys. Guarantees:
 - After a fail-over, new connections lead to the new primary. `is_current` returns False for an older connection to
   another host, so that it is not used any more.
 
-How an attempt can be cut short: a caller gives up after less time than all hosts may need. The next attempt then begins
+Interruptions of an attempt: a caller gives up after less time than all hosts may need. The next attempt then begins
 with the host that had too little time, or with the one after it, if that host had its whole time.
 """
 

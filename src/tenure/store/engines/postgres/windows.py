@@ -7,7 +7,7 @@ tests compare the results. Four things keep the cost per session low:
 - Each layer of a statement ends with OFFSET 0. Otherwise PostgreSQL would merge the layers, and compute a value of an
   inner layer again for each of its uses in an outer one. Each layer also repeats the ORDER BY of the innermost one.
   Otherwise PostgreSQL would sort again.
-- Most sessions are younger than the period of 30 days, for which the arithmetic is shorter.
+- The arithmetic is shorter for sessions that are younger than the period of 30 days, as most are.
 - Most sessions are live for a whole window. Their bounds, as text, and their time in the window are parameters.
 - A chunk is returned as one text.
 """
@@ -98,7 +98,7 @@ _INSTANT = """
 CASE WHEN m.{column} = {bound} THEN {text}::text
      ELSE to_char(m.{column} AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') END
 """
-# The type numeric formats any amount. Small amounts without trailing zeros, which most are, are formatted faster as
+# The type numeric formats any amount. Most amounts are small and have no trailing zeros: these are formatted faster as
 # integers.
 _AMOUNT = """
 CASE WHEN m.usage > 0 AND m.usage < 1000000 AND m.usage % 10 > 0

@@ -8,13 +8,13 @@ write to it, and every write is lost when the process ends. Guarantees:
   probe or the next reading of the board shows the loss within a second.
 - Once another file has the name, no operation succeeds until the first file is back or the process is restarted. A file
   that was put there is not opened: the WAL of the former file lies beside it, and SQLite would apply it to the new
-  file. Neither is that WAL removed: it may be all that is left of the last writes to the former file.
+  file. That WAL is not removed either: it may have the only copy of the last writes to the former file.
 - SQLite's locks on the file belong to the process, and the system drops all of them when any descriptor of the file is
-  closed. Other processes then take the file for unused: the last of them to close it removes the WAL, and what this
-  process writes afterwards is lost. So the descriptor that creates a file is closed before the process opens a
-  connection to the file: connections are opened one at a time.
+  closed. Other processes then treat the file as unused: the last of them to close it removes the WAL, and later writes
+  of this process are lost. So the descriptor that creates a file is closed before the process opens a connection to the
+  file: connections are opened one at a time.
 
-How this can be cut short: a crash between COMMIT and the comparison is a lost answer, as everywhere. If the file is
+Interruptions: a crash between COMMIT and the comparison is a lost answer, as everywhere. If the file is
 moved away and back between two comparisons, it is the same file, and nothing is lost.
 
 **Memory**: each connection has a page cache. Threads of different purposes have their own connections, so the caches
@@ -67,12 +67,13 @@ ARENAS_MAX = 2
 _M_ARENA_MAX = -8
 """The number of this option in glibc's malloc.h."""
 REOPENED_AFTER = frozenset({Cause.READ_ONLY, Cause.IO_ERROR})
-"""Causes after which a connection is opened anew. SQLite opens a file that it may not write for reading only, and does
+"""Causes after which the connection is replaced. SQLite opens a file that it may not write for reading only, and does
 not notice that it may write later."""
 
 
 def limit_arenas() -> None:
-    """Limits the arenas of malloc. glibc gives most threads an arena, and what one has freed, no other thread can use.
+    """Limits the arenas of malloc. glibc gives most threads an arena, and a thread cannot use the free memory of
+    another thread's arena.
 
     The threads of SQLite wait for each other anyway, so they do not miss arenas of their own.
     """
@@ -175,7 +176,7 @@ def _existing_folder(path: Path) -> Path:
 
 
 class Connections:
-    """Threads that run operations on the file, each with a connection of its own."""
+    """Threads that run operations on the file, each with its own connection."""
 
     def __init__(self, file: DatabaseFile, clock: Callable[[], int], purpose: str, count: int, cache_kib: int) -> None:
         self._file = file

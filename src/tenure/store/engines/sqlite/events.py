@@ -34,7 +34,7 @@ def publish_events(connection: Connection, now: datetime, pause_microseconds: in
     published_at: datetime | None = connection.execute(select(installation.c.published_at)).scalar_one()
     if published_at is not None and published_at <= clock < published_at + timedelta(microseconds=pause_microseconds):
         return published_at
-    # If the clock was stepped back, writes from before that may have later stamps than the clock.
+    # If the clock was stepped back, earlier writes may have later stamps than the clock shows now.
     horizon = now if now <= clock else max([now, *_newest_stamps(connection)])
     connection.execute(update(installation).values(stamped_after=horizon, published_at=horizon))
     return horizon

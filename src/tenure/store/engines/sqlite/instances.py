@@ -1,4 +1,4 @@
-"""Instances, and what they counted. The functions run under the write lock of the SQLite file."""
+"""Instances, and their counts. The functions run under the write lock of the SQLite file."""
 
 from collections.abc import Sequence
 from datetime import datetime

@@ -125,7 +125,7 @@ def _begin(connection: Connection, now: datetime, fence: Fence, row: Any, *, ear
         attempt = _open_attempt(connection, row.submission_id, row.attempts, fence.epoch)
     elif due_at <= now or (early and not row.pause_is_binding):
         # If the clock was stepped back, `now` may lie before the last command or the acceptance. An attempt must not
-        # start before either: `_move` would take it for a retry.
+        # start before either: `_move` would treat it as a retry.
         attempt = (row.attempts + 1, due_at if due_at > now else None)
         _write(connection, row.submission_id, attempts=attempt[0], next_attempt_at=None)
         values = {"number": attempt[0], "epoch": fence.epoch, "holder": fence.holder, "was_due_at": attempt[1]}

@@ -1,6 +1,6 @@
 """The connections of an instance to SQL Server, their uses and the retries.
 
-An ODBC call cannot be cancelled. If a caller stops waiting, the statement runs on until it ends or times out, and its
+An ODBC call cannot be cancelled. If a caller stops waiting, the statement continues until it ends or times out, and its
 connection is not reused before that. So the executor has more threads than there are connections.
 
 Renewals have their own connections, so that busy lanes and long fenced writes do not delay them. A pool

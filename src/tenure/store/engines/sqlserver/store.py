@@ -47,7 +47,7 @@ at the same time, so the write waits for no other transaction.
 **Leases.** A procedure locks a lease before anything else: before its job, its runs, the cut lock and sessions. No
 procedure locks two leases.
 
-- A fence reads the row `WITH (REPEATABLEREAD)`: a shared lock that is kept until the transaction ends, also where row
+- A fence reads the row `WITH (REPEATABLEREAD)`: a shared lock that is kept until the transaction ends, even where row
   versions are read. Fences do not wait for each other. A transaction that begins or ends an epoch waits for all of
   them.
 - A transaction that may begin an epoch first reads the row under `UPDLOCK, HOLDLOCK`. This lock admits fences but no
@@ -68,7 +68,7 @@ may then expire, but no instance can acquire it until that transaction has ended
 `UPDLOCK, HOLDLOCK` in the order of their index, and reads the existing rows under these locks. All other transactions
 hold rows, and none of them waits for a key:
 
-- A transaction that ends attempts, carries out a command or notes a waiting reason waits for its rows, by id. If it
+- A transaction that ends attempts, carries out a command or stores a waiting reason waits for its rows, by id. If it
   has a fence, it can delay a renewal for as long as it waits, one second at most.
 - A transaction that begins attempts takes only rows that no other transaction holds. A transaction reads and writes
   attempts only while it holds the row of their submission. The list of orphaned attempts comes from one index, and is

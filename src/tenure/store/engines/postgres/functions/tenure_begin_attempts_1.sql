@@ -1,7 +1,7 @@
 -- Records attempts before they are sent, under the fence of the executor. `found` is `begun` (may be sent), `later`
 -- (due at `next_attempt_at`), `over` (no more attempts) or `held` (another transaction holds the row lock).
 --
--- While an attempt is open its submission has no `next_attempt_at`, so no second attempt can begin beside it. An open
+-- While an attempt is open its submission has no `next_attempt_at`, so no second attempt can begin meanwhile. An open
 -- attempt of this epoch is returned as `begun`, too: the executor never begins an attempt of a submission that it is
 -- sending, so the answer to the call that began this attempt was lost.
 --

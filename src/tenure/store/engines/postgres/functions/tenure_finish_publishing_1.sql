@@ -1,10 +1,10 @@
 -- Second step of moving the horizon of events, in a transaction after tenure_begin_publishing_1: waits for the session
 -- writes in progress, moves the horizon to `p_stamped_after`, and returns the horizon.
 --
--- Every session write holds the cut lock, shared, from before it reads the clock until it is committed. A write that
--- takes the lock after this function has looked at its holders reads the clock after the first step, so it is stamped
--- later. So when the present holders are gone, all writes that are stamped up to `p_stamped_after` are committed, and no
--- session whose deadline is at or before it can be renewed any more.
+-- Every session write takes the cut lock, shared, before it reads the clock, and holds it until it is committed. A
+-- write that takes the lock after this function has looked at its holders reads the clock after the first step, so it
+-- is stamped later. So when the present holders are gone, all writes that are stamped up to `p_stamped_after` are
+-- committed, and no session whose deadline is at or before it can be renewed any more.
 --
 -- The function reads the holders from pg_locks instead of taking the lock exclusively: no session write waits for it. If
 -- a holder does not end within a second, the horizon stays where it is.

@@ -5,7 +5,7 @@
 -- meaning as in tenure_open_reopen_1. All instances are notified of the ends of sessions that have had a stream.
 --
 -- Most batches need no more than this: live sessions are returned without a lock, as in lane `create`, and the other
--- requests take seats that are known to be free (`slack`). All other batches take the long way.
+-- requests take seats that are known to be free (`slack`). All other batches run all steps of the order below.
 --
 -- Order: a read without locks; the cut lock; the capacities, in the order of their ids; session rows that no other
 -- transaction holds; for each capacity the count, the lapsed sessions and the victims (again only those that no other
@@ -78,8 +78,8 @@ BEGIN
         END IF;
     END LOOP;
     v_probe := tenure_write_now();
-    -- The last condition: the seat may be one whose session ended after this instant, because the clock was stepped back.
-    -- The long way moves the start of the new session to that end.
+    -- The last condition: the seat may be one whose session ended after this instant, because the clock was stepped
+    -- back. The steps below move the start of the new session to that end.
     IF v_fitting = cardinality(v_free) AND cardinality(v_named) = cardinality(v_found)
        AND NOT EXISTS (SELECT 1 FROM sessions s WHERE s.closed_at > v_probe) THEN
         UPDATE capacities c

@@ -1,4 +1,5 @@
--- Revokes an API key and returns it; returns no row if it does not exist. A key that is revoked already stays as it is.
+-- Revokes an API key and returns it; returns no row if it does not exist. A key that is revoked already does not
+-- change.
 --
 -- Order: the row of the installation; the clock; the writes.
 CREATE OR REPLACE FUNCTION tenure_revoke_key_1(p_public_id text, p_actor jsonb)

@@ -1,7 +1,7 @@
 -- Raises an alert for each condition that has no active alert, and clears the active alerts without a condition, under
 -- the fence of job `watch`. A condition is a pair of `p_alert` (the name) and `p_subject`. With `p_contract`, the
 -- function inserts a submission to gateway `oncall` for each change, with the next of the ids in `p_submission`.
--- Returns the alerts that were raised or cleared under this fence, also by an earlier call whose answer was lost.
+-- Returns the alerts that were raised or cleared under this fence, even by an earlier call whose answer was lost.
 --
 -- Order: the lease; the active alerts; the clock; the writes. Only the holder of the lease writes alerts, so no alert
 -- is added in between.

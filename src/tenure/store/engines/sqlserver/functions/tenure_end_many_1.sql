@@ -1,6 +1,6 @@
 -- Ends those of the given sessions that are live and match the criteria, as TERMINATED, for one action of a caller. All
 -- calls of an action have the same audit entry, and this call adds its ends to it. A session that was opened after the
--- first call of the action is not ended, so that an action comes to its end. A session whose deadline has passed ends at
+-- first call of the action is not ended, so that an action ends. A session whose deadline has passed ends at
 -- its deadline and for its lapse reason; it does not count, because it had ended before this call.
 --
 -- Each result row is an end that this call recorded. The last row has only `same`, `total` and `began_at`. `same` is

@@ -1,7 +1,7 @@
 -- Imports live sessions of another service, and returns the outcome of each: `imported`; `existing`, if a session with
 -- its id is live; `over`, if a session with its id has ended; `ended`, if its term is over; `tenant-mismatch`, if its
 -- capacity is bound to another tenant; `conflict`, if its key has another session whose end is not recorded or is after
--- the clock. Without @writes, it only returns what would happen.
+-- the clock. Without @writes, it only returns the outcomes.
 --
 -- An imported session starts at the clock of this write, like any new session, so that windows and events up to now
 -- stay as they are. `imported_start_at` keeps its own start. An import may take more seats than the capacity has. It

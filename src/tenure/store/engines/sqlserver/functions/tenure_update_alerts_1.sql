@@ -1,6 +1,6 @@
 -- Raises an alert for each condition that has no active alert, and clears the active alerts without a condition, under
 -- the fence of job `watch`. With a contract, it inserts a submission to gateway `oncall` for each change, with the next
--- of the ids in "submissions". Returns the alerts that were raised or cleared under this fence, also by an earlier call
+-- of the ids in "submissions". Returns the alerts that were raised or cleared under this fence, even by an earlier call
 -- whose answer was lost.
 --
 -- Order: the lease; the active alerts, in the order of their index; the clock; the writes. Only the holder of the lease
