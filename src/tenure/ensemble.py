@@ -97,7 +97,8 @@ class Ensemble:
         return leadership
 
     def trusts(self, name: str) -> bool:
-        """Return whether this process still trusts a lease that, according to the database, it holds.
+        """Return whether this process still trusts a lease. The caller knows from the database that this process holds
+        it.
 
         Only leases that were added with `lead` are checked. For any other lease the result is True: each run checks its
         own job lock.

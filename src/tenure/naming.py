@@ -5,7 +5,7 @@ Handlers build the same structs in either case, whose fields have camelCase name
 which takes one microsecond. Camel case costs nothing: no twin is made.
 
 Names in texts (the details of problems, descriptions in documents) are replaced word by word, if they are names of
-fields. Keys that are data stay as they are: payloads of submissions, kinds, reasons.
+fields. Keys that are data do not change: payloads of submissions, kinds, reasons.
 """
 
 import re

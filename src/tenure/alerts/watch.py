@@ -2,7 +2,7 @@
 
 A run reads the observations, derives the conditions that hold (`domain/alerts.py`), and hands all of them to one fenced
 transaction. The transaction compares them with the active alerts, writes the changes, and accepts a submission to
-gateway `oncall` for each. What must hold, and what happens if a step is cut short:
+gateway `oncall` for each. Guarantees, and what happens if a step is interrupted:
 
 - Each change is made once, however many instances run and restart: only the holder of the job's lock writes alerts, and
   a unique index allows one active alert per name and subject.

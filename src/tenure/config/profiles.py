@@ -15,4 +15,4 @@ _TRANSCRIPTION: Mapping[str, Any] = {
 
 CAPACITY = "capacity"
 PROFILES: Mapping[str, Mapping[str, Any]] = {CAPACITY: {}, "transcription": _TRANSCRIPTION, "playback": _PLAYBACK}
-"""What each profile sets. `capacity` changes no default: sessions of 30 days, without a lease."""
+"""The settings of each profile. `capacity` changes no default: sessions of 30 days, without a lease."""

@@ -83,7 +83,7 @@ class Installation:
         return self._process is not None and self._process.is_alive()
 
     def log(self) -> str:
-        """What the service has logged."""
+        """The log of the service."""
         path = self.folder / "service.log"
         return path.read_text(encoding="utf-8") if path.exists() else ""
 
@@ -144,7 +144,7 @@ def _signals_blocked() -> Iterator[None]:
 
 
 def _serve(settings: Config, listener: socket.socket, pipe: Connection, log: str) -> None:
-    """The process of the service. It has a session of its own, so ctrl-C reaches only the process that started it."""
+    """The process of the service. It has its own session, so ctrl-C reaches only the process that started it."""
     os.setsid()
     os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), 2)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)

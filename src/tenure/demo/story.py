@@ -47,7 +47,7 @@ class Story:
         """The capacities by name."""
         self.live_by_kind: dict[str, int] = {}
         self.totals = NO_TOTALS
-        """What the receiver has counted."""
+        """The counts of the receiver."""
         self.lines: deque[Line] = deque(maxlen=LINES_KEPT)
         """The newest last."""
         self.unread: asyncio.Queue[Line] = asyncio.Queue(LINES_KEPT)
@@ -70,7 +70,7 @@ class Story:
             self._tell(event)
 
     async def watch(self) -> None:
-        """Read the seats and the receiver's ledger again and again."""
+        """Read the seats and the receiver's ledger repeatedly."""
         while True:
             await self._look()
             await asyncio.sleep(POLL_SECONDS)

@@ -108,7 +108,7 @@ class Crowd:
         await self._pause(CRASH_SECONDS, 2 * CRASH_SECONDS)
 
     async def upgrade(self, user: User) -> None:
-        """Begins with a basic session and goes on with a premium one, which replaces it."""
+        """Begins with a basic session, and then upgrades it to a premium one."""
         async with self._hold(user, BASIC):
             await self._pause(1, 3)
             async with self._hold(user, PREMIUM):

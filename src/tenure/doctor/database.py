@@ -101,7 +101,7 @@ async def check_schema(patient: Patient) -> Sequence[Finding]:
 
 
 def _reach(patient: Patient) -> str:
-    """Return the command that shows whether the server answers, or what is wrong with the file."""
+    """Return the command that shows whether the server answers, or the state of the file."""
     file = patient.store.describe_file()
     if file is not None:
         return f"ls -l {shlex.quote(file.path)}"
@@ -182,7 +182,7 @@ async def check_tables(patient: Patient) -> Sequence[Finding]:
 def _of_table(churn: TableChurn, patient: Patient) -> Sequence[Finding]:
     findings = []
     if churn.dead_rows > max(DEAD_ROWS_MIN, churn.live_rows * DEAD_SHARE):
-        seen = f"{churn.dead_rows} dead rows beside {churn.live_rows} live ones: vacuum does not keep up"
+        seen = f"{churn.dead_rows} dead rows and {churn.live_rows} live ones: vacuum does not keep up"
         mend = patient.psql(f"VACUUM (ANALYZE) {churn.table}")
         findings.append(warning(Code.TABLE_BLOATED, seen, mend, churn.table))
     cold = churn.updates - churn.hot_updates

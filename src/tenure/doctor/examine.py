@@ -1,4 +1,4 @@
-"""Runs the checks in order, each within CHECK_SECONDS, and collects what they find.
+"""Runs the checks in order, each within CHECK_SECONDS, and collects their findings.
 
 The first checks decide whether the others make sense: without a database, or with an old schema, every later check
 would fail for the same reason, so it is skipped. The checks run one after the other: the doctor must not add to the

@@ -1,4 +1,4 @@
-"""What the checks return: findings with stable codes."""
+"""Findings, which the checks return, with stable codes."""
 
 from enum import StrEnum
 
@@ -75,7 +75,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     subject: str | None = None
     """Which job, lease, gateway, key, table or file it is about."""
     seen: str
-    """What the check saw, in one line."""
+    """The observation of the check, in one line."""
     mend: str
     """The command that mends it."""
 

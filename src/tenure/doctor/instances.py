@@ -45,7 +45,7 @@ async def check_leases(patient: Patient) -> Sequence[Finding]:
         mend = patient.command("serve")
         others = {instance.executor_lease for instance in await patient.instances()}
         if name == timing.executor_lease and others and name not in others:
-            # An instance with these settings would not start beside those.
+            # An instance with these settings would not start while those run.
             seen = f"the running instances use lease {', '.join(sorted(others))}, and these settings name lease {name}"
             mend = f"TENURE_LEASES__EXECUTOR_LEASE={shlex.quote(min(others))} {patient.command('doctor')}"
         findings.append(broken(Code.LEASE_UNHELD, seen, mend, name))
@@ -66,7 +66,7 @@ async def check_versions(patient: Patient) -> Sequence[Finding]:
 
 
 async def check_executor_leases(patient: Patient) -> Sequence[Finding]:
-    """An instance does not start beside another name. It cannot check the names while the database is unavailable."""
+    """Instances with different names do not run together, but cannot check this without the database."""
     instances = await patient.instances()
     names = Counter(instance.executor_lease for instance in instances)
     if len(names) < 2:  # noqa: PLR2004
@@ -123,7 +123,7 @@ async def check_pruning(patient: Patient) -> Sequence[Finding]:
 
 
 async def check_conditions(patient: Patient) -> Sequence[Finding]:
-    """Derives what the job `watch` would raise. So it is found even if `watch` does not run."""
+    """Derives the alert that the job `watch` would raise, so that it is found even if `watch` does not run."""
     observed = await patient.store.read_observations(patient.lease_names)
     running = await patient.is_running()
     return [

@@ -1,11 +1,11 @@
-"""Activity: counts of what the whole installation did in each minute.
+"""Activity: counts of the openings, ends and other events of the whole installation in each minute.
 
 Every worker counts its own events (`telemetry/counters.py`) and saves them per minute. A saved row has the key (minute,
 instance, turn) and contains *absolute* counts: all that this worker has counted for this minute so far. So saving a row
 twice, or an older state of it after a newer one, changes nothing: the store keeps the greater of two counts.
 
-`turn` is the number of times that the worker has seen the database's clock go back to an earlier minute. Without it, a
-repeated minute would have the key of the row saved before, and its counts would not be added to those of that row.
+`turn` is the number of times that the worker has seen the database's clock step back to an earlier minute. Without it,
+a repeated minute would have the key of the row saved before, and its counts would not be added to those of that row.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,5 @@
-"""Alerts: what the job `watch` observes, the conditions under which it raises an alert, and the alerts themselves.
+"""Alerts: the observations of the job `watch`, the conditions under which it raises an alert, and the alerts
+themselves.
 
 An alert is active while its condition holds. It is identified by its name and, if there can be several, its subject:
 the name of a job or of a lease. `conditions_of` is a pure function of the observations, which are read from the
@@ -181,7 +182,7 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AlertChanges(msgspec.Struct, frozen=True):
-    """What one run of `watch` changed."""
+    """The changes of one run of `watch`."""
 
     raised: Sequence[Alert]
     cleared: Sequence[Alert]
@@ -220,6 +221,6 @@ class InstallationGauges(msgspec.Struct, frozen=True, kw_only=True):
     """The live sessions on these capacities."""
     pending_by_gateway: dict[str, int]
     pending: int
-    """All pending submissions, also those of gateways that are not configured here."""
+    """All pending submissions, including those of gateways that are not configured here."""
     active_alerts: dict[str, int]
     """The number of active alerts by name."""

@@ -7,7 +7,7 @@ import msgspec
 
 
 class Actor(msgspec.Struct, frozen=True):
-    """Who makes a change. A store method that records its change takes one as its last argument."""
+    """The author of a change. A store method that records its change takes an actor as its last argument."""
 
     subject: str
     """The credential: the public id of an API key, the subject of a token, `anonymous`, or `cli:user@host`."""

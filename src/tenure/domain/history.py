@@ -1,10 +1,10 @@
 """The history of a session: everything that the database knows about it, as facts in the order of time.
 
-The store reads what the tables hold (`SessionHistory`), and `facts_of` turns it into facts. A fact has a stable name,
+The store reads the rows (`SessionHistory`), and `facts_of` turns them into facts. A fact has a stable name,
 typed fields and one line of text.
 
 A session may be billed in tens of thousands of windows. Consecutive windows that are all delivered, or that were all
-cut without a gateway, are one fact (a *run*). A window that waits for its delivery is a fact of its own, with its
+cut without a gateway, are one fact (a *run*). A window that waits for its delivery is a separate fact, with its
 attempts. The store reads at most RUNS_MAX runs at a time, and these form a *section*. The facts of a section are in the
 order of time. A fact about the session belongs to the section whose time contains it, and the attempts of a window
 belong to the section of the window.
@@ -36,7 +36,7 @@ class View(msgspec.Struct, frozen=True):
     """The parts of a history that its reader may see."""
 
     audit: bool
-    """Who ended the session."""
+    """The caller or component that ended the session."""
     usage: bool
     deliveries: bool
     """How the windows were delivered. Without it, delivered and undelivered windows look the same."""
@@ -47,7 +47,7 @@ class RunState(StrEnum):
     NOT_SENT = "notSent"
     """Cut without a gateway for usage, and not sent since."""
     WAITING = "waiting"
-    """Not delivered yet. Such a window is a run of its own."""
+    """Not delivered yet. Such a window is a separate run."""
     HIDDEN = "hidden"
     """The reader may not see whether the windows are delivered."""
 
@@ -79,7 +79,7 @@ class WindowRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SessionHistory(msgspec.Struct, frozen=True, kw_only=True):
-    """What the tables hold about a session, with one section of its windows."""
+    """The rows of all tables about a session, with one section of its windows."""
 
     session: Session
     """As recorded or, if it has lapsed and its end is not recorded yet, as it will be recorded."""
@@ -389,7 +389,7 @@ def _unbilled(history: SessionHistory, last_cut_at: datetime) -> Iterator[Fact]:
         yield Fact(
             at=session.started_at,
             fact=FactName.WINDOWS_NOT_KEPT,
-            text=f"no windows are kept from before {instant_text(to_at)}",
+            text=f"no windows before {instant_text(to_at)} are kept",
             from_at=session.started_at,
             to_at=to_at,
         )

@@ -1,8 +1,8 @@
 """Instances: the service processes that share a database, each with a row that it writes every few seconds.
 
-A worker process is an instance of its own. Its name contains a random part, so no two processes ever have the same
-name, and a process that has stopped never comes back under its name. It is also the name under which the instance holds
-leases, unless that name is configured: then a process that is started again has the same holder and a new name.
+Each worker process is an instance. Its name contains a random part, so no two processes ever have the same name, and a
+process that is started again has a new name. The instance also holds leases under this name, unless a holder name is
+configured. A configured holder name is the same after a restart.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ VERSION_MAX = 64
 
 
 class InstanceReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What an instance says about itself."""
+    """The row of an instance, as the instance writes it."""
 
     instance: str
     holder: str
@@ -34,7 +34,7 @@ class InstanceReport(msgspec.Struct, frozen=True, kw_only=True):
     executor_lease: str
     """The name of the lease whose holder sends submissions. It must be the same on all instances."""
     started_at: datetime | None = None
-    """What the first write returned. None in the first write, which sets it to the database's time."""
+    """None in the first write, which sets it to the database's time and returns it for all later writes."""
     stopped: bool = False
     """Whether the instance is stopping. This is final: a write that was sent earlier and arrives later changes nothing.
     """
@@ -58,8 +58,8 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_alive(last_seen_at: datetime, stopped_at: datetime | None, now: datetime) -> bool:
-    """Whether an instance is alive. If the database's clock was stepped back, a row that was last seen in the future
-    does not count: a living instance writes it again within seconds.
+    """Whether an instance is alive. If the database's clock was stepped back, a row from the future does not count as
+    alive: an instance that is alive writes its row again within seconds.
     """
     return stopped_at is None and abs(now - last_seen_at) <= INSTANCE_ALIVE
 

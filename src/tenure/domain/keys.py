@@ -109,7 +109,7 @@ class KeysVersion(msgspec.Struct, frozen=True):
 
 class CreateKeyOutcome(StrEnum):
     CREATED = "created"
-    """Also if an earlier call with the same arguments created the key and its answer was lost."""
+    """The key was created, by this call or by an earlier one with the same arguments whose answer was lost."""
     NAME_TAKEN = "name-taken"
     """There are LIVE_KEYS_PER_NAME live keys with this name."""
 

@@ -81,7 +81,7 @@ class SessionToken(msgspec.Struct, frozen=True):
 
 class RotateOutcome(StrEnum):
     ROTATED = "rotated"
-    """Also if an earlier call with the same key rotated and its answer was lost."""
+    """The key was rotated, by this call or by an earlier one with the same key whose answer was lost."""
     TOO_MANY = "too-many"
     """There are SIGNING_KEYS_MAX keys that have not expired. Nothing was changed."""
 

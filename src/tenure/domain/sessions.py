@@ -151,7 +151,7 @@ class ImportOutcome(StrEnum):
     EXISTING = "existing"
     """A session with this id is live, for instance because it was imported before."""
     OVER = "over"
-    """A session with this id has ended in Tenure. It does not come back to life."""
+    """A session with this id has ended in Tenure. It does not become live again."""
     ENDED = "ended"
     """The term of the session is over, and Tenure has no session with this id."""
     TENANT_MISMATCH = "tenant-mismatch"

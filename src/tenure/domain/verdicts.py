@@ -71,7 +71,7 @@ def judge_unknown(contract: Contract, unknowns: int, error: str, chance: float) 
     """Return the verdict on an attempt whose outcome is unknown, after `unknowns` earlier ones.
 
     The first is repeated at once: an instance has stopped or died. Further ones follow the schedule, because the
-    receiver itself may be what stops the instances.
+    request to this receiver may itself make the instances stop.
     """
     if contract.max_attempts is not None and unknowns + 1 >= UNKNOWN_MAX:
         return Verdict(AttemptOutcome.UNKNOWN, f"{unknowns + 1} attempts had an unknown outcome; the last: {error}")

@@ -1,1 +1,1 @@
-"""What happened to sessions, for other systems: the feed, and deliveries to gateways."""
+"""Events of sessions for other systems: the feed, and deliveries to gateways."""

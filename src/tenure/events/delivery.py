@@ -4,7 +4,7 @@ The leader of the lease `events` runs `EventDelivery.work`. In each round it mov
 gateway the next batch of events with its submission, if the last batch is settled: delivered or cancelled. A batch is a
 span of positions, and its payload is rendered from the session table when it is sent (`EventPayloads`).
 
-What must hold, and why it does:
+Guarantees, and their reasons:
 
 - **No event is lost.** The position of a gateway moves in the transaction that saves the batch, from the end of the
   last batch. Events are read up to the horizon only, and none can appear behind it.
@@ -63,7 +63,7 @@ ID_LENGTH = 36
 
 
 class GatewaySubscription:
-    """What a gateway wants, by its configuration."""
+    """The subscription of a gateway, from its configuration."""
 
     def __init__(self, contract: Contract, types: Sequence[EventType], event_format: str) -> None:
         self.types = tuple(each for each in EventType if each in types)

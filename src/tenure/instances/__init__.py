@@ -1,1 +1,1 @@
-"""What each worker process reports to the database about itself: that it is there, and what it has counted."""
+"""What each worker process reports to the database about itself: that it is alive, and its counts."""

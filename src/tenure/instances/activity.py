@@ -1,4 +1,4 @@
-"""Saves what this worker has counted, minute by minute, for `GET /activity`.
+"""Saves the counts of this worker, minute by minute, for `GET /activity`.
 
 The worker counts events since its start (`telemetry/counters.py`) in any case. The recorder takes a sample of these
 totals every ten seconds, at multiples of ten seconds of the database's clock. It adds the difference from the last
@@ -8,14 +8,14 @@ a key that only this worker writes (`domain/activity.py`).
 
 Guarantees: the sum of all saved counts never exceeds the number of events, and equals it after a regular stop.
 
-| cut | what holds |
+| interruption | effect |
 |---|---|
 | killed | the counts since the last save are lost: at most SAMPLE_SECONDS, SPREAD_SECONDS and the time of a save |
 | paused | the counts between the last sample and the pause belong to the minute of that sample |
 | the answer to a save is lost, or the save commits late | the next save contains the same counts or greater ones |
-| the database is away | minutes are kept and saved later, up to WAITING_MINUTES_MAX; then the oldest are dropped |
+| no database | minutes are kept and saved later, up to WAITING_MINUTES_MAX; then the oldest are dropped |
 | the database's clock is stepped forward | a minute without counts |
-| the database's clock is stepped back | the repeated minutes get a new turn: rows of their own, which add up |
+| the database's clock is stepped back | the repeated minutes get a new turn: separate rows, which are added up |
 | two workers | each has its own name in the key |
 """
 

@@ -11,9 +11,9 @@ Guarantees:
   for half a minute.
 - `startedAt` is the database's time of the first write. It never changes, even if the row was pruned in between.
 
-How each step can be cut short:
+Interruptions of each step:
 
-| cut | what holds |
+| interruption | effect |
 |---|---|
 | killed, before or between writes | the row ages, and is pruned a day later |
 | paused for longer than INSTANCE_ALIVE | shown as not alive until the next write |

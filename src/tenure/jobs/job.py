@@ -35,7 +35,7 @@ class ActiveRun(msgspec.Struct, frozen=True):
     tick_at: datetime | None
     """The oldest tick that this run covers; None if a caller requested the run and no tick is due."""
     counts: dict[str, int] = msgspec.field(default_factory=dict)
-    """What the run has done so far, by name, for its line in the log."""
+    """Counts of the work that the run has done so far, by name, for its line in the log."""
 
     _began: float = msgspec.field(default_factory=monotonic)
 

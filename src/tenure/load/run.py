@@ -102,7 +102,7 @@ Report = Callable[[str], None]
 
 
 class Bench:
-    """A run: opens what it needs, measures, and ends the sessions that it opened."""
+    """A run: opens the sessions that it needs, measures, and ends them."""
 
     def __init__(self, destination: Destination, plan: Plan, report: Report) -> None:
         self._plan = plan
@@ -114,7 +114,7 @@ class Bench:
         self._stops = 0
 
     def stop(self) -> None:
-        """End the measurement; when called again, also leave the sessions to their lease."""
+        """End the measurement. The second call also stops ending the sessions: they end when their leases run out."""
         self._stops += 1
         self._measured.was_stopped = True
 
@@ -185,7 +185,7 @@ class Bench:
         with suppress(TimeoutError):
             async with asyncio.timeout(END_SECONDS):
                 await self._on_all(end_some)
-        # What could not be ended is counted as left, and not as an answer of the measurement.
+        # A session that could not be ended is counted as left, and not as an answer of the measurement.
         self._measured.left = self._live
         self._measured.answers, self._measured.failures = answers, failures
 

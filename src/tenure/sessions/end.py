@@ -3,12 +3,13 @@
 An *action* ends all sessions that match, in any number of calls, until none is left. It guarantees:
 
 - Every transaction ends sessions and counts them in the audit entry of the action. So the entry always has the number
-  of sessions that the action has ended, also after a crash or a lost answer. A call that is repeated continues.
+  of sessions that the action has ended, even after a crash or a lost answer. A call that is repeated continues.
 - Each session is ended once, even if two callers make calls of the action at the same time: the transactions of an
   action take turns, and a session that has ended is not ended again.
 - Sessions that are opened after the first transaction are not ended. Otherwise an action might never be done.
 - A session must match when it is ended, not only when it was found.
-- Transactions are short (END_BATCH sessions), and hold no row that another one waits for. So other requests go on.
+- Transactions are short (END_BATCH sessions), and hold no row that another one waits for, so they do not delay other
+  requests.
 
 The id of the action is that of its audit entry. An id of another caller, or with another filter, is refused.
 """
@@ -46,7 +47,7 @@ class Selection(msgspec.Struct, frozen=True):
 
 
 class Ended(msgspec.Struct, frozen=True):
-    """What one call of an action has done."""
+    """The result of one call of an action."""
 
     ended: int
     """By this call."""

@@ -1,7 +1,7 @@
 """The ends of sessions as soon as this instance knows of them.
 
-An ended session takes nothing more, so the code that works for a session (its stream, or a transcription) must stop at
-once when the session ends. It watches the session here. An instance learns of an end in three ways:
+An ended session accepts no further messages, so the code that works for a session (its stream, or a transcription) must
+stop at once when the session ends. It watches the session here. An instance learns of an end in three ways:
 
 - an operation of this instance recorded the end, or found it recorded. The watchers are called before that operation is
   answered;

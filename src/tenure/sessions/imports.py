@@ -1,8 +1,8 @@
 """Imports live sessions of another service.
 
 The billing of an imported session begins at the import. Its row starts at the time of the write, like that of any new
-session: no window and no event up to then changes, so what was billed and sent stays right, and `tenure audit` finds
-every instant once. The session's own start is kept beside it (`imported_start_at`), and is what clients see.
+session: no window and no event up to then changes, so the billed and sent usage stays correct, and `tenure audit` finds
+every instant once. The session's own start is kept in `imported_start_at`, and clients see that start.
 
 Steps: the file is read and checked in full (`read_sessions`), then all sessions are compared with the database. Only
 if nothing speaks against any of them, they are written in batches. Each batch is one transaction. An import that was
@@ -295,7 +295,8 @@ async def import_sessions(
             planned.update(outcomes)
             late = [fault for each, one in zip(batch, outcomes, strict=True) for fault in _faults_of(each, one)]
             if late:
-                # A session was opened after the check. What was written stays; a repeated import continues.
+                # A session was opened after the check. The sessions that were written remain; a repeated import
+                # continues.
                 raise ImportRefused([f"{late[0]} (it was opened during the import; earlier lines were imported)"])
             show(f"imported {done} of {len(found)}")
     return Counts(

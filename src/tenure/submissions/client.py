@@ -1,9 +1,9 @@
 """An HTTP/1.1 client that sends one request at a time per connection, and never assigns a response to the wrong
 request.
 
-Most clients treat whatever arrives on a kept-alive connection as the response to the last request. If a receiver, or a
-proxy in front of it, sends a second response, such a client returns that response for the next request, although the
-receiver never read that request. The payload would count as delivered and be lost. So this client uses a connection
+Most clients treat all bytes that arrive on a kept-alive connection as the response to the last request. If a receiver,
+or a proxy in front of it, sends a second response, such a client returns that response for the next request, although
+the receiver never read that request. The payload would count as delivered and be lost. So this client uses a connection
 again only if
 
 - its response has ended, the receiver keeps the connection open, and no byte followed the response;
@@ -14,7 +14,7 @@ again only if
 A receiver that sent bytes after a response gets a new connection for each request for DISTRUST_SECONDS: such bytes may
 also arrive right after the next request was written, and then cannot be distinguished from its response.
 
-The limits on what a response may contain are in `response_reader.py`. A connection that exceeds one is closed at once.
+The limits on a response are in `response_reader.py`. A connection that exceeds one is closed at once.
 """
 
 import asyncio
@@ -318,8 +318,8 @@ class _Connection(asyncio.Protocol):
             self.abort()
             raise
         finally:
-            # The traceback of an error refers to this frame, and to what the receiver sent. If this frame referred to
-            # the error, all of it would stay in memory until a garbage collection.
+            # The traceback of an error refers to this frame, and to the bytes of the response. If this frame referred
+            # to the error, all of it would stay in memory until a garbage collection.
             del response
 
     def _check_new(self) -> None:

@@ -420,8 +420,8 @@ class _Term:
                 self._report_ended(queue.gateway.name, end, envelope.request_id)
                 self._recorded(queue, end, states.get(end.submission_id))
             self._due.set()
-            # Await this before the next batch is recorded: a source reads from the database what exactly this batch has
-            # completed.
+            # Await this before the next batch is recorded: a source reads from the database which windows this batch
+            # has completed.
             sent = [(envelope.contract, end) for _, envelope, end in batch]
             await self._report_delivered([each for each in sent if each[0].format is not None])
             await asyncio.sleep(RECORD_PAUSE_SECONDS)

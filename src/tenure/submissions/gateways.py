@@ -69,7 +69,7 @@ class Sender:
         self._client = HttpClient()
 
     async def send(self, gateway: Gateway, envelope: Envelope) -> Response:
-        """Sends the request of an attempt. Must run in a task of its own: traces make one span per task."""
+        """Sends the request of an attempt. Must run in its own task: traces make one span per task."""
         name, submission_id, began = gateway.name, envelope.submission_id, monotonic()
         self._telemetry.report(AttemptSending(name, submission_id, envelope.request_id, envelope.traceparent))
         response = await self._send(gateway, envelope)

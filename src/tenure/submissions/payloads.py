@@ -40,7 +40,7 @@ class PayloadSource(Protocol):
         """Stores the digest of each payload before its first attempt. Returns the submissions whose digest differs."""
 
     async def report_delivered(self, submission_ids: Sequence[str]) -> None:
-        """Reports what these submissions have completed. Their delivery has just been recorded."""
+        """Reports the windows that these submissions have completed. Their delivery has just been recorded."""
 
 
 class PayloadSources:

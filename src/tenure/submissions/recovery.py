@@ -1,4 +1,4 @@
-"""The recovery of a gateway: when it answers again, everything that waits for it is sent, oldest first.
+"""The recovery of a gateway: when it answers again, all submissions that wait for it are sent, oldest first.
 
 During an outage the pauses of the contracts grow to hours. A gateway that answers again would get new submissions at
 once, and the old ones hours later. So the executor follows the state of each gateway:
@@ -6,8 +6,8 @@ once, and the old ones hours later. So the executor follows the state of each ga
 - *failing*: a request failed, and none was delivered in the last CALM_SECONDS. So a gateway that refuses one payload
   and accepts the others is not failing, and the state does not change many times a second. Every term begins as if all
   gateways were failing, because earlier terms may have left submissions waiting;
-- *recovering*, from the first delivery on: the executor takes the **backlog**, which is everything that waits for the
-  gateway, and begins **early attempts** in the order of acceptance. At first one early attempt may be in progress,
+- *recovering*, from the first delivery on: the executor takes the **backlog**, which is all submissions that wait for
+  the gateway, and begins **early attempts** in the order of acceptance. At first one early attempt may be in progress,
   after its delivery two, after two more deliveries four, and so on, up to the concurrency of the gateway. Attempts that
   were in progress when the recovery began may still fail: their submissions join the backlog at its end. When the
   gateway fails again, the backlog is dropped, and the next delivery starts a new recovery;
@@ -62,14 +62,14 @@ class Recovery:
         return max(0, self._window - self._in_progress)
 
     def fail(self, now: float) -> bool:
-        """Notes a failed request. Returns whether the gateway is failing."""
+        """Records a failed request. Returns whether the gateway is failing."""
         if not self.is_calm(now):
             self._is_failing = True
             self.backlog = None
         return self._is_failing
 
     def deliver(self, now: float) -> bool:
-        """Notes a delivery. Returns whether the gateway begins to recover, so that `start` must be called."""
+        """Records a delivery. Returns whether the gateway begins to recover, so that `start` must be called."""
         self._delivered_at = now
         return self._is_failing
 
@@ -99,11 +99,11 @@ class Recovery:
         return taken
 
     def begin(self) -> None:
-        """Notes that an early attempt was begun."""
+        """Records that an early attempt was begun."""
         self._in_progress += 1
 
     def end(self, number: int, *, delivered: bool, refused: bool) -> None:
-        """Notes the end of an early attempt of the submission `number`."""
+        """Records the end of an early attempt of the submission `number`."""
         self._in_progress -= 1
         if delivered:
             self.refused.discard(number)
