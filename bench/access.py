@@ -2,7 +2,7 @@
 
 Baseline: the same requests to a service without credentials, on another database of one server. With session tokens,
 `created` asks for a token of each session, with an API key; `heartbeat` sends the own token of each of ten thousand
-sessions. At the end, ten thousand different keys are used in turn by an authenticator alone, to show what its cache
+sessions. At the end, ten thousand different keys are used in turn by an authenticator alone, to show how much its cache
 takes.
 """
 

@@ -1,4 +1,5 @@
-"""Other programs that keep sessions with a time to live, beside Tenure, on the same machine and with durable writes.
+"""Other programs that keep sessions with a time to live, compared with Tenure on the same machine and with durable
+writes.
 
 There is no bar: these programs promise other things. docs/comparison.md says which. Programs that are not on PATH are
 left out.

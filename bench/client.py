@@ -1,6 +1,6 @@
-"""What it costs a process to hold sessions with the Python client: requests per interval, and its own CPU time.
+"""The cost of holding sessions with the Python client: requests per interval, and its own CPU time.
 
-The service runs on SQLite, with one worker, beside the measured process.
+The service runs on SQLite, with one worker, on the same machine as the measured process.
 """
 
 import asyncio

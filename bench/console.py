@@ -65,7 +65,7 @@ async (address) => {
 
 async def visit(page: Page, address: str) -> dict[str, Any]:
     found: dict[str, Any] = await page.evaluate(VISIT, address)
-    # What the page loads by itself a second later must not be counted for the next one.
+    # The requests of this page that follow a second later must not be counted for the next page.
     await asyncio.sleep(1)
     return found
 

@@ -1,4 +1,4 @@
-"""What attacks on the edge cost an instance: its memory, and what a well-behaved neighbour waits meanwhile.
+"""The cost of attacks on the edge for an instance: its memory, and how long a well-behaved client waits meanwhile.
 
 Each attack runs against a new instance on SQLite. A neighbour opens a new connection for each of its requests, ten
 times a second. The table shows how much the memory of the instance grew at its peak, and the slowest answer that the

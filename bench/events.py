@@ -1,4 +1,4 @@
-"""What the feed of events costs: opens and heartbeats while the horizon moves as often as it can, and many followers.
+"""The cost of the feed of events: opens and heartbeats while the horizon moves as often as it can, and many followers.
 
 Creates and heartbeats are measured alternately with and without a process that moves the horizon every 250 ms, on the
 same service. The followers read Server-Sent Events from one worker, while sessions are opened at a steady rate.

@@ -1,6 +1,7 @@
-"""What sight costs: metrics and logs on the path of a request, reading the gauges of the installation, and a scrape.
+"""The cost of observability: metrics and logs on the path of a request, reading the gauges of the installation, and a
+scrape.
 
-Two services run beside each other, with one worker each: one with all telemetry, and one without (`switched.py`). The
+Two services run at the same time, with one worker each: one with all telemetry, and one without (`switched.py`). The
 load alternates between them, in changing order. The service with telemetry is measured twice in each round: while the
 horizon of events stands still, and while it moves, as it does with followers. So the cost of reporting and that of the
 horizon are known separately. The CPU time per request, of the service and with PostgreSQL, is printed for comparison.
@@ -84,8 +85,8 @@ def alternate(name: str, script: str, first: Service, other: Service, server: Po
 
 @contextlib.contextmanager
 def publisher(server: Postgres | None) -> Iterator[contextlib.AbstractContextManager[None]]:
-    """A process that moves the horizon within the returned context, and is stopped otherwise: to start it for each
-    round would take as much CPU time as it takes in a minute.
+    """A process that moves the horizon within the returned context, and is paused otherwise: a new process for each
+    round would need as much CPU time as this one needs in a minute.
     """
     if server is None:
         yield contextlib.nullcontext()

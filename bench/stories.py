@@ -1,4 +1,4 @@
-"""What the console and `tenure explain` read, at a million sessions, on PostgreSQL and SQLite.
+"""The reads of the console and of `tenure explain`, at a million sessions, on PostgreSQL and SQLite.
 
 There is no yardstick: every read must take less than 100 ms, however many sessions there are. Also the latency of opens
 while an action ends 12 000 sessions.

@@ -1,4 +1,4 @@
-"""Runs `tenure` with parts of its telemetry replaced by nothing, so that `sight.py` can measure what they cost.
+"""Runs `tenure` with parts of its telemetry replaced by nothing, so that `sight.py` can measure their cost.
 
 `BENCH_OFF` lists the parts: `telemetry` (metrics and logs) and `gauges` (reading the metrics of the installation). No
 setting of Tenure does this. Workers import this file again, so the parts are off in them, too.

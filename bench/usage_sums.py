@@ -1,8 +1,8 @@
 """Sums of usage with a million live sessions on ten thousand capacities, and the job that writes marks.
 
-There is no yardstick: a quick sum by any key, the first page of it, must be answered within 100 ms. Beside it, the same
-sums to the last instant, the time of one run of the job `mark-usage`, and the slowest of a hundred opens without and
-with that run beside them.
+There is no yardstick: a quick sum by any key, the first page of it, must be answered within 100 ms. In comparison, the
+same sums to the last instant, the time of one run of the job `mark-usage`, and the slowest of a hundred opens without
+and with that run beside them.
 """
 
 import argparse

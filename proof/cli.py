@@ -20,7 +20,7 @@ from proof.run import run
 
 def main(arguments: list[str] | None = None) -> None:
     given = _parser().parse_args(arguments)
-    # The client warns about each session that it could not end, which is what the faults are for.
+    # The client warns about each session that it could not end. The faults cause many such sessions.
     logging.getLogger("tenure_client").setLevel(logging.ERROR)
     if given.command == "planted":
         sys.exit(_planted(given))

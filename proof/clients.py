@@ -10,7 +10,7 @@
 | submitters | submissions, repeated until they are accepted | submissions |
 | followers | the feed of events, by long polls and as Server-Sent Events | events |
 | intruders | requests that their keys do not allow | access |
-| key users | keys that are created, used, revoked and used on | access |
+| key users | keys that are created, used, revoked, and still used after that | access |
 | lease watchers | `GET /leases` | leases |
 """
 
@@ -53,7 +53,7 @@ ACCEPT_TRIES_MAX = 400
 READY_IN_A_ROW = 12
 """More than a second: HAProxy checks each instance every half a second."""
 KEY_USE_SECONDS = 9.0
-"""How long a revoked key is used on."""
+"""How long a key is used after its revocation."""
 ENDS_FOR_HOLDERS = 0.15
 FOLLOW_SECONDS = 15.0
 
@@ -69,7 +69,7 @@ class Credentials(NamedTuple):
 
 
 class World:
-    """What all clients of a run share."""
+    """The state that all clients of a run share."""
 
     def __init__(self, ensemble: Ensemble, history: History, credentials: Credentials) -> None:
         self.ensemble = ensemble
@@ -303,7 +303,7 @@ async def _hold_once(world: World, client: AsyncClient, source: random.Random) -
         lasts = source.uniform(2, 12)
         try:
             while belief.looks * LOOK_SECONDS < lasts and not world.stopping.is_set():
-                # Before the look: then the client believed at this instant at the earliest.
+                # Read the clock before the check: the client treats the session as live at this instant or later.
                 looked_at = now()
                 if session.lost:
                     belief.lost_reason = str(session.lost.reason)
@@ -367,7 +367,7 @@ async def _submitter(world: World, number: int) -> None:
             break
         body = {"gateway": "orders", "payload": {"order": f"{number}-{turn}"}}
         header = f"Idempotency-Key: order-{number}-{turn}"
-        # A submission is repeated until it is accepted, also after the end of the run: then its outcome is known.
+        # A submission is repeated until it is accepted, even after the end of the run, so that its outcome is known.
         for _ in range(ACCEPT_TRIES_MAX):
             sent = await source.choice(clients).send("POST", "/submissions", body, (header,), action="submit")
             if sent.status == 202:
@@ -447,7 +447,7 @@ class Follower:
 
 
 async def _intruder(world: World, label: str) -> None:
-    """Sends what its key does not allow: sessions of other tenants, and routes of other roles."""
+    """Sends requests that its key does not allow: for sessions of other tenants, and to routes of other roles."""
     source = world.random(label)
     credential = {each[0]: each for each in world.credentials}[label]
     clients = [world.client("intruder", credential, each) for each in world.ensemble.instances]
@@ -478,7 +478,7 @@ async def _intruder(world: World, label: str) -> None:
 
 
 async def _key_user(world: World) -> None:
-    """Creates keys, uses each on all instances, revokes it, and uses it on."""
+    """Creates keys, uses each on all instances, revokes it, and continues to use it."""
     source = world.random("keys")
     operator = world.client("operator", world.credentials.operator)
     lives: set[asyncio.Task[None]] = set()
@@ -495,7 +495,7 @@ async def _key_user(world: World) -> None:
             lives.add(task)
             task.add_done_callback(lives.discard)
             await world.pause(source.uniform(1, 2))
-            # Repeated until it is known to be revoked.
+            # Repeated until an answer confirms the revocation.
             for _ in range(ACCEPT_TRIES_MAX):
                 revoked = await operator.send("DELETE", f"/keys/{life.public_id}", action="revoke")
                 if revoked.status == 200:

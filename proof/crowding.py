@@ -1,6 +1,6 @@
 """How crowded the machine is: the tasks that want a core, for each core.
 
-A limit on time says nothing if other work takes the cores away. The ensemble shares its machine with the driver, and
+A limit on time is not meaningful if other programs use the cores. The ensemble shares its machine with the driver, and
 often with other tests.
 """
 
@@ -17,7 +17,7 @@ RUNNING = "procs_running "
 
 
 class CrowdingWatch:
-    """Adds samples to a history, from a thread of its own, while it is entered. On Linux only."""
+    """Adds samples to a history, from its own thread, while it is entered. On Linux only."""
 
     def __init__(self, history: History) -> None:
         self._history = history

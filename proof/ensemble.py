@@ -189,7 +189,7 @@ class Ensemble:
         self.file_system: Path | None = None
         """A file system of its own for the database, which can be filled."""
         self.no_file_system = ""
-        """Why there is no such file system."""
+        """The reason why the database has no file system of its own; empty if it has one."""
         self.instances: list[Instance] = []
         self.receivers: dict[str, Process] = {}
         self.front: Link | None = None
@@ -239,7 +239,7 @@ class Ensemble:
         return source
 
     async def command(self, arguments: Sequence[str], source: Path | None) -> str:
-        """Runs `tenure` with this copy of the package, and returns what it prints."""
+        """Runs `tenure` with this copy of the package, and returns its output."""
         done = await asyncio.to_thread(
             subprocess.run,
             [sys.executable, "-m", "tenure", *arguments],
@@ -301,7 +301,7 @@ def _new_folder() -> Path:
 
 
 def _mount(ensemble: Ensemble, stack: AsyncExitStack) -> Path:
-    """A folder for the database, on a small file system of its own if one can be mounted."""
+    """A folder for the database, on its own small file system if one can be mounted."""
     place = ensemble.folder / "database"
     place.mkdir()
     plan = ensemble.plan

@@ -86,7 +86,7 @@ class Injector:
         return chosen
 
     async def _leader(self) -> Instance | None:
-        """The instance that sends submissions; None while the database is away."""
+        """The instance that sends submissions; None while the database is unavailable."""
         with suppress(Exception):
             (lease,) = await self.ensemble.rows("SELECT holder FROM leases WHERE name = 'submission-executor'")
             # The name of a holder is host name, process id and a random part.
@@ -244,7 +244,7 @@ async def _late_commits(injector: Injector, fault: Fault) -> None:
 
 
 async def _set_delay(injector: Injector, share: float, seconds: float) -> None:
-    """Tries again while the server is away."""
+    """Tries again while the server is unavailable."""
     for _ in range(200):
         with suppress(Exception):
             await injector.ensemble.rows(f"UPDATE proof_delay SET share = {share}, seconds = {seconds}")

@@ -1,4 +1,4 @@
-"""What clients saw during a run. The checks work from these records and from the final tables, and from nothing else.
+"""The records of clients during a run. The checks use only these records and the final tables.
 
 Instants are microseconds since 1970 of this host's clock. PostgreSQL and SQLite run on the same host and read the same
 clock, so an instant in an answer can be compared with the time at which a request was sent, except while a fault has
@@ -72,7 +72,7 @@ class Stream(msgspec.Struct, kw_only=True):
     sent: int
     echoed: int
     stopped: bool
-    """Whether the client asked for the end and heard it."""
+    """Whether the client requested the end and got the answer."""
     reason: str = ""
     counted: int | None = None
     """The chunks of the last message of the server."""
@@ -112,7 +112,7 @@ class Fault(msgspec.Struct, kw_only=True):
     began_at: int
     healed_at: int = 0
     recovered_at: int = 0
-    """When the part that was hurt served a request again; 0: it was not measured."""
+    """When the failed part served a request again; 0: not measured."""
 
     def overlaps(self, start: int, end: int, margin: int) -> bool:
         return self.began_at <= end and start <= max(self.healed_at, self.recovered_at) + margin
@@ -161,7 +161,7 @@ class History(msgspec.Struct, kw_only=True):
     deadlocks: int = 0
     """How many deadlocks PostgreSQL has resolved."""
     unsettled: list[str] = []
-    """What had not come to rest when the time to settle was over."""
+    """The conditions that were not met within the time to settle."""
 
     def slowdown(self, start: int, end: int) -> float:
         """The factor by which limits on time grow between two instants: above 1 only if other work crowds the machine.

@@ -1,4 +1,4 @@
-"""A small HTTP/1.1 client that records when it sent each request, and what came back."""
+"""A small HTTP/1.1 client that records when it sent each request, and the response."""
 
 import asyncio
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a run is asked to do, and the limits of everything in it."""
+"""The options of a run, and its limits."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ HOLD_LEASE_SECONDS = 5.0
 GRACE_SECONDS = 3.0
 """How long an instance that cannot reach the database trusts the keys that it knows."""
 SETTLE_SECONDS = 40.0
-"""How long after the last fault everything may take to come to rest: deliveries, lapses, events."""
+"""How long deliveries, lapses and events may take to settle after the last fault."""
 
 USERS, SEAT_USERS, HOLDERS, STREAMERS, SUBMITTERS = 8, 6, 5, 3, 2
 REFUSING_SEATS, EVICTING_SEATS = 4, 4

@@ -1,7 +1,6 @@
-"""The report of a run: what was done, what was compared, how fast the ensemble recovered, and every finding.
+"""The report of a run: its operations and faults, the compared facts, the times of recovery, and every finding.
 
-All times are relative to the start of the run. Nothing in a report names the machine on which it was made, so that it
-can be published.
+All times are relative to the start of the run. A report does not name the machine, so that it can be published.
 """
 
 from collections import Counter, defaultdict
@@ -19,7 +18,7 @@ SERVED = range(200, 500)
 
 
 class Recovery(msgspec.Struct):
-    """Of one kind of fault: how often it was injected, and the seconds from its heal until service."""
+    """One kind of fault: how often it was injected, and the seconds from its end until service."""
 
     faults: int
     median_seconds: float | None
@@ -122,7 +121,7 @@ def text_of(report: Report) -> str:
         "",
         f"{report.instances} instances, {front}.",
         "",
-        f"{report.seconds:g} s of load and faults, at rest {report.settled_in_seconds:g} s later.",
+        f"{report.seconds:g} s of load and faults, settled {report.settled_in_seconds:g} s later.",
         "",
         f"{report.requests} requests, {report.answered} of them answered, p50 {report.median_milliseconds:g} ms.",
         "",

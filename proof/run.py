@@ -47,7 +47,7 @@ async def run(plan: Plan, say: Callable[[str], None] = lambda _: None) -> Run:
         watching = asyncio.create_task(_watch_deadlocks(ensemble, history))
         with CrowdingWatch(history):
             await _load(world, say)
-            say(f"{len(history.operations)} requests, {len(history.faults)} faults; now everything has to come to rest")
+            say(f"{len(history.operations)} requests, {len(history.faults)} faults; waiting until all has settled")
             await _heal(ensemble)
             history.ended_at = now()
             await _Settling(world).run()
@@ -79,7 +79,7 @@ async def _awaited(client: Awaitable[None]) -> None:
 
 
 async def _subscribed(ensemble: Ensemble) -> None:
-    """Waits until the gateway for events is subscribed: it gets no events from before its subscription."""
+    """Waits until the gateway for events is subscribed: it gets no earlier events."""
     deadline = time.monotonic() + SUBSCRIBED_SECONDS
     while not await ensemble.rows("SELECT 1 FROM event_subscriptions"):
         if time.monotonic() > deadline:
@@ -128,7 +128,7 @@ class _Settling:
         await self._until("all events are read", lambda: self._have_read(events))
 
     async def _rest(self, what: str, rows: str) -> None:
-        """Waits until there are no such rows."""
+        """Waits until no row matches `rows`: a table and a condition, in SQL."""
 
         async def holds() -> bool:
             return not await self._count(rows)

@@ -1,7 +1,7 @@
 """Writes `dashboard.json`, the Grafana board of Tenure: `python deploy/grafana/make.py`.
 
-A panel is a title, a unit, and queries with their legends. The board has one variable, the data source. Totals of the
-installation are read as a maximum, because every process group exports them.
+A panel is a title, a unit, and queries with their legends. The dashboard has one variable, the data source. Totals of
+the installation are read as a maximum, because every process group exports them.
 """
 
 import json

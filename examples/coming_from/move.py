@@ -4,7 +4,7 @@
     python examples/coming_from/move.py capacity_sessions old.db
     python examples/coming_from/move.py capacity_sessions old.db --back --url http://127.0.0.1:8080
 
-The first argument is a folder beside this file: copy one, and change its files, to try your own tables. Its
+The first argument is a folder next to this file: copy one, and change its files, to try your own tables. Its
 `export-….sql` read the tables of the other service, and `mapping-….toml` names their columns. `back.sql` writes one
 live session of Tenure into them, and `back-ended.sql` marks one that has ended in Tenure. Both get the fields of the
 session by name, such as `:sessionId`. The other service is a SQLite file here: for SQL Server, open the connection with

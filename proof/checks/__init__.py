@@ -1,4 +1,4 @@
-"""The checks, one promise per file. They know what clients and receivers saw, and the final tables."""
+"""The checks, one promise per file. They compare the records of clients and receivers with the final tables."""
 
 from collections.abc import Callable, Mapping
 

@@ -1,4 +1,4 @@
-"""Access: no key sees or does what it may not, a revoked key stops working, and a valid key is never refused."""
+"""Access: no key exceeds its rights, a revoked key stops working, and a valid key is never refused."""
 
 from proof.checks.outcome import Findings, Outcome
 from proof.history import History

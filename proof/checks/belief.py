@@ -1,4 +1,4 @@
-"""The Python client never believes in a session beyond its end. If another caller ends the session, the client learns
+"""The Python client never treats a session as live after its end. If another caller ends the session, the client learns
 of it within one lease.
 """
 
@@ -28,7 +28,7 @@ def check(history: History, tables: Tables, _plan: Plan) -> Outcome:
             limit = max([limit, *(at + STEP_MARGIN for at in near)])
         findings.expect(
             belief.believed_at < limit or belief.looks == 0,
-            f"the client believed in session {belief.session_id} at {belief.believed_at}, "
+            f"the client treated session {belief.session_id} as live at {belief.believed_at}, "
             f"{(belief.believed_at - ended_at) / 1e6:.3f} s after its end ({session['close_reason']})",
         )
     return findings.outcome()

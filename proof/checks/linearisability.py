@@ -4,16 +4,16 @@ Every call takes effect at one instant between its call and its return. The sear
 in which the answers agree with the rules of a key:
 
 - at most one session is live;
-- `created` needs that none is live, `existing` that this one is live and of the same or a higher kind, `upgraded` that
-  the previous one is live and of a lower kind;
+- `created` requires that no session is live; `existing`, that this session is live and of the same or a higher kind;
+  `upgraded`, that the previous session is live and of a lower kind;
 - a heartbeat is acknowledged only while its session is live, and moves its deadline;
 - a session that has been ended, or is past its deadline, never becomes live again.
 
 Deadlines make time part of the state. An answer that contains the database's instant fixes the effect to that instant,
 which must lie between call and return. A call without an answer may have taken effect at any time after it, or never.
 
-If the database's clock was stepped meanwhile, time says nothing: the search then considers only the order of the calls,
-and lets a session lapse at any time.
+If the database's clock was stepped meanwhile, times cannot be compared. The search then considers only the order of the
+calls, and lets a session lapse at any time.
 
 The search stops after STEPS_MAX steps and returns `undecided`, so it always ends.
 """
@@ -46,7 +46,7 @@ class Call(NamedTuple):
     """The session of the answer, or the one that the call was about."""
     kind: int = 0
     at: float | None = None
-    """The instant at which the database says that it happened."""
+    """The instant of the effect, by the database's clock."""
     deadline_at: float = inf
     """The deadline in the answer."""
     previous_id: str = ""
@@ -57,7 +57,7 @@ class Call(NamedTuple):
 
 
 class State(NamedTuple):
-    """Of a key. The session is live until some instant from `earliest` to `latest`."""
+    """The state of a key. Its session is live until some instant between `earliest` and `latest`."""
 
     session_id: str = ""
     """Empty if none is live; `?` if a call without an answer opened it and its id is not known yet."""
@@ -67,7 +67,7 @@ class State(NamedTuple):
     floor: float = -inf
     """No later effect is before this instant."""
     gone: frozenset[str] = frozenset()
-    """The ids of sessions that are over and whose opening was not answered: they must not come back."""
+    """The ids of sessions that have ended and whose opening was not answered: they must not become live again."""
 
 
 class Result(NamedTuple):
@@ -76,7 +76,7 @@ class Result(NamedTuple):
     placed: int = 0
     """How many answered calls the best order contains."""
     stuck: Sequence[Call] = ()
-    """The calls that could have been next in the best order, and did not fit."""
+    """The candidates for the next call in the best order, none of which agreed with the rules."""
 
 
 def check(calls: Sequence[Call], lease: float = 0, steps_max: int = STEPS_MAX, *, timeless: bool = False) -> Result:
@@ -122,11 +122,11 @@ class _Search:
         return Result(Verdict.BAD, steps, best, stuck)
 
     def _candidates(self, done: int) -> list[int]:
-        """The calls that no other call precedes: none of those that are left had returned before they began.
+        """The calls that may be next: no other remaining call returned before they began.
 
-        Of several calls without an answer that would do the same, only the first can be next. In an order that has a
-        later one at some place, and not the first, the first would fit there, too. Without this rule, the number of
-        orders doubles with each call without an answer.
+        Of several calls without an answer and with the same effect, only the first is a candidate. If an order contains
+        a later one of them, the first one could take its place. Without this rule, the number of orders doubles with
+        each call without an answer.
         """
         places: list[int] = []
         unanswered: set[tuple[str, str, int]] = set()
@@ -154,7 +154,7 @@ class _Search:
         low, high = max(call.called_at, state.floor), call.returned_at
         if call.at is not None:
             if not low <= call.at <= high:
-                # An end may have been recorded before: then the answer repeats it.
+                # If the end was recorded earlier, the answer repeats it.
                 if call.result == "ended" and call.at <= high:
                     yield from self._already_over(call, state, low, high)
                 return
@@ -239,7 +239,10 @@ class _Search:
         return inf if self._timeless or session_id in self._shaky else deadline
 
     def _named(self, state: State, session_id: str) -> Iterator[State]:
-        """The state, if this session is live. A session of unknown id gets this one, if no other call has made it."""
+        """The state, if this session is live.
+
+        A live session with an unknown id gets this id, unless another call has created the session of this id.
+        """
         if state.session_id == session_id:
             yield state
         elif state.session_id == "?" and session_id not in self._made and session_id not in state.gone:

@@ -1,7 +1,7 @@
 """Streams: a stream that was stopped has counted every message, and the session table says the same.
 
-If the database is away for longer than the three tries to save the end and the last counts, the lease of the session
-expires instead, or the session lacks these counts (docs/streams.md). Such an end must be near a fault.
+If the database is unavailable for longer than the three tries to save the end and the last counts, the session's lease
+expires, or the session lacks these counts (docs/streams.md). Such an end must be near a fault.
 """
 
 from proof.checks.outcome import Findings, Outcome
@@ -26,7 +26,7 @@ def check(history: History, tables: Tables, _plan: Plan) -> Outcome:
         findings.expect(
             stream.sent == stream.echoed == stream.counted
             and (saved == stream.sent or (saved < stream.sent and was_away)),
-            f"session {stream.session_id}: {stream.sent} messages were sent, {stream.echoed} came back, the server "
+            f"session {stream.session_id}: {stream.sent} messages were sent, {stream.echoed} were echoed, the server "
             f"counted {stream.counted}, and the table has {saved}",
         )
         findings.expect(
@@ -37,7 +37,7 @@ def check(history: History, tables: Tables, _plan: Plan) -> Outcome:
 
 
 def _is_near_fault(history: History, at: int | None) -> bool:
-    """Whether the database was away, for all instances or for one, when the session ended."""
+    """Whether the database was unavailable, for all instances or for one, when the session ended."""
     if at is None:
         return False
     faults = [fault for fault in history.faults if "database" in fault.kind or fault.kind in AWAY]

@@ -1,4 +1,4 @@
-"""Submissions: whatever was accepted is delivered and counted once, and every request has a recorded attempt."""
+"""Submissions: each accepted submission is delivered and counted once, and every request has a recorded attempt."""
 
 from collections import Counter, defaultdict
 from itertools import pairwise

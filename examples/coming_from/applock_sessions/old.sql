@@ -1,4 +1,4 @@
--- A small copy of the other service: sessions, and the markers of what runs. SQLite stands for SQL Server.
+-- A small copy of the other service: sessions, and execution markers. SQLite takes the place of SQL Server.
 CREATE TABLE Resources (ResourceId TEXT PRIMARY KEY, TenantId TEXT NOT NULL, MaxConcurrent INTEGER);
 CREATE TABLE DistributedSessions (
     SessionId TEXT PRIMARY KEY, UserId TEXT NOT NULL, TenantId TEXT NOT NULL, ResourceId TEXT NOT NULL,

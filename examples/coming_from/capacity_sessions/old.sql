@@ -1,4 +1,4 @@
--- A small copy of the other service: capacity sessions, and its job locks. SQLite stands in for SQL Server.
+-- A small copy of the other service: capacity sessions, and its job locks. SQLite takes the place of SQL Server.
 CREATE TABLE Capacities (CapacityId TEXT PRIMARY KEY, TenantObjectId TEXT NOT NULL, MaxSessions INTEGER);
 CREATE TABLE CapacitySessions (
     Id TEXT PRIMARY KEY, UserObjectId TEXT NOT NULL, TenantObjectId TEXT NOT NULL, CapacityId TEXT NOT NULL,

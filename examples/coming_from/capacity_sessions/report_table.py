@@ -42,7 +42,7 @@ def main() -> int:
         )
         (after,) = old.execute("SELECT max(Cursor) FROM TenureFeed").fetchone()
         for page in _pages(client, after, once=arguments.once):
-            # Each session as it is now: an event that comes again changes nothing.
+            # Writes the present state of each session, so a repeated event changes nothing.
             sessions = [client.sessions.get(session_id) for session_id in {event.session_id for event in page.events}]
             with old:
                 old.executemany(WRITE, map(_row, sessions))

@@ -26,7 +26,7 @@ def main() -> int:
     parser.add_argument("--url", default="http://127.0.0.1:8080/api/v3")
     parser.add_argument("--heartbeats", type=int, default=3)
     parser.add_argument("--pause", type=float, help="seconds between two heartbeats  [heartbeat_interval]")
-    parser.add_argument("--session", help="go on with this session")
+    parser.add_argument("--session", help="continue this session")
     arguments = parser.parse_args()
     try:
         session_id = arguments.session or start(arguments.url)["session_id"]

@@ -7,7 +7,7 @@ the same API key (`TENURE_KEY`): an intent that was handed over before is not ac
 or was cancelled in Tenure since, the script names the command that sends it again.
 
 An intent that the old leader had tried may have reached its target. The script names those that were being sent
-(SUBMITTING) and leaves them alone, unless `--tried` says that the target recognises what it has.
+(SUBMITTING) and does not move them, unless `--tried` says that the target recognises intents that it has already.
 
 The file is created from `old.sql` if it does not exist, so that there is something to move.
 """
