@@ -113,7 +113,8 @@ def pytest_runtest_teardown() -> None:
 def collect_garbage() -> None:
     """Between tests, and only among new objects: automatic collections are rare.
 
-    A collection of what a hundred tests leave behind takes two seconds, and a call of the store fails after 1.7.
+    A collection of the objects that a hundred tests leave behind takes two seconds, and a call of the store fails after
+    1.7.
     """
     gc.collect()
     gc.freeze()

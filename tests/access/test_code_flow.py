@@ -71,7 +71,7 @@ class SigningIn(Issuer):
             writer.close()
 
     def authorize(self, location: str) -> dict[str, str]:
-        """What the issuer sends back to the callback after the person has signed in."""
+        """The parameters that the issuer sends to the callback after the person has signed in."""
         parts = urlsplit(location)
         assert f"{parts.scheme}://{parts.netloc}{parts.path}" == f"{self.address}/authorize"
         query = {name: values[0] for name, values in parse_qs(parts.query, strict_parsing=True).items()}

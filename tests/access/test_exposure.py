@@ -1,4 +1,4 @@
-"""On which addresses `tenure serve` listens, and what it says at the start. Real processes."""
+"""The addresses on which `tenure serve` listens, and its output at the start. Real processes."""
 
 import json
 import os
@@ -79,7 +79,7 @@ def test_other_address_with_issuer_requires_credentials(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_start_without_keys_says_once_who_has_access(tmp_path: Path) -> None:
+def test_start_without_keys_logs_once_who_has_access(tmp_path: Path) -> None:
     database = f"sqlite:///{tmp_path / 'tenure.db'}"
     for flags, expected in (((), "this machine"), ((*EVERYWHERE, "--insecure", "--workers", "2"), "every client")):
         instance = RunningInstance(database, tmp_path, *flags)

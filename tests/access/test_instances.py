@@ -124,10 +124,10 @@ async def test_session_token_is_verified_while_database_is_stopped(
         own_postgres.start()
 
 
-async def test_used_key_works_while_database_is_stopped_and_revoked_key_does_not_come_back(
+async def test_used_key_works_while_database_is_stopped_and_revoked_key_stays_refused(
     own_postgres: PostgresServer, own_database: Database, start_four: Start
 ) -> None:
-    """With a grace of five seconds. The test asks for what the role does not allow: 403 needs no database."""
+    """With a grace of five seconds. The role does not allow the request: the answer 403 needs no database."""
     await own_database.store.migrate()
     used, revoked = new_api_key(Role.CLIENT), new_api_key(Role.CLIENT)
     await create_key(own_database.store, used, name="used")

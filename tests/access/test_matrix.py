@@ -119,7 +119,8 @@ NARROWED = {
     "GET /health",
     "GET /me",
 }
-"""What a credential that is bound to a tenant may call, if its role may. All else is 403, unless it is public."""
+"""The routes for credentials that are bound to a tenant, if their role may call them. Other routes answer 403 unless
+they are public."""
 BOUND = {**{f"{role.value} of a tenant": role.value for role in Role}, "oidc client": "client"}
 """The credentials that are bound to a tenant, and the role of each."""
 IDENTIFIED = {

@@ -122,7 +122,7 @@ async def test_forged_foreign_and_expired_tokens_are_refused_on_all_transports(s
         assert await setup.statuses(issuer.token(**claims)) == {403}, claims
 
 
-async def test_issuer_requires_credentials_before_first_key_and_beside_keys(setup: Setup) -> None:
+async def test_issuer_requires_credentials_with_and_without_keys(setup: Setup) -> None:
     assert (await setup.service.http.get("/sessions")).status_code == 401
     key = new_api_key(Role.CLIENT)
     assert (await setup.get(key.text)).status_code == 401
@@ -221,7 +221,7 @@ async def test_subject_is_named_in_audit_log(setup: Setup) -> None:
 
 
 @pytest.mark.slow
-async def test_stream_is_closed_when_its_token_expires_and_others_go_on(setup: Setup) -> None:
+async def test_stream_is_closed_when_its_token_expires_and_others_stay_open(setup: Setup) -> None:
     now = wall_microseconds() / 1_000_000
     streams = []
     for lifetime in (3, 3600):

@@ -71,7 +71,7 @@ def test_service_and_commands_show_no_secret(tmp_path: Path) -> None:
                     ("GET", "/me", None),
                 ):
                     response = http.request(method, path, headers=headers, json=body)
-                    # An answer may repeat what the path contains, so the path with a key is not searched for it.
+                    # An answer may repeat its path, so the answer to the path with a key is not searched for the key.
                     if credential not in path:
                         shown.append(f"{response.headers}{response.text}")
                 cookie = {"Cookie": f"tenure_credential={credential}"}
@@ -146,7 +146,7 @@ def test_settings_and_unreachable_database_show_no_secret() -> None:
 async def test_failed_write_does_not_show_signing_key(database: Database) -> None:
     key = new_signing_key()
     await database.execute("DROP TABLE signing_keys")
-    with pytest.raises(Exception) as failed:  # noqa: PT011 - whatever it is, it must not show the secret
+    with pytest.raises(Exception) as failed:  # noqa: PT011 - no exception may show the secret
         await database.store.rotate_signing_key(key, None, Actor("test", "test"))
     shown = "".join(traceback.format_exception(failed.value))
     assert key.secret.hex() not in shown

@@ -40,7 +40,7 @@ class Caller:
         return response.json()  # type: ignore[no-any-return]
 
     async def statuses(self, session_id: str) -> Mapping[str, tuple[int, str | None]]:
-        """Status and close reason of what a token allows."""
+        """Status and close reason of the answer to each request that a token allows."""
         path = f"/sessions/{session_id}"
         responses = {
             "GET": await self("GET", path),
@@ -70,7 +70,7 @@ def holder(service: LocalService, opened: Json) -> Caller:
 
 
 async def test_open_returns_token_when_asked_on_both_lanes(service: LocalService) -> None:
-    """Also before the first key: then nobody needs it."""
+    """Even before the first key exists, although no caller needs a token then."""
     anonymous = Caller(service, "")
     for lane in LANES:
         body = open_body()
@@ -97,7 +97,7 @@ async def test_token_authorises_its_session_until_it_ends(service: LocalService,
     assert (await client("GET", f"/sessions/{session_id}")).json()["closeReason"] == "STOPPED"
 
 
-async def test_token_of_session_that_ended_otherwise_gets_410_with_reason(
+async def test_token_of_session_that_ended_without_its_request_gets_410_with_reason(
     service: LocalService, client: Caller
 ) -> None:
     body = open_body()
@@ -264,9 +264,7 @@ async def test_stream_that_opens_session_returns_token_when_asked(service: Local
     assert (await holder(service, opened)("GET", path)).json()["closeReason"] == "STOPPED"
 
 
-async def test_token_signed_elsewhere_for_a_session_that_does_not_exist_gets_404(
-    service: LocalService, client: Caller
-) -> None:
+async def test_valid_token_for_unknown_session_gets_404(service: LocalService, client: Caller) -> None:
     del client
     session_id = str(uuid4())
     token = Caller(service, await sign_token(service.database, session_id))

@@ -1,4 +1,4 @@
-"""The sign-in of browser pages: the cookie, what it counts for, and which pages cannot use it."""
+"""The sign-in of browser pages: the cookie, its rights, and which pages cannot use it."""
 
 import asyncio
 from datetime import datetime, timedelta
@@ -240,7 +240,7 @@ async def test_cookie_is_secure_over_https_and_has_the_path_of_the_prefix(
                 assert attributes(response)["path"] == "/a/b"
 
 
-def test_is_forwarded_https__believes_the_nearest_trusted_proxy_only() -> None:
+def test_is_forwarded_https__trusts_only_the_nearest_trusted_proxy() -> None:
     edge = Edge(HttpConfig(trusted_proxies=("10.0.0.0/8",)), "127.0.0.1", RecordedTelemetry())
     host = (b"host", b"localhost")
     for peer, said, expected in (

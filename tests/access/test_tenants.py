@@ -33,7 +33,7 @@ class Tenant(NamedTuple):
 
     @property
     def secrets(self) -> set[str]:
-        """What another tenant must not see."""
+        """The values that another tenant must not see."""
         ids = {self.tenant, self.capacity, self.submission}
         return ids | {each[name] for each in (self.live, self.ended) for name in ("sessionId", "userObjectId")}
 
@@ -110,7 +110,7 @@ def about(requests: Iterable[tuple[str, str, Any]], subject: str) -> Iterable[tu
         yield method, path.replace("{id}", subject), filled
 
 
-async def test_foreign_resources_look_as_if_they_did_not_exist(database: Database) -> None:
+async def test_resources_of_other_tenants_are_not_found(database: Database) -> None:
     async with two_tenants(database) as service:
         key, theirs, unknown = service.ours.keys["operator"], service.theirs, some_id()
         await service.send(service.operator, "PUT", f"/capacities/{(unbound := some_id())}", {"maxSessions": 3})

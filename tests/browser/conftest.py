@@ -42,7 +42,7 @@ class _PageHandler(BaseHTTPRequestHandler):
         self.wfile.write(PAGE)
 
     def log_message(self, *_: Any) -> None:
-        """Nothing: the test says what failed."""
+        """Nothing: the test reports failures."""
 
 
 @pytest.fixture(scope="package")

@@ -108,7 +108,7 @@ class Visitor:
 
 
 async def violations(page: Page) -> list[str]:
-    """What axe-core finds on the page that is serious or critical."""
+    """The serious and critical findings of axe-core on the page."""
     await page.evaluate(Path(AXE).read_text(encoding="utf-8"))  # noqa: ASYNC240 - a file of this machine
     found = await page.evaluate("axe.run(document, {resultTypes: ['violations']})")
     return [

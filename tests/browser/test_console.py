@@ -148,7 +148,7 @@ async def test_person_signs_in_and_out_by_keyboard_alone(console: ConsoleService
     await page.keyboard.press("ControlOrMeta+a")
     await page.keyboard.type(console.keys["reader"])
     await page.keyboard.press("Enter")
-    # The address that was asked for is shown after the sign-in.
+    # The requested page is shown after the sign-in.
     await expect(page.get_by_role("heading", level=1)).to_have_text("Sessions")
     await expect(page.get_by_role("heading", level=1)).to_be_focused()
     (cookie,) = await page.context.cookies()
@@ -419,7 +419,7 @@ async def test_operator_ends_selected_sessions_and_everything_that_matches(
 
 
 async def explained(console: ConsoleService, session_id: str) -> list[str]:
-    """What `tenure explain` prints after the time of each fact."""
+    """The text that `tenure explain` prints after the time of each fact."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         *("-m", "tenure", "explain", session_id),
@@ -430,7 +430,7 @@ async def explained(console: ConsoleService, session_id: str) -> list[str]:
     return [line.partition(")  ")[2] for line in printed.decode().splitlines()]
 
 
-async def test_story_of_a_session_is_what_explain_prints(plain: ConsoleService, visitor: Visitor) -> None:
+async def test_history_in_console_equals_output_of_explain(plain: ConsoleService, visitor: Visitor) -> None:
     session = await plain.open(leaseSeconds=600)
     path = f"/sessions/{session['sessionId']}"
     page = await visitor.visit(plain, path[1:], role="reader")
@@ -487,7 +487,7 @@ async def test_operator_renews_and_ends_a_session_by_keyboard(plain: ConsoleServ
     await expect(page.get_by_role("button", name="End…")).to_have_count(0)
 
 
-async def test_tab_holds_a_session_warns_before_it_lapses_and_says_why_it_lost_it(
+async def test_tab_holds_a_session_warns_before_it_lapses_and_shows_why_it_was_lost(
     consoles: dict[str, ConsoleService], visitor: Visitor
 ) -> None:
     console = consoles["/a/b"]
@@ -498,7 +498,7 @@ async def test_tab_holds_a_session_warns_before_it_lapses_and_says_why_it_lost_i
     await expect(panel).to_contain_text("This tab sends heartbeats")
     session = page.url.rsplit("/", 1)[1]
     await expect(panel).to_contain_text(re.compile(r"[2-9] heartbeats acknowledged"))
-    # The tab goes on holding the session while another page is shown.
+    # The tab keeps holding the session while another page is shown.
     await page.get_by_role("navigation").get_by_role("link", name="Overview").click()
     line = page.locator(".held-line")
     await expect(line).to_contain_text("This tab holds session")

@@ -1,6 +1,6 @@
-"""What the console shows while a leader is killed, an instance hangs, and the database or a receiver is stopped.
+"""The console while a leader is killed, an instance hangs, and the database or a receiver is stopped.
 
-It says so within five seconds, keeps what it showed, and recovers by itself.
+It says so within five seconds, keeps its data, and recovers automatically.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ async def visitor(browser: Browser) -> AsyncIterator[Visitor]:
 
 @asynccontextmanager
 async def closing(visitor: Visitor) -> AsyncIterator[None]:
-    """Closes the pages before the instance stops, also after a failure: their streams would keep it from stopping."""
+    """Closes the pages before the instance stops, even after a failure: their streams would keep it from stopping."""
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""What a person does on the pages of the console besides sessions. All tests share one instance."""
+"""The work of people on the pages of the console, except those of sessions. All tests share one instance."""
 
 import csv
 import threading
@@ -35,7 +35,7 @@ class _Receiver(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, *_: Any) -> None:
-        """Logs nothing: the test says what failed."""
+        """Logs nothing: the test reports failures."""
 
 
 @pytest.fixture(scope="module")
@@ -315,7 +315,7 @@ async def test_usage_page_shows_until_when_it_was_summed(console: ConsoleService
     await expect(section).not_to_contain_text("whole hours")
 
 
-async def test_alerts_show_what_the_runbook_says(console: ConsoleService, visitor: Visitor) -> None:
+async def test_alerts_show_text_of_the_runbook(console: ConsoleService, visitor: Visitor) -> None:
     store = console.service.database.store
     await console.call("POST", "/jobs/watch/pause")
     fence = await hold_lease(store, "job:watch")

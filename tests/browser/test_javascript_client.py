@@ -32,10 +32,10 @@ HIDDEN_SECONDS = 45
 HOLD = """
 async ({address, sessionId, token}) => {
     const {hold} = await import(address + "/client/tenure.js");
-    window.told = [];
+    window.received = [];
     window.session = await hold({sessionId, token, url: address});
     for (const name of ["renewed", "expiring", "lost"]) {
-        session.addEventListener(name, ({detail}) => told.push(detail.reason ? `${name} ${detail.reason}` : name));
+        session.addEventListener(name, ({detail}) => received.push(detail.reason ? `${name} ${detail.reason}` : name));
     }
     session.addEventListener("lost", () => window.lostAt = Date.now());
     return session.isHeld;
@@ -72,8 +72,8 @@ def values(service: LocalService, opened: Json) -> Json:
     return {"address": address, "sessionId": opened["sessionId"], "token": opened["sessionToken"]}
 
 
-async def told(page: Page) -> list[str]:
-    found: list[str] = await page.evaluate("told")
+async def received(page: Page) -> list[str]:
+    found: list[str] = await page.evaluate("received")
     return found
 
 
@@ -91,16 +91,16 @@ async def test_page_holds_session_with_token_and_page_of_another_origin_is_refus
         assert await page.evaluate(HOLD, values(service, second)) is True
 
         await page.context.set_offline(True)
-        await page.wait_for_function("told.includes('expiring')")
+        await page.wait_for_function("received.includes('expiring')")
         assert await page.evaluate("session.isHeld") is True
         await page.context.set_offline(False)
-        await page.wait_for_function("told.at(-1) === 'renewed'")
-        assert not any(name.startswith("lost") for name in await told(page))
+        await page.wait_for_function("received.at(-1) === 'renewed'")
+        assert not any(name.startswith("lost") for name in await received(page))
 
         await service.http.delete(f"/sessions/{second['sessionId']}")
-        await page.wait_for_function("told.some(name => name.startsWith('lost'))")
+        await page.wait_for_function("received.some(name => name.startsWith('lost'))")
         await page.evaluate("window.dispatchEvent(new Event('focus'))")
-        assert [name for name in await told(page) if name.startswith("lost")] == ["lost stopped"]
+        assert [name for name in await received(page) if name.startswith("lost")] == ["lost stopped"]
         assert await page.evaluate("session.isHeld") is False
 
         foreign = await visit(other)
@@ -120,7 +120,7 @@ async def test_page_loses_session_while_offline_before_the_service_ends_it(
         # The service and the page have the same clock, because they run on the same machine.
         ends_at = datetime.fromisoformat(session["leaseExpiresAt"]).timestamp()
         assert await page.evaluate("lostAt") / 1000 <= ends_at
-        assert [name for name in await told(page) if name != "renewed"] == ["expiring", "lost unreachable"]
+        assert [name for name in await received(page) if name != "renewed"] == ["expiring", "lost unreachable"]
 
 
 @asynccontextmanager
@@ -187,7 +187,7 @@ async def test_hidden_page_holds_session_although_its_timers_are_throttled(
             assert await _evaluate(tab, "document.visibilityState") == "hidden"
             await asyncio.sleep(HIDDEN_SECONDS)
             assert await _evaluate(tab, "session.isHeld") is True
-            assert set(await _evaluate(tab, "told")) == {"renewed"}
+            assert set(await _evaluate(tab, "received")) == {"renewed"}
             ticks = await _evaluate(tab, "ticks")
         assert (await service.get(opened["sessionId"]))["isActive"] is True
     assert ticks < HIDDEN_SECONDS, "the timers of the page were not throttled, so the test shows nothing"

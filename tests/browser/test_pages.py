@@ -1,4 +1,4 @@
-"""What a page can do with an instance on another origin, in a real browser."""
+"""Requests of a page to an instance on another origin, in a real browser."""
 
 from typing import Any
 

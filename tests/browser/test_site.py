@@ -42,7 +42,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 class _Quiet(SimpleHTTPRequestHandler):
     def log_message(self, *_: Any) -> None:
-        """Nothing: the test says what failed."""
+        """Nothing: the test reports failures."""
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def page_of(document: str) -> str:
     return f"{path.parent}/" if path.name == "README.md" else f"{path.with_suffix('')}/"
 
 
-def test_site_has_four_kinds_and_every_route_and_loads_nothing_from_elsewhere(site: Path) -> None:
+def test_site_has_four_kinds_and_every_route_and_loads_nothing_from_other_hosts(site: Path) -> None:
     home = (site / "index.html").read_text(encoding="utf-8")
     assert [kind for kind in KINDS if f"{kind}\n" not in home and f">{kind}<" not in home] == []
     routes = (site / "docs" / "routes" / "index.html").read_text(encoding="utf-8")

@@ -90,7 +90,7 @@ class Terminal:
 
 
 def on_terminal(*arguments: str, columns: int = 100, **environment: str) -> tuple[int, str]:
-    """The exit code of a command, and what it shows."""
+    """The exit code of a command, and its output."""
     with Terminal(*arguments, columns=columns, **environment) as terminal:
         code = terminal.end()
         return code, terminal.shown

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 
 
 class Terminal:
-    """A process on a terminal of its own, and what it has written there."""
+    """A process on its own terminal, and its output there."""
 
     def __init__(self, pid: int, descriptor: int) -> None:
         self.pid = pid
@@ -41,7 +41,7 @@ class Terminal:
 
     @property
     def frame(self) -> str:
-        """What the terminal shows: everything since the last return to its upper left corner."""
+        """The screen of the terminal: all output since the last return to its upper left corner."""
         return _ESCAPES.sub(b"", self._written.rpartition(b"\x1b[H")[2]).decode(errors="replace")
 
     def wait_for(self, *words: str) -> None:
@@ -59,7 +59,7 @@ class Terminal:
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
     def _read(self) -> bool:
-        """Read what there is, and return whether the process still has the terminal open."""
+        """Read the available output, and return whether the process still has the terminal open."""
         if select.select([self._descriptor], [], [], 0.2)[0]:
             try:
                 read = os.read(self._descriptor, 65_536)
@@ -85,7 +85,7 @@ def terminal(folder: Path) -> Iterator[Terminal]:
         os.close(descriptor)
 
 
-def test_terminal_shows_what_happens_and_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_terminal_shows_events_and_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
     with terminal(tmp_path) as shown:
         shown.wait_for("opened ", "upgraded ", "lapsed ", "evicted ", "refused ", "billed ", "units: delivered")
         children = psutil.Process(shown.pid).children(recursive=True)

@@ -49,7 +49,7 @@ def now() -> datetime:
     return from_microseconds(wall_microseconds())
 
 
-# A gateway that answers, and says what time it is.
+# A gateway that answers, with the time in `Date`.
 
 
 class Gateway:
@@ -129,7 +129,7 @@ class Case(NamedTuple):
 
 
 async def make_healthy(database: Database) -> None:
-    """Writes what a running instance writes: its jobs, its lease and a recent cut."""
+    """Writes the rows of a running instance: its jobs, its lease and a recent cut."""
     store = database.store
     jobs = [JobSettings(name, round(seconds * SECOND), LOCK_TIMEOUT) for name, seconds in JOBS.items()]
     await store.register_jobs(jobs)
@@ -198,7 +198,7 @@ async def test_healthy_installation_gets_one_line_while_service_runs_and_one_fin
     assert codes(await made.report()) == ["not-running"]
 
 
-def test_doctor_leaves_no_file_beside_sqlite_database_and_changes_no_byte(
+def test_doctor_creates_no_file_and_does_not_change_sqlite_database(
     sqlite_template: Path, tmp_path: Path, tenure: Tenure
 ) -> None:
     path = tmp_path / "tenure.db"
@@ -538,7 +538,7 @@ def pairs() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("code", "database"), list(pairs()), indirect=["database"])
-async def test_planted_trouble_is_found_alone_with_its_code_and_what_mends_it(code: Code, case: Case) -> None:
+async def test_planted_problem_is_the_only_finding_with_its_code_and_command(code: Code, case: Case) -> None:
     given = await TROUBLES[code][1](case) or {}
     report = await case.report(**given)
     found = [finding for finding in report["findings"] if finding["code"] == code.value]
@@ -574,7 +574,7 @@ PROGRAMS = {
 }
 
 
-def test_mend_in_a_folder_without_the_database_creates_none(
+def test_suggested_command_in_another_folder_creates_no_database(
     tenure: Tenure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

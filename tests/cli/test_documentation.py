@@ -1,4 +1,4 @@
-"""docs/commands.md is what the commands say, and the commands in all documents exist."""
+"""docs/commands.md agrees with the commands, and the commands in all documents exist."""
 
 import re
 import shlex

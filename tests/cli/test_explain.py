@@ -68,14 +68,14 @@ async def test_refused_open_is_explained_by_seats_holders_and_next_lapse(tenure:
     late, soon = [
         await service.open(tenantObjectId=tenant, capacityId=capacity, leaseSeconds=seconds) for seconds in (90, 60)
     ]
-    told = (await explained(tenure, service, "--capacity", capacity)).out
-    assert "2 of 2 seats are taken: an open is refused with SESSION_LIMIT" in told
-    assert f"only tenant {tenant} can open sessions on it" in told
+    printed = (await explained(tenure, service, "--capacity", capacity)).out
+    assert "2 of 2 seats are taken: an open is refused with SESSION_LIMIT" in printed
+    assert f"only tenant {tenant} can open sessions on it" in printed
     assert (
         f"session {soon['sessionId']} of user {soon['userObjectId']} lapses next, at {soon['leaseExpiresAt'][:19]}Z"
-        in told
+        in printed
     )
-    assert told.index(soon["sessionId"]) < told.index(late["sessionId"])
+    assert printed.index(soon["sessionId"]) < printed.index(late["sessionId"])
     printed = json.loads((await explained(tenure, service, "--capacity", capacity, "--json")).out)
     assert [each["sessionId"] for each in printed["sessions"]] == [soon["sessionId"], late["sessionId"]]
     next_lapse = {"sessionId": soon["sessionId"], "deadline": soon["leaseExpiresAt"]}

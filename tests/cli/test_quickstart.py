@@ -65,7 +65,7 @@ class Reader:
 
     @contextmanager
     def runs(self, text: str, port: str, log: Path) -> Iterator[None]:
-        """Runs commands that do not end by themselves, in a terminal of their own."""
+        """Runs commands that do not end by themselves, in their own terminal."""
         with log.open("w") as output:
             # `exec`, so that the last command gets the signal.
             script = self._script(re.sub(r"^(tenure (?:serve|receiver))", r"exec \1", text, flags=re.MULTILINE), "")
@@ -101,7 +101,7 @@ def test_reader_sees_a_billed_session_and_no_warning(tmp_path: Path) -> None:
         checked = reader.run(commands[6], session)
         assert re.search(r"^fine: \d+ checks, nothing found$", checked, re.MULTILINE)
         assert checked.rstrip().endswith("no faults")
-    # What the page shows has the fields of what the receiver printed.
+    # The output in the page has the fields of the receiver's real output.
     (shown,) = re.findall(r'^\{"keys".*\}$', PAGE, re.MULTILINE)
     assert list(json.loads(shown)) == list(totals)
     assert '"level":"warning"' not in service.read_text()

@@ -56,7 +56,7 @@ def url(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.fixture
 def any_url(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """For what does not depend on the engine."""
+    """For tests that do not depend on the engine."""
     monkeypatch.setenv("TENURE_URL", sqlite_url)
     return sqlite_url
 
@@ -280,7 +280,7 @@ def test_status_shows_every_part(tenure: Tenure, capacity: str) -> None:
     assert {"health", "caller", "jobs", "leases", "alerts", "instances", "activity"} <= set(status)
 
 
-def test_status_shows_what_the_key_may_see(tenure: Tenure, tmp_path: Path) -> None:
+def test_status_shows_figures_that_the_key_may_read(tenure: Tenure, tmp_path: Path) -> None:
     database = ("--database", f"sqlite:///{tmp_path / 'tenure.db'}")
     keys = {
         "client": tenure("keys", "create", "--name", "a", "--role", "client", *database).out.strip(),
@@ -337,7 +337,7 @@ def cursor_of(result: Result) -> str:
 
 
 @pytest.mark.usefixtures("url")
-def test_audit_log_says_who_changed_what(tenure: Tenure, capacity: str) -> None:
+def test_audit_log_names_caller_and_change(tenure: Tenure, capacity: str) -> None:
     ok(tenure, "capacities", "set", capacity, "--seats", "7")
     (entry,) = ok_json(tenure, "audit-log", "--target", capacity)["entries"]
     assert (entry["action"], entry["changes"]) == ("capacity.changed", 1)
@@ -351,7 +351,7 @@ def test_alerts_are_listed(tenure: Tenure) -> None:
     assert tenure("alerts", "--name", "clock-behind") == Result(0, "", "no active alerts\n")
 
 
-# How commands behave, whatever they do.
+# Behaviour that all commands share.
 
 
 @pytest.mark.usefixtures("any_url")

@@ -1,4 +1,4 @@
-"""Commands import only what they need, so that they start fast. A taken port is reported with a way out."""
+"""Commands import only what they need, so that they start fast. For a port in use, the error names a solution."""
 
 import os
 import socket

@@ -66,7 +66,7 @@ def test_signals_leave_the_terminal_clean(instance: RunningInstance, number: sig
 
 
 @pytest.mark.slow
-def test_top_goes_on_while_the_service_is_away(tmp_path: Path) -> None:
+def test_top_continues_while_the_service_is_unavailable(tmp_path: Path) -> None:
     running = RunningInstance(f"sqlite:///{tmp_path / 'tenure.db'}", tmp_path)
     try:
         running.wait_until_ready()
@@ -106,7 +106,7 @@ def test_metrics_are_added_up_by_labels() -> None:
     assert (metrics.value("c"), metrics.value("d")) == (0.5, None)
 
 
-def test_status_says_how_old_seats_are_and_whether_usage_is_sent() -> None:
+def test_status_shows_age_of_seats_and_whether_usage_is_sent() -> None:
     def shown(*lines: str) -> list[str]:
         metrics = Metrics("\n".join(lines))
         cells = (_seats_cell(metrics), _usage_cell(metrics), _gateways_cell(metrics, []))

@@ -357,7 +357,7 @@ FROM_NOON = ("--from", NOON.isoformat())
 
 
 @pytest.mark.usefixtures("with_gateway")
-async def test_usage_send_hands_over_unsent_windows_once(tenure: Tenure, unsent: Database) -> None:
+async def test_usage_send_submits_unsent_windows_once(tenure: Tenure, unsent: Database) -> None:
     command = ("usage", "send", *FROM_NOON, "--database", unsent.url)
     assert await asyncio.to_thread(tenure, *command, "--to", minute(1).isoformat()) == Result(
         0, "handed over windows: 1, chunks: 1\n", ""

@@ -141,7 +141,7 @@ async def observe_instance(config: Config) -> dict[str, object]:
 
 @pytest.fixture(scope="module")
 async def observed(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[list[dict[str, object]]]:
-    """What the two instances show: the defaults, and all settings changed."""
+    """The observations of the two instances: one with the defaults, one with all settings changed."""
     folder = tmp_path_factory.mktemp("effects")
     changed = {variable_of(setting): value for setting, value in CHANGES.items()}
     with pytest.MonkeyPatch.context() as patched:
@@ -154,12 +154,12 @@ async def observed(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[li
 
 
 @pytest.mark.parametrize("setting", CHANGES)
-def test_setting_changes_what_the_service_shows(setting: str, observed: list[dict[str, object]]) -> None:
+def test_setting_has_observable_effect_on_running_service(setting: str, observed: list[dict[str, object]]) -> None:
     default, changed = observed
     assert default[setting] != changed[setting]
 
 
-# Settings that are observed on what they build.
+# Settings that are observed on the objects that they build.
 
 
 def variable_of(setting: str) -> str:
@@ -263,7 +263,7 @@ SIGN_IN_CHANGES = {
 
 
 def sign_in_requests(config: Config) -> list[object]:
-    """Where a sign-in sends the browser, and what it sends to the issuer, without what is random."""
+    """The URL to which a sign-in sends the browser, and its request to the issuer, without random parts."""
     assert config.oidc is not None
     sent: list[object] = []
 
@@ -285,7 +285,7 @@ async def send_nothing() -> bytes:
 
 
 def oidc_callers(config: Config) -> list[object]:
-    """Whom an instance takes for the caller of some tokens, or why it refuses them."""
+    """The callers that an instance identifies by some tokens, or why it refuses the tokens."""
     assert config.oidc is not None
     keys = msgspec.json.encode({"keys": [RSA.as_dict()]})
     verifier = OidcVerifier(config.oidc, _returning(keys), Telemetry(), ISSUER.clock.now)
@@ -346,7 +346,7 @@ TRACES_CHANGES = {
 
 
 def traces_of(config: Config) -> list[object]:
-    """What an instance exports to, and how many of a thousand requests at once it samples, with and without caller."""
+    """The exporter's arguments, the parent of a caller's trace, and whether over 5 of 1001 requests are sampled."""
     telemetry, opened = Telemetry(), []
 
     class Recorded:
@@ -409,7 +409,7 @@ ON_BUILT_OBJECTS: Mapping[str, tuple[str, Callable[[Config], object]]] = {
 
 
 @pytest.mark.parametrize("setting", ON_BUILT_OBJECTS)
-def test_setting_changes_what_is_built(setting: str, empty_folder: Path) -> None:
+def test_setting_changes_built_object(setting: str, empty_folder: Path) -> None:
     del empty_folder
     value, observe = ON_BUILT_OBJECTS[setting]
     assert observe(load({}, BASE)) != observe(load({}, BASE | {variable_of(setting): value}))

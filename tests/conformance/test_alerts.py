@@ -294,7 +294,7 @@ async def test_read_observations__counts_lapses_and_openings_since_the_same_inst
     assert ENDS_WATCHED_MAX > 3
 
 
-async def test_read_gauges__counts_what_is_live(database: Database) -> None:
+async def test_read_gauges__counts_live_sessions(database: Database) -> None:
     store = database.store
     limited, unlimited = some_id(), some_id()
     await store.put_capacity(limited, Seats(max_sessions=5), EVERYTHING, ACTOR)

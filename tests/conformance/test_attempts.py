@@ -221,7 +221,7 @@ async def test_begin_attempts__does_not_begin_early_during_binding_pause(databas
     assert await begin_early(database, fence, submission_id) == BeginAttemptResult(submission_id, BEGUN, 2, 1)
 
 
-async def test_begin_attempts__does_not_begin_early_beside_open_attempt_of_older_epoch(database: Database) -> None:
+async def test_begin_attempts__does_not_begin_early_during_open_attempt_of_older_epoch(database: Database) -> None:
     submission_id = await begin_first_attempt(database)
     fence = await next_executor_fence(database.store)
     assert (await begin_early(database, fence, submission_id)).found is NOT_DUE

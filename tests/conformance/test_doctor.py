@@ -1,4 +1,4 @@
-"""What `tenure doctor` reads about the database, on every engine."""
+"""The reads of `tenure doctor` about the database, on every engine."""
 
 from pathlib import Path
 

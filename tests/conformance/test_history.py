@@ -23,7 +23,7 @@ def named(facts: Sequence[Fact], name: str) -> list[Fact]:
     return [fact for fact in facts if fact.fact == name]
 
 
-async def test_read_history__returns_what_tables_hold_for_every_end(database: Database) -> None:
+async def test_read_history__matches_tables_for_every_end(database: Database) -> None:
     ids = await end_in_every_way(database)
     assert {*CloseReason, "live", "unrecorded", "closing"} <= ids.keys()
     tables, now = await all_tables(database), minute(11, 30)
@@ -76,7 +76,7 @@ async def test_read_history__names_reason_and_actor_of_end(database: Database) -
     assert named(chain[1], "upgradedFrom")[0].previous_session_id == ids["first"]
 
 
-async def test_read_history__leaves_out_what_the_reader_may_not_see(database: Database) -> None:
+async def test_read_history__omits_facts_that_the_caller_may_not_read(database: Database) -> None:
     ids = await end_in_every_way(database)
     session_id = ids["TERMINATED"]
     bound = View(audit=False, usage=True, deliveries=False)
@@ -143,7 +143,7 @@ async def test_read_history__begins_a_run_with_each_era(database: Database) -> N
     assert sum(fact.usage_millionths or 0 for fact in billed) == sum(expected.windows.values())
 
 
-async def test_read_history__says_which_part_has_no_windows_any_more(database: Database) -> None:
+async def test_read_history__reports_part_whose_windows_were_pruned(database: Database) -> None:
     session = await open_new_session(database)
     for number in range(1, 4):
         await cut(database, minute(number), contract=CONTRACT)

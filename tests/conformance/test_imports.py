@@ -83,7 +83,7 @@ async def test_import_sessions__refuses_second_session_of_a_key(database: Databa
     assert await run(database, again) == [IMPORTED]
 
 
-async def test_import_sessions__leaves_out_sessions_whose_term_is_over(database: Database) -> None:
+async def test_import_sessions__skips_sessions_whose_term_has_ended(database: Database) -> None:
     over = imported(ends_at=NOON)
     assert await run(database, over) == [ImportOutcome.ENDED]
     assert await database.store.get_session(over.session_id, EVERYTHING) is None
@@ -97,7 +97,7 @@ async def test_import_sessions__refuses_session_on_capacity_of_another_tenant(da
 
 
 async def test_import_sessions__takes_seats(database: Database) -> None:
-    """Also those that earlier opens have counted as free."""
+    """Including seats that earlier opens have counted as free."""
     capacity_id = some_id()
     await database.store.put_capacity(capacity_id, Seats(3, "reject", None), EVERYTHING, ACTOR)
     assert (await open_one(database.store, request(capacity_id=capacity_id))).outcome is OpenOutcome.CREATED
@@ -106,7 +106,7 @@ async def test_import_sessions__takes_seats(database: Database) -> None:
     assert refused.outcome is OpenOutcome.SESSION_LIMIT
 
 
-async def test_import_sessions__writes_nothing_unless_asked_to(database: Database) -> None:
+async def test_import_sessions__writes_nothing_in_a_dry_run(database: Database) -> None:
     one = imported()
     assert await run(database, one, writes=False) == [IMPORTED]
     assert await database.store.get_session(one.session_id, EVERYTHING) is None

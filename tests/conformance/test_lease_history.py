@@ -51,7 +51,7 @@ A1 = term("a", 1, "one", 0, 0, "released")
 ALL = [A4, A3, B1, A2, A1]
 
 
-async def test_list_terms__shows_each_end_and_how_it_came(database: Database) -> None:
+async def test_list_terms__shows_end_of_each_term_and_its_cause(database: Database) -> None:
     await make_terms(database)
     assert await database.store.list_terms("a", None, 9) == [A4, A3, A2, A1]
     assert await database.store.list_terms("b", None, 9) == [B1]

@@ -1,6 +1,6 @@
 """Callers who are bound to a tenant, and possibly to a user, on every engine.
 
-A session outside the scope of a caller is unknown to that caller, and stays as it is, in every column.
+A session outside the scope of a caller is unknown to that caller, and no column of it changes.
 """
 
 from collections.abc import Sequence

@@ -104,7 +104,7 @@ def filters() -> Sequence[dict[str, Any]]:
 async def test_list_sessions__returns_all_matching_sessions_in_order(
     database: Database, monkeypatch: pytest.MonkeyPatch, scan_max: int
 ) -> None:
-    # What is read counts here, not how soon: on a busy machine, a first read may take over a second.
+    # The test checks which rows are read, not the time: on a busy machine, a first read may take over a second.
     monkeypatch.setattr(Retries.run, "__defaults__", (PATIENT_SECONDS,))
     listed = await fill(database)
     monkeypatch.setattr(session_list, "SCAN_MAX", scan_max)
@@ -161,7 +161,7 @@ def matching(listed: Sequence[Session], criteria: dict[str, Any]) -> Sequence[Se
 
 
 @pytest.mark.parametrize("count_max", [5, 10_000])
-async def test_count_matches__counts_what_is_listed_and_says_if_it_stopped_early(
+async def test_count_matches__counts_listed_sessions_and_reports_if_it_stopped_early(
     database: Database, monkeypatch: pytest.MonkeyPatch, count_max: int
 ) -> None:
     monkeypatch.setattr(Retries.run, "__defaults__", (PATIENT_SECONDS,))

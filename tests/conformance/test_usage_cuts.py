@@ -308,7 +308,7 @@ async def lapsed(database: Database) -> Session:
 async def test_cut_usage__prevents_heartbeat_of_session_that_lapsed_before_cut(
     database: Database, later: datetime
 ) -> None:
-    """With the clock before the deadline again, a heartbeat would be in time by the clock alone."""
+    """After the step back, the clock alone would allow the heartbeat: it shows a time before the deadline."""
     session = await lapsed(database)
     await cut_and_step_back(database, later)
     kept = await heartbeat_one(database.store, session.session_id)

@@ -1,6 +1,6 @@
 """Marks: running sums of usage at full hours. Sums with marks equal sums from sessions alone, to the last digit.
 
-`tests/model/test_usage_model.py` compares them with sessions that open, end, are upgraded and lapse beside the cuts.
+`tests/model/test_usage_model.py` compares them with sessions that open, end, are upgraded and lapse between the cuts.
 """
 
 import random

@@ -1,4 +1,4 @@
-"""Retention of usage: everything that is needed to deliver and render the kept windows stays."""
+"""Retention of usage: all rows that are needed to deliver and render the kept windows are kept."""
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta

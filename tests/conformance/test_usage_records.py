@@ -154,7 +154,7 @@ async def test_render_chunks__renders_each_chunk_from_its_own_sessions(database:
     assert await rendered(database, window) == [render_records(template, window, part) for part in parts]
 
 
-async def test_render_chunks__returns_no_records_for_chunk_whose_sessions_are_gone(database: Database) -> None:
+async def test_render_chunks__returns_no_records_for_chunk_without_its_sessions(database: Database) -> None:
     window = await second_window(database)
     (found,) = await database.store.render_chunks(window, [single_chunk(window)], template_of("tenure", window))
     assert found == Records("", 0, 0)

@@ -1,4 +1,4 @@
-"""Each alert on its cause, made to happen: it is raised once, cleared once, and both reach the gateway `oncall`.
+"""The tests cause each alert. It is raised once and cleared once, and both changes reach the gateway `oncall`.
 
 Two instances run on one database, whose clock the test moves. Jobs run when the test requests it, so that only a cause
 that the test has made can raise an alert. `http/test_alerts.py` has a failing job, and `conformance/test_alerts.py` has
@@ -86,7 +86,7 @@ def receiving() -> Iterator[Receiver]:
 
 
 class World:
-    """Two instances, the clock of their database, and what the test does with them."""
+    """Two instances, the clock of their database, and helpers of the test."""
 
     def __init__(self, database: Database, instances: dict[str, RunningInstance], http: aiohttp.ClientSession) -> None:
         self._database, self._http = database, http
@@ -107,7 +107,7 @@ class World:
             return await response.json()  # type: ignore[no-any-return]
 
     async def until(self, holds: Callable[[], Any], what: str) -> None:
-        """Moves the clock on by a second at a time, so that what is due after a pause happens."""
+        """Advances the clock in steps of a second, so that work which is due after a pause is done."""
         try:
             async with asyncio.timeout(WAIT_SECONDS):
                 while not await holds():

@@ -43,7 +43,7 @@ BUSY = {
 }
 """Leases and jobs that are due within the test, so that the background work fails too."""
 LINES_PER_SECOND_MAX = 12
-"""The limit on all log lines together, whatever their event and cause."""
+"""The limit on all log lines together, of all events and causes."""
 RECOVERED_WITHIN_SECONDS = 10
 SMALL_POOL = 4
 """With two connections for hot calls."""

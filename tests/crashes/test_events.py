@@ -87,7 +87,7 @@ async def test_every_event_arrives_in_order_on_sqlite(
 
 
 @pytest.mark.timeout(120)
-async def test_horizon_that_waits_for_no_commit_is_found_by_this_test(
+async def test_race_test_detects_horizon_that_does_not_wait_for_commits(
     postgres_database: Database, start: Start, receiver: RunningReceiver, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The horizon waits for the writes in progress. Without that, events of late commits are missing."""
@@ -134,7 +134,7 @@ async def subscribed(database: Database) -> bool:
 
 
 async def disturb(fleet: Fleet, plan: Run) -> None:
-    """Sessions come and go on all instances, and one instance after the other is killed."""
+    """Sessions are opened and closed on all instances, and one instance after the other is killed."""
     source = random.Random(plan.seed)
     stopping = asyncio.Event()
     asyncio.get_running_loop().call_later(plan.seconds, stopping.set)

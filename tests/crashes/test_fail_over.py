@@ -149,7 +149,7 @@ def receivers(tmp_path: Path) -> Iterator[Receivers]:
 
 
 class Load:
-    """Clients of every instance, and what was acknowledged to them."""
+    """Clients of every instance, and the sessions that were acknowledged to them."""
 
     def __init__(self, addresses: Sequence[str], seed: int) -> None:
         self._addresses, self._seed = addresses, seed
@@ -267,7 +267,7 @@ async def served_again(load: Load, fleet: Fleet, context: str) -> None:
 
 
 async def differences(database: Database, orders: RunningReceiver, load: Load, behind: timedelta) -> list[str]:
-    """Compares all that was acknowledged with the tables. The instances have stopped."""
+    """Compares all acknowledged answers with the tables. The instances have stopped."""
     # Measured by the clock of the clients, an instant of the database may be earlier than the request by `behind`.
     earlier = behind // timedelta(microseconds=1)
     opens = [msgspec.structs.replace(one, sent_at=one.sent_at - earlier) for one in load.opens]

@@ -19,8 +19,8 @@ TIMEOUT_SECONDS = 30
 Start = Callable[..., RunningInstance]
 
 
-def test_killed_paused_and_stopped_instances_are_told_apart(postgres_database: Database, tmp_path: Path) -> None:
-    """Three real processes, one of them with two workers. A stopped one has saved all that it counted."""
+def test_killed_paused_and_stopped_instances_are_distinguished(postgres_database: Database, tmp_path: Path) -> None:
+    """Three real processes, one of them with two workers. A stopped instance has saved all its counts."""
     running = [RunningInstance(postgres_database.url, tmp_path, "--workers", workers) for workers in ("2", "1", "1")]
     stopped, killed, observer = running
     try:
@@ -49,7 +49,7 @@ def test_killed_paused_and_stopped_instances_are_told_apart(postgres_database: D
         kill_all(running)
 
 
-def test_instance_exits_beside_one_that_sends_under_another_lease(sqlite_database: Database, start: Start) -> None:
+def test_instance_exits_while_another_sends_under_different_lease(sqlite_database: Database, start: Start) -> None:
     first = start(sqlite_database.url).wait_until_ready()
     other = {"TENURE_LEASES__EXECUTOR_LEASE": "other"}
     refused = start(sqlite_database.url, **other)

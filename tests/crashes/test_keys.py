@@ -16,7 +16,7 @@ from tests.support.telemetry import RecordedTelemetry
 pytestmark = pytest.mark.slow
 
 
-async def test_recently_used_key_works_for_grace_and_revoked_key_does_not_come_back(
+async def test_recently_used_key_works_for_grace_and_revoked_key_stays_refused(
     own_postgres: PostgresServer, own_database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = own_database.store

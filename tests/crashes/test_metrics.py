@@ -1,4 +1,4 @@
-"""Metrics of two process groups with two workers each: they agree with what clients saw, and with the database."""
+"""Metrics of two process groups with two workers each: they agree with the clients' answers and the database."""
 
 import asyncio
 import json
@@ -64,7 +64,7 @@ class Clients:
     """Sends requests over one connection at a time, PIPELINED at once, and counts the answers by the worker.
 
     The id of a request begins with a text that each worker chooses when it starts, so an answer names its worker. A
-    connection that breaks belongs to the worker that was killed. What it had not answered is not counted.
+    connection that breaks belongs to the worker that was killed. Requests that it had not answered are not counted.
     """
 
     def __init__(self, port: int, seed: int) -> None:
@@ -144,7 +144,7 @@ async def scrape(address: str) -> dict[tuple[str, str], float]:
 
 
 @pytest.mark.slow
-async def test_metrics_equal_what_clients_saw_after_a_worker_was_killed_among_them(
+async def test_metrics_equal_answers_of_clients_after_a_worker_was_killed(
     start: type[RunningInstance], postgres_database: Database, seed: int
 ) -> None:
     database = postgres_database
@@ -212,7 +212,7 @@ async def leads(address: str) -> float:
 
 
 async def answered_scrape(address: str) -> dict[tuple[str, str], float]:
-    """A scrape that the other worker has answered. A connection that the stuck worker accepted waits for ever."""
+    """A scrape that the other worker has answered. A connection that the stuck worker accepted gets no answer."""
     scrapes = [asyncio.create_task(scrape(address)) for _ in range(SCRAPES_AT_ONCE)]
     try:
         done, _ = await asyncio.wait(scrapes, timeout=WAIT_SECONDS, return_when=asyncio.FIRST_COMPLETED)

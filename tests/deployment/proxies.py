@@ -27,7 +27,7 @@ def free_port() -> int:
 
 
 def replaced(text: str, pattern: str, replacement: str) -> str:
-    """Fails if the file does not contain what the test replaces."""
+    """Fails if the file does not contain the text that the test replaces."""
     changed, count = re.subn(pattern, replacement, text, flags=re.MULTILINE)
     assert count, pattern
     return changed

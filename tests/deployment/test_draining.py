@@ -1,4 +1,4 @@
-"""What a load balancer sees of an instance that is stopping."""
+"""An instance that is stopping, as a load balancer sees it."""
 
 import asyncio
 import json
@@ -59,7 +59,7 @@ async def test_draining_instance_answers_for_drain_seconds_and_announces_closed_
 async def test_stopping_instance_answers_requests_that_have_begun_to_arrive(
     sqlite_database: Database, start: Start
 ) -> None:
-    """Also one on a connection that was used before, and the first one of a connection that has sent nothing yet."""
+    """This includes requests on a connection that was used before, and the first request of an idle connection."""
     instance = start(sqlite_database.url).wait_until_ready()
     used, new = [await asyncio.open_connection("127.0.0.1", instance.port) for _ in range(2)]
     used[1].write(HALF + REST)

@@ -1,4 +1,4 @@
-"""The systemd unit, and what an instance tells systemd."""
+"""The systemd unit, and the notifications of an instance to systemd."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""The code blocks of all documents, and what a marker in front of a block says about it.
+"""The code blocks of all documents, and the markers in front of them.
 
 A marker is an HTML comment in the line before the block:
 

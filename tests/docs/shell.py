@@ -1,4 +1,4 @@
-"""A reader who types the commands of a document, on free ports and in a folder of their own."""
+"""A reader who types the commands of a document, on free ports and in their own folder."""
 
 import os
 import re
@@ -50,7 +50,7 @@ class Reader:
         return self._translated(f"http://127.0.0.1:{port}")
 
     def run(self, block: Block) -> str:
-        """Runs a block of shell commands, without those that start a server, and returns what it printed."""
+        """Runs a block of shell commands, without those that start a server, and returns its output."""
         lines = [line for line in _joined(block.text) if not SERVER.match(line)]
         return self.shell("\n".join(lines), block.place, block.seconds)
 
@@ -72,7 +72,7 @@ class Reader:
         return done.stdout
 
     def output(self, command: str) -> str:
-        """What a command prints to both outputs, however it ends."""
+        """The text that a command prints to both outputs, even if it fails."""
         done = subprocess.run(
             ["bash", "-c", self._translated(command)],
             cwd=self._folder,

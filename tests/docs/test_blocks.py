@@ -1,6 +1,6 @@
 """Every code block of every document is run or checked, or a marker in front of it says why it cannot be.
 
-CONTRIBUTING.md lists what is done with the blocks of each language.
+CONTRIBUTING.md lists the check for each language.
 """
 
 import json
@@ -42,7 +42,7 @@ OWN_SERVERS = [
 ]
 """Pages whose commands run against servers of their own, which they start themselves."""
 FIRST = {"docs/securing.md": "tenure keys create --name web --role client --expires 1d > web.key"}
-"""What a page assumes that its reader has done."""
+"""The commands that a page assumes its reader has run."""
 GATEWAYS = """
 [gateways.billing]
 url = "http://127.0.0.1:9090/billing"
@@ -83,7 +83,7 @@ def test_reasons_name_existing_tests() -> None:
             assert (ROOT / path).exists(), f"{block.place}: {path}"
 
 
-def test_blocks_that_are_run_elsewhere_exist_and_their_tests_read_the_page() -> None:
+def test_blocks_run_by_other_tests_exist_and_those_tests_read_the_page() -> None:
     for (page, language), test in ELSEWHERE.items():
         assert any((block.page, block.language) == (page, language) for block in BLOCKS), page
         assert Path(page).name in (ROOT / test).read_text(encoding="utf-8"), f"{test} does not read {page}"

@@ -138,7 +138,7 @@ class Fuzz:
             for writer in writers:
                 writer.transport.abort()
 
-    # What a client sends over HTTP.
+    # Requests over HTTP.
 
     def _one_request(self) -> bytes:
         chosen = self._random.choice
@@ -196,7 +196,7 @@ class Fuzz:
         one = request(b"", *offers, method=self._random.choice(METHODS), path="/healthz")
         return one * self._random.choice([1, 10, 1000])
 
-    # What a client sends over WebSocket.
+    # Messages over WebSocket.
 
     def _stream(self) -> bytes:
         opening = frame(Opcode.TEXT, as_text({"type": "open", **stream_request()}).encode())

@@ -1,8 +1,8 @@
 """A well-behaved neighbour of hostile clients: `python -m tests.edge.neighbour PORT CONTROL_PORT PID`.
 
 It sends the same requests to an instance that is attacked and to one that is not, at the same time, and compares. So a
-machine that is busy with other work does not count. It stops when its standard input is closed, and prints what it saw
-as JSON.
+machine that is busy with other work does not count. It stops when its standard input is closed, and prints its
+measurements as JSON.
 """
 
 import contextlib

@@ -115,7 +115,7 @@ async def test_preflight_of_every_route_is_answered_without_credential(
             assert answer.headers["vary"] == "origin"
 
 
-async def test_connection_goes_on_after_a_preflight(serve_with: ServeWith) -> None:
+async def test_connection_stays_open_after_a_preflight(serve_with: ServeWith) -> None:
     service = await serve_with(allowed_origins=(ALLOWED,))
     async with raw(service) as client:
         for _ in range(2):

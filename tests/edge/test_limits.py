@@ -30,7 +30,7 @@ async def test_long_headers_are_answered_with_431(serve_with: ServeWith) -> None
             async with raw(service) as client:
                 await client.send(GET + headers + end)
                 if not end:
-                    # The head is not complete, so what was sent so far may be within the limit.
+                    # The head is not complete, so its first part may be within the limit.
                     await client.send(b"X-More: " + b"x" * 9000)
                 answer = await client.answer()
                 assert (answer.status, answer.code) == (431, "HEADERS_TOO_LARGE")
@@ -296,7 +296,7 @@ async def test_client_that_sends_before_it_reads_gets_the_refusal(serve_with: Se
             assert responses(await client.rest()) == [status]
 
 
-async def test_refused_connection_is_closed_if_client_goes_on_sending(
+async def test_refused_connection_is_closed_if_client_keeps_sending(
     serve_with: ServeWith, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tenure.server.http1.LINGER_SECONDS", 0.2)

@@ -1,4 +1,4 @@
-"""A closed connection leaves nothing in memory, also without the garbage collector."""
+"""A closed connection leaves nothing in memory, even without the garbage collector."""
 
 import asyncio
 import gc

@@ -1,4 +1,4 @@
-"""A credential may send so many requests per second, and an address so many wrong credentials per minute."""
+"""The limits on requests per second of a credential, and on wrong credentials per minute from an address."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -123,7 +123,7 @@ async def test_wrong_credentials_are_throttled_on_all_transports_and_valid_ones_
             assert answer.headers["retry-after"] == "10"
     for role in ("client", "operator"):
         assert [(await send(service, form)).status for form in forms(credentials[role]).values()] == [201, 201, 101]
-    # A request without any credential is no guess: it learns that it needs one.
+    # A request without any credential is not a guess, so it gets 401 as before.
     assert [(await send(service, form)).status for form in forms(None).values()] == [401] * 3
     clock.now += 10.001
     assert await statuses(service, forms(WRONG)["ordinary"], 2) == [401, 429]
@@ -177,7 +177,7 @@ async def test_clients_behind_a_trusted_proxy_are_counted_separately(
     assert await statuses(service, forms(WRONG, *two_headers)["hot"], 1) == [429]
 
 
-async def test_open_streams_of_a_throttled_address_go_on(
+async def test_open_streams_of_a_throttled_address_stay_open(
     serve_with: ServeWith, credentials: Mapping[str, str | None], clock: ManualClock
 ) -> None:
     """The check of open streams counts neither as a request nor as a failure."""

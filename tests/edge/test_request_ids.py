@@ -59,7 +59,7 @@ async def test_id_of_the_client_is_returned_in_every_response(serve_with: ServeW
         check_problem(answer)
 
 
-async def test_id_is_made_for_requests_without_a_well_formed_one(serve_with: ServeWith) -> None:
+async def test_requests_without_valid_id_get_a_new_one(serve_with: ServeWith) -> None:
     service = await serve_with(max_header_bytes=2048, head_seconds=0.2)
     seen = []
     for name, message in messages().items():

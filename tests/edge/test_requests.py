@@ -36,7 +36,7 @@ async def test_connect_is_refused_without_traceback(service: LocalService, capfd
 
 
 async def test_pipelined_upgrade_offers_are_ignored(service: LocalService, capfd: pytest.CaptureFixture[str]) -> None:
-    """As many as once exceeded the recursion limit."""
+    """Enough to exceed the recursion limit of an earlier version."""
     number = 3000
     async with raw(service) as client:
         reading = asyncio.create_task(client.rest())

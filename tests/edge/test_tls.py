@@ -119,7 +119,7 @@ async def test_both_lanes_pipelining_and_long_bodies_work(service: LocalService)
         assert (await client.answer()).status == 400
 
 
-async def test_refusals_are_read_even_if_the_client_goes_on_sending(service: LocalService) -> None:
+async def test_refusals_are_read_even_if_the_client_keeps_sending(service: LocalService) -> None:
     refused = {
         431: GET + b"X-Long: " + b"x" * 100_000,
         413: request(b"", "Connection: close", length=8 * KIBIBYTE * KIBIBYTE) + b" " * 100_000,
@@ -279,7 +279,7 @@ BROKEN: list[tuple[str, Callable[[CertificateFiles], object]]] = [
     ("tls_key: ", lambda files: (files.write("x"), files.key.unlink())),
     ("tls_certificate: ", lambda files: (files.write("x"), files.certificate.unlink())),
 ]
-"""A part of the message, and what is wrong with the files."""
+"""A part of the message, and a function that damages the files."""
 
 
 def test_wrong_files_are_refused_with_the_reason(tmp_path: Path) -> None:
@@ -352,7 +352,8 @@ async def test_certificate_is_replaced_under_load_without_a_failed_request(
     found = sum((await asyncio.gather(*clients)), Counter[object]())
     assert set(found) == {201}, found
     assert found[201] > 50
-    # A worker that replaces another one while the files are broken waits for valid ones, and the service goes on.
+    # A worker that replaces another one while the files are broken waits for valid ones, and the service stays
+    # available.
     failed = instance.log().count('"tls.reload_failed"')
     next(process for process in family(instance.process.pid)[1:] if "spawn_main" in " ".join(process.cmdline())).kill()
     await _until_log_has(instance, "tls.reload_failed", failed + 1)

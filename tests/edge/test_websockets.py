@@ -27,7 +27,7 @@ async def _stream(service: LocalService) -> Client:
 
 
 async def _slowest_answer(service: LocalService, attack: asyncio.Future[None]) -> float:
-    """What a well-behaved neighbour waits while the attack lasts."""
+    """How long a well-behaved client waits during the attack."""
     slowest = 0.0
     while not attack.done():
         began = time.monotonic()
@@ -140,7 +140,7 @@ async def test_client_that_sends_much_at_once_gets_session_limit(full_service: L
         first.disconnect()
 
 
-async def test_client_that_goes_on_sending_reads_the_reason(serve_with: ServeWith) -> None:
+async def test_client_that_keeps_sending_reads_the_reason(serve_with: ServeWith) -> None:
     """A message that is too large, an unmasked frame, and too many pings; each followed by more."""
     service = await serve_with()
     violations = {1009: frame(Opcode.BINARY, b"x" * (MEBIBYTE + 1)), 1002: b"\x81\x01x", 1008: EMPTY_PING * 1000}

@@ -1,4 +1,4 @@
-"""`examples/billing_receiver.py` verifies signatures, and counts every delivery once, also after a restart."""
+"""`examples/billing_receiver.py` verifies signatures, and counts every delivery once, even after a restart."""
 
 import json
 import os

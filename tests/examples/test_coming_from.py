@@ -50,7 +50,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 
 async def script(name: str, *arguments: str, code: int = 0, **environment: str) -> str:
-    """Runs a program of the examples and returns what it printed."""
+    """Runs a program of the examples and returns its output."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-W", "error", str(EXAMPLES / name), *arguments),
         stdout=asyncio.subprocess.PIPE,
@@ -78,7 +78,7 @@ async def live(service: LocalService, path: str = "/sessions") -> dict[str, Mapp
     return {session["sessionId"]: session for session in listed.json()["sessions"]}
 
 
-async def test_capacity_sessions_move_and_come_back_and_their_client_works(run: Run) -> None:
+async def test_capacity_sessions_move_to_tenure_and_back_and_their_client_works(run: Run) -> None:
     moved = [f"0190b0a0-0000-7000-8000-00000000010{number}" for number in (1, 2)]
     async with run("capacity_sessions") as service:
         checked = await script("move.py", "capacity_sessions", "old.db", "--dry-run")
@@ -104,7 +104,8 @@ async def test_capacity_sessions_move_and_come_back_and_their_client_works(run: 
         assert [each for each, _ in active] == sorted([*moved, opened["sessionId"]])
         assert dict(active)[moved[1]] == "Pro"
 
-        # What ended in Tenure is marked in the old table, only on the chosen capacity, and does not come back to life.
+        # Sessions that ended in Tenure are marked in the old table, only on the chosen capacity, and do not become live
+        # again.
         for each in moved:
             await service.http.delete(f"/sessions/{each}")
         back = ["--back", "--capacity", CAPACITY.format(1)]
@@ -180,7 +181,7 @@ async def test_applock_sessions_move_by_their_markers_and_jobs_run_once_per_due_
         assert len(set(due)) == len(due)
         for node in nodes:
             assert re.search(r"^sp_getapplock [01] sp_releaseapplock 0$", node, re.MULTILINE), node
-        # The runs of the jobs are what the markers were.
+        # The runs of the jobs take the place of the markers.
         runs = (await service.http.get("/jobs/invoices/runs")).json()["runs"]
         assert sum(each["outcome"] == "succeeded" for each in runs) == len(due)
 

@@ -82,7 +82,7 @@ async def test_etag_answers_304_and_differs_for_gzip(any_local: LocalService) ->
         assert other.status_code == 200
 
 
-def test_files_load_nothing_from_elsewhere_and_contain_no_code_in_markup() -> None:
+def test_files_load_nothing_from_other_hosts_and_contain_no_code_in_markup() -> None:
     """The policy would refuse both. `innerHTML` is used where templates are parsed, and nowhere else."""
     for path in sorted(STATIC.rglob("*")):
         if path.is_dir():

@@ -255,7 +255,7 @@ def page(any_client: Client) -> str:
     return response.text
 
 
-def test_docs_page_refers_to_no_other_host(page: str) -> None:
+def test_docs_page_refers_only_to_its_own_host(page: str) -> None:
     assert re.findall(r"(?:https?:)?//[^\s\"'<>]+", page) == []
 
 

@@ -88,7 +88,7 @@ async def test_selected_sessions_are_ended_in_several_requests_of_one_action(loc
     assert await changes(local, action_id) == [("selected sessions", 5)]
 
 
-async def test_sessions_opened_meanwhile_are_not_ended(local: LocalService) -> None:
+async def test_sessions_opened_during_the_action_are_not_ended(local: LocalService) -> None:
     """Otherwise clients that open their sessions again would keep the action from its end."""
     capacity = some_id()
     await local.move_to("2030-01-01T00:00:00Z")
@@ -102,7 +102,7 @@ async def test_sessions_opened_meanwhile_are_not_ended(local: LocalService) -> N
     assert set(await reasons(local, new)) == {None}
 
 
-async def test_lost_answer_is_made_up_by_repeating_the_request(
+async def test_lost_answer_is_recovered_by_repeating_the_request(
     local: LocalService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each transaction is committed, and then its answer is lost."""
@@ -142,7 +142,7 @@ async def test_two_callers_with_one_action_end_each_session_once(local: LocalSer
     assert await changes(local, action_id) == [(f"capacity {capacity}", 120)]
 
 
-async def test_request_needs_a_selection_and_an_action_of_its_own(local: LocalService) -> None:
+async def test_request_requires_a_selection_and_a_new_action_id(local: LocalService) -> None:
     wrong: list[tuple[Json, str]] = [
         ({}, "all"),
         ({"all": False}, "all"),

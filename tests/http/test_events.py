@@ -38,7 +38,7 @@ async def read(service: LocalService, query: str = "", **headers: str) -> Json:
 
 
 async def latest(service: LocalService) -> str:
-    # Beyond the pause between two moves of the horizon, so that nothing from before is read again.
+    # Beyond the pause between two moves of the horizon, so that no earlier event is read again.
     await asyncio.sleep(0.3)
     return str((await read(service, "after=latest"))["nextCursor"])
 

@@ -40,7 +40,7 @@ def exported(text: str) -> dict[str, set[tuple[str, ...]]]:
 
 
 def complaints(text: str) -> str:
-    """What promtool says about a scrape."""
+    """The output of promtool for a scrape."""
     command = ["promtool", "check", "metrics"]
     result = subprocess.run(command, input=text, capture_output=True, check=False, text=True, timeout=60)
     return result.stdout + result.stderr

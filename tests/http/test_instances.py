@@ -18,7 +18,7 @@ async def instances(service: LocalService, **query: str) -> list[Json]:
     return found
 
 
-async def test_instance_shows_itself_with_what_it_leads_and_then_as_stopped(database: Database) -> None:
+async def test_instance_is_listed_with_its_leases_and_then_as_stopped(database: Database) -> None:
     async with LocalService.on(database).running() as service:
         holder = service.instance.ensemble.holder
         await eventually(lambda: service.instance.ensemble.trusts("submission-executor"))
@@ -51,7 +51,7 @@ async def test_instances_are_paged(any_local: LocalService) -> None:
     assert own["leads"] is not None
 
 
-async def test_activity_counts_what_clients_did(database: Database) -> None:
+async def test_activity_equals_requests_of_clients(database: Database) -> None:
     async with LocalService.on(database).running() as service:
         before = await activity(service)
         assert before["stepSeconds"] == 60

@@ -1,6 +1,6 @@
-"""A plain request to a hot route takes the hot lane, any other the ordinary lane. Both return the same response.
+"""A plain request to a hot route takes the hot lane, any other the ordinary lane. Both lanes return the same response.
 
-So do both lanes of an instance with `json_case = "snake"`.
+This also holds for an instance with `json_case = "snake"`.
 """
 
 import itertools
@@ -21,7 +21,7 @@ from tests.support.instances import RunningInstance
 INSTANT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z")
 UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 CHANGING_HEADERS = ("connection", "x-request-id")
-"""The headers that may differ: HTTP/1.0 has no keep-alive, and every request has an id of its own."""
+"""The headers that may differ: HTTP/1.0 has no keep-alive, and every request has its own id."""
 REQUEST_ID = re.compile(r"[0-9a-f]{12}-[0-9a-f]+\b")
 
 

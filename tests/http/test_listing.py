@@ -365,7 +365,7 @@ def test_count_returns_how_many_sessions_are_listed(client: Client, samples: Sam
     assert client.http.get("/sessions/count", params={"limit": "1"}).status_code == 400
 
 
-async def test_count_says_if_more_sessions_may_match(local: LocalService, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_count_reports_if_more_sessions_may_match(local: LocalService, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session_matches, "COUNT_MAX", 2)
     tenant = str(uuid4())
     for _ in range(4):

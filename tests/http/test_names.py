@@ -223,7 +223,7 @@ async def test_payload_keeps_its_bytes(snake: LocalService) -> None:
         assert envelope.payload == payload
 
 
-def test_twins_omit_what_their_structs_omit() -> None:
+def test_twins_omit_the_same_fields_as_their_structs() -> None:
     class Inner(msgspec.Struct, rename="camel"):
         inner_field: int
 

@@ -1,9 +1,9 @@
 """Schemathesis reads `/openapi.json` and generates requests that must not contradict it.
 
-The settings below contain what the schema cannot express: valid cursors; that an ended session can still be read; and
-that a request that matches the schema may still be rejected: a heartbeat for a session that has ended, bytes that are
-not a WAV file, a gateway that is not configured, a command without a filter, a span that ends before it begins, and a
-key that would have expired already.
+The settings below contain rules that the schema cannot express: valid cursors; that an ended session can still be read;
+and that a request that matches the schema may still be rejected: a heartbeat for a session that has ended, bytes that
+are not a WAV file, a gateway that is not configured, a command without a filter, a span that ends before it begins, and
+a key that would have expired already.
 
 The instance is one of its own, because the requests create API keys: after that, a request without a key is refused.
 """
@@ -25,7 +25,7 @@ from tests.support.keys import create_key
 
 Start = type[RunningInstance]
 EXAMPLES = {"postgresql": 8, "sqlite": 4, "mssql": 8}
-"""Per operation. The schema is that of the routes, whatever the engine, so one engine gets most of the examples."""
+"""Per operation. The schema is the same for every engine, so one engine gets most of the examples."""
 BOUND_SECONDS = 240
 """Enough for a busy machine; a quiet one needs an eighth of it."""
 

@@ -50,7 +50,7 @@ def test_sql_server_revisions_create_same_schema_as_tables_in_code() -> None:
 
 
 async def test_alembic_finds_no_difference_to_tables_in_code(database: Database) -> None:
-    """Uses the comparison of Alembic, also on a SQL Server if one is available."""
+    """Uses the comparison of Alembic. Runs on SQL Server, too, if one is available."""
 
     def differences(connection: Connection) -> list[object]:
         context = MigrationContext.configure(connection, opts={"version_table": SCHEMA_TABLE, "compare_type": True})

@@ -261,7 +261,7 @@ class LeaseMachine(StoreMachine):
         return timedelta(microseconds=self.model.jobs[job].interval_microseconds)
 
     def _fence(self, name: str, age: int) -> Fence:
-        """A fence that was issued, or one that never was if there is none of this age."""
+        """An issued fence of this age, or a fence that was never issued if there is none of this age."""
         return next(iter(self.issued[name][-1 - age :]), Fence(name, "stranger", 1))
 
     def _fenced(self, fence: Fence, call: Coroutine[Any, Any, Any], expected: Callable[[], Any]) -> Any:

@@ -1,4 +1,4 @@
-"""Every list answers from an index, whatever its filters: a page of a million rows reads few of them."""
+"""Every list answers from an index, with any filters: a page of a million rows reads few of them."""
 
 import hashlib
 import itertools

@@ -131,16 +131,16 @@ BAD = {
         opened(3, 5, "upgraded", "b", 4, kind=2, previous_id="a"),
         renewed(6, 8, "a", 7),
     ],
-    "started before it was asked for": [opened(5, 7, "created", "a", 4)],
+    "started before the request": [opened(5, 7, "created", "a", 4)],
     "started after the answer": [opened(5, 7, "created", "a", 8)],
-    "a session that nobody opened": [opened(0, 1, "existing", "x", deadline_at=50)],
+    "a session that no call opened": [opened(0, 1, "existing", "x", deadline_at=50)],
     "one lost open, two unknown sessions": [
         unknown("open", 0),
         opened(1, 2, "existing", "x", deadline_at=102),
         ended(3, 5, "x", 4),
         opened(6, 7, "existing", "y", deadline_at=107),
     ],
-    "a session of unknown origin comes back": [
+    "a session of unknown origin is live again": [
         unknown("open", 0),
         unknown("open", 1),
         opened(2, 3, "existing", "x", deadline_at=103),
@@ -178,7 +178,7 @@ def test_long_history_of_many_clients_is_decided_quickly() -> None:
 
 
 def lossy_history(seed: int, count: int = 70) -> list[Call]:
-    """What a client sees of a real order of calls, if a third of the answers is lost. Half of those had an effect."""
+    """The answers to a real order of calls. A third of the answers is lost, half of them after an effect."""
     source, calls, time, live, live_kind = random.Random(seed), list[Call](), 0.0, "", 0
     for number in range(count):
         start = time + source.uniform(1, 30)
@@ -208,14 +208,14 @@ def lossy_history(seed: int, count: int = 70) -> list[Call]:
 
 
 def test_history_with_many_lost_answers_is_decided_quickly() -> None:
-    """Also without times, which would exclude most orders."""
+    """Even without times, which would exclude most orders."""
     for seed in range(40):
         result = check(lossy_history(seed), LEASE, timeless=True)
         assert result.verdict is Verdict.GOOD, seed
         assert result.steps < 10_000, seed
 
 
-def test_search_ends_at_its_limit_and_says_so() -> None:
+def test_search_that_reaches_its_limit_returns_undecided() -> None:
     """Many lost calls and an impossible answer: every order of the lost calls would have to be tried."""
     lost = [unknown("open", n, kind=1 + n % 3) for n in range(14)] + [unknown("end", n, f"s{n}") for n in range(14)]
     calls = [*lost, *(opened(50 + n, 60 + n, "created", f"s{n}", 55.0 + n) for n in range(8)), over(100, 101, "s7")]

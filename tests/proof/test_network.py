@@ -21,7 +21,7 @@ def network() -> Iterator[Network]:
 
 @asynccontextmanager
 async def server(network: Network) -> AsyncIterator[tuple[Link, list[bytes]]]:
-    """A link to a server that records what arrives and answers `yes`."""
+    """A link to a server that records its input and answers `yes`."""
     received: list[bytes] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

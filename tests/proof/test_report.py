@@ -23,7 +23,7 @@ def finished_run(**changes: object) -> Run:
     return done._replace(**changes)  # type: ignore[arg-type]
 
 
-def test_report_counts_what_happened() -> None:
+def test_report_has_figures_of_the_run() -> None:
     report = report_of(finished_run())
     assert (report.seed, report.requests, report.answered, report.sessions) == (3, 10, 9, 2)
     assert report.findings == []
@@ -32,7 +32,7 @@ def test_report_counts_what_happened() -> None:
     assert msgspec.json.decode(msgspec.json.encode(report))["checks"].keys() == finished_run().outcomes.keys()
 
 
-def test_text_says_whether_every_promise_held_and_whether_there_was_a_proxy() -> None:
+def test_text_reports_whether_every_promise_held_and_whether_a_proxy_ran() -> None:
     held = text_of(report_of(finished_run()))
     assert "every promise held" in held
     assert "| kill | 1 | 0.7 | 0.7 |" in held

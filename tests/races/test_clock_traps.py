@@ -362,7 +362,7 @@ async def test_sessions_of_one_key_never_overlap_when_clock_jumps(database: Data
     assert len(table) > 10
 
 
-async def test_session_whose_lapse_is_published_stays_over_when_clock_is_stepped_back(database: Database) -> None:
+async def test_session_whose_lapse_is_published_stays_ended_when_clock_is_stepped_back(database: Database) -> None:
     """Its end is in the feed of events. A heartbeat finds it over, so no open may return it as live."""
     await database.clock.set(NOON)
     one, other = request(lease_microseconds=10_000_000), request(lease_microseconds=10_000_000)

@@ -1,4 +1,4 @@
-"""Batches of events for gateways: what is saved, when the next one follows, and what is withheld."""
+"""Batches of events for gateways: their content, when the next one follows, and when one is withheld."""
 
 import asyncio
 import json
@@ -32,7 +32,7 @@ _PENDING = SubmissionFilter(gateway=GATEWAY, state="pending")
 
 
 class Delivering:
-    """The rounds of a leader, and the executor's view of what it saves."""
+    """The rounds of a leader, and the executor's view of the saved batches."""
 
     def __init__(self, database: Database, fence: Fence, *types: EventType, event_format: str = "tenure") -> None:
         self._store, self._fence = database.store, fence
@@ -162,13 +162,13 @@ async def test_batch_is_withheld_if_rows_were_altered(database: Database, fence:
     assert isinstance(await delivering.render(batch), Withheld)
 
 
-def test_events_are_never_given_up() -> None:
+def test_events_are_retried_without_limit() -> None:
     contract = Contract((1.0,), 3, (), 5.0)
     assert GatewaySubscription(contract, [EventType.CLOSED], "tenure").contract.max_attempts is None
 
 
 async def test_batch_that_waited_for_another_position_is_not_saved(postgres_database: Database) -> None:
-    """A call that timed out may still be executed, beside its repetition."""
+    """A call that timed out may still be executed, at the same time as its repetition."""
     store = postgres_database.store
     fence = await hold_lease(store, EVENTS_LEASE)
     (began,) = await store.subscribe_gateways(fence, [GATEWAY])

@@ -89,7 +89,7 @@ async def test_run_longer_than_lock_timeout_is_not_run_twice_and_stops_after_res
         for line in happened("work.cancelled", both)
         if (line["lease"], line["epoch"]) == ("job:endless", first["epoch"])
     ]
-    assert cancelled, f"the first run continues beside the second\n{all_logs(both)}"
+    assert cancelled, f"the first run continues during the second\n{all_logs(both)}"
     assert cancelled[0] <= second["at"], all_logs(both)
     await until(lambda: happened("work.done", both), 20, "the long run is done", both)
     (run,) = await ended_runs(postgres_database, "long", 1)

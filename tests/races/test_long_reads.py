@@ -39,7 +39,7 @@ async def test_short_reads_do_not_wait_for_long_reads(postgres_database: Databas
 
 
 @pytest.mark.slow
-async def test_page_is_read_beside_long_read(postgres_database: Database) -> None:
+async def test_page_is_read_during_long_read(postgres_database: Database) -> None:
     store = open_store(postgres_database.url, 10)
     long_read = asyncio.create_task(store._read_long(sleep))  # type: ignore[attr-defined]
     try:

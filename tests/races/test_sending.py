@@ -1,4 +1,4 @@
-"""How soon a submission is sent: accepted by a follower, committed late, beside a dead receiver, or retried."""
+"""How soon a submission is sent: accepted by a follower, committed late, while another receiver is dead, or retried."""
 
 import asyncio
 import statistics
@@ -78,7 +78,7 @@ async def test_submission_accepted_by_follower_is_sent_within_two_refreshes_with
     assert max(delays) > NOTIFIED_WITHIN_SECONDS, f"a notification was sent: {delays}"
 
 
-async def test_submission_is_sent_immediately_with_notify_also_beside_dead_receiver(
+async def test_submission_is_sent_immediately_with_notify_even_while_another_receiver_is_dead(
     postgres_database: Database, start: Start, receiver: RunningReceiver
 ) -> None:
     """The dead receiver delays only the submissions of its own gateway."""

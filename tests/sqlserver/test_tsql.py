@@ -246,7 +246,7 @@ def test_write_is_one_transaction_and_returns_rows_after_commit(name: str) -> No
 
 @tsql.for_each(WRITES)
 def test_write_sets_nocount_on(name: str) -> None:
-    """Otherwise the driver takes the row count, which arrives first, for the result."""
+    """Otherwise the driver returns the row count, which arrives first, as the result."""
     assert "SET NOCOUNT ON;" in tsql.code(WRITES[name]).partition("BEGIN TRANSACTION;")[0]
 
 

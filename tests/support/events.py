@@ -1,4 +1,4 @@
-"""Events for tests: the whole feed, and what the session table says it must contain."""
+"""Events for tests: the whole feed, and the events that it must contain by the session table."""
 
 from collections.abc import Sequence
 from datetime import datetime

@@ -1,8 +1,8 @@
 """Checks that the responses to all clients are consistent with the session table.
 
-The input is the exchanges of the clients, each with the instants at which it was sent and answered, and the rows of
-the session table. Concurrent requests may have been executed in any order, so each check uses only what the instants
-prove. Each violation is one sentence; an empty list means that every guarantee held.
+The input is the exchanges of the clients, each with the instants at which it was sent and answered, and the rows of the
+session table. Concurrent requests may have been executed in any order, so each check uses only conclusions that the
+instants allow. Each violation is one sentence; an empty list means that every guarantee held.
 """
 
 from collections import Counter, defaultdict

@@ -26,7 +26,7 @@ START_SECONDS = 60
 
 
 class RunningInstance:
-    """`tenure serve` in a process of its own, forked if that makes no difference to the test (`nursery.py`)."""
+    """`tenure serve` in its own process, forked if that makes no difference to the test (`nursery.py`)."""
 
     def __init__(
         self, database: str, folder: Path, *flags: str, port: int = 0, forked: bool = True, **environment: str

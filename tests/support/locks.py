@@ -101,7 +101,7 @@ async def holding(database: Database) -> AsyncIterator[Holder]:
     try:
         yield Holder(connection)
     finally:
-        # Terminating alone would release the locks a moment after the test goes on.
+        # Terminating alone would release the locks a moment after the test continues.
         with suppress(asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError):
             await connection.execute("ROLLBACK", timeout=1)
         connection.terminate()

@@ -38,7 +38,8 @@ MODULES = [
     "typer._adapters",
     "uvloop",
 ]
-"""What `tenure serve` imports. A module that does not exist is left out: some depend on the platform or on versions."""
+"""The modules that `tenure serve` imports. A module that does not exist is left out: some depend on the platform or on
+versions."""
 ROOT = Path(__file__).parents[2]
 STARTED_WITHIN_SECONDS = 60
 REQUEST_MAX_BYTES = 1024 * 1024
@@ -175,7 +176,7 @@ def _become_instance(request: dict[str, object], log: int, output: int) -> list[
     os.closerange(sys.stderr.fileno() + 1, os.sysconf("SC_OPEN_MAX"))
     os.chdir(str(request["folder"]))
     sys.path[0] = str(request["folder"])
-    # What `python -m tenure` would have: processes that the instance starts read it.
+    # As with `python -m tenure`: processes that the instance starts read it.
     sys.modules["__main__"].__spec__ = importlib.util.find_spec("tenure.__main__")
     os.environ.clear()
     os.environ.update(request["environment"])  # type: ignore[call-overload]

@@ -152,7 +152,7 @@ CHUNK_COLUMNS = (
 
 
 async def fill_usage_postgres(url: str, chunks: int) -> None:
-    """Inserts windows of one minute, most of them delivered, all from before the installation."""
+    """Inserts windows of one minute, most of them delivered, all earlier than the installation."""
     connection = await asyncpg.connect(url)
     await connection.execute("INSERT INTO usage_eras VALUES (1, now() - interval '99 days', 1000000, 2000000, 3000000)")
     await connection.execute(

@@ -54,7 +54,7 @@ class Refused(Exception):
 
 
 class Client:
-    """Sends frames, also invalid ones. It answers pings unless `answers_pings` is false."""
+    """Sends frames, even invalid ones. It answers pings unless `answers_pings` is false."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, head: str) -> None:
         self._reader = reader

@@ -67,7 +67,7 @@ class SubmissionStore:
         self.ends: list[AttemptEnd] = []
         self.explained: list[tuple[Sequence[str], str]] = []
         self.found: dict[int, list[BeginAttemptOutcome]] = defaultdict(list)
-        """Outcomes that the next `begin_attempts` return for a submission, one per call, whatever its row says."""
+        """Outcomes that the next `begin_attempts` return for a submission, one per call, regardless of its row."""
         self.errors_before: dict[str, list[MakeError]] = defaultdict(list)
         """Errors that the next calls of a method raise, one per call."""
         self.in_progress: dict[str, int] = defaultdict(int)

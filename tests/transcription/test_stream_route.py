@@ -95,7 +95,7 @@ async def test_missing_tenant_or_capacity_is_refused_with_the_setting_to_set(run
             assert f"[transcription] {name}" in error["message"]
 
 
-async def test_tenant_of_credential_comes_before_the_settings(run: Run) -> None:
+async def test_tenant_of_credential_overrides_the_settings(run: Run) -> None:
     tenant = str(uuid4())
     async with run(**IDENTITY) as service:
         key = new_api_key(Role.CLIENT)

@@ -382,7 +382,7 @@ async def test_key_not_in_cache_gets_503_while_database_is_away(bench: Bench) ->
     assert (await bench.refused(unused)).status == 503
 
 
-async def test_revoked_key_does_not_come_back_while_database_is_away(bench: Bench) -> None:
+async def test_revoked_key_stays_refused_while_database_is_unavailable(bench: Bench) -> None:
     key = bench.store.add(new_api_key(Role.CLIENT))
     await bench.caller(key)
     bench.store.revoke(key)

@@ -81,7 +81,7 @@ async def test_request_waits_for_the_next_count_if_the_running_one_began_too_ear
     assert await late == 2
 
 
-async def test_request_that_runs_out_of_patience_fails_and_the_count_goes_on(counting: Counting) -> None:
+async def test_request_that_times_out_fails_and_the_count_continues(counting: Counting) -> None:
     with pytest.raises(DatabaseUnavailable, match="still being counted"):
         await counting.shared.fresh(0.01)
     later = await counting.ask()

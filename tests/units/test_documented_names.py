@@ -1,7 +1,7 @@
 """Every route, command, flag, variable, section and event that a document names exists.
 
 The documents are the pages in Markdown, the OpenAPI document and the help texts of the commands. `CHANGELOG.md` is left
-out: it names what was removed or refused, too. Other tests check the opposite direction: that all of these are
+out: it also names things that were removed or refused. Other tests check the opposite direction: that all of these are
 documented.
 """
 

@@ -23,11 +23,11 @@ LISTED_HOSTS = {
     "sts.windows.net": "the issuer of Entra ID in tokens of version 1",
 }
 """Hosts that documents may name, and why. Tests have no network, so only a person can see that a host is misspelled or
-belongs to another owner: open a host before you add it. The first four were copied from the documents, and nobody has
-opened them for this list yet."""
+belongs to another owner: open a host before you add it. The first four were copied from the documents, and no person
+has opened them for this list yet."""
 LOCAL_NAMES = {"localhost", "collector"}
 RESERVED = re.compile(r"(^|\.)(example\.(com|net|org)|example|invalid|test)$")
-"""Names that nobody can register (RFC 2606)."""
+"""Reserved names, which cannot be registered (RFC 2606)."""
 _HOST = re.compile(r"\b(?:https?|wss?)://(?:[^\s/@]*@)?([a-z0-9.-]*[a-z0-9])", re.IGNORECASE)
 """The host of a URL, unless a placeholder stands in its place."""
 _LINK = re.compile(

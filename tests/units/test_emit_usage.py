@@ -235,7 +235,7 @@ async def test_window_delivered_before_its_division_is_complete_is_reported(
     assert reported == ([(3, 7, 2.5)] if is_delivered else [])
 
 
-async def test_emit_usage_logs_number_of_chunks_handed_over(store: UsageStore) -> None:
+async def test_emit_usage_logs_number_of_submitted_chunks(store: UsageStore) -> None:
     store.add(3, bounds=BATCH_MAX + 2, saved=1)
     store.add(4, bounds=0)
     (line,) = logged(await run(store), "usage.emitted")

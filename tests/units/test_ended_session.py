@@ -1,4 +1,4 @@
-"""How the parts of an instance learn that a session has ended, and what they count."""
+"""How the parts of an instance learn that a session has ended, and which ends they count."""
 
 import asyncio
 from collections.abc import Sequence
@@ -126,7 +126,7 @@ class EndedBatches:
 
 
 class Lines:
-    """A socket without a client. It records what the stream sends."""
+    """A socket without a client. It records the messages of the stream."""
 
     def __init__(self) -> None:
         self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -192,7 +192,7 @@ async def test_stream_drops_messages_that_were_buffered_when_its_session_ended()
     assert '"reason":"EVICTED"' in str(socket.sent[-1])
 
 
-# Transcriptions in a session that has a stream of its own
+# Transcriptions in a session that has its own stream
 
 
 class Endless(DiscardHandler):

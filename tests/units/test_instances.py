@@ -169,7 +169,7 @@ async def test_step_back_adds_to_minutes_that_are_saved() -> None:
     assert sum(worker.store.opened().values()) == worker.totals["opened"]
 
 
-async def test_what_is_counted_during_a_save_is_saved_next() -> None:
+async def test_counts_during_a_save_are_in_the_next_save() -> None:
     worker = Worker()
     worker.count(1)
     save = worker.store.save_activity
@@ -196,7 +196,7 @@ async def test_stop_saves_the_rest_and_does_not_fail_without_database() -> None:
     assert worker.store.opened() == {"12:00": 2}
 
 
-async def test_recorder_goes_on_after_failures(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_recorder_continues_after_failures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SPREAD_SECONDS", 0.0)
     worker = Worker()
     worker.recorder._spread = 0.0
@@ -240,7 +240,7 @@ async def test_presence_passes_on_its_start_and_stops_for_good() -> None:
     await presence.stop()  # does not raise
 
 
-async def test_presence_goes_on_after_failures(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_presence_continues_after_failures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tenure.instances.presence.INSTANCE_SEEN_SECONDS", 0.001)
     store, telemetry = FakeStore(), RecordedTelemetry()
     store.fails = True
@@ -273,7 +273,7 @@ def other_instance(name: str, started_at: datetime, *, alive: bool = True, execu
     )
 
 
-async def test_start_is_refused_beside_earlier_instance_with_another_executor_lease() -> None:
+async def test_start_is_refused_while_earlier_instance_has_another_executor_lease() -> None:
     """Of two instances that start at the same instant, the one whose name comes first stays."""
     second = timedelta(seconds=1)
     for other, is_refused in (

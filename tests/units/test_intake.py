@@ -1,4 +1,4 @@
-"""The intake keeps the schedule in step with the pending submissions, also after late commits and clock changes."""
+"""The intake keeps the schedule in step with the pending submissions, even after late commits and clock changes."""
 
 import pytest
 

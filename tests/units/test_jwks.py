@@ -36,7 +36,7 @@ from tests.support.waiting import until
 BOUND_SECONDS = 20
 HOUR = 3600
 SHORT_MODULUS = base64.urlsafe_b64encode(b"\xc5" * 128).rstrip(b"=").decode()
-"""Of an RSA key with 1024 bits."""
+"""The modulus of an RSA key with 1024 bits."""
 
 
 @pytest.fixture
@@ -196,7 +196,7 @@ async def test_unusable_response_changes_nothing(issuer: Issuer) -> None:
     assert {line.split(" ")[1] for line in issuer.requests} == {"/keys?v=2"}
 
 
-async def test_response_that_never_ends_is_given_up(issuer: Issuer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_fetch_of_endless_response_times_out(issuer: Issuer, monkeypatch: pytest.MonkeyPatch) -> None:
     async def drip(writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
         while True:

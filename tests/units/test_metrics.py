@@ -1,4 +1,4 @@
-"""The metrics: each follows its event, and the text is what Prometheus expects."""
+"""The metrics: each follows its event, and the text has the format of Prometheus."""
 
 import asyncio
 import re

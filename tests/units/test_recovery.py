@@ -1,4 +1,4 @@
-"""A gateway that recovers gets what waits: the executor sends early attempts, oldest first, at a growing rate."""
+"""A recovering gateway gets the submissions that wait for it: the executor sends early attempts at a growing rate."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -47,7 +47,7 @@ async def idle() -> None:
 # The executor.
 
 
-async def test_gateway_that_recovers_gets_what_waits_oldest_first(harness: Harness) -> None:
+async def test_recovered_gateway_gets_waiting_submissions_oldest_first(harness: Harness) -> None:
     harness.store.add(*range(1, 30), due=FAR, failures=1)
     harness.store.add(100)
     harness.start()

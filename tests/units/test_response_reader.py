@@ -1,4 +1,4 @@
-"""The reader of a response: where it ends, what follows it, and the limits on what it reads."""
+"""The reader of a response: where the response ends, the bytes after it, and the limits on its size."""
 
 from collections.abc import Iterator
 

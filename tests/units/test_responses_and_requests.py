@@ -155,7 +155,7 @@ def test_response_before_request_does_not_deliver(make_loop: LoopFactory, monkey
     assert responses == [Response(None, "the receiver answered before the request was sent")]
 
 
-def test_what_a_receiver_sent_is_freed_without_garbage_collection(make_loop: LoopFactory) -> None:
+def test_response_is_freed_without_garbage_collection(make_loop: LoopFactory) -> None:
     """A receiver that sends without end must not fill the memory until the next collection."""
 
     def flood(connection: socket.socket) -> None:

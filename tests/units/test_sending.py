@@ -319,7 +319,7 @@ async def test_sender_reuses_tls_connection(sender: Sender, certificate: ssl.SSL
 
 
 @pytest.mark.usefixtures("trusts_all")
-async def test_surplus_response_over_tls_is_not_taken_for_next_request(
+async def test_surplus_response_over_tls_is_not_matched_to_next_request(
     sender: Sender, certificate: ssl.SSLContext
 ) -> None:
     extra = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n" * 2

@@ -1,4 +1,4 @@
-"""When a stream renews its session and retries a failed save, and what ends it."""
+"""When a stream renews its session, retries a failed save, and ends."""
 
 from datetime import timedelta
 from typing import Any

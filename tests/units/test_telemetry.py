@@ -195,7 +195,7 @@ def test_sessions_are_logged_at_a_level_of_their_own() -> None:
         assert lines(log_events(Telemetry(), level, sessions), *events) == expected, (level, sessions)  # type: ignore[arg-type]
 
 
-def test_line_of_session_says_whose_it_is_and_why_it_ended() -> None:
+def test_line_of_session_shows_its_user_and_why_it_ended() -> None:
     session = session_between(NOON, NOON, closed=True)
     telemetry = log_events(Telemetry(), "info", "info")
     with capture_logs() as logs:
@@ -264,7 +264,7 @@ telemetry = log_events(Telemetry())
 telemetry.report(InstanceReady())
 sys.stderr.close()
 telemetry.report(InstanceReady())
-print("goes on")
+print("continues")
 """
 
 
@@ -273,7 +273,7 @@ def test_log_that_cannot_be_written_does_not_stop_the_service() -> None:
         result = subprocess.run(
             [sys.executable, "-c", UNWRITABLE_LOG], stdout=subprocess.PIPE, stderr=full, check=False
         )
-    assert result.stdout == b"goes on\n"
+    assert result.stdout == b"continues\n"
 
 
 async def test_counters_follow_events() -> None:
@@ -323,7 +323,7 @@ def test_every_event_is_reported_by_some_module() -> None:
 
 
 def test_log_has_one_line_a_second_of_an_event_that_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next line says how many events it stands for. Another subject or cause has lines of its own."""
+    """The next line has the number of suppressed events. Another subject or cause has its own lines."""
     now = 100.0
     monkeypatch.setattr("tenure.telemetry.logs.monotonic", lambda: now)
     telemetry = log_events(Telemetry())
