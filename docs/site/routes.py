@@ -85,7 +85,7 @@ def _schema(name: str, schema: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _type(schema: Mapping[str, Any]) -> str:
-    """The type of a value in words, with a link if it has a section of its own."""
+    """The type of a value in words, with a link if it has its own section."""
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2]
         return f"[{name}](#{name.lower()})"
