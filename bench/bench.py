@@ -29,10 +29,10 @@ SECONDS = 5
 
 EXISTING = """
 INSERT INTO sessions (session_id, tenant_object_id, user_object_id, capacity_id, started_at, term_ends_at, deadline_at,
-                      check_at, last_heartbeat_at, last_activity_at, modified_at, kind, state, lapse_reason)
+                      check_at, last_heartbeat_at, kind, state, lapse_reason)
 SELECT gen_random_uuid(), '00000000-0000-4000-8000-0000000000aa',
        ('00000000-0000-4000-8000-' || lpad(to_hex(n), 12, '0'))::uuid, '00000000-0000-4000-8000-000000000001',
-       now(), now() + interval '30 days', now() + interval '30 days', now() + interval '30 days', now(), now(), now(),
+       now(), now() + interval '30 days', now() + interval '30 days', now() + interval '30 days', now(),
        1, 'created', 'EXPIRED'
   FROM generate_series(1, 10000) AS n;
 VACUUM ANALYZE sessions;

@@ -12,11 +12,11 @@ SESSIONS_PER_REQUEST = 100
 
 SESSIONS = """
 INSERT INTO sessions (session_id, tenant_object_id, user_object_id, capacity_id, started_at, term_ends_at, deadline_at,
-                      check_at, last_heartbeat_at, last_activity_at, modified_at, lease_microseconds,
+                      check_at, last_heartbeat_at, lease_microseconds,
                       heartbeat_microseconds, kind, state, lapse_reason)
 SELECT ('00000000-0000-7000-8000-' || lpad(to_hex(n), 12, '0'))::uuid, '00000000-0000-4000-8000-0000000000aa',
        gen_random_uuid(), '00000000-0000-4000-8000-000000000001',
-       now(), now() + interval '30 days', now() + interval '1 day', now() + interval '1 day', now(), now(), now(),
+       now(), now() + interval '30 days', now() + interval '1 day', now() + interval '1 day', now(),
        86400000000, 5000000, 1, 'created', 'LEASE_EXPIRED'
   FROM generate_series(1, 10000) AS n;
 VACUUM ANALYZE sessions;

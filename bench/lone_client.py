@@ -15,8 +15,8 @@ from bench import PAIRS, check_bar, median, postgres, service
 REQUESTS = 600
 INSERT = """
 INSERT INTO sessions (session_id, tenant_object_id, user_object_id, capacity_id, started_at, term_ends_at, deadline_at,
-                      check_at, last_heartbeat_at, last_activity_at, modified_at, kind, state, lapse_reason)
-VALUES ($1, $2, $3, $4, $5, $6, $6, $6, $5, $5, $5, 1, 'created', 'EXPIRED')
+                      check_at, last_heartbeat_at, kind, state, lapse_reason)
+VALUES ($1, $2, $3, $4, $5, $6, $6, $6, $5, 1, 'created', 'EXPIRED')
 """
 
 

@@ -32,17 +32,17 @@ HOUR_MICROSECONDS = 3_600_000_000
 
 ROWS = """
 INSERT INTO sessions (session_id, tenant_object_id, user_object_id, capacity_id, started_at, term_ends_at, deadline_at,
-                      check_at, last_heartbeat_at, last_activity_at, modified_at, lease_microseconds,
+                      check_at, last_heartbeat_at, lease_microseconds,
                       heartbeat_microseconds, kind, state, lapse_reason)
 SELECT gen_random_uuid(), '00000000-0000-4000-8000-0000000000aa', gen_random_uuid(),
        '00000000-0000-4000-8000-0000000000{number}', now() - interval '1 hour', now() + interval '30 days',
-       now() + interval '{deadline}', now() + interval '{deadline}', now(), now(), now(),
+       now() + interval '{deadline}', now() + interval '{deadline}', now(),
        86400000000, 5000000, 1, 'created', 'LEASE_EXPIRED'
   FROM generate_series(1, {count}) AS n;
 """
 UPDATE = """
-UPDATE sessions SET state = 'closed', check_at = NULL, closed_at = deadline_at, modified_at = deadline_at,
-                    close_reason = lapse_reason
+UPDATE sessions SET state = 'closed', check_at = NULL, closed_at = deadline_at,
+                    close_reason = 'LEASE_EXPIRED'
  WHERE closed_at IS NULL AND deadline_at <= now()
 """
 

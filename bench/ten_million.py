@@ -20,11 +20,11 @@ SECONDS = 5
 # A thousand tenants, five thousand capacities. The ids have the order of the starts, like ids that the service makes.
 ROWS = """
 INSERT INTO sessions (session_id, tenant_object_id, user_object_id, capacity_id, started_at, term_ends_at, deadline_at,
-                      check_at, last_heartbeat_at, last_activity_at, modified_at, lease_microseconds,
+                      check_at, last_heartbeat_at, lease_microseconds,
                       heartbeat_microseconds, kind, state, lapse_reason)
 SELECT (lpad(to_hex((extract(epoch FROM s) * 1000)::bigint), 12, '0') || '7' || substr(md5(n::text), 1, 19))::uuid,
        md5('t' || n % 1000)::uuid, md5('u' || n)::uuid, md5('c' || n % 5000)::uuid,
-       s, s + interval '30 days', now() + interval '1 day', now() + interval '1 day', s, s, s,
+       s, s + interval '30 days', now() + interval '1 day', now() + interval '1 day', s,
        86400000000, 5000000, n % 3 + 1, 'created', 'LEASE_EXPIRED'
   FROM (SELECT n, now() - (:sessions - n) * interval '1 millisecond' AS s
           FROM generate_series(1, :sessions) AS n) AS made;

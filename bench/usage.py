@@ -39,12 +39,12 @@ CUTS = 20
 # The ids have the order of the starts, like the ids that the service creates.
 ROWS = """
 INSERT INTO sessions (session_id, tenant_object_id, user_object_id, capacity_id, started_at, term_ends_at, deadline_at,
-                      check_at, last_heartbeat_at, last_activity_at, modified_at, kind, state, lapse_reason)
+                      check_at, last_heartbeat_at, kind, state, lapse_reason)
 SELECT (lpad(to_hex((extract(epoch FROM s) * 1000)::bigint), 12, '0') || '7' || substr(md5(n::text), 1, 19))::uuid,
        ('00000000-0000-4000-8000-' || lpad(to_hex(n % 1000), 12, '0'))::uuid,
        ('00000000-0000-4000-8000-' || lpad(to_hex(n), 12, '0'))::uuid,
        ('00000000-0000-4000-9000-' || lpad(to_hex(n % 5000), 12, '0'))::uuid,
-       s, s + interval '30 days', s + interval '30 days', s + interval '30 days', s, s, s,
+       s, s + interval '30 days', s + interval '30 days', s + interval '30 days', s,
        n % 3 + 1, 'created', 'EXPIRED'
   FROM (SELECT n, now() - (:sessions - n)::bigint * :apart * interval '1 microsecond' AS s
           FROM generate_series(1, :sessions) AS n) AS made;

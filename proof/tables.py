@@ -8,6 +8,7 @@ import msgspec
 
 from proof.ensemble import Ensemble
 from tenure.clock import to_microseconds
+from tenure.domain.sessions import LAPSE_REASONS
 
 Row = dict[str, Any]
 TABLES = (
@@ -55,7 +56,14 @@ async def read_tables(ensemble: Ensemble) -> Tables:
 
 
 def _plain(row: Row) -> Row:
-    return {name: _value(value) for name, value in row.items()}
+    plain = {name: _value(value) for name, value in row.items()}
+    if isinstance(plain.get("lapse_reason"), bytes):
+        plain["lapse_reason"] = _LAPSE_REASONS[plain["lapse_reason"]]
+    return plain
+
+
+_LAPSE_REASONS = {reason.value[:1].encode(): reason.value for reason in LAPSE_REASONS}
+"""PostgreSQL stores the first letter."""
 
 
 def _value(value: Any) -> Any:

@@ -33,6 +33,10 @@ _POSTGRES = {
         SELECT conrelid::regclass || ' ' || conname, pg_get_constraintdef(oid) FROM pg_constraint
          WHERE connamespace = current_schema()::regnamespace AND conrelid <> 0""",
     "indexes": "SELECT indexname, indexdef FROM pg_indexes WHERE schemaname = current_schema()",
+    "enums": """
+        SELECT t.typname, string_agg(e.enumlabel, ', ' ORDER BY e.enumsortorder)
+          FROM pg_type t JOIN pg_enum e ON e.enumtypid = t.oid
+         WHERE t.typnamespace = current_schema()::regnamespace GROUP BY t.typname""",
     "functions": """
         SELECT oid::regprocedure::text, pg_get_functiondef(oid) FROM pg_proc
          WHERE pronamespace = current_schema()::regnamespace""",

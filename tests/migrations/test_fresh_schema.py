@@ -1,6 +1,7 @@
 """The revisions create the tables of `tables.py`, and a migrated database has the functions of the tree."""
 
 from pathlib import Path
+from typing import Any
 
 import asyncpg
 from alembic.autogenerate import compare_metadata
@@ -11,6 +12,7 @@ from tenure.store import migrate
 from tenure.store.migrate import SCHEMA_TABLE
 from tenure.store.migrations.functions import functions_of
 from tenure.store.tables import metadata
+from tenure.store.types import Code
 from tests.migrations import catalog
 from tests.support.databases import Database
 
@@ -50,10 +52,17 @@ def test_sql_server_revisions_create_same_schema_as_tables_in_code() -> None:
 
 
 async def test_alembic_finds_no_difference_to_tables_in_code(database: Database) -> None:
-    """Uses the comparison of Alembic. Runs on SQL Server, too, if one is available."""
+    """Uses the comparison of Alembic. Runs on SQL Server, too, if one is available.
+
+    Alembic reads the type "char" as text. The other tests compare it.
+    """
+
+    def compare_type(_context: Any, _found: Any, _column: Any, _type: Any, expected: Any) -> bool | None:
+        return False if isinstance(expected, Code) else None
 
     def differences(connection: Connection) -> list[object]:
-        context = MigrationContext.configure(connection, opts={"version_table": SCHEMA_TABLE, "compare_type": True})
+        options = {"version_table": SCHEMA_TABLE, "compare_type": compare_type}
+        context = MigrationContext.configure(connection, opts=options)
         return list(compare_metadata(context, metadata))
 
     assert await database.run_sync(differences) == []

@@ -156,6 +156,23 @@ async def test_postgresql_searches_pending_submissions_from_cursor(connection: a
     assert not re.search("Seq Scan|Sort", plan), plan
 
 
+ROW_BYTES_MAX = 160
+
+
+async def test_postgresql_row_of_ordinary_session_is_narrow(postgres_url: str, connection: asyncpg.Connection) -> None:
+    """A session with a lease, before and after a heartbeat. The disk of ten million sessions depends on it."""
+    store = open_store(postgres_url, POOL_SIZE)
+    one = request(lease_microseconds=60 * SECOND, heartbeat_microseconds=5 * SECOND)
+    await open_one(store, one)
+    size = "SELECT pg_column_size(s.*) FROM sessions s WHERE s.session_id = $1"
+    opened = await connection.fetchval(size, one.session_id)
+    await store.heartbeat([Heartbeat(one.session_id, False, EVERYTHING)])
+    renewed = await connection.fetchval(size, one.session_id)
+    await store.end_sessions([EndRequest(one.session_id, "STOPPED", EVERYTHING, ACTOR)])
+    await store.close()
+    assert max(opened, renewed) <= ROW_BYTES_MAX
+
+
 READS_MAX = 10_000
 """Limit on the index entries and rows that all calls below read together, far below a scan of a million rows."""
 

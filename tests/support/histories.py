@@ -185,10 +185,11 @@ def _of_session(row: Mapping[str, Any]) -> list[tuple[str, datetime, Any]]:
         facts.append(("upgradedFrom", row["started_at"], row["previous_session_id"]))
     if row["last_heartbeat_at"] > row["started_at"]:
         facts.append(("keptAliveUntil", row["last_heartbeat_at"], None))
-    if row["last_activity_at"] > row["started_at"]:
-        facts.append(("lastActivity", row["last_activity_at"], None))
+    last_activity_at = row["last_activity_at"] or row["started_at"]
+    if last_activity_at > row["started_at"]:
+        facts.append(("lastActivity", last_activity_at, None))
     if row["stream_chunks"] is not None:
-        facts.append(("streamed", max(row["last_activity_at"], row["last_heartbeat_at"]), row["stream_chunks"]))
+        facts.append(("streamed", max(last_activity_at, row["last_heartbeat_at"]), row["stream_chunks"]))
     return facts
 
 

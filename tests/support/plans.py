@@ -40,7 +40,7 @@ TYPES = {
     "v_user": "uuid",
     "v_on_capacity": "uuid",
     "v_kind": "int",
-    "v_state": "text",
+    "v_state": "session_state",
     "v_due": "uuid[]",
     "v_held": "uuid[]",
     "v_new": "uuid[]",

@@ -26,7 +26,7 @@ async def fill_postgres(url: str, count: int) -> None:
                md5('c' || CASE WHEN g % 10 < 2 THEN 0 ELSE g % 5000 END)::uuid, s,
                s + interval '30 days', s + interval '30 days', CASE WHEN g % 2 = 0 THEN s + interval '30 days' END,
                s, s, s, CASE WHEN g % 2 = 1 THEN s + interval '1 hour' END, 1 + g % 3,
-               CASE WHEN g % 2 = 0 THEN 'created' ELSE 'closed' END, 'EXPIRED',
+               (CASE WHEN g % 2 = 0 THEN 'created' ELSE 'closed' END)::session_state, 'EXPIRED',
                CASE WHEN g % 2 = 0 THEN NULL WHEN g % 100000 = 1 THEN 'EVICTED' ELSE 'TERMINATED' END
           FROM (SELECT g, now() - interval '20 days' + g * (interval '6 days' / {count}) AS s
                   FROM generate_series(1, {count}) AS g) AS made

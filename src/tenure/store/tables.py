@@ -17,6 +17,7 @@ Rules of the `sessions` table that other code relies on:
 from typing import Any
 
 from sqlalchemy import (
+    DDL,
     BigInteger,
     Boolean,
     CheckConstraint,
@@ -30,13 +31,14 @@ from sqlalchemy import (
     Table,
     TextClause,
     Unicode,
+    event,
     false,
     text,
 )
 
 from tenure.domain.activity import COUNTS
 from tenure.errors import ERROR_MAX
-from tenure.store.types import Digest, Id, Instant, Key, Name, Payload
+from tenure.store.types import SESSION_STATES, Digest, Id, Instant, Key, LapseReason, Name, Payload, SessionState
 
 metadata = MetaData()
 
@@ -76,20 +78,23 @@ sessions = Table(
     Column("deadline_at", Instant, nullable=False),
     Column("check_at", Instant),
     Column("last_heartbeat_at", Instant, nullable=False),
-    Column("last_activity_at", Instant, nullable=False),
-    Column("modified_at", Instant, nullable=False),
+    # PostgreSQL stores the next two only if they differ from what nearly every session has: NULL stands for the start,
+    # and for the end, or before the end the last heartbeat.
+    Column("last_activity_at", Instant),
+    Column("modified_at", Instant),
     Column("closed_at", Instant),
     # When an imported session began elsewhere. It is shown; all rules use `started_at`, the time of the import.
     Column("imported_start_at", Instant),
     Column("lease_microseconds", BigInteger),
     Column("idle_microseconds", BigInteger),
     Column("heartbeat_microseconds", BigInteger),
+    # The short columns come last, the longer ones of them first, so that PostgreSQL needs no padding between them.
+    Column("state", SessionState, nullable=False),
     Column("kind", SmallInteger, nullable=False),
-    Column("state", String(16), nullable=False),
-    Column("lapse_reason", String(16), nullable=False),
+    Column("lapse_reason", LapseReason, nullable=False),
     Column("close_reason", String(16)),
-    # The number of the newest stream; 0 before the first stream. The stream counters are NULL until then.
-    Column("attachment", Integer, nullable=False, server_default="0"),
+    # The number of the newest stream. It, the counters and the saves are NULL before the first stream.
+    Column("attachment", Integer),
     Column("stream_bytes_received", BigInteger),
     Column("stream_chunks", BigInteger),
     Column("stream_messages_sent", BigInteger),
@@ -98,8 +103,8 @@ sessions = Table(
     Column("stream_errors_sent", BigInteger),
     Column("stream_audio_duration_ms", BigInteger),
     # The number of the last save of the newest stream, and of the stream before it: a repeated save adds nothing.
-    Column("attachment_saves", Integer, nullable=False, server_default="0"),
-    Column("replaced_saves", Integer, nullable=False, server_default="0"),
+    Column("attachment_saves", Integer),
+    Column("replaced_saves", Integer),
     # The audit entry of the action that ended this session together with others. NULL for every other end.
     Column("end_entry_id", Id),
     PrimaryKeyConstraint("session_id", name="sessions_pkey"),
@@ -107,7 +112,12 @@ sessions = Table(
     CheckConstraint("closed_at > started_at", name="sessions_end_after_start"),
     CheckConstraint("kind BETWEEN 1 AND 3", name="sessions_kind"),
     CheckConstraint("check_at <= deadline_at", name="sessions_check_in_time"),
-    postgresql_with={"fillfactor": 85},
+    postgresql_with={"fillfactor": 90},
+)
+event.listen(
+    sessions,
+    "before_create",
+    DDL(SESSION_STATES).execute_if(dialect="postgresql"),  # type: ignore[no-untyped-call]
 )
 
 capacities = Table(

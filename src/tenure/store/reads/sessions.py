@@ -48,7 +48,12 @@ def session_from_values(values: RowMapping | Mapping[str, Any]) -> Session:
     """Returns a session from the values of a table row by column name."""
     counters: list[Any] = [values[column.name] for column in COUNTERS]
     stream = None if counters[0] is None else StreamCounters(*counters)
-    return Session(stream=stream, **{column.name: values[column.name] for column in FACTS})
+    facts: dict[str, Any] = {column.name: values[column.name] for column in FACTS}
+    if facts["last_activity_at"] is None:
+        facts["last_activity_at"] = facts["started_at"]
+    if facts["modified_at"] is None:
+        facts["modified_at"] = facts["closed_at"] or facts["last_heartbeat_at"]
+    return Session(stream=stream, **facts)
 
 
 def get_session(connection: Connection, session_id: str, scope: Scope) -> Session | None:

@@ -45,8 +45,13 @@ from tenure.domain.submissions import (
 )
 from tenure.ids import id_text, new_id
 from tenure.store.reads import keys, leases, sessions
+from tenure.store.types import Code
 
-SESSION_COLUMNS = ", ".join(f"(e.session).{column.name}" for column in sessions.COLUMNS)
+_AS_TEXT = {column.name: column.type.as_text for column in sessions.COLUMNS if isinstance(column.type, Code)}
+SESSION_COLUMNS = ", ".join(
+    f"{_AS_TEXT.get(column.name, '{}').format(f'(e.session).{column.name}')} AS {column.name}"
+    for column in sessions.COLUMNS
+)
 """The columns of the returned session, one by one. If a statement returned the session as one composite value, asyncpg
 would send a dozen queries about its type on every new connection."""
 

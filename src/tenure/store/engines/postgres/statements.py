@@ -27,7 +27,7 @@ SELECT e.position, e.recorded, {rows.SESSION_COLUMNS}
   FROM tenure_end_1($1::text::uuid[], $2::text::text[], $3::text::uuid[], $4::text::uuid[], $5) AS e
 """  # noqa: S608
 ATTACH = f"""
-SELECT e.position, e.found, e.now, e.recorded, (e.session).attachment, {rows.SESSION_COLUMNS}
+SELECT e.position, e.found, e.now, e.recorded, coalesce((e.session).attachment, 0) AS attachment, {rows.SESSION_COLUMNS}
   FROM tenure_attach_1($1::text::uuid[], $2::text::bigint[], $3::text::bigint[], $4::text::bigint[],
                        $5::text::uuid[], $6::text::uuid[]) AS e
 """  # noqa: S608

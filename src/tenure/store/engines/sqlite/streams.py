@@ -31,19 +31,19 @@ def _attach(connection: Connection, now: datetime, row: Any, attach: AttachReque
         return AttachResult(Found.UNKNOWN)
     session = sessions.session_from_row(row)
     if session.closed_at is not None:
-        return AttachResult(Found.OVER, session, row.attachment, now)
+        return AttachResult(Found.OVER, session, row.attachment or 0, now)
     if session.deadline_at <= now:
         ended = close(connection, as_recorded(session, now))
-        return AttachResult(Found.OVER, ended, row.attachment, now, closed_session_of(ended))
+        return AttachResult(Found.OVER, ended, row.attachment or 0, now, closed_session_of(ended))
     session = attached(session, now, attach)
     # Before the renewal: the new limits may make the deadline earlier, and `check_at` must never be after the deadline.
     connection.execute(
         update(_table)
         .where(_table.c.session_id == session.session_id)
         .values(
-            attachment=row.attachment + 1,
+            attachment=(row.attachment or 0) + 1,
             attachment_saves=0,
-            replaced_saves=row.attachment_saves,
+            replaced_saves=row.attachment_saves or 0,
             lease_microseconds=session.lease_microseconds,
             heartbeat_microseconds=session.heartbeat_microseconds,
             idle_microseconds=session.idle_microseconds,
@@ -52,7 +52,7 @@ def _attach(connection: Connection, now: datetime, row: Any, attach: AttachReque
         )
     )
     renew(connection, [session])
-    return AttachResult(Found.LIVE, session, row.attachment + 1, now)
+    return AttachResult(Found.LIVE, session, (row.attachment or 0) + 1, now)
 
 
 _ZERO = StreamCounters(0, 0, 0, 0, 0, 0, 0)
@@ -70,7 +70,7 @@ def _update(connection: Connection, now: datetime, row: Any, stream_update: Stre
         return StreamUpdateResult(Found.UNKNOWN)
     session = sessions.session_from_row(row)
     was_open = session.closed_at is None
-    is_current = row.attachment == stream_update.attachment
+    is_current = (row.attachment or 0) == stream_update.attachment
     column, saves = _saves_of(row, stream_update.attachment)
     is_new = stream_update.save > saves
     is_live = was_open and session.deadline_at > now
@@ -110,9 +110,10 @@ def _sum(one: StreamCounters, other: StreamCounters) -> StreamCounters:
 
 def _saves_of(row: Any, attachment: int) -> tuple[str | None, int]:
     """The column with the number of the stream's last save, and that number. Only the last two streams have one."""
-    if attachment == row.attachment:
-        return "attachment_saves", row.attachment_saves
-    return ("replaced_saves", row.replaced_saves) if attachment == row.attachment - 1 else (None, 0)
+    newest = row.attachment or 0
+    if attachment == newest:
+        return "attachment_saves", row.attachment_saves or 0
+    return ("replaced_saves", row.replaced_saves or 0) if attachment == newest - 1 else (None, 0)
 
 
 def _write(connection: Connection, session: Session, saves: dict[str, int]) -> None:

@@ -7,7 +7,7 @@ from alembic import op
 
 from tenure.ids import new_id
 from tenure.store.migrations.functions import install_functions
-from tenure.store.types import Digest, Id, Instant, Key, Name, Payload
+from tenure.store.types import Digest, Id, Instant, Key, LapseReason, Name, Payload, SessionState
 
 revision = "0001"
 down_revision = None
@@ -47,6 +47,8 @@ def _create_installation() -> None:
 
 
 def _create_sessions() -> None:
+    if op.get_context().dialect.name == "postgresql":
+        op.execute("CREATE TYPE session_state AS ENUM ('created', 'active', 'closing', 'closed')")
     op.create_table(
         "sessions",
         sa.Column("session_id", Id, nullable=False),
@@ -59,18 +61,18 @@ def _create_sessions() -> None:
         sa.Column("deadline_at", Instant, nullable=False),
         sa.Column("check_at", Instant),
         sa.Column("last_heartbeat_at", Instant, nullable=False),
-        sa.Column("last_activity_at", Instant, nullable=False),
-        sa.Column("modified_at", Instant, nullable=False),
+        sa.Column("last_activity_at", Instant),
+        sa.Column("modified_at", Instant),
         sa.Column("closed_at", Instant),
         sa.Column("imported_start_at", Instant),
         sa.Column("lease_microseconds", sa.BigInteger),
         sa.Column("idle_microseconds", sa.BigInteger),
         sa.Column("heartbeat_microseconds", sa.BigInteger),
+        sa.Column("state", SessionState, nullable=False),
         sa.Column("kind", sa.SmallInteger, nullable=False),
-        sa.Column("state", sa.String(16), nullable=False),
-        sa.Column("lapse_reason", sa.String(16), nullable=False),
+        sa.Column("lapse_reason", LapseReason, nullable=False),
         sa.Column("close_reason", sa.String(16)),
-        sa.Column("attachment", sa.Integer, nullable=False, server_default="0"),
+        sa.Column("attachment", sa.Integer),
         sa.Column("stream_bytes_received", sa.BigInteger),
         sa.Column("stream_chunks", sa.BigInteger),
         sa.Column("stream_messages_sent", sa.BigInteger),
@@ -78,14 +80,14 @@ def _create_sessions() -> None:
         sa.Column("stream_finals_sent", sa.BigInteger),
         sa.Column("stream_errors_sent", sa.BigInteger),
         sa.Column("stream_audio_duration_ms", sa.BigInteger),
-        sa.Column("attachment_saves", sa.Integer, nullable=False, server_default="0"),
-        sa.Column("replaced_saves", sa.Integer, nullable=False, server_default="0"),
+        sa.Column("attachment_saves", sa.Integer),
+        sa.Column("replaced_saves", sa.Integer),
         sa.Column("end_entry_id", Id),
         sa.PrimaryKeyConstraint("session_id", name="sessions_pkey"),
         sa.CheckConstraint("closed_at > started_at", name="sessions_end_after_start"),
         sa.CheckConstraint("kind BETWEEN 1 AND 3", name="sessions_kind"),
         sa.CheckConstraint("check_at <= deadline_at", name="sessions_check_in_time"),
-        postgresql_with={"fillfactor": 85},
+        postgresql_with={"fillfactor": 90},
     )
     op.create_table(
         "capacities",

@@ -29,14 +29,15 @@ BEGIN
                         ELSE o.heartbeat_microseconds END AS heartbeat,
                    coalesce(o.idle_microseconds, w.idle) AS idle,
                    greatest(o.last_heartbeat_at, v_now) AS last_heartbeat_at,
-                   greatest(o.last_activity_at, CASE WHEN o.idle_microseconds IS NULL THEN v_now END)
-                       AS last_activity_at
+                   greatest(coalesce(o.last_activity_at, o.started_at),
+                            CASE WHEN o.idle_microseconds IS NULL THEN v_now END) AS last_activity_at
               FROM unnest(p_session, p_lease, p_heartbeat, p_idle) WITH ORDINALITY
                    AS w(session_id, lease, heartbeat, idle, position)
               JOIN sessions o ON o.session_id = w.session_id
              WHERE o.session_id = ANY (v_locked) AND o.deadline_at > v_now)
         UPDATE sessions s
-           SET attachment = s.attachment + 1, attachment_saves = 0, replaced_saves = s.attachment_saves,
+           SET attachment = coalesce(s.attachment, 0) + 1, attachment_saves = 0,
+               replaced_saves = coalesce(s.attachment_saves, 0),
                lease_microseconds = a.lease, heartbeat_microseconds = a.heartbeat, idle_microseconds = a.idle,
                last_heartbeat_at = a.last_heartbeat_at, last_activity_at = a.last_activity_at,
                deadline_at =
@@ -46,7 +47,7 @@ BEGIN
                    tenure_deadline_1(s.term_ends_at, a.last_heartbeat_at, a.lease, a.last_activity_at, a.idle)),
                lapse_reason =
                    tenure_lapse_reason_1(s.term_ends_at, a.last_heartbeat_at, a.lease, a.last_activity_at, a.idle),
-               modified_at = greatest(s.modified_at, v_now),
+               modified_at = CASE WHEN s.modified_at > v_now THEN s.modified_at END,
                stream_bytes_received = coalesce(s.stream_bytes_received, 0),
                stream_chunks = coalesce(s.stream_chunks, 0),
                stream_messages_sent = coalesce(s.stream_messages_sent, 0),

@@ -10,8 +10,8 @@ DECLARE
 BEGIN
     RETURN QUERY
         UPDATE sessions s
-           SET state = 'closed', check_at = NULL, closed_at = s.deadline_at, modified_at = s.deadline_at,
-               close_reason = s.lapse_reason
+           SET state = 'closed', check_at = NULL, closed_at = s.deadline_at, modified_at = NULL,
+               close_reason = tenure_lapse_text_1(s.lapse_reason)
          WHERE s.session_id = ANY (p_session) AND s.deadline_at <= p_now AND s.state IN ('created', 'active')
         RETURNING s.*;
     v_streamed := ARRAY(

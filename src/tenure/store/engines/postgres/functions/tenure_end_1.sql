@@ -40,8 +40,9 @@ BEGIN
             UPDATE sessions s
                SET state = 'closed', check_at = NULL,
                    closed_at = tenure_closed_at_1(s.started_at, s.deadline_at, v_now),
-                   modified_at = tenure_closed_at_1(s.started_at, s.deadline_at, v_now),
-                   close_reason = CASE WHEN s.deadline_at <= v_now THEN s.lapse_reason ELSE e.reason END
+                   modified_at = NULL,
+                   close_reason = CASE WHEN s.deadline_at <= v_now THEN tenure_lapse_text_1(s.lapse_reason)
+                                       ELSE e.reason END
               FROM unnest(p_session, p_reason) WITH ORDINALITY AS e(session_id, reason, position)
              WHERE s.session_id = e.session_id AND s.session_id = ANY (v_locked)
             RETURNING e.position::int AS position, s AS session),

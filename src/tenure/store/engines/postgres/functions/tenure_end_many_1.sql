@@ -25,7 +25,7 @@ DECLARE
     v_user uuid := (p_criteria ->> 'user')::uuid;
     v_on_capacity uuid := (p_criteria ->> 'capacity')::uuid;
     v_kind int := (p_criteria ->> 'kind')::int;
-    v_state text := p_criteria ->> 'state';
+    v_state session_state := p_criteria ->> 'state';
     v_began_at timestamptz;
     v_same boolean;
     v_total int;
@@ -65,8 +65,9 @@ BEGIN
         UPDATE sessions s
            SET state = 'closed', check_at = NULL,
                closed_at = tenure_closed_at_1(s.started_at, s.deadline_at, v_now),
-               modified_at = tenure_closed_at_1(s.started_at, s.deadline_at, v_now),
-               close_reason = CASE WHEN s.deadline_at <= v_now THEN s.lapse_reason ELSE 'TERMINATED' END,
+               modified_at = NULL,
+               close_reason = CASE WHEN s.deadline_at <= v_now THEN tenure_lapse_text_1(s.lapse_reason)
+                                   ELSE 'TERMINATED' END,
                end_entry_id = CASE WHEN s.deadline_at <= v_now THEN NULL ELSE v_entry END
          WHERE s.session_id = ANY (v_locked) AND s.state IN ('created', 'active')
         RETURNING s.session_id, s.close_reason::text, s.closed_at, s.user_object_id, s.tenant_object_id, s.capacity_id,

@@ -46,10 +46,10 @@ BEGIN
                        check_at = CASE WHEN s.deadline_at <= v_now THEN NULL ELSE s.deadline_at END,
                        closed_at = CASE WHEN s.deadline_at <= v_now THEN coalesce(s.closed_at, s.deadline_at)
                                         ELSE s.closed_at END,
-                       close_reason = CASE WHEN s.deadline_at <= v_now THEN coalesce(s.close_reason, s.lapse_reason)
+                       close_reason = CASE WHEN s.deadline_at <= v_now
+                                           THEN coalesce(s.close_reason, tenure_lapse_text_1(s.lapse_reason))
                                            ELSE s.close_reason END,
-                       modified_at = CASE WHEN s.deadline_at <= v_now AND s.closed_at IS NULL THEN s.deadline_at
-                                          ELSE s.modified_at END
+                       modified_at = CASE WHEN s.deadline_at > v_now OR s.closed_at IS NOT NULL THEN s.modified_at END
                  WHERE s.session_id = ANY (v_due) AND s.state IN ('created', 'active', 'closing')
                 RETURNING s.session_id, s.deadline_at, s.close_reason, s.closed_at, s.user_object_id,
                           s.tenant_object_id, s.capacity_id

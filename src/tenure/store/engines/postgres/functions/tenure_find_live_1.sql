@@ -27,9 +27,10 @@ BEGIN
                         WHEN s.kind < w.kind THEN 'reopen'
                         ELSE 'existing' END,
                    s.session_id, s.kind, s.state,
-                   s.started_at, s.term_ends_at, s.deadline_at, s.lapse_reason,
+                   s.started_at, s.term_ends_at, s.deadline_at, tenure_lapse_text_1(s.lapse_reason),
                    s.lease_microseconds, s.idle_microseconds, s.heartbeat_microseconds,
-                   s.last_heartbeat_at, s.last_activity_at, s.previous_session_id, s.modified_at,
+                   s.last_heartbeat_at, coalesce(s.last_activity_at, s.started_at), s.previous_session_id,
+                   coalesce(s.modified_at, s.last_heartbeat_at),
                    s.tenant_object_id,
                    CASE WHEN s.stream_chunks IS NOT NULL THEN ARRAY[
                        s.stream_bytes_received, s.stream_chunks, s.stream_messages_sent, s.stream_partials_sent,

@@ -60,17 +60,20 @@ BEGIN
             UPDATE sessions s
                SET last_heartbeat_at = greatest(s.last_heartbeat_at, v_now),
                    last_activity_at =
-                       greatest(s.last_activity_at, CASE WHEN s.session_id = ANY (p_active) THEN v_now END),
+                       greatest(s.last_activity_at,
+                                CASE WHEN s.session_id = ANY (p_active) THEN greatest(s.started_at, v_now) END),
                    state = CASE WHEN s.session_id = ANY (p_active) THEN 'active' ELSE s.state END,
                    deadline_at = tenure_deadline_1(
                        s.term_ends_at, greatest(s.last_heartbeat_at, v_now), s.lease_microseconds,
-                       greatest(s.last_activity_at, CASE WHEN s.session_id = ANY (p_active) THEN v_now END),
+                       greatest(coalesce(s.last_activity_at, s.started_at),
+                                CASE WHEN s.session_id = ANY (p_active) THEN v_now END),
                        s.idle_microseconds),
                    lapse_reason = tenure_lapse_reason_1(
                        s.term_ends_at, greatest(s.last_heartbeat_at, v_now), s.lease_microseconds,
-                       greatest(s.last_activity_at, CASE WHEN s.session_id = ANY (p_active) THEN v_now END),
+                       greatest(coalesce(s.last_activity_at, s.started_at),
+                                CASE WHEN s.session_id = ANY (p_active) THEN v_now END),
                        s.idle_microseconds),
-                   modified_at = greatest(s.modified_at, v_now)
+                   modified_at = CASE WHEN s.modified_at > v_now THEN s.modified_at END
              WHERE s.ctid = ANY (v_places) AND s.deadline_at > v_now
             RETURNING s.session_id, s.state, s.deadline_at, s.heartbeat_microseconds
             -- plan end

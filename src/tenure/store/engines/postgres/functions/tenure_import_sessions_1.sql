@@ -49,12 +49,12 @@ BEGIN
     IF p_writes THEN
         INSERT INTO sessions (
             session_id, tenant_object_id, user_object_id, capacity_id, started_at, imported_start_at, term_ends_at,
-            deadline_at, check_at, last_heartbeat_at, last_activity_at, modified_at,
+            deadline_at, check_at, last_heartbeat_at,
             lease_microseconds, idle_microseconds, heartbeat_microseconds, kind, state, lapse_reason)
         SELECT w.session_id, w.tenant_object_id, w.user_object_id, w.capacity_id, v_now, w.started_at, w.ends_at,
                tenure_deadline_1(w.ends_at, v_now, w.lease, v_now, w.idle),
                tenure_deadline_1(w.ends_at, v_now, w.lease, v_now, w.idle),
-               v_now, v_now, v_now, w.lease, w.idle, w.heartbeat, w.kind, 'created',
+               v_now, w.lease, w.idle, w.heartbeat, w.kind, 'created',
                tenure_lapse_reason_1(w.ends_at, v_now, w.lease, v_now, w.idle)
           FROM unnest(p_session, p_tenant, p_user, p_capacity, p_kind, p_started_at, p_ends_at, p_lease, p_heartbeat,
                       p_idle, v_outcomes)

@@ -22,12 +22,12 @@ BEGIN
         -- plan: insert
         INSERT INTO sessions (
             session_id, tenant_object_id, user_object_id, capacity_id, started_at, term_ends_at, deadline_at, check_at,
-            last_heartbeat_at, last_activity_at, modified_at,
+            last_heartbeat_at,
             lease_microseconds, idle_microseconds, heartbeat_microseconds, kind, state, lapse_reason)
         SELECT w.session_id, w.tenant_object_id, w.user_object_id, w.capacity_id, p_now, v_term_ends_at,
                tenure_deadline_1(v_term_ends_at, p_now, w.lease, p_now, w.idle),
                tenure_deadline_1(v_term_ends_at, p_now, w.lease, p_now, w.idle),
-               p_now, p_now, p_now,
+               p_now,
                w.lease, w.idle, w.heartbeat, w.kind, 'created',
                tenure_lapse_reason_1(v_term_ends_at, p_now, w.lease, p_now, w.idle)
           FROM (SELECT u.session_id, u.tenant_object_id, u.user_object_id, u.capacity_id, u.kind,

@@ -45,7 +45,6 @@ BEGIN
                  WHERE w.session_id = ANY (v_opened))
             UPDATE sessions n
                SET started_at = late.started_at, last_heartbeat_at = late.started_at,
-                   last_activity_at = late.started_at, modified_at = late.started_at,
                    term_ends_at = n.term_ends_at + (late.started_at - v_now),
                    deadline_at = n.deadline_at + (late.started_at - v_now),
                    check_at = n.check_at + (late.started_at - v_now)

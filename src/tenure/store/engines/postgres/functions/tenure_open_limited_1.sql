@@ -169,7 +169,7 @@ BEGIN
                     SELECT s.session_id FROM sessions s
                      WHERE s.capacity_id = v_capacity.capacity_id AND s.closed_at IS NULL AND s.kind < 4
                        AND NOT s.session_id = ANY (v_locked) AND NOT s.session_id = ANY (v_over)
-                     ORDER BY s.last_activity_at, s.session_id
+                     ORDER BY coalesce(s.last_activity_at, s.started_at), s.session_id
                      LIMIT least(v_short, v_closings_left)
                        FOR UPDATE SKIP LOCKED);
                 -- Evict only if this frees a seat, or if this transaction has reached its limit: the next transaction
@@ -203,8 +203,9 @@ BEGIN
             UPDATE sessions n
                SET state = 'closed', check_at = NULL,
                    closed_at = tenure_closed_at_1(n.started_at, n.deadline_at, v_now),
-                   modified_at = tenure_closed_at_1(n.started_at, n.deadline_at, v_now),
-                   close_reason = CASE WHEN n.deadline_at <= v_now THEN n.lapse_reason ELSE 'EVICTED' END
+                   modified_at = NULL,
+                   close_reason = CASE WHEN n.deadline_at <= v_now THEN tenure_lapse_text_1(n.lapse_reason)
+                                       ELSE 'EVICTED' END
              WHERE n.session_id = ANY (v_over) AND n.state IN ('created', 'active')
             RETURNING n.session_id, n.close_reason, n.closed_at, n.user_object_id, n.tenant_object_id
         LOOP

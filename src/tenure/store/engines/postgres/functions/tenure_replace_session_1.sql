@@ -17,8 +17,8 @@ DECLARE
     v_new sessions;
 BEGIN
     UPDATE sessions
-       SET state = 'closed', check_at = NULL, closed_at = v_ended_at, modified_at = v_ended_at,
-           close_reason = CASE WHEN v_live THEN 'UPGRADED' ELSE p_old.lapse_reason END
+       SET state = 'closed', check_at = NULL, closed_at = v_ended_at, modified_at = NULL,
+           close_reason = CASE WHEN v_live THEN 'UPGRADED' ELSE tenure_lapse_text_1(p_old.lapse_reason) END
      WHERE session_id = p_old.session_id;
     IF p_old.attachment > 0 THEN
         PERFORM tenure_announce_ends_1(ARRAY[p_old.session_id]);
@@ -42,12 +42,12 @@ BEGIN
 
     INSERT INTO sessions (
         session_id, tenant_object_id, user_object_id, capacity_id, previous_session_id, started_at, term_ends_at,
-        deadline_at, check_at, last_heartbeat_at, last_activity_at, modified_at,
+        deadline_at, check_at, last_heartbeat_at,
         lease_microseconds, idle_microseconds, heartbeat_microseconds, kind, state, lapse_reason)
     VALUES (
         p_session, p_tenant, p_old.user_object_id, p_old.capacity_id, v_new.previous_session_id,
         v_new.started_at, v_new.term_ends_at,
-        v_new.deadline_at, v_new.deadline_at, v_new.started_at, v_new.started_at, v_new.started_at,
+        v_new.deadline_at, v_new.deadline_at, v_new.started_at,
         v_new.lease_microseconds, v_new.idle_microseconds, v_new.heartbeat_microseconds, p_kind, 'created',
         v_new.lapse_reason)
     RETURNING * INTO v_new;

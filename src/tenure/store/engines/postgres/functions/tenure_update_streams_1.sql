@@ -40,14 +40,15 @@ BEGIN
     v_now := tenure_write_now();
     RETURN QUERY
         WITH seen AS MATERIALIZED (
-            SELECT u.*, o.attachment = u.attachment AS is_current,
-                   o.attachment = u.attachment + 1 AS is_previous,
+            SELECT u.*, coalesce(o.attachment, 0) = u.attachment AS is_current,
+                   coalesce(o.attachment, 0) = u.attachment + 1 AS is_previous,
                    u.save > CASE u.attachment WHEN o.attachment THEN o.attachment_saves
                                               WHEN o.attachment - 1 THEN o.replaced_saves ELSE 0 END AS is_new,
                    o.closed_at IS NULL AND o.deadline_at <= v_now AS has_lapsed,
                    o.closed_at IS NULL AND o.deadline_at > v_now AS is_live,
                    greatest(o.last_heartbeat_at, v_now) AS last_heartbeat_at,
-                   greatest(o.last_activity_at, CASE WHEN u.active THEN v_now END) AS last_activity_at
+                   greatest(coalesce(o.last_activity_at, o.started_at), CASE WHEN u.active THEN v_now END)
+                       AS last_activity_at
               FROM unnest(p_session, p_attachment, p_save, p_active, p_end, p_finished, p_bytes_received, p_chunks,
                           p_messages_sent, p_partials_sent, p_finals_sent, p_errors_sent, p_audio_duration_ms)
                    WITH ORDINALITY
@@ -81,18 +82,22 @@ BEGIN
                        s.term_ends_at, d.last_heartbeat_at, s.lease_microseconds, d.last_activity_at,
                        s.idle_microseconds) ELSE s.lapse_reason END,
                state = CASE WHEN d.has_lapsed THEN 'closed'
-                            WHEN d.is_ended THEN CASE WHEN d.finished THEN 'closed' ELSE 'closing' END
+                            WHEN d.is_ended AND d.finished THEN 'closed'
+                            WHEN d.is_ended THEN 'closing'
                             WHEN s.state = 'closing' AND d.is_current AND d.finished THEN 'closed'
                             WHEN d.is_renewed AND d.active THEN 'active'
                             ELSE s.state END,
                closed_at = CASE WHEN d.has_lapsed OR d.is_ended
                                 THEN tenure_closed_at_1(s.started_at, s.deadline_at, v_now) ELSE s.closed_at END,
-               close_reason = CASE WHEN d.has_lapsed THEN s.lapse_reason WHEN d.is_ended THEN d.end_reason
+               close_reason = CASE WHEN d.has_lapsed THEN tenure_lapse_text_1(s.lapse_reason)
+                                   WHEN d.is_ended THEN d.end_reason
                                    ELSE s.close_reason END,
                check_at = CASE WHEN d.has_lapsed
                                  OR (d.finished AND (d.is_ended OR s.state = 'closing' AND d.is_current))
                                THEN NULL ELSE s.check_at END,
-               modified_at = CASE WHEN d.has_lapsed THEN s.deadline_at ELSE greatest(s.modified_at, v_now) END
+               modified_at = CASE WHEN NOT d.has_lapsed THEN
+                       nullif(greatest(coalesce(s.modified_at, s.closed_at, s.last_heartbeat_at), v_now),
+                              CASE WHEN d.is_renewed THEN d.last_heartbeat_at END) END
           FROM decided d WHERE s.session_id = d.session_id
         RETURNING d.position::int,
                   CASE WHEN s.closed_at IS NOT NULL THEN 'over' WHEN d.is_current THEN 'live' ELSE 'replaced' END,

@@ -73,7 +73,8 @@ BEGIN
         last_heartbeat_at, last_activity_at, found
     )
     SELECT
-        s.session_id, s.capacity_id, s.user_object_id, s.attachment, s.term_ends_at, s.deadline_at, s.lapse_reason,
+        s.session_id, s.capacity_id, s.user_object_id, COALESCE(s.attachment, 0),
+        s.term_ends_at, s.deadline_at, s.lapse_reason,
         COALESCE(s.lease_microseconds, a.lease_microseconds),
         CASE WHEN s.lease_microseconds IS NULL THEN a.heartbeat_microseconds ELSE s.heartbeat_microseconds END,
         COALESCE(s.idle_microseconds, a.idle_microseconds),
@@ -123,7 +124,7 @@ BEGIN
     SET
         s.attachment = m.attachment,
         s.attachment_saves = 0,
-        s.replaced_saves = s.attachment_saves,
+        s.replaced_saves = COALESCE(s.attachment_saves, 0),
         s.lease_microseconds = m.lease_microseconds,
         s.heartbeat_microseconds = m.heartbeat_microseconds,
         s.idle_microseconds = m.idle_microseconds,
@@ -166,7 +167,7 @@ BEGIN
         CASE WHEN s.closed_at IS NOT NULL THEN 'over' ELSE COALESCE(m.found, 'held') END AS found,
         @now AS now,
         CAST(CASE m.found WHEN 'over' THEN 1 ELSE 0 END AS bit) AS recorded,
-        COALESCE(m.attachment, s.attachment) AS attached,
+        COALESCE(m.attachment, s.attachment, 0) AS attached,
         s.*
     FROM @said AS a
     INNER JOIN dbo.sessions AS s ON a.session_id = s.session_id

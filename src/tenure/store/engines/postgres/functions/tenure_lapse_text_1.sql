@@ -1,0 +1,6 @@
+-- The lapse reason for its code in the table, which is the first letter. PostgreSQL inlines this function.
+CREATE OR REPLACE FUNCTION tenure_lapse_text_1(p_code "char") RETURNS text
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+AS $$
+    SELECT CASE p_code WHEN 'E' THEN 'EXPIRED' WHEN 'L' THEN 'LEASE_EXPIRED' WHEN 'I' THEN 'IDLE_TIMEOUT' END
+$$;
