@@ -171,6 +171,20 @@ async def test_open_sessions__starts_no_earlier_than_end_of_previous_session_of_
     assert session == await database.store.get_session(new.session_id, EVERYTHING)
 
 
+async def test_open_sessions__starts_no_earlier_than_end_of_previous_session_in_batch(database: Database) -> None:
+    one = request()
+    await open_one(database.store, one)
+    await database.clock.set(NOON + 60 * SECONDS)
+    await end_one(database.store, one.session_id, CloseReason.TERMINATED)
+    await database.clock.set(NOON + 30 * SECONDS)  # the clock is stepped back
+    new, other = same_key_request(one), request()
+    requests = sorted((new, other), key=lambda each: each.key)
+    results = await database.store.open_sessions(OpenLane.CREATE, requests, LIMITS)
+    started = {each.session_id: session_of(result).started_at for each, result in zip(requests, results, strict=True)}
+    assert started == {new.session_id: NOON + 60 * SECONDS, other.session_id: NOON + 30 * SECONDS}
+    assert session_of(results[requests.index(new)]) == await database.store.get_session(new.session_id, EVERYTHING)
+
+
 async def test_open_sessions__returns_outcome_of_each_request_in_mixed_batch(database: Database) -> None:
     live, lower, lapsed, foreign = request(kind=2), request(kind=1), request(lease_microseconds=SECOND), request()
     for one in (live, lower, lapsed, foreign):

@@ -238,6 +238,33 @@ async def test_insert_that_waited_for_end_starts_after_it(postgres_database: Dat
     assert (await read_session(postgres_database, second.session_id)).started_at >= ended_at
 
 
+async def test_open_alone_starts_after_session_that_ended_during_lock_wait(postgres_database: Database) -> None:
+    one = request()
+    async with holding(postgres_database) as holder:
+        during_wait = same_key_request(one)
+        await holder.insert(during_wait)
+        opening = asyncio.create_task(postgres_database.store.open_sessions(OpenLane.CREATE, [one], LIMITS))
+        await holder.wait_for_blocked()
+        ended_at = await holder.end_session(during_wait.session_id)
+        await holder.commit()
+    (result,) = await opening
+    assert result.outcome is OpenOutcome.CREATED
+    session = await read_session(postgres_database, one.session_id)
+    assert session.started_at >= ended_at
+    assert result.session == session
+    assert session.deadline_at == session.term_ends_at == session.started_at + LIMITS.term
+
+
+async def test_open_alone_returns_again_for_key_taken_during_lock_wait(postgres_database: Database) -> None:
+    one = request()
+    async with holding(postgres_database) as holder:
+        await holder.insert(same_key_request(one))
+        opening = asyncio.create_task(postgres_database.store.open_sessions(OpenLane.CREATE, [one], LIMITS))
+        await holder.wait_for_blocked()
+        await holder.commit()
+    assert await opening == [OpenResult(OpenOutcome.AGAIN)]
+
+
 async def test_open_returns_again_for_key_taken_during_lock_wait(postgres_database: Database) -> None:
     first, second = in_order(request(), request())
     async with holding(postgres_database) as holder:

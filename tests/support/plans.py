@@ -5,6 +5,7 @@ variables are replaced by `$n`, as plpgsql does. The plan is the generic plan, w
 """
 
 import re
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import asyncpg
@@ -25,6 +26,14 @@ TYPES = {
     "p_default_lease": "bigint",
     "p_default_heartbeat": "bigint",
     "p_default_idle": "bigint",
+    "p_one_capacity": "uuid",
+    "p_one_user": "uuid",
+    "p_one_tenant": "uuid",
+    "p_one_session": "uuid",
+    "p_one_kind": "smallint",
+    "v_lease": "bigint",
+    "v_heartbeat": "bigint",
+    "v_idle": "bigint",
     "p_positions": "int[]",
     "p_active": "uuid[]",
     "p_limit": "int",
@@ -112,14 +121,19 @@ async def prepare(connection: asyncpg.Connection, statement: HotStatement) -> No
     """Prepares the statement as `hot`, with the settings of hot connections."""
     for setting, value in HOT_SETTINGS.items():
         await connection.execute(f"SET {setting} = '{value}'")
-    types = ", ".join(TYPES[word] for word in statement.parameters)
-    await connection.execute(f"PREPARE hot ({types}) AS {statement.text}")
+    types = _in_parentheses([TYPES[word] for word in statement.parameters])
+    await connection.execute(f"PREPARE hot {types} AS {statement.text}")
 
 
 async def explain(
     connection: asyncpg.Connection, values: dict[str, str], statement: HotStatement, options: str = ""
 ) -> str:
     """Returns the plan for `values`, which maps parameter names to literals. Missing values are NULL."""
-    arguments = ", ".join(values.get(word, "NULL") for word in statement.parameters)
-    lines: list[Any] = await connection.fetch(f"EXPLAIN ({options or 'COSTS OFF'}) EXECUTE hot ({arguments})")
+    arguments = _in_parentheses([values.get(word, "NULL") for word in statement.parameters])
+    lines: list[Any] = await connection.fetch(f"EXPLAIN ({options or 'COSTS OFF'}) EXECUTE hot {arguments}")
     return "\n".join(line[0] for line in lines)
+
+
+def _in_parentheses(words: Sequence[str]) -> str:
+    """A statement without parameters has no parentheses either."""
+    return f"({', '.join(words)})" if words else ""

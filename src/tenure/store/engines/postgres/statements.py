@@ -21,6 +21,10 @@ OPEN = {
     OpenLane.REOPEN: f"SELECT * FROM tenure_open_reopen_1({_REQUESTS})",  # noqa: S608
     OpenLane.LIMITED: f"SELECT * FROM tenure_open_limited_1({_REQUESTS})",  # noqa: S608
 }
+OPEN_ONE = """
+SELECT * FROM tenure_open_one_1(
+       $1::text::uuid, $2::text::uuid, $3::text::uuid, $4, $5::text::uuid, $6, $7, $8, $9, $10, $11, $12)
+"""
 HEARTBEAT = "SELECT * FROM tenure_heartbeat_1($1::text::uuid[], $2::text::uuid[], $3::text::uuid[], $4::text::uuid[])"
 END = f"""
 SELECT e.position, e.recorded, {rows.SESSION_COLUMNS}

@@ -120,6 +120,8 @@ class PostgresStore(PostgresClient, SharedReads):
     async def open_sessions(
         self, lane: OpenLane, requests: Sequence[OpenRequest], limits: Limits
     ) -> Sequence[OpenResult]:
+        if len(requests) == 1 and lane is OpenLane.CREATE:
+            return await self._open_one(requests[0], limits)
         records = await self._call_on(
             self._openings,
             statements.OPEN[lane],
@@ -137,6 +139,26 @@ class PostgresStore(PostgresClient, SharedReads):
             limits.idle_microseconds,
         )
         return rows.open_results(records, requests, limits)
+
+    async def _open_one(self, request: OpenRequest, limits: Limits) -> Sequence[OpenResult]:
+        """A batch of one gets a function without arrays, which takes about two thirds of the time."""
+        records = await self._call_on(
+            self._openings,
+            statements.OPEN_ONE,
+            request.capacity_id,
+            request.user_object_id,
+            request.tenant_object_id,
+            request.kind,
+            request.session_id,
+            request.lease_microseconds,
+            request.heartbeat_microseconds,
+            request.idle_microseconds,
+            limits.term // MICROSECOND,
+            limits.lease_microseconds,
+            limits.heartbeat_microseconds,
+            limits.idle_microseconds,
+        )
+        return rows.open_results(records, [request], limits)
 
     async def import_sessions(
         self, imported: Sequence[ImportedSession], draft: AuditDraft, *, writes: bool

@@ -34,22 +34,13 @@ BEGIN
     ) THEN
         v_line.outcome := 'created';
         FOR v_line.position, v_line.started_at IN
-            WITH ended AS MATERIALIZED (
-                SELECT s.capacity_id, s.user_object_id, max(s.closed_at) AS closed_at
-                  FROM sessions s WHERE s.closed_at > v_now GROUP BY s.capacity_id, s.user_object_id),
-            late AS MATERIALIZED (
-                SELECT w.session_id, w.position, greatest(tenure_write_now(), ended.closed_at) AS started_at
-                  FROM unnest(p_session, p_capacity, p_user) WITH ORDINALITY
-                       AS w(session_id, capacity_id, user_object_id, position)
-                  JOIN ended ON ended.capacity_id = w.capacity_id AND ended.user_object_id = w.user_object_id
-                 WHERE w.session_id = ANY (v_opened))
-            UPDATE sessions n
-               SET started_at = late.started_at, last_heartbeat_at = late.started_at,
-                   term_ends_at = n.term_ends_at + (late.started_at - v_now),
-                   deadline_at = n.deadline_at + (late.started_at - v_now),
-                   check_at = n.check_at + (late.started_at - v_now)
-              FROM late WHERE n.session_id = late.session_id
-            RETURNING late.position, n.started_at
+            SELECT w.position, tenure_start_later_1(w.session_id, v_now, ended.closed_at)
+              FROM unnest(p_session, p_capacity, p_user) WITH ORDINALITY
+                   AS w(session_id, capacity_id, user_object_id, position)
+              JOIN (SELECT s.capacity_id, s.user_object_id, max(s.closed_at) AS closed_at
+                      FROM sessions s WHERE s.closed_at > v_now GROUP BY s.capacity_id, s.user_object_id) AS ended
+                ON ended.capacity_id = w.capacity_id AND ended.user_object_id = w.user_object_id
+             WHERE w.session_id = ANY (v_opened)
         LOOP
             v_lines := v_lines || v_line;
         END LOOP;

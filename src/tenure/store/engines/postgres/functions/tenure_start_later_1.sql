@@ -1,0 +1,18 @@
+-- Moves the start of a session, which this transaction has inserted with the start `p_now`, to `p_ended` or later, and
+-- its limits with it. `p_ended` is the end of the previous session of its key. Returns the new start.
+CREATE OR REPLACE FUNCTION tenure_start_later_1(p_session uuid, p_now timestamptz, p_ended timestamptz)
+RETURNS timestamptz
+LANGUAGE plpgsql VOLATILE
+AS $$
+DECLARE
+    v_start timestamptz := greatest(tenure_write_now(), p_ended);
+BEGIN
+    UPDATE sessions n
+       SET started_at = v_start, last_heartbeat_at = v_start,
+           term_ends_at = n.term_ends_at + (v_start - p_now),
+           deadline_at = n.deadline_at + (v_start - p_now),
+           check_at = n.check_at + (v_start - p_now)
+     WHERE n.session_id = p_session;
+    RETURN v_start;
+END
+$$;
