@@ -1,6 +1,6 @@
 -- Opens one session, lane `create`: the same as tenure_open_create_1 for a batch of one, in fewer statements. It inserts
--- the session if its key (capacity and user) has no live session and its capacity has no rules. Otherwise it calls
--- tenure_open_create_1, and returns its rows.
+-- the session if its key (capacity and user) has no live session and its capacity has no rules. It returns the live
+-- session if there is one, as tenure_find_live_1 finds it. Otherwise it calls tenure_open_create_1, and returns its rows.
 --
 -- A session may have ended after the clock was read, as tenure_open_free_1 explains. The function looks for that only if
 -- it is possible: if a transaction has ended since the look, or the clock was stepped back behind the newest end. The
@@ -18,13 +18,14 @@ AS $$
 DECLARE
     v_line tenure_opened_1;
     v_now timestamptz;
-    v_others boolean;
+    v_is_live boolean;
+    v_has_rules boolean;
     v_last_end timestamptz;
     v_seen text;
     v_term_ends_at timestamptz;
-    v_lease bigint := coalesce(p_one_lease, p_default_lease);
-    v_heartbeat bigint := CASE WHEN p_one_lease IS NULL THEN p_default_heartbeat ELSE p_one_heartbeat END;
-    v_idle bigint := coalesce(p_one_idle, p_default_idle);
+    v_lease bigint;
+    v_heartbeat bigint;
+    v_idle bigint;
     v_ended timestamptz;
 BEGIN
     PERFORM tenure_lock_cut_shared_1();
@@ -33,7 +34,7 @@ BEGIN
                SELECT 1 FROM sessions n
                 WHERE n.capacity_id = p_one_capacity AND n.user_object_id = p_one_user AND n.closed_at IS NULL
                -- plan end
-           ) OR EXISTS (
+           ), EXISTS (
                -- plan: rules
                SELECT 1 FROM capacities c
                 WHERE c.capacity_id = p_one_capacity
@@ -47,9 +48,18 @@ BEGIN
            pg_current_snapshot()::text,
            -- The same as tenure_write_now(), the call of which costs as much as a statement.
            greatest(tenure_now(), i.last_cut_at, i.stamped_after + interval '1 microsecond')
-      INTO v_others, v_last_end, v_seen, v_now
+      INTO v_is_live, v_has_rules, v_last_end, v_seen, v_now
       FROM installation i;
-    IF v_others THEN
+    IF v_is_live THEN
+        FOREACH v_line IN ARRAY tenure_find_live_1(
+            ARRAY[p_one_capacity], ARRAY[p_one_user], ARRAY[p_one_tenant], ARRAY[p_one_kind])
+        LOOP
+            RETURN NEXT v_line;
+            RETURN;
+        END LOOP;
+    END IF;
+    -- A session that was live at the look may have ended since.
+    IF v_is_live OR v_has_rules THEN
         RETURN QUERY SELECT o.* FROM tenure_open_create_1(
             ARRAY[p_one_capacity], ARRAY[p_one_user], ARRAY[p_one_tenant], ARRAY[p_one_kind], ARRAY[p_one_session],
             ARRAY[p_one_lease], ARRAY[p_one_heartbeat], ARRAY[p_one_idle],
@@ -57,6 +67,9 @@ BEGIN
         RETURN;
     END IF;
 
+    v_lease := coalesce(p_one_lease, p_default_lease);
+    v_heartbeat := CASE WHEN p_one_lease IS NULL THEN p_default_heartbeat ELSE p_one_heartbeat END;
+    v_idle := coalesce(p_one_idle, p_default_idle);
     v_term_ends_at := v_now + p_term * interval '1 microsecond';
     -- plan: insert
     INSERT INTO sessions (
