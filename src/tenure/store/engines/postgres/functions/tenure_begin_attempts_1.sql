@@ -59,6 +59,8 @@ BEGIN
         SELECT b.submission_id, b.attempts, p_epoch, p_holder, greatest(v_now, b.last_modified_at), b.was_due_at
           FROM begun b;
     END IF;
+    -- The limits make PostgreSQL look up each row by its key, even in a plan that it made while the tables were empty.
+    -- Otherwise such a plan reads both tables whole, for each of their rows.
     RETURN QUERY
         -- plan: result
         SELECT w.submission_id,
@@ -67,9 +69,12 @@ BEGIN
                     WHEN a.number IS NULL THEN 'later' ELSE 'begun' END,
                a.number, s.failures, coalesce(s.unknowns, 0), a.was_due_at, s.next_attempt_at, v_now
           FROM unnest(p_submission) AS w(submission_id)
-          LEFT JOIN submissions s ON s.submission_id = w.submission_id
-          LEFT JOIN submission_attempts a
-            ON a.submission_id = s.submission_id AND a.number = s.attempts AND a.outcome IS NULL AND a.epoch = p_epoch
+          LEFT JOIN LATERAL (
+               SELECT j.* FROM submissions j WHERE j.submission_id = w.submission_id LIMIT 1) s ON true
+          LEFT JOIN LATERAL (
+               SELECT j.* FROM submission_attempts j
+                WHERE j.submission_id = s.submission_id AND j.number = s.attempts LIMIT 1) a
+            ON a.outcome IS NULL AND a.epoch = p_epoch
         -- plan end
     ;
 END

@@ -25,13 +25,15 @@ BEGIN
     PERFORM tenure_check_fence_1(p_name, p_holder, p_epoch);
     PERFORM tenure_lock_submissions_1(p_submission);
     v_now := tenure_now();
+    -- ANY, here and below, avoids a plan, made while the tables were empty, that reads the whole table.
     WITH closed AS (
         -- plan: close
         UPDATE submission_attempts a
            SET ended_at = v_now, outcome = e.outcome, status = e.status, error = e.error, has_receipt = e.receipt
           FROM unnest(p_submission, p_number, p_outcome, p_status, p_error, p_receipt)
                AS e(submission_id, number, outcome, status, error, receipt)
-         WHERE a.submission_id = e.submission_id AND a.number = e.number AND a.outcome IS NULL
+         WHERE a.submission_id = ANY (p_submission)
+           AND a.submission_id = e.submission_id AND a.number = e.number AND a.outcome IS NULL
         RETURNING a.submission_id, a.started_at
         -- plan end
     )
@@ -53,7 +55,7 @@ BEGIN
       FROM unnest(p_submission, p_outcome, p_error, p_counts, p_pause, p_binding)
            AS e(submission_id, outcome, error, counts, pause, binding)
       JOIN unnest(v_closed, v_started) AS c(submission_id, started_at) ON c.submission_id = e.submission_id
-     WHERE s.submission_id = e.submission_id
+     WHERE s.submission_id = ANY (p_submission) AND s.submission_id = e.submission_id
     -- plan end
     ;
     PERFORM tenure_deliver_chunks_1(p_submission, p_receipt, v_now);

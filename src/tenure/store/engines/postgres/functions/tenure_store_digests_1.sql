@@ -9,10 +9,12 @@ AS $$
 #variable_conflict use_column
 BEGIN
     PERFORM tenure_check_fence_1(p_name, p_holder, p_epoch);
+    -- ANY, here and below, avoids a plan, made while the table was empty, that reads the whole table.
     -- plan: store
     UPDATE usage_chunks c SET digest = d.digest
       FROM unnest(p_submission, p_digest) AS d(submission_id, digest)
-     WHERE c.submission_id = d.submission_id AND c.submission_id IS NOT NULL AND c.digest IS NULL
+     WHERE c.submission_id = ANY (p_submission) AND c.submission_id = d.submission_id AND c.submission_id IS NOT NULL
+       AND c.digest IS NULL
     -- plan end
     ;
     RETURN QUERY
@@ -20,6 +22,7 @@ BEGIN
         SELECT c.submission_id, c.digest = d.digest
           FROM unnest(p_submission, p_digest) AS d(submission_id, digest)
           JOIN usage_chunks c ON c.submission_id = d.submission_id AND c.submission_id IS NOT NULL
+         WHERE c.submission_id = ANY (p_submission)
         -- plan end
     ;
 END
