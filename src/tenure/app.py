@@ -89,7 +89,7 @@ from tenure.telemetry.siblings import Siblings
 from tenure.telemetry.traces import Exporter, Traces
 from tenure.usage.emit import EmitUsage
 from tenure.usage.mark import MarkUsage
-from tenure.usage.rendering import UsagePayloads, usage_contract
+from tenure.usage.rendering import RenderedAhead, UsagePayloads, usage_contract
 
 MIGRATION_RETRY_SECONDS = 0.5
 SCHEMA_POLL_SECONDS = 0.05
@@ -181,12 +181,12 @@ def _cut_rules(config: Config, gateway: Gateway | None) -> CutRules:
     return CutRules(round(interval_seconds * MICROSECONDS), (first, second, third), contract)
 
 
-def _payload_sources(store: Store, telemetry: Telemetry) -> PayloadSources:
-    sources = PayloadSources()
-    sources.register(UsagePayloads(store, telemetry))
+def _payload_sources(store: Store, telemetry: Telemetry) -> tuple[PayloadSources, RenderedAhead]:
+    sources, ahead = PayloadSources(), RenderedAhead()
+    sources.register(UsagePayloads(store, ahead, telemetry))
     sources.register(AlertPayloads(store))
     sources.register(EventPayloads(store))
-    return sources
+    return sources, ahead
 
 
 def _subscriptions(config: Config, gateways: Mapping[str, Gateway]) -> Mapping[str, GatewaySubscription]:
@@ -240,7 +240,7 @@ class Instance:
         self.ensemble = Ensemble(
             self._store, holder=_holder(config, self._siblings), timing=config.leases, telemetry=telemetry
         )
-        sources = _payload_sources(self._store, telemetry)
+        sources, ahead = _payload_sources(self._store, telemetry)
         gateways = gateways_of(config.gateways, sources)
         self._sender = Sender(telemetry)
         executor = Executor(self._store, gateways, sources, self._sender, config.leases.refresh_seconds, telemetry)
@@ -259,7 +259,9 @@ class Instance:
             config,
             {
                 "expire-sessions": ExpireSessions(self._store, ends),
-                "emit-usage": EmitUsage(self._store, rules, executor.hint, telemetry),
+                "emit-usage": EmitUsage(
+                    self._store, rules, executor.hint, ahead, lambda: executor.is_working, telemetry
+                ),
                 "mark-usage": MarkUsage(self._store, telemetry),
                 "prune": Prune(self._store),
                 "watch": Watch(self._store, self._lease_names, oncall, executor.hint, telemetry),

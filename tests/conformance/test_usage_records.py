@@ -61,6 +61,9 @@ async def rendered(database: Database, window: Window, name: str = "tenure") -> 
     chunks = chunks_of(window, await divide(database, window, 500))
     found = await database.store.render_chunks(window, chunks, template_of(name, window))
     assert [each[1:] for each in found] == [(chunk.sessions, chunk.usage_millionths) for chunk in chunks]
+    together = await database.store.divide_and_render(window, None, 500, template_of(name, window))
+    assert [each.records for each in together] == found
+    assert [each.bounds for each in together] == await divide(database, window, 500)
     return found
 
 
@@ -168,6 +171,20 @@ async def test_render_chunks__passes_on_texts_of_template_unchanged(database: Da
     template = (text, Field.FROM_AT, text, Field.TO_AT)
     (found,) = await database.store.render_chunks(window, [single_chunk(window)], template)
     assert found.text == f"{text}{instant_text(window.started_at)}{text}{instant_text(window.ended_at)}"
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("count", [1, 3, 8])
+async def test_divide_and_render__continues_after_any_chunk(database: Database, count: int) -> None:
+    await live_through(database, count)
+    window = await newest_window(database)
+    template = template_of("tenure", window)
+    whole = await database.store.divide_and_render(window, None, 9, template)
+    assert [each.bounds.sessions for each in whole] == {1: [1], 3: [3], 8: [3, 3, 2]}[count]
+    for number, each in enumerate(whole, 1):
+        after = each.bounds.last_session_id
+        assert await database.store.divide_and_render(window, after, 9, template) == whole[number:]
+    assert await database.store.divide_and_render(window, None, 2, template) == whole[:2]
 
 
 @pytest.mark.usefixtures("small")

@@ -15,11 +15,12 @@ import re
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import asyncpg
+from msgspec.structs import replace
 from sqlalchemy import event
 from sqlalchemy.sql.selectable import TextualSelect
 
@@ -96,9 +97,15 @@ def own_statements() -> Mapping[str, str]:
             found |= {f"{name}.{key}": text for key, text in value.items()}
         elif isinstance(value, str) and name.isupper() and "SELECT" in value:
             found[name] = value
-    rendering = {f"RENDER.{name}": windows.render_statement(template) for name, template in TEMPLATES.items()}
+    eras = {"": WINDOW.era, ".long": Era(WINDOW.started_at - timedelta(days=40_000), WINDOW.era.factors)}
+    by_era = {name: replace(WINDOW, era=era) for name, era in eras.items()}
+    of_windows = {f"DIVIDE{name}": windows.divide_statement(window) for name, window in by_era.items()}
+    for name, window in by_era.items():
+        for form, template in TEMPLATES.items():
+            of_windows[f"RENDER.{form}{name}"] = windows.render_statement(window, template)
+            of_windows[f"DIVIDE_AND_RENDER.{form}{name}"] = windows.divide_and_render_statement(window, template)
     own = {name: text for name, text in found.items() if not name.startswith("_")}
-    return {**own, "DIVIDE": windows.DIVIDE, **rendering}
+    return {**own, **of_windows}
 
 
 async def shared_statements(url: str) -> Mapping[str, str]:

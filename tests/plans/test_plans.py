@@ -25,7 +25,7 @@ from tenure.store.contract import Store
 from tenure.store.engines import open_store
 from tenure.store.engines.postgres import statements
 from tenure.store.engines.postgres.connections import HOT_SETTINGS
-from tenure.store.engines.postgres.windows import DIVIDE, divide_arguments
+from tenure.store.engines.postgres.windows import divide_arguments, divide_statement
 from tenure.store.engines.sqlite import opening
 from tenure.store.limits import COUNTED_MAX, COUNTED_MIN, COUNTED_TOTAL
 from tenure.store.reads import keys, leases, sessions, submissions, usage_sums
@@ -278,6 +278,7 @@ async def call_usage(store: Store) -> None:
     window = (await store.list_undivided_windows(1))[0].window
     bounds = await store.divide_window(window, None, 1)
     await store.divide_window(window, some_id(), 1)
+    await store.divide_and_render(window, some_id(), 1, FORMATS["tenure"].template(window))
     await store.save_chunks(fence, window.window_id, 1, bounds, complete=True)
     await store.list_windows(None, 20)
     await store.list_windows(window.window_id, 20)
@@ -386,7 +387,8 @@ async def test_postgresql_divides_window_with_expected_indexes(postgres_lately: 
     """Reads live sessions in the order of ids up to the limit, and sessions that closed since by their end."""
     arguments = divide_arguments(MINUTE_AGO, after, 1)
     connection = await asyncpg.connect(postgres_lately, server_settings={"plan_cache_mode": "force_custom_plan"})
-    plan = "\n".join(row[0] for row in await connection.fetch(f"EXPLAIN (COSTS OFF) {DIVIDE}", *arguments))
+    statement = f"EXPLAIN (COSTS OFF) {divide_statement(MINUTE_AGO)}"
+    plan = "\n".join(row[0] for row in await connection.fetch(statement, *arguments))
     await connection.close()
     assert sorted(re.findall(r"Scan using (\w+) on", plan)) == ["sessions_closed_at", "sessions_live_id"], plan
     assert "Seq Scan" not in plan, plan

@@ -19,6 +19,7 @@ from tenure.store.contract import Store
 from tenure.store.engines import open_store
 from tenure.telemetry.events import Telemetry
 from tenure.usage.emit import EmitUsage
+from tenure.usage.rendering import RenderedAhead
 
 HOUR = 3600 * 1_000_000
 FACTORS = (1_000_000_000_000, 31_415_926_535, 27_182_818)
@@ -32,7 +33,14 @@ async def cut_until(ended: asyncio.Event, store: Store, interval_microseconds: i
     acquired = await store.acquire_lease(f"{JOB_LOCK}emit-usage", "cutting", new_id(), HOUR)
     assert acquired.taken, acquired
     lock = HeldLease(store, acquired.lease.fence, HOUR, requested_at)
-    job = EmitUsage(store, CutRules(interval_microseconds, FACTORS, CONTRACT), lambda: None, Telemetry())
+    job = EmitUsage(
+        store,
+        CutRules(interval_microseconds, FACTORS, CONTRACT),
+        lambda: None,
+        RenderedAhead(),
+        lambda: False,
+        Telemetry(),
+    )
     run = ActiveRun("emit-usage", lock, acquired.lease.acquired_at, None)
     while not ended.is_set():
         await _run_once(job, run)

@@ -100,5 +100,5 @@ def small_pages(folder: Path) -> dict[str, str]:
     """The environment of instances that save `PAGE` chunks in one transaction, so that few sessions need two pages."""
     code = folder / "small_pages"
     code.mkdir()
-    (code / "sitecustomize.py").write_text(f"import tenure.usage.emit as e\ne.BATCH_MAX = {PAGE}\n")
+    (code / "sitecustomize.py").write_text(f"import tenure.usage.emit as e\ne.BATCH_MAX = e.RUN_MAX = {PAGE}\n")
     return {"PYTHONPATH": os.pathsep.join(filter(None, [str(code), os.environ.get("PYTHONPATH")]))}

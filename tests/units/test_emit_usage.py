@@ -5,20 +5,23 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 from structlog.testing import capture_logs
 
 from tenure.clock import boottime
 from tenure.domain.leases import Fence
 from tenure.domain.submissions import Contract
-from tenure.domain.usage import ChunkBounds, Cut, CutRules, Lag, UndividedWindow, Window
-from tenure.errors import DatabaseUnavailable, LeaseLost
+from tenure.domain.usage import Chunk, ChunkBounds, Cut, CutRules, Lag, UndividedWindow, Window
+from tenure.domain.usage_records import DividedChunk, Records, Template
+from tenure.errors import DatabaseTooSlow, DatabaseUnavailable, LeaseLost
 from tenure.jobs.job import ActiveRun
 from tenure.leases.held import HeldLease
 from tenure.store.limits import BATCH_MAX, WINDOWS_MAX
 from tenure.telemetry.events import Telemetry
 from tenure.telemetry.logs import log_events
 from tenure.usage.emit import UNDIVIDED_MAX, EmitUsage
+from tenure.usage.formats import FORMATS
+from tenure.usage.rendering import AHEAD_MAX, RUN_MAX, RenderedAhead
 from tests.support.open_requests import NOON, SECOND
 from tests.support.usage import minute, rules
 from tests.units.test_formats import WINDOW
@@ -46,6 +49,12 @@ class UsageStore:
         self.lag = Lag(NOON, NOON - timedelta(seconds=61.25))
         self.lock = HeldLease(None, FENCE, 600 * SECOND, boottime())  # type: ignore[arg-type]
         self.era = WINDOW.era
+        self.ahead = RenderedAhead()
+        self.contract: Contract | None = RULES.contract
+        self.leads = False
+        """Whether the executor of this instance sends the chunks."""
+        self.taken = True
+        """Whether the executor takes chunks as soon as they are saved."""
         self.withdraw_after = ""
         """The description of the call during which the lock is lost."""
 
@@ -76,11 +85,22 @@ class UsageStore:
         numbers = range(1 if after is None else int(after) + 1, self.bounds[window.window_id] + 1)
         return [self._bounds(window.window_id, number) for number in numbers[:limit]]
 
+    async def divide_and_render(
+        self, window: Window, after: str | None, limit: int, template: Template
+    ) -> Sequence[DividedChunk]:
+        self._record(f"render {window.window_id} after {after}")
+        assert (limit, template) == (RUN_MAX, FORMATS["tenure"].template(window))
+        numbers = range(1 if after is None else int(after) + 1, self.bounds[window.window_id] + 1)
+        bounds = [self._bounds(window.window_id, number) for number in numbers[:limit]]
+        return [DividedChunk(each, self._records(each)) for each in bounds]
+
     async def save_chunks(
         self, fence: Fence, window_id: int, first: int, bounds: Sequence[ChunkBounds], *, complete: bool
     ) -> None:
         self._record(f"save {len(bounds)} of {window_id} from {first}{', complete' if complete else ''}", fence)
         self.saved[window_id] += enumerate(bounds, first)
+        for number, each in enumerate(bounds, first) if self.leads and self.taken else ():
+            assert self.ahead.take(self.chunk(window_id, number), "tenure") in (None, self._records(each))
         if complete:
             del self.bounds[window_id]
 
@@ -97,8 +117,16 @@ class UsageStore:
 
     def _undivided(self, window_id: int) -> UndividedWindow:
         last = str(self.saved[window_id][-1][0]) if self.saved[window_id] else None
-        window = replace(WINDOW, window_id=window_id, era=self.era)
+        window = replace(WINDOW, window_id=window_id, era=self.era, contract=self.contract)
         return UndividedWindow(window, len(self.saved[window_id]), last)
+
+    def chunk(self, window_id: int, number: int) -> Chunk:
+        values = self._bounds(window_id, number)
+        return Chunk(window_id=window_id, chunk=number, submission_id=f"{number}", **asdict(values))
+
+    @staticmethod
+    def _records(bounds: ChunkBounds) -> Records:
+        return Records(f"records {bounds.first_session_id}", bounds.sessions, bounds.usage_millionths)
 
     @staticmethod
     def _bounds(window_id: int, number: int) -> ChunkBounds:
@@ -112,7 +140,14 @@ def store() -> UsageStore:
 
 async def run(store: UsageStore, rules: CutRules = RULES) -> Sequence[Mapping[str, Any]]:
     """Runs the job once, and returns the log."""
-    job = EmitUsage(store, rules, lambda: store.calls.append("hint"), log_events(Telemetry()))  # type: ignore[arg-type]
+    job = EmitUsage(
+        store,  # type: ignore[arg-type]
+        rules,
+        lambda: store.calls.append("hint"),
+        store.ahead,
+        lambda: store.leads,
+        log_events(Telemetry()),
+    )
     with capture_logs() as logs:
         await job.run(ActiveRun("emit-usage", store.lock, NOON, None))
     return logs
@@ -240,6 +275,82 @@ async def test_emit_usage_logs_number_of_submitted_chunks(store: UsageStore) -> 
     store.add(4, bounds=0)
     (line,) = logged(await run(store), "usage.emitted")
     assert (line["windows"], line["chunks"]) == (2, BATCH_MAX + 1)
+
+
+# Rendering while dividing.
+
+
+def steps(store: UsageStore) -> Sequence[str]:
+    return [each for each in store.calls if each.startswith(("divide", "render", "save"))]
+
+
+async def test_leader_renders_chunks_while_it_divides_window(store: UsageStore) -> None:
+    store.leads = True
+    store.add(3, bounds=RUN_MAX + 2)
+    await run(store)
+    assert set(steps(store)) == {
+        "render 3 after None",
+        f"save {RUN_MAX} of 3 from 1",
+        f"render 3 after {RUN_MAX}",
+        f"save 2 of 3 from {RUN_MAX + 1}, complete",
+    }
+    assert [number for number, _ in store.saved[3]] == list(range(1, RUN_MAX + 3))
+
+
+async def test_window_without_gateway_is_divided_without_rendering(store: UsageStore) -> None:
+    store.leads, store.contract = True, None
+    store.add(3, bounds=1)
+    await run(store, replace(RULES, contract=None))
+    assert steps(store) == ["divide 3 after None", "save 1 of 3 from 1, complete"]
+
+
+async def test_division_continues_without_rendering_if_executor_takes_no_chunk(
+    store: UsageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tenure.usage.emit.ROOM_SECONDS", 0.01)
+    store.leads, store.taken = True, False
+    for window_id in (3, 4):
+        store.add(window_id, bounds=AHEAD_MAX + 2)
+    await run(store)
+    assert [len(store.saved[window_id]) for window_id in (3, 4)] == [AHEAD_MAX + 2] * 2
+    assert [each for each in steps(store) if not each.startswith("save")] == [
+        "render 3 after None",
+        *(f"render 3 after {number}" for number in range(RUN_MAX, AHEAD_MAX, RUN_MAX)),
+        f"divide 3 after {AHEAD_MAX}",
+        "divide 4 after None",
+    ]
+
+
+async def test_division_continues_without_rendering_if_database_is_too_slow(store: UsageStore) -> None:
+    store.leads, store.errors = True, {f"render 3 after {RUN_MAX}": DatabaseTooSlow("statement timeout")}
+    store.add(3, bounds=2 * RUN_MAX)
+    await run(store)
+    assert [number for number, _ in store.saved[3]] == list(range(1, 2 * RUN_MAX + 1))
+    assert f"divide 3 after {RUN_MAX}" in store.calls
+
+
+async def test_page_that_is_being_read_is_dropped_if_page_before_it_cannot_be_saved(store: UsageStore) -> None:
+    store.leads, store.errors = True, {f"save {RUN_MAX} of 3 from 1": LeaseLost("job:emit-usage")}
+    store.add(3, bounds=2 * RUN_MAX)
+    with pytest.raises(LeaseLost):
+        await run(store)
+    assert store.saved[3] == []
+
+
+async def test_chunk_that_was_saved_differently_is_rendered_again(store: UsageStore) -> None:
+    """For example, another instance has saved it under the same number, but with other sums."""
+    store.leads, store.taken = True, False
+    store.add(3, bounds=3)
+    await run(store)
+    chunk = store.chunk(3, 1)
+    for other, name in (
+        (replace(chunk, usage_millionths=7), "tenure"),
+        (replace(store.chunk(3, 2), last_session_id="9"), "tenure"),
+        (store.chunk(3, 3), "cloudevents"),
+        (store.chunk(3, 4), "tenure"),
+    ):
+        assert store.ahead.take(other, name) is None
+    assert store.ahead.take(chunk, "tenure") is None  # each is taken once
 
 
 # Announcing.

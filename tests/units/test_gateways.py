@@ -12,7 +12,7 @@ from tenure.signing import sign, verify
 from tenure.submissions.gateways import Gateway, gateways_of
 from tenure.submissions.payloads import PayloadSources
 from tenure.telemetry.events import Telemetry
-from tenure.usage.rendering import UsagePayloads, usage_contract
+from tenure.usage.rendering import RenderedAhead, UsagePayloads, usage_contract
 
 CURRENT = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 PREVIOUS = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD"
@@ -26,7 +26,7 @@ CONFIG = GatewayConfig(
 CONTRACT = Contract((0.0, 7.0), 3, (208, 409), 2.5)
 NO_STORE: Any = None
 SOURCES = PayloadSources()
-SOURCES.register(UsagePayloads(NO_STORE, Telemetry()))
+SOURCES.register(UsagePayloads(NO_STORE, RenderedAhead(), Telemetry()))
 
 
 def envelope(key: str = KEY, usage_format: str | None = None) -> Envelope:

@@ -10,13 +10,13 @@ import pytest
 
 from tenure.domain.leases import Fence
 from tenure.domain.submissions import Contract, Envelope
-from tenure.domain.usage import BillableInterval, Chunk, ChunkDigest, Window
-from tenure.domain.usage_records import Records, Template, render_records
+from tenure.domain.usage import BillableInterval, Chunk, ChunkBounds, ChunkDigest, Window
+from tenure.domain.usage_records import DividedChunk, Records, Template, render_records
 from tenure.errors import DatabaseTooSlow, DatabaseUnavailable, LeaseLost
 from tenure.submissions.payloads import Withheld
 from tenure.telemetry.events import Telemetry, UsageDelivered
-from tenure.usage.formats import render
-from tenure.usage.rendering import RUN_MAX, UsagePayloads
+from tenure.usage.formats import FORMATS, render
+from tenure.usage.rendering import RUN_MAX, RenderedAhead, UsagePayloads
 from tests.support.telemetry import RecordedTelemetry
 from tests.units.test_formats import INSIDE, THROUGHOUT, WINDOW, interval
 
@@ -79,7 +79,7 @@ def store() -> UsageStore:
 
 @pytest.fixture
 def payloads(store: UsageStore) -> UsagePayloads:
-    return UsagePayloads(store, Telemetry())  # type: ignore[arg-type]
+    return UsagePayloads(store, RenderedAhead(), Telemetry())  # type: ignore[arg-type]
 
 
 def envelope(submission_id: str = "first", usage_format: str = "tenure") -> Envelope:
@@ -115,6 +115,18 @@ async def test_renderer_renders_each_submission_from_its_own_chunk(payloads: Usa
 
 async def test_renderer_returns_identical_bytes_on_repeat(payloads: UsagePayloads) -> None:
     assert await rendered(payloads, envelope()) == await rendered(payloads, envelope())
+
+
+async def test_chunk_that_was_rendered_when_its_window_was_divided_is_not_read(store: UsageStore) -> None:
+    ahead = RenderedAhead()
+    payloads = UsagePayloads(store, ahead, Telemetry())  # type: ignore[arg-type]
+    bounds = ChunkBounds(CHUNK.first_session_id, CHUNK.last_session_id, CHUNK.sessions, CHUNK.usage_millionths)
+    records = await store.render_chunks(WINDOW, [CHUNK], FORMATS["tenure"].template(WINDOW))
+    store.reads.clear()
+    ahead.add(WINDOW.window_id, CHUNK.chunk, "tenure", [DividedChunk(bounds, records[0])])
+    first = await rendered(payloads, envelope(), envelope("second"))
+    again = await rendered(payloads, envelope(), envelope("second"))
+    assert (first, store.reads) == (again, [[2], [1, 2]])
 
 
 async def test_renderer_raises_if_chunks_cannot_be_read(payloads: UsagePayloads, store: UsageStore) -> None:
@@ -258,7 +270,7 @@ async def test_window_is_reported_once_when_its_last_chunk_is_delivered(
     store: UsageStore, delivered: Sequence[str]
 ) -> None:
     telemetry = RecordedTelemetry()
-    payloads = UsagePayloads(store, telemetry)  # type: ignore[arg-type]
+    payloads = UsagePayloads(store, RenderedAhead(), telemetry)  # type: ignore[arg-type]
     await payloads.report_delivered(delivered)
     assert telemetry.of(UsageDelivered) == []
     ended_at = WINDOW.ended_at + timedelta(seconds=1.5)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from tenure.clock import instant_text
 from tenure.domain.meter import decimal_text, usage_between
-from tenure.domain.usage import BillableInterval, Window
+from tenure.domain.usage import BillableInterval, ChunkBounds, Window
 
 _amount_text = lru_cache(4096)(decimal_text)
 """Cached because most sessions are live for a whole window, so that few distinct amounts occur."""
@@ -42,6 +42,13 @@ class Records(NamedTuple):
     """All records, in the order of session ids, with a comma between them."""
     sessions: int
     usage_millionths: int
+
+
+class DividedChunk(NamedTuple):
+    """A chunk that was rendered when its window was divided."""
+
+    bounds: ChunkBounds
+    records: Records
 
 
 def render_records(template: Template, window: Window, intervals: Sequence[BillableInterval]) -> Records:

@@ -1,6 +1,7 @@
-"""The payload source of usage. It renders a chunk when it is sent. All renderings, on any instance, are identical.
+"""The payload source of usage. All renderings of a chunk, at any time and on any instance, are identical.
 
-A rendered chunk is checked twice before it is sent. Its sums must equal those that the database computed when it
+A chunk is rendered when its window is divided, if this instance also leads (`RenderedAhead`), and otherwise when it is
+sent. It is checked twice before it is sent. Its sums must equal those that the database computed when it
 divided the window. Its digest must equal the one that was stored before its first attempt. If either differs, rows have
 been altered, and the chunk is withheld.
 """
@@ -13,8 +14,8 @@ from msgspec.structs import replace
 
 from tenure.domain.leases import Fence
 from tenure.domain.submissions import Contract, Envelope
-from tenure.domain.usage import Chunk, ChunkDigest, Window
-from tenure.domain.usage_records import Records
+from tenure.domain.usage import Chunk, ChunkBounds, ChunkDigest, Window
+from tenure.domain.usage_records import DividedChunk, Records
 from tenure.errors import DatabaseTooSlow, DatabaseUnavailable
 from tenure.store.contract import Store
 from tenure.submissions.payloads import Withheld
@@ -23,8 +24,13 @@ from tenure.usage.formats import FORMATS, body_of
 
 READ_RETRY_SECONDS = 10.0
 """The pause before a chunk that could not be read in time is retried. Other chunks do not wait for it."""
-RUN_MAX = 8
-"""How many adjacent chunks are read at once."""
+RUN_MAX = 12
+"""How many adjacent chunks are rendered at once."""
+
+AHEAD_MAX = 3 * RUN_MAX
+"""The most chunks that are kept between their division and their first attempt: about twelve megabytes."""
+AHEAD_SECONDS = 30.0
+"""How long they are kept after the last one was added. The executor of another instance may have sent them."""
 
 _Run = list[tuple[Window, Chunk]]
 
@@ -34,12 +40,54 @@ def usage_contract(contract: Contract, usage_format: str) -> Contract:
     return replace(contract, max_attempts=None, format=usage_format)
 
 
+class RenderedAhead:
+    """The chunks that this instance rendered while it divided a window, each until its first attempt.
+
+    They only save the work of rendering them again. A chunk that is not here is rendered when it is sent.
+    """
+
+    def __init__(self) -> None:
+        self._chunks: dict[tuple[int, int], tuple[str, DividedChunk]] = {}
+        """By window and number, each with the name of its format."""
+        self._taken = asyncio.Event()
+        self._expiry: asyncio.TimerHandle | None = None
+
+    def add(self, window_id: int, first: int, name: str, divided: Sequence[DividedChunk]) -> None:
+        for number, each in enumerate(divided, first):
+            self._chunks[window_id, number] = (name, each)
+        if self._expiry is not None:
+            self._expiry.cancel()
+        self._expiry = asyncio.get_running_loop().call_later(AHEAD_SECONDS, self.clear)
+
+    def take(self, chunk: Chunk, name: str) -> Records | None:
+        """Removes the chunk. Returns its records if they are those of the saved chunk in this format."""
+        found, divided = self._chunks.pop((chunk.window_id, chunk.chunk), (None, None))
+        self._taken.set()
+        saved = ChunkBounds(chunk.first_session_id, chunk.last_session_id, chunk.sessions, chunk.usage_millionths)
+        return divided.records if divided is not None and (found, divided.bounds) == (name, saved) else None
+
+    async def wait_for_room(self, seconds: float) -> bool:
+        """Returns whether there is room for a run of chunks within this time."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while len(self._chunks) > AHEAD_MAX - RUN_MAX:
+                    self._taken.clear()
+                    await self._taken.wait()
+                return True
+        return False
+
+    def clear(self) -> None:
+        self._chunks.clear()
+        self._taken.set()
+
+
 class UsagePayloads:
     name = "usage"
     media_types: Mapping[str, str] = {name: usage_format.media_type for name, usage_format in FORMATS.items()}
 
-    def __init__(self, store: Store, telemetry: Telemetry) -> None:
+    def __init__(self, store: Store, ahead: RenderedAhead, telemetry: Telemetry) -> None:
         self._store = store
+        self._ahead = ahead
         self._telemetry = telemetry
         # One run of chunks is read at a time: others need the database, too.
         self._reading = asyncio.Semaphore(1)
@@ -47,11 +95,22 @@ class UsagePayloads:
     async def render(self, envelopes: Sequence[Envelope]) -> Mapping[str, bytes | Withheld]:
         found = await self._store.find_chunks([envelope.submission_id for envelope in envelopes])
         formats = {envelope.submission_id: str(envelope.contract.format) for envelope in envelopes}
-        parts = await asyncio.gather(
-            *(self._render_run(formats[str(run[0][1].submission_id)], run) for run in _runs(found, formats))
+        payloads: dict[str, bytes | Withheld] = dict.fromkeys(
+            formats, Withheld("there is no chunk for this submission")
         )
-        missing = Withheld("there is no chunk for this submission")
-        return dict.fromkeys(formats, missing) | {name: payload for part in parts for name, payload in part.items()}
+        others = []
+        for window, chunk in found:
+            submission_id = str(chunk.submission_id)
+            records = self._ahead.take(chunk, formats[submission_id])
+            if records is None:
+                others.append((window, chunk))
+            else:
+                payloads[submission_id] = _checked_body(chunk, records)
+        for part in await asyncio.gather(
+            *(self._render_run(formats[str(run[0][1].submission_id)], run) for run in _runs(others, formats))
+        ):
+            payloads |= part
+        return payloads
 
     async def _render_run(self, name: str, run: _Run) -> Mapping[str, bytes | Withheld]:
         """Renders a run of chunks. If they cannot be read together in time, reads them one by one."""

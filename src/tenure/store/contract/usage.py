@@ -28,7 +28,7 @@ from tenure.domain.usage import (
     Window,
     WindowToSend,
 )
-from tenure.domain.usage_records import Records, Template
+from tenure.domain.usage_records import DividedChunk, Records, Template
 
 
 class UsageStore(Protocol):
@@ -40,6 +40,14 @@ class UsageStore(Protocol):
 
     async def divide_window(self, window: Window, after: str | None, limit: int) -> Sequence[ChunkBounds]:
         """Returns the bounds of the next chunks after session `after`; fewer than `limit` at the window's end."""
+
+    async def divide_and_render(
+        self, window: Window, after: str | None, limit: int, template: Template
+    ) -> Sequence[DividedChunk]:
+        """The same as `divide_window`, with the records of each chunk, for as few chunks as are rendered at once.
+
+        Raises `DatabaseTooSlow` if they cannot be read in the time of a short read.
+        """
 
     async def save_chunks(
         self, fence: Fence, window_id: int, first: int, bounds: Sequence[ChunkBounds], *, complete: bool

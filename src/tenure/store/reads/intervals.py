@@ -35,7 +35,7 @@ from tenure.domain.usage import (
     Factors,
     Window,
 )
-from tenure.domain.usage_records import Records, Template, render_records
+from tenure.domain.usage_records import DividedChunk, Records, Template, render_records
 from tenure.store.expressions import (
     earlier_of,
     later_of,
@@ -93,10 +93,28 @@ def _first_intervals(window: Window, after: str | None, limit: int, index_hint: 
     return select(intervals).order_by(intervals.c.session_id).limit(limit).subquery("billable")
 
 
+def divide_and_render(
+    connection: Connection, window: Window, after: str | None, limit: int, template: Template, index_hint: str = ""
+) -> Sequence[DividedChunk]:
+    found = divide_window(connection, window, after, limit, index_hint)
+    return [
+        DividedChunk(
+            bounds, render_records(template, window, _intervals_between(connection, window, bounds, index_hint))
+        )
+        for bounds in found
+    ]
+
+
 def read_intervals(
     connection: Connection, window: Window, chunk: Chunk, index_hint: str = ""
 ) -> Sequence[BillableInterval]:
-    rows = connection.execute(intervals_statement(window, chunk.first_session_id, chunk.last_session_id, index_hint))
+    return _intervals_between(connection, window, chunk, index_hint)
+
+
+def _intervals_between(
+    connection: Connection, window: Window, bounds: Chunk | ChunkBounds, index_hint: str
+) -> Sequence[BillableInterval]:
+    rows = connection.execute(intervals_statement(window, bounds.first_session_id, bounds.last_session_id, index_hint))
     return [BillableInterval(*row) for row in rows]
 
 

@@ -9,7 +9,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from sqlalchemy import Connection
 
 from tenure.domain.usage import Chunk, UsageSumQuery, UsageSums, Window
-from tenure.domain.usage_records import Records, Template
+from tenure.domain.usage_records import DividedChunk, Records, Template
 from tenure.store import migrate
 from tenure.store.limits import AUDIT_SECONDS, LONG_READ_SECONDS
 from tenure.store.reads import (
@@ -132,6 +132,14 @@ class SharedReads:
             return intervals.render_chunks(connection, window, chunks, template, self._index_hint)
 
         return await self._read_long(render)
+
+    async def divide_and_render(
+        self, window: Window, after: str | None, limit: int, template: Template
+    ) -> Sequence[DividedChunk]:
+        def divide(connection: Connection) -> Sequence[DividedChunk]:
+            return intervals.divide_and_render(connection, window, after, limit, template, self._index_hint)
+
+        return await self._read_long(divide)
 
     list_windows = _short(usage.list_windows)
     get_window = _short(usage.get_window)

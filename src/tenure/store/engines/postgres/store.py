@@ -73,7 +73,7 @@ from tenure.domain.usage import (
     Window,
     WindowToSend,
 )
-from tenure.domain.usage_records import Records, Template
+from tenure.domain.usage_records import DividedChunk, Records, Template
 from tenure.errors import ERROR_MAX
 from tenure.ids import id_of_number, new_id
 from tenure.store import migrate
@@ -423,11 +423,23 @@ class PostgresStore(PostgresClient, SharedReads):
 
     async def divide_window(self, window: Window, after: str | None, limit: int) -> Sequence[ChunkBounds]:  # type: ignore[override]  # no index hint
         arguments = windows.divide_arguments(window, after, limit)
-        return [ChunkBounds(*record) for record in await self._fetch_long(windows.DIVIDE, *arguments)]
+        records = await self._fetch_long(windows.divide_statement(window), *arguments)
+        return [ChunkBounds(*record) for record in records]
+
+    async def divide_and_render(
+        self, window: Window, after: str | None, limit: int, template: Template
+    ) -> Sequence[DividedChunk]:
+        statement = windows.divide_and_render_statement(window, template)
+        arguments = windows.divide_and_render_arguments(window, after, limit, template)
+        return [
+            DividedChunk(ChunkBounds(*record[:4]), Records(record[4], *record[2:4]))
+            for record in await self._fetch_short(statement, *arguments)
+        ]
 
     async def render_chunks(self, window: Window, chunks: Sequence[Chunk], template: Template) -> Sequence[Records]:
         """Reads several chunks as a short read, so that they need not wait while the rest of the window is divided."""
-        statement, arguments = windows.render_statement(template), windows.render_arguments(window, chunks, template)
+        statement = windows.render_statement(window, template)
+        arguments = windows.render_arguments(window, chunks, template)
         fetch = self._fetch_long if len(chunks) == 1 else self._fetch_short
         return [Records(*record) for record in await fetch(statement, *arguments)]
 

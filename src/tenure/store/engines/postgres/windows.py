@@ -2,27 +2,30 @@
 million objects of this process.
 
 They compute the same as `reads/intervals.py` and `domain/usage_records.py`, which the other engines use; conformance
-tests compare the results. Four things keep the cost per session low:
+tests compare the results. Six things keep the cost per session low:
 
 - Each layer of a statement ends with OFFSET 0. Otherwise PostgreSQL would merge the layers, and compute a value of an
   inner layer again for each of its uses in an outer one. Each layer also repeats the ORDER BY of the innermost one.
   Otherwise PostgreSQL would sort again.
 - The arithmetic is shorter for sessions that are younger than the period of 30 days, as most are.
 - Most sessions are live for a whole window. Their bounds, as text, and their time in the window are parameters.
+- The type `numeric` is avoided: see `_microseconds` and `_AMOUNT`.
+- A record is filled by one `concat` with few arguments, each of which PostgreSQL copies: the texts around the kind of a
+  session are one argument, as is the end of a record.
 - A chunk is returned as one text.
 """
 
 from collections.abc import Sequence
+from datetime import timedelta
 from functools import cache
 from typing import Any
 
 from tenure.clock import MICROSECOND, instant_text
 from tenure.domain.meter import PERIOD_MICROSECONDS
-from tenure.domain.usage import CHUNK_MAX, Chunk, Window
+from tenure.domain.usage import CHUNK_MAX, KINDS, Chunk, Window
 from tenure.domain.usage_records import Field, Template
-from tenure.store.engines.postgres import rows
 
-# The parameters $1 to $7 of both statements.
+# The parameters $1 to $7 of all statements.
 
 
 def _window_arguments(window: Window) -> Sequence[Any]:
@@ -51,14 +54,34 @@ _FACTOR_MAX = ((1 << 63) - 1) // _PERIOD
 
 
 def _short_usage(microseconds: str) -> str:
-    """The same as tenure_usage_1, in a third of the steps, for at most a period and _FACTOR_MAX."""
-    product = f"t.factor * t.{microseconds}"
-    is_up = f"2 * ({product} % {_PERIOD}) + {product} / {_PERIOD} % 2 > {_PERIOD}"
-    return f"({product} / {_PERIOD} + CASE WHEN {is_up} THEN 1 ELSE 0 END)"
+    """The same as tenure_usage_1, in a quarter of the steps, for at most a period and _FACTOR_MAX.
+
+    It rounds half up, and subtracts one from an odd result that was exactly half.
+    """
+    raised = f"(t.factor * t.{microseconds} + {_PERIOD // 2})"
+    is_odd_half = f"{raised} % {_PERIOD} = 0 AND {raised} / {_PERIOD} % 2 = 1"
+    return f"({raised} / {_PERIOD} - CASE WHEN {is_odd_half} THEN 1 ELSE 0 END)"
 
 
-def _metered(intervals: str, ids: str = "") -> str:
+_FLOAT_MAX = timedelta(days=30 * 365)
+"""Up to this duration, its seconds as a float determine its microseconds: twice rounded, they are wrong by 0.13."""
+
+
+def _is_short(window: Window) -> bool:
+    """Whether no duration exceeds _FLOAT_MAX."""
+    return window.ended_at - window.era.started_at <= _FLOAT_MAX
+
+
+def _microseconds(duration: str, *, is_short: bool) -> str:
+    """The duration as an integer. The cast rounds to the nearest one."""
+    seconds = f"date_part('epoch', {duration})" if is_short else f"extract(epoch FROM {duration})"
+    return f"({seconds} * 1000000)::bigint"
+
+
+def _metered(intervals: str, ids: str = "", *, is_short: bool) -> str:
     """The intervals, which are sorted by id, each with its usage in millionths."""
+    before = _microseconds("i.from_at - i.counts_from", is_short=is_short)
+    length = _microseconds("i.to_at - i.from_at", is_short=is_short)
     return f"""
 SELECT t.session_id, {ids}t.kind, t.from_at, t.to_at,
        CASE WHEN t.total <= {_PERIOD} AND t.factor <= {_FACTOR_MAX}
@@ -66,77 +89,155 @@ SELECT t.session_id, {ids}t.kind, t.from_at, t.to_at,
             ELSE tenure_usage_1(t.total, t.factor) - tenure_usage_1(t.before, t.factor) END AS usage
   FROM (SELECT b.*, b.before + b.length AS total
           FROM (SELECT i.*, CASE i.kind WHEN 1 THEN $4::bigint WHEN 2 THEN $5::bigint ELSE $6::bigint END AS factor,
-                       CASE WHEN i.from_at = i.counts_from THEN 0
-                            ELSE (extract(epoch FROM i.from_at - i.counts_from) * 1000000)::bigint END AS before,
-                       CASE WHEN i.from_at = $1 AND i.to_at = $2 THEN $7::bigint
-                            ELSE (extract(epoch FROM i.to_at - i.from_at) * 1000000)::bigint END AS length
+                       CASE WHEN i.from_at = i.counts_from THEN 0 ELSE {before} END AS before,
+                       CASE WHEN i.from_at = $1 AND i.to_at = $2 THEN $7::bigint ELSE {length} END AS length
                   FROM ({intervals}) i ORDER BY i.session_id OFFSET 0) b ORDER BY b.session_id OFFSET 0) t
  ORDER BY t.session_id OFFSET 0
 """  # noqa: S608
 
 
-def _next(condition: str) -> str:
+def _next(condition: str, ids: str = "") -> str:
     """The next sessions after $8. The LIMIT lets the scan of an index stop early; the caller limits the union again."""
     is_next = "($8::text IS NULL OR s.session_id > $8::text::uuid)"
-    return f"({_sessions(condition)} AND {is_next} ORDER BY s.session_id LIMIT $9)"
+    return f"({_sessions(condition, ids)} AND {is_next} ORDER BY s.session_id LIMIT $9)"
 
 
-DIVIDE = f"""
-SELECT (array_agg(n.session_id))[1]::text, (array_agg(n.session_id))[count(*)]::text, count(*), sum(n.usage)::bigint
-  FROM (SELECT m.session_id, m.usage, (row_number() OVER (ORDER BY m.session_id) - 1) / $10::bigint AS chunk
-          FROM ({_metered(f"SELECT * FROM ({_next(_LIVE)} UNION ALL {_next(_CLOSED)}) u ORDER BY session_id LIMIT $9")})
-               m) n
- GROUP BY n.chunk ORDER BY n.chunk
+def _divide(*, is_short: bool, ids: str = "", columns: str = "") -> str:
+    """The next chunks, each with `columns` of its sessions `m`. Because the sums are ordered, PostgreSQL sorts the
+    sessions by chunk, which they are already. Otherwise it would put them into a hash table.
+    """
+    union = f"{_next(_LIVE, ids)} UNION ALL {_next(_CLOSED, ids)}"
+    following = f"SELECT * FROM ({union}) u ORDER BY session_id LIMIT $9"  # noqa: S608
+    all_ids = "array_agg(m.session_id ORDER BY m.session_id)"
+    return f"""
+SELECT ({all_ids})[1]::text, ({all_ids})[count(*)]::text, count(*), sum(m.usage)::bigint{columns}
+  FROM (SELECT m.*, (row_number() OVER (ORDER BY m.session_id) - 1) / $10::bigint AS chunk
+          FROM ({_metered(following, ids, is_short=is_short)}) m) m
+ GROUP BY m.chunk ORDER BY m.chunk
 """  # noqa: S608
+
+
+@cache
+def _divide_statement(is_short: bool) -> str:
+    return _divide(is_short=is_short)
+
+
+def divide_statement(window: Window) -> str:
+    return _divide_statement(_is_short(window))
 
 
 def divide_arguments(window: Window, after: str | None, limit: int) -> Sequence[Any]:
     return (*_window_arguments(window), after, limit * CHUNK_MAX, CHUNK_MAX)
 
 
+# The parameters $11 to $13 of the statements that render are those of `_render_arguments`.
+
 _INSTANT = """
 CASE WHEN m.{column} = {bound} THEN {text}::text
      ELSE to_char(m.{column} AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') END
 """
 # The type numeric formats any amount. Most amounts are small and have no trailing zeros: these are formatted faster as
-# integers.
-_AMOUNT = """
-CASE WHEN m.usage > 0 AND m.usage < 1000000 AND m.usage % 10 > 0
-     THEN concat(CASE WHEN m.usage < 10 THEN '0.00000' WHEN m.usage < 100 THEN '0.0000' WHEN m.usage < 1000 THEN '0.000'
-                      WHEN m.usage < 10000 THEN '0.00' WHEN m.usage < 100000 THEN '0.0' ELSE '0.' END, m.usage)
-     ELSE trim_scale(m.usage * 0.000001)::text END
+# integers, in two arguments of `concat`, which ignores NULL.
+_IS_SMALL = "m.usage > 0 AND m.usage < 1000000 AND m.usage % 10 > 0"
+_AMOUNT = f"""
+CASE WHEN {_IS_SMALL}
+     THEN CASE WHEN m.usage < 10 THEN '0.00000' WHEN m.usage < 100 THEN '0.0000' WHEN m.usage < 1000 THEN '0.000'
+               WHEN m.usage < 10000 THEN '0.00' WHEN m.usage < 100000 THEN '0.0' ELSE '0.' END
+     ELSE trim_scale(m.usage * 0.000001)::text END, CASE WHEN {_IS_SMALL} THEN m.usage END
 """
 _VALUES = {
     Field.SESSION_ID: "m.session_id",
     Field.USER_OBJECT_ID: "m.user_object_id",
     Field.TENANT_OBJECT_ID: "m.tenant_object_id",
     Field.CAPACITY_ID: "m.capacity_id",
-    Field.KIND: "m.kind",
     Field.USAGE: _AMOUNT,
-    Field.FROM_AT: _INSTANT.format(column="from_at", bound="$1", text="$8"),
-    Field.TO_AT: _INSTANT.format(column="to_at", bound="$2", text="$9"),
+    Field.FROM_AT: _INSTANT.format(column="from_at", bound="$1", text="$11"),
+    Field.TO_AT: _INSTANT.format(column="to_at", bound="$2", text="$12"),
 }
-_FIRST_TEXT = 15
+_FIRST_TEXT = 14
 """The parameters from this one on are the texts of the template."""
 
+# A part of a template: a field, a text, or the texts for each kind of session.
+_Part = Field | tuple[str, ...]
 
-def _tail_start(parts: Sequence[Field | str | None]) -> int:
+
+def _parts(template: Template) -> Sequence[_Part]:
+    """The template, with each kind and the texts beside it as one text per kind."""
+    parts: list[_Part] = []
+    for part in template:
+        texts = (part,) if isinstance(part, str) else tuple(map(str, KINDS))
+        if isinstance(part, Field) and part is not Field.KIND:
+            parts.append(part)
+        elif parts and isinstance(before := parts[-1], tuple):
+            parts[-1] = tuple(before[number % len(before)] + texts[number % len(texts)] for number in range(len(KINDS)))
+        else:
+            parts.append(texts)
+    return [part if isinstance(part, Field) or len(set(part)) > 1 else part[:1] for part in parts]
+
+
+def _tail_start(parts: Sequence[_Part]) -> int:
     """Where the texts and instants at the end of a template begin. They are the same for all sessions that are live for
     the whole window.
     """
     start = len(parts)
-    while start and (parts[start - 1] in (Field.FROM_AT, Field.TO_AT) or not isinstance(parts[start - 1], Field)):
+    while start and (parts[start - 1] in (Field.FROM_AT, Field.TO_AT) or len(_texts(parts[start - 1])) == 1):
         start -= 1
     return start
 
 
-def render_statement(template: Template) -> str:
-    return _render_statement(tuple(part if isinstance(part, Field) else None for part in template))
+def _texts(part: _Part) -> tuple[str, ...]:
+    return () if isinstance(part, Field) else part
+
+
+def _record(shape: Sequence[Field | int]) -> str:
+    """The record of the session `m`. A number in the shape stands for as many texts."""
+    number, values = _FIRST_TEXT, []
+    for part in shape:
+        if isinstance(part, Field):
+            values.append(_VALUES[part])
+            continue
+        cases = " ".join(f"WHEN {kind} THEN ${number + place}::text" for place, kind in enumerate(KINDS))
+        values.append(f"${number}::text" if part == 1 else f"CASE m.kind {cases} END")
+        number += part
+    start = _tail_start([part if isinstance(part, Field) else ("",) * part for part in shape])
+    tail = ", ".join(["''", *values[start:]])
+    values[start:] = [f"CASE WHEN m.from_at = $1 AND m.to_at = $2 THEN $13::text ELSE concat({tail}) END"]
+    return f"concat({', '.join(values)})"
+
+
+def _shape(template: Template) -> tuple[Field | int, ...]:
+    return tuple(part if isinstance(part, Field) else len(part) for part in _parts(template))
+
+
+def _render_arguments(window: Window, template: Template) -> Sequence[Any]:
+    bounds = (instant_text(window.started_at), instant_text(window.ended_at))
+    instants = dict(zip((Field.FROM_AT, Field.TO_AT), bounds, strict=True))
+    parts = _parts(template)
+    tail = [instants[part] if isinstance(part, Field) else part[0] for part in parts[_tail_start(parts) :]]
+    return (*bounds, "".join(tail), *(text for part in parts for text in _texts(part)))
+
+
+def divide_and_render_statement(window: Window, template: Template) -> str:
+    return _divide_and_render_statement(_shape(template), _is_short(window))
 
 
 @cache
-def _render_statement(parts: Sequence[Field | None]) -> str:
-    """The statement for templates with these fields; None stands for a text.
+def _divide_and_render_statement(shape: Sequence[Field | int], is_short: bool) -> str:
+    records = f", string_agg({_record(shape)}, ',' ORDER BY m.session_id)"
+    return _divide(is_short=is_short, ids=_IDS, columns=records)
+
+
+def divide_and_render_arguments(window: Window, after: str | None, limit: int, template: Template) -> Sequence[Any]:
+    return (*divide_arguments(window, after, limit), *_render_arguments(window, template))
+
+
+def render_statement(window: Window, template: Template) -> str:
+    return _render_statement(_shape(template), _is_short(window))
+
+
+@cache
+def _render_statement(shape: Sequence[Field | int], is_short: bool) -> str:
+    """The statement for templates of this shape.
 
     The live sessions are read chunk by chunk, by the index on ids. The sessions that closed after the window began are
     read once for all chunks. The planner knows the bounds of this read, so it can choose between the index on ids and
@@ -145,33 +246,24 @@ def _render_statement(parts: Sequence[Field | None]) -> str:
     ORDER BY an expression makes PostgreSQL sort the chunks, so it renders all of them before it sends the first.
     Otherwise it would wait after each chunk until the service reads it, and the service is busy with other chunks.
     """
-    number, values = _FIRST_TEXT, []
-    for part in parts:
-        values.append(f"${number}::text" if part is None else _VALUES[part])
-        number += part is None
-    start = _tail_start(parts)
-    tail = ", ".join(["''", *values[start:]])
-    values[start:] = [f"CASE WHEN m.from_at = $1 AND m.to_at = $2 THEN $14::text ELSE concat({tail}) END"]
     live = f"{_sessions(_LIVE, _IDS)} AND s.session_id BETWEEN c.first_id AND c.last_id"
     closed = "SELECT k.* FROM closed k WHERE k.session_id BETWEEN c.first_id AND c.last_id"
+    union = f"SELECT * FROM ({live} UNION ALL {closed}) u ORDER BY session_id"  # noqa: S608
+    metered = _metered(union, _IDS, is_short=is_short)
     return f"""
 WITH closed AS MATERIALIZED (
-    {_sessions(_CLOSED, _IDS)} AND s.session_id BETWEEN $12::text::uuid AND $13::text::uuid)
+    {_sessions(_CLOSED, _IDS)}
+    AND s.session_id BETWEEN ($8::text[])[1]::uuid AND ($9::text[])[$10::int]::uuid)
 SELECT coalesce(r.records, ''), r.sessions, r.usage
-  FROM unnest($10::text::uuid[], $11::text::uuid[]) WITH ORDINALITY AS c(first_id, last_id, position)
+  FROM unnest($8::text[]::uuid[], $9::text[]::uuid[]) WITH ORDINALITY AS c(first_id, last_id, position)
  CROSS JOIN LATERAL (
-       SELECT string_agg(concat({", ".join(values)}), ',') AS records, count(*) AS sessions,
+       SELECT string_agg({_record(shape)}, ',') AS records, count(*) AS sessions,
               coalesce(sum(m.usage), 0)::bigint AS usage
-         FROM ({_metered(f"SELECT * FROM ({live} UNION ALL {closed}) u ORDER BY session_id", _IDS)}) m) r
+         FROM ({metered}) m) r
  ORDER BY c.position + 0
 """  # noqa: S608
 
 
 def render_arguments(window: Window, chunks: Sequence[Chunk], template: Template) -> Sequence[Any]:
-    bounds = (instant_text(window.started_at), instant_text(window.ended_at))
     first, last = ([chunk.first_session_id for chunk in chunks], [chunk.last_session_id for chunk in chunks])
-    instants = dict(zip((Field.FROM_AT, Field.TO_AT), bounds, strict=True))
-    tail = "".join(instants[part] if isinstance(part, Field) else part for part in template[_tail_start(template) :])
-    texts = [part for part in template if not isinstance(part, Field)]
-    ids = (rows.array(first), rows.array(last), first[0], last[-1])
-    return (*_window_arguments(window), *bounds, *ids, tail, *texts)
+    return (*_window_arguments(window), first, last, len(chunks), *_render_arguments(window, template))
