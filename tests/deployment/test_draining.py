@@ -63,7 +63,7 @@ async def test_stopping_instance_answers_requests_that_have_begun_to_arrive(
     instance = start(sqlite_database.url).wait_until_ready()
     used, new = [await asyncio.open_connection("127.0.0.1", instance.port) for _ in range(2)]
     used[1].write(HALF + REST)
-    assert (await used[0].read(65_536)).startswith(b"HTTP/1.1 200")
+    assert (await used[0].readuntil(b'"count":1}')).startswith(b"HTTP/1.1 200")
     await draining(instance)
     used[1].write(HALF)
     new[1].write(HALF)

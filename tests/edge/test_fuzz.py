@@ -13,7 +13,7 @@ from tests.edge.fuzz import Fuzz
 from tests.edge.neighbour import Seen
 from tests.support.instances import RunningInstance
 
-SECONDS = float(os.environ.get("TENURE_TEST_FUZZ_SECONDS", "30"))
+SECONDS = float(os.environ.get("TENURE_TEST_FUZZ_SECONDS", "15"))
 SETTINGS = {
     "TENURE_HTTP__MAX_CONNECTIONS": "250",
     "TENURE_HTTP__HEAD_SECONDS": "2",
