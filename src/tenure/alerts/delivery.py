@@ -1,7 +1,7 @@
-"""The payload source of alerts. It renders a change of an alert when it is sent to gateway `oncall`.
+"""The payload source of alerts: renders a change of an alert (raised or cleared) when it is sent to gateway `oncall`.
 
-The delivery key names the alert and the change. Nothing that a payload contains can change after the transaction that
-made the change, so all renderings, on any instance, are identical, and no digest has to be stored.
+The delivery key names the alert and the change. The content of a payload is final as soon as the change is committed.
+So all renderings, on any instance, are identical, and no digest has to be stored.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,10 +1,10 @@
 """The metrics of the whole installation: live sessions, seats, usage, jobs and pending submissions.
 
-They are read from the database by the worker in slot 0 of each process group, in the background, and not by a scrape:
-counting a million live sessions takes longer than a scrape may take. A read begins REFRESH_SECONDS after the last one,
-or later if reads are slow, so that they take at most a twentieth of the time of one connection, and of one core of the
-database. The metric `tenure_installation_age_seconds` says how old the values are. Values older than MAX_AGE_SECONDS
-are not shown, so that an alert on a missing metric fires, and no alert is based on values of long ago.
+The worker in slot 0 of each process group reads them from the database in the background. A scrape does not read them,
+because counting a million live sessions takes longer than a scrape may take. A read begins REFRESH_SECONDS after the
+last one, or later if reads are slow, so that they take at most a twentieth of the time of one connection, and of one
+core of the database. The metric `tenure_installation_age_seconds` is the age of the values. Values older than
+MAX_AGE_SECONDS are left out of the scrape, so that an alert on the missing metric fires instead of one on old values.
 
 The values are read when the instance starts, and then only while they are scraped: an instance that has not been
 scraped for UNUSED_SECONDS stops reading. The next scrape makes it read again, but shows old values or none.
@@ -69,7 +69,7 @@ class InstallationReader:
             self._read_at = began
 
     def series(self) -> Series:
-        """Return the last values, if they are young enough."""
+        """Return the last values, if they are not older than MAX_AGE_SECONDS."""
         now = monotonic()
         self._shown_at = now
         self._shown.set()

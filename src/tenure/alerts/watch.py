@@ -11,7 +11,7 @@ gateway `oncall` for each. Guarantees, and what happens if a step is interrupted
 - Each change is logged once. If the answer of the transaction is lost, the run repeats the call: the store returns the
   changes of this run again. If the process dies in between, the line is missing from the log, but the alert is listed
   and delivered.
-- A run that is cancelled before the transaction has changed nothing. The next run, on any instance, does the same work.
+- If a run is cancelled before the transaction, nothing has changed. The next run, on any instance, does the same work.
 """
 
 import asyncio

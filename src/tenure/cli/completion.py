@@ -1,9 +1,9 @@
 """Shell completion: `tenure completion` prints the script of a shell, and the script asks `tenure` for candidates.
 
 The script runs `tenure` with the variable `_TENURE_COMPLETION` set to the name of the shell, and the line up to the
-cursor as the only argument. `tenure` prints one candidate per line: commands, flags, and values, of which jobs, leases
-and gateways come from the service, if it answers within SECONDS. If something fails, there are no candidates: the shell
-has no place for an error message.
+cursor as the only argument. `tenure` prints one candidate per line: commands, flags and values. The names of jobs,
+leases and gateways come from the service, if it answers within SECONDS. If something fails, `tenure` prints none,
+because the shell has no place for an error message.
 """
 
 import shlex
@@ -156,7 +156,7 @@ def _first(text: str | None) -> str:
 
 
 def _argument(command: Any, options: dict[str, Any], rest: list[str]) -> Any:
-    """The argument that the next word would be."""
+    """The argument to which the next word would belong."""
     given, skip = 0, False
     for word in rest:
         if skip:

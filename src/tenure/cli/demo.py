@@ -195,7 +195,7 @@ class _Lines:
 
 
 class _Screen:
-    """Draws the whole terminal a few times a second, on its second screen, so that the first one is kept."""
+    """Draws the terminal a few times a second, on its alternate screen, so that its earlier content is kept."""
 
     def __init__(self, story: "Story", addresses: dict[str, str]) -> None:
         self._story = story

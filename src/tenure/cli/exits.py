@@ -1,7 +1,7 @@
-"""Exit codes, and which failure ends a command with which of them.
+"""Exit codes, and how a failure of a command becomes one.
 
-Every command ends here: a failure is printed as one line to standard error, and never as a traceback, unless it is a
-bug. `docs/commands.md` contains the table of codes, and a test compares the two.
+`handled_failures` prints a failure as one line to standard error. Only a bug prints a traceback. `docs/commands.md`
+contains the table of codes, and a test compares the two.
 """
 
 import os

@@ -147,6 +147,6 @@ def checked_key(text: str) -> str:
 
     key = text.strip()
     if parse_key(key) is None and not _TOKEN(key):
-        # Not repeated: it may be a secret.
+        # The message does not repeat the text, because it may be a secret.
         raise ConfigurationError("key: must be an API key, as `tenure keys create` prints it, or a token")
     return key

@@ -107,7 +107,7 @@ class Cell(NamedTuple):
 class Column(NamedTuple):
     name: str
     rank: int = 0
-    """Where the terminal is too narrow, the columns with the highest rank are left out first; rank 0 never is."""
+    """On a narrow terminal, the columns with the highest rank are left out first. Those with rank 0 never are."""
     can_be_cut: bool = False
     """The column has text whose beginning is useful, such as an error message."""
 
@@ -214,7 +214,7 @@ class _Layout:
         self._cut: dict[int, int] = {}
 
     def fit(self) -> None:
-        """Shorten from the least important column on, then cut columns or leave them out, in the same order."""
+        """Shorten columns, the least important first. If that is not enough, cut or omit them in the same order."""
         by_rank = sorted(self.shown, key=lambda index: (-self._columns[index].rank, -index))
         for index in by_rank:
             if self._spare() < 0:

@@ -32,7 +32,7 @@ T = TypeVar("T")
 LISTED = 100
 """How many leases, jobs and alerts are read. An installation has fewer, unless something is very wrong."""
 LATE_SECONDS = 15 * 60
-"""Usage that is not delivered for so long also raises an alert."""
+"""Usage that is not delivered for this long also raises an alert."""
 SHOWN = 3
 ALWAYS_SHOWN = ("opened", "heartbeats", "lapsed")
 
@@ -189,7 +189,8 @@ def _sessions_text(sessions: "SessionMetrics") -> str:
 def rates_of(activity: "Activity") -> dict[str, float]:
     """Events per second in the last minute.
 
-    The counts are those of whole minutes, so the last 60 seconds are the current minute and a part of the one before.
+    There is one count per minute. So the last 60 seconds are estimated as the current minute and a part of the one
+    before, in proportion to the time.
     """
     last, before = activity.points[-1:], activity.points[-2:-1]
     if not last or not before:
@@ -236,7 +237,7 @@ def _usage_cell(metrics: Metrics) -> Cell:
     if lag is None:
         return Cell("unknown", style="dim")
     if USAGES not in metrics.by("tenure_submissions_pending", "gateway"):
-        # The lag stays small then, because windows without a destination do not wait.
+        # Without a gateway the lag stays small, because no window waits for its delivery.
         return Cell(f"not sent: no [gateways.{USAGES}] is configured", style="warn")
     failures = metrics.value("tenure_usage_failures_in_a_row") or 0
     failing = f", {failures:.0f} failures in a row" if failures else ""
@@ -273,7 +274,7 @@ def _jobs_cell(jobs: "list[Job]") -> Cell:
 def _gateways_cell(metrics: Metrics, submissions: "list[SubmissionCount]") -> Cell:
     if metrics.value("tenure_submissions_pending") is None:
         return Cell("unknown", style="dim")
-    # `other` stands for gateways that are not configured any more.
+    # `other` stands for gateways that are not configured on the instance.
     waiting = {
         name: count
         for name, count in metrics.by("tenure_submissions_pending", "gateway").items()

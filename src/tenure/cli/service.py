@@ -99,7 +99,7 @@ class Service:
         self._last: Answer | None = None
         self._ahead: timedelta | None = None
         self._last_words: str | None = None
-        # Reading the certificates of all authorities takes 40 ms. The client follows no redirects, so http stays http.
+        # For http, do not load the CA certificates, which takes 40 ms. The client follows no redirects to https.
         verify = target.url.startswith("https:")
         self.client = Client(
             target.url, target.key, timeout=timeout, max_retries=retries, verify=verify, on_response=self._keep
@@ -109,9 +109,9 @@ class Service:
         self._last = answer
 
     def now(self) -> datetime:
-        """The time by the clock of the service's database, to say how far away other instants are.
+        """The current time by the clock of the service's database, for relative times such as `in 42 s`.
 
-        Reads it once. If the credential may not read it, returns the clock of this host.
+        Asks the service once. If the credential may not read the time, returns the time of this host.
         """
         if self._ahead is None:
             self._ahead = self._clock_difference()

@@ -238,7 +238,7 @@ def _explained_limit(capacity: str) -> Iterator[None]:
 
 def _hold(service: Service, request: dict[str, Any], *, as_json: bool) -> None:
     """Hold a session until it is lost. Ctrl-C leaves the block, which ends the session."""
-    # A lease, because a session without one needs no heartbeats.
+    # Always request a lease: without one, the session could stay live for a long time after this command is killed.
     wanted = {**request, "lease_seconds": request["lease_seconds"] or HOLD_LEASE_SECONDS, "active": True}
     with _explained_limit(request["capacity"]), service.client.hold(**wanted) as session:
         if as_json:

@@ -189,7 +189,7 @@ def retry_submissions(
     yes: YesFlag = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Retry submissions now. All of their attempts are available again.
+    """Retry submissions now. Their earlier attempts no longer count against `max_attempts`.
 
     Give ids, or filters to retry all that match. Pending submissions become due at once.
 

@@ -59,7 +59,7 @@ INTERVAL_MIN, INTERVAL_MAX = 1.0, 3600.0
 READ_TIMEOUT = 10.0
 NEXT_TO_LAPSE = 20
 LAPSES = 10
-"""How many sessions are read, and how many are shown: some of them have no lease and no idle limit."""
+"""How many sessions are read, and how many are shown. Those that lapse only at the end of their term are not shown."""
 
 ENTER = "\x1b[?1049h\x1b[?25l"
 LEAVE = "\x1b[?25h\x1b[?1049l"

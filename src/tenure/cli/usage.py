@@ -95,7 +95,8 @@ def usage(
     """Print the usage in a time span, or windows as they were billed.
 
     A span begins and ends at instants with a UTC offset, or at days, which begin at midnight UTC. Groups are sorted
-    by usage, the largest first. A quick sum of many sessions begins and ends at full hours: it prints its span.
+    by usage, the largest first. With `--quick`, a sum of many sessions may cover only the full hours of the span. The
+    command prints the span that the sum covers.
 
     tenure usage --from 2026-11-01 --to 2026-12-01 --group-by tenant
     tenure usage --from 2026-11-01 --to 2026-12-01 --group-by session --csv > november.csv
@@ -285,9 +286,9 @@ def send(
 ) -> None:
     """Send windows that were cut while no gateway `usages` was configured. No window is sent twice.
 
-    The command works directly in the database, with the settings of `[gateways.usages]`. An instance that runs
-    delivers the windows. If a window of the span has no chunks yet, the command exits with code 1; then repeat it
-    while the service runs. See docs/usage.md#without-a-gateway.
+    The command works directly in the database, with the settings of `[gateways.usages]`. A running instance delivers
+    the windows. If a window of the span has no chunks yet, the command exits with code 1: repeat it while the service
+    runs. See docs/usage.md#without-a-gateway.
 
     tenure usage send --from 2026-11-01 --to 2026-11-16
     """

@@ -1,5 +1,5 @@
 """`tenure demo`: a whole installation for a few minutes, with simulated users.
 
 `installation.py` starts the service and a receiver in a temporary folder, and leaves nothing behind. `users.py`
-simulates the users with the Python client. `story.py` collects what happened, as the service and the receiver say it.
+simulates the users with the Python client. `story.py` reads from the service and the receiver what has happened.
 """

@@ -1,7 +1,7 @@
 """A service and a receiver in a temporary folder. When they stop, no process, file or port is left.
 
-The service is a process of its own, as in a real installation. It stops when its end of a pipe is closed, so it also
-stops if this process is killed. The receiver runs in this process.
+The service is a process of its own, as in a real installation. It stops when this process closes its end of a pipe, so
+it also stops if this process is killed. The receiver runs in this process.
 """
 
 import multiprocessing
@@ -118,7 +118,7 @@ class Installation:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _configure(self, port: int, secret: str) -> Config:
-        """Write the settings to a file, where they can be looked at. Variables of the user have no effect."""
+        """Write the settings to a file, so that the user can read them. Environment variables have no effect."""
         file = self.folder / "tenure.toml"
         text = SETTINGS.format(host=HOST, port=port, folder=self.folder, receiver=self.receiver_url, secret=secret)
         file.write_text(text, encoding="utf-8")
@@ -135,7 +135,9 @@ class Installation:
 
 @contextmanager
 def _signals_blocked() -> Iterator[None]:
-    """A new process inherits this. So ctrl-C, which reaches all processes of a terminal, cannot end it half-started."""
+    """Block signals here and in processes that are started meanwhile. Ctrl-C reaches all processes of a terminal, and
+    would otherwise end a process that has only half started.
+    """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         yield
@@ -144,7 +146,7 @@ def _signals_blocked() -> Iterator[None]:
 
 
 def _serve(settings: Config, listener: socket.socket, pipe: Connection, log: str) -> None:
-    """The process of the service. It has its own session, so ctrl-C reaches only the process that started it."""
+    """The process of the service. It leaves the session of the terminal, so ctrl-C reaches only its parent process."""
     os.setsid()
     os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), 2)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)

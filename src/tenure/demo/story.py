@@ -1,4 +1,4 @@
-"""The story of the demonstration, read from the feed of events, the service and the ledger of the receiver."""
+"""Collects what happens in the demonstration, from the feed of events, the service and the ledger of the receiver."""
 
 import asyncio
 from collections import Counter, deque

@@ -15,7 +15,7 @@ SEED = 1
 LEASE_SECONDS = 6
 IDLE_SECONDS = 5
 CRASH_SECONDS = 3
-"""The lease of a session that sets none: the setting of the demonstration."""
+"""The lease of sessions that request none: `lease_seconds` in the settings of the demonstration."""
 START_SECONDS = 4.0
 """The users arrive within this time."""
 BASIC, STANDARD, PREMIUM = 1, 2, 3

@@ -30,7 +30,7 @@ SESSION_MODE = (
     "sed -i 's/^pool_mode.*/pool_mode = session/' /etc/pgbouncer/pgbouncer.ini && psql -p 6432 pgbouncer -c RELOAD"
 )
 COLD_UPDATES_PER_ROW = 4
-"""An open, an end and a few checks of the sweep update an index. If a row has more, heartbeats update indexes too."""
+"""An open, an end and a few checks of the sweep update an index. More such updates per row come from heartbeats."""
 
 
 async def check_file(patient: Patient) -> Sequence[Finding]:
@@ -59,7 +59,9 @@ async def check_file(patient: Patient) -> Sequence[Finding]:
 
 
 def _missing(patient: Patient, path: str) -> Finding:
-    """In another folder, a relative path names another file, and `tenure migrate` would create a second database."""
+    """Suggests `tenure migrate` only for an absolute path. A relative path names another file in another folder, so the
+    command could create a second database.
+    """
     absent = f"{Path(path).absolute()} does not exist"
     if Path(patient.database.removeprefix("sqlite:///")).is_absolute():
         return broken(Code.DATABASE_MISSING, f"{absent}; check the path", patient.command("migrate"), path)

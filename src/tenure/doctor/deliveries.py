@@ -1,4 +1,4 @@
-"""Checks of usage and deliveries: gateways that are missing, cannot be reached or have another time."""
+"""Checks of usage and deliveries: gateways that are missing, cannot be reached, or whose clock differs."""
 
 import asyncio
 import ssl
@@ -53,16 +53,17 @@ async def check_submissions(patient: Patient) -> Sequence[Finding]:
 
 
 async def check_gateways(patient: Patient) -> Sequence[Finding]:
-    """Asks every gateway at the same time."""
+    """Checks all gateways at the same time."""
     gateways = patient.settings.gateways.items()
     found = await asyncio.gather(*(_check_gateway(name, gateway) for name, gateway in gateways))
     return [finding for findings in found for finding in findings]
 
 
 async def _check_gateway(name: str, gateway: GatewayConfig) -> Sequence[Finding]:
-    """Connects, and sends an OPTIONS request without a body: it delivers nothing, and the answer has the time.
+    """Connects, and sends an OPTIONS request without a body. It delivers nothing, and the `Date` of the response shows
+    the clock of the receiver.
 
-    No text contains the path of the address, because receivers put tokens there.
+    No finding contains the path of the URL, because receivers put tokens there.
     """
     parts = urlsplit(gateway.url)
     host, port = parts.hostname or "", parts.port or PORTS[parts.scheme]
@@ -99,7 +100,7 @@ def _unreachable(name: str, place: str, reason: str) -> Finding:
 
 
 def _check_time(name: str, place: str, head: bytes) -> Sequence[Finding]:
-    """A receiver refuses a signature that is more than five minutes off by its own clock."""
+    """Compares the clocks. A receiver refuses a signature whose time is more than five minutes off by its own clock."""
     there = _date_of(head)
     if there is None:
         return []

@@ -92,7 +92,7 @@ class Report(msgspec.Struct, frozen=True):
 
     @property
     def is_hanging(self) -> bool:
-        """Whether a check may still be running in a thread, which no program can stop."""
+        """Whether a check may still be running in a thread, which Python cannot stop."""
         return any(result.outcome is Outcome.TIMED_OUT for result in self.results)
 
 

@@ -11,7 +11,7 @@ class Severity(StrEnum):
     BROKEN = "broken"
     """Something does not work now."""
     WARNING = "warning"
-    """It works, but not for long, or not as the operator probably wants it."""
+    """Everything works, but will soon fail, or is probably not what the operator wants."""
 
 
 class Code(StrEnum):
@@ -73,11 +73,11 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     code: Code
     severity: Severity
     subject: str | None = None
-    """Which job, lease, gateway, key, table or file it is about."""
+    """The job, lease, gateway, key, table or file that has the problem."""
     seen: str
     """The observation of the check, in one line."""
     mend: str
-    """The command that mends it."""
+    """The command that solves the problem."""
 
     @property
     def docs(self) -> str:

@@ -53,7 +53,7 @@ async def check_leases(patient: Patient) -> Sequence[Finding]:
 
 
 async def check_versions(patient: Patient) -> Sequence[Finding]:
-    """Several versions are normal during an upgrade, and later a sign that an instance was forgotten."""
+    """Several versions are normal during an upgrade. After it, they are a sign that an instance was not upgraded."""
     instances = await patient.instances()
     versions = sorted({instance.version for instance in instances}, key=_numbers)
     if len(versions) < 2:  # noqa: PLR2004
@@ -66,7 +66,9 @@ async def check_versions(patient: Patient) -> Sequence[Finding]:
 
 
 async def check_executor_leases(patient: Patient) -> Sequence[Finding]:
-    """Instances with different names do not run together, but cannot check this without the database."""
+    """An instance refuses to start beside instances with another executor lease, but skips this check if the database
+    refuses writes.
+    """
     instances = await patient.instances()
     names = Counter(instance.executor_lease for instance in instances)
     if len(names) < 2:  # noqa: PLR2004
@@ -103,7 +105,7 @@ async def check_jobs(patient: Patient) -> Sequence[Finding]:
 
 
 def _is_overdue(job: Job, now: datetime) -> bool:
-    # A failing job is retried after its tick; the condition `job-failing` is about that.
+    # A failing job is retried after its tick, so it runs late. The condition `job-failing` reports it.
     allowed = (job.interval_microseconds + job.lock_timeout_microseconds) * MICROSECOND + OVERDUE
     return job.failures_in_a_row == 0 and now - job.next_run_at > allowed
 
@@ -123,7 +125,7 @@ async def check_pruning(patient: Patient) -> Sequence[Finding]:
 
 
 async def check_conditions(patient: Patient) -> Sequence[Finding]:
-    """Derives the alert that the job `watch` would raise, so that it is found even if `watch` does not run."""
+    """Derives the alerts that the job `watch` would raise, so that they are found even if `watch` does not run."""
     observed = await patient.store.read_observations(patient.lease_names)
     running = await patient.is_running()
     return [

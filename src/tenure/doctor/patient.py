@@ -69,7 +69,7 @@ class Patient:
         return any(lease.held for lease in await self.leases()) or bool(await self.instances())
 
     async def instance_count(self) -> int:
-        """Return how many instances there are, each with its own pool; at least those of this configuration."""
+        """Return the number of instances that are alive, each with its own pool; at least `workers` of the settings."""
         return max(self.settings.workers, len(await self.instances()))
 
     @property

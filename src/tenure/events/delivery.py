@@ -7,7 +7,7 @@ span of positions, and its payload is rendered from the session table when it is
 Guarantees, and their reasons:
 
 - **No event is lost.** The position of a gateway moves in the transaction that saves the batch, from the end of the
-  last batch. Events are read up to the horizon only, and none can appear behind it.
+  last batch. Events are read only up to the horizon, and no later write can add an event before it.
 - **The order holds.** The next batch is saved only if the last one is settled. The same transaction checks it.
 - **A repeated delivery has the same key and bytes.** The key contains the number of the batch. The digest of the body
   is saved with the batch, and a rendering with another digest is withheld.
@@ -51,13 +51,13 @@ from tenure.telemetry.events import EventBatchSaved, EventsDelayed, Telemetry
 ROUND_SECONDS = 0.5
 BUSY_ROUND_SECONDS = 0.1
 BUSY_SECONDS = 2.0
-"""Rounds are shorter for this long after a batch was saved: the next one may follow as soon as it is delivered."""
+"""How long after a save rounds are shorter: the next batch can be saved as soon as the last one is delivered."""
 PAGES_MAX = 50
 """The most pages without an event that one round reads for a gateway."""
 SAVE_EMPTY_SECONDS = 60.0
 """How often the position of a gateway is saved while it gets no events."""
 DELAYED_SECONDS = 10.0
-"""A round that fails for longer than this is reported, and then once per this time."""
+"""If rounds fail for longer than this, the leader reports it, and again each time this has passed."""
 READ_RETRY_SECONDS = 10.0
 ID_LENGTH = 36
 
@@ -119,7 +119,7 @@ class EventDelivery:
             searched = self._searched[now.gateway] = _Searched(now.position)
         events, end = await self._read_next(EventFilter(wanted.types), searched.until)
         if not events:
-            # Only without events: if the save of a batch fails, the next round must find its events again.
+            # Skip only what has no events: if the save of a batch fails, the next round must find its events again.
             searched.until = end
             if end == now.position or monotonic() - searched.saved_at < SAVE_EMPTY_SECONDS:
                 return False
@@ -144,7 +144,7 @@ class EventDelivery:
     async def _read_next(
         self, criteria: EventFilter, after: EventPosition
     ) -> tuple[Sequence[SessionEvent], EventPosition]:
-        """Returns the next events, and the position up to which all were found."""
+        """Returns the next events, and the position up to which it has searched."""
         for _ in range(PAGES_MAX):
             page = await self._store.read_events(criteria, after, None, BATCH_EVENTS_MAX)
             if page.events or page.is_last or page.position == after:
@@ -188,7 +188,7 @@ class EventPayloads:
             return Withheld(f"the events could not be read: {error.detail}", READ_RETRY_SECONDS)
         if len(events) != batch.events:
             return Withheld(f"the batch has {len(events)} events, and had {batch.events} when it was saved")
-        # The key begins with the id of the installation at the time of the save, which a restored backup changes.
+        # The key begins with the installation's id at the time of the save. An operator changes the id after a restore.
         body = render(str(envelope.contract.format), envelope.delivery_key[:ID_LENGTH], events)
         if sha256(body).digest() != batch.digest:
             return Withheld("its digest differs from the one stored when the batch was saved")
@@ -206,9 +206,9 @@ class EventPayloads:
         return events
 
     async def store_digests(self, fence: Fence, envelopes: Sequence[Envelope]) -> Mapping[str, Withheld]:
-        """The digest was stored with the batch, and `render` has compared it."""
+        """Does nothing: the digest was stored with the batch, and `render` has compared it."""
         del fence, envelopes
         return {}
 
     async def report_delivered(self, submission_ids: Sequence[str]) -> None:
-        """The next round saves the next batch."""
+        """Does nothing: the next round finds the batch settled and saves the next one."""

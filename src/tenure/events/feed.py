@@ -6,10 +6,10 @@ events up to the horizon, and their order, never change.
 While there are followers, one task moves the horizon and reads the new events every POLL_SECONDS, into the *head*: the
 newest events, encoded once. A follower whose position is in the head is served from there, and followers at the same
 position with the same filter share the bytes that they get. A follower that is further behind reads pages from the
-database until it reaches the head. So a slow follower costs reads, and no memory: it waits until its client has taken
-the last piece, and the head keeps HEAD_MAX events at most, even if a follower has not got older ones yet.
+database until it reaches the head. So a slow follower costs reads, but no memory: its next events are read only after
+its client has taken the last ones, and the head keeps at most HEAD_MAX events, even if a follower needs older ones.
 
-Without followers, nothing is read and the horizon does not move.
+Without followers, the task does not run. Requests that do not wait, and deliveries, move the horizon themselves.
 """
 
 import asyncio
@@ -36,10 +36,10 @@ PIECE_MAX = 1000
 """The most events that a follower gets at once."""
 HEAD_MAX = 10_000
 IDLE_SECONDS = 2.0
-"""How long the head is kept up to date after the last follower has left: a long poll is followed by the next one."""
+"""How long the head is kept up to date after the last follower has left: a client sends its next long poll soon."""
 RETRY_SECONDS = 1.0
 DELAYED_SECONDS = 10.0
-"""Reading that fails for longer than this is reported, and then once per this time."""
+"""If reads fail for longer than this, the feed reports it, and again each time this has passed."""
 
 CursorOf = Callable[[EventPosition], str]
 
@@ -75,7 +75,7 @@ class Feed:
         self.is_stopped = False
 
     async def start_position(self) -> EventPosition:
-        """The position of a feed without a cursor: before the oldest event that is promised."""
+        """The position of a feed without a cursor: FEED_KEPT before the horizon."""
         horizon = await self._store.publish_events(PUBLISH_PAUSE_MICROSECONDS)
         return end_of(horizon - FEED_KEPT)
 
@@ -104,7 +104,7 @@ class Feed:
     async def follow(
         self, criteria: EventFilter, after: EventPosition, keep_alive_seconds: float
     ) -> AsyncGenerator[Piece]:
-        """Yields pieces until the feed is stopped. A piece without events is a sign of life."""
+        """Yields pieces until the feed is stopped. A piece without events is a keep-alive."""
         sent_at = monotonic()
         with self._follow():
             while not self.is_stopped:
@@ -142,7 +142,7 @@ class Feed:
         return Piece([], after)
 
     async def _search(self, criteria: EventFilter, after: EventPosition, limit: int) -> Piece:
-        """Reads from the database. Skips pages that found nothing, up to the horizon."""
+        """Reads pages from the database until one has events or the horizon is reached."""
         while True:
             page = await self._store.read_events(criteria, after, None, limit)
             if page.events or page.is_last or page.position == after:
@@ -232,7 +232,7 @@ class _Following:
 
 
 class _Head:
-    """The newest events: all events after `start`, up to `end`."""
+    """The newest events: all events after `start`, up to and including `end`."""
 
     def __init__(self, start: EventPosition) -> None:
         self.start = start
@@ -254,7 +254,7 @@ class _Head:
             del self._keys[:surplus]
 
     def is_at_end(self, position: EventPosition) -> bool:
-        """Whether nothing after the position is in the head. The position may come from an instance that is ahead."""
+        """Whether the head has no event after the position. The position may come from an instance that is ahead."""
         return position.instant_and_rank > self.end.instant_and_rank or position == self.end
 
     def next(self, criteria: EventFilter, after: EventPosition, limit: int) -> Piece | None:
@@ -280,8 +280,8 @@ class _Head:
     def _index_after(self, after: EventPosition) -> int | None:
         """Returns the index of the first event after the position; None if the position is not in the head.
 
-        Events of the same instant and rank are in the order in which the database sorts ids. Python may sort them
-        differently, so among them the event with this id is searched one by one.
+        Events of the same instant and rank are in the order in which the database sorts ids. Python may sort ids
+        differently, so these events are searched one by one for the position.
         """
         if after == self.end:
             return len(self._events)

@@ -56,7 +56,7 @@ EVENT_FORMATS: Mapping[str, EventFormat] = {
 }
 """By the name in the configuration of a gateway."""
 CONTRACT_FORMATS = {f"events-{name}": each for name, each in EVENT_FORMATS.items()}
-"""By the name in the contract of a submission, where formats of usage have other names."""
+"""By the name in the contract of a submission. The prefix distinguishes them from the formats of usage."""
 
 
 def render(contract_format: str, installation_id: str, events: Sequence[SessionEvent]) -> bytes:

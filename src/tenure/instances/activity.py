@@ -41,7 +41,7 @@ WAITING_MINUTES_MAX = 1440
 MICROSECONDS = 1_000_000
 
 Key = tuple[int, int]
-"""The start of a minute, in minutes since 1970, and the turn."""
+"""The start of a minute, in minutes since 1970, and the turn: how often the clock went back to an earlier minute."""
 
 
 class ActivityRecorder:

@@ -5,20 +5,21 @@ Guarantees:
 - A running instance that reaches the database is shown as alive. An instance that has not written its row for
   INSTANCE_ALIVE, by the database's clock, is shown as not alive. So a killed, paused or disconnected instance is shown
   as alive for half a minute at most.
-- A stopped instance is shown as stopped at once, and stays so: an earlier write whose answer was lost has no effect if
-  it commits after the last write.
-- An instance does not start if an earlier instance uses another executor lease: see `start`. A killed instance counts
-  for half a minute.
+- A stopped instance is shown as stopped at once, and is never shown as alive again: an earlier write whose answer was
+  lost has no effect if it commits after the last write.
+- An instance does not start while an instance that started earlier is shown as alive and uses another executor lease:
+  see `start`. A killed instance is shown as alive for up to half a minute.
 - `startedAt` is the database's time of the first write. It never changes, even if the row was pruned in between.
 
 Interruptions of each step:
 
 | interruption | effect |
 |---|---|
-| killed, before or between writes | the row ages, and is pruned a day later |
+| killed, before or between writes | shown as not alive after INSTANCE_ALIVE; the row is pruned a day later |
 | paused for longer than INSTANCE_ALIVE | shown as not alive until the next write |
 | the answer to a write is lost | the next write is the same write with a later time |
-| the database is unavailable, even while the instance stops | the row ages; the next write that succeeds renews it |
+| the database is unavailable | shown as not alive after INSTANCE_ALIVE, until a write succeeds |
+| the database is unavailable while the instance stops | shown as not alive, but not as stopped |
 | the database's clock is stepped | the next write, within ten seconds, sets the new time |
 | two instances | each has its own name and row |
 """
@@ -47,7 +48,10 @@ class Presence:
         self._telemetry = telemetry
 
     async def start(self) -> None:
-        """Writes the row. Raises `ConfigurationError` if an earlier instance sends submissions under another lease."""
+        """Writes the row.
+
+        Raises `ConfigurationError` if an instance that started earlier is alive and uses another executor lease.
+        """
         await self.save()
         other = conflicting_executor(self._report, await self._store.list_instances(None, INSTANCES_COMPARED_MAX))
         if other is None:
@@ -73,7 +77,7 @@ class Presence:
         self._report = replace(self._report, started_at=started_at)
 
     async def stop(self) -> None:
-        """Marks the row as stopped. If the database is unavailable, the row ages instead."""
+        """Marks the row as stopped. If the database is unavailable, the instance is soon shown as not alive instead."""
         self._report = replace(self._report, stopped=True)
         with suppress(DatabaseUnavailable):
             await self.save()

@@ -4,7 +4,8 @@
 - after 7 days: job runs, and submissions that are delivered or cancelled
 - after 8 days: activity
 - after 30 days: the history of leases
-- after 400 days: entries of the audit log, usage windows, and sessions that no window needs any more
+- after 90 days: alerts that are cleared
+- after 400 days: entries of the audit log, usage windows, and sessions that closed before the oldest kept window
 """
 
 from msgspec.structs import asdict

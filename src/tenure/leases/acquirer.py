@@ -72,7 +72,7 @@ class Acquirer:
         try:
             result = await asyncio.shield(trying)
         except asyncio.CancelledError:
-            # The database may still grant the lease, and no other process could acquire it until it expires.
+            # The database may still grant the lease. Without a release, no process could acquire it until it expires.
             self._unwanted.add(unwanted := asyncio.create_task(self._release_when_acquired(trying)))
             unwanted.add_done_callback(self._unwanted.discard)
             raise

@@ -6,9 +6,9 @@ these reasons, and follows again:
 - *released*: the instance stops. Work that needs time to end gets its grace period, during which the instance keeps
   the lease. Then the instance stops leading, and only then releases the lease. The other instances are
   notified, or read on the board within `refresh_seconds` that the lease is free, and one of them leads.
-- *resigned*: an operator ended the lease. The board shows it within `refresh_seconds`. Other instances acquire a
-  resigned lease only after the holder must have read that board (RESIGN_COOLDOWN_REFRESHES). The former holder waits
-  even longer (COOLDOWN_REFRESHES), so that another instance gets the lease if there is one.
+- *resigned*: an operator ended the lease. The board shows it within `refresh_seconds`. Other instances wait for
+  RESIGN_COOLDOWN_REFRESHES before they acquire a resigned lease, so that the former holder has read that board, too.
+  The former holder waits even longer (COOLDOWN_REFRESHES), so that another instance gets the lease if there is one.
 - *lost*: the board or a renewal shows that the lease expired or is in another epoch.
 - *expired*: the lease was not renewed in time to be trusted (see `HeldLease`): the process or the host was paused, or
   the database was too slow. The instance stops a tenth of the duration before another instance can lead.

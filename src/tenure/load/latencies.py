@@ -1,4 +1,4 @@
-"""Durations in constant memory: counted by their first three digits, so percentiles are exact to 1 %."""
+"""Durations in constant memory: rounded to three digits and counted, so percentiles are exact to 1 %."""
 
 from collections import Counter
 

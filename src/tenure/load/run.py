@@ -1,7 +1,8 @@
 """Sends a load to a service for a while, and ends the sessions that it opened.
 
-Every connection sends one request after the other: the load adapts to the service, and queues nothing. The sessions
-have a lease a little longer than the run, so they lapse soon if the command is killed.
+Each connection sends its next request after the response to the last one, so a slow service gets fewer requests and no
+queue builds up. The lease of each session is two minutes longer than the measurement, so that the sessions lapse soon
+if the command is killed.
 """
 
 import asyncio
@@ -20,14 +21,15 @@ from tenure.load.connections import Connection, Destination, NoResponse
 from tenure.load.latencies import Latencies
 
 SESSIONS_MAX = 100_000
-"""How many sessions are live at a time. Then the load ends one for each that it opens."""
+"""The most live sessions with the load `opens`. Each connection has an equal share: once it has as many sessions, it
+ends one before it opens the next. The other loads are not limited while they run."""
 LEASE_SPARE_SECONDS = 120
 FAILURE_PAUSE_SECONDS = 0.05
-"""The pause of a connection after a refusal or a failure, so that a service in trouble gets no flood."""
+"""The pause of a connection after a refusal or a failure, so that it does not flood a service that fails."""
 PREPARE_SECONDS = 120.0
 END_SECONDS = 300.0
 END_TRIES = 20
-"""After so many failures in a row, a connection ends no more sessions: the service is gone."""
+"""After this many failures in a row, a connection stops ending sessions, because the service is probably down."""
 GIVE_UP_STOPS = 2
 OK = range(200, 300)
 GONE = 410
@@ -55,19 +57,19 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     connections: int
     sessions: int
-    """How many sessions there are before the measurement begins, for heartbeats and reads."""
+    """The number of sessions to open before the measurement begins. The load `opens` needs none."""
     tenant: str
 
 
 class Measured(msgspec.Struct, kw_only=True):
-    """The result. `seconds` is the duration of the measurement, without the opening before and the ending after."""
+    """The result. `seconds` does not include opening sessions before the measurement and ending them after it."""
 
     plan: Plan
     seconds: float = 0.0
     latencies: dict[Operation, Latencies] = msgspec.field(default_factory=dict)
     """Of the requests that succeeded."""
     answers: Counter[int] = msgspec.field(default_factory=Counter)
-    """How often each status was answered."""
+    """The number of responses with each status."""
     failures: Counter[str] = msgspec.field(default_factory=Counter)
     """Requests without a response, by reason."""
     opened: int = 0
@@ -147,7 +149,7 @@ class Bench:
                 await self._on_all(open_some)
 
     async def _measure(self) -> None:
-        # Requests that were refused before are not part of the measurement.
+        # The responses to the preparation are not part of the measurement.
         self._measured.forget_answers()
         began, cpu_began = monotonic(), cpu_seconds()
         until = began + self._plan.seconds
@@ -165,7 +167,7 @@ class Bench:
 
     def _next(self, sender: "_Sender") -> Operation:
         if not sender.sessions or self._plan.load is Load.OPENS:
-            # At SESSIONS_MAX live sessions, one is ended before the next is opened.
+            # A connection with its share of SESSIONS_MAX ends a session before it opens the next one.
             return Operation.END if self._live_is_full(sender) else Operation.OPEN
         return Operation.HEARTBEAT if self._plan.load is Load.HEARTBEATS else random.choice(MIX)  # noqa: S311
 
@@ -173,7 +175,7 @@ class Bench:
         return len(sender.sessions) >= SESSIONS_MAX // len(self._senders)
 
     async def _end_all(self) -> None:
-        """End the sessions that are left, and give up those that the service does not end in time."""
+        """End the remaining sessions. Give up after END_SECONDS, END_TRIES failures in a row, or a second `stop`."""
         answers, failures = self._measured.answers.copy(), self._measured.failures.copy()
 
         async def end_some(sender: _Sender) -> None:
@@ -185,7 +187,7 @@ class Bench:
         with suppress(TimeoutError):
             async with asyncio.timeout(END_SECONDS):
                 await self._on_all(end_some)
-        # A session that could not be ended is counted as left, and not as an answer of the measurement.
+        # The responses above do not belong to the measurement. `left` counts the sessions that could not be ended.
         self._measured.left = self._live
         self._measured.answers, self._measured.failures = answers, failures
 
@@ -216,7 +218,9 @@ class _Requests:
 
 
 class _Sender:
-    """One connection with the sessions that it opened. No other connection uses them, so none ends too early."""
+    """A connection and the sessions that it opened. No other connection uses these sessions, so none of them is ended
+    while a heartbeat or a read for it is in progress.
+    """
 
     def __init__(self, connection: Connection, requests: _Requests, measured: Measured) -> None:
         self._connection = connection
@@ -228,10 +232,10 @@ class _Sender:
         self._connection.close()
 
     async def send(self, operation: Operation) -> bool:
-        """Send one request, count its answer, and return whether it succeeded. Make a pause if it did not."""
+        """Send one request, count its response, and return whether it succeeded. Pause if it did not."""
         session = None
         if operation is not Operation.OPEN:
-            # The end of the list costs nothing to remove, and it is as random as any other place.
+            # END takes the newest session, because it is cheap to remove the last item of a list.
             session = self.sessions[-1] if operation is Operation.END else random.choice(self.sessions)  # noqa: S311
         try:
             response = await self._connection.send(self._requests.of(operation, session))

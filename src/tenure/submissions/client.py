@@ -41,8 +41,8 @@ NEXT_ADDRESS_SECONDS = 0.25
 """How long a connection attempt may take before the client also tries the next address of the host."""
 DISTRUST_SECONDS = 600.0
 STRAY_SECONDS = 1.0
-"""Bytes that arrive this long after a connection became idle are not treated as a surplus response: receivers send a
-408, for example, before they close an idle connection."""
+"""Bytes that arrive later than this after a connection became idle are not treated as a surplus response: before it
+closes an idle connection, a receiver may send a 408, for example."""
 PORTS = {"http": 80, "https": 443}
 
 Address = tuple[socket.AddressFamily, Any]

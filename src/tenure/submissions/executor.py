@@ -22,8 +22,8 @@ How the executor recovers from an interruption:
   database refuses every write that carries the old fence. A request that is already on the network cannot be recalled;
 - the database does not answer: the term ends at once, and an instance that can reach the database acquires the lease.
 
-An instance that stops sends nothing more, waits up to ANSWERS_SECONDS for outstanding responses, and records them
-before it releases its lease.
+An instance that is stopping sends no new requests, waits up to ANSWERS_SECONDS for outstanding responses, and records
+them before it releases its lease.
 """
 
 import asyncio
@@ -83,7 +83,8 @@ COMPARE_SECONDS = 60.0
 HINT_PAUSE_SECONDS = 0.02
 """The shortest pause between two reads, however many hints arrive."""
 READ_IDLE_RATIO = 9
-"""Intake pauses for this many times the duration of its last read, so reading takes at most a tenth of the time."""
+"""Intake pauses for this many times the duration of its last read, but at most for `refresh_seconds`. So reading takes
+at most a tenth of the time, unless a single read takes longer than a ninth of `refresh_seconds`."""
 REFRESH_PAUSE_MAX_SECONDS = 5.0
 """The limit on the pause that a slow refresh causes before the next refresh, unless `refresh_seconds` is longer. In
 between, the cheaper reads of the most recent changes find all submissions except those that were committed late."""
@@ -234,8 +235,9 @@ class _Term:
     async def _run_intake(self) -> None:
         """Reads every `refresh_seconds`, or sooner after a hint.
 
-        Reading takes at most a tenth of the time, so that many changes do not keep the instance from its other work.
-        But no pause is longer than `refresh_seconds`, however long a read took: a new submission must not wait longer.
+        Reading should take at most a tenth of the time (READ_IDLE_RATIO), so that the instance can do its other work
+        even if many submissions change. But a pause after a long read is at most `refresh_seconds`, because a new
+        submission must not wait longer.
         """
         refreshed_at = compared_at = paused_at = monotonic()
         refresh_pause = self._refresh_seconds

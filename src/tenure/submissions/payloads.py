@@ -40,7 +40,7 @@ class PayloadSource(Protocol):
         """Stores the digest of each payload before its first attempt. Returns the submissions whose digest differs."""
 
     async def report_delivered(self, submission_ids: Sequence[str]) -> None:
-        """Reports the windows that these submissions have completed. Their delivery has just been recorded."""
+        """Called after the delivery of these submissions was recorded. Usage reports the windows that are complete."""
 
 
 class PayloadSources:

@@ -39,8 +39,8 @@ class Recovery:
         self.refused: set[int] = set()
         """Submissions whose early attempt failed together with the gateway. They come last in the next backlog."""
         self.stragglers: set[str] = set()
-        """Submissions whose attempt was in progress when the gateway began to recover. The backlog does not contain
-        them, so a submission whose attempt fails rejoins it."""
+        """Submissions whose attempt was in progress when the gateway began to recover. They are not in the backlog. If
+        the attempt fails, the submission is added to it."""
         self.is_reported = False
         """Whether the failure of the gateway was reported, but not yet its recovery."""
         self._is_failing = True

@@ -7,7 +7,7 @@ Each check verifies one rule:
 - *chunks*: dividing a window again gives the same chunks, and they render to the bytes that were sent. Finds missing
   chunks, and sessions that were left out, added or altered.
 - *deliveries*: a chunk is delivered if and only if its submission is delivered, and by one attempt only. Finds chunks
-  that were forgotten or delivered twice.
+  whose submission is missing or has failed, and chunks that were delivered twice.
 - *sums*: the sum over all windows equals the sum over all sessions, each rounded once per era.
 - *sessions*: sessions of a user on a capacity do not overlap.
 - *ledger*: the receiver's ledger, if given, has each delivered chunk once, with the bytes that were sent, and no other
@@ -88,7 +88,7 @@ class Report(msgspec.Struct, frozen=True):
     waiting_millionths: int
     """The usage in pending chunks."""
     unsent_millionths: int
-    """The usage in windows that were cut without a gateway, and were not sent since."""
+    """The usage in windows that were cut without a gateway and have not been sent since then."""
     chunks_with_receipt: int
     chunks_without_receipt: int
     """The numbers of delivered chunks with and without a receipt."""
@@ -142,7 +142,7 @@ class Audit:
         self._findings += [Finding(check, detail) for detail in details]
 
     async def _check_windows(self, installation: Installation) -> tuple[Window | None, datetime]:
-        """Checks newest first. Returns the oldest window, and the instant up to which all windows are divided."""
+        """Checks the windows, newest first. Returns the oldest one, and the instant up to which all are divided."""
         newer: Window | None = None
         divided_until = installation.last_cut_at
         before = installation.last_window_id + 1

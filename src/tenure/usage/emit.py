@@ -44,7 +44,7 @@ class EmitUsage:
         leads: Callable[[], bool],
         telemetry: Telemetry,
     ) -> None:
-        """`leads` returns whether the executor of this instance sends the chunks."""
+        """`leads` returns whether this instance runs the executor, which sends the chunks."""
         self._store = store
         self._rules = rules
         self._hint = hint

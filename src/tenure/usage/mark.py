@@ -43,10 +43,10 @@ class MarkUsage:
             self._telemetry.report(UsageMarkSkipped(mark.at, MARK_KEYS_MAX))
 
     async def _sum(self, last: Mark | None, due: DueMark) -> tuple[Mark, Sequence[MarkSums]]:
-        """The mark with its rows.
+        """Returns the mark that is due, and its rows.
 
-        After a skipped mark, or if the sums would have more than MARK_KEYS_MAX keys, it begins a new series. A new
-        series contains only the keys with usage since the previous mark.
+        The mark begins a new series after a skipped mark, or if its rows would have more than MARK_KEYS_MAX keys. The
+        first mark of a series contains only the keys with usage since the previous mark.
         """
         added = await self._store.sum_mark(due.from_at, due.at, MARK_KEYS_MAX)
         if added is None:

@@ -25,12 +25,12 @@ from tenure.usage.formats import FORMATS, body_of
 READ_RETRY_SECONDS = 10.0
 """The pause before a chunk that could not be read in time is retried. Other chunks do not wait for it."""
 RUN_MAX = 12
-"""How many adjacent chunks are rendered at once."""
+"""The most adjacent chunks that are rendered at once."""
 
 AHEAD_MAX = 3 * RUN_MAX
 """The most chunks that are kept between their division and their first attempt: about twelve megabytes."""
 AHEAD_SECONDS = 30.0
-"""How long they are kept after the last one was added. The executor of another instance may have sent them."""
+"""How long these chunks are kept after the last one was added: the executor of another instance may have sent them."""
 
 _Run = list[tuple[Window, Chunk]]
 
@@ -41,9 +41,9 @@ def usage_contract(contract: Contract, usage_format: str) -> Contract:
 
 
 class RenderedAhead:
-    """The chunks that this instance rendered while it divided a window, each until its first attempt.
+    """A cache of the chunks that this instance rendered while it divided a window, each until its first attempt.
 
-    They only save the work of rendering them again. A chunk that is not here is rendered when it is sent.
+    A chunk that is not in the cache is rendered when it is sent.
     """
 
     def __init__(self) -> None:
@@ -60,14 +60,16 @@ class RenderedAhead:
         self._expiry = asyncio.get_running_loop().call_later(AHEAD_SECONDS, self.clear)
 
     def take(self, chunk: Chunk, name: str) -> Records | None:
-        """Removes the chunk. Returns its records if they are those of the saved chunk in this format."""
+        """Removes the chunk from the cache. Returns its records, or None if it was missing, or rendered in another
+        format or with other bounds than those that are saved.
+        """
         found, divided = self._chunks.pop((chunk.window_id, chunk.chunk), (None, None))
         self._taken.set()
         saved = ChunkBounds(chunk.first_session_id, chunk.last_session_id, chunk.sessions, chunk.usage_millionths)
         return divided.records if divided is not None and (found, divided.bounds) == (name, saved) else None
 
     async def wait_for_room(self, seconds: float) -> bool:
-        """Returns whether there is room for a run of chunks within this time."""
+        """Waits until there is room for a run of chunks. Returns False if there is none within this time."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while len(self._chunks) > AHEAD_MAX - RUN_MAX:
@@ -89,7 +91,7 @@ class UsagePayloads:
         self._store = store
         self._ahead = ahead
         self._telemetry = telemetry
-        # One run of chunks is read at a time: others need the database, too.
+        # Reads one run of chunks at a time, because requests need the database, too.
         self._reading = asyncio.Semaphore(1)
 
     async def render(self, envelopes: Sequence[Envelope]) -> Mapping[str, bytes | Withheld]:
@@ -120,7 +122,7 @@ class UsagePayloads:
                 rendered = await self._store.render_chunks(window, chunks, FORMATS[name].template(window))
             payloads = [_checked_body(chunk, records) for chunk, records in zip(chunks, rendered, strict=True)]
         except DatabaseTooSlow as error:
-            # A database that is away is raised instead: the executor stops, and the next leader sends the chunk.
+            # Any other `DatabaseUnavailable` is raised: then the executor stops, and the next leader sends the chunk.
             if len(run) > 1:
                 return {key: value for each in run for key, value in (await self._render_run(name, [each])).items()}
             payloads = [Withheld(f"the chunk could not be read: {error.detail}", READ_RETRY_SECONDS)]

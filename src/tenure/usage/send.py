@@ -36,7 +36,7 @@ class SentUsage(msgspec.Struct, frozen=True):
     windows: int
     chunks: int
     complete: bool
-    """Whether all windows of the span were submitted. False if the limit was reached, or if a window is not divided
+    """Whether all windows of the span were submitted. False if windows are left beyond the limit, or are not divided
     yet."""
 
 
@@ -51,7 +51,7 @@ def draft_of(actor: Actor, from_at: datetime, to_at: datetime | None) -> AuditDr
 async def send_windows(
     store: Store, contract: Contract, from_at: datetime, to_at: datetime | None, limit: int, draft: AuditDraft
 ) -> SentUsage:
-    """Hand over the windows without a contract that begin in the span, oldest first, about `limit` at most.
+    """Submit the windows without a contract that begin in the span, oldest first, until at least `limit` are submitted.
 
     All transactions add to the audit entry `draft`.
     """
