@@ -1,9 +1,9 @@
-"""Requests with an API key, a session token, or an OIDC token that was seen before.
+"""The cost of credentials: requests with an API key, a session token, or an OIDC token that was seen before.
 
-Baseline: the same requests to a service without credentials, on another database of one server. With session tokens,
-`created` asks for a token of each session, with an API key; `heartbeat` sends the own token of each of ten thousand
-sessions. At the end, ten thousand different keys are used in turn by an authenticator alone, to show how much its cache
-takes.
+Baseline: the same requests without credentials, to a service on another database of the same server. With session
+tokens, `created` sends an API key and requests a token for each session, and `heartbeat` renews ten thousand sessions,
+each with its own token. At the end, an authenticator without a service checks ten thousand different keys, to measure
+the memory of its cache.
 """
 
 import argparse

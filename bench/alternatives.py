@@ -1,11 +1,12 @@
 """Other programs that keep sessions with a time to live, compared with Tenure on the same machine and with durable
 writes.
 
-There is no bar: these programs promise other things. docs/comparison.md says which. Programs that are not on PATH are
-left out.
+There is no bar, because these programs make other promises: see docs/comparison.md. Programs that are not on PATH are
+skipped.
 
 - Redis: `SET key value NX PX 60000` opens, `SET key value XX PX 60000` renews; `appendfsync always`.
-- etcd, one member: a lease and a transaction that creates its key open; a keep-alive renews. Over its JSON gateway.
+- etcd, one member: a lease and a transaction that creates its key open; a keep-alive renews. The requests use etcd's
+  JSON gateway.
 - Tenure on PostgreSQL: `PUT /sessions` and heartbeats.
 """
 
@@ -28,7 +29,7 @@ from sight import cpu_seconds
 
 REDIS_REQUESTS = 200_000
 MANY, FEW = 1_000_000_000, 10_000
-"""So many keys that a random one hardly ever exists, and so few that it does after REDIS_REQUESTS."""
+"""Numbers of keys: of MANY, a random one hardly ever exists; of FEW, nearly all exist after REDIS_REQUESTS."""
 READY_SECONDS = 20
 
 
@@ -82,7 +83,7 @@ def redis() -> None:
 
 
 def redis_benchmark(port: int, prefix: str, keys: int, *condition: str) -> tuple[float, float]:
-    """Sets random ones of so many keys."""
+    """Sets random keys out of `keys`. Returns operations per second and p99 in milliseconds."""
     command = ["redis-benchmark", "-p", str(port), "-c", str(CONNECTIONS), "-n", str(REDIS_REQUESTS), "-r", str(keys)]
     command += ["SET", f"{prefix}:__rand_int__", "0123456789abcdef" * 8, *condition, "PX", "60000"]
     output = subprocess.run(command, check=True, capture_output=True, text=True).stdout.replace("\r", "\n")

@@ -128,7 +128,7 @@ def _is_ready(address: str) -> bool:
 
 @contextlib.contextmanager
 def service(database: str, workers: int = WORKERS, **settings: str) -> Iterator[Service]:
-    """Runs the service with these settings, as environment variables. `BENCH_OFF` is that of `switched.py`."""
+    """Runs the service with these environment variables: settings, or `BENCH_OFF` for `switched.py`."""
     folder = Path(tempfile.mkdtemp(prefix="tserv"))
     running = Service(database, workers, folder, settings)
     try:
@@ -146,7 +146,7 @@ def wrk(
     key: str | None = None,
     **variables: str,
 ) -> Load:
-    """Runs a wrk script against the service, with these environment variables. Not every script sends the key."""
+    """Runs a wrk script against the service, with these environment variables. Some scripts ignore the key."""
     if shutil.which("wrk") is None:
         sys.exit("the benchmarks need wrk; on Debian, install the package wrk")
     threads = str(min(2, connections))

@@ -1,9 +1,9 @@
 """The pages of the console with a million sessions, a million submissions and ten thousand capacities, on PostgreSQL.
 
-There is no yardstick: every request of a page must be answered within 100 ms, and a page must be painted within 300 ms
+There is no baseline: every request of a page must be answered within 100 ms, and a page must be painted within 300 ms
 after a click on its link. `GET /sessions/metrics`, which counts every row, is the exception: the overview shows its
-figures when they come, and the rest of the page does not wait for them. The browser is Chromium, without a window. With
-other load on the machine both figures grow.
+figures when they come, and the rest of the page does not wait for them. The browser is Chromium, without a window.
+Other load on the machine makes both times longer.
 """
 
 import argparse
@@ -71,7 +71,7 @@ async def visit(page: Page, address: str) -> dict[str, Any]:
 
 
 async def measure(address: str, pages: list[str]) -> dict[str, tuple[float, float]]:
-    """For each page the milliseconds to its paint, and of its slowest request."""
+    """Returns for each page the milliseconds until it is painted, and those of its slowest request."""
     found = {}
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])

@@ -37,7 +37,7 @@ FULL_PING = b"\x89\xfd\x00\x00\x00\x00" + b"x" * 125
 
 
 class Watcher(threading.Thread):
-    """The neighbour, and the peak memory of the instance."""
+    """Sends the requests of the neighbour, and records its slowest response and the peak memory of the instance."""
 
     def __init__(self, port: int, process: psutil.Process) -> None:
         super().__init__(daemon=True)

@@ -1,7 +1,8 @@
-"""The cost of the feed of events: opens and heartbeats while the horizon moves as often as it can, and many followers.
+"""The cost of the feed of events: how much it slows down opens and heartbeats, and the CPU time for many followers.
 
-Creates and heartbeats are measured alternately with and without a process that moves the horizon every 250 ms, on the
-same service. The followers read Server-Sent Events from one worker, while sessions are opened at a steady rate.
+Events become readable when the horizon moves past them. Opens and heartbeats are measured on one service, alternately
+with and without a process that moves the horizon every 250 ms, which is as often as the service moves it. Then
+FOLLOWERS clients read Server-Sent Events from one worker, while sessions are opened at a steady rate.
 """
 
 import argparse
@@ -62,7 +63,9 @@ def running(program: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def alternate(name: str, database: str, load: Callable[[], Load], pairs: int) -> None:
-    """Many short pairs, in both orders: other work on the machine disturbs a pair more than the horizon does."""
+    """Measures many short pairs, alternately in both orders, and takes the median: other work on the machine changes a
+    single pair more than the horizon does.
+    """
     ratios = []
     for number in range(1, pairs + 1):
         without = load() if number % 2 else None

@@ -67,7 +67,7 @@ class Measured:
 
 
 def alternate(name: str, script: str, first: Service, other: Service, server: Postgres | None, pairs: int) -> None:
-    """`first` has telemetry, and `other` has none. SQLite has no other process that moves the horizon."""
+    """`first` has telemetry, and `other` has none. Without `server`, on SQLite, the horizon does not move."""
     backends = [] if server is None else [psutil.Process(server.pid)]
     off, reporting, moving = Measured(other, backends), Measured(first, backends), Measured(first, backends)
     arms = [off, reporting] if server is None else [off, reporting, moving]
@@ -85,8 +85,9 @@ def alternate(name: str, script: str, first: Service, other: Service, server: Po
 
 @contextlib.contextmanager
 def publisher(server: Postgres | None) -> Iterator[contextlib.AbstractContextManager[None]]:
-    """A process that moves the horizon within the returned context, and is paused otherwise: a new process for each
-    round would need as much CPU time as this one needs in a minute.
+    """Runs a process that moves the horizon. Yields a context, outside of which the process is paused.
+
+    A new process for each round would need as much CPU time as this one needs in a minute.
     """
     if server is None:
         yield contextlib.nullcontext()

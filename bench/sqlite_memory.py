@@ -1,7 +1,7 @@
 """The memory of an instance on SQLite under a mixed load of opens, heartbeats, reads and lists.
 
-It has its own load generator, because every kind of request must be in it: each SQLite connection has a page cache of
-its own, and only a load that uses all of them fills all of them.
+Each SQLite connection has its own page cache. This benchmark has its own load generator, because only a mix of all
+kinds of requests uses all connections and fills all their caches.
 """
 
 import argparse

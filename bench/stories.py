@@ -1,7 +1,7 @@
 """The reads of the console and of `tenure explain`, at a million sessions, on PostgreSQL and SQLite.
 
-There is no yardstick: every read must take less than 100 ms, however many sessions there are. Also the latency of opens
-while an action ends 12 000 sessions.
+There is no baseline: every read must take less than 100 ms, however many sessions there are. On PostgreSQL, this also
+measures the latency of opens while an action ends 12 000 sessions.
 """
 
 import argparse
@@ -113,7 +113,7 @@ async def measure(database: Database, name: str) -> dict[str, float]:
     store = database.store
     session_id = await fill_windows(database, waiting=200)
     if name == "PostgreSQL":
-        # As autovacuum does soon after.
+        # In a real installation, autovacuum does this soon.
         for table in ("usage_windows", "usage_chunks"):
             await database.execute(f"VACUUM ANALYZE {table}")
 

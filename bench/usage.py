@@ -64,7 +64,7 @@ SELECT tenant_object_id,
 
 
 async def create_filled(server: Postgres, name: str, sessions: int = LIVE) -> str:
-    """Creates a database with so many live sessions, which started within 23 days, and returns its URL."""
+    """Creates a database with this many live sessions, started in the last 23 days, and returns its URL."""
     url = server.create_database(name)
     store = open_store(url, 4)
     await store.migrate()

@@ -1,8 +1,8 @@
 """Sums of usage with a million live sessions on ten thousand capacities, and the job that writes marks.
 
-There is no yardstick: a quick sum by any key, the first page of it, must be answered within 100 ms. In comparison, the
-same sums to the last instant, the time of one run of the job `mark-usage`, and the slowest of a hundred opens without
-and with that run beside them.
+There is no baseline: the first page of a quick sum, by any key, must be answered within 100 ms. For comparison, the
+times of the sums to the last instant and of a run of the job `mark-usage` are printed, and the rate and p99 of opens
+without and during such a run.
 """
 
 import argparse
@@ -63,16 +63,16 @@ class Dialect:
         return f"(lpad(to_hex({number}), 8, '0') || '-0000-4000-8000-00000000000{last}')::uuid"
 
     def instant(self, at: datetime, minus: str = "0") -> str:
-        """Minus a number of seconds."""
+        """SQL for the instant `at`, minus a number of seconds."""
         if self._is_sqlite:
             return f"{round(at.timestamp())} * 1000000 - {minus} * 1000000"
         return f"timestamptz '{at.isoformat()}' - {minus} * interval '1 second'"
 
 
 def fill(dialect: Dialect, count: int, now: datetime) -> None:
-    """Live sessions that started in the last 30 days, and marks of 30 days, all but the last one.
+    """Inserts live sessions that started in the last 30 days, and the marks of these days, except the newest one.
 
-    The values of these marks are made up; a sum takes as long with them as with real ones.
+    The values of the marks are made up; a sum takes as long with them as with real ones.
     """
     begun, hour = now - timedelta(days=31), now.replace(minute=0, second=0, microsecond=0)
     dialect.run(

@@ -1,4 +1,4 @@
-"""Proof under fire: starts a real ensemble, injects faults for the given time, and checks every promise.
+"""Fault injection: starts a real ensemble, injects faults for the given time, and checks every promise.
 
 `python -m proof` is the command; docs/reliability.md describes it. The order of the modules is the order of a run:
 `plan` (the options), `ensemble` (processes), `network` (links that can break), `clients` (load), `faults`, `history`

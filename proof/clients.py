@@ -10,7 +10,7 @@
 | submitters | submissions, repeated until they are accepted | submissions |
 | followers | the feed of events, by long polls and as Server-Sent Events | events |
 | intruders | requests that their keys do not allow | access |
-| key users | keys that are created, used, revoked, and still used after that | access |
+| key users | requests with keys that they create, use, revoke, and still use after that | access |
 | lease watchers | `GET /leases` | leases |
 """
 
@@ -316,7 +316,7 @@ async def _hold_once(world: World, client: AsyncClient, source: random.Random) -
 
 
 async def _operator(world: World) -> None:
-    """Ends held sessions, now and then."""
+    """Ends a held session from time to time."""
     source = world.random("operator")
     client = world.client("operator", world.credentials.operator)
     while not world.stopping.is_set():

@@ -1,7 +1,7 @@
-"""How crowded the machine is: the tasks that want a core, for each core.
+"""Measures how crowded the machine is: the number of runnable tasks per core.
 
-A limit on time is not meaningful if other programs use the cores. The ensemble shares its machine with the driver, and
-often with other tests.
+The ensemble shares its machine with the driver, and often with other tests. A time limit means little while these use
+all cores.
 """
 
 import os

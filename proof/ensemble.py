@@ -205,7 +205,7 @@ class Ensemble:
         return "\n".join(each.log_path.read_text() for each in self.instances)
 
     async def fail_over(self) -> None:
-        """The primary crashes for good, and the standby takes its place."""
+        """Crashes the primary, for the rest of the run, and promotes the standby."""
         if self.server is None or self.standby is None:
             raise RuntimeError("there is no standby")
         await asyncio.to_thread(self.server.stop, "immediate")
@@ -218,7 +218,7 @@ class Ensemble:
             instance.databases.pop(0)
 
     async def step_clock(self, microseconds: int) -> None:
-        """Sets the clock of PostgreSQL to this much ahead of the real time."""
+        """Sets the clock of PostgreSQL ahead of the real time by this much, or behind it if negative."""
         if self.server is None:
             raise RuntimeError("SQLite reads the clock of the host")
         await self.server.execute(STEPPED_CLOCK, "proof")
@@ -255,7 +255,7 @@ class Ensemble:
         return done.stdout.strip()
 
     async def rows(self, statement: str) -> list[dict[str, Any]]:
-        """Executes SQL in the database, past all links."""
+        """Executes SQL in the database directly, not through a link."""
         if self.database_file is not None:
             return await asyncio.to_thread(self._sqlite_rows, self.database_file, statement)
         connection = await asyncpg.connect(self.url, timeout=5)
@@ -443,7 +443,7 @@ def _wrong_clock(ensemble: Ensemble, number: int) -> dict[str, str]:
 
 
 async def _start_haproxy(ensemble: Ensemble, stack: AsyncExitStack) -> int:
-    """HAProxy with the file of `deploy/`, changed only in its addresses."""
+    """Starts HAProxy with the configuration in `deploy/`, in which only the addresses are changed."""
     text = (DEPLOY / "haproxy" / "haproxy.cfg").read_text()
     servers = [f"instance{each.number} 127.0.0.1:{each.port}" for each in ensemble.instances]
     tracked = [f"{server} track requests/{server.split()[0]}" for server in servers]

@@ -1,8 +1,9 @@
 """The faults of a run. Each is injected, lasts for a while, and is healed; then the recovery is measured.
 
-Two lanes inject one fault after the other, so that at most two faults overlap: `processes` (instances and database) and
-`surroundings` (links, receivers, commits). The seed decides which, when, where and for how long. Throughout the run,
-separate clients revoke keys, and the host clocks of all instances but one are wrong.
+Two lanes run concurrently: `processes` (instances and database) and `surroundings` (links, receivers, commits). Each
+lane injects one fault after the other, so at most two faults overlap. The seed decides which fault is injected, when,
+where and for how long. Throughout the run, separate clients revoke keys, and the host clocks of all instances but one
+are wrong.
 
 A recovery ends when the affected instances answer an open request with 200 or 201. The recovery of a receiver is not
 measured.
@@ -244,7 +245,7 @@ async def _late_commits(injector: Injector, fault: Fault) -> None:
 
 
 async def _set_delay(injector: Injector, share: float, seconds: float) -> None:
-    """Tries again while the server is unavailable."""
+    """Sets the delay of commits. Tries again while the server is unavailable."""
     for _ in range(200):
         with suppress(Exception):
             await injector.ensemble.rows(f"UPDATE proof_delay SET share = {share}, seconds = {seconds}")
@@ -253,7 +254,7 @@ async def _set_delay(injector: Injector, share: float, seconds: float) -> None:
 
 
 async def _step_clock(injector: Injector, fault: Fault) -> None:
-    """Forward and back, or back and forward."""
+    """Steps the clock of the database forward or back by some seconds, and after a while to the real time again."""
     fault.target = "clock of PostgreSQL"
     seconds = injector.source.uniform(2, 6) * injector.source.choice((-1, 1))
     step = ClockStep(offset=int(seconds * 1e6), began_at=now())
@@ -286,7 +287,7 @@ async def _fill_disk(injector: Injector, fault: Fault) -> None:
 
 
 async def _switch_segments(injector: Injector) -> None:
-    """PostgreSQL crashes as soon as it cannot create a segment of its write-ahead log."""
+    """Makes PostgreSQL begin new segments of its write-ahead log. It crashes as soon as it cannot create one."""
     with suppress(Exception):
         for _ in range(SEGMENTS):
             await injector.ensemble.rows("SELECT pg_logical_emit_message(false, 'proof', '')")

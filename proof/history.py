@@ -54,13 +54,13 @@ class Operation(msgspec.Struct, kw_only=True):
 
 
 class Belief(msgspec.Struct, kw_only=True):
-    """A session that the Python client held: the last instant at which it said that the session is not lost."""
+    """A session that the Python client held, and the last instant at which the client considered it live."""
 
     session_id: str
     lease_seconds: float
     opened_at: int
     believed_at: int
-    """The last look that found the session not lost, taken before the look."""
+    """The time of the last look that found the session not lost, read just before the look."""
     looks: int
     lost_reason: str = ""
 
@@ -75,7 +75,7 @@ class Stream(msgspec.Struct, kw_only=True):
     """Whether the client requested the end and got the answer."""
     reason: str = ""
     counted: int | None = None
-    """The chunks of the last message of the server."""
+    """The number of messages (`chunks`) in the server's last message."""
 
 
 class Sighting(msgspec.Struct, kw_only=True):
@@ -98,7 +98,7 @@ class Feed(msgspec.Struct, kw_only=True):
 
 
 class KeyLife(msgspec.Struct, kw_only=True):
-    """A key that was created, used, revoked and used on."""
+    """A key that was created, used, revoked, and still used after that."""
 
     label: str
     public_id: str

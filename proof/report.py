@@ -18,7 +18,7 @@ SERVED = range(200, 500)
 
 
 class Recovery(msgspec.Struct):
-    """One kind of fault: how often it was injected, and the seconds from its end until service."""
+    """One kind of fault: how often it was injected, and the seconds from its end until requests succeeded again."""
 
     faults: int
     median_seconds: float | None

@@ -63,7 +63,7 @@ def _plain(row: Row) -> Row:
 
 
 _LAPSE_REASONS = {reason.value[:1].encode(): reason.value for reason in LAPSE_REASONS}
-"""PostgreSQL stores the first letter."""
+"""By the first letter, which is all that PostgreSQL stores of a reason."""
 
 
 def _value(value: Any) -> Any:

@@ -1,5 +1,5 @@
--- Each request has a new user, so each request creates a session. It has the credential in TENURE_KEY if that is set,
--- and asks for a session token if WITH_TOKEN is set.
+-- Each request has a new user, so each request creates a session. It sends the credential in TENURE_KEY, if that is
+-- set, and requests a session token if WITH_TOKEN is set.
 local random, format = math.random, string.format
 
 local threads = 0

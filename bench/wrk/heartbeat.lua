@@ -1,5 +1,5 @@
--- Each request is a heartbeat for one of ten thousand sessions, with the credential in TENURE_KEY if it is set. If
--- SESSION_TOKENS names a file, line n of it is the session token of session n, and is sent with its heartbeats.
+-- Each request is a heartbeat for one of ten thousand sessions, with the credential in TENURE_KEY if that is set. If
+-- SESSION_TOKENS names a file, the heartbeats of session n send the session token in line n of the file instead.
 local random, format = math.random, string.format
 
 local threads = 0

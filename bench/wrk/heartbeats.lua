@@ -1,4 +1,4 @@
--- Each request has the heartbeats of a hundred of ten thousand sessions. The groups are fixed, as if a proxy sent them.
+-- Each request sends heartbeats for a fixed group of a hundred sessions, as a proxy would. There are a hundred groups.
 local random, format = math.random, string.format
 
 local threads = 0

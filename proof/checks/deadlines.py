@@ -1,4 +1,4 @@
-"""Deadlines: a session ends at its deadline and not later, no acknowledged heartbeat is forgotten, and none revives."""
+"""Deadlines: no session outlives its deadline, no acknowledged heartbeat is lost, and none renews an ended session."""
 
 from proof.checks.outcome import Findings, Outcome
 from proof.history import History

@@ -1,4 +1,4 @@
-"""Is the history of one key linearisable? A bounded search after Wing and Gong, with the memory of Lowe.
+"""Checks whether the history of one key is linearisable: Wing and Gong's search, with Lowe's set of visited states.
 
 Every call takes effect at one instant between its call and its return. The search looks for an order of these instants
 in which the answers agree with the rules of a key:
@@ -9,8 +9,9 @@ in which the answers agree with the rules of a key:
 - a heartbeat is acknowledged only while its session is live, and moves its deadline;
 - a session that has been ended, or is past its deadline, never becomes live again.
 
-Deadlines make time part of the state. An answer that contains the database's instant fixes the effect to that instant,
-which must lie between call and return. A call without an answer may have taken effect at any time after it, or never.
+Deadlines make time part of the state. If an answer contains an instant of the database, the call took effect at that
+instant, which must lie between call and return. A call without an answer may have taken effect at any later time, or
+never.
 
 If the database's clock was stepped meanwhile, times cannot be compared. The search then considers only the order of the
 calls, and lets a session lapse at any time.
@@ -135,7 +136,7 @@ class _Search:
             if done >> place & 1:
                 continue
             if call.called_at > first_return:
-                break  # so were all later ones
+                break  # the calls are sorted, so all later ones began after that return, too
             if not call.is_answered:
                 effect = (call.action, call.session_id, call.kind)
                 if effect in unanswered:
@@ -227,7 +228,7 @@ class _Search:
                 yield state
             return
         for found in self._named(state, call.session_id):
-            # The later of the two: a heartbeat never shortens a deadline.
+            # Keep the later deadline: a heartbeat never shortens one.
             deadline = max(call.deadline_at, found.earliest)
             yield found._replace(earliest=deadline, latest=self._latest(call.session_id, deadline), floor=at)
 

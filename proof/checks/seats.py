@@ -1,4 +1,4 @@
-"""Seats: never more live sessions than seats, and no refusal while a seat was free all the time.
+"""Seats: never more live sessions than seats, and no open request is refused if a seat was free all the time.
 
 A seat is free from the deadline of its session on. If the session was ended before that, the seat is free as soon as
 the end is committed, which is at the latest when the answer to the request that ended it arrives.
@@ -54,9 +54,10 @@ def check(history: History, tables: Tables, _plan: Plan) -> Outcome:
 
 
 def _taken(tables: Tables, capacity_id: str, answered: dict[str, int] | None) -> tuple[list[int], list[int]]:
-    """The instants at which the number of taken seats changes, and the number from then on.
+    """The instants at which the number of taken seats changes, and the number from each instant on.
 
-    `answered`: when the answers to the ends of sessions arrived. Without it, a seat is free when its session has ended.
+    `answered`: when the response to the request that ended a session arrived. Without it, a seat is free as soon as its
+    session has ended.
     """
     changes: dict[int, int] = {}
     for session in tables.sessions:

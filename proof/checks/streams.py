@@ -1,7 +1,8 @@
 """Streams: a stream that was stopped has counted every message, and the session table says the same.
 
-If the database is unavailable for longer than the three tries to save the end and the last counts, the session's lease
-expires, or the session lacks these counts (docs/streams.md). Such an end must be near a fault.
+An instance tries three times to save the end and the last counts of a stream. If the database is unavailable for
+longer, the session's lease expires, or the session lacks these counts (docs/streams.md). Such an end must be near a
+fault.
 """
 
 from proof.checks.outcome import Findings, Outcome

@@ -9,8 +9,8 @@ from proof.plan import Plan
 from proof.tables import Row, Tables
 
 FIRST_ATTEMPT_MICROSECONDS = 25_000_000
-"""How long after its acceptance a submission may wait for its first attempt, at most: longer than any fault lasts, and
-shorter than the minute after which the executor compares its schedule with the whole table."""
+"""The longest time between the acceptance of a submission and its first attempt: longer than any fault lasts, and
+shorter than the minute after which the executor compares its schedule with the changes of the last ten minutes."""
 
 
 def check(history: History, tables: Tables, _plan: Plan) -> Outcome:
