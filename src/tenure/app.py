@@ -108,7 +108,10 @@ def _stream_session_limits(config: Config) -> SessionsConfig:
 
 
 def _transcription_factory(config: Config) -> HandlerFactory | None:
-    """Return None if the extra `transcription` is not installed, or if its handler refuses its options."""
+    """Return the factory of transcription handlers.
+
+    Return None if the extra `transcription` is not installed, or if its handler refuses the configured options.
+    """
     options = config.streams.options if config.streams.handler == TRANSCRIPTION else {}
     try:
         return handler_factory(TRANSCRIPTION, options)
@@ -143,7 +146,9 @@ def _decoding(config: Config, snake_names: Names) -> Decoding:
 
 
 def _holder(config: Config, siblings: Siblings) -> str | None:
-    """Return the configured name of this process; each of several workers gets its own."""
+    """Return the configured name of this process as a holder of leases, made unique by the slot if there are several
+    workers. Return None if no name is configured.
+    """
     holder = config.leases.holder
     return holder if holder is None or config.workers == 1 else f"{holder}-{siblings.slot}"
 
@@ -219,7 +224,7 @@ async def _cancel(tasks: Sequence[asyncio.Task[None]]) -> None:
 
 
 class Instance:
-    """One running service process. Its pipeline answers requests at once; it is ready after the schema is migrated."""
+    """One running service process. It responds to requests at once, but is ready only after migrating the schema."""
 
     def __init__(self, config: Config, telemetry: Telemetry, siblings: Siblings | None = None) -> None:
         make_handler = handler_factory(config.streams.handler, config.streams.options)
@@ -346,8 +351,8 @@ class Instance:
         await self.ensemble.stop()
 
     async def _authenticate(self) -> None:
-        """Keeps the keys up to date. On the very first start, it waits for the tables, because a warning about missing
-        tables would alarm new users.
+        """Keeps the API keys up to date. On the first start with a new database, it waits until the tables exist,
+        because a warning about missing tables would alarm new users.
         """
         with suppress(DatabaseUnavailable):
             while not self.readiness.started:

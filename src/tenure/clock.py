@@ -15,13 +15,13 @@ monotonic = time.monotonic
 """Returns seconds, for waits and durations."""
 
 cpu_seconds = time.process_time
-"""Returns the processor time of this process, to see whether it is the bottleneck of a measurement."""
+"""Returns the processor time that this process has used, to see whether it is the bottleneck of a measurement."""
 
 
 def boottime() -> float:
-    """Return seconds from a clock that, where available, also runs while the host is suspended.
+    """Return seconds, to measure how long a lease may be trusted.
 
-    It measures how long a lease may be trusted.
+    Where the platform has such a clock (Linux), it keeps running while the host is suspended.
     """
     return _BOOTTIME()
 
@@ -52,7 +52,7 @@ def to_microseconds(instant: datetime) -> int:
 
 
 class ServerClock:
-    """Estimates the database's clock between two of its responses, in microseconds since 1970."""
+    """Estimates the database's time between two responses of the database, in microseconds since 1970."""
 
     def __init__(self) -> None:
         self._ahead = 0
@@ -60,7 +60,7 @@ class ServerClock:
     def set(self, now: datetime) -> None:
         """Set the clock to `now`, the database's time in a response that has just arrived.
 
-        The estimate is behind the database's clock by at most the duration of that call.
+        From then on, the estimate is behind the database's clock by at most the duration of that call.
         """
         self._ahead = to_microseconds(now) - _monotonic_microseconds()
 

@@ -41,7 +41,7 @@ def new_holder() -> str:
 
 
 class Ensemble:
-    """This process's part in the ensemble. Jobs and leaderships are added before it starts."""
+    """This process as a member of the ensemble. Add jobs and leaderships before calling `start`."""
 
     def __init__(
         self,
@@ -97,11 +97,10 @@ class Ensemble:
         return leadership
 
     def trusts(self, name: str) -> bool:
-        """Return whether this process still trusts a lease. The caller knows from the database that this process holds
-        it.
+        """Return whether this process still trusts a lease that it holds according to the database.
 
-        Only leases that were added with `lead` are checked. For any other lease the result is True: each run checks its
-        own job lock.
+        Only leases that were added with `lead` are checked. For any other lease the result is True. Job locks are such
+        leases: each run checks its own.
         """
         return name not in self._leaderships or self._leaderships[name].is_leading
 

@@ -2,7 +2,7 @@
 
 TenureError
 ├── ConfigurationError            a setting is wrong; the service does not start
-├── IdTaken                       the id of a request already exists in the database
+├── IdTaken                       the session id of an open request already exists in the database
 ├── LeaseLost                     the caller does not hold the lease; nothing was written
 ├── Problem                       the response is application/problem+json
 │   ├── Invalid                   400  names every wrong field
@@ -17,6 +17,7 @@ TenureError
 │   ├── TenantMismatch            409  the live session belongs to another tenant
 │   ├── AlreadyDelivered          409  too late to retry or cancel
 │   ├── UsageNotCancellable       409  usage is sent until it is delivered
+│   ├── NoUsageGateway            409  no gateway `usages` is configured
 │   ├── KeyNameTaken              409  the name has two live API keys
 │   ├── SessionOver               410  names the close reason
 │   ├── TooLarge                  413

@@ -16,7 +16,7 @@ _ANY_FORM = re.compile(rf"(\{{)?({_DASHED}|[0-9a-f]{{32}})(?(1)\}})", re.IGNOREC
 
 
 CELL = "000"
-"""The number of the database that a session lives in, as three hexadecimal digits. Only one database exists so far."""
+"""The number of the database that stores a session, as three hexadecimal digits. Only one database exists so far."""
 
 
 def new_id() -> str:

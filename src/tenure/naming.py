@@ -1,11 +1,11 @@
 """The names of JSON fields: camelCase, or snake_case if `[http] json_case` or a client asks for it.
 
-Handlers build the same structs in either case, whose fields have camelCase names. In snake_case, each struct type has a
-*twin* with the same fields and other names. A twin is made once per type; an answer is copied to its twin and encoded,
-which takes one microsecond. Camel case costs nothing: no twin is made.
+Handlers always build structs whose JSON names are camelCase. To encode an answer in snake_case, it is copied to an
+instance of a *twin*: a struct type with the same fields and snake_case names. The twin of a type is created once, and a
+copy takes one microsecond. Encoding in camelCase costs nothing extra: it needs no twin.
 
-Names in texts (the details of problems, descriptions in documents) are replaced word by word, if they are names of
-fields. Keys that are data do not change: payloads of submissions, kinds, reasons.
+In texts (the details of problems, descriptions in documents), every word that is the name of a field is replaced. Keys
+that are data, not names of fields, do not change: payloads of submissions, kinds, reasons.
 """
 
 import re
@@ -31,7 +31,7 @@ def snake_case(name: str) -> str:
 
 
 class Names:
-    """The names of an instance or of one request. This class is camelCase: it changes nothing."""
+    """The names of fields for an instance or for one request. This class keeps camelCase: it changes nothing."""
 
     encode: Callable[[Any], bytes] = staticmethod(_encode)
     """Encodes a struct, or anything that contains structs, as JSON."""
@@ -40,7 +40,7 @@ class Names:
         return camel
 
     def text(self, text: str) -> str:
-        """Replaces the names of fields in a text for people."""
+        """Replaces the names of fields in a message or description."""
         return text
 
     def shape(self, shape: type[T]) -> type[T]:
@@ -123,7 +123,7 @@ class SnakeNames(Names):
         twin = self._twins.get(kind)
         if twin is None:
             if isinstance(value, (list, tuple)):
-                # An empty one stays the same object: a struct may omit its default.
+                # Do not copy an empty list or tuple: `omit_defaults` must recognise it if it is the default.
                 return [self._of(each) for each in value] if value else value
             if isinstance(value, dict):
                 return {key: self._of(each) for key, each in value.items()}
@@ -134,7 +134,7 @@ class SnakeNames(Names):
 
 
 class _Twin:
-    """A struct type with the fields of another one and snake_case names. Its instances are only encoded."""
+    """A struct type with the fields of another one and snake_case names. Used for encoding only."""
 
     def __init__(self, shape: type[msgspec.Struct]) -> None:
         fields = msgspec.structs.fields(shape)
@@ -207,7 +207,7 @@ def field_names(shapes: Iterable[type[msgspec.Struct]]) -> set[str]:
 
 @cache
 def _own_names(shape: type[msgspec.Struct]) -> tuple[AbstractSet[str], Sequence[type[msgspec.Struct]]]:
-    """The names of the fields, and the struct types in them."""
+    """Returns the names of the fields, and the struct types that occur in their types."""
     fields = msgspec.structs.fields(shape)
     inner = [each for field in fields for each in _structs_in(msgspec.inspect.type_info(field.type))]
     return {field.encode_name for field in fields}, inner

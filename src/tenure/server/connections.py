@@ -22,12 +22,12 @@ from tenure.http.edge import Edge
 
 SWEEP_SECONDS = 1.0
 CANDIDATES = 1024
-"""How many connections one search for the longest waiting finds. A search looks at all connections, so a search for
-each new connection would cost too much.
+"""How many of the connections that have waited longest one search collects. A search looks at all connections, so a
+search for each new connection would cost too much.
 """
 MIN_SEARCH_YIELD = 1 / 16
 SEARCH_SECONDS = 0.05
-"""If the last search found less than this part of all connections, the next one comes after SEARCH_SECONDS."""
+"""If a search finds fewer than MIN_SEARCH_YIELD of all connections, the next search follows after SEARCH_SECONDS."""
 REFUSED_MAX = 128
 """How many connections over the limit may linger with their 503. More are closed at once."""
 
@@ -38,13 +38,13 @@ class TimedConnection(Protocol):
 
     @property
     def waiting_since(self) -> float | None:
-        """Since when the instance waits for this client; None if the client waits for the instance."""
+        """When the instance began to wait for this client; None while the client waits for the instance."""
 
     unfinished_bytes: int
     """The bytes of a body that has not arrived completely."""
 
     def close_after_last_request(self) -> None:
-        """Closes the connection after the answer to the last request that has arrived, if it is not answered yet."""
+        """Makes the connection close after the answer to the last request, if that request is not answered yet."""
 
     def check_time(self, now: float) -> None:
         """Ends the connection if its client has taken too long."""
@@ -60,7 +60,7 @@ class Connections:
     def __init__(self, edge: Edge, max_connections: int) -> None:
         self.edge = edge
         self.is_draining = False
-        """Whether every answer announces that its connection is closed, so that clients connect elsewhere."""
+        """Whether every response has `Connection: close`, so that clients connect to another instance."""
         self._max_connections = max_connections
         self._open: set[TimedConnection] = set()
         self._all: set[Any] = set()
@@ -132,7 +132,7 @@ class Connections:
 
     def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
         is_needed = self._all or self.edge.has_unreported
-        # First of all, so that an unexpected error in one check does not end all later ones.
+        # Schedule the next sweep first, so that an unexpected error in one check does not stop all later sweeps.
         self._timer = loop.call_later(SWEEP_SECONDS, self._sweep, loop) if is_needed else None
         # Candidates that were closed in the meantime must not stay in memory.
         self._candidates.clear()

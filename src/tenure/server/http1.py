@@ -1,28 +1,28 @@
-"""HTTP/1.1 with a hot lane: uvicorn's protocol, except for requests of a hot route, and with limits on every request.
+"""HTTP/1.1: uvicorn's protocol, with a fast path for the busiest routes (the hot lane) and limits on every request.
 
-A hot request gets no ASGI scope, no task and no queue of messages. Its body is decoded as soon as it is complete, its
-handler gets a callback, and the answer is sent in one write. Measured per request on one core: 37 µs for an empty
-application through ASGI, 8 µs for the hot lane.
+A request in the hot lane gets no ASGI scope, no task and no queue of messages. Its body is decoded as soon as it is
+complete, its handler gets a callback, and the answer is sent in one write. Measured per request on one core: 37 µs for
+an empty application through ASGI, 8 µs for the hot lane.
 
-Every other request takes the ordinary lane. So does a request of a hot route if it is pipelined, offers an upgrade,
-uses HTTP/1.0, or has an `Expect` header or a query. A test sends the same requests through both lanes and compares the
-answers.
+Every other request takes the ordinary lane, through ASGI. So does a request for a hot route if it is pipelined, offers
+an upgrade, uses HTTP/1.0, or has an `Expect: 100-continue` header or a query. A test sends the same requests through
+both lanes and compares the answers.
 
 What a client may make the instance do is limited (`[http]` in the configuration, `http/edge.py`):
 
-- **Bytes.** The head (request line and headers) and the trailers have a limit in bytes and in number. Trailers are not
-  headers: they are counted and ignored.
+- **Bytes.** The bytes of the head (request line and headers) and of the trailers are limited, and so are the numbers of
+  headers and trailers. Trailers are counted, and otherwise ignored.
 - **Time.** A connection is in one of the phases below, and each phase in which the instance waits for the client has a
-  time limit. `Connections` checks it once per second. A body may take longer if it is long, and so may reading an
-  answer: each BYTES_PER_SECOND bytes give one more second.
+  time limit. `Connections` checks it once per second. Sending a long body or reading a long answer may take longer:
+  each BYTES_PER_SECOND bytes give one more second.
 - **Work.** Long input is parsed in slices, one per turn of the event loop, so that other connections get their turn.
   While pipelined requests wait, nothing more is parsed.
 
 Answers are sent in the order of the requests. So a refusal waits until the requests before it are answered, and so does
 an upgrade to WebSocket. After a refusal the connection *lingers*: the instance has sent its last byte, and discards
 further input. If it closed at once, the operating system would reset the connection, and a client that is still
-sending would never read the answer. TLS cannot end the output alone: there, a connection that lingers is closed when
-the client has sent nothing for QUIET_SECONDS.
+sending would never read the answer. TLS cannot end the output and still read: over TLS, a lingering connection is
+closed when the client has sent nothing for QUIET_SECONDS.
 """
 
 import asyncio
@@ -62,7 +62,7 @@ DISCARD_MAX_BYTES = 16 * 1024 * 1024
 LINGER_SECONDS = 5.0
 LINGER_MAX_BYTES = 16 * 1024 * 1024
 QUIET_SECONDS = 1.0
-"""How long a client that lingers over TLS may send nothing before its connection is closed."""
+"""Over TLS, a lingering connection is closed when its client has sent nothing for this long."""
 FIRST_SECONDS = 1.0
 """How long a stopping instance waits for the first request of a connection that it has accepted just before."""
 HEADER_EXTRA_BYTES = 4
@@ -123,7 +123,7 @@ class HotProtocol(HttpToolsProtocol):
         self._upgrade_rest: bytes | None = None
         """The bytes after the head of an upgrade request that waits for earlier answers."""
         self._final_response: bytes | None = None
-        """The refusal that is sent after the answers to earlier requests. Nothing is parsed any more."""
+        """The refusal that is sent after the answers to earlier requests. Once it is set, no input is parsed."""
         self._refusal: tuple[Problem, str | None] | None = None
         self._begins = True
         self._slice_bytes = 0
@@ -139,7 +139,7 @@ class HotProtocol(HttpToolsProtocol):
         self._discarded_at = 0.0
         self._is_stopping = False
         self._context = copy_context()
-        """That of no request. Input that is parsed after an answer must not run in the context of that request."""
+        """A context without a request. Input that arrived during a request must not be parsed in its context."""
 
     # Called by the transport.
 
@@ -333,7 +333,7 @@ class HotProtocol(HttpToolsProtocol):
     def _check_head(self) -> None:
         if len(self.headers) > self.max_headers:
             self._stop(_too_many_headers(self.max_headers), "max_headers")
-        # Not the bytes that arrived: they may contain the end of the request before, or the body.
+        # Do not count the bytes that arrived: they may include the end of the previous request, or the body.
         size = len(self.url) + sum(len(name) + len(value) + HEADER_EXTRA_BYTES for name, value in self.headers)
         if size > self.max_header_bytes:
             self._stop(self._head_too_long(), "max_header_bytes")
@@ -404,7 +404,7 @@ class HotProtocol(HttpToolsProtocol):
         return b"\r\n".join([*lines, b"", b""])
 
     def _finish_upgrade(self) -> None:
-        """Hands the connection over to the WebSocket protocol as soon as the requests before are answered."""
+        """Hands the connection over to the WebSocket protocol as soon as all earlier requests are answered."""
         self._is_scheduled = False
         rest = self._upgrade_rest
         if rest is None or self.phase == LINGERING:
@@ -474,7 +474,7 @@ class HotProtocol(HttpToolsProtocol):
             self._send_final_response()
 
     def _drop_request(self) -> bool:
-        """Ends the request whose body has not arrived completely. Returns whether earlier ones are not answered yet."""
+        """Ends the request whose body is incomplete. Returns whether earlier requests still wait for their answers."""
         cycle: Any = self.cycle
         if self.pipeline and self.pipeline[0][0] is cycle:
             self.pipeline.popleft()
@@ -551,7 +551,7 @@ class HotProtocol(HttpToolsProtocol):
         elif self.phase == LINGERING:
             self._check_lingering(now)
         elif self.phase in (HEAD, BODY) and not self.flow.reads:
-            # The client waits for the instance.
+            # Reading is paused, so the client waits for the instance: this time does not count.
             self.since += SWEEP_SECONDS
         elif self.phase == IDLE and now - self.since > limits.idle_seconds:
             self.transport.close()
@@ -562,7 +562,7 @@ class HotProtocol(HttpToolsProtocol):
             self._refuse(RequestTimeout(detail), "body_seconds")
 
     def _close_if_idle(self, now: float) -> None:
-        """Closes a connection without a request. A new one is expected to bring a request within FIRST_SECONDS."""
+        """Closes the connection if it has no request. A new connection may wait FIRST_SECONDS for its first request."""
         if self._unparsed:
             return
         is_new = self.phase == HEAD and not self._head_bytes
@@ -605,7 +605,7 @@ class HotProtocol(HttpToolsProtocol):
             seconds = self.edge.limits.head_seconds
             self._refuse(RequestTimeout(f"the headers must arrive within {seconds:g} seconds"), "head_seconds")
         else:
-            # No request has begun. The client could match an answer to a request that is on its way.
+            # No request has begun. The client could take an answer for the answer to a request that it is sending now.
             self.edge.refused("head_seconds")
             self.transport.close()
 
@@ -615,8 +615,8 @@ class _Stop(Exception):
 
 
 class _Flow(FlowControl):
-    """Reads from the connection only if there is no reason to wait: a full body, input that was deferred, or answers
-    that the client does not read.
+    """Pauses reading while the buffer of a body is full, while input is deferred, and while the client does not read
+    its answers.
     """
 
     def __init__(self, transport: asyncio.Transport) -> None:
@@ -669,7 +669,7 @@ class _LingeringTransport:
         self._protocol = protocol
 
     def write(self, data: bytes) -> None:
-        # The connection may already be closed, although the request was not notified yet.
+        # The connection may already be closed, although the request does not know it yet.
         if not self.is_closing():
             self._protocol.transport.write(data)
 

@@ -1,12 +1,12 @@
 """Runs one instance: the listening socket, the HTTP server and signals.
 
 SIGTERM or SIGINT starts a drain: the instance reports that it is not ready, and continues to answer for
-`[http] drain_seconds` so that the load balancer notices. Every answer announces that its connection is closed. Then the
-instance accepts no more connections, finishes the requests that have arrived, and stops. A second signal stops it at
+`[http] drain_seconds` so that the load balancer notices. Meanwhile every response has `Connection: close`. Then the
+instance accepts no further connections, finishes the requests that have arrived, and stops. A second signal stops it at
 once.
 
-With TLS, SIGHUP reads the certificate and its key again. A supervisor passes the signal on to its workers over the pipe
-that keeps them running: a signal could arrive before a new worker handles it, and would end the worker.
+With TLS, SIGHUP reads the certificate and its key again. A supervisor passes this on to its workers over the pipe that
+keeps them running. It does not send them a signal, which would end a new worker that does not handle signals yet.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ DRAIN_LINGER_SECONDS = 0.5
 BACKLOG = 2048
 FILES_WANTED = 65_536
 RELOAD = b"reload"
-"""The signals that a supervisor sends to its workers."""
+"""The message of a supervisor to a worker that makes the worker read its certificate again."""
 FILES_RESERVED = 128
 """Files that are not connections of clients: the database, the log, gateways and the listener."""
 
@@ -73,7 +73,7 @@ def run_instance(
     siblings: Siblings | None = None,
     certificate: Certificate | None = None,
 ) -> None:
-    # A wrong setting must be reported before the instance listens.
+    # Create the instance first, so that a wrong setting is reported before any connection is accepted.
     instance = Instance(config, telemetry, siblings)
     allow_many_connections()
     server = _Server(instance, config, telemetry, certificate)
@@ -94,9 +94,9 @@ def allow_many_connections() -> None:
 
 
 def connections_possible(wanted: int) -> int:
-    """Returns how many connections the limit on open files allows, and `wanted` at most.
+    """Returns `wanted`, or fewer connections if the limit on open files requires it.
 
-    If files ran out first, the instance could accept no connection, and could not even refuse one.
+    If an instance runs out of files, it can neither accept a connection nor refuse one.
     """
     try:
         import resource  # noqa: PLC0415 - not available on every platform
@@ -225,7 +225,7 @@ class _Server(uvicorn.Server):
                 while len(arrived) < BACKLOG:
                     arrived.append(listener.accept()[0])
             with suppress(OSError):
-                # At once: the listener itself is closed in a later turn of the event loop only.
+                # Do not wait until the listener is closed: that happens in a later turn of the event loop.
                 listener.shutdown(socket.SHUT_RDWR)
         for server in self.servers:
             server.close()

@@ -5,9 +5,9 @@ do not match, it raises, and the context in use is kept. A connection uses the c
 connection was accepted, so replacing a certificate affects no open connection, and no handshake in progress.
 
 **Handshakes.** The event loop accepts plain connections, and `Handshake` starts TLS on each of them. So a connection
-counts towards `max_connections` from the start, has `head_seconds` for its handshake, and makes room for others while
-it waits, as every connection does (`server/connections.py`). If the event loop did the handshake, connections that
-never finish it would be neither counted nor limited.
+counts towards `max_connections` from the start, has `head_seconds` for its handshake, and can be closed to make room
+for others while it waits, like every connection (`server/connections.py`). If the event loop did the handshake,
+connections that never finish it would be neither counted nor limited.
 
 `Handshake` keeps bytes that arrive at the wrong moment. Bytes that arrive before TLS has started belong to TLS: uvloop
 reads from a new connection even if `connection_made` pauses reading. After the handshake, a request may arrive before
@@ -80,7 +80,7 @@ def _text(setting: str, path: str) -> str:
 
 
 def _without_preamble(text: str) -> str:
-    """A PEM file may have comments before the certificate."""
+    """Removes the comments that a PEM file may have before the certificate."""
     begin = "-----BEGIN CERTIFICATE-----"
     return begin + text.partition(begin)[2]
 
@@ -159,7 +159,7 @@ class Handshake(asyncio.Protocol):
             self._transport.abort()
             return
         finally:
-            # An exception would refer to this frame, and the frame through the task to the exception.
+            # Break a reference cycle: an exception refers to this frame, and the frame to the task and its exception.
             del starting
             self._leave()
         if secured is None or self._has_ended:
@@ -195,7 +195,7 @@ class Handshake(asyncio.Protocol):
         return self._since
 
     def close_after_last_request(self) -> None:
-        """No request has arrived yet."""
+        """Does nothing, because no request has arrived yet."""
 
     def check_time(self, now: float) -> None:
         if now - self._since > self._open_connections.edge.limits.head_seconds:
@@ -203,7 +203,7 @@ class Handshake(asyncio.Protocol):
             self.evict()
 
     def refuse_connection(self, *, lingers: bool) -> None:
-        """Closes without a response, because the handshake before a response would cost more than the connection."""
+        """Closes without a response, because a response would need a handshake, which costs more than a refusal may."""
         del lingers
         self._transport.abort()
 

@@ -12,7 +12,7 @@ The `websockets` package parses the frames, without doing I/O. Every connection 
 
 The credential of a client is in the header `Authorization`. Browsers cannot set headers for a WebSocket, so they offer
 it as a subprotocol instead: `tenure` and `tenure.bearer.<credential>`. The server selects `tenure`, and never repeats
-the credential. Without either, the sign-in cookie counts (`access/cookies.py`).
+the credential. If the client sends neither, the credential in its sign-in cookie is used (`access/cookies.py`).
 
 Closing takes time, because a client may send for a while before it reads. After its close frame, the server keeps
 reading, and discards the input, within LINGER_SECONDS and LINGER_MAX_BYTES. If the server closed at once, the
@@ -60,12 +60,12 @@ SLICE_BYTES = 4096
 CONTROL_FRAMES_PER_SECOND = 100
 """How many pings and pongs a client may send."""
 GOODBYE_SECONDS = 2.0
-"""How long a client may send nothing before it answers a close frame. After that, the connection is aborted."""
+"""After the server's close frame, the connection is aborted when the client has sent nothing for this long."""
 LINGER_SECONDS = 5.0
-"""How long a client may continue to send before it answers a close frame."""
+"""After the server's close frame, the connection is aborted after this time even if the client is still sending."""
 LINGER_MAX_BYTES = 64 * 1024 * 1024
 CROWDED = 3 / 4
-"""The part of all connections of the instance above which connections do not linger."""
+"""If more than this share of `max_connections` is taken, connections do not linger."""
 AUTHORIZATION = b"authorization"
 SUBPROTOCOL = Subprotocol("tenure")
 """The subprotocol that the server selects if the client offers it. It does not change the messages."""
@@ -92,10 +92,10 @@ def websocket_protocol_for(pipeline: Pipeline, telemetry: Telemetry, message_max
 
 class _Frames(ServerProtocol):
     def select_subprotocol(self, subprotocols: Sequence[Subprotocol]) -> Subprotocol | None:
-        """Browsers fail the handshake if they offer subprotocols and the server selects none.
+        """Selects a subprotocol: browsers fail the handshake if they offer some and the server selects none.
 
-        A method, and not the argument of this name: a bound method as the argument would make the object refer to
-        itself.
+        This overrides the method instead of passing the constructor's argument of this name: with a bound method as the
+        argument, the object would refer to itself.
         """
         return SUBPROTOCOL if SUBPROTOCOL in subprotocols else None
 
@@ -112,7 +112,7 @@ class WebSocketProtocol(asyncio.Protocol):
         self._pipeline = pipeline
         self._telemetry = telemetry
         self._message_max_bytes = message_max_bytes
-        # Not its own logger, which would log all headers, and with them the credential.
+        # Replace the parser's own logger, which would log all headers, and with them the credential.
         self._frames = _Frames(max_size=message_max_bytes, logger=SILENT)
         self._loop = asyncio.get_running_loop()
         self.gone: asyncio.Future[None] = self._loop.create_future()
@@ -529,8 +529,8 @@ def _case(headers: Sequence[tuple[bytes, bytes]]) -> Sequence[tuple[bytes, bytes
 
 
 def _credentials(request: Request, headers: Sequence[tuple[bytes, bytes]]) -> Sequence[tuple[bytes, bytes]]:
-    """Returns the headers `Authorization` of a handshake, or one with the credential that is offered as a subprotocol,
-    or else that of the sign-in cookie.
+    """Returns the `Authorization` headers of a handshake. A credential that is offered as a subprotocol, or that is
+    only in the sign-in cookie, is returned as such a header.
 
     Raises `Unauthenticated` if the client sends two different credentials.
     """
@@ -538,7 +538,7 @@ def _credentials(request: Request, headers: Sequence[tuple[bytes, bytes]]) -> Se
     try:
         offered = [each for value in request.headers.get_all(PROTOCOL_HEADER) for each in parse_subprotocol(value)]
     except InvalidHeader:
-        # Without the details, which would repeat the header, and with it the credential.
+        # Omit the details: they would repeat the header, and with it the credential.
         raise Invalid(FieldError(PROTOCOL_HEADER, "must be a list of subprotocols")) from None
     credentials = {each.removeprefix(CREDENTIAL_PREFIX) for each in offered if each.startswith(CREDENTIAL_PREFIX)}
     if not credentials:
@@ -551,7 +551,7 @@ def _credentials(request: Request, headers: Sequence[tuple[bytes, bytes]]) -> Se
 
 
 def _are_same(given: Sequence[tuple[bytes, bytes]], offered: tuple[bytes, bytes]) -> bool:
-    """The scheme `Bearer` is case-insensitive; the credential is not."""
+    """Whether both headers have the same credential. The scheme `Bearer` is case-insensitive; the credential is not."""
     (scheme, _, credential), (_, _, other) = (value.partition(b" ") for value in (given[0][1], offered[1]))
     return len(given) == 1 and scheme.lower() == b"bearer" and credential == other
 

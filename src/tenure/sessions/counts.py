@@ -1,15 +1,15 @@
-"""The numbers of sessions in the database, at most a second old.
+"""Counts the sessions in the database. A count is at most a second old.
 
-Counting reads every live row, and the total reads every row. So requests share a count: at most one runs at a time,
-and a request uses any count that began less than FRESH_SECONDS before the request arrived.
+Counting live sessions reads every live row, and the total reads every row. So requests share a count: at most one runs
+at a time, and a request uses any count that began less than FRESH_SECONDS before the request arrived.
 
-- A count that is running, and began in time: the request waits for it.
-- A count that is running, and began too early: the request waits until it ends, and then for the next one.
-- A request that has waited for its limit gets 503 (PATIENCE_SECONDS, or TOTAL_PATIENCE_SECONDS for the total). The
-  count continues, and later requests can use it.
+- If a running count began in time, the request waits for it.
+- If a running count began too early, the request waits until it ends, and then for the next one.
+- If a request has waited for PATIENCE_SECONDS (TOTAL_PATIENCE_SECONDS for the total), it gets 503. The count continues,
+  and later requests can use it.
 
-Callers who are bound to a tenant share the counts of their tenant. Of these, only the TENANTS_MAX that were used last
-are kept.
+Callers who are bound to a tenant share the counts of their tenant. Only the counts of the TENANTS_MAX most recently
+used scopes are kept.
 """
 
 import asyncio
@@ -74,8 +74,8 @@ class SharedCount(Generic[T]):
         self._last: tuple[float, T] | None = None
         """When the last count began, and its result."""
         self._counting: asyncio.Task[None] | None = None
-        """The count in progress. The task itself clears it: `fresh` must not wait for a task that has ended, because
-        that would not suspend it, and its loop would stop the event loop."""
+        """The count in progress. The task itself sets this to None when it ends. Awaiting a finished task does not
+        suspend, so the loop in `fresh` would otherwise block the event loop."""
 
     async def fresh(self, patience_seconds: float) -> T:
         """Return a count that began less than FRESH_SECONDS before this call, or later."""
@@ -89,7 +89,7 @@ class SharedCount(Generic[T]):
         return self._last[1]
 
     def _begin(self) -> asyncio.Task[None]:
-        # An empty context: it counts for all requests, not for the one that came first.
+        # In an empty context, because the count serves many requests: it must not carry the id of the first one.
         self._counting = asyncio.create_task(self._count_once(), context=Context())
         self._counting.add_done_callback(_retrieve_exception)
         return self._counting

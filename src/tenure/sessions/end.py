@@ -3,7 +3,7 @@
 An *action* ends all sessions that match, in any number of calls, until none is left. It guarantees:
 
 - Every transaction ends sessions and counts them in the audit entry of the action. So the entry always has the number
-  of sessions that the action has ended, even after a crash or a lost answer. A call that is repeated continues.
+  of sessions that the action has ended, even after a crash or a lost response. A repeated call continues the action.
 - Each session is ended once, even if two callers make calls of the action at the same time: the transactions of an
   action take turns, and a session that has ended is not ended again.
 - Sessions that are opened after the first transaction are not ended. Otherwise an action might never be done.
@@ -11,7 +11,8 @@ An *action* ends all sessions that match, in any number of calls, until none is 
 - Transactions are short (END_BATCH sessions), and hold no row that another one waits for, so they do not delay other
   requests.
 
-The id of the action is that of its audit entry. An id of another caller, or with another filter, is refused.
+The id of the action is also the id of its audit entry. A call is refused if its id belongs to an action of another
+caller, or to an action with another filter.
 """
 
 from collections.abc import Sequence
@@ -34,7 +35,8 @@ from tenure.telemetry.events import Telemetry
 END_BATCH = 50
 """The most sessions that one transaction of an action ends."""
 END_PAGES_MAX = 400
-"""The most pages of sessions that one call of an action reads. A page of a rare combination of filters may be empty."""
+"""The most pages of sessions that one call of an action reads. If few sessions match, a page may be empty although
+more sessions follow."""
 BULK_TARGET = "sessions"
 LAST_ID = "ffffffff-ffff-ffff-ffff-ffffffffffff"
 
@@ -50,9 +52,9 @@ class Ended(msgspec.Struct, frozen=True):
     """The result of one call of an action."""
 
     ended: int
-    """By this call."""
+    """The number of sessions that this call ended."""
     total: int
-    """By all calls of the action."""
+    """The number of sessions that all calls of the action have ended."""
     remaining: MatchCount
 
     @property
@@ -91,11 +93,11 @@ class Ender:
         if recorded:
             self._ends.record(closed)
         else:
-            # An earlier try may have recorded this end and lost its answer.
+            # An earlier try of this call may have recorded the end, and its response was lost.
             self._ends.learn(closed.session_id, closed.reason)
 
     async def count(self, selection: Selection, scope: Scope, started_by: datetime | None = None) -> MatchCount:
-        """How many sessions an action would end."""
+        """Returns how many sessions an action would end. With `started_by`, omits sessions that started later."""
         criteria, ids = selection.criteria, selection.session_ids
         if ids is not None:
             return MatchCount(await self._store.count_live(ids, criteria, scope, started_by), exact=True)
@@ -104,7 +106,9 @@ class Ender:
     async def end_many(
         self, selection: Selection, limit: int, action_id: str, scope: Scope, actor: Actor
     ) -> Ended | None:
-        """Makes a call of an action: ends up to `limit` sessions. None if the id is that of another action."""
+        """Runs one call of an action, which ends up to `limit` sessions. Returns None if the id is that of another
+        action.
+        """
         draft = AuditDraft(action_id, actor, Action.SESSION_ENDED, BULK_TARGET, _detail(selection, scope))
         entry = await self._store.get_audit_entry(action_id)
         call = _Call(self._store, self._ends, selection, scope, draft, limit)
@@ -140,7 +144,7 @@ class _Call:
         """Whether all sessions of the selection were tried."""
 
     async def run(self) -> bool:
-        """Returns False if the id is that of another action, which began meanwhile."""
+        """Returns False if another action with the same id began in the meantime."""
         if self._selection.session_ids is not None:
             return await self._run_ids(self._selection.session_ids)
         return await self._run_pages(replace(self._selection.criteria, active=True))
@@ -185,7 +189,9 @@ class _Call:
 
 
 def _detail(selection: Selection, scope: Scope) -> str:
-    """The filter, for the audit entry. A call with other ids continues the same action."""
+    """Returns the filter as a text for the audit entry. It omits the session ids, so a call with other ids continues
+    the same action.
+    """
     criteria = selection.criteria
     wanted = {
         "tenant": scope.tenant or criteria.tenant,

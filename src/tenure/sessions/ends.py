@@ -1,15 +1,15 @@
-"""The ends of sessions as soon as this instance knows of them.
+"""Notifies the code that works for a session as soon as this instance learns that the session has ended.
 
-An ended session accepts no further messages, so the code that works for a session (its stream, or a transcription) must
-stop at once when the session ends. It watches the session here. An instance learns of an end in three ways:
+An ended session accepts no further messages, so the code that works for it (its stream, or a transcription) must stop
+at once. That code watches the session here. An instance learns of an end in three ways:
 
-- an operation of this instance recorded the end, or found it recorded. The watchers are called before that operation is
-  answered;
+- an operation of this instance recorded the end, or found it recorded. The watchers are called before the caller of
+  that operation gets its result;
 - the database notified this instance (PostgreSQL only), a few milliseconds after another instance recorded the end;
-- a keep-alive of the stream found the end. This is the fallback: for engines without notifications, and for
-  notifications that were lost.
+- a keep-alive of the stream found the end. This is the fallback for engines without notifications, and for lost
+  notifications.
 
-An end is final, so a watcher may be called twice, and late, but never wrongly.
+An end is final, so a watcher may be called late or twice, but never for a session that is still live.
 """
 
 from collections.abc import Callable, Iterator
@@ -33,7 +33,9 @@ class SessionEnds:
         self.learn(closed.session_id, closed.reason)
 
     def learn(self, session_id: str, reason: str) -> None:
-        """Calls the watchers of a session that has ended. Another operation has reported the end."""
+        """Calls the watchers of a session that has ended. Does not report the end: the operation that recorded it has
+        done so.
+        """
         watchers = self._watchers.get(session_id)
         if watchers is not None:
             for ended in list(watchers):

@@ -1,4 +1,4 @@
-"""The sweep, job `expire-sessions`: records the end of lapsed sessions. Each has already ended at its deadline."""
+"""The sweep, job `expire-sessions`: records the ends of lapsed sessions, which ended at their deadlines."""
 
 import asyncio
 

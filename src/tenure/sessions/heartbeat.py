@@ -30,7 +30,7 @@ class Renewer:
         return await run_until_unlocked(self._coalescer, heartbeat)
 
     def heartbeat_soon(self, heartbeat: Heartbeat, done: Done) -> None:
-        """The same as `heartbeat`, for a caller with a callback: no task is created unless a retry is needed."""
+        """Like `heartbeat`, but passes the result to a callback: no task is created unless a retry is needed."""
         since = asyncio.get_running_loop().time()
         self._coalescer.submit(heartbeat, partial(self._first_result, heartbeat, done, since), since)
 

@@ -1,12 +1,13 @@
 """Imports live sessions of another service.
 
-The billing of an imported session begins at the import. Its row starts at the time of the write, like that of any new
-session: no window and no event up to then changes, so the billed and sent usage stays correct, and `tenure audit` finds
-every instant once. The session's own start is kept in `imported_start_at`, and clients see that start.
+Billing of an imported session begins at the import, because its row starts at the time of the write, like the row of
+any new session. So the import changes no earlier window and no earlier event: usage that was already billed or sent
+stays correct, and `tenure audit` finds every instant billed once. The original start is kept in `imported_start_at`,
+and clients see it as the start of the session.
 
-Steps: the file is read and checked in full (`read_sessions`), then all sessions are compared with the database. Only
-if nothing speaks against any of them, they are written in batches. Each batch is one transaction. An import that was
-interrupted is repeated: a session has the same id in every run, so none is imported twice.
+First the whole file is read and checked (`read_sessions`), then all sessions are compared with the database. Only if
+none is refused are the sessions written, in batches of one transaction each. After an interruption, run the import
+again: a session has the same id in every run, so none is imported twice.
 """
 
 import csv
@@ -31,7 +32,7 @@ from tenure.naming import snake_case
 from tenure.store.contract import Store
 
 BATCH = 500
-"""Sessions in one transaction. Session writes of the service wait for it."""
+"""The number of sessions in one transaction. While it runs, other writes of sessions wait."""
 LINES_MAX = 5_000_000
 FAULTS_MAX = 20
 PAGE = 500
@@ -54,7 +55,7 @@ CAPACITY_FIELDS = ("capacityId", "maxSessions", "whenFull", "tenantObjectId")
 
 
 class ImportRefused(TenureError):
-    """The file has faults, so nothing was written."""
+    """The file has faults. Nothing was written, unless a conflict arose only after the check of the whole file."""
 
     def __init__(self, faults: Sequence[str], more: int = 0) -> None:
         super().__init__("; ".join(faults))
@@ -63,7 +64,7 @@ class ImportRefused(TenureError):
 
 
 class Mapped(NamedTuple):
-    """The mapping file: the columns of the file by Tenure's field names, and kinds by the values of the file."""
+    """The mapping file: the column for each of Tenure's fields, and the kind for each value in the column of kinds."""
 
     columns: Mapping[str, str]
     kinds: Mapping[str, int]
@@ -148,7 +149,9 @@ def _names_of(row: Mapping[str, str], fields: Sequence[str], number: int) -> dic
 def read_sessions(
     lines: Iterator[Line], mapped: Mapped | None, now: datetime, term: timedelta
 ) -> Sequence[FileSession]:
-    """Returns the live sessions of a file. Raises `ImportRefused` with the first faults if any line is wrong."""
+    """Returns the sessions of a file, even those that have ended. Raises `ImportRefused` with the first faults if any
+    line is wrong.
+    """
     kinds = {} if mapped is None else mapped.kinds
     found: list[FileSession] = []
     faults: list[str] = []
@@ -205,7 +208,7 @@ def _session_of(
 
 
 def imported_id(started_at: datetime, *identity: str) -> str:
-    """Returns the id of a session that has none: the same in every import of the same session."""
+    """Returns an id for a session without an id in the file. Every import of the same session gets the same id."""
     milliseconds = to_microseconds(started_at) // 1000
     digits = hashlib.sha256("/".join((str(to_microseconds(started_at)), *identity)).encode()).hexdigest()
     time = f"{milliseconds:012x}"[-12:]
@@ -274,7 +277,11 @@ async def import_sessions(
     *,
     writes: bool = True,
 ) -> Counts:
-    """Compares all sessions with the database, and then writes them. Raises `ImportRefused` before the first write."""
+    """Compares all sessions with the database, and then writes them if `writes` is true.
+
+    Raises `ImportRefused` before the first write if the check refuses a session. Raises it after some writes only if a
+    conflict arose after the check.
+    """
     draft = AuditDraft(new_id(), actor, Action.SESSIONS_IMPORTED, "sessions", detail)
     planned: Counter[ImportOutcome] = Counter()
     faults: list[str] = []
@@ -321,7 +328,7 @@ def _faults_of(each: FileSession, outcome: ImportOutcome) -> Sequence[str]:
 
 
 async def _full(store: Store, wanted: Mapping[str, int]) -> Any:
-    """Yields a fault for each capacity that has fewer free seats than sessions are to be imported."""
+    """Yields a fault for each capacity that has too few free seats for the sessions to be imported on it."""
     after: str | None = None
     while True:
         page = await store.list_capacities(None, after, PAGE, EVERYTHING)

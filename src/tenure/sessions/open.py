@@ -8,9 +8,9 @@ time limit bounds the retries.
 On an engine whose lane LIMITED returns live sessions without a lock, requests for a capacity that was limited at the
 last open start in that lane, which saves a transaction. If the capacity is not limited any more, the result is `again`.
 
-A batch holds each key once, in ascending order, because unsorted batches deadlock. Of several requests for one key,
-only the one with the highest kind is sent to the database. The others get a result that is derived from its result, as
-if they had arrived just after it.
+A batch contains each key once, in ascending order, because unsorted batches could deadlock. Of several requests for one
+key, only the one with the highest kind is sent to the database. The results of the others are derived from its result,
+as if they had arrived just after it.
 """
 
 import asyncio
@@ -63,7 +63,7 @@ class Opener:
         lease_seconds: int | None = None,
         idle_seconds: int | None = None,
     ) -> OpenRequest:
-        """An open request with a new session id. Limits that are not given come from the configuration."""
+        """Returns an open request with a new session id. Limits that are not given come from the configuration."""
         lease = lease_seconds and lease_seconds * MICROSECONDS
         return OpenRequest(
             new_session_id(),
@@ -103,7 +103,7 @@ class Opener:
         while result.session is None and result.outcome not in REFUSALS:
             self._remember_limit(request.capacity_id, result.outcome)
             if result.outcome in _NEXT_LANES:
-                # The first pause is zero. A further one means that another transaction holds a row, usually for 1 ms.
+                # The first pause is zero. Later pauses wait for a row that another transaction holds, usually for 1 ms.
                 await backoff.pause()
                 result = await self._lanes[_NEXT_LANES[result.outcome]].run(request, since)
             else:
@@ -165,7 +165,7 @@ def limits_from(config: SessionsConfig) -> Limits:
 
 
 def _highest_kinds(requests: Sequence[OpenRequest]) -> dict[tuple[str, str], OpenRequest]:
-    """One request per key: the first of those with the highest kind."""
+    """Returns one request per key: the first of those with the highest kind."""
     best: dict[tuple[str, str], OpenRequest] = {}
     for request in requests:
         key = request.key
@@ -176,9 +176,8 @@ def _highest_kinds(requests: Sequence[OpenRequest]) -> dict[tuple[str, str], Ope
 
 
 def _own(request: OpenRequest, result: OpenResult) -> OpenResult:
-    """Corrects the outcome if the existing session has the id of this request.
-
-    Then an earlier try of the same request opened the session, and the answer was lost.
+    """Corrects the outcome `existing` if the existing session has the id of this request: then an earlier try of the
+    same request opened the session, and its response was lost.
     """
     session = result.session
     if result.outcome is not OpenOutcome.EXISTING or session is None or session.session_id != request.session_id:
@@ -191,8 +190,8 @@ ABOUT_THE_TENANT = (OpenOutcome.TENANT_MISMATCH, OpenOutcome.CAPACITY_OF_ANOTHER
 
 
 def _derive(request: OpenRequest, sent: OpenRequest, result: OpenResult) -> OpenResult:
-    """Returns the result for `request`. `result` is that of `sent`, the request for the same key that was sent to the
-    database.
+    """Returns the result for `request`, derived from the `result` of `sent`: the request for the same key that was sent
+    to the database.
     """
     if request is sent:
         return result

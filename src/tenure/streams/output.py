@@ -23,7 +23,7 @@ SLICES_MAX = 32
 
 
 class Slice:
-    """The counts of a short time."""
+    """The counts of the messages in a short span of time."""
 
     __slots__ = ("began_at", "counted", "last_at")
 
@@ -45,8 +45,8 @@ def total(slices: Sequence[Slice], until: float = float("inf")) -> StreamCounter
 class Tally:
     """The counts of a stream since its last save.
 
-    They are kept in slices of time. If a keep-alive finds that the session has ended, the stream can then leave out the
-    messages that arrived after the end.
+    The counts are kept in slices of time. So if a keep-alive finds that the session has ended, the stream can leave out
+    the messages that arrived after the end.
     """
 
     def __init__(self, telemetry: Telemetry) -> None:

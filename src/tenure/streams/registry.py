@@ -67,10 +67,11 @@ class Streams:
 
     @contextmanager
     def admit(self, replaces: Callable[[Session], bool] | None = None) -> Iterator[Admission]:
-        """Reserves capacity for one stream before its session is opened, and frees that capacity at the end.
+        """Reserves room for one stream before its session is opened, and frees it when the context exits.
 
-        A full instance also admits one stream for each session for which `replaces` is true and which has a stream
-        here: the client may have lost a connection that the instance still holds.
+        If the instance is full, it still admits a stream that replaces one of its own: a stream of a session for which
+        `replaces` is true, one at a time per session. Its client may have lost a connection that the instance still
+        holds.
         """
         replaced = self._replaceable(replaces) if replaces and self._admitted >= self.max else None
         if self._is_stopping:
@@ -96,8 +97,8 @@ class Streams:
     async def attach(self, session_id: str, scope: Scope) -> AttachResult:
         """Makes a stream the newest of its session. The caller then calls `run`, without awaiting in between.
 
-        The session may end before the answer of the database arrives here. Then the result is `over`: `run`, which
-        watches the session, would never hear of that end.
+        If the session ends before the response of the database arrives, the result is `over`: `run` begins to watch the
+        session only later, and would miss that end.
         """
         reasons: list[str] = []
         with self._ends.watch(session_id, reasons.append):
@@ -135,7 +136,7 @@ class Streams:
     def _replace_older(self, session_id: str, stream: Stream) -> None:
         """Ends the older of two streams of one session.
 
-        Answers of the database can arrive out of order, so the attachment numbers decide which stream is older.
+        Responses of the database can arrive out of order, so the attachment numbers decide which stream is older.
         """
         other = self._newest.get(session_id)
         if other is not None and other.attachment > stream.attachment:
@@ -156,7 +157,7 @@ class Streams:
                     stream.keep_alive()
 
     def check_sessions(self) -> None:
-        """Starts the keep-alive of every stream: a session may have ended without a notification."""
+        """Starts the keep-alive of every stream, because notifications of ends may have been lost."""
         for stream in self._running:
             stream.keep_alive()
 

@@ -4,11 +4,11 @@ Two loops run at once. The *pump* takes messages from the socket, counts them an
 time. The *keep-alive*, called by the registry, renews the session in the database and saves the counters. The first of
 these events ends the stream and determines its close reason:
 
-- found by the pump: the client sends stop (STOPPED), the connection is lost (DISCONNECTED), the handler raises or a
-  message cannot be read (FAILED);
+- the pump finds that the client has sent stop (STOPPED), that the connection is lost (DISCONNECTED), that the handler
+  has raised an error or that a message cannot be read (FAILED);
 - another operation has ended the session: the registry calls `session_ended` as soon as the instance knows of the end.
-  If the instance does not hear of it, the next keep-alive finds the end, with its reason in the database;
-- found by a keep-alive: a newer stream has replaced this one;
+  If the instance is not notified, the next keep-alive finds the end and its reason in the database;
+- a keep-alive finds that a newer stream has replaced this one;
 - the instance stops (SHUTDOWN).
 
 From this event on, the pump passes no further message to the handler, not even one that the socket has already
@@ -19,10 +19,12 @@ stream saves its counters at once, for the last time, and then lets the handler 
 end is recorded, the lease expires. If it dies after that, the sweep closes the session that was left `closing`.
 
 Counters are saved as increments, and each save has a number. If the response to a save is lost, the stream sends the
-same save again, and the database adds it only once. The database accepts the last save of a stream whose session has
-ended, but no keep-alive: a keep-alive that finds the end has counted messages without knowing of the end. The result of
-that keep-alive contains the time of the end. With it the stream computes when, on its own clock, the session ended, and
-leaves later messages out of its last save.
+same save again, and the database adds it only once.
+
+After the session has ended, the database still accepts the last save of the stream, but no keep-alive: the counters of
+a keep-alive may include messages that arrived after the end. The result of the rejected keep-alive contains the time of
+the end. From it the stream computes when the session ended on its own clock, and leaves later messages out of its last
+save.
 """
 
 import asyncio
@@ -65,7 +67,7 @@ RETRY_LEAST_SECONDS = 0.1
 RETRY_PARTS = 4
 """A failed save is retried after 1/RETRY_PARTS of the time until the deadline, but at most RETRY_SECONDS."""
 IN_TIME_SECONDS = 0.1
-"""A stream should know of the end of its session within this time. If it does, the messages of this time count."""
+"""If a stream learns of the end of its session within this time, the messages that it handled in between count."""
 SAVE_TRIES = 3
 LEASE_PARTS = 3
 IDLE_PARTS = 4
@@ -209,8 +211,8 @@ class Stream:
     def _is_urgent(self) -> bool:
         """Whether activity must be saved now and not with the next regular keep-alive.
 
-        This is so for the first message of the session, which makes it `active`, and if the session could lapse before
-        the next keep-alive.
+        It must be for the first message of a session, which makes the session `active`, and if the session could lapse
+        before the next keep-alive.
         """
         if not self._was_active:
             return False
@@ -255,7 +257,7 @@ class Stream:
     def _apply(self, result: AttachResult | StreamUpdateResult, asked_at: float) -> None:
         """Computes the session's deadline on this host's clock, and when the next keep-alive is due.
 
-        The response may have been slow, so the remaining time counts from the instant at which the request was sent.
+        The response may have been slow, so the remaining time is counted from the moment the request was sent.
         """
         if result.session is None or result.now is None:
             raise ValueError(f"the result {result.found} has no session or no time")
@@ -345,7 +347,9 @@ class Stream:
         return None
 
     def _counters(self, saved: StreamCounters) -> StreamCounters:
-        """The counters of the session, with those that could not be saved, or whose save was not answered."""
+        """Returns the saved counters of the session plus the counts that could not be saved or whose save got no
+        response.
+        """
         unsaved = total([*self._taken, *self._tally.take()], self._counts_until)
         return StreamCounters(*(one + other for one, other in zip(astuple(saved), astuple(unsaved), strict=True)))
 
@@ -370,8 +374,8 @@ class Stream:
 def _counts_until(updated: StreamUpdateResult, answered_at: float) -> float:
     """Return the latest instant, on this host's clock, at which the session can have ended.
 
-    The database read its clock before the response arrived. The error is at most the duration of the call. If the end
-    was found in time, the stream counts the messages that it handled until then, as after a notification.
+    The database read its clock before the response arrived, so the result is too late by at most the duration of the
+    call. If the end is at most IN_TIME_SECONDS old, no message is left out, as after a notification.
     """
     if updated.session is None or updated.session.closed_at is None or updated.now is None:
         return float("inf")
