@@ -11,9 +11,9 @@ The form of a credential decides how it is checked:
 
 ## API keys and signing keys
 
-Every instance caches the results of look-ups of keys: the callers of valid keys, and the keys that it has refused. The
-database counts the changes of keys (`KeysVersion`). A task reads this version every second, and at once after a
-notification. If the version differs from the last one, the instance drops its cache. The same read returns the signing
+Every instance caches the results of looking keys up: the callers of valid keys, and the keys that it has refused. In
+the database, each change of keys increases a version (`KeysVersion`). A task reads this version every second, and at
+once after a notification. If the version has changed, the instance drops its cache. The same read returns the signing
 keys of session tokens, which replace those of the last read. Guarantees, in which "cache" includes the signing keys:
 
 - **A change takes effect within two seconds.** The cache is trusted for TRUST_SECONDS after the *start* of the last
@@ -37,7 +37,7 @@ each have their own cache, so that a flood of one kind does not evict valid keys
 values are secrets: they are never logged, nor part of a `repr` or an error.
 
 A request without an Authorization header may have its credential in the sign-in cookie (`cookies.py`). The credential
-is then looked up in the same caches. This does not slow the hot path down: its requests have a header, or no key
+is then looked up in the same caches. Busy routes do not become slower: their requests have the header, unless no key
 exists.
 
 The last use of a key is noted in its entry, and written by a second task once a minute, off the path of requests.
@@ -80,8 +80,8 @@ REFRESH_SECONDS = 1.0
 TRUST_SECONDS = 2.0
 """How long the cache is trusted after the start of the last successful read of the version."""
 AWAY_SECONDS = 3.0
-"""How long the cache is trusted after a failed read, at most. The next read ends within this time: it begins after
-REFRESH_SECONDS, and the store answers or fails within two seconds."""
+"""The longest time for which the cache is trusted after a failed read. The next read ends within this time: it begins
+after REFRESH_SECONDS, and the store returns or fails within two seconds."""
 SHORTEST_PAUSE_SECONDS = 0.02
 """The shortest time between two reads of the version, however many notifications arrive."""
 LAST_USE_SECONDS = 60.0
@@ -170,7 +170,7 @@ class Authenticator:
         return self._identify_now(value, now)
 
     def identify_value(self, authorization: bytes | None) -> Caller | Awaitable[Caller]:
-        """As `identify`, for the value of an Authorization header; None if there is no credential."""
+        """Like `identify`, for the value of an Authorization header; None if there is no credential."""
         now = boottime()
         if now >= self._trusted_until:
             return self._identify_after_refresh(authorization)
@@ -274,8 +274,8 @@ class Authenticator:
         return self._look_up(authorization, key)
 
     def _holder_of(self, authorization: bytes, credential: bytes) -> Caller:
-        """Returns the caller with this session token, without the database. The operation checks whether the session
-        has ended.
+        """Returns the caller of a session token, without a database query. The operation that the caller requests
+        checks whether the session has ended.
         """
         token = parse_session_token(credential)
         key = None if token is None else self._signing_keys.get(token.key_id)

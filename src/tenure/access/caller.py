@@ -32,15 +32,15 @@ class Caller(msgspec.Struct, frozen=True):
     session_id: str | None = None
     """The only session that a session token is valid for."""
     expires_at: datetime | None = None
-    """From this instant on, the credential is not accepted any more."""
+    """The instant from which the credential is not accepted any more; None if it does not expire."""
 
 
 class KnownCaller(msgspec.Struct):
-    """The caller of a credential that was accepted before, in a cache whose keys are values of Authorization."""
+    """The cached caller of a credential that was accepted before. The cache is keyed by the value of Authorization."""
 
     caller: Caller
     expires_microseconds: int | None
-    """By the database's clock, since 1970."""
+    """When the credential expires, by the database's clock, since 1970; None if it does not expire."""
     used_at: float = 0.0
     """The last use that is not written yet, by `boottime`; 0 if there is none. Only the use of API keys is written."""
 
@@ -51,4 +51,4 @@ UNIDENTIFIED = Caller(CallerKind.ANONYMOUS, "anonymous", "anonymous", None)
 """The caller of a public route without a valid credential, once credentials are required."""
 
 Identify = Callable[[Sequence[tuple[bytes, bytes]]], Caller | Awaitable[Caller]]
-"""Returns the caller of a request with these headers, at once if the credential was used before."""
+"""Returns the caller of a request with these headers, or an awaitable if identifying the caller takes I/O."""

@@ -34,15 +34,15 @@ _OWN_SITES = frozenset({b"same-origin", b"none"})
 def credential_in_cookie(headers: Sequence[tuple[bytes, bytes]]) -> bytes | None:
     """Returns the credential in the sign-in cookie of a request; None if it has none, or if the cookie does not count.
 
-    Two different cookies of one name do not count: the path of one of them is not that of this installation, and the
-    request does not say which.
+    If the request has two different cookies of this name, neither counts: one of them was set for another path, and the
+    request does not show which.
     """
     found = cookie_value(COOKIE_NAME, [value for name, value in headers if name == _COOKIE])
     return found if found is not None and _is_of_own_page(headers) else None
 
 
 def cookie_value(name: str, values: Sequence[bytes]) -> bytes | None:
-    """Returns the value of the cookie of this name, in the values of the headers `Cookie`."""
+    """Returns a cookie from the values of the headers `Cookie`; None if it is missing, empty, or has several values."""
     prefix = f"{name}=".encode()
     found = {
         pair[len(prefix) :]

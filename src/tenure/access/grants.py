@@ -21,7 +21,7 @@ _NO_PARAMETERS: Mapping[str, str] = {}
 
 class Grants(msgspec.Struct, frozen=True):
     roles: tuple[Role, ...] = ()
-    """The roles that may call the route. A tuple: membership is one comparison of identities for the first entry."""
+    """The roles that may call the route. A tuple, because a look-up of its first entry is one comparison."""
     session_token: bool = False
     """Whether a session token may call the route for its own session, whose id is the parameter SESSION_ID."""
     public: bool = False
@@ -29,12 +29,12 @@ class Grants(msgspec.Struct, frozen=True):
     names_caller: bool = False
     """Whether a public route shows more to a caller with a valid credential."""
     all_tenants: bool = True
-    """Whether the route shows or changes what all tenants share, so that callers bound to a tenant are refused. False
-    for a route that reads and changes only data within the scope of its caller."""
+    """Whether the route refuses callers who are bound to a tenant. False for a route that reads and changes only data
+    within the scope of its caller."""
 
 
 def narrowed(grants: Grants) -> Grants:
-    """The same grants for a route that passes the scope of its caller to every store method."""
+    """Returns the grants with `all_tenants` False, for a route that passes its caller's scope to every store method."""
     return msgspec.structs.replace(grants, all_tenants=False)
 
 

@@ -1,13 +1,13 @@
-"""The keys with which an OIDC issuer signs its tokens: fetched from its JSON Web Key Set, and kept.
+"""Fetches and keeps the keys with which an OIDC issuer signs its tokens: its JSON Web Key Set.
 
 Guarantees:
 
 - One fetch at a time. Requests that need a new key wait for the fetch in progress; a request that is cancelled does not
   cancel it.
 - A fetch that fails, or returns no usable key, changes nothing: the keys are kept for as long as fetches fail.
-- Unknown keys cause one fetch per UNKNOWN_KEY_SECONDS, however many requests name them. The fetches in the background
-  do not count, so that a key that the issuer uses at once after it published it is found at once.
-- A key verifies only the algorithms that its own JWK allows. The token chooses among them, and nothing else.
+- Unknown keys cause one fetch per UNKNOWN_KEY_SECONDS, however many requests name them. Background fetches do not count
+  towards this limit, so a key that the issuer uses right after publishing it is found immediately.
+- A key verifies only the algorithms that its own JWK allows. A token can only choose among them.
 
 Interruptions: a lost or late response is a failed fetch, which is repeated after RETRY_SECONDS. Every instance has its
 own keys, so a second instance changes nothing. The intervals are measured with a clock that never jumps.
@@ -36,7 +36,7 @@ RETRY_SECONDS = 30.0
 """The pause after a failed fetch."""
 UNKNOWN_KEY_SECONDS = 30.0
 FAILURE_REPORT_SECONDS = 600.0
-"""While fetches fail, one event per this time is reported."""
+"""While fetches fail, an event is reported once in this time."""
 FETCH_SECONDS = 5.0
 RESPONSE_MAX_BYTES = 262_144
 RECEIVE_BYTES = 65_536
@@ -62,7 +62,7 @@ Fetch = Callable[[], Awaitable[bytes]]
 
 
 class FetchFailed(TenureError):
-    """The response is not usable. `status` is its status, unless that is 200 or there is none."""
+    """There is no usable response. `status` is set if the response has another status than 200."""
 
     def __init__(self, message: str, status: int | None = None) -> None:
         super().__init__(message)
@@ -79,8 +79,8 @@ class IssuerKey(msgspec.Struct, frozen=True):
 class BoundRegistry(JWSRegistry):
     """Allows the algorithms of one key.
 
-    joserfc's own registry takes an empty set for its recommended algorithms, which include HS256, and warns about
-    EdDSA, which is only a deprecated name.
+    joserfc's own registry treats an empty set as its recommended algorithms, which include HS256. It also warns about
+    EdDSA, although only that name is deprecated.
     """
 
     max_header_length = max_signature_length = TOKEN_PART_MAX_CHARACTERS

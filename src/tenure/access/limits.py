@@ -32,7 +32,7 @@ Address = IPv4Address | IPv6Address
 
 
 class TokenBuckets:
-    """A bucket per name."""
+    """One token bucket per name."""
 
     def __init__(self, per_second: float, burst: int, names_max: int, clock: Callable[[], float] = monotonic) -> None:
         self._seconds_per_token = 1 / per_second

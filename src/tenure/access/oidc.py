@@ -11,9 +11,9 @@ A token is accepted only if
   role, because a caller without a tenant would see all tenants. Only readers and operators of the `staff_tenant`, if
   one is configured, see all tenants.
 
-An accepted token is cached until it expires, by the value of the header Authorization, so that a token that was seen
-before costs one look-up. The cache is cleared when the issuer's keys change: a token is not accepted any longer than
-its key.
+An accepted token is cached until it expires, by the value of the header Authorization. So a token that was seen before
+costs one look-up. The cache is cleared when the issuer's keys change, because a token is accepted only as long as its
+key.
 
 If the key of a token is unknown and the last fetch of the keys failed, the token may be signed with a new key. So the
 request gets 503, and the client repeats it. With 401, a user would have to sign in again.
@@ -203,7 +203,7 @@ def _signed_claims(token: str, key: IssuerKey | None) -> dict[str, Any]:
     try:
         return jwt.decode(token, key.key, registry=key.registry).claims
     except (JoseError, ValueError, RecursionError):
-        # The reason is not given, because it would tell an attacker which part of a forged token is right.
+        # Give no reason: it would reveal to an attacker which part of a forged token is right.
         raise Unauthenticated("the signature of the token is not valid") from None
 
 

@@ -1,11 +1,12 @@
 """Serves the console: one page for every address below `/console`, and the files that the page needs.
 
-The page is the same for every address, because its script shows the content for the address. It names its files by a
-folder that contains their digest, `/console/assets/<digest>/`, so a browser may keep them permanently, and loads new
-ones after an upgrade. While instances of two versions run, a browser may ask the old one for files of the new one: it
-gets the old files, which it must not keep.
+The page is the same for every address, because its script shows the content for the address. The page loads its files
+from a folder that is named after their digest, `/console/assets/<digest>/`. So a browser may cache them permanently,
+and loads new ones after an upgrade. While instances of two versions run, a browser may ask the old one for files of the
+new one: it then gets the old files, marked as `no-store`.
 
-All files are read and compressed when the instance starts. A request can only name one of them, and never a path.
+All files are read and compressed when the instance starts. A request selects one of them by name; no path in the file
+system is ever built from a request.
 """
 
 import gzip
@@ -52,7 +53,7 @@ DO_NOT_KEEP = "no-store"
 
 
 class AnyQuery(msgspec.Struct, frozen=True):
-    """The query belongs to the page, which keeps filters there."""
+    """Ignores the query, which belongs to the page: the page keeps its filters there."""
 
 
 class FileHeaders(msgspec.Struct, frozen=True):
@@ -128,7 +129,7 @@ class ConsoleRoutes:
 
 
 def _names(if_none_match: str, tag: str) -> bool:
-    """Whether the condition names the tag. A proxy that compresses marks tags as weak."""
+    """Whether the header `If-None-Match` names the tag. A proxy that compresses marks tags as weak (`W/`)."""
     return any(each.strip().removeprefix("W/") in (tag, "*") for each in if_none_match.split(","))
 
 

@@ -43,7 +43,7 @@ FILTERED_FIELDS = {
 """The filters of queries, and the field of a session that each compares.
 
 Clients of other services filter by the name of the field. An instance that ignores unknown parameters would otherwise
-answer them with the sessions of every user.
+ignore these filters, and return the sessions of every user.
 """
 
 

@@ -160,14 +160,14 @@ class Edge:
                 elif name == REQUEST_ID_HEADER:
                     given_id = value if given_id is None else b""
                 elif name == b"origin":
-                    # Browsers send one. Two cannot both be the right one.
+                    # Browsers send one. Several count as `null`, which is never the origin of this instance.
                     origin = value if origin is None else b"null"
                 elif name == CASE_HEADER:
                     case = value
                 elif name == _FORWARDED:
                     forwarded = value if forwarded is None else b"%s,%s" % (forwarded, value)
                 elif name == _TRACEPARENT:
-                    # Two are not valid, and neither is their combination.
+                    # Several are not valid: an empty value is ignored.
                     traceparent = value if traceparent is None else b""
                 else:
                     site = value
@@ -213,7 +213,7 @@ class Edge:
         return TooManyFailures("this address sends too many wrong credentials; see failures_per_minute", seconds)
 
     def is_forwarded_https(self, headers: Headers, visit: Visit) -> bool:
-        """Whether a trusted proxy says that the browser uses https."""
+        """Whether the browser uses https, according to the header of a trusted proxy."""
         said = [value for name, value in headers if name == _FORWARDED_PROTO]
         if not said or visit.peer is None or not self._addresses.is_trusted(visit.peer[0]):
             return False

@@ -111,7 +111,7 @@ Respond = Callable[[Answer | Exception], None]
 
 
 class HotRespond(Protocol):
-    """Answers a hot request. The pipeline notes on it who sent the request, as soon as it knows."""
+    """Sends the answer to a hot request. The pipeline sets `subject` as soon as it has identified the caller."""
 
     subject: str | None
 
@@ -260,7 +260,7 @@ class Pipeline:
             visit = self.edge.check(
                 scope["headers"], changes=changes, http_version=scope["http_version"], peer=scope["client"]
             )
-            # The server runs every request of this lane in its own task, so this is never reset.
+            # The server runs every request of this lane in its own task, so these variables need no reset.
             current_request.set(visit.request_id)
             current_trace.set(visit.trace)
             answer = await self._answer(scope, receive, visit, answered)
@@ -375,7 +375,7 @@ class Pipeline:
         if found is not None:
             return found, {}
         matches = [(endpoint, match) for endpoint in self._endpoints if (match := endpoint.match(path))]
-        # A path without parameters takes precedence: `/sessions/metrics` is not the session `metrics`.
+        # A path without parameters takes precedence: `/sessions/metrics` is not the session with the id `metrics`.
         matches = [found for found in matches if found[0].route.path == path] or matches
         if not matches:
             raise NotFound("no resource has this address")
@@ -445,7 +445,7 @@ class Pipeline:
             except DatabaseUnavailable:
                 return
             except Problem:
-                # The keys of an OIDC issuer cannot be fetched, which does not concern other credentials.
+                # The keys of an OIDC issuer cannot be fetched. Other credentials can still be checked.
                 continue
 
     def run_aside(self, work: Coroutine[Any, Any, None]) -> None:
@@ -465,7 +465,7 @@ def _is_preflight(scope: Scope) -> bool:
 
 
 class _Answered:
-    """The facts for the report of a request, as far as the request has been processed."""
+    """The facts that the report of a request contains. A request may be refused before all of them are known."""
 
     __slots__ = ("endpoint", "parameters", "route", "subject")
 
@@ -488,7 +488,7 @@ async def _disconnected(receive: Receive) -> None:
 
 
 class _OpenAnswer:
-    """A streamed answer, as the check of credentials sees it."""
+    """A streamed answer that is being sent. Implements `OpenStream`."""
 
     def __init__(
         self, route: "Route", parameters: Mapping[str, str], headers: Headers, sending: asyncio.Future[None]
@@ -516,7 +516,7 @@ class _Endpoint:
     def __init__(self, route: Route, decoding: Decoding) -> None:
         self.route = route
         if route.method not in SAFE_METHODS and Role.CLIENT not in route.grants.roles:
-            # An operator's filter with a misspelled name would otherwise match more than it should.
+            # Never ignore unknown fields here: a misspelled filter of an operator would match more than intended.
             decoding = decoding.strict()
         self.name = f"{route.method} {route.path}"
         # HEAD is handled like GET; the server omits the body.
@@ -623,7 +623,7 @@ class HotRoute:
             if visit.trace is None:
                 self._hot_handler(call, respond)
             else:
-                # There is no task per request here, so the position is set for this call only.
+                # There is no task per request here, so set the position in a trace for this call only.
                 copy_context().run(self._start_traced, visit.trace, call, respond)
         else:
             self._pipeline.run_aside(self._start_when_identified(identified, parameters, headers, body, visit, respond))

@@ -3,9 +3,9 @@
 Each worker counts since its own start. `Counters.of_group` adds up the counters of all workers of the process group;
 `metrics.py` renders the counters of each worker separately.
 
-A count is a plain integer in a dictionary, and an observation of a histogram one addition to the list of its buckets.
-The number of series has a limit: every label has few values, which come from the code, from the table of routes or from
-the configuration. No label names a user, a tenant, a capacity or a session.
+A count is a plain integer in a dictionary. An observation of a histogram increments one bucket in a list, and a sum.
+The number of series is limited, because every label has few values, which come from the code, from the table of routes
+or from the configuration. No label names a user, a tenant, a capacity or a session.
 """
 
 from bisect import bisect_left

@@ -33,7 +33,10 @@ class Event(msgspec.Struct, frozen=True):
     most one line a second of the same event, subject and cause (see `repetition_key`)."""
 
     def repetition_key(self) -> tuple[str, ...]:
-        """Equal for two events that say the same. It contains no ids and no texts, so it has few different values."""
+        """Return a key that is equal for two events with the same name, lease, job, cause and type of exception.
+
+        The key contains no ids and no messages, so there are few different keys.
+        """
         exception: BaseException | None = getattr(self, "exception", None)
         fields = [getattr(self, name, "") for name in ("lease", "job", "cause")]
         return (self.name, *fields, "" if exception is None else type(exception).__name__)
@@ -448,7 +451,7 @@ class AccessSigningKeysChanged(Event, frozen=True):
 
 
 class AccessSuspended(Event, frozen=True):
-    """The version of the API keys could not be read for longer than the grace. Reported once, until it is read."""
+    """The version of the API keys could not be read for longer than the grace. Reported once until it can be read."""
 
     name: ClassVar = "access.suspended"
     level: ClassVar[Level | None] = "warning"
@@ -815,7 +818,7 @@ class UsageDelivered(Event, frozen=True):
 
 
 class UsageHasNoGateway(Event, frozen=True):
-    """No gateway `usages` is configured. Windows are cut, but not sent."""
+    """No gateway `usages` is configured, so usage windows are cut, but not sent."""
 
     name: ClassVar = "usage.no_gateway"
     level: ClassVar[Level | None] = "warning"

@@ -39,7 +39,7 @@ _logger = structlog.get_logger()
 
 
 SILENT = logging.Logger("silent", logging.CRITICAL + 1)  # noqa: LOG001 - must not inherit a level
-"""For packages that would log secrets at the level DEBUG."""
+"""A logger without output, for packages that would log secrets at the level DEBUG."""
 REPEATED_SECONDS = 1.0
 """The shortest time between two lines of the same event, subject and cause, for events that repeat."""
 
@@ -51,11 +51,11 @@ _RANKS: Mapping[str, int] = {"debug": 10, "info": 20, "warning": 30, "error": 40
 def log_events(
     telemetry: Telemetry, level: Level = "info", sessions: SessionLevel = "debug", *, access: bool = False
 ) -> Telemetry:
-    """Writes a line for every event that has a log entry, and of events that repeat, one line a second."""
+    """Writes a line for every event that has a log entry, but at most one a second for an event that repeats."""
     lowest = _RANKS[level]
     write, write_repeated = partial(_write, lowest), _Repetitions(lowest).write
     for kind in all_events():
-        # An event that chooses the level of each line is checked when it is written.
+        # If `log_entry` of an event chooses the level, the level is checked when the line is written.
         chooses = kind.log_entry is not Event.log_entry
         if kind.level is not None and kind is not SessionClosed and (chooses or _RANKS[kind.level] >= lowest):
             telemetry.subscribe(kind, write_repeated if kind.repeats else write)
@@ -206,7 +206,8 @@ def configure_logs(level: Level = "info") -> None:
             if on_terminal
             else structlog.BytesLoggerFactory(cast("BinaryIO", _Lossy(lambda: sys.stderr.buffer)))
         ),
-        # So this must be called before the first line. `tenure serve` calls it again when it knows the level.
+        # With this, a logger keeps its settings from its first line on. So call `configure_logs` before the first line.
+        # `tenure serve` calls it again when it knows the level.
         cache_logger_on_first_use=True,
     )
     # Libraries log only warnings and errors.

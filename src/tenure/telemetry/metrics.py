@@ -243,7 +243,7 @@ def _family_lines(family: Family, slot: int, series: Series) -> Iterable[str]:
 
 
 def _histogram_lines(family: Family, labels: str, value: Sequence[float]) -> Iterable[str]:
-    # A scrape may have twenty thousand of these lines.
+    # Keep this loop cheap: a scrape may have twenty thousand of these lines.
     total, beginning = 0, f'{family.name}_bucket{{{labels},le="'
     for edge, count in zip(_EDGES[family.name], value, strict=False):
         total += int(count)

@@ -5,8 +5,8 @@ worker that needs the figures of the whole group asks the other workers, its *si
 
 Each worker has a slot, from 0 to n - 1, and listens on the Unix socket of its slot. The sockets are in a folder that
 the supervisor creates and that only the user of the service can enter. A request is the name of a figure and a line
-feed; the answer is its length in four bytes, and the figure. A figure is bytes: the source and the reader agree on a
-format.
+feed; the answer is the length of the figure in four bytes, and the figure. A figure is a byte string, whose format is
+up to the code that registers and asks for it.
 
 A worker asks all siblings at once, and leaves out those that do not answer within ASK_SECONDS:
 
@@ -29,7 +29,7 @@ from pathlib import Path
 from tenure.errors import ConfigurationError
 
 ASK_SECONDS = 1.0
-"""The most that an answer may take, and the most that a request may take to arrive."""
+"""The time limit for an answer, and also for the arrival of a request."""
 NAME_MAX_BYTES = 64
 FIGURE_MAX_BYTES = 1024 * 1024
 LENGTH_BYTES = 4
@@ -98,7 +98,7 @@ class Siblings:
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            # A sibling that stops in between is not waited for. An unknown name comes from a worker of another version.
+            # Ignore a sibling that stops before it gets the answer, and a name that only another version knows.
             with suppress(TimeoutError, OSError, ValueError, asyncio.IncompleteReadError):
                 async with asyncio.timeout(ASK_SECONDS):
                     source = self._sources.get((await reader.readuntil(b"\n"))[:-1].decode())

@@ -1,4 +1,4 @@
-"""Where an operation stands in a trace: the ids of its span and of the span above it, and how they are passed on.
+"""The position of an operation in a trace: the ids of its span and of its parent span, and how they are passed on.
 
 A *span* is an operation with a begin and an end: a request, a store operation, a run of a job, an attempt to deliver a
 submission. Spans with the same trace id are a *trace*. Other systems pass the ids on in the header `traceparent`
@@ -36,7 +36,7 @@ class Trace(msgspec.Struct, frozen=True, gc=False):
 
 
 class BatchTrace(msgspec.Struct, frozen=True):
-    """The positions of the requests of a batch that are sampled. The batch itself belongs to no trace of theirs."""
+    """The positions of the sampled requests in a batch. The batch itself belongs to none of their traces."""
 
     members: Sequence[Trace]
 

@@ -1,7 +1,7 @@
 """Traces: exports a span for each sampled request, store operation, run of a job and attempt, over OTLP/HTTP.
 
-Off by default. The packages of the extra `otel` are imported only if an endpoint is configured, and while traces are
-off nothing subscribes to an event, no request gets a position, and no task carries one.
+Off by default. The packages of the extra `otel` are imported only if an endpoint is configured. While traces are off,
+this module subscribes to no event, and no request or task has a position in a trace.
 
 The spans, and their places in a trace:
 
@@ -20,9 +20,9 @@ A caller that sends `traceparent` decides whether its request is sampled, if `fo
 requests are sampled, evenly spread: every request while there are few, and a bounded part of a core while there are
 many.
 
-Spans are made when the event that ends them is reported, not by the tracer of the SDK. A thread encodes and sends them.
-Its queue is bounded: while the collector does not answer, spans are dropped, and requests are not delayed. A span
-contains routes, names, ids and durations; it contains no address, no header, no body and no credential.
+A span is created when the event that ends it is reported; the tracer of the SDK is not used. A thread encodes and sends
+the spans. Its queue is bounded: while the collector does not respond, spans are dropped, and requests are not delayed.
+A span contains routes, names, ids and durations, but no address, no header, no body and no credential.
 """
 
 import logging
@@ -97,8 +97,8 @@ class Traces:
         self._follows = follow_callers
         self._clock = clock
         self._used_until = 0.0
-        """The requests that were sampled use up the rate until this instant."""
-        # Not for secrets. A generator of its own, so that no other code can seed it.
+        """The requests sampled so far use up the rate until this instant."""
+        # Not for secrets. A separate generator, so that no other code can seed it.
         self._random = random.Random()  # noqa: S311
 
     def subscribe_to(self, telemetry: Telemetry) -> None:
@@ -253,7 +253,7 @@ class Exporter:
         self, endpoint: str, headers: Mapping[str, str], service_name: str, version: str, telemetry: Telemetry
     ) -> None:
         try:
-            # Only here: the packages belong to an extra, and take a tenth of a second to import.
+            # Import only here: the packages belong to an extra, and take a tenth of a second to import.
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415
             from opentelemetry.sdk.resources import Resource  # noqa: PLC0415
             from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
@@ -262,7 +262,8 @@ class Exporter:
                 "traces.endpoint: traces need the extra otel; install tenure[otel], or do not set an endpoint"
             ) from error
         self._convert = _converter(Resource.create({"service.name": service_name, "service.version": version}), version)
-        # Its lines would name the address, which may contain a token, and there is one for each span that is dropped.
+        # Silence the SDK: its lines contain the address, which may contain a token, and it writes one for each dropped
+        # span.
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL + 1)
         sender = OTLPSpanExporter(endpoint, headers=dict(headers) or None, timeout=EXPORT_SECONDS)
         self._processor = BatchSpanProcessor(_reporting(sender, telemetry))

@@ -20,7 +20,7 @@ from tenure.transcription.wav import BYTES_PER_SECOND, SAMPLE_RATE
 OPTIONS = "streams.options"
 GRAMMARS = Path(__file__).parent / "grammars"
 UTTERANCE_SECONDS_MAX = 20
-"""The maximum length of an utterance without a pause. A decoder needs more memory the longer an utterance is."""
+"""The maximum length of an utterance without a pause. The longer an utterance, the more memory a decoder needs."""
 
 
 class Recognizer(Protocol):

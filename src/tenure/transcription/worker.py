@@ -1,7 +1,7 @@
 """Runs a recogniser in a separate process: reads samples from stdin and writes replies to stdout.
 
 A message is a length of four bytes, followed by that many bytes of whole samples. The last message has length 0. The
-process writes one line of JSON when it has started, and one in reply to each message.
+process writes one line of JSON when its model is loaded, and one in reply to each message.
 
 The process exits when stdin ends, so an instance that is killed leaves no process behind. It ignores SIGTERM and
 SIGINT: they may be sent to the whole process group, and the instance still needs the last results then.

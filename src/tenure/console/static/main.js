@@ -1,5 +1,5 @@
 // @ts-check
-/** Starts the console: finds out who is calling, and shows the page of the address. */
+/** Starts the console: identifies the caller, and shows the page of the address. */
 
 import { ApiError, connection, request } from "./core/api.js";
 import { live, Watch } from "./core/live.js";
@@ -52,7 +52,7 @@ class Console {
     this.#isSigningIn = false;
     live.mayFollow = me.role !== "client";
     if (this.#meWatch !== null) return;
-    // The role may change, the key may be revoked, and clocks drift.
+    // Ask again regularly: the role may change, the key may be revoked, and clocks drift.
     this.#meWatch = new Watch(() => ({ path: "me" }), ME_EVERY_MS);
     this.#meWatch.data = me;
     this.#meWatch.dueAt = performance.now() + ME_EVERY_MS;

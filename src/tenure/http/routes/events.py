@@ -22,14 +22,14 @@ from tenure.naming import CAMEL, Names
 LATEST = "latest"
 WAIT_MAX = 30
 KEEP_ALIVE_SECONDS = 15.0
-"""How often a stream without events sends a comment: proxies keep the connection, and a dead one is detected."""
+"""How often a stream without events sends a comment, so that proxies keep the connection and a dead one is detected."""
 RETRY_MILLISECONDS = 1000
 """How long the client of a stream waits before it connects again."""
 EVENT_STREAM = "text/event-stream"
 STREAM: Headers = (
     (b"content-type", EVENT_STREAM.encode()),
     (b"cache-control", b"no-store"),
-    # Without it, nginx would collect events instead of sending them on.
+    # Without this header, nginx would buffer events instead of forwarding them.
     (b"x-accel-buffering", b"no"),
 )
 
@@ -75,9 +75,9 @@ class EventAnswer(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     capacity_id: Uuid
     session_kind: KindNumber
     previous_session_id: Uuid | UnsetType = UNSET
-    """Only of `session.upgraded`."""
+    """Set only for `session.upgraded`."""
     session_start_utc: Instant | UnsetType = UNSET
-    """Only of `session.closed`, like `closeReason`."""
+    """Set only for `session.closed`, like `closeReason`."""
     close_reason: CloseReason | UnsetType = UNSET
 
 
@@ -137,7 +137,7 @@ class EventRoutes:
         yield f"retry: {RETRY_MILLISECONDS}\n\n".encode()
         async with aclosing(self._feed.follow(criteria, after, KEEP_ALIVE_SECONDS)) as pieces:
             async for piece in pieces:
-                # A block without data is not an event, but a client that reconnects continues from its id.
+                # A block without data is no event, but it has an id, from which a client that reconnects continues.
                 yield (
                     _with_names(piece.frames, names)
                     or f": keep-alive\nid: {cursor_of_event(piece.position)}\n\n".encode()

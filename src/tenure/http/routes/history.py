@@ -1,4 +1,4 @@
-"""The history of a session: its facts in the order of time."""
+"""The route of the history of a session: facts about it, oldest first."""
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
@@ -124,7 +124,7 @@ class HistoryRoutes:
 
 
 def view_of(caller: Caller) -> View:
-    """The parts of a history that the caller could also read by other routes."""
+    """Returns which parts of a history the caller may read: those that other routes would show to the caller too."""
     reads = caller.role in READERS.roles
     reads_all = reads and not caller.scope.is_bound
     return View(audit=reads_all, usage=reads, deliveries=reads_all)
@@ -153,7 +153,7 @@ _CONVERTED: dict[str, tuple[str, Callable[[Any], Any]]] = {
 }
 
 
-# Cursors: the window after which the section begins, and the last fact of the page.
+# A cursor contains the window after which the section begins and, if the section continues, the page's last fact.
 
 
 def _next_cursor(found: SessionHistory, after: int | None, shown: Sequence[Fact], *, has_more: bool) -> str | None:

@@ -1,4 +1,4 @@
-"""The instances of the installation, and its activity over time."""
+"""The routes of instances and of activity: the counts of all instances over time."""
 
 from collections.abc import Sequence
 from typing import Annotated

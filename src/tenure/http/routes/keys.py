@@ -73,7 +73,7 @@ class KeyList(msgspec.Struct, frozen=True, rename="camel"):
 
 class KeyRoutes:
     def __init__(self, store: Store, prefix: str, reread_keys: Callable[[], Awaitable[None]]) -> None:
-        """`reread_keys` makes this worker use the keys as they are now. The others follow within two seconds."""
+        """`reread_keys` makes this worker use the current keys at once. Other workers follow within two seconds."""
         self._store = store
         self._path = f"{prefix}/keys"
         self._reread_keys = reread_keys

@@ -155,7 +155,7 @@ class ProbeRoutes:
 
 
 def _instant_text(value: datetime | str) -> str:
-    """`instant` returns text for one instant in a million."""
+    """Formats the result of `instant`, which for one instant in a million is a text already."""
     return value if isinstance(value, str) else instant_text(value)
 
 
@@ -164,7 +164,7 @@ def _wants_text(accept: str) -> bool:
 
 
 def _as_text(mode: str, instance: str, executor: LeaseWithRole | None) -> bytes:
-    """One line in the form that deployments of lease-based services parse. A follower also names the leader."""
+    """Returns one line of `name=value` pairs, as scripts of other systems expect. A follower also names the leader."""
     expires_at = "" if executor is None else _instant_text(executor.expires_at)
     line = f"mode={mode} holder_id={instance} lease_expires_at={expires_at}"
     if mode == "follower":

@@ -131,7 +131,7 @@ class OpenAnswer(SessionAnswer, frozen=True, rename="camel", kw_only=True):
     was_created: bool
     was_upgraded: bool
     session_token: str | msgspec.UnsetType = msgspec.UNSET
-    """Only if the request has `withToken`."""
+    """Set only if the request has `withToken`."""
 
 
 class EndAnswer(SessionAnswer, frozen=True, rename="camel", kw_only=True):
@@ -403,7 +403,7 @@ class SessionRoutes:
         ]
 
     def open(self, call: Call, respond: Respond) -> None:
-        # Before the session is opened: a request for a token that cannot be signed opens no session.
+        # Get the signer first: if no token can be signed, the request must fail before it opens a session.
         sign = self._token_signer() if call.body.with_token else None
 
         def done(result: OpenResult | Exception) -> None:
@@ -587,7 +587,7 @@ class _SharedJson:
         return f"{self._before}{session_id}{self._after}".encode()
 
     def encode_all(self, session_ids: Sequence[str], results: Sequence[HeartbeatResult], names: Names) -> bytes:
-        """The elements of an array."""
+        """Returns the results as the elements of a JSON array, without its brackets."""
         pieces: list[bytes] = []
         for result, group in groupby(zip(session_ids, results, strict=True), itemgetter(1)):
             ids = [session_id for session_id, _ in group]

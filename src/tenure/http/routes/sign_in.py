@@ -1,5 +1,5 @@
-"""The caller of a request (`GET /me`), and the sign-in of browser pages: a credential in, a cookie out
-(`access/cookies.py`).
+"""The routes that show the caller of a request (`GET /me`), and that sign a browser page in: they exchange a credential
+for a cookie (`access/cookies.py`).
 
 With an OIDC issuer, a person can also sign in there (`access/code_flow.py`).
 """
@@ -255,7 +255,9 @@ class SignInRoutes:
         return Answer(caller_answer(caller, self._authenticator.database_now), headers=headers)
 
     async def _accepted(self, tokens: Sequence[str]) -> tuple[str, Caller]:
-        """The first token that is a credential here. An access token may be meant for another service, or be opaque."""
+        """Returns the first token that is accepted here, and its caller. An access token may be meant for another
+        service, or be opaque.
+        """
         refused: Problem | None = None
         for token in tokens:
             if len(token) > COOKIE_CREDENTIAL_MAX or not token.isascii():

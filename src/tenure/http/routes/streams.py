@@ -111,10 +111,10 @@ async def serve_admitted(
     call: Call,
     replaces: Callable[[Session], bool],
 ) -> None:
-    """Calls `run` if the instance has room for one more stream, or if the stream replaces one of its streams. Sends a
-    problem as the last message, and closes.
+    """Calls `run` if the instance has room for one more stream, or if the stream replaces one of its streams. If a
+    problem is raised, sends it as the last message and closes the connection.
 
-    The client may send before it reads. `Socket.close` continues to read, so that the client gets the problem.
+    The client may send before it reads. So `Socket.close` continues to read until the client has got the problem.
     """
     try:
         # A full instance must not show whether it has streams of sessions that the caller may not see.

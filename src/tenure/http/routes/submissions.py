@@ -333,7 +333,7 @@ class SubmissionRoutes:
 def submitter(caller: Caller) -> str:
     """Returns the name under which the caller's submissions are stored. Each name has its own idempotency keys.
 
-    Contains the tenant of a credential that is bound to one: a key of another tenant may have the same name.
+    For a credential that is bound to a tenant, it contains the tenant: a key of another tenant may have the same name.
     """
     if caller.kind is CallerKind.ANONYMOUS:
         return ""
@@ -346,7 +346,7 @@ def submitter(caller: Caller) -> str:
 
 
 def _owner(caller: Caller) -> str | None:
-    """The only submitter whose submissions the caller may read and command; None for all."""
+    """Returns the only submitter whose submissions the caller may read and command; None if the caller may for all."""
     return submitter(caller) if caller.scope.is_bound else None
 
 

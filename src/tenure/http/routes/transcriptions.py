@@ -158,7 +158,7 @@ class TranscriptionRoutes:
         if (problem := refusal_of(attached, session_id)) is not None:
             raise problem
         answer = open_answer(OpenResult(opened.outcome, attached.session))
-        # Always `session_id`, even if other names are in camelCase: these clients expect this name.
+        # Add `session_id` even if other names are in camelCase: clients of this route expect this name.
         greeting = as_json({"type": "session_start", "session_id": session_id, **call.names.builtins(answer)})
         await self._streams.run(socket, attached, greeting, self._make_handler, call.names)
 
@@ -247,8 +247,8 @@ class TranscriptionRoutes:
 
 
 async def _transcribe(session: Session, recording: "Recording", handler: StreamHandler) -> str:
-    # Telemetry without subscribers: this is not a stream of the session, so the counters of streams, which the session
-    # and `GET /sessions/metrics` show, must not count its messages.
+    # Use telemetry without subscribers. This is no stream of the session, so its messages must not appear in the stream
+    # counters of the session and of `GET /sessions/metrics`.
     await handler.open(session, SocketOutput(recording, Tally(Telemetry())))
     try:
         while (message := await recording.receive()) != STOP:

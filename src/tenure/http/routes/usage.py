@@ -33,7 +33,7 @@ from tenure.usage.send import draft_of, send_windows
 
 DIGITS_MAX = 18
 SENT_PER_REQUEST = 10_000
-"""About how many windows one request hands over: a week of windows of one minute."""
+"""About how many windows one request hands over to the executor: a week of one-minute windows."""
 EARLIEST_END = datetime.min.replace(tzinfo=UTC) + SPAN
 """The earliest valid end of a span without a start: with an earlier end, the default start would precede the year 1."""
 
@@ -256,7 +256,7 @@ class UsageRoutes:
 
 
 def _continued(query: UsageQuery) -> tuple[UsageQuery, str | None]:
-    """The query for this page, and the key after which the page starts.
+    """Returns the query for this page, and the key after which the page starts.
 
     The cursor contains the span of the first page, so that all pages cover the same span.
     """

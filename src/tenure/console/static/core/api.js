@@ -2,25 +2,26 @@
 /**
  * Requests to the API: the same routes that every other client uses, with the cookie of the sign-in as credential.
  *
- * `Connection` knows whether the service answers. A request that fails because the service is unavailable (no
- * answer, or a status that says so) sets `lost`, and the next answer clears it. Pages keep what they show in between.
+ * `Connection` knows whether the service is available. A request that fails because the service is unavailable (no
+ * response, or one of the statuses in AWAY) sets `lost`, and the next response clears it. Meanwhile pages keep showing
+ * their data.
  */
 
 import { learnServerTime, serverNow } from "./clock.js";
 
 /** How long a request of a person may take. */
 const TIMEOUT_MS = 15_000;
-/** Statuses that say: the service is unavailable at the moment. */
+/** The statuses with which the service, or a proxy, reports that the service is unavailable at the moment. */
 const AWAY = new Set([502, 503, 504]);
-/** An instance knows its callers for a while without the database: these answers say nothing about it. */
+/** Paths that an instance serves for a while without the database, so their responses do not show that it is back. */
 export const WITHOUT_DATABASE = new Set(["me"]);
-/** An amount in JSON. It cannot be part of a text, because quotes in texts are escaped. */
+/** An amount in JSON. This cannot match inside of a JSON string, because quotes in strings are escaped. */
 const AMOUNT = /"usage":\s*(-?\d+(?:\.\d+)?)/g;
 
 /** The address of the service, with its prefix and a slash at its end. The console is one level below. */
 export const root = new URL("..", document.baseURI);
 
-/** A problem that the service answered with. */
+/** A response with a problem, as the service sends it. */
 export class ApiError extends Error {
   /**
    * @param {number} status
@@ -41,7 +42,7 @@ export class ApiError extends Error {
   }
 }
 
-/** The service did not answer. */
+/** The service did not respond. */
 export class ConnectionLost extends Error {
   /** @param {unknown} cause */
   constructor(cause) {
@@ -98,7 +99,7 @@ class Connection extends EventTarget {
 
 export const connection = new Connection();
 
-/** When the person last changed something, or requested other data: the answers that follow are shown at once. */
+/** When the user last changed something, or requested other data: tables then show the next responses at once. */
 export const acted = { at: Number.NEGATIVE_INFINITY };
 
 /**

@@ -4,10 +4,11 @@
  *
  * Deadlines are instants of the database's clock, and the clock of this machine may be wrong. An answer that contains
  * the server's time bounds the difference: the server read its clock after the request was sent and before the answer
- * arrived. The page keeps the estimate with the shortest round trip, and lets it age, because clocks drift.
+ * arrived. The page keeps the estimate with the shortest round trip. Clocks drift, so an estimate becomes less exact as
+ * it ages, until a newer one replaces it.
  */
 
-/** Each second, an old estimate counts as this much less exact. */
+/** By how much an estimate becomes less exact each second. */
 const DRIFT_MS_PER_SECOND = 0.1;
 
 let aheadMs = 0;

@@ -23,7 +23,11 @@ export const time = (instant) => new Date(instant).toISOString().slice(11, 19);
 /** 2026-11-18 10:42:07. @param {Date | string | number} instant */
 export const dateTime = (instant) => new Date(instant).toISOString().slice(0, 19).replace("T", " ");
 
-/** As short as it can be without a doubt: the time alone for today. @param {Date | string | number} instant @param {number} now */
+/**
+ * The time, with the date unless the instant is today.
+ * @param {Date | string | number} instant
+ * @param {number} now
+ */
 export function shortTime(instant, now) {
   const text = dateTime(instant);
   return text.slice(0, 10) === dateTime(now).slice(0, 10) ? text.slice(11) : text;

@@ -1,6 +1,6 @@
 // @ts-check
 /**
- * The session that this tab holds, if there is one. It outlives the page that began it: the shell shows it everywhere.
+ * The session that this tab holds, if there is one. The tab keeps holding it when the user goes to another page.
  *
  * The JavaScript client of the service does the work (`hold` in `/client/tenure.js`): it sends heartbeats at the
  * server's interval with the session's own token, and never treats the session as live for longer than the server does.
@@ -15,7 +15,7 @@ import { ApiError, ConnectionLost, request, root } from "./api.js";
  * @typedef {import("../../../http/routes/tenure.js").OpenAnswer} OpenAnswer
  */
 
-/** What each reason of a loss means. @type {Record<string, string>} */
+/** The meaning of each reason of a loss. @type {Record<string, string>} */
 export const LOSSES = {
   expired: "It reached its deadline.",
   evicted: "A newer session took its seat.",
@@ -27,7 +27,7 @@ export const LOSSES = {
   unreachable: "The service could not be reached before the lease ran out, so it may be over.",
 };
 
-/** What a tab remembers of the session that it holds, to offer it again after a reload. Never its token. */
+/** The key in `sessionStorage` of the held session, which is offered again after a reload. Its token is not stored. */
 const REMEMBERED = "tenure.held";
 
 /** @typedef {Pick<OpenAnswer, "sessionId" | "userObjectId" | "tenantObjectId" | "capacityId" | "sessionKind">} Remembered */
@@ -96,11 +96,11 @@ class Holding extends EventTarget {
     try {
       await this.#session?.heartbeat();
     } catch {
-      // The loss, or the warning, is shown.
+      // Nothing to do: the panel shows the loss, or warns that the session expires.
     }
   }
 
-  /** Send no more heartbeats; the session lives until its lease runs out. */
+  /** Stop sending heartbeats. The session stays live until its lease expires. */
   release() {
     this.#session?.release();
     this.#forget();
@@ -149,7 +149,7 @@ function remembered() {
   try {
     return JSON.parse(sessionStorage.getItem(REMEMBERED) ?? "null");
   } catch {
-    return null; // The browser keeps nothing for this page.
+    return null; // Storage is switched off.
   }
 }
 
@@ -160,11 +160,11 @@ function remember(session) {
     const { sessionId, userObjectId, tenantObjectId, capacityId, sessionKind } = session;
     sessionStorage.setItem(REMEMBERED, JSON.stringify({ sessionId, userObjectId, tenantObjectId, capacityId, sessionKind }));
   } catch {
-    // The browser keeps nothing for this page.
+    // Storage is switched off.
   }
 }
 
-/** An error of the client as one that pages know. @param {any} error @param {any} client */
+/** Convert an error of the client to a class of api.js, which pages handle. @param {any} error @param {any} client */
 function translated(error, client) {
   if (error instanceof client.TenureError) {
     return new ApiError(error.status, { code: error.code, detail: error.detail, errors: error.errors }, error.requestId);

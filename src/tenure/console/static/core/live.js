@@ -3,15 +3,15 @@
  * Keeps what a page shows up to date, with at most one request a second per tab.
  *
  * A page watches addresses, each with an interval. The first request of a watch is sent at once, because a person waits
- * for it. After that, one timer picks the watch that is the longest overdue, at most once a second, and at least every
- * other second, so that a service that does not answer is noticed. Nothing is sent
- * while updates are paused or the tab is hidden, and a tab that is shown again does not refetch while it is paused.
- * While the service is unavailable, one watch tries again with growing pauses; after an answer all watches are due.
+ * for it. After that, one timer loads the watch that is the longest overdue, at most once a second. If none is due, it
+ * still sends a request now and then, so that the page notices when the service does not respond. Nothing is sent while
+ * updates are paused or the tab is hidden, not even when a paused tab is shown again. While the service is unavailable,
+ * one watch tries again with growing pauses; after a response, all watches are due.
  *
- * A watch that names the events it depends on is due at once when such an event arrives. The events come as a stream
+ * A watch that depends on events is due at once when such an event arrives. The events come as a stream
  * (`GET /events`), which is open only while the tab is visible: browsers allow few connections per host, and hidden
- * tabs must not take them from others. Without the stream, which the role `client` may not read, watches are loaded at
- * their interval.
+ * tabs must not take them from others. Without the stream, which the role `client` may not read, such a watch is loaded
+ * at least every two seconds.
  */
 
 import { ApiError, connection, isAway, request, root, WITHOUT_DATABASE } from "./api.js";
@@ -19,27 +19,27 @@ import { ApiError, connection, isAway, request, root, WITHOUT_DATABASE } from ".
 export const SPACING_MS = 1_000;
 const TICK_MS = 250;
 const LONGEST_PAUSE_MS = 5_000;
-/** The console notices within five seconds that the service does not answer: it sends a request at least this often, … */
+/** After this time without a request, a watch is loaded before it is due, to find out whether the service responds. */
 const QUIET_MS = 1_500;
-/** … and expects its answer within this time. */
+/** How long a watch waits for a response. So the console notices an outage of the service within five seconds. */
 const WATCH_TIMEOUT_MS = 2_500;
 /** The pause after a request is at least this many times its duration, so that no tab keeps the service busy. */
 const REST_FACTOR = 20;
-/** A request whose last answer took longer than this is sent only when it is due, … */
+/** A watch whose last response took longer than this is not loaded before it is due. */
 const COSTLY_MS = 300;
-/** … unless nothing else was sent for this long: then the cheapest one is sent, or the console would not notice in time. */
+/** After this time without a request, the watch with the fastest response is loaded even if it took longer. */
 const SILENT_MS = 2_500;
 const PAUSED = "tenure.paused";
 const EVENT_TYPES = ["session.opened", "session.upgraded", "session.closed"];
-/** With more events in a second, the stream is closed for a while: the watch is due every second anyway. */
+/** With more events in a second, the stream is closed for STREAM_BUSY_MS: watches would be due all the time anyway. */
 const EVENTS_PER_SECOND_MAX = 200;
 const STREAM_RETRY_MS = 3_000;
 const STREAM_BUSY_MS = 30_000;
-/** How often a watch that depends on events is loaded while they do not come. */
+/** How often a watch that depends on events is loaded while the stream of events is closed. */
 const WITHOUT_EVENTS_MS = 2_000;
 
 /**
- * What a watch knows: the last answer stays while a later request fails.
+ * An address that is loaded again and again, with its last data. If a later request fails, the data stays.
  * @template T
  */
 export class Watch extends EventTarget {
@@ -103,7 +103,7 @@ export class Watch extends EventTarget {
         this.isLoading = false;
         const asked = this.error instanceof ApiError ? this.error.retryAfterSeconds * 1000 : 0;
         const everyMs = this.concerns !== null && !live.isFollowing ? Math.min(this.everyMs, WITHOUT_EVENTS_MS) : this.everyMs;
-        // An event that came while the request was under way may not be in its answer.
+        // If an event arrived during the request, the response may not include it: the watch is due again.
         this.tookMs = performance.now() - began;
         this.dueAt = this.#isOutdated ? 0 : performance.now() + Math.max(asked, everyMs, this.tookMs * REST_FACTOR);
         this.#isOutdated = false;
@@ -171,7 +171,7 @@ class Live extends EventTarget {
     this.#schedule();
   }
 
-  /** When the next request is tried while the service is unavailable. */
+  /** The time until the next request is tried while the service is unavailable. */
   get retryInMs() {
     return Math.max(0, this.#tryAt - performance.now());
   }
@@ -210,7 +210,11 @@ class Live extends EventTarget {
     return this.#isFollowing;
   }
 
-  /** Open or close the stream of events as the watches need it. @param {number} now @returns {boolean} Whether a request was sent. */
+  /**
+   * Open the stream of events if a watch needs it, otherwise close it.
+   * @param {number} now
+   * @returns {boolean} Whether a request was sent.
+   */
   #openStream(now) {
     const isWanted = this.mayFollow && [...this.#watches].some(({ concerns }) => concerns !== null);
     if (!isWanted) this.#closeStream();
@@ -221,7 +225,7 @@ class Live extends EventTarget {
     stream.addEventListener("open", () => {
       if (this.#stream !== stream) return;
       this.#isFollowing = true;
-      // What happened before the stream began is in no event.
+      // The stream does not contain what happened before it began.
       for (const watch of this.#watches) if (watch.concerns !== null) watch.touch();
     });
     // Close the stream, or the browser would connect again on its own, and exceed the limit on requests.
@@ -272,8 +276,8 @@ class Live extends EventTarget {
   }
 
   /**
-   * Which watches may be loaded before they are due, to find out whether the service answers: those that failed before
-   * are loaded in any case.
+   * Decide which watches may be loaded before they are due, to find out whether the service responds. Watches that
+   * failed because the service was unavailable are loaded in any case.
    * @param {Watch<any>[]} idle
    * @param {number} now
    * @returns {(watch: Watch<any>) => boolean}
@@ -282,7 +286,7 @@ class Live extends EventTarget {
     const isLost = connection.lost !== null;
     const quietMs = now - connection.lastSentAt;
     if (!isLost && quietMs < QUIET_MS) return () => false;
-    // Requests that do not need the database do not show whether it answers: they are probes only on a page that has no
+    // Responses that do not need the database do not show whether it is available. Use them only if the page has no
     // others.
     const informative = idle.filter((watch) => !WITHOUT_DATABASE.has(watch.address()?.path ?? ""));
     const probes = informative.length > 0 ? informative : idle;

@@ -1,9 +1,9 @@
 // @ts-check
 /**
- * Which page belongs to an address. Addresses are those of the browser's history, relative to `<base href>`.
+ * Finds the page of an address. Addresses are those of the browser's history, relative to `<base href>`.
  *
- * A page is a class: `path` is its address, with `:name` for a part that varies, and `title` the text of its heading. The shell
- * constructs it with a `View` and calls `render()` when something changes.
+ * A page is a class: `path` is its address, with `:name` for a part that varies, and `title` the text of its heading.
+ * `main.js` constructs it with a `View`, and calls `render()` when something changes.
  */
 
 /**
@@ -11,8 +11,8 @@
  * @property {string} path
  * @property {string} title
  * @property {{label: string, order: number, needs?: import("./types.js").Role[], allTenants?: boolean}} [nav]
- *   The entry in the navigation. `needs` are the roles that may use the page; `allTenants`: not for a caller who is
- *   bound to a tenant.
+ *   The entry in the navigation. `needs` are the roles that may use the page. With `allTenants`, a caller who is bound
+ *   to a tenant may not use it.
  *
  * @typedef {object} Page
  * @property {() => unknown} render

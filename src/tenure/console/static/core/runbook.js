@@ -1,6 +1,6 @@
 // @ts-check
 /**
- * What docs/runbook.md says about the alerts that Tenure raises. A test compares both.
+ * The sections of docs/runbook.md about the alerts that Tenure raises. A test compares both texts.
  * @type {Record<string, {meaning: string, look: string, act: string, avoid: string}>}
  */
 export const RUNBOOK = {

@@ -34,7 +34,11 @@ export const html = (strings, ...values) => new Template(strings, values, false)
 /** For elements inside `<svg>`. @param {TemplateStringsArray} strings @param {unknown[]} values */
 export const svg = (strings, ...values) => new Template(strings, values, true);
 
-/** A template in a list, whose nodes follow its key. @param {unknown} key @param {Template} template */
+/**
+ * A template in a list. When the list changes, its nodes move with its key.
+ * @param {unknown} key
+ * @param {Template} template
+ */
 export const keyed = (key, template) => new Template(template.strings, template.values, template.isSvg, key);
 
 /** @type {WeakMap<Element | DocumentFragment, Slot>} */
@@ -55,7 +59,7 @@ export function render(value, container) {
   const focused = document.activeElement;
   const wasInside = focused instanceof HTMLElement && container.contains(focused);
   slot.set(value);
-  // The element with the focus was removed, with its surroundings: move the focus to the part of the page around it.
+  // The element with the focus was removed together with its neighbours: move the focus to the part of the page around.
   if (wasInside && !focused.isConnected && document.activeElement === document.body) {
     /** @type {HTMLElement | null} */ (container.closest("[tabindex]"))?.focus({ preventScroll: true });
   }
@@ -182,7 +186,7 @@ function isBetween(node, start, end) {
   return Boolean(isAfter && end.compareDocumentPosition(node) & Node.DOCUMENT_POSITION_PRECEDING);
 }
 
-/** What stands between two comments: text, the nodes of a template, an element, or a list of these. */
+/** The content between two comment nodes: text, the nodes of a template, an element, or a list of these. */
 class Slot {
   /** @type {{strings: TemplateStringsArray, key: unknown, parts: Part[]} | null} */
   #shown = null;
@@ -225,7 +229,7 @@ class Slot {
       each(content, (node) => nodes.push(node));
       const parts = places.map(({ node, make }) => make(/** @type {Node} */ (nodes[node])));
       this.#shown = { strings: template.strings, key: template.key, parts };
-      // First the values, then the page: custom elements see their properties when they are connected.
+      // Set the values before inserting the nodes, so that custom elements have their properties when connected.
       for (const part of parts) part.set(template.values);
       this.end.before(content);
       return;
@@ -259,7 +263,8 @@ class Slot {
   }
 
   /**
-   * A node that moves loses the focus, and so does one that is removed: then the one that took its place gets it.
+   * Restore the focus. A node that has moved has lost it, and gets it back. If the node was removed, the node that took
+   * its place gets the focus.
    * @param {HTMLElement} focused
    * @param {number} place
    */

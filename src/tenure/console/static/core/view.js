@@ -1,5 +1,5 @@
 // @ts-check
-/** What a page gets: its address, the caller, watches that end with the page, and ways to change and announce. */
+/** The object that each page gets: its address, the caller, watches that end with the page, and navigation. */
 
 import { acted } from "./api.js";
 import { live, Watch } from "./live.js";
@@ -33,7 +33,7 @@ export class View {
     this.#update();
   }
 
-  /** Have a screen reader say something that a person who looks can see. @param {string} text */
+  /** Have a screen reader announce a change that others see on the page. @param {string} text */
   announce(text) {
     this.#announce(text);
   }
@@ -43,8 +43,8 @@ export class View {
    * @template [T=any]
    * @param {() => string | {path: string, query?: Record<string, unknown>, exact?: boolean} | null} address
    * @param {number} everyMs
-   * @param {(event: import("./types.js").SessionEvent) => boolean} [concerns] Load also soon after an event for which
-   *   this returns true. While events do not arrive, the address is loaded every two seconds.
+   * @param {(event: import("./types.js").SessionEvent) => boolean} [concerns] If this returns true for an event, the
+   *   address is loaded soon. While the stream of events is closed, it is loaded at least every two seconds.
    * @param {{timeoutMs?: number}} [options] `timeoutMs`: for an answer that may take longer than 2.5 seconds.
    * @returns {Watch<T>}
    */
@@ -66,7 +66,7 @@ export class View {
    * @param {{replace?: boolean}} [options] `replace`: the back button skips the previous address.
    */
   setQuery(changes, { replace = false } = {}) {
-    // A field that is removed with its page reports its change, but the address belongs to the next page.
+    // A field that is removed with its page still reports a change, but the address already belongs to the next page.
     if (this.#isClosed) return;
     acted.at = performance.now();
     for (const [name, value] of Object.entries(changes)) {
@@ -100,7 +100,7 @@ export class View {
     return roles.includes(this.me.role);
   }
 
-  /** Whether the caller may read what belongs to no tenant: leases, jobs, alerts, windows. */
+  /** Whether the caller may read data of the whole installation: leases, jobs, alerts, windows. */
   get seesInstallation() {
     return this.may("reader", "operator") && this.me.tenantObjectId === null;
   }

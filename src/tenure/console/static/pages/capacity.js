@@ -41,7 +41,7 @@ export class CapacityPage {
       5_000,
       isMine,
     );
-    // A session whose deadline has passed has left its seat, though no event says so before the sweep.
+    // A session past its deadline holds no seat, but its event is reported only after the sweep: load the seats again.
     this.#holders.addEventListener("change", () => this.#capacity.touch());
   }
 

@@ -13,7 +13,10 @@ import { notify } from "../parts/notice.js";
 
 const LIST = 500;
 const JOB_LOCK = "job:";
-/** A holder renews its lease several times before it expires. One that has not renewed it for this share of its duration is shown as silent. */
+/**
+ * A holder renews its lease several times before it expires. If it has not renewed the lease for this share of the
+ * lease's duration, it is shown as silent.
+ */
 const SILENT_SHARE = 0.6;
 const SPANS = [
   { value: "1h", label: "1 h", ms: 3_600_000 },

@@ -56,7 +56,7 @@ export async function createKey(view, keys) {
       dialog.update();
       const wasPaused = live.isPaused;
       try {
-        // From its first key on, the service asks for credentials. No update may find the page signed out in between.
+        // Once the first key exists, every request needs a credential. Pause updates until the page has signed in.
         if (isFirst) live.isPaused = true;
         created = await request("POST", "keys", { body: read.body });
         dialog.element.dataset.kept = "";
@@ -68,7 +68,7 @@ export async function createKey(view, keys) {
         isRunning = false;
         if (isFirst) {
           live.isPaused = wasPaused;
-          // The page learns who it is now.
+          // Load the new caller.
           live.refresh();
         }
       }
@@ -117,7 +117,10 @@ export async function createKey(view, keys) {
   created = null;
 }
 
-/** Sign in with the first key. An instance asks for credentials only after it has read that a key exists. @param {string} credential */
+/**
+ * Sign in with the first key. Retries, because an instance treats callers as anonymous until it has read the key.
+ * @param {string} credential
+ */
 async function signIn(credential) {
   for (let tries = 0; tries < SIGN_IN_TRIES; tries += 1) {
     const me = await request("POST", "sign-in", { body: { credential } });

@@ -1,5 +1,5 @@
 // @ts-check
-/** Opens a session and holds it in this tab: what a client does, for a person to try. */
+/** Opens a session and holds it in this tab, so that a person can try what a client does. */
 
 import { held } from "../core/held.js";
 import { newId } from "../core/ids.js";

@@ -25,7 +25,7 @@ const SPANS = [
   { value: "24h", label: "24 hours", seconds: 86_400, step: 900, per: "15 minutes" },
   { value: "7d", label: "7 days", seconds: 604_800, step: 7_200, per: "2 hours" },
 ];
-/** A holder renews its lease several times before it expires. After this share of its duration, something is wrong. */
+/** A holder renews its lease several times before it expires. If this share of its duration passes without, warn. */
 const SILENT_SHARE = 0.45;
 
 /**

@@ -15,7 +15,7 @@ const REASONS = Object.keys(format.REASONS);
 const STATES = { live: ["created", "active"], ended: ["closing", "closed"], all: ["created", "active", "closing", "closed"] };
 /** The filters, as they are named in the address of the page and in `GET /sessions`. */
 const FILTERS = ["active", "state", "kind", "closeReason", "user", "tenant", "capacity"];
-/** Those of them that `POST /sessions/end` takes. */
+/** The filters that `POST /sessions/end` accepts. */
 const LIVE_FILTERS = ["state", "kind", "user", "tenant", "capacity"];
 
 /**
@@ -85,7 +85,7 @@ export class SessionsPage {
     const found = new Set(sessions.map(({ sessionId }) => sessionId));
     const known = this.#known;
     const fresh = known === null ? [] : [...found].filter((each) => !known.has(each));
-    // If most of the page is new, a mark says nothing.
+    // Do not mark the new sessions if there are too many of them.
     this.#new = new Set(fresh.length > NEW_MAX ? [] : fresh);
     this.#known = found;
     // A session that has ended, or is on another page now, cannot be ended from here.

@@ -27,7 +27,7 @@ export class SignIn {
       this.#oidc = (await request("GET", "sign-in")).oidc;
       this.#draw();
     } catch {
-      // The field for a key is enough.
+      // Show only the field for a key.
     }
   }
 

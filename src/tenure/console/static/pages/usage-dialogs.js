@@ -147,7 +147,7 @@ export function sendWindows(changed) {
           const sent = await request("POST", "usage/windows/send", { body, timeoutMs: BULK_TIMEOUT_MS });
           windows += sent.windows;
           chunks += sent.chunks;
-          // Without a change, a window was cut a moment ago: it is sent another time.
+          // If nothing was sent, the windows left were cut a moment ago and are not divided yet: stop.
           isComplete = sent.complete || sent.windows === 0;
           dialog.update();
         }

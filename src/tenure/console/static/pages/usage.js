@@ -249,7 +249,7 @@ export class UsagePage {
 }
 
 /**
- * Whether a quick sum ended before the requested instant, because too many sessions were live since.
+ * Whether a quick sum ends before the requested instant, because too many sessions were live after the end of the sum.
  * @param {Sums} sums
  * @param {import("../parts/span.js").Span} asked
  */

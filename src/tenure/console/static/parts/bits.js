@@ -69,7 +69,7 @@ export function problem(error) {
   </div>`;
 }
 
-/** A detail of the API as a sentence. @param {string} text */
+/** The detail of a problem as a sentence. @param {string} text */
 export function sentence(text) {
   const first = text.charAt(0).toUpperCase() + text.slice(1);
   return /[.!?]$/.test(first) ? first : `${first}.`;

@@ -2,9 +2,9 @@
 /**
  * Ends many sessions: counts them first, asks, and shows the progress.
  *
- * The service ends them in short transactions, some hundred with each request, so that opens and heartbeats are not
- * delayed. All requests have the same action id: together they are one entry in the audit log, and a request whose
- * answer was lost can be repeated. While the service is unavailable, the dialog waits, and then continues.
+ * Each request ends up to BATCH sessions in short transactions, so that open requests and heartbeats are not delayed.
+ * All requests have the same action id, so together they have one entry in the audit log, and a request can be repeated
+ * if its response was lost. While the service is unavailable, the dialog waits, and then continues.
  */
 
 import { isAway, request } from "../core/api.js";

@@ -1,5 +1,5 @@
 // @ts-check
-/** Until when usage is delivered. */
+/** Shows the instant until which usage is delivered. */
 
 import { serverNow } from "../core/clock.js";
 import * as format from "../core/format.js";
@@ -7,7 +7,10 @@ import { html } from "../core/template.js";
 import { undelivered } from "../core/windows.js";
 import { ago } from "./bits.js";
 
-/** The note of a figure that says until when usage is computed. @param {import("../core/windows.js").Window[]} windows Newest first. */
+/**
+ * The note of a figure: the instant until which usage is delivered.
+ * @param {import("../core/windows.js").Window[]} windows Newest first.
+ */
 export function deliveredUntil(windows) {
   const newest = windows[0];
   if (newest === undefined) return "";

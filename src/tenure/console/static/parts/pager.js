@@ -7,7 +7,7 @@ import { html } from "../core/template.js";
  * @param {import("../core/view.js").View} view
  * @param {import("../core/live.js").Watch<any>} watch
  * @param {string | null} nextCursor
- * @param {string} [name] How the cursor is called in the address, if the page has more than one list.
+ * @param {string} [name] The name of the cursor in the address, if the page has more than one list.
  */
 export function pager(view, watch, nextCursor, name = "cursor") {
   const isFirst = view.value(name) === "";

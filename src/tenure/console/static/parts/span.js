@@ -32,7 +32,12 @@ const since = (from) => ({ from: new Date(from).toISOString(), to: "" });
 /** @param {Date} now @param {number} months */
 const monthStart = (now, months) => Date.UTC(now.getUTCFullYear(), now.getUTCMonth() + months, 1);
 
-/** The span of the address. @param {import("../core/view.js").View} view @param {string} otherwise The name of a span, or "". @returns {Span} */
+/**
+ * The span that the address names.
+ * @param {import("../core/view.js").View} view
+ * @param {string} otherwise The name of the span if the address names none, or "".
+ * @returns {Span}
+ */
 export function spanOf(view, otherwise) {
   if (isOwn(view)) return { from: view.value("from"), to: view.value("to") };
   return NAMED[view.value("span", otherwise)]?.of(new Date(serverNow())) ?? { from: "", to: "" };
@@ -90,7 +95,7 @@ export function spanFields(view, otherwise, changed) {
   `;
 }
 
-/** The instant that a field shows, which leaves out seconds that are zero. @param {string} value */
+/** The instant in the value of a field. Browsers leave out seconds that are zero. @param {string} value */
 export const inUtc = (value) => (value === "" ? "" : new Date(`${value}Z`).toISOString());
 
 /** An instant as a field shows it. @param {string} instant */

@@ -1,9 +1,10 @@
 // @ts-check
 /**
- * `<tenure-table>`: a table whose rows do not move while it is in use: while the pointer or the focus is in it.
- * Otherwise the rows follow the data. While the table is in use, each row shows its newest values in its place, a row
- * that has left the list is marked, and new rows wait. A button says how many rows have changed, and shows the current
- * list; so does leaving the table. The result of an action, a filter or another page is shown at once.
+ * `<tenure-table>`: a table whose rows do not move while it is in use, that is, while it has the pointer or the focus.
+ * Otherwise the rows follow the data. While the table is in use, each row keeps its place and shows its newest values,
+ * a row that has left the list is marked, and new rows are not shown yet. A button says how many rows came or went. The
+ * current list is shown when the button is pressed, or when the pointer and the focus leave the table. The result of an
+ * action, a filter or another page is shown at once.
  */
 
 import { acted } from "../core/api.js";
@@ -43,7 +44,7 @@ class TenureTable extends TenureElement {
     return this.#isPointedAt || (focused !== this.#scroller && this.contains(focused));
   }
 
-  /** The region that scrolls takes the focus too, but a person who scrolls has chosen no row. */
+  /** The region that scrolls. If it has the focus itself, the table is not in use: no row was chosen. */
   get #scroller() {
     return this.querySelector(".table");
   }
@@ -117,7 +118,7 @@ class TenureTable extends TenureElement {
   #showNow() {
     this.#show();
     this.update();
-    // The button, which has the focus, will be removed.
+    // Move the focus, because the button that has it will be removed.
     const scroller = this.#scroller;
     if (scroller instanceof HTMLElement) scroller.focus({ preventScroll: true });
   }

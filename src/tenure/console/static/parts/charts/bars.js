@@ -1,7 +1,12 @@
 // @ts-check
 /**
- * `<tenure-bars>`: amounts side by side. Property `items`: `{label, value, text?, share?, note?, tone?, href?}[]`; `label`: what it
- * shows; `most`: what a full bar is. The length of a bar is its `share`, or else its value. A bar is a row of a table with the exact number, so there is nothing to hover over.
+ * `<tenure-bars>`: amounts as bars, one below the other. Properties:
+ *
+ * - `items`: `{label, value, text?, share?, note?, tone?, href?}[]`. The length of a bar is `share`, or else `value`.
+ * - `label`: what the chart shows, for screen readers.
+ * - `most`: the value of a full bar.
+ *
+ * Each bar is a row of a table that also shows the exact number, so there is nothing to hover over.
  */
 
 import * as format from "../../core/format.js";
@@ -14,7 +19,7 @@ class TenureBars extends TenureElement {
   /** @type {Bar[]} */
   #items = [];
   label = "";
-  /** What a full bar is; the largest value unless it is set. @type {number | null} */
+  /** The value of a full bar; by default, the largest value. @type {number | null} */
   #most = null;
 
   get items() {

@@ -1,7 +1,7 @@
 // @ts-check
 /**
  * `<tenure-life>`: the life of a session as a line: start, heartbeat, deadline or end, and now. Property `session`.
- * Once per second it moves with the server's clock.
+ * It is drawn again once per second, by the server's clock.
  */
 
 import { serverNow } from "../../core/clock.js";
