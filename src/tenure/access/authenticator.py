@@ -131,14 +131,14 @@ class Authenticator:
         self._generation = 0
         """How often the cache was dropped."""
         self._signing_keys: dict[bytes, SigningKey] = {}
-        """By the id of the key, as a token contains it."""
+        """The signing keys by their ids, which tokens contain."""
         self._sign: Callable[[str], str] | None = None
         self._session_tokens: dict[bytes | None, KnownCaller] = {}
         self._oidc_tokens: dict[bytes | None, KnownCaller] = {} if oidc is None else oidc.verified
         self._known: dict[bytes | None, KnownCaller] = {}
         self._refused: dict[bytes, None] = {}
         self._uses: dict[str, float] = {}
-        """Last uses that are not written yet, of keys that are no longer in the cache."""
+        """The last uses of keys that are no longer in the cache, until they are written."""
         self._look_ups: dict[bytes, asyncio.Task[KnownCaller | None]] = {}
         self._reading: asyncio.Task[None] | None = None
         self._woken = asyncio.Event()

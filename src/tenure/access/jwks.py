@@ -223,7 +223,7 @@ def _issuer_key(content: Any) -> IssuerKey | None:
         algorithms = _algorithms_of(jwk)
         if not algorithms:
             return None
-        # Only the parameters of the public key are passed on: others may be malformed, and are not needed.
+        # Pass on only the parameters of the public key: others are not needed, and may be malformed.
         key = import_key({name: value for name in ("kty", "crv", "n", "e", "x", "y") if (value := getattr(jwk, name))})
     except (msgspec.ValidationError, JoseError, ValueError):
         return None

@@ -94,7 +94,7 @@ class ClientAddresses:
         return _counted_name(address)
 
     def is_trusted(self, peer: str) -> bool:
-        """Whether this end of a connection is a trusted proxy."""
+        """Whether the peer of a connection is a trusted proxy."""
         address = _address_in(peer)
         return address is not None and self._is_trusted(address)
 

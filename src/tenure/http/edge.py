@@ -260,7 +260,7 @@ class Edge:
             return False
         if site in _FOREIGN_SITES:
             return True
-        # Only the host is compared. Behind a proxy that ends TLS, the scheme of the page is not the one seen here.
+        # Compare only the host: behind a proxy that terminates TLS, the scheme of the request is not that of the page.
         return origin is not None and (host is None or origin.lower().partition(b"://")[2] != host.lower())
 
 

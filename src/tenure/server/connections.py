@@ -110,7 +110,7 @@ class Connections:
             since: float | None
             while self._candidates:
                 since, candidate = self._candidates.pop()
-                # It may have sent a request, or have been closed, since the search.
+                # Since the search, the candidate may have sent a request, or have been closed.
                 if candidate in self._open and candidate.waiting_since == since:
                     self._evict(candidate)
                     return True

@@ -55,7 +55,7 @@ from tenure.server.connections import SWEEP_SECONDS, Connections
 SLICE_BYTES = 4096
 """How much is parsed in one turn of the event loop. 4 KiB of the shortest requests keep the loop busy for 3 ms."""
 BODY_SLICE_BYTES = 65_536
-"""The same for bodies, which cost less to parse."""
+"""How much of a body is parsed in one turn. Bodies cost less to parse."""
 BYTES_PER_SECOND = 1000
 DISCARD_MAX_BYTES = 16 * 1024 * 1024
 """A longer body is not read to its end if the request is answered before that. The connection is closed instead."""
@@ -118,7 +118,7 @@ class HotProtocol(HttpToolsProtocol):
         self.unfinished_bytes = 0
         self._unparsed = bytearray()
         self._defers_input = False
-        """Whether input is not parsed as soon as it arrives: it waits for its turn, or is discarded."""
+        """Whether new input is buffered until its turn, or discarded, instead of being parsed as soon as it arrives."""
         self._is_scheduled = False
         self._upgrade_rest: bytes | None = None
         """The bytes after the head of an upgrade request that waits for earlier answers."""
@@ -171,7 +171,7 @@ class HotProtocol(HttpToolsProtocol):
         self._close_if_idle(monotonic())
 
     def pause_writing(self) -> None:
-        # Without this, a client that sends requests and reads no answers would fill the memory with answers.
+        # Pause reading too: otherwise a client that sends requests and reads no answers would fill the memory.
         self.flow.pause_writing()
 
     def resume_writing(self) -> None:
@@ -302,7 +302,7 @@ class HotProtocol(HttpToolsProtocol):
     def on_chunk_header(self) -> None:
         self._chunk_began_at = self._received
         self._trailers = 0
-        # This slice is not counted, because a part of it belongs to the chunks before.
+        # This slice is added later. A part of it belongs to earlier chunks, so start below 0 to leave it out.
         self._trailer_bytes = -self._slice_bytes
 
     def on_body(self, body: bytes) -> None:
@@ -762,7 +762,9 @@ class _HotCycle:
 
     @property
     def message_event(self) -> "_HotCycle":
-        """Not an attribute, because an object that refers to itself stays in memory until it is garbage collected."""
+        """The cycle itself. A property rather than an attribute, because an object that refers to itself stays in
+        memory until it is garbage collected.
+        """
         return self
 
     def set(self) -> None:

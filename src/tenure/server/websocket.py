@@ -127,7 +127,7 @@ class WebSocketProtocol(asyncio.Protocol):
         self._is_scheduled = False
         self._is_full = False
         self._is_identifying = False
-        """Whether the handshake waits for its caller. Nothing is parsed meanwhile."""
+        """Whether the handshake waits until its caller is identified. Meanwhile nothing is parsed."""
         self._is_reading = True
         self._has_failed = False
         self._is_closing = False
@@ -345,7 +345,7 @@ class WebSocketProtocol(asyncio.Protocol):
             self._telemetry.report(StreamCrashed(None, error))
             await self.close(CloseCode.FAILED)
         finally:
-            # No further message is received. The stream may stay in memory for a while, but the client's data must not.
+            # No further message is received. This object may stay in memory for a while, so free the client's data now.
             self._unparsed.clear()
             self._waiting.clear()
             self._receiver = None

@@ -163,7 +163,7 @@ class Supervisor:
         if not dead or self._stopping:
             return
         self._telemetry.report(WorkerDied([process.exitcode for process in dead]))
-        # Without a pause, a worker that dies at its start would be restarted a hundred times a second.
+        # Pause first: otherwise a worker that dies during its start would be restarted many times a second.
         signal.sigtimedwait([], RESTART_PAUSE_SECONDS)
         for process in dead:
             worker = self._workers.pop(process)

@@ -239,14 +239,14 @@ class _Checked:
         text = self._text("sessionKind", required=True)
         if text is None:
             return None
-        # With a mapping, another service's 1 may mean a 2 here: a value that it does not name is refused.
+        # If the mapping names kinds, refuse all other values: kind 1 of the other service may be kind 2 here.
         found = (kinds or {"1": 1, "2": 2, "3": 3}).get(text)
         if found is None:
             self.wrong.append(f"sessionKind: {text} is not in [kinds]" if kinds else "sessionKind: must be 1, 2 or 3")
         return found
 
     def instant(self, name: str, *, required: bool = True) -> datetime | None:
-        """An instant without an offset is in UTC, as databases export it."""
+        """Parses an instant. Without an offset it is in UTC, as databases export it."""
         text = self._text(name, required=required)
         if text is None:
             return None

@@ -6,7 +6,7 @@ while another transaction holds a row. The result `again` sends it back to CREAT
 time limit bounds the retries.
 
 On an engine whose lane LIMITED returns live sessions without a lock, requests for a capacity that was limited at the
-last open start in that lane, which saves a transaction. If the capacity is not limited any more, the result is `again`.
+last open start in that lane, which saves a transaction. If the capacity is no longer limited, the result is `again`.
 
 A batch contains each key once, in ascending order, because unsorted batches could deadlock. Of several requests for one
 key, only the one with the highest kind is sent to the database. The results of the others are derived from its result,

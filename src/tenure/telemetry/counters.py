@@ -58,11 +58,11 @@ class Totals(msgspec.Struct, frozen=True):
     """The counters of one worker, or the sums of those of several."""
 
     opened: dict[tuple[str, int], int]
-    """By outcome and kind; `existing` is counted too."""
+    """Open requests that returned a session, by outcome and kind. Includes the outcome `existing`."""
     closed: dict[str, int]
-    """By reason; only sessions whose end this process group recorded."""
+    """Ends of sessions by reason. Counts only the ends that these workers recorded themselves."""
     streamed: dict[str, int]
-    """By the names of `StreamCounters`."""
+    """The counters of streams, by the names of the fields of `StreamCounters`."""
 
 
 class GroupTotals(msgspec.Struct, frozen=True):

@@ -86,7 +86,7 @@ def _write_closed(level: Level, lowest: int, event: SessionClosed) -> None:
 
 
 def _write_opened(level: Level, event: SessionOpened) -> None:
-    """Writes a line for a new session. An open request that returned the existing one has opened nothing."""
+    """Writes a line for a new session, but none if the open request returned an existing session."""
     if event.outcome is OpenOutcome.EXISTING:
         return
     session = event.session

@@ -21,7 +21,7 @@ SAMPLED = 1
 
 
 class Trace(msgspec.Struct, frozen=True, gc=False):
-    """The position of one operation. It exists only for operations that are sampled."""
+    """The position of one sampled operation in a trace. Other operations have none."""
 
     trace_id: int
     span_id: int
@@ -55,7 +55,7 @@ class Caller(msgspec.Struct, frozen=True):
 def caller_of(traceparent: bytes) -> Caller | None:
     """Return None if the header is not valid. Such a header is ignored, as the standard demands."""
     found = _parse(traceparent)
-    # Only later versions may have more fields.
+    # A header of version 00 has a fixed length; only later versions may have more fields.
     if found is None or (traceparent[:2] == b"00" and len(traceparent) != _FIRST_VERSION_LENGTH):
         return None
     trace_id, span_id, flags = (int(part, 16) for part in found.groups())

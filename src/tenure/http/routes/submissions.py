@@ -46,7 +46,7 @@ BODY_MAX_BYTES = 1024 * 1024
 GatewayName = Annotated[
     str,
     Meta(
-        # Only printable ASCII: databases treat other characters differently, and not all can store every character.
+        # Allow only printable ASCII: databases compare other characters differently, and some cannot store all of them.
         pattern="^[ -~]+$",
         max_length=NAME_MAX,
         extra={"must": "must be the name of a configured gateway"},

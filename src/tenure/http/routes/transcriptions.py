@@ -223,7 +223,7 @@ class TranscriptionRoutes:
         reasons: list[str] = []
 
         def end(reason: str) -> None:
-            # Only once: a second cancellation would interrupt the handler while it finishes.
+            # Cancel only once: a second cancellation would interrupt the handler while it finishes.
             if not reasons:
                 transcribing.cancel()
             reasons.append(reason)

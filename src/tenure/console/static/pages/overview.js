@@ -80,7 +80,7 @@ export class OverviewPage {
       this.#windows = view.watch(() => ({ path: "usage/windows", query: { limit: WINDOWS } }), 10_000);
       this.#pending = view.watch(() => ({ path: "submissions", query: { state: "pending", limit: PENDING } }), 10_000);
     }
-    // Last: these two count every live session.
+    // Load these two last: they count every live session.
     this.#health = view.watch(() => "health", isReader ? 30_000 : 3_000);
     if (isReader) {
       this.#metrics = view.watch(() => "sessions/metrics", 4_000, undefined, { timeoutMs: COUNT_TIMEOUT_MS });
