@@ -27,7 +27,7 @@ SECRET = "planted-client-secret"
 
 
 class SigningIn(Issuer):
-    """Also has an authorisation endpoint, which signs every user in without a question, and a token endpoint."""
+    """An issuer with a token endpoint, and an authorisation endpoint that signs every user in without a question."""
 
     def __init__(self) -> None:
         super().__init__(RSA)
@@ -120,7 +120,7 @@ async def begin(service: LocalService, prefix: str = "") -> httpx.Response:
 
 
 async def come_back(service: LocalService, prefix: str = "", **query: str) -> httpx.Response:
-    # As browsers mark a navigation that a page of another site began.
+    # Browsers send these headers with a navigation that began on a page of another site.
     headers = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}
     return await service.http.get(f"{prefix}/sign-in/oidc/callback?{urlencode(query)}", headers=headers)
 
@@ -153,7 +153,7 @@ async def test_person_signs_in_at_the_issuer(sqlite_database: Database, prefix: 
         assert (me["subject"], me["role"], me["tenantObjectId"]) == ("oidc:a-subject", "operator", None)
         (form,) = issuer.forms
         assert form["redirect_uri"] == f"http://127.0.0.1:{service.port}{prefix}/sign-in/oidc/callback"
-        # The code is used up, and the browser has forgotten the sign-in.
+        # The browser has deleted the cookie of the sign-in, so the instance does not send the code again.
         assert (await come_back(service, prefix, **back)).status_code == 401
         assert len(issuer.forms) == 1
 
@@ -179,7 +179,7 @@ async def test_sign_in_of_another_browser_or_issuer_is_refused(sqlite_database: 
         assert issuer.forms == []
 
 
-async def test_tokens_that_do_not_answer_this_sign_in_are_refused(sqlite_database: Database) -> None:
+async def test_tokens_of_another_sign_in_client_or_issuer_are_refused(sqlite_database: Database) -> None:
     async with signing_in() as issuer, serving(sqlite_database, oidc=issuer.sign_in_config()) as service:
         now = int(issuer.clock.seconds)
         for claims, signed_with in (
@@ -215,7 +215,7 @@ async def test_id_token_is_the_credential_if_its_audience_fits(sqlite_database: 
         assert "tenure_credential" not in cookies(refused)
 
 
-async def test_failing_issuer_returns_503_and_gets_few_requests_at_a_time(sqlite_database: Database) -> None:
+async def test_sign_in_returns_503_if_issuer_fails_and_limits_concurrent_requests(sqlite_database: Database) -> None:
     async with signing_in() as issuer, serving(sqlite_database, oidc=issuer.sign_in_config()) as service:
         back = issuer.authorize((await begin(service)).headers["location"])
         issuer.status = "502 Bad Gateway"

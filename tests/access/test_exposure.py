@@ -26,7 +26,7 @@ def opened(instance: RunningInstance) -> list[dict[str, object]]:
     return [line for line in lines if line["event"] == "access.open"]
 
 
-def test_other_address_without_keys_is_refused_with_the_command_for_the_first_key(tmp_path: Path) -> None:
+def test_start_on_all_addresses_without_keys_is_refused_with_command_for_first_key(tmp_path: Path) -> None:
     path = tmp_path / "tenure.db"
     for _ in ("without a file", "without keys"):
         instance = RunningInstance(f"sqlite:///{path}", tmp_path, *EVERYWHERE)
@@ -38,7 +38,7 @@ def test_other_address_without_keys_is_refused_with_the_command_for_the_first_ke
 
 
 @pytest.mark.slow
-def test_other_address_with_key_requires_it_and_command_line_sends_it(tmp_path: Path) -> None:
+def test_instance_on_all_addresses_requires_key_and_command_line_sends_it(tmp_path: Path) -> None:
     database = f"sqlite:///{tmp_path / 'tenure.db'}"
     key = create_key(database)
     instance = RunningInstance(database, tmp_path, *EVERYWHERE)
@@ -62,7 +62,7 @@ def test_other_address_with_key_requires_it_and_command_line_sends_it(tmp_path: 
 
 
 @pytest.mark.slow
-def test_other_address_with_issuer_requires_credentials(tmp_path: Path) -> None:
+def test_instance_on_all_addresses_with_issuer_requires_credentials(tmp_path: Path) -> None:
     issuer = {
         "TENURE_OIDC__ISSUER": "https://login.example",
         "TENURE_OIDC__AUDIENCE": "tenure",
@@ -79,7 +79,7 @@ def test_other_address_with_issuer_requires_credentials(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_start_without_keys_logs_once_who_has_access(tmp_path: Path) -> None:
+def test_start_without_keys_logs_once_which_clients_can_reach_it(tmp_path: Path) -> None:
     database = f"sqlite:///{tmp_path / 'tenure.db'}"
     for flags, expected in (((), "this machine"), ((*EVERYWHERE, "--insecure", "--workers", "2"), "every client")):
         instance = RunningInstance(database, tmp_path, *flags)

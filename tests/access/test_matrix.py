@@ -1,6 +1,6 @@
-"""Every route with every kind of credential, on the ordinary lane, the hot lane and WebSockets.
+"""Every route with every kind of credential, over HTTP, the HTTP fast path (hot lane) and WebSockets.
 
-EXPECTED names the roles of each route a second time. A route that is not in it fails, and so does a route whose grants
+EXPECTED repeats the roles of each route. The tests fail for a route that is missing in it, and for a route whose grants
 were changed by mistake.
 """
 
@@ -130,7 +130,8 @@ IDENTIFIED = {
     "token of another session": "nothing",
     "oidc without role": "nothing",
 }
-"""The credentials that identify a caller, and what each is. A route that does not grant it returns 403, not 401."""
+"""The credentials that identify a caller, and the role or kind of each. A route without a grant for it returns 403, not
+401."""
 SESSION = "0190b0a0-0000-7000-8000-000000000001"
 PARAMETERS = {
     "{sessionId}": SESSION,
@@ -247,9 +248,9 @@ async def test_every_route_has_an_expected_entry(sqlite_database: Database) -> N
 
 @pytest.mark.parametrize("case", ["first use", "cached", "cookie"])
 async def test_every_route_answers_every_credential_as_expected(sqlite_database: Database, case: str) -> None:
-    """The first use of a credential is looked up, which the hot lane and a handshake finish in a task.
+    """The first use of a credential needs a look-up. The hot lane and a handshake finish it in a task.
 
-    In the sign-in cookie, every credential counts as it does in Authorization.
+    A credential in the sign-in cookie has the same rights as one in `Authorization`.
     """
     async with (
         running_issuer(RSA) as issuer,

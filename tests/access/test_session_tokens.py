@@ -97,7 +97,7 @@ async def test_token_authorises_its_session_until_it_ends(service: LocalService,
     assert (await client("GET", f"/sessions/{session_id}")).json()["closeReason"] == "STOPPED"
 
 
-async def test_token_of_session_that_ended_without_its_request_gets_410_with_reason(
+async def test_token_of_session_ended_by_another_cause_gets_410_with_reason(
     service: LocalService, client: Caller
 ) -> None:
     body = open_body()
@@ -113,7 +113,7 @@ async def test_token_of_session_that_ended_without_its_request_gets_410_with_rea
     assert (late.status_code, late.json()["closeReason"]) == (410, "LEASE_EXPIRED")
 
 
-async def test_token_is_worthless_for_another_session_without_look_up(
+async def test_token_for_another_session_gets_403_without_look_up(
     service: LocalService, client: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, other = [await client.open(open_body(), withToken=True) for _ in range(2)]

@@ -118,7 +118,7 @@ FOREIGN = [
 async def test_cookie_does_not_count_for_pages_of_other_origins_even_if_allowed(
     sqlite_database: Database, allowed: tuple[str, ...]
 ) -> None:
-    """An allowed origin may call with its own credential. The browser of a signed-in user must not lend it another."""
+    """An allowed origin may use its own credential, but not that of the user who is signed in in the browser."""
     credentials = await create_keys(sqlite_database)
     key = credential_of(credentials["operator"])
     async with serving(sqlite_database, http=HttpConfig(allowed_origins=allowed)) as service:
@@ -168,7 +168,7 @@ async def test_wrong_credentials_are_refused_and_throttled(sqlite_database: Data
         assert (await service.http.get("/me", headers={"Authorization": f"Bearer {token}"})).status_code == 403
 
 
-async def test_sign_in_counts_as_a_request_of_its_credential(sqlite_database: Database) -> None:
+async def test_sign_in_counts_towards_request_limit_of_its_credential(sqlite_database: Database) -> None:
     credentials = await create_keys(sqlite_database)
     access = AccessConfig(requests_per_second=1, requests_burst=2)
     async with LocalService.on(sqlite_database, access=access).running() as service:
@@ -176,8 +176,8 @@ async def test_sign_in_counts_as_a_request_of_its_credential(sqlite_database: Da
         assert [(await sign_in(service, key)).status_code for _ in range(3)] == [200, 200, 429]
 
 
-async def test_cookie_ends_with_its_credential(sqlite_database: Database) -> None:
-    """The browser forgets it in time; the server refuses it in any case."""
+async def test_cookie_is_valid_only_as_long_as_its_credential(sqlite_database: Database) -> None:
+    """The browser deletes the cookie when the credential expires. The server refuses the credential in any case."""
     now = (await sqlite_database.store.read_keys_version()).now
     short, revoked = new_api_key(Role.READER), new_api_key(Role.CLIENT)
     await create_key(sqlite_database.store, short, name="short", expires_at=now + timedelta(seconds=600))

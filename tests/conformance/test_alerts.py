@@ -48,7 +48,7 @@ async def next_fence(database: Database) -> Fence:
 
 
 async def watch(database: Database, contract: Contract | None = ONCALL) -> list[tuple[str, str, str | None]]:
-    """Does what a run of the job does, and returns the changes."""
+    """Updates the alerts as a run of the job `watch` does, and returns the changes."""
     fence = await next_fence(database)
     observed = await database.store.read_observations([LEADER])
     changes = await database.store.update_alerts(fence, conditions_of(observed), contract)
@@ -67,7 +67,7 @@ async def move(database: Database, by: timedelta) -> None:
     await database.clock.set(now + by)
 
 
-# The causes. Each prepares the database, and returns how to remove the cause.
+# The causes. Each function creates the cause of an alert, and returns a function that removes it.
 
 Remove = Callable[[], Awaitable[None]]
 
@@ -235,7 +235,7 @@ async def test_update_alerts__submits_only_with_a_contract(database: Database) -
     assert (envelope.delivery_key, envelope.contract.format) == (row["delivery_key"], FORMAT)
 
 
-async def test_update_alerts__changes_as_many_as_may_be_active(database: Database) -> None:
+async def test_update_alerts__raises_and_clears_maximum_number_of_alerts_at_once(database: Database) -> None:
     first = [condition(f"job-{number}") for number in range(CONDITIONS_MAX)]
     second = [condition(f"lease-{number}", detail="x" * 5000) for number in range(CONDITIONS_MAX)]
     await update(database, *first, contract=ONCALL)
@@ -260,7 +260,7 @@ async def test_list_alerts__filters_and_continues_after_position(database: Datab
     assert await store.list_alerts(AlertFilter(name=AlertName.CLOCK_BEHIND.value), None, 9) == []
 
 
-async def test_find_alerts__returns_those_that_exist(database: Database) -> None:
+async def test_find_alerts__returns_only_existing_alerts(database: Database) -> None:
     (alert,) = (await update(database, condition())).raised
     assert await database.store.find_alerts([alert.alert_id, some_id()]) == [alert]
     assert alert == Alert(alert_id=alert.alert_id, name="job-failing", subject=None, detail="why", raised_at=NOON)
@@ -270,7 +270,7 @@ async def test_find_alerts__returns_those_that_exist(database: Database) -> None
 
 
 async def test_read_observations__counts_lapses_and_openings_since_the_same_instant(database: Database) -> None:
-    """Up to a number of ends: with more, it counts since the first of the last ones."""
+    """It reads a limited number of the newest ends. If there are more, both counts begin at the oldest of these."""
     now = NOON + 30 * MINUTES
     await database.clock.set(now)
     await insert_sessions(

@@ -1,6 +1,6 @@
 """Every change by a caller writes its audit entry in the same transaction, on every engine.
 
-A call that changes nothing writes none. So a repeated call, whose first answer was lost, writes none either.
+A call that changes nothing writes no entry, for example a call that is repeated because its first answer was lost.
 """
 
 from datetime import timedelta

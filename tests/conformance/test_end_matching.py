@@ -109,7 +109,7 @@ async def test_end_matching__records_lapse_without_counting_it(database: Databas
     assert entry.changes == 1
 
 
-async def test_end_matching__leaves_sessions_that_were_opened_after_the_action_began(database: Database) -> None:
+async def test_end_matching__does_not_end_sessions_opened_after_the_action_began(database: Database) -> None:
     old = [await open_new_session(database) for _ in range(2)]
     draft = action()
     await later(database, 1)
@@ -176,7 +176,7 @@ async def test_get_audit_entry__returns_none_for_unknown_id(database: Database) 
     assert await database.store.get_audit_entry(some_id()) is None
 
 
-async def test_read_history__names_who_ended_session_together_with_others(database: Database) -> None:
+async def test_read_history__names_who_ended_session_by_an_action(database: Database) -> None:
     sessions = [await open_new_session(database) for _ in range(2)]
     await later(database, 1)
     await end(database, sessions, action())

@@ -51,7 +51,7 @@ async def test_publish_events__moves_horizon_to_clock_at_most_once_per_pause(dat
     assert await database.store.publish_events(PAUSE) == NOON + timedelta(microseconds=PAUSE)
 
 
-async def test_publish_events__makes_all_later_writes_later_than_horizon(database: Database) -> None:
+async def test_publish_events__stamps_later_writes_after_horizon(database: Database) -> None:
     before = await open_new_session(database)
     horizon = await database.store.publish_events(0)
     after = await open_new_session(database)
@@ -62,7 +62,7 @@ async def test_publish_events__makes_all_later_writes_later_than_horizon(databas
     assert types(await read_all(database.store)) == [EventType.OPENED]
 
 
-async def test_publish_events__moves_on_while_clock_is_behind(database: Database) -> None:
+async def test_publish_events__publishes_new_events_while_clock_is_behind(database: Database) -> None:
     await database.store.publish_events(PAUSE)
     one = await open_new_session(database)
     await database.clock.set(NOON - timedelta(hours=1))
@@ -72,7 +72,7 @@ async def test_publish_events__moves_on_while_clock_is_behind(database: Database
     assert [event.session_id for event in await feed(database.store)] == [one.session_id, other.session_id]
 
 
-async def test_publish_events__reaches_stamps_from_before_clock_was_stepped_back(database: Database) -> None:
+async def test_publish_events__publishes_writes_from_before_clock_step_back(database: Database) -> None:
     await database.store.publish_events(0)
     await database.clock.set(NOON + SECONDS)
     late = [await open_new_session(database, kind=kind) for kind in (1, 2, 3)]
@@ -83,7 +83,7 @@ async def test_publish_events__reaches_stamps_from_before_clock_was_stepped_back
     assert found == expected_events([await read_session(database, each.session_id) for each in late], found[-1].at)
 
 
-async def test_publish_events__keeps_later_writes_after_horizon_when_called_again_behind_it(database: Database) -> None:
+async def test_publish_events__stamps_later_writes_after_horizon_if_clock_is_behind_it(database: Database) -> None:
     """No write is as late as the horizon, so only the horizon itself shows that the clock was stepped back."""
     await database.clock.set(NOON + 10 * SECONDS)
     horizon = await database.store.publish_events(0)
@@ -101,7 +101,7 @@ async def test_publish_events__follows_last_cut_when_clock_is_behind_it(database
     assert [event.session_id for event in await feed(database.store)] == [one.session_id]
 
 
-async def test_publish_events__keeps_later_writes_after_every_horizon_when_called_concurrently(
+async def test_publish_events__stamps_later_writes_after_every_horizon_of_concurrent_calls(
     database: Database,
 ) -> None:
     horizons = await asyncio.gather(*(database.store.publish_events(0) for _ in range(4)))
@@ -142,7 +142,7 @@ async def lapse(database: Database) -> str:
     return one.session_id
 
 
-async def test_read_events__has_lapse_at_deadline_before_and_after_it_is_recorded_in_every_way(
+async def test_read_events__shows_same_lapse_before_and_after_it_is_recorded(
     database: Database,
 ) -> None:
     one = request(lease_microseconds=LEASE)
@@ -173,7 +173,7 @@ async def test_read_events__has_lapse_at_deadline_before_and_after_it_is_recorde
     assert list(page.events) == list(unrecorded)
 
 
-async def test_read_events__has_no_lapse_of_session_that_was_renewed(database: Database) -> None:
+async def test_read_events__shows_no_lapse_of_renewed_session(database: Database) -> None:
     one = await open_new_session(database, lease_microseconds=LEASE)
     await database.clock.set(NOON + 6 * SECONDS)
     await heartbeat_one(database.store, one.session_id)
@@ -183,7 +183,7 @@ async def test_read_events__has_no_lapse_of_session_that_was_renewed(database: D
     assert (await heartbeat_one(database.store, one.session_id)).found is Found.LIVE
 
 
-async def test_read_events__closes_no_session_that_is_renewed_later_by_clock_behind_horizon(
+async def test_read_events__published_lapse_is_final_after_clock_step_back(
     database: Database,
 ) -> None:
     session_id = await lapse(database)
@@ -271,9 +271,7 @@ async def fence(database: Database) -> Fence:
     return await hold_lease(database.store, "events")
 
 
-async def test_subscribe_gateways__begins_new_gateway_now_and_returns_others_as_they_are(
-    database: Database, fence: Fence
-) -> None:
+async def test_subscribe_gateways__starts_new_gateway_now_and_keeps_others(database: Database, fence: Fence) -> None:
     first = await database.store.subscribe_gateways(fence, ["hooks"])
     assert first == [EventSubscription("hooks", end_of(NOON), 0, is_settled=True)]
     await database.clock.set(NOON + SECONDS)
@@ -317,7 +315,7 @@ async def test_save_event_batch__waits_until_last_batch_is_delivered_or_cancelle
     assert await database.store.save_event_batch(fence, three)
 
 
-async def test_save_event_batch__moves_gateway_without_batch_if_there_are_no_events(
+async def test_save_event_batch__moves_gateway_forward_without_batch_if_there_are_no_events(
     database: Database, fence: Fence
 ) -> None:
     (began,) = await database.store.subscribe_gateways(fence, ["hooks"])

@@ -128,7 +128,7 @@ async def test_read_history__finds_every_span_without_a_gateway(
             assert [(fact.window_id, fact.last_window_id, fact.delivery) for fact in billed] == expected
 
 
-async def test_read_history__begins_a_run_with_each_era(database: Database) -> None:
+async def test_read_history__splits_billed_windows_at_each_era(database: Database) -> None:
     session = await open_new_session(database, kind=2)
     for number in range(1, 7):
         factors = (1_000_000, 2_000_000, 3_000_000) if number < 4 else (4_000_000, 5_000_000, 6_000_000)
@@ -143,7 +143,7 @@ async def test_read_history__begins_a_run_with_each_era(database: Database) -> N
     assert sum(fact.usage_millionths or 0 for fact in billed) == sum(expected.windows.values())
 
 
-async def test_read_history__reports_part_whose_windows_were_pruned(database: Database) -> None:
+async def test_read_history__reports_span_whose_windows_were_pruned(database: Database) -> None:
     session = await open_new_session(database)
     for number in range(1, 4):
         await cut(database, minute(number), contract=CONTRACT)

@@ -30,7 +30,9 @@ async def run(database: Database, *sessions: ImportedSession, writes: bool = Tru
     return list(await database.store.import_sessions(sessions, entry, writes=writes))
 
 
-async def test_import_sessions__starts_session_now_and_keeps_its_own_start_kind_and_end(database: Database) -> None:
+async def test_import_sessions__starts_session_now_and_stores_its_original_start_kind_and_end(
+    database: Database,
+) -> None:
     one = imported(lease_microseconds=60 * SECOND, heartbeat_microseconds=5 * SECOND)
     other = imported(kind=3, idle_microseconds=30 * SECOND)
     assert await run(database, one, other) == [IMPORTED, IMPORTED]
@@ -44,7 +46,7 @@ async def test_import_sessions__starts_session_now_and_keeps_its_own_start_kind_
     assert (second.kind, second.deadline_at, second.lapse_reason) == (3, NOON + timedelta(seconds=30), "IDLE_TIMEOUT")
 
 
-async def test_import_sessions__is_returned_by_open_as_existing_with_its_own_start(database: Database) -> None:
+async def test_import_sessions__imported_session_is_returned_by_open_with_original_start(database: Database) -> None:
     one = imported()
     await run(database, one)
     same = request(
@@ -97,7 +99,7 @@ async def test_import_sessions__refuses_session_on_capacity_of_another_tenant(da
 
 
 async def test_import_sessions__takes_seats(database: Database) -> None:
-    """Including seats that earlier opens have counted as free."""
+    """It also takes seats that an earlier open counted as free."""
     capacity_id = some_id()
     await database.store.put_capacity(capacity_id, Seats(3, "reject", None), EVERYTHING, ACTOR)
     assert (await open_one(database.store, request(capacity_id=capacity_id))).outcome is OpenOutcome.CREATED

@@ -53,7 +53,7 @@ async def test_save_instance__inserts_row_and_renews_it(database: Database) -> N
     )
 
 
-async def test_save_instance__marks_as_stopped_for_good(database: Database) -> None:
+async def test_save_instance__keeps_instance_stopped_after_late_save(database: Database) -> None:
     """An earlier write, whose answer was lost, may commit after the instance has stopped."""
     await database.store.save_instance(report())
     await database.clock.set(NOON + SECOND)
@@ -65,7 +65,7 @@ async def test_save_instance__marks_as_stopped_for_good(database: Database) -> N
         assert (row.last_seen_at, row.stopped_at, row.alive) == (NOON + SECOND, NOON + SECOND, False)
 
 
-async def test_save_instance__marks_row_that_was_never_written(database: Database) -> None:
+async def test_save_instance__marks_unknown_instance_as_stopped(database: Database) -> None:
     await database.store.save_instance(report(stopped=True))
     await database.store.save_instance(report())
     assert (await found(database)).alive is False
@@ -77,17 +77,17 @@ async def test_save_instance__keeps_start_although_row_was_pruned(database: Data
     assert (await found(database)).started_at == started
 
 
-async def test_save_instance__follows_clock_that_is_stepped_back(database: Database) -> None:
+async def test_save_instance__marks_instance_as_alive_after_clock_step_back(database: Database) -> None:
     await database.store.save_instance(report())
     await database.store.save_instance(report("b-2-y"))
     await database.clock.set(NOON - timedelta(hours=1))
     await database.store.save_instance(report())
     alive = {each.instance: each.alive for each in await database.store.list_instances(None, 9)}
-    # The other one has not written since. It is not alive for an hour, although it was last seen in the future.
+    # The other instance has not saved since. It is not shown as alive, although it was last seen in the future.
     assert alive == {"a-1-x": True, "b-2-y": False}
 
 
-async def test_save_instance__of_several_at_once_keeps_all(database: Database) -> None:
+async def test_save_instance__keeps_rows_of_concurrent_calls(database: Database) -> None:
     other = sibling_store(database)
     stores = [database.store, other]
     try:
@@ -98,14 +98,14 @@ async def test_save_instance__of_several_at_once_keeps_all(database: Database) -
     assert len(await database.store.list_instances(None, 99)) == 8
 
 
-async def test_list_instances__decides_by_the_clock_who_is_alive(database: Database) -> None:
+async def test_list_instances__shows_instance_as_alive_for_limited_time_after_last_save(database: Database) -> None:
     await database.store.save_instance(report())
     for later, alive in ((INSTANCE_ALIVE, True), (INSTANCE_ALIVE + MICROSECOND, False)):
         await database.clock.set(NOON + later)
         assert (await found(database)).alive is alive
 
 
-async def test_list_instances__names_the_leases_of_each_but_no_job_locks(database: Database) -> None:
+async def test_list_instances__lists_leases_of_each_instance_without_job_locks(database: Database) -> None:
     store = database.store
     for name in ("a", "b", "c"):
         await store.save_instance(report(name))
@@ -182,7 +182,7 @@ async def test_save_activity__adds_nothing_if_repeated_or_late(database: Databas
     assert await counted(database, "heartbeats") == [0, 9, 0, 0, 0]
 
 
-async def test_save_activity__of_concurrent_repetitions_adds_nothing(database: Database) -> None:
+async def test_save_activity__counts_concurrent_repetitions_once(database: Database) -> None:
     other = sibling_store(database)
     try:
         stores = [database.store, other] * 4
@@ -193,7 +193,7 @@ async def test_save_activity__of_concurrent_repetitions_adds_nothing(database: D
     assert await counted(database, "opened") == [0, 7, 7, 0, 0]
 
 
-async def test_save_activity__adds_instances_and_turns(database: Database) -> None:
+async def test_save_activity__is_summed_over_instances_and_turns(database: Database) -> None:
     await database.store.save_activity("a", [minute(1, opened=1), minute(1, 1, opened=10)])
     await database.store.save_activity("b", [minute(1, opened=100)])
     assert await counted(database, "opened") == [0, 111, 0, 0, 0]
@@ -215,7 +215,7 @@ async def test_read_activity__sums_steps_of_the_grid_since_1970(database: Databa
     assert (activity.span.from_at, activity.span.to_at) == (FIRST + MINUTE + SECOND, FIRST + 6 * MINUTE)
 
 
-async def test_read_activity__shows_the_last_hour_up_to_the_clock(database: Database) -> None:
+async def test_read_activity__defaults_to_last_hour_and_ends_at_current_time(database: Database) -> None:
     for query in ({"from_at": None, "to_at": None}, {"from_at": None, "to_at": NOON + timedelta(days=1)}):
         activity = await read(database, **query)
         assert (activity.span.from_at, activity.span.to_at) == (NOON - timedelta(hours=1), NOON)

@@ -380,7 +380,7 @@ async def done_at(database: Database, instant: datetime) -> None:
 
 
 STEPPED_BACK = TICK - 600 * SECONDS + 7 * SECONDS
-"""Ten intervals before TICK, and seven seconds after the tick there."""
+"""Seven seconds after the tick that is ten intervals before TICK."""
 AGAIN = TICK - 600 * SECONDS
 """The last tick before STEPPED_BACK."""
 
@@ -427,7 +427,7 @@ async def test_begin_run__runs_tick_by_tick_after_clock_step_back(tidy: Database
 async def test_begin_run__runs_no_tick_twice_after_clock_step_back_of_less_than_an_interval(
     tidy: Database, seconds: float
 ) -> None:
-    """The step begins at any point of the interval, so the new time is before or after a tick."""
+    """The clock is stepped back from any point of the interval, so the new time is before or after a tick."""
     await done_at(tidy, TICK)
     before = await all_tables(tidy)
     for begun_after in (0, 0.000_001, 3, 59.999_999):
@@ -526,8 +526,8 @@ async def test_begin_run__waits_for_failed_tick_after_clock_step_back(tidy: Data
     assert (await begin_run(tidy.store, "tidy")).tick_at == TICK
 
 
-async def test_begin_run__reports_clock_step_back_also_when_repeated(tidy: Database) -> None:
-    """The answer of the first call may be lost. The step must be logged in any case."""
+async def test_begin_run__reports_clock_step_back_again_when_repeated(tidy: Database) -> None:
+    """The answer to the first call may be lost, but the step must be logged."""
     await done_at(tidy, TICK)
     attempt = new_id()
     await tidy.clock.set(STEPPED_BACK)
@@ -652,7 +652,7 @@ async def test_finish_run__raises_lease_lost_after_resign(tidy: Database) -> Non
 
 
 async def test_finish_run__raises_lease_lost_after_reclaim(tidy: Database) -> None:
-    """The call also raises after the next run has finished, which then was the last holder of the lock."""
+    """It raises even after the next run, which was the last holder of the lock, has finished."""
     fence = await begun_at(tidy, TICK)
     second = await begun_at(tidy, TICK + 120 * SECONDS)
     with pytest.raises(LeaseLost):

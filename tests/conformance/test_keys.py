@@ -201,7 +201,7 @@ async def test_read_keys_version__stays_positive_after_last_key_is_revoked(datab
     assert await version(database) == 2
 
 
-async def test_touch_keys__moves_last_use_only_forward_and_not_past_clock(database: Database) -> None:
+async def test_touch_keys__moves_last_use_only_forward_and_not_beyond_current_time(database: Database) -> None:
     key = (await create_key(database.store)).public_id
     uses = [(NOON - 5 * SECOND, NOON - 5 * SECOND), (NOON - 9 * SECOND, NOON - 5 * SECOND), (NOON + DAY, NOON)]
     for used_at, expected in uses:
@@ -309,7 +309,7 @@ async def put_entry(database: Database, **values: Any) -> str:
 
 
 async def test_list_audit_log__returns_newest_entries_first_in_pages(database: Database) -> None:
-    """Entries of one instant are in the order of the database, which on SQL Server is not the order of the text."""
+    """Entries of one instant are in the order of the database, which on SQL Server is not that of the ids as text."""
     made = [await put_entry(database, at=NOON + number // 2 * SECOND) for number in range(6)]
     found = await database.store.list_audit_log(ALL, None, 2)
     while len(found) < 6:

@@ -80,7 +80,7 @@ async def test_list_all_terms__lists_newest_first_in_pages(database: Database) -
     assert found == ALL
 
 
-async def test_list_all_terms__finds_those_that_overlap_the_span(database: Database) -> None:
+async def test_list_all_terms__returns_terms_that_overlap_the_span(database: Database) -> None:
     await make_terms(database)
     for begin, end, expected in (
         (0, 1, [A1]),

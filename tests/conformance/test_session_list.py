@@ -72,7 +72,7 @@ async def fill(database: Database) -> Sequence[Session]:
 
 
 async def pages(database: Database, criteria: dict[str, Any]) -> Sequence[str]:
-    """The ids of all pages, as a client reads them that follows the cursor until there is none."""
+    """Follows the cursor to the last page, as a client does, and returns the ids of all pages."""
     seen: list[str] = []
     after: Position | None = None
     while True:
@@ -213,7 +213,7 @@ def by_deadline(listed: Sequence[Session], criteria: dict[str, Any]) -> Sequence
 
 
 async def fill_lapses(database: Database) -> Sequence[Session]:
-    """Sessions whose deadlines are in another order than their starts, and than `check_at` for half of them."""
+    """Sessions whose order by deadline differs from that by start, and for half of them from that by `check_at`."""
     chance = random.Random(7)
     new = [
         session_between(
@@ -260,10 +260,10 @@ async def test_list_next_lapses__returns_live_sessions_by_deadline(
     assert await lapse_pages(database, {"tenant": TENANTS[1]}, scope) == ([], True)
 
 
-async def test_list_next_lapses__is_exact_as_soon_as_no_other_session_can_lapse_before(
+async def test_list_next_lapses__is_exact_if_no_unread_session_can_lapse_earlier(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first five sessions lapse before any other session is checked."""
+    """Five sessions are read first, then ten. All others have a later `check_at`, so they cannot lapse before these."""
     new = [
         session_between(NOON - SECONDS, NOON + second * SECONDS, closed=False, state="created")
         for second in range(1, 40)

@@ -462,7 +462,7 @@ class Listener:
         await self._store.close()
 
     async def arrived(self, expected: dict[str, str]) -> None:
-        """Waits for exactly these ends. An engine without notifications gets none."""
+        """Waits until exactly these ends have arrived. On an engine without notifications, no end may arrive."""
         if self._database.engine != "postgresql":
             expected = {}
         async with asyncio.timeout(5):
@@ -499,7 +499,7 @@ async def test_listen_for_ends__notifies_other_instances_of_every_kind_of_end(da
         await listener.arrived({swept.session_id: "LEASE_EXPIRED"})
 
 
-async def test_listen_for_ends__splits_ends_of_one_transaction_into_notifications_of_bounded_size(
+async def test_listen_for_ends__splits_many_ends_into_notifications_of_limited_size(
     database: Database,
 ) -> None:
     """The ids of 256 sessions do not fit into the 8000 bytes of a notification."""
@@ -512,7 +512,7 @@ async def test_listen_for_ends__splits_ends_of_one_transaction_into_notification
         await listener.arrived(dict.fromkeys(ids, "LEASE_EXPIRED"))
 
 
-async def test_listen_for_ends__is_silent_for_sessions_without_streams_and_ends_by_their_own_stream(
+async def test_listen_for_ends__notifies_only_if_another_instance_may_hold_a_stream(
     database: Database,
 ) -> None:
     plain, own, shared = await open_new_session(database), await streaming(database), await streaming(database)

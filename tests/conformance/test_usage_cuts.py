@@ -203,7 +203,7 @@ async def test_cut_usage__starts_era_when_any_factor_changes(database: Database,
     assert [window.era.factors for window in await windows(database)] == [FACTORS, changed]
 
 
-async def test_cut_usage__puts_all_windows_of_a_pause_in_the_new_era(database: Database) -> None:
+async def test_cut_usage__puts_windows_since_last_cut_into_the_new_era(database: Database) -> None:
     await cut(database, minute(1))
     await cut(database, midnight(2), factors=OTHER_FACTORS)
     assert [window.era.started_at for window in await windows(database)] == [NOON, minute(1), minute(1)]
@@ -219,12 +219,12 @@ async def test_cut_usage__stores_contract_with_window(database: Database) -> Non
 # No write changes a window after its cut.
 
 STEPPED_BACK = [minute(10), minute(10) - MICROSECOND, NOON - timedelta(days=2)]
-"""The clock after a cut at minute ten."""
+"""The times to which the clock is set after a cut at minute ten."""
 
 
 @pytest.fixture(params=STEPPED_BACK, ids=["not", "by a microsecond", "by days"])
 def later(request: pytest.FixtureRequest) -> Any:
-    """The clock after the cut."""
+    """The time to which the clock is set after the cut."""
     return request.param
 
 

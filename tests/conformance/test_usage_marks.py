@@ -59,7 +59,7 @@ async def marks(database: Database) -> list[datetime]:
 
 
 def random_sessions(seed: int, count: int, hours: float) -> list[Session]:
-    """Of all lengths, some live, some lapsed and not closed. Some begin or end at a full hour."""
+    """Sessions of all lengths: live, closed, or lapsed but not closed. Some begin or end at a full hour."""
     chance = random.Random(seed)
     made = []
     for _ in range(count):
@@ -177,8 +177,10 @@ async def test_sum_usage__leaves_out_edges_with_many_sessions_if_quick(
     assert (of_users.from_at, of_users.to_at) == (hour(1.5), hour(9.6))
 
 
-async def test_sum_usage__is_quick_without_marks(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A new installation has no marks. The figures of its first hour are complete."""
+async def test_sum_usage__quick_sum_is_complete_without_marks(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new installation has no marks in its first hour."""
     monkeypatch.setattr(EDGE, 0)
     await insert_sessions(database, [session_between(BEGIN, hour(9), closed=False)])
     await database.clock.set(hour(0.7))
@@ -189,7 +191,7 @@ async def test_sum_usage__is_quick_without_marks(database: Database, monkeypatch
 async def test_sum_usage__reads_ranges_of_users_until_page_is_full(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Most users have no session in the span. The page is the same as that of a sum over all users."""
+    """Most users have no session in the span. The pages together have the groups of a sum over all users."""
     made = [session_between(hour(1), hour(1.1 + number % 7), closed=bool(number % 3)) for number in range(40)]
     await insert_sessions(database, made)
     await cut(database, hour(9.5))
@@ -337,7 +339,7 @@ async def test_job_mark_usage_writes_mark_of_each_hour_before_last_cut_once(data
 
 
 async def test_job_mark_usage_keeps_midnights_after_three_days(database: Database) -> None:
-    """After a stop of ten days it writes only the marks that it keeps."""
+    """After ten days without a run, the job writes only the marks that it keeps."""
     await insert_sessions(database, random_sessions(1, 20, 240))
     await cut(database, hour(4.5))
     await mark_usage(database.store)

@@ -1,4 +1,4 @@
-"""Windows that were cut without a gateway are handed over once, on request."""
+"""Windows that were cut without a gateway are sent once, on request."""
 
 import asyncio
 from collections.abc import Sequence
@@ -100,7 +100,7 @@ async def test_send_windows__gives_window_contract_and_chunks_submissions(databa
     assert await database.store.list_unsent_windows(NOON, None, 9) == []
 
 
-async def test_send_windows__makes_the_same_submissions_as_a_cut_with_a_gateway(database: Database) -> None:
+async def test_send_windows__creates_same_submissions_as_division_with_a_gateway(database: Database) -> None:
     await database.store.send_windows(CONTRACT, [with_ids(await unsent_window(database, 1, THREE[:1]), 1)], draft())
     await save(database, await cut_one(database, minute(2), contract=CONTRACT), THREE[:1])
     varying = ("submission_id", "delivery_key", "idempotency_key", "next_attempt_at", "created_at", "last_modified_at")

@@ -42,7 +42,7 @@ HALF = 1_296_000
 """Microseconds in which a session of factor 1 uses half a millionth."""
 FACTOR_MAX = 1_000_000_000_000
 LARGE = 999_999_999_999
-"""999999.999999 in millionths: the largest factor."""
+"""999999.999999 in millionths: the largest factor below FACTOR_MAX."""
 
 
 pytestmark = pytest.mark.usefixtures("installed")

@@ -1,1 +1,1 @@
-"""The HTTP API as clients see it, on every engine and in both lanes."""
+"""The HTTP API as clients see it, on every engine, on the fast path (hot lane) and on the ordinary path."""

@@ -90,7 +90,7 @@ class LocalService:
         await self.instance.stop()
 
     async def reset(self) -> None:
-        """For the next test that shares this instance."""
+        """Prepares this instance for the next test that shares it."""
         if self.clock.now() is not None:
             await self.clock.release()
         self.telemetry.events.clear()
@@ -136,7 +136,7 @@ def prepare_process(patched: pytest.MonkeyPatch) -> None:
 
 @cache
 def _entry_points(group: str) -> EntryPoints:
-    """Searching all installed packages takes half as long as creating an instance."""
+    """Cached, because searching all installed packages takes half as long as creating an instance."""
     return entry_points(group=group)
 
 

@@ -22,7 +22,7 @@ def body(payload: str = "{}", gateway: str = PARKED) -> bytes:
 
 
 async def submit(local: LocalService, payload: Any = None, gateway: str = "crm", **headers: str) -> httpx.Response:
-    """With a new idempotency key unless the headers contain one."""
+    """Submits with a new idempotency key unless the headers contain one."""
     named = {"Idempotency-Key": key(), **headers}
     return await local.http.post("/submissions", json={"gateway": gateway, "payload": payload}, headers=named)
 

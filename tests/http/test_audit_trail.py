@@ -1,8 +1,8 @@
 """Every route that changes something leaves one audit entry, in the transaction of the change.
 
-TRAIL has an expectation for every route that is not a GET, and for every WebSocket route. A new route without one
-fails. Each change is requested twice: the second request is that of a client whose first answer was lost. It changes
-nothing, and leaves no entry.
+TRAIL has an expectation for every route that is not a GET, and for every WebSocket route. The tests fail if a new route
+has none. Each change is requested twice, as by a client that lost the first response. The second request changes
+nothing and writes no entry.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ async def end(service: LocalService) -> tuple[Request, str]:
 
 
 async def end_many(service: LocalService) -> tuple[Request, str]:
-    """More than one transaction."""
+    """Needs more than one transaction."""
     tenant = some_id()
     for _ in range(END_BATCH + 2):
         await service.open(tenantObjectId=tenant)
@@ -88,7 +88,7 @@ async def retry_many(service: LocalService) -> tuple[Request, str]:
 
 
 async def cancel_many(service: LocalService) -> tuple[Request, str]:
-    """More than one transaction."""
+    """Needs more than one transaction."""
     for count in (BATCH_MAX, 2):
         await accept(service.database.store, count, gateway="cancelled")
     return ("POST", "/submissions/cancel", {"gateway": "cancelled"}), "submissions"
@@ -128,7 +128,7 @@ TRAIL: dict[str, Change | None] = {
     "POST /usage/windows/send": Change(Action.USAGE_WINDOWS_SENT, send, 2),
 }
 KEYS = {"POST /keys", "DELETE /keys/{publicId}"}
-"""Tested apart: the first key ends the access without a credential."""
+"""Tested separately: after the first key is created, requests without a credential are refused."""
 
 
 async def requested(service: LocalService, request: Request) -> tuple[int, Sequence[AuditEntry]]:
@@ -147,7 +147,7 @@ def test_every_change_has_an_expectation(any_local: LocalService) -> None:
     assert covered | {Action.KEY_CREATED, Action.KEY_REVOKED} | by_command == set(Action)
 
 
-async def test_every_change_leaves_one_entry_and_its_repetition_none(metered: LocalService) -> None:
+async def test_every_change_writes_one_entry_and_its_repetition_none(metered: LocalService) -> None:
     for place, change in TRAIL.items():
         if change is None:
             continue

@@ -57,7 +57,7 @@ def test_get_returns_capacity_as_put(client: Client) -> None:
     assert client.http.get(f"/capacities/{capacity_id}").json() == capacity
 
 
-def test_get_names_the_session_that_lapses_next(client: Client) -> None:
+def test_get_returns_the_next_session_to_lapse(client: Client) -> None:
     capacity_id = limited(client, maxSessions=3)
     late, soon = [client.open(capacityId=capacity_id, leaseSeconds=seconds) for seconds in (90, 60)]
     for session in (soon, late):

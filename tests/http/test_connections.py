@@ -287,8 +287,8 @@ async def test_client_disconnect_removes_whole_pipeline_from_in_flight(any_local
         assert (await any_local.put(open_body())).status_code == 201, disconnect
 
 
-async def test_client_disconnect_does_not_block_its_batch(any_local: LocalService, gate: Gate) -> None:
-    """The next batch forms behind the gate; one of its clients has disconnected when the batch ends."""
+async def test_client_disconnect_does_not_affect_rest_of_batch(any_local: LocalService, gate: Gate) -> None:
+    """The second batch waits at the gate. One of its clients disconnects before the batch runs."""
     for disconnect in DISCONNECTS:
         gate.close()
         first = asyncio.create_task(any_local.put(open_body()))

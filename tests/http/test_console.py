@@ -33,7 +33,7 @@ async def test_every_address_serves_the_same_page_with_a_strict_policy(any_local
     assert '<base href="/console/">' in pages[0].text
 
 
-async def test_files_are_kept_for_ever_under_their_digest_only(any_local: LocalService) -> None:
+async def test_files_are_cached_forever_only_at_the_address_with_their_digest(any_local: LocalService) -> None:
     page = await get(any_local, "/console")
     addresses = ASSETS.findall(page.text)
     assert len(addresses) >= 4
@@ -57,14 +57,14 @@ async def test_files_are_kept_for_ever_under_their_digest_only(any_local: LocalS
 
 
 @pytest.mark.parametrize("path", ["x/nothing.js", "x/../route.py", "x/%2e%2e/route.py", "x/index.html", "x/", "x"])
-async def test_nothing_else_is_served(any_local: LocalService, path: str) -> None:
+async def test_only_files_of_the_console_are_served(any_local: LocalService, path: str) -> None:
     response = await get(any_local, f"/console/assets/{path}")
-    # httpx resolves `..` before it sends: the address is then one of a page.
+    # httpx resolves `..` before it sends the request, so the path may be that of a page.
     assert response.status_code == 404 or response.headers["content-type"].startswith("text/html")
     assert "ConsoleRoutes" not in response.text
 
 
-async def test_etag_answers_304_and_differs_for_gzip(any_local: LocalService) -> None:
+async def test_matching_etag_returns_304_and_gzip_has_its_own_etag(any_local: LocalService) -> None:
     plain = await get(any_local, "/console")
     packed = await any_local.http.get("/console", headers={"Accept-Encoding": "gzip"})
     assert packed.headers["content-encoding"] == "gzip"
@@ -83,7 +83,7 @@ async def test_etag_answers_304_and_differs_for_gzip(any_local: LocalService) ->
 
 
 def test_files_load_nothing_from_other_hosts_and_contain_no_code_in_markup() -> None:
-    """The policy would refuse both. `innerHTML` is used where templates are parsed, and nowhere else."""
+    """The content security policy would block both. Only `template.js` may use `innerHTML`, to parse templates."""
     for path in sorted(STATIC.rglob("*")):
         if path.is_dir():
             continue
@@ -97,6 +97,6 @@ def test_files_load_nothing_from_other_hosts_and_contain_no_code_in_markup() -> 
         ), path
 
 
-def test_all_files_are_small_when_packed() -> None:
+def test_all_files_are_small_when_compressed() -> None:
     packed = sum(len(gzip.compress(path.read_bytes())) for path in STATIC.rglob("*") if path.is_file())
     assert packed < 150_000

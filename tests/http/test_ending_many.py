@@ -89,7 +89,7 @@ async def test_selected_sessions_are_ended_in_several_requests_of_one_action(loc
 
 
 async def test_sessions_opened_during_the_action_are_not_ended(local: LocalService) -> None:
-    """Otherwise clients that open their sessions again would keep the action from its end."""
+    """Otherwise the action might never be done, because clients open their sessions again."""
     capacity = some_id()
     await local.move_to("2030-01-01T00:00:00Z")
     await opened(local, 4, capacityId=capacity)
@@ -181,6 +181,6 @@ async def test_operator_of_a_tenant_ends_sessions_of_the_tenant_only(own_local: 
     assert (await reasons(own_local, ours), await reasons(own_local, theirs)) == (["TERMINATED"] * 2, [None] * 2)
     (entry,) = [each for each in await entries(own_local.database.store) if each.entry_id == answer["actionId"]]
     assert (entry.subject, entry.detail) == (keys["bound"].public_id, f"tenant {tenant}")
-    # The action belongs to its caller.
+    # Another caller cannot continue the action.
     body = {"tenant": tenant, "actionId": answer["actionId"]}
     assert (await own_local.http.post("/sessions/end", json=body)).status_code == 400

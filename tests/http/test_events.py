@@ -38,7 +38,7 @@ async def read(service: LocalService, query: str = "", **headers: str) -> Json:
 
 
 async def latest(service: LocalService) -> str:
-    # Beyond the pause between two moves of the horizon, so that no earlier event is read again.
+    # Wait longer than the pause between two moves of the horizon, so that no earlier event follows the cursor.
     await asyncio.sleep(0.3)
     return str((await read(service, "after=latest"))["nextCursor"])
 
@@ -175,7 +175,7 @@ async def test_stream_ends_when_key_is_revoked(own_local: LocalService) -> None:
     await eventually(lambda: own_local.instance.pipeline.open_streams == set())
 
 
-async def test_head_of_stream_has_no_body(own_local: LocalService) -> None:
+async def test_head_request_for_stream_returns_no_body(own_local: LocalService) -> None:
     response = await own_local.http.head("/events", headers=SSE)
     assert (response.status_code, response.content) == (200, b"")
 
@@ -211,7 +211,7 @@ async def test_forged_last_event_id_is_refused(any_local: LocalService) -> None:
 
 
 async def test_gateway_gets_events_within_two_seconds(database: Database) -> None:
-    """With the default settings. The median of five, because another program may use the processor for a while."""
+    """Uses the default settings, and the median of five tries, because other programs may use the processor."""
     seconds = []
     async with odd_receiver(http_response("200 OK")) as receiver:
         hooks = {"hooks": GatewayConfig(url=receiver.address, events=("session.opened",))}
@@ -234,7 +234,7 @@ def test_every_event_type_is_documented() -> None:
     assert documented == [each.value for each in EventType]
 
 
-async def test_feed_stays_correct_for_follower_that_falls_behind_head(
+async def test_follower_that_falls_behind_events_in_memory_gets_every_event(
     own_local: LocalService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tenure.events.feed.HEAD_MAX", 2)
@@ -246,7 +246,7 @@ async def test_feed_stays_correct_for_follower_that_falls_behind_head(
     assert seen == opened
 
 
-async def test_unavailable_database_is_a_503_for_pages_and_long_polls(
+async def test_pages_and_long_polls_return_503_if_database_is_unavailable(
     own_local: LocalService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cursor = await latest(own_local)
@@ -260,9 +260,7 @@ async def test_unavailable_database_is_a_503_for_pages_and_long_polls(
         assert response.status_code == 503, (query, response.text)
 
 
-async def test_feed_that_cannot_be_read_for_long_is_reported(
-    own_local: LocalService, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_delayed_feed_is_reported(own_local: LocalService, monkeypatch: pytest.MonkeyPatch) -> None:
     cursor = await latest(own_local)
     monkeypatch.setattr("tenure.events.feed.DELAYED_SECONDS", 0.0)
 

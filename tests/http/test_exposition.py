@@ -81,7 +81,7 @@ async def test_every_family_is_exported_with_its_labels_and_promtool_accepts_it(
     assert complaints(text) == ""
 
 
-async def test_both_lanes_report_route_status_and_caller_once(local: LocalService) -> None:
+async def test_hot_and_ordinary_requests_are_reported_once_with_route_status_and_caller(local: LocalService) -> None:
     local.telemetry.events.clear()
     await local.put(open_body())
     await local.http.put("/%73essions", json=open_body())
@@ -95,7 +95,7 @@ async def test_both_lanes_report_route_status_and_caller_once(local: LocalServic
     assert all(0 <= each.seconds < 60 for each in answered)
 
 
-async def test_unreadable_installation_metrics_are_reported_and_later_omitted(
+async def test_installation_metrics_that_cannot_be_read_are_reported_and_omitted_once_too_old(
     own_local: LocalService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reader = own_local.instance._installation

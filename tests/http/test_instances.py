@@ -28,7 +28,7 @@ async def test_instance_is_listed_with_its_leases_and_then_as_stopped(database: 
         assert (own["alive"], own["stoppedAt"], own["worker"], own["version"]) == (True, None, 0, __version__)
         assert holder.startswith(f"{own['host']}-{own['pid']}-")
         assert own["leads"] == ["submission-executor"]
-        # The store is closed with the instance, so the row is read before that.
+        # The instance closes the store when it stops, so the test reads the row just before that.
         closing, rows = database.store.close, []
 
         async def read_and_close() -> None:
@@ -69,7 +69,7 @@ async def test_activity_equals_requests_of_clients(database: Database) -> None:
             await service.http.post(f"/sessions/{upgraded['sessionId']}/heartbeat", json={})
         await service.http.delete(f"/sessions/{upgraded['sessionId']}")
         await service.http.post(f"/sessions/{upgraded['sessionId']}/heartbeat", json={})
-        for _ in range(2):  # the second save is the repetition of a save whose answer was lost
+        for _ in range(2):  # the second save must count nothing twice
             service.instance._activity.sample()
             await service.instance._activity.save()
         after = await activity(service, step="3600")
@@ -120,7 +120,7 @@ async def test_activity_refuses_wrong_parameters(any_local: LocalService) -> Non
         assert [error["field"] for error in response.json()["errors"]] == [field]
 
 
-async def test_named_holder_gets_a_new_instance_with_every_start() -> None:
+async def test_named_holder_gets_a_new_instance_name_at_every_start() -> None:
     config = Config(leases=LeasesConfig(holder="node-1"))
     first, second = (_report_of(config, "node-1", 0) for _ in range(2))
     assert first.holder == second.holder == "node-1"

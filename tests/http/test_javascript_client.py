@@ -31,7 +31,7 @@ make_types: dict[str, Any] = runpy.run_path(str(FOLDER / "make_types.py"))
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="Node is not installed")
-def test_own_tests_pass_under_node() -> None:
+def test_javascript_tests_pass_under_node() -> None:
     ran = subprocess.run(
         ["node", "--test", "tests/"], cwd=FOLDER, capture_output=True, text=True, check=False, timeout=120
     )
@@ -63,8 +63,8 @@ async def test_instance_serves_the_module(any_local: LocalService) -> None:
     assert answer.text == MODULE
 
 
-async def test_every_list_can_be_followed(any_local: LocalService) -> None:
-    """`each` needs the path and the name of the list: the name is in the answer's type."""
+async def test_every_list_returns_next_cursor(any_local: LocalService) -> None:
+    """The client's `each` follows `nextCursor`, so every list with a parameter `cursor` must return one."""
     document: Json = (await any_local.http.get("/openapi.json")).json()
     paged = [
         path

@@ -1,6 +1,6 @@
-"""A plain request to a hot route takes the hot lane, any other the ordinary lane. Both lanes return the same response.
+"""Plain requests to hot routes take the fast path (hot lane); all others take the ordinary lane.
 
-This also holds for an instance with `json_case = "snake"`.
+Both lanes return the same response. This also holds for an instance with `json_case = "snake"`.
 """
 
 import itertools

@@ -310,7 +310,7 @@ async def test_order_lapse_returns_live_sessions_next_deadline_first(local: Loca
     ended, lapsed = opened.pop(40), opened.pop(20)
     await local.http.delete(f"/sessions/{ended['sessionId']}")
     await local.move_to(lapsed["leaseExpiresAt"])
-    # A heartbeat moves the deadline: this session is the last one now.
+    # The heartbeats move two deadlines, from 30 to 50 and from 70 to 90 seconds after the start.
     await local.http.post(f"/sessions/{opened[30]['sessionId']}/heartbeat")
     await local.http.post(f"/sessions/{opened[70]['sessionId']}/heartbeat")
     expected = [opened[lease]["sessionId"] for lease in (30, 50, 60, 70)]
@@ -328,7 +328,7 @@ async def test_order_lapse_returns_live_sessions_next_deadline_first(local: Loca
         assert (ids_of(response), response.json()["exact"]) == ([], True)
 
 
-async def test_order_lapse_says_if_earlier_deadlines_may_be_missing(
+async def test_order_lapse_reports_if_earlier_deadlines_may_be_missing(
     local: LocalService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session_lapses, "LAPSE_LOOK_MAX", 1)

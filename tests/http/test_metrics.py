@@ -80,7 +80,7 @@ async def test_health_count_is_at_most_a_second_old(own_local: LocalService, mon
             await own_local.open()
 
 
-async def test_metrics_of_one_worker_have_one_answer(own_local: LocalService) -> None:
+async def test_metrics_of_single_worker_report_one_worker(own_local: LocalService) -> None:
     response = await metrics(own_local)
     assert (response["workers"], response["workersAnswered"]) == (1, 1)
 

@@ -65,7 +65,7 @@ def test_snake_case() -> None:
 # json_case
 
 
-async def test_every_answer_is_the_same_in_both_cases(snake: LocalService) -> None:
+async def test_every_response_has_the_same_fields_in_both_cases(snake: LocalService) -> None:
     session = (await snake.http.put("/sessions", json=open_body(leaseSeconds=600), headers=CAMEL)).json()
     capacity = f"/capacities/{session['capacityId']}"
     await snake.http.put(capacity, json={"maxSessions": 5})
@@ -97,7 +97,7 @@ async def test_every_answer_is_the_same_in_both_cases(snake: LocalService) -> No
     assert seen > 15
 
 
-async def test_changes_answer_in_snake_case(snake: LocalService) -> None:
+async def test_responses_to_changes_are_in_snake_case(snake: LocalService) -> None:
     opened = (await snake.http.put("/sessions", json=open_body(leaseSeconds=600))).json()
     assert {"session_id", "was_created", "lease_expires_at"} <= set(opened)
     path = f"/sessions/{opened['session_id']}"
@@ -204,7 +204,7 @@ async def test_documents_describe_the_case_of_the_instance(snake: LocalService) 
     assert "/sessions/{sessionId}/heartbeat" in camel["paths"]
 
 
-async def test_header_chooses_snake_case_of_one_response(any_local: LocalService) -> None:
+async def test_header_selects_snake_case_for_one_response(any_local: LocalService) -> None:
     for path in ("/sessions", "/sessions?"):
         body = open_body()
         assert "session_id" in (await any_local.http.put(path, json=body, headers=SNAKE)).json()
@@ -223,7 +223,7 @@ async def test_payload_keeps_its_bytes(snake: LocalService) -> None:
         assert envelope.payload == payload
 
 
-def test_twins_omit_the_same_fields_as_their_structs() -> None:
+def test_snake_case_twins_omit_the_same_fields_as_their_structs() -> None:
     class Inner(msgspec.Struct, rename="camel"):
         inner_field: int
 
@@ -355,7 +355,7 @@ async def test_unknown_fields_are_refused_or_ignored(setting: str, status: int, 
         stream.disconnect()
         wrong = await service.put({**open_body(sessionKind=9), **EXTRA})
         assert "sessionKind: must be 1, 2 or 3" in wrong.json()["detail"]
-        # A request that only operators may send changes nothing unless all of it is understood.
+        # Requests that only operators may send are refused if they have unknown fields, even with `ignore`.
         for path, body in (("/submissions/cancel", {"gatway": "billing"}), ("/keys", {"name": "a", "x": 1})):
             refused = await service.http.post(path, json=body)
             assert "is not a field of this request" in refused.json()["detail"], refused.text

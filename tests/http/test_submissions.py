@@ -43,7 +43,7 @@ UNKNOWN = [
 
 
 def post(client: Client, content: bytes, **headers: str) -> httpx.Response:
-    """With a new idempotency key unless one is given. Header names have underscores instead of dashes."""
+    """Submits with a new idempotency key unless one is given. Header names have underscores instead of dashes."""
     named = {name.replace("_", "-"): value for name, value in {"idempotency_key": key(), **headers}.items()}
     return client.http.post("/submissions", content=content, headers=JSON | named)
 

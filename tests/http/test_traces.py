@@ -46,7 +46,7 @@ def lines(instance: RunningInstance, event: str) -> list[dict[str, Any]]:
 
 
 async def use(http: httpx.AsyncClient) -> tuple[str, str, httpx.Response]:
-    """Submits a payload, and another one with the same key, as one customer request; opens sessions at once."""
+    """Submits two payloads with the same key, both with REQUEST_ID, and opens sessions concurrently."""
     key = (await http.post("/keys", json={"name": "web", "role": "operator"})).json()["key"]
     http.headers["Authorization"] = f"Bearer {key}"
     named = {"X-Request-ID": REQUEST_ID, "traceparent": f"00-{TRACE}-{SPAN}-01", "Idempotency-Key": "k"}
@@ -61,7 +61,7 @@ async def use(http: httpx.AsyncClient) -> tuple[str, str, httpx.Response]:
     return key, submitted.json()["submissionId"], refused
 
 
-async def test_request_is_followed_by_its_id_through_logs_problem_store_attempt_and_trace(tmp_path: Path) -> None:
+async def test_request_id_is_in_logs_problem_submission_attempt_and_trace(tmp_path: Path) -> None:
     with collector() as collected:
         async with odd_receiver(http_response("200 OK")) as receiver:
             instance = traced(tmp_path, collected.endpoint, receiver)
@@ -110,7 +110,7 @@ async def test_request_is_followed_by_its_id_through_logs_problem_store_attempt_
 
 
 def check_batches(collected: Collector) -> None:
-    """Each store operation has a link to its batch, in another trace, and the batch has one to each operation."""
+    """Each store operation links to its batch, which is in another trace, and the batch links to each operation."""
     found = collected.named("store open_sessions")
     batches = {(span.trace_id, span.span_id): span for span in found if span.trace_id != OTHER_TRACE}
     own = {(span.trace_id, span.span_id): span for span in found if span.trace_id == OTHER_TRACE}
@@ -131,7 +131,7 @@ def check_jobs(collected: Collector) -> None:
     assert "store finish_run" in below
 
 
-async def test_requests_do_not_wait_for_a_collector_that_does_not_answer(tmp_path: Path) -> None:
+async def test_requests_do_not_wait_for_unreachable_collector(tmp_path: Path) -> None:
     async with odd_receiver(http_response("200 OK")) as receiver:
         instance = traced(tmp_path, "http://127.0.0.1:9/v1/traces", receiver)
         try:
@@ -147,7 +147,7 @@ async def test_requests_do_not_wait_for_a_collector_that_does_not_answer(tmp_pat
             kill_all([instance])
 
 
-def test_nothing_of_opentelemetry_is_imported_while_traces_are_off() -> None:
+def test_opentelemetry_is_not_imported_while_traces_are_off() -> None:
     script = (
         "import sys, tenure.cli.main, tenure.server.process as process; from tenure.config import Config;"
         "from tenure.telemetry.events import Telemetry; process.Instance(Config(), Telemetry());"

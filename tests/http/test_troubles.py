@@ -91,7 +91,7 @@ async def test_requests_without_database_return_503_with_retry_after(
 
 
 async def test_requests_without_database_return_503_unless_no_route_matches(waiting: LocalService) -> None:
-    """The caller is identified before the request is decoded, and only the database knows whether it needs a key."""
+    """The caller is identified before the request is decoded, and only the database knows whether keys are required."""
     responses = [
         await waiting.put({}),
         await waiting.http.get("/nothing"),

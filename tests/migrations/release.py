@@ -232,7 +232,7 @@ _SAMPLE_ROWS = (
     """,
     f"INSERT INTO capacities VALUES ('{ID}', NULL, now(), now(), 1, 0, 'reject')",
 )
-"""Results with which each read continues to its last statement."""
+"""Rows that a read must find to continue to its last statement."""
 
 
 async def _put_samples(url: str) -> None:

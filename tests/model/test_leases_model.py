@@ -213,7 +213,7 @@ class LeaseMachine(StoreMachine):
             }
 
     def teardown(self) -> None:
-        """No tick is lost: finally each job can run for its oldest tick that is not done."""
+        """No tick is lost: at the end, each job can still run for its oldest tick that has not succeeded."""
         if not hasattr(self, "model"):
             return
         self._check_history()
@@ -248,7 +248,7 @@ class LeaseMachine(StoreMachine):
         assert found.tick_at not in self.done[job], "this tick has already succeeded"
 
     def _note_success(self, job: str, epoch: int) -> None:
-        """A run covers every tick from its own to its start."""
+        """A run covers every tick from its own up to the time at which it started."""
         tick_at, started_at = self.model.run_causes[job, epoch].tick_at, self.model.runs[job, epoch].started_at
         interval = self._interval(job)
         if tick_at is None or (tick_at - GRID_BEGINS) % interval:

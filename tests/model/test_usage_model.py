@@ -109,7 +109,7 @@ class UsageMachine(StoreMachine):
     @precondition(lambda self: self.now >= self.model.last_cut_at)
     @rule()
     def expire(self) -> None:
-        """If the clock is behind the last cut, an engine may record the end later."""
+        """Runs only if the clock is not behind the last cut. Otherwise an engine may record the end later."""
         self.known.sweep(self.now)
         self.run(sweep_some(self.store, ALL))
 
@@ -123,7 +123,7 @@ class UsageMachine(StoreMachine):
 
     @rule(on_time=st.booleans())
     def cut(self, on_time: bool) -> None:
-        """`on time`: exactly at the instant of the grid, unless it has passed."""
+        """With `on_time`, first moves the clock to the next instant of the grid."""
         if on_time:
             interval = timedelta(microseconds=INTERVAL)
             self.now += (EPOCH - self.now) % interval
@@ -160,7 +160,7 @@ class UsageMachine(StoreMachine):
 
     @rule()
     def mark(self) -> None:
-        """Writes all marks that are due, every 20 seconds, and deletes old ones."""
+        """Writes all marks that are due, which in this test are 20 seconds apart, and deletes old ones."""
         self.run(mark_usage(self.store))
 
     @rule(

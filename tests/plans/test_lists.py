@@ -1,4 +1,4 @@
-"""Every list answers from an index, with any filters: a page of a million rows reads few of them."""
+"""Every list is read from an index, with any filters: a page reads few of a million rows."""
 
 import hashlib
 import itertools

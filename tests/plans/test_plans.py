@@ -120,7 +120,7 @@ POSTGRES_INDEXES = {
 
 
 FROM_AN_END = {"tenure_prune_usage_1: end", "tenure_open_one_1: last end"}
-"""Reads the first or last entries in the order of the index, up to its limit, so it has no search condition."""
+"""These statements read the first or last entries of an index, up to a limit, so they have no search condition."""
 
 
 def test_every_hot_statement_is_listed() -> None:
@@ -364,7 +364,7 @@ MIDDLE = "80000000-0000-4000-8000-000000000000"
 
 @pytest.fixture
 async def postgres_lately(postgres_million: str) -> str:
-    """For a window in which some sessions have just closed."""
+    """The database with a million sessions, and 50 more that have just closed."""
     made = [session_between(LATELY - timedelta(hours=1), LATELY + n * MICROSECOND) for n in range(1, 51)]
     store = open_store(postgres_million, POOL_SIZE)
     await insert_sessions(Database(postgres_million, store, Clock()), made)
@@ -404,7 +404,7 @@ async def test_postgresql_reads_one_chunk_without_reading_whole_window(postgres_
         (records,) = await store.render_chunks(MINUTE_AGO, [chunk], FORMATS["tenure"].template(MINUTE_AGO))
         assert records.sessions == CHUNK_MAX
     await store.close()
-    # A range of ids has as many again that closed long ago. The table has a million.
+    # The range of ids also contains as many sessions that closed long ago. The table has a million.
     assert await _tuples_read(postgres_lately) - before < 4 * 4 * CHUNK_MAX
 
 

@@ -64,6 +64,7 @@ WRITE = re.compile(
     r"UPDATE [sjt] SET|UPDATE dbo\.|INSERT INTO dbo\.|DELETE FROM dbo\.|EXEC dbo\.tenure_(?:begin|end)_epoch_1"
 )
 
+# Lock hints. The docstring of a hint says which locks a read with it keeps, and why that is enough.
 WAITS = "UPDLOCK, HOLDLOCK, ROWLOCK"
 TAKES_ROWS = "UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK"
 TAKES_KEYS = "XLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK"
@@ -76,10 +77,10 @@ READS_RULES = "READCOMMITTEDLOCK, INDEX (capacities_pkey)"
 PASSES_OVER = "READCOMMITTEDLOCK, READPAST, FORCESEEK, INDEX (sessions_closed_at)"
 """Takes no lock: no other transaction can be writing the rows that it reads."""
 FENCE = "REPEATABLEREAD, ROWLOCK, INDEX (leases_pkey)"
-"""Shared, and kept until the transaction ends."""
+"""Takes a shared lock, and keeps it until the transaction ends."""
 ALONE = "XLOCK, REPEATABLEREAD, ROWLOCK, INDEX (leases_pkey)"
-"""Waits for fences, and then reads the current row, not a version from before the wait. A transaction that ends or
-renews an epoch need not lock the gap in which a missing name would be inserted."""
+"""Waits until no other transaction holds a fence, and then reads the current row, not a version from before the wait. A
+transaction that ends or renews an epoch need not lock the gap in which a missing name would be inserted."""
 READS_RUN = "READCOMMITTEDLOCK, INDEX (job_runs_pkey)"
 READS_JOB = "READCOMMITTEDLOCK, INDEX (jobs_pkey)"
 """Keep no lock: while the job's lock is held, only its holder writes the run, and the job columns that are read are
@@ -724,7 +725,7 @@ def test_begin_attempts_reads_only_existence_of_held_submissions() -> None:
     assert set(re.findall(r"\bs\.\w+", result)) == {"s.submission_id"}
 
 
-def test_uncommitted_data_is_read_only_where_the_columns_never_change() -> None:
+def test_reads_of_uncommitted_data_use_only_columns_that_never_change() -> None:
     dirty = re.compile(r"\b(READUNCOMMITTED|NOLOCK|READ UNCOMMITTED)\b")
     narrowed = {f"tenure_{name}_1" for name in ("heartbeat", "end", "attach", "command_submissions")}
     readers = {name: tsql.code(text) for name, text in BATCHES.items() if dirty.search(tsql.code(text))}

@@ -1,4 +1,4 @@
-"""The authenticator with a scripted store and a moved clock: its cache, its trust in the cache, and last uses."""
+"""The authenticator with a scripted store and a clock that tests move: its cache, the grace period and last uses."""
 
 import asyncio
 import inspect
@@ -38,7 +38,7 @@ GRACE = 300.0
 
 
 class ScriptedStore:
-    """Keys in memory. A test can make it unavailable, and hold back the answers of look-ups."""
+    """A store of keys in memory. A test can make it unavailable, and delay the results of look-ups."""
 
     def __init__(self) -> None:
         self.keys: dict[str, StoredKey] = {}
@@ -152,7 +152,7 @@ async def test_key_identifies_caller_with_role_tenant_and_expiry(bench: Bench) -
     assert await bench.caller(key) == expected
 
 
-async def test_key_used_before_is_identified_without_await_or_store(bench: Bench) -> None:
+async def test_cached_key_is_identified_without_await_or_store(bench: Bench) -> None:
     key = bench.store.add(new_api_key(Role.CLIENT))
     caller = await bench.caller(key)
     for _ in range(3):
@@ -214,7 +214,7 @@ async def test_key_with_wrong_secret_or_role_is_refused_like_unknown_key(bench: 
     assert len(bench.store.found) == 3
 
 
-async def test_unknown_id_hashes_and_compares_as_wrong_secret_does(
+async def test_secret_is_compared_with_a_digest_even_if_key_id_is_unknown(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compared: list[tuple[int, int]] = []
@@ -266,7 +266,7 @@ async def test_first_key_ends_anonymous_access_with_next_refresh(bench: Bench) -
     assert [event.version for event in bench.telemetry.of(AccessKeysChanged)] == [1]
 
 
-async def test_service_stays_closed_after_last_key_is_revoked(bench: Bench) -> None:
+async def test_credentials_stay_required_after_last_key_is_revoked(bench: Bench) -> None:
     bench.store.revoke(bench.store.add(new_api_key(Role.CLIENT)))
     assert isinstance(await bench.refused(None), Unauthenticated)
 
@@ -280,7 +280,7 @@ async def test_revoked_key_is_refused_after_next_refresh(bench: Bench) -> None:
 
 
 async def test_cache_is_dropped_if_version_decreases(bench: Bench) -> None:
-    """A backup was restored."""
+    """For example, after a backup was restored."""
     key = bench.store.add(new_api_key(Role.CLIENT))
     bench.store.version = 9
     await bench.caller(key)
@@ -290,7 +290,7 @@ async def test_cache_is_dropped_if_version_decreases(bench: Bench) -> None:
     assert isinstance(await bench.refused(key), Unauthenticated)
 
 
-async def test_look_up_that_began_before_revocation_does_not_bring_key_back(bench: Bench) -> None:
+async def test_key_is_refused_after_revocation_during_its_look_up(bench: Bench) -> None:
     key = bench.store.add(new_api_key(Role.CLIENT))
     await bench.authenticator.refresh()
     bench.store.gate = asyncio.Event()
@@ -313,7 +313,9 @@ async def test_paused_instance_reads_version_before_it_trusts_its_cache(bench: B
     assert isinstance(await bench.refused(key), Unauthenticated)
 
 
-async def test_read_that_began_before_pause_is_not_trusted(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_read_of_version_that_began_before_pause_is_not_trusted(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     key = bench.store.add(new_api_key(Role.CLIENT))
     await bench.caller(key)
     read, gate = bench.store.read_keys_version, asyncio.Event()
@@ -410,7 +412,7 @@ async def test_unexpected_error_is_reported_and_counts_as_unavailable(bench: Ben
     assert len(bench.telemetry.of(AccessRefreshFailed)) == 1
 
 
-async def test_last_use_is_written_with_its_time_and_once(bench: Bench) -> None:
+async def test_last_use_is_written_once_with_its_time(bench: Bench) -> None:
     key, unused = (bench.store.add(new_api_key(Role.CLIENT)) for _ in range(2))
     await bench.caller(key)
     await bench.pass_time(10)
@@ -446,7 +448,7 @@ async def test_last_uses_are_written_in_batches(bench: Bench) -> None:
     assert [len(each) for each in bench.store.touched] == [BATCH_MAX, 1]
 
 
-async def test_cache_is_bounded_for_more_keys_than_fit(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_cache_size_is_limited(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(authenticator, "CACHE_MAX", 50)
     keys = [bench.store.add(new_api_key(Role.CLIENT)) for _ in range(60)]
     for key in keys:
@@ -506,7 +508,7 @@ async def test_session_token_identifies_its_session_without_look_up(bench: Bench
     assert bench.store.touched == []
 
 
-async def test_session_token_used_before_is_verified_once(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_session_token_is_cached_after_first_verification(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.store.add(new_api_key(Role.CLIENT))
     monkeypatch.setattr(authenticator, "CACHE_MAX", 3)
     tokens = [bench.token() for _ in range(5)]
@@ -550,7 +552,7 @@ async def test_token_is_valid_until_its_signing_key_expires_by_database_clock(be
     assert [len(event.key_ids) for event in bench.telemetry.of(AccessSigningKeysChanged)] == [2]
 
 
-async def test_token_of_deleted_signing_key_is_refused_after_next_refresh_and_after_pause(bench: Bench) -> None:
+async def test_token_of_deleted_signing_key_is_refused_after_refresh_or_pause(bench: Bench) -> None:
     bench.store.add(new_api_key(Role.CLIENT))
     for pause in (1.0, TRUST_SECONDS):
         old = bench.token()
@@ -575,7 +577,7 @@ async def test_session_token_is_valid_for_grace_while_database_is_away(bench: Be
     assert (await bench.refused(token)).status == 503
 
 
-async def test_token_signer_uses_current_key_also_before_first_api_key(bench: Bench) -> None:
+async def test_token_signer_uses_current_key_even_before_first_api_key(bench: Bench) -> None:
     with pytest.raises(Unavailable):
         bench.authenticator.token_signer()
     (first,) = bench.store.signing_keys
@@ -609,7 +611,7 @@ class ScriptedVerifier:
         self.runs -= 1
 
 
-async def test_form_of_credential_decides_who_checks_it(bench: Bench) -> None:
+async def test_format_of_credential_selects_how_it_is_verified(bench: Bench) -> None:
     oidc = ScriptedVerifier()
     bench.use_oidc(oidc)
     key = bench.store.add(new_api_key(Role.CLIENT))
@@ -621,7 +623,7 @@ async def test_form_of_credential_decides_who_checks_it(bench: Bench) -> None:
     assert oidc.seen == [b"Bearer a.b.c"]
 
 
-async def test_oidc_token_used_before_is_identified_without_verifier_until_it_expires(bench: Bench) -> None:
+async def test_verified_oidc_token_is_cached_until_it_expires(bench: Bench) -> None:
     bench.use_oidc(oidc := ScriptedVerifier())
     first = await bench.caller(b"Bearer a.b.c")
     await bench.pass_time(4)

@@ -39,11 +39,11 @@ def postgres_error(state: str, message: str = "refused") -> BaseException:
         ("22012", None),
     ],
 )
-def test_sqlstate_has_cause(state: str, cause: Cause | None) -> None:
+def test_sqlstate_is_mapped_to_cause(state: str, cause: Cause | None) -> None:
     assert postgres_cause_of(postgres_error(state)) is cause
 
 
-def test_standby_and_server_without_answers_have_causes() -> None:
+def test_standby_is_read_only_and_missing_response_is_unanswered() -> None:
     assert postgres_cause_of(postgres_error("55000", "recovery is in progress")) is Cause.READ_ONLY
     assert postgres_cause_of(asyncpg.TargetServerAttributeNotMatched("none matches")) is Cause.READ_ONLY
     assert postgres_cause_of(Unanswered("later")) is Cause.UNANSWERED
@@ -60,14 +60,14 @@ def test_standby_and_server_without_answers_have_causes() -> None:
         (sqlite3.SQLITE_CANTOPEN, Cause.CONNECTION),
     ],
 )
-def test_result_code_of_sqlite_has_cause(code: int, cause: Cause) -> None:
+def test_sqlite_result_code_is_mapped_to_cause(code: int, cause: Cause) -> None:
     error = sqlite3.OperationalError("refused")
     error.sqlite_errorcode = code
     assert sqlite_cause_of(error) is cause
 
 
 @pytest.mark.parametrize("cause", sorted(REFUSALS))
-async def test_refusal_is_remembered_for_a_while(cause: Cause, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_refusal_is_remembered_for_refusal_seconds(cause: Cause, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr("tenure.store.retries.monotonic", lambda: now)
     retries = Retries(lambda _error: cause, RecordedTelemetry())
@@ -80,7 +80,7 @@ async def test_refusal_is_remembered_for_a_while(cause: Cause, monkeypatch: pyte
 
 
 @pytest.mark.parametrize(("cause", "tries"), [(Cause.DISK_FULL, 1), (Cause.FILE_MOVED, 1), (Cause.READ_ONLY, TRIES)])
-async def test_cause_that_a_retry_cannot_remove_is_not_retried(cause: Cause, tries: int) -> None:
+async def test_full_disk_and_moved_file_are_not_retried(cause: Cause, tries: int) -> None:
     telemetry = RecordedTelemetry()
     with pytest.raises(DatabaseUnavailable):
         await Retries(lambda _error: cause, telemetry).run(fail)

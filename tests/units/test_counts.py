@@ -14,7 +14,7 @@ PATIENT = 30.0
 
 
 class Counting:
-    """Counts that end when the test ends them. Each returns its number."""
+    """Counts that finish when the test calls `end`. The first count returns 1, the second 2."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
@@ -100,7 +100,7 @@ async def test_failed_count_fails_its_requests_and_is_reported(counting: Countin
 
 @pytest.mark.timeout(20)
 async def test_request_that_arrives_just_as_a_count_ends_does_not_stop_the_event_loop(counting: Counting) -> None:
-    """It runs after the task of the count has ended, and before the callbacks of that task."""
+    """The request runs after the task of the count has ended, and before the callbacks of that task."""
     first = await counting.ask()
     counting.running.pop().set_result(1)
     second = asyncio.create_task(counting.shared.fresh(PATIENT))

@@ -1,4 +1,4 @@
-"""Documents, Prometheus rules and the Grafana board name the same metrics and alerts as the code."""
+"""Documents, Prometheus rules and the Grafana dashboard name the same metrics and alerts as the code."""
 
 import importlib.util
 import json
@@ -38,7 +38,7 @@ def test_every_metric_is_documented_with_its_type_and_labels() -> None:
 
 
 def test_every_metric_that_a_document_names_exists() -> None:
-    """On the pages that are about metrics. On others, names of functions of the database look the same."""
+    """Checks only pages about metrics. On other pages, the names of database functions look like those of metrics."""
     for page in ("metrics.md", "runbook.md", "operating.md", "configuration.md"):
         text = (ROOT / "docs" / page).read_text(encoding="utf-8")
         assert families_in(text) - set(FAMILIES) == set(), page
@@ -92,7 +92,7 @@ def test_promtool_accepts_rules_configuration_and_cases() -> None:
         assert result.returncode == 0, result.stdout + result.stderr
 
 
-def test_board_is_up_to_date_and_shows_every_exported_metric() -> None:
+def test_dashboard_is_up_to_date_and_shows_every_exported_metric() -> None:
     specification = importlib.util.spec_from_file_location("make", ROOT / "deploy" / "grafana" / "make.py")
     assert specification is not None
     assert specification.loader is not None

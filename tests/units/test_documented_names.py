@@ -50,7 +50,7 @@ def routes() -> list[tuple[str, list[str]]]:
 
 @cache
 def commands() -> dict[str, set[str]]:
-    """The flags of every command, by its words."""
+    """Maps every command, such as `sessions list`, to its flags."""
     found: dict[str, set[str]] = {}
 
     def walk(command: Any, words: tuple[str, ...]) -> None:
@@ -86,7 +86,7 @@ def events() -> set[str]:
     return own_names | {kind.name for kind in all_events()}
 
 
-# Each check yields a name that does not exist.
+# Each check yields the names in a text that do not exist.
 
 
 def unknown_route(text: str) -> Iterator[str]:
@@ -113,7 +113,7 @@ def unknown_command(text: str) -> Iterator[str]:
     name = next((name for count in (2, 1) if (name := " ".join(words[:count])) in commands()), "")
     flags = {word.strip("[]") for word in words if word.strip("[]").startswith("--")}
     rest = words[len(name.split()) :]
-    # A word that is not a flag can be the value of a flag, but not the first one after a group of commands.
+    # A word that is not a flag can be the value of a flag. Directly after a group, it must be a command of the group.
     is_group = any(other.startswith(f"{name} ".lstrip()) and other != name for other in commands())
     if (is_group and rest and not rest[0].strip("[]").startswith("--")) or flags - commands()[name]:
         yield text
@@ -162,7 +162,7 @@ def unknown_names(text: str) -> list[str]:
 def test_every_name_in_page_exists(page: Path) -> None:
     names = unknown_names(page.read_text(encoding="utf-8"))
     flags = {flag for of, scripts in SCRIPTS.items() if of in page.parts for flag in _flags_in(scripts)}
-    # These pages also name the routes of the service that they come from.
+    # These pages also name routes of the systems from which users migrate.
     others = re.compile("((GET|POST|PUT|DELETE|PATCH) )?/") if "coming-from" in page.parts else None
     assert [
         name for name in names if name.split()[0] not in flags and not (others is not None and others.match(name))

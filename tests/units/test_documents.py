@@ -59,7 +59,7 @@ def external_links(text: str) -> list[str]:
 
 
 def fault_of_link(target: str) -> str | None:
-    """Why a reader may not be sent there; None if all is well."""
+    """Returns why documents may not contain this link, or None if they may."""
     try:
         parts = urlsplit(target)
         host, port = parts.hostname or "", parts.port
@@ -94,7 +94,7 @@ def test_external_links_are_https_and_their_hosts_are_listed() -> None:
 
 
 def test_hosts_in_text_and_code_are_local_reserved_or_listed() -> None:
-    """A reader copies commands: a host that is not ours to name must not get their requests."""
+    """Readers copy commands. Their requests must not go to hosts of third parties by mistake."""
     texts = {page: (ROOT / page).read_text(encoding="utf-8") for page in pages()}
     named = {host.lower(): page for page, text in texts.items() for host in _HOST.findall(text)}
     unknown = {host: page for host, page in named.items() if not is_local(host) and not RESERVED.search(host)}

@@ -160,14 +160,14 @@ def logged(logs: Sequence[Mapping[str, Any]], event: str) -> Sequence[Mapping[st
 # Cutting.
 
 
-async def test_emit_usage_repeats_cut_until_cut_is_partial(store: UsageStore) -> None:
+async def test_emit_usage_cuts_until_a_cut_is_below_the_limit(store: UsageStore) -> None:
     store.cuts = [Cut(NOON, minute(-9), WINDOWS_MAX), Cut(NOON, minute(-5), WINDOWS_MAX), Cut(NOON, minute(0), 3)]
     (line,) = logged(await run(store), "usage.emitted")
     assert store.calls == ["cut", "cut", "cut", "list", "lag"]
     assert line["last_cut_at"] == "2041-03-01T12:00:00.000000Z"
 
 
-async def test_emit_usage_cuts_again_after_full_cut(store: UsageStore) -> None:
+async def test_emit_usage_cuts_again_if_a_cut_reached_the_limit(store: UsageStore) -> None:
     store.cuts = [Cut(NOON, minute(0), WINDOWS_MAX)]
     await run(store)
     assert store.calls.count("cut") == 2
@@ -185,7 +185,7 @@ async def test_emit_usage_logs_no_skip_for_cut_without_windows(store: UsageStore
     assert (store.calls, logged(logs, "usage.cut_skipped")) == (["cut", "list", "lag"], [])
 
 
-async def test_clock_equal_to_last_cut_is_not_logged_as_skipped(store: UsageStore) -> None:
+async def test_no_skipped_cut_is_logged_if_clock_equals_last_cut(store: UsageStore) -> None:
     store.cuts = [Cut(minute(0), minute(0), 0)]
     assert logged(await run(store), "usage.cut_skipped") == []
 
@@ -253,7 +253,7 @@ async def test_emit_usage_saves_each_page_before_reading_next(store: UsageStore)
     assert [number for number, _ in store.saved[3]] == list(range(1, 2 * BATCH_MAX + 8))
 
 
-async def test_full_last_page_is_followed_by_empty_completing_save(store: UsageStore) -> None:
+async def test_window_is_completed_by_empty_save_after_full_last_page(store: UsageStore) -> None:
     store.add(3, bounds=BATCH_MAX)
     await run(store)
     assert f"save 0 of 3 from {BATCH_MAX + 1}, complete" in store.calls
@@ -329,7 +329,7 @@ async def test_division_continues_without_rendering_if_database_is_too_slow(stor
     assert f"divide 3 after {RUN_MAX}" in store.calls
 
 
-async def test_page_that_is_being_read_is_dropped_if_page_before_it_cannot_be_saved(store: UsageStore) -> None:
+async def test_next_page_is_dropped_if_current_page_cannot_be_saved(store: UsageStore) -> None:
     store.leads, store.errors = True, {f"save {RUN_MAX} of 3 from 1": LeaseLost("job:emit-usage")}
     store.add(3, bounds=2 * RUN_MAX)
     with pytest.raises(LeaseLost):
@@ -337,8 +337,8 @@ async def test_page_that_is_being_read_is_dropped_if_page_before_it_cannot_be_sa
     assert store.saved[3] == []
 
 
-async def test_chunk_that_was_saved_differently_is_rendered_again(store: UsageStore) -> None:
-    """For example, another instance has saved it under the same number, but with other sums."""
+async def test_rendered_chunk_is_used_only_if_it_equals_the_saved_chunk(store: UsageStore) -> None:
+    """For example, another instance may have saved a chunk of the same number with other sums."""
     store.leads, store.taken = True, False
     store.add(3, bounds=3)
     await run(store)
@@ -350,7 +350,7 @@ async def test_chunk_that_was_saved_differently_is_rendered_again(store: UsageSt
         (store.chunk(3, 4), "tenure"),
     ):
         assert store.ahead.take(other, name) is None
-    assert store.ahead.take(chunk, "tenure") is None  # each is taken once
+    assert store.ahead.take(chunk, "tenure") is None  # the first call removed it
 
 
 # Announcing.

@@ -1,4 +1,4 @@
-"""How the parts of an instance learn that a session has ended, and which ends they count."""
+"""How the parts of an instance learn that a session has ended, and which messages its stream still counts."""
 
 import asyncio
 from collections.abc import Sequence
@@ -48,7 +48,7 @@ def test_watcher_is_called_until_its_watch_ends() -> None:
 
 
 class SlowStore:
-    """A store whose answer to an attach arrives after other events."""
+    """A store that answers an attach only when the test allows it."""
 
     batches_in_flight = 1
 
@@ -85,7 +85,7 @@ class Clock:
             monkeypatch.setattr(module, "monotonic", lambda: self.now)
 
 
-def test_tally_adds_up_only_the_slices_before_an_instant(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_total_counts_only_messages_before_an_instant(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     tally = Tally(Telemetry())
     for second in range(5):
@@ -112,7 +112,7 @@ def test_tally_keeps_a_bounded_number_of_slices(monkeypatch: pytest.MonkeyPatch)
 
 
 class EndedBatches:
-    """The session ended at `ended_at` of the database's clock. Keep-alives find it, and the last save is added."""
+    """Finds that the session has ended. Does not add the counts of keep-alives, but adds those of the last save."""
 
     def __init__(self, ended: Session) -> None:
         self._ended = ended
@@ -126,7 +126,7 @@ class EndedBatches:
 
 
 class Lines:
-    """A socket without a client. It records the messages of the stream."""
+    """A socket without a client. It records what the stream sends."""
 
     def __init__(self) -> None:
         self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -143,8 +143,8 @@ class Lines:
         del code
 
 
-async def test_stream_leaves_messages_after_the_end_out_of_its_last_save(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A keep-alive finds the end two seconds late. It does not add its counts; the last save adds those before it."""
+async def test_last_save_omits_messages_after_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A keep-alive finds the end two seconds late, and is not added. The last save has the messages before the end."""
     clock = Clock(monkeypatch)
     ended = replace(LIVE, state="closed", closed_at=NOON + timedelta(seconds=10), close_reason="TERMINATED")
     batches: Any = EndedBatches(ended)

@@ -389,14 +389,14 @@ async def test_unresponsive_receiver_delays_only_its_own_gateway(
 
 
 async def test_submission_scheduled_twice_is_not_sent_concurrently(harness: Harness) -> None:
-    """It was due later, then a caller requested a retry, and the receiver responds only after the first due time."""
+    """A caller requests a retry before the due time, and the receiver responds only after the due time."""
     harness.store.add(1, due=NOON_MICROSECONDS + SECOND // 5, changed=NOON_MICROSECONDS - 60 * SECOND)
     harness.sender.may_respond.clear()
     harness.start()
     await harness.until(lambda: harness.executor.is_working and harness.store.calls.count("list_pending") >= 2)
     harness.store.rows[1].due = harness.store.rows[1].changed = harness.store.now
     await harness.until(lambda: harness.sender.sent == [1])
-    # The database returns this for a repeated beginning in the same epoch.
+    # The database returns this if `begin_attempts` is repeated in the same epoch.
     harness.store.found[1] = [BeginAttemptOutcome.BEGUN]
     await harness.until(lambda: harness.store.now > NOON_MICROSECONDS + SECOND // 2)
     assert harness.sender.sent == [1]
@@ -415,7 +415,7 @@ async def test_executor_retries_submission_held_by_another_transaction(harness: 
     assert harness.store.calls.count("begin_attempts") == 2
 
 
-async def test_executor_waits_when_database_returns_later(harness: Harness) -> None:
+async def test_executor_does_not_send_submission_that_is_due_later(harness: Harness) -> None:
     harness.store.add(1)
     harness.start()
     harness.store.rows[1].due = FAR
@@ -457,7 +457,7 @@ async def test_executor_sends_failed_submission_after_manual_retry(harness: Harn
 
 
 async def test_retry_requested_before_finish_response_arrives_is_sent_immediately(harness: Harness) -> None:
-    """The end is recorded, its response is late, and the requested retry is read in between."""
+    """The end is recorded, but the response is late. In the meantime the executor reads the requested retry."""
     may_return = harness.store.hold_back("finish_attempts")
     await fail_and_retry(harness)
     before = harness.store.calls.count("list_pending")
@@ -594,7 +594,7 @@ async def test_executor_does_not_send_begun_attempt_after_losing_lease(harness: 
 async def test_executor_does_not_send_waiting_attempt_after_losing_lease(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The attempt was begun ahead and waits for a connection, which a response makes free. Here one waits always."""
+    """Attempts are begun in advance, and wait until a response frees a connection. In this test, one always waits."""
     was_trusted: list[bool] = []
     send, respond = _Term._send, harness.sender.send
 
@@ -823,10 +823,8 @@ async def test_submission_with_unknown_format_is_withheld(harness: Harness) -> N
 # Intake from a slow store.
 
 
-async def test_submission_is_taken_in_within_refresh_seconds_after_slow_reads(
-    harness: Harness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two reads take longer than all others. The pause after them does not grow with the time that they took."""
+async def test_submission_is_found_soon_after_slow_reads(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two reads are slow. The pause after them does not depend on their duration."""
     slow_seconds = 20 * REFRESH_SECONDS
     list_pending = harness.store.list_pending
     slow = iter([False, True, True])
@@ -843,5 +841,5 @@ async def test_submission_is_taken_in_within_refresh_seconds_after_slow_reads(
     harness.store.add(1, changed=harness.store.now)
     began = harness.store.now
     await harness.until(lambda: harness.sender.sent == [1])
-    # Nine times the duration of a slow read, which was the pause before, would be 3.6 seconds.
+    # The pause was once nine times the duration of the last read, which would be 3.6 seconds here.
     assert harness.store.now - began < 9 * slow_seconds * SECOND / 2

@@ -19,7 +19,7 @@ def test_new_ids_are_unique_uuid7() -> None:
     assert {each.version for each in ids} == {7}
 
 
-def test_session_id_reserves_twelve_random_bits_for_cell_zero() -> None:
+def test_session_id_contains_cell_number_in_twelve_bits() -> None:
     """Sessions can later be spread over several databases; only one exists so far."""
     ids = [UUID(new_session_id()) for _ in range(1000)]
     assert {(each.int >> 64) & RANDOM_BITS_A for each in ids} == {int(CELL, 16)} == {0}
@@ -28,7 +28,7 @@ def test_session_id_reserves_twelve_random_bits_for_cell_zero() -> None:
     assert len(set(ids)) == 1000
 
 
-def test_opener_brings_id_with_cell_number() -> None:
+def test_opener_creates_session_id_with_cell_number() -> None:
     store: Any = ScriptedBatches()
     opener = Opener(store, SessionsConfig(), SessionEnds(Telemetry()), Telemetry())
     request = opener.request(user=USER, tenant=USER, capacity=USER, kind=1)

@@ -1,4 +1,4 @@
-"""A worker's reports about itself: each cut of the row of an instance, and of the counts of its activity."""
+"""A worker saves the row of its instance and its activity counts, even if saves fail, repeat or commit late."""
 
 import asyncio
 from collections import Counter
@@ -36,7 +36,9 @@ class ManualClock(ServerClock):
 
 
 class FakeStore:
-    """Keeps the greater of two counts, as the contract says. `fails` refuses writes; `loses` only their answers."""
+    """Keeps the greater of two counts, as the contract requires. With `fails`, no write is saved and each raises; with
+    `loses`, each is saved and then raises.
+    """
 
     def __init__(self) -> None:
         self.rows: dict[tuple[datetime, str, int], Mapping[str, int]] = {}
@@ -114,7 +116,7 @@ async def test_nothing_is_saved_if_nothing_was_counted() -> None:
     assert worker.store.batches == []
 
 
-async def test_lost_answers_and_late_commits_count_nothing_twice() -> None:
+async def test_events_are_counted_once_despite_lost_answers_and_late_commits() -> None:
     worker = Worker()
     worker.store.loses = True
     for _ in range(12):
@@ -129,7 +131,7 @@ async def test_lost_answers_and_late_commits_count_nothing_twice() -> None:
     assert worker.store.opened() == {"12:00": 6, "12:01": 6}
 
 
-async def test_minutes_wait_for_the_database_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_number_of_unsaved_minutes_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "WAITING_MINUTES_MAX", 200)
     worker = Worker()
     worker.store.fails = True
@@ -156,7 +158,7 @@ async def test_pause_and_step_forward_leave_minutes_without_counts() -> None:
     assert worker.store.opened() == {"12:00": 3, "14:00": 4}
 
 
-async def test_step_back_adds_to_minutes_that_are_saved() -> None:
+async def test_repeated_minutes_are_added_after_clock_step_back() -> None:
     worker = Worker()
     for _ in range(3):
         for _ in range(3):
@@ -217,14 +219,14 @@ async def test_recorder_continues_after_failures(monkeypatch: pytest.MonkeyPatch
     assert worker.store.opened() == {"12:00": 1}
 
 
-def test_samples_are_taken_at_the_tens_of_the_clock() -> None:
+def test_samples_are_taken_at_multiples_of_ten_seconds() -> None:
     worker = Worker()
     for seconds, expected in ((0.0, 10.0), (3.5, 6.5), (59.75, 0.25)):
         worker.clock.now = START + timedelta(seconds=seconds)
         assert worker.recorder._seconds_to_next_sample() == expected
 
 
-async def test_presence_passes_on_its_start_and_stops_for_good() -> None:
+async def test_presence_keeps_its_start_and_saves_its_stop() -> None:
     store, telemetry = FakeStore(), RecordedTelemetry()
     presence = Presence(store, REPORT, telemetry)  # type: ignore[arg-type]
     store.loses = True

@@ -123,7 +123,7 @@ async def test_refresh_reads_equal_timestamps_across_pages(
 
 
 async def test_refresh_finds_submission_committed_late(store: SubmissionStore, intake: Intake) -> None:
-    """The commit is almost at the maximum delay, several refreshes after other submissions of that time."""
+    """It commits 4.5 seconds after its timestamp, almost the maximum delay, and several refreshes come in between."""
     for second in range(1, 5):
         store.set_now(second)
         await intake.refresh()
@@ -164,7 +164,7 @@ async def test_refresh_schedules_retried_submission_again(store: SubmissionStore
     assert (due(intake), 1 in intake.schedule) == ([1], True)
 
 
-async def test_refresh_schedules_submission_retried_before_it_was_forgotten(
+async def test_refresh_schedules_submission_retried_before_its_end_was_known(
     store: SubmissionStore, intake: Intake
 ) -> None:
     store.add(1, changed=at(1))
@@ -183,7 +183,7 @@ async def test_refresh_schedules_submission_with_open_attempt(store: SubmissionS
     assert (due(intake), 1 in intake.schedule) == ([1], True)
 
 
-async def test_refresh_forgets_old_seen_submissions(store: SubmissionStore, intake: Intake) -> None:
+async def test_refresh_drops_old_entries_of_seen_submissions(store: SubmissionStore, intake: Intake) -> None:
     """Otherwise the memory of a leader would grow with every submission."""
     store.add(*range(100), changed=at(1))
     store.set_now(1)
@@ -291,7 +291,7 @@ async def test_compare_ignores_submissions_within_reach_of_next_refresh(store: S
 async def test_compare_ignores_submission_finished_while_reading(
     store: SubmissionStore, intake: Intake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Pending when the page was read, delivered and forgotten before the page was compared."""
+    """The submission was pending when the page was read. It was delivered and removed before the page was compared."""
     store.add(1, changed=at(1))
     store.set_now(1)
     await intake.refresh()
@@ -309,7 +309,7 @@ async def test_compare_ignores_submission_finished_while_reading(
 
 
 async def test_compare_counts_finished_submission_that_is_pending_again(store: SubmissionStore, intake: Intake) -> None:
-    """Submissions forgotten during one comparison do not affect the next one."""
+    """The submission was removed between two comparisons. This must not exclude it from the second one."""
     store.add(1, changed=at(1))
     store.set_now(1)
     await intake.refresh()

@@ -289,7 +289,7 @@ def test_keys_that_must_not_verify_tokens_are_ignored() -> None:
     ]
 
 
-def test_registry_allows_no_algorithm_but_those_of_its_key() -> None:
+def test_registry_allows_only_algorithms_of_its_key() -> None:
     for bound in (frozenset({"RS256"}), frozenset[str]()):
         for name in ("HS256", "none", "RS512", "unknown"):
             with pytest.raises(UnsupportedAlgorithmError):

@@ -72,7 +72,7 @@ class Harness:
         """Starts the next term."""
         before = len(self.terms)
         async with asyncio.timeout(BOUND_SECONDS):
-            # More than once: a board that arrives while the last term is still being released does not count.
+            # Repeatedly, because a board that arrives while the last term is still being released is ignored.
             while len(self.terms) == before:
                 self.show_board()
                 await asyncio.sleep(0.001)
@@ -142,7 +142,7 @@ async def test_leadership_does_not_acquire_held_lease(harness: Harness, store: L
     assert store.calls.count("acquire_lease") == 1
 
 
-async def test_leadership_follows_after_losing_race_for_lease(harness: Harness, store: LeaseStore) -> None:
+async def test_leadership_stays_follower_after_losing_race_for_lease(harness: Harness, store: LeaseStore) -> None:
     free = store.board(NAME)
     await store.acquire_lease(NAME, "another", "attempt", 60_000_000)
     harness.show_board(free)
@@ -311,7 +311,7 @@ async def test_leadership_acquires_new_epoch_after_database_failure(harness: Har
 
 
 async def test_unexpected_renewal_error_ends_term(harness: Harness, store: LeaseStore) -> None:
-    """After any error, the leadership is not proven."""
+    """After any error, it is unknown whether this instance still holds the lease."""
     await harness.lead()
     store.errors_before["renew_lease"] = [lambda: RuntimeError("cannot execute UPDATE in a read-only transaction")]
     await eventually(lambda: harness.cancelled == 1)

@@ -22,7 +22,7 @@ def taken(buckets: TokenBuckets, tries: int, name: str = "a") -> int:
 
 
 @pytest.mark.parametrize(("per_second", "burst"), [(10.0, 20), (1.0, 1), (1.0, 20), (0.1, 3), (1000.0, 1)])
-def test_burst_is_taken_at_once_and_then_the_rate_applies(per_second: float, burst: int) -> None:
+def test_rate_applies_after_burst(per_second: float, burst: int) -> None:
     clock = ManualClock()
     buckets = TokenBuckets(per_second, burst, 10, clock)
     assert taken(buckets, burst * 2) == burst
@@ -33,7 +33,7 @@ def test_burst_is_taken_at_once_and_then_the_rate_applies(per_second: float, bur
     assert taken(buckets, burst * 2) == burst
 
 
-def test_stated_wait_is_long_enough_and_at_most_a_second_too_long() -> None:
+def test_returned_wait_is_sufficient_and_at_most_one_second_too_long() -> None:
     clock = ManualClock()
     buckets = TokenBuckets(0.3, 4, 10, clock)
     for _ in range(50):
@@ -45,7 +45,7 @@ def test_stated_wait_is_long_enough_and_at_most_a_second_too_long() -> None:
             assert buckets.take("a") == 0
 
 
-def test_refused_tries_take_nothing() -> None:
+def test_refused_tries_take_no_token() -> None:
     clock = ManualClock()
     buckets = TokenBuckets(1.0, 2, 10, clock)
     assert taken(buckets, 1000) == 2
@@ -53,12 +53,12 @@ def test_refused_tries_take_nothing() -> None:
     assert taken(buckets, 1000) == 1
 
 
-def test_names_have_buckets_of_their_own() -> None:
+def test_each_name_has_its_own_bucket() -> None:
     buckets = TokenBuckets(1.0, 2, 10, ManualClock())
     assert [taken(buckets, 5, name) for name in ("a", "b")] == [2, 2]
 
 
-def test_number_of_buckets_is_limited_and_full_ones_make_room_first() -> None:
+def test_full_buckets_are_deleted_first_at_the_limit() -> None:
     clock = ManualClock()
     buckets = TokenBuckets(1.0, 5, 100, clock)
     assert taken(buckets, 10, "busy") == 5
@@ -105,17 +105,17 @@ PROXIES = ("10.0.0.0/8", "2001:db8:ffff::1")
         ("fe80::1%eth0", None, "fe80::/64"),
     ],
 )
-def test_client_is_the_right_most_address_that_is_no_trusted_proxy(
+def test_client_is_the_rightmost_address_that_is_not_a_trusted_proxy(
     peer: str, forwarded: bytes | None, expected: str
 ) -> None:
     assert ClientAddresses(PROXIES).name_of_client(peer, forwarded) == expected
 
 
-def test_without_trusted_proxies_no_header_is_believed() -> None:
+def test_forwarded_header_is_ignored_without_trusted_proxies() -> None:
     assert ClientAddresses(()).name_of_client("10.1.2.3", b"198.51.100.7") == "10.1.2.3"
 
 
-def test_long_list_of_proxies_is_read_to_a_limit() -> None:
+def test_forwarded_addresses_are_read_up_to_a_limit() -> None:
     hops = b",".join([b"198.51.100.7"] + [b"10.0.0.1"] * 100_000)
     assert ClientAddresses(PROXIES).name_of_client("10.1.2.3", hops) == "10.0.0.1"
     hops = b",".join([b"198.51.100.7"] + [b"10.0.0.1"] * (FORWARDED_MAX - 1))

@@ -1,4 +1,4 @@
-"""The metrics: each follows its event, and the text has the format of Prometheus."""
+"""Each metric counts its event, and the exported text has the Prometheus format."""
 
 import asyncio
 import re
@@ -79,7 +79,7 @@ def count_of(value: Value) -> float:
     return sum(value[:-1]) if not isinstance(value, float | int) else value
 
 
-def test_every_counter_and_histogram_follows_its_event() -> None:
+def test_event_adds_one_to_its_counter_or_histogram() -> None:
     assert set(MOVES) == {family.name for family in FAMILIES.values() if family.kind != "gauge"}
     for name, (event, labels) in MOVES.items():
         telemetry, counters = counted()
@@ -91,13 +91,13 @@ def test_every_counter_and_histogram_follows_its_event() -> None:
         assert len(FAMILIES[name].labels) == len(labels), name
 
 
-def test_reclaimed_leadership_is_counted_too() -> None:
+def test_reclaimed_leadership_is_counted() -> None:
     telemetry, counters = counted()
     telemetry.report(LeaderAcquired("lead", "us", 7, NOON, True))
     assert counters.series()["tenure_leases_reclaimed_total"] == {("lead",): 1}
 
 
-def test_expected_names_begin_at_zero() -> None:
+def test_series_of_expected_names_begin_at_zero() -> None:
     """Prometheus cannot see the first increase of a series that begins with 1."""
     _, counters = counted()
     counters.expect(jobs=["prune"], leases=["lead"], gateways=["crm"])
@@ -109,7 +109,7 @@ def test_expected_names_begin_at_zero() -> None:
     assert len(series["tenure_sessions_opened_total"]) == 9
 
 
-def test_observation_on_an_edge_is_in_the_bucket_of_that_edge() -> None:
+def test_buckets_include_their_upper_bound() -> None:
     telemetry, counters = counted()
     for seconds in (0.0, 0.005, 0.0050001, 2.0, 2.1):
         telemetry.report(RequestAnswered("GET /jobs", 200, seconds, "GET"))
@@ -152,7 +152,7 @@ class CountedStore:
         raise DatabaseUnavailable("no values are needed")
 
 
-async def test_installation_is_read_only_while_it_is_scraped(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_installation_metrics_are_read_only_while_they_are_scraped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(installation, "REFRESH_SECONDS", 0.01)
     monkeypatch.setattr(installation, "IDLE_RATIO", 0)
     monkeypatch.setattr(installation, "UNUSED_SECONDS", 0.2)

@@ -66,7 +66,7 @@ async def refusal_of(verifier: OidcVerifier, token: str) -> str:
 
 
 def forged(token: str, **claims: Any) -> str:
-    """The token with other claims, and the signature that it had."""
+    """The token with other claims, but with its original signature."""
     header, payload, signature = token.split(".")
     content = json.loads(base64.urlsafe_b64decode(payload + "==")) | claims
     return f"{header}.{encoded(content)}.{signature}"

@@ -125,7 +125,7 @@ async def test_caller_is_identified_before_body_is_decoded() -> None:
     assert service.calls == []
 
 
-async def test_hot_request_is_finished_when_its_caller_is_known() -> None:
+async def test_hot_request_waits_until_its_caller_is_identified() -> None:
     known: asyncio.Future[Caller] = asyncio.get_running_loop().create_future()
     service = Service(lambda _headers: known)
     answers = service.hot(f"/api/things/{ID}".encode(), b'{"number": 3}')
@@ -158,7 +158,7 @@ async def test_stream_route_does_not_answer_http_requests() -> None:
     assert (await Service().ordinary("GET", f"/api/things/{ID}/stream", b""))[0] == 404
 
 
-async def test_exception_of_hot_handler_is_answered_500_on_both_lanes() -> None:
+async def test_exception_in_hot_handler_returns_500_on_both_lanes() -> None:
     service = Service()
     assert (await service.ordinary("PUT", f"/api/things/{ID}", b'{"number": 0}'))[0] == 500
     (error,) = service.hot(f"/api/things/{ID}".encode(), b'{"number": 0}')

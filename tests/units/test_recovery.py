@@ -66,7 +66,7 @@ async def test_attempt_in_progress_when_gateway_recovers_is_repeated_if_it_fails
     assert harness.sender.sent == [1, 2, 2]
 
 
-async def test_other_gateways_wait_as_scheduled(harness: Harness) -> None:
+async def test_recovery_of_one_gateway_does_not_affect_others(harness: Harness) -> None:
     harness.store.add(1, due=FAR, gateway="slow")
     harness.store.add(2, due=FAR)
     harness.store.add(100)
@@ -86,7 +86,7 @@ async def test_failing_gateway_gets_no_early_attempts(harness: Harness) -> None:
     assert harness.sender.sent == [100]
 
 
-async def test_pause_that_receiver_asked_for_is_respected(harness: Harness) -> None:
+async def test_recovery_does_not_shorten_pause_requested_by_receiver(harness: Harness) -> None:
     harness.store.add(1)
     harness.sender.responses[1] = [Response(503, retry_after="3600"), REFUSED]
     harness.start()
@@ -111,10 +111,10 @@ async def test_failed_early_attempt_does_not_count_and_waits_until_due(harness: 
     assert harness.store.rows[1].failures == 2
 
 
-async def test_refused_payload_costs_one_early_attempt_per_regular_one(
+async def test_submission_in_binding_pause_gets_no_early_attempt(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recovery_module, "CALM_SECONDS", 0.0)  # every failed request makes the gateway fail
+    monkeypatch.setattr(recovery_module, "CALM_SECONDS", 0.0)  # every failed request marks the gateway as failing
     harness.store.add(1, due=FAR, binding=True)
     harness.store.add(100)
     harness.start()
@@ -126,7 +126,7 @@ async def test_refused_payload_costs_one_early_attempt_per_regular_one(
     assert 1 not in harness.sender.sent
 
 
-async def test_submission_refused_together_with_gateway_comes_last_in_next_recovery(
+async def test_submission_that_ended_a_recovery_comes_last_in_the_next_one(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise a request that the receiver never answers would be first in every recovery."""
@@ -251,7 +251,7 @@ def sorted_backlog(count: int) -> Backlog:
     return backlog
 
 
-def test_window_starts_at_one_and_doubles_with_every_window_of_deliveries() -> None:
+def test_window_of_early_attempts_doubles_after_each_delivered_window() -> None:
     recovery = Recovery(10)
     assert recovery.deliver(0.0)
     recovery.start(sorted_backlog(100), ())
@@ -282,7 +282,7 @@ def test_failure_without_recent_delivery_ends_recovery() -> None:
     forgotten=st.sets(st.integers(0, 30)),
     last=st.sets(st.integers(0, 30)),
 )
-def test_backlog_is_sorted_by_age_however_it_is_divided(
+def test_backlog_sorted_in_steps_is_ordered_by_age(
     entries: list[tuple[int, int]], forgotten: set[int], last: set[int]
 ) -> None:
     schedule = Schedule()

@@ -117,7 +117,7 @@ async def test_renderer_returns_identical_bytes_on_repeat(payloads: UsagePayload
     assert await rendered(payloads, envelope()) == await rendered(payloads, envelope())
 
 
-async def test_chunk_that_was_rendered_when_its_window_was_divided_is_not_read(store: UsageStore) -> None:
+async def test_chunk_rendered_during_division_is_sent_without_reading_it(store: UsageStore) -> None:
     ahead = RenderedAhead()
     payloads = UsagePayloads(store, ahead, Telemetry())  # type: ignore[arg-type]
     bounds = ChunkBounds(CHUNK.first_session_id, CHUNK.last_session_id, CHUNK.sessions, CHUNK.usage_millionths)

@@ -55,7 +55,7 @@ def test_response_ends_at_its_last_byte_however_it_is_cut(data: bytes, cuts: lis
 
 @pytest.mark.parametrize("data", COMPLETE, ids=range(len(COMPLETE)))
 @pytest.mark.parametrize("surplus", [b"\n", b"\r\n", b"H", CONTINUE, b"HTTP/1.1 200 OK\r\n\r\n"], ids=range(5))
-def test_byte_after_response_prevents_reuse(data: bytes, surplus: bytes) -> None:
+def test_byte_after_response_prevents_reuse_of_connection(data: bytes, surplus: bytes) -> None:
     reader = read(data + surplus)
     assert (reader.is_done, reader.is_reusable, reader.has_surplus) == (True, False, True)
 

@@ -1,4 +1,4 @@
-"""Delivered means that the receiver answered this request: no response is taken for that of another request.
+"""A submission is delivered only if the receiver answered its own request: responses are never mixed up.
 
 Each receiver runs in a thread, so that its bytes can arrive while the event loop does not read.
 """
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.parametrize(
 
 
 class StrayReceiver:
-    """Reads one request on each connection, and answers as often as it likes. Never reads the requests that follow."""
+    """Reads one request on each connection, or none if `reads` is false. Then calls `answer` and reads nothing else."""
 
     def __init__(self, listener: socket.socket, answer: Answer, *, reads: bool) -> None:
         self.bodies: list[bytes] = []
@@ -126,7 +126,7 @@ def test_surplus_bytes_are_not_taken_for_response_to_next_request(make_loop: Loo
     assert len(delivered) == REQUESTS
 
 
-def test_receiver_that_sent_surplus_gets_connection_per_request(make_loop: LoopFactory) -> None:
+def test_receiver_that_sent_surplus_gets_one_connection_per_request(make_loop: LoopFactory) -> None:
     """A surplus response may also arrive right after the next request was written."""
     with stray_receiver(twice_at_once) as receiver:
         responses = run(make_loop, send_some(receiver.address, lambda: None))

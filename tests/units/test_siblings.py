@@ -34,7 +34,7 @@ def content(folder: Path) -> list[Path]:
 
 @asynccontextmanager
 async def group(folder: Path, *figures: bytes, running: int | None = None) -> AsyncIterator[list[Siblings]]:
-    """Workers with these figures, of which the first `running` are started."""
+    """Workers with these figures. Only the first `running` workers are started; by default, all."""
     workers = [Siblings(folder, slot, len(figures)) for slot in range(len(figures))]
     async with AsyncExitStack() as started:
         for worker, figure in zip(workers, figures, strict=True):
@@ -68,7 +68,7 @@ async def test_every_worker_gets_the_figures_of_all(folder: Path) -> None:
             assert sorted(await worker.ask("figure")) == [b"one", b"three", b"two"]
 
 
-async def test_only_worker_opens_no_socket() -> None:
+async def test_single_worker_opens_no_socket() -> None:
     worker = Siblings()
     worker.register("figure", lambda: b"one")
     await worker.start()
@@ -99,7 +99,7 @@ async def test_unknown_figure_of_newer_sibling_is_left_out(folder: Path) -> None
         assert await newer.ask("newer") == [b"new"]
 
 
-async def test_largest_figure_arrives_whole(folder: Path) -> None:
+async def test_figure_of_maximum_size_is_received_completely(folder: Path) -> None:
     async with group(folder, b"one", b"x" * FIGURE_MAX_BYTES) as (worker, _):
         assert [len(each) for each in await worker.ask("figure")] == [3, FIGURE_MAX_BYTES]
 
@@ -114,7 +114,7 @@ async def test_replacement_takes_over_the_slot_of_a_dead_worker(folder: Path) ->
     assert content(folder) == []
 
 
-def test_only_the_user_of_the_service_can_enter_the_folder(folder: Path) -> None:
+def test_folder_is_accessible_only_to_its_owner(folder: Path) -> None:
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 

@@ -58,10 +58,10 @@ async def test_stream_retries_failed_save_sooner_as_deadline_approaches(
     assert stream.due_at - now == pytest.approx(pause)
 
 
-async def test_deadline_counts_from_request_to_renew_instead_of_its_slow_response(
+async def test_deadline_is_computed_from_time_at_which_renewal_was_sent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Otherwise the stream would renew its session after the session has lapsed."""
+    """If it were computed from the time of the response, a slow response would make it too late."""
     session = session_between(NOON, NOON + timedelta(seconds=100), closed=False)
     now = BEGAN
     monkeypatch.setattr(module, "monotonic", lambda: now)
@@ -92,10 +92,8 @@ async def test_first_ending_determines_reason() -> None:
 
 
 @pytest.mark.parametrize("saves", [0, 1, 2])
-async def test_last_message_contains_counts_that_could_not_be_saved(
-    monkeypatch: pytest.MonkeyPatch, saves: int
-) -> None:
-    """The database answers the first saves only: those of keep-alives, or that of the end, but not the last one."""
+async def test_last_message_contains_all_counts_even_if_saves_fail(monkeypatch: pytest.MonkeyPatch, saves: int) -> None:
+    """The stream records the end, and then saves the last counters. Only the first `saves` of these calls succeed."""
     monkeypatch.setattr(module, "RETRY_SECONDS", 0.0)
     session = replace(session_between(NOON, NOON + timedelta(seconds=100), closed=False), stream=NO_COUNTERS)
     sent = list[dict[str, Any]]()

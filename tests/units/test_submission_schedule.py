@@ -44,7 +44,7 @@ def test_take_returns_due_submissions_of_gateway_oldest_first(first: list[Entry]
 
 
 @given(entries)
-def test_schedule_contains_entries_until_forgotten(given_entries: list[Entry]) -> None:
+def test_schedule_contains_entries_until_removed(given_entries: list[Entry]) -> None:
     schedule = loaded(*given_entries)
     assert len(schedule) == len(given_entries)
     for entry in given_entries:

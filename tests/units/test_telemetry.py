@@ -57,7 +57,7 @@ def test_event_reaches_subscribers_of_its_type_in_order() -> None:
 
 
 def test_every_logged_event_is_in_a_test() -> None:
-    """By its class or its name. `test_documentation.py` checks that each is documented."""
+    """A test contains its class or its name. `test_documentation.py` checks that each event is documented."""
     files = [*(ROOT / "tests").rglob("*.py"), *(ROOT / "clients").rglob("test_*.py")]
     texts = "\n".join(path.read_text(encoding="utf-8") for path in files)
     logged = [kind for kind in all_events() if kind.level is not None]
@@ -173,7 +173,7 @@ def test_events_below_the_level_are_not_logged() -> None:
         assert lines(log_events(Telemetry(), level), *events) == expected[first:]  # type: ignore[arg-type]
 
 
-def test_sessions_are_logged_at_a_level_of_their_own() -> None:
+def test_session_events_have_their_own_log_level() -> None:
     session = session_between(NOON, NOON, closed=False)
     events = (
         SessionOpened(OpenOutcome.CREATED, session),
@@ -238,7 +238,7 @@ except ZeroDivisionError:
 """
 
 
-def test_lines_of_libraries_have_the_format_of_all_others() -> None:
+def test_library_log_lines_have_the_same_format() -> None:
     shown = {}
     for level in ("debug", "error"):
         script = LIBRARY_LOG.format(level=level)
@@ -322,8 +322,8 @@ def test_every_event_is_reported_by_some_module() -> None:
     assert sorted(kind.__name__ for kind in all_events() if kind.__name__ not in used) == []
 
 
-def test_log_has_one_line_a_second_of_an_event_that_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next line has the number of suppressed events. Another subject or cause has its own lines."""
+def test_repeating_event_is_logged_once_per_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next line has the number of suppressed events. Events with another subject or cause are logged separately."""
     now = 100.0
     monkeypatch.setattr("tenure.telemetry.logs.monotonic", lambda: now)
     telemetry = log_events(Telemetry())
@@ -340,7 +340,7 @@ def test_log_has_one_line_a_second_of_an_event_that_repeats(monkeypatch: pytest.
     assert shown == [("first", None), ("other cause", None), ("refused", None), ("other job", None), ("fourth", 2)]
 
 
-def test_log_has_every_line_of_other_events(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_events_are_logged_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tenure.telemetry.logs.monotonic", lambda: 100.0)
     telemetry = log_events(Telemetry())
     with capture_logs() as logs:

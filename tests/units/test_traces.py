@@ -1,4 +1,4 @@
-"""Traces: which operations are sampled, and where their spans stand."""
+"""Traces: which operations are sampled, and which span is the parent of each span."""
 
 import asyncio
 import sys
@@ -30,7 +30,7 @@ NOT_SAMPLED = SAMPLED[:-1] + "0"
 
 
 class Traced:
-    """A telemetry with traces, whose spans are collected, and whose clock stands still."""
+    """A telemetry with traces. It collects the spans, and its clock moves only when a test moves it."""
 
     def __init__(self, sample_ratio: float = 1.0, per_second: int = 1000, *, follow_callers: bool = True) -> None:
         self.spans: list[Span] = []
@@ -54,7 +54,7 @@ def no_trace() -> None:
     current_trace.set(None)
 
 
-def test_position_of_caller_is_parsed() -> None:
+def test_traceparent_of_caller_is_parsed() -> None:
     caller = caller_of(SAMPLED.encode())
     assert caller is not None
     assert (caller.trace_id, caller.span_id, caller.is_sampled) == (TRACE, SPAN, True)
@@ -97,7 +97,7 @@ def test_caller_decides_whether_its_request_is_sampled() -> None:
     assert always.begin() is not None
 
 
-def test_caller_is_ignored_if_callers_are_not_followed() -> None:
+def test_traceparent_is_ignored_if_callers_are_not_followed() -> None:
     assert Traced(0.0, follow_callers=False).begin(SAMPLED) is None
     trace = Traced(1.0, follow_callers=False).begin(NOT_SAMPLED)
     assert trace is not None
@@ -113,7 +113,7 @@ def test_ratio_is_the_share_of_sampled_requests() -> None:
     assert 800 < found < 1200
 
 
-def test_no_more_than_the_rate_is_sampled_evenly_spread() -> None:
+def test_sampling_rate_is_limited_and_samples_are_evenly_spread() -> None:
     traced = Traced(per_second=100)
     sampled = []
     for step in range(5000):
@@ -124,7 +124,7 @@ def test_no_more_than_the_rate_is_sampled_evenly_spread() -> None:
     assert max(later - earlier for earlier, later in pairwise(sampled)) <= 11
 
 
-def test_request_that_failed_is_an_error() -> None:
+def test_span_of_request_with_status_503_is_an_error() -> None:
     traced = Traced()
     for status in (201, 404, 503):
         trace = traced.begin()
@@ -152,7 +152,7 @@ def test_store_operation_is_a_child_of_its_request() -> None:
     assert span.error == "DatabaseUnavailable"
 
 
-def test_batch_has_at_most_so_many_links() -> None:
+def test_number_of_links_of_batch_is_limited() -> None:
     traced = Traced()
     members = [Trace(number, number) for number in range(1, LINKS_MAX + 3)]
     current_trace.set(BatchTrace(members))
@@ -163,7 +163,7 @@ def test_batch_has_at_most_so_many_links() -> None:
     assert {link for span in own for link in span.links} == {batch.trace}
 
 
-def test_run_is_one_span_however_it_ends() -> None:
+def test_job_run_is_one_span_with_every_outcome() -> None:
     traced, failure = Traced(), ValueError("broken")
     ends = {
         "succeeded": [JobFinished("prune", 1, RunOutcome.SUCCEEDED, 2.0, {"rows": 3})],
@@ -194,7 +194,7 @@ def test_attempt_continues_the_trace_of_its_submission() -> None:
     assert span.error == "timed out"
 
 
-def test_attempt_of_a_request_that_was_not_sampled_sends_no_position() -> None:
+def test_attempt_of_unsampled_request_sends_no_traceparent() -> None:
     traced = Traced(0.0)
     traced.telemetry.report(AttemptSending("crm", "s-1", "id-1", None))
     assert current_traceparent() is None
@@ -202,7 +202,7 @@ def test_attempt_of_a_request_that_was_not_sampled_sends_no_position() -> None:
     assert traced.spans == []
 
 
-async def test_retry_belongs_to_its_request_and_batches_do_not_see_each_other() -> None:
+async def test_retry_keeps_trace_of_its_request_and_batches_share_none() -> None:
     traced, batches = Traced(), []
 
     async def run(items: Sequence[str]) -> Sequence[str]:

@@ -55,11 +55,11 @@ def test_success_at_max_attempts_is_delivered() -> None:
     assert verdict(Response(200), 3) == DELIVERED
 
 
-def test_gone_ends_retries() -> None:
+def test_410_ends_retries() -> None:
     assert verdict(Response(410)) == Verdict(AttemptOutcome.FAILED, "answered 410", None)
 
 
-def test_gone_in_already_have_is_delivered() -> None:
+def test_410_in_already_have_is_delivered() -> None:
     assert verdict(Response(410), contract=replace(CONTRACT, already_have=(410,))) == DELIVERED
 
 
@@ -163,6 +163,6 @@ def test_failed_early_attempt_waits_until_due_or_as_long_as_receiver_asks() -> N
     assert end_of(Response(503, retry_after="1800"), hour // 4).pause_microseconds == hour // 2
 
 
-def test_early_attempt_does_not_reach_max_attempts_but_410_ends_it() -> None:
+def test_failed_early_attempt_ends_retries_only_after_410() -> None:
     assert judge(CONTRACT, 19, Response(500), NOON, 0.0, early=True).pause_seconds == 0.0
     assert judge(CONTRACT, 0, Response(410), NOON, 0.0, early=True).pause_seconds is None

@@ -76,7 +76,7 @@ async def running(store: LeaseStore, subscriber: BoardSubscriber) -> AsyncIterat
 
 
 def most_reads_since(began: float) -> float:
-    """One read every 20 ms, one at the beginning, and one before it."""
+    """The allowed number of reads: one every 20 ms, one at the beginning, and one before it."""
     return (monotonic() - began) / 0.02 + 2
 
 
@@ -157,7 +157,7 @@ async def test_hint_during_board_read_triggers_another_read(
     may_answer = store.hold_back("read_board")
     running.watch.wake()
     async with asyncio.timeout(BOUND_SECONDS):
-        while store.calls.count("read_board") < 2:  # noqa: ASYNC110 - the store must not know of it
+        while store.calls.count("read_board") < 2:  # noqa: ASYNC110 - the store sets no event
             await asyncio.sleep(0.001)
     running.watch.wake()
     may_answer.set()
@@ -175,7 +175,7 @@ async def test_continuous_hints_do_not_exceed_board_read_rate(running: Running, 
     assert len(subscriber.boards) <= most_reads_since(began), subscriber.read_at
 
 
-async def test_impatient_subscriber_does_not_exceed_board_read_rate(
+async def test_subscriber_with_negative_delay_does_not_exceed_board_read_rate(
     store: LeaseStore, subscriber: BoardSubscriber
 ) -> None:
     watch = BoardWatcher(store, LONG, log_events(Telemetry()))  # type: ignore[arg-type]

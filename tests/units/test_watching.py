@@ -1,4 +1,4 @@
-"""The conditions of alerts: each holds just beyond its limit, and not at it."""
+"""The conditions of alerts: each is true beyond its limit, but not at the limit."""
 
 from datetime import timedelta
 from typing import Any
