@@ -1,6 +1,6 @@
 """A web app that holds a session per tab: this server opens the session, and the page keeps it alive.
 
-The server has the API key. The page gets a session token, which is good for its one session only.
+The server has the API key. The page gets a session token, which is valid for that one session only.
 
 TENURE_HTTP__ALLOWED_ORIGINS='["http://127.0.0.1:8000", "http://localhost:8000"]' tenure serve
 TENURE_URL=http://127.0.0.1:8080 python examples/webapp.py --port 8000

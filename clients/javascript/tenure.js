@@ -11,7 +11,7 @@
  *     session.addEventListener("lost", (event) => signOut(event.detail.reason));
  *
  * `Client` has a method for every route; `hold` keeps one session alive. A page uses a session token, which is valid for
- * one session only (`withToken` of `PUT /sessions`). An API key does not belong into a page.
+ * one session only (`withToken` of `PUT /sessions`). Never put an API key into a page.
  */
 
 export const VERSION = "0.1.0";
@@ -19,7 +19,7 @@ export const VERSION = "0.1.0";
 // Errors.
 
 /**
- * A problem that the service answered with, or a response that is not one of Tenure's.
+ * A problem document of the service, or an error response that is not one of Tenure's.
  * `code` is one of ERROR_CODES; for a response of a proxy it is `HTTP_ERROR`.
  */
 export class TenureError extends Error {
@@ -41,7 +41,7 @@ export class TenureError extends Error {
   }
 }
 
-/** The service could not be reached, or did not answer in time. `cause` is the error of `fetch`. */
+/** The service could not be reached, or did not respond in time. `cause` is the error of `fetch`. */
 export class ConnectionError extends Error {
   /** @param {unknown} cause */
   constructor(cause) {
@@ -74,7 +74,7 @@ const TRIES = 3;
 const FIRST_PAUSE_MS = 200;
 const HELD_PAUSE_MS = 200;
 const LONGEST_PAUSE_MS = 5_000;
-/** Statuses after which a request that may be repeated is sent again. */
+/** Statuses after which a repeatable request is retried. */
 const PASSING = new Set([429, 502, 503, 504]);
 
 /**
@@ -82,15 +82,15 @@ const PASSING = new Set([429, 502, 503, 504]);
  * @property {string | URL} [url] The address of the service with its prefix. Default: where this module came from.
  * @property {string} [credential] An API key, a session token or a token of an OIDC issuer.
  * @property {number} [timeoutMs] How long one try of a request may take.
- * @property {number} [tries] How often a request is sent at most, if it may be repeated.
+ * @property {number} [tries] How often a repeatable request is sent at most.
  * @property {typeof globalThis.fetch} [fetch]
  *
  * @typedef {object} RequestOptions
  * @property {Record<string, unknown>} [query] Values that are undefined or null are left out.
  * @property {unknown} [body] Sent as JSON; a Blob or an ArrayBuffer is sent as it is.
  * @property {Record<string, string>} [headers]
- * @property {boolean} [repeatable] Whether the request may be sent again after a failure. Default: all but POST.
- * @property {boolean} [asText] Whether the answer is returned as text, not decoded.
+ * @property {boolean} [repeatable] Whether the request is retried after a failure. Default: all but POST.
+ * @property {boolean} [asText] Whether the response is returned as text instead of decoded JSON.
  * @property {AbortSignal} [signal]
  * @property {number} [timeoutMs]
  */
@@ -139,7 +139,7 @@ export class Client {
   }
 
   /**
-   * Send a request and return the decoded JSON of its answer. Throws `TenureError` or `ConnectionError`.
+   * Send a request and return the decoded JSON of the response. Throws `TenureError` or `ConnectionError`.
    * @param {string} method
    * @param {string} path Relative to the address of the service, such as `/sessions`.
    * @param {RequestOptions} [options]
@@ -179,7 +179,7 @@ export class Client {
         method,
         headers: {
           accept: asText ? "text/plain" : "application/json",
-          // An instance with json_case = "snake" answers this client in camelCase.
+          // With this header, an instance with json_case = "snake" responds in camelCase.
           "tenure-json-case": "camel",
           ...(isJson ? { "content-type": "application/json" } : {}),
           ...(this.#credential === null ? {} : { authorization: `Bearer ${this.#credential}` }),
@@ -187,7 +187,7 @@ export class Client {
         },
         body: isJson ? JSON.stringify(body) : /** @type {BodyInit | undefined} */ (body),
         signal: timer.signal,
-        // The sign-in cookie counts only without a credential. A cached answer would be an old one.
+        // The sign-in cookie counts only without a credential. A cached response would be outdated.
         credentials: this.#cookies,
         cache: "no-store",
       });
@@ -205,7 +205,7 @@ export class Client {
   /**
    * Yield the items of all pages of a list.
    * @param {string} path
-   * @param {string} plural The name of the list in the answer.
+   * @param {string} plural The name of the list in the response.
    * @param {Record<string, unknown>} [query]
    * @returns {AsyncGenerator<any>}
    */
@@ -257,7 +257,7 @@ export class Client {
   }
 
   /**
-   * End up to `limit` live sessions that match. Repeat it with the same `actionId` until `done`.
+   * End up to `limit` live sessions that match. Repeat the call with the same `actionId` until `done` is true.
    * @param {EndBody} body
    * @returns {Promise<EndedAnswer>}
    */
@@ -267,7 +267,7 @@ export class Client {
   }
 
   /**
-   * End all live sessions that match, as one action, and yield each answer on the way.
+   * End all live sessions that match, as one action, and yield the response to each request.
    * @param {EndBody} body
    * @returns {AsyncGenerator<EndedAnswer>}
    */
@@ -277,7 +277,7 @@ export class Client {
       const answer = await this.endSessions(action);
       yield answer;
       if (answer.done) return;
-      // Other requests hold the remaining sessions for a moment.
+      // Other transactions hold the rows of the remaining sessions at the moment.
       if (answer.ended === 0) await new Promise((resolve) => setTimeout(resolve, HELD_PAUSE_MS));
     }
   }
@@ -335,7 +335,7 @@ export class Client {
 
   /**
    * @param {SubmitBody} body
-   * @param {string} [idempotencyKey] The same key for the same submission, even in a later call. Default: a new one.
+   * @param {string} [idempotencyKey] Pass the same key if a later call may repeat this one. Default: a new key.
    * @returns {Promise<AcceptedAnswer>}
    */
   submit(body, idempotencyKey = globalThis.crypto.randomUUID()) {
@@ -520,7 +520,7 @@ export class Client {
 
   /**
    * Yield session events without end, in pages of at least one event. Begin after a cursor, or after `latest`.
-   * Keep `nextCursor` of a page once its events are handled: a program that starts again continues from there.
+   * Store `nextCursor` of a page once its events are processed, to continue from there after a restart.
    * @param {{after?: string, type?: string, waitSeconds?: number, signal?: AbortSignal}} [options]
    * @returns {AsyncGenerator<EventList>}
    */
@@ -681,23 +681,25 @@ function pause(milliseconds, signal) {
 
 // Holding a session.
 //
-// The invariant: while the page treats a session as live, the session is live on the service. So every estimate of its
-// end is too early rather than too late.
+// The invariant: the page never treats a session as live after its deadline on the service. So every estimate of the
+// deadline is too early rather than too late. If another caller ends the session before its deadline, the next
+// heartbeat finds out.
 //
 // The deadline of a session is the earliest of the end of its term, its last heartbeat plus the lease, and its last
-// activity plus the idle limit. A heartbeat's answer has that deadline in the server's time, but not the server's
-// present time. Two facts make it a local instant:
+// activity plus the idle limit. The response to a heartbeat has the deadline in the server's time, but not the server's
+// current time. Two facts convert it into a local instant:
 //
-// 1. The server read its clock after the request was sent. So the session lives at least until `sent + lease`. The lease
-//    is the difference of the deadline and the last heartbeat in one answer; the real lease is never shorter.
-// 2. An *anchor* is a local instant, and a server's instant that was not earlier. With it, any deadline of the server
-//    becomes a local instant, including one that came from the term or the idle limit.
+// 1. The server reads its clock after the request was sent. So a deadline that comes from the lease is not before
+//    `sent + lease`. The lease is the difference between the deadline and the last heartbeat in one response; the real
+//    lease is never shorter.
+// 2. An *anchor* is a local instant, and what the server's clock showed at that instant or later. It converts any
+//    deadline of the server into a local instant, including one that comes from the term or the idle limit.
 //
 // The local deadline is the earlier of the two.
 //
-// `performance.now()` may stand still while the machine sleeps, and `Date.now()` may jump. So time since a request is
-// the longer of the two. If the deadline has passed by `Date.now()` only, either the machine slept or its clock was set.
-// The page then does not rely on the session until a heartbeat has been acknowledged.
+// `performance.now()` may stand still while the machine sleeps, and `Date.now()` may jump. So the page measures the
+// time since a request by both, and uses the longer one. If the deadline has passed by `Date.now()` only, either the
+// machine slept or its clock was set. The page then does not rely on the session until a heartbeat is acknowledged.
 
 const DRIFT = 0.001; // How much faster the server's clock may run than the local one.
 const CHECK_SECONDS = 30; // The interval for a session without a lease: others may end it.
@@ -710,11 +712,11 @@ const EXPIRING_SHARE = 0.5; // `expiring` is sent when this share of the time si
  * @typedef {object} HoldOptions
  * @property {boolean} [active] Whether each heartbeat also restarts the idle limit. Default: only after `touch()`.
  * @property {number} [warnSeconds] How long before the deadline `expiring` is sent. Default: half of the lease.
- * @property {boolean} [endOnClose] Whether the session ends when the page is closed. Default: false, it lapses.
+ * @property {boolean} [endOnClose] Whether closing the page ends the session. Default: false, and the session lapses.
  *
  * @typedef {object} Loss
  * @property {LostReason} reason
- * @property {string | null} closeReason The service's reason, if it answered.
+ * @property {string | null} closeReason The service's reason, if it gave one.
  *
  * @typedef {"expired" | "evicted" | "upgraded" | "terminated" | "stopped" | "unknown" | "unauthorized" |
  *   "unreachable"} LostReason
@@ -754,9 +756,9 @@ export async function hold({ sessionId, token, url, fetch, ...options }) {
  * A session that this page keeps alive. Events:
  *
  * - `renewed`: a heartbeat was acknowledged.
- * - `expiring`: no heartbeat has succeeded for a while, for instance offline. Sent once until the next `renewed`.
+ * - `expiring`: no heartbeat has succeeded for a while, for instance without a network. Sent once until `renewed`.
  *   `detail.remainingMs` is how long the session still lives.
- * - `lost`: the session is over, or may be. Sent once; `detail` is the `Loss`. No other event follows.
+ * - `lost`: the session has ended, or may have ended. Sent once; `detail` is the `Loss`. No other event follows.
  */
 export class HeldSession extends EventTarget {
   #client;
@@ -773,9 +775,9 @@ export class HeldSession extends EventTarget {
   #warned = false;
   #touched = false;
   #failures = 0;
-  /** Whether the last answer refused the token. */
+  /** Whether the last response refused the token. */
   #unauthorized = false;
-  /** When the next heartbeat is due, after #sent. */
+  /** How long after #sent the next heartbeat is due. */
   #dueMs = 0;
   /** @type {Promise<void> | null} */
   #beating = null;
@@ -804,9 +806,10 @@ export class HeldSession extends EventTarget {
   }
 
   /**
-   * Start to hold the session. `opened` is the answer that has just opened it, if there is one.
+   * Start to hold the session. `opened` is the response that has just opened it, or null for a session that was already
+   * live.
    * @param {SessionAnswer | null} opened
-   * @param {Stamp} sent When the request for it was sent.
+   * @param {Stamp} sent When the request for `opened` was sent.
    */
   async begin(opened, sent) {
     if (opened === null) {
@@ -825,7 +828,7 @@ export class HeldSession extends EventTarget {
     this.#schedule();
   }
 
-  /** Whether the session is over, or may be: looks at the clock. True after `end()`, too. */
+  /** Whether the session has ended, or may have: compares the clock with the deadline. True after `end()`, too. */
   get isLost() {
     if (this.#loss === null && !this.#released) this.#check();
     return this.#loss !== null;
@@ -846,7 +849,7 @@ export class HeldSession extends EventTarget {
     return new Date(this.#expires);
   }
 
-  /** The server's time, as far as this page knows; never behind. */
+  /** An estimate of the server's time, which is never behind it. */
   get serverTime() {
     const anchor = this.#anchor;
     return new Date(anchor === null ? Date.now() : anchor.server + elapsed(anchor.local));
@@ -880,7 +883,7 @@ export class HeldSession extends EventTarget {
     return this.#client.stream(this.sessionId);
   }
 
-  /** End the session. From then on it is lost, with the reason `stopped`; no event follows. If it throws, repeat it. */
+  /** End the session. It is then lost, with the reason `stopped`; no event follows. If this throws, call it again. */
   async end() {
     if (!this.#giveUp()) return;
     try {
@@ -892,7 +895,7 @@ export class HeldSession extends EventTarget {
     }
   }
 
-  /** Count the session as ended by this page. Returns false if it was lost before. */
+  /** Mark the session as ended by this page. Return false if it was lost before that. */
   #giveUp() {
     this.release();
     if (this.#loss !== null) return this.#ended;
@@ -901,7 +904,7 @@ export class HeldSession extends EventTarget {
     return true;
   }
 
-  /** Send no more heartbeats. The session lives on until its lease runs out; no event follows. */
+  /** Stop sending heartbeats. The session ends when its lease runs out; no event follows. */
   release() {
     this.#released = true;
     this.#stop();
@@ -949,7 +952,7 @@ export class HeldSession extends EventTarget {
   }
 
   /**
-   * How long the session is still trusted. By the steady clock alone, a sleep of the machine may be missing.
+   * How long the session is still trusted. The steady clock alone may not count the time for which the machine slept.
    * @param {boolean} steadyOnly
    */
   #remaining(steadyOnly) {
@@ -992,7 +995,7 @@ export class HeldSession extends EventTarget {
     this.#schedule();
   }
 
-  /** The page may have slept, or the network may be back: do not wait for the timer. */
+  /** The page may have slept, or the network may work again: do not wait for the timer. */
   #wake() {
     if (this.#failures > 0 || elapsed(this.#sent) >= this.#interval) this.#dueMs = 0;
     this.#tick();
@@ -1030,8 +1033,8 @@ export class HeldSession extends EventTarget {
   }
 
   /**
-   * If the anchor, and not the lease, determines the deadline, the anchor may be wrong: the database's clock was stepped,
-   * or the first answer was slow. One read renews it.
+   * If the anchor, and not the lease, determines the deadline, the anchor may be wrong: the database's clock was
+   * stepped, or the first response was slow. Reading the session once gives a new anchor.
    * @param {Stamp} sent @param {HeartbeatAnswer} answer
    */
   async #refreshAnchor(sent, answer) {
@@ -1043,7 +1046,7 @@ export class HeldSession extends EventTarget {
       await this.#read(sent);
       this.#renew(sent, answer.leaseExpiresAt, answer.heartbeatInterval);
     } catch {
-      // The early deadline stays in force.
+      // The earlier deadline stays in force.
     }
   }
 
@@ -1089,15 +1092,15 @@ export class HeldSession extends EventTarget {
 }
 
 /**
- * The instant that a text of the service names, in milliseconds. `Date` drops microseconds, so the server's instant may be
- * up to a millisecond later: it is rounded up where an earlier one would make the local deadline late.
+ * Parse an instant of the service into milliseconds, rounded up. `Date` drops the microseconds, so the real instant
+ * may be up to a millisecond later, and an instant that is too early would make the local deadline too late.
  * @param {string} text
  */
 function serverMs(text) {
   return Date.parse(text) + 1;
 }
 
-/** @param {Stamp} since The time since then, by the clock that shows more of it. */
+/** The time since an instant, by the clock that counted more. @param {Stamp} since */
 function elapsed(since) {
   return Math.max(performance.now() - since.steady, Date.now() - since.wall);
 }
@@ -1122,9 +1125,9 @@ function wakingEvents() {
 // Timers.
 //
 // A browser lets the timers of a hidden page fire once a second, and after five minutes once a minute, which is too
-// seldom for a lease of a minute. The timers of a worker are not throttled. So where a worker can be started from this
-// module's own address (same origin), or from a blob (unless the page's Content-Security-Policy forbids it), it keeps the
-// time. Otherwise the page does, and `expiring` warns when its timer was late.
+// seldom for a lease of a minute. The timers of a worker are not throttled. So a worker measures the time, if one can be
+// started: from this module's own address (same origin), or from a blob (unless the page's Content-Security-Policy
+// forbids it). Otherwise the page measures the time, and sends `expiring` when its timer was late.
 
 const TIMER_NAME = "tenure-timer";
 
@@ -1175,7 +1178,7 @@ function workerTimer() {
   return {
     after(milliseconds, callback) {
       const id = (last += 1);
-      // Both timers are set: the page's one fires if the worker could not be started.
+      // Set both timers: that of the page fires if the worker could not be started.
       const cancelPage = page.after(milliseconds, () => waiting.delete(id) && callback());
       waiting.set(id, () => {
         cancelPage();
@@ -1194,7 +1197,7 @@ function workerTimer() {
   };
 }
 
-/** The worker's handler of a message: answers with the id after the time. @param {MessageEvent<[number, number]>} event */
+/** The worker's message handler: posts the id back after the given time. @param {MessageEvent<[number, number]>} event */
 function timerWorker(event) {
   const [id, milliseconds] = event.data;
   setTimeout(() => globalThis.postMessage(id), milliseconds);

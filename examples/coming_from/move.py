@@ -4,14 +4,14 @@
     python examples/coming_from/move.py capacity_sessions old.db
     python examples/coming_from/move.py capacity_sessions old.db --back --url http://127.0.0.1:8080
 
-The first argument is a folder next to this file: copy one, and change its files, to try your own tables. Its
-`export-….sql` read the tables of the other service, and `mapping-….toml` names their columns. `back.sql` writes one
-live session of Tenure into them, and `back-ended.sql` marks one that has ended in Tenure. Both get the fields of the
-session by name, such as `:sessionId`. The other service is a SQLite file here: for SQL Server, open the connection with
-pyodbc, and take the statements of docs/import.md, which has those of both directions.
+The first argument is a folder next to this file. To try your own tables, copy a folder and change its files:
+`export-….sql` reads a table of the other service, `mapping-….toml` names its columns, `back.sql` writes one live
+session of Tenure into the tables, and `back-ended.sql` marks one session that has ended in Tenure. The last two get the
+fields of the session by name, such as `:sessionId`. Here the other service is a SQLite file. For SQL Server, open the
+connection with pyodbc, and use the statements of docs/import.md, which has those of both directions.
 
-The database of Tenure is that of `tenure import`: `--database`, `TENURE_DATABASE`, the file of `TENURE_CONFIG`, or
-`tenure.toml` in the current folder.
+The script finds Tenure's database in the same way as `tenure import`: `--database`, `TENURE_DATABASE`, the file of
+`TENURE_CONFIG`, or `tenure.toml` in the current folder.
 
 `--capacity ID`, which can be repeated, moves only these capacities and their sessions, in both directions.
 

@@ -1,4 +1,4 @@
-/** A clock that tests move, and a service with one session that lives by it. Both replace globals until `restore`. */
+/** A clock that tests move, and a service with one session that uses it. The clock replaces globals until `restore`. */
 
 export function manualClock() {
   const real = { setTimeout: globalThis.setTimeout, clearTimeout: globalThis.clearTimeout, now: Date.now };

@@ -1,4 +1,4 @@
--- A marker that was renewed after the end in Tenure is that of a node that works with the old service again.
+-- Leaves out sessions whose marker was renewed after their end in Tenure: their nodes use the old service again.
 UPDATE DistributedSessions SET EndedAtUtc = datetime(:sessionEndUtc)
 WHERE SessionId = upper(:sessionId) AND EndedAtUtc IS NULL AND NOT EXISTS (
     SELECT 1 FROM ExecutionMarkers AS m

@@ -1,9 +1,9 @@
-"""Jobs that ran under `sp_getapplock` and left markers, on Tenure's leases and jobs.
+"""Runs jobs on Tenure's leases and jobs that used `sp_getapplock` and marker rows before.
 
     python examples/coming_from/applock_sessions/jobs.py --database sqlite:///tenure.db --seconds 3
 
 Start it in two terminals: one process at a time runs the job, and each due time is run once. `AppLocks` keeps the calls
-and return values of `sp_getapplock` for code that is to move first and be tidied up later.
+and return values of `sp_getapplock`, for code that you move first and tidy up later.
 """
 
 import argparse
@@ -25,8 +25,9 @@ MILLISECONDS = 1000
 class AppLocks:
     """Exclusive locks with the calls of `sp_getapplock`. The locks of a process that dies are free after 60 seconds.
 
-    One `AppLocks` is one owner, as a connection was: it may get a lock that it holds again, and releases it as often.
-    A lock can be lost while it is held, as a lock whose connection broke. Call `fence` before each write.
+    One `AppLocks` is one owner, as one connection was. It may get a lock that it already holds, and must then release
+    it as many times. A lock can be lost while it is held, as happened when a connection broke. Call `fence` before each
+    write.
     """
 
     def __init__(self, ensemble: Ensemble) -> None:
@@ -76,7 +77,7 @@ class AppLocks:
 
 
 async def invoices(run: ActiveRun) -> None:
-    """The job. A row of `JobMarkers` was one due time that was done; `run.tick_at` is that time."""
+    """The job. `run.tick_at` is the due time, for which the old job wrote a row into `JobMarkers`."""
     print("invoices due at", run.tick_at)
     run.count("invoices", 1)
 

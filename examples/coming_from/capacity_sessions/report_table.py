@@ -2,10 +2,10 @@
 
     python examples/coming_from/capacity_sessions/report_table.py old-capacity.db --url http://127.0.0.1:8080
 
-It follows the events of Tenure, and writes each session that has been opened or has ended into `CapacitySessions`. How
-far it has come is stored with the rows, in one transaction, so it misses nothing and can be stopped at any time. The
-first run begins with the events of the last 7 days. The jobs of the other service must be off: they would expire these
-sessions, and bill them a second time.
+It follows the events of Tenure, and writes each session that has been opened or has ended into `CapacitySessions`. It
+stores its position in the feed in the same transaction as the rows, so it misses nothing and can be stopped at any
+time. The first run begins with the events of the last 7 days. The jobs of the other service must be off: they would
+expire these sessions, and bill them a second time.
 """
 
 import argparse

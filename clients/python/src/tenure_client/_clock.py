@@ -1,4 +1,4 @@
-"""The clock that held sessions are measured with."""
+"""The clock that decides how long a held session may be trusted."""
 
 import time
 from typing import Protocol
@@ -12,7 +12,7 @@ class Clock(Protocol):
         """Return seconds. Only differences have a meaning."""
 
     def pass_time(self, seconds: float) -> None:
-        """Let time pass, on a manual clock."""
+        """Advance a manual clock."""
 
     def attach(self, keeper: "Settling") -> None:
         """Let a manual clock drive the keeper."""

@@ -1,4 +1,4 @@
-"""The parts that the sync and the async client share: options, the key, answers, and when to send a request again."""
+"""The parts that the sync and the async client share: options, the key, raw responses, and when to retry a request."""
 
 import os
 import random
@@ -40,11 +40,11 @@ BACKOFF_DOUBLINGS = 10
 SESSION_TOKEN = "tns_"  # noqa: S105, the prefix, not a token
 USER_AGENT = "tenure-client/0.1.0"
 CAMEL_CASE = {"Tenure-JSON-Case": "camel"}
-"""The header with which an instance answers in camelCase, even if its `json_case` is `snake`."""
+"""With this header, an instance responds in camelCase even if its `json_case` is `snake`."""
 
 
 class Key(httpx2.Auth):
-    """The credential. It is added to a request at the last moment, and shown nowhere."""
+    """The credential. It is added to each request when it is sent, and no `repr` shows it."""
 
     def __init__(self, source: KeySource | None) -> None:
         if isinstance(source, str) and not (source.isascii() and source.isprintable() and source.strip()):
@@ -108,13 +108,13 @@ def options_from(url: str | None, key: KeySource | None, settings: Mapping[str, 
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """A raw answer."""
+    """A raw response."""
 
     status: int
     headers: httpx2.Headers
     content: bytes
     sent_at: float
-    """The client's clock before this request was sent."""
+    """The time on the client's clock just before this request was sent."""
 
     @property
     def request_id(self) -> str | None:
@@ -156,7 +156,7 @@ class RetryChain:
         return max(min(self._options.timeout, self._deadline - now), 0.1)
 
     def delay(self, error: TenureError, now: float) -> float | None:
-        """Return the seconds until the next try, or None if there is none."""
+        """Return the seconds until the next try, or None if the request must not be tried again."""
         self._tries += 1
         if self._tries > self._options.max_retries or not may_repeat(error, repeatable=self._repeatable):
             return None
@@ -165,7 +165,7 @@ class RetryChain:
 
 
 def pause_before(repetition: int, error: TenureError | None) -> float:
-    """Return the seconds to wait before the n-th repetition: full jitter, plus the `Retry-After` of the answer."""
+    """Return the seconds to wait before the n-th repetition: full jitter, plus the `Retry-After` of the response."""
     most = min(BACKOFF_MAX, BACKOFF_FIRST * 2 ** min(repetition, BACKOFF_DOUBLINGS))
     pause = random.uniform(0, most)  # noqa: S311
     if isinstance(error, Problem) and error.retry_after is not None:
@@ -177,7 +177,7 @@ def may_repeat(error: TenureError, *, repeatable: bool) -> bool:
     if isinstance(error, NotSent | RateLimited):
         return True  # The request was certainly not carried out.
     if isinstance(error, SessionLimit | TooManyFailures):
-        return False  # A free seat and a better key take longer than a retry.
+        return False  # A retry is too early: a seat must become free, or the key must be replaced.
     if isinstance(error, Problem):
         return repeatable and error.status in RETRIED_STATUSES
     return repeatable and isinstance(error, TransportError)

@@ -1,25 +1,27 @@
 """The thread that keeps all held sessions of one client alive.
 
-It is a daemon thread with an event loop and connections of its own, in the sync and in the async client. So neither a
-blocked event loop nor a pool whose connections are all dead keeps a heartbeat from being sent.
+It is a daemon thread with its own event loop and its own connections, in the sync and in the async client. So
+heartbeats are sent even while the event loop of the application is blocked, or all connections of its pool are dead.
 
-Each session is due one interval after its last heartbeat was sent. When one is due, the same request also renews every
-other session that has waited for at least half of its interval. So sessions with the same interval share their requests
-after one interval at most. A request has at most 1000 ids; the requests of a larger group spread over the interval.
+The heartbeat of a session is due one interval after the last one was sent. When a heartbeat is due, the same request
+also renews the other sessions that have waited for at least half of their interval. So sessions with the same interval
+share their requests after one interval at most. A request has at most 1000 ids; the requests of a larger group are
+spread over the interval.
 
-| an answer | what the keeper does |
+| response to a heartbeat | what the keeper does |
 |---|---|
 | acknowledged | moves the local deadline (`_lease.py`) |
 | 404 or 410 for a session | declares the loss at once |
-| 401, 403, 429, 5xx, another one, or none in time | tries again with growing pauses, until the deadline |
+| any other (401, 403, 429, 5xx, …), or none in time | retries with growing pauses, until the local deadline |
 
-A refused key is not final: a new key needs up to two seconds to be known by every instance, and a key may come from a
-function. The session lives on meanwhile, and the local deadline ends the attempts. After a request without an answer,
-the next one uses a new connection: a partition can leave a connection that never breaks and never answers.
+A refused key is not final: it takes up to two seconds until every instance knows a new key, and a function that
+provides the key may return another one. The session stays live meanwhile, and the retries end at the local deadline.
+After a request without a response, the next one uses a new connection: a network partition can leave a connection that
+neither breaks nor delivers anything.
 
-Deadlines are checked independently of the requests, at least twice a second, so a request that hangs does not hide one.
-An error in this module is logged and does not end the thread; if the thread dies all the same, deadlines are still
-checked on use.
+Deadlines are checked independently of the requests, at least twice a second, so a request that hangs does not delay the
+check. An error in this module is logged and does not end the thread. If the thread dies nevertheless, each use of a
+session still checks its deadline.
 """
 
 import asyncio
@@ -91,7 +93,7 @@ class Keeper:
 
     @property
     def is_mine(self) -> bool:
-        """False in a child of the process that made this keeper: there the thread does not exist."""
+        """False in a child of the process that created this keeper: the thread does not exist there."""
         return os.getpid() == self._pid
 
     def add(self, lease: Lease) -> None:
@@ -104,7 +106,7 @@ class Keeper:
         self._loop.call_soon_threadsafe(self._wake.set)
 
     def end(self, lease: Lease, *, on_server: bool) -> "Future[bool]":
-        """Stop renewing the session, and end it on the server. The result says whether the server confirmed."""
+        """Stop renewing the session, and end it on the server. The result says whether the server confirmed the end."""
         others = self._release(lease)
         was_lost = bool(lease.loss)
         lease.loss.declare(LostReason.STOPPED, None)
@@ -116,16 +118,19 @@ class Keeper:
         return ending
 
     def abandon(self, lease: Lease) -> None:
-        """End a session whose holder has forgotten it.
+        """End a session whose `HeldSession` was garbage-collected without being closed.
 
-        The garbage collector calls this, in any thread and even while that thread holds a lock. So it takes none.
+        The garbage collector may call this in any thread, even in one that holds a lock. So this method acquires none.
         """
         if self.is_mine and not self._closing:
             with suppress(RuntimeError):  # The loop is closed.
                 self._loop.call_soon_threadsafe(lambda: self.end(lease, on_server=lease.ends_with_client))
 
     def retire(self) -> None:
-        """Stop the thread once nothing is left to do. Called when the client was forgotten, so it must not wait."""
+        """Stop the thread once no session is left to renew or end.
+
+        Called when the client is garbage-collected, so it must not wait.
+        """
         if self.is_mine and not self._stopped:
             self._retired = True
             with suppress(RuntimeError):
@@ -156,7 +161,7 @@ class Keeper:
             return min((min(lease.due, lease.deadline) for lease in self._leases), default=float("inf"))
 
     def settle(self) -> None:
-        """Run everything that is due by the clock, and wait until it is done."""
+        """Run everything that is due by the manual clock, and wait until it is done."""
         if not self._stopped:
             asyncio.run_coroutine_threadsafe(self._settle(), self._loop).result(START_SECONDS)
 
@@ -196,7 +201,7 @@ class Keeper:
         await self._disconnect()
 
     def _step(self) -> float:
-        """Declare losses, start requests, and return the seconds until there is something to do again."""
+        """Declare losses, start the requests that are due, and return the seconds until the next step."""
         now = self._clock.now()
         self._expire(now)
         for batch in self._due(now)[: IN_FLIGHT_MAX - len(self._tasks)]:
@@ -254,7 +259,7 @@ class Keeper:
             ]
         return batches
 
-    # Requests. Each has its own total time.
+    # Requests. Each has a timeout for the whole request.
 
     async def _send(self, batch: Batch) -> None:
         sent = self._clock.now()
@@ -271,7 +276,7 @@ class Keeper:
         except (Problem, UnexpectedAnswer) as error:
             self._failed(batch, error)
         except (httpx2.HTTPError, OSError, TimeoutError, RuntimeError) as error:
-            # Also RuntimeError: the connection was closed by another request that failed.
+            # RuntimeError: another request failed, and has closed the connection.
             if connection is self._connection:
                 await self._disconnect()
             self._failed(batch, transport_error(error))
@@ -312,7 +317,7 @@ class Keeper:
             self._release(lease)
 
     async def _improve(self, connection: httpx2.AsyncClient, leases: list[Lease], sent: float) -> None:
-        """Read one session to renew the anchor, if a deadline was computed from an anchor that may be outdated."""
+        """If an outdated anchor may have made a deadline too early, read that session to get a new anchor."""
         doubtful = next((lease for lease in leases if not lease.loss and lease.wants_read(self._clock.now())), None)
         if doubtful is None:
             return
@@ -321,9 +326,9 @@ class Keeper:
             response = await self._request(connection, "GET", path, doubtful.key, self._timeout([doubtful]))
             session: Session = _decoded(response, Session)
         except (Problem, UnexpectedAnswer, httpx2.HTTPError, OSError, TimeoutError, RuntimeError):
-            return  # The heartbeats have arrived all the same. The next ones try again.
+            return  # The heartbeats were acknowledged. The next ones try this again.
         if not session.is_active:
-            return  # The next heartbeat gets the reason.
+            return  # The response to the next heartbeat has the reason.
         due = doubtful.due
         doubtful.read(session, sent)
         doubtful.due = min(due, doubtful.due)
@@ -357,7 +362,7 @@ class Keeper:
         return False
 
     async def _close(self, leases: list[Lease], seconds: float) -> None:
-        """End the sessions concurrently, as many as the time allows."""
+        """End as many of the sessions as possible within the time limit, concurrently."""
         gate = asyncio.Semaphore(ENDS_AT_ONCE)
 
         async def end(lease: Lease) -> None:
@@ -407,7 +412,7 @@ class Keeper:
 
     def _failed(self, batch: Batch, error: Exception) -> None:
         retry_after = error.retry_after if isinstance(error, Problem) else None
-        # One pause for all, so that they stay in one request.
+        # The same pause for all sessions of the batch, so that they stay in one request.
         jitter = random.random()  # noqa: S311
         for lease in batch.leases:
             if batch.active and not lease.always_active:
@@ -421,7 +426,7 @@ class Keeper:
         lease.failed(error, now + min(pause, max((lease.deadline - now) / 2, 0.05)))
 
     def _release(self, lease: Lease) -> bool:
-        """Stop renewing. Returns whether this client holds the same session elsewhere too."""
+        """Stop renewing. Return whether another block of this client holds the same session."""
         with self._lock:
             self._leases.discard(lease)
             return any(other.session_id == lease.session_id for other in self._leases)
@@ -443,7 +448,7 @@ def _done(*, result: bool) -> "Future[bool]":
 
 
 class _DaemonThreads(ThreadPoolExecutor):
-    """Resolves host names. The interpreter does not wait for its threads when it exits: a resolver can hang."""
+    """Resolves host names in daemon threads: a resolver can hang, and must not delay the exit of the interpreter."""
 
     def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
         future: Future[Any] = Future()

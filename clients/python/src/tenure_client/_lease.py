@@ -1,28 +1,30 @@
 """How long a held session may be trusted, and what happens when it is lost.
 
-The invariant: while the client treats a session as live, the session is live on the server. So every estimate of its
-end is too early rather than too late.
+The invariant: the client never treats a session as live after its deadline on the server. So every estimate of the
+deadline is too early rather than too late. If another caller ends the session before its deadline, the next heartbeat
+finds out.
 
-The server's deadline D of a session is the earliest of three: its term's end, the last heartbeat plus the lease L, and
-the last activity plus the idle limit. An answer contains D in the server's time, but not the server's present time, so
-D alone does not show how long the session still lives. Two facts help:
+The server's deadline D of a session is the earliest of three instants: the end of its term, the last heartbeat plus the
+lease L, and the last activity plus the idle limit. A response contains D in the server's time, but not the server's
+current time, so D alone does not show how long the session still lives. Two facts help:
 
-1. The server read its clock after the request was sent. If D came from the lease, the session lives for L from that
-   reading on, and so at least until `sent + L` on the local clock. `L` is the difference of D and the last heartbeat in
-   one answer: an answer that opened a session has both, and so has a read after a heartbeat. The real lease is never
-   shorter than such a difference.
-2. D may have come from the term or the idle limit instead. Then `sent + L` is too late. Therefore the client also keeps
-   an anchor: a local instant, and a server's instant that was not earlier. With the anchor, D becomes a local instant.
-   The anchor is exact only if both clocks run at the same speed, so 0.1 % of the time since is subtracted.
+1. The server reads its clock after the request was sent. If D comes from the lease, the session lives for L from that
+   reading on, and so at least until `sent + L` on the local clock. L is the difference between D and the last heartbeat
+   in the same response. A response that opened a session has both, and so has a read after a heartbeat. The real lease
+   is never shorter than this difference.
+2. If D comes from the term or the idle limit instead, `sent + L` is too late. So the client also keeps an anchor: a
+   local instant, and what the server's clock showed at that instant or later. The anchor converts D into a local
+   instant. This is exact only if both clocks run at the same speed, so 0.1 % of the time since the anchor is
+   subtracted.
 
-The local deadline is the earlier of the two. If the anchor gives a clearly earlier one, or is old, the keeper reads the
-session once and gets a new anchor. So a step of the database's clock, or a slow first answer, costs a read, but loses
-no session.
+The local deadline is the earlier of the two. If the anchor gives a clearly earlier one than the lease, and is not
+recent, the keeper reads the session once and gets a new anchor. So a step of the database's clock, or a slow first
+response, costs a read, but loses no session.
 
 | interruption | effect |
 |---|---|
-| an answer that is lost | the deadline stays that of the last answer that arrived |
-| suspend, SIGSTOP, a held GIL | the clock keeps running; every use compares it with the deadline before anything else |
+| a lost response | the deadline of the last response that arrived stays in force |
+| suspend, SIGSTOP, a held GIL | the clock keeps running; every use first compares it with the deadline |
 | a fork | the child's copy is lost at once (`forked`): only the parent renews the session and learns of its end |
 | a step forward of the database's clock | the server ends sessions early; the next heartbeat gets 410 |
 """
@@ -48,26 +50,26 @@ DRIFT = 0.001
 SLACK = 0.05
 SLACK_SECONDS = 0.25
 CHECK_SECONDS = 30.0
-"""The interval for a session without a lease: it needs no heartbeat, but may be ended by others."""
+"""The interval for a session without a lease: it needs no heartbeats, but the client must learn if others end it."""
 SOONEST = 1.0
 """The shortest interval between renewals of a session, in seconds, even with short limits."""
 
 
 class LostReason(StrEnum):
     EXPIRED = "expired"
-    """Its term, lease or idle limit ran out while the server could be reached, or the process was stopped."""
+    """Its term, lease or idle limit ran out: the server said so, or no heartbeat was failing when it happened."""
     EVICTED = "evicted"
     UPGRADED = "upgraded"
     TERMINATED = "terminated"
-    """An operator ended it, or the instance that held its stream did."""
+    """An operator ended it, or its stream failed, was disconnected, or was on an instance that stopped."""
     STOPPED = "stopped"
-    """A client ended it, or this one has left the block."""
+    """A client ended it, or your code left the block."""
     UNKNOWN = "unknown"
-    """The server does not know it: 404."""
+    """The server returned 404 for it."""
     UNREACHABLE = "unreachable"
-    """No heartbeat was answered in time. The session may live on, but this client cannot know."""
+    """No heartbeat succeeded in time. The session may still be live, but this client cannot know."""
     FORKED = "forked"
-    """This is a child of the process that holds it."""
+    """This process is a child of the one that holds it."""
 
 
 _REASONS = {
@@ -85,14 +87,14 @@ def reason_of(close_reason: str | None) -> LostReason:
 
 
 class Anchor:
-    """A local instant, and a server's instant that was not earlier. One per client: all sessions share a database."""
+    """A local instant, and what the server's clock showed then or later. All sessions of a client share one."""
 
     def __init__(self) -> None:
         self.local = float("-inf")
         self._server: datetime | None = None
 
     def set(self, local: float, server: datetime) -> None:
-        # The newest one wins, not the tightest: an older one is wrong after a step of the server's clock.
+        # Keep the newest, not the tightest: after a step of the server's clock, an older anchor is wrong.
         if local >= self.local:
             self.local, self._server = local, server
 
@@ -126,15 +128,15 @@ class Lease:
         self._expires_at = session.lease_expires_at
 
     def opened(self, session: Session, sent: float) -> None:
-        """Take over an answer that opened the session: the server's clock showed its start after `sent`."""
+        """Process the response that opened the session. The server's clock showed `session_start_utc` after `sent`."""
         self._anchor.set(sent, session.session_start_utc)
         self._learn_span(session)
         self.renewed(sent, session.lease_expires_at, session.heartbeat_interval)
 
     def read(self, session: Session, heartbeat_sent: float) -> None:
-        """Take over a read that followed a heartbeat, which was sent at `heartbeat_sent` and acknowledged.
+        """Process a read that followed a heartbeat, which was sent at `heartbeat_sent` and acknowledged.
 
-        The last heartbeat that the read shows is that one, or a later one of another client.
+        `last_heartbeat` of the read is that heartbeat, or a later one of another client.
         """
         self._anchor.set(heartbeat_sent, session.last_heartbeat)
         self._learn_span(session)
@@ -167,7 +169,7 @@ class Lease:
         self.due = due
 
     def refused(self, result: HeartbeatResult) -> None:
-        """Take over a 404 or 410: both are final."""
+        """Process a 404 or 410: both are final."""
         known = result.status != 404  # noqa: PLR2004
         self.loss.declare(reason_of(result.close_reason) if known else LostReason.UNKNOWN, result.close_reason)
 
@@ -191,10 +193,10 @@ class Lease:
 
 
 class Loss:
-    """Whether and why a held session is lost. True once it is; it never becomes false again.
+    """Whether and why a held session is lost: false while it is held, true from the loss on.
 
-    Every look at it reads the clock first, so it is never late, not even in a process that was stopped, or whose
-    event loop or interpreter lock was blocked. To be notified, use `event`, `on` or, in a coroutine, `await`.
+    Every use first compares the clock with the deadline. So it is correct even after the process was paused, or after
+    its event loop or interpreter lock was blocked. To be notified, use `event`, `on` or, in a coroutine, `await`.
     """
 
     def __init__(self, lease: Lease) -> None:
@@ -205,7 +207,7 @@ class Loss:
         self._close_reason: str | None = None
         self._callbacks: list[Callable[[Loss], object]] = []
         self.event: threading.Event = _LossEvent(self)
-        """Set when the session is lost. `is_set` and `wait` read the clock too."""
+        """Set when the session is lost. `is_set` and `wait` also compare the clock with the deadline."""
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def __bool__(self) -> bool:
@@ -237,8 +239,8 @@ class Loss:
     def on(self, callback: "Callable[[Loss], object]") -> None:
         """Call `callback` once when the session is lost; immediately if it already is.
 
-        In the async client the event loop calls it. In the sync client the thread that notices the loss does, mostly
-        the one that sends heartbeats; so the callback must not block.
+        In the async client, the event loop calls it. In the sync client, the thread that notices the loss calls it,
+        usually the one that sends heartbeats. So the callback must not block.
         """
         with self._lock:
             if self._reason is None:
@@ -276,7 +278,7 @@ class Loss:
             raise SessionLost(self._lease.session_id, str(self.reason), self._close_reason, self.error)
 
     def declare(self, reason: LostReason, close_reason: str | None) -> None:
-        """Record the loss. Only the first one counts."""
+        """Record the loss. Later calls change nothing."""
         with self._lock:
             if self._reason is not None:
                 return

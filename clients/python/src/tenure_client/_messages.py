@@ -58,7 +58,7 @@ STATUSES = {
     "TOO_MANY_PINGS": 429,
     "HANDLER_FAILED": 500,
 }
-"""The status that the same problem has over HTTP. All others are 503."""
+"""The HTTP status of each code. All other codes have 503."""
 
 
 def parsed(message: str | bytes) -> Any:

@@ -1,4 +1,4 @@
-"""Every HTTP route of Tenure that the client calls: its parameters, its answer, and whether it may be repeated.
+"""Every HTTP route of Tenure that the client calls: its parameters, its response, and whether it may be repeated.
 
 A test compares this table with the `/openapi.json` of the service.
 """

@@ -2,14 +2,14 @@
 
 TenureError
 ├── ConfigurationError                the url or the key cannot be used
-├── TransportError                    no answer: whether the request was carried out is unknown
+├── TransportError                    no response: whether the request was carried out is unknown
 │   ├── NotSent                       the connection was refused: the request was not carried out
-│   └── TimedOut                      no answer within the timeout
-├── UnexpectedAnswer                  the answer is not one of Tenure's, such as the page of a proxy
+│   └── TimedOut                      no response within the timeout
+├── UnexpectedAnswer                  the response is not one of Tenure's, such as the page of a proxy
 ├── SessionLost                       a held session was used after it was lost
 ├── StreamClosed                      the connection of a stream broke, or was closed with this code
 │   └── StreamReplaced          4409  a newer stream of the session has taken over
-└── Problem                           the server's answer is a problem document
+└── Problem                           the server's response is a problem document
     ├── Invalid                 400   `errors` names every wrong field
     ├── Unauthenticated         401   no key, or one that is not valid
     ├── Forbidden               403   the key does not allow this
@@ -57,7 +57,7 @@ from typing import Any, ClassVar
 import msgspec
 
 DETAIL_MAX = 500
-"""How much of an answer that is not a problem document an error quotes, in characters."""
+"""How many characters an error quotes from a response that is not a problem document."""
 
 
 class TenureError(Exception):
@@ -345,7 +345,7 @@ def problem_class(code: str, status: int) -> type[Problem]:
 
 
 def problem_of(status: int, headers: Mapping[str, str], content: bytes) -> Problem | UnexpectedAnswer:
-    """Return the error of an answer that is not a success."""
+    """Return the error for a response that is not a success."""
     request_id = headers.get("x-request-id")
     retry_after = seconds_of(headers.get("retry-after"))
     try:

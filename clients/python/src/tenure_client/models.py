@@ -1,7 +1,8 @@
-"""The fields of Tenure's requests and answers.
+"""The models of Tenure's requests and responses.
 
-Fields that a newer server adds are ignored. Values that may grow (`state`, `close_reason`, `outcome`, …) are strings,
-so that a new one does not break an old client. Times are aware datetimes in UTC; usage is an exact `Decimal`.
+Fields of a response that this version does not know are ignored. Fields that may get new values (`state`,
+`close_reason`, `outcome`, …) are plain strings, so that a new value does not break an old client. Times are aware
+datetimes in UTC; usage is an exact `Decimal`.
 """
 
 from datetime import datetime
@@ -18,7 +19,7 @@ class Model(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
 
 
 class Body(msgspec.Struct, frozen=True, rename="camel", kw_only=True, omit_defaults=True):
-    """A request body or query. A field that has its default is not sent."""
+    """A request body or query. Fields with their default value are not sent."""
 
 
 # Sessions.
@@ -101,11 +102,11 @@ class SessionList(Model, frozen=True, kw_only=True):
     count: int
     next_cursor: str | None
     exact: bool = True
-    """With `order="lapse"`, whether no session with an earlier deadline can be missing."""
+    """With `order="lapse"`: if false, sessions with earlier deadlines may be missing."""
 
 
 class SessionCount(Model, frozen=True, kw_only=True):
-    """If it is not exact, at least so many sessions match."""
+    """If `exact` is false, `count` is a lower bound."""
 
     count: int
     exact: bool
@@ -125,16 +126,16 @@ class EndBody(Body, frozen=True, kw_only=True):
 
 
 class EndedSessions(Model, frozen=True, kw_only=True):
-    """The result of one request of an action. Repeat it with the same `action_id` until `done`."""
+    """The response to one request of an action. Repeat the request with the same `action_id` until `done` is true."""
 
     action_id: str | None
     ended: int
-    """By this request."""
+    """How many sessions this request ended."""
     total_ended: int
-    """By all requests of the action."""
+    """How many sessions the action has ended so far, over all its requests."""
     remaining: int
     exact: bool
-    """If false, at least so many sessions remain."""
+    """If false, `remaining` is a lower bound."""
     done: bool
 
 
@@ -156,7 +157,7 @@ class HeartbeatsBody(Body, frozen=True, kw_only=True):
 
 
 class HeartbeatResult(Model, frozen=True, kw_only=True):
-    """Acknowledged with its deadline, or refused with the status of a single heartbeat."""
+    """The result for one session. If it is not acknowledged, `status` is that of a single heartbeat: 404 or 410."""
 
     session_id: str
     acknowledged: bool
@@ -175,7 +176,7 @@ class Heartbeats(Model, frozen=True, kw_only=True):
 class Fact(Model, frozen=True, kw_only=True):
     """One fact of a session's history: `fact` names what happened, `text` says it in one line.
 
-    Only the fields that belong to the fact are set.
+    Only the fields that apply to this `fact` are set.
     """
 
     at: datetime
@@ -225,7 +226,7 @@ class History(Model, frozen=True, kw_only=True):
 
 
 class SessionMetrics(Model, frozen=True, kw_only=True):
-    """Counts of sessions. A key of one tenant gets those of its tenant, without the counters of the process group."""
+    """Counts of sessions. A key that is bound to a tenant gets only the first four, for that tenant."""
 
     active_sessions: int
     total_sessions: int
@@ -387,7 +388,7 @@ class UsageQuery(Body, frozen=True, kw_only=True):
 
 
 class UsageGroup(Model, frozen=True, kw_only=True):
-    """One group of the sum. Only the field that the request grouped by is set."""
+    """One group of the sum. Of the last five fields, only the one that the request grouped by is set."""
 
     usage: Decimal
     sessions: int
@@ -716,7 +717,10 @@ class EventQuery(Body, frozen=True, kw_only=True):
 
 
 class Event(Model, frozen=True, kw_only=True):
-    """An event of a session. Only an upgrade has a previous session; only a close has a start and a reason."""
+    """An event of a session.
+
+    Only `session.upgraded` has `previous_session_id`; only `session.closed` has `session_start_utc` and `close_reason`.
+    """
 
     id: str
     type: str
@@ -732,10 +736,10 @@ class Event(Model, frozen=True, kw_only=True):
 
 
 class FollowedEvent(Event, frozen=True, kw_only=True):
-    """An event with the cursor to follow from once it is processed. No later event is missed then.
+    """An event with the cursor to store once you have processed it: a follower that starts there misses no later event.
 
-    The cursor moves with the last event of each page. Before that, events of the same page can be repeated, with the
-    same `id`.
+    Only the last event of a page has a new cursor. All others have the cursor before the page, so a follower that
+    starts there gets the events of that page again, with the same `id`.
     """
 
     cursor: str
@@ -745,7 +749,7 @@ class EventList(Model, frozen=True, kw_only=True):
     events: list[Event]
     count: int
     next_cursor: str
-    """Continue after it, even if there are no events."""
+    """Where to continue, even if `events` is empty."""
 
 
 # Probes.

@@ -60,7 +60,7 @@ _CODES = {
 
 
 class ManualClock:
-    """A clock that stands still until `advance` moves it. Heartbeats that become due on the way are sent on the way."""
+    """A clock that stands still until `advance` moves it. `advance` also sends the heartbeats that become due."""
 
     manual = True
 
@@ -85,7 +85,7 @@ class ManualClock:
             self._settle()
 
     def jump(self, seconds: float) -> None:
-        """Move the clock as a suspended or stopped process sees it: nothing happens on the way."""
+        """Move the clock as a suspend or SIGSTOP does: no heartbeat is sent in the meantime."""
         self._now += seconds
 
     def pass_time(self, seconds: float) -> None:
@@ -186,7 +186,7 @@ class FakeServer:
     def __init__(self, *, role: str = "client") -> None:
         self.clock = ManualClock()
         self.requests: list[Request] = []
-        """Every request that arrived, including those that got no answer."""
+        """Every request that arrived, including those that got no response."""
         self.transport = _Transport(self)
         self._role = role
         self._sessions: dict[str, _Record] = {}
@@ -225,7 +225,7 @@ class FakeServer:
         return self.clock.now() + (end - self._now()).total_seconds()
 
     def step_clock(self, seconds: float) -> None:
-        """Step the clock of the database, forwards or backwards. `clock` does not notice."""
+        """Step the clock of the database, forwards or backwards. `clock` is not affected."""
         self._ahead += timedelta(seconds=seconds)
 
     # Failures.
@@ -239,11 +239,11 @@ class FakeServer:
         self._faults += [lambda _handle: answer] * times
 
     def drop(self, *, times: int = 1, after: bool = False) -> None:
-        """Break the connection of the next requests: before they are carried out, or `after`, so the answer is lost."""
+        """Break the connection of the next requests, before they are carried out or, with `after`, afterwards."""
         self._faults += [_fault(httpx2.ReadError("the connection was dropped"), after=after)] * times
 
     def hang(self, *, times: int = 1, after: bool = False) -> None:
-        """Let the next requests time out. The timeout takes no time of the manual clock."""
+        """Let the next requests time out. The manual clock does not move during the timeout."""
         self._faults += [_fault(httpx2.ReadTimeout("no answer"), after=after)] * times
 
     def down(self) -> None:

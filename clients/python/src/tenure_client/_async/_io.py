@@ -1,4 +1,4 @@
-"""Where the async client differs from the sync one. The module of the same name in `_sync` is written by hand too."""
+"""The parts in which the async client differs from the sync one. The same module in `_sync` is written by hand too."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

@@ -1,4 +1,4 @@
-"""The client: its options, its connections, and how a request is sent and sent again."""
+"""The client: its options, its connections, and how it sends and retries requests."""
 
 import os
 import threading
@@ -54,21 +54,21 @@ LEASE_SECONDS = 60
 
 
 class AsyncClient:
-    """A client of one Tenure installation. It may be shared by threads, and closes with `with` or `close`.
+    """A client of one Tenure installation. Threads may share it. Close it with a `with` statement or `aclose`.
 
     | option | meaning |
     |---|---|
     | `url` | where the service is, with its prefix; by default `TENURE_URL`, or port 8080 of this machine |
     | `key` | the API key or session token, or a function that returns one; by default `TENURE_KEY` |
     | `timeout` | seconds without progress after which a request has failed |
-    | `max_retries` | how often a request that may be repeated is sent again |
-    | `retry_budget` | seconds after which no request is sent again |
+    | `max_retries` | how often a repeatable request is retried |
+    | `retry_budget` | for how many seconds after the first try a request may be retried |
     | `heartbeat_timeout` | seconds after which a heartbeat of a held session has failed; less for short leases |
     | `headers` | headers to add to every request |
     | `verify` | the certificates to trust: True, or an `ssl.SSLContext` |
     | `transport` | another transport of the HTTP library, such as the one of a `FakeServer` |
     | `clock` | the clock of held sessions, for tests |
-    | `on_response` | a function that gets every raw answer |
+    | `on_response` | a function that gets every raw response |
     """
 
     def __init__(
@@ -151,11 +151,11 @@ class AsyncClient:
         active: bool = False,
         end_on_exit: bool = True,
     ) -> AsyncHold:
-        """Open a session, keep it alive while the block runs, and end it on the way out.
+        """Open a session, keep it alive while the block runs, and end it when the block is left.
 
-        `active` makes every heartbeat count as use, for sessions with an idle limit; `session.touch()` does so once.
-        With `end_on_exit=False` the session is left to its lease. If the user's session is already live, this adopts
-        it with the limits that it has.
+        With `active`, every heartbeat counts as activity and restarts the idle limit; `session.touch()` does so once.
+        With `end_on_exit=False`, leaving the block only stops the heartbeats, and the session ends with its lease. If
+        the user already has a live session of the same or a higher kind, `hold` adopts it, with the limits that it has.
         """
         body = models.OpenBody(
             user_object_id=str(user),
@@ -168,7 +168,7 @@ class AsyncClient:
         return AsyncHold(self, body, None, active=active, end_on_exit=end_on_exit)
 
     def keep(self, session_id: Id, *, active: bool = False, end_on_exit: bool = False) -> AsyncHold:
-        """Keep a session that another program opened alive while the block runs, for example with its session token."""
+        """Keep a session alive that another program opened, while the block runs. A session token suffices."""
         return AsyncHold(self, None, str(session_id), active=active, end_on_exit=end_on_exit)
 
     def stream(
@@ -204,7 +204,7 @@ class AsyncClient:
     async def activity(
         self, *, from_: datetime | None = None, to: datetime | None = None, step: int | None = None
     ) -> models.Activity:
-        """Count openings, heartbeats and ends over time: by default those of the last hour, minute by minute."""
+        """Count openings, heartbeats and ends over time: by default in the last hour, minute by minute."""
         query = models.ActivityQuery(from_=from_, to=to, step=step)
         return (await self._call(_routes.ACTIVITY, query=query)).decode(models.Activity)
 
@@ -218,8 +218,8 @@ class AsyncClient:
     ) -> AsyncStream:
         """Stream audio to be transcribed. The session starts with the connection.
 
-        If an id is not given, the service chooses it: the tenant of the credential, the tenant and the capacity of its
-        settings, and a new user.
+        The service chooses ids that are not given: the user and the tenant to which the credential is bound; otherwise
+        a new user and the tenant in its settings. The capacity is the one in its settings.
         """
         given = {"user": user, "tenant": tenant, "capacity": capacity, "kind": kind}
         query = urlencode({name: str(value) for name, value in given.items() if value is not None})
@@ -236,12 +236,12 @@ class AsyncClient:
     async def sign_in(self, credential: str) -> models.Caller:
         """Check an API key or an OIDC token, and keep it as a cookie, as a browser page does.
 
-        The cookie counts only for a client without a key: `AsyncClient(url)`. Other programs pass the key instead.
+        The cookie counts only if the client has no key: `AsyncClient(url)`. Other programs pass the key instead.
         """
         return (await self._call(_routes.SIGN_IN, body=models.SignInBody(credential=credential))).decode(models.Caller)
 
     async def sign_out(self) -> models.SignedOut:
-        """Forget the cookie of `sign_in`."""
+        """Delete the cookie of `sign_in`."""
         return (await self._call(_routes.SIGN_OUT)).decode(models.SignedOut)
 
     async def health(self) -> models.Health:
@@ -251,7 +251,7 @@ class AsyncClient:
         return (await self._call(_routes.LIVE)).decode(models.Liveness)
 
     async def ready(self) -> models.Readiness:
-        """Return the readiness of the instance. Raises `Unavailable` if it is not ready, and does not try again."""
+        """Return the readiness of the instance. Raises `Unavailable` without a retry if it is not ready."""
         return (await self.with_options(max_retries=0)._call(_routes.READY)).decode(models.Readiness)
 
     async def metrics(self) -> str:
@@ -268,9 +268,9 @@ class AsyncClient:
         headers: Mapping[str, str] | None = None,
         repeatable: bool | None = None,
     ) -> Answer:
-        """Send any request and return the raw answer. Raises the same errors as the other methods.
+        """Send any request and return the raw response. Raises the same errors as the other methods.
 
-        It is sent again after a failure if `repeatable`, by default if it is a GET, HEAD, PUT or DELETE.
+        A `repeatable` request is retried after a failure. By default, GET, HEAD, PUT and DELETE are repeatable.
         """
         content = None if json is None else msgspec.json.encode(json)
         more = {} if json is None else {"Content-Type": "application/json"}
@@ -308,7 +308,7 @@ class AsyncClient:
         repeatable: bool,
         wait: float = 0,
     ) -> Answer:
-        """Send a request, and again after failures. `wait` is how long the server may take on purpose."""
+        """Send a request, with retries. `wait` is how long a long poll may take, in addition to the timeout."""
         clock = self._options.clock
         chain = RetryChain(self._options, clock.now(), repeatable=repeatable)
         while True:
@@ -353,9 +353,9 @@ class AsyncClient:
 
 
 class _AsyncShared:
-    """The connections and the keeper, shared by a client and those made of it by `with_options`.
+    """The connections and the keeper, shared by a client and the clients that its `with_options` returns.
 
-    A child process inherits neither: it makes its own, and leaves those of its parent alone.
+    A child process does not use those of its parent: it creates its own.
     """
 
     def __init__(self, options: Options) -> None:

@@ -1,11 +1,11 @@
 """The feed of events: single pages, and an endless follower that uses long polls.
 
-A follower has one position: the `nextCursor` of the last page that arrived whole. Each poll requests the events after
-it. A poll that fails, at any point, leaves the position as it was, so the next poll requests the same events again, and
-none of them has been yielded yet. The order of the feed never changes. So a follower yields each event once.
+A follower has one position: the `nextCursor` of the last complete page. Each poll requests the events after it. A poll
+that fails does not change the position, and yields no event. So the next poll requests the same events again. The order
+of the feed never changes. So a follower yields each event once.
 
-Neither `latest` nor a missing cursor is a position: each means another place in the feed at every poll. So the first
-poll only gets a cursor. It does not wait, and requests one event at most, so that its cursor is the position after that
+`latest` and a missing cursor are not positions: at each poll they mean another place in the feed. So the first poll
+serves to get a cursor: it does not wait, and requests at most one event, so that its cursor is the position after that
 event.
 """
 
@@ -27,8 +27,8 @@ LATEST = "latest"
 WAIT_SECONDS = 30
 """How long a poll of a follower waits for an event: the maximum that the server allows."""
 EMPTY_SECONDS = 0.5
-"""If an empty page arrives sooner, the server did not wait, because the instance is stopping. The follower then pauses
-before the next poll, as after a failure."""
+"""If an empty page arrives within this time, the server did not wait, because the instance is stopping. The follower
+then pauses before the next poll, as after a failure."""
 
 
 class AsyncEvents(_AsyncResource):
@@ -42,7 +42,7 @@ class AsyncEvents(_AsyncResource):
     ) -> models.EventList:
         """Return the next page of the feed after a cursor, or after `latest`; without `after`, from 7 days ago.
 
-        With `wait`, the server waits so many seconds for an event, up to 30.
+        `wait` is how many seconds the server waits for an event, at most 30.
         """
         query = models.EventQuery(after=after, limit=limit, type=_joined(type), wait=wait)
         return await self._get(_routes.EVENTS, models.EventList, query=query, wait=wait or 0)
@@ -60,7 +60,7 @@ class AsyncEvents(_AsyncResource):
 
 
 class AsyncEventFollower:
-    """An endless feed of events. Iterate over it to get the events; `pages` yields the server's answers.
+    """An endless feed of events. Iterate over it to get the events; `pages` yields the server's responses.
 
     Temporary failures are retried without end, with growing pauses and the `Retry-After` of the server. Other
     errors are raised, such as `Unauthenticated`. Nothing runs between two events, so leaving the loop stops the
@@ -77,7 +77,7 @@ class AsyncEventFollower:
         self._limit = limit
 
     async def pages(self) -> AsyncIterator[models.EventList]:
-        """Yield pages that have events. Once you have processed one, `next_cursor` is where to continue."""
+        """Yield the pages that have events. After processing a page, continue from its `next_cursor`."""
         async for _, page in self._pages():
             yield page
 

@@ -1,4 +1,4 @@
-"""Holding a session: opened on the way in, kept alive by the keeper's thread, ended on the way out."""
+"""Holding a session: entering the block opens it, the keeper's thread renews it, and leaving the block ends it."""
 
 import os
 import weakref
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class AsyncHold:
-    """The block that holds a session. Use it once, with `with`, or with `open` and the session's `close`."""
+    """A context manager that holds a session. Use it once, with `with`, or with `open` and the session's `aclose`."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class AsyncHold:
             await self._held.aclose()
 
     async def open(self) -> "AsyncHeldSession":
-        """Open the session and start to keep it alive."""
+        """Open the session and start to renew it."""
         if self._body is None:
             session, answer = await self._client.sessions.get(str(self._session_id)), None
         else:
@@ -63,7 +63,7 @@ class AsyncHold:
         return AsyncHeldSession(self._client, keeper, lease, session)
 
     async def _adopt(self, lease: Lease) -> models.Session:
-        """Renew and read a session that was live before: only then is it known how long it lives (`_lease.py`)."""
+        """Renew and read a session that was already live. Its remaining time is not known otherwise (`_lease.py`)."""
         beat: Answer = await self._client.sessions._heartbeat(lease.session_id, active=self._active)
         session = await self._client.sessions.get(lease.session_id)
         if not session.is_active:
@@ -76,7 +76,8 @@ class AsyncHold:
 class AsyncHeldSession:
     """A session that this process keeps alive.
 
-    `lost` says whether and why it is lost; everything else raises `SessionLost` from then on.
+    `lost` says whether and why it is lost. From the loss on, `check` and every method that needs the session raise
+    `SessionLost`.
     """
 
     def __init__(self, client: "AsyncClient", keeper: Keeper, lease: Lease, session: models.Session) -> None:
@@ -86,7 +87,7 @@ class AsyncHeldSession:
         self._session = session
         self._pid = os.getpid()
         self.ended = False
-        """The server has confirmed the end of the session, after `close`."""
+        """After `aclose`: whether the server has confirmed the end of the session."""
         self._forgotten = weakref.finalize(self, keeper.abandon, lease)
         # At exit the keeper ends all sessions together.
         self._forgotten.atexit = False
@@ -109,7 +110,7 @@ class AsyncHeldSession:
 
     @property
     def remaining(self) -> float:
-        """The seconds that the session lives at least if no further heartbeat arrives; 0 if it is lost."""
+        """The seconds until the local deadline, if no further heartbeat succeeds; 0 if the session is lost."""
         return 0.0 if self.lost else max(self._lease.deadline - self._lease.clock.now(), 0.0)
 
     def check(self) -> None:
@@ -117,7 +118,7 @@ class AsyncHeldSession:
         self.lost.raise_if_lost()
 
     def touch(self) -> None:
-        """Report use with the next heartbeat: this restarts the idle limit."""
+        """Report activity with the next heartbeat, which restarts the idle limit."""
         self.check()
         self._lease.touched = True
 
@@ -132,13 +133,14 @@ class AsyncHeldSession:
         return await self._client.sessions.get(self.id)
 
     def stream(self) -> AsyncStream:
-        """Attach a stream. The end of a stream ends the session."""
+        """Attach a stream. When the stream ends, the session ends too."""
         self.check()
         return self._client.sessions.stream(self.id)
 
     async def aclose(self) -> None:
-        """Stop renewing the session, and end it unless it is lost. Never raises; a failure is logged.
+        """Stop renewing the session, and end it. Never raises; a failure is logged.
 
+        The session is not ended if it is lost, if another block of this client holds it, or if `end_on_exit` is false.
         In a child process this does nothing: the session belongs to the parent.
         """
         if os.getpid() == self._pid and self._forgotten.detach() is not None:

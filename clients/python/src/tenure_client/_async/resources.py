@@ -105,7 +105,7 @@ class AsyncSessions(_AsyncResource):
     ) -> models.EndedSessions:
         """End up to `limit` live sessions that match. `end_all` repeats this until none is left.
 
-        Without a filter and without ids, `all` must be true. With `dry_run`, only count.
+        Without a filter and without ids, `all` must be true. With `dry_run`, the sessions are only counted.
         """
         body = models.EndBody(
             tenant=_text(tenant),
@@ -122,7 +122,7 @@ class AsyncSessions(_AsyncResource):
         return await self._get(_routes.END_MATCHING, models.EndedSessions, body=body)
 
     async def end_all(self, **selection: Any) -> AsyncIterator[models.EndedSessions]:
-        """End all live sessions that match, and yield each answer on the way. Takes the arguments of `end_matching`.
+        """End all live sessions that match, and yield each response. Takes the arguments of `end_matching`.
 
         All requests are one action, with one entry in the audit log. To continue an action that was interrupted, give
         its `action_id` and the same filter.
@@ -134,7 +134,7 @@ class AsyncSessions(_AsyncResource):
             if answer.done:
                 return
             if answer.ended == 0:
-                # Other requests hold the remaining sessions for a moment.
+                # Other transactions hold the rows of the remaining sessions at the moment.
                 await _io.sleep(self._client._options, HELD_PAUSE_SECONDS)
 
     async def metrics(self) -> models.SessionMetrics:
@@ -188,7 +188,7 @@ class AsyncSessions(_AsyncResource):
         active: bool | None = None,
         close_reason: str | None = None,
     ) -> models.SessionCount:
-        """Count the sessions that match. If the count is not exact, at least so many match."""
+        """Count the sessions that match. If `exact` is false, `count` is a lower bound."""
         query = models.MatchQuery(
             tenant=_text(tenant),
             user=_text(user),
@@ -210,7 +210,7 @@ class AsyncCapacities(_AsyncResource):
         when_full: str = "reject",
         tenant: Id | None = None,
     ) -> models.Capacity:
-        """Set the seats and the tenant of a capacity. A value that is left out returns to its default."""
+        """Set the seats and the tenant of a capacity. An omitted argument resets its setting to the default."""
         body = models.CapacityBody(max_sessions=max_sessions, when_full=when_full, tenant_object_id=_text(tenant))
         return await self._get(_routes.SET_CAPACITY, models.Capacity, body=body, capacityId=capacity_id)
 
@@ -231,8 +231,8 @@ class AsyncSubmissions(_AsyncResource):
     async def submit(self, gateway: str, payload: Any, *, idempotency_key: str | None = None) -> models.Accepted:
         """Submit a payload to a gateway.
 
-        All tries of one call have the same idempotency key. Give one of your own, such as an order number, if a later
-        call may repeat this one.
+        All tries of one call have the same idempotency key. Pass your own key, such as an order number, if a later call
+        may repeat this one.
         """
         headers = {"Idempotency-Key": idempotency_key or str(uuid.uuid4())}
         body = models.SubmitBody(gateway=gateway, payload=payload)
@@ -287,8 +287,10 @@ class AsyncUsage(_AsyncResource):
         limit: int | None = None,
         cursor: str | None = None,
     ) -> AsyncPages[models.Usage, models.UsageGroup]:
-        """Sum the usage of a span of time, in groups. A quick sum of many sessions may begin and end at full hours:
-        each page has the span that was summed.
+        """Sum the usage of a span of time, in groups.
+
+        With `quick`, a sum over many sessions may begin and end at full hours. `from_` and `to` of each page are the
+        span that was summed.
         """
         query = models.UsageQuery(
             from_=from_,
@@ -373,7 +375,7 @@ class AsyncKeys(_AsyncResource):
         others_expire_at: datetime | None = None,
         tenant: Id | None = None,
     ) -> models.CreatedKey:
-        """Create an API key. Only this answer contains it. If the answer is lost, revoke the key and create another."""
+        """Create an API key. Only this response contains it. If it is lost, revoke the key and create another one."""
         body = models.KeyBody(
             name=name,
             role=role,

@@ -31,7 +31,7 @@ class AsyncStream:
     """A stream of messages, bound to a session. Use it with `with`; leaving the block stops it and ends the session.
 
     Iterate over it to get the messages: `str` and `bytes` from the handler, `Partial`, `Final` and `StreamError`.
-    The iteration ends when the stream was stopped. It raises `SessionOver` if the session ended for another reason,
+    The iteration ends after the stream was stopped. It raises `SessionOver` if the session ended for another reason,
     `StreamReplaced` if a newer stream took over, the problem of the last error if the server closed the stream because
     of it, and `StreamClosed` if the connection broke.
     """
@@ -44,7 +44,7 @@ class AsyncStream:
         self._last_error: StreamError | None = None
         self._session: models.OpenedSession | None = None
         self.end: SessionEnd | None = None
-        """Why and with which counters the session ended, once the server has said so."""
+        """The close reason and the counters of the session, once the server has sent them."""
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -99,7 +99,7 @@ class AsyncStream:
             raise self._closed(error) from None
 
     async def stop(self) -> None:
-        """End the stream and the session. Go on iterating to get the remaining messages."""
+        """End the stream and the session. Continue to iterate to get the remaining messages."""
         await self.send(STOP)
 
     async def __aiter__(self) -> AsyncIterator[Message]:

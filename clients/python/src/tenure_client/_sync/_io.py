@@ -1,4 +1,4 @@
-"""Where the sync client differs from the async one. The module of the same name in `_async` is written by hand too."""
+"""The parts in which the sync client differs from the async one. The same module in `_async` is written by hand too."""
 
 import time
 from collections.abc import Callable

@@ -1,5 +1,5 @@
 # Generated from ../_async/held.py by tools/generate_sync.py. Do not edit.
-"""Holding a session: opened on the way in, kept alive by the keeper's thread, ended on the way out."""
+"""Holding a session: entering the block opens it, the keeper's thread renews it, and leaving the block ends it."""
 
 import os
 import weakref
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Hold:
-    """The block that holds a session. Use it once, with `with`, or with `open` and the session's `close`."""
+    """A context manager that holds a session. Use it once, with `with`, or with `open` and the session's `close`."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Hold:
             self._held.close()
 
     def open(self) -> "HeldSession":
-        """Open the session and start to keep it alive."""
+        """Open the session and start to renew it."""
         if self._body is None:
             session, answer = self._client.sessions.get(str(self._session_id)), None
         else:
@@ -64,7 +64,7 @@ class Hold:
         return HeldSession(self._client, keeper, lease, session)
 
     def _adopt(self, lease: Lease) -> models.Session:
-        """Renew and read a session that was live before: only then is it known how long it lives (`_lease.py`)."""
+        """Renew and read a session that was already live. Its remaining time is not known otherwise (`_lease.py`)."""
         beat: Answer = self._client.sessions._heartbeat(lease.session_id, active=self._active)
         session = self._client.sessions.get(lease.session_id)
         if not session.is_active:
@@ -77,7 +77,8 @@ class Hold:
 class HeldSession:
     """A session that this process keeps alive.
 
-    `lost` says whether and why it is lost; everything else raises `SessionLost` from then on.
+    `lost` says whether and why it is lost. From the loss on, `check` and every method that needs the session raise
+    `SessionLost`.
     """
 
     def __init__(self, client: "Client", keeper: Keeper, lease: Lease, session: models.Session) -> None:
@@ -87,7 +88,7 @@ class HeldSession:
         self._session = session
         self._pid = os.getpid()
         self.ended = False
-        """The server has confirmed the end of the session, after `close`."""
+        """After `close`: whether the server has confirmed the end of the session."""
         self._forgotten = weakref.finalize(self, keeper.abandon, lease)
         # At exit the keeper ends all sessions together.
         self._forgotten.atexit = False
@@ -110,7 +111,7 @@ class HeldSession:
 
     @property
     def remaining(self) -> float:
-        """The seconds that the session lives at least if no further heartbeat arrives; 0 if it is lost."""
+        """The seconds until the local deadline, if no further heartbeat succeeds; 0 if the session is lost."""
         return 0.0 if self.lost else max(self._lease.deadline - self._lease.clock.now(), 0.0)
 
     def check(self) -> None:
@@ -118,7 +119,7 @@ class HeldSession:
         self.lost.raise_if_lost()
 
     def touch(self) -> None:
-        """Report use with the next heartbeat: this restarts the idle limit."""
+        """Report activity with the next heartbeat, which restarts the idle limit."""
         self.check()
         self._lease.touched = True
 
@@ -133,13 +134,14 @@ class HeldSession:
         return self._client.sessions.get(self.id)
 
     def stream(self) -> Stream:
-        """Attach a stream. The end of a stream ends the session."""
+        """Attach a stream. When the stream ends, the session ends too."""
         self.check()
         return self._client.sessions.stream(self.id)
 
     def close(self) -> None:
-        """Stop renewing the session, and end it unless it is lost. Never raises; a failure is logged.
+        """Stop renewing the session, and end it. Never raises; a failure is logged.
 
+        The session is not ended if it is lost, if another block of this client holds it, or if `end_on_exit` is false.
         In a child process this does nothing: the session belongs to the parent.
         """
         if os.getpid() == self._pid and self._forgotten.detach() is not None:

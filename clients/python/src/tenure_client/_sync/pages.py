@@ -11,9 +11,9 @@ P = TypeVar("P")
 
 
 class Pages(Generic[P, T]):
-    """A list. Iterate over it to get every item of every page; `first` and `pages` return the server's answers.
+    """A list. Iterate over it to get the items of all pages; `first` and `pages` return the server's responses.
 
-    No request is sent before that. Each iteration starts again with the first page.
+    Creating it sends no request. Each iteration starts again with the first page.
     """
 
     def __init__(self, fetch: _io.Fetch[P], items: str, cursor: str | None) -> None:

@@ -32,7 +32,7 @@ class Stream:
     """A stream of messages, bound to a session. Use it with `with`; leaving the block stops it and ends the session.
 
     Iterate over it to get the messages: `str` and `bytes` from the handler, `Partial`, `Final` and `StreamError`.
-    The iteration ends when the stream was stopped. It raises `SessionOver` if the session ended for another reason,
+    The iteration ends after the stream was stopped. It raises `SessionOver` if the session ended for another reason,
     `StreamReplaced` if a newer stream took over, the problem of the last error if the server closed the stream because
     of it, and `StreamClosed` if the connection broke.
     """
@@ -45,7 +45,7 @@ class Stream:
         self._last_error: StreamError | None = None
         self._session: models.OpenedSession | None = None
         self.end: SessionEnd | None = None
-        """Why and with which counters the session ended, once the server has said so."""
+        """The close reason and the counters of the session, once the server has sent them."""
 
     def __enter__(self) -> Self:
         self.open()
@@ -100,7 +100,7 @@ class Stream:
             raise self._closed(error) from None
 
     def stop(self) -> None:
-        """End the stream and the session. Go on iterating to get the remaining messages."""
+        """End the stream and the session. Continue to iterate to get the remaining messages."""
         self.send(STOP)
 
     def __iter__(self) -> Iterator[Message]:
