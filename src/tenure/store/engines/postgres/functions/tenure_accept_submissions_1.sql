@@ -1,9 +1,10 @@
 -- Accepts submissions, each once per caller, gateway and key. Returns no row for a submission that this call inserted.
--- For every other one it returns the submission that is stored under the key. `same`: the digest of the payload is the
--- same. `accepted`: the id is the same, so an earlier try of this request inserted it and the response was lost.
+-- For every other one it returns the submission that is stored under the key. `same` is true if the two payloads have
+-- the same digest. `accepted` is true if the two ids are the same: then an earlier try of this request inserted the
+-- submission, and the response was lost.
 --
--- It inserts in the order of the keys, so that two batches with the same keys do not deadlock. The second statement has
--- a new snapshot, and so reads the submissions that another batch committed after the first statement began.
+-- The function inserts in the order of the keys, so that two batches with the same keys do not deadlock. The second
+-- statement has a new snapshot, so it sees submissions that another batch committed after the first statement began.
 CREATE OR REPLACE FUNCTION tenure_accept_submissions_1(
     p_submission uuid[], p_gateway text[], p_caller text[], p_key text[], p_payload bytea[], p_digest bytea[],
     p_contract text[], p_request text[], p_traceparent text[])

@@ -1,17 +1,20 @@
 -- Records attempts before they are sent, under the fence of the executor. `found` is `begun` (may be sent), `later`
 -- (due at `next_attempt_at`), `over` (no more attempts) or `held` (another transaction holds the row lock).
 --
--- While an attempt is open its submission has no `next_attempt_at`, so no second attempt can begin meanwhile. An open
--- attempt of this epoch is returned as `begun`, too: the executor never begins an attempt of a submission that it is
--- sending, so the answer to the call that began this attempt was lost.
+-- While an attempt is open, its submission has no `next_attempt_at`, so no second attempt can begin. If an attempt of
+-- this epoch is already open, it is returned as `begun`: the executor never begins an attempt of a submission that it
+-- is sending, so it must have lost the answer to the call that began this attempt.
 --
--- A submission in `p_early` need not be due, unless its pause is binding: its gateway has recovered. The attempt keeps
--- the time at which the submission would have been due (`was_due_at`), so that a repeated call returns it, too.
+-- The gateways of the submissions in `p_early` have recovered: their attempts begin before they are due, unless the
+-- pause is binding. Such an attempt stores when its submission would have been due (`was_due_at`), so that a repeated
+-- call returns the same time.
 --
--- No attempt starts before its submission was accepted or commanded, even if the clock was stepped back:
--- tenure_finish_attempts_1 treats a submission that was commanded after the attempt started as retried by hand.
+-- The start of an attempt is never before the time at which its submission was accepted or last commanded, even if the
+-- clock was stepped back. Otherwise tenure_finish_attempts_1 would treat the submission as retried by hand during the
+-- attempt.
 --
--- Order: the lease; the rows that no other transaction holds; the clock; the fence again; the writes.
+-- Order: check the fence (which locks the lease), lock the rows that no other transaction holds, read the clock, check
+-- the fence again, write.
 CREATE OR REPLACE FUNCTION tenure_begin_attempts_1(
     p_name text, p_holder text, p_epoch bigint, p_submission uuid[], p_early uuid[] DEFAULT '{}')
 RETURNS TABLE (
@@ -59,8 +62,8 @@ BEGIN
         SELECT b.submission_id, b.attempts, p_epoch, p_holder, greatest(v_now, b.last_modified_at), b.was_due_at
           FROM begun b;
     END IF;
-    -- The limits make PostgreSQL look up each row by its key, even in a plan that it made while the tables were empty.
-    -- Otherwise such a plan reads both tables whole, for each of their rows.
+    -- The LIMIT clauses make PostgreSQL look up each row by its key, even in a plan that it made while the tables were
+    -- empty. Without them, such a plan reads both tables completely for each row.
     RETURN QUERY
         -- plan: result
         SELECT w.submission_id,

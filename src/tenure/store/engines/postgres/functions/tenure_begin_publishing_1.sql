@@ -1,10 +1,11 @@
--- First step of moving the horizon of events: all session writes that read the clock after this transaction are stamped
--- after `stamped_after`, because tenure_write_now() returns an instant after it. Returns the present horizon, and the
--- instant that tenure_finish_publishing_1 can move it to; NULL if the horizon was moved within the last `p_pause`
--- microseconds.
+-- The first of the two steps that move the horizon of events. It moves `stamped_after` to now or later: session writes
+-- that read the clock after this transaction get a later timestamp, because tenure_write_now() returns an instant after
+-- `stamped_after`. Returns the current horizon, and the instant to which tenure_finish_publishing_1 can move it. This
+-- instant is NULL if the horizon was moved within the last `p_pause` microseconds.
 --
--- If the clock is behind the last cut or the horizon, it was stepped back, and earlier writes may have stamps after the
--- clock. The horizon then moves to the newest of these stamps, so that no reader waits until the clock gets there.
+-- If the clock is behind the last cut or the horizon, it was stepped back, and earlier writes may have timestamps later
+-- than now. The horizon then moves to the newest of these timestamps. Otherwise readers would wait until the clock
+-- reaches it.
 CREATE OR REPLACE FUNCTION tenure_begin_publishing_1(p_pause bigint)
 RETURNS TABLE (published_at timestamptz, stamped_after timestamptz)
 LANGUAGE plpgsql VOLATILE

@@ -10,8 +10,8 @@
 -- last tick at or before now, and `clock_behind` returns the previous next tick. From then on the ordinary rules apply:
 -- after a failure the tick stays the same, after a success the next tick follows.
 --
--- Order: a read without locks, so that an idle call writes nothing; the lease of the job; its row; the clock; the
--- writes.
+-- Order: read without locks (so that an idle call writes nothing), lock the lease of the job, lock the row of the job,
+-- read the clock, write.
 CREATE OR REPLACE FUNCTION tenure_begin_run_1(p_job text, p_holder text, p_attempt uuid)
 RETURNS TABLE (
     found text, epoch bigint, started_at timestamptz, expires_at timestamptz, tick_at timestamptz,

@@ -13,8 +13,8 @@ SET search_path FROM CURRENT
 AS $$
 BEGIN
     PERFORM 1 FROM leases l WHERE l.name = p_name AND l.holder = p_holder AND l.epoch = p_epoch FOR KEY SHARE;
-    -- A separate statement, because it must see changes that were committed while the statement above waited for its
-    -- lock.
+    -- This is a separate statement, because it must see changes that were committed while the statement above waited
+    -- for its lock.
     IF NOT FOUND OR NOT EXISTS (
         SELECT FROM leases l
          WHERE l.name = p_name AND NOT l.released AND NOT l.resigned AND l.expires_at > tenure_now())

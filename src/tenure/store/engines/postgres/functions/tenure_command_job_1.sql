@@ -3,7 +3,7 @@
 --
 -- Writes an audit entry if the command changes the job, as `job_grid.changed_by` defines it.
 --
--- Order: the job; the clock; the writes.
+-- Order: lock the job, read the clock, write.
 CREATE OR REPLACE FUNCTION tenure_command_job_1(p_job text, p_command text, p_actor jsonb)
 RETURNS SETOF jobs
 LANGUAGE plpgsql VOLATILE

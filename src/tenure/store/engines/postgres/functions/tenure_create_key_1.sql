@@ -2,7 +2,7 @@
 -- public id exists, an earlier call has created it: the function returns it and changes nothing. In a rotation, the
 -- other live keys with this name expire at `p_others_expire`, unless they expire earlier.
 --
--- Order: the row of the installation; the keys; the clock; the writes.
+-- Order: lock the row of the installation, look for the key, read the clock, write.
 CREATE OR REPLACE FUNCTION tenure_create_key_1(
     p_public_id text, p_name text, p_role text, p_tenant uuid, p_digest bytea, p_expires timestamptz,
     p_others_expire timestamptz, p_live_max int, p_actor jsonb, p_detail text)

@@ -1,5 +1,5 @@
--- The deadline of a session: the earliest of the end of its term, its last heartbeat plus its lease, and its last
--- activity plus its idle limit. A limit that is NULL does not count. `earliest` in deadlines.py computes the same.
+-- Returns the deadline of a session: the earliest of the end of its term, its last heartbeat plus its lease, and its
+-- last activity plus its idle limit. A limit that is NULL does not count. `earliest` in deadlines.py computes the same.
 --
 -- PostgreSQL inlines this function, because it is one expression. It is declared STABLE, because adding an interval to
 -- a timestamptz is STABLE, not IMMUTABLE.

@@ -1,8 +1,9 @@
--- Marks chunks as delivered if their submissions are delivered, with or without a receipt. Then marks the windows whose
--- chunks are all delivered. The caller has locked the submissions.
+-- Marks chunks as delivered if their submissions are delivered, and stores whether each has a receipt. Then marks the
+-- windows whose chunks are all delivered. The caller has locked the submissions.
 --
--- One executor finishes attempts, one batch after the other. The lock on the window serializes this transaction with
--- the one that saves the last chunks of that window, so that the later of the two sees the writes of the other.
+-- Only one executor finishes attempts, one batch after the other. The lock on the window makes this transaction and the
+-- one that saves the last chunks of the window run one after the other, so that the later one sees the writes of the
+-- earlier one.
 CREATE OR REPLACE FUNCTION tenure_deliver_chunks_1(p_submission uuid[], p_receipt boolean[], p_now timestamptz)
 RETURNS void
 LANGUAGE plpgsql VOLATILE

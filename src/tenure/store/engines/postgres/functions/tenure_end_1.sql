@@ -1,13 +1,13 @@
 -- Ends each session now and for its given reason. A session whose deadline has passed ends at its deadline and for its
 -- lapse reason. `recorded` means that this call recorded the end. The result has no row for an unknown id. If another
 -- transaction holds a session, the column `session` is NULL in its row, and the caller retries it. All instances are
--- notified of the ends of sessions that have had a stream. An id outside the scope of its caller is unknown, as in
--- tenure_heartbeat_1.
+-- notified of the ends of sessions that have had a stream. An id outside the scope of its caller counts as unknown, as
+-- in tenure_heartbeat_1.
 --
 -- `p_actor` is a JSON list of the actors, one per session. Each session that this call ends gets an audit entry. A
 -- session whose deadline has passed gets none: it had ended before this call.
 --
--- Order: the cut lock; the rows that no other transaction holds; the clock; the writes.
+-- Order: acquire the cut lock, lock the rows that no other transaction holds, read the clock, write.
 CREATE OR REPLACE FUNCTION tenure_end_1(
     p_session uuid[], p_reason text[], p_tenant uuid[], p_user uuid[], p_actor jsonb)
 RETURNS TABLE ("position" int, recorded boolean, session sessions)

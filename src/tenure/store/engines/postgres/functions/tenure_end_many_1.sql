@@ -1,17 +1,17 @@
--- Ends those of the given sessions that are live and match the criteria, as TERMINATED, for one action of a caller. All
--- calls of an action have the same audit entry, `p_draft`, and this call adds its ends to it. A session that was opened
--- after the first call of the action is not ended, so that an action ends. A session whose deadline has
+-- Ends those of the given sessions that are live and match the criteria, with the reason TERMINATED. An action of a
+-- caller may take several calls. They share one audit entry, `p_draft`, and each call adds the number of its ends to
+-- it. Sessions opened after the first call are not ended, so that the action finishes. A session whose deadline has
 -- passed ends at its deadline and for its lapse reason; it does not count, because it had ended before this call.
 --
 -- `p_criteria` is JSON: {"tenant", "user", "capacity", "kind", "state"}; null means any.
 --
--- Each result row is an end that this call recorded. The last row has only `same`, `held` and `total`. `same` is false if
--- the entry is that of another caller or of another filter; then nothing was changed. `held` counts the sessions that
--- another transaction holds: they may still be live, and the caller retries them. `total` counts the ends of the action.
--- All instances are notified of the ends of sessions that have had a stream.
+-- Each result row is an end that this call recorded. The last row has only `same`, `held` and `total`. `same` is false
+-- if the entry belongs to another caller or another filter; then nothing was changed. `held` counts the sessions that
+-- another transaction holds: they may still be live, and the caller retries them. `total` counts the ends of the
+-- action. All instances are notified of the ends of sessions that have had a stream.
 --
--- Order: the lock of the action, so that its calls take turns; its entry; the cut lock; the rows that no other transaction
--- holds; the clock; the writes.
+-- Order: acquire the lock of the action (so that its calls take turns), read its entry, acquire the cut lock, lock the
+-- rows that no other transaction holds, read the clock, write.
 CREATE OR REPLACE FUNCTION tenure_end_many_1(p_session uuid[], p_criteria jsonb, p_draft jsonb)
 RETURNS TABLE (
     session_id uuid, reason text, ended_at timestamptz, user_object_id uuid, tenant_object_id uuid, capacity_id uuid,

@@ -1,13 +1,14 @@
--- One batch of the sweep, under the fence of its job. It checks the rows whose `check_at` has passed. If the deadline
--- of a session has passed, it records the lapse, with the deadline as the end. If not, the deadline becomes the next
--- `check_at`. It closes a session that an instance left in state `closing` when the instance died. Each result row is
--- a lapse; the last row has only the number of rows that were checked. All instances are notified of the lapses of
--- sessions that have had a stream.
+-- Runs one batch of the sweep, under the fence of its job. It checks the rows whose `check_at` has passed. If the
+-- deadline of a session has passed, it records the lapse, with the deadline as the end. If not, the deadline becomes
+-- the next `check_at`. It also closes sessions that a dead instance left in state `closing`. Each result row is a
+-- lapse, except the last one, which has only the number of rows that were checked. All instances are notified of the
+-- lapses of sessions that have had a stream.
 --
 -- It skips rows that other transactions hold, and the next sweep finds them again. So any number of sweeps may run at
 -- the same time.
 --
--- Order: the lease; the cut lock; the rows that no other transaction holds; the clock; the writes.
+-- Order: check the fence (which locks the lease), acquire the cut lock, lock the rows that no other transaction holds,
+-- read the clock, write.
 CREATE OR REPLACE FUNCTION tenure_expire_1(p_name text, p_holder text, p_epoch bigint, p_limit int)
 RETURNS TABLE (
     session_id uuid, reason text, ended_at timestamptz, user_object_id uuid, tenant_object_id uuid, capacity_id uuid,
@@ -23,7 +24,7 @@ DECLARE
 BEGIN
     PERFORM tenure_check_fence_1(p_name, p_holder, p_epoch);
     PERFORM tenure_lock_cut_shared_1();
-    -- The clock is read into a variable, because a condition that calls a volatile function cannot use an index.
+    -- The current time is read into a variable, because a condition that calls a volatile function cannot use an index.
     v_probe := tenure_now();
     SELECT coalesce(array_agg(l.session_id), '{}'), array_agg(l.session_id) FILTER (WHERE l.attachment > 0)
       INTO v_due, v_streamed

@@ -1,13 +1,14 @@
--- Returns the live sessions of the given keys (capacity, user), as result rows of open requests. The outcome `existing`
--- or `tenant-mismatch` answers the request. For `reopen` the caller must lock the row first: the session has lapsed, has
--- a lower kind, or another transaction may hold it.
+-- Returns the live sessions of the given keys (capacity, user), as result rows of open requests. The outcomes
+-- `existing` and `tenant-mismatch` are final. After `reopen` the caller must lock the row first: the session has lapsed
+-- or has a lower kind, or another transaction may hold it.
 --
--- No row is locked, but `existing` is reliable: a transaction that ends a session first locks its row, then reads the
--- clock. If the row's xmax is 0, or belongs to a transaction that had ended before our snapshot, no transaction holds
--- the row, so the session can only end after this read. For any other row the outcome is `reopen`.
+-- The function locks no row, but `existing` is reliable: a transaction that ends a session first locks its row and then
+-- reads the clock. If the row's xmax is 0, or belongs to a transaction that had ended before our snapshot, no
+-- transaction holds the row, so the session can only end after this read. For any other row the outcome is `reopen`.
 --
--- A session is over if its deadline has passed for a write (tenure_write_now): if the clock was stepped back, its end may
--- already be billed or published. The clock is read again for each row: a session that lapses meanwhile is over, too.
+-- A session counts as over if its deadline is not after tenure_write_now(), the time that a write would get: if the
+-- clock was stepped back, its end may already be billed or published. The clock is read again for each row, so that a
+-- session that lapses meanwhile counts as over.
 CREATE OR REPLACE FUNCTION tenure_find_live_1(p_capacity uuid[], p_user uuid[], p_tenant uuid[], p_kind smallint[])
 RETURNS tenure_opened_1[]
 LANGUAGE plpgsql VOLATILE

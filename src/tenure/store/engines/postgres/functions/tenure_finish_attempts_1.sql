@@ -1,15 +1,15 @@
 -- Closes attempts with their outcomes, under the fence of the executor, and returns the states of the submissions. A
 -- delivered attempt makes its submission delivered even if the submission was cancelled during the attempt; any other
--- outcome changes only a pending submission. `p_counts`: whether the attempt counts against the limit. `p_pause`:
--- microseconds until the next attempt, NULL if there is none. `p_binding`: whether no early attempt may begin before
--- that. `p_receipt`: whether the response named the digest of the body. An `unknown` outcome is counted in `unknowns`.
--- A call that is repeated after a lost answer finds the attempts closed and changes nothing.
+-- outcome changes only a pending submission. `p_counts` is true if the attempt counts against the limit, and
+-- `p_receipt` if the response named the digest of the body. `p_pause` is the number of microseconds until the next
+-- attempt, NULL if there is none. If `p_binding` is true, no early attempt may begin before that. An `unknown` outcome
+-- is counted in `unknowns`. A call that is repeated after a lost answer finds the attempts closed and changes nothing.
 --
 -- A submission that was retried by hand while its attempt was open (`last_modified_at` after the attempt's start) is
 -- due at once if the attempt fails, and its failures and unknown outcomes count from 0.
 --
--- Order: the lease; the rows of the submissions, by id; the clock; the writes; then windows and chunks of usage, in
--- tenure_deliver_chunks_1.
+-- Order: check the fence (which locks the lease), lock the submissions in the order of their ids, read the clock,
+-- write. Then tenure_deliver_chunks_1 locks and writes windows and chunks of usage.
 CREATE OR REPLACE FUNCTION tenure_finish_attempts_1(
     p_name text, p_holder text, p_epoch bigint, p_submission uuid[], p_number int[], p_outcome text[], p_status int[],
     p_error text[], p_counts boolean[], p_pause bigint[], p_binding boolean[], p_receipt boolean[])

@@ -1,13 +1,13 @@
--- Second step of moving the horizon of events, in a transaction after tenure_begin_publishing_1: waits for the session
--- writes in progress, moves the horizon to `p_stamped_after`, and returns the horizon.
+-- The second of the two steps that move the horizon of events, in a transaction after tenure_begin_publishing_1. It
+-- waits for the session writes in progress, moves the horizon to `p_stamped_after`, and returns the horizon.
 --
--- Every session write takes the cut lock, shared, before it reads the clock, and holds it until it is committed. A
--- write that takes the lock after this function has looked at its holders reads the clock after the first step, so it
--- is stamped later. So when the present holders are gone, all writes that are stamped up to `p_stamped_after` are
--- committed, and no session whose deadline is at or before it can be renewed any more.
+-- Every session write acquires the cut lock (shared) before it reads the clock, and holds it until it commits. A write
+-- that acquires the lock after this function has listed the holders reads the clock after the first step, so its
+-- timestamp is after `p_stamped_after`. When the listed holders have finished, all writes with a timestamp up to
+-- `p_stamped_after` are therefore committed, and no session whose deadline is at or before it can be renewed.
 --
--- The function reads the holders from pg_locks instead of taking the lock exclusively: no session write waits for it. If
--- a holder does not end within a second, the horizon stays where it is.
+-- The function lists the holders from pg_locks instead of acquiring the lock exclusively, so no session write waits for
+-- it. If a holder does not finish within a second, the function does not move the horizon.
 CREATE OR REPLACE FUNCTION tenure_finish_publishing_1(p_stamped_after timestamptz) RETURNS timestamptz
 LANGUAGE plpgsql VOLATILE
 AS $$

@@ -1,13 +1,13 @@
--- Ends a run and releases its lock. After a success, all ticks up to the start of the run are done; the next run never
--- moves back. After a failure, the tick is still due, and the job is retried after `p_retry` microseconds. After an
--- abandoned run, the job is still due and runs again at once. A repeated call after a lost answer finds that the run
--- has ended and changes nothing.
+-- Ends a run and releases its lock. After a success, all ticks up to the start of the run are done, and the next run
+-- never becomes earlier. After a failure, the tick is still due, and the job is retried after `p_retry` microseconds.
+-- After an abandoned run, the job is still due and runs again at once. A repeated call after a lost answer finds that
+-- the run has ended and changes nothing.
 --
 -- If the clock is stepped back during the run, the duration is 0, and tenure_begin_run_1 notices that the next run lies
 -- too far ahead.
 --
--- Order: the lease of the job, exclusively; the clock; the run, the job and the lease. Only the holder of the lock
--- writes the run, and the job's row is locked by the update.
+-- Order: lock the lease of the job exclusively, read the clock, write the run, the job and the lease. Only the holder
+-- of the lock writes the run, and the update itself locks the row of the job.
 CREATE OR REPLACE FUNCTION tenure_finish_run_1(
     p_name text, p_holder text, p_epoch bigint, p_outcome text, p_error text, p_retry bigint)
 RETURNS void

@@ -1,18 +1,19 @@
--- Heartbeats: renews live sessions and records the lapse of those whose deadline has passed. `p_active` lists those of
--- the sessions whose heartbeat is active; NULL if none is. `found` is `live`, `over`, or `held` for a row that another
--- transaction holds; the caller retries a held one. `recorded` has a value if this call recorded the end: the user,
--- tenant and capacity of the session. An unknown id is in no row of the result, and neither is one outside the scope of
--- its caller: `p_tenant` is NULL if no caller of the batch is bound to a tenant (see tenure_in_scope_1).
+-- Processes heartbeats: renews live sessions and records the lapse of those whose deadline has passed. `p_active` lists
+-- the sessions whose heartbeat reports activity; it is NULL if none does. `found` is `live`, `over`, or `held` for a
+-- row that another transaction holds; the caller retries a held row. If this call recorded the end, `recorded` is the
+-- user, tenant and capacity of the session; otherwise it is NULL. An id that is unknown, or outside the scope of its
+-- caller, is in no row of the result. `p_tenant` is NULL if no caller of the batch is bound to a tenant (see
+-- tenure_in_scope_1).
 --
--- The result has one row for all sessions with the same values, because most sessions of a batch have the same lease,
--- and so the same deadline from now on. `sessions` lists their ids, as an array in text form; NULL stands for all of
+-- Renewed sessions with the same values share one result row, because most sessions of a batch have the same lease, and
+-- so the same new deadline. `sessions` lists the ids of a row, as an array in text form; NULL stands for all of
 -- `p_session`.
 --
 -- A clock that was stepped back never shortens a deadline. Renewing changes no indexed column, so PostgreSQL rewrites
 -- the row within its page (a HOT update).
 --
--- Order: the cut lock; the rows that no other transaction holds; the clock; the writes. A locked row keeps its place
--- (`ctid`), so the write finds it there, without the index.
+-- Order: acquire the cut lock, lock the rows that no other transaction holds, read the clock, write. A locked row keeps
+-- its place (`ctid`), so the write finds the row by its place, without the index.
 CREATE OR REPLACE FUNCTION tenure_heartbeat_1(
     p_session uuid[], p_active uuid[], p_tenant uuid[], p_user uuid[])
 RETURNS TABLE (
@@ -39,7 +40,7 @@ BEGIN
         -- plan end
       ) AS l;
     v_now := tenure_write_now();
-    -- Before the writes, which give the locked rows new places.
+    -- This comes before the writes, because they give the locked rows new places.
     IF cardinality(v_places) < cardinality(p_session) THEN
         RETURN QUERY
             SELECT ARRAY[s.session_id]::text, CASE WHEN s.closed_at IS NULL THEN 'held' ELSE 'over' END, s.state::text,

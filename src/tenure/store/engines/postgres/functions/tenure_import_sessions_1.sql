@@ -1,13 +1,19 @@
--- Imports live sessions of another service, and returns the outcome of each: `imported`; `existing`, if a session with
--- its id is live; `over`, if a session with its id has ended; `ended`, if its term is over; `tenant-mismatch`, if its
--- capacity is bound to another tenant; `conflict`, if its key has another session whose end is not recorded or is after
--- the clock. Without `p_writes`, it only returns the outcomes.
+-- Imports live sessions of another service, and returns an outcome for each session:
 --
--- An imported session starts at the clock of this write, like any new session, so that windows and events up to now
--- stay as they are. `imported_start_at` keeps its own start. An import may take more seats than the capacity has. It
--- sets the slack of the capacity to 0, so that the next open counts.
+-- - `imported`: the session was inserted, or would be
+-- - `existing`: a session with this id is live
+-- - `over`: a session with this id has ended
+-- - `ended`: the term of the session is over
+-- - `tenant-mismatch`: the capacity is bound to another tenant
+-- - `conflict`: the key (capacity and user) has another session, whose end is not recorded or is later than now
 --
--- Order: the exclusive cut lock, so that no session is written meanwhile; the clock; the reads and writes.
+-- If `p_writes` is false, the function only returns the outcomes.
+--
+-- An imported session starts at the current time, like any new session, so that windows and events up to now do not
+-- change. `imported_start_at` stores its start in the other service. An import may take more seats than the capacity
+-- has. It sets the slack of the capacity to 0, so that the next open counts the seats.
+--
+-- Order: acquire the cut lock exclusively (so that no session is written meanwhile), read the clock, read, write.
 CREATE OR REPLACE FUNCTION tenure_import_sessions_1(
     p_session uuid[], p_tenant uuid[], p_user uuid[], p_capacity uuid[], p_kind smallint[],
     p_started_at timestamptz[], p_ends_at timestamptz[], p_lease bigint[], p_heartbeat bigint[], p_idle bigint[],

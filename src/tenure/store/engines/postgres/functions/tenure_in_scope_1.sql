@@ -1,6 +1,6 @@
--- Returns the given session ids, with NULL instead of each id whose session is not in the scope of its caller: that of
--- a session of another tenant or user, and that of no session. So the two are the same for the caller of this function,
--- and neither is locked. `p_tenant` and `p_user` have an entry per session, NULL for a caller who sees all of them.
+-- Returns the given session ids, with NULL in place of an id of a bound caller if its session does not exist or belongs
+-- to another tenant or user. So the function that calls this one treats both cases alike, and locks neither. `p_tenant`
+-- and `p_user` have one entry per session, which is NULL for a caller who sees all tenants or users.
 --
 -- The tenant and the user of a session never change, so they are read without a lock.
 CREATE OR REPLACE FUNCTION tenure_in_scope_1(p_session uuid[], p_tenant uuid[], p_user uuid[]) RETURNS uuid[]

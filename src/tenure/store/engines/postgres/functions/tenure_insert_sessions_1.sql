@@ -1,6 +1,6 @@
--- Inserts sessions for the open requests at the given positions (NULL: for all of them), all starting at `p_now`, and
--- returns the ids of the inserted sessions. A request whose key is taken gets no session: the insert waits for the
--- transaction that takes the key, and skips the request if that transaction commits.
+-- Inserts sessions for the open requests at the given positions (NULL: for all requests) and returns the ids of the
+-- inserted sessions. All of them start at `p_now`. A request whose key is taken gets no session: the insert waits for
+-- the transaction that takes the key, and skips the request if that transaction commits.
 --
 -- The function inserts in the order of the arrays. Callers sort them by key, so that two batches wait for each other in
 -- one direction only. A request without a lease gets the default lease and the default heartbeat. A request without an

@@ -1,4 +1,5 @@
--- The lapse reason for its code in the table, which is the first letter. PostgreSQL inlines this function.
+-- Returns the lapse reason for the code that the table stores, which is the first letter of the reason. PostgreSQL
+-- inlines this function.
 CREATE OR REPLACE FUNCTION tenure_lapse_text_1(p_code "char") RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 AS $$

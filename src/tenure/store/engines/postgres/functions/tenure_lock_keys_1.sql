@@ -1,4 +1,4 @@
--- Locks the row of the installation, and so lets only one transaction at a time change the API keys. A cut may wait for
+-- Locks the row of the installation, so that only one transaction at a time changes the API keys. A cut may wait for
 -- this row while it holds the cut lock. So a transaction that holds the row waits only for a write of last uses
 -- (tenure_touch_keys_1), which itself waits for nothing.
 CREATE OR REPLACE FUNCTION tenure_lock_keys_1() RETURNS void

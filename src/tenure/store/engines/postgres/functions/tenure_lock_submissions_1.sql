@@ -2,8 +2,8 @@
 -- rows are locked FOR NO KEY UPDATE, tenure_accept_submissions_1 can still read them.
 --
 -- A submission is pending while it has no `ended_at`, and only a pending submission can have a `next_attempt_at`. An
--- attempt is open while it has no outcome. Functions that find rows by id use these conditions and not the condition of
--- a partial index. Otherwise a plan made while the tables are empty might use that index, and the plan is kept.
+-- attempt is open while it has no outcome. Functions that find rows by id use these conditions instead of the condition
+-- of a partial index. Otherwise PostgreSQL might choose that index while the tables are empty, and keep using it later.
 CREATE OR REPLACE FUNCTION tenure_lock_submissions_1(p_submission uuid[]) RETURNS void
 LANGUAGE plpgsql VOLATILE
 AS $$

@@ -1,6 +1,6 @@
 -- Records, under the fence of the executor, the reason why pending submissions are not sent although they are due.
 --
--- Order: the lease; the rows of the submissions, by id; the write.
+-- Order: check the fence (which locks the lease), lock the submissions in the order of their ids, write.
 CREATE OR REPLACE FUNCTION tenure_note_waiting_reason_1(
     p_name text, p_holder text, p_epoch bigint, p_submission uuid[], p_reason text)
 RETURNS void

@@ -1,14 +1,13 @@
--- Opens sessions, lane `create`. For each key (capacity and user) it returns the live session, or inserts a session if
--- there is none. If the capacity has rules, it does not insert: it returns `limited`.
+-- Opens sessions in lane `create`. For each key (capacity and user) it returns the live session, or inserts a session
+-- if there is none. If the capacity has rules, it does not insert: it returns `limited`.
 --
 -- The outcomes `existing` and `tenant-mismatch` return the live session. `reopen` and `limited` name the lane in which
 -- the caller must retry the request. `again` means that another transaction inserted the key at the same time, so the
 -- caller must retry the request. The sessions that a batch creates start at the same instant, so one result row
--- `created` without a position stands for all requests that have no result row of their own. This row has only the
--- start.
+-- `created` without a position stands for all requests without a result row of their own. Its only value is the start.
 --
--- Order: a read without locks; the cut lock; the rules of the capacities; the clock; the inserts, in the order of the
--- keys.
+-- Order: read without locks, acquire the cut lock, read the rules of the capacities, read the clock, insert in the
+-- order of the keys.
 CREATE OR REPLACE FUNCTION tenure_open_create_1(
     p_capacity uuid[], p_user uuid[], p_tenant uuid[], p_kind smallint[], p_session uuid[],
     p_lease bigint[], p_heartbeat bigint[], p_idle bigint[],
@@ -33,8 +32,8 @@ BEGIN
     END IF;
 
     PERFORM tenure_lock_cut_shared_1();
-    -- A change of rules needs the exclusive cut lock, so the rules cannot change until this transaction ends.
-    -- Most batches have no capacity with rules, which one look at each different capacity shows.
+    -- A change of rules needs the exclusive cut lock, so the rules cannot change until this transaction ends. Most
+    -- batches contain no capacity with rules. This check finds that out with one index lookup per distinct capacity.
     IF EXISTS (
         -- plan: rules
         SELECT 1 FROM capacities c

@@ -1,9 +1,9 @@
--- Inserts sessions for the open requests at the given positions (NULL: for all of them), whose keys had no live session
--- when the caller looked. The caller has taken its locks.
+-- Inserts sessions for the open requests at the given positions (NULL: for all requests). Their keys had no live
+-- session when the caller checked. The caller has acquired its locks.
 --
 -- Returns a row `again` for each key that another transaction has inserted since. All other sessions start at the same
--- instant, so one row `created` without a position stands for all requests that have no result row of their own. This
--- row has only the start. The rows are an array, because the call of a function that returns a set costs more.
+-- instant, so one row `created` without a position stands for all requests without a result row of their own. Its only
+-- value is the start. The rows are returned as an array, because a call of a function that returns a set costs more.
 CREATE OR REPLACE FUNCTION tenure_open_free_1(
     p_positions int[],
     p_capacity uuid[], p_user uuid[], p_tenant uuid[], p_kind smallint[], p_session uuid[],

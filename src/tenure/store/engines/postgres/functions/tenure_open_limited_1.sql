@@ -1,20 +1,20 @@
--- Opens, lane `limited`: does the same as lanes `create` and `reopen`, for capacities that have a limit or belong to a
--- tenant. A request that gets `limited` is retried in this lane. A request without a result row gets `again` and is
--- retried in lane `create`, because its capacity has no rules any more. A row `closing` returns a session that this
--- function ended: `lapse_reason` is its close reason, and `deadline_at` is its end. All other rows have the same
--- meaning as in tenure_open_reopen_1. All instances are notified of the ends of sessions that have had a stream.
+-- Opens sessions in lane `limited`: does the work of lanes `create` and `reopen` for capacities that have a limit or
+-- belong to a tenant. A request that gets `limited` is retried in this lane. A request without a result row gets
+-- `again` and is retried in lane `create`, because its capacity no longer has rules. A row `closing` returns a session
+-- that this function ended: `lapse_reason` is its close reason, and `deadline_at` is its end. All other rows have the
+-- same meaning as in tenure_open_reopen_1. All instances are notified of the ends of sessions that have had a stream.
 --
--- Most batches need no more than this: live sessions are returned without a lock, as in lane `create`, and the other
--- requests take seats that are known to be free (`slack`). All other batches run all steps of the order below.
+-- Most batches need only part of the steps below: live sessions are returned without a lock, as in lane `create`, and
+-- the other requests take seats that are known to be free (`slack`). All other batches need every step.
 --
--- Order: a read without locks; the cut lock; the capacities, in the order of their ids; session rows that no other
--- transaction holds; for each capacity the count, the lapsed sessions and the victims (again only those that no other
--- transaction holds); the clock; the writes. One batch at a time gives out the seats of a capacity, and no transaction
--- waits for a session row while it holds one.
+-- Order: read without locks, acquire the cut lock, lock the capacities in the order of their ids, lock the live
+-- sessions of the requests that no other transaction holds. Then, for each capacity: count, lock the lapsed sessions
+-- and the victims (again only those that no other transaction holds), read the clock, write. One batch at a time gives
+-- out the seats of a capacity, and no transaction waits for a session row while it holds one.
 --
 -- The count is an upper bound: other transactions may end sessions at the same time, but none can open one. `slack` is
 -- the number of seats known to be free since the last count. A batch counts (about one microsecond per live row) only
--- if it needs more seats than that. The condition `kind < 4` is always true: it selects the index by capacity.
+-- if it needs more seats than `slack`. The condition `kind < 4` is always true: it selects the index by capacity.
 CREATE OR REPLACE FUNCTION tenure_open_limited_1(
     p_capacity uuid[], p_user uuid[], p_tenant uuid[], p_kind smallint[], p_session uuid[],
     p_lease bigint[], p_heartbeat bigint[], p_idle bigint[],
@@ -24,7 +24,8 @@ LANGUAGE plpgsql VOLATILE
 AS $$
 #variable_conflict use_column
 DECLARE
-    -- How many more sessions this transaction may end to make room: its answer must fit into a socket buffer.
+    -- How many more sessions this transaction may end to free seats. The number is limited because its answer must fit
+    -- into a socket buffer.
     v_closings_left int := 500;
     v_line tenure_opened_1;
     v_found tenure_opened_1[];
@@ -78,8 +79,8 @@ BEGIN
         END IF;
     END LOOP;
     v_probe := tenure_write_now();
-    -- The last condition: the seat may be one whose session ended after this instant, because the clock was stepped
-    -- back. The steps below move the start of the new session to that end.
+    -- The last condition is needed because the seat may be free since an end that is later than this instant, if the
+    -- clock was stepped back. The steps below move the start of the new session to that end.
     IF v_fitting = cardinality(v_free) AND cardinality(v_named) = cardinality(v_found)
        AND NOT EXISTS (SELECT 1 FROM sessions s WHERE s.closed_at > v_probe) THEN
         UPDATE capacities c
@@ -190,7 +191,7 @@ BEGIN
             v_slack := cardinality(v_seekers);
         END IF;
 
-        -- All rows are locked, so the clock for the writes is read here. A session of this capacity may have ended
+        -- All rows are locked now, so the clock for the writes is read here. A session of this capacity may have ended
         -- after this instant, because the clock was stepped back or because a session lasts at least one microsecond.
         -- The new sessions then start at that end (`v_start`).
         v_now := greatest(v_probe, tenure_write_now());

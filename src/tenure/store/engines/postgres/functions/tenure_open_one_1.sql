@@ -1,12 +1,13 @@
--- Opens one session, lane `create`: the same as tenure_open_create_1 for a batch of one, in fewer statements. It inserts
--- the session if its key (capacity and user) has no live session and its capacity has no rules. It returns the live
--- session if there is one, as tenure_find_live_1 finds it. Otherwise it calls tenure_open_create_1, and returns its rows.
+-- Opens one session in lane `create`: does the same as tenure_open_create_1 for a batch of one, in fewer statements. If
+-- the key (capacity and user) has no live session and the capacity has no rules, it inserts the session. If there is a
+-- live session, it returns what tenure_find_live_1 finds. Otherwise it calls tenure_open_create_1 and returns its rows.
 --
--- A session may have ended after the clock was read, as tenure_open_free_1 explains. The function looks for that only if
--- it is possible: if a transaction has ended since the look, or the clock was stepped back behind the newest end. The
--- snapshots of the look and of the time after the insert are equal if no transaction that writes has ended in between.
+-- The previous session of the key may have ended after the clock was read, as tenure_open_free_1 explains. The function
+-- checks for that only if it is possible: if a transaction that writes has ended since the first statement, or if the
+-- clock was stepped back behind the newest end. In the first case, the snapshots of the first statement and of the time
+-- after the insert differ.
 --
--- Order: the cut lock; the look and the clock, in one statement; the insert.
+-- Order: acquire the cut lock, look for a live session and read the clock in one statement, insert.
 CREATE OR REPLACE FUNCTION tenure_open_one_1(
     p_one_capacity uuid, p_one_user uuid, p_one_tenant uuid, p_one_kind smallint, p_one_session uuid,
     p_one_lease bigint, p_one_heartbeat bigint, p_one_idle bigint,
@@ -46,7 +47,7 @@ BEGIN
                -- plan end
            ),
            pg_current_snapshot()::text,
-           -- The same as tenure_write_now(), the call of which costs as much as a statement.
+           -- The same as tenure_write_now(). A call of that function would cost as much as a statement.
            greatest(tenure_now(), i.last_cut_at, i.stamped_after + interval '1 microsecond')
       INTO v_is_live, v_has_rules, v_last_end, v_seen, v_now
       FROM installation i;
@@ -58,7 +59,7 @@ BEGIN
             RETURN;
         END LOOP;
     END IF;
-    -- A session that was live at the look may have ended since.
+    -- A session that was live in the first statement may have ended since.
     IF v_is_live OR v_has_rules THEN
         RETURN QUERY SELECT o.* FROM tenure_open_create_1(
             ARRAY[p_one_capacity], ARRAY[p_one_user], ARRAY[p_one_tenant], ARRAY[p_one_kind], ARRAY[p_one_session],

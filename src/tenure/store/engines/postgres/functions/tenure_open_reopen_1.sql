@@ -1,11 +1,13 @@
--- Opens, lane `reopen`: ends sessions that have lapsed or are of a lower kind, and inserts a new session for each.
+-- Opens sessions in lane `reopen`: ends sessions that have lapsed or have a lower kind, and inserts a new session for
+-- each.
 --
 -- It inserts a key only if it has locked the key's live row, so it never waits for lane `create`. It does not wait for
--- a row that another transaction holds, either: that request gets `reopen` and is sent to this lane again, and the rest
--- of its batch continues. A request without a live row gets `again`. A request whose capacity has rules gets `limited`.
--- A row `closing` returns the lapsed session that was ended. All other rows are those of tenure_open_create_1.
+-- rows that other transactions hold, either: such a request gets `reopen` and is retried in this lane, and the rest of
+-- the batch continues. A request without a live row gets `again`. A request whose capacity has rules gets `limited`. A
+-- row `closing` returns the lapsed session that was ended. All other rows have the same meaning as in
+-- tenure_open_create_1.
 --
--- Order: the cut lock; the rows that no other transaction holds; the clock; the writes.
+-- Order: acquire the cut lock, lock the rows that no other transaction holds, read the clock, write.
 CREATE OR REPLACE FUNCTION tenure_open_reopen_1(
     p_capacity uuid[], p_user uuid[], p_tenant uuid[], p_kind smallint[], p_session uuid[],
     p_lease bigint[], p_heartbeat bigint[], p_idle bigint[],

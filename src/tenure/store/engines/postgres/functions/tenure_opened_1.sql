@@ -1,9 +1,9 @@
--- A row of the result of a batch of open requests: the position of the request in the batch, its outcome, and the
--- columns of the session. The caller needs `user_object_id` and `capacity_id` only for a session that was closed.
--- `stream` is an array of the stream counters, or NULL if the session never had a stream.
+-- A result row of a batch of open requests: the position of the request in the batch, its outcome, and the columns of
+-- the session. The caller needs `user_object_id` and `capacity_id` only for a session that was closed. `stream` is an
+-- array of the stream counters, or NULL if the session never had a stream.
 --
--- A named type is needed, because lane `create` collects rows in an array. PostgreSQL cannot replace a type: a change
--- gets the next version number.
+-- The type has a name, because lane `create` collects rows in an array. PostgreSQL cannot replace a type, so a changed
+-- type gets the next version number.
 DO $$
 BEGIN
     IF to_regtype('tenure_opened_1') IS NULL THEN

@@ -3,8 +3,8 @@
 -- that closed before the first window that is kept. So every window that exists can be rendered. Returns the number of
 -- rows deleted from each table.
 --
--- The function writes the row of the installation last, because a cut waits for that row, and all session writes wait
--- for the cut.
+-- The function writes the row of the installation last: a cut waits for that row, and all session writes wait for the
+-- cut.
 CREATE OR REPLACE FUNCTION tenure_prune_usage_1(p_name text, p_holder text, p_epoch bigint, p_limit int, p_kept bigint)
 RETURNS TABLE (chunks int, windows int, sessions int)
 LANGUAGE plpgsql VOLATILE

@@ -1,10 +1,10 @@
 -- Sets the rules of a capacity, and returns them. The capacity may have no row to lock, so the function takes the
--- exclusive cut lock: every open either ends before that or sees the new rules. It waits for the lock 200 ms at most,
--- then raises an error, and the caller retries. Equal rules change nothing, and write no audit entry.
+-- exclusive cut lock: every open either commits before that or sees the new rules. It waits for the lock 200 ms at
+-- most, then raises an error, and the caller retries. Equal rules change nothing, and write no audit entry.
 --
--- `p_scope` is the tenant that the caller is bound to; NULL if it is bound to none. A bound caller changes only a
--- capacity that is bound to its tenant. For any other one, and for one that does not exist, the function returns no row
--- and takes no lock.
+-- `p_scope` is the tenant that the caller is bound to, or NULL. A bound caller can change only a capacity that is bound
+-- to the same tenant. For any other capacity, and for one that does not exist, the function returns no row and acquires
+-- no lock.
 CREATE OR REPLACE FUNCTION tenure_put_capacity_1(
     p_capacity uuid, p_max_sessions int, p_when_full text, p_tenant uuid, p_scope uuid, p_actor jsonb)
 RETURNS SETOF capacities

@@ -3,7 +3,7 @@
 -- instance acquired the lease after the first step, this function ends the new epoch, and writes the audit entry or
 -- adds to it.
 --
--- Order: the lease, exclusively; the clock; the writes.
+-- Order: lock the lease exclusively, read the clock, write.
 CREATE OR REPLACE FUNCTION tenure_resign_lease_1(p_name text, p_actor jsonb)
 RETURNS TABLE (now timestamptz, lease leases)
 LANGUAGE plpgsql VOLATILE

@@ -1,7 +1,7 @@
 -- Revokes an API key and returns it; returns no row if it does not exist. A key that is revoked already does not
 -- change.
 --
--- Order: the row of the installation; the clock; the writes.
+-- Order: lock the row of the installation, read the clock, write.
 CREATE OR REPLACE FUNCTION tenure_revoke_key_1(p_public_id text, p_actor jsonb)
 RETURNS SETOF keys
 LANGUAGE plpgsql VOLATILE

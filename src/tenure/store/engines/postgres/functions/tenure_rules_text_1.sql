@@ -1,4 +1,4 @@
--- The rules of a capacity in the audit log, as `rules_text` in capacities.py formats them.
+-- Returns the text of a capacity's rules for the audit log. `rules_text` in capacities.py formats them in the same way.
 CREATE OR REPLACE FUNCTION tenure_rules_text_1(p_capacity capacities) RETURNS text
 LANGUAGE sql IMMUTABLE
 AS $$

@@ -1,6 +1,7 @@
--- Saves what an instance has counted for some minutes. `p_counts` contains the 16 counts of the first minute, then those
--- of the second one, and so on. They are absolute, so the greater of two counts is the newer one: a repeated call, and
--- an earlier one that arrives late, change nothing. Reads no clock: the instance says which minute it counted.
+-- Saves the counts of an instance for some minutes. `p_counts` contains the 16 counts of the first minute, then those
+-- of the second one, and so on. Each is the total of its minute so far, so the greater of two counts is the newer one,
+-- and neither a repeated call nor an earlier call that arrives late changes anything. The function reads no clock: the
+-- minutes are arguments.
 CREATE OR REPLACE FUNCTION tenure_save_activity_1(
     p_instance text, p_at timestamptz[], p_turn int[], p_counts int[])
 RETURNS void

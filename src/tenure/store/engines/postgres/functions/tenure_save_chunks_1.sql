@@ -3,7 +3,7 @@
 -- sums of the window. Chunks that were saved by an earlier call whose answer was lost are not changed. A gap in the
 -- numbers is a mistake of the caller and raises an error.
 --
--- Order: the lease; the window; the clock; the writes.
+-- Order: check the fence (which locks the lease), lock the window, read the clock, write.
 CREATE OR REPLACE FUNCTION tenure_save_chunks_1(
     p_name text, p_holder text, p_epoch bigint, p_window bigint, p_from int, p_first uuid[], p_last uuid[],
     p_sessions int[], p_usage bigint[], p_submission uuid[], p_complete boolean)

@@ -3,7 +3,7 @@
 -- nothing if the gateway is not at the start of this batch, or if its last batch is neither delivered nor cancelled. If
 -- the answer to an earlier call was lost, the repeated call finds the gateway at the end of the batch.
 --
--- Order: the lease; the gateway; the clock; the writes.
+-- Order: check the fence (which locks the lease), lock the gateway, read the clock, write.
 CREATE OR REPLACE FUNCTION tenure_save_event_batch_1(
     p_name text, p_holder text, p_epoch bigint, p_gateway text, p_number bigint,
     p_from_at timestamptz, p_from_rank smallint, p_from_id uuid,

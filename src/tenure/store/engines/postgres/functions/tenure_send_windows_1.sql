@@ -1,13 +1,14 @@
 -- Sends windows that were cut without a gateway: gives each window the contract, and inserts a submission for each of
 -- its chunks. Returns the windows that it sends. It skips a window that already has a contract, is not divided yet, is
 -- past its retention time (its chunks may be partly deleted) or does not have the given number of chunks. So a repeated
--- call, or a concurrent one, sends no window twice. Counts the windows in the audit entry `p_draft`.
+-- call, or a concurrent one, sends no window twice. Adds the number of windows that it sends to the audit entry
+-- `p_draft`.
 --
--- `p_windows` and `p_chunks`: the windows and how many chunks each has. `p_submission`: the ids of the submissions, for
--- the chunks of the first window, then of the second one, and so on.
+-- `p_windows` and `p_chunks` are the windows and the number of chunks of each. `p_submission` lists the ids of the
+-- submissions: first those for the chunks of the first window, then those for the second one, and so on.
 --
--- Order: the windows, in the order of their ids; the clock; the writes. After the lock, no other transaction changes a
--- window without a contract that is divided, or its chunks.
+-- Order: lock the windows in the order of their ids, read the clock, write. After the lock, no other transaction
+-- changes a window without a contract that is divided, or its chunks.
 CREATE OR REPLACE FUNCTION tenure_send_windows_1(
     p_contract text, p_kept bigint, p_windows bigint[], p_chunks int[], p_submission uuid[],
     p_draft jsonb)

@@ -1,6 +1,6 @@
 -- Returns the position of each gateway in the feed, under the fence of the loop that saves batches. A new gateway
--- begins at the clock. `is_settled`: its last batch is delivered or cancelled, or was pruned, so that the next one may
--- be saved.
+-- starts at the current time. `is_settled` means that the next batch may be saved: the gateway has no batch yet, or its
+-- last batch is delivered, cancelled or already pruned.
 CREATE OR REPLACE FUNCTION tenure_subscribe_gateways_1(
     p_name text, p_holder text, p_epoch bigint, p_gateway text[])
 RETURNS TABLE (

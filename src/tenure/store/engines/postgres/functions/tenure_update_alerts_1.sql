@@ -1,10 +1,10 @@
 -- Raises an alert for each condition that has no active alert, and clears the active alerts without a condition, under
 -- the fence of job `watch`. A condition is a pair of `p_alert` (the name) and `p_subject`. With `p_contract`, the
--- function inserts a submission to gateway `oncall` for each change, with the next of the ids in `p_submission`.
--- Returns the alerts that were raised or cleared under this fence, even by an earlier call whose answer was lost.
+-- function inserts a submission to gateway `oncall` for each change, taking the next id from `p_submission`. Returns
+-- the alerts that were raised or cleared under this fence, even by an earlier call whose answer was lost.
 --
--- Order: the lease; the active alerts; the clock; the writes. Only the holder of the lease writes alerts, so no alert
--- is added in between.
+-- Order: check the fence (which locks the lease), lock the active alerts, read the clock, write. Only the holder of the
+-- lease adds alerts, so none is added in between.
 CREATE OR REPLACE FUNCTION tenure_update_alerts_1(
     p_name text, p_holder text, p_epoch bigint, p_id uuid[], p_alert text[], p_subject text[], p_detail text[],
     p_contract text, p_submission uuid[])

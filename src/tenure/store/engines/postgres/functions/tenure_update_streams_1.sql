@@ -11,8 +11,8 @@
 -- contain the counts of this save. An unknown id returns no row. If a session has had several streams, all instances
 -- are notified of its end: an older stream may not know yet that it was replaced.
 --
--- Order: the cut lock; the rows that no other transaction holds; the clock; the writes. Unlike tenure_lock_sessions_1
--- it locks rows of any state, because counts are also added to a session that has ended.
+-- Order: acquire the cut lock, lock the rows that no other transaction holds, read the clock, write. Unlike
+-- tenure_lock_sessions_1 it locks rows of any state, because counts are also added to a session that has ended.
 CREATE OR REPLACE FUNCTION tenure_update_streams_1(
     p_session uuid[], p_attachment int[], p_save int[], p_active boolean[], p_end text[], p_finished boolean[],
     p_bytes_received bigint[], p_chunks bigint[], p_messages_sent bigint[], p_partials_sent bigint[],

@@ -1,11 +1,12 @@
 -- Accepts submissions, each once per caller, gateway and key. Returns for each request the submission that is stored
--- under its key. `same`: the digest of the payload is the same. `new`: this request stored the submission, now or in an
--- earlier try whose response was lost.
+-- under its key. `same` is 1 if the two payloads have the same digest. `new` is 1 if this request stored the
+-- submission, now or in an earlier try whose response was lost.
 --
--- JSON cannot contain bytes, so @payloads contains all payloads one after the other, and each request has the offset
+-- JSON cannot contain bytes. So @payloads is the concatenation of all payloads, and each request contains the offset
 -- and length of its payload.
 --
--- Order: the keys, in the order of their index; the existing rows, without keeping a lock; the clock; the inserts.
+-- Order: lock the keys in the order of their index, read the existing rows without keeping a lock, read the clock,
+-- insert.
 --
 -- @request: [[position, submission, gateway, caller, key, digest in hexadecimal digits, offset of the payload in
 --             @payloads, counted from 1, its length, contract, id of the HTTP request, its traceparent], …]

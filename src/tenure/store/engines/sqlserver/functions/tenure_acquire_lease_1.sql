@@ -1,9 +1,9 @@
 -- Acquires a lease if it is free, and returns its current row. `taken` is also true if an earlier call with the same
--- @attempt acquired the lease and the response was lost. `reclaimed`: the last holder did not release the lease, and it
--- expired.
+-- @attempt acquired the lease and the response was lost. `reclaimed` means that the last holder let the lease expire
+-- instead of releasing it.
 --
--- Order: the lease, with an update lock, under which it can be read while fences hold it; if it is free, the row
--- exclusively, which waits for all writes under a fence of the last epoch; the clock; the writes.
+-- Order: lock the lease with an update lock (which does not wait for fences); if the lease is free, lock the row
+-- exclusively (which waits for all writes under a fence of the last epoch); read the clock; write.
 CREATE OR ALTER PROCEDURE dbo.tenure_acquire_lease_1
     @name varchar(200),
     @holder varchar(200),

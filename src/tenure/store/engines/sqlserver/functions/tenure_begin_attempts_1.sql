@@ -1,17 +1,20 @@
 -- Records attempts before they are sent, under the fence of the executor. `found` is `begun` (may be sent), `later`
 -- (due at `next_attempt_at`), `over` (no more attempts) or `held` (another transaction holds the row lock).
 --
--- While an attempt is open its submission has no `next_attempt_at`, so no second attempt can begin meanwhile. An open
--- attempt of this epoch is returned as `begun`, too: the executor never begins an attempt of a submission that it is
--- sending, so the answer to the call that began this attempt was lost.
+-- While an attempt is open, its submission has no `next_attempt_at`, so no second attempt can begin. If an attempt of
+-- this epoch is already open, it is returned as `begun`: the executor never begins an attempt of a submission that it
+-- is sending, so it must have lost the answer to the call that began this attempt.
 --
--- A submission with `early` need not be due, unless its pause is binding: its gateway has recovered. The attempt keeps
--- the time at which the submission would have been due (`was_due_at`), so that a repeated call returns it, too.
+-- The gateway of a submission with `early` has recovered: its attempt begins before it is due, unless the pause is
+-- binding. Such an attempt stores when its submission would have been due (`was_due_at`), so that a repeated call
+-- returns the same time.
 --
--- No attempt starts before its submission was accepted or commanded, even if the clock was stepped back:
--- tenure_finish_attempts_1 treats a submission that was commanded after the attempt started as retried by hand.
+-- The start of an attempt is never before the time at which its submission was accepted or last commanded, even if the
+-- clock was stepped back. Otherwise tenure_finish_attempts_1 would treat the submission as retried by hand during the
+-- attempt.
 --
--- Order: the lease; the rows that no other transaction holds; their attempts; the clock; the fence again; the writes.
+-- Order: check the fence (which locks the lease), lock the rows that no other transaction holds, read their attempts,
+-- read the clock, check the fence again, write.
 --
 -- @request: [[position, submission, early], …]
 CREATE OR ALTER PROCEDURE dbo.tenure_begin_attempts_1

@@ -9,9 +9,9 @@
 -- last tick at or before now, and `clock_behind` returns the previous next tick. From then on the ordinary rules apply:
 -- after a failure the tick stays the same, after a success the next tick follows.
 --
--- Order: a read that keeps no lock, so that an idle call writes nothing; the lease of the job, with an update lock; if
--- the lease is free, the row exclusively, which waits for writes under its fences; the job; the run; the clock; the
--- writes.
+-- Order: read without keeping a lock (so that an idle call writes nothing); lock the lease of the job with an update
+-- lock; if the lease is free, lock its row exclusively (which waits for writes under its fences); lock the job and the
+-- run; read the clock; write.
 CREATE OR ALTER PROCEDURE dbo.tenure_begin_run_1 @job varchar(200), @holder varchar(200), @attempt uniqueidentifier
 AS
 BEGIN

@@ -16,7 +16,7 @@ BEGIN
     FROM dbo.leases AS l WITH (REPEATABLEREAD, ROWLOCK, INDEX (leases_pkey))
     WHERE l.name = @name AND l.holder = @holder AND l.epoch = @epoch AND l.released = 0;
 
-    -- A separate statement, so that the clock is read after the wait for the lock.
+    -- This is a separate statement, so that the clock is read after the wait for the lock.
     IF @expires_at IS NULL OR @expires_at <= dbo.tenure_now()
         EXEC dbo.tenure_lease_lost_1 @name = @name, @holder = @holder, @epoch = @epoch;
 END;

@@ -1,4 +1,4 @@
--- The time at which a session ends if it is ended now: its deadline if that has passed, otherwise now, but at least one
+-- Returns the end of a session that is ended now: its deadline if that has passed, otherwise now, but at least one
 -- microsecond after its start. `end_now` in deadlines.py computes the same. SQL Server inlines this function, like
 -- tenure_deadline_1.
 CREATE OR ALTER FUNCTION dbo.tenure_closed_at_1(@started_at datetime2(6), @deadline_at datetime2(6), @now datetime2(6))

@@ -3,7 +3,7 @@
 --
 -- Writes an audit entry if the command changes the job, as `job_grid.changed_by` defines it.
 --
--- Order: the job; the clock; the writes.
+-- Order: lock the job, read the clock, write.
 --
 -- @actor: {"entry", "subject", "name", "request"}
 CREATE OR ALTER PROCEDURE dbo.tenure_command_job_1 @job varchar(200), @command varchar(16), @actor nvarchar(MAX)

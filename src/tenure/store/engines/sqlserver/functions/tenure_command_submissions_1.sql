@@ -1,16 +1,16 @@
 -- Retries or cancels submissions, and returns for each one that exists whether the command was carried out. `retry`
 -- makes a submission pending and due now and sets its failures and unknowns to 0, in any state except delivered. If an
 -- attempt is open, the submission becomes due when that attempt has failed. `cancel` cancels a submission that is
--- pending or failed. Usage cannot be cancelled. With an owner, only the submissions of this caller exist for the
--- command.
+-- pending or failed. Usage cannot be cancelled. With an owner, the procedure treats submissions of other callers as
+-- unknown.
 --
--- Counts the submissions that it changes in the audit entry of the draft. A retry does not change a submission that is
--- pending, due and without failures, nor one whose open attempt already has a retry waiting for it.
+-- Adds the number of submissions that it changes to the audit entry of the draft. A retry changes nothing if the
+-- submission is pending, due and without failures, or if a retry is already waiting for the end of its open attempt.
 --
--- A retry during an attempt gets a `last_modified_at` after the start of that attempt even if the clock was stepped
--- back: tenure_finish_attempts_1 compares the two.
+-- If an attempt is open, a retry sets `last_modified_at` to a time after the start of that attempt, even if the clock
+-- was stepped back, because tenure_finish_attempts_1 compares the two.
 --
--- Order: the submissions, by id; their attempts; the clock; the writes.
+-- Order: lock the submissions in the order of their ids, read their attempts, read the clock, write.
 --
 -- @request: {"submissions": [submission, …], "owner", "draft": {"entry", "subject", "name", "request", "action",
 -- "target", "detail"}}, without the values that are not set.

@@ -2,8 +2,8 @@
 -- public id exists, an earlier call has created it: the procedure returns it and changes nothing. In a rotation, the
 -- other live keys with this name expire at `othersExpire`, unless they expire earlier.
 --
--- Order: the row of the installation; the keys; the clock; the writes. A transaction that holds the row of the
--- installation waits only for a write of last uses, which itself waits for nothing.
+-- Order: lock the row of the installation, look for the key, read the clock, write. A transaction that holds the row of
+-- the installation waits only for a write of last uses, which itself waits for nothing.
 --
 -- @request: {"publicId", "name", "role", "tenant", "digest", "expires", "othersExpire", "liveMax", "detail",
 -- "actor": {"entry", "subject", "name", "request"}}, without the values that are not set.

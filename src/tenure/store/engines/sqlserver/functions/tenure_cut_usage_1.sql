@@ -1,5 +1,5 @@
 -- Cuts windows up to the last instant of the grid, under the fence of the job. Every session write holds the cut lock
--- shared until it commits. So under the exclusive lock no session write is in progress: all writes with a timestamp
+-- (shared) until it commits. So under the exclusive lock, no session write is in progress: all writes with a timestamp
 -- before the cut are committed, and later writes get a timestamp after it, because tenure_write_now() returns no
 -- instant before the last cut. The procedure waits 200 ms at most for the exclusive lock; the caller retries.
 --
@@ -7,7 +7,7 @@
 -- cuts nothing if the clock has not reached the next instant of the grid, or was stepped back behind the last cut.
 -- Changed factors begin a new era.
 --
--- Order: the lease; the cut lock, exclusively; the clock; the writes.
+-- Order: check the fence (which locks the lease), acquire the cut lock exclusively, read the clock, write.
 --
 -- @request: {"interval", "factors": [of kind 1, of kind 2, of kind 3], "contract"}, without a contract if there is no
 --            gateway for usage.

@@ -1,6 +1,7 @@
--- The deadline of a session, and the limit that sets it: the earliest of the end of its term, its last heartbeat plus
--- its lease, and its last activity plus its idle limit. If several limits fall on the same instant, the first of term,
--- lease and idle limit is returned. A limit that is NULL does not count. `earliest` in deadlines.py computes the same.
+-- Returns the deadline of a session, and the limit that sets it. The deadline is the earliest of the end of its term,
+-- its last heartbeat plus its lease, and its last activity plus its idle limit. If several limits fall on the same
+-- instant, the first of term, lease and idle limit is returned. A limit that is NULL does not count. `earliest` in
+-- deadlines.py computes the same.
 --
 -- This is an inline table-valued function, which SQL Server expands into the calling statement.
 -- tenure_add_microseconds_1 would be called once per row. So DATEADD is used here, in two steps, because it takes an

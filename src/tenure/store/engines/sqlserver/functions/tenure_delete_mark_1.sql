@@ -1,7 +1,8 @@
--- Deletes up to @limit rows of a mark of usage, under the fence of the job that writes marks, and the mark itself with
--- the last of its rows. Until then the mark is incomplete, so no sum uses it. Returns the number of rows.
+-- Deletes up to @limit rows of a mark of usage, under the fence of the job that writes marks. The call that deletes the
+-- last rows also deletes the mark itself. Until then the mark is incomplete, so no sum uses it. Returns the number of
+-- deleted rows.
 --
--- Order: the lease; the mark; its rows.
+-- Order: check the fence (which locks the lease), write the mark, delete its rows.
 --
 -- @request: {"at"}
 CREATE OR ALTER PROCEDURE dbo.tenure_delete_mark_1

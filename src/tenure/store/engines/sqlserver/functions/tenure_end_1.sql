@@ -1,13 +1,12 @@
 -- Ends each session now and for its given reason. A session whose deadline has passed ends at its deadline and for its
--- lapse reason. `recorded` means that this call recorded the end. If another transaction holds a session, the session
--- is returned live, and the caller retries it. An unknown id returns no row, and neither does one outside the scope of
--- its caller.
+-- lapse reason. `recorded` means that this call recorded the end. If another transaction holds a session, it is
+-- returned without an end, and the caller retries it. An id that is unknown, or outside the scope of its caller,
+-- returns no row.
 --
 -- Each session that this call ends gets an audit entry. A session whose deadline has passed gets none: it had ended
 -- before this call.
 --
--- Order: the cut lock; the rows that no other transaction holds; the keys that no other transaction holds; the clock;
--- the writes.
+-- Order: acquire the cut lock, lock the rows and then the keys that no other transaction holds, read the clock, write.
 --
 -- @request: [[position, session, reason, tenant, user, entry, subject, name, request], …]
 CREATE OR ALTER PROCEDURE dbo.tenure_end_1 @request nvarchar(MAX)

@@ -1,14 +1,14 @@
--- Ends those of the given sessions that are live and match the criteria, as TERMINATED, for one action of a caller. All
--- calls of an action have the same audit entry, and this call adds its ends to it. A session that was opened after the
--- first call of the action is not ended, so that an action ends. A session whose deadline has passed ends at
+-- Ends those of the given sessions that are live and match the criteria, with the reason TERMINATED. An action of a
+-- caller may take several calls. They share one audit entry, and each call adds the number of its ends to it. Sessions
+-- opened after the first call are not ended, so that the action finishes. A session whose deadline has passed ends at
 -- its deadline and for its lapse reason; it does not count, because it had ended before this call.
 --
--- Each result row is an end that this call recorded. The last row has only `same`, `total` and `began_at`. `same` is
--- false if the entry is that of another caller or of another filter; then nothing was changed. `total` counts the ends of
--- the action, which began at `began_at`. Sessions that other transactions hold are skipped.
+-- Each result row is an end that this call recorded. The last row has only `same`, `total` and `began_at`. `same` is 0
+-- if the entry belongs to another caller or another filter; then nothing was changed. `total` counts the ends of the
+-- action, which began at `began_at`. Sessions that other transactions hold are skipped.
 --
--- Order: the cut lock; the lock of the action, so that its calls take turns, and its entry; the rows that no other
--- transaction holds; the keys that no other transaction holds; the clock; the writes.
+-- Order: acquire the cut lock, acquire the lock of the action (so that its calls take turns), read its entry, lock the
+-- rows and then the keys that no other transaction holds, read the clock, write.
 --
 -- @request: {"sessions": [session, …], "tenant", "user", "capacity", "kind", "state", "draft": {"entry", "subject",
 -- "name", "request", "action", "target", "detail"}}, without the values that are not set.

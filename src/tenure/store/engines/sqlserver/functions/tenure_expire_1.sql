@@ -1,12 +1,12 @@
--- One batch of the sweep, under the fence of its job. It checks the rows whose `check_at` has passed. If the deadline
--- of a session has passed, it records the lapse, with the deadline as the end. If not, the deadline becomes the next
--- `check_at`. It closes a session that an instance left in state `closing` when the instance died. Each result row is a
--- lapse; the last row has only the number of rows that were checked.
+-- Runs one batch of the sweep, under the fence of its job. It checks the rows whose `check_at` has passed. If the
+-- deadline of a session has passed, it records the lapse, with the deadline as the end. If not, the deadline becomes
+-- the next `check_at`. It also closes sessions that a dead instance left in state `closing`. Each result row is a
+-- lapse, except the last one, which has only the number of rows that were checked.
 --
--- Order: the lease; the cut lock; rows and keys, in the order of `check_at`; the clock; the writes. This order differs
--- from that of other procedures. It cannot deadlock, because the sweep takes only rows and keys that no other
--- transaction holds, and never waits for one. The next sweep finds the rows that this one skips, so any number of
--- sweeps may run at the same time.
+-- Order: check the fence (which locks the lease), acquire the cut lock, lock rows and keys in the order of `check_at`,
+-- read the clock, write. This order differs from that of other procedures. It cannot deadlock, because the sweep takes
+-- only rows and keys that no other transaction holds, and never waits for one. The next sweep finds the rows that this
+-- one skips, so any number of sweeps may run at the same time.
 CREATE OR ALTER PROCEDURE dbo.tenure_expire_1 @name varchar(200), @holder varchar(200), @epoch bigint, @limit int
 AS
 BEGIN
@@ -64,7 +64,8 @@ BEGIN
         WHERE d.has_key = 1
         OPTION (FORCE ORDER, LOOP JOIN, MAXDOP 1);
 
-    -- Separate statements, because a statement that writes `closed_at` must not touch a row whose key is not locked.
+    -- These are separate statements, because a statement that writes `closed_at` must not touch a row whose key is not
+    -- locked.
     IF EXISTS (SELECT 1 FROM @due AS d WHERE d.closed_at IS NOT NULL AND d.deadline_at <= @now)
         UPDATE s
         SET s.state = 'closed', s.check_at = NULL

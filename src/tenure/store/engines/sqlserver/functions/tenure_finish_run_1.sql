@@ -1,12 +1,12 @@
--- Ends a run and releases its lock. After a success, all ticks up to the start of the run are done; the next run never
--- moves back. After a failure, the tick is still due, and the job is retried after `retry` microseconds. After an
--- abandoned run, the job is still due and runs again at once. A repeated call after a lost answer finds that the run
--- has ended and changes nothing.
+-- Ends a run and releases its lock. After a success, all ticks up to the start of the run are done, and the next run
+-- never becomes earlier. After a failure, the tick is still due, and the job is retried after `retry` microseconds.
+-- After an abandoned run, the job is still due and runs again at once. A repeated call after a lost answer finds that
+-- the run has ended and changes nothing.
 --
 -- If the clock is stepped back during the run, the duration is 0, and tenure_begin_run_1 notices that the next run lies
 -- too far ahead.
 --
--- Order: the lease of the job, exclusively; the run; the clock; the writes.
+-- Order: lock the lease of the job exclusively, lock the run, read the clock, write.
 --
 -- @request: {"name", "holder", "epoch", "outcome", "error", "retry"}, without "error" if there was none.
 CREATE OR ALTER PROCEDURE dbo.tenure_finish_run_1 @request nvarchar(MAX)

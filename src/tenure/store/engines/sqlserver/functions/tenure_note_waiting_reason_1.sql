@@ -1,6 +1,6 @@
 -- Records, under the fence of the executor, the reason why pending submissions are not sent although they are due.
 --
--- Order: the lease; the submissions, by id; the write.
+-- Order: check the fence (which locks the lease), lock the submissions in the order of their ids, write.
 --
 -- @request: {"error", "submissions": [submission, …]}
 CREATE OR ALTER PROCEDURE dbo.tenure_note_waiting_reason_1

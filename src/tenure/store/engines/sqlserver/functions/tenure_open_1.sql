@@ -1,14 +1,14 @@
--- Opens sessions, for both lanes `create` and `reopen`. The docstring of engines/sqlserver/store.py describes the order
--- of locks.
+-- Opens sessions in lanes `create` and `reopen`. The docstring of engines/sqlserver/store.py describes the order of
+-- locks.
 --
 -- @request: {"term", "lease", "heartbeat", "idle": the limits of a request that sets none, in microseconds,
 --            "requests": [[position, capacity, user, tenant, kind, session, lease, heartbeat, idle], …]}
 --
--- A result row has the outcome of a request and the session that existed before: `existing`, `tenant-mismatch`,
+-- A result row contains the outcome of a request and the session that existed before it: `existing`, `tenant-mismatch`,
 -- `lapsed` (the session was closed at its deadline, and a new one was opened) or `upgraded` (the session was closed at
 -- `opened_at`, where the new one starts). `limited` means that the caller must retry the request in that lane.
--- `created` without a session is a request whose new session starts later than the others. The row without a position
--- stands for all new sessions that have no row of their own.
+-- `created` without a session means that the new session of this request starts later than those of the others. The row
+-- without a position stands for all new sessions without a row of their own.
 CREATE OR ALTER PROCEDURE dbo.tenure_open_1 @request nvarchar(MAX)
 AS
 BEGIN

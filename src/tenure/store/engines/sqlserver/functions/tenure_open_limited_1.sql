@@ -1,11 +1,12 @@
--- Opens, lane `limited`: for capacities that have a limit or belong to a tenant. @request is that of tenure_open_1.
--- Every open request gets a result row. A request that gets `limited` is retried in this lane. A request that gets
--- `again` is retried in the first lane, because its capacity has no rules any more. A row `closing` returns a session
--- that this procedure ended: `lapse_reason` is its close reason, and `opened_at` is its end.
+-- Opens sessions in lane `limited`, for capacities that have a limit or belong to a tenant. @request is the same as in
+-- tenure_open_1. Every open request gets a result row. A request that gets `limited` is retried in this lane. A request
+-- that gets `again` is retried in the first lane, because its capacity no longer has rules. A row `closing` returns a
+-- session that this procedure ended: `lapse_reason` is its close reason, and `opened_at` is its end.
 --
--- Order: the cut lock; the capacities, by id; the keys of the requests, in the order of their index; their rows, by id;
--- the count; seats of other users, only if no other transaction holds key and row; the clock; the writes. One batch at
--- a time gives out the seats of a capacity, and no other transaction can open a session on it meanwhile.
+-- Order: acquire the cut lock, lock the capacities in the order of their ids, lock the keys of the requests in the
+-- order of their index, lock the rows of these keys in the order of their ids, count, lock sessions of other users
+-- (only if no other transaction holds key and row), read the clock, write. One batch at a time gives out the seats of a
+-- capacity, and no other transaction can open a session on it meanwhile.
 --
 -- The count is an upper bound, because other transactions may end sessions at the same time. It reads the current rows
 -- and keeps no lock. It may wait for a transaction that is writing one of these rows; that transaction waits for no key
@@ -410,7 +411,7 @@ BEGIN
         WHERE c.short > 0 AND c.lapsed <= 0 AND c.when_full = 'evictOldest' AND c.max_sessions > 0;
     END;
 
-    -- All rows are locked, so the clock for the writes is read here.
+    -- All rows are locked now, so the clock for the writes is read here.
     SET @now = dbo.tenure_write_now();
     IF @now < @probe
         SET @now = @probe;

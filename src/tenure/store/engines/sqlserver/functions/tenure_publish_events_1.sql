@@ -1,15 +1,16 @@
--- Moves the horizon of events to the present, and returns it. Every session write holds the cut lock shared until it
--- commits. So under the exclusive lock all session writes that are stamped up to the horizon are committed, and later
--- ones are stamped after it, because tenure_write_now() returns an instant after the horizon. No renewal can follow for
--- a session whose deadline is at or before the horizon, for the same reason.
+-- Moves the horizon of events to now, and returns it. Every session write holds the cut lock (shared) until it commits.
+-- So under the exclusive lock, all session writes with a timestamp up to the horizon are committed. Later session
+-- writes get a later timestamp, because tenure_write_now() returns an instant after the horizon. For the same reason, a
+-- session whose deadline is at or before the horizon cannot be renewed any more.
 --
 -- The procedure does nothing if the horizon was moved within the last @pause microseconds, because session writes wait
 -- while it has the lock. It waits for the lock for 200 ms at most, and then raises an error; the caller retries later.
 --
--- If the clock is behind the last cut or the horizon, it was stepped back, and earlier writes may have stamps after the
--- clock. The horizon then moves to the newest of these stamps, so that no reader waits until the clock gets there.
+-- If the clock is behind the last cut or the horizon, it was stepped back, and earlier writes may have timestamps later
+-- than now. The horizon then moves to the newest of these timestamps. Otherwise readers would wait until the clock
+-- reaches it.
 --
--- Order: a read without locks; the cut lock, exclusively; the clock; the write.
+-- Order: read without locks, acquire the cut lock exclusively, read the clock, write.
 CREATE OR ALTER PROCEDURE dbo.tenure_publish_events_1 @pause bigint
 AS
 BEGIN

@@ -1,7 +1,7 @@
 -- Registers the jobs of an instance. A new job gets a row. For an existing job, a changed interval or lock timeout
 -- takes effect at once; the next run may become earlier, but never later. `paused` applies to new rows only.
 --
--- Order: the names; the clock; the writes.
+-- Order: lock the names, read the clock, write.
 --
 -- @request: [[position, name, interval, lock timeout, paused], …]
 CREATE OR ALTER PROCEDURE dbo.tenure_register_jobs_1 @request nvarchar(MAX)

@@ -1,8 +1,8 @@
 -- Renews a lease for its holder, and returns it. Raises an error if the fence does not hold: an expired lease cannot be
 -- renewed.
 --
--- Order: the lease, exclusively, which waits for writes under its fence; the clock, which is read after the wait, so
--- that a lease that expired during the wait is not renewed; the write.
+-- Order: lock the lease exclusively (which waits for writes under its fence), read the clock, write. The clock is read
+-- after the wait, so that a lease that expired during the wait is not renewed.
 CREATE OR ALTER PROCEDURE dbo.tenure_renew_lease_1
     @name varchar(200),
     @holder varchar(200),

@@ -1,7 +1,7 @@
 -- Ends the epoch of a lease on request, whichever instance holds it, and returns the lease. Returns no row for a lease
 -- that was never held. Writes an audit entry if the lease was held.
 --
--- Order: the lease, exclusively; the clock; the writes.
+-- Order: lock the lease exclusively, read the clock, write.
 --
 -- @actor: {"entry", "subject", "name", "request"}
 CREATE OR ALTER PROCEDURE dbo.tenure_resign_lease_1 @name varchar(200), @actor nvarchar(MAX)

@@ -1,11 +1,11 @@
--- Adds a key that signs session tokens. The earlier keys expire after `overlap` microseconds, unless they expire earlier;
--- without it, they are deleted. Returns `too-many` and changes nothing if `most` keys have not expired. If a key with this
--- id exists, an earlier call has added it, and the procedure changes nothing.
+-- Adds a key that signs session tokens. The earlier keys expire after `overlap` microseconds, unless they expire
+-- earlier; without it, they are deleted. Returns `too-many` and changes nothing if `most` keys have not expired, unless
+-- `overlap` is missing. If a key with this id exists, an earlier call has added it, and the procedure changes nothing.
 --
--- The version of the API keys stays the same: with the first version, an installation without API keys would be closed.
--- Instances read the signing keys together with the version.
+-- The version of the API keys stays the same: from version 1 on, callers need a credential, so a rotation would lock
+-- everyone out of an installation that has no API key. Instances read the signing keys together with the version.
 --
--- Order: the row of the installation; the keys; the clock; the writes.
+-- Order: lock the row of the installation, look for the key, read the clock, write.
 --
 -- @request: {"keyId", "secret", "overlap", "most", "detail", "actor": {"entry", "subject", "name", "request"}}, without
 -- the values that are not set.

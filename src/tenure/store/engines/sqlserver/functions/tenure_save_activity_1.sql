@@ -1,6 +1,6 @@
--- Saves what an instance has counted for some minutes. The counts are absolute, so the greater of two counts is the newer
--- one: a repeated call, and an earlier one that arrives late, change nothing. Reads no clock: the instance says which
--- minute it counted.
+-- Saves the counts of an instance for some minutes. Each is the total of its minute so far, so the greater of two
+-- counts is the newer one, and neither a repeated call nor an earlier call that arrives late changes anything. The
+-- procedure reads no clock: the minutes are in the request.
 --
 -- @request: [[position, minute, turn, count, …], …]
 CREATE OR ALTER PROCEDURE dbo.tenure_save_activity_1

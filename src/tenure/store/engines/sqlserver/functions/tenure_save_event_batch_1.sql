@@ -1,10 +1,11 @@
 -- Saves the next batch of events of a gateway with its submission, and moves the gateway to the end of the batch, under
--- the fence of the loop that saves batches. A batch without events only moves the gateway. Returns 0 and does nothing if
--- the gateway is not at the start of this batch, or if its last batch is neither delivered nor cancelled. If the answer
--- to an earlier call was lost, the repeated call finds the gateway at the end of the batch.
+-- the fence of the loop that saves batches. A batch without events only moves the gateway. Returns 0 and does nothing
+-- if the gateway is not at the start of this batch, or if its last batch is neither delivered nor cancelled. If the
+-- answer to an earlier call was lost, the repeated call finds the gateway at the end of the batch.
 --
--- Order: the lease; the gateway; the clock; the writes. Like tenure_save_chunks_1 it may wait for transactions that
--- accept submissions with neighbouring keys. No transaction that holds a submission waits for a gateway.
+-- Order: check the fence (which locks the lease), lock the gateway, read the clock, write. Like tenure_save_chunks_1 it
+-- may wait for transactions that accept submissions with neighbouring keys. No transaction that holds a submission
+-- waits for a gateway.
 --
 -- @request: {"gateway", "number", "from": [at, rank, id], "to": [at, rank, id], "types", "events", "digest" in
 --            hexadecimal digits, "submission", "contract"}

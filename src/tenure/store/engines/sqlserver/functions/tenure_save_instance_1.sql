@@ -1,10 +1,11 @@
--- Inserts or renews the row of an instance. Returns when the instance started: @request.started, or the clock if it is
--- missing.
+-- Inserts or renews the row of an instance, and returns the stored start of the instance. A new row stores
+-- @request.started, or the current time if it is missing.
 --
 -- A row that is marked as stopped does not change any more: an earlier call whose answer was lost may arrive after the
--- call that marked it. The row has one writer, its instance, which is a retry of itself at worst.
+-- call that marked it. Only the instance itself writes its row, so two concurrent writes can only be a call and its own
+-- retry.
 --
--- Order: the row; the clock; the writes.
+-- Order: lock the row, read the clock, write.
 --
 -- @request: {instance, holder, host, pid, worker, version, executor_lease, started, stopped}
 CREATE OR ALTER PROCEDURE dbo.tenure_save_instance_1 @request nvarchar(MAX)

@@ -1,11 +1,12 @@
 -- Sends windows that were cut without a gateway: gives each window the contract, and inserts a submission for each of
 -- its chunks. Returns the windows that it sends. It skips a window that already has a contract, is not divided yet, is
 -- past its retention time (its chunks may be partly deleted) or does not have the given number of chunks. So a repeated
--- call, or a concurrent one, sends no window twice. Counts the windows in the audit entry of the draft.
+-- call, or a concurrent one, sends no window twice. Adds the number of windows that it sends to the audit entry of the
+-- draft.
 --
--- Order: the windows, in the order of their ids; the clock; the writes. After the lock, no other transaction changes a
--- window without a contract that is divided, or its chunks. This transaction holds the windows while it waits for
--- transactions that accept submissions with neighbouring keys. No transaction that holds a submission waits for a
+-- Order: lock the windows in the order of their ids, read the clock, write. After the lock, no other transaction
+-- changes a window without a contract that is divided, or its chunks. This transaction holds the windows while it waits
+-- for transactions that accept submissions with neighbouring keys. No transaction that holds a submission waits for a
 -- window.
 --
 -- @request: {"contract", "kept": microseconds, "windows": [[window, number of chunks], …],

@@ -2,7 +2,7 @@
 -- the stored digest equals the given one. If `same` is 0, the chunk was rendered differently before and must not be
 -- sent.
 --
--- Order: the lease; the chunks, in the order of their submissions; the write.
+-- Order: check the fence (which locks the lease), lock the chunks in the order of their submissions, write.
 --
 -- @request: [[position, submission, digest in hexadecimal digits], …]
 CREATE OR ALTER PROCEDURE dbo.tenure_store_digests_1

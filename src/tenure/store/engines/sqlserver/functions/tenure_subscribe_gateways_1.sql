@@ -1,8 +1,8 @@
 -- Returns the position of each gateway in the feed, under the fence of the loop that saves batches. A new gateway
--- begins at the clock. `is_settled`: its last batch is delivered or cancelled, or was pruned, so that the next one may
--- be saved.
+-- starts at the current time. `is_settled` means that the next batch may be saved: the gateway has no batch yet, or its
+-- last batch is delivered, cancelled or already pruned.
 --
--- Only the holder of the lease writes these rows, so the fence is their lock.
+-- Only the holder of the lease writes these rows, so the fence protects them like a lock.
 --
 -- @request: [[position, gateway], …]
 CREATE OR ALTER PROCEDURE dbo.tenure_subscribe_gateways_1

@@ -1,6 +1,6 @@
--- Records the last use of API keys. A last use never moves back, and never past the clock: instances only estimate it.
--- The version stays the same, because instances do not cache the last use. The procedure skips a key that another
--- transaction holds, so that no transaction waits for it in turn; a later use of the key is recorded.
+-- Records the last use of API keys. A last use never becomes earlier, and is never later than now: instances only
+-- estimate it. The version stays the same, because instances do not cache the last use. The procedure skips keys that
+-- other transactions hold, so that it never waits while it holds a key; the next use of such a key is recorded.
 --
 -- @request: [[position, publicId, usedAt], …]
 CREATE OR ALTER PROCEDURE dbo.tenure_touch_keys_1 @request nvarchar(MAX)

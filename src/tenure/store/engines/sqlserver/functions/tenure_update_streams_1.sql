@@ -1,6 +1,6 @@
--- Saves updates of streams. An update reports that its stream is alive or has ended (`end`, and `finished` with its last
--- save), and what the stream has counted since its last save. Only the newest stream of a session renews or ends the
--- session; the counts of an older stream are still added. `save` numbers the saves of a stream: a save that arrives
+-- Saves updates of streams. An update reports that its stream is alive or has ended (`end`, and `finished` with its
+-- last save), and what the stream has counted since its last save. Only the newest stream of a session renews or ends
+-- the session; the counts of an older stream are still added. `save` numbers the saves of a stream: a save that arrives
 -- twice adds nothing the second time.
 --
 -- A keep-alive (neither `end` nor `finished`) adds nothing to a session that has ended: the stream did not know of the
@@ -11,8 +11,8 @@
 -- not written, and the caller retries it. `recorded` means that this call recorded the end. `counted` means that the
 -- session's counters contain the counts of this save. An unknown id returns no row.
 --
--- Order: the cut lock; the rows that no other transaction holds; the clock; the keys of the sessions that must end, if
--- no other transaction holds them; the clock again; the writes.
+-- Order: acquire the cut lock, lock the rows that no other transaction holds, read the clock, lock the keys of the
+-- sessions that must end (if no other transaction holds them), read the clock again, write.
 --
 -- @request: [[position, session, attachment, save, active, end, finished, bytes received, chunks, messages sent,
 --             partials sent, finals sent, errors sent, audio milliseconds], …]
@@ -199,7 +199,8 @@ BEGIN
     WHERE m.becomes <> 'held'
     OPTION (FORCE ORDER, LOOP JOIN, MAXDOP 1);
 
-    -- Separate statements, because a statement that writes `closed_at` must not touch a row whose key is not locked.
+    -- These are separate statements, because a statement that writes `closed_at` must not touch a row whose key is not
+    -- locked.
     IF EXISTS (SELECT 1 FROM @mine AS m WHERE m.becomes IN ('lapsed', 'ended'))
         UPDATE s
         SET
