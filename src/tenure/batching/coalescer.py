@@ -4,14 +4,14 @@ A request does not get its own transaction. While the database executes one batc
 items, and is sent as one call. No timer delays a batch: a single item is sent in the next iteration of the event loop,
 together with all items that arrived in the same iteration. Callers get their results after the commit.
 
-A second batch is sent while the first is still running only if it has at least `worth_another` items, or if the first
-has run for longer than OVERDUE_SECONDS. The minimum exists because larger batches cost the database a quarter less per
-item, and the time limit so that no item waits behind a batch that waits for a lock.
+While a batch is running, another one is sent only if it has at least `worth_another` items, or if the running one has
+run for longer than OVERDUE_SECONDS. The minimum exists because larger batches cost the database a quarter less per
+item. The time limit exists so that no item waits behind a batch that waits for a lock.
 
 Failures:
 
 - The database cannot be reached: every member of the batch gets the error. Every item that waits behind the batch gets
-  the error too, because it has already waited while the store retried.
+  the error too, because it has waited while the store retried.
 - The database is busy (`DatabaseBusy`): only the members of the batch get the error.
 - The batch raises anything else: its members run one by one, so that only the member at fault fails.
 - The batch does not end: members that wait for longer than PATIENCE_SECONDS get an error. As after any lost
@@ -87,7 +87,7 @@ class Coalescer(Generic[Item, Result]):
         if len(self._waiting) >= WAITING_MAX:
             raise Overloaded(f"{WAITING_MAX} requests are already waiting for the database")
         loop = asyncio.get_running_loop()
-        # Not `_Member[Item, Result](…)`, which takes a microsecond more.
+        # `_Member[Item, Result](…)` would take a microsecond more.
         member: _Member[Item, Result] = _Member(item, done, loop.time() if since is None else since)
         if self._is_traced:
             member.trace = _own_trace()
@@ -106,7 +106,7 @@ class Coalescer(Generic[Item, Result]):
         """Starts a task that takes a batch in the next iteration, with all items that arrive until then."""
         if self._waiting and not self._is_starting and self._may_send():
             self._is_starting = True
-            # A batch sets its position in the traces of its members, which another batch must not see.
+            # A batch sets its position in the traces of its members, and another batch must not see it.
             context = self._context.copy() if self._is_traced else self._context
             task = loop.create_task(self._take_batch(), context=context)
             self._starting.add(task)
@@ -200,7 +200,8 @@ class Coalescer(Generic[Item, Result]):
             if member.trace is None:
                 done(result)
             else:
-                # The callback may begin a task, for a retry. It works for this member, and not for the batch.
+                # The callback may start a task for a retry, which belongs to the trace of this member, not of the
+                # batch.
                 copy_context().run(_done_within, member.trace, done, result)
         except Exception as error:  # noqa: BLE001 - the other callbacks must still be called
             self._telemetry.report(CallbackFailed(error))

@@ -1,8 +1,8 @@
 """Retries while another transaction holds a row.
 
-No write waits for a row lock inside its transaction, because the rest of its batch would wait too. (Opening on SQL
-Server is an exception.) The store skips the row and returns `held`, and the caller retries after a pause. Most rows are
-held for about a millisecond. The retries end after CONTENTION_SECONDS.
+No write on a session waits for a row lock inside its transaction, because the rest of its batch would wait too.
+(Opening on SQL Server is an exception.) The store skips the row and returns `held`, and the caller retries after a
+pause. Most rows are held for about a millisecond. The retries end after CONTENTION_SECONDS.
 """
 
 import asyncio

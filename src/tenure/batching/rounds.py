@@ -1,9 +1,9 @@
 """Keeps the results of callers with different scopes apart.
 
-Requests on one session that are in the same batch share a result: the store gets one of them. But the result of a
-caller who may see the session must not reach a caller who may not, nor the other way round. So such a batch is executed
-in rounds: in each round, all requests on one session have the same scope. All callers get their result from the first
-execution of the batch. If some were retried later instead, a caller who knows a session id could delay its owner.
+Requests on one session in the same batch share a result: the store gets only one of them. But callers with different
+scopes must not share a result, because one of them may see the session and the other may not. So such a batch is
+executed in rounds: in each round, all requests on one session have the same scope. All rounds belong to the same batch.
+If some requests were retried in a later batch instead, a caller who knows a session id could delay its owner.
 
 Nearly every batch is one round.
 """
@@ -42,7 +42,7 @@ async def run_in_rounds(
 
 
 def in_rounds(requests: Sequence[Request]) -> Sequence[Sequence[Request]]:
-    # Every heartbeat takes this path: a list of tenants costs a third of a generator with `is_bound`.
+    # Every heartbeat takes this path. This list takes a third of the time of a generator that calls `is_bound`.
     if not any([request.scope.tenant for request in requests]):  # noqa: C419
         return [requests]
     rounds: list[list[Request]] = []

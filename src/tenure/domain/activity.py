@@ -1,11 +1,13 @@
 """Activity: counts of the openings, ends and other events of the whole installation in each minute.
 
 Every worker counts its own events (`telemetry/counters.py`) and saves them per minute. A saved row has the key (minute,
-instance, turn) and contains *absolute* counts: all that this worker has counted for this minute so far. So saving a row
-twice, or an older state of it after a newer one, changes nothing: the store keeps the greater of two counts.
+instance, turn) and contains *absolute* counts: all that this worker has counted for this minute so far. So it changes
+nothing to save a row twice, or to save an older state of it after a newer one: the store keeps the greater of two
+counts.
 
 `turn` is the number of times that the worker has seen the database's clock step back to an earlier minute. Without it,
-a repeated minute would have the key of the row saved before, and its counts would not be added to those of that row.
+a repeated minute would have the key of the row that was saved before the step, and the store would keep the greater
+counts instead of the sums.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +25,7 @@ MINUTE_MICROSECONDS = 60_000_000
 STEP_MAX_SECONDS = 86_400
 
 CLOSED = {reason.value: f"closed_{reason.value.lower()}" for reason in CloseReason}
-"""The count of the ends for each reason."""
+"""For each close reason, the name of the count of ends."""
 COUNTS = ("opened", "upgraded", "existing", "refused", "heartbeats", "late_heartbeats", *CLOSED.values())
 LAPSES = (CloseReason.EXPIRED, CloseReason.LEASE_EXPIRED, CloseReason.IDLE_TIMEOUT)
 
@@ -48,7 +50,7 @@ class ActivityQuery(msgspec.Struct, frozen=True):
 
 
 class ActivitySpan(msgspec.Struct, frozen=True):
-    """The points of a query: `first_at`, and further ones while they lie before `to_at`."""
+    """The points of a query: `first_at`, and then one per step, all before `to_at`."""
 
     from_at: datetime
     to_at: datetime

@@ -3,8 +3,8 @@ themselves.
 
 An alert is active while its condition holds. It is identified by its name and, if there can be several, its subject:
 the name of a job or of a lease. `conditions_of` is a pure function of the observations, which are read from the
-database with the database's clock. So every instance comes to the same conclusion, and an alert that a killed instance
-raised is cleared by another one.
+database with the database's clock. So every instance comes to the same conclusion, and another instance clears an alert
+that a killed instance raised.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,7 +19,7 @@ from tenure.domain.leases import JOB_LOCK
 ONCALL = "oncall"
 """The gateway to which alerts are delivered, if it is configured. Only Tenure itself submits to it."""
 CONDITIONS_MAX = 100
-"""The most conditions that one run of `watch` takes into account, and so the most alerts that are active at a time."""
+"""The most conditions that one run of `watch` uses, and so the most alerts that are active at a time."""
 
 LOCK_HELD = timedelta(minutes=5)
 JOB_FAILURES = 3
@@ -27,7 +27,8 @@ USAGE_FAILURES = 3
 RECLAIMED_QUIET = timedelta(minutes=15)
 USAGE_LAG = timedelta(minutes=15)
 USAGE_INTERVAL = timedelta(minutes=1)
-"""The interval of `emit-usage` that USAGE_LAG allows for. If the interval is longer, the difference is added to it."""
+"""The interval of `emit-usage` that USAGE_LAG assumes. If the interval is longer, the difference is added to
+USAGE_LAG."""
 ACTIVITY_SPAN = timedelta(minutes=10)
 LAPSES_MIN = 100
 LEADERSHIP_SPAN = timedelta(minutes=10)
@@ -70,7 +71,7 @@ class WatchedLease(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UsageTrouble(msgspec.Struct, frozen=True):
-    """The chunks of the oldest windows that are not delivered."""
+    """Problems with the chunks of the oldest undelivered windows."""
 
     failures_in_a_row: int = 0
     """The largest number of failed attempts in a row of one chunk. Delivered chunks do not count."""
@@ -87,7 +88,7 @@ class Activity(msgspec.Struct, frozen=True):
     since: datetime
     lapses: int
     openings: int
-    """Counted up to the number of lapses: more make no difference."""
+    """Counted only up to the number of lapses, because more openings make no difference."""
 
 
 class Observations(msgspec.Struct, frozen=True, kw_only=True):

@@ -36,8 +36,8 @@ class Action(StrEnum):
 class AuditDraft(msgspec.Struct, frozen=True):
     """The entry of a request that may change many resources in several transactions.
 
-    The request fixes the id of its entry. The first transaction that changes something writes the entry, and each
-    further one adds the number of its changes to it. So a request has one entry, or none if it changed nothing.
+    All transactions of the request use the same entry id. The first one that changes something writes the entry, and
+    each further one adds the number of its changes. So a request has one entry, or none if it changed nothing.
     """
 
     entry_id: str

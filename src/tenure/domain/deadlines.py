@@ -4,7 +4,7 @@ The deadline is the earliest of the term's end, the last heartbeat plus the leas
 limit. A session whose deadline has passed has *lapsed*: for every caller it has ended, even if its end is not recorded
 yet.
 
-All functions are pure. Engines that compute a row in SQL must get the same result.
+All functions are pure. Engines that compute these values in SQL must get the same results.
 """
 
 from datetime import datetime, timedelta

@@ -1,4 +1,6 @@
-"""Facts for `tenure doctor` about the database itself: its server, its tables, its file, and a pooler in between."""
+"""Facts for `tenure doctor` about the database itself: its server, its tables, its file, and a connection pooler in
+front of it.
+"""
 
 from datetime import datetime
 from enum import StrEnum
@@ -34,7 +36,7 @@ class TableChurn(msgspec.Struct, frozen=True, kw_only=True):
     inserts: int
     updates: int
     hot_updates: int
-    """Updates that changed no index, and so left nothing to clean up but the old row itself."""
+    """Updates that changed no index, so that only the old row has to be cleaned up."""
 
 
 class PoolerMode(StrEnum):
@@ -58,7 +60,7 @@ class FileFacts(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     exists: bool
     modes: dict[str, int] = {}
-    """The permission bits of the file, and of the files beside it that belong to it, by path."""
+    """The permission bits of the file and of its WAL files, by path."""
     writable: bool = True
     """Whether this user may write the file and its folder."""
     disk_read_only: bool = False

@@ -14,7 +14,7 @@ import msgspec
 from tenure.domain.submissions import Contract
 
 FEED_KEPT = timedelta(days=7)
-"""A feed without a cursor begins this long ago. A cursor is valid at least as long."""
+"""A feed without a cursor starts this long before now. A cursor is valid for at least as long."""
 BATCH_EVENTS_MAX = 1000
 """The most events in one delivery to a gateway."""
 EVENTS_LEASE = "events"
@@ -32,7 +32,7 @@ class EventType(StrEnum):
 
 
 class EventPosition(msgspec.Struct, frozen=True):
-    """A position in the order of events: that of an event, or the end of an instant."""
+    """A position in the order of events: the position of an event, or the end of an instant."""
 
     at: datetime
     rank: int
@@ -94,13 +94,13 @@ class EventPage(msgspec.Struct, frozen=True):
     position: EventPosition
     """Where the next page begins: after the last event, or at the end of the last instant that was searched."""
     horizon: datetime
-    """The newest instant of which all events were known."""
+    """The instant up to which all events were known when the page was read."""
     is_last: bool
     """Whether the page reaches the horizon."""
 
 
 class EventSubscription(msgspec.Struct, frozen=True):
-    """How far a gateway has got."""
+    """The position of a gateway in the feed."""
 
     gateway: str
     position: EventPosition
@@ -120,14 +120,14 @@ class EventBatch(msgspec.Struct, frozen=True, kw_only=True):
     types: tuple[EventType, ...]
     events: int
     digest: bytes
-    """The digest of the body. Every later rendering must have it."""
+    """The digest of the body. Every later rendering must have the same digest."""
     submission_id: str
 
 
 class NewEventBatch(EventBatch, frozen=True, kw_only=True):
     """The next batch of a gateway. Without events it only moves the position of the gateway.
 
-    Its number is one more than that of the last batch, even if it has no events.
+    Its number is the number of the last batch plus one, even if it has no events.
     """
 
     contract: Contract

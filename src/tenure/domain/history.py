@@ -1,10 +1,10 @@
-"""The history of a session: everything that the database knows about it, as facts in the order of time.
+"""The history of a session: all stored facts about it, in the order of time.
 
 The store reads the rows (`SessionHistory`), and `facts_of` turns them into facts. A fact has a stable name,
 typed fields and one line of text.
 
-A session may be billed in tens of thousands of windows. Consecutive windows that are all delivered, or that were all
-cut without a gateway, are one fact (a *run*). A window that waits for its delivery is a separate fact, with its
+A session may be billed in tens of thousands of windows. So consecutive windows that are all delivered, or that were all
+cut without a gateway, become one fact (a *run*). A window that waits for its delivery is a separate fact, with its
 attempts. The store reads at most RUNS_MAX runs at a time, and these form a *section*. The facts of a section are in the
 order of time. A fact about the session belongs to the section whose time contains it, and the attempts of a window
 belong to the section of the window.
@@ -371,7 +371,9 @@ _CAUSES = {
 
 
 def _unbilled(history: SessionHistory, last_cut_at: datetime) -> Iterator[Fact]:
-    """The part of the session after the last cut, and the part before the first window that is kept."""
+    """Facts about the parts of the session without a window: after the last cut, and before the first window that is
+    kept.
+    """
     session = history.session
     ended_at = session.closed_at or history.now
     from_at = max(session.started_at, last_cut_at)
@@ -425,7 +427,7 @@ def _run_facts(session: Session, run: WindowRun) -> Iterator[Fact]:
 
 
 def _usage(session: Session, window: Window, from_at: datetime, to_at: datetime) -> int:
-    """The usage of all windows of a run: the rounded totals between its first and its last window cancel out."""
+    """The usage of all windows of a run, computed as if they were one: the rounded totals in between cancel out."""
     counts_from = max(session.started_at, window.era.started_at)
     before, total = ((instant - counts_from) // MICROSECOND for instant in (from_at, to_at))
     return usage_between(before, total, window.era.factors[session.kind - 1])

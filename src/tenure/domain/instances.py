@@ -67,8 +67,8 @@ def is_alive(last_seen_at: datetime, stopped_at: datetime | None, now: datetime)
 def conflicting_executor(report: InstanceReport, others: Sequence[Instance]) -> Instance | None:
     """Return an instance that is alive, started earlier than this one, and sends submissions under another lease.
 
-    Two leases have two holders, and both would send. The start decides which of the two instances gives way, so if both
-    start at the same time and see each other, one of them stays. `report` must have the start that its first write has
+    Two leases have two holders, so two instances would send submissions. The instance that started later gives way, so
+    that two instances that see each other do not both stop. `report` must contain the start that its first write
     returned.
     """
     return next(

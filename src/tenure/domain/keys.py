@@ -6,9 +6,10 @@ The text of a key is `tnr_<role>_<public id>_<secret><checksum>`.
 - The secret (32 characters, 190 random bits) is never stored. The database has its SHA-256. A plain hash is enough:
   190 random bits cannot be searched, so a slow password hash would protect no better.
 - The checksum (CRC-32 of everything before it) recognises a mistyped or truncated key without a look-up. It also lets
-  scanners for leaked credentials find keys with few false alarms. It protects nothing.
+  scanners for leaked credentials find keys with few false alarms. It is no protection against forged keys.
 
-Random parts and checksum consist of the digits and letters of base 62, so a key is one word for a shell and an editor.
+The random parts and the checksum consist of the digits and letters of base 62, so shells and editors treat a key as one
+word.
 """
 
 import hashlib
@@ -90,7 +91,7 @@ class StoredKey(msgspec.Struct, frozen=True, kw_only=True):
     revoked_at: datetime | None
 
     def is_live(self, now: datetime) -> bool:
-        """A key expires at `expires_at`, not after it. `now` is the database's clock."""
+        """Whether the key is valid at `now`, by the database's clock. At `expires_at` it has expired."""
         return self.revoked_at is None and (self.expires_at is None or self.expires_at > now)
 
 
@@ -146,7 +147,7 @@ def is_public_id(text: str) -> bool:
 
 
 def is_key_name(text: str) -> bool:
-    """Printable ASCII, as all names, without blanks at its ends."""
+    """Names are printable ASCII without blanks at either end."""
     return 0 < len(text) <= KEY_NAME_MAX and text.isascii() and text.isprintable() and text == text.strip()
 
 

@@ -64,7 +64,7 @@ class TermFilter(msgspec.Struct, frozen=True):
 
 
 class TermPosition(msgspec.Struct, frozen=True):
-    """A place in the list of the terms of all leases, newest first."""
+    """A position in the list of all terms of all leases, newest first."""
 
     acquired_at: datetime
     name: str

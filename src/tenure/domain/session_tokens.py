@@ -33,7 +33,7 @@ SIGNING_KEYS_MAX = 16
 """The most signing keys that verify tokens at the same time. Every instance reads all of them once a second."""
 
 _CONTEXT = b"tenure session token\n"
-"""So that a signature for another purpose would never be a valid token."""
+"""Part of the signed text, so that a signature made for another purpose is never a valid token."""
 _SESSION_ID_BYTES = 16
 _MAC_STARTS = _SESSION_ID_BYTES + KEY_ID_BYTES
 _TOKEN = re.compile(rb"tns_[0-9A-Za-z_-]{72}").fullmatch

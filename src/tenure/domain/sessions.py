@@ -29,7 +29,7 @@ class State(StrEnum):
 
 
 class CloseReason(StrEnum):
-    """Lists read closed sessions by reason, so they omit sessions whose reason is not in this enum.
+    """Lists read closed sessions reason by reason, so they omit sessions whose reason is not in this enum.
 
     Add a new reason at least one release before the first release that records it.
     """
@@ -64,7 +64,7 @@ class StreamCounters(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Session(msgspec.Struct, frozen=True, kw_only=True):
-    """A session as it is recorded. If it has lapsed and its end is not recorded yet: as it will be recorded."""
+    """A session as it is recorded or, if it has lapsed and its end is not recorded yet, as it will be recorded."""
 
     session_id: str
     tenant_object_id: str
@@ -122,7 +122,7 @@ class OpenRequest(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> tuple[str, str]:
-        """At most one session per key is live. All batches are sorted by it."""
+        """The key of the session. At most one session per key is live. Batches are sorted by key."""
         return (self.capacity_id, self.user_object_id)
 
 
@@ -260,7 +260,7 @@ class LapsePage(msgspec.Struct, frozen=True):
 
 
 class MatchCount(msgspec.Struct, frozen=True):
-    """If `exact` is false, at least `count` sessions match."""
+    """If `exact` is false, `count` is a lower bound."""
 
     count: int
     exact: bool
@@ -324,13 +324,13 @@ class EndManyResult(msgspec.Struct, frozen=True):
     """The result of ending many sessions in one transaction of an action."""
 
     closed: Sequence[ClosedSession]
-    """The ends that this transaction recorded. Ends other than lapses count as ended by the action."""
+    """The ends that this transaction recorded, including lapses. `total` does not count lapses."""
     held: int = 0
     """How many sessions were skipped because another transaction holds them. They may still be live."""
     total: int = 0
     """How many sessions the action has ended so far."""
     same: bool = True
-    """False if the id is that of an action of another caller or with another filter. Then nothing was changed."""
+    """False if the id belongs to an action of another caller, or with another filter. Then nothing was changed."""
 
 
 class SweepResult(msgspec.Struct, frozen=True):

@@ -9,7 +9,7 @@ from tenure.domain.sessions import ClosedSession, Found, Session, StreamCounters
 
 
 class AttachRequest(msgspec.Struct, frozen=True):
-    """A request to attach a stream to a session. Its limits apply if the session has none."""
+    """A request to attach a stream to a session. Each of its limits applies if the session has no such limit."""
 
     session_id: str
     lease_microseconds: int

@@ -175,7 +175,7 @@ class Envelope(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def digest(self) -> bytes:
-        """The SHA-256 of the payload. Hashed once: it is compared with the stored one, and with the receipt."""
+        """The SHA-256 of the payload. Cached, because it is compared with the stored digest and with the receipt."""
         return sha256(self.payload).digest()
 
 
@@ -220,13 +220,13 @@ class SubmissionCommand(StrEnum):
 
 
 class SubmissionCount(msgspec.Struct, frozen=True):
-    """How many submissions to a gateway are in a state."""
+    """The number of submissions of a gateway in a state."""
 
     gateway: str
     state: str
     count: int
     exact: bool
-    """False if there are more: counting stopped at `count`."""
+    """If false, `count` is a lower bound: counting stopped there."""
 
 
 class SubmissionFilter(msgspec.Struct, frozen=True, kw_only=True):

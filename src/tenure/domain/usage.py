@@ -172,11 +172,12 @@ class UsageSumQuery(msgspec.Struct, frozen=True, kw_only=True):
     criteria: UsageFilter = UsageFilter()
     group_by: GroupBy | None = None
     scope: Scope = EVERYTHING
-    """Only the usage of this tenant, and of this user, is summed."""
+    """Only the usage of the tenant, and of the user, of the scope is summed."""
     factors: Factors
     """The factors for usage since the last cut. The next cut would apply the same factors."""
     quick: bool = False
-    """Whether the sum may end at the last mark in the span, and begin at the first, to read few sessions."""
+    """If true, the sum may begin at the first mark in the span and end at the last one, so that few sessions are
+    read."""
 
 
 class UsageGroup(msgspec.Struct, frozen=True):
@@ -202,7 +203,7 @@ class Installation(msgspec.Struct, frozen=True):
 
 
 class ChunkDelivery(msgspec.Struct, frozen=True):
-    """A chunk and its submission, as of one instant."""
+    """A chunk and its submission, both read at one instant."""
 
     chunk: int
     delivered_at: datetime | None
@@ -223,17 +224,17 @@ class Overlap(msgspec.Struct, frozen=True):
 # Marks: running sums at full hours, so that the sum over a long span need not read the sessions that were live in it.
 
 HOURLY_MARKS_KEPT = timedelta(days=3)
-"""After this time before the last cut, only the marks at midnight (UTC) are kept."""
+"""How long before the last cut hourly marks are kept. Of older marks, only those at midnight (UTC) are kept."""
 _HOUR = timedelta(hours=1)
 _DAY = timedelta(days=1)
 
 
 class MarkState(StrEnum):
     INCOMPLETE = "incomplete"
-    """Its rows are being saved or deleted. No sum uses it."""
+    """The rows of the mark are being saved or deleted. No sum uses it."""
     COMPLETE = "complete"
     SKIPPED = "skipped"
-    """It has no rows, because there were too many keys."""
+    """The mark has no rows, because there were too many keys."""
 
 
 class Mark(msgspec.Struct, frozen=True):
@@ -273,7 +274,7 @@ class Marks(msgspec.Struct, frozen=True):
 class DueMark(msgspec.Struct, frozen=True):
     at: datetime
     from_at: datetime
-    """The sessions of this span are added to the rows of the previous mark."""
+    """The usage from this instant to `at` is added to the rows of the previous mark."""
 
 
 def due_mark(found: Marks) -> DueMark | None:
@@ -291,7 +292,7 @@ def due_mark(found: Marks) -> DueMark | None:
 
 
 def old_marks(found: Marks) -> Sequence[Mark]:
-    """The marks to delete, except the last one: the next mark continues from it."""
+    """The marks to delete. The last mark is never among them, because the next mark continues from it."""
     due = due_mark(found)
     return [
         mark

@@ -15,7 +15,7 @@ from tenure.domain.meter import decimal_text, usage_between
 from tenure.domain.usage import BillableInterval, ChunkBounds, Window
 
 _amount_text = lru_cache(4096)(decimal_text)
-"""Cached because most sessions are live for a whole window, so that few distinct amounts occur."""
+"""Cached, because most sessions are live for a whole window, so there are few distinct amounts."""
 
 
 class Field(Enum):
@@ -32,7 +32,7 @@ class Field(Enum):
 
 
 Template = tuple[str | Field, ...]
-"""A record: text, and fields between it."""
+"""The parts of a record, in order: texts and fields."""
 
 
 class Records(NamedTuple):

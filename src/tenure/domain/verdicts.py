@@ -1,4 +1,4 @@
-"""Decides from a receiver's response whether a submission is delivered, retried or failed.
+"""Decides from a receiver's response whether a submission is delivered, is retried, or has failed.
 
 The functions are pure: no clock, no randomness, no network.
 """
@@ -20,7 +20,7 @@ UNKNOWN_MAX = 20
 """The number of attempts of unknown outcome after which a submission fails, unless it is retried indefinitely."""
 RECEIPT = "sha256="
 JITTER = 0.2
-"""A pause is extended by up to this share of it, so that simultaneous failures are not retried simultaneously."""
+"""A pause is extended by up to this fraction, so that simultaneous failures are not retried simultaneously."""
 
 
 class Response(msgspec.Struct, frozen=True):
@@ -52,7 +52,8 @@ def judge(
     """Return the verdict on a response.
 
     `failures` is the number of earlier failures. `chance`, from 0 to 1, spreads the pauses. `now` is used for a date in
-    `Retry-After`. An `early` attempt does not count: it has no pause of its own, unless the receiver asks for one.
+    `Retry-After`. An `early` attempt does not count as a failure, and its verdict has a pause only if the receiver asks
+    for one.
     """
     if answer.status is not None and (answer.status // 100 == 2 or answer.status in contract.already_have):  # noqa: PLR2004
         return DELIVERED
@@ -70,8 +71,8 @@ def judge(
 def judge_unknown(contract: Contract, unknowns: int, error: str, chance: float) -> Verdict:
     """Return the verdict on an attempt whose outcome is unknown, after `unknowns` earlier ones.
 
-    The first is repeated at once: an instance has stopped or died. Further ones follow the schedule, because the
-    request to this receiver may itself make the instances stop.
+    The first such attempt is repeated at once: an instance has stopped or died. Further attempts follow the schedule,
+    because the request itself may be what makes the instances stop.
     """
     if contract.max_attempts is not None and unknowns + 1 >= UNKNOWN_MAX:
         return Verdict(AttemptOutcome.UNKNOWN, f"{unknowns + 1} attempts had an unknown outcome; the last: {error}")

@@ -7,7 +7,7 @@ BATCH_MAX = 128
 a larger answer to a paused instance, and no timeout would end the transaction, which would keep its locks."""
 SWEEP_MAX = 500
 """The most sessions in a batch of the sweep or of evictions. It is higher than BATCH_MAX, because the answer contains
-only the id, reason and end of each session."""
+little about each session."""
 PRUNE_MAX = 1000
 LEASE_HISTORY_KEPT = timedelta(days=30)
 JOB_RUNS_KEPT = timedelta(days=7)
@@ -30,9 +30,9 @@ COUNTED_MAX = 50_000
 COUNTED_TOTAL = 80_000
 """The most submissions that one request counts. Pending and failed ones are counted first."""
 COUNTED_MIN = 1_000
-"""How many of each gateway and state are counted in any case, when COUNTED_TOTAL is used up."""
+"""How many submissions of each gateway and state are counted even if COUNTED_TOTAL is used up."""
 COUNTED_GATEWAYS_MAX = 50
-"""The most gateways of which submissions are counted, in order of their names."""
+"""The most gateways whose submissions are counted, in the order of their names."""
 LAPSES_MAX = 20_000
 """The most sessions waiting for the sweep that a page of events searches for lapses."""
 AUDIT_LOG_KEPT = timedelta(days=400)

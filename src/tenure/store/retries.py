@@ -1,10 +1,11 @@
 """The one place where a database operation is retried, and where a driver's error is converted to an error of Tenure.
 
 An engine maps an error to a `Cause`, or to None if the error is a bug. Every operation of the store can be repeated, so
-most causes are retried. FINAL lists those that a retry cannot help, or that are no failure. The number of tries and
-their total time are limited: a caller gets its answer within two seconds, even if the database hangs.
+most causes are retried. Not retried are the causes in FINAL, which a retry cannot remove, and DUPLICATE and LEASE_LOST,
+which are results rather than failures. The number of tries and their total time are limited: a caller gets its answer
+within two seconds, even if the database hangs.
 
-A database that answers may still refuse to write: its disk is full, or it is read only. Reads work then, so a probe
+A database that answers may still refuse to write: its disk is full, or it is read only. Reads still work, so a probe
 that only reads would not notice. `Retries` remembers such a refusal for a few seconds (`refusal`), and `/readyz` shows
 it. While no write is refused, this costs nothing.
 """
@@ -25,7 +26,8 @@ TRIES = 3
 PATIENCE_SECONDS = 1.7
 PAUSE_SECONDS = 0.02
 REFUSAL_SECONDS = 5.0
-"""How long a refused write is remembered. An instance that tries to lead writes once a second, and so renews this."""
+"""How long a refusal is remembered. An instance that tries to lead writes once a second, so a lasting refusal is
+noticed again in time."""
 
 
 class Cause(StrEnum):
@@ -52,7 +54,7 @@ FINAL = frozenset({Cause.SCHEMA, Cause.DISK_FULL, Cause.FILE_MOVED})
 REFUSALS = frozenset(
     {Cause.DISK_FULL, Cause.OUT_OF_RESOURCES, Cause.READ_ONLY, Cause.IO_ERROR, Cause.UNANSWERED, Cause.FILE_MOVED}
 )
-"""Causes with which a database that can be reached refuses writes."""
+"""Causes for which a database that can be reached refuses writes."""
 
 
 class Retries:

@@ -8,8 +8,8 @@ Rules of the `sessions` table that other code relies on:
   index (a HOT update), for which `fillfactor` leaves room on the page.
 - An index contains either live or closed rows, so an open does not write the indexes of closed rows.
 - `check_at` is when the sweep must check a row, NULL when there is nothing left to do. It is updated lazily, and
-  `check_at <= deadline_at` always. Its index has no condition `closed_at IS NULL`, so that the planner
-  does not use it to look up a key.
+  `check_at <= deadline_at` always. Its index does not have the condition `closed_at IS NULL`, so that the planner does
+  not use it to look up a key.
 - `lapse_reason` names the limit that determines `deadline_at`. The two are always written together. So are `closed_at`
   and `close_reason`: both are NULL while a row is live.
 """
@@ -49,7 +49,7 @@ installation = Table(
     Column("only_row", SmallInteger, primary_key=True, autoincrement=False),
     Column("installation_id", Id, nullable=False),
     Column("created_at", Instant, nullable=False),
-    # No session write is stamped before this instant, so a usage window never changes after its cut.
+    # No session write gets a timestamp before this instant, so a usage window never changes after its cut.
     Column("last_cut_at", Instant, nullable=False),
     # Stored here because windows are pruned: the id is part of delivery keys, so it must never be used twice.
     Column("last_window_id", BigInteger, nullable=False, server_default="0"),
@@ -57,9 +57,9 @@ installation = Table(
     Column("usage_kept_from", Instant),
     # Increases by one with every key that is created or revoked. At 0, no key was ever created.
     Column("keys_version", BigInteger, nullable=False, server_default="0"),
-    # Every session write is stamped after this instant. NULL until events are first read.
+    # Every session write gets a timestamp after this instant. NULL until events are first read.
     Column("stamped_after", Instant),
-    # The horizon of events: all session writes that are stamped up to this instant are committed. Never after
+    # The horizon of events: all session writes with a timestamp up to this instant are committed. Never after
     # `stamped_after`.
     Column("published_at", Instant),
     CheckConstraint("only_row = 1", name="installation_is_one"),
@@ -93,7 +93,7 @@ sessions = Table(
     Column("kind", SmallInteger, nullable=False),
     Column("lapse_reason", LapseReason, nullable=False),
     Column("close_reason", String(16)),
-    # The number of the newest stream. It, the counters and the saves are NULL before the first stream.
+    # The number of the newest stream. This number, the counters and the saves are NULL before the first stream.
     Column("attachment", Integer),
     Column("stream_bytes_received", BigInteger),
     Column("stream_chunks", BigInteger),
@@ -149,8 +149,8 @@ leases = Table(
     Column("acquired_at", Instant, nullable=False),
     Column("renewed_at", Instant, nullable=False),
     Column("expires_at", Instant, nullable=False),
-    # True if the lease was released, not expired. `expires_at` alone does not show it: the clock may have been stepped
-    # back since.
+    # True if the lease was released, not expired. `expires_at` alone does not show this, because the clock may have
+    # been stepped back since.
     Column("released", Boolean, nullable=False),
     # True if the lease was resigned on request. Its holder may not know yet.
     Column("resigned", Boolean, nullable=False),
@@ -225,9 +225,9 @@ submissions = Table(
     Column("attempts", Integer, nullable=False),
     # Attempts that count against the limit of the contract, since the submission was last retried by hand.
     Column("failures", Integer, nullable=False),
-    # Attempts of unknown outcome since then. They have their own limit.
+    # Attempts of unknown outcome since the submission was last retried by hand. They have their own limit.
     Column("unknowns", Integer, nullable=False, server_default="0"),
-    # Whether no early attempt may begin before `next_attempt_at`, even if the gateway recovers.
+    # If true, no early attempt may begin before `next_attempt_at`, even if the gateway recovers.
     Column("pause_is_binding", Boolean, nullable=False, server_default=false()),
     Column("state", String(16), nullable=False),
     Column("gateway", Name, nullable=False),
@@ -258,7 +258,7 @@ submission_attempts = Table(
     Column("outcome", String(16)),
     Column("status", Integer),
     Column("error", Unicode(ERROR_MAX)),
-    # Of an early attempt: the `next_attempt_at` that the submission had.
+    # For an early attempt, the `next_attempt_at` that the submission had.
     Column("was_due_at", Instant),
     Column("has_receipt", Boolean, nullable=False, server_default=false()),
     PrimaryKeyConstraint("submission_id", "number", name="submission_attempts_pkey"),
@@ -417,7 +417,7 @@ instances = Table(
     Column("started_at", Instant, nullable=False),
     # Written every ten seconds by every instance, so no index contains it.
     Column("last_seen_at", Instant, nullable=False),
-    # Set once, when the instance stops. A row that has it does not change any more.
+    # Set once, when the instance stops. After that, the row does not change.
     Column("stopped_at", Instant),
     PrimaryKeyConstraint("instance", name="instances_pkey"),
 )
@@ -429,7 +429,7 @@ activity = Table(
     Column("at", Instant, nullable=False),
     Column("instance", Name, nullable=False),
     Column("turn", Integer, nullable=False),
-    # Not BigInteger: PostgreSQL sums a week of these twice as fast.
+    # Integer, because PostgreSQL sums a week of these twice as fast as of BigInteger.
     *(Column(name, Integer, nullable=False) for name in COUNTS),
     PrimaryKeyConstraint("at", "instance", "turn", name="activity_pkey"),
 )
@@ -558,9 +558,9 @@ sessions_closed_reason = _partial(
 sessions_closing = _partial(
     "sessions_closing", sessions.c.started_at, where=CLOSING, mssql_include=["closed_at", "check_at"]
 )
-# Only sessions that lasted longer than 31 days (`expressions.LONG_SESSION`). There are none unless the term is longer.
-# For all other sessions a sum of usage can bound the start. SQL Server cannot have such a condition, and its sums read
-# the primary key.
+# This index contains only sessions that lasted longer than 31 days (`expressions.LONG_SESSION`). There are none unless
+# the term is longer. For all other sessions, a sum of usage can limit the range of starts. SQL Server does not support
+# such a condition, and its sums read the primary key.
 sessions_closed_long = Index(
     "sessions_closed_long",
     sessions.c.closed_at,
@@ -616,9 +616,9 @@ usage_windows_awaited = _partial(
     where=AWAITED,
     mssql_include=["delivered_at"],
 )
-# Finds the windows in which a session was live. Windows are inserted once a minute.
+# This index finds the windows in which a session was live. Windows are inserted only once a minute.
 usage_windows_ended_at = Index("usage_windows_ended_at", usage_windows.c.ended_at)
-# Find where windows without a gateway begin and end, however many there are.
+# These two indexes find where a span of windows without a gateway begins and ends, however long it is.
 usage_windows_without_contract = _partial(
     "usage_windows_without_contract",
     usage_windows.c.window_id,

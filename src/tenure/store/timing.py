@@ -23,7 +23,7 @@ BATCHES = {
 
 
 def report_calls(store: Store, telemetry: Telemetry) -> Store:
-    """Makes each method of the contract report its calls. Calls of the store's own methods inside it do not count."""
+    """Makes each method of the contract report its calls, including a call from another method of the store."""
     for name, _ in inspect.getmembers(Store, inspect.iscoroutinefunction):
         setattr(store, name, _reporting(name, getattr(store, name), telemetry, BATCHES.get(name)))
     return store

@@ -92,10 +92,11 @@ class _Stored(UserDefinedType[str]):
 
 
 class Code(TypeDecorator[str]):
-    """Text of a few values, which PostgreSQL stores as the type `stored`. All statements read and compare it as text.
+    """A text with few possible values, which PostgreSQL stores as the type `stored`. All statements read and compare it
+    as text.
 
-    A driver that got values of the stored type would first query the database for what it is, on every new connection.
-    `as_text` converts a stored value, `{}`, to text.
+    If a statement returned values of the stored type, the driver would query the definition of the type on every new
+    connection. `as_text` converts a stored value, `{}`, to text.
     """
 
     impl = String(16)

@@ -1,7 +1,8 @@
-"""The contract between Tenure and its database, one module per feature: one method is one transaction.
+"""The contract between Tenure and its database, one module per feature. One call of a method is one transaction.
 
-When a method returns, its transaction is committed. A method that raises `DatabaseUnavailable` may or may not have
-committed. Every method can be repeated, and a repetition recognises its own work.
+On PostgreSQL, `resign_lease` and `publish_events` may take two transactions. When a method returns, its transactions
+are committed. A method that raises `DatabaseUnavailable` may or may not have committed. Every call can be repeated, and
+the repeated call recognises what the first one did.
 
 Each engine implements the writes itself. The guarantees depend on the order of steps in a transaction: take the locks,
 read the rows, read the clock, write. The engines need different locks and statements for this. The reads are shared.
@@ -33,13 +34,13 @@ class Topic(StrEnum):
     """The subject of a notification between instances."""
 
     BOARD = "tenure"
-    """A lease has ended, or a job's run was requested."""
+    """A lease has ended, or a job may run: a run was requested, or the job was resumed."""
     SUBMISSIONS = "tenure_submissions"
-    """A submission was accepted or is to be retried."""
+    """Submissions are due: they were accepted, created or retried."""
     SESSION_ENDS = "tenure_session_ends"
     """Sessions that have had a stream have ended."""
     KEYS = "tenure.keys"
-    """An API key was created or revoked."""
+    """An API key was created or revoked, or the signing key was rotated."""
 
 
 class Store(
@@ -60,7 +61,8 @@ class Store(
     dialect_name: str
     """The name of the SQLAlchemy dialect."""
     batches_in_flight: int
-    """The number of concurrent batches of one kind. More would not increase the throughput of this engine."""
+    """The number of batches of one kind that run concurrently. More would not increase the throughput of this
+    engine."""
     may_start_limited: bool
     """Whether lane LIMITED returns live sessions without locking their capacity. Open requests may then start in it."""
 

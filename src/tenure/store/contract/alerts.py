@@ -24,7 +24,7 @@ class AlertStore(Protocol):
 
         `conditions` has at most CONDITIONS_MAX conditions, each pair of alert and subject once. With a contract, each
         change gets a submission to gateway `oncall`, in the same transaction. Returns the changes that were made under
-        this fence, so a repeated call, whose first answer was lost, returns them again and makes none.
+        this fence. So if an answer was lost, the repeated call makes no changes and returns those of the first call.
         """
 
     async def list_alerts(self, criteria: AlertFilter, after: AlertPosition | None, limit: int) -> Sequence[Alert]:
@@ -34,11 +34,11 @@ class AlertStore(Protocol):
         """Returns those alerts that exist, in any order."""
 
     async def read_observations(self, leases: Sequence[str]) -> Observations:
-        """Reads the state on which alerts depend: all jobs, these leases, and the state of usage. Its cost does not
+        """Reads the state on which alerts depend: all jobs, the given leases, and the state of usage. The cost does not
         grow with the tables.
         """
 
     async def read_gauges(self, gateways: Sequence[str]) -> InstallationGauges:
-        """Counts live sessions, seats and pending submissions, from indexes only. Its cost grows with their number, so
-        no request waits for it.
+        """Counts live sessions, seats and pending submissions, from indexes only. The cost grows with their number, so
+        no request waits for this read.
         """

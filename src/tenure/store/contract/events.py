@@ -17,7 +17,8 @@ from tenure.domain.leases import Fence
 
 class EventStore(Protocol):
     async def publish_events(self, pause_microseconds: int) -> datetime:
-        """Moves the horizon to the present and returns it. Later session writes are stamped after it.
+        """Moves the horizon (how far events are published) to now, and returns it. Later session writes get a later
+        timestamp.
 
         Waits for the session writes in progress. Does nothing if the horizon was moved within the last
         `pause_microseconds`.
@@ -29,11 +30,12 @@ class EventStore(Protocol):
         """Returns the events after `after`, up to `until` and the horizon, in order. Reading a span again returns the
         same events.
 
-        A page may end early, with few events or none, if it had to search many sessions; the next one continues there.
+        If a page would have to search too many sessions, it ends early, with few events or none, and the next page
+        continues there.
         """
 
     async def subscribe_gateways(self, fence: Fence, gateways: Sequence[str]) -> Sequence[EventSubscription]:
-        """Returns how far each gateway has got. A gateway that is new begins now."""
+        """Returns the position of each gateway in the feed. A new gateway starts at the current time."""
 
     async def save_event_batch(self, fence: Fence, batch: NewEventBatch) -> bool:
         """Saves the next batch with its submission, and moves the gateway to its end. Returns whether it did so.

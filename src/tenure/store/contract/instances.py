@@ -12,7 +12,7 @@ class InstanceStore(Protocol):
     async def save_instance(self, report: InstanceReport) -> datetime:
         """Inserts or renews the row of an instance, at the database's time. Returns when the instance started.
 
-        Once a row is marked as stopped, nothing changes it any more.
+        A row that is marked as stopped does not change again.
         """
 
     async def list_instances(self, after: str | None, limit: int) -> Sequence[Instance]:

@@ -11,7 +11,7 @@ from tenure.domain.session_tokens import RotateOutcome, SigningKey
 
 class KeyStore(Protocol):
     """A method that creates or revokes a key locks the row of the installation first. So these changes happen one after
-    the other. Each of them increases the version by one and writes one audit entry; a repetition does neither.
+    the other. Each change increases the version by one and writes one audit entry; a repeated call does neither.
     """
 
     async def create_key(self, new: NewKey, actor: Actor) -> CreateKeyResult:
@@ -39,8 +39,8 @@ class KeyStore(Protocol):
         """
 
     async def touch_keys(self, used_at: Mapping[str, datetime]) -> None:
-        """Records the last use of at most BATCH_MAX keys by public id. Never moves a last use back, and never past the
-        database's clock.
+        """Records the last use of at most BATCH_MAX keys by public id. A last use never becomes earlier, and is never
+        later than the database's clock.
         """
 
     async def get_audit_entry(self, entry_id: str) -> AuditEntry | None: ...

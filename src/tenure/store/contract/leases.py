@@ -12,7 +12,8 @@ class LeaseStore(Protocol):
     async def acquire_lease(self, name: str, holder: str, attempt: str, duration_microseconds: int) -> AcquireResult:
         """Acquires the lease with the next epoch, if it is free.
 
-        `attempt` is a new id for each try. A repeated call after a lost answer passes the same id.
+        `attempt` is the id of this try. A repeated call after a lost answer passes the same id, and a new try passes a
+        new one.
         """
 
     async def renew_lease(self, fence: Fence, duration_microseconds: int) -> Lease: ...

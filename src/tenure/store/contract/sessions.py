@@ -67,8 +67,8 @@ class SessionStore(Protocol):
         """Inserts live sessions of another service, and returns one outcome per session, in the same order.
 
         They start at the time of this write, so that windows and events up to now do not change; `imported_start_at`
-        keeps their own start. At most BATCH_MAX sessions, each id and key once. Without `writes`, returns the outcomes
-        without writing. Counts the imported sessions in the audit entry of `draft`.
+        stores their start in the other service. At most BATCH_MAX sessions, each id and key once. If `writes` is false,
+        only returns the outcomes. Adds the number of imported sessions to the audit entry of `draft`.
         """
 
     async def heartbeat(self, heartbeats: Sequence[Heartbeat]) -> Sequence[HeartbeatResult]:
@@ -87,10 +87,11 @@ class SessionStore(Protocol):
     async def end_matching(
         self, session_ids: Sequence[str], criteria: SessionFilter, scope: Scope, draft: AuditDraft
     ) -> EndManyResult:
-        """Ends those of the sessions that are live and match, as TERMINATED. At most BATCH_MAX sessions.
+        """Ends those of the sessions that are live and match, with the reason TERMINATED. At most BATCH_MAX sessions.
 
-        All calls of an action have the same entry in `draft`, which counts the sessions that they end. Sessions that
-        were opened after the entry was written are not ended. `active` and `close_reason` of the filter are ignored.
+        All calls of an action pass the same `draft`, and each adds the number of its ends to the audit entry. Sessions
+        that were opened after the entry was written are not ended. `active` and `close_reason` of the filter are
+        ignored.
         """
 
     async def expire_sessions(self, fence: Fence, limit: int) -> SweepResult:
@@ -128,7 +129,7 @@ class SessionStore(Protocol):
     ) -> MatchCount:
         """Counts the sessions of the scope that match, up to a limit. Its cost does not grow with the table.
 
-        With `started_by`, only sessions that started at this instant or before.
+        With `started_by`, counts only sessions that started at or before this instant.
         """
 
     async def count_live(
@@ -137,10 +138,10 @@ class SessionStore(Protocol):
         """Counts those of the sessions that are live and match, as `end_matching` would find them."""
 
     async def count_sessions(self, scope: Scope) -> SessionCounts:
-        """Reads all sessions of the scope, because of the total."""
+        """Counts the sessions of the scope. Reads all of them, including closed ones, for the total."""
 
     async def count_active_sessions(self, scope: Scope) -> int:
-        """Reads live sessions of the scope only."""
+        """Counts the live sessions of the scope. Reads no closed session."""
 
     async def find_overlaps(self, limit: int) -> Sequence[Overlap]:
-        """Reads all sessions. Returns pairs of sessions of one key that overlap in time; there should be none."""
+        """Returns pairs of sessions of one key that overlap in time; there should be none. Reads all sessions."""

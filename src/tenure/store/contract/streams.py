@@ -11,4 +11,4 @@ class StreamStore(Protocol):
         """Makes each stream the newest of its session. Sets a lease and an idle limit if the session has none."""
 
     async def update_streams(self, updates: Sequence[StreamUpdate]) -> Sequence[StreamUpdateResult]:
-        """Renews or ends the sessions of streams, and saves counters. All updates get the same time of the database."""
+        """Renews or ends the sessions of streams, and saves counters. All results have the same `now`."""

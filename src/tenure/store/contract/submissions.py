@@ -45,7 +45,8 @@ class SubmissionStore(Protocol):
         """Records an attempt of each submission that is due, before it is sent. Returns one result per submission, in
         any order.
 
-        The submissions `early`, which must be among `submission_ids`, need not be due, unless their pause is binding.
+        Submissions in `early`, which must also be in `submission_ids`, begin before they are due, unless their pause is
+        binding.
 
         If a submission has an open attempt of this epoch, the store assumes that the response to an earlier call was
         lost, and returns that attempt. So the caller must not pass a submission that it is sending.
@@ -58,23 +59,23 @@ class SubmissionStore(Protocol):
         """Returns up to `limit` open attempts of other epochs, in any order. `finish_attempts` closes them."""
 
     async def note_waiting_reason(self, fence: Fence, submission_ids: Sequence[str], error: str) -> None:
-        """Stores `error` as the reason why these submissions are due and not sent."""
+        """Stores `error` as the reason why these submissions are not sent although they are due."""
 
     async def command_submissions(
         self, command: SubmissionCommand, submission_ids: Sequence[str], owner: str | None, draft: AuditDraft
     ) -> Mapping[str, bool]:
-        """Returns, for each submission that exists, whether the command was carried out: False if it is delivered, or
-        if the command would cancel usage.
+        """Returns, for each submission that exists, whether the command was carried out: False if the submission is
+        already delivered, or if the command would cancel usage.
 
-        With an `owner`, only submissions that this caller submitted exist. Counts the submissions that it changes in
-        the audit entry `draft`. A retry does not change a submission that is pending, due and without failures, nor one
-        whose open attempt already has a retry waiting for it.
+        With an `owner`, submissions of other callers are treated as unknown. Adds the number of submissions that it
+        changes to the audit entry `draft`. A retry changes nothing if the submission is pending, due and without
+        failures, or if a retry is already waiting for the end of its open attempt.
         """
 
     async def get_submission(
         self, submission_id: str, owner: str | None
     ) -> tuple[Submission, Sequence[Attempt]] | None:
-        """With an `owner`, only submissions that this caller submitted exist."""
+        """With an `owner`, returns None for the submissions of other callers."""
 
     async def list_submissions(
         self, criteria: SubmissionFilter, before: str | None, limit: int
@@ -82,6 +83,6 @@ class SubmissionStore(Protocol):
         """Returns submissions in descending order of id, starting below the id `before`."""
 
     async def count_submissions(self) -> Sequence[SubmissionCount]:
-        """Counts the submissions of each gateway and state, up to the limits COUNTED_…, by gateway. Those without
-        submissions are left out.
+        """Counts the submissions of each gateway and state, up to the limits COUNTED_…, ordered by gateway. Omits
+        gateways and states without submissions.
         """

@@ -33,7 +33,7 @@ from tenure.domain.usage_records import DividedChunk, Records, Template
 
 class UsageStore(Protocol):
     async def cut_usage(self, fence: Fence, rules: CutRules, limit: int) -> Cut:
-        """Cuts up to `limit` windows. No window ends after the last instant of the grid."""
+        """Cuts up to `limit` windows, up to the last tick of the grid."""
 
     async def list_undivided_windows(self, limit: int) -> Sequence[UndividedWindow]:
         """Returns windows that are not yet completely divided into chunks, oldest first."""
@@ -44,9 +44,9 @@ class UsageStore(Protocol):
     async def divide_and_render(
         self, window: Window, after: str | None, limit: int, template: Template
     ) -> Sequence[DividedChunk]:
-        """The same as `divide_window`, with the records of each chunk, for as few chunks as are rendered at once.
+        """The same as `divide_window`, but also renders the records of each chunk. So `limit` must be small.
 
-        Raises `DatabaseTooSlow` if they cannot be read in the time of a short read.
+        Raises `DatabaseTooSlow` if the read takes too long. On PostgreSQL, it has only the time of a short read.
         """
 
     async def save_chunks(
@@ -70,9 +70,10 @@ class UsageStore(Protocol):
         """Gives each window the contract, and each of its chunks a submission. Returns the ids of the windows for which
         this call did so, in any order.
 
-        Skips windows that have a contract, so a repeated call does nothing: if the answer of a call was lost, the
-        repeated call does not return its windows. Skips windows that `list_unsent_windows` would not return now, and
-        windows with a different number of chunks. Counts the windows that it hands over in the audit entry `draft`.
+        Skips windows that have a contract. So a repeated call does nothing, and does not return the windows of the
+        first call, even if the answer to that call was lost. Also skips windows that `list_unsent_windows` would not
+        return now, and windows with a different number of chunks. Adds the number of windows to the audit entry
+        `draft`.
         """
 
     async def find_chunks(self, submission_ids: Sequence[str]) -> Sequence[tuple[Window, Chunk]]:
@@ -118,18 +119,20 @@ class UsageStore(Protocol):
         """Returns the rows of a mark, in any order."""
 
     async def sum_mark(self, from_at: datetime, at: datetime, limit: int) -> Sequence[MarkSums] | None:
-        """Returns the differences of the mark `at` from the rows of a mark at `from_at`, in any order; None if there
-        are more than `limit` keys. If `at` lies before the last cut, the result is the same at any later time.
+        """Returns what a mark at `at` adds to the rows of a mark at `from_at`, in any order; None if that has more than
+        `limit` keys. If `at` lies before the last cut, the result is the same at any later time.
         """
 
     async def save_mark(self, fence: Fence, mark: Mark, sums: Sequence[MarkSums]) -> None:
         """Saves at most MARK_BATCH_MAX rows of a mark that is incomplete or does not exist, and the state of the mark.
 
-        Rows that exist are not changed, and neither is a mark that is complete or skipped.
+        Does not change rows that exist, or a mark that is complete or skipped.
         """
 
     async def delete_mark(self, fence: Fence, at: datetime, limit: int) -> int:
-        """Deletes up to `limit` rows of a mark, and the mark with the last of them. Returns the number of rows."""
+        """Deletes up to `limit` rows of a mark. The call that deletes the last rows also deletes the mark. Returns the
+        number of deleted rows.
+        """
 
     async def read_lag(self) -> Lag: ...
 

@@ -1,4 +1,6 @@
-"""The engines, one package each: all code that differs between databases. No other package uses a specific engine."""
+"""The engines, one package each: all code that differs between databases. No other package depends on a specific
+engine.
+"""
 
 from pathlib import Path
 

@@ -142,7 +142,7 @@ def _watched_leases(connection: Connection, names: Sequence[str], now: datetime)
 
 
 def changes_statement(names: Sequence[str], now: datetime) -> Select[Any]:
-    """Counts the recent epochs of each lease. The first one ever is no change."""
+    """Counts the recent epochs of each lease. The first epoch of a lease is not a change of leadership."""
     history = lease_history.c
     recent = and_(history.name == leases.c.name, history.epoch > leases.c.epoch - EPOCHS_WATCHED_MAX)
     return (
@@ -183,7 +183,9 @@ def chunks_statement(windows: Sequence[int]) -> Select[Any]:
 
 
 def read_activity(connection: Connection, now: datetime, limit: int) -> Activity:
-    """Counts the lapses among the last `limit` ends, and the sessions that were opened since the first of these."""
+    """Counts the lapses among the ends within ACTIVITY_SPAN, at most the last `limit` ends, and the sessions opened in
+    the same time.
+    """
     span_began = since = now - ACTIVITY_SPAN
     ends, first_end, lapses = connection.execute(ends_statement(span_began, limit)).one()
     if ends == limit:
@@ -201,8 +203,8 @@ _LAPSES = sorted(reason.value for reason in LAPSE_REASONS)
 
 
 def ends_statement(since: datetime, limit: int) -> Select[Any]:
-    """Counts the last `limit` ends and the lapses among them. The database counts: an instance that got 20 000 rows
-    would not answer requests for 20 to 40 ms.
+    """Counts the last `limit` ends and the lapses among them. The database counts them, because an instance that reads
+    20 000 rows would not answer requests for 20 to 40 ms.
     """
     end = _ends(since, limit).c
     is_lapse = case((end.close_reason.in_(_LAPSES), 1), else_=0)
@@ -227,7 +229,9 @@ def _ends(since: datetime, limit: int) -> Subquery:
 
 
 def openings_statement(kind: int, since: datetime, limit: int) -> Select[Any]:
-    """Counts the live sessions of a kind that were opened since then, up to `limit`. The others are among the ends."""
+    """Counts the live sessions of a kind that were opened since `since`, up to `limit`. Sessions that have also ended
+    since then are counted among the ends.
+    """
     session = sessions.c
     live = and_(session.close_reason.is_(None), session.kind == kind, session.started_at >= since)
     return select(func.count()).select_from(select(session.kind).where(live).limit(limit).subquery())
@@ -270,7 +274,9 @@ def live_statement() -> Select[Any]:
 
 
 def _lapsed(now: datetime) -> Any:
-    """Sessions that have lapsed, and whose end is not recorded. The sweep has little to do, so they are few."""
+    """Selects sessions that have lapsed and whose end is not recorded. They are few, because the sweep soon records
+    their ends.
+    """
     session = sessions.c
     return and_(session.check_at <= now, session.deadline_at <= now, session.close_reason.is_(None))
 
@@ -296,7 +302,9 @@ def lapsed_seats_statement(now: datetime) -> Select[Any]:
 
 
 def pending_statement(gateway: str | None) -> Select[Any]:
-    """Counts the pending submissions of a gateway, or of all. The last condition is that of the indexes of the list."""
+    """Counts the pending submissions of a gateway, or of all gateways. Without the condition on the delivery key, which
+    is always true, the planner could not use the indexes of the list.
+    """
     submission = submissions.c
     pending = and_(submission.state == "pending", submission.delivery_key > "")
     wanted = pending if gateway is None else and_(submission.gateway == gateway, pending)

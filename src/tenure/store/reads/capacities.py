@@ -61,7 +61,9 @@ def count_live(connection: Connection, capacity_id: str, scope: Scope) -> int:
 
 
 def _of_tenant(scope: Scope) -> Sequence[ColumnElement[bool]]:
-    """The sessions that a count within the scope contains. The index is that of the capacity, not of the tenant."""
+    """The condition that limits a count to the sessions of the scope. No index is searched by it: the count uses the
+    index by capacity.
+    """
     return [] if scope.tenant is None else [unsearched(sessions.c.tenant_object_id == scope.tenant)]
 
 

@@ -1,4 +1,5 @@
-"""The events of sessions, in order: `read_events`, and the reads of batches. Its cost does not grow with the table.
+"""The events of sessions, in order: `read_events`, and the reads of batches. The cost of a read does not grow with the
+table.
 
 No table contains events. Each event is derived from a session: its start from `started_at`, and its end from
 `closed_at`, or from `deadline_at` if it has lapsed and its end is not recorded yet. A page is merged from ranges of
@@ -15,10 +16,11 @@ Live sessions are read before closed ones, and lapses before recorded ends, each
 whose end is recorded between two statements is found at least once, even if a statement does not see the table at one
 instant. An event that is found twice is the same event, and is returned once.
 
-A condition that no index checks, such as the tenant of an end, could make a page search the whole table. Then the page
+A condition that no index checks, such as the tenant of an end, could make a page search the whole table. So the page
 searches at most SCAN_MAX entries and ends at the *reach*: the instant up to which all entries have been searched.
-Lapses have a reach, too: if more than LAPSES_MAX sessions wait for the sweep, only the oldest of these are searched. No
-session with a later `check_at` has lapsed before that, so the page ends there, and the feed waits for the sweep.
+Lapses have a reach, too: if more than LAPSES_MAX sessions wait for the sweep, only those with the earliest `check_at`
+are searched. The other sessions lapse after the `check_at` of the searched ones, so the page ends there, and the feed
+waits for the sweep.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -80,7 +82,7 @@ def read_events(
     limit: int,
     id_order: IdOrder = str,
 ) -> EventPage:
-    # Before the sessions: all events up to the horizon were committed before it was.
+    # Read this before the sessions: all events up to the horizon were committed before the horizon was.
     horizon: datetime | None = connection.execute(select(installation.c.published_at)).scalar_one()
     if horizon is None:
         return EventPage([], after, after.at, is_last=True)
@@ -108,7 +110,7 @@ def read_events(
 
 
 def _earlier(end: EventPosition, until: EventPosition | None) -> EventPosition:
-    # `until` is the end of a batch that was published, so it is never between two events of the horizon's instant.
+    # `until` is the end of a saved batch, so it is never between two events of the horizon's instant.
     return end if until is None or until.instant_and_rank > end.instant_and_rank else until
 
 
@@ -234,7 +236,7 @@ def _reaches(
     after: EventPosition,
     end: datetime,
 ) -> Iterator[datetime]:
-    """Yields the instants up to which ranges that could be long may be searched."""
+    """For each range that could be too long, yields the instant up to which it may be searched."""
     if EventType.CLOSED in criteria.types:
         found = connection.execute(lapses_reach_statement(end)).scalar_one_or_none()
         if found is not None:
@@ -252,7 +254,7 @@ def lapses_reach_statement(end: datetime) -> Select[Any]:
 
 
 def reach_statement(group: Sequence[Range], after: EventPosition, end: datetime) -> Select[Any]:
-    """The instant of the last entry that a page may search. No row, or NULL, if the ranges have fewer entries."""
+    """Selects the instant of the last entry that a page may search. No row or NULL if the ranges have fewer entries."""
     parts = [
         select(each.at.label("at"))
         .where(*each.searched, each.at >= after.at, each.at <= end)

@@ -56,7 +56,7 @@ _ENDED_ON_REQUEST = (CloseReason.STOPPED, CloseReason.TERMINATED)
 def read_history(
     connection: Connection, session_id: str, scope: Scope, view: View, after: int | None
 ) -> SessionHistory | None:
-    """The section of the history that follows the window `after`; None if there is no such session."""
+    """Returns the section of the history that follows the window `after`; None if the session does not exist."""
     last_cut_at, last_window_id = connection.execute(
         select(installation.c.last_cut_at, installation.c.last_window_id)
     ).one()
@@ -111,9 +111,9 @@ def following_statement(session: Session, closed_at: datetime) -> Select[Any]:
 
 
 def _newcomers(connection: Connection, session: Session, scope: Scope) -> Sequence[Session]:
-    """The sessions for which an evicted session made room: the next ones that were opened on its capacity.
+    """Returns the sessions that took the seat of an evicted session: the next ones that were opened on its capacity.
 
-    A transaction that evicts several sessions opens several, and does not store which one replaced which.
+    A transaction that evicts several sessions opens several, and does not store which of them replaced which.
     """
     if session.close_reason != CloseReason.EVICTED or session.closed_at is None:
         return ()
@@ -185,22 +185,23 @@ def _read_section(
 
 
 def first_window_statement(instant: datetime | ColumnElement[Any]) -> Select[Any]:
-    """The window that was the first to end after the instant."""
+    """Selects the first window that ends after the instant."""
     window = usage_windows.c
     return select(window.window_id).where(window.ended_at > instant).order_by(window.ended_at).limit(1)
 
 
 def last_window_statement(ended_at: datetime) -> Select[Any]:
-    """The window in which a session with this end was last live. No row if it is not cut yet."""
+    """Selects the last window in which a session with this end was live. No row if that window is not cut yet."""
     window = usage_windows.c
     return select(window.window_id).where(window.ended_at >= ended_at).order_by(window.ended_at).limit(1)
 
 
 def _bounds(connection: Connection, first: int, last: int, view: View) -> list[_Bounds]:
-    """The runs of the windows from `first` to `last`, or at least RUNS_MAX of them.
+    """Returns the runs of the windows from `first` to `last`. Stops early after UNSENT_SPANS_MAX spans without a
+    contract, or after RUNS_MAX windows that wait for their delivery.
 
-    The windows without a contract are read before those that wait for their delivery. A contract is never removed. So
-    a window that is in neither read is delivered.
+    The windows without a contract are read before those that wait for their delivery, and a contract is never removed.
+    So a window that is in neither result is delivered.
     """
     starts = {first, *_first_windows_of_eras(connection, first, last)}
     unsent: Sequence[tuple[int, int]] = []

@@ -33,7 +33,9 @@ def list_instances(connection: Connection, after: str | None, limit: int) -> Seq
 
 
 def _leases_of(connection: Connection, holders: Sequence[str]) -> defaultdict[str, list[str]]:
-    """The leases that each of these instances holds. A second statement, so one may have changed hands in between."""
+    """The leases that each of these instances holds. This is a second statement, so a lease may have changed hands
+    since the first one.
+    """
     lease = leases.c
     held = lease.epoch > 0, not_(lease.released), lease.expires_at > database_now()
     leading = not_(lease.name.startswith(JOB_LOCK, autoescape=True))

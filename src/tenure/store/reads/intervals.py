@@ -66,7 +66,9 @@ def divide_window(
 
 
 def divide_statement(window: Window, after: str | None, limit: int, index_hint: str = "") -> Select[Any]:
-    """The first and last session of each chunk, by id, each with the running sum of usage up to it."""
+    """Selects the first and last session of each chunk, in the order of ids, each with the running sum of usage up to
+    it.
+    """
     billable = _first_intervals(window, after, limit * CHUNK_MAX, index_hint)
     by_id: Any = {"order_by": billable.c.session_id}
     running = func.sum(cast(used(billable), BigInteger)).over(rows=(None, 0), **by_id)
@@ -187,7 +189,7 @@ def measured(end: Any, from_at: Any, to_at: Any, era_started_at: Any) -> Sequenc
     live_from = later_of(_row.started_at, from_at)
     live_to = earlier_of(end, to_at)
     counts_from = later_of(_row.started_at, era_started_at)
-    # Most sessions in a long span also began in it: they have no usage before it to subtract.
+    # Most sessions in a long span also began in it, so there is no earlier usage to subtract.
     live_before = and_(from_at > _row.started_at, from_at > era_started_at)
     return (
         live_from.label("from_at"),

@@ -86,7 +86,8 @@ def list_audit_log(
 
 
 def list_audit_log_statement(criteria: AuditFilter, after: AuditPosition | None, limit: int) -> Select[Any]:
-    """Reads one index: that of the filter with the fewest entries as a rule, or that of the time.
+    """Reads one index: the index of the filter that usually has the fewest entries or, without a filter, the index by
+    time.
 
     The other filters must not be searched. Otherwise the planner may choose the index of an action that nearly all
     entries have.

@@ -85,7 +85,7 @@ def list_all_terms(
 
 
 def _terms() -> Select[Any]:
-    """The terms, each with the end of its lease, if it is the current one of the lease."""
+    """Selects the terms. The current term of a lease also gets `expires_at` of the lease."""
     return select(*_TERM_COLUMNS, database_now().label("now")).join_from(
         lease_history, leases, leases.c.name == lease_history.c.name
     )
@@ -111,7 +111,9 @@ def _term(row: RowMapping) -> LeaseTerm:
 
 
 def _is_after(position: TermPosition) -> ColumnElement[bool]:
-    """Not a comparison of tuples, which SQL Server does not have. The first condition can search the index."""
+    """Compares column by column, because SQL Server cannot compare tuples. The first condition is redundant, but an
+    index can be searched by it.
+    """
     term = lease_history.c
     later = or_(term.name < position.name, and_(term.name == position.name, term.epoch < position.epoch))
     return and_(term.acquired_at <= position.acquired_at, or_(term.acquired_at < position.acquired_at, later))

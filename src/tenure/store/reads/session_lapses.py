@@ -1,13 +1,13 @@
 """`list_next_lapses`: live sessions, next deadline first, for any filter. Its cost does not grow with the table.
 
-No index contains the deadline, because every heartbeat would have to change it. There are two ways around:
+No index contains the deadline, because every heartbeat would have to change it. So a page is read in one of two ways:
 
 - If an index of the filter has at most LAPSE_SCAN_MAX entries, they are all read and sorted.
-- Otherwise sessions are read in the order of `check_at`, which is indexed and never after the deadline. A session that
-  was not read cannot lapse before the `check_at` of the first such session, the *bound*. So the page is exact if its
-  last deadline is before the bound, or if all sessions were read. First LAPSE_LOOK_MAX sessions are read, and
-  LAPSE_SCAN_MAX if that is not enough. If that is not enough either, the page has the earliest deadlines among them,
-  and is not exact.
+- Otherwise sessions are read in the order of `check_at`, which is indexed and never after the deadline. The `check_at`
+  of the first session that was not read is the *bound*: no session that was not read can lapse before it. So the page
+  is exact if its last deadline is before the bound, or if all sessions were read. First LAPSE_LOOK_MAX sessions are
+  read, and LAPSE_SCAN_MAX if that is not enough. If that is not enough either, the page contains the earliest deadlines
+  among the sessions that were read, and is not exact.
 """
 
 from collections.abc import Sequence
@@ -51,7 +51,7 @@ def _exceeds_scan(connection: Connection, path: Path) -> bool:
 
 
 def entries_statement(path: Path) -> Select[Any]:
-    """A row if the range of the path has more entries than may be read."""
+    """Returns a row if the range of the path has more entries than may be read."""
     (searched,) = path.ranges
     return select(_row.started_at).where(*searched).order_by(_row.started_at.desc()).offset(LAPSE_SCAN_MAX).limit(1)
 
@@ -83,14 +83,14 @@ def _by_check_at(
 
 
 def bound_statement(scanned: int) -> Select[Any]:
-    """The `check_at` of the first session that is not read. No row if all are read."""
+    """Selects the `check_at` of the first session that is not read. Returns no row if all are read."""
     return select(_row.check_at).where(_row.check_at.is_not(None)).order_by(_row.check_at).offset(scanned).limit(1)
 
 
 def checked_statement(
     criteria: SessionFilter, now: datetime, after: LapsePosition | None, scanned: int, limit: int
 ) -> Select[Any]:
-    """The earliest deadlines among the sessions that are checked next."""
+    """Selects the earliest deadlines among the first `scanned` sessions in the order of `check_at`."""
     read = select(*COLUMNS).where(_row.check_at.is_not(None)).order_by(_row.check_at).limit(scanned).subquery("read")
     equals = (
         (read.c.user_object_id, criteria.user),

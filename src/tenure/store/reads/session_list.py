@@ -52,7 +52,8 @@ class Path(NamedTuple):
     """One way to read the sessions of a group that match the filter."""
 
     ranges: Sequence[_Conditions]
-    """Each range is searched in one index, and repeats its WHERE. Together they contain each matching session once."""
+    """Each range is searched in one partial index, and repeats its condition. Together they contain each matching
+    session once."""
     rest: _Conditions = ()
     """The conditions that the index does not check."""
     is_small: bool = False
@@ -65,11 +66,14 @@ class Path(NamedTuple):
 
 
 class Group(NamedTuple):
-    """The sessions in one of the states that the list distinguishes, as paths in the order of preference."""
+    """The sessions in one of the states that the list distinguishes, and the paths to read them, in order of
+    preference.
+    """
 
     paths: Sequence[Path]
     usual: _Conditions = ()
-    """Conditions that nearly all sessions of the group meet, so they do not make a read longer."""
+    """Conditions that nearly all sessions of the group meet, so that a read need not skip many entries because of
+    them."""
 
 
 class _Chosen(NamedTuple):
@@ -165,7 +169,9 @@ def _furthest(connection: Connection, group: Group, after: Position | None) -> t
 
 
 def reach_statement(path: Path, after: Position | None) -> Select[Any]:
-    """The start of the last entry that a page may read. No row if the ranges have fewer entries."""
+    """Selects the start of the last entry that a page may read. Returns no row, or NULL, if the ranges have fewer
+    entries.
+    """
     parts = [
         select(_row.started_at)
         .where(*searched, *_after(after))
@@ -285,7 +291,7 @@ def _path(
 
 
 def _others(equals: _Equals, searched: Sequence[str], rest: _Conditions = ()) -> _Conditions:
-    """The conditions that remain to be checked. No index may be searched by them: the planner could choose such an
-    index, and read more entries than the path has.
+    """The conditions that remain to be checked. They are written so that the planner searches no index by them: another
+    index could have more entries than the path.
     """
     return [*(unsearched(condition) for name, condition in equals.items() if name not in searched), *rest]

@@ -1,8 +1,8 @@
 """`count_matches`: how many sessions match a filter. Its cost does not grow with the table.
 
 The groups and paths are those of `session_list`. A group is counted by a path with at most COUNT_MAX entries, and all
-of them are checked. If every path of the group has more, only so many entries are checked, and the count is a lower
-bound.
+of them are checked. If every path of the group has more entries, only COUNT_MAX + 1 entries of one path are checked,
+and the count is a lower bound.
 """
 
 from collections.abc import Sequence
@@ -81,7 +81,9 @@ def live_statement(
 
 
 def _started_by(group: Group, instant: datetime | None) -> Group:
-    """All indexes are ordered by start, so this is a shorter range of each."""
+    """Adds the limit on the start to each range. Nearly all of their indexes are ordered by start, so it shortens the
+    ranges.
+    """
     if instant is None:
         return group
     started = sessions.c.started_at <= instant
@@ -96,7 +98,9 @@ def _count(connection: Connection, group: Group) -> MatchCount:
 
 
 def _fitting(connection: Connection, group: Group) -> Path | None:
-    """A path with few enough entries. None if there is none, or only one path."""
+    """Returns a path with at most COUNT_MAX entries. None if no path has so few, or if the group has only one path,
+    which is then used in any case.
+    """
     for path in group.paths:
         if path.is_small:
             return path
@@ -109,12 +113,12 @@ def _fits(connection: Connection, path: Path) -> bool:
 
 
 def entries_statement(path: Path) -> Select[Any]:
-    """The number of entries of the path, at most one more than may be counted."""
+    """Selects the number of entries of the path, at most COUNT_MAX + 1."""
     return select(func.count()).select_from(_entries(path, _ONE.label("matches")))
 
 
 def count_statement(group: Group, path: Path) -> Select[Any]:
-    """The number of entries as above, and how many of them match."""
+    """Selects the number of entries, at most COUNT_MAX + 1, and how many of them match."""
     conditions = [*group.usual, *path.rest]
     matches: ColumnElement[int] = case((and_(*conditions), _ONE), else_=_ZERO) if conditions else _ONE
     entries = _entries(path, matches.label("matches"))

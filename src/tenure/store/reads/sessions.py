@@ -62,7 +62,7 @@ def get_session(connection: Connection, session_id: str, scope: Scope) -> Sessio
 
 
 def get_statement(session_id: str, scope: Scope) -> Select[Any]:
-    # The row is found by its id, and only then compared with the scope: the same work for every id.
+    # The row is found by its id, and only then compared with the scope, so that every id costs the same work.
     narrowed = [unsearched(condition) for condition in in_scope(scope)]
     return select(*COLUMNS, database_now().label("now")).where(sessions.c.session_id == session_id, *narrowed)
 

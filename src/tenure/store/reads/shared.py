@@ -1,4 +1,5 @@
-"""The reads that all engines share. Each is a function that takes a connection, and runs as a short or a long read.
+"""The reads that all engines share. Each is a function that takes a connection, and runs as a short read, a long read
+or a page.
 
 An engine that has a better statement for a read overrides its method.
 """
@@ -48,8 +49,8 @@ def _short(read: Read[P, T]) -> Method[P, T]:
 def _long(read: Read[P, T], seconds: int = LONG_READ_SECONDS, *, one_core: bool = False) -> Method[P, T]:
     """A read whose cost grows with the table. It blocks no writer, and leaves connections for short reads.
 
-    With `one_core`, it uses one core of the database, even if several would finish it earlier: for background reads,
-    and for counts that every open console repeats.
+    With `one_core`, it uses only one core of the database, even if it would finish earlier on several. This is for
+    background reads, and for counts that every open console repeats.
     """
 
     async def method(store: "SharedReads", /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -66,7 +67,8 @@ def _long(read: Read[P, T], seconds: int = LONG_READ_SECONDS, *, one_core: bool 
 def _page(read: Read[P, T]) -> Method[P, T]:
     """A read that is short unless one capacity has very many sessions, or the filter matches few of many rows.
 
-    It is a long read, but need not wait for the counts of all sessions, which an open overview repeats.
+    It is a long read, but need not wait for the counts of all sessions, which every open overview of the console
+    repeats.
     """
 
     async def method(store: "SharedReads", /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -77,7 +79,7 @@ def _page(read: Read[P, T]) -> Method[P, T]:
 
 class SharedReads:
     _index_hint = ""
-    """Names the index by which all sessions are read, on an engine whose statements do not see one instant."""
+    """On an engine whose statements do not read one snapshot, names the index by which all sessions are read."""
 
     async def _read(self, read: Callable[[Connection], T]) -> T:
         raise NotImplementedError
@@ -86,7 +88,7 @@ class SharedReads:
         raise NotImplementedError
 
     async def _read_page(self, read: Callable[[Connection], T]) -> T:
-        """An engine with only one place for long reads overrides it."""
+        """An engine that has only one place for long reads overrides this method."""
         return await self._read_long(read)
 
     def _use_one_core(self, connection: Connection) -> None:

@@ -111,10 +111,10 @@ LAST_ID = "ffffffff-ffff-ffff-ffff-ffffffffffff"
 
 
 def _newest(gateway: str | None, state: str, before: str, limit: int) -> Select[Any]:
-    """The ids in a range of the index of the gateway or of the state.
+    """The newest ids below `before` with the given state and gateway, from one range of an index.
 
-    Compares and sorts by all columns of the index. With `=`, the planner may instead read the submissions of all
-    gateways and states in the order of their ids.
+    The statement compares, and sorts by, tuples of all columns of the index. With `gateway = …`, the planner might
+    instead read the submissions of all gateways and states in the order of their ids.
     """
     row = submissions.c
     columns, values = [row.state], [literal(state, row.state.type)]
@@ -135,7 +135,7 @@ COUNTED_STATES = (
     SubmissionState.CANCELLED,
     SubmissionState.DELIVERED,
 )
-"""In the order of interest to an operator."""
+"""The states that matter most to an operator come first."""
 CountStatement = Callable[[str, str, int], Select[Any]]
 
 
@@ -159,7 +159,7 @@ def count_with(
     for state in COUNTED_STATES:
         for gateway in gateways:
             most = min(COUNTED_MAX, max(left, COUNTED_MIN))
-            # One more than is shown, to know whether there are more.
+            # Count one more than is returned, to know whether there are more.
             number = connection.execute(count(gateway, state.value, most + 1)).scalar_one()
             left -= number
             if number:
@@ -188,7 +188,7 @@ def state_literal(state: str) -> BindParameter[str]:
 
 
 def list_pending(connection: Connection, after: Change | None, limit: int) -> PendingPage:
-    # The clock is read first: changes after that instant may be missing from the page.
+    # Read the clock first: changes after this instant may be missing from the page.
     now = read_now(connection)
     rows = connection.execute(pending_statement(after, limit))
     return PendingPage(now, [_pending_entry(*row) for row in rows])
@@ -214,11 +214,12 @@ def pending_statement(after: Change | None, limit: int) -> Select[Any]:
 
 
 def list_orphaned_attempts(connection: Connection, epoch: int, limit: int) -> Sequence[OpenAttempt]:
-    # Two statements, each of one table: a join could lock rows in another order than the writes do.
+    # The attempts and the submissions are read in separate statements: a join could lock rows in another order than the
+    # writes do.
     epochs = submission_attempts.c.epoch
     numbers: dict[str, int] = {}
-    # Not only earlier epochs: if the lease of the executor was renamed, its epochs began again at 1. Two statements, so
-    # that each reads a range of the index.
+    # Later epochs count too: if the executor's lease was renamed, its epochs began again at 1. Earlier and later epochs
+    # are read in separate statements, so that each statement reads one range of the index.
     for is_other in (epochs < epoch, epochs > epoch):
         rows = connection.execute(_open_attempts(is_other, limit - len(numbers)))
         numbers |= {row.submission_id: row.number for row in rows}

@@ -242,9 +242,9 @@ def read_mark(connection: Connection, at: datetime) -> Sequence[MarkSums]:
 
 
 def in_parts(connection: Connection, statement: Select[Any]) -> Iterator[Any]:
-    """Yields the rows of a statement that returns thousands.
+    """Yields the rows of a statement that returns thousands of rows.
 
-    Converting all rows at once would block the event loop of an engine that reads on it. So the loop runs other tasks
+    If an engine reads on the event loop, converting all rows at once would block the loop. So the loop runs other tasks
     between two parts.
     """
     for part in connection.execute(statement).partitions(PART_ROWS):

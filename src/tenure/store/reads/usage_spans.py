@@ -39,7 +39,7 @@ _KINDS: Sequence[ColumnElement[int]] = [literal_column(str(kind.value)) for kind
 
 
 def eras_until_now(connection: Connection, last_cut_at: datetime, factors: Factors) -> Sequence[Era]:
-    """The stored eras, and the one that the next cut would begin if the factors have changed."""
+    """The stored eras and, if the factors have changed, the era that the next cut would begin."""
     eras = stored_eras(connection)
     return eras if eras and eras[-1].factors == factors else [*eras, Era(last_cut_at, factors)]
 
@@ -68,8 +68,8 @@ def intervals_in(
     """One row per session and era in which it was live, with the columns that `columns` returns for the end of the
     session and the end of the era.
 
-    To count each session once, only one of its rows has `counts` 1: that of the era in which it started, or the one
-    that begins at `first_at`. The statement is a subquery that is planned separately from the sums. Otherwise
+    To count each session once, `counts` is 1 in only one of its rows: the row of the era in which it started, or the
+    row that begins at `first_at`. The statement is a subquery that is planned separately from the sums. Otherwise
     PostgreSQL would compute an interval again for each of its uses.
     """
     span = _spans_table(spans)
@@ -96,13 +96,14 @@ def intervals_in(
 def ends_in(
     from_at: datetime, to_at: datetime, index_hint: str, *, by_user: bool = False, by_key: bool = False
 ) -> Sequence[tuple[ColumnElement[Any], Sequence[ColumnElement[bool]]]]:
-    """The end of a session, and the conditions on sessions that may have been live in the span, as in `_parts`.
+    """Returns pairs of the end of a session and conditions on sessions that may have been live in the span. Together,
+    the pairs select each session once, like `_parts` of `intervals.py`.
 
     The conditions include those of the indexes by tenant, kind and close reason. The start and the end of a closed
-    session are bounded on both sides, so that each index is searched only near the span. Only a session that was long
-    can be outside these bounds. With `by_key`, for statements that look for a user or a capacity, the conditions also
-    include those of the indexes of live sessions by user and capacity. They exclude no session, but SQLite would read
-    all live sessions to check them. With `by_user`, only the indexes of users are searched.
+    session are bounded on both sides, so that each index is searched only near the span. Only a session longer than
+    LONG_SESSION can be outside these bounds. With `by_key`, for statements that look for a user or a capacity, the
+    conditions also include those of the indexes of live sessions by user and capacity. They exclude no session, but
+    SQLite would read all live sessions to check them. With `by_user`, only the indexes of users are searched.
     """
     began = _row.started_at < to_at
     if index_hint:
@@ -124,7 +125,7 @@ def ends_in(
 
 
 def _moved(instant: datetime, by: timedelta) -> datetime:
-    """The instant moved within the calendar."""
+    """The instant moved by `by`, but not beyond the first or last possible datetime."""
     try:
         return instant + by
     except OverflowError:
@@ -146,7 +147,7 @@ def _spans_table(spans: Sequence[Span]) -> Subquery:
 
 
 def session_conditions(sum_query: UsageSumQuery) -> Sequence[ColumnElement[bool]]:
-    # If the filter asks for another tenant than that of the scope, no session meets both conditions.
+    # If the filter names another tenant than the scope, no session meets both conditions.
     return [*in_scope(sum_query.scope), *_conditions(sum_query.criteria)]
 
 

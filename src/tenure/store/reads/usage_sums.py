@@ -1,9 +1,9 @@
 """Reads that all engines share: sums of usage over any span.
 
-The sum over a span is that of its windows, if the span began and ended with a cut. Sums of adjacent spans add up to
-the sum of the combined span, to the last digit. So the part of a span between two marks is the difference of the marks,
-and only the *edges* of the span, before its first mark and after its last one, are summed from sessions. A sum by user
-or session, or of one user, is summed from sessions only: marks have no users.
+The sum over a span is the sum of its windows if the span began and ended with a cut. Sums of adjacent spans add up to
+the sum of the combined span, to the last digit. So the sum between two marks is the difference of the marks, and only
+the *edges* of the span, before its first mark and after its last one, are summed from sessions. A sum by user or
+session, or of one user, is summed from sessions only: marks have no users.
 """
 
 from collections.abc import Sequence
@@ -83,7 +83,9 @@ def sum_usage(
 def sum_shortly(
     connection: Connection, sum_query: UsageSumQuery, after: str | None, limit: int, index_hint: str = ""
 ) -> UsageSums | None:
-    """The same sum, but None if many sessions would have to be read for it. It does not wait for long reads."""
+    """The same sum as a short read, which does not wait for long reads. None if many sessions would have to be read for
+    it.
+    """
     return _sum(connection, sum_query, after, limit, index_hint, is_short=True)
 
 
@@ -115,7 +117,7 @@ def _sum(
     else:
         statement = marked_statement(sum_query, marks, edges, after, limit, index_hint)
         groups = [_group(key, int(usage or 0), int(count or 0)) for key, usage, count in connection.execute(statement)]
-    # A part may have been pruned during the read, or one of the marks deleted.
+    # Read again if a part of the span was pruned during the read, or if one of the marks was deleted.
     if from_at < _kept(connection)[1] or (marks is not None and _marks_in(connection, *marks) != marks):
         return _sum(connection, sum_query, after, limit, index_hint, is_short=is_short)
     return UsageSums(final_until, groups, from_at, max(from_at, to_at))
@@ -162,9 +164,9 @@ def _quick_span(
     marks: _MarkPair | None,
     index_hint: str,
 ) -> tuple[datetime, datetime, _MarkPair | None]:
-    """The span without the edges for which too many sessions would have to be read, and its marks.
+    """Returns the span without those edges for which too many sessions would have to be read, and its marks.
 
-    If nothing remains, returns the span between the last marks before the beginning and before the end.
+    If nothing remains, returns the span from the last mark before its beginning to the last mark before its end.
     """
     from_at, to_at = span
     if marks is None:
@@ -185,7 +187,9 @@ def _marks_before(connection: Connection, from_at: datetime, to_at: datetime) ->
 
 
 def _exceeds(connection: Connection, sum_query: UsageSumQuery, spans: Sequence[Span], index_hint: str) -> bool:
-    """Whether more than EDGE_SESSIONS_MAX sessions may have been live in the spans. Reads no more than so many."""
+    """Whether one of `count_statements` finds more than EDGE_SESSIONS_MAX sessions that may have been live in the
+    spans. Each of them stops counting there.
+    """
     if not spans:
         return False
     statements = count_statements(sum_query, spans[0][1], spans[-1][2], index_hint)
@@ -279,7 +283,7 @@ def _edge(
 def sum_mark(
     connection: Connection, from_at: datetime, at: datetime, limit: int, index_hint: str = ""
 ) -> Sequence[MarkSums] | None:
-    """The difference of a mark from the previous one. None if it has more than `limit` keys."""
+    """Returns what a mark adds to the previous one. None if that has more than `limit` keys."""
     spans = spans_of(from_at, at, stored_eras(connection))
     added: dict[tuple[str, str, int], list[int]] = {}
     for begin in range(0, len(spans), SPANS_MAX):
@@ -339,7 +343,9 @@ def _sums_of_sessions(
 
 
 def _user_after(connection: Connection, after: str | None, entries: int) -> str | None:
-    """The end of the range of users after `after` that has at most so many entries in each index; None for all."""
+    """The last user of a range after `after` that has about `entries` entries in each index; None if fewer entries are
+    left.
+    """
     found = [connection.execute(each).scalar() for each in users_statements(after, entries)]
     return min((user for user in found if user is not None), default=None)
 

@@ -1,4 +1,4 @@
-"""The connections of an instance to PostgreSQL, how each is used, and which calls are retried.
+"""The connections of an instance to PostgreSQL: what each is used for, and which calls are retried.
 
 Hot calls do not use the pool of SQLAlchemy: resetting a pooled asyncpg connection costs 20 to 45 % of a short read. All
 connections together never exceed `pool_size`.
@@ -44,7 +44,7 @@ T = TypeVar("T")
 POOLER_CHECK_SECONDS = 15.0
 PAGE_MILLISECONDS = 100
 CHECK_SECONDS = 1.0
-"""How often the client asks the server about calls that it has not answered."""
+"""The interval at which the client asks the server about unanswered calls."""
 
 
 class PostgresClient:
@@ -129,8 +129,9 @@ class PostgresClient:
         return await self._retries.run(run, seconds)
 
     async def _read_page(self, read: Callable[[Connection], T]) -> T:
-        """While long reads occupy their places, one page at a time is read meanwhile, on the connection of short
-        reads. It may keep that connection for PAGE_MILLISECONDS; then it waits for a place like any long read.
+        """Reads a page as a long read. If all places for long reads are taken, first tries to read it on the connection
+        for short reads, one page at a time. If that takes longer than PAGE_MILLISECONDS, waits for a place like any
+        long read.
         """
 
         def shortly(connection: Connection) -> T:
@@ -202,9 +203,9 @@ class PostgresClient:
             self._checking = asyncio.create_task(self._close_forgotten())
 
     async def _close_forgotten(self) -> None:
-        """Closes connections whose answer cannot arrive any more, because the server does not work on it.
+        """Closes connections with an unanswered call on which the server is not working, so that no answer can arrive.
 
-        Runs while there are unanswered calls. An answer can be lost in a proxy or a pooler, or with its server.
+        Runs while there are unanswered calls. An answer can be lost in a proxy or a pooler, or because its server died.
         """
         while True:
             await asyncio.sleep(CHECK_SECONDS)
@@ -227,10 +228,10 @@ class PostgresClient:
         return await self._hosts.connect(self._settings | HOT_SETTINGS)
 
     def _refuse_former_host(self, connection: Any, _record: object, _proxy: object) -> None:
-        """Makes the pool replace a connection to a server that was the primary before a fail-over.
+        """Makes the pool replace a connection to a server that is no longer the primary.
 
-        With several hosts, another one was reached since. With one name for all of them, the server has become read
-        only, and its name may lead to another server by now.
+        If the URL names several hosts, another host has been reached since. If it has one name for all servers, this
+        server has become read only, and the name may lead to another server now.
         """
         driver: HostConnection = connection.driver_connection
         if not self._hosts.is_current(driver):
@@ -248,7 +249,7 @@ class PostgresClient:
         except BaseException:
             connection.terminate()
             raise
-        # A lost connection wakes the subscribers: their next read of the board opens a new connection.
+        # If the connection is lost, wake the subscribers: their next read of the board opens a new connection.
         connection.add_termination_listener(self._on_connection_lost)
         # Sessions may have ended while no connection listened.
         for _, check in self._end_listeners:

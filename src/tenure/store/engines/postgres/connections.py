@@ -5,14 +5,14 @@ Guarantees:
 - A connection of this process blocks other transactions for a limited time only: see SETTINGS.
 - The server has at most `pool_size` backends for this instance. Closing a socket does not end a backend: a backend that
   waits for a synchronous standby does not notice. So a call whose caller has given up keeps its place (`_Call`) until
-  the server has answered it or has closed the connection. While given-up calls occupy all places, further calls fail at
-  once. The statement is not cancelled either: to cancel a commit that waits for a standby would make its rows visible,
+  the server has answered it or has closed the connection. While such calls occupy all places, further calls fail at
+  once. The statement is not cancelled either: cancelling a commit that waits for a standby would make its rows visible,
   and the next caller could get a session that a fail-over loses.
-- An answer that never arrives, because a proxy has lost it, does not occupy a place indefinitely:
+- An answer that never arrives, for example because a proxy lost it, does not occupy a place indefinitely:
   `PostgresClient` asks the server which backends are still working (`unanswered`), and closes the other connections.
 
-Interruptions of a call: its caller gives up while the call waits for a place (nothing was sent), while it connects
-(it finishes connecting, and sends nothing), or while the server works (it waits for the answer, and drops it).
+A caller may give up while its call waits for a place (nothing was sent), while the call connects (it finishes
+connecting, and sends nothing), or while the server works (the call waits for the answer, and drops it).
 """
 
 import asyncio
@@ -37,8 +37,9 @@ READS_POOL_MIN = 8
 """From this pool size on, reads have two connections."""
 CLOSE_SECONDS = 0.5
 REPLACE_SECONDS = 1.0
-"""The age from which a connection to a server that is read only is replaced. The name of the server may lead to another
-one after a fail-over. If it does not, every write would open a new connection without this limit."""
+"""A connection to a read-only server is replaced if it is at least this old, because after a fail-over the server's
+name may lead to another server. Without this limit, every write would open a new connection while the name still leads
+to the same server."""
 CONNECT_SECONDS = 1.0
 TCP_USER_TIMEOUT_MS = 2000
 KEEPALIVE_IDLE_SECONDS = 2
@@ -60,12 +61,13 @@ SETTINGS = {
 }
 READ_ONLY = {"default_transaction_read_only": "on"}
 TRANSACTION_TIMEOUT = "2000ms"
-"""Ends a transaction if the client's last message never arrives. The other timeouts do not cover that case."""
+"""The limit for a whole transaction. It ends a transaction if the client's last message never arrives, which the other
+timeouts do not cover."""
 TRANSACTION_TIMEOUT_SINCE = 17
 
 HOT_SETTINGS = {
-    # The generic plan of a hot statement is made once per connection, maybe while the table is still empty. These
-    # settings force the plan that suits a million rows.
+    # PostgreSQL makes the generic plan of a hot statement once per connection, maybe while the table is still empty.
+    # These settings force a plan that suits a million rows.
     "plan_cache_mode": "force_generic_plan",
     "enable_seqscan": "off",
     "enable_bitmapscan": "off",
@@ -75,7 +77,7 @@ HOT_SETTINGS = {
 
 
 class PoolShares(NamedTuple):
-    """The division of an instance's connections. Their sum never exceeds `pool_size`."""
+    """How an instance divides its connections. Their sum never exceeds `pool_size`."""
 
     hot: int
     openings: int
@@ -87,7 +89,9 @@ class PoolShares(NamedTuple):
 
 
 def divide_pool(pool_size: int) -> PoolShares:
-    """Reserves one connection for the board. Renewals have their own, or use the board's in the smallest pools."""
+    """Reserves one connection for the board. Renewals have their own connection, or use the board's in the smallest
+    pools.
+    """
     renewals = 1 if pool_size >= RENEWALS_POOL_MIN else 0
     reads = READS if pool_size >= READS_POOL_MIN else 1
     hot = pool_size - 1 - renewals - reads
@@ -95,7 +99,7 @@ def divide_pool(pool_size: int) -> PoolShares:
 
 
 class _Call:
-    """A call that occupies a place. `given_up` is set when its caller does not wait for the answer any more."""
+    """A call that occupies a place. `given_up` is set when its caller has stopped waiting for the answer."""
 
     __slots__ = ("answer", "connection", "given_up", "running")
 
@@ -145,7 +149,7 @@ class HotConnections:
         call = _Call(loop.create_future())
         running = loop.create_task(self._run(call, statement, arguments, only_reads=only_reads))
         try:
-            # Not `shield(running)`, which takes one more iteration of the event loop.
+            # `shield(running)` would take one more iteration of the event loop.
             return await call.answer
         except asyncio.CancelledError:
             if not running.done():
@@ -217,7 +221,9 @@ class HotConnections:
             self._drop_free()
 
     def _drop_free(self, seconds: float = 0.0) -> None:
-        """Terminates the free connections that are older: a retry must not use them, if their server may be gone."""
+        """Terminates the free connections that are at least `seconds` old. Their server may be gone, so a retry must
+        not use them.
+        """
         connections, self._free = self._free, []
         for connection in connections:
             if monotonic() - connection.connected_at < seconds:
@@ -272,7 +278,9 @@ def set_timeouts(connection: Connection, seconds: int) -> None:
 
 
 def is_read_only(connection: asyncpg.Connection) -> bool:
-    """As the server has reported with its last answer: PostgreSQL reports changes of these settings."""
+    """Returns whether the server is read only, as its last answer reported: PostgreSQL reports changes of these
+    settings.
+    """
     settings = connection.get_settings()
     return "on" in (getattr(settings, "in_hot_standby", ""), getattr(settings, "default_transaction_read_only", ""))
 

@@ -37,7 +37,7 @@ _CLASSES = {
     "57P": Cause.CONNECTION,
 }
 _IN_RECOVERY = "55000"
-"""The SQLSTATE of many errors. Some say that a standby cannot do what a primary can."""
+"""The SQLSTATE of many errors. Some of them mean that the server is a standby."""
 USABLE_AFTER = frozenset({Cause.LEASE_LOST, Cause.DISK_FULL, Cause.OUT_OF_RESOURCES, Cause.READ_ONLY})
 """Causes after which a connection is idle and can be used again. A new connection would meet the same error."""
 

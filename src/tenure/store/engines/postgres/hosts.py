@@ -2,13 +2,13 @@
 
 A URL may name several hosts, such as a primary and its standbys. Guarantees:
 
-- Each host has its own CONNECT_SECONDS. A host that drops packets does not keep the next one from being tried.
+- Each host has its own CONNECT_SECONDS, so a host that drops packets does not use up the time of the next one.
 - The host that was reached last is tried first, so a host that is down delays a connection only once.
 - After a fail-over, new connections lead to the new primary. `is_current` returns False for an older connection to
-  another host, so that it is not used any more.
+  another host, so that the connection is no longer used.
 
-Interruptions of an attempt: a caller gives up after less time than all hosts may need. The next attempt then begins
-with the host that had too little time, or with the one after it, if that host had its whole time.
+A caller may give up before all hosts have been tried. The next attempt then begins with the host that was being tried
+or, if that was the first one, with the one after it.
 """
 
 import asyncpg
@@ -19,11 +19,11 @@ from tenure.errors import ConfigurationError
 from tenure.store.engines.postgres.connections import connect
 
 SEVERAL_HOSTS_NEED = "read-write"
-"""The session attributes if a URL with several hosts has none: on a standby, Tenure could not do anything."""
+"""The default of `target_session_attrs` for a URL with several hosts, because Tenure cannot work on a standby."""
 
 
 class HostConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg has no types
-    """Knows its host and its age."""
+    """A connection that stores its host and the time at which it was opened."""
 
     __slots__ = ("connected_at", "host_index")
 
@@ -77,6 +77,6 @@ class Hosts:
 
 
 def _most_relevant(errors: list[Exception]) -> Exception:
-    """Prefer an error of a host that might have been the primary over that of a standby, which works as it should."""
+    """Return the error of a host that might be the primary, if there is one. The error of a standby is expected."""
     standby = asyncpg.TargetServerAttributeNotMatched
     return next((error for error in errors if not isinstance(error, standby)), errors[-1])

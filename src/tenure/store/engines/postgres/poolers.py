@@ -1,15 +1,15 @@
 """Detects a connection pooler that gives each transaction another backend.
 
-Tenure needs sessions of its own: it prepares statements, sets timeouts once per connection, and listens for
-notifications. Behind a pooler in transaction mode all of this belongs to a backend that the next transaction may not
-get. The errors would be rare and misleading, so the start is refused.
+Tenure needs a server session per connection: it prepares statements, sets timeouts once per connection, and listens for
+notifications. Behind a pooler in transaction mode, all of this belongs to a backend that the next transaction may not
+get. The errors would be rare and misleading, so Tenure refuses to start.
 
-How it is detected: two connections ask which backend serves them. While the second one is in a transaction, its backend
-cannot serve the first one. With sessions, the first connection keeps its backend, and the second has another. Behind
-a pooler in transaction mode, either the second connection gets the backend of the first, or the first gets a new one,
-or it waits because the pool has no second backend.
+To detect such a pooler, two connections ask which backend serves them. While the second one is in a transaction, its
+backend cannot serve the first one. With sessions, the first connection keeps its backend, and the second has another.
+Behind a pooler in transaction mode, either the second connection gets the backend of the first, or the first gets a new
+one, or the first waits because the pool has no second backend.
 
-A busy pooler can hide itself, if other clients take the backends at just that moment. So the check is repeated.
+The check can miss a busy pooler if other clients take the backends at that moment, so it is repeated.
 """
 
 import asyncio
@@ -20,12 +20,12 @@ ROUNDS = 3
 ANSWER_SECONDS = 1.0
 BACKEND = "SELECT pg_backend_pid()"
 ERRORS_OF_POOLERS = (
-    # Another connection has prepared a statement on the same backend, or this one has on another.
+    # Another connection has prepared a statement on the same backend, or this one did so on another backend.
     asyncpg.DuplicatePreparedStatementError,
     asyncpg.InvalidSQLStatementNameError,
 )
 STATEMENT_MODE = "statement pooling"
-"""PgBouncer says so when it closes a connection that begins a transaction in statement mode."""
+"""Part of PgBouncer's message when it closes a connection that begins a transaction in statement mode."""
 
 
 REFUSAL = (

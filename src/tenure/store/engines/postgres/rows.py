@@ -91,7 +91,9 @@ def flags(values: Sequence[bool]) -> str:
 
 
 def scopes(scopes: Sequence[Scope]) -> tuple[str | None, str | None]:
-    """The arguments `p_tenant` and `p_user`: both None if no caller is bound, so that nothing is compared."""
+    """The arguments `p_tenant` and `p_user`. Both are None if no caller is bound, so that the function compares
+    nothing.
+    """
     tenants = [scope.tenant for scope in scopes]
     if not any(tenants):
         return None, None

@@ -76,7 +76,7 @@ READ_ENVELOPES = f"""
 SELECT {", ".join(column.name for column in ENVELOPE_COLUMNS)} FROM submissions
  WHERE submission_id = ANY ($1::text::uuid[])
 """  # noqa: S608
-# A page is packed into one row, because a new leader may have to read a million submissions. `rows.pending_page`
+# Each page is packed into one row, because a new leader may have to read a million submissions. `rows.pending_page`
 # unpacks it.
 LIST_PENDING = """
 SELECT tenure_now(), array_agg(w.gateway),

@@ -1,9 +1,12 @@
 """The store on PostgreSQL 14 or later, through asyncpg.
 
-Every write is one call of a server-side function, sent in one message. So a pause of this process cannot leave a
-transaction open. If a function must read rows as they are after it has acquired a lock, it reads them in a later
-statement than the lock, because READ COMMITTED takes a snapshot per statement. The functions are in `functions/`, each
-with its version in its name, so that instances of two versions can run side by side during an upgrade.
+Every transaction that writes is one call of a server-side function, sent in one message, so a pause of this process
+cannot leave a transaction open. Only `migrate` needs several messages. `resign_lease` and `publish_events` take two
+transactions each.
+
+READ COMMITTED takes a snapshot per statement. So a function first acquires its locks, and reads the rows that they
+protect in later statements. The functions are in `functions/`, each with its version in its name, so that instances of
+two versions can run side by side during an upgrade.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -437,7 +440,9 @@ class PostgresStore(PostgresClient, SharedReads):
         ]
 
     async def render_chunks(self, window: Window, chunks: Sequence[Chunk], template: Template) -> Sequence[Records]:
-        """Reads several chunks as a short read, so that they need not wait while the rest of the window is divided."""
+        """Several chunks are a short read, so that they do not queue behind the long reads that divide the window. A
+        single chunk is a long read, which may take longer.
+        """
         statement = windows.render_statement(window, template)
         arguments = windows.render_arguments(window, chunks, template)
         fetch = self._fetch_long if len(chunks) == 1 else self._fetch_short
@@ -488,7 +493,7 @@ class PostgresStore(PostgresClient, SharedReads):
         return rows.key(records[0]) if records else None
 
     async def read_keys_version(self) -> KeysVersion:
-        """Uses the connection that listens for notifications: busy requests do not delay this read."""
+        """Uses the connection that listens for notifications, so that busy requests do not delay this read."""
         records = await self._hot_retries.run(
             lambda: self._watching.fetch(statements.READ_KEYS_VERSION, (), only_reads=True)
         )
@@ -525,7 +530,9 @@ class PostgresStore(PostgresClient, SharedReads):
         return alerts.changes_from_values([rows.values_of(record) for record in records], fence.epoch)
 
     async def publish_events(self, pause_microseconds: int) -> datetime:
-        """Takes two transactions, so that no session write waits: later writes see the result of the first one."""
+        """Takes two transactions. Session writes that begin after the first one see its result, so none of them has to
+        wait.
+        """
         ((published_at, stamped_after),) = await self._call(statements.BEGIN_PUBLISHING, pause_microseconds)
         if stamped_after is None:
             return published_at  # type: ignore[no-any-return]

@@ -1,5 +1,5 @@
-"""The statements that divide a window and render its chunks. PostgreSQL does both: a million sessions never become a
-million objects of this process.
+"""The statements that divide a window and render its chunks. PostgreSQL does both, so that a window of a million
+sessions does not create a million objects in this process.
 
 They compute the same as `reads/intervals.py` and `domain/usage_records.py`, which the other engines use; conformance
 tests compare the results. Six things keep the cost per session low:
@@ -8,10 +8,10 @@ tests compare the results. Six things keep the cost per session low:
   inner layer again for each of its uses in an outer one. Each layer also repeats the ORDER BY of the innermost one.
   Otherwise PostgreSQL would sort again.
 - The arithmetic is shorter for sessions that are younger than the period of 30 days, as most are.
-- Most sessions are live for a whole window. Their bounds, as text, and their time in the window are parameters.
+- Most sessions are live for a whole window. So its bounds, as text, and its length are parameters.
 - The type `numeric` is avoided: see `_microseconds` and `_AMOUNT`.
-- A record is filled by one `concat` with few arguments, each of which PostgreSQL copies: the texts around the kind of a
-  session are one argument, as is the end of a record.
+- A record is filled by one `concat` with few arguments, because PostgreSQL copies each of them: the texts around the
+  kind of a session are one argument, and so is the end of a record.
 - A chunk is returned as one text.
 """
 
@@ -50,7 +50,7 @@ SELECT s.session_id, {ids}s.kind, greatest(s.started_at, $1) AS from_at, least({
 
 _PERIOD = PERIOD_MICROSECONDS
 _FACTOR_MAX = ((1 << 63) - 1) // _PERIOD
-"""Up to this factor, in millionths, the usage of one period is computed without exceeding 64 bits."""
+"""Up to this factor, in millionths, the usage of one period can be computed in 64 bits."""
 
 
 def _short_usage(microseconds: str) -> str:
@@ -64,16 +64,17 @@ def _short_usage(microseconds: str) -> str:
 
 
 _FLOAT_MAX = timedelta(days=30 * 365)
-"""Up to this duration, its seconds as a float determine its microseconds: twice rounded, they are wrong by 0.13."""
+"""Up to this duration, a float of its seconds is precise to the microsecond: after two roundings, the error is at most
+0.13 µs."""
 
 
 def _is_short(window: Window) -> bool:
-    """Whether no duration exceeds _FLOAT_MAX."""
+    """Whether all durations in the window are at most _FLOAT_MAX."""
     return window.ended_at - window.era.started_at <= _FLOAT_MAX
 
 
 def _microseconds(duration: str, *, is_short: bool) -> str:
-    """The duration as an integer. The cast rounds to the nearest one."""
+    """The duration in whole microseconds. The cast rounds to the nearest integer."""
     seconds = f"date_part('epoch', {duration})" if is_short else f"extract(epoch FROM {duration})"
     return f"({seconds} * 1000000)::bigint"
 
@@ -103,8 +104,8 @@ def _next(condition: str, ids: str = "") -> str:
 
 
 def _divide(*, is_short: bool, ids: str = "", columns: str = "") -> str:
-    """The next chunks, each with `columns` of its sessions `m`. Because the sums are ordered, PostgreSQL sorts the
-    sessions by chunk, which they are already. Otherwise it would put them into a hash table.
+    """The next chunks, each with `columns` of its sessions `m`. The ORDER BY in the aggregates makes PostgreSQL group
+    the sessions in the order in which they already are. Otherwise it would put them into a hash table.
     """
     union = f"{_next(_LIVE, ids)} UNION ALL {_next(_CLOSED, ids)}"
     following = f"SELECT * FROM ({union}) u ORDER BY session_id LIMIT $9"  # noqa: S608
@@ -162,7 +163,7 @@ _Part = Field | tuple[str, ...]
 
 
 def _parts(template: Template) -> Sequence[_Part]:
-    """The template, with each kind and the texts beside it as one text per kind."""
+    """The template, with the kind and its neighbouring texts merged into one text per kind."""
     parts: list[_Part] = []
     for part in template:
         texts = (part,) if isinstance(part, str) else tuple(map(str, KINDS))
@@ -190,7 +191,9 @@ def _texts(part: _Part) -> tuple[str, ...]:
 
 
 def _record(shape: Sequence[Field | int]) -> str:
-    """The record of the session `m`. A number in the shape stands for as many texts."""
+    """The record of the session `m`. A number in the shape stands for that many texts: one for all kinds, or one per
+    kind.
+    """
     number, values = _FIRST_TEXT, []
     for part in shape:
         if isinstance(part, Field):

@@ -62,8 +62,8 @@ class CapacitySeats:
         return OpenOutcome.CREATED, closed_sessions
 
     def free_from(self) -> datetime:
-        """When the new session may start. A seat may have become free later than now, because the clock was stepped
-        back or because a session lasts at least one microsecond.
+        """Returns when the new session may start. The end that freed the seat may be later than now, because the clock
+        was stepped back or because a session lasts at least one microsecond.
         """
         last = self._connection.execute(
             select(func.max(_sessions.c.closed_at)).where(
@@ -95,7 +95,7 @@ class CapacitySeats:
             yield closed_session_of(close(self._connection, as_recorded(sessions.session_from_row(row), self._now)))
 
     def _evict(self) -> Sequence[ClosedSession]:
-        """Evicts as many sessions as one more seat needs. Evicts none if too few can be evicted."""
+        """Evicts the sessions that must end to free one seat. Evicts none if too few can be evicted."""
         needed = self._taken() - self._row.max_sessions + 1
         oldest = (
             select(*sessions.COLUMNS)
@@ -113,7 +113,7 @@ class CapacitySeats:
 
 def seats_of(connection: Connection, now: datetime, requests: Sequence[OpenRequest]) -> Mapping[str, CapacitySeats]:
     """Returns the seats by capacity id, for those capacities that have a limit or a tenant."""
-    # Most installations have no rules, and this query costs a tenth of the next one.
+    # Most installations have no rules, and this query takes a tenth of the time of the next one.
     if connection.exec_driver_sql("SELECT 1 FROM capacities LIMIT 1").first() is None:
         return {}
     restricted = select(_table).where(

@@ -6,7 +6,7 @@ it commits, and the transaction reads the clock under the lock. Other instances 
 for a bounded time.
 
 Reads have their own connections: in WAL mode they neither wait for the writer nor delay it. Leases and jobs have their
-own thread and connection: a renewal waits for the file's lock, but not in the queue of its instance's other writes.
+own thread and connection, so a renewal waits for the file's lock, but not for the queued writes of its own instance.
 """
 
 import asyncio
@@ -47,8 +47,8 @@ _WRITE_NOW = "SELECT max(tenure_now(), last_cut_at, coalesce(stamped_after + 1, 
 
 
 def write_now(connection: Connection) -> datetime:
-    """The clock of a session write: never before the last cut, and always after the horizon of events, even if the
-    host's clock was stepped back.
+    """Returns the timestamp for a session write: the current time, but never before the last cut, and always after the
+    horizon of events, even if the host's clock was stepped back.
     """
     microseconds: int = connection.exec_driver_sql(_WRITE_NOW).scalar_one()
     return from_microseconds(microseconds)
@@ -64,7 +64,7 @@ class SqliteClient:
         *,
         read_only: bool = False,
     ) -> None:
-        """With `read_only`, SQLite refuses every write, and no file is created beside the database."""
+        """With `read_only`, SQLite refuses every write, and creates no file next to the database."""
         if not url.database or url.database == ":memory:":
             raise ConfigurationError("database: must name a file, as sqlite:///tenure.db does")
         sys.setswitchinterval(SWITCH_SECONDS)
@@ -95,7 +95,7 @@ class SqliteClient:
         return await self._retries.run(lambda: self._writer.run(transaction))
 
     async def _write_lease(self, work: Callable[[Connection, datetime], T]) -> T:
-        """Uses the plain clock: a lease does not depend on cuts."""
+        """Passes the plain clock (`lease_now`) to `work`: a lease does not depend on cuts."""
 
         def transaction(connection: Connection) -> T:
             return immediate(connection, lambda held: work(held, lease_now(held)))

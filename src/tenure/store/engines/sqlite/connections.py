@@ -4,18 +4,18 @@ An open file can lose its name: an operator deletes it, renames it, or puts a ba
 write to it, and every write is lost when the process ends. Guarantees:
 
 - After each operation, and after the COMMIT of each write, the name is compared with the file that was opened first
-  (device and inode; about 2 µs). So no write is acknowledged unless its file was in its place after the commit, and a
-  probe or the next reading of the board shows the loss within a second.
+  (device and inode; about 2 µs). So a write is acknowledged only if its file was in its place after the commit, and a
+  probe or the next read of the board detects the loss within a second.
 - Once another file has the name, no operation succeeds until the first file is back or the process is restarted. A file
-  that was put there is not opened: the WAL of the former file lies beside it, and SQLite would apply it to the new
+  that was put there is not opened: the WAL of the former file is still there, and SQLite would apply it to the new
   file. That WAL is not removed either: it may have the only copy of the last writes to the former file.
 - SQLite's locks on the file belong to the process, and the system drops all of them when any descriptor of the file is
   closed. Other processes then treat the file as unused: the last of them to close it removes the WAL, and later writes
   of this process are lost. So the descriptor that creates a file is closed before the process opens a connection to the
   file: connections are opened one at a time.
 
-Interruptions: a crash between COMMIT and the comparison is a lost answer, as everywhere. If the file is
-moved away and back between two comparisons, it is the same file, and nothing is lost.
+A crash between COMMIT and the comparison has the same effect as any lost answer. If the file is moved away and back
+between two comparisons, it is the same file, and nothing is lost.
 
 **Memory**: each connection has a page cache. Threads of different purposes have their own connections, so the caches
 have sizes by purpose, at most CACHES_KIB_MAX together. `limit_arenas` keeps freed memory from staying with one thread.
@@ -60,15 +60,15 @@ WAL_ENDINGS = ("-wal", "-shm")
 FILE_MODE = 0o600
 """The file contains personal data. SQLite gives the WAL and its index the mode of the file."""
 BUSY_SECONDS = 1.2
-"""How long a writer waits for the transaction of another instance. If that process is suspended in a transaction, it
+"""How long a writer waits for the transaction of another process. If that process is suspended in a transaction, it
 keeps the lock, and requests to this instance fail with 503."""
 POLL_SECONDS = 0.0003
 ARENAS_MAX = 2
 _M_ARENA_MAX = -8
-"""The number of this option in glibc's malloc.h."""
+"""The number of the option M_ARENA_MAX in glibc's malloc.h."""
 REOPENED_AFTER = frozenset({Cause.READ_ONLY, Cause.IO_ERROR})
-"""Causes after which the connection is replaced. SQLite opens a file that it may not write for reading only, and does
-not notice that it may write later."""
+"""Causes after which the connection is replaced. SQLite opens a file that it may not write as read-only, and does not
+notice when the file becomes writable."""
 
 
 def limit_arenas() -> None:
@@ -85,7 +85,7 @@ def limit_arenas() -> None:
 
 class DatabaseFile:
     _opening = threading.Lock()
-    """One for the whole process: two of its stores may open the same file."""
+    """One lock for the whole process, because two of its stores may open the same file."""
 
     def __init__(self, name: str, *, read_only: bool = False) -> None:
         self._path = str(Path(name).absolute())

@@ -17,7 +17,9 @@ _CAUSES = {
 
 
 class FileMoved(Exception):
-    """The path of the database names another file than the open one, or none: the file was moved or deleted."""
+    """The path of the database leads to another file than the open one, or to none: the open file was moved, replaced
+    or deleted.
+    """
 
 
 def cause_of(error: BaseException) -> Cause | None:

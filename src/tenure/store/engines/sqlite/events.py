@@ -29,12 +29,12 @@ _SETTLED = (SubmissionState.DELIVERED.value, SubmissionState.CANCELLED.value)
 
 
 def publish_events(connection: Connection, now: datetime, pause_microseconds: int) -> datetime:
-    """`now` is the clock of a session write, so it is after the present horizon."""
+    """`now` is from `write_now`, so it is after the current horizon."""
     clock = lease_now(connection)
     published_at: datetime | None = connection.execute(select(installation.c.published_at)).scalar_one()
     if published_at is not None and published_at <= clock < published_at + timedelta(microseconds=pause_microseconds):
         return published_at
-    # If the clock was stepped back, earlier writes may have later stamps than the clock shows now.
+    # If the clock was stepped back, earlier writes may have timestamps later than now.
     horizon = now if now <= clock else max([now, *_newest_stamps(connection)])
     connection.execute(update(installation).values(stamped_after=horizon, published_at=horizon))
     return horizon
@@ -54,7 +54,7 @@ def _newest_stamps(connection: Connection) -> Sequence[datetime]:
 def subscribe_gateways(
     connection: Connection, now: datetime, fence: Fence, gateways: Sequence[str]
 ) -> Sequence[EventSubscription]:
-    """`now` is the clock of a session write."""
+    """`now` is from `write_now`."""
     check_fence(connection, fence)
     known = set(connection.execute(select(_row.gateway).where(_row.gateway.in_(gateways))).scalars())
     for gateway in gateways:
@@ -84,7 +84,7 @@ def _is_settled(connection: Connection, submission_id: str | None) -> bool:
 
 
 def save_event_batch(connection: Connection, now: datetime, fence: Fence, batch: NewEventBatch) -> bool:
-    """`now` is the plain clock."""
+    """`now` is from the plain clock, `lease_now`."""
     check_fence(connection, fence)
     last = connection.execute(
         select(event_subscriptions).where(_row.gateway == batch.gateway, _row.number == batch.number - 1)

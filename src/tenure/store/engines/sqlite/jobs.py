@@ -96,7 +96,9 @@ def begin_run(connection: Connection, now: datetime, name: str, holder: str, att
 
 
 def _abandon_open_run(connection: Connection, name: str, lock: Lease | None) -> Fence | None:
-    """Records a run as abandoned if its holder left it open, because the holder died or lost the lock."""
+    """Records the last run as abandoned if it is still open, because its holder died or lost the lock. Returns its
+    fence.
+    """
     if lock is None:
         return None
     run = job_runs.c

@@ -1,4 +1,4 @@
-"""API keys and signing keys. The file's write lock lets one change happen after the other."""
+"""API keys and signing keys. The file's write lock serializes their changes."""
 
 from collections.abc import Mapping
 from datetime import datetime, timedelta
@@ -61,7 +61,7 @@ def touch_keys(connection: Connection, now: datetime, used_at: Mapping[str, date
     used = bindparam("used", type_=Instant)
     earlier = or_(keys.c.last_used_at.is_(None), keys.c.last_used_at < used)
     statement = update(keys).where(keys.c.public_id == bindparam("key"), earlier).values(last_used_at=used)
-    # Not after `now`: an instance only estimates the database's clock.
+    # At most `now`, because an instance only estimates the database's clock.
     connection.execute(statement, [{"key": key, "used": min(at, now)} for key, at in used_at.items()])
 
 

@@ -28,7 +28,9 @@ def find_lease(connection: Connection, name: str, now: datetime) -> Lease | None
 
 
 def check_fence(connection: Connection, fence: Fence) -> Lease:
-    """Raises `LeaseLost` if the fence is no longer that of a held lease. Every fenced write calls it first."""
+    """Raises `LeaseLost` unless the holder of the fence holds the lease in the epoch of the fence. Every fenced write
+    calls it first.
+    """
     lease = find_lease(connection, fence.name, lease_now(connection))
     if lease is None or lease.fence != fence or not lease.held:
         raise LeaseLost(f"{fence.holder} does not hold the lease {fence.name} in epoch {fence.epoch}")

@@ -147,7 +147,7 @@ def ends_after(connection: Connection, now: datetime) -> dict[tuple[str, str], d
     return {(capacity_id, user_object_id): closed_at for capacity_id, user_object_id, closed_at in rows}
 
 
-# Almost always no end lies after the clock, and this query costs a third of `ends_after_statement`.
+# Almost always no end is later than now, and this query takes a third of the time of `ends_after_statement`.
 _ANY_END_AFTER = "SELECT 1 FROM sessions WHERE closed_at > ? LIMIT 1"
 
 

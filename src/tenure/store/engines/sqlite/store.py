@@ -311,9 +311,9 @@ class SqliteStore(SqliteClient, SharedReads):
         )
 
     async def _write_by_plain_clock(self, work: Callable[[Connection, datetime], T]) -> T:
-        """Uses the plain clock, which may return an instant before the last cut.
+        """Passes the plain clock (`lease_now`) to `work`. It may be before the last cut.
 
-        Submissions do not depend on cuts, and a cut itself sets the lower limit of the clock for session writes.
+        Submissions do not depend on cuts, and a cut itself sets the lower limit for the timestamps of session writes.
         """
         return await self._write(work, leases.lease_now)
 

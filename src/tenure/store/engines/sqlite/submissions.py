@@ -40,7 +40,9 @@ def accept_submissions(
 def insert_generated(
     connection: Connection, now: datetime, *, submission_id: str, gateway: str, caller: str, key: str, contract: str
 ) -> None:
-    """Inserts a submission whose payload Tenure generates: its digest is stored elsewhere, and its key is both keys."""
+    """Inserts a submission whose payload Tenure generates. Its digest is stored elsewhere, and it has the same
+    idempotency key and delivery key.
+    """
     insert_submission(
         connection,
         now,
@@ -240,7 +242,7 @@ _COMMANDED = (
 
 
 def _retry(connection: Connection, now: datetime, row: Any) -> tuple[bool, bool]:
-    """Whether the command was carried out, and whether it changed the submission; so does `_cancel`."""
+    """Returns whether the command was carried out, and whether it changed the submission, like `_cancel`."""
     if row.state == SubmissionState.DELIVERED.value:
         return False, False
     attempt = (_attempt.submission_id == row.submission_id, _attempt.number == row.attempts)
@@ -256,7 +258,7 @@ def _retry(connection: Connection, now: datetime, row: Any) -> tuple[bool, bool]
 
 
 def _awaits_retry(row: Any, now: datetime, open_since: datetime | None) -> bool:
-    """Whether the submission was already as a retry leaves it."""
+    """Whether a retry would leave the submission as it is."""
     if row.state != SubmissionState.PENDING.value or row.failures or row.unknowns or row.pause_is_binding:
         return False
     if open_since is not None:

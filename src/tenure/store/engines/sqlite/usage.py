@@ -180,7 +180,7 @@ def store_digests(connection: Connection, fence: Fence, digests: Sequence[ChunkD
 def deliver_chunks(
     connection: Connection, now: datetime, moved: Sequence[SubmissionStatus], receipts: Collection[str]
 ) -> None:
-    """Marks the chunks of delivered submissions, and the windows whose chunks are all delivered."""
+    """Marks the chunks of delivered submissions as delivered, and the windows whose chunks are all delivered."""
     delivered = [each.submission_id for each in moved if each.state == SubmissionState.DELIVERED]
     arrived = and_(_chunk.submission_id.in_(delivered), _chunk.delivered_at.is_(None))
     changes = {"delivered_at": now, "has_receipt": _chunk.submission_id.in_(list(receipts))}

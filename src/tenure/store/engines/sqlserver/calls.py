@@ -1,4 +1,4 @@
-"""The procedure calls of this engine, one statement each, with the columns that each returns.
+"""The procedure calls of this engine: one statement each, with the columns that it returns.
 
 Lists and optional values are sent as one JSON text: for each parameter that is None, pyodbc would ask the server for
 its type.
@@ -17,7 +17,8 @@ from tenure.store.tables import jobs
 from tenure.store.types import Id, Instant, Name, Payload
 
 MIGRATION_LOCK_MILLISECONDS = 5000
-"""A statement that waits to change a table blocks every later statement on it. So it times out early and is retried."""
+"""A statement that waits to change a table blocks every later statement on that table. So it times out early and is
+retried."""
 
 _IMPLIED = ("user_object_id", "capacity_id", "closed_at", "close_reason")
 """Columns that are known from the open request, or that are NULL in a live session."""

@@ -1,4 +1,4 @@
-"""The connections of an instance to SQL Server, their uses and the retries.
+"""The connections of an instance to SQL Server: what they are used for, and how calls are retried.
 
 An ODBC call cannot be cancelled. If a caller stops waiting, the statement continues until it ends or times out, and its
 connection is not reused before that. So the executor has more threads than there are connections.

@@ -1,7 +1,7 @@
 """Connections to SQL Server: URL, driver, settings, and the hooks that run for every statement.
 
 All connections are in autocommit mode. Otherwise ODBC would wrap every call in a second transaction, which no timeout
-ends.
+would end.
 """
 
 import asyncio

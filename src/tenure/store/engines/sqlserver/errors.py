@@ -45,7 +45,8 @@ _RECORD = re.compile(r"\((?P<number>-?\d+)\) \((?P<function>SQL\w+)\)")
 def cause_of(error: BaseException) -> Cause | None:
     """Returns the cause of an error, or None if it is unknown.
 
-    The server's error number is checked first: some errors with the SQLSTATE of a timeout or a refusal are neither.
+    The server's error number is checked first: some errors have the SQLSTATE of a timeout or a refusal, but another
+    cause.
     """
     original = error.orig if isinstance(error, DBAPIError) else error
     if isinstance(original, OSError | TimeoutError | PoolTimeout):

@@ -40,7 +40,7 @@ def id_order(session_id: str) -> bytes:
 SERVER = text(
     "SELECT CAST(@@MAX_CONNECTIONS AS int), CAST(DATABASEPROPERTYEX(DB_NAME(), 'Updateability') AS nvarchar(20))"
 )
-"""Which connections are open is visible only to logins with VIEW SERVER STATE, so it is not read."""
+"""The number of open connections is not read, because only logins with VIEW SERVER STATE can see it."""
 
 
 def read_server(connection: Connection) -> ServerFacts:
@@ -77,7 +77,9 @@ def count_submissions(connection: Connection) -> Sequence[SubmissionCount]:
 
 
 def count_statement(gateway: str, state: str, limit: int) -> Select[Any]:
-    """Reads one span of the index on gateway and state. SQL Server cannot compare tuples, and this read need not."""
+    """Reads one span of the index on gateway and state. Unlike the shared statement, it compares no tuples, which SQL
+    Server does not support.
+    """
     row = submissions.c
     found = select(row.gateway).where(row.gateway == gateway, row.state == state)
     return select(func.count()).select_from(found.with_hint(submissions, BY_GATEWAY, "mssql").limit(limit).subquery())
@@ -102,7 +104,9 @@ def list_deliveries(connection: Connection, window_id: int) -> Sequence[ChunkDel
 
 
 def find_overlaps(connection: Connection, limit: int) -> Sequence[Overlap]:
-    """Checks each pair again: the first read may have read one session before it was closed, and the next one after."""
+    """Checks each pair again: the first read may have seen one session before it was closed, and the next session after
+    that.
+    """
     found = session_reads.find_overlaps(connection, limit)
     return [pair for pair in found if connection.execute(overlap_statement(pair)).one_or_none() is not None]
 

@@ -376,8 +376,8 @@ def _json(value: Any) -> str:
 
 
 def open_results(rows: Rows, requests: Sequence[OpenRequest], limits: Limits) -> Sequence[OpenResult]:
-    """Maps rows to requests by position. A row without a position has the instant at which all sessions were created
-    whose requests have no row.
+    """Maps rows to requests by position. A row without a position contains the common start of all sessions whose
+    requests have no row.
     """
     results: list[OpenResult | None] = [None] * len(requests)
     closed_sessions: dict[int, list[ClosedSession]] = {}
@@ -463,7 +463,7 @@ def end_results(rows: Rows, count: int) -> Sequence[EndResult]:
 
 
 def end_many_result(rows: Rows) -> tuple[EndManyResult, datetime]:
-    """The result without the sessions that are held, and when the action began."""
+    """The result without the number of held sessions, and the time at which the action began."""
     closed = [
         ClosedSession(row.session_id, row.reason, row.ended_at, *_whose(row))
         for row in rows

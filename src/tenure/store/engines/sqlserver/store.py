@@ -1,7 +1,7 @@
 """SQL Server 2019 and Azure SQL, through aioodbc and Microsoft's ODBC driver.
 
 SQL Server does not end a transaction whose client has stopped responding. So every write is one call of a stored
-procedure that begins and commits its own transaction: no pause of this process can hold a lock.
+procedure that begins and commits its own transaction, and a pause of this process cannot keep a lock.
 
 The procedures are in `functions/`, each with its version in its name. They take locks as follows.
 
@@ -12,10 +12,10 @@ order:
    hold no other lock.
 2. In lane LIMITED, the capacities, by id. So one batch at a time gives out the seats of a capacity.
 3. The live keys (user, capacity), in the order of their index. For a free key this locks the gap that the key would go
-   into. So two batches never race for a free key, and nothing has to be checked again after the insert.
-4. The session rows, by id. So no other transaction can be ending a session that this one returns as `existing`. The
-   lock hints are needed: without them, a read does not keep its locks, and takes none at all where row versions are
-   read (READ_COMMITTED_SNAPSHOT, the default on Azure).
+   into. So two batches never race for a free key, and the insert needs no check afterwards.
+4. The session rows, by id. So no other transaction can end a session while this one returns it as `existing`. The lock
+   hints are needed: without them, a read does not keep its locks, and takes none at all where row versions are read
+   (READ_COMMITTED_SNAPSHOT, the default on Azure).
 
 A procedure that is given session ids, and the sweep, never wait for a session. They take only rows and keys that no
 other transaction holds, with `READPAST` (which needs `READCOMMITTEDLOCK` where row versions are read):
@@ -37,9 +37,9 @@ the key of a closed session is inserted again, SQL Server reuses the index entry
 entry while another batch holds that gap, one of the two transactions is rolled back as a deadlock (error 1205) and
 retried.
 
-**Scopes.** Before its transaction, a procedure that is given session ids leaves out those outside the scope of their
-caller, like those that do not exist. It reads the tenant and the user `WITH (READUNCOMMITTED)`: they never change, so a
-foreign caller neither waits for a row nor locks it.
+**Scopes.** Before its transaction, a procedure that is given session ids drops those outside the scope of their caller,
+as it drops ids that do not exist. It reads the tenant and the user `WITH (READUNCOMMITTED)`, because they never change.
+So a caller outside the scope neither waits for a row nor locks it.
 
 **The audit log.** The entry is written last, in the transaction of the change. No two transactions write the same entry
 at the same time, so the write waits for no other transaction.
@@ -71,8 +71,8 @@ hold rows, and none of them waits for a key:
 - A transaction that ends attempts, carries out a command or stores a waiting reason waits for its rows, by id. If it
   has a fence, it can delay a renewal for as long as it waits, one second at most.
 - A transaction that begins attempts takes only rows that no other transaction holds. A transaction reads and writes
-  attempts only while it holds the row of their submission. The list of orphaned attempts comes from one index, and is
-  checked again when they are closed.
+  attempts only while it holds the row of their submission. The list of orphaned attempts is read from one index, and
+  each attempt is checked again when it is closed.
 - Like the sweep, the pruning takes rows and then their keys, and skips those that another transaction holds.
 
 One index contains all columns that the executor reads for a page of its schedule. Unless row versions are read, this
@@ -81,17 +81,17 @@ after the entry was skipped, the entry would be missed.
 
 **Usage.** A cut takes the cut lock exclusively, after its fence and before it reads the clock. A change of a capacity
 takes this lock exclusively too. All session writes wait while a cut inserts its windows. The cut may wait for the row
-of the installation. Apart from cuts, the pruning writes this row, as its last step, and so does a change of an API key.
+of the installation, which the pruning (as its last step) and a change of an API key also write.
 
 - A transaction that saves or delivers chunks holds the row of their window, with `UPDLOCK, HOLDLOCK`, windows by id. A
   window is locked before submissions. Saving chunks inserts submission keys. The insert may wait for a transaction that
   accepts submissions with neighbouring keys. That transaction may wait for rows that are locked by the end of an
-  attempt. So a transaction that ends attempts locks its windows first.
+  attempt. So a transaction that ends attempts must lock its windows first.
 - Only the holder of its lease writes marks and their rows. Saving and deleting them waits for no other write.
 - Storing digests waits for rows of chunks, in the order of their submissions, and holds no other lock. It changes no
   index.
-- The pruning takes chunks, windows and sessions that no other transaction holds. No other transaction writes
-  these rows any more.
+- The pruning takes chunks, windows and sessions that no other transaction holds. They are so old that no other
+  transaction writes them.
 
 **API keys.** A change of a key, or of the signing keys, first locks the row of the installation, with `UPDLOCK,
 HOLDLOCK`. So keys are changed one after the other, and two live keys per name cannot become three. After that it waits
@@ -253,7 +253,7 @@ class SqlServerStore(SqlServerClient, SharedReads):
         skipped = [session_id for session_id in session_ids if session_id not in closed]
         if not skipped or not result.same:
             return result
-        # In a read of its own: the procedure waits for no row that another transaction holds.
+        # A separate read counts them, because the procedure does not wait for rows that other transactions hold.
         return replace(result, held=await self.count_live(skipped, criteria, scope, began_at))
 
     async def expire_sessions(self, fence: Fence, limit: int) -> SweepResult:

@@ -415,7 +415,7 @@ def _create_events() -> None:
 
 
 def _where(condition: str, include: list[str] | None = None) -> dict[str, Any]:
-    """Returns the options of a partial index. SQL Server stores the columns `include` in the index beside the key."""
+    """Returns the options of a partial index. SQL Server stores the columns `include` in the index, next to the key."""
     where = {f"{dialect}_where": sa.text(condition) for dialect in ("postgresql", "sqlite", "mssql")}
     return where if include is None else {**where, "mssql_include": include}
 

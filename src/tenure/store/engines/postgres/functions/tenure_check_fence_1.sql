@@ -2,7 +2,7 @@
 -- other holder can acquire the lease. Fenced writes call this function first. An application may call it in its own
 -- transactions.
 --
--- It locks the lease FOR KEY SHARE. Fences do not wait for each other, nor for a renewal, which is a plain update. A
+-- It locks the lease FOR KEY SHARE. Fences do not wait for each other or for a renewal, which is a plain update. A
 -- transaction that begins or ends an epoch locks the lease FOR UPDATE and waits for all fences (tenure_lock_lease_1).
 --
 -- It runs with the search_path of its migration, because the caller's search_path may not contain Tenure's schema.

@@ -1,9 +1,8 @@
 -- Inserts or renews the row of an instance, and returns the stored start of the instance. A new row stores `p_started`,
 -- or the current time if `p_started` is NULL.
 --
--- A row that is marked as stopped does not change any more: an earlier call whose answer was lost may arrive after the
--- call that marked it. Only the instance itself writes its row, so two concurrent writes can only be a call and its own
--- retry.
+-- A row that is marked as stopped does not change again, because an earlier call may arrive after the call that marked
+-- it. Only the instance itself writes its row, so two concurrent writes can only be a call and its own retry.
 CREATE OR REPLACE FUNCTION tenure_save_instance_1(
     p_instance text, p_holder text, p_host text, p_pid int, p_worker int, p_version text,
     p_executor_lease text, p_started timestamptz, p_stopped boolean)

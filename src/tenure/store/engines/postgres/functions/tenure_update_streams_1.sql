@@ -1,10 +1,10 @@
--- Saves updates of streams. An update reports that its stream is alive or has ended (`p_end`, and `p_finished` with its
--- last save), and what the stream has counted since its last save. Only the newest stream of a session renews or ends
--- the session; the counts of an older stream are still added. `p_save` numbers the saves of a stream: a save that
--- arrives twice adds nothing the second time.
+-- Saves updates of streams. An update reports that a stream is alive or has ended, and what it has counted since its
+-- previous save. `p_end` is the reason with which the update ends the session; `p_finished` marks the last save of the
+-- stream. Only the newest stream of a session renews or ends the session; the counts of an older stream are still
+-- added. `p_save` numbers the saves of a stream: a save that arrives twice adds nothing the second time.
 --
 -- A keep-alive (neither `p_end` nor `p_finished`) adds nothing to a session that has ended: the stream did not know of
--- the end, and may have counted messages that arrived after it.
+-- the end, and may have counted messages that arrived after the end.
 --
 -- `found` is `live`, `over`, `replaced` (a newer stream was attached) or `held`. A held row is not written, and the
 -- caller retries it. `recorded` means that this call recorded the end. `counted` means that the session's counters

@@ -1,7 +1,7 @@
--- Deletes one batch of rows past their retention time, under the fence of its job: lease history, runs of jobs,
--- submissions that are delivered or cancelled, with their attempts and batches of events, entries of the audit log,
--- alerts that are cleared, instances that are gone, and activity. @history, @runs, @submissions, @audit, @alerts,
--- @instances and @activity are the retention times in microseconds. Returns the number of deleted rows of each table.
+-- Deletes one batch of rows past their retention time, under the fence of its job: lease history, job runs, delivered
+-- or cancelled submissions (with their attempts and event batches), entries of the audit log, cleared alerts, instances
+-- that are gone, and activity. @history, @runs, @submissions, @audit, @alerts, @instances and @activity are the
+-- retention times in microseconds. Returns the number of deleted rows of each kind, without attempts and batches.
 --
 -- The procedure deletes only rows that no other transaction holds. If it waited for rows, its fence would delay the
 -- renewal of the lease. It locks the rows of submissions first and then their keys, and waits for neither, because

@@ -1,7 +1,7 @@
 -- Moves the horizon of events to now, and returns it. Every session write holds the cut lock (shared) until it commits.
 -- So under the exclusive lock, all session writes with a timestamp up to the horizon are committed. Later session
 -- writes get a later timestamp, because tenure_write_now() returns an instant after the horizon. For the same reason, a
--- session whose deadline is at or before the horizon cannot be renewed any more.
+-- session whose deadline is at or before the horizon can no longer be renewed.
 --
 -- The procedure does nothing if the horizon was moved within the last @pause microseconds, because session writes wait
 -- while it has the lock. It waits for the lock for 200 ms at most, and then raises an error; the caller retries later.

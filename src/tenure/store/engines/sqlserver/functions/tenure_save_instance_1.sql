@@ -1,9 +1,8 @@
 -- Inserts or renews the row of an instance, and returns the stored start of the instance. A new row stores
 -- @request.started, or the current time if it is missing.
 --
--- A row that is marked as stopped does not change any more: an earlier call whose answer was lost may arrive after the
--- call that marked it. Only the instance itself writes its row, so two concurrent writes can only be a call and its own
--- retry.
+-- A row that is marked as stopped does not change again, because an earlier call may arrive after the call that marked
+-- it. Only the instance itself writes its row, so two concurrent writes can only be a call and its own retry.
 --
 -- Order: lock the row, read the clock, write.
 --
