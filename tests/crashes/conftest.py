@@ -9,7 +9,7 @@ from tests.support.processes import Lag
 
 @pytest.fixture(scope="session")
 def own_postgres() -> Iterator[PostgresServer]:
-    """A server for the tests of this folder, which they stop, start and freeze."""
+    """A server that the tests of this folder stop, start and freeze."""
     with postgres_server() as server:
         yield server
 
@@ -30,6 +30,6 @@ async def own_database(own_postgres: PostgresServer, own_template: str) -> Async
 
 @pytest.fixture
 def lag() -> Iterator[Lag]:
-    """Measures while the test runs."""
+    """Measures scheduling delays while the test runs."""
     with Lag() as measured:
         yield measured

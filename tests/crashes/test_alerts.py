@@ -1,8 +1,8 @@
-"""The tests cause each alert. It is raised once and cleared once, and both changes reach the gateway `oncall`.
+"""Alerts on two instances: each is raised once and cleared once, and both changes reach the gateway `oncall`.
 
-Two instances run on one database, whose clock the test moves. Jobs run when the test requests it, so that only a cause
-that the test has made can raise an alert. `http/test_alerts.py` has a failing job, and `conformance/test_alerts.py` has
-every alert on every engine.
+The tests move the clock of the database, and cause the alerts. Jobs run only when a test requests it, so nothing else
+can raise an alert. `http/test_alerts.py` has a failing job, and `conformance/test_alerts.py` has every alert on every
+engine.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ WAIT_SECONDS = 60
 CLIENTS = 120
 MINUTE = timedelta(minutes=1)
 BEGINS_AT = datetime.now(UTC) + MINUTE
-"""Not years later: usage is cut from the creation of the database on."""
+"""Close to the real time, because usage is cut from the creation of the database on."""
 JOBS = ("EXPIRE_SESSIONS", "EMIT_USAGE", "MARK_USAGE", "PRUNE", "WATCH")
 ENVIRONMENT = {
     "TENURE_LEASES__DURATION_SECONDS": "7200",
@@ -52,7 +52,7 @@ class Receiver:
         self.port = 0
 
     def seen(self) -> set[tuple[str, str]]:
-        """The alerts that arrived. A leader that resigned may have sent one that the next leader sends again."""
+        """Returns the distinct alerts that arrived. One may arrive twice if a leader resigns."""
         return {(body["type"], body["data"]["alertId"]) for body in self.oncall}
 
 
@@ -92,7 +92,7 @@ class World:
         self._database, self._http = database, http
         self.instances = instances
         self.asked = next(iter(instances))
-        """The instance that gets the requests of the test."""
+        """The name of the instance to which the test sends its requests."""
         self.now = BEGINS_AT
 
     async def move(self, by: timedelta) -> datetime:
@@ -107,7 +107,7 @@ class World:
             return await response.json()  # type: ignore[no-any-return]
 
     async def until(self, holds: Callable[[], Any], what: str) -> None:
-        """Advances the clock in steps of a second, so that work which is due after a pause is done."""
+        """Waits, and advances the clock by a second at a time, so that work that waits for a pause becomes due."""
         try:
             async with asyncio.timeout(WAIT_SECONDS):
                 while not await holds():
@@ -124,7 +124,7 @@ class World:
 
     async def run(self, name: str) -> None:
         count = (await self.job(name))["runCount"]
-        # The clock stands still: at the same instant, the end of the last run would also end this request.
+        # The clock stands still. A run that ended at the instant of this request would count as the requested run.
         await self.move(timedelta(seconds=1))
         await self.call("POST", f"/jobs/{name}/run")
 
@@ -150,7 +150,7 @@ class World:
         await self.until(seen, what)
 
     async def emitted(self, receiver: Receiver) -> None:
-        """Usage is delivered up to now."""
+        """Cuts usage, and waits until it is delivered."""
         before = receiver.usages
         await self.run("emit-usage")
 
@@ -201,7 +201,7 @@ async def test_alerts_follow_clients_receiver_and_clock(start: Any, postgres_dat
 
 
 async def clients_vanish(installation: World, receiver: Receiver) -> None:
-    """Clients open sessions, and are gone. Eleven minutes later, their leases expire."""
+    """Clients open sessions and disappear. Eleven minutes later, the leases of the sessions expire."""
     await asyncio.gather(*(open_session(installation, 660) for _ in range(CLIENTS)))
     for _ in range(2):
         await installation.move(6 * MINUTE)
@@ -263,7 +263,7 @@ async def begin_run(installation: World, holder: Holder) -> tuple[RunningInstanc
 
 
 async def instance_stops(installation: World, holder: Holder) -> None:
-    """The leader of a job is paused by its host, with the lock of the job."""
+    """An instance is paused while it holds the lock of a job."""
     running, installation.asked = await begin_run(installation, holder)
     running.send(signal.SIGSTOP)
     try:
@@ -291,7 +291,7 @@ async def leader(installation: World) -> bool:
 
 
 async def instance_dies(installation: World, holder: Holder) -> None:
-    """The instance is killed with the lock of a job. The other one runs the job when the lock has expired."""
+    """An instance is killed while it holds the lock of a job. The other one runs the job when the lock has expired."""
     running, installation.asked = await begin_run(installation, holder)
     running.process.kill()
     await holder.rollback()
@@ -305,10 +305,10 @@ async def instance_dies(installation: World, holder: Holder) -> None:
 
 
 async def check_deliveries(installation: World, receiver: Receiver, *expected: str) -> None:
-    """Every alert was raised once and cleared once, and no other was.
+    """Asserts that each expected alert was raised once and cleared once, and that no other alert was raised.
 
-    If the scheduled run of `watch` comes after a jump of the clock and before the next cut, usage lags. An instance
-    that dies may also have been the leader. Then there is one alert for the lock of its job, and one for its lease.
+    `usage-lagging` is allowed, because `watch` may run after a jump of the clock and before the next cut. If the
+    instance that died was also the leader, there is one alert for the lock of its job and one for its lease.
     """
     await installation.cleared("usage-lagging")
     found = (await installation.call("GET", "/alerts?limit=100"))["alerts"]

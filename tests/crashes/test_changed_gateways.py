@@ -91,10 +91,10 @@ def always(status: int) -> dict[str, Any]:
     return {"share": 1, "ways": [{"way": "status", "status": status}]}
 
 
-async def test_removed_gateway_keeps_submissions_pending_and_does_not_block_others(
+async def test_submissions_of_removed_gateway_stay_pending_and_do_not_block_others(
     database: Database, start: Start, receive: Receive
 ) -> None:
-    """When the gateway is configured again, its submissions are sent, with the attempts that their contract allows."""
+    """When the gateway is configured again, its submissions are sent, and the earlier attempts still count."""
     receiver, operator = receive(), Operator(start, database)
     removed, orders = {"url": receiver.address, "schedule": [1]}, {"url": receiver.address}
     await set_faults(receiver, always(500))
@@ -119,7 +119,7 @@ async def test_removed_gateway_keeps_submissions_pending_and_does_not_block_othe
     assert set(received(receiver)) == {submission_id, delivered_id}
 
 
-async def test_changed_gateway_applies_to_new_submissions_and_new_secret_to_all(
+async def test_changed_contract_applies_to_new_submissions_and_changed_secret_to_all(
     sqlite_database: Database, start: Start, receive: Receive
 ) -> None:
     operator = Operator(start, sqlite_database)

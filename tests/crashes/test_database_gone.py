@@ -23,8 +23,7 @@ Start = Callable[..., RunningInstance]
 
 ANSWERED_WITHIN_SECONDS = 2
 UNAVAILABLE_SECONDS = 2 * ANSWERED_WITHIN_SECONDS + 1
-"""Every client may be waiting for an answer when the database becomes unavailable. The request that it sends after that
-answer must also end in this time."""
+"""Long enough for each client to get the response to its current request and to the next one."""
 RECOVERED_WITHIN_SECONDS = 5
 UNAVAILABLE = 503
 LOST = 0
@@ -33,7 +32,7 @@ LOST = 0
 async def test_instance_returns_503_and_loses_no_session_while_database_is_stopped_or_frozen(
     own_postgres: PostgresServer, own_database: Database, start: Start, seed: int, lag: Lag
 ) -> None:
-    """While the database is frozen, /healthz succeeds and the instance can stop."""
+    """While the database is frozen, `/healthz` succeeds, and the instance can be stopped."""
     instance = start(own_database.url).wait_until_ready()
     async with steady_load([instance.address], 16, keys=some_keys(200, seed), seed=seed) as exchanges:
         await eventually(lambda: len(exchanges) > 200, 60, "the load has begun")
@@ -79,7 +78,10 @@ def is_503_with_retry_after(one: Exchange) -> bool:
 
 
 async def served_again(exchanges: Sequence[Exchange], back_at: int) -> None:
-    """Waits for the first success, and for a hundred more. No request sent over a second later may get 503."""
+    """Waits for the first success, and then for a hundred.
+
+    No request that is sent more than a second after the first success may get 503.
+    """
 
     def served() -> list[Exchange]:
         return [one for one in exchanges if one.sent_at > back_at and one.status in (200, 201)]
@@ -106,7 +108,7 @@ async def test_instance_becomes_ready_if_database_was_frozen_at_startup(
 async def test_connection_that_freezes_during_setup_is_closed(
     own_postgres: PostgresServer, own_database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise every timed-out attempt leaves a connection open, until the server accepts no more."""
+    """If it stayed open, repeated attempts would use up the connections of the server."""
     made: list[asyncpg.Connection] = []
     really_connect = asyncpg.connect
 

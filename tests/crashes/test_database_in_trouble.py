@@ -41,12 +41,12 @@ BUSY = {
     "TENURE_JOBS__EXPIRE_SESSIONS__INTERVAL_SECONDS": "1",
     "TENURE_JOBS__EMIT_USAGE__INTERVAL_SECONDS": "1",
 }
-"""Leases and jobs that are due within the test, so that the background work fails too."""
+"""Short leases and intervals, so that background work is due during the test, and fails, too."""
 LINES_PER_SECOND_MAX = 12
 """The limit on all log lines together, of all events and causes."""
 RECOVERED_WITHIN_SECONDS = 10
 SMALL_POOL = 4
-"""With two connections for hot calls."""
+"""A pool of this size has two connections for hot calls."""
 UNKNOWN = Heartbeat("00000000-0000-4000-8000-000000000000", True, EVERYTHING)
 BACKENDS = "SELECT pid FROM pg_stat_activity WHERE application_name = 'tenure' AND backend_type = 'client backend'"
 
@@ -66,7 +66,7 @@ async def test_read_only_server_causes_503_with_reason_and_few_log_lines(
 async def test_reads_leave_server_that_has_become_read_only(
     own_postgres: PostgresServer, own_database: Database
 ) -> None:
-    """The name of the server may lead to another one by then. A connection that is new is kept."""
+    """Connections are replaced, because the host name may point to another server by now. New ones are kept."""
 
     async def backends() -> set[int]:
         await own_database.store.schema_revision()
@@ -74,7 +74,7 @@ async def test_reads_leave_server_that_has_become_read_only(
 
     before = await backends()
     async with settings_of(own_postgres, default_transaction_read_only="on"):
-        await backends()  # the server reports the change with this answer
+        await backends()  # the server reports the change in its response
         await asyncio.sleep(REPLACE_SECONDS)
         after = await backends()
         assert before.isdisjoint(after)
@@ -97,7 +97,7 @@ async def test_full_disk_causes_503_with_reason_and_few_log_lines(
 
 
 async def check_refusals(instance: RunningInstance, exchanges: Sequence[Exchange], reason: str) -> list[Exchange]:
-    """Reads succeed; writes and `/readyz` get 503 with the reason. Returns the exchanges of this time."""
+    """Asserts that reads succeed, and that writes and `/readyz` get 503 with the reason. Returns the exchanges."""
     await asyncio.sleep(1)  # until the requests in progress have ended
     first, lines = len(exchanges), len(instance.log().splitlines())
     readiness = []
@@ -149,7 +149,7 @@ async def test_pool_size_bounds_backends_while_synchronous_standby_does_not_conf
         async with settings_of(own_postgres, synchronous_standby_names="missing"):
             first = len(exchanges)
             await asyncio.sleep(STALLED_SECONDS)
-            # Not on the connection of the watcher, which may be counting.
+            # This read does not use the connection of the watcher, which may be busy counting.
             visible = await own_database.rows("SELECT session_id::text FROM sessions")
         refused = [one for one in exchanges[first:] if one.status == 503]
         await check_recovery(instance, exchanges)
@@ -262,7 +262,7 @@ def owner(server: PostgresServer) -> int:
 
 @asynccontextmanager
 async def tablespace(server: PostgresServer, folder: Path) -> AsyncIterator[str]:
-    """A database on the small disk. The log of the server, and its own files, are elsewhere."""
+    """Creates a database on the small disk. The server's own files and its log are on another disk."""
     await server.execute(f"CREATE TABLESPACE small LOCATION '{folder}'")
     await server.execute("CREATE DATABASE on_small_disk TABLESPACE small")
     try:
@@ -274,7 +274,7 @@ async def tablespace(server: PostgresServer, folder: Path) -> AsyncIterator[str]
 
 @asynccontextmanager
 async def full_disk(url: str) -> AsyncIterator[None]:
-    """Fills the disk of the database. On one connection: a new one may need room on the disk, too."""
+    """Fills the disk of the database. Uses one connection, because a new one may need space on the disk, too."""
     connection = await asyncpg.connect(url)
     try:
         await connection.execute("CREATE TABLE filler (bytes text)")

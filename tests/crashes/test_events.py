@@ -87,10 +87,10 @@ async def test_every_event_arrives_in_order_on_sqlite(
 
 
 @pytest.mark.timeout(120)
-async def test_race_test_detects_horizon_that_does_not_wait_for_commits(
+async def test_events_are_missing_if_horizon_does_not_wait_for_commits(
     postgres_database: Database, start: Start, receiver: RunningReceiver, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The horizon waits for the writes in progress. Without that, events of late commits are missing."""
+    """If the horizon does not wait for writes in progress, events of late commits are missing."""
     await postgres_database.execute(HORIZON_WITHOUT_BARRIER)
     monkeypatch.setattr(sys.modules[__name__], "CAUGHT_UP_SECONDS", 1)
     with pytest.raises(AssertionError, match="LongPoller Run"):
@@ -134,7 +134,7 @@ async def subscribed(database: Database) -> bool:
 
 
 async def disturb(fleet: Fleet, plan: Run) -> None:
-    """Sessions are opened and closed on all instances, and one instance after the other is killed."""
+    """Opens and closes sessions on all instances, and kills one instance after another."""
     source = random.Random(plan.seed)
     stopping = asyncio.Event()
     asyncio.get_running_loop().call_later(plan.seconds, stopping.set)
@@ -174,7 +174,7 @@ class User:
 
 
 async def commit_late(url: str, disturbing: "asyncio.Task[None]") -> None:
-    """Opens sessions in transactions that stay open for long after they have read the clock."""
+    """Opens sessions in transactions that commit long after they have read the clock."""
     connection = await asyncpg.connect(url)
     try:
         while not disturbing.done():
@@ -193,7 +193,7 @@ async def expected_in(database: Database) -> list[dict[str, Any]]:
 
 
 async def caught_up(seen: Callable[[], Sequence[dict[str, Any]]], expected: list[dict[str, Any]], shown: str) -> None:
-    """Waits until all is seen, and compares everything: the events, their bytes and their order."""
+    """Waits until as many events are seen as expected, and compares all events and their order."""
     for _ in range(CAUGHT_UP_SECONDS * 10):
         if len(seen()) >= len(expected):
             break

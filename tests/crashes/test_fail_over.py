@@ -43,7 +43,7 @@ HELD = 20
 LEASE_SECONDS = 120
 RESUMED_WITHIN_SECONDS = 5
 FAIL_OVERS = [(0.3, timedelta(milliseconds=300)), (2.5, timedelta(seconds=4))]
-"""Seconds from the kill to the promotion, and by how much the clock of the standby is behind that of its primary.
+"""Seconds from the kill to the promotion, and how far the standby's clock is behind that of its primary.
 
 The first outage is shorter than a lease of the instances, the second one longer. The second standby is so far behind
 that its clock has not reached the last writes and cuts of its primary when the first requests arrive.
@@ -63,12 +63,12 @@ class Pair:
     def __init__(self, primary: PostgresServer, standby: PostgresServer, name: str) -> None:
         self.url = f"postgresql://postgres@{primary.tcp_host},{standby.tcp_host}/{name}?target_session_attrs=read-write"
         self.behind = self._standby_behind = timedelta()
-        """By how much the clock of the primary is behind that of the host."""
+        """How far the primary's clock is behind that of the host."""
         self._primary, self._standby, self._name = primary, standby, name
         self._standby_runs = True
 
     async def synchronise(self, behind: timedelta) -> None:
-        """Sets the clock of the standby, and makes every commit wait until the standby has it."""
+        """Sets the clock of the standby, and makes every commit wait until the standby confirms it."""
         self._standby_behind = self.behind + behind
         await change(self._standby, "tenure_test.behind", str(self._standby_behind))
         await change(self._primary, "synchronous_standby_names", "*")
@@ -84,7 +84,7 @@ class Pair:
             await database.close()
 
     async def disconnect_standby(self) -> None:
-        """The standby gets no later commits, and the primary does not wait for it."""
+        """Stops the standby, so that it misses all later commits."""
         await asyncio.to_thread(self._standby.stop, "fast")
         self._standby_runs = False
 
@@ -93,7 +93,7 @@ class Pair:
         await asyncio.sleep(down_seconds)
         if not self._standby_runs:
             await asyncio.to_thread(self._standby.start)
-        # The new primary has no standby yet, and must not wait for one.
+        # The new primary has no standby yet, so its commits must not wait for one.
         await change(self._standby, "synchronous_standby_names", "")
         await asyncio.to_thread(self._standby.control, "promote")
         self._primary, self._standby = self._standby, self._primary
@@ -186,7 +186,7 @@ class Load:
                 self._stopping.set()
 
     def unserved_since(self, instant: int) -> list[str]:
-        """The operations that have not succeeded since. Opens, heartbeats and reads count for each instance."""
+        """Returns the operations that have not succeeded since `instant`: opens, heartbeats and reads per instance."""
         for address, exchanges in self._opens.items():
             succeeded = (one.received_at for one in reversed(exchanges) if one.status in (200, 201))
             self._served_at[f"open {address}"] = next(succeeded, 0)
@@ -233,7 +233,7 @@ class Load:
                 await asyncio.sleep(PAUSE_SECONDS)
 
 
-async def test_two_fail_overs_lose_nothing_although_the_clock_of_each_standby_is_behind(
+async def test_fail_overs_to_standbys_with_late_clocks_lose_nothing(
     pair: Pair, start: Start, receivers: Receivers, seed: int
 ) -> None:
     fleet = await Fleet(start, pair.url, {**CUTTING, **receivers.gateways}, INSTANCES).ready()
@@ -268,7 +268,7 @@ async def served_again(load: Load, fleet: Fleet, context: str) -> None:
 
 async def differences(database: Database, orders: RunningReceiver, load: Load, behind: timedelta) -> list[str]:
     """Compares all acknowledged answers with the tables. The instances have stopped."""
-    # Measured by the clock of the clients, an instant of the database may be earlier than the request by `behind`.
+    # The database's clock is behind that of the clients, so a session may start up to `behind` before its request.
     earlier = behind // timedelta(microseconds=1)
     opens = [msgspec.structs.replace(one, sent_at=one.sent_at - earlier) for one in load.opens]
     opened = [session for session in await read_sessions(database) if session.session_id not in load.deadlines]
@@ -289,10 +289,10 @@ async def differences(database: Database, orders: RunningReceiver, load: Load, b
     )
 
 
-async def test_audit_reports_windows_that_asynchronous_standby_lacked(
+async def test_audit_reports_windows_lost_by_asynchronous_standby(
     pair: Pair, start: Start, receivers: Receivers, seed: int
 ) -> None:
-    """After the fail-over, windows get the keys of lost ones. The receiver has other usage under these keys."""
+    """The new primary reuses the delivery keys of lost windows, and the receiver has other usage under these keys."""
     fleet = await Fleet(start, pair.url, {**CUTTING, **receivers.gateways}, 1).ready()
     (instance,) = fleet.running
     await open_some(instance, 10, seed)

@@ -1,4 +1,4 @@
-"""Instances that are killed, paused and stopped, as `GET /instances` and `GET /activity` show them."""
+"""Instances that are killed or stopped, as `GET /instances` and `GET /activity` show them."""
 
 import signal
 import time
@@ -19,8 +19,8 @@ TIMEOUT_SECONDS = 30
 Start = Callable[..., RunningInstance]
 
 
-def test_killed_paused_and_stopped_instances_are_distinguished(postgres_database: Database, tmp_path: Path) -> None:
-    """Three real processes, one of them with two workers. A stopped instance has saved all its counts."""
+def test_stopped_and_killed_instances_are_distinguished(postgres_database: Database, tmp_path: Path) -> None:
+    """There are three real processes, one of them with two workers. The stopped one has saved all its counts."""
     running = [RunningInstance(postgres_database.url, tmp_path, "--workers", workers) for workers in ("2", "1", "1")]
     stopped, killed, observer = running
     try:
@@ -34,7 +34,7 @@ def test_killed_paused_and_stopped_instances_are_distinguished(postgres_database
             assert sum("submission-executor" in row["leads"] for row in rows) == 1
             for _ in range(7):
                 assert httpx.put(f"{stopped.address}/sessions", json=open_body()).status_code == 201
-            killed.process.send_signal(signal.SIGSTOP)  # its row ages, but it is not marked
+            killed.process.send_signal(signal.SIGSTOP)  # a paused instance must not be marked as stopped
             stopped.process.send_signal(signal.SIGTERM)
             assert stopped.process.wait(TIMEOUT_SECONDS) == 0
             killed.process.kill()

@@ -56,7 +56,7 @@ def start_member(tmp_path: Path) -> Iterator[StartMember]:
 
 
 def timing(duration: int = DURATION, acquire: int = ACQUIRE, refresh: int = 1) -> dict[str, str]:
-    """The sweep is paused, because its run would read the board early."""
+    """Settings of leases. The sweep is paused, because each of its runs would read the board early."""
     return {
         "TENURE_LEASES__DURATION_SECONDS": str(duration),
         "TENURE_LEASES__RENEW_SECONDS": "1",
@@ -89,7 +89,7 @@ async def test_another_instance_leads_in_time_after_stop_and_after_kill(database
 async def test_step_paused_past_its_lease_is_not_committed(
     postgres_database: Database, start_member: StartMember
 ) -> None:
-    """The step had checked its fence and written its row, but not committed."""
+    """The step has checked its fence and written its row before the pause, but not committed."""
     old, new = await paused_in_step(postgres_database, start_member, "write", 1)
     await until(
         lambda: old.logged("work.refused", "work.cancelled"), 5, "the old one is refused or cancelled", [old, new]
@@ -100,10 +100,10 @@ async def test_step_paused_past_its_lease_is_not_committed(
 async def test_step_that_checks_its_fence_after_lease_is_lost_is_refused(
     postgres_database: Database, start_member: StartMember
 ) -> None:
-    """The step got its fence before the pause, and continues although its work was cancelled."""
+    """The step got its fence before the pause, and continues after it, although its work was cancelled."""
     old, new = await paused_in_step(postgres_database, start_member, "write_late", 0)
     await until(
-        # It may have been paused in its very first step.
+        # `work.step` may be missing, because the member may have been paused in its first step.
         lambda: [line["event"] for line in old.logged("work.fenced_off", "work.step")][-1:] == ["work.fenced_off"],
         5,
         "the fence is refused",
@@ -116,7 +116,7 @@ async def test_step_that_checks_its_fence_after_lease_is_lost_is_refused(
 async def paused_in_step(
     database: Database, start_member: StartMember, does: str, interval: int
 ) -> tuple[Member, Member]:
-    """The first member was paused within a step until the second had worked, and continues."""
+    """Pauses the first member within a step until the second one has worked, and then resumes it."""
     await database.execute(STEPS)
     old, new = await worker_and_rival(start_member, member_config(database, does, interval, seconds=0.3))
     await pause_within(old, "work.step_open", "work.step")
@@ -126,7 +126,7 @@ async def paused_in_step(
 
 
 async def check_steps(database: Database, old: Member, new: Member) -> None:
-    """No step of the old member is committed after the first of the new one, and the open step never is."""
+    """Asserts that the paused step is never committed, and no old step after the first step of the new member."""
     steps = await database.rows("SELECT epoch, step FROM steps ORDER BY at")
     open_step = old.logged("work.step_open")[-1]
     shown = f"{steps}\n{all_logs([old, new])}"
@@ -137,7 +137,7 @@ async def check_steps(database: Database, old: Member, new: Member) -> None:
 
 
 async def pause_between_writes(member: Member, database: Database) -> None:
-    """On SQLite a member that is paused inside a write holds the file, and no other member can lead."""
+    """Pauses the member, on SQLite between two writes: a member paused in a write would keep the file locked."""
     for _ in range(100):
         member.send(signal.SIGSTOP)
         if database.engine != "sqlite" or file_is_free(database):
@@ -170,12 +170,12 @@ async def test_worker_paused_between_steps_past_its_lease_writes_nothing(
     steps_before_pause = len(old.logged("work.step"))
     await another_works(old, new)
     old.send(signal.SIGCONT)
-    # The call that the pause interrupted may have timed out; then its run fails, and has lost its lock.
+    # The call that the pause interrupted may have timed out. In that case the run fails because its lock is lost.
     stopped = ("work.refused", "work.cancelled", "job.lock_lost")
     await until(lambda: old.logged(*stopped), 15, "the old one stops working", [old, new])
     steps = len(new.logged("work.step"))
     await until(lambda: len(new.logged("work.step")) > steps + 5, 5, "the new one continues", [old, new])
-    # One write may have been in progress at the pause, and have been committed.
+    # One write that was in progress when the member was paused may have been committed.
     assert len(old.logged("work.step")) <= steps_before_pause + 1, all_logs([old, new])
     assert written_twice([old, new]) == [], all_logs([old, new])
     assert not old.logged("work.done"), old.log()
@@ -185,7 +185,7 @@ async def test_worker_paused_between_steps_past_its_lease_writes_nothing(
 
 
 async def test_leader_cut_off_from_database_stops_and_another_leads(postgres_database: Database, start: Start) -> None:
-    """First its connections are closed; then the next leader's connections lose everything that is sent."""
+    """The first leader's connections are closed. Those of the next leader stay open, but lose all data."""
     environment = timing(duration=LONGER_DURATION)
     with proxy_to(postgres_database.url) as one, proxy_to(postgres_database.url) as other:
         both = [start(proxy.url, **environment) for proxy in (one, other)]
@@ -217,7 +217,7 @@ async def cut_off(leader: RunningInstance, follower: RunningInstance, cut: Calla
 
 
 async def test_leader_cut_off_briefly_releases_its_lease(postgres_database: Database, start: Start) -> None:
-    """Long before the lease would expire."""
+    """The leader releases the lease as soon as it can, instead of letting it expire after a minute."""
     with proxy_to(postgres_database.url) as proxy:
         url = postgres_database.url
         first, second = await led_through(proxy, start, url, **timing(duration=60, acquire=30))
@@ -232,7 +232,7 @@ async def test_leader_cut_off_briefly_releases_its_lease(postgres_database: Data
 async def test_work_stops_before_lease_expires_when_renewal_gets_no_response(
     postgres_database: Database, start_member: StartMember
 ) -> None:
-    """The work of a leader and of a job."""
+    """Applies to the work of a leader and of a job."""
     with proxy_to(postgres_database.url) as proxy:
         config = member_config(postgres_database, "wait", 0, seconds=60)
         config.tasks += member_config(postgres_database, "wait", 1, seconds=60).tasks
@@ -271,7 +271,7 @@ async def test_resigned_leader_keeps_cool_down_when_renewal_detects_resign_first
 async def test_leader_whose_work_ignores_cancellation_does_not_release_its_lease(
     postgres_database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise another instance would work at the same time. The lease expires instead."""
+    """If the lease were released, another instance would work at the same time. So it is left to expire."""
     monkeypatch.setattr(cancelling, "CANCEL_SECONDS", 0.2)
     begun, release = asyncio.Event(), asyncio.Event()
 
@@ -336,7 +336,7 @@ async def test_failover_works_after_notification_connections_are_terminated(
 
 
 async def leader_and_followers(start: Start, url: str, count: int, **environment: str) -> list[RunningInstance]:
-    """The leader first."""
+    """Starts instances, and returns them with the leader first."""
     instances = [start(url, **(environment or timing())) for _ in range(count)]
     for instance in instances:
         await asyncio.to_thread(instance.wait_until_ready)
@@ -345,7 +345,7 @@ async def leader_and_followers(start: Start, url: str, count: int, **environment
 
 
 async def led_through(proxy: Proxy, start: Start, url: str, **environment: str) -> list[RunningInstance]:
-    """A leader that is connected through the proxy, and a follower that is connected directly."""
+    """Starts a leader that is connected through the proxy, and a follower that is connected directly."""
     first = start(proxy.url, **environment)
     await until(lambda: leads(first.log()), STARTED_WITHIN_SECONDS, "the first leads", [first])
     second = start(url, **environment)
@@ -372,7 +372,7 @@ async def until_listening(database: Database, count: int) -> None:
 
 
 async def until_no_refresh_is_near(database: Database, seconds: float, refresh: float) -> None:
-    """Waits, so that a notification detects the next change earlier than a refresh of the board."""
+    """Waits until no refresh of the board is due soon, so that a notification must detect the next change."""
     late = f"SELECT pid {LISTENING} AND clock_timestamp() - query_start > interval '{refresh - seconds} seconds'"
     deadline = time.monotonic() + 3 * refresh
     while await database.rows(late):
@@ -381,7 +381,7 @@ async def until_no_refresh_is_near(database: Database, seconds: float, refresh: 
 
 
 async def undisturbed(follower: RunningInstance, leader: RunningInstance) -> None:
-    """Checks that until its next renewal the leader leads in the same epoch, and the follower follows."""
+    """Asserts that the leader keeps its epoch until its next renewal, and that the follower does not lead."""
     epoch = terms([leader.log()])[-1].epoch
     renewals = len(logged(leader.log(), "leader_renewed"))
     both = [follower, leader]
@@ -392,7 +392,7 @@ async def undisturbed(follower: RunningInstance, leader: RunningInstance) -> Non
 
 
 def seconds_after(instant: datetime, instance: RunningInstance) -> float:
-    """Seconds from `instant` until the instance acquired the lease."""
+    """Returns the seconds from `instant` until the instance acquired the lease."""
     seconds: float = (logged(instance.log(), "leader_acquired")[-1]["at"] - instant).total_seconds()
     return seconds
 
@@ -416,7 +416,7 @@ def role(instance: RunningInstance) -> str:
 
 
 def member_config(database: Database, does: str, interval: int, **task: float) -> MemberConfig:
-    """A member with a lease of two seconds, as a leader or in an endless run."""
+    """Configures a member that works under a lease of two seconds: a job if `interval` is set, otherwise a leader."""
     work = Task(name="work", does=does, interval_seconds=interval, lock_timeout_seconds=2, **task)  # type: ignore[arg-type]
     return MemberConfig(database=database.url, tasks=[work], duration_seconds=2)
 
@@ -449,7 +449,7 @@ async def another_works(old: Member, new: Member) -> None:
 
 
 async def continues_alone(database: Database, new: Member) -> bool:
-    """The next steps of the new member are committed, with no other step between them."""
+    """Waits for further steps of the new member, and returns whether no number is missing in its committed steps."""
     epoch = new.logged("work.begun")[-1]["epoch"]
     seen = len(new.logged("work.step"))
     await until(lambda: len(new.logged("work.step")) > seen + 2, 5, "it continues", [new])
@@ -458,6 +458,6 @@ async def continues_alone(database: Database, new: Member) -> bool:
 
 
 def written_twice(both: Sequence[Member]) -> list[str]:
-    """Sessions whose end was written by more than one step."""
+    """Returns sessions whose end was written by more than one step."""
     ended = [session for member in both for step in member.logged("work.step") for session in step["ended"]]
     return sorted({session for session in ended if ended.count(session) > 1})

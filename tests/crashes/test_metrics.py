@@ -31,11 +31,11 @@ SHORT_LEASES = {
     "TENURE_LEASES__RENEW_SECONDS": "2",
     "TENURE_LEASES__ACQUIRE_SECONDS": "3",
 }
-"""The worker that is killed may be the leader. Another one leads as soon as its lease has expired."""
+"""Short leases, because the killed worker may be the leader, and another one leads only when its lease has expired."""
 
 
 def series(text: str) -> dict[tuple[str, str], float]:
-    """The values by the name of the series and its labels."""
+    """Returns the values by the name of the metric and its labels."""
     found = re.findall(r"^(\w+)(?:\{(.*)\})? (\S+)$", text, re.MULTILINE)
     return {(name, labels): float(value) for name, labels, value in found}
 
@@ -47,7 +47,7 @@ def total(scraped: Mapping[tuple[str, str], float], name: str, *labels: str) -> 
 
 
 def workers_of(instance: RunningInstance) -> list[psutil.Process]:
-    """The children of the supervisor, without the one that tracks its resources."""
+    """Returns the worker processes of the supervisor, which has another child that tracks resources."""
     children = psutil.Process(instance.process.pid).children()
     return [child for child in children if "spawn_main" in " ".join(child.cmdline())]
 
@@ -61,10 +61,10 @@ class Held:
 
 
 class Clients:
-    """Sends requests over one connection at a time, PIPELINED at once, and counts the answers by the worker.
+    """Sends PIPELINED requests at a time over one connection, and counts the responses of each worker.
 
-    The id of a request begins with a text that each worker chooses when it starts, so an answer names its worker. A
-    connection that breaks belongs to the worker that was killed. Requests that it had not answered are not counted.
+    A request id begins with a prefix that each worker chooses at its start, so each response shows its worker. A
+    connection breaks only if its worker was killed. Requests without a response are not counted.
     """
 
     def __init__(self, port: int, seed: int) -> None:
@@ -101,7 +101,7 @@ class Clients:
             self._take(route, held, body)
 
     def _next(self) -> tuple[str, bytes, Held | None]:
-        """The next request. A session is in one request of a batch at most, so that its answer is known."""
+        """Returns the next request. A batch has at most one request per session, so each response is predictable."""
         choice = self._random.random()
         if choice < 0.1:
             return "unmatched", request("GET", f"/{some_id()}"), None
@@ -150,7 +150,7 @@ async def test_metrics_equal_answers_of_clients_after_a_worker_was_killed(
     database = postgres_database
     groups: list[RunningInstance] = []
     for _ in range(2):
-        # One after the other: six processes that start at once need longer than an instance may take.
+        # The groups start one after the other, because six processes that start at once would be too slow.
         groups.append(start(database.url, "--workers", "2", **SHORT_LEASES).wait_until_ready())
         await all_up(groups[-1].address)
     clients = [Clients(group.port, seed + number) for number in range(AT_ONCE // 2) for group in groups]
@@ -193,7 +193,7 @@ async def test_metrics_equal_answers_of_clients_after_a_worker_was_killed(
     for group in groups:
         await eventually_active(group.address, live)
 
-    # A worker that hangs costs a second, and not the scrape.
+    # A worker that hangs delays the scrape by a second, but the scrape succeeds.
     stuck = workers_of(groups[1])[1]
     stuck.send_signal(signal.SIGSTOP)
     try:
@@ -212,7 +212,7 @@ async def leads(address: str) -> float:
 
 
 async def answered_scrape(address: str) -> dict[tuple[str, str], float]:
-    """A scrape that the other worker has answered. A connection that the stuck worker accepted gets no answer."""
+    """Returns the first scrape that is answered. A connection that a stuck worker has accepted gets no response."""
     scrapes = [asyncio.create_task(scrape(address)) for _ in range(SCRAPES_AT_ONCE)]
     try:
         done, _ = await asyncio.wait(scrapes, timeout=WAIT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
@@ -233,7 +233,7 @@ async def all_up(address: str) -> None:
 
 
 async def eventually_active(address: str, live: Mapping[str, int]) -> None:
-    """The gauges of the installation are read every ten seconds."""
+    """Waits until the gauges, which are updated every ten seconds, show the live sessions of each kind."""
     async with asyncio.timeout(WAIT_SECONDS):
         while True:
             scraped = await scrape(address)

@@ -56,9 +56,7 @@ async def pause(instance: RunningInstance, after_seconds: float) -> None:
 
 @pytest.mark.slow
 async def test_transaction_of_paused_owner_is_terminated_in_time(postgres_database: Database) -> None:
-    """The transaction takes several round trips, unlike those of the hot lane, and its client stops before the
-    commit.
-    """
+    """A client locks a row and does not commit. Hot requests cannot do so: their transactions need one round trip."""
     one = request(kind=1)
     await open_one(postgres_database.store, one)
     connection = await connect(postgres_database.url, SETTINGS)
@@ -70,7 +68,7 @@ async def test_transaction_of_paused_owner_is_terminated_in_time(postgres_databa
 
 
 async def test_connection_sets_all_server_timeouts(postgres_database: Database) -> None:
-    """Only `transaction_timeout` ends a transaction whose last message never arrives."""
+    """Of these, only `transaction_timeout` ends a transaction whose last message never arrives."""
     names = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout", "transaction_timeout")
     connection = await connect(postgres_database.url, SETTINGS)
     limits = [
@@ -81,7 +79,7 @@ async def test_connection_sets_all_server_timeouts(postgres_database: Database) 
 
 
 @pytest.mark.slow
-async def test_other_instance_returns_503_until_paused_instance_that_holds_file_continues_or_is_killed(
+async def test_other_instance_returns_503_while_paused_instance_locks_file(
     sqlite_database: Database, start: Start, seed: int
 ) -> None:
     paused, other = (instance.wait_until_ready() for instance in [start(sqlite_database.url) for _ in range(2)])
@@ -111,8 +109,9 @@ async def test_reads_succeed_while_file_is_locked(sqlite_database: Database, sta
 async def pause_during_write(
     instance: RunningInstance, others: Sequence[Client], keys: Sequence[Key]
 ) -> list[Exchange]:
-    """Pauses the instance repeatedly, until it holds the file while it is paused and the others get 503. Returns these
-    responses.
+    """Pauses the instance repeatedly until it is paused during a write, so that the other instance responds with 503.
+
+    Returns these responses.
     """
     for attempt in range(40):
         instance.send(signal.SIGSTOP)

@@ -1,6 +1,4 @@
-"""A recovered gateway gets all waiting submissions in the order of acceptance, even if the leader is killed
-meanwhile.
-"""
+"""A recovered gateway gets all waiting submissions, the oldest first, even if the leader is killed meanwhile."""
 
 import asyncio
 from collections.abc import Callable
@@ -30,7 +28,7 @@ Start = Callable[..., RunningInstance]
 
 COUNT = 40
 CONTRACT = {"schedule": [0.2, 3600], "max_attempts": 9, "timeout_seconds": 5, "concurrency": 4}
-"""After two failures, a submission waits for an hour."""
+"""With this schedule, a submission waits for an hour after its second failure."""
 WAITING_FOR_AN_HOUR = (
     "SELECT 1 FROM submissions WHERE state = 'pending' AND failures = 2 AND next_attempt_at IS NOT NULL"
 )

@@ -26,7 +26,7 @@ SERVED_WITHIN_SECONDS = 5
 
 
 def url_of(*urls: str, form: str = "address") -> str:
-    """One URL for the hosts of several."""
+    """Combines several URLs into one that names all their hosts."""
     parts = [make_url(url) for url in urls]
     names, ports = [str(part.host) for part in parts], [str(part.port) for part in parts]
     if form == "address":
@@ -53,7 +53,7 @@ def dropping_host() -> Iterator[str]:
 
 @pytest.mark.parametrize("form", ["address", "parameters"])
 async def test_next_host_is_tried_when_first_host_drops_packets(own_database: Database, form: str) -> None:
-    """Later connections try the other host first."""
+    """Later connections try the host that worked first."""
     with dropping_host() as first, proxy_to(own_database.url) as second:
         database = make_url(own_database.url).database or ""
         store = open_store(url_of(first.replace("/postgres", f"/{database}"), second.url, form=form), POOL_SIZE)
@@ -64,7 +64,7 @@ async def test_next_host_is_tried_when_first_host_drops_packets(own_database: Da
             await store.close()
 
 
-async def test_later_calls_try_the_hosts_that_first_call_had_no_time_for(own_database: Database) -> None:
+async def test_later_calls_try_hosts_that_the_first_call_did_not_reach(own_database: Database) -> None:
     database = make_url(own_database.url).database or ""
     with dropping_host() as first, dropping_host() as second, proxy_to(own_database.url) as third:
         hosts = [url.replace("/postgres", f"/{database}") for url in (first, second)]
@@ -94,9 +94,9 @@ def primary() -> Iterator[PostgresServer]:
 async def test_instance_leaves_frozen_primary_and_nothing_acknowledged_is_lost(
     primary: PostgresServer, start: Start, seed: int
 ) -> None:
-    """The URL names the standby first. It is refused while it is a standby, and found after it was promoted.
+    """The URL names the standby first. The instance does not use the standby until it is promoted.
 
-    The connections to the primary stay open, but it does not answer. `test_fail_over.py` has a primary that crashes.
+    Connections to the frozen primary stay open, but get no response. `test_fail_over.py` has a primary that crashes.
     """
     name = await primary.create_database()
     with (
@@ -130,13 +130,13 @@ async def test_instance_leaves_frozen_primary_and_nothing_acknowledged_is_lost(
 
 
 async def read_sessions_of(instance: RunningInstance) -> None:
-    """Reads use other connections than writes."""
+    """Waits until a read succeeds. Reads use other connections than writes."""
     async with clients([instance.address], 1) as (client,):
         await retry_until(lambda: client.get("/sessions"), lambda one: one.status == 200, SERVED_WITHIN_SECONDS)
 
 
 async def check_reason(on_standby: RunningInstance) -> None:
-    """An instance that knows only the standby says why it is not ready. After the promotion it becomes ready."""
+    """Asserts that an instance that knows only the standby reports why it is not ready."""
     async with clients([on_standby.address], 1) as (client,):
         await retry_until(lambda: client.get("/readyz"), lambda one: "is read only" in one.answer["detail"], 10)
 

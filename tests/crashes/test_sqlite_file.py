@@ -40,7 +40,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def stores(path: Path) -> Iterator[Callable[[], SqliteStore]]:
-    """Makes stores, each as another instance has one."""
+    """Creates stores, each like the store of another instance."""
     made: list[SqliteStore] = []
 
     def make() -> SqliteStore:
@@ -91,7 +91,7 @@ async def test_moved_file_is_noticed_within_a_second_and_no_write_to_it_is_ackno
 
 
 def check_restart(instance: RunningInstance, path: Path, start: Start) -> None:
-    """As docs/operating.md says: SQLite would apply the WAL of the former file to the new one."""
+    """Deletes the WAL before the restart (docs/operating.md). Otherwise SQLite would apply it to the new file."""
     assert instance.stop() == 0
     for left in path.parent.glob("tenure.db-*"):
         left.unlink()
@@ -108,14 +108,14 @@ def check_refused(exchanges: Sequence[Exchange]) -> None:
 
 
 async def check_recovery(client: Client, exchanges: Sequence[Exchange]) -> None:
-    """The same file is back: every acknowledged session is there."""
+    """Asserts that every acknowledged session is there when the same file is back."""
     await retry_until(lambda: client.get("/readyz"), lambda one: one.status == 200, RECOVERED_WITHIN_SECONDS)
     for session_id in {one.answer["sessionId"] for one in exchanges if one.status == 201}:
         assert (await client.get(f"/sessions/{session_id}")).status == 200
 
 
-def test_file_that_was_read_only_is_written_once_it_is_writable() -> None:
-    """SQLite opens such a file for reading only, and does not notice that it may write later."""
+def test_file_is_written_again_once_it_is_no_longer_read_only() -> None:
+    """SQLite itself does not notice that it may write to a file that it has opened for reading only."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "tenure.db"
         asyncio.run(migrate_and_close(path))
@@ -152,7 +152,7 @@ def change_modes(path: Path, mode: int) -> None:
 
 @contextmanager
 def unprivileged(*files: Path) -> Iterator[None]:
-    """Acts as another user, the owner of the files: root may write read-only files."""
+    """Runs the block as an unprivileged owner of the files, because root may write read-only files."""
     is_root = os.geteuid() == 0
     if is_root:
         for file in files:
@@ -189,10 +189,8 @@ def test_file_may_have_any_name(name: str, tmp_path: Path) -> None:
 COUNT = "import sqlite3, sys; print(*sqlite3.connect(sys.argv[1]).execute('SELECT count(*) FROM written').fetchone())"
 
 
-def test_connections_that_are_opened_at_once_keep_the_locks_on_a_new_file(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without its locks, another process that closes the file removes the WAL, and later writes are lost."""
+def test_concurrent_opens_keep_the_locks_on_a_new_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the locks were lost, another process that closes the file would remove the WAL, and lose later writes."""
     creating, opened, close = threading.Event(), threading.Event(), os.close
 
     def close_late(descriptor: int) -> None:

@@ -77,7 +77,7 @@ async def test_instance_accepts_connections_once_it_logs_its_address(sqlite_data
 async def test_supervisor_replaces_killed_worker_and_stops_all_workers(
     sqlite_database: Database, start: Start, short_folder: Path
 ) -> None:
-    """The metrics that any worker shows have the figures of all workers, before and after."""
+    """Before and after, `GET /sessions/metrics` shows the figures of all workers, whichever worker responds."""
     supervisor = start(sqlite_database.url, "--workers", "2", TMPDIR=str(short_folder))
     await all_ready(supervisor, 2)
     async with clients([supervisor.address], CONNECTIONS) as each:
@@ -90,7 +90,7 @@ async def test_supervisor_replaces_killed_worker_and_stops_all_workers(
     await all_ready(supervisor, 3)
     current = workers(supervisor)
     assert (len(current), victim in current) == (2, False)
-    # The counts of the killed worker are lost; those of the other worker and of the database are not.
+    # Only the counts in the memory of the killed worker are lost.
     total, opened = await metrics_of_workers(supervisor)
     assert (total, opened < CONNECTIONS) == (CONNECTIONS, True)
 
@@ -101,10 +101,10 @@ async def test_supervisor_replaces_killed_worker_and_stops_all_workers(
 
 
 async def metrics_of_workers(supervisor: RunningInstance) -> tuple[int, int]:
-    """The total in the database and the number of opened sessions, which must be the same from all workers.
+    """Returns the total in the database and the number of opened sessions. All workers must show the same figures.
 
-    Each connection reaches one of the workers, and CONNECTIONS connections reach all of them. On a busy machine, a
-    worker may need more than a second to answer the other one, so the requests are repeated until both answer.
+    There are so many connections that they reach both workers. On a busy machine, a worker may need more than a second
+    to answer the other one, so the requests are repeated until each response contains the figures of both.
     """
     async with clients([supervisor.address], CONNECTIONS) as each, asyncio.timeout(STARTED_WITHIN_SECONDS):
         while True:
@@ -124,7 +124,7 @@ async def test_workers_exit_after_supervisor_is_killed(
     own = workers(supervisor)
     supervisor.kill()
     await eventually(lambda: not any(worker.is_running() for worker in own), 5, "the workers have ended")
-    assert content(short_folder) == []  # the last worker has deleted the folder of the sockets
+    assert content(short_folder) == []  # the last worker deletes the folder of the sockets
 
 
 @pytest.fixture
@@ -157,7 +157,7 @@ async def test_workers_finish_open_requests_when_process_group_gets_sigterm(
 async def waiting_upgrade(
     database: Database, instance: RunningInstance
 ) -> AsyncIterator[tuple["asyncio.Task[Exchange]", Holder]]:
-    """A request that is in progress as long as its row is locked."""
+    """Starts a request that is in progress as long as its row is locked."""
     key = some_keys(1, 0)[0]
     async with clients([instance.address], 1) as (client,), holding(database) as holder:
         opened = await client.open(key, 1)

@@ -56,7 +56,7 @@ EPOCHS = f"SELECT epoch FROM lease_history WHERE name = '{LEASE}'"
 UNKNOWN_EPOCHS = "SELECT DISTINCT epoch FROM submission_attempts WHERE outcome = 'unknown'"
 DRAINED_WITHIN_SECONDS = 10
 TAKEN_OVER_WITHIN_SECONDS = 15
-"""Time for another instance to acquire the released lease and to send. It is much less than LONG_LEASE."""
+"""How long another instance may take to acquire the released lease and to send: much less than LONG_LEASE."""
 FROZEN_SECONDS = 3
 """Longer than a lease."""
 
@@ -73,7 +73,7 @@ def receiver(tmp_path: Path) -> Iterator[RunningReceiver]:
 
 class Disturbance(NamedTuple):
     faults: Sequence[str]
-    """The faults of the current leader, `kill` or `pause`, in order."""
+    """What happens to the current leader, in order: `kill` or `pause`."""
     submissions_min: int
     pause_seconds: float
     """The pause of each client between two submissions, so that some are submitted during every fault."""
@@ -121,9 +121,9 @@ async def survive(database: Database, receiver: RunningReceiver, fleet: Fleet, d
 
 
 def until_done(disturbing: "asyncio.Task[Any]", at_least: int, given: list[int]) -> Iterator[int]:
-    """Numbers to submit until the last fault is over; appends them to `given`.
+    """Yields numbers to submit until the last fault is over, and appends them to `given`.
 
-    One in eleven is submitted twice, mostly to different instances, and must be accepted as the same submission.
+    One in ten is submitted twice, mostly to different instances, and must be accepted as the same submission.
     """
     for turn in count():
         if turn * 10 // 11 >= at_least and disturbing.done():
@@ -133,7 +133,7 @@ def until_done(disturbing: "asyncio.Task[Any]", at_least: int, given: list[int])
 
 
 async def disturb_leaders(fleet: Fleet, disturbance: Disturbance) -> set[int]:
-    """The epochs of the leaders that were paused."""
+    """Kills and pauses leaders. Returns the epochs of those that were paused."""
     source, paused = random.Random(disturbance.seed), set[int]()
     for fault in disturbance.faults:
         leader = await fleet.leader()
@@ -147,7 +147,7 @@ async def disturb_leaders(fleet: Fleet, disturbance: Disturbance) -> set[int]:
 
 
 async def pause(fleet: Fleet, leader: RunningInstance, source: random.Random) -> None:
-    """SIGSTOP past the lease, with requests in flight, until some time after another instance leads."""
+    """Pauses the leader, with requests in flight, until another instance has led for some time."""
     leader.send(signal.SIGSTOP)
     others = [instance for instance in fleet.running if instance is not leader]
     try:
@@ -181,7 +181,7 @@ async def test_open_attempt_is_sent_again_after_kill_and_restart(sqlite_database
 async def test_stopped_leader_records_responses_and_next_leader_sends_the_rest(
     database: Database, start: Start, receiver: RunningReceiver
 ) -> None:
-    """More submissions are due than may be in flight, and the receiver of another gateway does not respond."""
+    """More submissions are due than may be in flight at once, and the receiver of another gateway does not respond."""
     await set_faults(receiver, {"share": 1, "ways": [{"way": "delay", "seconds": 1}]})
     async with SilentReceiver() as silent:
         environment = {**LONG_LEASE, **gateways(orders=to(receiver), silent={"url": silent.address})}

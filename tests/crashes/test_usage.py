@@ -39,7 +39,7 @@ SELECT gen_random_uuid(), gen_random_uuid(), gen_random_uuid(), gen_random_uuid(
   FROM generate_series(1, {count}) AS n, installation,
        LATERAL (SELECT last_cut_at + n * interval '1 microsecond' AS began, interval '1 microsecond' AS m) AS each
 """
-"""All of them start and end within the first window."""
+"""Inserts sessions that start and end within the first window."""
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def receiver(tmp_path: Path) -> Iterator[RunningReceiver]:
 async def test_usage_is_billed_once_after_kill_at_each_write(
     postgres_database: Database, start: Start, receiver: RunningReceiver, seed: int
 ) -> None:
-    """At each write, one instance is killed before the write is executed, and one right after it."""
+    """At each write, one instance is killed before the write is executed, and another one right after it."""
     fleet = await Fleet(start, postgres_database.url, cutting_environment(receiver.address, SECRET), 2).ready()
     async with session_load(fleet.addresses, seed):
         for point in (CHUNKS, DIGEST, OUTCOME):
@@ -89,7 +89,7 @@ async def test_next_holder_resumes_after_kill_between_chunks(
 
 
 async def chunks(database: Database) -> Sequence[int]:
-    """The chunk numbers of the first window."""
+    """Returns the chunk numbers of the first window."""
     return [
         row["chunk"] for row in await database.rows("SELECT * FROM usage_chunks WHERE window_id = 1 ORDER BY chunk")
     ]
@@ -132,7 +132,7 @@ async def test_usage_is_billed_once_when_database_restarts(
 async def test_usage_is_billed_once_when_run_is_paused_past_its_lock(
     postgres_database: Database, start: Start, receiver: RunningReceiver, seed: int
 ) -> None:
-    """The write that the paused instance had sent is executed, and another instance runs the job before it resumes."""
+    """During the pause, the write that the instance has sent is executed, and another instance runs the job."""
     fleet = await Fleet(start, postgres_database.url, cutting_environment(receiver.address, SECRET), 2).ready()
     async with session_load(fleet.addresses, seed):
         for point in (CUT, CHUNKS):
@@ -156,7 +156,7 @@ def lock_losses(instance: RunningInstance) -> int:
 
 
 async def run_by_another(database: Database, epoch: int) -> bool:
-    """A later run has succeeded: it has divided all windows that were cut before it."""
+    """Returns whether a later run has succeeded. Such a run has divided all windows that were cut before it."""
     runs: list[dict[str, Any]] = await database.rows(
         f"SELECT 1 FROM job_runs WHERE job = 'emit-usage' AND epoch > {epoch} AND outcome = 'succeeded'"
     )

@@ -38,7 +38,7 @@ pytestmark = pytest.mark.slow
 Start = Callable[..., RunningInstance]
 
 CONTRACT = {"schedule": [0.2, 3600], "timeout_seconds": 5}
-"""An hour passes after the second failure. Other submissions would fail after two attempts; usage does not."""
+"""With this schedule, usage is sent again an hour after its second failure."""
 FACTORS = "TENURE_USAGE__FACTORS__"
 LAST_STATUS_OF_OLDEST = """
 SELECT a.status FROM submission_attempts a JOIN usage_chunks c ON c.submission_id = a.submission_id
@@ -56,7 +56,7 @@ async def test_receiver_gets_all_usage_once_after_three_days_of_outage(
 ) -> None:
     """On the first day the port is closed, on the second the receiver responds with 410, on the third with 500.
 
-    When the receiver works again, the oldest windows do not wait until the hour since their last failure has passed.
+    When the receiver works again, the windows are sent at once, although their next attempts are not due yet.
     """
     shift, port = Shift(database, tmp_path), free_port()
     environment = {**CUTTING, **await shift.install()}
@@ -66,7 +66,7 @@ async def test_receiver_gets_all_usage_once_after_three_days_of_outage(
     await failing(database, 1, fleet)
     receiver = RunningReceiver(tmp_path, "--fail", json.dumps(always(410)), port=port)
     try:
-        # The receiver must listen first: after another refused connection the next attempt is an hour later.
+        # The receiver must listen first. After another refused connection, the next attempt would be an hour later.
         await asyncio.to_thread(lambda: receiver.address)
         await shift.ahead(days=1)
         await failing(database, 2, fleet, 410)
@@ -149,7 +149,7 @@ class Batch(NamedTuple):
 
 @asynccontextmanager
 async def listening(path: Path, batches: list[Batch]) -> AsyncIterator[str]:
-    """A receiver in this process that keeps every request, and records it in a ledger."""
+    """Runs a receiver in this process that keeps every request, and records it in a ledger."""
     with closing(Ledger(path)) as ledger:
 
         async def receive(request: web.Request) -> web.Response:

@@ -1,4 +1,4 @@
-"""A changed limit holds from the instant at which it is set, under load and while instances are killed."""
+"""A changed limit applies from the instant at which it is set, under load and while instances are killed."""
 
 import asyncio
 import random
@@ -30,7 +30,7 @@ LOST = 0
 async def test_live_sessions_never_exceed_limit_while_limit_changes(
     postgres_database: Database, start: Start, seed: int
 ) -> None:
-    """One capacity rejects and one evicts, under load at the same time, while instances are killed."""
+    """A capacity that rejects and one that evicts are under load at the same time, while instances are killed."""
     running = started(start, postgres_database, INSTANCES)
     log, capacities = LimitLog(postgres_database), {when_full: some_id() for when_full in ("reject", "evictOldest")}
     await log.begin()
@@ -76,7 +76,7 @@ async def _open_during_changes(
 
 
 class _Operator:
-    """Sets one limit after the other, through random instances."""
+    """Changes the limit again and again, through random instances."""
 
     def __init__(self, operators: Sequence[Client], capacity_id: str, when_full: str, seed: int) -> None:
         self._operators = operators

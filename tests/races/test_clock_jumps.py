@@ -1,7 +1,7 @@
 """The database's clock jumps by minutes, forward and back, during leases and runs.
 
-The guarantees are: no write of an old epoch after the next acquire; no tick is lost; no tick succeeds twice, unless the
-clock was stepped back by more than an interval. Then the repeated ticks run again.
+No write of an old epoch succeeds after the next acquire. No tick is lost. No tick succeeds twice, unless the clock was
+stepped back by more than an interval: then the ticks that the clock repeats run again.
 """
 
 import asyncio
@@ -68,7 +68,7 @@ async def finishes(store: Store, fence: Fence, outcome: RunOutcome = SUCCEEDED) 
 
 
 async def test_holder_loses_lease_permanently_after_clock_jumps_past_expiry(database: Database) -> None:
-    """The lease stays lost when the clock jumps back to before the expiry."""
+    """The holder does not regain the lease when the clock jumps back to before the expiry."""
     await database.clock.set(NOON)
     old = await acquire_free_lease(database.store, "leader", "one")
     await database.clock.set(NOON + 10 * MINUTES)
@@ -194,7 +194,7 @@ class Ensemble:
                 tasks.create_task(self._run_jobs(store, f"holder {number}"))
             tasks.create_task(self._jump())
             await asyncio.sleep(seconds)
-            # A busy machine needs longer for enough runs.
+            # On a busy machine, enough runs take longer.
             await eventually(lambda: self.succeeded > seconds, BUSY_SECONDS, "enough runs have succeeded")
             self._enough = True
 
@@ -229,7 +229,11 @@ class Ensemble:
             self.stepped_back.add(fence.epoch)
 
     def follows(self, one: Any, next_one: Any) -> bool:
-        """The next success is for the first tick after `one`, or for an earlier one if the clock was stepped back."""
+        """Returns whether no tick was lost or repeated between two successful runs.
+
+        The second run must be for the first tick after the first run, or for an earlier one if the clock was stepped
+        back.
+        """
         expected = grid_after(MINUTE, one["started_at"])
         if any(one["epoch"] < epoch <= next_one["epoch"] for epoch in self.stepped_back):
             return bool(next_one["tick_at"] < expected)

@@ -1,4 +1,4 @@
-"""When a transaction reads the clock: it locks, reads the row, reads the clock, and writes.
+"""When a transaction reads the clock: it acquires locks, reads the row, reads the clock, and then writes.
 
 Each test makes one write wait at the point where a clock or a row that was read too early would cause overlapping
 sessions, ends before starts, writes that escape the cut, or responses that were never true.
@@ -218,7 +218,7 @@ async def test_open_starts_after_session_opened_and_ended_during_lock_wait(postg
 
 
 async def test_insert_that_waited_for_end_starts_after_it(postgres_database: Database) -> None:
-    """Like the previous test, but the end is not committed when the insert reaches the second key."""
+    """As in the previous test, but the end is not committed yet when the insert reaches the second key."""
     first, second = in_order(request(), request())
     async with (
         holding(postgres_database) as holder,
@@ -238,7 +238,7 @@ async def test_insert_that_waited_for_end_starts_after_it(postgres_database: Dat
     assert (await read_session(postgres_database, second.session_id)).started_at >= ended_at
 
 
-async def test_open_alone_starts_after_session_that_ended_during_lock_wait(postgres_database: Database) -> None:
+async def test_single_open_starts_after_session_that_ended_during_lock_wait(postgres_database: Database) -> None:
     one = request()
     async with holding(postgres_database) as holder:
         during_wait = same_key_request(one)
@@ -255,7 +255,7 @@ async def test_open_alone_starts_after_session_that_ended_during_lock_wait(postg
     assert session.deadline_at == session.term_ends_at == session.started_at + LIMITS.term
 
 
-async def test_open_alone_returns_again_for_key_taken_during_lock_wait(postgres_database: Database) -> None:
+async def test_single_open_returns_again_for_key_taken_during_lock_wait(postgres_database: Database) -> None:
     one = request()
     async with holding(postgres_database) as holder:
         await holder.insert(same_key_request(one))
@@ -346,7 +346,7 @@ async def test_write_waits_for_cut_and_reads_clock_afterwards(postgres_database:
 
 
 async def test_cut_waits_for_write_in_progress(postgres_database: Database) -> None:
-    """The write has read the clock, and is not committed: the window that is cut must contain it."""
+    """The write has already read the clock, so the window that is being cut must contain it."""
     fence = await emitter_fence(postgres_database.store)
     async with holding(postgres_database) as writer:
         await writer.execute(f"SELECT pg_advisory_xact_lock_shared({CUT_LOCK})")
@@ -358,7 +358,7 @@ async def test_cut_waits_for_write_in_progress(postgres_database: Database) -> N
 
 
 async def test_sweep_waits_for_cut(postgres_database: Database) -> None:
-    """It records lapses at their deadlines, which may be in the window that is being cut."""
+    """The sweep records ends at deadlines, and these may be in the window that is being cut."""
     one = request(lease_microseconds=1)
     await open_session(postgres_database, one)
     fence = await hold_lease(postgres_database.store)
@@ -391,7 +391,7 @@ async def test_sessions_of_one_key_never_overlap_when_clock_jumps(database: Data
 
 
 async def test_session_whose_lapse_is_published_stays_ended_when_clock_is_stepped_back(database: Database) -> None:
-    """Its end is in the feed of events. A heartbeat finds it over, so no open may return it as live."""
+    """The feed of events contains its end, so a heartbeat must not renew it, and an open must not return it."""
     await database.clock.set(NOON)
     one, other = request(lease_microseconds=10_000_000), request(lease_microseconds=10_000_000)
     for each in (one, other):

@@ -132,7 +132,7 @@ async def test_single_request_runs_immediately() -> None:
 
 
 async def test_batches_of_two_instances_do_not_deadlock(postgres_database: Database) -> None:
-    """Keys that arrive in opposite order at two instances."""
+    """The same keys arrive in opposite orders at two instances."""
     telemetry = RecordedTelemetry()
     async with other_store(postgres_database) as other:
         for store in (postgres_database.store, other):
@@ -161,7 +161,7 @@ async def test_request_moves_to_reopen_lane_and_back_to_create_lane() -> None:
     assert [lane for lane, _ in store.calls] == [OpenLane.CREATE, OpenLane.CREATE, OpenLane.REOPEN, OpenLane.CREATE]
 
 
-async def test_requests_for_capacity_known_as_limited_start_in_limited_lane() -> None:
+async def test_requests_for_capacity_known_to_have_a_limit_start_in_limited_lane() -> None:
     capacity_id, is_limited = some_id(), True
 
     def by_lane(one: OpenRequest) -> OpenResult:
@@ -237,7 +237,7 @@ async def test_bad_request_in_batch_fails_alone() -> None:
 
 
 async def test_unreachable_database_fails_all_queued_requests_immediately() -> None:
-    """The requests in the queue behind the batch fail too, instead of waiting for another timeout."""
+    """Requests that wait for the next batch fail, too. Otherwise they would wait for another timeout."""
     gate = asyncio.Event()
 
     async def fail(_requests: Sequence[OpenRequest]) -> None:
@@ -324,7 +324,7 @@ async def test_opener_recognises_own_session_after_lost_response(postgres_databa
 async def test_opener_succeeds_when_session_ended_before_retry_of_lost_response(
     postgres_database: Database,
 ) -> None:
-    """The retry sends a session id that is in the table already, and the key is free."""
+    """The retry sends a session id that is already in the table, although the key is free again."""
     mine = request()
 
     async def end_it() -> bool:
@@ -359,6 +359,6 @@ def lose_response(store: Store, until: Callable[[], Awaitable[bool]]) -> None:
 
 
 async def settled() -> None:
-    """Lets the event loop run every task that waits for neither I/O nor time."""
+    """Runs the event loop until every task waits for I/O or a timer."""
     for _ in range(10):
         await asyncio.sleep(0)

@@ -41,7 +41,7 @@ CONTENTION_SECONDS = 0.05
 
 @pytest.mark.slow
 async def test_session_ends_at_deadline_without_sweep(database: Database, start: Start) -> None:
-    """Reads, heartbeats, opens and seats of a lapsed session that no sweep has recorded."""
+    """Reads, heartbeats, opens and counts of seats treat a lapsed session as ended, although no sweep has run."""
     environment = {**SHORT_LEASE, "TENURE_JOBS__EXPIRE_SESSIONS__PAUSED": "true"}
     instance = start(database.url, **environment).wait_until_ready()
     async with clients([instance.address], 1) as (client,):
@@ -170,7 +170,10 @@ async def test_heartbeat_fails_after_lapsed_seat_was_reused(postgres_database: D
 
 @pytest.mark.parametrize("taker", ["seat", "key", "sweep", "heartbeat", "eviction"])
 async def test_heartbeat_never_revives_session_that_concurrent_call_ended(database: Database, taker: str) -> None:
-    """At the deadline and a microsecond before it, a recorded end stays, and a renewed session is live."""
+    """A heartbeat and another call run at the deadline, or a microsecond before it.
+
+    If the end was recorded, it stays. If the heartbeat renewed the session, it is live.
+    """
     fence = await hold_lease(database.store)
     for number in range(12):
         await database.clock.set(NOON)
@@ -260,7 +263,7 @@ async def test_heartbeat_raises_database_busy_when_row_stays_held(postgres_datab
 
 
 async def test_concurrent_heartbeats_of_one_session_all_succeed(postgres_database: Database) -> None:
-    """Through two instances, which lock the row and retry in turn."""
+    """The heartbeats arrive at two instances, which lock the row and retry in turn."""
     one = await open_session(postgres_database, request(lease_microseconds=60 * SECOND))
     async with other_store(postgres_database) as other:
         renewers = [Renewer(store, SessionEnds(Telemetry()), Telemetry()) for store in (postgres_database.store, other)]

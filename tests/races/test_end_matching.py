@@ -14,7 +14,7 @@ from tests.support.sessions import open_new_session
 from tests.support.telemetry import RecordedTelemetry
 
 
-async def test_session_that_is_held_is_skipped_and_ended_by_the_next_call(postgres_database: Database) -> None:
+async def test_locked_session_is_skipped_and_ended_by_next_call(postgres_database: Database) -> None:
     database, capacity = postgres_database, some_id()
     sessions = [await open_new_session(database, capacity_id=capacity) for _ in range(3)]
     draft = action()
@@ -27,7 +27,7 @@ async def test_session_that_is_held_is_skipped_and_ended_by_the_next_call(postgr
     assert (len(result.closed), result.held, result.total) == (1, 0, 3)
 
 
-async def test_action_is_done_only_when_no_session_is_held(postgres_database: Database) -> None:
+async def test_action_is_not_done_while_a_session_is_locked(postgres_database: Database) -> None:
     database, capacity, action_id = postgres_database, some_id(), some_id()
     sessions = [await open_new_session(database, capacity_id=capacity) for _ in range(3)]
     telemetry = RecordedTelemetry()

@@ -32,7 +32,7 @@ _PENDING = SubmissionFilter(gateway=GATEWAY, state="pending")
 
 
 class Delivering:
-    """The rounds of a leader, and the executor's view of the saved batches."""
+    """Runs the rounds in which a leader saves batches, and renders and delivers them as the executor does."""
 
     def __init__(self, database: Database, fence: Fence, *types: EventType, event_format: str = "tenure") -> None:
         self._store, self._fence = database.store, fence
@@ -63,7 +63,7 @@ async def fence(database: Database) -> Fence:
     return await hold_lease(database.store, EVENTS_LEASE)
 
 
-async def test_next_batch_follows_when_last_one_is_delivered(database: Database, fence: Fence) -> None:
+async def test_next_batch_is_saved_after_last_one_is_delivered(database: Database, fence: Fence) -> None:
     delivering = Delivering(database, fence)
     assert not await delivering.round(), "a new gateway begins now"
     one = await open_new_session(database)
@@ -167,8 +167,8 @@ def test_events_are_retried_without_limit() -> None:
     assert GatewaySubscription(contract, [EventType.CLOSED], "tenure").contract.max_attempts is None
 
 
-async def test_batch_that_waited_for_another_position_is_not_saved(postgres_database: Database) -> None:
-    """A call that timed out may still be executed, at the same time as its repetition."""
+async def test_batch_is_not_saved_if_its_position_changed_during_lock_wait(postgres_database: Database) -> None:
+    """A call that timed out may still be in progress when it is repeated. Only one of the two may save a batch."""
     store = postgres_database.store
     fence = await hold_lease(store, EVENTS_LEASE)
     (began,) = await store.subscribe_gateways(fence, [GATEWAY])

@@ -22,7 +22,7 @@ SELECT * FROM tenure_open_create_1(
 HEARTBEAT = "SELECT * FROM tenure_heartbeat_1(ARRAY[$1]::uuid[], NULL, NULL, NULL)"
 
 
-async def test_horizon_waits_for_open_that_commits_late_and_delays_no_other(postgres_database: Database) -> None:
+async def test_horizon_waits_for_late_commit_and_blocks_no_write(postgres_database: Database) -> None:
     store = postgres_database.store
     before = await store.publish_events(0)
     late, connection = some_id(), await asyncpg.connect(postgres_database.url)
@@ -89,8 +89,8 @@ async def test_concurrent_instances_move_horizon_forward_only(postgres_database:
     assert all(each == sorted(each) for each in horizons)  # type: ignore[type-var]
 
 
-async def test_horizon_stays_when_an_earlier_move_finishes_later(postgres_database: Database) -> None:
-    """Two instances move the horizon, and the one that began first ends last."""
+async def test_horizon_does_not_move_back_when_earlier_move_finishes_last(postgres_database: Database) -> None:
+    """Two instances move the horizon, and the one that began first finishes last."""
     await postgres_database.clock.set(NOON)
     stamps = []
     for seconds in (1, 2):

@@ -1,4 +1,4 @@
-"""Jobs of processes that compete, are killed, fail or stop: one run at a time, and no tick is lost."""
+"""Jobs have one run at a time and lose no tick, while processes compete for them, are killed, fail or stop."""
 
 import asyncio
 import signal
@@ -37,7 +37,7 @@ RARELY = 1_000_000
 """Seconds between two ticks: no tick is due during a test."""
 GRACE_SECONDS = 3
 TAKEN_OVER_WITHIN_SECONDS = 8
-"""Enough for a busy machine, and much less than a lock of one minute."""
+"""Long enough for a busy machine, and much shorter than a lock timeout of one minute."""
 INTERVAL = 0.5
 BEATS = {"beat": "Beat"}
 
@@ -192,7 +192,7 @@ async def test_failing_job_backs_off_and_does_not_block_other_jobs(
 
 
 async def ended_runs(database: Database, job: str, count: int) -> Sequence[JobRun]:
-    """The runs, once `count` of them have ended. The end is recorded after it is logged."""
+    """Waits until the ends of `count` runs are recorded, which happens after they are logged. Returns the runs."""
     async with asyncio.timeout(10):
         while True:
             found = await runs(database, job)
@@ -221,7 +221,7 @@ async def test_stop_lets_run_finish_within_grace_period(postgres_database: Datab
 async def test_run_of_stopped_instance_is_taken_over_immediately(
     sqlite_database: Database, start_member: StartMember
 ) -> None:
-    """Without a release, its lock would expire only after a minute."""
+    """If the instance did not release the lock, it would expire only after a minute."""
     endless = task("endless", seconds=60, interval_seconds=RARELY, lock_timeout_seconds=60)
     both = await start_members(start_member, sqlite_database, endless)
     await sqlite_database.store.command_job("endless", JobCommand.RUN, ACTOR)
@@ -292,7 +292,7 @@ async def test_application_job_runs_once_per_tick_and_immediately_when_requested
     shown = f"{counted}\n{all_logs(instances)}"
     assert (requested["at"] - requested_at).total_seconds() < 0.7, shown
     assert set(counted.values()) == {1}, shown
-    # If the machine was paused, a tick is skipped, and the next one is on the grid again.
+    # A pause of the machine may skip ticks, but every tick is on the grid.
     assert {tick.microsecond for tick in ticks} == {0}, shown
     job = shown_job(instances[0], "beat")
     assert (job["intervalSeconds"], job["lockTimeoutSeconds"]) == (1, 120), shown
@@ -317,7 +317,7 @@ async def test_pause_resume_and_run_apply_to_all_instances(
 
 
 async def settled(database: Database, instances: Sequence[RunningInstance]) -> int:
-    """The number of runs after more than one interval without a run."""
+    """Asserts that no run begins for more than one interval, and returns the number of runs."""
     until_then = datetime.now(UTC) + timedelta(seconds=1.2)
     await until(lambda: datetime.now(UTC) > until_then, 2, "time passes", instances)
     seen = len(beats(instances))

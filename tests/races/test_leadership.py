@@ -1,4 +1,4 @@
-"""Instances whose leader is stopped, killed or resigned never have two leaders at a time."""
+"""There are never two leaders at a time while leaders are stopped, killed or made to resign."""
 
 import asyncio
 import random
@@ -97,7 +97,7 @@ def check_terms(found: Sequence[Term], changes: int, shown: str) -> None:
 
 
 def check_history(rows: Sequence[dict[str, Any]], found: Sequence[Term], shown: str) -> None:
-    """The history in the database has the same terms, and they do not overlap in database time."""
+    """Asserts that the lease history in the database has the same terms, and that they do not overlap."""
     shown = f"{rows}\n{shown}"
     assert [(row["epoch"], row["holder"]) for row in rows] == [(term.epoch, term.holder) for term in found], shown
     ends = [(row["how"], term.reason) for row, term in zip(rows, found, strict=True)]

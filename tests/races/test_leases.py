@@ -144,7 +144,7 @@ PROCESSES = 3
 
 @pytest.mark.slow
 async def test_processes_that_contest_lease_never_hold_it_concurrently(database: Database, seed: int) -> None:
-    """Each acquires, renews and releases the lease or lets it expire. In the history no two terms overlap."""
+    """Each process acquires the lease, renews it, and releases it or lets it expire. No two terms may overlap."""
     tasks, epochs = (3, 900) if database.engine == "postgresql" else (1, 300)
     parts = await asyncio.gather(*(contest(database.url, n, tasks, epochs, seed) for n in range(PROCESSES)))
     calls = [LeaseCall(*call) for part in parts for call in part]
@@ -237,8 +237,8 @@ async def test_resign_waits_for_fenced_write_in_progress(postgres_database: Data
     assert ended.expires_at > written_at
 
 
-async def test_lease_marked_as_resigned_accepts_no_write_renewal_or_end_of_run(postgres_database: Database) -> None:
-    """A resign first marks the lease, and then waits for the writes in progress. No further one may begin meanwhile."""
+async def test_lease_marked_as_resigned_refuses_writes_renewals_and_ends_of_runs(postgres_database: Database) -> None:
+    """A resign first marks the lease, and then waits for writes in progress. No other write may begin meanwhile."""
     store = postgres_database.store
     await postgres_database.clock.set(NOON)
     await store.register_jobs([job_every(SECOND)])
@@ -281,7 +281,7 @@ async def test_renewal_and_fenced_writes_do_not_block_each_other(postgres_databa
 async def test_acquire_waits_for_fenced_write_that_began_before_renewal(
     postgres_database: Database,
 ) -> None:
-    """The write has locked an old version of the row."""
+    """The renewal has created a new version of the row, but the write holds a lock on the old one."""
     fence = await acquire_free_lease(postgres_database.store, "leader", "one")
     async with holding(postgres_database) as writer:
         await fenced(writer._connection, fence)
@@ -294,7 +294,7 @@ async def test_acquire_waits_for_fenced_write_that_began_before_renewal(
 
 
 async def test_fenced_write_that_waited_for_next_acquire_raises_lease_lost(postgres_database: Database) -> None:
-    """When the write starts, the clock and the row that it sees still show the lease as held."""
+    """When the write starts, the lease has not expired, and the row that the write sees still names its holder."""
     fence = await acquire_free_lease(postgres_database.store, "leader", "one")
     async with holding(postgres_database) as next_one:
         await next_one._connection.execute(f"SELECT FROM tenure_resign_lease_1('leader', '{ACTOR_JSON}')")
@@ -324,7 +324,7 @@ async def test_fenced_write_continues_when_resign_it_waited_for_rolls_back(
 async def test_call_raises_lease_lost_when_lease_expires_during_lock_wait(
     postgres_database: Database, what: str
 ) -> None:
-    """The clock is read once the row is locked."""
+    """The clock must be read after the row is locked."""
     store = postgres_database.store
     fence = await acquire_free_lease(store, "leader", "one", BRIEF)
     (lease,) = await store.list_leases(None, 1)
@@ -344,7 +344,7 @@ async def test_call_raises_lease_lost_when_lease_expires_during_lock_wait(
 
 
 async def test_acquire_that_waited_for_renewal_finds_lease_held(postgres_database: Database) -> None:
-    """According to the row at the start of the acquire, the lease has expired."""
+    """When the acquire starts, the row still shows the lease as expired."""
     await postgres_database.clock.set(NOON)
     fence = await acquire_free_lease(postgres_database.store, "leader", "one")
     await postgres_database.clock.set(NOON + 60 * SECONDS - MICROSECOND)
@@ -360,7 +360,7 @@ async def test_acquire_that_waited_for_renewal_finds_lease_held(postgres_databas
 
 
 async def test_first_acquire_that_waited_for_another_finds_lease_held(postgres_database: Database) -> None:
-    """No row exists yet that either acquire could lock."""
+    """The lease has no row yet, so neither acquire can lock one."""
     async with holding(postgres_database) as first:
         await first._connection.execute(
             "SELECT FROM tenure_acquire_lease_1('leader', 'one', gen_random_uuid(), 60000000)"
@@ -373,7 +373,7 @@ async def test_first_acquire_that_waited_for_another_finds_lease_held(postgres_d
 
 
 async def test_run_that_waited_for_another_finds_tick_done(postgres_database: Database) -> None:
-    """The job was due at the start of the call."""
+    """When the call starts, the job is still due."""
     await postgres_database.clock.set(NOON)
     await postgres_database.store.register_jobs([job_every(60 * SECOND)])
     await postgres_database.clock.set(NOON + 60 * SECONDS)
@@ -417,7 +417,7 @@ async def test_sqlite_acquire_waits_for_writer_and_reads_clock_afterwards(sqlite
 
 
 class Relay:
-    """Fenced writes, each of which begins before the previous one is committed, as long as the fence is valid."""
+    """Begins each fenced write before it commits the previous one, as long as the fence is valid."""
 
     def __init__(self, database: Database, fence: Fence) -> None:
         self._database, self._fence = database, fence
@@ -472,7 +472,7 @@ async def test_overlapping_fenced_writes_do_not_starve_acquire(postgres_database
 
 
 async def test_overlapping_fenced_writes_do_not_starve_resign(postgres_database: Database) -> None:
-    """A new holder of the shared row lock must not overtake a waiting exclusive lock."""
+    """A call that wants a shared row lock must not overtake a call that waits for an exclusive one."""
     fence = await acquire_free_lease(postgres_database.store, "leader", "one")
     async with overlapping_writes(postgres_database, fence):
         try:
@@ -487,9 +487,9 @@ async def test_overlapping_fenced_writes_do_not_starve_resign(postgres_database:
 
 
 class FencedWriters:
-    """Writers with the newest fence they know, each in a slow transaction, while new epochs begin continuously.
+    """Writers that use the newest fence in slow transactions, while new epochs begin continuously.
 
-    A write of an old epoch that becomes visible after the next acquire has returned is a violation.
+    No write of an old epoch may become visible after the next acquire has returned.
     """
 
     def __init__(self, database: Database, stores: Sequence[Store], seed: int) -> None:

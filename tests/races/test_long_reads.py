@@ -1,4 +1,4 @@
-"""Long reads may exceed the timeout of writes. Neither short reads nor quick pages wait for them."""
+"""Long reads may exceed the timeout of writes. Short reads and fast pages do not wait for them."""
 
 import asyncio
 
@@ -53,7 +53,7 @@ async def test_page_is_read_during_long_read(postgres_database: Database) -> Non
 
 
 @pytest.mark.slow
-async def test_slow_page_leaves_connection_to_short_reads_and_waits_for_long_read(postgres_database: Database) -> None:
+async def test_slow_page_waits_for_long_read_and_does_not_block_short_reads(postgres_database: Database) -> None:
     store = open_store(postgres_database.url, 10)
     long_read = asyncio.create_task(store._read_long(sleep))  # type: ignore[attr-defined]
     page = None

@@ -28,7 +28,7 @@ GATHERING_SECONDS = 0.2
 async def test_other_clients_get_responses_after_one_client_sends_garbage(
     sqlite_database: Database, start: Start
 ) -> None:
-    """Two pipelined requests and then garbage. The refusal of the garbage waits for the two responses before it."""
+    """The client sends two requests and then garbage. The garbage is refused after the responses to the two."""
     instance = start(sqlite_database.url).wait_until_ready()
     ahead, first, second, *keys = some_keys(33, 0)
     requests = b"".join(request_bytes("PUT", "/sessions", open_body(key, 1)) for key in (first, second))
@@ -65,7 +65,7 @@ async def test_other_clients_get_responses_after_some_clients_disconnect(
 
 
 async def test_held_row_does_not_fail_other_upgrades_in_batch(postgres_database: Database, start: Start) -> None:
-    """Upgrades of many keys are one batch; another transaction holds the session of one of them."""
+    """Upgrades of many keys form one batch, and another transaction holds the session of one key."""
     instance = start(postgres_database.url).wait_until_ready()
     keys = some_keys(30, 0)
     async with clients([instance.address], 30) as members, holding(postgres_database) as holder:
@@ -120,7 +120,7 @@ async def test_concurrent_sqlite_writers_are_not_starved(sqlite_database: Databa
 
 
 async def _write_until(enough: asyncio.Event, store: Store) -> list[float]:
-    """The instants before, between and after the writes, in seconds."""
+    """Returns the time before, between and after the writes, in seconds."""
     instants = [time.monotonic()]
     while not enough.is_set():
         one = request()

@@ -37,7 +37,7 @@ async def test_responses_are_consistent_under_concurrency_and_kills_on_sqlite(
 async def check_consistency(
     database: Database, start: Start, seed: int, *, instances: int, keys: int, each: int
 ) -> None:
-    """First without kills, when no response may be lost; then while instances are killed and restarted."""
+    """Runs the load without kills, when no response may be lost, and again while instances are killed and restarted."""
     running = started(start, database, instances)
     exchanges = await run(running, Crowd(seed, keys=keys, requests_per_key=32), each)
     assert find_violations(exchanges, await read_sessions(database)) == [], f"seed {seed}"
@@ -59,7 +59,7 @@ async def run(instances: Sequence[RunningInstance], crowd: Crowd, each: int) -> 
 async def run_during_kills(
     start: Start, database: Database, instances: list[RunningInstance], *, keys: int, each: int, seed: int
 ) -> list[Exchange]:
-    """One crowd after the other, until `KILLS_MIN` instances were killed and restarted."""
+    """Runs one crowd after another until `KILLS_MIN` instances have been killed."""
     killer = Killer(start, database.url, instances, random.Random(seed))
     killing = asyncio.create_task(killer.run())
     exchanges: list[Exchange] = []

@@ -27,7 +27,7 @@ Start = Callable[..., RunningInstance]
 LIMIT = 30
 SEATS_MIN = 20 * LIMIT
 KILLS_MIN = 2
-"""The load continues until that many seats were taken and instances killed, and the limit was reached."""
+"""The load continues until SEATS_MIN seats were taken, KILLS_MIN instances were killed, and the limit was reached."""
 USERS = 1_200
 LOST = 0
 CREATED = 201
@@ -49,7 +49,7 @@ async def test_seats_are_never_exceeded_on_sqlite(sqlite_database: Database, sta
 
 
 async def keep_limits(database: Database, start: Start, seed: int, *, instances: int, seconds: float) -> None:
-    """One capacity rejects and one evicts, under load at the same time, while instances are killed."""
+    """A capacity that rejects and one that evicts are under load at the same time, while instances are killed."""
     running = started(start, database, instances)
     capacities = {when_full: some_id() for when_full in ("reject", "evictOldest")}
     async with clients([running[0].address], 1) as (operator,):
@@ -104,7 +104,7 @@ def seats_taken(exchanges: Sequence[Exchange]) -> int:
 async def all_seats_can_be_taken(
     running: list[RunningInstance], database: Database, capacity_id: str, when_full: str
 ) -> None:
-    """Waits until the leases of killed and abandoned clients have expired."""
+    """Waits until all sessions have lapsed, and asserts that every seat can be taken."""
     async with clients([instance.address for instance in running], 1) as members:
         await retry_until(lambda: members[0].get(f"/capacities/{capacity_id}"), _is_empty, 4 * LEASE_SECONDS)
         opened = [
@@ -133,7 +133,7 @@ async def opens_everywhere(stores: list[Store], capacity_id: str, count: int) ->
 
 
 async def test_limit_applies_to_every_open_after_put_capacity_returns(database: Database) -> None:
-    """A limit is set during hundreds of opens. Every open after its response obeys it."""
+    """A limit is set during hundreds of opens. Every open that starts after the response obeys the limit."""
     capacity_id = some_id()
     async with other_store(database) as other:
         opening = asyncio.create_task(opens_everywhere([database.store, other], capacity_id, 200))
@@ -147,9 +147,7 @@ async def test_limit_applies_to_every_open_after_put_capacity_returns(database: 
 
 
 async def test_put_capacity_waits_for_opens_in_progress(postgres_database: Database) -> None:
-    """A capacity without a row cannot be locked, but an open that is in progress when the limit is set must still
-    count.
-    """
+    """The capacity has no row that could be locked, but an open in progress must still count for the new limit."""
     one, late = request(), request()
     late = same_key_request(late, capacity_id=one.capacity_id)
     async with holding(postgres_database) as holder, other_store(postgres_database) as other:
@@ -167,7 +165,7 @@ async def test_put_capacity_waits_for_opens_in_progress(postgres_database: Datab
 async def test_capacity_that_left_scope_during_lock_wait_is_neither_changed_nor_deleted(
     postgres_database: Database,
 ) -> None:
-    """It was in the scope of the caller when the call began, and is given to another tenant before it gets the lock."""
+    """The capacity is in the caller's scope when the call starts, and moves to another tenant during the lock wait."""
     capacity_id, tenant, other = some_id(), some_id(), some_id()
     store, scope = postgres_database.store, Scope(tenant=tenant)
     await store.put_capacity(capacity_id, Seats(3, tenant_object_id=tenant), EVERYTHING, ACTOR)
@@ -259,7 +257,10 @@ async def test_seat_is_not_reused_before_end_is_committed(postgres_database: Dat
 
 
 async def test_live_session_is_returned_while_its_capacity_is_locked(postgres_database: Database) -> None:
-    """Open requests start in this lane once their capacity is known as limited, so the lane must not make them wait."""
+    """Requests start in lane LIMITED once their capacity is known to have a limit.
+
+    So this lane must return live sessions without waiting for the row of the capacity.
+    """
     capacity_id = some_id()
     await postgres_database.store.put_capacity(capacity_id, Seats(2), EVERYTHING, ACTOR)
     one = request(capacity_id=capacity_id)
@@ -276,13 +277,13 @@ async def test_live_session_is_returned_while_its_capacity_is_locked(postgres_da
     assert of_other_tenant.outcome is OpenOutcome.TENANT_MISMATCH
 
 
-async def test_key_that_is_taken_while_request_waits_for_capacity_is_not_opened_twice(
+async def test_key_taken_during_lock_wait_for_capacity_is_not_opened_twice(
     postgres_database: Database,
 ) -> None:
     capacity_id = some_id()
     store = postgres_database.store
     await store.put_capacity(capacity_id, Seats(3), EVERYTHING, ACTOR)
-    await open_one(store, request(capacity_id=capacity_id))  # counts, so that the next batch knows two free seats
+    await open_one(store, request(capacity_id=capacity_id))  # counts the sessions, so two seats are known to be free
     one, other = sorted((request(capacity_id=capacity_id) for _ in range(2)), key=lambda each: each.key)
     async with holding(postgres_database) as holder:
         await holder.lock_capacity(capacity_id)
@@ -296,7 +297,7 @@ async def test_key_that_is_taken_while_request_waits_for_capacity_is_not_opened_
 
 
 async def test_batches_over_many_capacities_do_not_deadlock(postgres_database: Database) -> None:
-    """Capacity rows are locked in one order; all other rows only if they are free."""
+    """Capacity rows are locked in the order of ids. Locked session rows are skipped."""
     ids = sorted(some_id() for _ in range(8))
     for capacity_id in ids:
         await postgres_database.store.put_capacity(capacity_id, evicting_seats(4), EVERYTHING, ACTOR)

@@ -1,4 +1,4 @@
-"""How soon a submission is sent: accepted by a follower, committed late, while another receiver is dead, or retried."""
+"""How soon submissions are sent that a follower accepts, that are committed late, or that are retried by hand."""
 
 import asyncio
 import statistics
@@ -44,12 +44,12 @@ SECOND = 1_000_000
 TWO_REFRESHES_SECONDS = 2.0
 NOTIFIED_WITHIN_SECONDS = 0.2
 LATE_SECONDS = 3
-"""Longer than two refreshes, shorter than the trail of a refresh."""
+"""Longer than two refreshes, and shorter than the time span that a refresh reads again."""
 WITHOUT_NOTIFY = """
 CREATE FUNCTION public.pg_notify(text, text) RETURNS void LANGUAGE sql AS '';
 DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET search_path = public, pg_catalog', current_database()); END $$;
 """
-"""New connections call this function instead of PostgreSQL's `pg_notify`."""
+"""After this script, new connections call a function that does nothing instead of PostgreSQL's `pg_notify`."""
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ async def test_submission_is_sent_immediately_with_notify_even_while_another_rec
 async def delays_by_a_follower(
     database: Database, start: Start, receiver: RunningReceiver, count: int
 ) -> Sequence[float]:
-    """Seconds from the start of the request until the receiver has it, each after a pause without load."""
+    """Measures, one by one, the seconds from the start of a request until the receiver has the submission."""
     async with sending(database, start, 2, orders=to(receiver)) as fleet:
         (follower,) = await fleet.followers()
         async with submitter([follower.address]) as submitting:
@@ -122,7 +122,7 @@ async def delay(submitting: Submitter, receiver: RunningReceiver, number: int, f
 async def test_submissions_committed_seconds_late_are_sent(
     postgres_database: Database, start: Start, receiver: RunningReceiver, tmp_path: Path
 ) -> None:
-    """Several pages with the same instant, while other submissions are accepted and sent."""
+    """The late submissions fill several pages and have the same instant. Others are accepted and sent meanwhile."""
     late = [submit_request(gateway="orders", caller="") for _ in range(PAGE * 5 // 2)]
     async with sending(postgres_database, start, 2, comparing_often(tmp_path), orders=to(receiver)) as fleet:
         async with submitter(fleet.addresses) as submitting, committed_late(postgres_database, late):
@@ -134,7 +134,7 @@ async def test_submissions_committed_seconds_late_are_sent(
         instants = await postgres_database.rows(
             "SELECT last_modified_at FROM submissions GROUP BY 1 HAVING count(*) > 1000"
         )
-        # Wait until the executor has compared its schedule with all changes that its refreshes do not read again.
+        # Wait until the executor has compared its schedule with the changes that are too old for its refreshes.
         await asyncio.sleep(LATE_SECONDS + 1)
         await fleet.stop()
     assert len(instants) == 1, "the late submissions have different instants"
@@ -173,10 +173,10 @@ async def committed_late(database: Database, requests: Sequence[SubmitRequest]) 
 async def test_manual_retry_does_not_overlap_attempt_and_repeats_failed_attempt(
     database: Database, start: Start, receiver: RunningReceiver
 ) -> None:
-    """`orders`: the retry is still in flight when the scheduled attempt is due, and must not be sent twice.
+    """`orders`: the manual retry is still in flight when the scheduled attempt is due, so no other attempt may begin.
 
-    `silent`: a retry is requested during the last attempt of the contract, which then fails. It is sent again at once,
-    although the schedule has a pause of an hour.
+    `silent`: a retry is requested during the last attempt that the contract allows. When this attempt fails, the
+    submission is sent again at once, although the schedule has a pause of an hour.
     """
     await set_faults(receiver, {"share": 1, "times": 1, "ways": [{"way": "status", "status": 500, "counted": True}]})
     async with (
@@ -228,7 +228,7 @@ def to(receiver: RunningReceiver | SilentReceiver, **contract: Any) -> dict[str,
 async def sending(
     database: Database, start: Start, count: int, more: Mapping[str, str] | None = None, **named: dict[str, Any]
 ) -> AsyncIterator[Fleet]:
-    """Instances, one of them the leader, with these gateways."""
+    """Starts `count` instances with these gateways, and waits until one of them leads."""
     environment = {**LONG_LEASE, **(more or {}), **gateways(**named)}
     fleet = await Fleet(start, database.url, environment, count).ready()
     try:

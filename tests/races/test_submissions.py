@@ -49,7 +49,7 @@ ROOT = Path(__file__).parents[2]
 KEYS = 25
 PROCESSES = 3
 TRAIL = timedelta(seconds=5)
-"""How far the executor's cursor trails."""
+"""How far the executor's cursor stays behind the current time."""
 
 
 @asynccontextmanager
@@ -67,7 +67,7 @@ async def several(database: Database, count: int) -> AsyncIterator[Sequence[Stor
 
 
 async def test_concurrent_accepts_create_one_submission_per_key(database: Database, seed: int) -> None:
-    """Each caller has its own order of the keys, and one has another payload."""
+    """Each caller sends the keys in another order, and one caller sends another payload."""
     chance = random.Random(seed)
     async with several(database, 5) as stores:
         for number in range(10):
@@ -81,7 +81,7 @@ async def test_concurrent_accepts_create_one_submission_per_key(database: Databa
 
 
 def wrong_results(results: Sequence[Sequence[SubmitResult]], has_other_payload: Sequence[bool]) -> list[str]:
-    """For each key: one caller created the one submission, and `same` is true for the callers with its payload."""
+    """Returns the keys for which not exactly one caller created the submission, or `same` does not fit the payloads."""
     wrong = []
     for number, of_key in enumerate(zip(*results, strict=True)):
         creators = [other for result, other in zip(of_key, has_other_payload, strict=True) if result.new]
@@ -115,7 +115,7 @@ async def insert(holder: Holder, request: SubmitRequest) -> None:
 
 
 async def test_batches_with_same_keys_do_not_deadlock(postgres_database: Database) -> None:
-    """The batches contain the keys in opposite orders."""
+    """Two batches contain the same keys in opposite orders."""
     async with holding(postgres_database) as other:
         await insert(other, submit_request(key="a"))
         call = asyncio.create_task(
@@ -130,7 +130,7 @@ async def test_batches_with_same_keys_do_not_deadlock(postgres_database: Databas
 async def test_accept_loses_no_request_when_its_key_is_pruned_concurrently(
     postgres_database: Database,
 ) -> None:
-    """The submission is pruned after a statement has found its key taken, and before the next statement reads it."""
+    """The old submission is deleted between the statement that finds its key taken and the one that reads it."""
     store = postgres_database.store
     await store.accept_submissions([submit_request(key="b")])
     await postgres_database.execute(
@@ -307,8 +307,8 @@ async def test_finish_that_waited_for_cancel_keeps_submission_cancelled(postgres
 
 
 async def test_close_unknown_keeps_attempt_begun_during_lock_wait_open(postgres_database: Database) -> None:
-    """A call is repeated after a lost response. While the repetition waits, the first call commits and the next attempt
-    begins.
+    """A call is repeated after a lost response. While the second call waits for the lock, the first one commits and the
+    next attempt begins.
     """
     (submission_id,) = await accept(postgres_database.store)
     await begin_one(postgres_database.store, await executor_fence(postgres_database.store), submission_id)
@@ -430,7 +430,7 @@ async def test_no_attempt_begins_after_its_lease_expired(postgres_database: Data
 
 @pytest.mark.slow
 async def test_trailing_cursor_finds_submission_committed_seconds_late(postgres_database: Database) -> None:
-    """Its instant is before that of a submission that was committed earlier. A cursor without a trail misses it."""
+    """A submission is committed after one with a later instant. Only a cursor that stays behind finds it."""
     store = postgres_database.store
     late = submit_request()
     async with holding(postgres_database) as slow:

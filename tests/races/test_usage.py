@@ -26,14 +26,14 @@ Start = Callable[..., RunningInstance]
 ROOT = Path(__file__).parents[2]
 RACE_SECONDS = 7
 RACES_WITHOUT_LOCK_MAX = 3
-"""On a busy machine, few writes may race with a cut."""
+"""The race is repeated up to this many times, because on a busy machine few writes may race with a cut."""
 RACE_WITHOUT_LOCK_SECONDS = 4
 INTERVAL_MICROSECONDS = 20_000
 KEYS = 150
 CLIENTS_EACH = 8
 DELIVERED_WITHIN_SECONDS = 30
 WINDOWS_MIN, SESSIONS_MIN = 20, 100
-"""With fewer windows or sessions, the test proves nothing."""
+"""How many windows and sessions the test needs to prove anything."""
 ENVIRONMENT = {
     **LONG_LEASE,
     "TENURE_JOBS__EXPIRE_SESSIONS__PAUSED": "false",
@@ -85,7 +85,7 @@ async def test_every_instant_is_billed_once_while_writes_race_with_cuts(
 async def test_race_without_shared_lock_loses_or_doubles_instants(
     postgres_database: Database, start: Start, receiver: RunningReceiver, seed: int
 ) -> None:
-    """Proves that the test above can fail."""
+    """Proves that the test above can fail: without the lock, it finds faults."""
     await widen(postgres_database)
     await remove_lock(postgres_database)
     wrong: list[str] = []
@@ -104,7 +104,7 @@ async def widen(database: Database) -> None:
 
 
 async def remove_lock(database: Database) -> None:
-    """Replaces the function that takes the lock by one that does not."""
+    """Replaces the function that acquires the lock by one that does nothing."""
     (function,) = await database.rows(TAKES_THE_LOCK)
     await database.execute(f"CREATE OR REPLACE FUNCTION {function['proname']}() RETURNS void LANGUAGE sql AS ''")
     assert await database.rows(TAKES_THE_LOCK) == []
@@ -113,7 +113,7 @@ async def remove_lock(database: Database) -> None:
 async def race(
     database: Database, start: Start, receiver: RunningReceiver, seconds: float, seed: int
 ) -> tuple[Fleet, Counter[str]]:
-    """Returns once the last window is cut and divided; the instances may still be sending."""
+    """Runs users while windows are cut. When it returns, the instances may still be sending."""
     environment = {**ENVIRONMENT, **gateways(usages={"url": receiver.address, "schedule": [0.2, 1]})}
     fleet = await Fleet(start, database.url, environment, 2).ready()
     await fleet.leader()

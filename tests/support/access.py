@@ -17,7 +17,7 @@ GRACE_SECONDS = 300.0
 
 @asynccontextmanager
 async def running(store: Store) -> AsyncIterator[Authenticator]:
-    """The authenticator of one instance, with its tasks. Closes the store."""
+    """Runs the authenticator of one instance with its background tasks. Closes the store on exit."""
     authenticator = Authenticator(store, RecordedTelemetry(), GRACE_SECONDS)
     store.listen(Topic.KEYS, authenticator.wake)
     tasks = asyncio.create_task(authenticator.run())

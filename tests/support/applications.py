@@ -1,4 +1,4 @@
-"""Installs a distribution that registers the jobs of an application by entry point."""
+"""Installs a package that registers the jobs of an application as entry points."""
 
 import os
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ class Broken:
 
 
 def install_jobs(folder: Path, jobs: Mapping[str, str]) -> dict[str, str]:
-    """Returns the environment of instances with these jobs. `jobs` maps job names to classes of the module above."""
+    """Returns environment variables that make instances load these jobs. `jobs` maps job names to classes of MODULE."""
     distribution = folder / "pacemaker-1.0.dist-info"
     distribution.mkdir()
     (folder / "pacemaker.py").write_text(MODULE)

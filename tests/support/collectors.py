@@ -24,7 +24,7 @@ class CollectedSpan(NamedTuple):
 class Collector:
     def __init__(self) -> None:
         self.raw = b""
-        """All received bytes: heads and bodies."""
+        """All received headers and bodies."""
         self.services: set[str] = set()
         self.spans: list[CollectedSpan] = []
         self.port = 0

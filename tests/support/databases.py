@@ -56,7 +56,7 @@ class PostgresServer:
 
     @property
     def tcp_host(self) -> str:
-        """Its host and port, after `listen`."""
+        """The host and port of the server, after `listen`."""
         return f"127.0.0.1:{self.port}"
 
     @property
@@ -87,7 +87,7 @@ class PostgresServer:
         folder.parent.chmod(0o777)
         source = ("-h", self.socket_folder, "-p", str(self.port), "-U", "postgres")
         self.run("pg_basebackup", *source, "-D", str(folder), "-R", "-c", "fast")
-        # The lock of the original's socket, which is in the folder of its data.
+        # The copy contains the lock file of the original's socket, because that socket is in the data folder.
         (folder / f".s.PGSQL.{self.port}.lock").unlink(missing_ok=True)
 
     def listen(self) -> None:
@@ -137,14 +137,14 @@ class PostgresServer:
         return name
 
     async def drop_database(self, name: str) -> None:
-        """Closes all connections and drops the database. Removing hundreds of databases at the end is slow."""
+        """Closes all connections and drops the database. Removing hundreds of databases at the end would be slow."""
         await self.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
     async def loosen(self) -> None:
-        """For tests that do not damage the server: it writes less."""
+        """Makes the server write less, for tests that do not simulate a crash of its machine."""
         # Without fsync, writes survive a kill of the server. Only a crash of the machine would lose them.
         await self.execute("ALTER SYSTEM SET fsync = off")
-        # Limits the size of the folder, which may be in memory.
+        # Limits the size of the data folder, which may be in memory.
         await self.execute("ALTER SYSTEM SET max_wal_size = '256MB'")
         await self.execute("SELECT pg_reload_conf()")
 
@@ -157,7 +157,7 @@ class PostgresServer:
 
 
 def memory_folder() -> Path | None:
-    """The memory file system, if it has enough space. On a disk, the hundreds of files per database are slow."""
+    """Returns the memory file system if it has enough space. On a disk, the hundreds of files per database are slow."""
     return MEMORY if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= ROOM_BYTES else None
 
 
@@ -165,7 +165,7 @@ def memory_folder() -> Path | None:
 def postgres_server(
     version: int = 18, standby_of: PostgresServer | None = None, place: Path | None = None
 ) -> Iterator[PostgresServer]:
-    """`place`: the folder for its data, if other than the memory file system."""
+    """Runs a server. `place` is the folder for its data; the memory file system by default."""
     # A short path: the path of a Unix socket has at most 107 characters.
     folder = Path(tempfile.mkdtemp(prefix="tpg", dir=place or memory_folder()))
     if standby_of is not None:
@@ -174,7 +174,7 @@ def postgres_server(
     try:
         yield server
     finally:
-        with suppress(subprocess.CalledProcessError):  # a test has stopped it already
+        with suppress(subprocess.CalledProcessError):  # a test may have stopped it already
             server.stop()
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -43,7 +43,7 @@ def gateways(**named: dict[str, Any]) -> dict[str, str]:
 
 
 def comparing_often(folder: Path) -> dict[str, str]:
-    """Environment of instances whose executor compares its schedule with the database every second."""
+    """Returns environment variables that make the executor compare its schedule with the database every second."""
     path = folder / "comparing_often"
     path.mkdir(exist_ok=True)
     (path / "sitecustomize.py").write_text("import tenure.submissions.executor as e\ne.COMPARE_SECONDS = 1.0\n")
@@ -54,7 +54,7 @@ def comparing_often(folder: Path) -> dict[str, str]:
 
 
 class Submitter:
-    """Retries at the next instance, with the same key, after a lost response or a 503."""
+    """Submits requests. After a lost response or a 503, retries with the same key at the next instance."""
 
     def __init__(self, client: aiohttp.ClientSession, addresses: Sequence[str], gateway: str = "orders") -> None:
         self._client = client
@@ -310,10 +310,10 @@ async def find_violations(
     elsewhere: int = 0,
     clock_went_back: bool = False,
 ) -> list[str]:
-    """All instances must have stopped. The list is empty if every guarantee held.
+    """Returns an empty list if every guarantee held. All instances must have stopped.
 
-    `elsewhere`: how many more submissions were delivered to other receivers. `clock_went_back`: the database's clock
-    was set back, so the order of instants proves nothing, and only that of epochs is checked.
+    `elsewhere` is the number of submissions that were delivered to other receivers. If `clock_went_back`, the
+    database's clock was set back, so the checks that compare instants are skipped.
     """
     wrong = {
         "numbers with gaps": NUMBERS_WITH_GAPS,

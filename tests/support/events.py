@@ -1,4 +1,4 @@
-"""Events for tests: the whole feed, and the events that it must contain by the session table."""
+"""Events for tests: the whole feed, and the events that it must contain according to the session table."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -22,7 +22,7 @@ from tests.support.usage import CONTRACT
 EVERY_EVENT = EventFilter()
 
 BEFORE = end_of(NOON.replace(year=2020))
-"""Before all events."""
+"""A position before all events."""
 
 
 async def feed(

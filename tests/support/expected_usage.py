@@ -1,7 +1,7 @@
 """Computes the expected usage from the sessions and windows, and compares it with the tables and the ledger.
 
-It computes with fractions and renders the chunks itself, without the arithmetic and the formats of the service. So the
-digests in the ledger prove that the usage of each session was sent correctly for each window.
+This module computes with fractions and renders the chunks itself. It shares neither arithmetic nor formats with the
+service, so equal digests in the ledger prove that the usage of each session was sent correctly for each window.
 """
 
 import asyncio
@@ -172,7 +172,7 @@ def _decimal(millionths: int) -> Decimal:
 
 
 async def read_usage_tables(database: Database) -> UsageTables:
-    """All instances must have stopped writing."""
+    """Reads the tables. All instances must have stopped writing."""
     eras = [
         Era(_instant(row["started_at"]), tuple(Fraction(row[f"factor_{kind}"], 1_000_000) for kind in (1, 2, 3)))  # type: ignore[arg-type]
         for row in await database.rows("SELECT * FROM usage_eras ORDER BY era")
@@ -208,7 +208,7 @@ def _instant(value: datetime | int) -> int:
 
 
 async def find_usage_faults(database: Database, ledger: Path, usage_format: str = "tenure") -> list[str]:
-    """Returns an empty list if all usage is correct. All instances must have stopped, and all usage be delivered."""
+    """Returns an empty list if all usage is correct. Before, all usage must be delivered and all instances stopped."""
     tables = await read_usage_tables(database)
     bills = bill_windows(tables)
     due = dict(

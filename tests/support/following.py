@@ -1,4 +1,4 @@
-"""Followers of the feed of events, over long polls and Server-Sent Events, that outlive the instances they follow."""
+"""Clients that follow the feed of events by long polls or Server-Sent Events, and survive the end of an instance."""
 
 import asyncio
 import json

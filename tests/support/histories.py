@@ -1,4 +1,4 @@
-"""Sessions that ended in every possible way, and their facts computed from the rows of the tables alone."""
+"""Sessions that ended in every possible way, and the facts of their histories, computed from the tables alone."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
@@ -34,12 +34,12 @@ STREAM_REASONS = (CloseReason.DISCONNECTED, CloseReason.SHUTDOWN, CloseReason.FA
 
 
 async def end_in_every_way(database: Database) -> Mapping[str, str]:
-    """Returns session ids by close reason, and others by name.
+    """Returns the ids of sessions by close reason, and those of further sessions by name.
 
     `first`, `second` and `third` are a chain of upgrades, `unrecorded` has lapsed, and `closing` has an open stream.
 
-    Begins at noon. The sessions are billed in windows that are delivered, failed, given up, withheld, waiting, in
-    progress, of unknown outcome, undivided and cut without a gateway.
+    Stops the clock shortly after noon, and moves it to 12:11:30. The windows in between have every state: delivered,
+    retried, given up, withheld, waiting, in progress, of unknown outcome, undivided, and cut without a gateway.
     """
     store = database.store
     ids: dict[str, str] = {}
@@ -138,7 +138,7 @@ async def _deliver(database: Database, submission_ids: Sequence[str], failures: 
 
 
 async def read_facts(database: Database, session_id: str, scope: Scope = EVERYTHING, view: View = ALL) -> list[Fact]:
-    """The facts of all sections."""
+    """Reads the history section by section, and returns all facts."""
     facts: list[Fact] = []
     after: int | None = None
     while True:
@@ -150,11 +150,11 @@ async def read_facts(database: Database, session_id: str, scope: Scope = EVERYTH
             return facts
 
 
-# The facts that the tables imply, found by plain loops over all rows.
+# The expected facts, found by plain loops over all rows.
 
 
 class Expected(NamedTuple):
-    """The facts without their text: the name, the instant, and the fields that identify it."""
+    """The name of each fact, its instant, and the fields that identify it, without its text."""
 
     facts: list[tuple[str, datetime, Any]]
     windows: dict[int, int]

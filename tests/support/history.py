@@ -51,7 +51,7 @@ async def read_sessions(database: Database) -> list[SessionRow]:
 
 
 def find_violations(exchanges: Sequence[Exchange], table: Sequence[SessionRow], also: Sequence[int] = ()) -> list[str]:
-    """`also`: statuses that are allowed besides 200 and 201; 0 stands for a lost connection."""
+    """Returns the violations. `also` contains allowed statuses besides 200 and 201; 0 stands for a lost connection."""
     opens = [exchange for exchange in exchanges if exchange.method == "PUT"]
     ends = [exchange for exchange in exchanges if exchange.method == "DELETE"]
     checks: Iterable[Iterator[str]] = (
@@ -157,7 +157,7 @@ def _wrong_kinds(opens: Sequence[Exchange], table: Sequence[SessionRow]) -> Iter
 
 
 def _requested_within(opens: Sequence[Exchange], start: int, end: int) -> list[int]:
-    """Kinds of the requests that were executed after `start` and before `end` in every possible order."""
+    """Kinds of the requests that were certainly executed between `start` and `end`."""
     return [one.kind for one in _answered(opens) if one.sent_at > start and one.received_at < end]
 
 

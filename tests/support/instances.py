@@ -22,11 +22,11 @@ from tests.support.processes import family
 
 Process = subprocess.Popen[bytes] | nursery.Forked
 START_SECONDS = 60
-"""Enough for a busy machine."""
+"""Long enough for a busy machine."""
 
 
 class RunningInstance:
-    """`tenure serve` in its own process, forked if that makes no difference to the test (`nursery.py`)."""
+    """`tenure serve` in its own process. By default it is forked from a prepared process, if possible: `nursery.py`."""
 
     def __init__(
         self, database: str, folder: Path, *flags: str, port: int = 0, forked: bool = True, **environment: str
@@ -39,7 +39,7 @@ class RunningInstance:
 
     @cached_property
     def address(self) -> str:
-        """The address from the log. The first access waits for it, so several instances can start at the same time."""
+        """The address from the log. The first access waits for the log line, so instances can start concurrently."""
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline and self.process.poll() is None:
             found = re.search(r"https?://[^\s\"]+", self.log())
@@ -121,7 +121,11 @@ def start_tenure(
 
 
 def _needs_interpreter(arguments: Sequence[str], environment: Mapping[str, str]) -> bool:
-    """A supervisor starts its workers as it was started. The interpreter may read other variables at its start."""
+    """Returns whether a fork would behave differently.
+
+    A supervisor starts its workers with its own command line. Variables of other programs may be meant for the
+    interpreter, which reads them at its start.
+    """
     is_supervisor = "--workers" in arguments or "TENURE_WORKERS" in environment
     return is_supervisor or any(not name.startswith("TENURE_") for name in environment)
 

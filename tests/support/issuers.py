@@ -62,7 +62,7 @@ class Issuer:
         self.clock = MovedClock()
         self.telemetry = RecordedTelemetry()
         self.requests: list[str] = []
-        """The request lines that the server has received."""
+        """The first lines of the requests that the server has received."""
         self.respond: Respond = self.send_keys
         self.address = ""
         self._tasks: set[asyncio.Task[None]] = set()

@@ -1,7 +1,7 @@
-"""A process that acquires a contested lease as often as it can, and prints every response of the store.
+"""A process that acquires a contested lease as often as it can, and prints every successful call of the store.
 
-Run as `python -m tests.support.lease_contest URL HOLDER TASKS EPOCHS SEED`. It ends with the given epoch, or after
-`SECONDS_MAX`, and prints one JSON list of `LeaseCall`s.
+Run as `python -m tests.support.lease_contest URL HOLDER TASKS EPOCHS SEED`. It stops when the lease has reached epoch
+EPOCHS, or after `SECONDS_MAX`, and prints one JSON list of `LeaseCall`s.
 """
 
 import asyncio
@@ -22,13 +22,11 @@ from tenure.store.engines import open_store
 NAME = "contested"
 SECONDS_MAX = 10.0
 DURATIONS = (1, 500, 2_000, 10_000, 100_000)
-"""Microseconds: some expire before the response arrives, some during a renewal, some are held until released."""
+"""Microseconds. Some leases expire before the response arrives, some during a renewal; some are held until released."""
 
 
 class LeaseCall(NamedTuple):
-    """One response: the lease was acquired, renewed or released in this epoch at the instant `at`, and expires at
-    `until`.
-    """
+    """A successful call: the lease was acquired, renewed or released at `at`, and expires at `until`."""
 
     what: str
     holder: str

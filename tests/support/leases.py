@@ -59,7 +59,7 @@ def job_every(interval: int, name: str = "tidy", *, timeout: int = TIMEOUT, paus
 
 
 def sibling_store(database: Database) -> Store:
-    """Returns the store of another instance. It uses the clock of the test on SQLite too."""
+    """Returns the store of another instance. It uses the clock of the test, even on SQLite."""
     if isinstance(database.clock, SqliteClock):
         return SqliteStore(make_url(database.url), readers=1, clock=database.clock.microseconds)
     return database.another_store()

@@ -147,7 +147,7 @@ def request_bytes(method: str, path: str, body: bytes) -> bytes:
 async def clients(
     addresses: Iterable[str], each: int, exchanges: list[Exchange] | None = None
 ) -> AsyncIterator[list[Client]]:
-    """Yields `each` clients per instance. Neighbours in the list have different instances."""
+    """Yields `each` clients per instance, ordered so that adjacent clients use different instances."""
     recorded = [] if exchanges is None else exchanges
     made = [Client(address, recorded) for _ in range(each) for address in addresses]
     try:
@@ -170,10 +170,10 @@ async def retry_until(
 
 
 class Crowd:
-    """Many concurrent opens of every key, with mixed kinds, and an end of some of the sessions.
+    """Opens every key many times with mixed kinds, and ends some of the sessions.
 
-    The requests for a key are next to each other in the queue of all clients, so they run on all instances at the same
-    time.
+    All clients take their requests from one queue. The requests for a key follow each other in it, so they run on all
+    instances at the same time.
     """
 
     def __init__(

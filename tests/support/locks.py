@@ -1,4 +1,4 @@
-"""Locks that a test holds while a store needs them, and a wait for the calls that are blocked by them."""
+"""Holds locks that a store needs, and waits until calls are blocked by them."""
 
 import asyncio
 import sqlite3
@@ -15,7 +15,7 @@ from tests.support.databases import Database
 
 CUT_LOCK = 7305808868231127649
 WAIT_SECONDS = 0.8
-"""Shorter than the store's lock timeout: a blocked call must still be waiting."""
+"""Shorter than the store's lock timeout, so that a blocked call is still waiting."""
 
 
 class Holder:
@@ -90,7 +90,7 @@ class Holder:
         await self._connection.execute("ROLLBACK")
 
 
-# Not pg_stat_activity: within a transaction it does not change after the first read.
+# pg_stat_activity would not do: within a transaction, it does not change after the first read.
 _WAITING = "SELECT count(DISTINCT pid) FROM pg_locks WHERE NOT granted"
 
 

@@ -41,7 +41,7 @@ POOL_SIZE = 4
 END_SECONDS = 12
 
 Held = ActiveRun | HeldLease
-"""A job run or a held lease: both have a fence."""
+"""A job run or a held lease. Both have a fence."""
 
 
 class Task(msgspec.Struct, kw_only=True):
@@ -52,7 +52,9 @@ class Task(msgspec.Struct, kw_only=True):
     interval_seconds: float = 0.0
     lock_timeout_seconds: float = 2.0
     seconds: float = 0.0
-    """How long `wait` waits, or how long each step keeps its transaction open."""
+    """How long `wait` takes, how long a step of `write` keeps its transaction open, or how long a step of `write_late`
+    waits before its transaction.
+    """
     pause_seconds: float = 0.05
     """The pause between two steps."""
 
@@ -138,7 +140,7 @@ class Worker:
         raise ValueError(f"{self._task.name} always fails")
 
     async def _write(self, held: Held) -> None:
-        """Endless steps. Each is a transaction of the application that begins with a check of the fence."""
+        """Repeats a step without end: a transaction of the application that begins with a check of the fence."""
         connection = await connect(self._config.database, SETTINGS)
         try:
             for step in range(1_000_000):
@@ -157,7 +159,7 @@ class Worker:
         log.info("work.step", epoch=fence.epoch, step=step)
 
     async def _write_late(self, held: Held) -> None:
-        """Endless steps that check an old fence late and ignore cancellation."""
+        """Repeats a step without end that waits before it checks its fence and writes. It ignores cancellation."""
         connection = await connect(self._config.database, SETTINGS)
         for step in range(1_000_000):
             await asyncio.shield(asyncio.create_task(self._write_late_step(connection, held.fence, step)))
@@ -175,7 +177,7 @@ class Worker:
         log.info("work.step", epoch=fence.epoch, step=step)
 
     async def _sweep(self, held: Held) -> None:
-        """Endless steps. Each is a fenced write of the store that closes one lapsed session."""
+        """Repeats a step without end: a fenced write of the store that closes at most one lapsed session."""
         for step in range(1_000_000):
             swept = await self._store.expire_sessions(held.fence, 1)
             ended = [closing.session_id for closing in swept.closed_sessions]

@@ -48,7 +48,7 @@ _one_at_a_time = threading.Lock()
 
 
 class Forked:
-    """A process of the nursery, with those methods of `Popen` that tests use."""
+    """A process that the nursery forked, with those methods of `Popen` that tests use."""
 
     def __init__(self, pid: int, ended: int) -> None:
         self.pid = pid
@@ -56,7 +56,7 @@ class Forked:
         self._ended = ended
 
     def poll(self) -> int | None:
-        """The nursery is the parent, so it waits for the process and writes the exit code."""
+        """Reads the exit code from a pipe: only the nursery, as the parent, can wait for the process."""
         if self.returncode is None and select.select([self._ended], [], [], 0)[0]:
             code = os.read(self._ended, 16)
             self.returncode = int(code) if code else -signal.SIGKILL
@@ -176,7 +176,7 @@ def _become_instance(request: dict[str, object], log: int, output: int) -> list[
     os.closerange(sys.stderr.fileno() + 1, os.sysconf("SC_OPEN_MAX"))
     os.chdir(str(request["folder"]))
     sys.path[0] = str(request["folder"])
-    # As with `python -m tenure`: processes that the instance starts read it.
+    # Processes that the instance starts read this, and must find what `python -m tenure` would set.
     sys.modules["__main__"].__spec__ = importlib.util.find_spec("tenure.__main__")
     os.environ.clear()
     os.environ.update(request["environment"])  # type: ignore[call-overload]

@@ -18,7 +18,7 @@ TOKEN = "tok-hunter2"
 class Received(NamedTuple):
     line: str
     headers: list[tuple[str, str]]
-    """In the order of the request, with names in lower case."""
+    """The headers in the order of the request, with names in lower case."""
     body: bytes
 
     def header(self, name: str) -> str | None:

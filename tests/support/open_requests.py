@@ -25,7 +25,7 @@ from tests.support.audit_log import ACTOR
 
 LIMITS = Limits(timedelta(days=30))
 NOON = datetime(2041, 3, 1, 12, 0, 0, 123456, tzinfo=UTC)
-"""Later than the real time: an installation begins with a cut, and no write has an earlier instant."""
+"""Later than the real time: a new installation begins with a cut, and no write gets an instant before the last cut."""
 SECOND = 1_000_000
 ROUNDS_MAX = 300
 
@@ -53,7 +53,7 @@ def same_key_request(old: OpenRequest, **given: Any) -> OpenRequest:
 
 
 def ending(of: OpenRequest | Session, reason: str, ended_at: datetime) -> ClosedSession:
-    """The end of a session, as an operation returns it that has recorded this end."""
+    """The end of a session, as returned by the operation that recorded it."""
     return ClosedSession(of.session_id, reason, ended_at, of.user_object_id, of.tenant_object_id, of.capacity_id)
 
 

@@ -135,5 +135,5 @@ async def explain(
 
 
 def _in_parentheses(words: Sequence[str]) -> str:
-    """A statement without parameters has no parentheses either."""
+    """Returns an empty string for a statement without parameters."""
     return f"({', '.join(words)})" if words else ""

@@ -38,9 +38,10 @@ def frozen(pid: int) -> Iterator[None]:
 
 
 class Lag:
-    """How late a thread of this process was, at most, when it wanted to run. A quiet machine is a few ms late.
+    """Measures the longest scheduling delay of a thread in this process: a few milliseconds on a quiet machine.
 
-    An answer passes the client, the instance and the client again, so it may come three times as late.
+    A response needs three such turns, of the client, the instance and the client again, so it may be three times as
+    late.
     """
 
     def __init__(self) -> None:

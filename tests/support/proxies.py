@@ -1,4 +1,4 @@
-"""A link to a PostgreSQL server that can break for one instance: the relay of the proof, with the URL through it."""
+"""A proxy to a PostgreSQL server, whose connections a test can break: the relay of `proof/`, with a database URL."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

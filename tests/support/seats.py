@@ -29,7 +29,7 @@ async def spans(database: Database, capacity_id: str) -> list[tuple[int, int]]:
 
 
 def most_at_once(intervals: Iterable[tuple[int, int]]) -> int:
-    """Returns the highest number of live sessions. A seat that is freed and taken at the same instant counts once."""
+    """Returns the highest number of simultaneous sessions. A seat freed and taken at the same instant counts once."""
     changes: Counter[int] = Counter()
     for start, end in intervals:
         changes[start] += 1
@@ -102,7 +102,7 @@ def _taken(intervals: Iterable[tuple[bool, int, int]], limits: Sequence[tuple[in
 
 
 def _changes(intervals: Iterable[tuple[bool, int, int]]) -> Iterable[tuple[int, int, bool]]:
-    """The order at one instant is: ends, upgrades, then sessions that take a seat."""
+    """Yields changes that sort, at the same instant, as ends, then upgrades, then sessions that take a seat."""
     for is_new, start, end in intervals:
         yield end, -1, False
         yield start, 1, is_new

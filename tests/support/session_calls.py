@@ -12,7 +12,7 @@ from tenure.store.contract import Store
 from tests.support.open_requests import ROUNDS_MAX, SECOND
 
 COUNTERS = StreamCounters(1_001, 12, 103, 54, 205, 6, 307)
-"""Each counter has a different value."""
+"""A different value for each counter."""
 NO_COUNTERS = StreamCounters(0, 0, 0, 0, 0, 0, 0)
 EVICTING = WhenFull.EVICT_OLDEST.value
 

@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 URL_VARIABLE = "TENURE_TEST_MSSQL_URL"
 MARK = "test"
-"""Must be part of the database's name, so that a URL pasted by mistake does not delete real data."""
+"""The name of the database must contain this, so that a URL pasted by mistake does not delete real data."""
 
 
 @pytest.fixture
@@ -125,6 +125,6 @@ def connect(url: str) -> Any:
 
     _, options = aioodbc.dialect().create_connect_args(connection_url(make_url(url)))
     connection = pyodbc.connect(options["dsn"], autocommit=True, timeout=10)
-    # In lower case, as the other engines return ids: pyodbc returns upper case.
+    # Returns ids as UUIDs, which print in lower case, as on the other engines. pyodbc returns text in upper case.
     connection.add_output_converter(pyodbc.SQL_GUID, lambda value: UUID(bytes_le=value))
     return connection

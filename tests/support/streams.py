@@ -68,7 +68,7 @@ class Client:
     async def connect(
         cls, port: int, path: str, *headers: str, at_once: bytes = b"", tls: ssl.SSLContext | None = None
     ) -> Self:
-        """`at_once` is sent with the handshake in the same packet."""
+        """Connects. `at_once` is sent in the same packet as the handshake."""
         reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=tls)
         writer.write(handshake(path, *headers) + at_once)
         head = (await _in_time(reader.readuntil(b"\r\n\r\n"))).decode()
@@ -115,7 +115,7 @@ class Client:
     # Receive
 
     async def receive(self) -> Message | None:
-        """The next message, or None once the connection is closed; then `close_code` is set."""
+        """Returns the next message. When the connection is closed, sets `close_code` and returns None."""
         while True:
             opcode, data = await _in_time(self._next())
             if opcode is Opcode.TEXT:
@@ -141,7 +141,7 @@ class Client:
         return result
 
     async def read_to_end(self) -> tuple[Sequence[Message], int]:
-        """All remaining messages, and the close code. Answers the close frame."""
+        """Returns all remaining messages and the close code. Answers the close frame."""
         messages: list[Message] = []
         while (message := await self.receive()) is not None:
             messages.append(message)
@@ -221,7 +221,7 @@ class Streaming:
         return client
 
     async def open(self, **fields: Any) -> tuple[Client, Json]:
-        """A stream and its session."""
+        """Opens a session by a stream. Returns the client of the stream, and its `session_start`."""
         client = await self.connect("/sessions/stream")
         return client, await client.open(**fields)
 
@@ -243,7 +243,7 @@ class Streaming:
         return (await self.http.get("/sessions/metrics")).json()  # type: ignore[no-any-return]
 
     async def until(self, session_id: str, holds: Callable[[Json], object], seconds: float = TIMEOUT_SECONDS) -> Json:
-        """The session, once `holds` is true for it."""
+        """Waits until `holds` is true for the session, and returns the session."""
         session = await self.get(session_id)
         try:
             async with asyncio.timeout(seconds):

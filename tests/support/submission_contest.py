@@ -1,8 +1,8 @@
 """Executors and callers that compete for the same submissions: accept, begin, finish, cancel and retry.
 
-As a process, `python -m tests.support.submission_contest URL NAME KEYS SECONDS SEED` accepts the same keys as all
-other processes with the same KEYS, then executes and commands for at least SECONDS, and prints the results of its
-accepts.
+As a process, `python -m tests.support.submission_contest URL NAME KEYS SECONDS SEED` first accepts the same keys as all
+other processes with the same KEYS. Then it acts as executor and caller for at least SECONDS. It prints the results of
+its accepts and the number of its operations.
 """
 
 import asyncio
@@ -25,11 +25,11 @@ from tests.support.open_requests import SECOND
 from tests.support.submissions import EXECUTOR, attempt_end, close_orphaned, submit_request
 
 DURATIONS = (5_000, 50_000, 60 * SECOND, 60 * SECOND)
-"""Microseconds: some leases expire while they are used, some are held until they are resigned or released."""
+"""Microseconds. Some leases expire while they are used; some are held until they are resigned or released."""
 BATCH = 7
 PAUSES = (None, 0, 0, 1_000)
 ENOUGH = {"led": 5, "LeaseLost": 3, "begun": 20, "cancel": 5}
-"""With fewer of each operation, the test proves nothing."""
+"""How many of each operation a run needs to prove anything."""
 SECONDS_MAX = 20.0
 
 
@@ -42,7 +42,7 @@ async def accept_keys(store: Store, keys: int, payload: bytes, chance: random.Ra
 
 
 class Contestant:
-    """Executes and commands the same submissions as the others, until `ENOUGH` was done."""
+    """Executes and commands the same submissions as the others, for `seconds` and until `ENOUGH` was done."""
 
     def __init__(
         self, store: Store, name: str, seed: int, submission_ids: Sequence[str], did: Counter[str], seconds: float
@@ -84,7 +84,7 @@ class Contestant:
         await self._store.release_lease(acquired.lease.fence)
 
     async def _send(self, fence: Fence) -> None:
-        """Some attempts are left open, and some batches are begun twice."""
+        """Begins and finishes attempts. Leaves some attempts open, and begins some batches twice."""
         batch = self._random.sample(self._ids, BATCH)
         early = self._random.sample(batch, 2)
         found = await self._store.begin_attempts(fence, batch, early)
@@ -109,7 +109,7 @@ class Contestant:
 async def contest(
     stores: Sequence[Store], name: str, seconds: float, seed: int, submission_ids: Sequence[str]
 ) -> Counter[str]:
-    """Runs an executor and a caller for each store; returns how often they did what."""
+    """Runs an executor and a caller for each store. Returns the number of each operation."""
     did: Counter[str] = Counter()
     async with asyncio.TaskGroup() as tasks:
         for number, store in enumerate(stores):

@@ -41,7 +41,7 @@ def leads(log: str, lease: str = "submission-executor") -> bool:
 
 
 def terms(logs: Iterable[str], lease: str = "submission-executor") -> list[Term]:
-    """The terms of all these processes, in the order of their start."""
+    """Returns the terms found in all logs, in the order of their start."""
     found = [term for log in logs for term in _terms(log, lease)]
     return sorted(found, key=lambda term: term.began_at)
 

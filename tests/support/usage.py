@@ -21,7 +21,7 @@ from tests.support.open_requests import NOON, SECOND, some_id
 MINUTE = 60 * SECOND
 DAY = 86_400 * SECOND
 FACTORS = (1_000_000, 2_000_000, 3_000_000)
-"""1, 2 and 3."""
+"""1, 2 and 3, in millionths."""
 CONTRACT = Contract((2.5, 40.0), 0, (208,), 17.5, "tenure")
 WINDOWS_MAX = 50
 ALL = 1000

@@ -1,7 +1,7 @@
 """A process that runs job `emit-usage` with windows that are shorter than the settings allow.
 
-Run as `python -m tests.support.usage_cutting URL INTERVAL_MICROSECONDS`. It cuts, divides and submits until its input
-is closed, and then once more.
+Run as `python -m tests.support.usage_cutting URL INTERVAL_MICROSECONDS`. It cuts and divides windows, and submits their
+chunks, until its input is closed. Then it does so once more, and exits.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from tenure.usage.rendering import RenderedAhead
 
 HOUR = 3600 * 1_000_000
 FACTORS = (1_000_000_000_000, 31_415_926_535, 27_182_818)
-"""The factors are so high that a window of some milliseconds has a usage above zero."""
+"""High factors, so that the usage in a window of a few milliseconds is above zero."""
 CONTRACT = Contract((0.2, 1.0), None, (409,), 5.0, "tenure")
 PAUSE_SECONDS = 0.002
 
@@ -50,7 +50,10 @@ async def cut_until(ended: asyncio.Event, store: Store, interval_microseconds: i
 
 
 async def _run_once(job: EmitUsage, run: ActiveRun) -> bool:
-    """False if the cut could not get its lock in time; the caller retries, as the job runner does."""
+    """Returns False if the database was unavailable, for example because the cut waited too long for its lock.
+
+    The caller retries, as the job runner does.
+    """
     try:
         await job.run(run)
     except DatabaseUnavailable:

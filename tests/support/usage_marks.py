@@ -19,7 +19,7 @@ async def marker_fence(store: Store) -> Fence:
 
 
 async def mark_usage(store: Store, telemetry: Telemetry | None = None) -> dict[str, int]:
-    """One run of the job. Returns its counts."""
+    """Runs the job once. Returns its counts."""
     lock: Any = SimpleNamespace(fence=await marker_fence(store))
     run = ActiveRun("mark-usage", lock, NOON, None)
     await MarkUsage(store, telemetry or Telemetry()).run(run)
@@ -27,6 +27,6 @@ async def mark_usage(store: Store, telemetry: Telemetry | None = None) -> dict[s
 
 
 async def sum_without_marks(store: Store, sum_query: UsageSumQuery, after: str | None, limit: int) -> UsageSums:
-    """The sum from sessions alone."""
+    """Computes the sum from sessions alone."""
     with patch("tenure.store.reads.usage_sums.can_use_marks", lambda _: False):
         return await store.sum_usage(sum_query, after, limit)

@@ -1,7 +1,7 @@
 """Barriers at writes of an instance: a trigger in the database waits for a lock that the test holds.
 
-The product has no hooks. The test sees which instance waits at which write, and decides whether the write is executed
-(`allow_write`) or not (`cancel_write`) after it has killed or paused the instance.
+Tenure itself has no hooks for tests. A test waits until an instance is blocked at a write, kills or pauses the
+instance, and then lets the write be executed (`allow_write`) or prevents it (`cancel_write`).
 """
 
 import asyncio
@@ -39,7 +39,7 @@ class Point(NamedTuple):
     event: str
     condition: str
     lease: str
-    """Held by the instance that executes the write."""
+    """The lease that the instance holds while it executes the write."""
 
 
 JOB = "job:emit-usage"
@@ -48,7 +48,7 @@ CHUNKS = Point("the chunks", "INSERT ON usage_chunks", "NEW.chunk = 1", JOB)
 SECOND_PAGE = Point("the chunks after the first page", "INSERT ON usage_chunks", f"NEW.chunk = {PAGE + 1}", JOB)
 DIGEST = Point("the digest", "UPDATE OF digest ON usage_chunks", "NEW.digest IS NOT NULL", LEASE)
 OUTCOME = Point("the outcome", "UPDATE OF outcome ON submission_attempts", "NEW.outcome = 'delivered'", LEASE)
-"""Each point is the write that waits: everything before it is committed, and nothing after it has begun."""
+"""At each point, one write waits. Earlier writes are committed, and later ones have not begun."""
 
 
 class Barrier:
@@ -82,7 +82,7 @@ class Barrier:
 
 @asynccontextmanager
 async def barrier(database: Database, point: Point) -> AsyncIterator[Barrier]:
-    """Open until `close` is called. Removed on exit, so a test can use several in turn."""
+    """A barrier that is open until `close` is called. It is removed on exit, so a test can use several in turn."""
     connection = await asyncpg.connect(database.url)
     await connection.execute(FUNCTION)
     await connection.execute(
@@ -97,7 +97,7 @@ async def barrier(database: Database, point: Point) -> AsyncIterator[Barrier]:
 
 
 def small_pages(folder: Path) -> dict[str, str]:
-    """The environment of instances that save `PAGE` chunks in one transaction, so that few sessions need two pages."""
+    """Returns environment variables that make instances save only `PAGE` chunks in one transaction."""
     code = folder / "small_pages"
     code.mkdir()
     (code / "sitecustomize.py").write_text(f"import tenure.usage.emit as e\ne.BATCH_MAX = e.RUN_MAX = {PAGE}\n")

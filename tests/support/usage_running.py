@@ -31,7 +31,7 @@ CUTTING = {
     "TENURE_USAGE__FACTORS__2": "31415.926535",
     "TENURE_USAGE__FACTORS__3": "1000000",
 }
-"""Factors so high that a second has a usage above zero."""
+"""High factors, so that the usage of a second is above zero."""
 SHORT_SCHEDULE = {"schedule": [0.2, 0.5, 1], "timeout_seconds": 5}
 
 
@@ -110,7 +110,7 @@ async def settle(database: Database, instances: Sequence[RunningInstance]) -> No
 
 
 async def _no_run_is_open(database: Database, instances: Sequence[RunningInstance]) -> bool:
-    """A run that began before the pause may still cut. Runs of killed instances stay open and are ignored."""
+    """Runs of killed instances are ignored, because they stay open. Other runs may have begun before the pause."""
     rows = await database.rows("SELECT holder FROM job_runs WHERE job = 'emit-usage' AND ended_at IS NULL")
     alive = {instance.process.pid for instance in instances if instance.process.poll() is None}
     return alive.isdisjoint(int(row["holder"].split("-")[-2]) for row in rows)
@@ -127,7 +127,7 @@ async def _all_delivered(database: Database, which: str, processes: Sequence[Log
 
 
 async def assert_billed_once(database: Database, ledger: Path, fleet: Fleet, context: str = "") -> None:
-    """Every digit is correct, and `tenure audit` agrees. Stops the instances."""
+    """Stops the instances, and asserts that all usage is correct to the last digit and that `tenure audit` agrees."""
     await settle(database, fleet.all)
     await fleet.stop()
     wrong = await find_usage_faults(database, ledger)
@@ -174,7 +174,7 @@ class Shift:
 
 
 def _shifting(folder: Path) -> dict[str, str]:
-    """SQLite uses the host's clock: instances with this environment add the number in a file to it."""
+    """Returns environment variables that make instances add the number in a file to the host's clock."""
     code = folder / "shifting"
     code.mkdir()
     (code / "sitecustomize.py").write_text(
