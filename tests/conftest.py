@@ -32,17 +32,17 @@ from tests.support.instances import RunningInstance, kill_all
 from tests.support.sqlserver import empty_mssql_database, mssql_database  # noqa: F401
 
 if (memory := memory_folder()) is not None and "PYTEST_XDIST_WORKER" not in os.environ:
-    # For all temporary files of tests and of the processes they start: a disk may stall for seconds when it is busy.
+    # All temporary files of tests, and of the processes they start, are in memory: a busy disk may stall for seconds.
     os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="t", dir=memory)
     Path(tempfile.tempdir).chmod(0o755)  # some programs run as a user of their own
     atexit.register(shutil.rmtree, tempfile.tempdir, ignore_errors=True)
 
-# Modules are compiled once, not in every worker and every process that a test starts.
+# Bytecode is written, so that modules are compiled once, and not in every worker and process of the tests.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # A shell starts background processes that way, and the processes that tests interrupt would inherit it.
+    # A shell ignores SIGINT in background processes. The processes that tests interrupt would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 MakeDatabase = Callable[[], Awaitable[Database]]
@@ -69,12 +69,13 @@ HEAVY_SCOPES = {
     "clients": "clients",
     "proof": "proof",
 }
-"""Folders and files whose tests run sequentially on one worker, and the name of their scope, longest first: they start
-many processes and measure time, or fill large tables. Each other test is a scope of its own.
+"""Folders and files whose tests start many processes, measure time or fill large tables, each with the name of its
+scope. The tests of a scope run one after the other on one worker. The scopes that take longest come first. Each other
+test is a scope of its own.
 """
 LIGHT_WORKERS = 1
-"""How many of several workers begin with the other tests. The tests of the heavy scopes wait more than they compute. A
-worker that runs out of its kind of scope takes the other kind.
+"""How many workers begin with the other tests, because tests of the heavy scopes mostly wait. All other workers begin
+with the heavy scopes. A worker that finds no scope of its kind takes one of the other kind.
 """
 
 
@@ -111,10 +112,10 @@ def pytest_runtest_teardown() -> None:
 
 
 def collect_garbage() -> None:
-    """Between tests, and only among new objects: automatic collections are rare.
+    """Collects garbage between tests, because automatic collections are set to be rare.
 
-    A collection of the objects that a hundred tests leave behind takes two seconds, and a call of the store fails after
-    1.7.
+    Later collections skip the objects that survive this one. A collection of everything that a hundred tests leave
+    behind takes two seconds, and a store call fails after 1.7 seconds.
     """
     gc.collect()
     gc.freeze()

@@ -42,12 +42,12 @@ class _PageHandler(BaseHTTPRequestHandler):
         self.wfile.write(PAGE)
 
     def log_message(self, *_: Any) -> None:
-        """Nothing: the test reports failures."""
+        """Logs nothing, because the test reports failures."""
 
 
 @pytest.fixture(scope="package")
 def page_servers() -> Iterator[list[str]]:
-    """Two origins, each with an empty page. They differ in their ports."""
+    """Two origins, each with an empty page. They have different ports."""
     servers = [ThreadingHTTPServer(("127.0.0.1", 0), _PageHandler) for _ in range(2)]
     threads = [threading.Thread(target=server.serve_forever, daemon=True) for server in servers]
     for thread in threads:

@@ -25,7 +25,7 @@ TIMEOUT_MILLISECONDS = 20_000
 
 
 class ConsoleAddress:
-    """Where a console is, and a key of each role, if it needs one."""
+    """The address of a console, and a key of each role if the console needs a sign-in."""
 
     def __init__(self, origin: str, prefix: str = "", keys: dict[str, str] | None = None) -> None:
         self.origin = origin
@@ -66,7 +66,7 @@ async def serving_console(
 
 
 class Visitor:
-    """Opens pages of consoles. What a page reports as an error fails the test, except refused requests."""
+    """Opens pages of consoles. Errors that a page reports fail the test, except those about refused requests."""
 
     def __init__(self, browser: Browser) -> None:
         self._browser = browser
@@ -120,7 +120,7 @@ async def violations(page: Page) -> list[str]:
 
 
 async def overflow(page: Page) -> int:
-    """By how many pixels the page is wider than the window."""
+    """Returns by how many pixels the page is wider than the window."""
     width: int = await page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
     return width
 

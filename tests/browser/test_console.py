@@ -61,14 +61,14 @@ PAGES: dict[str, tuple[str, str]] = {
 """
 
 IN_DARK = ["", "sessions", "sessions/{ended}"]
-"""The pages on which axe-core checks the contrast of the dark theme: together they have all parts."""
+"""The pages on which axe-core checks the contrast of the dark theme. Together they contain all components."""
 
 
 @pytest.fixture(scope="module")
 async def consoles(
     sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[dict[str, ConsoleService]]:
-    """One instance without a prefix, and one with. Tests leave the sessions that they opened."""
+    """One instance without a prefix, and one with. Tests do not clean up the sessions that they open."""
     async with (
         new_sqlite(sqlite_template, tmp_path_factory.mktemp("console")) as plain,
         new_sqlite(sqlite_template, tmp_path_factory.mktemp("console")) as below,
@@ -107,7 +107,7 @@ async def test_every_page_is_shown_to_every_role(console: ConsoleService, visito
             if role not in roles:
                 continue
             await show(page, console, path, heading)
-            # A busy machine may lose the connection for a moment. The page says so, and recovers.
+            # On a busy machine, the page may show a lost connection for a moment.
             await expect(page.locator("[role=alert]"), f"{role} at {path}").to_have_count(0)
         await visitor.close()
 
@@ -183,8 +183,8 @@ async def test_links_navigate_without_reloading(console: ConsoleService, visitor
     assert await page.evaluate("window.mark") == 1
 
 
-async def test_rows_follow_the_events_and_pause_stops_them(console: ConsoleService, visitor: Visitor) -> None:
-    """A client may not read events, so its page polls."""
+async def test_rows_follow_events_until_paused(console: ConsoleService, visitor: Visitor) -> None:
+    """A caller with role client may not read events, so its page polls."""
     role = "reader" if console.prefix == "" else "client"
     first = await console.open(leaseSeconds=600)
     page = await visitor.visit(console, f"sessions?capacity={first['capacityId']}", role=role)
@@ -205,7 +205,7 @@ async def test_rows_follow_the_events_and_pause_stops_them(console: ConsoleServi
     await expect(rows.last).to_contain_text("TERMINATED")
 
 
-async def test_rows_stay_where_they_are_while_the_table_is_in_use(console: ConsoleService, visitor: Visitor) -> None:
+async def test_rows_do_not_move_while_the_table_is_in_use(console: ConsoleService, visitor: Visitor) -> None:
     first = await console.open(leaseSeconds=600)
     capacity = {"capacityId": first["capacityId"], "leaseSeconds": 600}
     second = await console.open(**capacity)
@@ -235,7 +235,7 @@ async def test_rows_stay_where_they_are_while_the_table_is_in_use(console: Conso
     assert await focused(page) == "Sessions"
 
 
-async def test_focus_stays_with_its_row_or_goes_to_the_nearest(plain: ConsoleService, visitor: Visitor) -> None:
+async def test_focus_moves_to_nearest_row_when_its_row_is_removed(plain: ConsoleService, visitor: Visitor) -> None:
     page = await visitor.visit(plain)
     await expect(page.get_by_role("heading", level=1)).to_have_text("Overview")
     found = await page.evaluate(
@@ -300,7 +300,7 @@ async def test_search_field_finds_the_resource_of_an_id(plain: ConsoleService, v
     await expect(page.locator(".empty")).to_contain_text("No session has this id")
 
 
-async def test_values_are_text_wherever_a_template_shows_them(plain: ConsoleService, visitor: Visitor) -> None:
+async def test_templates_show_values_as_text(plain: ConsoleService, visitor: Visitor) -> None:
     page = await visitor.visit(plain)
     await expect(page.get_by_role("heading", level=1)).to_have_text("Overview")
     shown = await page.evaluate(
@@ -358,7 +358,7 @@ async def end_fewer(route: Route) -> None:
 
 
 async def test_filter_by_state_is_shown_and_can_be_cleared(plain: ConsoleService, visitor: Visitor) -> None:
-    """The overview links to it."""
+    """The overview links to this filter."""
     page = await visitor.visit(plain)
     await show(page, plain, "sessions?state=active", "Sessions")
     await expect(page.get_by_label("State")).to_have_value("active")
@@ -370,7 +370,7 @@ async def test_filter_by_state_is_shown_and_can_be_cleared(plain: ConsoleService
 async def test_operator_ends_selected_sessions_and_everything_that_matches(
     plain: ConsoleService, visitor: Visitor
 ) -> None:
-    """More sessions than one page shows and one request ends, here 25. The audit log has one entry for each action."""
+    """More sessions match than one page shows or one request ends (here 25). Each action leaves one audit entry."""
     capacity = (await plain.open())["capacityId"]
     await asyncio.gather(*(plain.open(capacityId=capacity, sessionKind=2) for _ in range(63)))
     page = await visitor.visit(plain, f"sessions?capacity={capacity}", role="reader")

@@ -26,7 +26,7 @@ from tests.support.simple_http import send_request
 pytestmark = pytest.mark.slow
 
 WITHIN_MILLISECONDS = 5_000 + 2_000
-"""Five seconds, and what a busy machine adds: a page notices a frozen instance after at most 1.5 + 2.5 seconds."""
+"""Five seconds, plus two for a busy machine. A page notices a frozen instance after at most 1.5 + 2.5 seconds."""
 RECOVERED_MILLISECONDS = 20_000
 DURATION_SECONDS = 3
 TIMING = {

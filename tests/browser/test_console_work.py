@@ -1,4 +1,4 @@
-"""The work of people on the pages of the console, except those of sessions. All tests share one instance."""
+"""What people do on the pages of the console, except the pages of sessions. All tests share one instance."""
 
 import csv
 import threading
@@ -52,7 +52,7 @@ def receiver() -> Iterator[str]:
 async def console(
     sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory, receiver: str
 ) -> AsyncIterator[ConsoleService]:
-    """Usage is billed every second."""
+    """The console of an instance that bills usage every second."""
     gateways = {
         "usages": GatewayConfig(url=f"{receiver}/200"),
         NASTY: GatewayConfig(url=f"{receiver}/500", max_attempts=1),
@@ -78,8 +78,9 @@ async def submit(console: ConsoleService, gateway: str, number: int) -> list[str
 
 
 async def check_detail_page(page: Page, theme: Literal["dark", "light"]) -> None:
-    """Asserts that the page fits a phone and that axe finds nothing serious. The tests of all pages visit no page of a
-    single submission or window.
+    """Asserts that the page fits a phone and that axe finds nothing serious.
+
+    The tests of all pages do not visit the pages of single submissions and windows.
     """
     await page.set_viewport_size(PHONE)
     assert await overflow(page) == 0
@@ -170,7 +171,7 @@ async def test_cluster_shows_who_leads_and_runs_pauses_and_resigns(console: Cons
     await page.get_by_role("dialog").get_by_role("button", name="Resume").click()
     await expect(page.get_by_role("button", name="Pause prune")).to_be_visible()
     await page.go_back()
-    # The instance is alone, and leads again after it has waited for others.
+    # There is no other instance, so this one leads again after its cool-down.
     await expect(led.locator("td.number")).to_have_text(str(lease["epoch"] + 1), timeout=15_000)
     reader = await visitor.visit(console, "cluster", role="reader")
     await expect(reader.get_by_role("table", name="Jobs")).to_be_visible()
@@ -178,14 +179,14 @@ async def test_cluster_shows_who_leads_and_runs_pauses_and_resigns(console: Cons
         await expect(reader.get_by_role("button", name=name)).to_have_count(0)
 
 
-async def test_deliveries_are_retried_and_cancelled_one_by_one_and_all(
+async def test_deliveries_are_retried_and_cancelled_one_by_one_and_all_at_once(
     console: ConsoleService, visitor: Visitor
 ) -> None:
     failing = await submit(console, NASTY, 3)
     waiting = await submit(console, "crm", 2)
     page = await visitor.visit(console, "deliveries")
     by_gateway = row_of(page.get_by_role("table", name="Submissions by gateway and state"), NASTY)
-    # The last link may still be that of the three pending ones.
+    # While submissions are pending, the row also has a link to those.
     failed = by_gateway.locator("a[href$='&state=failed']")
     await expect(failed).to_have_text("3")
     await expect(page.locator(".figure.warn", has_text="Pending")).to_contain_text("fail and are retried")
@@ -349,7 +350,7 @@ async def test_key_is_created_shown_once_and_revoked(console: ConsoleService, vi
     dialog = page.get_by_role("dialog")
     await expect(dialog).to_contain_text("It is shown this once.")
     key = await dialog.locator(".secret code").inner_text()
-    # Escape does not close it before the key is stored.
+    # Escape does not close the dialog before the user has confirmed that the key is stored.
     await page.keyboard.press("Escape")
     await expect(dialog.get_by_role("button", name="Copy key")).to_be_visible()
     await tab_to(page, "I have stored the key")
@@ -368,7 +369,7 @@ async def test_key_is_created_shown_once_and_revoked(console: ConsoleService, vi
         assert (await http.get(address, headers={"Authorization": f"Bearer {key}"})).status_code in (200, 401)
     await page.get_by_role("button", name="All").click()
     await expect(row).to_contain_text("revoked")
-    # The audit log names the key that did it.
+    # The audit log names the key that revoked the other one.
     await page.goto(f"{console.address}/audit-log?action=key.revoked")
     entry = page.get_by_role("table", name="Entries").locator("tbody tr")
     await expect(entry).to_have_count(1)

@@ -80,7 +80,9 @@ async def received(page: Page) -> list[str]:
 async def test_page_holds_session_with_token_and_page_of_another_origin_is_refused(
     sqlite_database: Database, page_servers: list[str], visit: Visit
 ) -> None:
-    """Heartbeats over fetch with CORS, a stream with the token as subprotocol, offline, and a loss."""
+    """The page sends heartbeats with CORS, opens a stream with the token as subprotocol, goes offline for a while, and
+    finally loses the session.
+    """
     allowed, other = page_servers
     async with held_session(sqlite_database, allowed) as (service, opened):
         page = await visit(allowed)
@@ -143,7 +145,7 @@ async def hidden_tab(folder: Path, address: str) -> AsyncIterator[Any]:
         port = port_file.read_text().splitlines()[0]
         await eventually(lambda: bool(_tabs(port, address)), 20, "the page is open")
         async with websockets.connect(_tabs(port, address)[0]["webSocketDebuggerUrl"], max_size=None) as connection:
-            # Until then the script would run in an empty document, which has no origin.
+            # A script that ran earlier would run in an empty document, which has no origin.
             is_loaded = f"location.href.startsWith({json.dumps(address)}) && document.readyState === 'complete'"
             async with asyncio.timeout(20):
                 while not await _evaluate(connection, is_loaded):  # noqa: ASYNC110 - the browser offers no event

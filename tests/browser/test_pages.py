@@ -95,7 +95,7 @@ async def test_page_of_allowed_origin_opens_a_session_keeps_it_alive_and_reads_p
 async def test_page_of_allowed_origin_opens_a_stream_and_others_do_not(
     sqlite_database: Database, page_servers: list[str], visit: Visit
 ) -> None:
-    """Without credentials, as long as no key exists."""
+    """No credentials are needed, because no key exists."""
     allowed, other = page_servers
     async with LocalService.on(sqlite_database, http=HttpConfig(allowed_origins=(allowed,))).running() as service:
         found = []

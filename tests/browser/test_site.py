@@ -42,7 +42,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 class _Quiet(SimpleHTTPRequestHandler):
     def log_message(self, *_: Any) -> None:
-        """Nothing: the test reports failures."""
+        """Logs nothing, because the test reports failures."""
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def address(site: Path) -> Iterator[str]:
 
 
 def page_of(document: str) -> str:
-    """The path of a document in the site."""
+    """Returns the path of a document in the site."""
     path = Path(document)
     return f"{path.parent}/" if path.name == "README.md" else f"{path.with_suffix('')}/"
 

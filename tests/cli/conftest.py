@@ -21,19 +21,19 @@ BOUND_SECONDS = 30.0
 
 @pytest.fixture(autouse=True)
 def _long_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pause of the machine of two seconds must not count as an unavailable database."""
+    """The database must not count as unavailable because the machine pauses for two seconds."""
     monkeypatch.setattr(Retries.run, "__defaults__", (BOUND_SECONDS,))
 
 
 @pytest.fixture(autouse=True)
 def _no_contexts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The contexts of the person who runs the tests are not used."""
+    """Keeps commands from using the contexts of the person who runs the tests."""
     monkeypatch.setenv("TENURE_CONTEXTS", str(tmp_path / "contexts.toml"))
 
 
 @pytest.fixture
 def tenure(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Tenure:
-    """Runs a command in this process, which saves the start of another one. Asynchronous tests call it in a thread."""
+    """Runs a command in this process, which is faster than a new process. Asynchronous tests call it in a thread."""
 
     def run(*arguments: str) -> Result:
         monkeypatch.chdir(tmp_path)

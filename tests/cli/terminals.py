@@ -19,7 +19,7 @@ SECONDS = 30.0
 
 
 class Terminal:
-    """A command whose standard input, output and error are a terminal of this size."""
+    """Runs a command on a pseudo-terminal of this size: its standard input, output and error."""
 
     def __init__(
         self, *arguments: str, columns: int = 100, lines: int = 30, cwd: Path | None = None, **environment: str
@@ -48,7 +48,7 @@ class Terminal:
         self.process.send_signal(signal.SIGWINCH)
 
     def read_until(self, text: str, *, after: int = 0) -> str:
-        """Returns everything shown, once it contains this text, or at the end of the command."""
+        """Waits until the text is shown, and returns everything shown. Fails if the command ends without it."""
         deadline = time.monotonic() + SECONDS
         while text not in self.shown[after:] and time.monotonic() < deadline:
             if not self._read(0.05) and self.process.poll() is not None:

@@ -45,11 +45,11 @@ from tests.support.usage import (
 Plant = Callable[[Database, Path], Awaitable[None]]
 
 PENDING = 4
-"""The window whose chunk is in the ledger, but whose response did not arrive."""
+"""The window whose chunk is in the receiver's ledger, but not marked as delivered: the response was lost."""
 LONG = "22222222-2222-2222-2222-222222222222"
 """A session in three windows."""
 SHORT = "11111111-1111-1111-1111-111111111111"
-"""A session within one window; moved by a second, it still is."""
+"""A session within one window, even if its start and end are moved by one second."""
 OPEN = "33333333-3333-3333-3333-333333333333"
 """A session that has not ended."""
 
@@ -59,11 +59,11 @@ class Installation(NamedTuple):
     ledger: Path
 
 
-# Four windows, and the ledger of a receiver that got them. Built once per engine, and copied for each test.
+# Four billed windows, and the ledger of the receiver. They are created once per engine, and copied for each test.
 
 
 async def bill(database: Database, ledger_path: Path) -> None:
-    """Cuts and delivers the windows, the newest first."""
+    """Cuts four windows, and delivers their chunks, newest window first."""
     await install(database, minute(0))
     await insert_sessions(
         database,
@@ -85,7 +85,7 @@ async def bill(database: Database, ledger_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 async def billed_sqlite(sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the database and the ledger."""
+    """Returns the folder that contains the database and the ledger."""
     folder = tmp_path_factory.mktemp("billed")
     shutil.copyfile(sqlite_template, folder / "tenure.db")
     database = Database(f"sqlite:///{folder / 'tenure.db'}", *sqlite_store(folder / "tenure.db"))
@@ -98,7 +98,7 @@ async def billed_sqlite(sqlite_template: Path, tmp_path_factory: pytest.TempPath
 async def billed_postgresql(
     postgres: PostgresServer, template: str, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[str, Path]:
-    """The name of the database, and the ledger."""
+    """Returns the name of the database, and the path of the ledger."""
     name, ledger = await postgres.create_database(template), tmp_path_factory.mktemp("billed") / "ledger.db"
     url = postgres.url(name)
     database = Database(url, open_store(url, POOL_SIZE), PostgresClock(url))
@@ -122,7 +122,7 @@ async def sqlite_installation(billed_sqlite: Path, tmp_path: Path) -> AsyncItera
 async def postgresql_installation(
     postgres: PostgresServer, billed_postgresql: tuple[str, Path], tmp_path: Path
 ) -> AsyncIterator[Installation]:
-    """The copy contains the stopped clock of the original."""
+    """A copy of the original database. Its clock stands still, too, because the clock is stored in a table."""
     original, ledger = billed_postgresql
     name = await postgres.create_database(original)
     shutil.copyfile(ledger, tmp_path / "ledger.db")
@@ -262,13 +262,13 @@ class Fault(NamedTuple):
     name: str
     plant: Plant
     checks: set[str]
-    """The checks that find it."""
+    """The checks of the audit that find the fault."""
     finding: str
-    """Part of a finding."""
+    """A part of the text of one finding."""
 
 
 def sql(statement: str) -> Plant:
-    """`SECOND` is replaced by one second in the SQL of the engine."""
+    """Returns a fault that runs the statement, with `SECOND` replaced by one second in the SQL of the engine."""
 
     async def plant(database: Database, _ledger: Path) -> None:
         second = "1000000" if database.engine == "sqlite" else "interval '1 second'"
@@ -296,7 +296,7 @@ async def double_an_attempt(database: Database, _ledger: Path) -> None:
 
 
 async def overlap(database: Database, _ledger: Path) -> None:
-    """After the last cut, so that the billed usage does not change."""
+    """Inserts two overlapping sessions after the last cut, so that the billed usage does not change."""
     key = {"capacity_id": some_id(), "user_object_id": some_id()}
     one = session_between(minute(PENDING, 1), minute(PENDING, 10), **key)
     await insert_sessions(database, [one, session_between(minute(PENDING, 9), minute(PENDING, 20), **key)])
@@ -443,7 +443,7 @@ async def test_audit_reads_all_pages_of_windows(
 
 
 async def test_audit_omits_render_finding_when_chunk_sums_differ(sqlite_installation: Installation) -> None:
-    """A chunk with other sums renders to other bytes; a second finding would add nothing."""
+    """A chunk whose sums differ always renders differently, so a second finding would be redundant."""
     database, path = sqlite_installation
     await database.execute(f"DELETE FROM sessions WHERE session_id = '{OPEN}'")
     report = await Audit(database.store, _ReceiverLedger(path)).run()

@@ -55,7 +55,7 @@ def test_loads_are_counted_and_leave_no_live_session(
         assert report["sessionsOpened"] == report["sessionsEnded"]
         opened += report["sessionsOpened"]
     assert live(instance) == 0
-    # The counts of the service may be a second old.
+    # The counts that the service shows may be a second old.
     wait_until(lambda: read(instance, "/sessions/metrics")["totalSessions"] == opened)
 
     table = tenure("bench", "--url", instance.address, "--seconds", "1", "--load", "opens", "--connections", "1")

@@ -43,7 +43,7 @@ async def test_dry_run_prints_sql_and_changes_nothing(tenure: Tenure, empty_data
 
 
 async def test_sql_of_dry_run_creates_schema(tenure: Tenure, empty_sqlite_database: Database) -> None:
-    """Without the functions of SQLite that only connections of Tenure have."""
+    """The test replaces the SQL functions that only Tenure's own SQLite connections define."""
     dry_run = await asyncio.to_thread(tenure, "migrate", "--dry-run", "--database", empty_sqlite_database.url)
     for statement in dry_run.out.replace("tenure_now()", "0").replace("tenure_random_secret()", "x'00'").split(";"):
         if statement.strip():

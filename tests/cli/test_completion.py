@@ -103,7 +103,7 @@ def test_scripts_complete_names_of_the_service(tenure: Tenure, tmp_path: Path) -
         kill_all([instance])
 
 
-def test_scripts_are_printed_and_other_shells_refused(tenure: Tenure) -> None:
+def test_completion_prints_script_and_refuses_unknown_shells(tenure: Tenure) -> None:
     for shell, script in SCRIPTS.items():
         assert tenure("completion", shell).out == script
     assert tenure("completion", "tcsh").err == "tenure: shell: must be bash, zsh, fish\n"

@@ -64,7 +64,7 @@ def test_key_is_read_from_standard_input(tenure: Tenure, file: Path) -> None:
     assert (refused.code, "secret-but" in refused.err) == (2, False)
 
 
-def test_flags_win_over_contexts_and_contexts_over_variables_as_documented(
+def test_flags_variables_and_contexts_take_precedence_as_documented(
     tenure: Tenure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tenure("contexts", "set", "prod", "--url", PROD, "--key", KEY)

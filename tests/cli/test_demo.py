@@ -1,4 +1,4 @@
-"""`tenure demo`: a whole installation that shows what happens, and leaves nothing behind."""
+"""`tenure demo` shows what happens in a temporary installation, and leaves nothing behind."""
 
 import fcntl
 import os
@@ -106,8 +106,8 @@ def test_terminal_shows_events_and_ctrl_c_leaves_nothing_behind(tmp_path: Path) 
             assert client.connect_ex(("127.0.0.1", int(port))) != 0
 
 
-def test_pipe_gets_a_line_for_everything_and_service_stops_if_demo_is_killed(tmp_path: Path) -> None:
-    """The settings of the user have no effect."""
+def test_demo_prints_lines_to_a_pipe_and_its_service_stops_if_it_is_killed(tmp_path: Path) -> None:
+    """Environment variables with the user's own settings have no effect on the demo."""
     environment = {**os.environ, "TMPDIR": str(tmp_path), "TENURE_DATABASE": "postgresql://nobody@127.0.0.1:1/none"}
     done = subprocess.run(
         [*COMMAND, "--seconds", "1.5"], capture_output=True, text=True, timeout=SECONDS, env=environment, check=False

@@ -1,4 +1,4 @@
-"""`tenure doctor`: one line if all is well, and a finding with its code for every planted trouble."""
+"""`tenure doctor` prints one line for a healthy installation, and a finding with its code for each planted problem."""
 
 import asyncio
 import json
@@ -49,7 +49,7 @@ def now() -> datetime:
     return from_microseconds(wall_microseconds())
 
 
-# A gateway that answers, with the time in `Date`.
+# A gateway whose response contains its time in the header `Date`.
 
 
 class Gateway:
@@ -77,7 +77,7 @@ class Gateway:
 
 @pytest.fixture(autouse=True)
 def _patient_checks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A busy machine must not count as a trouble."""
+    """The doctor must not report a problem because the machine is busy."""
     monkeypatch.setattr(examine, "CHECK_SECONDS", 60.0)
     monkeypatch.setattr(deliveries, "CONNECT_SECONDS", 30.0)
     monkeypatch.setattr(deliveries, "ANSWER_SECONDS", 30.0)
@@ -92,7 +92,7 @@ async def gateway() -> AsyncIterator[Gateway]:
 
 
 class Case(NamedTuple):
-    """An installation in which all is well, until a test plants a trouble."""
+    """A healthy installation, until a test plants a problem."""
 
     database: Database
     gateway: Gateway
@@ -129,7 +129,7 @@ class Case(NamedTuple):
 
 
 async def make_healthy(database: Database) -> None:
-    """Writes the rows of a running instance: its jobs, its lease and a recent cut."""
+    """Writes the rows of a running instance: its jobs and its lease."""
     store = database.store
     jobs = [JobSettings(name, round(seconds * SECOND), LOCK_TIMEOUT) for name, seconds in JOBS.items()]
     await store.register_jobs(jobs)
@@ -164,7 +164,7 @@ async def test_healthy_installation_gets_one_line(case: Case) -> None:
     assert (result.code, result.err) == (0, "")
     assert re.fullmatch(r"fine: \d+ checks, nothing found\n", result.out)
     assert await all_tables(case.database) == before
-    # One request without a body to the gateway, which is no delivery.
+    # The gateway got one request without a body, which is not a delivery.
     (request,) = case.gateway.requests
     assert request.startswith(b"OPTIONS /usages/secret-token HTTP/1.1\r\n")
     report = await case.report()
@@ -173,7 +173,7 @@ async def test_healthy_installation_gets_one_line(case: Case) -> None:
 
 
 @pytest.mark.slow
-async def test_healthy_installation_gets_one_line_while_service_runs_and_one_finding_when_it_has_stopped(
+async def test_running_service_is_healthy_and_stopped_service_is_the_only_finding(
     database: Database,
     start: Callable[..., RunningInstance],
     gateway: Gateway,
@@ -209,14 +209,14 @@ def test_doctor_creates_no_file_and_does_not_change_sqlite_database(
     assert (path.read_bytes(), list(tmp_path.iterdir())) == (content, [path])
 
 
-# The troubles. Each function plants one.
+# The problems. Each function plants one.
 
 Plant = Callable[[Case], Awaitable[dict[str, Any] | None]]
 TROUBLES: dict[Code, tuple[Sequence[str], Plant]] = {}
 
 
 def plants(code: Code, *engines: str) -> Callable[[Plant], Plant]:
-    """Registers a function that plants the trouble with this code, on these engines, or on both."""
+    """Registers a function that plants the problem with this code, on the given engines or, by default, on both."""
 
     def register(plant: Plant) -> Plant:
         assert code not in TROUBLES
@@ -252,7 +252,7 @@ async def _(case: Case) -> None:
 
 
 def pretend(case: Case, **values: Any) -> None:
-    """A test that runs as root may write everything, and has no disk to fill."""
+    """Changes what the doctor finds out about the file. A test cannot fill a disk, and root may write any file."""
     describe = DatabaseFile.describe
 
     def described(file: DatabaseFile) -> Any:
@@ -409,7 +409,7 @@ async def _(case: Case) -> None:
 
 
 async def cut_a_window(case: Case, *, sent: bool = True) -> None:
-    """Cuts and divides a window with one session, and stops the clock of neither engine."""
+    """Cuts and divides a window with one session. The database's clock runs afterwards."""
     at = now().replace(second=0, microsecond=0)
     await case.update("installation", last_cut_at=at - 5 * MINUTES, usage_kept_from=at - 5 * MINUTES)
     await insert_sessions(case.database, [session_between(at - 4 * MINUTES, at - 3 * MINUTES)])
@@ -515,7 +515,7 @@ async def _(case: Case) -> None:
 
     case.monkeypatch.setattr(examine, "CHECK_SECONDS", 0.2)
     case.monkeypatch.setitem(examine.ANYWAY, "gateways", hang)
-    # The command would end this process: a thread that hangs cannot be awaited.
+    # Otherwise the command would exit the process of the tests, because it cannot wait for a thread that hangs.
     case.monkeypatch.setattr(examine.Report, "is_hanging", False)
 
 
@@ -528,7 +528,7 @@ async def _(case: Case) -> None:
 
 
 POOLER = {Code.POOLER_TRANSACTION_MODE}
-"""`tests/deployment/test_poolers.py` finds it behind PgBouncer."""
+"""Planted in `tests/deployment/test_poolers.py`, with a real PgBouncer."""
 
 
 def pairs() -> Iterator[Any]:
@@ -585,7 +585,7 @@ def test_suggested_command_in_another_folder_creates_no_database(
 
 
 def check_command(mend: str) -> None:
-    """Every part of the command line is one of Tenure's that is parsed, or that of a usual program."""
+    """Asserts that each command of the line is a valid `tenure` command, or runs one of PROGRAMS."""
     line = [word for word in shlex.split(mend) if not re.match("TENURE_[A-Z_]+=", word)]
     ends = [index for index, word in enumerate(line) if word == "&&"]
     for start, end in zip([0, *(index + 1 for index in ends)], [*ends, len(line)], strict=True):
@@ -598,7 +598,7 @@ def check_command(mend: str) -> None:
         commands[" ".join(words[1:count])].make_context("doctor", words[count:])
 
 
-def test_every_code_has_a_planted_trouble_and_a_section_in_the_docs() -> None:
+def test_every_code_has_a_planted_problem_and_a_section_in_the_docs() -> None:
     assert set(TROUBLES) | POOLER == set(Code)
     page = (ROOT / "docs" / "doctor.md").read_text(encoding="utf-8")
     assert re.findall(r"^### ([a-z-]+)$", page, re.MULTILINE) == [code.value for code in Code]
@@ -611,7 +611,7 @@ async def never_answer(reader: asyncio.StreamReader, writer: asyncio.StreamWrite
 
 @pytest.mark.slow
 async def test_frozen_server_does_not_hang_the_doctor(tenure: Tenure) -> None:
-    """A server that accepts connections and never answers, as one that was stopped by SIGSTOP."""
+    """The server accepts connections and never answers, like one that was stopped by SIGSTOP."""
     server = await asyncio.start_server(never_answer, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     began = asyncio.get_running_loop().time()

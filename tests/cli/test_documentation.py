@@ -14,7 +14,7 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def _examples() -> Iterator[tuple[str, list[str]]]:
-    """Every `tenure …` in a code block of a document: its place and its words."""
+    """Yields each `tenure` command line in a code block of a document: where it is, and its words."""
     for path in DOCUMENTS:
         blocks = re.findall(r"```(?:sh|console)\n(.*?)```", path.read_text(encoding="utf-8"), re.DOTALL)
         for line in "\n".join(blocks).replace("\\\n", " ").splitlines():
@@ -50,7 +50,7 @@ def test_exit_codes_are_documented() -> None:
 
 
 def test_documented_command_lines_are_parsed() -> None:
-    """The commands are not run."""
+    """The commands are parsed, but not run."""
     for place, words in EXAMPLES.items():
         name, arguments = _split(words)
         try:
@@ -65,6 +65,6 @@ def test_every_command_has_a_documented_example() -> None:
 
 
 def _split(words: list[str]) -> tuple[str, list[str]]:
-    """The name of the command, which may have two words, and its arguments."""
+    """Splits a command line into the name of the command, which may have two words, and its arguments."""
     count = 2 if " ".join(words[:2]) in EVERY else 1
     return " ".join(words[:count]), words[count:]

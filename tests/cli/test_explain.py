@@ -1,4 +1,4 @@
-"""`tenure explain`: the lines for people and the JSON are the facts of the service, for every end of a session."""
+"""`tenure explain` prints the facts that the service returns, as text and as JSON, for every kind of end."""
 
 import asyncio
 import json
@@ -31,7 +31,7 @@ async def service(sqlite_database: Database) -> Any:
 async def explained(tenure: Tenure, service: LocalService, *arguments: str) -> Result:
     url = f"http://127.0.0.1:{service.port}"
     result = await asyncio.to_thread(tenure, "explain", *arguments, "--url", url)
-    # The service runs in this process, and logs to the same place.
+    # Removes log lines: the service runs in this process and logs to the same output.
     printed = [line for line in result.out.splitlines() if not re.match(r"\d{4}-\d\d-\d\d \d\d:", line)]
     return result._replace(out="\n".join(printed))
 

@@ -112,9 +112,7 @@ async def live_count(database: Database) -> int:
     return (await database.store.count_sessions(EVERYTHING)).active
 
 
-async def test_import_is_complete_and_can_be_repeated_and_keeps_the_audit_clean(
-    database: Database, tmp_path: Path
-) -> None:
+async def test_repeated_import_is_complete_and_audit_finds_no_faults(database: Database, tmp_path: Path) -> None:
     """Windows are cut before, between and after two imports of the same file."""
     await database.clock.set(NOW - timedelta(hours=1))
     await install(database, NOW - timedelta(hours=1))
@@ -130,7 +128,7 @@ async def test_import_is_complete_and_can_be_repeated_and_keeps_the_audit_clean(
     await chunk_all(database)
     report = await Audit(database.store).run()
     assert report.findings == []
-    # Ten minutes since the import, times the factor 2 of kind 2, as a share of 30 days. Earlier time is not billed.
+    # Each session is billed for the ten minutes since its import, with factor 2 for kind 2, as a share of 30 days.
     assert report.lived_millionths == count * round(2 * 600 / (30 * 86_400) * 1_000_000)
     sums = await database.store.list_sessions(SessionFilter(), None, 10, EVERYTHING)
     assert {each.started_at for each in sums.sessions} == {NOW}
@@ -159,8 +157,8 @@ async def test_more_sessions_than_seats_are_refused(database: Database, tmp_path
     assert await run(database, write_csv(tmp_path / "b.csv", [one])) == (1, 0, 0, 0)
 
 
-def test_value_that_the_mapping_does_not_name_is_refused(tmp_path: Path) -> None:
-    """Otherwise a 2 of a service that counts from 0 would stay a 2, which is a lower kind there."""
+def test_value_missing_in_the_mapping_is_refused(tmp_path: Path) -> None:
+    """If the other service counts kinds from 0, an unmapped 2 would become kind 2 here, although it means kind 3."""
     path = write_csv(tmp_path / "a.csv", [row(kind="2")])
     mapped = Mapped(dict(zip(SESSION_FIELDS[1:], HEADER, strict=False)), {"0": 1, "1": 2})
     with pytest.raises(ImportRefused, match=r"line 2: sessionKind: 2 is not in \[kinds\]"):
@@ -191,7 +189,7 @@ PLANS = ["Basic", "Pro", "Max"]
 
 
 def foreign_rows(count: int, now: datetime) -> list[list[str]]:
-    """Sessions of 50 users on each capacity, all still live, in the notation of SQL Server."""
+    """Sessions of 50 users on each capacity, all live, in the formats in which SQL Server exports ids and times."""
     source, rows = random.Random(count), list[list[str]]()
     for number in range(count):
         began, ends = now - timedelta(seconds=1 + number), now + timedelta(days=1, seconds=number)
@@ -203,7 +201,7 @@ def foreign_rows(count: int, now: datetime) -> list[list[str]]:
 
 
 async def imported_rows(database: Database) -> dict[str, tuple[object, ...]]:
-    """The content of each session in the terms of the file."""
+    """Returns the fields of each live session by its id, for a comparison with the file."""
     columns = "session_id, user_object_id, capacity_id, kind, imported_start_at, term_ends_at, started_at, closed_at"
     return {
         str(row["session_id"]): (
@@ -227,10 +225,10 @@ def expected_row(values: list[str]) -> tuple[object, ...]:
 
 
 @pytest.mark.slow
-async def test_command_imports_foreign_table_completely_and_once(
+async def test_command_imports_table_of_another_service_completely_and_once(
     tenure: Tenure, database: Database, tmp_path: Path
 ) -> None:
-    """A file with one bad line writes nothing. The repaired file arrives complete, and once although it is repeated."""
+    """A file with one bad line imports nothing. The repaired file is imported completely, and only once if repeated."""
     now = datetime.now(UTC)
     rows = foreign_rows(FOREIGN_COUNT, now)
     (tmp_path / "mapping.toml").write_text(FOREIGN_MAPPING)

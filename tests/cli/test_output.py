@@ -33,7 +33,7 @@ def test_wide_table_shows_everything() -> None:
     assert lines(WIDTH_OF_PIPES)[1] == f"{ID}  {ID}  2041-03-01T12:00:00Z (5 s ago)  {'x' * 60}  7"
 
 
-def test_narrow_tables_shorten_then_cut_then_leave_out() -> None:
+def test_narrow_tables_shorten_cells_then_cut_text_then_omit_columns() -> None:
     assert lines(130)[1] == f"{ID}  …000000c1  5 s ago  {'x' * 60}  7"
     assert lines(100)[1] == f"{ID}  …000000c1  5 s ago  {'x' * 41}…"
     assert lines(60)[1] == f"{ID}  …000000c1  5 s ago"
@@ -49,7 +49,7 @@ def test_column_without_values_is_left_out_on_a_terminal_only() -> None:
     assert table(columns, [["a", None]], WIDTH_OF_PIPES, coloured=False) == ["id  reason", "a        -"]
 
 
-def test_numbers_are_aligned_to_the_right_and_colours_take_no_width() -> None:
+def test_numbers_are_right_aligned_and_colours_do_not_change_widths() -> None:
     rows: list[list[Value]] = [["a", 5, Cell("x", style="bad")], ["b", 1234, Cell("yy")]]
     assert table(("name", "count", "s"), rows, 80, coloured=False) == [
         "name  count  s",
@@ -89,7 +89,7 @@ def test_control_characters_are_removed() -> None:
     assert clean("\x1b[31mred\nline\x9b1m") == "[31mred line 1m"
 
 
-def test_list_of_several_pages_is_one_object_with_the_text_of_the_service(capsys: pytest.CaptureFixture[str]) -> None:
+def test_pages_of_a_list_are_printed_as_one_json_object(capsys: pytest.CaptureFixture[str]) -> None:
     with JsonList("groups") as printed:
         printed.add(b'{"from":"a","groups":[{"usage":0.10},{"usage":1e3}],"count":2,"nextCursor":"x"}')
         printed.add(b'{"from":"b","groups":[{"usage":0.000001}],"count":1,"nextCursor":null,"new":[1]}')

@@ -1,4 +1,4 @@
-"""Every command of `docs/quickstart.md` runs as it is written, and the session is billed."""
+"""The commands of `docs/quickstart.md` run as they are written, and the session is billed."""
 
 import json
 import os
@@ -46,7 +46,7 @@ class Reader:
     def _script(self, text: str, session: str) -> list[str]:
         for port, free in self._ports.items():
             text = text.replace(port, str(free))
-        # Shorter windows save time. A reader sees the same, later.
+        # Shorter windows save time, and change nothing else for a reader.
         text = text.replace("SESSION", session).replace("interval_seconds = 10", "interval_seconds = 2")
         return ["bash", "-euc", text]
 
@@ -82,7 +82,7 @@ class Reader:
             process.wait(SECONDS)
 
 
-def test_reader_sees_a_billed_session_and_no_warning(tmp_path: Path) -> None:
+def test_quickstart_bills_a_session_without_warnings(tmp_path: Path) -> None:
     reader, commands = Reader(tmp_path), steps()
     assert sorted(commands) == [1, 2, 3, 4, 5, 6]
     assert "pip install ." in commands[1]

@@ -1,4 +1,4 @@
-"""Commands that call a service, against a real instance on each engine that all tests of this module share."""
+"""Commands that call a service. All tests of this module share one real instance per engine."""
 
 import json
 import os
@@ -56,7 +56,7 @@ def url(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.fixture
 def any_url(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """For tests that do not depend on the engine."""
+    """The address of one instance, for tests that do not depend on the engine."""
     monkeypatch.setenv("TENURE_URL", sqlite_url)
     return sqlite_url
 
@@ -113,7 +113,7 @@ def test_sessions_are_opened_listed_shown_and_ended(tenure: Tenure, capacity: st
 
 
 @pytest.mark.usefixtures("url")
-def test_matching_sessions_are_ended_with_a_count_first(tenure: Tenure, capacity: str) -> None:
+def test_ending_matching_sessions_asks_with_their_count_first(tenure: Tenure, capacity: str) -> None:
     kept = opened(tenure, capacity, "--kind", "3")
     ended = [opened(tenure, capacity, "--kind", "2") for _ in range(3)]
     command = ("sessions", "end", "--capacity", capacity, "--kind", "2")
@@ -144,7 +144,7 @@ def test_full_capacity_refuses_with_one_line(tenure: Tenure, capacity: str) -> N
 
 
 @pytest.mark.usefixtures("url")
-def test_capacity_keeps_settings_without_a_flag(tenure: Tenure, capacity: str) -> None:
+def test_capacity_keeps_settings_whose_flags_are_not_given(tenure: Tenure, capacity: str) -> None:
     ok(tenure, "capacities", "set", capacity, "--seats", "3", "--tenant", TENANT)
     changed = ok_json(tenure, "capacities", "set", capacity, "--when-full", "evictOldest", "--yes")
     assert (changed["maxSessions"], changed["whenFull"], changed["tenantObjectId"]) == (3, "evictOldest", TENANT)
@@ -280,7 +280,7 @@ def test_status_shows_every_part(tenure: Tenure, capacity: str) -> None:
     assert {"health", "caller", "jobs", "leases", "alerts", "instances", "activity"} <= set(status)
 
 
-def test_status_shows_figures_that_the_key_may_read(tenure: Tenure, tmp_path: Path) -> None:
+def test_status_shows_only_figures_that_the_key_may_read(tenure: Tenure, tmp_path: Path) -> None:
     database = ("--database", f"sqlite:///{tmp_path / 'tenure.db'}")
     keys = {
         "client": tenure("keys", "create", "--name", "a", "--role", "client", *database).out.strip(),
@@ -355,7 +355,7 @@ def test_alerts_are_listed(tenure: Tenure) -> None:
 
 
 @pytest.mark.usefixtures("any_url")
-def test_destructive_commands_need_yes_off_a_terminal(tenure: Tenure, capacity: str) -> None:
+def test_destructive_commands_need_yes_without_a_terminal(tenure: Tenure, capacity: str) -> None:
     session = opened(tenure, capacity)
     for command in (
         ("sessions", "end", session),
@@ -372,7 +372,7 @@ def test_destructive_commands_need_yes_off_a_terminal(tenure: Tenure, capacity: 
     assert "created" in ok(tenure, "sessions", "show", session).out
 
 
-def test_answer_on_a_terminal_decides(tenure: Tenure, any_url: str, capacity: str) -> None:
+def test_destructive_command_asks_on_a_terminal(tenure: Tenure, any_url: str, capacity: str) -> None:
     session = opened(tenure, capacity)
     for answer, code, text in (
         ("n", 1, "nothing was done"),
@@ -385,7 +385,7 @@ def test_answer_on_a_terminal_decides(tenure: Tenure, any_url: str, capacity: st
             assert (terminal.end(), text in terminal.shown) == (code, True), terminal.shown
 
 
-def test_ctrl_c_in_place_of_an_answer_does_nothing(tenure: Tenure, any_url: str, capacity: str) -> None:
+def test_ctrl_c_at_the_question_cancels_the_command(tenure: Tenure, any_url: str, capacity: str) -> None:
     session = opened(tenure, capacity)
     with Terminal("sessions", "end", session, TENURE_URL=any_url) as terminal:
         terminal.read_until("[y/N] ")
@@ -429,7 +429,7 @@ def process(*arguments: str, **more: Any) -> subprocess.Popen[str]:
 
 
 @pytest.mark.usefixtures("any_url")
-def test_followed_events_are_lines_of_json_until_ctrl_c(tenure: Tenure, capacity: str) -> None:
+def test_events_follow_prints_lines_of_json_until_ctrl_c(tenure: Tenure, capacity: str) -> None:
     followed = process("events", "--follow", "--json", "--after", cursor_of(tenure("events", "--limit", "1000")))
     try:
         session = opened(tenure, capacity)
@@ -448,7 +448,7 @@ def test_followed_events_are_lines_of_json_until_ctrl_c(tenure: Tenure, capacity
 
 
 @pytest.mark.usefixtures("any_url")
-def test_held_session_is_renewed_until_ctrl_c_and_lost_when_it_is_ended(tenure: Tenure, capacity: str) -> None:
+def test_sessions_open_hold_renews_until_ctrl_c_or_the_session_is_ended(tenure: Tenure, capacity: str) -> None:
     command = ("sessions", "open", "--tenant", TENANT, "--capacity", capacity, "--lease", "5", "--hold", "--json")
     held, other = (process(*command, "--user", str(uuid.uuid4())) for _ in range(2))
     try:

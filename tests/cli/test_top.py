@@ -80,7 +80,7 @@ def test_top_continues_while_the_service_is_unavailable(tmp_path: Path) -> None:
         kill_all([running])
 
 
-def test_off_a_terminal_top_prints_one_frame(tenure: Tenure, instance: RunningInstance) -> None:
+def test_top_prints_one_frame_without_a_terminal(tenure: Tenure, instance: RunningInstance) -> None:
     result = tenure("top", "--url", instance.address)
     assert (result.code, "\x1b" in result.out) == (0, False)
     assert result.out.splitlines()[0].startswith(f"service     {instance.address}, version ")
@@ -89,13 +89,13 @@ def test_off_a_terminal_top_prints_one_frame(tenure: Tenure, instance: RunningIn
         assert tenure("top", "--url", instance.address, "--interval", interval).code == 2, interval
 
 
-def test_unreachable_service_fails_before_the_screen_is_taken() -> None:
+def test_top_does_not_clear_the_screen_if_service_is_unreachable() -> None:
     with Terminal("top", TENURE_URL="http://127.0.0.1:9") as terminal:
         assert terminal.end() == 5
         assert ENTER not in terminal.shown
 
 
-def test_metrics_are_added_up_by_labels() -> None:
+def test_metrics_are_summed_by_labels() -> None:
     lines = ("# HELP a A.", 'a{kind="1",worker="0"} 2', 'a{kind="1",worker="1"} 3', 'a{kind="2",worker="0"} 1e3')
     text = "\n".join((*lines, 'b{gateway="or\\"ders"} 7', "c 0.5"))
     metrics = Metrics(text)
@@ -106,7 +106,7 @@ def test_metrics_are_added_up_by_labels() -> None:
     assert (metrics.value("c"), metrics.value("d")) == (0.5, None)
 
 
-def test_status_shows_age_of_seats_and_whether_usage_is_sent() -> None:
+def test_status_shows_age_of_seat_counts_and_whether_usage_is_sent() -> None:
     def shown(*lines: str) -> list[str]:
         metrics = Metrics("\n".join(lines))
         cells = (_seats_cell(metrics), _usage_cell(metrics), _gateways_cell(metrics, []))
@@ -155,5 +155,5 @@ def test_rates_are_those_of_the_last_sixty_seconds() -> None:
     }
 
 
-def test_bars_show_that_something_happened() -> None:
+def test_smallest_bar_is_shown_for_small_counts() -> None:
     assert bars([0, 1, 50, 100]) == "▁▂▄█"

@@ -36,7 +36,7 @@ SPAN = ("--from", "2041-03-01T13:00:00+01:00", "--to", "2041-03-01T12:02:00Z")
 
 @pytest.fixture(scope="module")
 async def address(sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
-    """The address of an instance with two windows: one with many sessions and a gateway, one without a gateway."""
+    """The address of an instance with two windows: one cut with a gateway and many sessions, one without a gateway."""
     folder = tmp_path_factory.mktemp("usage")
     path = folder / "tenure.db"
     shutil.copyfile(sqlite_template, path)
@@ -334,7 +334,7 @@ def test_broken_connection_and_failing_proxy_exit_with_5(tenure: Tenure, fake_se
         assert error in result.err, answer
 
 
-# Windows that were cut without a gateway.
+# Windows that were cut while no gateway was configured.
 
 
 @pytest.fixture

@@ -45,7 +45,10 @@ EXECUTOR_LEASE = Config().leases.executor_lease
 
 
 def paths(kind: Any = Config, path: SettingPath = ()) -> list[SettingPath]:
-    """Every setting; a name that the user chooses is `<name>`. A table of single values is one setting."""
+    """Returns the paths of all settings, with `<name>` for names that the user chooses.
+
+    A table of single values is one setting.
+    """
     entries = entries_of(kind)
     if is_single(kind) or (entries and is_single(entries.values)):
         return [path]
@@ -141,7 +144,7 @@ async def observe_instance(config: Config) -> dict[str, object]:
 
 @pytest.fixture(scope="module")
 async def observed(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[list[dict[str, object]]]:
-    """The observations of the two instances: one with the defaults, one with all settings changed."""
+    """Returns what is observed on an instance with the defaults, and on one with all these settings changed."""
     folder = tmp_path_factory.mktemp("effects")
     changed = {variable_of(setting): value for setting, value in CHANGES.items()}
     with pytest.MonkeyPatch.context() as patched:
@@ -182,7 +185,7 @@ def started(config: Config) -> list[tuple[str, int]]:
     bound: list[tuple[socket.socket, int]] = []
 
     def bind(host: str, port: int, **options: Any) -> socket.socket:
-        # Not on `port`, which another process of this machine may be using.
+        # Binds a free port, because another process of this machine may be using `port`.
         bound.append((process.bind(host, 0, **options), port))
         return bound[-1][0]
 
@@ -285,7 +288,7 @@ async def send_nothing() -> bytes:
 
 
 def oidc_callers(config: Config) -> list[object]:
-    """The callers that an instance identifies by some tokens, or why it refuses the tokens."""
+    """Returns, for some tokens, the caller that an instance identifies, or the reason of the refusal."""
     assert config.oidc is not None
     keys = msgspec.json.encode({"keys": [RSA.as_dict()]})
     verifier = OidcVerifier(config.oidc, _returning(keys), Telemetry(), ISSUER.clock.now)
@@ -321,7 +324,7 @@ def requested_keys(config: Config) -> list[str]:
 
 
 def logged(config: Config) -> list[str]:
-    """The lines of a run, a new session and a request."""
+    """Returns the log lines of a job run, a new session and a request."""
     session = session_between(NOON, NOON, closed=False)
     with capture_logs() as logs:
         telemetry = workers._logged(config)
@@ -433,7 +436,7 @@ def test_event_format_changes_contract_of_batches_and_needs_events() -> None:
         load({}, BASE | cloud)
 
 
-def test_insecure_and_an_issuer_allow_every_address(empty_folder: Path) -> None:
+def test_insecure_or_an_issuer_allows_every_address(empty_folder: Path) -> None:
     del empty_folder
     everywhere = {"TENURE_PORT": "0", "TENURE_HOST": "0.0.0.0"}
     with pytest.raises(ConfigurationError):

@@ -29,7 +29,7 @@ def test_claims_and_roles_have_defaults(empty_folder: Path) -> None:
 
 
 def test_configured_roles_replace_the_defaults(empty_folder: Path) -> None:
-    """Otherwise a token with the role `operator` would get it, although only `Tenure.Operate` is configured."""
+    """If the default roles stayed valid, a token with the role `operator` would be accepted as one of an operator."""
     oidc = from_file(empty_folder, f'{REQUIRED}roles = {{ "Tenure.Operate" = "operator" }}')
     assert oidc.roles == {"Tenure.Operate": "operator"}
 

@@ -94,7 +94,7 @@ UNRELATED = [
     ("TENUREX", "1"),
     ("tenure_port", "1"),
 ]
-"""Variables of client commands, of these tests and of Kubernetes services, and names without the prefix."""
+"""Variables of client commands, of these tests and of Kubernetes services, and some without the prefix `TENURE_`."""
 
 
 def test_unrelated_variables_are_ignored() -> None:

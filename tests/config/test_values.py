@@ -54,7 +54,7 @@ def test_values_outside_documented_bounds_are_rejected(error_message: ErrorMessa
 
 
 def test_non_number_in_variable_is_rejected(error_message: ErrorMessage) -> None:
-    """Every setting with one of the values, and a setting of each number type with all values."""
+    """Checks each setting with one wrong value, and one setting of each number type with all wrong values."""
     for number, path in enumerate(NUMBERS):
         assert_invalid_number(error_message, path, NOT_NUMBERS[number % len(NOT_NUMBERS)])
     for path, value in product((("port",), ("leases", "renew_seconds"), ("usage", "factors", "1")), NOT_NUMBERS):
@@ -293,7 +293,7 @@ def test_list_in_a_variable_without_json_is_rejected_with_an_example(error_messa
 
 
 def test_line_break_at_the_end_of_a_value_is_named(error_message: ErrorMessage) -> None:
-    """A secret of Kubernetes that was made from a file has it."""
+    """A Kubernetes secret that was created from a file often ends with a line break."""
     hint = "; the value begins or ends with white space or a line break"
     for database in ("sqlite:///tenure.db\n", "postgresql://user@host/name\n", " sqlite:///tenure.db"):
         message = error_message(TENURE_DATABASE=database)

@@ -83,7 +83,7 @@ class Echo(BaseHTTPRequestHandler):
         body = json.dumps([self.headers.get_all(name) for name in names]).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
-        # The server waits for its connections when it stops.
+        # When the server stops, it waits until all connections are closed.
         self.send_header("Connection", "close")
         self.end_headers()
         self.wfile.write(body)

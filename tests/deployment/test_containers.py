@@ -36,7 +36,7 @@ Start = Callable[..., RunningInstance]
 @pytest.fixture(scope="module")
 def compose() -> Any:
     text = (COMPOSE / "compose.yml").read_text()
-    # As Compose does it, with the variable's name as its value.
+    # Substitutes variables as Compose does. The value of each variable is its name.
     return yaml.safe_load(re.sub(r"\$\{(\w+)[^}]*\}", r"\1", text))
 
 

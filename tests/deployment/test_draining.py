@@ -28,7 +28,7 @@ REST = b'content-length: 55\r\n\r\n{"sessionIds":["00000000-0000-7000-8000-00000
 Start = Callable[..., RunningInstance]
 
 
-async def test_draining_instance_answers_for_drain_seconds_and_announces_closed_connections(
+async def test_draining_instance_serves_for_drain_seconds_and_closes_connections(
     sqlite_database: Database, start: Start
 ) -> None:
     """Both lanes answer with `Connection: close`, and a stream is refused before its handshake."""
@@ -56,7 +56,7 @@ async def test_draining_instance_answers_for_drain_seconds_and_announces_closed_
     assert (instance.process.returncode, time.monotonic() - arrived >= DRAIN_SECONDS) == (0, True)
 
 
-async def test_stopping_instance_answers_requests_that_have_begun_to_arrive(
+async def test_stopping_instance_answers_requests_that_are_still_arriving(
     sqlite_database: Database, start: Start
 ) -> None:
     """This includes requests on a connection that was used before, and the first request of an idle connection."""
@@ -79,10 +79,10 @@ async def test_stopping_instance_answers_requests_that_have_begun_to_arrive(
     await eventually(lambda: instance.process.poll() == 0, 5, "stopped")
 
 
-async def test_stopping_instance_answers_connections_in_the_queue_of_its_listener(
+async def test_stopping_instance_answers_connections_in_its_accept_queue(
     sqlite_database: Database, start: Start
 ) -> None:
-    """They arrive while the process is paused, so it accepts them after its time to drain is over."""
+    """The connections arrive while the process is paused, so it accepts them after its drain time is over."""
     instance = start(sqlite_database.url).wait_until_ready()
     await draining(instance)
     with frozen(instance.process.pid):
@@ -103,7 +103,7 @@ async def draining(instance: RunningInstance) -> None:
 
 
 async def last_connection(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """The last connection that the instance accepts."""
+    """Connects until the instance refuses connections, and returns the last one that it accepted."""
     last = await asyncio.open_connection("127.0.0.1", port)
     while True:
         try:

@@ -45,7 +45,7 @@ Start = Callable[..., RunningInstance]
 @contextmanager
 def pgbouncer(server: PostgresServer, mode: str, size: int = 20) -> Iterator[int]:
     """Runs PgBouncer and yields its port."""
-    # Not `tmp_path`, which only this user can read: PgBouncer refuses root, and runs as another user.
+    # PgBouncer does not run as root, and another user cannot read `tmp_path`.
     with tempfile.TemporaryDirectory() as folder:
         yield from _pgbouncer(server, Path(folder), mode, size)
 
@@ -73,10 +73,10 @@ def through(port: int, database: Database) -> str:
     return f"postgresql://postgres@127.0.0.1:{port}/{urlsplit(database.url).path.strip('/')}"
 
 
-async def test_pooler_in_transaction_mode_is_refused_even_while_others_use_it(
+async def test_pooler_in_transaction_or_statement_mode_is_refused(
     postgres: PostgresServer, postgres_database: Database
 ) -> None:
-    """With a free backend, with one backend for all, in statement mode, and while other clients take the backends."""
+    """The pooler has free backends or only one, is in statement mode, or has other clients that use its backends."""
     for mode, size, others in (
         ("transaction", 20, 0),
         ("transaction", 1, 0),
@@ -104,7 +104,7 @@ async def test_instance_exits_with_the_reason_behind_pooler_in_transaction_mode(
         assert "docs/operating.md#connection-poolers" in instance.log().splitlines()[-1]
 
 
-async def test_doctor_finds_pooler_in_transaction_mode_before_its_consequences(
+async def test_doctor_reports_pooler_in_transaction_mode_and_none_of_its_consequences(
     postgres: PostgresServer, postgres_database: Database, tmp_path: Path
 ) -> None:
     command = [sys.executable, "-m", "tenure", "doctor", "--json", "--database"]

@@ -39,7 +39,7 @@ Start = Callable[..., RunningInstance]
 
 
 class Load:
-    """Clients of one proxy: opens and heartbeats on kept and on new connections, and streams that come back."""
+    """Clients of one proxy: opens and heartbeats on reused and on new connections, and streams that reconnect."""
 
     def __init__(self, name: str, port: int) -> None:
         self.name = name

@@ -21,7 +21,7 @@ from tests.support.load import clients
 
 UNIT = DEPLOY / "systemd" / "tenure.service"
 EXPOSURE_MAX = 20
-"""Of 100, as `systemd-analyze security` counts."""
+"""The highest exposure score, out of 100, that `systemd-analyze security` may report."""
 WAIT_SECONDS = 30
 DRAIN_SECONDS_ADVISED = 5
 """The `drain_seconds` that the READMEs of `deploy/` advise."""

@@ -20,14 +20,14 @@ from tests.docs.blocks import ROOT, Block
 PORTS = ("8080", "8081", "9090", "8000")
 SECONDS = 60
 PRELUDE = 'curl() { command curl -sS --fail-with-body "$@"; }\n'
-"""A response that is an error fails the block."""
+"""Makes `curl`, and thus the block, fail if the response is an error."""
 SERVER = re.compile(r"^(?P<variables>(?:[A-Z_0-9]+=(?:'[^']*'|\S+) )*)tenure (?P<words>(?:serve|receiver|demo)\b.*)$")
 DATABASE = re.compile(r"postgresql://[^\s'\"]+")
 STOPPED = 124
 
 
 class Reader:
-    """Runs the blocks of one page in order. `address` is where the documents expect the service, port 8080."""
+    """Runs the blocks of one page in order, on free ports in place of those in the documents."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -88,7 +88,7 @@ class Reader:
 
     def python(self, text: str, place: str) -> None:
         done = subprocess.run(
-            # Shorter pauses save time. A reader sees the same, later.
+            # Shorter pauses save time, and change nothing else for a reader.
             [sys.executable, "-c", self._translated(text).replace("time.sleep(1)", "time.sleep(0.01)")],
             cwd=self._folder,
             env=self._environment,
@@ -166,7 +166,7 @@ def check_server(line: str, folder: Path) -> None:
 
 
 def _as_text(flags: dict[str, object]) -> dict[str, str]:
-    """Flags as `load` takes them: as text. A switch that is off was not given."""
+    """Converts flags to text, as `load` expects them, and leaves out switches that are off."""
     shown = {True: "true"}
     return {name: shown.get(value, str(value)) for name, value in flags.items() if value is not False}  # type: ignore[call-overload]
 

@@ -32,7 +32,7 @@ ELSEWHERE = {
     ("clients/python/README.md", "python"): "clients/python/tests/test_documents.py",
     ("docs/clients/javascript.md", "js"): "tests/browser/test_javascript_document.py",
 }
-"""Tests that run all blocks of a page in a language."""
+"""For a page and a language, the test that runs all these blocks."""
 NO_CODE = {"", "text"}
 """Outputs, trees and formulas: there is nothing to run."""
 REASON_WORDS = 4
@@ -40,7 +40,7 @@ OWN_SERVERS = [
     "docs/securing.md",
     *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs" / "coming-from").glob("*-*.md")),
 ]
-"""Pages whose commands run against servers of their own, which they start themselves."""
+"""Pages whose commands run against their own servers."""
 FIRST = {"docs/securing.md": "tenure keys create --name web --role client --expires 1d > web.key"}
 """The commands that a page assumes its reader has run."""
 GATEWAYS = """
@@ -98,7 +98,7 @@ def check_yaml(block: Block) -> None:
 
 
 def check_toml(block: Block, folder: Path) -> None:
-    """Entry points, a mapping for an import, or settings, which are validated as at a start."""
+    """Checks entry points, a mapping for an import, or settings. Settings are validated as when a service starts."""
     content = tomllib.loads(block.text)
     file = folder / "block.toml"
     file.write_text(block.text, encoding="utf-8")
@@ -231,7 +231,7 @@ def test_python_runs_as_it_is_written(reader: Reader) -> None:
 
 @pytest.fixture(scope="module")
 def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of a reader who follows one page of "Coming from" after the other, with one database."""
+    """The folder of a reader who follows all pages of "Coming from" one after another, with one database."""
     return tmp_path_factory.mktemp("coming-from")
 
 

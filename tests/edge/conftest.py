@@ -61,7 +61,7 @@ class Raw:
         return Answer(int(line.split()[1]), headers, body)
 
     async def rest(self) -> bytes:
-        """Everything until the instance closes the connection."""
+        """Returns everything that arrives until the instance closes the connection."""
         async with asyncio.timeout(TIMEOUT_SECONDS):
             return await self.reader.read()
 
@@ -84,7 +84,7 @@ async def many(service: LocalService, number: int, tls: ssl.SSLContext | None = 
     clients: list[Raw] = []
     try:
         for _ in range(number):
-            # Not a comprehension: if one fails, the others are closed.
+            # Not a comprehension: if one connection fails, the ones before it must still be closed.
             clients.append(Raw(*await asyncio.open_connection("127.0.0.1", service.port, ssl=tls)))  # noqa: PERF401
         yield clients
     finally:
@@ -123,8 +123,8 @@ def _prepared_process() -> Iterator[None]:
 
 @pytest.fixture
 async def serve_with(sqlite_database: Database) -> AsyncIterator[ServeWith]:
-    """Starts an instance with these settings of `[http]`. They may be smaller than the configuration allows. `settings`
-    are those of other sections.
+    """Starts an instance. Keyword arguments are settings of `[http]`, and may be smaller than the configuration allows.
+    `settings` contains the settings of other sections.
     """
     async with contextlib.AsyncExitStack() as stack:
 

@@ -107,7 +107,7 @@ class Fuzz:
             await asyncio.Event().wait()
 
     async def _send(self, writer: asyncio.StreamWriter, content: bytes) -> None:
-        """At once, in pieces, or byte by byte; and sometimes not to the end."""
+        """Sends the content at once, in pieces or byte by byte. Sometimes the end is cut off."""
         if self._random.random() < 0.2:
             content = content[: self._random.randrange(len(content) + 1)]
         size = self._random.choice([1, 100, 4096, 65_536, LONGEST, LONGEST])
@@ -124,7 +124,7 @@ class Fuzz:
         writer.transport.abort()
 
     async def _crowd(self) -> None:
-        """Many connections that send a part of a request, and wait."""
+        """Opens many connections, sends a part of a request on each, and waits."""
         part = self._random.choice([b"", b"GET /healthz HTTP/1.1\r\nHost: loc", request(open_body())[:-1]])
         writers: list[asyncio.StreamWriter] = []
         try:

@@ -1,8 +1,8 @@
 """A well-behaved neighbour of hostile clients: `python -m tests.edge.neighbour PORT CONTROL_PORT PID`.
 
-It sends the same requests to an instance that is attacked and to one that is not, at the same time, and compares. So a
-machine that is busy with other work does not count. It stops when its standard input is closed, and prints its
-measurements as JSON.
+It sends each request to an attacked instance and to another instance at the same time, and compares how long they take.
+Other load on the machine slows both, so it does not distort the comparison. The program stops when its standard input
+is closed, and prints its measurements as JSON.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ TIMEOUT_SECONDS = 20.0
 class Seen(msgspec.Struct):
     answers: int = 0
     slowest: float = 0.0
-    """The slowest answer of the attacked instance, in seconds more than the other instance took at the same time."""
+    """By how many seconds, at most, the attacked instance answered a request later than the other instance."""
     wrong: list[str] = []
     memory: int = 0
     most_memory: int = 0

@@ -35,7 +35,7 @@ def cors(answer: Answer) -> dict[str, str]:
 
 
 def requests(origin: str) -> dict[str, bytes]:
-    """A request for each way that a response can take. The first ones need a credential."""
+    """One request for each code path that writes a response."""
     line = f"Origin: {origin}"
     return {
         "hot": request(open_body(), line),
@@ -49,7 +49,7 @@ def requests(origin: str) -> dict[str, bytes]:
     }
 
 
-async def test_responses_of_both_lanes_are_shown_to_allowed_origins(serve_with: ServeWith) -> None:
+async def test_allowed_origins_may_read_every_response(serve_with: ServeWith) -> None:
     service = await serve_with(allowed_origins=(ALLOWED,), max_header_bytes=4096)
     for name, message in requests(ALLOWED).items():
         answer = await send(service, message)
@@ -61,10 +61,10 @@ async def test_responses_of_both_lanes_are_shown_to_allowed_origins(serve_with: 
         assert answer.headers["vary"] == "origin", name
 
 
-async def test_refused_credentials_are_shown_to_allowed_origins(
+async def test_allowed_origins_may_read_refusals_of_credentials(
     serve_with: ServeWith, sqlite_database: Database
 ) -> None:
-    """Otherwise the page could not tell a wrong credential from a broken network."""
+    """Without these headers, the page could not distinguish a wrong credential from a network failure."""
     await create_keys(sqlite_database)
     service = await serve_with({"access": AccessConfig(failures_burst=1)}, allowed_origins=(ALLOWED,))
     wrong = ["Authorization: Bearer x"]
@@ -75,7 +75,7 @@ async def test_refused_credentials_are_shown_to_allowed_origins(
 
 
 @pytest.mark.parametrize("origins", [(ALLOWED,), ()])
-async def test_other_origins_get_nothing(serve_with: ServeWith, origins: tuple[str, ...]) -> None:
+async def test_other_origins_get_no_cors_headers(serve_with: ServeWith, origins: tuple[str, ...]) -> None:
     service = await serve_with(allowed_origins=origins, max_header_bytes=4096)
     for origin in (OTHER, "null", ALLOWED + ".elsewhere.example", "http://app.example.com"):
         for name, message in requests(origin).items():
@@ -87,7 +87,7 @@ async def test_other_origins_get_nothing(serve_with: ServeWith, origins: tuple[s
         assert "PUT" in refused.headers["allow"]
 
 
-async def test_every_origin_may_be_allowed_and_is_named_itself(serve_with: ServeWith) -> None:
+async def test_wildcard_allows_every_origin_by_name(serve_with: ServeWith) -> None:
     service = await serve_with(allowed_origins=("*",))
     for origin in (OTHER, "null"):
         answer = await send(service, request(open_body(), f"Origin: {origin}"))
@@ -133,7 +133,7 @@ async def test_preflight_of_unknown_address_and_plain_options_are_refused(serve_
     assert (await send(service, other_host)).status == 421
 
 
-async def test_refused_handshake_is_shown_and_accepted_one_needs_no_header(serve_with: ServeWith) -> None:
+async def test_allowed_origins_may_read_refused_handshakes(serve_with: ServeWith) -> None:
     service = await serve_with(allowed_origins=(ALLOWED,))
     answer = await send(service, handshake("/nowhere", f"Origin: {ALLOWED}"))
     assert (answer.status, answer.headers["access-control-allow-origin"]) == (404, ALLOWED)

@@ -1,4 +1,4 @@
-"""Every request has limits in bytes, number and time, each with a name, an answer and a count."""
+"""The limits on sizes, numbers and durations of requests and connections, and the response when one is exceeded."""
 
 import asyncio
 import contextlib
@@ -18,7 +18,7 @@ KIBIBYTE = 1024
 MEBIBYTE = 1024 * KIBIBYTE
 
 
-# Bytes and numbers.
+# Sizes and numbers.
 
 
 async def test_long_headers_are_answered_with_431(serve_with: ServeWith) -> None:
@@ -30,7 +30,7 @@ async def test_long_headers_are_answered_with_431(serve_with: ServeWith) -> None
             async with raw(service) as client:
                 await client.send(GET + headers + end)
                 if not end:
-                    # The head is not complete, so its first part may be within the limit.
+                    # The headers are incomplete, and the part sent so far may be within the limit.
                     await client.send(b"X-More: " + b"x" * 9000)
                 answer = await client.answer()
                 assert (answer.status, answer.code) == (431, "HEADERS_TOO_LARGE")
@@ -38,7 +38,7 @@ async def test_long_headers_are_answered_with_431(serve_with: ServeWith) -> None
     assert await refusals(service, "max_header_bytes") > 0
 
 
-async def test_long_headers_are_answered_with_431_in_both_lanes(serve_with: ServeWith) -> None:
+async def test_long_headers_of_requests_with_body_are_answered_with_431(serve_with: ServeWith) -> None:
     service = await serve_with(max_header_bytes=2048)
     for path in LANES.values():
         async with raw(service) as client:
@@ -97,10 +97,10 @@ async def test_trailers_have_the_limits_of_headers(serve_with: ServeWith) -> Non
             assert (await client.answer()).status == 431
 
 
-# Time.
+# Durations.
 
 
-async def test_half_a_head_is_answered_with_408(serve_with: ServeWith) -> None:
+async def test_incomplete_headers_are_answered_with_408(serve_with: ServeWith) -> None:
     service = await serve_with(head_seconds=0.2)
     async with raw(service) as client:
         await client.send(GET)
@@ -110,7 +110,7 @@ async def test_half_a_head_is_answered_with_408(serve_with: ServeWith) -> None:
     assert await refusals(service, "head_seconds") == 1
 
 
-async def test_head_sent_byte_by_byte_has_one_time_limit(serve_with: ServeWith) -> None:
+async def test_headers_sent_byte_by_byte_are_answered_with_408(serve_with: ServeWith) -> None:
     service = await serve_with(head_seconds=0.3)
     async with raw(service) as client:
         for number in itertools.count():
@@ -127,7 +127,7 @@ async def test_connection_without_request_is_closed_without_answer(serve_with: S
         assert await client.is_closed()
 
 
-async def test_half_a_body_is_answered_with_408(serve_with: ServeWith) -> None:
+async def test_incomplete_body_is_answered_with_408(serve_with: ServeWith) -> None:
     service = await serve_with(body_seconds=0.2)
     for path in LANES.values():
         async with raw(service) as client:
@@ -138,8 +138,10 @@ async def test_half_a_body_is_answered_with_408(serve_with: ServeWith) -> None:
     assert await refusals(service, "body_seconds") == 2
 
 
-async def test_long_body_may_take_longer(serve_with: ServeWith, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each 1000 bytes give one more second. Here they give a fifth of one."""
+async def test_time_limit_of_body_grows_with_received_bytes(
+    serve_with: ServeWith, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time limit of a body grows by one second per 1000 bytes received; in this test, per 5000 bytes."""
     monkeypatch.setattr("tenure.server.http1.BYTES_PER_SECOND", 5000)
     service = await serve_with(body_seconds=0.3)
     message = request(str(open_body()).replace("'", '"').encode().ljust(8000))
@@ -159,7 +161,7 @@ async def test_idle_connection_is_closed_without_answer(serve_with: ServeWith) -
             assert await client.is_closed()
 
 
-async def test_client_that_reads_no_answers_is_disconnected(serve_with: ServeWith) -> None:
+async def test_client_that_does_not_read_responses_is_disconnected(serve_with: ServeWith) -> None:
     service = await serve_with(body_seconds=0.3)
     async with raw(service) as client:
         client.writer.transport.pause_reading()  # type: ignore[attr-defined]
@@ -168,8 +170,8 @@ async def test_client_that_reads_no_answers_is_disconnected(serve_with: ServeWit
     assert await refusals(service, "body_seconds") == 1
 
 
-async def test_client_that_reads_no_answers_is_not_read(serve_with: ServeWith) -> None:
-    """Otherwise answers would fill the memory."""
+async def test_requests_of_client_that_does_not_read_responses_are_not_read(serve_with: ServeWith) -> None:
+    """The instance stops reading requests, because the unread responses would fill its memory."""
     service = await serve_with()
     for message in (request({}), request(method="GET", path="/openapi.json", media_type=None)):
         async with raw(service) as client:
@@ -185,14 +187,14 @@ async def test_client_that_reads_no_answers_is_not_read(serve_with: ServeWith) -
                     except TimeoutError:
                         break
             connection = next(iter(service._server.server_state.connections))
-            # High-water mark of the transport, one slice of input and one answer per request in it.
+            # The buffer holds at most the transport's high-water mark and the responses to one slice of input.
             assert connection.transport.get_write_buffer_size() < MEBIBYTE, sent  # type: ignore[union-attr]
 
 
 # Connections.
 
 
-async def test_half_requests_do_not_lock_out_other_clients(serve_with: ServeWith) -> None:
+async def test_incomplete_requests_do_not_lock_out_other_clients(serve_with: ServeWith) -> None:
     service = await serve_with(max_connections=20)
     for kind in (b"", GET, request(open_body())[:-1]):
         async with many(service, 30) as attackers:
@@ -231,7 +233,7 @@ async def test_request_in_progress_has_no_time_limit(serve_with: ServeWith, may_
 
 
 async def test_connection_over_the_limit_is_answered_with_503(serve_with: ServeWith, may_go_on: asyncio.Event) -> None:
-    """If all others are busy with requests."""
+    """No connection can be closed in its place, because all of them are busy with requests."""
     service = await serve_with(max_connections=3)
     async with many(service, 3) as busy:
         for client in busy:
@@ -245,7 +247,7 @@ async def test_connection_over_the_limit_is_answered_with_503(serve_with: ServeW
         assert [(await client.answer()).status for client in busy] == [201] * 3
 
 
-async def test_idle_connections_make_room_oldest_first(serve_with: ServeWith) -> None:
+async def test_longest_idle_connection_is_closed_at_the_limit(serve_with: ServeWith) -> None:
     service = await serve_with(max_connections=3)
     async with many(service, 3) as clients:
         for client in (clients[1], clients[0], clients[2]):
@@ -260,7 +262,7 @@ async def test_idle_connections_make_room_oldest_first(serve_with: ServeWith) ->
             assert (await clients[0].answer()).status == 200
 
 
-async def test_unfinished_bodies_make_room_for_each_other(serve_with: ServeWith) -> None:
+async def test_slowest_incomplete_body_is_closed_at_the_limit(serve_with: ServeWith) -> None:
     service = await serve_with(max_unfinished_bytes=200_000)
     large = request(b" " * 65_000)[:-1]
     async with many(service, 5) as slow:
@@ -277,7 +279,7 @@ async def test_unfinished_bodies_make_room_for_each_other(serve_with: ServeWith)
 
 
 async def test_client_that_sends_before_it_reads_gets_the_refusal(serve_with: ServeWith) -> None:
-    """Not a reset, which would discard the answer."""
+    """The instance does not reset the connection, because the client would then lose the response."""
     service = await serve_with(max_header_bytes=2048)
     refused = {
         431: GET + b"X-Long: " + b"x" * 100_000,
@@ -313,7 +315,7 @@ async def _send_forever(client: Raw) -> None:
         await asyncio.sleep(0.02)
 
 
-async def test_body_is_discarded_only_to_a_limit(serve_with: ServeWith) -> None:
+async def test_discarded_bytes_of_a_body_are_limited(serve_with: ServeWith) -> None:
     service = await serve_with()
     for path in LANES.values():
         async with raw(service) as client:
@@ -331,7 +333,7 @@ async def test_refusal_waits_for_answers_to_earlier_requests(serve_with: ServeWi
 
 
 async def test_many_pipelined_requests_are_answered_in_order(serve_with: ServeWith) -> None:
-    """More than are parsed at once."""
+    """The instance parses only a few of them at a time."""
     service = await serve_with()
     async with raw(service) as client:
         reading = asyncio.create_task(client.rest())
@@ -339,7 +341,7 @@ async def test_many_pipelined_requests_are_answered_in_order(serve_with: ServeWi
         assert responses(await reading) == [200, 400] * 1000 + [200]
 
 
-async def test_few_pipelined_requests_are_in_memory_at_once(serve_with: ServeWith) -> None:
+async def test_pipelined_requests_in_memory_are_limited(serve_with: ServeWith) -> None:
     service = await serve_with()
     async with raw(service) as client:
         await client.send((GET + b"\r\n") * 20_000)

@@ -53,7 +53,7 @@ def no_garbage_collector() -> Iterator[None]:
 
 
 class Watched:
-    """All new objects of the watched classes."""
+    """Tracks all new objects of the watched classes."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._alive: weakref.WeakSet[Any] = weakref.WeakSet()

@@ -1,4 +1,4 @@
-"""Pages of other sites cannot reach an instance: neither by a name that they control, nor by cross-site requests."""
+"""Pages of other sites cannot use an instance, neither by DNS rebinding nor by cross-site requests."""
 
 import itertools
 
@@ -51,7 +51,7 @@ def test_configured_names_are_served() -> None:
     assert all(_serves(everything, host) for host in (*LOOPBACK, *ADDRESSES, *NAMES))
 
 
-def test_remembered_hosts_are_limited() -> None:
+def test_cache_of_hosts_is_limited() -> None:
     edge = _edge(allowed_hosts=("*",))
     assert all(_serves(edge, f"{number}.example") for number in range(1000))
     assert len(edge._known_hosts) <= 256
@@ -90,8 +90,8 @@ def test_requests_of_other_sites_are_refused_even_without_origin() -> None:
         assert _accepts(edge, (b"sec-fetch-site", site))
 
 
-def test_reading_is_allowed_from_everywhere() -> None:
-    """The browser does not show the answer to the page."""
+def test_reads_are_accepted_from_every_origin() -> None:
+    """The browser does not let the page read the response."""
     edge = _edge()
     for origin, site in itertools.product((*OWN, *FOREIGN), OTHER_SITES):
         assert _accepts(edge, (b"origin", origin), (b"sec-fetch-site", site), changes=False)
@@ -110,7 +110,7 @@ def test_configured_origins_are_accepted() -> None:
 
 
 def _requests(*headers: str) -> dict[str, bytes]:
-    """A request for each transport, the first of them the one of the attack: without a body."""
+    """One request for each transport. The first has no body, as in a cross-site attack."""
     lines = "".join(f"{header}\r\n" for header in headers)
     forms = {
         "without body": f"POST /jobs/emit-usage/pause HTTP/1.1\r\n{lines}Content-Type: text/plain\r\n\r\n",

@@ -49,7 +49,7 @@ def forms(authorization: str | None, *headers: str) -> dict[str, bytes]:
 
 
 async def send(service: LocalService, message: bytes) -> Answer:
-    """Sends the message, and returns the answer with 201 in place of 200, so that a repeated open counts as opened."""
+    """Returns the response, with status 200 replaced by 201, so that a repeated open looks like the first one."""
     async with raw(service) as client:
         await client.send(message)
         answer = await client.answer()
@@ -80,7 +80,7 @@ async def test_credential_is_limited_on_all_transports_together(
     assert await refusals(service, "requests_per_second") == 7
 
 
-async def test_burst_is_that_of_two_seconds_by_default(
+async def test_default_burst_allows_the_requests_of_two_seconds(
     serve_with: ServeWith, credentials: Mapping[str, str | None], clock: ManualClock
 ) -> None:
     del clock
@@ -88,7 +88,7 @@ async def test_burst_is_that_of_two_seconds_by_default(
     assert await statuses(service, forms(credentials["client"])["hot"], 8) == [201] * 6 + [429] * 2
 
 
-async def test_requests_that_a_role_does_not_allow_count_too(
+async def test_forbidden_requests_count_against_the_rate(
     serve_with: ServeWith, credentials: Mapping[str, str | None], clock: ManualClock
 ) -> None:
     del clock
@@ -123,17 +123,17 @@ async def test_wrong_credentials_are_throttled_on_all_transports_and_valid_ones_
             assert answer.headers["retry-after"] == "10"
     for role in ("client", "operator"):
         assert [(await send(service, form)).status for form in forms(credentials[role]).values()] == [201, 201, 101]
-    # A request without any credential is not a guess, so it gets 401 as before.
+    # A request without a credential is not a guess, so it is not throttled.
     assert [(await send(service, form)).status for form in forms(None).values()] == [401] * 3
     clock.now += 10.001
     assert await statuses(service, forms(WRONG)["ordinary"], 2) == [401, 429]
     assert await refusals(service, "failures_per_minute") == len(wrong) * 3 + 1
 
 
-async def test_first_use_of_a_valid_key_during_a_flood_is_served(
+async def test_uncached_valid_key_is_accepted_while_wrong_ones_are_throttled(
     serve_with: ServeWith, credentials: Mapping[str, str | None], clock: ManualClock
 ) -> None:
-    """It is looked up in the database, which the hot lane and a handshake finish in a task."""
+    """The key is not cached, so the hot lane and the handshake look it up in the database, in a task."""
     del clock
     service = await serve_with({"access": AccessConfig(failures_burst=1)})
     for name, form in forms(credentials["client"]).items():
@@ -180,7 +180,7 @@ async def test_clients_behind_a_trusted_proxy_are_counted_separately(
 async def test_open_streams_of_a_throttled_address_stay_open(
     serve_with: ServeWith, credentials: Mapping[str, str | None], clock: ManualClock
 ) -> None:
-    """The check of open streams counts neither as a request nor as a failure."""
+    """The periodic check of the credentials of open streams counts neither as a request nor as a failure."""
     del clock
     service = await serve_with({"access": AccessConfig(requests_per_second=1, requests_burst=1, failures_burst=1)})
     client: Any = await Client.connect(service.port, "/sessions/stream", f"Authorization: {credentials['client']}")

@@ -22,7 +22,7 @@ MALFORMED = ("", "a b", "x" * 129, "caf\u00e9", "a\tb")
 
 
 def messages(*headers: str) -> dict[str, bytes]:
-    """A request for each way that a response can take."""
+    """One request for each code path that writes a response."""
     lines = "".join(f"{header}\r\n" for header in headers).encode()
     return {
         "hot": request(open_body(), *headers),
@@ -112,14 +112,14 @@ async def test_streams_have_the_id_of_their_handshake(serve_with: ServeWith) -> 
         )
     assert "x-request-id: mine\r\n" in refused.value.head.lower()
     assert b'"requestId":"mine"' in refused.value.body
-    # The package `websockets` refuses this one.
+    # This handshake is refused by the package `websockets`, not by Tenure.
     with pytest.raises(Refused) as refused:
         await Client.connect(service.port, "/sessions/stream", "Sec-WebSocket-Version: 12", "X-Request-ID: mine")
     assert "x-request-id: mine\r\n" in refused.value.head.lower()
 
 
 async def test_log_lines_of_a_request_name_its_id(serve_with: ServeWith, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On both lanes, in streams, and when requests follow each other on one connection."""
+    """On both lanes, in streams, and for successive requests on one connection."""
     service = await serve_with()
 
     def fail(*_: Any) -> Any:
@@ -147,7 +147,7 @@ async def test_log_lines_of_a_request_name_its_id(serve_with: ServeWith, monkeyp
     assert [line["request_id"] for line in logs if line["event"] == "stream.crashed"] == ["stream"]
 
 
-async def test_batch_of_many_requests_logs_no_id_of_one_of_them(
+async def test_log_lines_of_a_batch_have_no_request_id(
     serve_with: ServeWith, sqlite_database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     service = await serve_with()

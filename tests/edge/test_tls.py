@@ -55,7 +55,7 @@ async def service(serve_with: ServeWith, files: CertificateFiles, monkeypatch: p
 # The protocol.
 
 
-async def test_tls_1_2_and_1_3_are_served_with_http_1_1_and_older_versions_are_not(service: LocalService) -> None:
+async def test_tls_1_2_and_1_3_are_accepted_and_older_versions_refused(service: LocalService) -> None:
     for version in (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3):
         async with raw(service, any_certificate(version)) as client:
             await client.send(GET + b"\r\n")
@@ -80,7 +80,7 @@ async def test_tls_1_2_and_1_3_are_served_with_http_1_1_and_older_versions_are_n
 
 
 async def test_client_hello_in_many_pieces_is_accepted(service: LocalService) -> None:
-    """The first pieces arrive before TLS has started. Post-quantum clients send more than one packet."""
+    """The first pieces arrive before TLS has started. With post-quantum keys, a ClientHello exceeds one packet."""
     for size in (1, 100, 200, 10_000):
         reader, writer = await asyncio.open_connection("127.0.0.1", service.port)
         incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -198,7 +198,7 @@ def _streams_of(service: LocalService) -> list[object]:
 async def test_closed_connection_is_freed_without_garbage_collector(
     service: LocalService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not after a failed handshake: the `start_tls` of asyncio, unlike that of uvloop, refers to itself then."""
+    """Failed handshakes are left out: asyncio's `start_tls`, unlike that of uvloop, then refers to itself."""
     alive: weakref.WeakSet[object] = weakref.WeakSet()
     for kind in (Handshake, HotProtocol, WebSocketProtocol):
         initialise: Any = kind.__init__
@@ -360,7 +360,7 @@ async def test_certificate_is_replaced_under_load_without_a_failed_request(
     assert await _shown(instance.port) == latest
     files.write("valid again")
     await _until_log_has(instance, "instance.ready", 3)
-    # A drain ends streams, and connections whose clients do nothing.
+    # A drain ends streams, and closes idle connections.
     _, idle = await asyncio.open_connection("127.0.0.1", instance.port, ssl=any_certificate())
     stream = await Client.connect(instance.port, "/sessions/stream", tls=any_certificate())
     await stream.open()

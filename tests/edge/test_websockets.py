@@ -1,4 +1,4 @@
-"""Pings are limited, slow clients fill no memory, and a client that sends before it reads learns why it is refused."""
+"""WebSocket clients that send too many pings, read slowly or not at all, or send before they read."""
 
 import asyncio
 import json
@@ -85,7 +85,7 @@ async def test_pings_are_not_answered_while_client_does_not_read(
     client.stop_reading()
     await _send(client, FULL_PING * 1000, 16 * MEBIBYTE)
     connection = next(iter(service._server.server_state.connections))
-    # The high-water mark of the transport, and the answers to one slice.
+    # The buffer holds at most the transport's high-water mark and the pongs for one slice of input.
     assert connection._transport.get_write_buffer_size() < 200_000  # type: ignore[union-attr]
     client.disconnect()
 
@@ -114,7 +114,7 @@ async def full_service(sqlite_database: Database) -> LocalService:
 
 @pytest.mark.slow
 async def test_client_that_sends_before_it_reads_gets_session_limit(full_service: LocalService) -> None:
-    """For longer than a client may take to answer a close frame."""
+    """The client sends for longer than it may take to answer a close frame."""
     async with full_service.running() as service:
         first = await _stream(service)
         second = await Client.connect(service.port, "/sessions/stream")
@@ -141,7 +141,7 @@ async def test_client_that_sends_much_at_once_gets_session_limit(full_service: L
 
 
 async def test_client_that_keeps_sending_reads_the_reason(serve_with: ServeWith) -> None:
-    """A message that is too large, an unmasked frame, and too many pings; each followed by more."""
+    """The client sends a message that is too large, an unmasked frame or too many pings, and then more bytes."""
     service = await serve_with()
     violations = {1009: frame(Opcode.BINARY, b"x" * (MEBIBYTE + 1)), 1002: b"\x81\x01x", 1008: EMPTY_PING * 1000}
     for code, violation in violations.items():

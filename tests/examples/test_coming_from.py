@@ -320,7 +320,7 @@ async def keys_are_required(service: LocalService) -> None:
 
 
 async def delivered(service: LocalService, count: int) -> None:
-    """Waits until so many intents are delivered. No other may exist."""
+    """Waits until there are exactly `count` intents, and all of them are delivered."""
     async with asyncio.timeout(SECONDS):
         while await counts(service) != {"delivered": count}:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
@@ -347,7 +347,7 @@ async def test_transcription_client_sends_audio_first_and_reads_snake_case(
         printed = (await script("transcription_sessions/client.py", "audio.pcm", "--url", url)).splitlines()
         assert [line for line in printed if line.startswith("final")] == ["final one two", "final three"]
         assert printed[-2:] == ["already_closed STOPPED 14 bytes", "14 bytes 2 transcripts on this instance"]
-        # The limit of the other service is the seats of the capacity.
+        # The other service's limit on sessions corresponds to the seats of the capacity.
         await service.http.put(f"/capacities/{CAPACITY.format(4)}", json={"max_sessions": 0})
         refused = await script("transcription_sessions/client.py", "audio.pcm", "--url", url, code=1)
         assert refused.startswith("SESSION_LIMIT ")

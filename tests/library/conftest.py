@@ -1,4 +1,4 @@
-"""Several ensembles in one process, which stand for the processes of an application that uses only leases and jobs."""
+"""Several ensembles in one process. They simulate the processes of an application that uses only leases and jobs."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack

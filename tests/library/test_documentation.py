@@ -45,7 +45,7 @@ def run_example(block: str, url: str, folder: Path) -> subprocess.CompletedProce
 
 @pytest.mark.slow
 async def test_examples_run_unchanged(empty_database: Database, tmp_path: Path) -> None:
-    """All at the same time, on one new database."""
+    """The examples run at the same time, on one new database."""
     assert len(BLOCKS) == 3
     processes = await asyncio.gather(
         *(asyncio.to_thread(run_example, block, empty_database.url, tmp_path) for block in BLOCKS)

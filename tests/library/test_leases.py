@@ -18,7 +18,7 @@ from tests.support.lease_stores import LeaseStore
 from tests.support.telemetry import RecordedTelemetry
 
 SLOW_POLLING = LeasesConfig(duration_seconds=60.0, renew_seconds=20.0, acquire_seconds=30.0, refresh_seconds=30.0)
-"""An ensemble that polls only every half minute acquires a lease sooner only if it is notified."""
+"""The ensemble polls only every 30 seconds, so it acquires a lease sooner only if it is notified."""
 BOUND_SECONDS = 20.0
 RENEWAL = timedelta(seconds=QUICK.renew_seconds)
 
@@ -102,7 +102,7 @@ async def test_waiting_try_acquire_is_notified_on_postgresql(postgres_database: 
     ):
         lease = await acquired(one)
         while not other._store._watching._free:  # type: ignore[attr-defined]  # noqa: ASYNC110
-            await asyncio.sleep(0.01)  # it listens after its first read of the board
+            await asyncio.sleep(0.01)  # the ensemble listens after its first read of the board
         waiting = asyncio.create_task(other.try_acquire("import", wait_seconds=BOUND_SECONDS))
         await asyncio.sleep(0.1)  # until it waits
         began = time.monotonic()

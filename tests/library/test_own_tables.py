@@ -218,7 +218,7 @@ async def test_two_schemas_in_one_database_are_separate_ensembles(
 async def test_application_checks_fence_from_its_own_schema(
     empty_connection: asyncpg.Connection, schema_url: str
 ) -> None:
-    """The search path of the application does not contain the schema, and it has its own table `leases`."""
+    """The application's search path lacks Tenure's schema, and the application has its own table `leases`."""
     await empty_connection.execute("CREATE TABLE imports (rows int NOT NULL)")
     await empty_connection.execute("INSERT INTO imports VALUES (0)")
     check = "SELECT tenure.tenure_check_fence_1($1, $2, $3)"

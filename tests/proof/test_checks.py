@@ -351,7 +351,7 @@ def test_check_notices_broken_promise(name: str) -> None:
 
 
 @pytest.mark.parametrize(("kind", "expected"), [("database-link-cut", 0), ("disk-full", 0), ("kill", 1)])
-def test_stopped_stream_may_lapse_only_while_the_database_is_away(kind: str, expected: int) -> None:
+def test_stopped_stream_may_lapse_only_while_the_database_is_unavailable(kind: str, expected: int) -> None:
     seen, rows = history(), tables()
     ended_at = rows.sessions[0]["closed_at"]
     seen.faults = [Fault(kind=kind, target="x", began_at=ended_at - SECOND, healed_at=ended_at + SECOND)]
@@ -383,7 +383,7 @@ def test_crowding_is_sampled() -> None:
 
 
 def test_refusal_before_an_end_was_committed_is_no_finding() -> None:
-    """The end of session a has the stamp 2, and its answer arrived at 2.1."""
+    """Session a ends at 2, and the response to its end arrives at 2.1. An open may be refused until then."""
     seen = history()
     seen.operations.append(operation(2.02, 2.05, client="seats", status=429))
     assert findings("seats", seen, tables()) == []

@@ -161,7 +161,7 @@ def test_bad_history_is_rejected(name: str) -> None:
 
 
 def test_long_history_of_many_clients_is_decided_quickly() -> None:
-    """Each round, five concurrent opens, a heartbeat and an end, of which one open has no answer."""
+    """Each round has four concurrent opens, a heartbeat and an end. In five rounds, one more open has no response."""
     calls: list[Call] = []
     for turn in range(60):
         start, session = turn * 20.0, f"s{turn}"
@@ -178,7 +178,7 @@ def test_long_history_of_many_clients_is_decided_quickly() -> None:
 
 
 def lossy_history(seed: int, count: int = 70) -> list[Call]:
-    """The answers to a real order of calls. A third of the answers is lost, half of them after an effect."""
+    """The responses to a possible sequence of calls. A third are lost, half of these after the call took effect."""
     source, calls, time, live, live_kind = random.Random(seed), list[Call](), 0.0, "", 0
     for number in range(count):
         start = time + source.uniform(1, 30)
@@ -208,7 +208,7 @@ def lossy_history(seed: int, count: int = 70) -> list[Call]:
 
 
 def test_history_with_many_lost_answers_is_decided_quickly() -> None:
-    """Even without times, which would exclude most orders."""
+    """The search ignores the times of the calls, which would exclude most orders."""
     for seed in range(40):
         result = check(lossy_history(seed), LEASE, timeless=True)
         assert result.verdict is Verdict.GOOD, seed
@@ -216,7 +216,7 @@ def test_history_with_many_lost_answers_is_decided_quickly() -> None:
 
 
 def test_search_that_reaches_its_limit_returns_undecided() -> None:
-    """Many lost calls and an impossible answer: every order of the lost calls would have to be tried."""
+    """An impossible response would make the search try every order of the many calls without a response."""
     lost = [unknown("open", n, kind=1 + n % 3) for n in range(14)] + [unknown("end", n, f"s{n}") for n in range(14)]
     calls = [*lost, *(opened(50 + n, 60 + n, "created", f"s{n}", 55.0 + n) for n in range(8)), over(100, 101, "s7")]
     calls.append(opened(90, 91, "existing", "nobody", kind=3, deadline_at=1))

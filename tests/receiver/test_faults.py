@@ -246,7 +246,7 @@ def test_each_attempt_of_key_fails_independently() -> None:
     }
 
 
-def test_chooser_forgets_oldest_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chooser_remembers_only_newest_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tenure.receiver.faults.KEYS_REMEMBERED", 2)
     chooser = Chooser(Faults(share=1, times=1))
     chosen_faults = [chooser.choose(key) is not None for key in ("a", "a", "b", "c", "a", "c")]

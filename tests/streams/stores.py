@@ -1,4 +1,4 @@
-"""A store whose saves of streams fail as the test decides."""
+"""A store whose saves of streams fail or wait when a test says so."""
 
 import asyncio
 from collections.abc import Callable, Sequence

@@ -52,7 +52,7 @@ ENDS: dict[str, End] = {"TERMINATED": delete, "UPGRADED": upgrade, "EVICTED": ev
 
 
 async def open_streams(clients: Streaming) -> dict[str, tuple[Client, Json]]:
-    """A stream for each end, with HANDLED messages."""
+    """Opens a stream for each kind of end, and sends HANDLED messages on each."""
     full = str(uuid4())
     await clients.http.put(f"/capacities/{full}", json={"maxSessions": 1, "whenFull": "evictOldest"})
     opened = {
@@ -64,7 +64,7 @@ async def open_streams(clients: Streaming) -> dict[str, tuple[Client, Json]]:
 
 
 async def send_late(client: Client) -> None:
-    """Sends messages that the client has written before it reads that its session has ended."""
+    """Sends messages as a client that has not read yet that its session has ended."""
     with suppress(ConnectionError):
         for _ in range(LATE):
             await client.send("late")
@@ -101,7 +101,7 @@ async def test_stream_ends_by_notification_when_another_instance_ends_the_sessio
 async def test_stream_ends_when_its_instance_records_a_lapse(
     database: Database, serve: ServeLocally, recorded_by: str
 ) -> None:
-    """The clock of the database jumps, so the stream itself expects the deadline in an hour."""
+    """The database's clock jumps by an hour, so the stream itself still expects the deadline in an hour."""
     await database.clock.set(NOON)
     clients = (await serve(database, store=database.store)).clients
     client, session = await clients.open(**LONG)
@@ -123,7 +123,7 @@ async def test_stream_checks_its_session_after_the_listening_connection_was_lost
     client, session = await clients.open(**LONG)
     await handle_messages(client)
     await clients.until(session["sessionId"], lambda shown: shown["stream"]["chunks"] > 0)
-    # The end of the session without its notification.
+    # This ends the session without a notification.
     await postgres_database.execute(
         "UPDATE sessions SET state = 'closed', check_at = NULL, close_reason = 'TERMINATED', closed_at = tenure_now()"
     )
@@ -136,7 +136,7 @@ async def test_stream_checks_its_session_after_the_listening_connection_was_lost
 
 
 async def send_and_count(client: Client) -> tuple[int, Json]:
-    """Sends one message after the other until the session ends. Returns how many were handled, and `session_end`."""
+    """Sends messages until the session ends. Returns the number of handled messages, and `session_end`."""
     handled = 0
     await client.send("hello")
     while (message := await client.receive()) == "hello":
@@ -147,7 +147,7 @@ async def send_and_count(client: Client) -> tuple[int, Json]:
 
 
 async def check_counters_of_busy_sessions(clients: Streaming, ending: Streaming) -> None:
-    """The saves of the first messages, further messages and the ends happen in every order."""
+    """Ends busy sessions at different times, so that messages, saves and ends happen in different orders."""
     busy = [await clients.open(**LONG) for _ in range(10)]
     counting = [asyncio.ensure_future(send_and_count(client)) for client, _ in busy]
     for number, (_, session) in enumerate(busy):
@@ -180,7 +180,7 @@ async def test_messages_after_an_end_found_by_keep_alive_are_not_counted(
     async with streaming(sqlite_service.port) as clients, streaming(sqlite_neighbour.port) as neighbour:
         client, session = await clients.open()
         await handle_messages(client)
-        # The stream computes the end with an error of up to one slice and the duration of one database call.
+        # The stream estimates when the session ended. Its error is up to one slice and the duration of a database call.
         await asyncio.sleep(0.3)
         await delete(neighbour, session)
         await asyncio.sleep(0.3)

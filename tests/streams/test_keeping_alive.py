@@ -20,7 +20,7 @@ from tests.support.streams import STOP, Client, Json, Streaming, as_text, eventu
 pytestmark = pytest.mark.slow  # real leases and limits expire
 
 PROMPTLY_SECONDS = 2.0
-"""Enough for a tick and a transaction on a busy machine, but much less than a lease of five seconds."""
+"""Long enough for a tick and a transaction on a busy machine, but much shorter than a lease of five seconds."""
 
 
 async def talk(client: Client, message: str | bytes = "hello") -> None:
@@ -128,7 +128,7 @@ async def test_message_shortly_before_idle_limit_keeps_session_alive(database: D
     clients = (await serve(database, idle_seconds=3)).clients
     client, start = await clients.open()
     ends_at = datetime.fromisoformat(start["leaseExpiresAt"]).timestamp()
-    # Until 0.65 s before the limit: less than the keep-alive interval of 0.75 s, but enough for a busy machine.
+    # Wait until 0.65 s before the limit: less than a keep-alive interval (0.75 s), but enough for a busy machine.
     await asyncio.sleep(max(ends_at - time.time() - 0.65, 0))
     await talk(client)
     assert (await clients.until(start["sessionId"], _renewed_since(start)))["isActive"]
@@ -143,7 +143,7 @@ async def test_message_during_last_save_before_idle_limit_keeps_session_alive(
     await eventually(lambda: store.saved, "a save is in progress")
     await talk(client)
     ends_at = datetime.fromisoformat(start["leaseExpiresAt"]).timestamp()
-    # Until after the time of the next keep-alive, but before the save times out.
+    # Wait until the next keep-alive would be due, but not until the save times out.
     await asyncio.sleep(ends_at - time.time() - 0.7)
     store.may_answer.set()
     session = await clients.until(start["sessionId"], _renewed_since(start))

@@ -23,7 +23,7 @@ CYCLES = 4_000
 CONCURRENT = 100
 WARM_UP = 2_000
 MEMORY_TOLERANCE = 5 * 1_048_576
-"""Growth of an idle process that is not a leak: allocators keep free memory."""
+"""How much a process may grow without a leak, because allocators keep freed memory."""
 CHUNK = b"x" * 320
 
 
@@ -34,7 +34,7 @@ async def feed(client: Client, chunks: int) -> None:
 
 
 async def all_closed(clients: Streaming, ids: list[str]) -> list[Json]:
-    """These sessions in this order, once all are closed."""
+    """Waits until all sessions are closed, and returns those with these ids, in this order."""
     for _ in range(100):
         shown = {session["sessionId"]: session for session in await listed(clients)}
         if all(session["state"] == "closed" for session in shown.values()):
@@ -77,7 +77,7 @@ async def test_thousand_streams_end_correctly_when_half_disconnect(
         assert [session["stream"]["chunks"] for session in sessions] == chunks
         assert [session["stream"]["messagesSent"] for session in sessions] == chunks
         assert [session["stream"]["audioDurationMs"] for session in sessions] == [10 * each for each in chunks]
-        # An end is counted after the database has responded; another reader may see it in the database earlier.
+        # The instance counts an end after the response of the database, so the list may show the end earlier.
         for _ in range(100):
             metrics = await clients.metrics()
             closed = (metrics["closedByReason"]["STOPPED"], metrics["closedByReason"]["DISCONNECTED"])
@@ -89,7 +89,7 @@ async def test_thousand_streams_end_correctly_when_half_disconnect(
 
 
 async def cycle(port: int, number: int) -> None:
-    """One stream: opened, fed, and stopped or disconnected."""
+    """Opens a stream, sends a message, and stops or disconnects the stream."""
     client = await Client.connect(port, "/sessions/stream")
     await client.open()
     await client.send(CHUNK)
@@ -138,7 +138,7 @@ async def _none_is_open(database: Database) -> bool:
 
 
 def open_files(process: psutil.Process) -> int:
-    """Does not count database connections on Unix sockets, because the pool opens them on demand."""
+    """Returns the number of open files, without Unix sockets: the pool opens connections to the database on demand."""
     return int(process.num_fds()) - len(process.net_connections("unix"))
 
 

@@ -14,7 +14,7 @@ from tests.support.streams import STOP, Json, Streaming, as_text, key_of, read, 
 
 
 async def refusal_of(clients: Streaming, first: str | bytes) -> tuple[Json, int]:
-    """The last message and close code after this first message."""
+    """Sends this first message on a new stream. Returns the last message and the close code."""
     client = await clients.connect("/sessions/stream")
     await client.send(first)
     return await client.final_message()
@@ -30,7 +30,7 @@ def is_error(received: tuple[Json, int], code: str, close_code: int) -> bool:
 
 
 async def test_session_start_contains_response_of_put(clients: Streaming) -> None:
-    # With limits so long that no keep-alive happens in between.
+    # The limits are so long that no keep-alive changes the session in between.
     _, start = await clients.open(leaseSeconds=3600, idleSeconds=3600)
     shown = await clients.get(start["sessionId"])
     expected = {"type": "session_start", **shown, "status": "created", "wasCreated": True, "wasUpgraded": False}

@@ -21,12 +21,12 @@ SETTINGS = {
     "TENURE_JOBS__EXPIRE_SESSIONS__INTERVAL_SECONDS": "1",
     "TENURE_JOBS__EXPIRE_SESSIONS__LOCK_TIMEOUT_SECONDS": "2",
 }
-"""The lock of an instance that is killed during a sweep expires after LOCK_TIMEOUT_SECONDS."""
+"""If an instance is killed during a sweep, the lock of the sweep expires after two seconds."""
 LONG_LEASE = SETTINGS | {"TENURE_STREAMS__LEASE_SECONDS": "24"}
 
 
 async def open_many(clients: Streaming, count: int = STREAMS) -> list[tuple[Client, str]]:
-    """Streams that have sent 320 bytes and received them."""
+    """Opens streams. Each has sent 320 bytes, and received them as an echo."""
     opened = await asyncio.gather(*(_open_and_talk(clients) for _ in range(count)))
     return list(opened)
 
@@ -80,7 +80,7 @@ async def test_streams_of_killed_instance_expire(start: type[RunningInstance], p
 
 
 async def _until_recorded(database: Database) -> None:
-    """Waits until the other instance has recorded the ends. Before that, reads compute them."""
+    """Waits until the other instance has recorded the ends. Reads show the ends earlier, because they compute them."""
     for _ in range(150):
         (row,) = await database.rows("SELECT count(*) AS n FROM sessions WHERE closed_at IS NULL")
         if row["n"] == 0:

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 
 MEBIBYTE = 1_048_576
 WITHIN_SECONDS = 3.0
-"""Enough for a keep-alive interval of a second and a tick on a busy machine, but less than a lease of five seconds."""
+"""Long enough for a keep-alive interval (1 s) and a tick on a busy machine, but shorter than a lease (5 s)."""
 
 
 async def talk(client: Client) -> None:
@@ -53,7 +53,7 @@ async def test_open_with_same_key_replaces_older_stream(clients: Streaming) -> N
 async def test_full_instance_admits_one_stream_that_replaces_another(
     sqlite_database: Database, serve: ServeLocally
 ) -> None:
-    """The client has lost the connection, which the instance still holds, and attaches by the id of its session."""
+    """A client whose connection broke attaches again, before the instance has noticed the break."""
     service = await serve(sqlite_database, max_per_instance=1)
     older, start = await service.clients.open()
     unknown = await service.clients.connect(f"/sessions/{some_id()}/stream")
@@ -68,10 +68,10 @@ async def test_full_instance_admits_one_stream_that_replaces_another(
     assert (await other.final_message())[0]["code"] == "SESSION_LIMIT"
 
 
-async def test_full_instance_does_not_show_streams_of_other_tenants(
+async def test_full_instance_does_not_reveal_streams_of_other_tenants(
     sqlite_database: Database, serve: ServeLocally
 ) -> None:
-    """A caller gets the same refusal for a session of another tenant with a stream there and for an unknown session."""
+    """A session of another tenant that has a stream here is refused in the same way as an unknown session."""
     service = await serve(sqlite_database, max_per_instance=1)
     _, start = await service.clients.open()
     keys = {tenant: new_api_key(Role.CLIENT) for tenant in (start["tenantObjectId"], some_id())}
@@ -149,7 +149,7 @@ async def test_concurrent_attaches_leave_one_stream(clients: Streaming) -> None:
     assert sorted(ends, key=str) == [None] * 19 + ["STOPPED"]
 
 
-async def test_replaced_stream_that_reads_nothing_is_dropped(
+async def test_replaced_stream_is_dropped_if_its_client_does_not_read(
     sqlite_database: Database, serve: ServeLocally, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tenure.server.websocket, "GOODBYE_SECONDS", 0.2)
@@ -163,7 +163,7 @@ async def test_replaced_stream_that_reads_nothing_is_dropped(
     await talk(newer)
 
 
-# Out of order
+# Streams that start out of order
 
 
 class RecordingSocket:

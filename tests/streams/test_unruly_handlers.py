@@ -27,7 +27,7 @@ MEMORY_MAX = 32 * MEBIBYTE
 
 
 class Unruly(EchoHandler):
-    """An echo handler that misbehaves if a message is the name of one of its misdeeds."""
+    """An echo handler that misbehaves when a message is a key of `misdeeds`."""
 
     misdeeds: dict[str, Callable[["Unruly"], Awaitable[None]]]
 
@@ -75,7 +75,7 @@ def short_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def talk(client: Client) -> None:
-    """A message and its echo."""
+    """Sends a message and receives its echo."""
     await client.send("hello")
     assert await client.receive() == "hello"
 
@@ -232,7 +232,7 @@ async def test_handler_hanging_in_open_is_disconnected_with_its_client(
 
 
 async def test_stream_with_hanging_handler_renews_its_lease(sqlite_database: Database, serve: ServeLocally) -> None:
-    """The handler may be computing; only the client and the idle limit end the stream."""
+    """The handler may be busy computing. Only the client or the idle limit ends the stream."""
     clients = (await serve(sqlite_database, unruly(hang=_hang), lease_seconds=2)).clients
     client, session = await clients.open()
     await client.send("hang")

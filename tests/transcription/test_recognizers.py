@@ -25,7 +25,7 @@ def folder(tmp_path: Path) -> str:
 
 @pytest.fixture
 def only(monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """The packages that count as installed."""
+    """Pretends that only the packages in this set are installed."""
     installed: set[str] = set()
     monkeypatch.setattr(recognizers, "find_spec", lambda name: object() if name in installed else None)
     return installed

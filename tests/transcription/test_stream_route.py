@@ -115,7 +115,7 @@ async def test_tenant_of_credential_overrides_the_settings(run: Run) -> None:
 
 
 async def test_refusal_reaches_client_that_sends_before_it_reads(run: Run) -> None:
-    """No seat on the capacity, and then no room for another stream."""
+    """First the capacity has no free seat, and then the instance accepts no further stream."""
     async with run(**IDENTITY, TENURE_STREAMS__MAX_PER_INSTANCE="2") as service:
         await service.http.put(f"/capacities/{CAPACITY}", json={"maxSessions": 1})
         first = await Client.connect(service.port, "/transcribe/stream")
