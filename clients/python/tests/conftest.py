@@ -29,7 +29,7 @@ def ids(**more: Any) -> dict[str, Any]:
 
 
 class Kind:
-    """The sync or the async client, driven in the same way."""
+    """The sync or the async client, used in the same way."""
 
     def __init__(self, *, is_async: bool) -> None:
         self.is_async = is_async
@@ -50,7 +50,7 @@ class Kind:
         return self._loop.run_until_complete(_awaited(value)) if inspect.isawaitable(value) else value
 
     def all(self, pages: Any) -> list[Any]:
-        """Return every item of an iteration."""
+        """Return all items of an iteration."""
         return self.run(pages) if self.is_async else list(pages)
 
     @contextmanager
@@ -162,7 +162,7 @@ def start_service(tmp_path: Path) -> Iterator[StartService]:
 
 @pytest.fixture(scope="session")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """An instance that tests share. Each uses users and capacities of its own."""
+    """An instance that all tests share. Each test uses its own users and capacities."""
     running = Service(tmp_path_factory.mktemp("service"))
     yield running
     running.kill()

@@ -1,4 +1,4 @@
-"""A TCP proxy that can swallow packets, as a partition does: no reset, no end, no answer."""
+"""A TCP proxy that can swallow packets, as a partition does: connections stay open, but nothing arrives."""
 
 import select
 import socket
@@ -25,12 +25,12 @@ class Proxy:
         return f"http://127.0.0.1:{self._listener.getsockname()[1]}"
 
     def swallow(self) -> None:
-        """From now on, forward nothing. New connections are accepted, and hang too."""
+        """From now on, forward nothing. New connections are accepted, but hang, too."""
         self.swallows = True
         self._swallowed.update(self._sockets)
 
     def heal(self) -> None:
-        """Forward new connections again. Those that lost packets stay dead, as after a real partition."""
+        """Forward new connections again. Connections that lost packets stay dead, as after a real partition."""
         self.swallows = False
 
     def close(self) -> None:

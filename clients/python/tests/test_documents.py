@@ -25,11 +25,11 @@ def blocks(text: str) -> list[str]:
 
 @pytest.mark.slow
 def test_code_blocks_and_examples_run(service: Service, tmp_path: Path) -> None:
-    """All at once, each in its own process: most of the time is spent on starting."""
+    """All of them run at the same time, each in its own process, because most of the time is spent on starting."""
     environment = {**os.environ, "TENURE_URL": service.url}
     found = [block for text in (README, REFERENCE, HOLD) for block in blocks(text)]
     assert len(found) >= 7
-    # Shorter pauses save time. A reader sees the same, later.
+    # Shorter pauses save time, and change nothing else for a reader.
     shown = [block.replace("time.sleep(1)", "time.sleep(0.01)") for block in found]
     commands = [["-c", block.replace("http://127.0.0.1:8080", service.url)] for block in shown]
     commands += [

@@ -18,17 +18,16 @@ RETRY_AFTER = 0.4
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """An instance of these tests alone: sessions that other tests left behind would end, and appear in the feed."""
+    """An instance for these tests only, because ends of sessions of other tests would appear in the feed."""
     running = Service(tmp_path_factory.mktemp("events"))
     yield running
     running.kill()
 
 
 class Network(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
-    """The real transport, with failures: `plan` gets the number of each request, and returns the failure of that
-    request.
+    """The real transport, with failures. `plan` gets the number of a request, and returns its failure or None.
 
-    `lost` loses the answer, `refused` the connection, and `busy` is a 503 with Retry-After.
+    `lost`: the response is lost. `refused`: the connection is refused. `busy`: the response is a 503 with Retry-After.
     """
 
     def __init__(self, plan: Callable[[int], str | None] = lambda _number: None) -> None:
@@ -93,7 +92,7 @@ def stepwise(kind: Kind, follower: Any) -> Iterator[Any]:
 
 
 def make_events(url: str) -> tuple[str, list[models.Event]]:
-    """Open, upgrade and end sessions. Return the cursor before, and the events."""
+    """Open, upgrade and end sessions. Return the cursor before their events, and the events."""
     with Client(url) as client:
         before = client.events.list(after="latest").next_cursor
         for _ in range(2):
@@ -141,7 +140,7 @@ def test_follower_yields_each_event_once_in_spite_of_failures(kind: Kind, servic
 
 
 def test_follower_from_latest_gets_a_cursor_before_it_waits(kind: Kind, service: Service) -> None:
-    """An event that happens while the answer of its first wait is lost is not missed."""
+    """No event is missed if the response to the first wait is lost."""
     opened: list[str] = []
 
     def plan(number: int) -> str | None:
@@ -181,7 +180,7 @@ def test_follower_waits_for_retry_after_of_the_server(kind: Kind, service: Servi
     assert times[1] - times[0] >= RETRY_AFTER
 
 
-def test_follower_raises_errors_that_stay(kind: Kind, service: Service) -> None:
+def test_follower_raises_permanent_errors(kind: Kind, service: Service) -> None:
     network = Network()
     with kind.entered(kind.client(service.url, transport=network)) as client:
         for wrong in ({"after": "nonsense"}, {"types": ["session.started"]}, {"wait": 31, "after": "x"}):
@@ -204,7 +203,7 @@ def test_long_poll_has_a_timeout_that_is_longer_than_its_wait(kind: Kind, servic
 
 
 def test_closing_the_client_ends_its_followers(kind: Kind, service: Service) -> None:
-    """The async one at once; the sync one when its poll is over."""
+    """An async follower ends at once, a sync one when its current poll returns."""
     polls = threading.Event()
     closed = kind.client(service.url, on_response=lambda _answer: polls.set())
     followed: list[models.Event] = []

@@ -17,7 +17,9 @@ Wait = Callable[[float], None]
 
 
 class Recorder:
-    """Sends requests, and keeps their answers with ids and instants replaced by the order of their appearance."""
+    """Sends requests, and records the responses. Ids are replaced by numbers in the order of appearance, and instants
+    by a constant.
+    """
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -36,7 +38,7 @@ class Recorder:
 
     def _plain(self, value: Any) -> Any:
         if isinstance(value, dict):
-            # When exactly the end was recorded, and how a cursor looks, is not part of the contract.
+            # `modifiedUtc` depends on when an end is recorded, which is not part of the contract.
             return {name: self._plain(inner) for name, inner in sorted(value.items()) if name != "modifiedUtc"}
         if isinstance(value, list):
             return [self._plain(inner) for inner in value]

@@ -21,7 +21,7 @@ def beats(server: FakeServer) -> list[Any]:
 
 
 def advance_until_lost(server: FakeServer, session: Any) -> None:
-    """Advance in small steps. The client must never treat a session as live that the server has ended."""
+    """Advance the clock in small steps. The client must never treat a session as live that the server has ended."""
     while not session.lost:
         server.clock.advance(0.1)
         assert session.lost or server.clock.now() < server.ends_at(session.id)
@@ -36,7 +36,7 @@ def test_session_is_opened_kept_alive_and_ended(kind: Kind, server: FakeServer) 
             assert 50 < session.remaining <= 60
         assert session.ended
         assert kind.run(client.sessions.get(session.id)).close_reason == "STOPPED"
-    # One heartbeat every five seconds, the server's interval, and now and then a read for the anchor.
+    # The client sends a heartbeat every five seconds, the server's interval, and a few reads to update its anchor.
     assert len(beats(server)) == 720
     assert len(server.requests) < 750
 
@@ -156,7 +156,7 @@ def test_eviction_by_a_full_capacity_is_noticed(kind: Kind, server: FakeServer) 
             pass
 
 
-def test_upgrade_by_somebody_else_is_noticed(kind: Kind, server: FakeServer) -> None:
+def test_upgrade_by_another_holder_is_noticed(kind: Kind, server: FakeServer) -> None:
     who = ids()
     with (
         kind.entered(kind.of(server)) as client,
@@ -169,7 +169,7 @@ def test_upgrade_by_somebody_else_is_noticed(kind: Kind, server: FakeServer) -> 
         assert upgraded.session.previous_session_id == session.id
 
 
-def test_suspended_process_finds_session_lost_first(kind: Kind, server: FakeServer) -> None:
+def test_session_that_expired_during_suspension_is_lost_without_a_request(kind: Kind, server: FakeServer) -> None:
     with kind.entered(kind.of(server)) as client, kind.entered(client.hold(**ids(lease_seconds=60))) as session:
         server.clock.advance(12)
         sent = len(server.requests)
@@ -181,7 +181,7 @@ def test_suspended_process_finds_session_lost_first(kind: Kind, server: FakeServ
         assert len(server.requests) == sent, "the loss was found without a request"
 
 
-def test_clock_steps_of_database_neither_lose_nor_overstretch_sessions(kind: Kind, server: FakeServer) -> None:
+def test_clock_steps_of_database_do_not_end_or_prolong_sessions(kind: Kind, server: FakeServer) -> None:
     with kind.entered(kind.of(server)) as client, kind.entered(client.hold(**ids(lease_seconds=60))) as session:
         for step in (-120, 30, -5, 45):
             server.clock.advance(7)
@@ -219,7 +219,7 @@ def test_session_without_lease_is_checked_and_ends_with_its_term(kind: Kind, ser
 
 
 def test_live_session_with_another_lease_is_adopted_safely(kind: Kind, server: FakeServer) -> None:
-    """The answer to the open request of a live session does not say how long that session still lives."""
+    """The response to the open request does not contain the remaining time of a session that was live already."""
     who = ids()
     with kind.entered(kind.of(server)) as client:
         opened = kind.run(client.sessions.open(**who, lease_seconds=20))
@@ -233,7 +233,7 @@ def test_live_session_with_another_lease_is_adopted_safely(kind: Kind, server: F
             assert session.lost
 
 
-def test_two_holders_of_one_session_end_it_once_both_have_left(kind: Kind, server: FakeServer) -> None:
+def test_session_with_two_holders_stays_live_when_one_leaves(kind: Kind, server: FakeServer) -> None:
     who = ids()
     with kind.entered(kind.of(server)) as client, kind.entered(client.hold(**who)) as first:
         with kind.entered(client.hold(**who)) as second:
@@ -293,7 +293,7 @@ def test_loss_is_reported_by_event_callback_and_await(server: FakeServer) -> Non
     asyncio.run(awaited())
 
 
-def test_forgotten_session_is_ended_and_no_longer_renewed(kind: Kind, server: FakeServer) -> None:
+def test_garbage_collected_session_is_ended(kind: Kind, server: FakeServer) -> None:
     with kind.entered(kind.of(server)) as client:
         session = kind.run(client.hold(**ids()).open())
         forgotten = session.id

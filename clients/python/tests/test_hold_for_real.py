@@ -51,7 +51,10 @@ class Trust(threading.Thread):
 
 
 def assert_lost_in_time(trusted_until: datetime, session_id: str, url: str, key: str | None) -> None:
-    """SQLite has no clock of its own: the server's record is in the time of this machine."""
+    """Assert that the client treated the session as lost before the end that the server recorded.
+
+    The two times are comparable, because SQLite uses the clock of this machine.
+    """
     with Client(url, key) as client:
         wait_until(lambda: not client.sessions.get(session_id).is_active)
         session = client.sessions.get(session_id)
@@ -104,7 +107,7 @@ class Outages:
         trust.join()
         self.trusted_until = trust.until
         self.survivor_was_lost = bool(self.survivor.lost)
-        # The old connection never breaks and never answers. Only a new one works.
+        # The old connection stays open, but never gets a response. Only a new connection works.
         proxy.heal()
         wait_until(lambda: self.survivor.lost or (self.survivor.lost.error is None and self.survivor.remaining > 18))
         hung.send(signal.SIGCONT)
@@ -127,8 +130,8 @@ def outages(
 
 
 @pytest.mark.parametrize("name", ["down", "hung", "partition", "revoked"])
-def test_session_is_lost_in_time_when_server_is(name: str, outages: tuple[Outages, dict[str, str]]) -> None:
-    """A killed server refuses connections, a stopped one and a partition accept them and answer nothing."""
+def test_client_loses_session_before_server_ends_it(name: str, outages: tuple[Outages, dict[str, str]]) -> None:
+    """A killed server refuses connections. A stopped server and a partition accept them, but send no response."""
     session, trusted_until = outages[0].lost[name], outages[0].trusted_until[name]
     assert session.lost.reason == LostReason.UNREACHABLE
     with pytest.raises(SessionLost):
@@ -198,7 +201,7 @@ with Client(sys.argv[1]) as client:
 
 
 class Workers:
-    """The processes that need several seconds. They are started early, and run during the tests before their own."""
+    """Processes that take several seconds. They start early, and run while other tests run."""
 
     def __init__(self, url: str) -> None:
         self.stopped, self.killed = (Worker(STOPPED, url, json.dumps(ids(lease_seconds=LEASE))) for _ in range(2))
@@ -302,17 +305,17 @@ def test_eviction_and_upgrade_are_noticed_within_one_interval(service: Service) 
             assert (evicted.lost.reason, upgraded.lost.reason) == (LostReason.EVICTED, LostReason.UPGRADED)
 
 
-def test_stopped_process_finds_session_lost_as_first_thing(service: Service, workers: Workers) -> None:
+def test_session_that_expired_during_sigstop_is_lost_at_once(service: Service, workers: Workers) -> None:
     reason, found_at = workers.stopped.line().split()
     assert reason in ("expired", "unreachable")
-    # The check that found the loss was the first one after the stop, or began before the stop.
+    # The check that found the loss began before the process continued, or soon after.
     assert float(found_at) < workers.continued_at + 1
     with Client(service.url) as client:
         assert client.sessions.get(workers.stopped_session).close_reason == "LEASE_EXPIRED"
 
 
 def test_held_interpreter_lock_is_noticed_on_use(workers: Workers) -> None:
-    """Native code that holds the GIL starves the thread, too: then the session is lost, and the first use says so."""
+    """Native code that holds the GIL also stops the thread that renews. The next use shows that the session is lost."""
     assert workers.starved.line() == "lost"
     assert workers.starved.exit_code() == 0
 

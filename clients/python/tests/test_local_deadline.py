@@ -1,4 +1,4 @@
-"""The local deadline is never late: random sessions, limits, delays and other holders, against plain arithmetic."""
+"""The client's local deadline is never after the server's, for random sessions, limits, delays and other holders."""
 
 import random
 from datetime import UTC, datetime, timedelta
@@ -99,7 +99,7 @@ def _one_session(luck: random.Random, seed: int, *, opened: bool) -> None:
         lease.read(server.session(), heartbeat_sent)
     for _ in range(60):
         assert lease.deadline <= server.real(server.deadline()) + 1e-5, f"seed {seed}"
-        # The keeper's next heartbeat, some of whose answers are lost, and perhaps one of another holder.
+        # The keeper sends its next heartbeat, whose response may be lost. Another holder may send one, too.
         sent = max(lease.sent_at + lease.interval, real) + luck.expovariate(2)
         real = sent + luck.expovariate(3)
         if luck.random() < 0.2:
@@ -114,7 +114,7 @@ def _one_session(luck: random.Random, seed: int, *, opened: bool) -> None:
 
 
 def test_deadline_of_a_session_with_a_lease_only_is_close_to_the_servers() -> None:
-    """Never late is easy for a client that gives up at once. It must not."""
+    """A client that gave up far too early would never be late, so the local deadline must also be close."""
     luck = random.Random(7)
     server = Server(luck)
     server.lease, server.idle, server._term = 60, None, 10**7

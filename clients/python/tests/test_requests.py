@@ -98,7 +98,7 @@ def test_refusals_are_not_sent_again(kind: Kind, server: FakeServer) -> None:
             assert ("set TENURE_KEY" in str(raised.value)) is (status == 401)
 
 
-def test_retry_after_and_budget_bound_the_tries(kind: Kind, server: FakeServer) -> None:
+def test_retry_after_and_budget_limit_the_tries(kind: Kind, server: FakeServer) -> None:
     with kind.entered(kind.of(server, max_retries=100, retry_budget=30)) as client:
         server.next(503, times=1000, retry_after=4)
         with pytest.raises(errors.DatabaseUnavailable) as raised:
@@ -241,7 +241,7 @@ def test_key_appears_in_no_output(kind: Kind, caplog: pytest.LogCaptureFixture) 
 
 
 def test_child_process_does_not_use_connections_of_its_parent(tmp_path: Path, service: Any) -> None:
-    """Both would read the answers of the other. The parent's connection also survives the child's exit."""
+    """On a shared connection, each would read responses of the other. The parent's survives the child's exit, too."""
     with Client(service.url) as client:
         client.health()
         mine = client._shared.http()

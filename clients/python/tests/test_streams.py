@@ -47,7 +47,7 @@ def test_stream_opens_session_echoes_and_ends_it(kind: Kind, service: Service) -
 
 
 def test_stream_attaches_to_held_session_and_leaving_block_stops_it(kind: Kind, service: Service) -> None:
-    limited = ids(lease_seconds=10)  # Heartbeats every second, so that the end is noticed soon.
+    limited = ids(lease_seconds=10)  # With heartbeats every second, the end is noticed soon.
     with kind.entered(kind.client(service.url)) as client, kind.entered(client.hold(**limited)) as session:
         with kind.entered(session.stream()) as stream:
             kind.run(stream.send("one"))
@@ -82,7 +82,10 @@ def test_refusals_of_streams_are_errors(kind: Kind, service: Service) -> None:
 
 @pytest.fixture
 def closing_server() -> Iterator[tuple[str, list[Any]]]:
-    """Accepts each stream, sends the messages of the list, and closes with its last element before it reads."""
+    """A server that accepts each stream, sends the messages of the list, and closes without reading.
+
+    The last element of the list is the close code.
+    """
     script: list[Any] = []
 
     def refuse(socket: ServerConnection) -> None:
